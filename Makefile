@@ -1,0 +1,21 @@
+# Both commands make their own environment (.venv) on a fresh machine with Python 3.11 to 3.13 and a package index.
+PYTHON ?= python3
+# The CPU build of PyTorch: what this machine already has, else the newest from the index; set TORCH=torch for a GPU.
+TORCH ?= torch==2.13.0
+
+.PHONY: quickstart test lint
+quickstart: .venv/ready  ## prompts → answers → features → training → export → check → accept length, on the bundled target
+	.venv/bin/python benchmarks/quickstart.py
+
+test: .venv/ready  ## lint, types, tests
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/python -m pytest -n 2
+
+.venv/ready: pyproject.toml
+	$(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install --quiet --upgrade pip
+	.venv/bin/python -m pip install --quiet "$(TORCH)"
+	.venv/bin/python -m pip install --quiet --editable ".[dev]"
+	touch .venv/ready

@@ -1,0 +1,182 @@
+"""The main job on the bundled target, in about six minutes on two cores: make quickstart
+
+prompts → answers → features → training → export → check → accept length on held-out prompts, through the commands that
+users run. Writes outputs/quickstart/summary.json and two pictures.
+"""
+
+import argparse
+import csv
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import torch
+from matplotlib import pyplot
+
+from eagle3 import run
+from eagle3.chat import Chat
+from eagle3.prompts import Prompt, configured_sources, read_prompts
+from eagle3.serving.checkpoint import load_head
+from eagle3.speculate import Decoded, Measurement, measure, plain_greedy
+from eagle3.target import Target, load_target
+
+ROOT = Path(__file__).parent.parent
+ASSETS = ROOT / "tests" / "assets"
+TARGET, TRAIN, HELD_OUT = ASSETS / "tiny", ASSETS / "prompts" / "train.jsonl", ASSETS / "prompts" / "heldout.jsonl"
+CHAIN_STEPS = (3, 5, 7)
+MAX_NEW_TOKENS = 96
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "quickstart")
+    parser.add_argument("--prompts", type=int, default=2000, help="training prompts")
+    parser.add_argument("--held-out", type=int, default=60, help="prompts to decode at the end")
+    parser.add_argument("overrides", nargs="*", help="for train.py, e.g. trainer.max_epochs=1")
+    options = parser.parse_args()
+    out: Path = options.out
+    shutil.rmtree(out, ignore_errors=True)
+    data, trained, head = out / "data", out / "run", out / "head"
+    seconds: dict[str, float] = {}
+    call(
+        seconds, "precompute", "precompute.py", f"target.path={TARGET}", f"prompts.path={TRAIN}", f"out_dir={data}",
+        f"prompts.limit={options.prompts}", "responses.max_new_tokens=128", "responses.batch_size=256",
+        "responses.batch_tokens=65536", "responses.window=4096", "features.max_length=1024",
+    )  # fmt: skip
+    call(
+        seconds, "train", "train.py", "experiment=quickstart", f"data.path={data}/features", f"hydra.run.dir={trained}",
+        *options.overrides,
+    )  # fmt: skip
+    call(seconds, "export and check", "serve.py", "action=export", f"run={trained}", f"head={head}")
+    started = time.perf_counter()
+    print("\n$ decode held-out prompts, greedily, with chains of", *CHAIN_STEPS, flush=True)
+    prompts, measured = decode_held_out(head, options.held_out)
+    seconds["decode"] = time.perf_counter() - started
+    summary = summarise(data, trained, head, measured, seconds)
+    (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    plot_training(trained / "metrics.csv", out / "training.png")
+    plot_sources(prompts, measured, out / "accept_length_by_source.png")
+    print(table(summary, out))
+
+
+def call(seconds: dict[str, float], stage: str, *command: str) -> None:
+    print("\n$ python", *command, flush=True)
+    started = time.perf_counter()
+    status = subprocess.run([sys.executable, *command], cwd=ROOT).returncode
+    if status:
+        sys.exit(status)
+    seconds[stage] = time.perf_counter() - started
+
+
+def decode_held_out(head: Path, limit: int) -> tuple[list[Prompt], dict[int, Measurement]]:
+    """The target's own greedy answers once, then the head's at each number of steps."""
+    run.quiet_libraries()
+    torch.set_num_threads(1)  # at this size a second thread costs more than it gives
+    target = load_target(
+        path=str(TARGET), revision=None, dtype="float32", device="cpu", attention=None, trust_remote_code=False
+    )
+    prompts, ids = held_out_prompts(target, limit)
+    plain = [plain_greedy(target, prompt, MAX_NEW_TOKENS) for prompt in ids]
+    loaded = load_head(head, dtype=torch.float32)
+    measured = {}
+    for steps in CHAIN_STEPS:
+        measured[steps] = measure(
+            target, loaded.head, loaded.capture_layers, ids, steps=steps, topk=1, draft_tokens=None, plain=plain,
+            max_new_tokens=MAX_NEW_TOKENS, temperature=0.0, seed=0, progress=f"chain of {steps}",
+        )  # fmt: skip
+    return prompts, measured
+
+
+def held_out_prompts(target: Target, limit: int) -> tuple[list[Prompt], list[list[int]]]:
+    """First user turns of the bundled held-out conversations."""
+    [source] = configured_sources(path=str(HELD_OUT), license=None, name=None, split="train", sources=None)
+    chat = Chat(target.tokenizer, template=None, template_kwargs={}, date="2026-01-01", stop_ids=target.stop_ids)
+    prompts = [found for _, found in read_prompts(source, keep_answers=False) if isinstance(found, Prompt)][:limit]
+    return prompts, [chat.prompt_ids(prompt.messages[:1]) for prompt in prompts]
+
+
+def summarise(
+    data: Path, trained: Path, head: Path, measured: dict[int, Measurement], seconds: dict[str, float]
+) -> dict:
+    manifest = json.loads((data / "features" / "manifest.json").read_text())
+    training = json.loads((head / "training.json").read_text())
+    simulated = training["simulated_accept_length"]
+    return {
+        "accept_length": {str(steps): round(result.accept_length, 4) for steps, result in measured.items()},
+        "simulated_accept_length": round(simulated[str(max(CHAIN_STEPS))], 4),
+        "simulated_accept_length_by_steps": {steps: round(value, 4) for steps, value in simulated.items()},
+        "lossless": min(result.lossless for result in measured.values()),
+        "held_out_prompts": len(measured[CHAIN_STEPS[0]].decoded),
+        "samples": manifest["samples"],
+        "answer_tokens": manifest["answer_tokens"],
+        "feature_bytes": manifest["bytes"],
+        "train_seconds": round(seconds["train"], 1),
+        "seconds": {stage: round(value, 1) for stage, value in seconds.items()},
+        "total_seconds": round(sum(seconds.values()), 1),
+        "export_dir": str(head),
+        **run.provenance(),
+    }
+
+
+def table(summary: dict, out: Path) -> str:
+    lines = ["", "chain steps   accept length (decoded)   simulated in training"]
+    for steps, value in summary["accept_length"].items():
+        lines.append(f"{steps:>11}   {value:>23.3f}   {summary['simulated_accept_length_by_steps'][steps]:>21.3f}")
+    share = summary["lossless"]
+    lines += [
+        f"lossless: {share:.0%} of {summary['held_out_prompts']} held-out prompts decode to the target's own tokens",
+        f"{summary['answer_tokens']} answer tokens, {summary['train_seconds']:.0f} s of training, "
+        f"{summary['total_seconds']:.0f} s in all",
+        f"head: {summary['export_dir']}",
+        f"pictures: {out / 'training.png'}, {out / 'accept_length_by_source.png'}",
+    ]
+    return "\n".join(lines)
+
+
+def plot_training(metrics: Path, picture: Path) -> None:
+    """Loss and accept length over steps; accuracy of each unroll step on validation data."""
+    rows = list(csv.DictReader(metrics.read_text().splitlines()))
+
+    def series(name: str) -> tuple[list[int], list[float]]:
+        points = [(int(row["step"]), float(row[name])) for row in rows if row.get(name)]
+        return [step for step, _ in points], [value for _, value in points]
+
+    figure, axes = pyplot.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
+    for axis, name in ((axes[0], "loss"), (axes[1], "accept_length")):
+        axis.plot(*series(f"train/{name}"), label="train", linewidth=1)
+        axis.plot(*series(f"val/{name}"), "o-", label="validation")
+        axis.set(xlabel="step", title=name.replace("_", " "))
+        axis.legend()
+    for step in range(max(CHAIN_STEPS)):
+        axes[2].plot(*series(f"val/accuracy_{step}"), "o-", label=f"step {step}")
+    axes[2].set(xlabel="step", title="validation accuracy per unroll step")
+    axes[2].legend(fontsize="small")
+    figure.savefig(picture, dpi=120)
+
+
+def plot_sources(prompts: list[Prompt], measured: dict[int, Measurement], picture: Path) -> None:
+    """Accept length per source of prompt and number of steps."""
+    figure, axis = pyplot.subplots(figsize=(11, 3.8), layout="constrained")
+    width = 0.8 / len(measured)
+    for number, (steps, result) in enumerate(measured.items()):
+        groups: dict[str, list[Decoded]] = defaultdict(list)
+        for prompt, decoded in zip(prompts, result.decoded, strict=True):
+            groups[f"{prompt.source}\n({sum(other.source == prompt.source for other in prompts)})"].append(decoded)
+        values = [Measurement(group, None, 0.0).accept_length for group in groups.values()]
+        places = [place + number * width for place in range(len(groups))]
+        axis.bar(places, values, width, label=f"{steps} steps")
+        axis.set_xticks([place + width for place in range(len(groups))], list(groups))
+    axis.set(ylabel="accept length", title="held-out prompts per source (number of prompts)", ylim=(1, None))
+    axis.legend()
+    figure.savefig(picture, dpi=120)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Train EAGLE-3 draft heads: prompts → answers → features → head → SGLang checkpoint. See README.md."""

@@ -1,0 +1,120 @@
+"""What Lightning does not have: checkpoints that survive a kill and a full disk, and throughput in the log."""
+
+import io
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import lightning
+import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.pytorch.callbacks import Callback
+
+from eagle3.errors import Interrupted
+from eagle3.features.pack import Pack
+from eagle3.storage import written_whole
+
+
+class WholeCheckpoints(TorchCheckpointIO):
+    """Writes a checkpoint under a temporary name first: a full disk or a kill leaves the one before as it was."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        content = io.BytesIO()  # torch hides what writing to a full disk raises
+        torch.save(checkpoint, content)
+        with written_whole(Path(path)) as file:
+            file.write(content.getbuffer())
+
+
+class LastCheckpoint(Callback):
+    """Saves `last.ckpt` every `every_n_steps` optimizer steps, at the end, and on SIGINT or SIGTERM.
+
+    Signals are acted on between batches, where the state is whole: the resumed run repeats nothing and skips nothing.
+    """
+
+    def __init__(self, *, dirpath: str, every_n_steps: int) -> None:
+        self.path = Path(dirpath) / "last.ckpt"
+        self.every_n_steps = every_n_steps
+        self.signal: int | None = None
+        self.saved_after_signal = False
+        self.handlers: dict = {}
+
+    def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+        self.handlers = {number: signal.signal(number, self._remember) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def on_train_batch_end(
+        self,
+        trainer: lightning.Trainer,
+        module: lightning.LightningModule,
+        outputs: object,
+        batch: Pack,
+        batch_idx: int,
+    ) -> None:
+        whole_step = (batch_idx + 1) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch
+        due = self.every_n_steps > 0 and trainer.global_step % self.every_n_steps == 0
+        if whole_step and (due or self.signal):
+            trainer.save_checkpoint(self.path)
+            self.saved_after_signal = self.signal is not None
+
+    # A signal ends the run only here, after the step that was saved has been logged.
+    def on_train_batch_start(
+        self, trainer: lightning.Trainer, module: lightning.LightningModule, batch: Pack, batch_idx: int
+    ) -> None:
+        self._stop_if_saved()
+
+    def on_validation_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+        self._stop_if_saved()
+
+    def on_train_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+        trainer.save_checkpoint(self.path)
+
+    def teardown(self, trainer: lightning.Trainer, module: lightning.LightningModule, stage: str) -> None:
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+        self.handlers = {}
+
+    def _stop_if_saved(self) -> None:
+        if self.saved_after_signal:
+            raise Interrupted(f"stopped by signal {self.signal}; go on with ckpt_path={self.path}")
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        self.signal = number
+
+
+class Throughput(Callback):
+    """Logs trained rows (about one per answer token) and tokens a second on this rank, and the wait for data."""
+
+    def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+        self._start()
+
+    def on_train_epoch_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+        self._start()  # validation lies between epochs
+
+    def on_train_batch_start(
+        self, trainer: lightning.Trainer, module: lightning.LightningModule, batch: Pack, batch_idx: int
+    ) -> None:
+        self.waited += time.perf_counter() - self.batch_ended
+
+    def on_train_batch_end(
+        self,
+        trainer: lightning.Trainer,
+        module: lightning.LightningModule,
+        outputs: object,
+        batch: Pack,
+        batch_idx: int,
+    ) -> None:
+        self.rows += len(batch.rows)
+        self.tokens += len(batch.input_ids)
+        self.batch_ended = time.perf_counter()
+        if (batch_idx + 1) % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+            elapsed = self.batch_ended - self.started
+            module.log("train/rows_per_s", self.rows / elapsed, prog_bar=True, batch_size=1)
+            module.log("train/tokens_per_s", self.tokens / elapsed, batch_size=1)
+            module.log("train/data_wait_share", self.waited / elapsed, batch_size=1)
+            self._start()
+
+    def _start(self) -> None:
+        self.rows = self.tokens = 0
+        self.waited = 0.0
+        self.started = self.batch_ended = time.perf_counter()

@@ -1,0 +1,195 @@
+"""Streams packed samples from a feature store into training, resumable in the middle of an epoch.
+
+Shards are read and packed by a thread of the training process a few packs ahead: worker processes would copy every
+sample through shared memory.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import islice
+
+import lightning
+import torch
+from tqdm import tqdm
+
+from eagle3.errors import InputError
+from eagle3.features.loss_mask import AllTurns
+from eagle3.features.pack import Pack, pack_samples
+from eagle3.features.plan import PlannedPack, plan_epoch
+from eagle3.features.sample import Sample
+from eagle3.features.store import FeatureStore, SampleRef
+from eagle3.head.rows import trained_rows
+
+
+class PackLoader:
+    """The packs of one epoch on one rank; `consumed` counts those handed out, and says where iteration begins."""
+
+    def __init__(
+        self, planned: list[PlannedPack], load: Callable[[PlannedPack], Pack], *, prefetch: int, epoch: int
+    ) -> None:
+        self.planned, self.load, self.prefetch, self.epoch = planned, load, prefetch, epoch
+        self.consumed = 0
+
+    def __len__(self) -> int:
+        return len(self.planned)
+
+    def __iter__(self) -> Iterator[Pack]:
+        if self.consumed >= len(self.planned):  # validation goes over one loader many times
+            self.consumed = 0
+        waiting = iter(self.planned[self.consumed :])
+        # One thread for its tensors too: a second team of threads would fight the training step for the cores.
+        with ThreadPoolExecutor(max_workers=1, initializer=torch.set_num_threads, initargs=(1,)) as reader:
+            ahead = [reader.submit(self.load, pack) for pack in islice(waiting, self.prefetch)]
+            while ahead:
+                pack = ahead.pop(0).result()
+                ahead += [reader.submit(self.load, upcoming) for upcoming in [next(waiting, None)] if upcoming]
+                self.consumed += 1
+                yield pack
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "consumed": self.consumed}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        if state_dict["epoch"] == self.epoch:
+            self.consumed = state_dict["consumed"]
+
+
+class FeatureData(lightning.LightningDataModule):
+    """Training and validation packs of one store; a prompt's samples are all on one side of the split.
+
+    Needs `Trainer(reload_dataloaders_every_n_epochs=1)`: each epoch has its own plan.
+    """
+
+    def __init__(
+        self,
+        *,
+        path: str | None,
+        pack_tokens: int,
+        val_fraction: float,
+        limit_samples: int | None,
+        prefetch: int,
+        verify: bool,
+        seed: int,
+        num_steps: int,
+        loss_mask: AllTurns,
+    ) -> None:
+        super().__init__()
+        if path is None:
+            raise InputError("data.path is not set; give a feature store, e.g. data.path=DIR/features")
+        if not 0 < val_fraction < 1:
+            raise InputError(f"data.val_fraction={val_fraction} must lie between 0 and 1, e.g. data.val_fraction=0.05")
+        self.store = FeatureStore(path)
+        self.pack_tokens, self.prefetch, self.check_hashes = pack_tokens, max(prefetch, 1), verify
+        self.seed, self.num_steps, self.loss_mask = seed, num_steps, loss_mask
+        loss_mask.check(self.store.manifest["made_from"])
+        self.train_samples, self.val_samples = self._split(val_fraction, limit_samples)
+        self.resume_from = {"epoch": 0, "consumed": 0}
+        self.current: PackLoader | None = None
+
+    def setup(self, stage: str) -> None:
+        if self.check_hashes:
+            self.store.verify(rank=self._lightning.global_rank, world_size=self._lightning.world_size)
+
+    def train_dataloader(self) -> PackLoader:
+        epoch = self._lightning.current_epoch
+        planned = self._plan(
+            self.train_samples, accumulate=self._lightning.accumulate_grad_batches, shuffle_seed=mix(self.seed, epoch)
+        )
+        self.current = PackLoader(planned, self._load, prefetch=self.prefetch, epoch=epoch)
+        self.current.load_state_dict(self.resume_from)
+        return self.current
+
+    def val_dataloader(self) -> PackLoader:
+        planned = self._plan(self.val_samples, accumulate=1, shuffle_seed=None)
+        return PackLoader(planned, self._load, prefetch=self.prefetch, epoch=0)
+
+    @property
+    def _lightning(self) -> lightning.Trainer:
+        assert self.trainer is not None
+        return self.trainer
+
+    # The trainer restores a data module before it asks for loaders; a loader's own state may come too late, when
+    # Lightning has already asked for the first epoch's to count steps.
+    def state_dict(self) -> dict[str, int]:
+        assert self.current is not None
+        return self.current.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self.resume_from = state_dict
+
+    def read(self, ref: SampleRef) -> Sample:
+        """A sample with the loss mask applied."""
+        sample = self.store.read(ref)
+        return replace(sample, turns=self.loss_mask(sample))
+
+    def _load(self, planned: PlannedPack) -> Pack:
+        pack = pack_samples(
+            [self.read(ref) for ref in planned.samples],
+            num_steps=self.num_steps,
+            rows_in_step=planned.rows_in_step,
+            samples_in_step=planned.samples_in_step,
+        )
+        return pack.pin_memory() if torch.cuda.is_available() else pack
+
+    def _plan(self, samples: list[SampleRef], *, accumulate: int, shuffle_seed: int | None) -> list[PlannedPack]:
+        return plan_epoch(
+            samples,
+            pack_tokens=self.pack_tokens,
+            world_size=self._lightning.world_size,
+            accumulate=accumulate,
+            shuffle_seed=shuffle_seed,
+        )[self._lightning.global_rank]
+
+    def _split(self, val_fraction: float, limit: int | None) -> tuple[list[SampleRef], list[SampleRef]]:
+        samples = self._samples_with_rows(limit)
+        self._check_lengths(samples)
+        # Of a few prompts none may lie below the fraction: then the lowest one validates.
+        lowest = min(share_of_prompt(ref.entry.id) for ref in samples)
+        self.val_fraction = max(val_fraction, math.nextafter(lowest, 1))
+        val = [ref for ref in samples if share_of_prompt(ref.entry.id) < self.val_fraction]
+        train = [ref for ref in samples if share_of_prompt(ref.entry.id) >= self.val_fraction]
+        if not train:
+            raise InputError(
+                f"data.val_fraction={val_fraction} leaves none of the {len(samples)} samples of {self.store.path} with "
+                f"a trained row for training; use more prompts or a smaller data.val_fraction"
+            )
+        return train, val
+
+    def _samples_with_rows(self, limit: int | None) -> list[SampleRef]:
+        samples = self.store.samples[:limit]
+        if type(self.loss_mask) is not AllTurns:  # the index counts rows of unmasked answers only
+            samples = [self._counted(ref) for ref in tqdm(samples, desc="count rows under the loss mask")]
+        samples = [ref for ref in samples if ref.entry.rows > 0]
+        if not samples:
+            raise InputError(
+                f"loss_mask={type(self.loss_mask).__name__} leaves no row to train in the "
+                f"{len(self.store.samples)} samples of {self.store.path}; choose another loss_mask"
+            )
+        return samples
+
+    def _counted(self, ref: SampleRef) -> SampleRef:
+        rows, _ = trained_rows(self.read(ref).turns, num_steps=1)
+        return replace(ref, entry=replace(ref.entry, rows=len(rows)))
+
+    def _check_lengths(self, samples: list[SampleRef]) -> None:
+        too_long = [ref.entry for ref in samples if ref.entry.tokens > self.pack_tokens]
+        if too_long:
+            longest = max(too_long, key=lambda entry: entry.tokens)
+            raise InputError(
+                f"data.pack_tokens={self.pack_tokens} is less than {len(too_long)} samples hold (the longest, "
+                f"{longest.id}: {longest.tokens} tokens); set data.pack_tokens={longest.tokens} or more"
+            )
+
+
+def share_of_prompt(sample_id: str) -> float:
+    """A number in [0, 1) from the prompt's id (a sample is PROMPT or PROMPT#TURN): the split never depends on order."""
+    prompt = sample_id.rsplit("#", 1)[0]
+    return mix("split", prompt) / 2**64
+
+
+def mix(*values: int | str) -> int:
+    """64 bits that depend on all of `values`."""
+    return int.from_bytes(hashlib.sha256(repr(values).encode()).digest()[:8])

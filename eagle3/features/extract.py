@@ -1,0 +1,295 @@
+"""The features stage: answered conversations → shards of the target's hidden states, resumable at the shard.
+
+Shapes: T tokens of a sample, H hidden size, V target vocabulary, J teacher rows.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from tqdm import tqdm
+
+from eagle3.capture import Capture, Features, check_capture_layers, check_lm_head
+from eagle3.capture import capture_layers as default_capture_layers
+from eagle3.errors import InputError
+from eagle3.features.sample import Sample, rows_with_teacher
+from eagle3.features.shards import ShardWriter
+from eagle3.features.store import TARGET_WEIGHTS, save_target_weights, write_manifest
+from eagle3.head.from_target import head_facts
+from eagle3.head.rows import trained_rows
+from eagle3.storage import read_json, read_jsonl, sha256_json
+from eagle3.target import Target, require_same_target
+
+log = logging.getLogger(__name__)
+MAKE_RESPONSES = "python precompute.py target.path=TARGET out_dir=DIR 'stages=[responses]'"
+STORED = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+RESPONSE_SETTINGS = ("answers", "chat", "sampling", "seed", "on_length", "prompts_sha256")
+BATCHES_IN_WINDOW = 16  # samples sorted by length together, so that little of a batch is padding
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A row of responses.jsonl as tensors."""
+
+    id: str
+    input_ids: Int[Tensor, " T"]
+    turns: Int[Tensor, " T"]
+
+
+def extract_features(
+    *,
+    target: Target,
+    out_dir: Path,
+    capture_layers: list[int] | None,
+    dtype: str,
+    max_length: int,
+    too_long: str,
+    teacher_rows: str,
+    reasoning: list[str] | None,
+    batch_tokens: int,
+    shard_mb: int,
+) -> dict:
+    """Write DIR/features from DIR/responses and return the manifest; samples that shards already hold are skipped.
+
+    Raises InputError if the answers are another target's, or the folder holds features made otherwise.
+    """
+    check_settings(
+        dtype=dtype,
+        too_long=too_long,
+        teacher_rows=teacher_rows,
+        max_length=max_length,
+        batch_tokens=batch_tokens,
+        shard_mb=shard_mb,
+        capture_layers=capture_layers,
+    )
+    responses = responses_of(target, out_dir)
+    check_lm_head(target)
+    layers = check_capture_layers(capture_layers or default_capture_layers(len(target.layers)), len(target.layers))
+    made_from = {
+        "target": responses["target"],
+        "responses": {key: responses[key] for key in RESPONSE_SETTINGS if key in responses},
+        "capture_layers": layers,
+        "dtype": dtype,
+        "max_length": max_length,
+        "too_long": too_long,
+        "teacher_rows": teacher_rows,
+        "reasoning_ids": reasoning and [target.tokenizer.encode(mark, add_special_tokens=False) for mark in reasoning],
+    }
+    directory = out_dir / "features"
+    directory.mkdir(parents=True, exist_ok=True)
+    indices = complete_shards(directory, made_from)
+    weights = directory / TARGET_WEIGHTS
+    if not (indices and weights.is_file()):  # gigabytes; those beside finished shards are this target's
+        save_target_weights(weights, target.embedding.to(STORED[dtype]), target.lm_head.to(STORED[dtype]))
+    left_out: Counter[str] = Counter()
+    conversations = read_conversations(
+        out_dir / "responses" / "responses.jsonl", max_length=max_length, too_long=too_long, left_out=left_out
+    )
+    extractor = Extractor(target, layers, STORED[dtype], teacher_rows)
+    writer = StoreWriter(directory, made_from, indices, shard_bytes=shard_mb * 2**20)
+    write_shards(writer, extractor, conversations, total=responses["rows"], batch_tokens=batch_tokens)
+    facts = head_facts(target.text_config, len(target.lm_head)) | {"dtype": target.checkpoint_dtype or "bfloat16"}
+    if not indices:
+        raise InputError(
+            f"{out_dir}/responses holds no answer that can be trained; left out: {dict(left_out)}; "
+            f"see errors.jsonl there"
+        )
+    return write_manifest(directory, made_from=made_from, target_config=facts, indices=indices, left_out=dict(left_out))
+
+
+def responses_of(target: Target, out_dir: Path) -> dict[str, Any]:
+    """The manifest of finished answers of this target."""
+    responses = read_json(out_dir / "responses" / "manifest.json", made_by=MAKE_RESPONSES)
+    require_same_target(
+        responses["target"],
+        target.fingerprint | {"template_hash": responses["target"]["template_hash"]},
+        expected_from=f"{out_dir}/responses",
+        actual_from=f"target.path={target.path}",
+    )
+    if not responses["complete"]:
+        raise InputError(f"{out_dir}/responses is not complete; finish it with: {MAKE_RESPONSES}")
+    return responses
+
+
+def check_settings(*, dtype: str, too_long: str, teacher_rows: str, **others: Any) -> None:
+    """Raise InputError for a value that no target could go with."""
+    choices = {
+        "dtype": (dtype, (*STORED,)),
+        "too_long": (too_long, ("truncate", "drop")),
+        "teacher_rows": (teacher_rows, ("answers", "all")),
+    }
+    for key, (value, allowed) in choices.items():
+        if value not in allowed:
+            raise InputError(f"features.{key}={value} is unknown; take one of: {', '.join(allowed)}")
+    for key, least in {"max_length": 2, "batch_tokens": 1, "shard_mb": 0.001}.items():
+        if others[key] < least:
+            raise InputError(f"features.{key}={others[key]} must be {least} or more")
+    if not isinstance(others["capture_layers"], (list, NoneType)):
+        raise InputError(f"features.capture_layers={others['capture_layers']} is no list; give null or e.g. [2,16,29]")
+
+
+def complete_shards(directory: Path, made_from: dict) -> list[dict]:
+    """Indices of the shards that an earlier run finished, in order."""
+    indices = [read_json(path, made_by="stages=[features]") for path in sorted(directory.glob("shard-*.json"))]
+    expected = sha256_json(made_from)
+    for index in indices:
+        if index["made_from"] != expected:
+            raise InputError(
+                f"{directory}/{index['shard']} was made otherwise than this run's would be "
+                f"({what_differs(directory, made_from)}); choose another out_dir, or delete {directory}"
+            )
+    return [index for index in indices if (directory / index["shard"]).is_file()]
+
+
+def what_differs(directory: Path, made_from: dict) -> str:
+    """The settings that a finished store has other values of; shards alone hold no more than a hash of them."""
+    if not (directory / "manifest.json").is_file():
+        return "another target, template, sampling or features.* setting"
+    before = read_json(directory / "manifest.json", made_by="stages=[features]")["made_from"]
+    differing = {key: (before.get(key), value) for key, value in made_from.items() if before.get(key) != value}
+    return ", ".join(f"{key}={then} then, {now} now" for key, (then, now) in differing.items())
+
+
+def read_conversations(path: Path, *, max_length: int, too_long: str, left_out: Counter[str]) -> Iterator[Conversation]:
+    """Rows with something to train; the others are counted in `left_out` by reason."""
+    if not path.is_file():
+        raise InputError(f"{path} does not exist; make it with: {MAKE_RESPONSES}")
+    for row in read_jsonl(path):
+        input_ids = torch.tensor(row["input_ids"])
+        turns = torch.zeros_like(input_ids)
+        for number, (start, end) in enumerate(row["turns"], start=1):
+            turns[start:end] = number
+        if len(input_ids) > max_length:
+            left_out[f"longer than features.max_length={max_length}: {too_long}"] += 1
+            if too_long == "drop":
+                continue
+            input_ids, turns = input_ids[:max_length], turns[:max_length]
+        if len(trained_rows(turns, 1)[0]) == 0:
+            left_out["no answer of two tokens or more"] += 1
+            continue
+        yield Conversation(row["id"], input_ids, turns)
+
+
+def windows(conversations: Iterator[Conversation], num_tokens: int) -> Iterator[list[Conversation]]:
+    """Consecutive conversations of about `num_tokens` together."""
+    window: list[Conversation] = []
+    total = 0
+    for conversation in conversations:
+        window.append(conversation)
+        total += len(conversation.input_ids)
+        if total >= num_tokens:
+            yield window
+            window, total = [], 0
+    if window:
+        yield window
+
+
+def write_shards(
+    writer: "StoreWriter",
+    extractor: "Extractor",
+    conversations: Iterator[Conversation],
+    *,
+    total: int,
+    batch_tokens: int,
+) -> None:
+    """Extract what the writer's finished shards do not hold yet; an unfinished shard leaves nothing behind."""
+    done = {sample["id"] for index in writer.indices for sample in index["samples"]}
+    try:
+        with tqdm(desc="features", unit="sample", total=total) as progress:
+            for window in windows(conversations, batch_tokens * BATCHES_IN_WINDOW):
+                todo = [item for item in window if item.id not in done]
+                for sample in extractor(todo, batch_tokens):
+                    writer.add(sample)
+                progress.update(len(window))
+                progress.set_postfix_str(f"{extractor.tokens / progress.format_dict['elapsed']:.0f} tokens/s")
+        writer.close_shard()
+    finally:
+        writer.discard()
+
+
+class Extractor:
+    """Runs the target over conversations and keeps what training needs."""
+
+    def __init__(self, target: Target, layers: list[int], dtype: torch.dtype, teacher_rows: str) -> None:
+        self.target, self.dtype, self.teacher_rows = target, dtype, teacher_rows
+        self.capture = Capture(target, layers)
+        self.tokens = 0
+
+    def __call__(self, conversations: list[Conversation], batch_tokens: int) -> list[Sample]:
+        """Samples in the order given; batches are formed by length."""
+        by_length = sorted(range(len(conversations)), key=lambda number: len(conversations[number].input_ids))
+        samples: dict[int, Sample] = {}
+        while by_length:
+            longest = len(conversations[by_length[-1]].input_ids)
+            take = max(1, batch_tokens // longest)
+            numbers, by_length = by_length[-take:], by_length[:-take]
+            batch = [conversations[number] for number in numbers]
+            padded = pad_sequence([item.input_ids for item in batch], batch_first=True)
+            self.tokens += sum(len(item.input_ids) for item in batch)
+            captured = self.capture(padded, [len(item.input_ids) for item in batch])
+            for number, item, features in zip(numbers, batch, captured, strict=True):
+                samples[number] = self._sample(item, features)
+        return [samples[number] for number in range(len(conversations))]
+
+    def _sample(self, item: Conversation, features: Features) -> Sample:
+        rows = rows_with_teacher(item.turns, self.teacher_rows)
+        last = features.last[rows.to(features.last.device)]
+        argmax, logsumexp = self._teacher(last)
+        return Sample(
+            id=item.id,
+            input_ids=item.input_ids,
+            turns=item.turns,
+            aux=features.aux.to("cpu", self.dtype),
+            last=last.to("cpu", self.dtype),
+            argmax=argmax.cpu(),
+            logsumexp=logsumexp.cpu(),
+            teacher_rows=rows,
+        )
+
+    @torch.no_grad()
+    def _teacher(self, last: Float[Tensor, "J H"]) -> tuple[Int[Tensor, " J"], Float[Tensor, " J"]]:
+        """Argmax and log-sum-exp over the whole vocabulary, 1,024 rows of logits at a time."""
+        head = self.target.lm_head
+        argmax, logsumexp = [], []
+        for chunk in last.to(head.device).split(1024):
+            logits = torch.nn.functional.linear(chunk, head).float()
+            argmax.append(logits.argmax(-1))
+            logsumexp.append(logits.logsumexp(-1))
+        return torch.cat(argmax), torch.cat(logsumexp)
+
+
+class StoreWriter:
+    """Puts samples into shards of about `shard_bytes`; finished shards are appended to `indices`."""
+
+    def __init__(self, directory: Path, made_from: dict, indices: list[dict], *, shard_bytes: int) -> None:
+        self.directory, self.made_from, self.indices = directory, sha256_json(made_from), indices
+        self.shard_bytes = shard_bytes
+        self.shard: ShardWriter | None = None
+
+    def add(self, sample: Sample) -> None:
+        if self.shard is None:
+            number = max((int(index["shard"][6:12]) + 1 for index in self.indices), default=0)
+            first_sample = sum(len(index["samples"]) for index in self.indices)
+            self.shard = ShardWriter(self.directory, number, first_sample)
+        self.shard.add(sample)
+        if self.shard.size >= self.shard_bytes:
+            self.close_shard()
+
+    def close_shard(self) -> None:
+        if self.shard is not None:
+            self.indices.append(self.shard.finish(self.made_from))
+            self.shard = None
+
+    def discard(self) -> None:
+        """Drop an unfinished shard."""
+        if self.shard is not None:
+            self.shard.discard()
+            self.shard = None

@@ -1,0 +1,78 @@
+"""A pack: whole samples laid end to end, with the rows to train. What one training step receives.
+
+Shapes: N samples, T tokens of the pack, H hidden size, J teacher rows, R trained rows.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from eagle3.features.sample import Sample
+from eagle3.head.rows import trained_rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pack:
+    input_ids: Int[Tensor, " T"]
+    positions: Int[Tensor, " T"]  # RoPE position inside the sample
+    aux: Float[Tensor, "T 3H"]
+    rows: Int[Tensor, " R"]  # ascending positions in the pack
+    depth: Int[Tensor, " R"]  # number of unroll steps that the row is trained for
+    last: Float[Tensor, "J H"]  # the target's final-normed state
+    argmax: Int[Tensor, " J"]  # of the teacher, over the whole target vocabulary
+    teacher_of: Int[Tensor, " T"]  # index of a position's teacher row; 0 where it has none
+    rows_of_sample: Int[Tensor, " R"]  # how many trained rows the row's sample has
+    token_bounds: tuple[int, ...]  # N + 1: where samples begin and end in T
+    row_bounds: tuple[int, ...]  # N + 1: the same in R
+    sample_ids: tuple[str, ...]
+    rows_in_step: float  # trained rows of the optimizer step, over ranks and accumulation, per pack
+    samples_in_step: float
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> "Pack":
+        return self._mapped(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> "Pack":
+        return self._mapped(Tensor.pin_memory)
+
+    def _mapped(self, change: Callable[[Tensor], Tensor]) -> "Pack":
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        changed = {name: change(value) for name, value in values.items() if isinstance(value, Tensor)}
+        return Pack(**(values | changed))
+
+
+def pack_samples(
+    samples: list[Sample], *, num_steps: int, rows_in_step: float | None = None, samples_in_step: float | None = None
+) -> Pack:
+    """Join samples; `rows_in_step` and `samples_in_step` default to this pack's own."""
+    rows, depth, rows_of_sample, teacher_of = [], [], [], []
+    token_bounds, row_bounds, num_teachers = [0], [0], 0
+    for sample in samples:
+        sample_rows, sample_depth = trained_rows(sample.turns, num_steps)
+        rows.append(sample_rows + token_bounds[-1])
+        depth.append(sample_depth)
+        rows_of_sample.append(torch.full_like(sample_rows, len(sample_rows)))
+        has_teacher = sample.teacher_rows
+        teacher_of.append(torch.where(has_teacher, has_teacher.cumsum(0) - 1 + num_teachers, 0))
+        num_teachers += len(sample.last)
+        token_bounds.append(token_bounds[-1] + len(sample.input_ids))
+        row_bounds.append(row_bounds[-1] + len(sample_rows))
+    return Pack(
+        input_ids=torch.cat([sample.input_ids for sample in samples]).long(),
+        positions=torch.cat([torch.arange(len(sample.input_ids)) for sample in samples]),
+        aux=torch.cat([sample.aux for sample in samples]),
+        rows=torch.cat(rows),
+        depth=torch.cat(depth),
+        last=torch.cat([sample.last for sample in samples]),
+        argmax=torch.cat([sample.argmax for sample in samples]).long(),
+        teacher_of=torch.cat(teacher_of),
+        rows_of_sample=torch.cat(rows_of_sample),
+        token_bounds=tuple(token_bounds),
+        row_bounds=tuple(row_bounds),
+        sample_ids=tuple(sample.id for sample in samples),
+        rows_in_step=row_bounds[-1] if rows_in_step is None else rows_in_step,
+        samples_in_step=len(samples) if samples_in_step is None else samples_in_step,
+    )

@@ -1,0 +1,1 @@
+"""The draft head, its training unroll, its loss and its vocabulary."""

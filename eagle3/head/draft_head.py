@@ -1,0 +1,182 @@
+"""The EAGLE-3 draft head, with the names and the arithmetic of SGLang's LlamaForCausalLMEagle3.
+
+The caller owns attention (a training unroll, a decoding cache), so the head offers the parts around it:
+
+    hidden = head.fuse(aux)                            # the target's three captured layers, once per row
+    x = head.attention_input(embed, hidden)            # embed: the *next* token's, unscaled, from the target
+    query, (key, value) = head.queries(x, positions), head.keys_values(x, positions)
+    hidden = head.output(hidden, attended)             # un-normed; logits(hidden) predicts the token after the next
+    hidden = head.feedback(hidden)                     # what the next step takes in place of the fused state
+
+Shapes: any leading dimensions R; A captured layers, H hidden size, Q query heads, G key/value heads, C channels of a
+head, D draft vocabulary.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from eagle3.errors import InputError
+
+NUM_CAPTURED_LAYERS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadConfig:
+    """Everything that decides the head's shape and arithmetic; written to config.json at export."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    draft_vocab_size: int
+    rms_norm_eps: float
+    rope_parameters: dict[str, Any]
+    max_position_embeddings: int
+    fc_norm: bool
+    norm_output: bool
+
+    def __post_init__(self) -> None:
+        for name in ("num_heads", "num_kv_heads", "head_dim", "intermediate_size"):
+            if getattr(self, name) < 1:
+                raise InputError(f"model.{name}={getattr(self, name)} must be 1 or more; null takes the target's")
+        if self.hidden_size % self.num_heads:  # whatever head_dim is, transformers' LlamaConfig refuses it
+            raise InputError(
+                f"model.num_heads={self.num_heads} does not divide the target's hidden size of {self.hidden_size}, "
+                f"so that servers would not load the head; pick a divisor, or null"
+            )
+        if self.num_heads % self.num_kv_heads:
+            raise InputError(
+                f"model.num_kv_heads={self.num_kv_heads} does not divide model.num_heads={self.num_heads}; "
+                f"pick a divisor, e.g. model.num_kv_heads=1"
+            )
+        if self.head_dim % 2:
+            raise InputError(
+                f"model.head_dim={self.head_dim} is odd; RoPE needs an even number, e.g. model.head_dim=64"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm, computed in float32, returned in the input's dtype (nn.RMSNorm warns on mixed dtypes)."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return (normed * self.weight).to(x.dtype)
+
+
+class MLP(nn.Module):
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Float[Tensor, "*R H"]) -> Float[Tensor, "*R H"]:
+        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class AttentionProjections(nn.Module):
+    """Projections without bias and without q/k norms: SGLang would drop either without a word."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        wide = 2 * config.hidden_size
+        self.q_proj = nn.Linear(wide, config.num_heads * config.head_dim, bias=False)
+        self.k_proj = nn.Linear(wide, config.num_kv_heads * config.head_dim, bias=False)
+        self.v_proj = nn.Linear(wide, config.num_kv_heads * config.head_dim, bias=False)
+        self.o_proj = nn.Linear(config.num_heads * config.head_dim, config.hidden_size, bias=False)
+
+
+class DraftLayer(nn.Module):
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = AttentionProjections(config)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = MLP(config)
+
+
+class DraftHead(nn.Module):
+    """State-dict names are those of the exported checkpoint; `draft_ids` [D] becomes d2t and t2d there."""
+
+    draft_ids: Int[Tensor, " D"]
+
+    def __init__(self, config: HeadConfig, draft_ids: Int[Tensor, " D"]) -> None:
+        super().__init__()
+        assert draft_ids.shape == (config.draft_vocab_size,)
+        self.config = config
+        hidden = config.hidden_size
+        if config.fc_norm:
+            self.fc_norm = nn.ModuleList(RMSNorm(hidden, config.rms_norm_eps) for _ in range(NUM_CAPTURED_LAYERS))
+        self.fc = nn.Linear(NUM_CAPTURED_LAYERS * hidden, hidden, bias=False)
+        self.midlayer = DraftLayer(config)
+        self.norm = RMSNorm(hidden, config.rms_norm_eps)
+        self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
+        self.rotary = LlamaRotaryEmbedding(rotary_config(config))
+        self.register_buffer("draft_ids", draft_ids)
+
+    def fuse(self, aux: Float[Tensor, "*R 3H"]) -> Float[Tensor, "*R H"]:
+        aux = aux.to(self.fc.weight.dtype)
+        if self.config.fc_norm:
+            parts = aux.chunk(NUM_CAPTURED_LAYERS, dim=-1)
+            aux = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+        return self.fc(aux)
+
+    def attention_input(self, embed: Float[Tensor, "*R H"], hidden: Float[Tensor, "*R H"]) -> Float[Tensor, "*R 2H"]:
+        layer = self.midlayer
+        return torch.cat([layer.input_layernorm(embed.to(hidden.dtype)), layer.hidden_norm(hidden)], dim=-1)
+
+    def queries(self, x: Float[Tensor, "R 2H"], positions: Int[Tensor, " R"]) -> Float[Tensor, "R Q C"]:
+        return self._rotated(self.midlayer.self_attn.q_proj(x), positions)
+
+    def keys_values(
+        self, x: Float[Tensor, "R 2H"], positions: Int[Tensor, " R"]
+    ) -> tuple[Float[Tensor, "R G C"], Float[Tensor, "R G C"]]:
+        attention = self.midlayer.self_attn
+        value = attention.v_proj(x).unflatten(-1, (-1, self.config.head_dim))
+        return self._rotated(attention.k_proj(x), positions), value
+
+    def output(self, hidden: Float[Tensor, "R H"], attended: Float[Tensor, "R Q C"]) -> Float[Tensor, "R H"]:
+        """From the layer's input state and what attention returned to its output, before the final norm."""
+        hidden = hidden + self.midlayer.self_attn.o_proj(attended.flatten(-2))
+        return hidden + self.midlayer.mlp(self.midlayer.post_attention_layernorm(hidden))
+
+    def logits(self, hidden: Float[Tensor, "*R H"]) -> Float[Tensor, "*R D"]:
+        return self.lm_head(self.norm(hidden))
+
+    def feedback(self, hidden: Float[Tensor, "*R H"]) -> Float[Tensor, "*R H"]:
+        return self.norm(hidden) if self.config.norm_output else hidden
+
+    def _rotated(self, projected: Tensor, positions: Int[Tensor, " R"]) -> Float[Tensor, "R heads C"]:
+        heads = projected.unflatten(-1, (-1, self.config.head_dim))
+        cos, sin = self.rotary(heads, positions[None])
+        return apply_rotary_pos_emb(heads, heads[:, :0], cos[0], sin[0], unsqueeze_dim=1)[0]
+
+
+def rotary_config(config: HeadConfig) -> LlamaConfig:
+    """The part of a Llama config that the rotary embedding reads."""
+    return LlamaConfig(
+        hidden_size=config.hidden_size,
+        num_attention_heads=config.num_heads,
+        head_dim=config.head_dim,
+        max_position_embeddings=config.max_position_embeddings,
+        rope_parameters=dict(config.rope_parameters),
+    )

@@ -1,0 +1,45 @@
+"""The draft vocabulary: the D most frequent answer tokens, sorted by target id.
+
+Shapes: V target vocabulary, D draft vocabulary.
+"""
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from eagle3.errors import InputError
+
+
+def most_frequent(counts: Int[Tensor, " V"], size: int | None, default: int) -> Int[Tensor, " D"]:
+    """Ids of the `size` most frequent tokens, ascending; size=None takes what was seen, at most `default`.
+
+    size=V keeps the whole vocabulary, seen or not. Ties go to the lower id, so that the choice is reproducible.
+    """
+    vocab_size, distinct = len(counts), int((counts > 0).sum())
+    if size == vocab_size:
+        return torch.arange(vocab_size)
+    if size is None:
+        size = min(default, distinct)
+    if not 0 < size <= distinct:
+        raise InputError(
+            f"model.draft_vocab_size={size} but the answers hold {distinct} distinct tokens; "
+            f"set model.draft_vocab_size={distinct} or less (or null to choose it), or {vocab_size} for all tokens"
+        )
+    order = torch.sort(counts, descending=True, stable=True).indices
+    return order[:size].sort().values
+
+
+def to_offsets(draft_ids: Int[Tensor, " D"]) -> Int[Tensor, " D"]:
+    """SGLang's d2t: target id = draft id + d2t[draft id]."""
+    return draft_ids - torch.arange(len(draft_ids))
+
+
+def from_offsets(d2t: Int[Tensor, " D"]) -> Int[Tensor, " D"]:
+    return d2t + torch.arange(len(d2t))
+
+
+def membership(draft_ids: Int[Tensor, " D"], vocab_size: int) -> Bool[Tensor, " V"]:
+    """SGLang's t2d: whether a target token is in the draft vocabulary."""
+    mask = torch.zeros(vocab_size, dtype=torch.bool, device=draft_ids.device)
+    mask[draft_ids] = True
+    return mask

@@ -1,0 +1,36 @@
+"""Which rows of a sample are trained, at which steps of the unroll (design: alignment and loss rows).
+
+Row t joins feature h_t with the embedding of x_{t+1}; step k predicts x_{t+2+k}. It is trained iff
+x_{t+1} … x_{t+2+k} all are answer tokens of one turn: a chain that serving could start there and accept so far.
+
+Shapes: T tokens of a sample. `turns` is 0 at prompt tokens and i at the tokens of the i-th answer.
+"""
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+
+def teacher_rows(turns: Int[Tensor, " T"]) -> Bool[Tensor, " T"]:
+    """Positions j where x_j and x_{j+1} are answer tokens of one turn: only there a teacher is ever asked."""
+    rows = torch.zeros_like(turns, dtype=torch.bool)
+    rows[:-1] = (turns[:-1] > 0) & (turns[:-1] == turns[1:])
+    return rows
+
+
+def trained_rows(turns: Int[Tensor, " T"], num_steps: int) -> tuple[Int[Tensor, " R"], Int[Tensor, " R"]]:
+    """Rows trained at step 0, ascending, and the number of steps (1 … num_steps) that each is trained for."""
+    remaining = tokens_left_in_turn(turns)
+    depth = (remaining[1:] - 1).clamp(max=num_steps)
+    rows = torch.nonzero(depth > 0).squeeze(1)
+    return rows, depth[rows]
+
+
+def tokens_left_in_turn(turns: Int[Tensor, " T"]) -> Int[Tensor, " T"]:
+    """For each position the length of the run of equal turn numbers that starts there; 0 at prompt tokens."""
+    positions = torch.arange(len(turns))
+    last_of_run = torch.ones_like(turns, dtype=torch.bool)
+    last_of_run[:-1] = turns[:-1] != turns[1:]
+    # The end of the run that holds a position is the smallest run end at or after it.
+    run_end = torch.where(last_of_run, positions, len(turns)).flip(0).cummin(0).values.flip(0)
+    return torch.where(turns > 0, run_end - positions + 1, 0)

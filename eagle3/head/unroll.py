@@ -1,0 +1,36 @@
+"""The training unroll ("training-time test"): K steps of the head on its own output, with the true next tokens.
+
+This is the one place where a training step runs the head. Prompt rows pay for `fc`, the norms and the keys and values
+of step 0, nothing else; queries, MLP and later steps run on trained rows alone.
+
+Shapes: T tokens of the pack, R trained rows, H hidden size, K steps.
+"""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from eagle3.features.pack import Pack
+from eagle3.head.attention import dense_attention
+from eagle3.head.draft_head import DraftHead
+
+
+def unroll(head: DraftHead, embedding: Float[Tensor, "V H"], pack: Pack, num_steps: int) -> list[Float[Tensor, "R H"]]:
+    """The head's un-normed output of each step at the pack's trained rows (rows a step does not train included)."""
+    last_token = len(pack.input_ids) - 1
+    tokens = pack.input_ids.roll(-1)  # row t takes x_{t+1}; the last row of a sample is never attended to
+    fused = head.fuse(pack.aux)
+    x = head.attention_input(embedding[tokens], fused)
+    context = head.keys_values(x, pack.positions)
+    positions = pack.positions[pack.rows]
+    query = head.queries(x[pack.rows], positions)
+    outputs = [head.output(fused[pack.rows], dense_attention(query, context, [], pack))]
+    own: list[tuple[Tensor, Tensor]] = []
+    for step in range(1, num_steps):
+        hidden = head.feedback(outputs[-1])
+        # Past the end of a turn the token is another one's, or the pack's last: such rows carry no loss.
+        tokens = pack.input_ids[(pack.rows + 1 + step).clamp(max=last_token)]
+        x = head.attention_input(embedding[tokens], hidden)
+        own.append(head.keys_values(x, positions + step))
+        query = head.queries(x, positions + step)
+        outputs.append(head.output(hidden, dense_attention(query, context, own, pack)))
+    return outputs

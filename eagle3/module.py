@@ -1,0 +1,117 @@
+"""The LightningModule: calls the unroll and the loss, logs. No mathematics here.
+
+Shapes: V target vocabulary, D draft vocabulary, H hidden size, K steps.
+"""
+
+from pathlib import Path
+from pickle import UnpicklingError
+
+import lightning
+import torch
+from jaxtyping import Float
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor
+from torch.optim import Optimizer
+
+from eagle3.errors import InputError
+from eagle3.features.pack import Pack
+from eagle3.head.draft_head import DraftHead
+from eagle3.head.loss import UnrollLoss, UnrollMetrics, accept_length
+from eagle3.head.unroll import unroll
+from eagle3.optim import AdamWCosine
+
+
+def read_checkpoint(path: str | Path, *, setting: str) -> dict:
+    """A checkpoint of HeadTraining; `setting` is the config key and value that name it."""
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, UnpicklingError):  # torch's own messages advise to load pickles
+        checkpoint = {}
+    if not isinstance(checkpoint, dict) or "eagle3" not in checkpoint:
+        raise InputError(
+            f"{setting}: {path} is damaged, or no checkpoint of a draft head; give another one, e.g. "
+            f"RUN/checkpoints/last.ckpt of: python train.py data.path=DIR/features hydra.run.dir=RUN"
+        )
+    return checkpoint
+
+
+class HeadTraining(lightning.LightningModule):
+    """`origin` is a plain dict that says where the head comes from; it travels in every checkpoint."""
+
+    embedding: Float[Tensor, "V H"]
+    teacher_head: Float[Tensor, "D H"]
+    totals: Float[Tensor, " 3K+2"]
+
+    def __init__(
+        self,
+        *,
+        head: DraftHead,
+        loss: UnrollLoss,
+        optim: AdamWCosine,
+        num_steps: int,
+        embedding: Float[Tensor, "V H"],
+        lm_head: Float[Tensor, "V H"],
+        origin: dict,
+    ) -> None:
+        super().__init__()
+        if num_steps < 1:
+            raise InputError(f"num_steps={num_steps} must be 1 or more, e.g. num_steps=7")
+        self.head, self.loss, self.optim = head, loss, optim
+        self.num_steps, self.origin = num_steps, origin
+        # The target's weights are read from the store at every start: a checkpoint holds the head alone.
+        self.register_buffer("embedding", embedding.float(), persistent=False)
+        self.register_buffer("teacher_head", lm_head[head.draft_ids].float(), persistent=False)
+        self.register_buffer("totals", torch.zeros(3 * num_steps + 2, dtype=torch.double), persistent=False)
+
+    def training_step(self, pack: Pack, batch_idx: int) -> Tensor:
+        loss, metrics = self._step(pack)
+        self.log("train/loss", loss, prog_bar=True, batch_size=1)
+        self._log("train", metrics.as_tensor())
+        return loss
+
+    def validation_step(self, pack: Pack, batch_idx: int) -> None:
+        loss, metrics = self._step(pack)
+        self.totals += torch.cat([metrics.as_tensor(), (loss * pack.rows_in_step).double()[None]])
+
+    def on_validation_epoch_start(self) -> None:
+        self.totals.zero_()
+
+    def on_validation_epoch_end(self) -> None:
+        totals = self.trainer.strategy.reduce(self.totals, reduce_op="sum")
+        self.log("val/loss", (totals[-1] / totals[0]).float(), rank_zero_only=True)
+        self._log("val", totals[:-1])
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        total_steps = int(self.trainer.estimated_stepping_batches)
+        optimizer, schedule = self.optim.build(self.head.parameters(), total_steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def configure_gradient_clipping(
+        self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+    ) -> None:
+        """Lightning refuses to clip for a fused optimizer under bf16-mixed, where no loss scaling is in the way."""
+        if gradient_clip_val:
+            torch.nn.utils.clip_grad_norm_(self.head.parameters(), gradient_clip_val)
+
+    def on_save_checkpoint(self, checkpoint: dict) -> None:
+        checkpoint["eagle3"] = {
+            "head_config": self.head.config.to_dict(),
+            "num_steps": self.num_steps,
+            "accept_length": {k: float(v) for k, v in self.trainer.callback_metrics.items() if k.startswith("val/")},
+            "origin": self.origin,
+        }
+
+    def _step(self, pack: Pack) -> tuple[Tensor, UnrollMetrics]:
+        hidden = unroll(self.head, self.embedding, pack, self.num_steps)
+        return self.loss(self.head, hidden, self.teacher_head, pack)
+
+    def _log(self, stage: str, sums: Float[Tensor, " 3K+1"]) -> None:
+        """Log accept length and per-step accuracy from the sums of `UnrollMetrics`."""
+        rows, (trained, correct, alive) = sums[0].clamp(min=1), sums[1:].view(3, -1)
+        accuracy = correct / trained.clamp(min=1)
+        values = {f"{stage}/accuracy_{step}": accuracy[step].float() for step in range(self.num_steps)}
+        self.log_dict(values, batch_size=1)
+        self.log(f"{stage}/accept_length", accept_length(alive, rows).float(), prog_bar=True, batch_size=1)
+        for steps in (3, 5):
+            if stage == "val" and steps < self.num_steps:
+                self.log(f"val/accept_length_{steps}", accept_length(alive[:steps], rows).float())

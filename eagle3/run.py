@@ -1,0 +1,138 @@
+"""What the entry scripts share: errors as one line, the one place that instantiates a config, seeds, loggers."""
+
+import errno
+import functools
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import hydra.utils
+import lightning
+import torch
+import transformers
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException
+from tqdm import tqdm
+
+from eagle3.errors import InputError, Interrupted
+
+log = logging.getLogger(__name__)
+CONF = str(Path(__file__).parent.parent / "conf")
+
+
+def reported(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], Any]:
+    """Run an entry script's task: what the user can mend becomes one line and exit status 1, Ctrl-C status 130.
+
+    In a sweep only Ctrl-C ends the other jobs too; the table at the end names a job that failed.
+    """
+
+    @functools.wraps(task)
+    def run(config: DictConfig) -> Any:
+        try:
+            return task(config)
+        except Interrupted as stop:
+            fail(str(stop), 130)
+        except KeyboardInterrupt:
+            fail("interrupted; what was finished is kept, run the same command again to go on", 130)
+        except Exception as error:
+            message = what_to_mend(error)
+            if message is None:
+                raise
+            if HydraConfig.get().mode is not RunMode.MULTIRUN:
+                fail(message, 1)
+            report(message)
+            return float("nan")
+
+    return run
+
+
+def start(main: Callable[[], Any]) -> None:
+    """Call a Hydra main, so that what goes wrong outside the task is one line too: overrides, the run's folder."""
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # else Hydra prints a traceback and exits by itself
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what schedulers send; ends like Ctrl-C
+    try:
+        main()
+    except KeyboardInterrupt:
+        fail("interrupted", 130)
+    except (OSError, HydraException, OmegaConfBaseException) as error:
+        fail(what_to_mend(error) or f"{error} {error.__cause__ or ''}", 1)
+
+
+def what_to_mend(error: Exception) -> str | None:
+    """The line for the user; None for an error of ours, which is to show its traceback."""
+    if isinstance(error, InputError):
+        return str(error)
+    if getattr(error, "errno", None) == errno.EDQUOT or "No space left on device" in str(error):  # not only OSErrors
+        place = getattr(error, "filename", None) or "the output folder"
+        return f"no space left on the disk of {place}; make room and run the same command again"
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}; give a path that exists and that you may read and write"
+    if isinstance(error, (MissingMandatoryValue, InterpolationToMissingValueError)):
+        key = str(error).partition("Missing mandatory value: ")[2].split()[0]
+        return f"{key} is not set; give {key}=VALUE (--help shows every key)"
+    return str(error) if isinstance(error, FileNotFoundError) else None
+
+
+def fail(message: str, status: int) -> NoReturn:
+    report(message)
+    sys.exit(status)
+
+
+def report(message: str) -> None:
+    for progress in list(getattr(tqdm, "_instances", ())):  # Lightning leaves its bar open: the line would follow it
+        progress.close()
+    print(f"error: {' '.join(message.split())}", file=sys.stderr, flush=True)
+
+
+def build(config: DictConfig, **parts: Any) -> Any:
+    """Instantiate a config's `_target_` with plain Python values, plus `parts` that only the program knows.
+
+    The call itself is ours, not Hydra's: parts stay the objects they are, and errors keep their type.
+    """
+    return hydra.utils.instantiate(config, _convert_="all", _partial_=True)(**parts)
+
+
+def plain(config: DictConfig) -> Any:
+    """A config as dicts and lists, interpolations resolved."""
+    return OmegaConf.to_container(config, resolve=True)
+
+
+def output_dir() -> Path:
+    """The folder of this run, also of one job of a sweep."""
+    return Path(HydraConfig.get().runtime.output_dir)
+
+
+def quiet_libraries() -> None:
+    """Their progress bars for loading weights and their hints would drown ours."""
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def provenance() -> dict[str, str]:
+    """Revision and versions, for logs and checkpoints."""
+    return {
+        "git_revision": git_revision() or "unknown",
+        "torch": torch.__version__,
+        "lightning": lightning.__version__,
+        "transformers": transformers.__version__,
+        "python": sys.version.split()[0],
+    }
+
+
+def git_revision() -> str:
+    """Empty outside a checkout, and on a machine without git."""
+    command = ["git", "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip()
+    except OSError:
+        return ""

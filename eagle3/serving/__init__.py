@@ -1,0 +1,1 @@
+"""From a trained head to a served one: export, check, measure."""

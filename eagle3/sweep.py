@@ -1,0 +1,50 @@
+"""The ranked table at the end of a sweep, and again with: python -m eagle3.sweep outputs/sweep/…"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf
+
+
+class RankedTable(Callback):
+    """Hydra callback: prints the table when all jobs of a sweep have ended; exit status 1 if one has no result."""
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        directory = Path(config.hydra.sweep.dir)
+        print(ranked_table(directory))
+        if any(job["accept_length"] is None for job in read_jobs(directory)):
+            sys.exit(1)
+
+
+def ranked_table(directory: Path) -> str:
+    """Jobs of a sweep, best accept length first; jobs without a result last."""
+    jobs = sorted(read_jobs(directory), key=rank)
+    if not jobs:
+        return f"{directory} holds no job of a sweep"
+    lines = [f"{'rank':>4}  {'accept length':>13}  {'steps':>6}  job  settings"]
+    for number, job in enumerate(jobs, start=1):
+        accept_length = f"{job['accept_length']:.4f}" if job["accept_length"] else "no result"
+        lines.append(f"{number:>4}  {accept_length:>13}  {job['steps']:>6}  {job['name']:>3}  {job['settings']}")
+    return "\n".join(lines)
+
+
+def read_jobs(directory: Path) -> list[dict[str, Any]]:
+    return [read_job(path.parent.parent) for path in directory.glob("*/.hydra/overrides.yaml")]
+
+
+def read_job(path: Path) -> dict[str, Any]:
+    result = path / "result.json"
+    values = json.loads(result.read_text()) if result.is_file() else {"accept_length": None, "steps": 0}
+    overrides = [str(item) for item in OmegaConf.load(path / ".hydra" / "overrides.yaml")]
+    return {"name": path.name, "settings": " ".join(overrides), **values}
+
+
+def rank(job: dict[str, Any]) -> tuple[float, str]:
+    return -(job["accept_length"] or 0), job["name"]
+
+
+if __name__ == "__main__":
+    print(ranked_table(Path(sys.argv[1])))

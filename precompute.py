@@ -1,0 +1,60 @@
+"""Raw conversations → clean prompts → the target's answers → feature shards, in DIR/prompts, /responses, /features.
+
+python precompute.py target.path=TARGET prompts.path=FILE.jsonl out_dir=DIR          # a laptop and a small target
+python precompute.py target=llama31_8b prompts.path=FILE.jsonl out_dir=DIR           # one GPU
+python precompute.py target.path=TARGET out_dir=DIR 'stages=[features]'              # one stage, from what DIR holds
+"""
+
+import logging
+from pathlib import Path
+
+import hydra
+from omegaconf import DictConfig
+
+from eagle3 import run
+from eagle3.errors import InputError
+from eagle3.prompts import prepare_prompts
+
+log = logging.getLogger(__name__)
+STAGES = ("prompts", "responses", "features")
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="precompute")
+@run.reported
+def main(config: DictConfig) -> None:
+    stages = [config.stages] if isinstance(config.stages, str) else list(config.stages)
+    if not stages or set(stages) - set(STAGES):
+        raise InputError(f"stages={stages}: take one or more of {', '.join(STAGES)}, e.g. 'stages=[features]'")
+    out_dir = Path(config.out_dir)
+    if "prompts" in stages:
+        keep_answers = config.responses.answers == "imported"
+        prepare_prompts(out_dir=out_dir, keep_answers=keep_answers, **run.plain(config.prompts))
+    if {"responses", "features"} & set(stages):
+        answer_and_extract(config, stages, out_dir)
+
+
+def answer_and_extract(config: DictConfig, stages: list[str], out_dir: Path) -> None:
+    from eagle3.chat import Chat  # torch and transformers: the prompts stage starts without them
+    from eagle3.features.extract import check_settings, extract_features
+    from eagle3.responses import answer_prompts
+    from eagle3.target import load_target
+
+    run.quiet_libraries()
+    if "features" in stages:
+        check_settings(**run.plain(config.features))  # not after hours of answering
+    target = load_target(**run.plain(config.target))
+    if "responses" in stages:
+        chat = Chat(target.tokenizer, stop_ids=target.stop_ids, **run.plain(config.chat))
+        answers = answer_prompts(target=target, chat=chat, out_dir=out_dir, **run.plain(config.responses))
+        log.info("responses: %d rows, %d answer tokens", answers["rows"], answers["answer_tokens"])
+    if "features" in stages:
+        store = extract_features(target=target, out_dir=out_dir, **run.plain(config.features))
+        log.info(
+            "features: %d samples, %d tokens, %d answer tokens, %.2f GB in %d shards; left out: %s",
+            store["samples"], store["tokens"], store["answer_tokens"], store["bytes"] / 1e9,
+            len(store["shards"]), store["left_out"] or "none",
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    run.start(main)

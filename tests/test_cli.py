@@ -1,0 +1,435 @@
+"""The entry scripts as a user meets them: the commands of the README in order, then what goes wrong on the way."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ASSETS
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf, open_dict, read_write
+
+import precompute
+import serve
+import train
+from eagle3.storage import read_jsonl, sha256_file
+
+ROOT = Path(__file__).parent.parent
+TINY = ASSETS / "tiny"
+MAINS = {"precompute": precompute.main, "train": train.main, "serve": serve.main}
+SHORT = ("max_new_tokens=16", "limit=2")  # of serve.py
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*GPU available but not used.*",
+    "ignore:.*treespec, LeafSpec.*",
+    "ignore:.*smaller than the logging interval.*",
+    "ignore:Checkpoint directory.*",
+    "ignore:The dirpath has changed.*",  # of the copy of a run
+)
+
+
+def command(script: str, *arguments: str) -> list[str]:
+    return [sys.executable, f"{script}.py", *arguments]
+
+
+def run_script(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """As a user does, in a process of its own."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command(script, *arguments), cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
+@dataclass(frozen=True)
+class World:
+    """What the commands left: DIR with prompts, responses and features, a run, an exported head."""
+
+    root: Path
+    precompute: tuple[str, ...]
+
+    @property
+    def out_dir(self) -> Path:
+        return self.root / "dir"
+
+    @property
+    def store(self) -> Path:
+        return self.out_dir / "features"
+
+    @property
+    def run(self) -> Path:
+        return self.root / "run"
+
+    @property
+    def head(self) -> Path:
+        return self.root / "head"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    root = tmp_path_factory.mktemp("cli")
+    lines = (ASSETS / "prompts" / "train.jsonl").read_text().splitlines(keepends=True)[:40]
+    (root / "prompts.jsonl").write_text("".join(lines))
+    settings = (
+        f"target.path={TINY}", f"prompts.path={root}/prompts.jsonl", f"out_dir={root}/dir",
+        "responses.max_new_tokens=24", "features.shard_mb=1",
+    )  # fmt: skip
+    made = World(root, settings)
+    training = (f"data.path={made.store}", "data.val_fraction=0.2", "trainer.max_epochs=2")
+    for script, arguments in (
+        ("precompute", settings),
+        ("train", (*training, f"hydra.run.dir={made.run}")),
+        ("serve", ("action=export", f"run={made.run}", f"head={made.head}", "check.min_accept_length=1.0", *SHORT)),
+    ):  # fmt: skip
+        done = run_script(script, *arguments)
+        assert done.returncode == 0, done.stderr
+    return made
+
+
+@pytest.fixture
+def call(tmp_path: Path) -> Callable[..., Any]:
+    """Run an entry script's task in this process (starting Python and PyTorch takes seconds)."""
+
+    def run(script: str, *overrides: str) -> Any:
+        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+            config = compose(script, overrides=list(overrides), return_hydra_config=True)
+        with read_write(config), open_dict(config):
+            given = [item.partition("=")[2] for item in overrides if item.startswith("hydra.run.dir=")]
+            config.hydra.runtime.output_dir = given[0] if given else str(tmp_path / "run")
+        HydraConfig.instance().set_config(config)
+        with read_write(config), open_dict(config):
+            task = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
+        return MAINS[script](task)
+
+    return run
+
+
+@pytest.fixture
+def fails(call: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a task that must end with exit status 1 and one line `error: …`; returns the line."""
+
+    def run(script: str, *overrides: str) -> str:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            call(script, *overrides)
+        assert ended.value.code == 1
+        lines = capsys.readouterr().err.splitlines()
+        assert [line.startswith("error: ") for line in lines[-1:]] == [True], lines
+        assert not any("Traceback" in line for line in lines)
+        return lines[-1]
+
+    return run
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    files = [path for path in folder.rglob("*") if path.is_file() and "logs" not in path.parts]
+    return {str(path.relative_to(folder)): sha256_file(path) for path in files}
+
+
+# --- the way through -------------------------------------------------------------------------------------------------
+
+
+def test_the_commands_leave_what_they_promise(world: World) -> None:
+    for path in (
+        "dir/prompts/prompts.jsonl", "dir/responses/responses.jsonl", "dir/features/manifest.json",
+        "run/checkpoints/last.ckpt", "run/metrics.csv", "run/result.json",
+        "head/config.json", "head/model.safetensors", "head/training.json",
+    ):  # fmt: skip
+        assert (world.root / path).is_file(), path
+
+
+def test_a_second_precompute_changes_nothing(world: World, call: Callable[..., Any]) -> None:
+    before = hashes(world.out_dir)
+    call("precompute", *world.precompute)
+    assert hashes(world.out_dir) == before
+
+
+def test_one_stage_runs_alone_from_what_the_folder_holds(
+    world: World, call: Callable[..., Any], tmp_path: Path
+) -> None:
+    shutil.copytree(world.out_dir / "responses", tmp_path / "dir" / "responses")
+    call("precompute", f"target.path={TINY}", f"out_dir={tmp_path}/dir", "stages=[features]", "features.shard_mb=1")
+    assert hashes(tmp_path / "dir" / "features") == hashes(world.store)
+
+
+def test_a_run_is_resumed_in_its_folder(world: World, call: Callable[..., Any], tmp_path: Path) -> None:
+    run = shutil.copytree(world.run, tmp_path / "run")
+    call(
+        "train", f"data.path={world.store}", "data.val_fraction=0.2", f"hydra.run.dir={run}", "trainer.max_epochs=3",
+        f"ckpt_path={run}/checkpoints/last.ckpt",
+    )  # fmt: skip
+    assert json.loads((run / "result.json").read_text())["epochs"] == 3
+    epochs = [line.split(",")[0] for line in (run / "metrics.csv").read_text().splitlines()[1:]]
+    assert set(epochs) == {"0", "1", "2"}
+
+
+def test_decode_prints_one_json_line(
+    world: World, call: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    prompts = f"prompts.path={world.root}/prompts.jsonl"
+    call("serve", "action=decode", f"target.path={TINY}", f"head={world.head}", prompts, "steps=3", *SHORT)
+    [line] = capsys.readouterr().out.splitlines()
+    result = json.loads(line)
+    assert result["lossless"] == 1.0
+    assert result["accept_length"] >= 1.0
+    assert len(result["per_depth"]) == 3
+
+
+@pytest.mark.parametrize("mask", ["last_turn", "without_reasoning", "everything"])
+def test_imported_answers_train_under_every_loss_mask(call: Callable[..., Any], tmp_path: Path, mask: str) -> None:
+    lines = (ASSETS / "prompts" / "train.jsonl").read_text().splitlines(keepends=True)[:16]
+    (tmp_path / "chats.jsonl").write_text("".join(lines))
+    call(
+        "precompute", f"target.path={TINY}", f"prompts.path={tmp_path}/chats.jsonl", f"out_dir={tmp_path}/dir",
+        "responses.answers=imported", "features.teacher_rows=all", "features.max_length=256",
+    )  # fmt: skip
+    call(
+        "train", f"data.path={tmp_path}/dir/features", f"loss_mask={mask}", "trainer.max_epochs=1",
+        "data.val_fraction=0.3", "num_steps=2",
+    )  # fmt: skip
+    assert (tmp_path / "run" / "result.json").is_file()
+
+
+def test_every_key_is_shown() -> None:
+    with ThreadPoolExecutor() as pool:
+        texts = list(pool.map(run_script, MAINS, ["--cfg"] * 3, ["job"] * 3))
+    for script, text in zip(MAINS, texts, strict=True):
+        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+            keys = OmegaConf.to_container(compose(script))
+        assert isinstance(keys, dict)
+        for group, values in keys.items():
+            for key in [group, *(values if isinstance(values, dict) else ())]:
+                assert f"{key}:" in text.stdout, f"{script}: {group}.{key}"
+
+
+# --- what a user can get wrong ---------------------------------------------------------------------------------------
+
+
+def test_what_fails_before_the_task_is_one_line_too(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    overrides = ("optim.bogus=1", f"hydra.run.dir={tmp_path}/file/run")
+    messages = ("error: Could not override 'optim.bogus'", f"error: {tmp_path}/file")
+    with ThreadPoolExecutor() as pool:
+        ended = list(pool.map(run_script, ["train", "train"], overrides))
+    for done, message in zip(ended, messages, strict=True):
+        assert done.returncode == 1
+        assert [line.startswith(message) for line in done.stderr.splitlines()] == [True], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["target.path=/nowhere"], "target.path=/nowhere does not exist; give"),
+        (["prompts.path=/nowhere.jsonl"], "prompts.path=/nowhere.jsonl does not exist; name"),
+        (["stages=[answers]"], "stages=['answers']: take one or more of prompts, responses, features"),
+        (["target.dtype=float64"], "target.dtype=float64 is unknown; take one of"),
+        (["features.dtype=fp8"], "features.dtype=fp8 is unknown; take one of"),
+        (["features.max_length=0"], "features.max_length=0 must be 2 or more"),
+        (["features.capture_layers=5"], "features.capture_layers=5 is no list"),
+        (["features.max_length=64"], "max_length=4096 then, 64 now); choose another out_dir"),
+        (["responses.temperature=0"], "sampling.temperature=0.7 then, 0 now"),
+    ],
+)
+def test_precompute_names_the_key_and_loses_nothing(
+    world: World, fails: Callable[..., str], overrides: list[str], message: str
+) -> None:
+    before = hashes(world.out_dir)
+    assert message in fails("precompute", *world.precompute, *overrides)
+    assert hashes(world.out_dir) == before
+
+
+def test_prompts_longer_than_the_limit_are_counted(world: World, fails: Callable[..., str], tmp_path: Path) -> None:
+    limits = ("responses.max_prompt_tokens=3", f"out_dir={tmp_path}/dir")
+    assert "longer than responses.max_prompt_tokens': 40" in fails("precompute", *world.precompute, *limits)
+    limits = ("responses.max_new_tokens=100000", f"out_dir={tmp_path}/other")
+    assert "responses.max_new_tokens=100000 leaves no room" in fails("precompute", *world.precompute, *limits)
+
+
+def test_a_target_without_a_chat_template_is_refused(world: World, fails: Callable[..., str], tmp_path: Path) -> None:
+    target = shutil.copytree(TINY, tmp_path / "target")
+    (target / "chat_template.jinja").unlink()
+    overrides = (f"target.path={target}", f"out_dir={tmp_path}/dir")
+    assert "give one with chat.template=FILE.jinja" in fails("precompute", *world.precompute, *overrides)
+
+
+def test_answers_of_another_template_are_refused(world: World, fails: Callable[..., str]) -> None:
+    template = f"chat.template={ASSETS}/templates/qwen2_5.jinja"
+    assert "they differ in template" in fails("precompute", *world.precompute, template)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data.path=/nowhere"], "/nowhere/manifest.json does not exist; make it with"),
+        (["ckpt_path=/nowhere.ckpt"], "ckpt_path=/nowhere.ckpt does not exist; give"),
+        ([f"ckpt_path={__file__}"], f"ckpt_path={__file__}: {__file__} is damaged, or no checkpoint"),
+        (["model.draft_vocab_size=4000"], "model.draft_vocab_size=4000 but the answers hold"),
+        (["model.num_heads=5"], "model.num_heads=5 does not divide the target's hidden size of 192"),
+        (["data.pack_tokens=8"], "data.pack_tokens=8 is less than"),
+        (["num_steps=0"], "num_steps=0 must be 1 or more"),
+        (["trainer.precision=9"], "trainer.* does not fit this machine or Lightning: Precision 9 is invalid"),
+    ],
+)
+def test_train_names_the_key(world: World, fails: Callable[..., str], overrides: list[str], message: str) -> None:
+    assert message in fails("train", f"data.path={world.store}", "data.val_fraction=0.2", *overrides)
+
+
+@pytest.mark.parametrize("name", ["shard-000000.tar", "target.safetensors"])
+@pytest.mark.parametrize("damage", ["truncated", "altered", "missing"])
+def test_a_damaged_store_is_refused_and_mended_by_the_advice(
+    world: World, fails: Callable[..., str], call: Callable[..., Any], tmp_path: Path, name: str, damage: str
+) -> None:
+    shutil.copytree(world.out_dir, tmp_path / "dir")
+    path = tmp_path / "dir" / "features" / name
+    content = path.read_bytes()
+    path.write_bytes(
+        content[: len(content) // 2] + (b"" if damage == "truncated" else b"?" + content[len(content) // 2 + 1 :])
+    )
+    if damage == "missing":
+        path.unlink()
+    settings = (f"data.path={tmp_path}/dir/features", "data.val_fraction=0.2", "trainer.max_epochs=1", "num_steps=1")
+    assert name in fails("train", *settings)
+    path.unlink(missing_ok=True)
+    if path.suffix == ".tar":
+        path.with_suffix(".json").unlink()
+    call("precompute", f"target.path={TINY}", f"out_dir={tmp_path}/dir", "stages=[features]", "features.shard_mb=1")
+    call("train", *settings)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["action=dance"], "action=dance is unknown; take one of: export, check, decode"),
+        (["action=check", "head=/nowhere"], "/nowhere/config.json does not exist; make it with"),
+        (["action=export", "run=/nowhere"], "run=/nowhere: /nowhere/checkpoints/last.ckpt does not exist"),
+        (["action=export", f"checkpoint={__file__}"], f"{__file__} is damaged, or no checkpoint"),
+        (["action=decode", "prompts.path=/nowhere.jsonl"], "prompts.path=/nowhere.jsonl does not exist"),
+    ],
+)
+def test_serve_names_the_key(world: World, fails: Callable[..., str], overrides: list[str], message: str) -> None:
+    assert message in fails("serve", f"target.path={TINY}", f"head={world.head}", *overrides)
+
+
+def test_a_broken_head_fails_the_check(world: World, fails: Callable[..., str], tmp_path: Path) -> None:
+    head = shutil.copytree(world.head, tmp_path / "head")
+    config = json.loads((head / "config.json").read_text())
+    config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = [2, 4, 5]
+    (head / "config.json").write_text(json.dumps(config))
+    line = fails("serve", "action=check", f"target.path={TINY}", f"head={head}", *SHORT)
+    assert f"head={head} must not be served: layer_ids" in line
+
+
+# --- stopped on the way ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """From now on, what is written to files whose name contains a text does not reach the disk."""
+    fsync = os.fsync
+
+    def fill(name: str) -> None:
+        def fail(descriptor: int) -> None:
+            if name in os.readlink(f"/proc/self/fd/{descriptor}"):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            fsync(descriptor)
+
+        monkeypatch.setattr(os, "fsync", fail)
+
+    return fill
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="finds out by Linux's /proc which file is written")
+@pytest.mark.parametrize("name", ["prompts.jsonl", "responses.jsonl", "shard-000001.tar"])
+def test_a_full_disk_keeps_what_was_written_and_the_same_command_goes_on(
+    world: World,
+    fails: Callable[..., str],
+    call: Callable[..., Any],
+    full_disk: Callable[[str], None],
+    tmp_path: Path,
+    name: str,
+) -> None:
+    settings = (*world.precompute, f"out_dir={tmp_path}/dir", "responses.window=16")
+    full_disk(name)
+    line = fails("precompute", *settings)
+    assert name in line and "make room and run" in line
+    assert not (tmp_path / "dir" / "features" / "manifest.json").exists()
+    full_disk("no file has this name")
+    call("precompute", *settings)
+    rows = Counter(row["prompt_id"] for row in read_jsonl(tmp_path / "dir" / "responses" / "responses.jsonl"))
+    assert rows == Counter(row["id"] for row in read_jsonl(world.out_dir / "prompts" / "prompts.jsonl"))
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="finds out by Linux's /proc which file is written")
+def test_a_full_disk_leaves_the_last_checkpoint_and_the_exported_head_whole(
+    world: World, fails: Callable[..., str], full_disk: Callable[[str], None], tmp_path: Path
+) -> None:
+    run, head = shutil.copytree(world.run, tmp_path / "run"), shutil.copytree(world.head, tmp_path / "head")
+    before = hashes(run / "checkpoints") | hashes(head)
+    full_disk("last.ckpt")
+    resume = (f"hydra.run.dir={run}", f"ckpt_path={run}/checkpoints/last.ckpt", "trainer.max_epochs=3")
+    line = fails(
+        "train", f"data.path={world.store}", "data.val_fraction=0.2", "callbacks.last.every_n_steps=1", *resume
+    )
+    assert f"no space left on the disk of {run}/checkpoints/last.ckpt" in line
+    full_disk("model.safetensors")
+    assert "no space left on the disk" in fails("serve", "action=export", f"run={world.run}", f"head={head}")
+    assert hashes(run / "checkpoints") | hashes(head) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("watched", ["responses/responses.jsonl", "features/shard-000000.json"])
+def test_a_stopped_precompute_goes_on_where_it_was(world: World, tmp_path: Path, stop: int, watched: str) -> None:
+    settings = (
+        *world.precompute, f"out_dir={tmp_path}/dir", "responses.window=4", "responses.batch_size=4",
+        "features.batch_tokens=64",
+    )  # fmt: skip
+    path = tmp_path / "dir" / watched
+    process = subprocess.Popen(command("precompute", *settings), cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    while not (path.exists() and path.stat().st_size):
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(stop)
+    error = process.communicate()[1]
+    if stop == signal.SIGKILL:
+        assert process.returncode == -stop
+    else:
+        assert process.returncode == 130
+        assert error.splitlines()[-1].startswith("error: interrupted; what was finished is kept")
+    done = run_script("precompute", *settings)
+    assert done.returncode == 0, done.stderr
+    rows = Counter(row["prompt_id"] for row in read_jsonl(tmp_path / "dir" / "responses" / "responses.jsonl"))
+    assert rows == Counter(row["id"] for row in read_jsonl(world.out_dir / "prompts" / "prompts.jsonl"))
+    assert json.loads((tmp_path / "dir" / "features" / "manifest.json").read_text())["samples"] == len(rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_training_says_how_to_go_on(world: World, tmp_path: Path, stop: int) -> None:
+    settings = (
+        f"data.path={world.store}",
+        "data.val_fraction=0.2",
+        f"hydra.run.dir={tmp_path}",
+        "trainer.max_epochs=99",
+    )
+    process = subprocess.Popen(command("train", *settings), cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    while not list(tmp_path.glob("checkpoints/best-*.ckpt")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(stop)
+    error = process.communicate()[1]
+    assert process.returncode == 130
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    assert error.splitlines()[-1] == f"error: stopped by signal {stop}; go on with ckpt_path={last}"
+    done = run_script("train", *settings, f"ckpt_path={last}", "trainer.max_epochs=3")
+    assert done.returncode == 0, done.stderr

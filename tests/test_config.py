@@ -1,0 +1,73 @@
+"""Every option of every config group composes, and what train.py builds from it can be built."""
+
+from pathlib import Path
+
+import pytest
+from conftest import random_samples, write_store
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+
+from eagle3 import run
+from train import build_module
+
+CONF = Path(__file__).parent.parent / "conf"
+ROOTS = {
+    "train": ["model", "data", "loss_mask", "loss", "optim", "trainer", "callbacks", "logger", "experiment"],
+    "precompute": ["target", "prompts", "chat", "responses", "features"],
+    "serve": ["target", "chat"],
+}
+OPTIONS = [
+    (root, group, option.stem)
+    for root, groups in ROOTS.items()
+    for group in groups
+    for option in sorted((CONF / group).glob("*.yaml"))
+]
+
+
+def composed(root: str, *overrides: str) -> DictConfig:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose(root, overrides=list(overrides))
+
+
+def test_no_config_group_is_left_out_of_these_tests() -> None:
+    groups = {path.name for path in CONF.iterdir() if path.is_dir()} - {"hydra"}
+    assert groups == {group for used in ROOTS.values() for group in used}
+
+
+@pytest.mark.parametrize(("root", "group", "option"), OPTIONS)
+def test_every_option_composes(root: str, group: str, option: str) -> None:
+    config = composed(root, f"{group}={option}")
+    assert config[group] if group != "experiment" else config
+
+
+@pytest.mark.parametrize("option", sorted(path.stem for path in (CONF / "target").glob("*.yaml")))
+def test_every_target_names_a_model_or_leaves_it_to_the_user(option: str) -> None:
+    path = composed("precompute", f"target={option}").target.path
+    assert (path is None) == (option == "default")
+
+
+@pytest.mark.parametrize(
+    ("group", "option"),
+    [(g, o) for root, g, o in OPTIONS if root == "train" and g not in ("trainer", "experiment", "loss_mask")]
+    + [("trainer", "cpu"), ("trainer", "auto"), ("experiment", "quickstart")]
+    + [("loss_mask", path.stem) for path in (CONF / "loss_mask").glob("*.yaml")],
+)
+def test_every_part_of_a_training_can_be_built(tmp_path: Path, group: str, option: str) -> None:
+    store = write_store(tmp_path / "store", random_samples(40), teacher_rows="all", reasoning_ids=[[1], [2]])
+    config = composed("train", f"{group}={option}", f"data.path={store}", f"run_dir={tmp_path}/run")
+    OmegaConf.set_struct(config, False)
+    config.model.draft_vocab_size = None  # the store's answers hold 50 tokens
+    if "wandb" in config.logger:
+        config.logger.wandb.name = "test"  # Hydra's job name exists inside a job only
+    OmegaConf.resolve(config)
+    mask = run.build(config.loss_mask)
+    data = run.build(config.data, loss_mask=mask, seed=config.seed, num_steps=config.num_steps)
+    assert build_module(config, data).num_steps == config.num_steps
+    for part in (*config.callbacks.values(), *config.logger.values()):
+        assert run.build(part) is not None
+    assert run.build(config.trainer, logger=False) is not None
+
+
+@pytest.mark.parametrize("path", sorted(CONF.rglob("*.yaml")), ids=lambda path: str(path.relative_to(CONF)))
+def test_no_config_file_grows_past_what_one_can_read(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 60

@@ -1,0 +1,441 @@
+"""Raw conversations → clean prompts, through the stage as precompute.py runs it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from omegaconf import OmegaConf
+
+from eagle3.errors import InputError
+from eagle3.prompts import configured_sources, prepare_prompts, read_prompts
+from eagle3.storage import read_jsonl, sha256_file
+
+DEFAULTS = OmegaConf.to_container(OmegaConf.load(Path(__file__).parent.parent / "conf/prompts/default.yaml"))
+
+
+def write(path: Path, rows: list) -> Path:
+    """Rows as JSON Lines; a str is written as it stands."""
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def chat(*texts: str, **fields) -> dict:
+    """A row of user and assistant turns in alternation, under the MIT licence."""
+    roles = ("user", "assistant")
+    messages = [{"role": roles[index % 2], "content": text} for index, text in enumerate(texts)]
+    return {"license": "MIT", "messages": messages, **fields}
+
+
+def users(*texts: str) -> list[dict]:
+    return [{"role": "user", "content": text} for text in texts]
+
+
+@pytest.fixture
+def prepare(tmp_path):
+    def run(rows=None, *, keep_answers=False, **config) -> dict:
+        if rows is not None:
+            config["path"] = str(write(tmp_path / "chats.jsonl", rows))
+        return prepare_prompts(**{**DEFAULTS, **config}, keep_answers=keep_answers, out_dir=tmp_path / "out")
+
+    run.folder = tmp_path / "out" / "prompts"
+    run.prompts = lambda: list(read_jsonl(run.folder / "prompts.jsonl"))
+    run.rejects = lambda: list(read_jsonl(run.folder / "rejects.jsonl"))
+    return run
+
+
+def reasons(prepare) -> list[str]:
+    return [reject["reason"] for reject in prepare.rejects()]
+
+
+# Conversations
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "x"}, *users("b")]},
+        {
+            "conversations": [
+                {"from": " Human", "value": "a"},
+                {"from": "gpt", "value": "x"},
+                {"from": "user", "value": "b"},
+            ]
+        },
+        {
+            "conversation": [
+                *users("a"),
+                {"role": "model", "content": "x"},
+                *users("b"),
+                {"role": "bing", "content": "y"},
+            ]
+        },
+        {"turns": ["a", "b"]},
+        {"prompt": users("a", "b")},
+        {"messages": None, "conversations": None, "turns": None, "prompt": users("a", "b")},
+    ],
+)
+def test_every_shape_gives_its_user_turns_and_no_answers(prepare, row):
+    prepare([row], license="MIT")
+    assert prepare.prompts()[0]["messages"] == users("a", "b")
+
+
+def test_a_plain_prompt_is_one_user_turn_with_its_whitespace_kept(prepare):
+    prepare([{"prompt": "  a\n", "license": "MIT"}])
+    assert prepare.prompts()[0]["messages"] == users("  a\n")
+
+
+def test_system_turns_stay_where_they_are_unless_blank_or_after_the_last_user_turn(prepare):
+    system = {"role": "system", "content": "be brief"}
+    blank = {"role": "system", "content": " "}
+    turns = [blank, *users("a"), {"role": "assistant", "content": "x"}, system, *users("b"), system]
+    prepare([{"messages": turns, "license": "MIT"}])
+    assert prepare.prompts()[0]["messages"] == [*users("a"), system, *users("b")]
+
+
+def test_text_parts_are_joined(prepare):
+    prepare([chat(), {**chat(), "messages": users([{"type": "text", "text": "a "}, {"type": "text", "text": "b"}])}])
+    assert prepare.prompts()[0]["messages"] == users("a b")
+
+
+def test_keep_answers_keeps_the_answers_up_to_the_last_one(prepare):
+    prepare([chat("a", "", "b", "y", "c")], keep_answers=True)
+    assert prepare.prompts()[0]["messages"] == chat("a", "", "b", "y")["messages"]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ([], "not a JSON object"),
+        ({}, "none of messages, conversations, conversation, turns, prompt"),
+        ({"messages": "a"}, "messages is not a list"),
+        ({"messages": ["a"]}, "messages holds something other than turns"),
+        ({"turns": [["a"]]}, "turns holds something other than turns"),
+        ({"messages": []}, "no user turn"),
+        ({"messages": [{"role": "assistant", "content": "x"}]}, "no user turn"),
+        ({"messages": users("a", " \n")}, "empty user turn"),
+        ({"messages": [*users("a"), {"role": "tool", "content": "7"}]}, "tool turn"),
+        ({"messages": [{"role": "narrator", "content": "a"}]}, "unknown role"),
+        ({"messages": [{"content": "a"}]}, "unknown role"),
+        ({"messages": users(None)}, "content is not text"),
+        ({"messages": users([{"type": "text", "text": "a"}, {"type": "image"}])}, "content with parts other than text"),
+        ({"messages": users("half a pair \ud83d")}, "content is not valid Unicode"),
+        ({"prompt": "a", "license": ["MIT"]}, "license is not text"),
+    ],
+)
+def test_a_row_that_is_no_prompt_is_refused_with_its_reason_and_its_neighbours_stay(prepare, row, reason):
+    prepare([chat("before"), row, chat("after")], license="MIT")
+    assert [prompt["messages"] for prompt in prepare.prompts()] == [users("before"), users("after")]
+    assert prepare.rejects() == [{"id": None, "source": "chats", "file": "chats.jsonl", "line": 2, "reason": reason}]
+
+
+def test_keep_answers_refuses_what_has_no_whole_answer(prepare):
+    call = {"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}
+    rows = [chat("a", "x"), chat("b"), {**chat(), "messages": [*users("c"), call]}, {**chat(), "messages": [call]}]
+    prepare(rows, keep_answers=True)
+    parts = "turn with parts other than content"
+    assert reasons(prepare) == ["no assistant turn", parts, parts]
+    prepare([chat("a"), {**chat(), "messages": [*users("c"), call]}])
+    assert reasons(prepare) == []
+
+
+def test_a_broken_line_costs_itself_alone(prepare):
+    deep = "[" * 100_000
+    ledger = prepare([chat("a"), '{"messages": [{"ro', "", deep, chat("b")])
+    assert [(reject["line"], reject["reason"]) for reject in prepare.rejects()] == [
+        (2, "not a JSON object"),
+        (4, "not a JSON object"),
+    ]
+    assert (ledger["rows"], ledger["prompts"]) == (4, 2)
+
+
+# Ids
+
+
+def test_ids_come_from_the_row_or_else_from_the_content(prepare):
+    prepare([chat("a", id="x"), chat("b", conversation_id=7), chat("c", question_id=0), chat("d"), chat("e", id=None)])
+    ids = [prompt["id"] for prompt in prepare.prompts()]
+    assert ids[:3] == ["x", "7", "0"]
+    assert len(set(ids)) == 5
+    prepare([chat("e"), chat("d", "answered")])
+    assert [prompt["id"] for prompt in prepare.prompts()] == [ids[4], ids[3]]
+
+
+def test_the_second_row_with_an_id_is_refused(prepare):
+    prepare([chat("a", id=1, license="GPL-3.0-only"), chat("b", id=1), chat("c", id="1"), chat("d"), chat("d")])
+    assert [prompt["messages"] for prompt in prepare.prompts()] == [users("b"), users("d")]
+    assert reasons(prepare) == ["license not allowed: GPL-3.0-only", "duplicate id", "duplicate id"]
+
+
+def test_an_id_or_source_that_no_file_can_hold_counts_as_missing(prepare):
+    prepare([chat("a", id="\ud83d", question_id=3, source="\ud83d"), chat("b", id=" ", question_id=4, source=5)])
+    assert [(prompt["id"], prompt["source"]) for prompt in prepare.prompts()] == [("3", "chats"), ("4", "chats")]
+
+
+# Licences
+
+
+@pytest.mark.parametrize(
+    "license", ["mit", "MIT AND CC-BY-4.0", "MIT OR GPL-3.0-only", "(GPL-2.0-only OR ISC) AND public-domain"]
+)
+def test_an_allowed_licence_passes(prepare, license):
+    prepare([chat("a", license=license)])
+    assert prepare.prompts()[0]["license"] == license
+
+
+@pytest.mark.parametrize(
+    ("license", "reason"),
+    [
+        (None, "license missing"),
+        (" ", "license missing"),
+        ("MIT AND", "license unparsable"),
+        ("()", "license unparsable"),
+        ("(OR MIT WITH x)", "license unparsable"),
+        ("MIT AND (GPL-3.0-only OR " * 400 + "MIT" + ")" * 400, "license unparsable"),
+        ("my own words", "license unknown"),
+        ("MIT AND my-own", "license unknown"),
+        ("mit and gpl-3.0-only", "license not allowed: MIT AND GPL-3.0-only"),
+        ("public-domain AND GPL-3.0-only", "license not allowed: public-domain AND GPL-3.0-only"),
+        ("MIT WITH Classpath-exception-2.0", "license not allowed: MIT WITH Classpath-exception-2.0"),
+    ],
+)
+def test_any_other_licence_is_refused_and_counted(prepare, license, reason):
+    ledger = prepare([chat("a", license=license), chat("b")])
+    assert ledger["sources"]["chats"]["rejected"] == {reason: 1}
+    assert reasons(prepare) == [reason]
+
+
+def test_the_source_licence_counts_only_for_rows_without_one(prepare):
+    rows = [{"prompt": "a"}, {"prompt": "b", "licence": "MIT"}, {"prompt": "c", "license": "GPL-3.0-only"}]
+    ledger = prepare(rows, license="ISC")
+    assert [prompt["license"] for prompt in prepare.prompts()] == ["ISC", "MIT"]
+    assert ledger["sources"]["chats"]["licenses"] == {"ISC": 1, "MIT": 1}
+
+
+def test_a_team_can_allow_a_licence_name_of_its_own(prepare):
+    prepare([{"prompt": "a"}], license="acme-internal", allowed_licenses=["ACME-internal"])
+    assert prepare.prompts()[0]["license"] == "acme-internal"
+
+
+@pytest.mark.parametrize("allowed", ["MIT", [""], ["MIT AND"], [4.0]])
+def test_a_bad_allow_list_names_the_config_key(prepare, allowed):
+    with pytest.raises(InputError, match=r"prompts\.allowed_licenses"):
+        prepare([chat("a")], allowed_licenses=allowed)
+
+
+# Sources
+
+
+def test_parquet_and_dataset_folders_give_the_same_prompts_as_json_lines(prepare, tmp_path):
+    rows = [chat("a", "x", id="1", extra=1), chat("b", "y", id="2", extra=2)]
+    prepare(rows, name="same")
+    expected = (prepare.folder / "prompts.jsonl").read_bytes()
+    dataset = datasets.Dataset.from_list(rows)
+    dataset.to_parquet(tmp_path / "one.parquet")
+    dataset.save_to_disk(tmp_path / "saved")
+    datasets.DatasetDict(train_sft=dataset, test=dataset.select([0])).save_to_disk(tmp_path / "saved_dict")
+    for folder in ("lines", "hub/data"):
+        (tmp_path / folder).mkdir(parents=True)
+    write(tmp_path / "lines" / "a.jsonl", rows[:1])
+    write(tmp_path / "lines" / "b.jsonl", rows[1:])
+    dataset.to_parquet(tmp_path / "hub/data/train-00000-of-00001.parquet")
+    dataset.select([0]).to_parquet(tmp_path / "hub/data/test-00000-of-00001.parquet")
+    (tmp_path / "array.json").write_text("\ufeff\n" + json.dumps(rows, indent=1))
+    (tmp_path / "lines.json").write_text("\ufeff" + "\r\n".join(json.dumps(row) for row in rows))
+    splits = {"saved_dict": "train_sft"}
+    for path in ("one.parquet", "saved", "saved_dict", "lines", "hub", "array.json", "lines.json"):
+        prepare(path=str(tmp_path / path), name="same", split=splits.get(path, "train"))
+        assert (prepare.folder / "prompts.jsonl").read_bytes() == expected, path
+
+
+def test_columns_that_hold_no_part_of_a_prompt_are_not_read(prepare, tmp_path):
+    unreadable = pa.array([2**60], pa.timestamp("ms"))  # no Python datetime holds it
+    table = pa.table({"prompt": ["a"], "time": unreadable})
+    pq.write_table(table, tmp_path / "one.parquet")
+    (tmp_path / "folder").mkdir()
+    with (
+        pa.OSFile(str(tmp_path / "folder" / "one.arrow"), "wb") as file,
+        pa.ipc.new_stream(file, table.schema) as stream,
+    ):
+        stream.write_table(table)
+    for path in ("one.parquet", "folder"):
+        prepare(path=str(tmp_path / path), license="MIT")
+        assert prepare.prompts()[0]["messages"] == users("a")
+
+
+@pytest.mark.parametrize(("found", "damage"), [(b"PAR1\x15", b"PAR1\xff"), (b"a" * 500, b"\xff" * 500)])
+def test_a_damaged_page_of_a_parquet_file_is_an_error_that_names_the_file(prepare, tmp_path, found, damage):
+    path = tmp_path / "chats.parquet"
+    pq.write_table(pa.table({"prompt": ["a" * 500]}), path, compression="NONE", write_statistics=False)
+    path.write_bytes(path.read_bytes().replace(found, damage, 1))
+    with pytest.raises(InputError, match=r"chats\.parquet is damaged"):
+        prepare(path=str(path), license="MIT")
+
+
+def test_the_current_folder_is_a_source_with_its_own_name(prepare, tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    write(tmp_path / "mine" / "a.jsonl", [chat("a")])
+    monkeypatch.chdir(tmp_path / "mine")
+    assert list(prepare(path=".")["sources"]) == ["mine"]
+
+
+def test_a_tilde_in_the_path_is_the_home_folder(prepare, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path / "chats.jsonl", [chat("a")])
+    assert prepare(path="~/chats.jsonl")["prompts"] == 1
+
+
+def test_rows_of_one_dataset_folder_may_differ_in_shape_and_one_may_be_broken(prepare, tmp_path):
+    (tmp_path / "mixed").mkdir()
+    write(tmp_path / "mixed" / "a.jsonl", [chat("a"), "broken"])
+    write(tmp_path / "mixed" / "b.jsonl", [{"turns": ["b"], "license": "MIT", "id": {"odd": 1}}])
+    prepare(path=str(tmp_path / "mixed"))
+    assert [prompt["source"] for prompt in prepare.prompts()] == ["mixed", "mixed"]
+    assert [(reject["file"], reject["line"]) for reject in prepare.rejects()] == [("a.jsonl", 2)]
+
+
+def test_many_sources_keep_their_order_names_licences_and_limits_and_may_share_ids(prepare, tmp_path):
+    first = write(tmp_path / "first.jsonl", [{"question_id": i, "turns": [f"a{i}"]} for i in range(3)])
+    second = write(tmp_path / "second.jsonl", [chat(id=9), *(chat(f"b{i}", id=i, source="wiki") for i in range(3))])
+    entries = [{"path": str(first), "license": "ISC", "limit": 2}, {"path": str(second), "name": "two"}]
+    ledger = prepare(sources=entries, limit=4)
+    found = [(prompt["id"], prompt["source"], prompt["license"]) for prompt in prepare.prompts()]
+    assert found == [
+        ("first/0", "first", "ISC"),
+        ("first/1", "first", "ISC"),
+        ("two/0", "wiki", "MIT"),
+        ("two/1", "wiki", "MIT"),
+    ]
+    assert {name: (counts["rows"], counts["prompts"]) for name, counts in ledger["sources"].items()} == {
+        "first": (2, 2),
+        "two": (3, 2),
+    }
+    assert [(reject["id"], reject["source"]) for reject in prepare.rejects()] == [("two/9", "two")]
+    assert ledger["sources"]["two"]["origins"] == {"wiki": 2}
+
+
+def test_sources_can_be_read_without_the_licence_check(tmp_path):
+    path = write(tmp_path / "eval.jsonl", [{"question_id": 81, "turns": ["a"]}, "broken"])
+    (source,) = configured_sources(path=str(path), license=None, name=None, split="train", sources=None)
+    (_, prompt), (row, refused) = read_prompts(source, keep_answers=False)
+    assert (prompt.id, prompt.license, prompt.messages) == ("81", None, users("a"))
+    assert (row.line, refused.reason) == (2, "not a JSON object")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({}, r"prompts\.path=None and prompts\.sources=None: set exactly one"),
+        ({"path": "no/such.jsonl"}, r"prompts\.path=no/such\.jsonl does not exist"),
+        ({"sources": [{"path": "no/such.jsonl"}]}, r"prompts\.sources\[0\]\.path=no/such\.jsonl does not exist"),
+        (
+            {"sources": [{"licence": "MIT"}]},
+            r"prompts\.sources\[0\]\.licence is no key of a source; keys: path, license",
+        ),
+        ({"sources": [{"name": "x"}]}, r"prompts\.sources\[0\]\.path is not set"),
+        ({"path": "x.jsonl", "sources": []}, r"set exactly one"),
+        ({"path": "x.jsonl", "limit": 0}, r"prompts\.limit=0 keeps no prompt"),
+        ({"path": "FOLDER/gz"}, r"prompts\.path=.*chats\.jsonl\.gz ends in none of \.jsonl"),
+        ({"path": "FOLDER/empty"}, r"prompts\.path=.*empty is no dataset folder"),
+        ({"path": "FOLDER/two"}, r"prompts\.path=.*two is no dataset folder.*\['x', 'y'\].*the subfolder"),
+        ({"path": "FOLDER/good", "split": "test"}, r"prompts\.split=test is not in .*; it has: train"),
+        ({"path": "FOLDER/bad.parquet"}, r"bad\.parquet is damaged or not what its ending says"),
+        ({"path": "FOLDER/bad.json"}, r"bad\.json starts like a JSON array but is not valid JSON"),
+        ({"sources": [{"path": "FOLDER/good/a.jsonl"}] * 2}, r"prompts\.sources\[1\]\.name=a is taken"),
+    ],
+)
+def test_a_wrong_source_is_named_with_its_config_key_and_the_way_out(prepare, tmp_path, config, message):
+    for folder in ("gz", "empty", "good", "two"):
+        (tmp_path / folder).mkdir()
+    write(tmp_path / "two" / "a.jsonl", [chat("a")])
+    configs = "".join(f"- config_name: {name}\n  data_files: a.jsonl\n" for name in "xy")
+    (tmp_path / "two" / "README.md").write_text(f"---\nconfigs:\n{configs}---\n")
+    write(tmp_path / "gz" / "chats.jsonl.gz", [])
+    write(tmp_path / "good" / "a.jsonl", [chat("a")])
+    write(tmp_path / "bad.parquet", ["PAR1"])
+    write(tmp_path / "bad.json", ['[{"prompt": "a"},'])
+    config = json.loads(json.dumps(config).replace("FOLDER", str(tmp_path)))
+    with pytest.raises(InputError, match=message):
+        prepare(**config)
+
+
+# The stage
+
+
+def test_the_same_input_gives_the_same_bytes(prepare, tmp_path):
+    rows = [chat(f"question {i}", "x", source=f"s{i % 3}") for i in range(50)] + ["broken"]
+    first = prepare(rows)
+    names = ("prompts.jsonl", "rejects.jsonl", "ledger.json")
+    before = {name: (prepare.folder / name).read_bytes() for name in names}
+    for name in names:
+        (prepare.folder / name).unlink()
+    assert prepare(path=str(tmp_path / "chats.jsonl")) == first
+    assert {name: (prepare.folder / name).read_bytes() for name in names} == before
+    assert first["sha256"] == sha256_file(prepare.folder / "prompts.jsonl")
+
+
+def test_prompts_are_made_again_only_when_something_changed(prepare, tmp_path, caplog):
+    caplog.set_level("INFO")
+
+    def made(rows=None, **config) -> bool:
+        caplog.clear()
+        prepare(rows, **config)
+        return "up to date" not in caplog.text
+
+    path = str(tmp_path / "chats.jsonl")
+    assert made([chat("a", "x")])
+    assert not made(path=path)
+    assert made(path=path, limit=5)
+    assert made(path=path, limit=5, keep_answers=True)
+    assert made(path=path)
+    assert made([chat("a", "x"), chat("b", "y")])
+    (prepare.folder / "prompts.jsonl").write_bytes(b"")
+    assert made(path=path)
+    assert len(prepare.prompts()) == 2
+
+
+def test_a_failing_run_leaves_the_earlier_prompts_whole(prepare, tmp_path):
+    prepare([chat("a")])
+    before = {file.name: file.read_bytes() for file in prepare.folder.iterdir()}
+    entries = [{"path": str(tmp_path / "chats.jsonl")}, {"path": str(write(tmp_path / "bad.parquet", ["PAR1"]))}]
+    with pytest.raises(InputError, match="damaged"):
+        prepare(sources=entries)
+    assert {file.name: file.read_bytes() for file in prepare.folder.iterdir()} == before
+
+
+def test_no_prompt_left_is_an_error_with_counts_and_the_way_out(prepare):
+    with pytest.raises(InputError, match=r"none of 3 rows in chats passed \(license missing: 2.*prompts\.license=MIT"):
+        prepare([{"prompt": "a"}, {"prompt": "b"}, "broken"])
+    with pytest.raises(InputError, match=r"none of 0 rows in chats passed \(the sources are empty\); give rows with"):
+        prepare([])
+    assert not prepare.folder.exists() or not list(prepare.folder.iterdir())
+
+
+def test_no_text_of_a_refused_row_is_written_or_logged(prepare, caplog, capfd):
+    caplog.set_level("DEBUG")
+    secret = "SECRET"
+    rows = [
+        chat("fine"),
+        f'{{"prompt": "{secret}',
+        {"messages": [{"role": secret, "content": secret}]},
+        {"messages": users([{"type": secret, secret: secret}])},
+        {secret: secret},
+        chat(secret, license=None),
+        chat(secret, license=secret),
+        chat(secret, license=f"{secret} AND"),
+        {"messages": [*users(secret), {"role": "tool", "content": secret}]},
+    ]
+    ledger = prepare(rows)
+    assert ledger["prompts"] == 1 and ledger["rows"] == len(rows)
+    written = "".join(file.read_text() for file in prepare.folder.iterdir())
+    output = capfd.readouterr()
+    assert secret not in written + caplog.text + output.out + output.err
+
+
+def test_the_package_imports_without_torch():
+    code = "import sys, eagle3.prompts; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

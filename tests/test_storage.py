@@ -1,0 +1,33 @@
+"""Files are whole or absent."""
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from eagle3.errors import InputError
+from eagle3.storage import json_line, read_json, read_jsonl, write_json, written_whole
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    write_json(path, {"old": 1})
+    with pytest.raises(OSError, match="no space"), written_whole(path) as file:
+        file.write(b"half")
+        raise OSError(errno.ENOSPC, "no space")
+    assert read_json(path, made_by="x") == {"old": 1}
+    assert [found.name for found in tmp_path.iterdir()] == ["file.json"]
+
+
+def test_a_line_cut_short_by_a_kill_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(json_line({"a": 1}) + json_line({"a": 2})[:-4])
+    assert list(read_jsonl(path)) == [{"a": 1}]
+
+
+def test_missing_and_broken_json_name_the_file_and_the_command(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"x\.json does not exist; make it with: python make\.py"):
+        read_json(tmp_path / "x.json", made_by="python make.py")
+    (tmp_path / "x.json").write_text("{")
+    with pytest.raises(InputError, match=r"x\.json is not valid JSON .*python make\.py"):
+        read_json(tmp_path / "x.json", made_by="python make.py")

@@ -1,0 +1,245 @@
+"""Training as users run it (Hydra config, Lightning trainer) on a small store: learning, resume, errors."""
+
+import csv
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from conftest import random_samples, write_store
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+
+from eagle3 import run
+from eagle3.errors import InputError, Interrupted
+from eagle3.features.datamodule import FeatureData, share_of_prompt
+from eagle3.module import HeadTraining
+from train import build_module, require_checkpoint_fits
+
+CONF = str(Path(__file__).parent.parent / "conf")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*GPU available but not used.*",
+    "ignore:.*does not have many workers.*",
+    "ignore:.*treespec, LeafSpec.*",
+    "ignore:Checkpoint directory.*",
+)
+
+
+class Recorder(lightning.Callback):
+    """Notes the samples of every batch; can send a signal after a number of batches."""
+
+    def __init__(self, signal_after: int | None = None) -> None:
+        self.batches: list[tuple[str, ...]] = []
+        self.signal_after = signal_after
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        self.batches.append(batch.sample_ids)
+        if len(self.batches) == self.signal_after:
+            signal.raise_signal(signal.SIGINT)
+
+
+class Run:
+    """One training in `directory`."""
+
+    def __init__(self, directory: Path, store: Path, *overrides: str, signal_after: int | None = None) -> None:
+        config = composed(directory, store, *overrides)
+        lightning.seed_everything(config.seed, verbose=False)
+        self.data: FeatureData = run.build(
+            config.data, loss_mask=run.build(config.loss_mask), seed=config.seed, num_steps=config.num_steps
+        )
+        self.module: HeadTraining = build_module(config, self.data)
+        self.recorder = Recorder(signal_after)
+        callbacks = [run.build(callback) for callback in config.callbacks.values() if callback]
+        loggers = [run.build(logger) for logger in config.logger.values()]
+        self.trainer = run.build(config.trainer, callbacks=[*callbacks, self.recorder], logger=loggers)
+        self.checkpoint = config.ckpt_path
+        self.directory = directory
+
+    def fit(self) -> "Run":
+        self.trainer.fit(self.module, datamodule=self.data, ckpt_path=self.checkpoint, weights_only=True)
+        return self
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        return {name: parameter.detach().clone() for name, parameter in self.module.head.named_parameters()}
+
+
+def composed(directory: Path, store: Path, *overrides: str) -> DictConfig:
+    settings = [
+        f"data.path={store}", f"run_dir={directory}", "data.pack_tokens=48", "data.val_fraction=0.2", "num_steps=3",
+        "trainer=cpu", "trainer.max_epochs=3", "trainer.enable_progress_bar=false", "trainer.log_every_n_steps=1",
+        "callbacks.progress=null", "callbacks.last.every_n_steps=5", "optim.lr=3e-3",
+    ]  # fmt: skip
+    with initialize_config_dir(CONF, version_base="1.3"):
+        config = compose("train", overrides=[*settings, *overrides])
+    OmegaConf.resolve(config)
+    return config
+
+
+def metrics(done: Run) -> list[dict[str, str]]:
+    return list(csv.DictReader((done.directory / "metrics.csv").read_text().splitlines()))
+
+
+@pytest.fixture
+def train(tmp_path: Path, store_path: Path) -> Callable[..., Run]:
+    def start(name: str, *overrides: str, signal_after: int | None = None) -> Run:
+        return Run(tmp_path / name, store_path, *overrides, signal_after=signal_after)
+
+    return start
+
+
+def test_training_lowers_the_loss_and_writes_metrics_and_checkpoints(train: Callable[..., Run]) -> None:
+    done = train("run", "trainer.max_epochs=12", "callbacks.early_stopping=null").fit()
+    rows = metrics(done)
+    losses = [float(row["val/loss"]) for row in rows if row["val/loss"]]
+    assert len(losses) == 12
+    assert losses[-1] < 0.9 * losses[0]
+    assert done.trainer.checkpoint_callback.best_model_score >= 1
+    assert (done.directory / "checkpoints" / "last.ckpt").is_file()
+    assert {"train/rows_per_s", "train/data_wait_share", "val/accuracy_2", "val/accept_length"} <= set(rows[0])
+
+
+def test_the_loss_curve_is_the_golden_one(train: Callable[..., Run]) -> None:
+    """A refactor that should not change numbers must not; new numbers: write them down here with their reason."""
+    done = train("run", "trainer.max_epochs=2").fit()
+    golden = json.loads((Path(__file__).parent / "golden" / "training.json").read_text())
+    losses = [float(row["train/loss"]) for row in metrics(done) if row["train/loss"]]
+    assert losses == pytest.approx(golden["train_loss"], rel=2e-3)
+
+
+def test_several_validations_an_epoch_each_see_all_of_it(train: Callable[..., Run]) -> None:
+    done = train("run", "trainer.val_check_interval=0.25", "trainer.max_epochs=1").fit()
+    seen = [float(row["val/loss"]) for row in metrics(done) if row["val/loss"]]
+    assert len(seen) >= 4
+    assert all(value > 0 for value in seen)
+
+
+def test_bf16_products_leave_the_master_weights_in_float32(train: Callable[..., Run]) -> None:
+    done = train("run", "trainer.precision=bf16-mixed", "trainer.max_epochs=6", "callbacks.early_stopping=null").fit()
+    assert {weight.dtype for weight in done.weights.values()} == {torch.float32}
+    losses = [float(row["val/loss"]) for row in metrics(done) if row["val/loss"]]
+    assert losses[-1] < losses[0]
+
+
+def test_each_epoch_trains_each_sample_once_in_an_order_of_its_own(train: Callable[..., Run]) -> None:
+    done = train("run").fit()
+    per_epoch = [sorted(ref.entry.id for ref in done.data.train_samples)] * 3
+    seen = [name for batch in done.recorder.batches for name in batch]
+    size = len(per_epoch[0])
+    epochs = [seen[start : start + size] for start in range(0, len(seen), size)]
+    assert [sorted(epoch) for epoch in epochs] == per_epoch
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+def test_a_prompts_samples_are_on_one_side_of_the_split(train: Callable[..., Run]) -> None:
+    data = train("run").data
+    train_ids, val_ids = ({ref.entry.id for ref in side} for side in (data.train_samples, data.val_samples))
+    assert len(train_ids) + len(val_ids) == 60
+    assert not train_ids & val_ids
+    assert share_of_prompt("p1#0") == share_of_prompt("p1#1") == share_of_prompt("p1")
+
+
+def test_of_a_few_prompts_one_validates_whatever_the_fraction(tmp_path: Path) -> None:
+    data = Run(tmp_path / "run", write_store(tmp_path / "few", random_samples(4)), "data.val_fraction=1e-9").data
+    assert (len(data.train_samples), len(data.val_samples)) == (3, 1)
+    with pytest.raises(InputError, match=r"data\.val_fraction=1e-09 leaves none of the 1 samples"):
+        Run(tmp_path / "run", write_store(tmp_path / "one", random_samples(1)), "data.val_fraction=1e-9")
+
+
+@pytest.mark.parametrize("stop_after", [1, 5, 7, 11, 13])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_resuming_mid_epoch_repeats_nothing_skips_nothing_and_ends_with_the_same_weights(
+    train: Callable[..., Run], stop_after: int, accumulate: int
+) -> None:
+    option = f"trainer.accumulate_grad_batches={accumulate}"
+    whole = train("whole", option).fit()
+    first = train("parts", option, signal_after=stop_after)
+    with pytest.raises(Interrupted, match=r"go on with ckpt_path=.*last\.ckpt"):
+        first.fit()
+    assert len(first.recorder.batches) < len(whole.recorder.batches)
+    rest = train("parts", option, f"ckpt_path={first.directory}/checkpoints/last.ckpt").fit()
+    assert first.recorder.batches + rest.recorder.batches == whole.recorder.batches
+    for name, weight in whole.weights.items():
+        assert torch.equal(weight, rest.weights[name]), name
+
+
+def test_resuming_keeps_the_metrics_of_the_first_part(train: Callable[..., Run]) -> None:
+    first = train("run", signal_after=7)
+    with pytest.raises(Interrupted):
+        first.fit()
+    rest = train("run", f"ckpt_path={first.directory}/checkpoints/last.ckpt").fit()
+    rows = metrics(rest)
+    steps = [int(row["step"]) for row in rows if row["train/loss"]]
+    assert steps == list(range(rest.trainer.global_step))
+
+
+def test_a_finished_run_goes_on_with_more_epochs(train: Callable[..., Run]) -> None:
+    first = train("run", "trainer.max_epochs=1").fit()
+    rest = train("run", "trainer.max_epochs=2", f"ckpt_path={first.directory}/checkpoints/last.ckpt").fit()
+    trained = [name for batch in rest.recorder.batches for name in batch]
+    assert sorted(trained) == sorted(ref.entry.id for ref in rest.data.train_samples)
+
+
+def test_early_stopping_ends_a_run_that_no_longer_gains(train: Callable[..., Run]) -> None:
+    done = train("run", "optim.lr=1e-9", "callbacks.early_stopping.patience=2", "trainer.max_epochs=20").fit()
+    assert done.trainer.current_epoch < 20
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.path=null", r"data\.path is not set"),
+        ("data.path=/nowhere", r"/nowhere/manifest\.json does not exist; make it with"),
+        ("data.pack_tokens=10", r"data\.pack_tokens=10 .* tokens\); set data\.pack_tokens=2\d or more"),
+        ("data.val_fraction=0.0", r"data\.val_fraction=0\.0"),
+        ("model.draft_vocab_size=51", r"model\.draft_vocab_size=51 but the answers hold 50 distinct tokens"),
+        ("model.num_kv_heads=3", r"model\.num_kv_heads=3 does not divide model\.num_heads=4"),
+        ("model.num_heads=5", r"model\.num_heads=5 does not divide the target's hidden size of 16"),
+        ("model.num_heads=0", r"model\.num_heads=0 must be 1 or more"),
+        ("num_steps=0", r"num_steps=0 must be 1 or more"),
+        ("loss_mask=without_reasoning", r"loss_mask=without_reasoning needs"),
+        ("loss.normalize=batch", r"loss\.normalize=batch"),
+    ],
+)
+def test_bad_input_names_the_key_the_value_and_the_way_out(
+    train: Callable[..., Run], override: str, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        train("run", override)
+
+
+def test_a_mask_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
+    marks_first_token = sorted({int(sample.input_ids[0]) for sample in random_samples(60)})
+    samples = [sample for sample in random_samples(60) if int(sample.input_ids[0]) == marks_first_token[0]]
+    store = write_store(tmp_path / "store", samples, reasoning_ids=[[marks_first_token[0]], [999]])
+    with pytest.raises(InputError, match="loss_mask=WithoutReasoning leaves no row to train"):
+        Run(tmp_path / "run", store, "loss_mask=without_reasoning")
+
+
+def test_a_checkpoint_of_another_target_is_refused(train: Callable[..., Run], tmp_path: Path) -> None:
+    first = train("run", "trainer.max_epochs=1").fit()
+    other = {"name": "other", "config_hash": "x", "tokenizer_hash": "t", "template_hash": "m", "weights_hash": "w"}
+    store = write_store(tmp_path / "other", random_samples(60), target=other)
+    second = Run(tmp_path / "second", store)
+    with pytest.raises(InputError, match=r"ckpt_path=.*they differ in config"):
+        require_checkpoint_fits(f"{first.directory}/checkpoints/last.ckpt", second.data, second.module.head)
+
+
+def test_a_checkpoint_of_another_head_is_refused(train: Callable[..., Run]) -> None:
+    first = train("run", "trainer.max_epochs=1").fit()
+    second = train("second", "model.draft_vocab_size=40", "model.norm_output=true")
+    with pytest.raises(InputError, match=r"draft_vocab_size=50 then, 40 now, norm_output=False then, True now"):
+        require_checkpoint_fits(f"{first.directory}/checkpoints/last.ckpt", second.data, second.module.head)
+
+
+@pytest.mark.parametrize("mask", ["last_turn", "all_turns"])
+def test_the_normaliser_counts_the_rows_that_the_mask_leaves(train: Callable[..., Run], mask: str) -> None:
+    done = train("run", f"loss_mask={mask}", "trainer.max_epochs=1")
+    done.fit()
+    loader = done.data.val_dataloader()
+    for pack in loader:
+        assert pack.rows_in_step == len(pack.rows)

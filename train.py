@@ -1,0 +1,138 @@
+"""Train a draft head on a feature store.
+
+python train.py data.path=DIR/features                                     # minutes on a laptop for a small target
+python train.py data.path=DIR/features trainer=gpu trainer.devices=4
+python train.py data.path=DIR/features hydra.run.dir=RUN ckpt_path=RUN/checkpoints/last.ckpt    # resume
+python train.py -m data.path=DIR/features optim.lr=1e-4,3e-4 loss.decay=0.8,1.0                 # sweep
+"""
+
+import logging
+from pathlib import Path
+
+import hydra
+import lightning
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import Logger
+from omegaconf import DictConfig
+
+from eagle3 import run
+from eagle3.errors import InputError
+from eagle3.features.datamodule import FeatureData
+from eagle3.head.draft_head import DraftHead
+from eagle3.loggers import close
+from eagle3.module import HeadTraining, read_checkpoint
+from eagle3.storage import write_json
+from eagle3.target import require_same_target
+
+log = logging.getLogger(__name__)
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="train")
+@run.reported
+def main(config: DictConfig) -> float:
+    run.quiet_libraries()
+    lightning.seed_everything(config.seed, verbose=False)
+    torch.set_float32_matmul_precision(config.matmul_precision)
+    data = run.build(config.data, loss_mask=run.build(config.loss_mask), seed=config.seed, num_steps=config.num_steps)
+    module = build_module(config, data)
+    require_checkpoint_fits(config.ckpt_path, data, module.head)
+    loggers = [run.build(logger) for logger in config.logger.values()]
+    trainer = build_trainer(config, loggers)
+    for logger in loggers:
+        logger.log_hyperparams({"config": run.plain(config), "store": describe(data), **run.provenance()})
+    try:
+        trainer.fit(module, datamodule=data, ckpt_path=config.ckpt_path, weights_only=True)
+    finally:
+        close(loggers, "success" if trainer.state.finished else "aborted")
+    return report(trainer)
+
+
+def build_module(config: DictConfig, data: FeatureData) -> HeadTraining:
+    head = run.build(config.model, store=data.store)
+    embedding, lm_head = data.store.target_weights()
+    log.info(
+        "head of %.2f M parameters, draft vocabulary %d; %d samples to train, %d to validate",
+        sum(parameter.numel() for parameter in head.parameters()) / 1e6,
+        head.config.draft_vocab_size,
+        len(data.train_samples),
+        len(data.val_samples),
+    )
+    return HeadTraining(
+        head=head,
+        loss=run.build(config.loss),
+        optim=run.build(config.optim),
+        num_steps=config.num_steps,
+        embedding=embedding,
+        lm_head=lm_head,
+        origin=describe(data),
+    )
+
+
+def build_trainer(config: DictConfig, loggers: list[Logger]) -> lightning.Trainer:
+    callbacks = [run.build(callback) for callback in config.callbacks.values() if callback]
+    try:
+        return run.build(config.trainer, callbacks=callbacks, logger=loggers)
+    except (MisconfigurationException, ValueError, TypeError) as error:
+        raise InputError(f"trainer.* does not fit this machine or Lightning: {error}") from error
+
+
+def require_checkpoint_fits(path: str | None, data: FeatureData, head: DraftHead) -> None:
+    """A checkpoint goes on only over features of the target that it was trained for, with a head of its making."""
+    if path is None:
+        return
+    if not Path(path).is_file():
+        raise InputError(f"ckpt_path={path} does not exist; give RUN/checkpoints/last.ckpt of an earlier run")
+    checkpoint = read_checkpoint(path, setting=f"ckpt_path={path}")
+    require_same_target(
+        checkpoint["eagle3"]["origin"]["target"],
+        data.store.manifest["made_from"]["target"],
+        expected_from=f"ckpt_path={path}",
+        actual_from=f"data.path={data.store.path}",
+    )
+    before, now = checkpoint["eagle3"]["head_config"], head.config.to_dict()
+    differing = [f"{key}={before[key]} then, {now[key]} now" for key in now if before[key] != now[key]]
+    if not torch.equal(checkpoint["state_dict"]["head.draft_ids"], head.draft_ids):
+        differing.append("other tokens in the draft vocabulary, which the store's answers decide")
+    if differing:
+        raise InputError(
+            f"ckpt_path={path} holds another head than this run's ({', '.join(differing)}); give the model.* settings "
+            f"and the data.path of the run that it comes from"
+        )
+    if checkpoint["eagle3"]["origin"]["hash"] != data.store.fingerprint:
+        log.warning("data.path=%s has changed since %s: samples may be repeated or skipped", data.store.path, path)
+
+
+def describe(data: FeatureData) -> dict:
+    """The store in plain values, for checkpoints and loggers: everything of the manifest but the long lists."""
+    manifest = data.store.manifest
+    short = {key: value for key, value in manifest.items() if key not in ("shards", "answer_counts", "made_from")}
+    store = {"path": str(data.store.path.resolve()), "hash": data.store.fingerprint, "val_fraction": data.val_fraction}
+    return {**short, **manifest["made_from"], **store}
+
+
+def report(trainer: lightning.Trainer) -> float:
+    """Write result.json, which a sweep's table is made of; the best accept length is what a sweep maximises."""
+    best = trainer.checkpoint_callback
+    assert isinstance(best, ModelCheckpoint)
+    if best.best_model_score is None:
+        raise InputError(
+            f"training ended at step {trainer.global_step}, before the first validation: no best checkpoint, only "
+            f"last.ckpt; train longer (trainer.max_epochs, max_steps) or set trainer.val_check_interval lower"
+        )
+    accept_length = float(best.best_model_score)
+    result = {
+        "accept_length": accept_length,
+        "checkpoint": best.best_model_path,
+        "steps": trainer.global_step,
+        "epochs": trainer.current_epoch,
+    }
+    if trainer.is_global_zero:
+        write_json(run.output_dir() / "result.json", result)
+        log.info("best accept length on validation data %.3f: %s", accept_length, best.best_model_path)
+    return accept_length
+
+
+if __name__ == "__main__":
+    run.start(main)
