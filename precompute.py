@@ -1,7 +1,8 @@
 """Raw conversations → clean prompts → the target's answers → feature shards, in DIR/prompts, /responses, /features.
 
-python precompute.py target.path=TARGET prompts.path=FILE.jsonl out_dir=DIR          # a laptop and a small target
-python precompute.py target=llama31_8b prompts.path=FILE.jsonl out_dir=DIR           # one GPU
+python precompute.py target.path=TARGET prompts.path=FILE.jsonl prompts/privacy=patterns out_dir=DIR   # a laptop
+python precompute.py target=llama31_8b prompts.path=FILE.jsonl out_dir=DIR prompts/privacy/model=spacy \
+    prompts.privacy.model.path=FOLDER                                                # one GPU, names filtered too
 python precompute.py target.path=TARGET out_dir=DIR 'stages=[features]'              # one stage, from what DIR holds
 """
 
@@ -14,6 +15,7 @@ from omegaconf import DictConfig
 from eagle3 import run
 from eagle3.errors import InputError
 from eagle3.prompts import prepare_prompts
+from eagle3.prompts.rules import GROUPS, Rules
 
 log = logging.getLogger(__name__)
 STAGES = ("prompts", "responses", "features")
@@ -27,10 +29,15 @@ def main(config: DictConfig) -> None:
         raise InputError(f"stages={stages}: take one or more of {', '.join(STAGES)}, e.g. 'stages=[features]'")
     out_dir = Path(config.out_dir)
     if "prompts" in stages:
-        keep_answers = config.responses.answers == "imported"
-        prepare_prompts(out_dir=out_dir, keep_answers=keep_answers, **run.plain(config.prompts))
+        clean_prompts(config.prompts, out_dir, keep_answers=config.responses.answers == "imported")
     if {"responses", "features"} & set(stages):
         answer_and_extract(config, stages, out_dir)
+
+
+def clean_prompts(config: DictConfig, out_dir: Path, *, keep_answers: bool) -> None:
+    settings = run.plain(config)
+    rules = Rules({group: settings.pop(group) for group in GROUPS}, privacy=run.build(config.privacy))
+    prepare_prompts(rules=rules, keep_answers=keep_answers, out_dir=out_dir, **settings)
 
 
 def answer_and_extract(config: DictConfig, stages: list[str], out_dir: Path) -> None:

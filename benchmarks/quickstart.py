@@ -22,7 +22,7 @@ from matplotlib import pyplot
 
 from eagle3 import run
 from eagle3.chat import Chat
-from eagle3.prompts import Prompt, configured_sources, read_prompts
+from eagle3.prompts import Prompt, plain_source, read_prompts
 from eagle3.serving.checkpoint import load_head
 from eagle3.speculate import Decoded, Measurement, measure, plain_greedy
 from eagle3.target import Target, load_target
@@ -47,8 +47,8 @@ def main() -> None:
     seconds: dict[str, float] = {}
     call(
         seconds, "precompute", "precompute.py", f"target.path={TARGET}", f"prompts.path={TRAIN}", f"out_dir={data}",
-        f"prompts.limit={options.prompts}", "responses.max_new_tokens=128", "responses.batch_size=256",
-        "responses.batch_tokens=65536", "responses.window=4096", "features.max_length=1024",
+        "prompts/privacy=patterns", f"prompts.limit={options.prompts}", "responses.max_new_tokens=128",
+        "responses.batch_size=256", "responses.batch_tokens=65536", "responses.window=4096", "features.max_length=1024",
     )  # fmt: skip
     call(
         seconds, "train", "train.py", "experiment=quickstart", f"data.path={data}/features", f"hydra.run.dir={trained}",
@@ -96,7 +96,7 @@ def decode_held_out(head: Path, limit: int) -> tuple[list[Prompt], dict[int, Mea
 
 def held_out_prompts(target: Target, limit: int) -> tuple[list[Prompt], list[list[int]]]:
     """First user turns of the bundled held-out conversations."""
-    [source] = configured_sources(path=str(HELD_OUT), license=None, name=None, split="train", sources=None)
+    source = plain_source("held_out", str(HELD_OUT), split="train")
     chat = Chat(target.tokenizer, template=None, template_kwargs={}, date="2026-01-01", stop_ids=target.stop_ids)
     prompts = [found for _, found in read_prompts(source, keep_answers=False) if isinstance(found, Prompt)][:limit]
     return prompts, [chat.prompt_ids(prompt.messages[:1]) for prompt in prompts]

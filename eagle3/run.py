@@ -16,7 +16,7 @@ import lightning
 import torch
 import transformers
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
+from hydra.errors import HydraException, InstantiationException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException
@@ -97,7 +97,12 @@ def build(config: DictConfig, **parts: Any) -> Any:
 
     The call itself is ours, not Hydra's: parts stay the objects they are, and errors keep their type.
     """
-    return hydra.utils.instantiate(config, _convert_="all", _partial_=True)(**parts)
+    try:
+        return hydra.utils.instantiate(config, _convert_="all", _partial_=True)(**parts)
+    except InstantiationException as error:  # of a part inside
+        if isinstance(error.__cause__, InputError):
+            raise error.__cause__ from None
+        raise
 
 
 def plain(config: DictConfig) -> Any:

@@ -79,7 +79,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     lines = (ASSETS / "prompts" / "train.jsonl").read_text().splitlines(keepends=True)[:40]
     (root / "prompts.jsonl").write_text("".join(lines))
     settings = (
-        f"target.path={TINY}", f"prompts.path={root}/prompts.jsonl", f"out_dir={root}/dir",
+        f"target.path={TINY}", f"prompts.path={root}/prompts.jsonl", f"out_dir={root}/dir", "prompts/privacy=patterns",
         "responses.max_new_tokens=24", "features.shard_mb=1",
     )  # fmt: skip
     made = World(root, settings)
@@ -190,7 +190,8 @@ def test_imported_answers_train_under_every_loss_mask(call: Callable[..., Any], 
     (tmp_path / "chats.jsonl").write_text("".join(lines))
     call(
         "precompute", f"target.path={TINY}", f"prompts.path={tmp_path}/chats.jsonl", f"out_dir={tmp_path}/dir",
-        "responses.answers=imported", "features.teacher_rows=all", "features.max_length=256",
+        "prompts/privacy=patterns", "responses.answers=imported", "features.teacher_rows=all",
+        "features.max_length=256",
     )  # fmt: skip
     call(
         "train", f"data.path={tmp_path}/dir/features", f"loss_mask={mask}", "trainer.max_epochs=1",

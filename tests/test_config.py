@@ -14,7 +14,7 @@ CONF = Path(__file__).parent.parent / "conf"
 ROOTS = {
     "train": ["model", "data", "loss_mask", "loss", "optim", "trainer", "callbacks", "logger", "experiment"],
     "precompute": ["target", "prompts", "chat", "responses", "features"],
-    "serve": ["target", "chat"],
+    "serve": ["target", "chat", "serve", "logger"],
 }
 OPTIONS = [
     (root, group, option.stem)
@@ -37,7 +37,8 @@ def test_no_config_group_is_left_out_of_these_tests() -> None:
 @pytest.mark.parametrize(("root", "group", "option"), OPTIONS)
 def test_every_option_composes(root: str, group: str, option: str) -> None:
     config = composed(root, f"{group}={option}")
-    assert config[group] if group != "experiment" else config
+    key = option if group == "serve" else group  # one key for each action
+    assert config[key] if group != "experiment" else config
 
 
 @pytest.mark.parametrize("option", sorted(path.stem for path in (CONF / "target").glob("*.yaml")))

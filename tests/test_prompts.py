@@ -3,53 +3,19 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from omegaconf import OmegaConf
+from hydra import compose, initialize_config_dir
+from prompt_stage import CONF, OUTPUTS, chat, default_settings, prepare, reasons, users, write
 
 from eagle3.errors import InputError
-from eagle3.prompts import configured_sources, prepare_prompts, read_prompts
-from eagle3.storage import read_jsonl, sha256_file
+from eagle3.prompts import plain_source, read_prompts
+from eagle3.storage import sha256_file
 
-DEFAULTS = OmegaConf.to_container(OmegaConf.load(Path(__file__).parent.parent / "conf/prompts/default.yaml"))
-
-
-def write(path: Path, rows: list) -> Path:
-    """Rows as JSON Lines; a str is written as it stands."""
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
-    return path
-
-
-def chat(*texts: str, **fields) -> dict:
-    """A row of user and assistant turns in alternation, under the MIT licence."""
-    roles = ("user", "assistant")
-    messages = [{"role": roles[index % 2], "content": text} for index, text in enumerate(texts)]
-    return {"license": "MIT", "messages": messages, **fields}
-
-
-def users(*texts: str) -> list[dict]:
-    return [{"role": "user", "content": text} for text in texts]
-
-
-@pytest.fixture
-def prepare(tmp_path):
-    def run(rows=None, *, keep_answers=False, **config) -> dict:
-        if rows is not None:
-            config["path"] = str(write(tmp_path / "chats.jsonl", rows))
-        return prepare_prompts(**{**DEFAULTS, **config}, keep_answers=keep_answers, out_dir=tmp_path / "out")
-
-    run.folder = tmp_path / "out" / "prompts"
-    run.prompts = lambda: list(read_jsonl(run.folder / "prompts.jsonl"))
-    run.rejects = lambda: list(read_jsonl(run.folder / "rejects.jsonl"))
-    return run
-
-
-def reasons(prepare) -> list[str]:
-    return [reject["reason"] for reject in prepare.rejects()]
+__all__ = ["prepare"]  # the fixture
 
 
 # Conversations
@@ -166,9 +132,9 @@ def test_ids_come_from_the_row_or_else_from_the_content(prepare):
 
 
 def test_the_second_row_with_an_id_is_refused(prepare):
-    prepare([chat("a", id=1, license="GPL-3.0-only"), chat("b", id=1), chat("c", id="1"), chat("d"), chat("d")])
+    prepare([chat("a", id=1, license="GPL-3.0-only"), chat("b", id=1), chat("c", id="1"), chat("d")])
     assert [prompt["messages"] for prompt in prepare.prompts()] == [users("b"), users("d")]
-    assert reasons(prepare) == ["license not allowed: GPL-3.0-only", "duplicate id", "duplicate id"]
+    assert reasons(prepare) == ["license not allowed: GPL-3.0-only", "duplicate id"]
 
 
 def test_an_id_or_source_that_no_file_can_hold_counts_as_missing(prepare):
@@ -217,14 +183,14 @@ def test_the_source_licence_counts_only_for_rows_without_one(prepare):
 
 
 def test_a_team_can_allow_a_licence_name_of_its_own(prepare):
-    prepare([{"prompt": "a"}], license="acme-internal", allowed_licenses=["ACME-internal"])
+    prepare([{"prompt": "a"}], license="acme-internal", licenses={"allowed_terms": ["ACME-internal"]})
     assert prepare.prompts()[0]["license"] == "acme-internal"
 
 
 @pytest.mark.parametrize("allowed", ["MIT", [""], ["MIT AND"], [4.0]])
 def test_a_bad_allow_list_names_the_config_key(prepare, allowed):
-    with pytest.raises(InputError, match=r"prompts\.allowed_licenses"):
-        prepare([chat("a")], allowed_licenses=allowed)
+    with pytest.raises(InputError, match=r"prompts\.licenses\.allowed"):
+        prepare([chat("a")], licenses={"allowed": allowed})
 
 
 # Sources
@@ -311,16 +277,20 @@ def test_many_sources_keep_their_order_names_licences_and_limits_and_may_share_i
         ("two/1", "wiki", "MIT"),
     ]
     assert {name: (counts["rows"], counts["prompts"]) for name, counts in ledger["sources"].items()} == {
-        "first": (2, 2),
-        "two": (3, 2),
+        "first": (3, 2),
+        "two": (4, 2),
     }
-    assert [(reject["id"], reject["source"]) for reject in prepare.rejects()] == [("two/9", "two")]
+    assert [(reject["id"], reject["source"], reject["reason"]) for reject in prepare.rejects()] == [
+        ("first/2", "first", "past the limit of the source"),
+        ("two/9", "two", "no user turn"),
+        ("two/2", "two", "past prompts.limit"),
+    ]
     assert ledger["sources"]["two"]["origins"] == {"wiki": 2}
 
 
 def test_sources_can_be_read_without_the_licence_check(tmp_path):
     path = write(tmp_path / "eval.jsonl", [{"question_id": 81, "turns": ["a"]}, "broken"])
-    (source,) = configured_sources(path=str(path), license=None, name=None, split="train", sources=None)
+    source = plain_source("prompts", str(path), split="train")
     (_, prompt), (row, refused) = read_prompts(source, keep_answers=False)
     assert (prompt.id, prompt.license, prompt.messages) == ("81", None, users("a"))
     assert (row.line, refused.reason) == (2, "not a JSON object")
@@ -339,22 +309,22 @@ def test_sources_can_be_read_without_the_licence_check(tmp_path):
         ({"sources": [{"name": "x"}]}, r"prompts\.sources\[0\]\.path is not set"),
         ({"path": "x.jsonl", "sources": []}, r"set exactly one"),
         ({"path": "x.jsonl", "limit": 0}, r"prompts\.limit=0 keeps no prompt"),
-        ({"path": "FOLDER/gz"}, r"prompts\.path=.*chats\.jsonl\.gz ends in none of \.jsonl"),
+        ({"path": "FOLDER/csv"}, r"prompts\.path=.*chats\.csv ends in none of \.jsonl"),
         ({"path": "FOLDER/empty"}, r"prompts\.path=.*empty is no dataset folder"),
         ({"path": "FOLDER/two"}, r"prompts\.path=.*two is no dataset folder.*\['x', 'y'\].*the subfolder"),
         ({"path": "FOLDER/good", "split": "test"}, r"prompts\.split=test is not in .*; it has: train"),
-        ({"path": "FOLDER/bad.parquet"}, r"bad\.parquet is damaged or not what its ending says"),
+        ({"path": "FOLDER/bad.parquet"}, r"bad\.parquet is damaged, not what its ending says"),
         ({"path": "FOLDER/bad.json"}, r"bad\.json starts like a JSON array but is not valid JSON"),
         ({"sources": [{"path": "FOLDER/good/a.jsonl"}] * 2}, r"prompts\.sources\[1\]\.name=a is taken"),
     ],
 )
 def test_a_wrong_source_is_named_with_its_config_key_and_the_way_out(prepare, tmp_path, config, message):
-    for folder in ("gz", "empty", "good", "two"):
+    for folder in ("csv", "empty", "good", "two"):
         (tmp_path / folder).mkdir()
     write(tmp_path / "two" / "a.jsonl", [chat("a")])
     configs = "".join(f"- config_name: {name}\n  data_files: a.jsonl\n" for name in "xy")
     (tmp_path / "two" / "README.md").write_text(f"---\nconfigs:\n{configs}---\n")
-    write(tmp_path / "gz" / "chats.jsonl.gz", [])
+    write(tmp_path / "csv" / "chats.csv", ["prompt", "a"])
     write(tmp_path / "good" / "a.jsonl", [chat("a")])
     write(tmp_path / "bad.parquet", ["PAR1"])
     write(tmp_path / "bad.json", ['[{"prompt": "a"},'])
@@ -369,12 +339,12 @@ def test_a_wrong_source_is_named_with_its_config_key_and_the_way_out(prepare, tm
 def test_the_same_input_gives_the_same_bytes(prepare, tmp_path):
     rows = [chat(f"question {i}", "x", source=f"s{i % 3}") for i in range(50)] + ["broken"]
     first = prepare(rows)
-    names = ("prompts.jsonl", "rejects.jsonl", "ledger.json")
-    before = {name: (prepare.folder / name).read_bytes() for name in names}
-    for name in names:
+    before = {name: (prepare.folder / name).read_bytes() for name in OUTPUTS}
+    for name in OUTPUTS:
         (prepare.folder / name).unlink()
     assert prepare(path=str(tmp_path / "chats.jsonl")) == first
-    assert {name: (prepare.folder / name).read_bytes() for name in names} == before
+    assert {name: (prepare.folder / name).read_bytes() for name in OUTPUTS} == before
+    assert sorted(file.name for file in prepare.folder.iterdir()) == sorted(OUTPUTS)
     assert first["sha256"] == sha256_file(prepare.folder / "prompts.jsonl")
 
 
@@ -400,11 +370,11 @@ def test_prompts_are_made_again_only_when_something_changed(prepare, tmp_path, c
 
 def test_a_failing_run_leaves_the_earlier_prompts_whole(prepare, tmp_path):
     prepare([chat("a")])
-    before = {file.name: file.read_bytes() for file in prepare.folder.iterdir()}
+    before = {name: (prepare.folder / name).read_bytes() for name in OUTPUTS}
     entries = [{"path": str(tmp_path / "chats.jsonl")}, {"path": str(write(tmp_path / "bad.parquet", ["PAR1"]))}]
     with pytest.raises(InputError, match="damaged"):
         prepare(sources=entries)
-    assert {file.name: file.read_bytes() for file in prepare.folder.iterdir()} == before
+    assert {name: (prepare.folder / name).read_bytes() for name in OUTPUTS} == before
 
 
 def test_no_prompt_left_is_an_error_with_counts_and_the_way_out(prepare):
@@ -412,7 +382,7 @@ def test_no_prompt_left_is_an_error_with_counts_and_the_way_out(prepare):
         prepare([{"prompt": "a"}, {"prompt": "b"}, "broken"])
     with pytest.raises(InputError, match=r"none of 0 rows in chats passed \(the sources are empty\); give rows with"):
         prepare([])
-    assert not prepare.folder.exists() or not list(prepare.folder.iterdir())
+    assert not any((prepare.folder / name).exists() for name in OUTPUTS)
 
 
 def test_no_text_of_a_refused_row_is_written_or_logged(prepare, caplog, capfd):
@@ -431,7 +401,7 @@ def test_no_text_of_a_refused_row_is_written_or_logged(prepare, caplog, capfd):
     ]
     ledger = prepare(rows)
     assert ledger["prompts"] == 1 and ledger["rows"] == len(rows)
-    written = "".join(file.read_text() for file in prepare.folder.iterdir())
+    written = "".join((prepare.folder / name).read_text(errors="replace") for name in OUTPUTS)
     output = capfd.readouterr()
     assert secret not in written + caplog.text + output.out + output.err
 
@@ -439,3 +409,13 @@ def test_no_text_of_a_refused_row_is_written_or_logged(prepare, caplog, capfd):
 def test_the_package_imports_without_torch():
     code = "import sys, eagle3.prompts; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "option", sorted(CONF.glob("prompts/*/*.yaml")), ids=lambda path: f"{path.parent.name}={path.stem}"
+)
+def test_every_option_of_the_groups_composes_and_adds_no_other_key(option):
+    group, name = option.parent.name, option.stem
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("precompute", overrides=[f"prompts/{group}='{name}'"])
+    assert set(config.prompts) == set(default_settings())

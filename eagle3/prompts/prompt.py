@@ -1,11 +1,6 @@
-"""A clean prompt with its id, source and licence, read from the rows of a source."""
+"""A clean prompt: a conversation with its id, source and licence."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-
-from eagle3.prompts.conversation import Refused, is_unicode, messages_of
-from eagle3.prompts.sources import ID_COLUMNS, LICENSE_COLUMNS, Row, Source, read_rows
-from eagle3.storage import sha256_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,50 +9,3 @@ class Prompt:
     source: str
     license: str | None
     messages: list[dict[str, str]]
-
-
-def read_prompts(source: Source, *, keep_answers: bool) -> Iterator[tuple[Row, Prompt | Refused]]:
-    """Every row of a source with the prompt it holds, or why it holds none. No check has seen the prompt yet."""
-    for row in read_rows(source):
-        try:
-            yield row, _prompt(row.value, source, keep_answers)
-        except Refused as refused:
-            yield row, refused
-
-
-def _prompt(row: dict | None, source: Source, keep_answers: bool) -> Prompt:
-    if row is None:
-        raise Refused("not a JSON object")
-    id = _id(row)
-    try:
-        messages = messages_of(row, keep_answers=keep_answers)
-        license = _license(row, source)
-    except Refused as refused:
-        raise Refused(refused.reason, source.id_prefix + id if id else None) from None
-    return Prompt(
-        id=source.id_prefix + (id or sha256_json(messages)[:16]),
-        source=_name(row.get("source")) or source.name,
-        license=license,
-        messages=messages,
-    )
-
-
-def _id(row: dict) -> str | None:
-    for column in ID_COLUMNS:
-        value = row.get(column)
-        if isinstance(value, int):
-            return str(value)
-        if name := _name(value):
-            return name
-    return None
-
-
-def _license(row: dict, source: Source) -> str | None:
-    license = next((row[column] for column in LICENSE_COLUMNS if row.get(column)), source.license)
-    if license is not None and not isinstance(license, str):
-        raise Refused("license is not text")
-    return license
-
-
-def _name(value: object) -> str | None:
-    return value if isinstance(value, str) and value.strip() and is_unicode(value) else None

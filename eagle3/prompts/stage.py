@@ -1,35 +1,29 @@
-"""The stage `prompts`: sources → OUT/prompts/{prompts.jsonl, rejects.jsonl, ledger.json}."""
+"""The stage `prompts`: sources → DIR/prompts/{prompts.jsonl, rejects.jsonl, ledger.json, report.md, …}, resumable.
+
+Rows are scanned in chunks (scan.py), duplicates and the mix are chosen over all of them (selection.py), then the files
+are written (output.py, ledger.py, report.py), ledger.json last. DIR/prompts/.work holds what a killed run goes on from.
+"""
 
 import logging
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from itertools import chain, islice
+import os
+import shutil
 from pathlib import Path
-from typing import IO
-
-from tqdm import tqdm
 
 from eagle3.errors import InputError
-from eagle3.prompts.checks import Check, build_checks, refusal
-from eagle3.prompts.prompt import Prompt, Refused, read_prompts
-from eagle3.prompts.sources import Row, Source, check_limit, configured_sources
-from eagle3.storage import json_line, read_json, sha256_file, write_json, written_whole
+from eagle3.prompts.ledger import current_ledger, make_ledger, nothing_left
+from eagle3.prompts.licenses import attribution_text
+from eagle3.prompts.output import write_prompts
+from eagle3.prompts.report import write_report
+from eagle3.prompts.rules import Rules
+from eagle3.prompts.scan import Enough, Scanner, scan, tasks_of
+from eagle3.prompts.selection import Selection, select
+from eagle3.prompts.sources import Source, check_limit, configured_sources
+from eagle3.prompts.spool import Scanned
+from eagle3.storage import write_json, written_whole
 
 log = logging.getLogger(__name__)
 
-RULES = 1  # raise it when the same rows would give other prompts, so that prompts made by older rules are made again
-
-
-@dataclass
-class Counts:
-    """What became of the rows of one source."""
-
-    rows: int = 0
-    prompts: int = 0
-    rejected: Counter[str] = field(default_factory=Counter)  # by reason
-    licenses: Counter[str] = field(default_factory=Counter)  # of the prompts
-    origins: Counter[str] = field(default_factory=Counter)  # the prompts' own `source`
+FORMAT = 2  # raise it when the same rows would give other prompts, so that prompts made by older rules are made again
 
 
 def prepare_prompts(
@@ -38,126 +32,109 @@ def prepare_prompts(
     license: str | None,
     name: str | None,
     split: str,
+    attribution: str | None,
     limit: int | None,
-    allowed_licenses: list[str],
     sources: list[dict] | None,
+    rules: Rules,
+    processes: int | None,
+    chunk_mb: float,
     keep_answers: bool,
     out_dir: str | Path,
 ) -> dict:
     """Write the prompts that pass and return the ledger; does nothing when the ledger says that they are up to date.
 
-    All but the last two arguments are the keys of conf/prompts. `keep_answers` keeps assistant turns (imported
-    conversations). Raises InputError when no prompt is left.
+    Most arguments are keys of conf/prompts. `keep_answers` keeps assistant turns (imported conversations). Raises
+    InputError when no prompt is left.
     """
     check_limit("prompts", limit)
-    found = configured_sources(path=path, license=license, name=name, split=split, sources=sources)
-    checks = build_checks(allowed_licenses=allowed_licenses)
+    _check_settings(rules, limit, processes, chunk_mb)
+    found = configured_sources(
+        path=path, license=license, name=name, split=split, attribution=attribution, sources=sources
+    )
     folder = Path(out_dir) / "prompts"
-    inputs = {
-        "rules": RULES,
-        "keep_answers": keep_answers,
-        "limit": limit,
-        "allowed_licenses": list(allowed_licenses),
-        "sources": [_source_inputs(source) for source in found],
-    }
-    ledger = _current_ledger(folder, inputs)
+    inputs = _inputs(found, rules, keep_answers=keep_answers, limit=limit)
+    ledger = current_ledger(folder, inputs)
     if ledger is not None:
         log.info("prompts are up to date: %d in %s", ledger["prompts"], folder)
         return ledger
-    counts = {source.name: Counts() for source in found}
-    _write_prompts(folder, found, checks, counts, keep_answers=keep_answers, limit=limit)
-    ledger = _ledger(folder, inputs, counts)
-    write_json(folder / "ledger.json", ledger)
+    scanned, selection = _scan_and_select(
+        folder / ".work", found, rules, keep_answers=keep_answers, limit=limit, processes=processes, chunk_mb=chunk_mb
+    )
+    ledger = _write(folder, found, scanned, selection, rules, inputs)
+    shutil.rmtree(folder / ".work")
     log.info("%d of %d rows are prompts: %s", ledger["prompts"], ledger["rows"], folder)
     return ledger
 
 
-def _source_inputs(source: Source) -> dict:
+def _check_settings(rules: Rules, limit: int | None, processes: int | None, chunk_mb: float) -> None:
+    if rules.traffic is not None and limit is not None and limit < rules.traffic.size:
+        raise InputError(
+            f"prompts.limit={limit} would cut the mix of prompts.traffic.size={rules.traffic.size}; lower the size"
+        )
+    if processes is not None and processes < 1:
+        raise InputError(f"prompts.processes={processes} has to be 1 or more, or null for one a core")
+    if chunk_mb <= 0:
+        raise InputError(f"prompts.chunk_mb={chunk_mb} has to be above 0, e.g. 8")
+
+
+def _inputs(sources: list[Source], rules: Rules, *, keep_answers: bool, limit: int | None) -> dict:
     return {
-        "name": source.name,
-        "path": str(source.path),
-        "license": source.license,
-        "limit": source.limit,
-        "id_prefix": source.id_prefix,
-        "fingerprint": source.fingerprint(),
+        "format": FORMAT,
+        "keep_answers": keep_answers,
+        "limit": limit,
+        "rules": rules.inputs(),
+        "sources": [{**source.inputs(), "limit": source.limit, "files": source.fingerprint()} for source in sources],
     }
 
 
-def _current_ledger(folder: Path, inputs: dict) -> dict | None:
-    """The ledger, if it was made from these inputs and the prompts are still those it describes."""
-    ledger_path, prompts_path = folder / "ledger.json", folder / "prompts.jsonl"
-    if not (ledger_path.exists() and prompts_path.exists()):
-        return None
-    ledger = read_json(ledger_path, made_by="python precompute.py 'stages=[prompts]'")
-    current = ledger["inputs"] == inputs and ledger["sha256"] == sha256_file(prompts_path)
-    return ledger if current else None
-
-
-def _write_prompts(
-    folder: Path,
+def _scan_and_select(
+    work: Path,
     sources: list[Source],
-    checks: list[Check],
-    counts: dict[str, Counts],
+    rules: Rules,
     *,
     keep_answers: bool,
     limit: int | None,
-) -> None:
-    ids: set[str] = set()
-    with written_whole(folder / "rejects.jsonl") as rejects, written_whole(folder / "prompts.jsonl") as file:
-        passing = chain.from_iterable(
-            islice(_passing(source, checks, ids, counts[source.name], rejects, keep_answers=keep_answers), source.limit)
-            for source in sources
-        )
-        for prompt in islice(passing, limit):
-            file.write(json_line(asdict(prompt)))
-        if not ids:
-            raise _nothing_left(counts)
+    processes: int | None,
+    chunk_mb: float,
+) -> tuple[Scanned, Selection]:
+    """Scan as much as the limits ask for; more, when duplicates leave too few of what was scanned."""
+    scanner = Scanner(
+        folder=work / "chunks",
+        sources=sources,
+        checks=[rules.checks(source) for source in sources],
+        signer=rules.signer,
+        traffic=rules.traffic,
+        keep_answers=keep_answers,
+    )
+    tasks = tasks_of(sources, int(chunk_mb * 1e6), [FORMAT, keep_answers, rules.inputs()])
+    sample = rules.measured_sample()
+    # The mix draws from all there is.
+    enough = Enough(sources, limit=None if rules.traffic else limit)
+    while True:
+        chunks = list(scan(tasks, scanner, enough=enough, processes=processes or _cores()))
+        with Scanned(chunks) as scanned:
+            if not len(scanned):
+                raise nothing_left(sources, chunks)
+            selection = select(
+                scanned, sources, duplicates=rules.duplicates, traffic=rules.traffic, sample=sample, limit=limit,
+                folder=work / "columns",
+            )  # fmt: skip
+        if len(chunks) == len(tasks) or not enough.raised(selection.kept().tolist()):
+            return scanned, selection
 
 
-def _passing(
-    source: Source, checks: list[Check], ids: set[str], counts: Counts, rejects: IO[bytes], *, keep_answers: bool
-) -> Iterator[Prompt]:
-    """The prompts of one source that pass; every other row is counted and written to `rejects`."""
-    rows = read_prompts(source, keep_answers=keep_answers)
-    for row, found in tqdm(rows, desc=f"prompts from {source.name}", unit=" rows"):
-        counts.rows += 1
-        reason = found.reason if isinstance(found, Refused) else refusal(found, checks)
-        if reason is None and found.id in ids:
-            reason = "duplicate id"
-        if reason is None:
-            assert isinstance(found, Prompt)
-            ids.add(found.id)
-            counts.prompts += 1
-            counts.licenses[found.license or ""] += 1
-            counts.origins[found.source] += 1
-            yield found
-        else:
-            counts.rejected[reason] += 1
-            rejects.write(_reject(source, row, found.id, reason))
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _reject(source: Source, row: Row, id: str | None, reason: str) -> bytes:
-    return json_line({"id": id, "source": source.name, "file": row.file, "line": row.line, "reason": reason})
-
-
-def _ledger(folder: Path, inputs: dict, counts: dict[str, Counts]) -> dict:
-    return {
-        "rows": sum(count.rows for count in counts.values()),
-        "prompts": sum(count.prompts for count in counts.values()),
-        "sha256": sha256_file(folder / "prompts.jsonl"),
-        "sources": {name: vars(count) for name, count in counts.items()},
-        "inputs": inputs,
-    }
-
-
-def _nothing_left(counts: dict[str, Counts]) -> InputError:
-    rows = sum(count.rows for count in counts.values())
-    rejected = sum((count.rejected for count in counts.values()), Counter())
-    reasons = ", ".join(f"{reason}: {number}" for reason, number in rejected.most_common()) or "the sources are empty"
-    way_out = "give rows with messages, conversations, turns or prompt"
-    if any(reason.startswith("license") for reason in rejected):
-        way_out = (
-            "declare what licence the rows have with prompts.license=MIT, or extend prompts.allowed_licenses "
-            "(conf/prompts/default.yaml)"
-        )
-    return InputError(f"prompts: none of {rows} rows in {', '.join(counts)} passed ({reasons}); {way_out}")
+def _write(
+    folder: Path, sources: list[Source], scanned: Scanned, selection: Selection, rules: Rules, inputs: dict
+) -> dict:
+    (folder / "ledger.json").unlink(missing_ok=True)  # it would describe other prompts if the next lines were killed
+    counts = write_prompts(folder, sources, scanned, selection)
+    ledger = make_ledger(folder, sources, counts, selection.traffic, rules, inputs)
+    write_report(folder, ledger)
+    with written_whole(folder / "attribution.txt") as file:
+        file.write(attribution_text(ledger["attribution"]).encode())
+    write_json(folder / "ledger.json", ledger)
+    return ledger

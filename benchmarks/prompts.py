@@ -1,0 +1,212 @@
+"""What the prompts stage costs: rows a second of each part on one core, and memory against the number of rows.
+
+python benchmarks/prompts.py                                  # minutes; writes benchmarks/results/prompts.json
+python benchmarks/prompts.py --rows 100000,1000000 --prompts FILE.jsonl
+
+Rows are generated: words of the bundled prompts in random order, a tenth of them near copies of an earlier row, so that
+duplicates are found and compared. Each size runs in a process of its own, and the peak of its memory is read from it.
+"""
+
+import argparse
+import json
+import multiprocessing
+import random
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from threading import Event, Thread
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from datasketch import MinHash, MinHashLSH
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from eagle3.prompts import Prompt, plain_source, prepare_prompts, read_prompts, stage
+from eagle3.prompts.rules import GROUPS, Rules
+
+ROOT = Path(__file__).parent.parent
+BUNDLED = ROOT / "tests" / "assets" / "prompts"
+NEAR_COPIES = 0.1  # of the generated rows
+REMEMBERED = 1000  # earlier rows that a near copy is made from
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "prompts.json")
+    parser.add_argument("--prompts", type=Path, default=BUNDLED / "train.jsonl", help="for the rates of the checks")
+    parser.add_argument("--rows", default="100000,400000,1600000", help="sizes for the memory")
+    options = parser.parse_args()
+    result: dict[str, Any] = {
+        "rates_one_core": rates(options.prompts),
+        "datasketch_index_mb_per_million_rows": in_fresh_process(datasketch_index, 50_000),
+        "sizes": [],
+    }
+    for rows in map(int, options.rows.split(",")):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "rows.jsonl"
+            write_rows(path, rows)
+            result["sizes"].append(in_fresh_process(whole_stage, path, Path(folder) / "out", rows))
+        print(json.dumps(result["sizes"][-1]), flush=True)
+    small, large = result["sizes"][0], result["sizes"][-1]
+    if large["rows"] > small["rows"]:
+        for peak in ("own_peak_mb", "peak_mb"):
+            slope = (large[peak] - small[peak]) / (large["rows"] - small["rows"]) * 1e6
+            result[f"{peak}_per_million_rows"] = round(slope, 1)
+    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps({key: value for key, value in result.items() if key != "sizes"}, indent=1))
+
+
+def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Its peak of memory is that of this call alone."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def rules(*, privacy: str) -> tuple[Rules, dict[str, Any]]:
+    """The stage's rules with one benchmark for leaks, and the settings beside them."""
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        config = compose("precompute", overrides=[f"prompts/privacy='{privacy}'"])
+    settings = OmegaConf.to_container(config.prompts, resolve=True)
+    groups = {group: settings.pop(group) for group in GROUPS}
+    groups["leaks"]["benchmarks"] = [str(BUNDLED / "heldout.jsonl")]
+    # Not through eagle3.run, whose PyTorch would be most of the memory measured here.
+    return Rules(groups, privacy=instantiate(config.prompts.privacy, _convert_="all")), settings
+
+
+def rates(path: Path) -> dict[str, Any]:
+    """Prompts a second of one core: of reading, of each check, and of the signature, one after the other."""
+    source = plain_source("prompts", str(path), split="train")
+    started = time.process_time()
+    found = [prompt for _, prompt in read_prompts(source, keep_answers=False)]
+    prompts = [prompt for prompt in found if isinstance(prompt, Prompt)]
+    measured = {"reading": len(found) / (time.process_time() - started)}
+    made, _ = rules(privacy="patterns")
+    parts: dict[str, Callable[[Prompt], Any]] = {check.name: check for check in made.checks(source)}
+    for name, part in {**parts, "signature": made.signer}.items():
+        part(prompts[0])  # loads what it loads once
+        started = time.process_time()
+        for prompt in prompts:
+            part(prompt)
+        measured[name] = len(prompts) / (time.process_time() - started)
+    characters = sum(len(message["content"]) for prompt in prompts for message in prompt.messages)
+    return {
+        "prompts": len(prompts),
+        "characters_a_prompt": round(characters / len(prompts), 1),
+        **{name: round(rate) for name, rate in measured.items()},
+    }
+
+
+def write_rows(path: Path, count: int) -> None:
+    with path.open("w") as file:
+        for row in generated(count):
+            file.write(json.dumps(row) + "\n")
+
+
+def generated(count: int) -> Iterator[dict]:
+    rng = random.Random(0)
+    text = (BUNDLED / "heldout.jsonl").read_text()
+    vocabulary = sorted({word for word in text.split() if word.isalpha()})
+    recent: list[list[str]] = []
+    for number in range(count):
+        if recent and rng.random() < NEAR_COPIES:
+            words = list(rng.choice(recent))
+            words[rng.randrange(len(words))] = rng.choice(vocabulary)
+        else:
+            words = rng.choices(vocabulary, k=rng.randint(5, 100))
+        recent = [*recent[-REMEMBERED:], words] if number % 7 == 0 else recent
+        yield {"id": number, "license": "MIT", "messages": [{"role": "user", "content": " ".join(words)}]}
+
+
+def whole_stage(path: Path, out: Path, rows: int) -> dict[str, Any]:
+    """The stage with two processes. Personal data is not looked for: that takes most of the time and memory of no row.
+
+    Peaks are of this process and of its largest worker. `own`: without the pages of files, which the system takes back
+    when it needs them.
+    """
+    made, settings = rules(privacy="off")
+    selecting = timed(stage, "select")
+    before, own = peak_mb(resource.RUSAGE_SELF), Peak()
+    started = time.perf_counter()
+    settings |= {"path": str(path), "processes": 2}
+    ledger = prepare_prompts(rules=made, keep_answers=False, out_dir=out, **settings)
+    seconds = time.perf_counter() - started
+    return {
+        "rows": rows,
+        "prompts": ledger["prompts"],
+        "bytes": path.stat().st_size,
+        "seconds": round(seconds, 1),
+        "rows_per_second": round(rows / seconds),
+        "duplicates_seconds": round(sum(selecting), 1),
+        "start_mb": before,
+        "own_peak_mb": own.stop(),
+        "peak_mb": peak_mb(resource.RUSAGE_SELF),
+        "worker_peak_mb": peak_mb(resource.RUSAGE_CHILDREN),
+    }
+
+
+def timed(module: ModuleType, name: str) -> list[float]:
+    """Seconds of each call of a function of a module, from now on."""
+    seconds: list[float] = []
+    function = getattr(module, name)
+
+    def measured(*arguments: Any, **named: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            return function(*arguments, **named)
+        finally:
+            seconds.append(time.perf_counter() - started)
+
+    setattr(module, name, measured)
+    return seconds
+
+
+def datasketch_index(rows: int) -> float:
+    """MB for each million rows of datasketch's own index in memory, with the stage's bands: why it is not used."""
+    index = MinHashLSH(num_perm=128, params=(16, 8))
+    empty = MinHash(num_perm=128, seed=1, scheme="affine32")
+    random_values = np.random.default_rng(0)
+    own = Peak()
+    for number in range(rows):
+        signature = empty.copy()
+        signature.hashvalues = random_values.integers(1 << 32, size=128, dtype=np.uint32)
+        index.insert(number, signature, check_duplication=False)
+    return round((own.stop() - own.first) / rows * 1e6, 1)
+
+
+class Peak:
+    """Largest RssAnon of this process (Linux) while it is not stopped, in MB; looked at twenty times a second."""
+
+    def __init__(self) -> None:
+        self.most = self.first = self._now()
+        self.done = Event()
+        self.thread = Thread(target=self._watch)
+        self.thread.start()
+
+    def _watch(self) -> None:
+        while not self.done.wait(0.05):
+            self.most = max(self.most, self._now())
+
+    def _now(self) -> float:
+        [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if "RssAnon" in line]
+        return int(line.split()[1]) * 1024 / 1e6
+
+    def stop(self) -> float:
+        self.done.set()
+        self.thread.join()
+        return round(self.most, 1)
+
+
+def peak_mb(who: int) -> float:
+    scale = 1 if sys.platform == "darwin" else 1024
+    return round(resource.getrusage(who).ru_maxrss * scale / 1e6, 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Which prompts are too short, too long, or in a language that was not asked for."""
+
+from eagle3.errors import InputError
+from eagle3.prompts.checks import Verdict
+from eagle3.prompts.language import UNKNOWN, LanguageDetector, languages, split_code
+from eagle3.prompts.prompt import Prompt
+
+
+class LengthCheck:
+    """Characters of the system and user turns together, and the number of user turns; None sets no bound."""
+
+    name = "length"
+
+    def __init__(
+        self, *, min_characters: int | None, max_characters: int | None, min_turns: int | None, max_turns: int | None
+    ):
+        _check_bounds("characters", min_characters, max_characters)
+        _check_bounds("turns", min_turns, max_turns)
+        self.min_characters = min_characters
+        self.max_characters = max_characters
+        self.min_turns = min_turns
+        self.max_turns = max_turns
+
+    def __call__(self, prompt: Prompt) -> Verdict:
+        return Verdict(
+            reason=_outside("characters", prompt_characters(prompt), self.min_characters, self.max_characters)
+            or _outside("turns", len(user_turns(prompt)), self.min_turns, self.max_turns)
+        )
+
+
+def _check_bounds(unit: str, low: int | None, high: int | None) -> None:
+    for bound, value in (("min", low), ("max", high)):
+        if value is not None and value < 0:
+            raise InputError(f"prompts.length.{bound}_{unit}={value} is negative; give 0 or more, or null for no bound")
+    if low is not None and high is not None and low > high:
+        raise InputError(
+            f"prompts.length.min_{unit}={low} is above prompts.length.max_{unit}={high}, so that no prompt passes; "
+            f"swap them"
+        )
+
+
+def _outside(unit: str, value: int, low: int | None, high: int | None) -> str | None:
+    if low is not None and value < low:
+        return f"fewer than {low} {unit}"
+    if high is not None and value > high:
+        return f"more than {high} {unit}"
+    return None
+
+
+class LanguageCheck:
+    """The language of the user turns against an allow-list of ISO 639 codes; None allows every language.
+
+    Code, very short texts and undecided ones are `unknown`, which never counts as a foreign language: `unknown` says
+    whether they are kept or refused.
+    """
+
+    name = "language"
+
+    def __init__(self, *, allowed: list[str] | None, unknown: str, detector: LanguageDetector):
+        if unknown not in ("keep", "refuse"):
+            raise InputError(f"prompts.language.unknown={unknown} is no choice; take keep or refuse")
+        if allowed is not None:
+            check_languages("prompts.language.allowed", allowed)
+        self.allowed = None if allowed is None else frozenset(allowed)
+        self.refuses_unknown = unknown == "refuse"
+        self.detector = detector
+
+    def __call__(self, prompt: Prompt) -> Verdict:
+        if self.allowed is None:
+            return Verdict()
+        language = self.detector(split_code(user_turns(prompt)).prose)
+        if language == UNKNOWN:
+            return Verdict(reason="language unknown" if self.refuses_unknown else None)
+        return Verdict(reason=None if language in self.allowed else f"language not allowed: {language}")
+
+
+def check_languages(key: str, codes: list[str]) -> None:
+    if isinstance(codes, str) or not codes:
+        raise InputError(f"{key}={codes} is no list of languages; write {key}=[en,de], or null for all")
+    unknown = set(map(str, codes)) - set(languages())
+    if unknown:
+        # YAML reads a bare `no` (Norwegian) as false.
+        raise InputError(
+            f"{key} holds {min(unknown)!r}, which is none of the ISO 639 codes that can be told apart "
+            f"({', '.join(languages())}); quote codes in YAML: 'no'"
+        )
+
+
+def user_turns(prompt: Prompt) -> list[str]:
+    return [message["content"] for message in prompt.messages if message["role"] == "user"]
+
+
+def prompt_characters(prompt: Prompt) -> int:
+    """Without imported answers, so that a prompt weighs the same with and without them."""
+    return sum(len(message["content"]) for message in prompt.messages if message["role"] != "assistant")

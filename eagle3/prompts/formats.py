@@ -1,0 +1,219 @@
+"""The file formats of sources, each cut into chunks that a worker opens by itself. Local paths and fsspec URLs."""
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import fsspec
+
+from eagle3.errors import InputError
+from eagle3.prompts.conversation import SHAPES
+
+ID_COLUMNS = ("id", "conversation_id", "question_id")
+LICENSE_COLUMNS = ("license", "licence")
+COLUMNS = (*ID_COLUMNS, *LICENSE_COLUMNS, "source", *SHAPES)
+BLOCK = 1 << 20  # bytes asked of a remote store at a time; its own default of 50 MB would fetch chunks many times over
+
+NO_END = 1 << 62
+
+BLANK = object()  # a line without text: it is no row, but it counts as a line
+Rows = Iterator[tuple[int, Any]]  # (line within the chunk, from 1; the row's value, None when it is not JSON, or BLANK)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A part of a file: bytes [start, end) of lines, row groups of Parquet, record batches of arrow."""
+
+    file: str
+    start: int
+    end: int
+    size: int  # in bytes, for progress; what is not known counts as 0
+
+
+class Format(NamedTuple):
+    cut: Callable[[str, int], Iterator[Chunk]]  # file, bytes of a chunk
+    rows: Callable[[Chunk], Rows]
+
+
+def format_of(file: str) -> Format | None:
+    """By the file's ending; None for one that is not read."""
+    return next((found for ending, found in FORMATS.items() if file.lower().endswith(ending)), None)
+
+
+def cut(file: str, chunk_bytes: int) -> list[Chunk]:
+    """The chunks of a file, in its order and independent of everything but the file and `chunk_bytes`."""
+    return list(_format(file).cut(file, chunk_bytes))
+
+
+def chunk_rows(chunk: Chunk) -> Rows:
+    """The rows of a chunk; memory holds one row, one batch, or one whole JSON array."""
+    return _format(chunk.file).rows(chunk)
+
+
+def _format(file: str) -> Format:
+    found = format_of(file)
+    assert found is not None, file
+    return found
+
+
+def file_bytes(file: str) -> int:
+    files, path = fsspec.core.url_to_fs(file)
+    return files.info(path)["size"] or 0
+
+
+def opened(file: str) -> io.BufferedReader:
+    files, path = fsspec.core.url_to_fs(file)
+    return io.BufferedReader(files.open(path, "rb", block_size=BLOCK), BLOCK)
+
+
+def _cut_lines(file: str, chunk_bytes: int) -> Iterator[Chunk]:
+    files, path = fsspec.core.url_to_fs(file)
+    info = files.info(path)
+    size = info["size"]
+    if size is None or info.get("partial") is False:  # web servers that tell no size, or send whole files only
+        yield Chunk(file, 0, NO_END, size or 0)
+        return
+    for start in range(0, max(size, 1), chunk_bytes):
+        end = min(start + chunk_bytes, size)
+        yield Chunk(file, start, end, end - start)
+
+
+def _line_rows(chunk: Chunk) -> Rows:
+    """The lines that begin in [start, end); the last one may run past the end."""
+    try:
+        with opened(chunk.file) as file:
+            position = chunk.start
+            if position:
+                file.seek(position - 1)
+                position += len(file.readline()) - 1
+            line = 0
+            while position < chunk.end and (text := file.readline()):
+                line, position = line + 1, position + len(text)
+                yield line, _json(text) if text.strip() else BLANK
+    except (OSError, ValueError) as error:  # what stores raise when they break off
+        raise _unreadable(chunk.file, error) from None
+
+
+def _json(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
+        return None
+
+
+def _cut_whole(file: str, chunk_bytes: int) -> Iterator[Chunk]:
+    size = file_bytes(file)
+    yield Chunk(file, 0, size, size)
+
+
+def _packed_rows(chunk: Chunk) -> Rows:
+    """Lines of a gzip or zstd file. It cannot be entered midway: the whole file is one chunk."""
+    import pyarrow
+
+    packing = "gzip" if chunk.file.lower().endswith(".gz") else "zstd"
+    try:
+        with opened(chunk.file) as packed, pyarrow.CompressedInputStream(packed, packing) as file:
+            for line, text in enumerate(io.BufferedReader(file, BLOCK), 1):
+                yield line, _json(text) if text.strip() else BLANK
+    except OSError as error:
+        raise _unreadable(chunk.file, error) from None
+
+
+def _cut_json(file: str, chunk_bytes: int) -> Iterator[Chunk]:
+    return _cut_whole(file, chunk_bytes) if _is_array(file) else _cut_lines(file, chunk_bytes)
+
+
+def _is_array(file: str) -> bool:
+    with opened(file) as content:
+        return content.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+
+
+def _json_rows(chunk: Chunk) -> Rows:
+    if not _is_array(chunk.file):
+        return _line_rows(chunk)
+    with opened(chunk.file) as file:
+        rows = _json(file.read())
+    if rows is None:
+        raise InputError(
+            f"{chunk.file} starts like a JSON array but is not valid JSON; mend it or write one object a line"
+        )
+    return enumerate(rows, 1)
+
+
+def _cut_parquet(file: str, chunk_bytes: int) -> Iterator[Chunk]:
+    """Runs of row groups that together hold about `chunk_bytes`."""
+    import pyarrow.parquet
+
+    try:
+        with opened(file) as content, pyarrow.parquet.ParquetFile(content) as table:
+            sizes = [table.metadata.row_group(group).total_byte_size for group in range(table.num_row_groups)]
+    except (pyarrow.ArrowException, OSError) as error:
+        raise _unreadable(file, error) from None
+    return _runs(file, sizes, chunk_bytes)
+
+
+def _runs(file: str, sizes: list[int], chunk_bytes: int) -> Iterator[Chunk]:
+    start = total = 0
+    for number, size in enumerate(sizes, 1):
+        total += size
+        if total >= chunk_bytes or number == len(sizes):
+            yield Chunk(file, start, number, total)
+            start, total = number, 0
+
+
+def _parquet_rows(chunk: Chunk) -> Rows:
+    import pyarrow.parquet
+
+    try:
+        with opened(chunk.file) as content, pyarrow.parquet.ParquetFile(content) as table:
+            columns = [name for name in table.schema_arrow.names if name in COLUMNS]
+            groups = list(range(chunk.start, chunk.end))
+            batches = table.iter_batches(batch_size=1024, row_groups=groups, columns=columns, use_threads=False)
+            yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise _unreadable(chunk.file, error) from None
+
+
+def _cut_arrow(file: str, chunk_bytes: int) -> Iterator[Chunk]:
+    import pyarrow
+
+    try:
+        with opened(file) as content, pyarrow.ipc.open_stream(content) as batches:
+            sizes = [batch.nbytes for batch in batches]
+    except (pyarrow.ArrowException, OSError) as error:
+        raise _unreadable(file, error) from None
+    return _runs(file, sizes, chunk_bytes)
+
+
+def _arrow_rows(chunk: Chunk) -> Rows:
+    """Batches before the chunk's are skipped: read from disk or the network, but never turned into rows."""
+    import pyarrow
+
+    try:
+        with opened(chunk.file) as content, pyarrow.ipc.open_stream(content) as batches:
+            columns = [name for name in batches.schema.names if name in COLUMNS]
+            chosen = (batch for number, batch in enumerate(batches) if chunk.start <= number < chunk.end)
+            yield from enumerate((row for batch in chosen for row in batch.select(columns).to_pylist()), 1)
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise _unreadable(chunk.file, error) from None
+
+
+def _unreadable(file: str, error: Exception) -> InputError:
+    return InputError(
+        f"{file} is damaged, not what its ending says, or cannot be read ({type(error).__name__}); "
+        f"fetch or write it again"
+    )
+
+
+LINES = Format(_cut_lines, _line_rows)
+PACKED_LINES = Format(_cut_whole, _packed_rows)
+FORMATS = {
+    ".jsonl": LINES,
+    ".ndjson": LINES,
+    ".json": Format(_cut_json, _json_rows),
+    ".parquet": Format(_cut_parquet, _parquet_rows),
+    ".arrow": Format(_cut_arrow, _arrow_rows),
+    **{f"{lines}{packing}": PACKED_LINES for lines in (".jsonl", ".ndjson", ".json") for packing in (".gz", ".zst")},
+}

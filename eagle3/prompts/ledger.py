@@ -1,0 +1,85 @@
+"""ledger.json: what became of every row, by source and reason, and what it was made from. Counts, never text."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from eagle3.errors import InputError
+from eagle3.prompts.licenses import attribution_entry
+from eagle3.prompts.output import Counts
+from eagle3.prompts.rules import Rules
+from eagle3.prompts.sources import Source
+from eagle3.prompts.spool import ScannedChunk
+from eagle3.storage import read_json, sha256_file
+
+MADE_BY = "python precompute.py 'stages=[prompts]'"
+
+
+def current_ledger(folder: Path, inputs: dict) -> dict | None:
+    """The ledger, if it was made from these inputs and the prompts are still those it describes."""
+    ledger_path, prompts_path = folder / "ledger.json", folder / "prompts.jsonl"
+    if not (ledger_path.exists() and prompts_path.exists()):
+        return None
+    ledger = read_json(ledger_path, made_by=MADE_BY)
+    current = ledger["inputs"] == inputs and ledger["sha256"] == sha256_file(prompts_path)
+    return ledger if current else None
+
+
+def make_ledger(
+    folder: Path, sources: list[Source], counts: dict[str, Counts], traffic: dict | None, rules: Rules, inputs: dict
+) -> dict[str, Any]:
+    """The ledger of the prompts.jsonl in `folder`; traffic: the report of the mix."""
+    return {
+        "rows": sum(count.rows for count in counts.values()),
+        "prompts": sum(count.prompts for count in counts.values()),
+        "sha256": sha256_file(folder / "prompts.jsonl"),
+        "sources": {name: _sorted(vars(count)) for name, count in counts.items()},
+        "leaks": _leaks(counts, rules),
+        "traffic": traffic,
+        "attribution": [
+            attribution_entry(
+                source.terms,
+                licenses=counts[source.name].licenses,
+                origins=counts[source.name].origins,
+                free_of_credit=rules.licenses.free_of_credit,
+            )
+            for source in sources
+        ],
+        "inputs": inputs,
+    }
+
+
+def _sorted(value: Any) -> Any:
+    """Counters by falling number, then name: the order of the ledger does not depend on which came first."""
+    if isinstance(value, Counter):
+        return dict(sorted(value.items(), key=lambda item: (-item[1], item[0])))
+    return {key: _sorted(part) for key, part in value.items()} if isinstance(value, dict) else value
+
+
+def _leaks(counts: dict[str, Counts], rules: Rules) -> dict[str, dict[str, int]]:
+    """By benchmark: its texts, prompts dropped as leaks, and prompts with a shorter overlap that passed this check."""
+    rejected = sum((count.rejected for count in counts.values()), Counter())
+    reported = sum((count.found.get("leaks", Counter()) for count in counts.values()), Counter())
+    return {
+        benchmark.name: {
+            "texts": len(benchmark.texts),
+            "dropped": rejected[f"leak: {benchmark.name}"],
+            "reported": reported[benchmark.name],
+        }
+        for benchmark in rules.benchmarks
+    }
+
+
+def nothing_left(sources: list[Source], chunks: list[ScannedChunk]) -> InputError:
+    """Why no prompt is left, with the reasons and what to do about the commonest cause."""
+    rows = sum(chunk.summary["rows"] for chunk in chunks)
+    rejected = sum((Counter(chunk.summary["rejected"]) for chunk in chunks), Counter())
+    reasons = ", ".join(f"{reason}: {number}" for reason, number in rejected.most_common()) or "the sources are empty"
+    way_out = "give rows with messages, conversations, turns or prompt"
+    if any(reason.startswith("license") for reason in rejected):
+        way_out = (
+            "declare what licence the rows have with prompts.license=MIT, or extend prompts.licenses.allowed "
+            "(conf/prompts/licenses/default.yaml)"
+        )
+    names = ", ".join(source.name for source in sources)
+    return InputError(f"prompts: none of {rows} rows in {names} passed ({reasons}); {way_out}")

@@ -1,0 +1,110 @@
+"""On what terms a source came: its licence, its names, whom to credit; from its configuration or its dataset card."""
+
+import logging
+import re
+from dataclasses import dataclass, field
+
+import fsspec
+
+log = logging.getLogger(__name__)
+
+CARD = "README.md"
+CARD_BYTES = 1_000_000  # of a card are read
+CITATION = re.compile(
+    r"^#{1,6} [^\n]*\bcitation\b[^\n]*\n(.*?)(?=^#{1,6} |\Z)", re.IGNORECASE | re.MULTILINE | re.DOTALL
+)
+# How the Hub's id stands in the path: in its local cache, in a URL, in an fsspec path.
+HUB_ID = re.compile(
+    r"(?:datasets--([\w.-]+?)--([\w.-]+)/snapshots|(?:hf:/|huggingface\.co)/datasets/([\w.-]+)/([\w.-]+))"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceTerms:
+    name: str
+    license: str | None  # of rows that name none: an SPDX expression or named terms
+    license_from: str | None  # "config" or "card"
+    known_as: tuple[str, ...]  # what the list of forbidden sources is asked with
+    attribution: str | None  # the text to credit with, from the configuration
+    link: str | None
+    citation: str | None
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a Hugging Face dataset card says; a folder without one, or with a broken one, says nothing."""
+
+    metadata: dict = field(default_factory=dict)
+    citation: str | None = None
+
+    @property
+    def license(self) -> str | None:
+        """`license:` of the front matter. Of a list every licence must be allowed; `other` gives `license_name`."""
+        named = self.metadata.get("license")
+        ids = [id for entry in (named if isinstance(named, list) else [named]) if (id := _text(entry))]
+        own = _text(self.metadata.get("license_name"))
+        return " AND ".join(own if own and id.lower() == "other" else id for id in ids) or None
+
+    @property
+    def title(self) -> str | None:
+        return _text(self.metadata.get("pretty_name"))
+
+
+def source_terms(*, name: str, path: str, license: str | None, attribution: str | None) -> SourceTerms:
+    """The terms of the source `name` at `path`, a file, a dataset folder or an fsspec URL.
+
+    A licence from the configuration comes before the card's: whoever wrote it had a reason, and the ledger shows both.
+    """
+    card = read_card(path)
+    hub_id = hub_id_in(path)
+    names = (name, *names_in(path), card.title)
+    return SourceTerms(
+        name=name,
+        license=license or card.license,
+        license_from="config" if license else "card" if card.license else None,
+        known_as=tuple(dict.fromkeys(known for known in names if known)),
+        attribution=attribution,
+        link=f"https://huggingface.co/datasets/{hub_id}" if hub_id else _text(card.metadata.get("homepage")),
+        citation=card.citation,
+    )
+
+
+def read_card(folder: str) -> Card:
+    """The dataset card in `folder`."""
+    try:
+        files, path = fsspec.core.url_to_fs(folder)
+        if not files.isfile(f"{path.rstrip('/')}/{CARD}"):
+            return Card()
+        text = files.read_block(f"{path.rstrip('/')}/{CARD}", 0, CARD_BYTES).decode("utf-8", errors="replace")
+    except (OSError, ValueError):  # the reader of the rows says better what is wrong with the path
+        return Card()
+    citation = CITATION.search(text)
+    return Card(_front_matter(text, folder), _text(citation[1]) if citation else None)
+
+
+def _front_matter(text: str, folder: str) -> dict:
+    import yaml
+
+    lines = text.lstrip("\ufeff").splitlines()
+    if not lines or lines[0].rstrip() != "---" or "---" not in (rest := [line.rstrip() for line in lines[1:]]):
+        return {}
+    try:
+        metadata = yaml.safe_load("\n".join(rest[: rest.index("---")]))
+    except yaml.YAMLError:
+        log.warning("the front matter of %s/%s is not valid YAML and counts as no card", folder, CARD)
+        return {}
+    return metadata if isinstance(metadata, dict) else {}
+
+
+def names_in(path: str) -> list[str]:
+    """What a path tells of its source: the folder and file it ends with, and the Hub's id."""
+    return ["/".join(path.rstrip("/").split("/")[-2:]), *filter(None, [hub_id_in(path)])]
+
+
+def hub_id_in(path: str) -> str | None:
+    found = HUB_ID.search(path)
+    return "/".join(part for part in found.groups() if part) if found else None
+
+
+def _text(value: object) -> str | None:
+    return value.strip() or None if isinstance(value, str) else None

@@ -1,0 +1,169 @@
+"""How to reach somebody: email addresses and phone numbers."""
+
+import re
+from collections.abc import Iterator
+from functools import cache
+
+import phonenumbers
+from phonenumbers import NumberParseException, PhoneNumber, PhoneNumberFormat
+from publicsuffixlist import PublicSuffixList
+
+from eagle3.errors import InputError
+from eagle3.prompts.privacy.recogniser import LOOK_BACK, Action, Recogniser, Span, has_context, stands_alone, words
+
+LOCAL_PART = re.compile(r"[\w.!#$%&'*+^`{|}~-]{1,64}")  # on the reversed text before the @
+DOMAIN = re.compile(r"(?:[^\W_](?:[\w-]{0,62})\.){1,8}(?:xn--[a-z0-9-]{2,59}|[^\W\d_]{2,24})", re.IGNORECASE)
+EMAIL_EDGES = ".!#$%&'*+^`{|}~-"  # quotes, list marks and the like around a local part
+URL_ACCOUNT = re.compile(r"://[^\s/@]{0,128}\Z")  # user@host of a URL; passwords.UrlPassword looks at it
+MACHINE_USERS = re.compile(
+    r"git|hg|svn|(?:\d+\+)?.*no[-_.]?reply.*|do[-_.]?not[-_.]?reply|mailer-daemon", re.IGNORECASE
+)
+DOCUMENTATION_DOMAINS = re.compile(r"(?:.*\.)?(?:example\.[a-z.]+|users\.noreply\.github\.com)", re.IGNORECASE)
+
+
+class Email(Recogniser):
+    """Addresses under a public suffix; not git@ and other machine users, no-reply or example domains (RFC 2606)."""
+
+    entity = "EMAIL_ADDRESS"
+
+    def find(self, text: str) -> Iterator[Span]:
+        for at in re.finditer("@", text) if "@" in text else ():
+            local = LOCAL_PART.match(text[max(0, at.start() - 64) : at.start()][::-1])
+            domain = DOMAIN.match(text, at.end())
+            if local is None or domain is None:
+                continue
+            user = local.group()[::-1].lstrip(EMAIL_EDGES)
+            start = at.start() - len(user)
+            if (
+                user
+                and not URL_ACCOUNT.search(text[max(0, start - 130) : start])
+                and self._personal(user, domain.group())
+            ):
+                yield Span(start, domain.end())
+
+    def _personal(self, user: str, domain: str) -> bool:
+        if MACHINE_USERS.fullmatch(user) or DOCUMENTATION_DOMAINS.fullmatch(domain):
+            return False
+        # A matrix product `weights@x.transpose` ends in no public suffix.
+        return public_suffixes().publicsuffix(domain.lower()) is not None
+
+
+@cache
+def public_suffixes() -> PublicSuffixList:
+    """The list of publicsuffix.org that the library brings."""
+    return PublicSuffixList(accept_unknown=False)
+
+
+# Groups of digits with what people write between them. A run of more than 10 groups is a table of numbers.
+NUMBER_RUN = re.compile(r"[+(\d] ?\(?\d{0,15}(?:(?:\) ?[-/.]? ?| ?[-/.] ?| )\(?\d{1,15}){0,31}")
+DIGITS = re.compile(r"\d+")
+MAX_GROUPS = 10
+MIN_DIGITS, MIN_NATIONAL_DIGITS, MAX_DIGITS = 7, 8, 18
+INTERNATIONAL_PREFIX = re.compile(r"(?:00|011)[ -]?(?=[1-9])")
+LONG_NUMBER = 10
+# Of another number, unless it is named a phone.
+PART_BEFORE, PART_AFTER = re.compile(r"\d\w{0,8}[ -]\Z|[-#/]\Z"), re.compile(r" ?[-/=] ?\w")
+DECIMAL = re.compile(r"\+?\d+\.\d+")
+DATE = re.compile(r"\b\d{1,2}([-./ ])\d{1,2}\1(?:19|20)\d\d\b|\b(?:19|20)\d\d([-./ ])\d{1,2}\2\d{1,2}\b")
+
+PHONE_WORDS = words(
+    r"(?:tele)?phones?", "tel", "call", "calling", "mobile", "cell", "text me", "whatsapp", "sms", "fax", "ring",
+    "dial",
+    "reach", "contact", "hotline", "signal", "telegram", "my number", r"t[ée]l[ée]phon\w{0,9}", "t[ée]l",
+    "portable", r"appell?e\w{0,3}", r"joi\w{2,5}", "handy(?:nummer)?", r"tel[eé]f[oó]n\w{0,9}", r"(?:an)?ruf\w{0,6}",
+    r"erreich\w{0,5}", "mobil", "m[óo]vil", "celular", r"ll[áa]m\w{1,6}", "cellulare", r"chiam\w{1,6}",
+    r"telefoon\w{0,6}", r"mobiel\w{0,6}", "bel", "bellen", r"liga\w{0,3}", "ligue", "zap", "फ़ोन", "फोन", "मोबाइल",
+    r"\w{0,9}(?:电话|手机|電話|携帯)\w{0,9}",
+)  # fmt: skip
+
+
+class Phone(Recogniser):
+    """Numbers that are valid in the numbering plan of their country (phonenumbers).
+
+    International forms stand by themselves. National ones must be valid in one of `regions` (ISO 3166 codes), and
+    either be written in the groups in which that region writes them or have a word such as "call" around.
+    """
+
+    entity = "PHONE_NUMBER"
+
+    def __init__(self, *, regions: list[str], action: Action):
+        super().__init__(action=action)
+        for region in regions:
+            if region not in phonenumbers.SUPPORTED_REGIONS:
+                raise InputError(
+                    f"prompts.privacy.recognisers.phone.regions holds {region}, no ISO 3166 code of a country "
+                    f"with phone numbers; write e.g. GB"
+                )
+        self.regions = regions
+
+    def find(self, text: str) -> Iterator[Span]:
+        for run in NUMBER_RUN.finditer(text):
+            if run.end() - run.start() < MIN_DIGITS:
+                continue
+            groups = [Span(*group.span()) for group in DIGITS.finditer(text, *run.span())]
+            if len(groups) <= MAX_GROUPS:
+                yield from self._in_run(text, Span(*run.span()), groups)
+
+    def _in_run(self, text: str, run: Span, groups: list[Span]) -> Iterator[Span]:
+        """The parts of a run that are phone numbers, longest first: a table puts other numbers before and after one."""
+        named = has_context(text, run, PHONE_WORDS)
+        first = 0
+        while first < len(groups):
+            start = run.start if first == 0 else groups[first].start
+            ends = range(len(groups), first, -1)
+            last = next(
+                (end for end in ends if self._is_phone(text, Span(start, groups[end - 1].end), run, named)), None
+            )
+            if last is not None:
+                yield Span(start, groups[last - 1].end)
+            first = last or first + 1
+
+    def _is_phone(self, text: str, span: Span, run: Span, named: bool) -> bool:
+        number = text[span.start : span.end]
+        count = sum(map(str.isdigit, number))
+        if not MIN_DIGITS <= count <= MAX_DIGITS or DECIMAL.fullmatch(number) or not stands_alone(text, span):
+            return False
+        if number[0] == "+":
+            return _valid(number, None) is not None
+        if (prefix := INTERNATIONAL_PREFIX.match(number)) and _valid(f"+{number[prefix.end() :]}", None):
+            return True
+        if count < MIN_NATIONAL_DIGITS or DATE.search(number):
+            return False
+        before = text[max(0, span.start - LOOK_BACK) : span.start]
+        if not named and (span != run or PART_BEFORE.search(before) or PART_AFTER.match(text, span.end)):
+            return False
+        return self._is_national(number, named)
+
+    def _is_national(self, number: str, named: bool) -> bool:
+        groups = DIGITS.findall(number)
+        # Two groups of digits are a phone number by their looks only with a trunk 0 or an area code in brackets.
+        if not named and (len(groups) == 1 or (len(groups) == 2 and number[0] not in "0(")):
+            return False
+        phones = (phone for region in self.regions if (phone := _valid(number, region)))
+        return any(_written_as_usual(groups, phone, named=named) for phone in phones)
+
+
+def _valid(number: str, region: str | None) -> PhoneNumber | None:
+    try:
+        phone = phonenumbers.parse(number, region)
+    except NumberParseException:
+        return None
+    return phone if phonenumbers.is_valid_number(phone) else None
+
+
+def _written_as_usual(groups: list[str], phone: PhoneNumber, *, named: bool) -> bool:
+    """With the digits of the region's national format and, unless it is named, in its groups.
+
+    The format says whether a trunk 0 belongs to a number; of ten digits and more people leave it out. Behind a 0 the
+    area code alone decides: German numbers are grouped at will.
+    """
+    usual = DIGITS.findall(phonenumbers.format_number(phone, PhoneNumberFormat.NATIONAL))
+    written, expected = "".join(groups), "".join(usual)
+    without_trunk = expected[expected[0] == "0" and len(expected) > LONG_NUMBER :]
+    if written not in (expected, without_trunk, f"1{expected}"):
+        return False
+    if named:
+        return True
+    if written[0] == "0":
+        return groups[0] == usual[0]
+    return [usual[0].lstrip("0"), *usual[1:]] in (groups, groups[1:])

@@ -1,0 +1,99 @@
+"""Addresses of machines: IP and MAC."""
+
+import ipaddress
+import re
+from collections.abc import Iterator
+
+from eagle3.prompts.privacy.recogniser import Action, Pattern, Recogniser, Span, stands_alone
+
+IPV4 = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}(/\d{1,2})?(?!\d)")
+IPV6 = re.compile(r"[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,40}(?:(?<=:)\d{1,3}(?:\.\d{1,3}){3})?(/\d{1,3})?")
+BEFORE_VERSION = re.compile(
+    r"(?:\b(?:v|ver|version[a-z]{0,3}|release|python|java|node|php|ruby|kernel|chrome|firmware|build"
+    r"|(?:up|down)graded? to|sections?|chapter|clause|oid)|[=<>~^!]=|\w[@-])(?:[ :#=\"'(]|is|to|from){0,8}\Z",
+    re.IGNORECASE,
+)
+AFTER_VERSION = re.compile(
+    r"[-+](?:rc|alpha|beta|a|b|dev|snapshot|final|r|\d)|\.(?:tar|zip|whl|jar|deb|rpm|exe|dll|so|post|dev|in-addr)", re.I
+)
+LONGEST_VERSION_WORDS = 30
+DOCUMENTATION = [
+    ipaddress.ip_network(network)
+    for network in ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32", "3fff::/20")
+]
+# Where hosts have addresses; elsewhere hex digits with colons are slices, durations or names in C++.
+IPV6_HOSTS = [ipaddress.ip_network(network) for network in ("2000::/3", "fc00::/7", "fe80::/10", "64:ff9b::/96")]
+IpAddress4or6 = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+class IpAddress(Recogniser):
+    """IPv4 and IPv6 addresses of hosts: not loopback, documentation, multicast, network or mask, nor versions.
+
+    `private` says whether addresses of private networks (10/8, 192.168/16, fc00::/7, …) count too.
+    """
+
+    entity = "IP_ADDRESS"
+
+    def __init__(self, *, private: bool, action: Action):
+        super().__init__(action=action)
+        self.private = private
+
+    def find(self, text: str) -> Iterator[Span]:
+        for match in IPV4.finditer(text) if "." in text else ():
+            if stands_alone(text, Span(*match.span())) and not _is_version(text, match):
+                yield from self._host(match)
+        for match in IPV6.finditer(text) if "::" in text or text.count(":") > 6 else ():
+            if stands_alone(text, Span(*match.span())):
+                yield from self._host(match)
+
+    def _host(self, match: re.Match[str]) -> Iterator[Span]:
+        address, _, prefix = match.group().partition("/")
+        try:
+            host = ipaddress.ip_address(address)
+            network = ipaddress.ip_network(match.group(), strict=False) if prefix else None
+        except ValueError:
+            return
+        whole_network = network is not None and host == network.network_address and network.num_addresses > 1
+        if not whole_network and self._personal(host):
+            yield Span(match.start(), match.start() + len(address))
+
+    def _personal(self, host: IpAddress4or6) -> bool:
+        if isinstance(host, ipaddress.IPv6Address):
+            if host.ipv4_mapped is not None:
+                return self._personal(host.ipv4_mapped)
+            if not any(host in network for network in IPV6_HOSTS):
+                return False
+        elif host.packed.endswith(b"\0\0") or host.packed[0] in (0, 255):  # 10.0.0.0, 255.255.255.0
+            return False
+        if any(host in network for network in DOCUMENTATION if network.version == host.version):
+            return False
+        if host.is_loopback or host.is_multicast or host.is_unspecified or (host.version == 4 and host.is_reserved):
+            return False
+        return self.private or not host.is_private
+
+
+def _is_version(text: str, match: re.Match[str]) -> bool:
+    before = text[max(0, match.start() - LONGEST_VERSION_WORDS) : match.start()]
+    return bool(BEFORE_VERSION.search(before) or AFTER_VERSION.match(text, match.end()))
+
+
+class MacAddress(Pattern):
+    """EUI-48 in the forms of IEEE 802, Windows and Cisco; not broadcast, multicast and documentation (RFC 7042)."""
+
+    entity = "MAC_ADDRESS"
+    pattern = re.compile(
+        r"[0-9A-F]{2}(?P<gap>[:-])[0-9A-F]{2}(?:(?P=gap)[0-9A-F]{2}){4}(?!(?P=gap)[0-9A-F])|[0-9A-F]{4}\.[0-9A-F]{4}\.[0-9A-F]{4}",
+        re.IGNORECASE,
+    )
+
+    not_personal = ("00005e0053", "01005e", "0180c2", "3333")  # documentation, IPv4 multicast, bridges, IPv6 multicast
+    longer_before = re.compile(r"(?:^|[^0-9A-Z])[0-9A-F]{2}[:-]\Z", re.IGNORECASE)  # of a key's fingerprint
+
+    def valid(self, match: re.Match[str]) -> bool:
+        if self.longer_before.search(match.string[max(0, match.start() - 4) : match.start()]):
+            return False
+        digits = re.sub("[^0-9a-f]", "", match.group().lower())
+        # Six pairs of decimal digits joined by dashes are a list of numbers, and a number with two points is one too.
+        if digits.isdecimal() and match["gap"] != ":":
+            return False
+        return len(set(digits)) > 2 and not digits.startswith(self.not_personal)

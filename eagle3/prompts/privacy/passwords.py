@@ -1,0 +1,92 @@
+"""What opens doors for persons: passwords in URLs, and values that are called a password or secret."""
+
+import re
+from collections.abc import Iterator
+
+from eagle3.prompts.privacy.recogniser import Recogniser, Span, mentions
+
+# What documentation puts where a secret goes.
+PLACEHOLDER = re.compile(
+    r"example|your|placeholder|dummy|redacted|insert|change_?me|replace|x{4}|\*{3}|\.{3}|…|[<{]|\$\(|\A\$\w+\Z|%s|%\(|\A%\w+%\Z"
+    r"|\A(?:pass|passwd|password|pwd|pw|secret|token|key|user(?:name)?|test|foo|bar|none|null|true|false|string|str)\d?\Z",
+    re.IGNORECASE,
+)
+MANY_KINDS = 8  # of characters in a random key of 16 and more; aaaa… and 1234-1234 have fewer
+
+
+def is_random(value: str) -> bool:
+    return len(set(value)) >= MANY_KINDS and not PLACEHOLDER.search(value)
+
+
+class UrlPassword(Recogniser):
+    """The user and password of a URL, e.g. of a database; not the placeholders of documentation."""
+
+    entity = "URL_PASSWORD"
+    account = re.compile(r"://([^\s:/@\"'<>]{0,128}):([^\s/@\"'<>]{1,256})@(?=[\w\[])")
+    scheme = re.compile(r"[a-z0-9.]{1,10}(?:\+[a-z0-9]{1,20})?\Z", re.IGNORECASE)
+
+    def find(self, text: str) -> Iterator[Span]:
+        for match in self.account.finditer(text) if "://" in text and "@" in text else ():
+            user, password = match.groups()
+            if password != user and not PLACEHOLDER.search(password):
+                scheme = self.scheme.search(text[max(0, match.start() - 31) : match.start()])
+                yield Span(match.start() - len(scheme.group() if scheme else ""), match.end())
+
+
+class Password(Recogniser):
+    """A value that is assigned to or called a password, or of 16 characters and more a secret, key or token.
+
+    It must look like one: letters with digits or signs, no placeholder, no expression of code that would compute it.
+    """
+
+    entity = "PASSWORD"
+    gates = (
+        "pass", "pwd", "secret", "key", "token", "kennwort", "contrase", "senha", "wachtwoord", "пароль", "密码",
+        "密碼",
+    )  # fmt: skip
+    called = (
+        r"(?:(?P<password>(?<!reise)pass(?:word|wd|phrase|wort|code)?|pwd|kennwort|mot[ _]de[ _]passe|contrase[nñ]a"
+        r"|senha|wachtwoord|пароль|密码|密碼)"
+        r"|(?:secret|(?:secret|api|access|account|auth)[ _-]?(?:access[ _-]?)?(?:key|token)|client[ _-]?secret))"
+    )
+    assigned = (
+        r"(?:[_-]\w{0,12})?\d?[\"'`]?(?:"
+        r"(?: (?:of|for|to|von|für|de|du|del|di|do|van) [^\n:=]{1,40}?)?"
+        r"(?: ?(?::=|=>|[:=>]) ?| (?:is|ist|lautet|est|es|é)(?: now)?:? )|(?P<nothing>[ \t]))"
+    )
+    value = (
+        r"(?:\"(?P<double>[^\"\s]{4,200})\"|'(?P<single>[^'\s]{4,200})'"
+        r"|(?P<bare>[^\s\"'`,;<>()\[\]{}|&]{5,200})(?![(\[{]))"
+    )
+    assignment = re.compile(called + assigned + value, re.IGNORECASE)
+    dotted_name = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
+
+    def find(self, text: str) -> Iterator[Span]:
+        for match in self.assignment.finditer(text) if mentions(text, self.gates) else ():
+            group = next(name for name in ("double", "single", "bare") if match[name])
+            value = match[group].rstrip(".!?:") if group == "bare" else match[group]
+            is_secret = self._is_password if match["password"] else self._is_key
+            if is_secret(value, quoted=group != "bare", assigned=not match["nothing"]):
+                yield Span(match.start(group), match.start(group) + len(value))
+
+    def _is_password(self, value: str, *, quoted: bool, assigned: bool) -> bool:
+        letters, digits = any(map(str.isalpha, value)), any(map(str.isdigit, value))
+        if (
+            len(value) < 6
+            or PLACEHOLDER.search(value)
+            or not letters
+            or (not quoted and self.dotted_name.fullmatch(value))
+        ):
+            return False
+        signs = not value.replace("_", "").isalnum() or ("_" in value and value != value.lower())
+        return digits and signs if not assigned else digits or (quoted and signs)
+
+    def _is_key(self, value: str, *, quoted: bool, assigned: bool) -> bool:
+        digits = any(map(str.isdigit, value)) and any(map(str.isalpha, value))
+        return (
+            assigned
+            and digits
+            and len(value) >= 16
+            and is_random(value)
+            and (quoted or not self.dotted_name.fullmatch(value))
+        )

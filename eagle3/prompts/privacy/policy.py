@@ -1,0 +1,139 @@
+"""The privacy check of a prompt: all its messages are read at once; what is found drops it, is masked, or is kept."""
+
+import logging
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from eagle3.errors import InputError
+from eagle3.prompts.checks import Verdict
+from eagle3.prompts.privacy.models import MODEL_ENTITIES, NameModel
+from eagle3.prompts.privacy.recogniser import ACTIONS, Action, Recogniser
+from eagle3.prompts.prompt import Prompt
+
+log = logging.getLogger(__name__)
+
+POLICIES = ("strict", "patterns", "off")
+BETWEEN_MESSAGES = "\n\n"  # no number goes on over it, while the words of one message are context for the next
+
+# One character for one, so that places stay places: digits of every script, full-width forms, dashes and blanks.
+ASCII_FORMS: dict[int, str] = {
+    **{ord(char): str(unicodedata.decimal(char)) for char in map(chr, range(128, 0x20000)) if char.isdecimal()},
+    **{code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)},
+    **dict.fromkeys((*range(0x2010, 0x2016), 0x2212, 0xAD), "-"),
+    **dict.fromkeys((0xA0, *range(0x2000, 0x200E), 0x202F, 0x205F, 0x2060, 0x3000, 0xFEFF), " "),
+}
+
+
+class Found(NamedTuple):
+    start: int
+    end: int
+    entity: str
+    action: Action
+
+
+class Privacy:
+    """Refuses or masks prompts with personal data or secrets; counts what it found by entity, never what it was."""
+
+    name = "privacy"
+
+    def __init__(self, *, policy: str, recognisers: Mapping[str, Recogniser], model: NameModel | None):
+        if policy not in POLICIES:
+            raise InputError(f"prompts.privacy.policy={policy} is none of {', '.join(POLICIES)}")
+        self.policy = policy
+        self.recognisers = list(recognisers.values())
+        self.model = model
+        for key, recogniser in recognisers.items():
+            _check_action(f"prompts.privacy.recognisers.{key}.action", recogniser.action)
+        for entity, action in (model.actions if model else {}).items():
+            _check_action(f"prompts.privacy.model.actions.{entity}", action)
+        self._check_policy()
+
+    def __call__(self, prompt: Prompt) -> Verdict:
+        if self.policy == "off":
+            return Verdict()
+        found = self.find(BETWEEN_MESSAGES.join(message["content"] for message in prompt.messages))
+        counts = Counter(item.entity for item in found)
+        if dropped := sorted({item.entity for item in found if item.action == "drop"}):
+            return Verdict(reason=f"personal data: {', '.join(dropped)}", counts=counts)
+        masks = [item for item in found if item.action == "mask"]
+        return Verdict(prompt=_masked(prompt, masks) if masks else None, counts=counts)
+
+    def unseen(self) -> list[str]:
+        """The entities that nothing here looks for, for warnings and the report."""
+        if self.policy == "off":
+            return ["all"]
+        return sorted(MODEL_ENTITIES - set(self.model.actions if self.model else ()))
+
+    def _check_policy(self) -> None:
+        unseen = ", ".join(self.unseen())
+        if self.policy == "strict" and unseen:
+            raise InputError(
+                f"prompts.privacy.model={'null' if self.model is None else 'incomplete'}: the strict policy needs a "
+                f"model that sees {unseen}; give prompts/privacy/model=spacy (or huggingface, presidio) with "
+                f"prompts.privacy.model.path=FOLDER, or choose prompts/privacy=patterns, which lets them pass"
+            )
+        if self.policy == "off":
+            log.warning("prompts/privacy=off: personal data and secrets are NOT looked for")
+        elif unseen:
+            log.warning(
+                "prompts/privacy=patterns looks for identifiers and secrets only: %s are NOT seen and pass; a model "
+                "sees them: prompts/privacy=strict",
+                unseen,
+            )
+
+    def find(self, text: str) -> list[Found]:
+        """Everything found, in order of place and without overlaps."""
+        text = readable(text)
+        found = [
+            Found(*span, recogniser.entity, recogniser.action)
+            for recogniser in self.recognisers
+            for span in recogniser.find(text)
+        ]
+        if self.model is not None:
+            found += [Found(*span, entity, self.model.actions[entity]) for entity, span in self.model.find(text)]
+        return _without_overlaps(found) if len(found) > 1 else found
+
+
+def readable(text: str) -> str:
+    """The text as recognisers read it, of the same length."""
+    return text if text.isascii() else text.translate(ASCII_FORMS)
+
+
+def _check_action(key: str, action: str) -> None:
+    if action not in ACTIONS:
+        raise InputError(f"{key}={action} is none of {', '.join(ACTIONS)}; drop refuses the prompt")
+
+
+def _without_overlaps(found: list[Found]) -> list[Found]:
+    """Of findings that overlap, one: what is kept gives way to the others, then the shorter to the longer."""
+    preferred = sorted(found, key=lambda item: (item.action == "keep", item.start - item.end, item.start))
+    taken = bytearray(max(item.end for item in found))
+    chosen = []
+    for item in preferred:
+        if not any(taken[item.start : item.end]):
+            taken[item.start : item.end] = b"\1" * (item.end - item.start)
+            chosen.append(item)
+    return sorted(chosen)
+
+
+def _masked(prompt: Prompt, masks: list[Found]) -> Prompt:
+    contents = _masked_contents([message["content"] for message in prompt.messages], masks)
+    messages = [{**message, "content": content} for message, content in zip(prompt.messages, contents, strict=True)]
+    return replace(prompt, messages=messages)
+
+
+def _masked_contents(contents: Iterable[str], masks: list[Found]) -> Iterator[str]:
+    """Each message with <ENTITY> in the place of its masks; one that runs over several messages is put in each."""
+    offset = 0
+    for content in contents:
+        parts, position = [], 0
+        for mask in masks:
+            start, end = max(mask.start - offset, 0), min(mask.end - offset, len(content))
+            if start < end:
+                parts += [content[position:start], f"<{mask.entity}>"]
+                position = end
+        yield "".join([*parts, content[position:]])
+        offset += len(content) + len(BETWEEN_MESSAGES)

@@ -1,0 +1,104 @@
+"""What opens doors for programs: API keys, tokens, private keys."""
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Iterator
+from typing import ClassVar
+
+from eagle3.prompts.privacy.passwords import is_random
+from eagle3.prompts.privacy.recogniser import Recogniser, Span
+
+# Prefix, then what the issuer's documentation says follows.
+KEYS = {
+    "AKIA": r"[A-Z0-9]{16}", "ASIA": r"[A-Z0-9]{16}", "AIza": r"[\w-]{35}", "ya29.": r"[\w-]{30,300}",
+    "GOCSPX-": r"[\w-]{28}",
+    "ghp_": r"[A-Za-z0-9]{36}", "gho_": r"[A-Za-z0-9]{36}", "ghu_": r"[A-Za-z0-9]{36}", "ghs_": r"[A-Za-z0-9]{36}",
+    "ghr_": r"[A-Za-z0-9]{36,76}", "github_pat_": r"[A-Za-z0-9]{22}_[A-Za-z0-9]{59}", "glpat-": r"[\w-]{20,60}",
+    "xoxb-": r"[\w-]{20,250}", "xoxp-": r"[\w-]{20,250}", "xoxa-": r"[\w-]{20,250}", "xoxr-": r"[\w-]{20,250}",
+    "xoxs-": r"[\w-]{20,250}", "xapp-": r"[\w-]{20,250}", "hooks.slack.com/services/": r"T\w{8,12}/B\w{8,12}/\w{20,30}",
+    "sk-": r"(?:proj-|svcacct-|admin-|ant-(?:api|admin)\d\d-|or-v1-)?[\w-]{32,200}", "sk_live_": r"[A-Za-z0-9]{24,247}",
+    "sk_test_": r"[A-Za-z0-9]{24,247}", "rk_live_": r"[A-Za-z0-9]{24,247}", "pk_live_": r"[A-Za-z0-9]{24,247}",
+    "whsec_": r"[A-Za-z0-9]{32,64}", "SG.": r"[\w-]{22}\.[\w-]{43}", "hf_": r"[A-Za-z0-9]{34}",
+    "npm_": r"[A-Za-z0-9]{36}",
+    "pypi-AgEIcHlwaS5vcmc": r"[\w-]{50,250}", "gsk_": r"[A-Za-z0-9]{52}", "r8_": r"[A-Za-z0-9]{37}",
+    "dop_v1_": r"[a-f0-9]{64}",
+    "shpat_": r"[a-f0-9]{32}", "shpss_": r"[a-f0-9]{32}", "sq0atp-": r"[\w-]{22}", "sq0csp-": r"[\w-]{43}",
+    "dapi": r"[a-f0-9]{32}",
+    "lin_api_": r"[A-Za-z0-9]{40}", "ntn_": r"[A-Za-z0-9]{46}", "hvs.": r"[\w-]{24,150}",
+    "PMAK-": r"[a-f0-9]{24}-[a-f0-9]{34}",
+    "NRAK-": r"[A-Z0-9]{27}", "key-": r"[a-f0-9]{32}", "AGE-SECRET-KEY-1": r"[0-9A-Z]{58}",
+    "AccountKey=": r"[A-Za-z0-9+/]{86}==",
+    "dckr_pat_": r"[\w-]{27}", "tskey-": r"[a-z]{3,9}-\w{8,20}-\w{16,40}", "EAACEdEose0cBA": r"[A-Za-z0-9]{20,250}",
+}  # fmt: skip
+
+
+class ApiKey(Recogniser):
+    """Keys with the prefix of their issuer, and Telegram's and Twilio's forms."""
+
+    entity = "API_KEY"
+    bodies: ClassVar = {start: re.compile(body) for start, body in KEYS.items()}
+    others = re.compile(r"\d{8,10}:AA[\w-]{33}|(?:AC|SK)[a-f0-9]{32}")
+
+    def find(self, text: str) -> Iterator[Span]:
+        for start, body in self.bodies.items():
+            position = text.find(start)
+            while position >= 0:
+                match = body.match(text, position + len(start))
+                if match and _ends_alone(text, position, match.end()) and is_random(match.group()):
+                    yield Span(position, match.end())
+                position = text.find(start, match.end() if match else position + len(start))
+        if ":AA" in text or "AC" in text or "SK" in text:
+            for match in self.others.finditer(text):
+                if _ends_alone(text, *match.span()) and is_random(match.group()):
+                    yield Span(*match.span())
+
+
+def _ends_alone(text: str, start: int, end: int) -> bool:
+    before, after = text[max(0, start - 1) : start], text[end : end + 1]
+    return not (before.isalnum() and before.isascii()) and not (after.isalnum() and after.isascii())
+
+
+class Token(Recogniser):
+    """JSON web tokens (their header decodes) and the values of bearer and basic authorization."""
+
+    entity = "TOKEN"
+    jwt = re.compile(r"(?<![\w-])(eyJ[\w-]{8,1000})\.[\w-]{2,8000}\.[\w-]{10,2000}", re.ASCII)
+    authorization = re.compile(r"\b(bearer|basic)\b[\s:=\"']{1,4}([\w.~+/-]{16,4000}={0,2})", re.ASCII | re.IGNORECASE)
+
+    def find(self, text: str) -> Iterator[Span]:
+        for match in self.jwt.finditer(text) if "eyJ" in text else ():
+            if _is_json(match[1]):
+                yield Span(*match.span())
+        for match in self.authorization.finditer(text):
+            value = match[2]
+            if any(map(str.isdigit, value)) and any(map(str.isalpha, value)) and is_random(value):
+                yield Span(*match.span(2))
+
+
+def _is_json(segment: str) -> bool:
+    try:
+        return isinstance(json.loads(base64.urlsafe_b64decode(segment + "=" * (-len(segment) % 4))), dict)
+    except (ValueError, binascii.Error, RecursionError):
+        return False
+
+
+class PrivateKey(Recogniser):
+    """PEM, OpenSSH, PGP and PuTTY private keys, from their first line to their last, or to the end of a cut text."""
+
+    entity = "PRIVATE_KEY"
+    begin = re.compile(r"-----BEGIN (?:[A-Z0-9]{1,12} ){0,3}PRIVATE KEY(?: BLOCK)?-----|PuTTY-User-Key-File-\d:")
+    # Line ends, quotes and joins of code, headers such as "Proc-Type: 4,ENCRYPTED", then base64. A header runs to
+    # the end of its line, so that there is one way to read it: else crafted ones would have exponentially many.
+    body = re.compile(r"(?:\s|\\[nr]|[\"'+,>#|]|[A-Za-z-]{1,30}: [^\n\\]{0,80}(?=[\n\\])){0,60}[A-Za-z0-9+/]{32}")
+    end = re.compile(r"-----END (?:[A-Z0-9]{1,12} ){0,3}PRIVATE KEY(?: BLOCK)?-----|Private-MAC: ?[0-9a-f]{1,64}")
+
+    def find(self, text: str) -> Iterator[Span]:
+        position = 0
+        while match := self.begin.search(text, position):
+            position = match.end()
+            if self.body.match(text, position):
+                end = self.end.search(text, position)
+                position = end.end() if end else len(text)
+                yield Span(match.start(), position)

@@ -1,0 +1,77 @@
+"""All that decides about a prompt, built from the groups of conf/prompts: checks of a row, duplicates, traffic mix."""
+
+from typing import Any
+
+import numpy as np
+
+from eagle3.prompts.checks import Check
+from eagle3.prompts.duplicates import Duplicates
+from eagle3.prompts.filters import LanguageCheck, LengthCheck
+from eagle3.prompts.language import LanguageDetector
+from eagle3.prompts.leaks import LeakCheck, read_benchmarks
+from eagle3.prompts.licenses import LicenseCheck, LicenseRules
+from eagle3.prompts.prompt import Prompt
+from eagle3.prompts.reading import read_prompts
+from eagle3.prompts.signatures import Signer
+from eagle3.prompts.sources import Source, file_state, plain_source
+from eagle3.prompts.traffic import MEASURED, TrafficMix
+
+GROUPS = ("licenses", "length", "language", "privacy", "leaks", "duplicates", "traffic")  # of conf/prompts
+
+
+class Rules:
+    """settings: the groups as plain values; privacy: the check that its group describes, already built."""
+
+    def __init__(self, settings: dict[str, Any], *, privacy: Check):
+        assert set(settings) == set(GROUPS), settings
+        self.settings = settings
+        self.privacy = privacy
+        self.licenses = LicenseRules(**settings["licenses"])
+        self.detector = LanguageDetector(**settings["language"]["detector"])
+        self.benchmarks = read_benchmarks(settings["leaks"]["benchmarks"])
+        duplicates = settings["duplicates"]
+        self.duplicates = Duplicates(**_part(duplicates, "exact", "near", "threshold", "shingle_words", "comparisons"))
+        self.signer = Signer(**_part(duplicates, "shingle_words", "bands", "band_rows"))
+        self.traffic = TrafficMix(**settings["traffic"], detector=self.detector) if settings["traffic"] else None
+        self._common = self._row_checks()
+
+    def _row_checks(self) -> list[Check]:
+        language = self.settings["language"]
+        checks: list[Check] = [
+            LengthCheck(**self.settings["length"]),
+            LanguageCheck(**_part(language, "allowed", "unknown"), detector=self.detector),
+            self.privacy,
+        ]
+        if self.benchmarks:
+            checks.append(
+                LeakCheck(self.benchmarks, **_part(self.settings["leaks"], "dropped_words", "reported_words"))
+            )
+        return checks
+
+    def checks(self, source: Source) -> list[Check]:
+        """What a row of the source has to pass, in this order."""
+        return [LicenseCheck(self.licenses, source.terms), *self._common]
+
+    def inputs(self) -> dict[str, Any]:
+        """What the result depends on beside the sources: all settings, and the state of the files they name."""
+        files = [benchmark.state for benchmark in self.benchmarks]
+        if self.traffic is not None and self.traffic.sample is not None:
+            files.append(self._sample_source().fingerprint())
+        elif self.traffic is not None:
+            files.append([file_state(self.settings["traffic"]["histogram"])])
+        return {**self.settings, "files": files}
+
+    def measured_sample(self) -> np.ndarray | None:
+        """[M] MEASURED of the sample of production prompts, if the mix has one."""
+        if self.traffic is None or self.traffic.sample is None:
+            return None
+        rows = (found for _, found in read_prompts(self._sample_source(), keep_answers=False))
+        return np.array([self.traffic.measure(found) for found in rows if isinstance(found, Prompt)], dtype=MEASURED)
+
+    def _sample_source(self) -> Source:
+        assert self.traffic is not None and self.traffic.sample is not None
+        return plain_source("prompts.traffic.sample", self.traffic.sample, split="train")
+
+
+def _part(group: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: group[key] for key in keys}

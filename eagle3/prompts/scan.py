@@ -1,0 +1,220 @@
+"""The scan: each chunk of the sources → its rows checked and spooled, over several processes, in one order always.
+
+A worker opens its chunk by itself, so that rows do not travel between processes.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from loky import ProcessPoolExecutor
+from tqdm import tqdm
+
+from eagle3.errors import InputError
+from eagle3.prompts.checks import Check
+from eagle3.prompts.conversation import Refused
+from eagle3.prompts.formats import BLANK, Chunk, chunk_rows, cut
+from eagle3.prompts.prompt import Prompt
+from eagle3.prompts.reading import read_prompt
+from eagle3.prompts.signatures import Signer
+from eagle3.prompts.sources import Source, file_state
+from eagle3.prompts.spool import ChunkWriter, ScannedChunk, written_folder
+from eagle3.prompts.traffic import MEASURED, TrafficMix
+from eagle3.storage import json_line, sha256_json
+
+AHEAD = 2  # chunks that each process may be ahead of the one whose turn it is
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # of a worker: the processes share the cores already
+IDLE_SECONDS = 60  # after which a worker ends by itself; one that lost its parent to kill -9 has no other way to know
+
+
+@dataclass(frozen=True)
+class Task:
+    """One chunk of one source. `key` changes with everything that its result depends on."""
+
+    source: int
+    chunk: Chunk
+    key: str
+
+
+def tasks_of(sources: list[Source], chunk_bytes: int, settings: Any) -> list[Task]:
+    """In the order of the sources and their files. settings: what else the result of a chunk depends on."""
+    tasks = []
+    for number, source in enumerate(sources):
+        for file in source.files:
+            depends_on = [settings, source.inputs(), file_state(file)]
+            for chunk in cut(file, chunk_bytes):
+                tasks.append(Task(number, chunk, sha256_json([*depends_on, chunk.start, chunk.end])[:32]))
+    return tasks
+
+
+class Scanner:
+    """Reads, checks and spools one chunk; sent to every worker once.
+
+    checks: of each source, in the order they are asked; the first reason counts.
+    """
+
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        sources: list[Source],
+        checks: list[list[Check]],
+        signer: Signer,
+        traffic: TrafficMix | None,
+        keep_answers: bool,
+    ):
+        self.folder = folder
+        self.sources = sources
+        self.checks = checks
+        self.signer = signer
+        self.traffic = traffic
+        self.keep_answers = keep_answers
+
+        measured = [("traffic", MEASURED)] if traffic else []
+        self.dtype = np.dtype([*signer.dtype.descr, *measured])
+
+    def finished(self, task: Task) -> ScannedChunk | None:
+        """What an earlier run that was stopped left of this chunk."""
+        folder = self.folder / task.key
+        return ScannedChunk.read(folder, task.source, self.dtype) if folder.exists() else None
+
+    def __call__(self, task: Task) -> ScannedChunk:
+        with written_folder(self.folder / task.key) as folder:
+            (folder / "summary.json").write_bytes(json_line(self._scan(task, folder)))
+        return ScannedChunk.read(self.folder / task.key, task.source, self.dtype)
+
+    def _scan(self, task: Task, folder: Path) -> dict:
+        source, checks = self.sources[task.source], self.checks[task.source]
+        counts: dict[str, Counter[str]] = {check.name: Counter() for check in checks}
+        rows = line = 0
+        with ChunkWriter(folder, self.dtype) as writer:
+            for line, value in chunk_rows(task.chunk):
+                if value is BLANK:
+                    continue
+                rows += 1
+                found = checked(read_prompt(value, source, keep_answers=self.keep_answers), checks, counts)
+                if isinstance(found, Refused):
+                    writer.reject(line, found.id, found.reason)
+                else:
+                    writer.keep(line, found, self._values(found))
+        return {
+            "file": task.chunk.file.rpartition("/")[2],
+            "start": task.chunk.start,
+            "lines": line,
+            "rows": rows,
+            "prompts": writer.prompts,
+            "rejected": writer.rejected,
+            "counts": counts,
+        }
+
+    def _values(self, prompt: Prompt) -> tuple:
+        values = self.signer(prompt)
+        return (*values, self.traffic.measure(prompt)) if self.traffic else values
+
+
+def checked(found: Prompt | Refused, checks: list[Check], counts: dict[str, Counter[str]]) -> Prompt | Refused:
+    """The prompt as the checks leave it, or the first reason against it. What they count is added to `counts`."""
+    for check in checks:
+        if isinstance(found, Refused):
+            return found
+        verdict = check(found)
+        counts[check.name].update(verdict.counts)
+        if verdict.reason is not None:
+            return Refused(verdict.reason, found.id)
+        found = verdict.prompt or found
+    return found
+
+
+class Enough:
+    """How many prompts each source has to hold until the rest of it is not read: its limit, or the one over all."""
+
+    def __init__(self, sources: list[Source], *, limit: int | None):
+        self.limit = limit
+        self.limits = [min(filter(None, (source.limit, limit)), default=None) for source in sources]
+        self.wanted = list(self.limits)
+        self.passing = [0] * len(sources)
+
+    def __call__(self, source: int) -> bool:
+        wanted = self.wanted[source]
+        return wanted is not None and self.passing[source] >= wanted
+
+    def raised(self, kept: list[int]) -> bool:
+        """Want more of the sources of which fewer were kept than the limits allow; False when nothing is missing."""
+        missing = [
+            self(source) and limit is not None and found < limit
+            for source, (found, limit) in enumerate(zip(kept, self.limits, strict=True))
+        ]
+        if not any(missing) or (self.limit is not None and sum(kept) >= self.limit):
+            return False
+        for source, is_missing in enumerate(missing):
+            if is_missing:
+                self.wanted[source] = 2 * self.passing[source]
+        self.passing = [0] * len(self.passing)
+        return True
+
+
+def scan(tasks: list[Task], scanner: Scanner, *, enough: Enough, processes: int) -> Iterator[ScannedChunk]:
+    """The chunks that are needed, in the order of `tasks`.
+
+    Which chunks are used depends on `enough` and their order alone: what processes scanned ahead in vain is left out.
+    """
+    rows = 0
+    total = sum(task.chunk.size for task in tasks)
+    with tqdm(total=total, desc="prompts", unit="B", unit_scale=True) as progress:
+        for task, chunk in _in_order(tasks, scanner, enough, min(processes, len(tasks))):
+            if not enough(task.source):
+                enough.passing[task.source] += chunk.prompts
+                rows += chunk.summary["rows"]
+                yield chunk
+            progress.set_postfix_str(f"{rows / max(progress.format_dict['elapsed'], 1e-9):,.0f} rows/s", refresh=False)
+            progress.update(task.chunk.size)
+
+
+def _in_order(
+    tasks: list[Task], scanner: Scanner, enough: Enough, processes: int
+) -> Iterator[tuple[Task, ScannedChunk]]:
+    needed = (task for task in tasks if not enough(task.source))
+    if processes < 2:
+        yield from ((task, scanner.finished(task) or scanner(task)) for task in needed)
+        return
+    # loky's workers do not import the entry script, and with it PyTorch, and one that is killed ends the run.
+    workers = ProcessPoolExecutor(
+        processes, timeout=IDLE_SECONDS, initializer=_start, initargs=(scanner,), env=ONE_THREAD
+    )
+    try:
+        waiting: deque[tuple[Task, Future]] = deque()
+        for task in needed:
+            waiting.append((task, workers.submit(_work, task)))
+            if len(waiting) > AHEAD * processes:
+                yield _finished(*waiting.popleft())
+        while waiting:
+            yield _finished(*waiting.popleft())
+    except BrokenProcessPool:
+        raise InputError(
+            f"a process was killed while it read prompts, most likely because memory ran out; what was read is kept: "
+            f"run the same command with fewer of them, e.g. prompts.processes={processes // 2}"
+        ) from None
+    finally:
+        workers.shutdown(kill_workers=True)
+
+
+def _finished(task: Task, future: Future) -> tuple[Task, ScannedChunk]:
+    return task, future.result()
+
+
+_scanner: Scanner | None = None  # of a worker process
+
+
+def _start(scanner: Scanner) -> None:
+    global _scanner
+    _scanner = scanner
+
+
+def _work(task: Task) -> ScannedChunk:
+    assert _scanner is not None
+    return _scanner.finished(task) or _scanner(task)

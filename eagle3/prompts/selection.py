@@ -1,0 +1,81 @@
+"""Which of the prompts that passed the checks are kept: no duplicates, the limits, the traffic mix."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from eagle3.prompts.duplicates import Choice, Duplicates, Fate
+from eagle3.prompts.sources import Source
+from eagle3.prompts.spool import Scanned
+from eagle3.prompts.traffic import TrafficMix
+
+
+@dataclass(frozen=True)
+class Selection:
+    choice: Choice
+    source_starts: np.ndarray  # number of the first prompt of each source, and N
+    traffic: dict | None  # the report of the mix
+
+    def kept(self) -> np.ndarray:
+        """How many prompts of each source are kept."""
+        kept = self.choice.fate == Fate.KEPT
+        return np.array([kept[start:end].sum() for start, end in pairwise(self.source_starts)])
+
+    def reason(self, number: int) -> str:
+        fate = Fate(self.choice.fate[number])
+        across = fate in REPEATING and self._source(number) != self._source(int(self.choice.repeats[number]))
+        return REASONS[fate] + (" of another source" if across else "")
+
+    def _source(self, number: int) -> int:
+        return int(np.searchsorted(self.source_starts, number, side="right"))
+
+
+REASONS = {
+    Fate.EXACT: "exact duplicate",
+    Fate.ID: "duplicate id",
+    Fate.NEAR: "near duplicate",
+    Fate.SOURCE_LIMIT: "past the limit of the source",
+    Fate.MIX: "not drawn for the traffic mix",
+    Fate.LIMIT: "past prompts.limit",
+}
+REPEATING = (Fate.EXACT, Fate.ID, Fate.NEAR)
+
+
+def select(
+    scanned: Scanned,
+    sources: list[Source],
+    *,
+    duplicates: Duplicates,
+    traffic: TrafficMix | None,
+    sample: np.ndarray | None,
+    limit: int | None,
+    folder: Path,
+) -> Selection:
+    """In this order: duplicates and the sources' limits, the mix, the limit over all. `folder` takes what is large."""
+    starts = scanned.source_starts(len(sources))
+    choice = _unique_within_limits(scanned, sources, starts, duplicates, folder)
+    report = None
+    if traffic is not None:
+        kept = np.flatnonzero(choice.fate == Fate.KEPT)
+        [measured] = scanned.columns(folder, "traffic")
+        drawn, report = traffic.choose(measured.values()[kept], sample=sample)
+        choice.fate[kept[~drawn]] = Fate.MIX
+    if limit is not None:
+        choice.fate[np.flatnonzero(choice.fate == Fate.KEPT)[limit:]] = Fate.LIMIT
+    return Selection(choice, starts, report)
+
+
+def _unique_within_limits(
+    scanned: Scanned, sources: list[Source], starts: np.ndarray, duplicates: Duplicates, folder: Path
+) -> Choice:
+    """What is past a source's limit must not make later prompts duplicates: it is left out, and all is done again."""
+    chosen = np.ones(len(scanned), dtype=bool)
+    choice = duplicates.find(scanned, chosen, folder)
+    for number, source in enumerate(sources):
+        kept = np.flatnonzero(choice.fate[starts[number] : starts[number + 1]] == Fate.KEPT) + starts[number]
+        if source.limit is not None and len(kept) > source.limit:
+            chosen[kept[source.limit] : starts[number + 1]] = False
+            choice = duplicates.find(scanned, chosen, folder)
+    return choice

@@ -1,0 +1,189 @@
+"""What the scan leaves on disk: a folder for each finished chunk, and the columns of all of them. N prompts.
+
+A chunk's folder holds prompts.jsonl and rejects.jsonl, what is compared about each prompt (rows.bin, fixed width), and
+counts (summary.json). It is written under another name and renamed: a folder that is there is whole.
+"""
+
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eagle3.prompts.prompt import Prompt
+from eagle3.storage import json_line, named, read_jsonl
+
+OWN_ROWS = np.dtype([("offset", "u8"), ("line", "u8")])  # place in prompts.jsonl; line of the chunk, from 1
+WAITING_ROWS = 1024  # rows that a chunk's writer holds
+OPEN_FILES = 128  # of prompts read at random at a time
+
+
+class ChunkWriter:
+    """Takes the rows of one chunk; memory holds a thousand of them."""
+
+    def __init__(self, folder: Path, dtype: np.dtype):
+        self.folder = folder
+        self.dtype = np.dtype([*OWN_ROWS.descr, *dtype.descr])
+        self.waiting: list[tuple] = []
+        self.prompts = self.offset = 0
+        self.rejected: Counter[str] = Counter()
+
+    def __enter__(self) -> "ChunkWriter":
+        self.files = {name: (self.folder / name).open("wb") for name in ("prompts.jsonl", "rejects.jsonl", "rows.bin")}
+        return self
+
+    def keep(self, line: int, prompt: Prompt, values: tuple) -> None:
+        text = json_line(vars(prompt))
+        self.files["prompts.jsonl"].write(text)
+        self.waiting.append((self.offset, line, *values))
+        self.offset += len(text)
+        self.prompts += 1
+        if len(self.waiting) == WAITING_ROWS:
+            self._flush()
+
+    def reject(self, line: int, id: str | None, reason: str) -> None:
+        self.rejected[reason] += 1
+        self.files["rejects.jsonl"].write(json_line({"line": line, "id": id, "reason": reason}))
+
+    def _flush(self) -> None:
+        self.files["rows.bin"].write(np.array(self.waiting, dtype=self.dtype).tobytes())
+        self.waiting.clear()
+
+    def __exit__(self, *_: object) -> None:
+        self._flush()
+        for file in self.files.values():
+            file.close()
+
+
+@contextmanager
+def written_folder(folder: Path) -> Iterator[Path]:
+    """A folder to write into, which gets the name `folder` when the block ends well."""
+    temporary = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    with named(temporary):
+        temporary.mkdir(parents=True)
+        try:
+            yield temporary
+            if not folder.exists():  # a worker that outlived a killed run may have written it
+                temporary.rename(folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class ScannedChunk:
+    """A finished chunk. `summary`: its file's name, start there, lines, rows, prompts, rejected (by reason), counts (by
+    check)."""
+
+    folder: Path
+    source: int  # its place in the list of sources
+    dtype: np.dtype
+    summary: dict[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path, source: int, dtype: np.dtype) -> "ScannedChunk":
+        summary = json.loads((folder / "summary.json").read_bytes())
+        return cls(folder, source, np.dtype([*OWN_ROWS.descr, *dtype.descr]), summary)
+
+    @property
+    def prompts(self) -> int:
+        return self.summary["prompts"]
+
+    def rows(self) -> np.ndarray:
+        """On disk, also while it is read."""
+        if not self.prompts:
+            return np.zeros(0, dtype=self.dtype)
+        return np.asarray(np.memmap(self.folder / "rows.bin", mode="r", dtype=self.dtype))
+
+    def lines(self) -> Iterator[bytes]:
+        with (self.folder / "prompts.jsonl").open("rb") as file:
+            yield from file
+
+    def rejects(self) -> Iterator[dict]:
+        return read_jsonl(self.folder / "rejects.jsonl")
+
+
+class Scanned:
+    """All prompts of the chunks that are used, in their order, numbered from 0."""
+
+    def __init__(self, chunks: list[ScannedChunk]):
+        self.chunks = chunks
+        self.starts = np.array([0, *accumulate(chunk.prompts for chunk in chunks)])
+        self.open: dict[int, tuple[Any, np.ndarray]] = {}
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def parts(self) -> Iterator[tuple[ScannedChunk, slice]]:
+        """Each chunk with the numbers of its prompts, from and to."""
+        for chunk, (start, end) in zip(self.chunks, pairwise(self.starts.tolist()), strict=True):
+            yield chunk, slice(start, end)
+
+    def source_starts(self, sources: int) -> np.ndarray:
+        """The number of the first prompt of each source, and N."""
+        counts = np.zeros(sources, dtype=np.int64)
+        for chunk in self.chunks:
+            counts[chunk.source] += chunk.prompts
+        return np.concatenate([[0], np.cumsum(counts)])
+
+    def columns(self, folder: Path, name: str) -> list["Column"]:
+        """A field of all rows in files of its own, one for each of the field's values."""
+        kind = self.chunks[0].dtype[name] if self.chunks else np.dtype("u8")
+        folder.mkdir(parents=True, exist_ok=True)
+        count = int(np.prod(kind.shape))
+        columns = [Column(folder / f"{name}.{place}", kind.base, len(self)) for place in range(count)]
+        with ExitStack() as stack:
+            files = [stack.enter_context(column.path.open("wb")) for column in columns]
+            for chunk in self.chunks:
+                values = chunk.rows()[name].reshape(chunk.prompts, count)
+                for place, file in enumerate(files):
+                    file.write(values[:, place].tobytes())
+        return columns
+
+    def prompt(self, number: int) -> dict:
+        """Read one prompt again."""
+        index = int(np.searchsorted(self.starts, number, side="right")) - 1
+        if index not in self.open:
+            if len(self.open) >= OPEN_FILES:
+                self.open.pop(next(iter(self.open)))[0].close()
+            chunk = self.chunks[index]
+            self.open[index] = (chunk.folder / "prompts.jsonl").open("rb"), chunk.rows()["offset"].copy()
+        file, offsets = self.open[index]
+        file.seek(int(offsets[number - self.starts[index]]))
+        return json.loads(file.readline())
+
+    def __enter__(self) -> "Scanned":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file, _offsets in self.open.values():
+            file.close()
+        self.open.clear()
+
+
+@dataclass(frozen=True)
+class Column:
+    """A value of every prompt, on disk."""
+
+    path: Path
+    dtype: np.dtype
+    length: int
+
+    def values(self) -> np.ndarray:
+        """[N], read as it is used; let go of it to give its memory back."""
+        return np.asarray(np.memmap(self.path, mode="r", dtype=self.dtype, shape=(self.length,)))
+
+
+def on_disk(path: Path, shape: tuple[Any, ...], kind: Any) -> np.ndarray:
+    """An array of zeros in a new file: the system and not the process holds it, and untouched parts cost nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if 0 in shape:
+        return np.zeros(shape, dtype=kind)
+    return np.asarray(np.memmap(path, mode="w+", dtype=kind, shape=shape))

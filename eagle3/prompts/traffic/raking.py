@@ -1,0 +1,75 @@
+"""How many rows to take from each cell of a table so that its margins come out as wanted. C cells, B bins of a margin.
+
+Raking, or iterative proportional fitting (Deming and Stephan 1940): scale the cells of every bin to the bin's goal,
+margin after margin, until all fit. It gives the mix with those margins that is nearest to the pool's own, in relative
+entropy.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+
+
+@dataclass(frozen=True)
+class Margin:
+    """Wanted shares of the bins of one table, and which bin each cell is in."""
+
+    bin_of_cell: Int[np.ndarray, "C"]
+    shares: Float[np.ndarray, "B"]  # sum to 1
+    binding: bool  # what a binding margin lacks in the pool is left out of the draw; others are met as far as they can
+
+    def sums(self, cells: np.ndarray) -> Float[np.ndarray, "B"]:
+        return np.bincount(self.bin_of_cell, weights=cells, minlength=len(self.shares))
+
+
+def rake(
+    pool: Int[np.ndarray, "C"], margins: list[Margin], *, size: float, bounded: bool, sweeps: int, tolerance: float
+) -> Float[np.ndarray, "C"]:
+    """Expected counts of a draw of `size` rows; every cell of `pool` holds a row or more.
+
+    bounded: never above the pool's counts, as in a draw without replacement. Bins that the pool cannot fill shrink the
+    draw, they are not made up for by others, which would move the mix further away. Stops after `sweeps`, or when all
+    margins miss their goals by less than `tolerance` of the draw.
+    """
+    capacity = pool if bounded else np.full(len(pool), np.inf)
+    reach = [np.minimum(margin.shares * size, margin.sums(capacity)) for margin in margins]
+    total = min(goal.sum() for goal, margin in zip(reach, margins, strict=True) if margin.binding)
+    goals = [goal * (total / goal.sum()) if goal.sum() else goal for goal in reach]
+    cells = pool * (total / max(pool.sum(), 1))
+    last_to_fit = sorted(zip(margins, goals, strict=True), key=lambda pair: pair[0].binding)
+    for _ in range(sweeps):
+        for margin, goal in last_to_fit:
+            sums = margin.sums(cells)
+            factors = np.divide(goal, sums, out=np.zeros_like(goal), where=sums > 0)
+            cells = np.minimum(cells * factors[margin.bin_of_cell], capacity)
+        misses = [np.abs(margin.sums(cells) - goal).sum() for margin, goal in last_to_fit]
+        if max(misses) <= tolerance * total:
+            break
+    return cells
+
+
+def missing_share(expected: Float[np.ndarray, "C"], margins: list[Margin], *, size: float) -> float:
+    """The share of `size` that is not where the worst binding margin wants it; 0 when all are met in full."""
+    gaps = [np.maximum(margin.shares - margin.sums(expected) / size, 0).sum() for margin in margins if margin.binding]
+    return float(max(gaps))
+
+
+def whole_counts(expected: Float[np.ndarray, "C"], random: np.random.Generator) -> Int[np.ndarray, "C"]:
+    """Systematic sampling (Madow 1949): each count is its expectation rounded up or down, and so is the sum of any run
+    of neighbours, so that what is kept together in order keeps its total."""
+    ends = np.cumsum(expected)
+    if len(ends):
+        ends[-1] = round(ends[-1])
+    return np.diff(np.floor(ends + random.random()), prepend=0.0).astype(np.int64)
+
+
+def effective_sample_size(pool: Int[np.ndarray, "C"], expected: Float[np.ndarray, "C"]) -> float:
+    """How many rows of equal weight the pool is worth when weighted to `expected`: (Σw)² / Σw² (Kish 1965)."""
+    squares = (expected**2 / pool).sum()
+    return float(expected.sum() ** 2 / squares) if squares else 0.0
+
+
+def total_variation(first: Float[np.ndarray, "B"], second: Float[np.ndarray, "B"]) -> float:
+    """Half the sum of absolute differences of two mixes: the share that would have to move."""
+    return float(np.abs(first - second).sum() / 2)

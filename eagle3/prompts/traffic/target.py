@@ -1,0 +1,116 @@
+"""The mix that is wanted, as tables of shares: counted from a sample of production prompts, or read from a histogram.
+
+A histogram is a YAML or JSON file. Bins are named by their lower edge in prompts.traffic.bins, or by their name; shares
+may be counts. Either key may be left out:
+
+    marginals:
+      turns: {1: 0.7, 2: 0.2, 3: 0.1}
+      language: {en: 0.9, other: 0.1}
+    joint:
+      - {characters: 0, tools: with, share: 0.4}
+      - {characters: 1000, tools: without, share: 0.6}
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from eagle3.errors import InputError
+from eagle3.prompts.traffic.grid import Grid
+from eagle3.prompts.traffic.raking import Margin
+
+
+@dataclass(frozen=True)
+class Table:
+    """Wanted shares over the joint bins of some features."""
+
+    features: list[str]
+    shares: np.ndarray  # [bins], flat in the order of `features`; sum to 1
+    binding: bool  # a quota, not a wish: what the pool lacks here leaves the draw smaller
+
+    def share_of(self, name: str, grid: Grid) -> np.ndarray:
+        """The table summed to one of its features."""
+        others = tuple(axis for axis, feature in enumerate(self.features) if feature != name)
+        return self.shares.reshape(grid.shape_of(self.features)).sum(axis=others)
+
+
+def sample_tables(sample: np.ndarray, grid: Grid) -> list[Table]:
+    """The joint table of the strata, binding, and a table of every other feature. sample: [M] MEASURED."""
+    cells = grid.cell_of_row(sample)
+    groups = [[name] for name in grid.features if name not in grid.strata]
+    return [
+        Table(names, shares(grid, cells, np.ones(len(cells)), names), binding=names == grid.strata)
+        for names in [*groups, grid.strata]
+    ]
+
+
+def margins_of(tables: list[Table], grid: Grid, cells: np.ndarray) -> list[Margin]:
+    """The tables over the cells that hold rows."""
+    return [Margin(grid.bin_of_cell(cells, table.features), table.shares, table.binding) for table in tables]
+
+
+def shares(grid: Grid, cells: np.ndarray, counts: np.ndarray, names: list[str]) -> np.ndarray:
+    """How `counts` in `cells` spread over the bins of `names`."""
+    bins = int(np.prod(grid.shape_of(names)))
+    return np.bincount(grid.bin_of_cell(cells, names), weights=counts, minlength=bins) / counts.sum()
+
+
+def read_histogram(path: str, grid: Grid) -> list[Table]:
+    """The tables of a histogram file, all binding."""
+    key = f"prompts.traffic.histogram={path}"
+    try:
+        content = yaml.safe_load(Path(path).read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputError(f"{key} cannot be read as YAML or JSON ({type(error).__name__}); name such a file") from None
+    if not isinstance(content, dict) or not content or set(content) - {"marginals", "joint"}:
+        raise InputError(f"{key} has to hold `marginals`, `joint` or both, and nothing else at the top")
+    tables = [
+        _table(f"{key}: marginals.{name}", [({name: bin}, share) for bin, share in _entries(key, bins)], grid)
+        for name, bins in _entries(key, content.get("marginals") or {})
+    ]
+    if content.get("joint"):
+        tables.append(_table(f"{key}: joint", _joint(key, content["joint"]), grid))
+    return tables
+
+
+def _entries(key: str, mapping: Any) -> list[tuple[Any, Any]]:
+    if not isinstance(mapping, dict):
+        raise InputError(f"{key}: marginals have to be written as feature: {{bin: share}}")
+    return list(mapping.items())
+
+
+def _joint(key: str, cells: Any) -> list[tuple[dict, Any]]:
+    if not isinstance(cells, list) or any(not isinstance(cell, dict) or "share" not in cell for cell in cells):
+        raise InputError(f"{key}: joint has to be a list of cells such as {{turns: 1, tools: with, share: 0.4}}")
+    found = [({name: bin for name, bin in cell.items() if name != "share"}, cell["share"]) for cell in cells]
+    if len({frozenset(bins) for bins, _ in found}) != 1 or not found[0][0]:
+        raise InputError(f"{key}: all cells of joint have to name the same features")
+    return found
+
+
+def _table(key: str, cells: list[tuple[dict, Any]], grid: Grid) -> Table:
+    names = list(cells[0][0]) if cells else []
+    for name in names:
+        if name not in grid.features:
+            raise InputError(f"{key}: {name} is no feature; take {', '.join(grid.features)}")
+    counts = np.zeros(grid.shape_of(names))
+    for bins, share in cells:
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < np.inf:
+            raise InputError(f"{key}: {bins} has the share {share}; give a number of 0 or more")
+        counts[tuple(_code(key, grid, name, bins[name]) for name in names)] += share
+    if not counts.sum():
+        raise InputError(f"{key}: the shares sum to 0; give one bin a share above 0")
+    return Table(names, counts.ravel() / counts.sum(), binding=True)
+
+
+def _code(key: str, grid: Grid, name: str, bin: object) -> int:
+    code = grid.features[name].code(bin)
+    if code is None:
+        raise InputError(
+            f"{key}: {bin} is no bin of {name}; take {grid.features[name].keys()} (quote 'no' and 'on'), or set "
+            f"prompts.traffic.bins.{name} to your own"
+        )
+    return code

@@ -1,0 +1,76 @@
+"""Texts as words, and words as numbers: what duplicates and leaks are compared by. W words of a text, n of a gram."""
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import xxhash
+from jaxtyping import UInt64
+
+# Scripts without spaces between words: each of their characters is a word.
+UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+WORD = f"[{UNSPACED}]|[^\\W_{UNSPACED}]+"
+WORDS = re.compile(WORD)
+# Symbols count for duplicates ("3 + 4" is not "3 - 4"); a sentence's punctuation, quotes and underscores do not.
+PUNCTUATION = ".,;:!?'\"`‘’“”«»…。、，；：！？"  # noqa: RUF001 these are meant
+WORDS_AND_SYMBOLS = re.compile(f"{WORD}|[^\\w\\s{PUNCTUATION}]")
+
+HASHED_WORDS = 1 << 18  # words whose hash is remembered, some 30 MB
+FACTOR = np.uint64(0x9E3779B97F4A7C15)  # of the polynomial over a gram; odd, so that no bit of a word is lost
+
+
+class WordHashes(dict[str, int]):
+    """Word → 64-bit hash, the same in every process; forgets everything when it is full."""
+
+    def __missing__(self, word: str) -> int:
+        if len(self) >= HASHED_WORDS:
+            self.clear()
+        self[word] = found = xxhash.xxh3_64_intdigest(word.encode())
+        return found
+
+
+_hash_of = WordHashes()
+
+
+def words(text: str) -> list[str]:
+    """Casefolded words alone: how leaks are compared."""
+    return WORDS.findall(text.casefold())
+
+
+def words_and_symbols(text: str) -> list[str]:
+    """Casefolded words and operators, or the text itself if it holds none: how duplicates are compared."""
+    return WORDS_AND_SYMBOLS.findall(text.casefold()) or [text]
+
+
+def compared_text(messages: list[dict[str, str]]) -> str:
+    """The turns that make a prompt a duplicate. System turns do not: all of a product's traffic shares them."""
+    return "\n".join(message["content"] for message in messages if message["role"] != "system")
+
+
+def hash_text(text: str) -> int:
+    return xxhash.xxh3_64_intdigest(text.encode())
+
+
+def hash_words(found: Sequence[str]) -> UInt64[np.ndarray, " W"]:
+    return np.fromiter(map(_hash_of.__getitem__, found), dtype=np.uint64, count=len(found))
+
+
+def grams(hashes: UInt64[np.ndarray, " W"], n: int) -> UInt64[np.ndarray, " W-n+1"]:
+    """The hash of each run of n words; empty when there are fewer. Two runs share a hash once in 2^64."""
+    count = max(len(hashes) - n + 1, 0)
+    total = np.zeros(count, dtype=np.uint64)
+    for place in range(n if count else 0):
+        total = total * FACTOR + hashes[place : place + count]
+    return total
+
+
+def shingles(text: str, n: int) -> UInt64[np.ndarray, " S"]:
+    """The set of n-word runs of a text, ascending; a shorter text is one run. S: their number."""
+    hashes = hash_words(words_and_symbols(text))
+    return np.unique(grams(hashes, min(n, len(hashes))))
+
+
+def jaccard(one: UInt64[np.ndarray, " S"], other: UInt64[np.ndarray, " R"]) -> float:
+    """Size of the intersection over size of the union of two sets, each ascending without repeats."""
+    both = len(np.intersect1d(one, other, assume_unique=True))
+    return both / (len(one) + len(other) - both)

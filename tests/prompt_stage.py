@@ -1,0 +1,97 @@
+"""The stage `prompts` as precompute.py runs it, on rows written by a test; without a model for names."""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from eagle3 import run
+from eagle3.prompts import prepare_prompts
+from eagle3.prompts.rules import GROUPS, Rules
+from eagle3.storage import read_jsonl
+
+CONF = Path(__file__).parent.parent / "conf"
+OUTPUTS = ("prompts.jsonl", "rejects.jsonl", "ledger.json", "report.md", "report.png", "attribution.txt")
+
+
+def write(path: Path, rows: list) -> Path:
+    """Rows as JSON Lines; a str is written as it stands."""
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def chat(*texts: str, **fields: Any) -> dict:
+    """A row of user and assistant turns in alternation, under the MIT licence."""
+    roles = ("user", "assistant")
+    messages = [{"role": roles[index % 2], "content": text} for index, text in enumerate(texts)]
+    return {"license": "MIT", "messages": messages, **fields}
+
+
+def users(*texts: str) -> list[dict]:
+    return [{"role": "user", "content": text} for text in texts]
+
+
+def some_rows(count: int) -> list:
+    """Conversations with an empty line, a broken one, a refused one and a duplicate here and there."""
+    rows: list = []
+    for number in range(count):
+        rows.append(chat(f"question {number}: {'ä' * (number % 7)}", "x", id=number))
+        rows += {3: [""], 5: ["{broken"], 11: [chat("no licence", license=None)], 13: [rows[0]]}.get(number % 17, [])
+    return rows
+
+
+@cache
+def _defaults() -> str:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("precompute", overrides=["prompts/privacy=patterns", "prompts.processes=1"])
+    return json.dumps(OmegaConf.to_container(config.prompts, resolve=True))
+
+
+def default_settings() -> dict[str, Any]:
+    return json.loads(_defaults())
+
+
+def prepared(out_dir: Path, *, keep_answers: bool = False, **config: Any) -> dict:
+    """Run the stage; a dict in `config` changes some keys of a group, any other value is a key of conf/prompts."""
+    settings = default_settings()
+    for key, value in config.items():
+        settings[key] = {**(settings[key] or {}), **value} if isinstance(value, dict) else value
+    groups = {group: settings.pop(group) for group in GROUPS}
+    rules = Rules(groups, privacy=run.build(OmegaConf.create(groups["privacy"])))
+    return prepare_prompts(rules=rules, keep_answers=keep_answers, out_dir=out_dir, **settings)
+
+
+class Prepare:
+    """Calls the stage on rows or on what `config` names, and reads what it wrote."""
+
+    def __init__(self, root: Path):
+        self.root = root
+        self.out_dir = root / "out"
+        self.folder = self.out_dir / "prompts"
+
+    def __call__(self, rows: list | None = None, **config: Any) -> dict:
+        if rows is not None:
+            config["path"] = str(write(self.root / "chats.jsonl", rows))
+        return prepared(self.out_dir, **config)
+
+    def prompts(self) -> list[dict]:
+        return list(read_jsonl(self.folder / "prompts.jsonl"))
+
+    def rejects(self) -> list[dict]:
+        return list(read_jsonl(self.folder / "rejects.jsonl"))
+
+    def outputs(self) -> dict[str, bytes]:
+        return {name: (self.folder / name).read_bytes() for name in OUTPUTS}
+
+
+@pytest.fixture
+def prepare(tmp_path: Path) -> Prepare:
+    return Prepare(tmp_path)
+
+
+def reasons(prepare: Prepare) -> list[str]:
+    return [reject["reason"] for reject in prepare.rejects()]

@@ -1,0 +1,170 @@
+"""Exact and near duplicates against a brute-force reference; what counts as the same text."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prompt_stage import Prepare, chat, prepare, reasons, write
+
+from eagle3.errors import InputError
+from eagle3.prompts import duplicates
+from eagle3.prompts.duplicates import equal_runs
+from eagle3.prompts.words import jaccard, shingles, words_and_symbols
+
+__all__ = ["prepare"]
+VOCABULARY = [f"word{number}" for number in range(400)]
+
+
+def texts_with_copies(count: int, seed: int) -> list[str]:
+    """Random texts; about half are an earlier one with up to a third of its words changed, some word for word."""
+    rng = random.Random(seed)
+    texts: list[str] = []
+    for _ in range(count):
+        if texts and rng.random() < 0.5:
+            words = rng.choice(texts).split()
+            for _ in range(rng.randint(0, len(words) // 9)):
+                words[rng.randrange(len(words))] = rng.choice(VOCABULARY)
+        else:
+            words = rng.choices(VOCABULARY, k=rng.randint(1, 60))
+        texts.append(" ".join(words))
+    return texts
+
+
+def set_of_runs(text: str) -> set[tuple[str, ...]]:
+    """The shingles again, without hashes."""
+    words = words_and_symbols(text)
+    size = min(3, len(words))
+    return {tuple(words[start : start + size]) for start in range(len(words) - size + 1)}
+
+
+def kept_by_brute_force(texts: list[str], threshold: float) -> list[str]:
+    kept: list[tuple[str, set]] = []
+    for text in texts:
+        runs = set_of_runs(text)
+        if all(len(runs & other) / len(runs | other) < threshold for _, other in kept):
+            kept.append((text, runs))
+    return [text for text, _ in kept]
+
+
+@pytest.mark.parametrize("threshold", [0.6, 0.8])
+def test_what_is_kept_is_what_comparing_every_pair_keeps(prepare: Prepare, threshold: float) -> None:
+    texts = texts_with_copies(600, seed=1)
+    # One row a band finds every pair that has anything in common: the result is exact, not likely.
+    prepare(
+        [chat(text) for text in texts],
+        duplicates={"threshold": threshold, "bands": 100, "band_rows": 1, "comparisons": 600},
+    )
+    assert [prompt["messages"][0]["content"] for prompt in prepare.prompts()] == kept_by_brute_force(texts, threshold)
+    assert {"exact duplicate", "near duplicate"} == set(reasons(prepare))
+
+
+def test_the_default_bands_find_nearly_all_pairs_above_the_threshold(prepare: Prepare) -> None:
+    texts = texts_with_copies(1500, seed=2)
+    prepare([chat(text) for text in texts])
+    kept, expected = {prompt["messages"][0]["content"] for prompt in prepare.prompts()}, kept_by_brute_force(texts, 0.8)
+    assert len(kept) == pytest.approx(len(expected), rel=0.02)
+    assert len(texts) - len(expected) > 300
+
+
+def test_columns_longer_than_a_part_give_the_same_as_one_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    keys = rng.integers(0, 1 << 64, size=300, dtype=np.uint64)[rng.integers(0, 300, size=1000)]
+    chosen = rng.random(1000) < 0.9
+    expected = sorted(
+        (number, int(np.flatnonzero(chosen & (keys == keys[number]))[0]))
+        for number in np.flatnonzero(chosen).tolist()
+        if (chosen & (keys == keys[number])).sum() > 1
+    )
+    for part in (1 << 20, 64):
+        monkeypatch.setattr(duplicates, "PART", part)
+        found = [pair for members, heads in equal_runs(keys, chosen) for pair in zip(members, heads, strict=True)]
+        assert sorted((int(member), int(head)) for member, head in found) == expected
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("What is a  monad?", "what is a\nMONAD"),
+        ("Straße, bitte!", "STRASSE BITTE"),
+        ("“Quote” it…", "'quote' it"),
+        ("机器学习是什么?", "机器学习是什么"),
+    ],
+)
+def test_case_spaces_and_punctuation_do_not_make_another_prompt(prepare: Prepare, one: str, other: str) -> None:
+    prepare([chat(one), chat(other)])
+    assert reasons(prepare) == ["exact duplicate"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("What is 3 + 4?", "What is 3 - 4?"),
+        ("2 ** 3", "2 * 3"),
+        ("3.14", "314"),
+        ("???", "!!!"),
+        ("今天天气怎么样", "明天天气怎么样"),
+        ("What does `a.b.is_complete` do?", "What does `a.b.is_closed` do?"),
+    ],
+)
+def test_another_question_is_another_prompt(prepare: Prepare, one: str, other: str) -> None:
+    assert prepare([chat(one), chat(other)])["prompts"] == 2
+
+
+def test_a_shared_system_turn_does_not_make_duplicates(prepare: Prepare) -> None:
+    system = {"role": "system", "content": " ".join(VOCABULARY)}
+    rows = [{"license": "MIT", "messages": [system, {"role": "user", "content": text}]} for text in ("a b", "c d")]
+    assert prepare(rows)["prompts"] == 2
+
+
+def test_the_first_in_the_order_of_the_sources_stays_and_reasons_tell_within_from_across(
+    prepare: Prepare, tmp_path: Path
+) -> None:
+    long = " ".join(VOCABULARY[:40])
+    first = write(tmp_path / "first.jsonl", [chat("a", id=0), chat(long, id=1), chat("A!", id=2)])
+    second = write(tmp_path / "second.jsonl", [chat("a", id=0), chat(f"{long} more", id=1), chat("b", id=2)])
+    ledger = prepare(sources=[{"path": str(first)}, {"path": str(second)}])
+    assert [prompt["id"] for prompt in prepare.prompts()] == ["first/0", "first/1", "second/2"]
+    assert ledger["sources"]["first"]["rejected"] == {"exact duplicate": 1}
+    assert ledger["sources"]["second"]["rejected"] == {
+        "exact duplicate of another source": 1,
+        "near duplicate of another source": 1,
+    }
+
+
+def test_prompts_past_a_sources_limit_do_not_make_later_ones_duplicates(prepare: Prepare, tmp_path: Path) -> None:
+    first = write(tmp_path / "first.jsonl", [chat("a"), chat("b"), chat("c")])
+    second = write(tmp_path / "second.jsonl", [chat("a"), chat("b"), chat("d")])
+    limited = [{"path": str(path), "limit": 1} for path in (first, second)]
+    prepare(sources=[*limited, {"path": str(first), "name": "again"}])
+    assert [prompt["messages"][0]["content"] for prompt in prepare.prompts()] == ["a", "b", "c"]
+
+
+def test_either_kind_can_be_turned_off_but_ids_stay_unique(prepare: Prepare) -> None:
+    long = " ".join(VOCABULARY[:40])
+    rows = [chat("a", id=1), chat("A", id=2), chat(long, id=3), chat(f"{long} more", id=4), chat("b", id=1)]
+    prepare(rows, duplicates={"near": False})
+    assert reasons(prepare) == ["exact duplicate", "duplicate id"]
+    prepare(rows, duplicates={"near": False, "exact": False})
+    assert reasons(prepare) == ["duplicate id"]
+    prepare(rows, duplicates={"exact": False})
+    assert reasons(prepare) == ["near duplicate", "near duplicate", "duplicate id"]
+
+
+def test_kept_answers_count_as_part_of_the_prompt(prepare: Prepare) -> None:
+    assert prepare([chat("a", "x"), chat("a", "y")], keep_answers=True)["prompts"] == 2
+    assert prepare([chat("a", "x"), chat("a", "y")])["prompts"] == 1
+
+
+def test_jaccard_is_that_of_the_sets() -> None:
+    one, other = "a b c d e f", "a b c d x"
+    assert jaccard(shingles(one, 3), shingles(other, 3)) == pytest.approx(2 / 5)
+    assert len(set_of_runs(one) & set_of_runs(other)) / len(set_of_runs(one) | set_of_runs(other)) == 2 / 5
+
+
+@pytest.mark.parametrize(
+    "setting", [{"threshold": 0}, {"threshold": 1.5}, {"bands": 0}, {"comparisons": 0}, {"shingle_words": 0}]
+)
+def test_a_wrong_setting_is_named(prepare: Prepare, setting: dict) -> None:
+    with pytest.raises(InputError, match=rf"prompts\.duplicates\.{next(iter(setting))}="):
+        prepare([chat("a")], duplicates=setting)

@@ -1,0 +1,183 @@
+"""File formats and stores, cut into chunks: how a file is read must never show in the prompts."""
+
+import gzip
+import json
+import os
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from prompt_stage import Prepare, chat, prepare, some_rows, write
+
+from eagle3.errors import InputError
+from eagle3.prompts.formats import BLANK, chunk_rows, cut
+
+__all__ = ["prepare"]
+
+
+# Chunks
+
+
+@pytest.mark.parametrize("size", [1, 7, 50, 1000, 1 << 20])
+@pytest.mark.parametrize("end", ["\n", ""])
+def test_every_line_is_in_exactly_one_chunk(tmp_path: Path, size: int, end: str) -> None:
+    lines = [json.dumps({"prompt": "ü" * length}, ensure_ascii=False) for length in (0, 30, 1, 200, 2)]
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(("\n\n".join(lines) + end).encode())
+    found, offset = [], 0
+    for chunk in cut(str(path), size):
+        line = 0
+        for line, value in chunk_rows(chunk):
+            found.append((offset + line, value))
+        offset += line
+    assert [value for _, value in found if value is not BLANK] == [json.loads(line) for line in lines]
+    assert [line for line, value in found if value is not BLANK] == [1, 3, 5, 7, 9]
+
+
+def test_an_empty_file_and_one_without_any_row_are_read(prepare: Prepare, tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "blank.jsonl").write_text("\n \n")
+    full = write(tmp_path / "full.jsonl", [chat("a")])
+    ledger = prepare(sources=[{"path": str(tmp_path / name)} for name in ("empty.jsonl", "blank.jsonl", full.name)])
+    assert [source["rows"] for source in ledger["sources"].values()] == [0, 0, 1]
+
+
+def test_row_groups_and_batches_are_cut_without_losing_a_row(prepare: Prepare, tmp_path: Path) -> None:
+    table = pa.Table.from_pylist([chat(f"q {number}", id=str(number)) for number in range(50)])
+    pq.write_table(table, tmp_path / "same.parquet", row_group_size=7)
+    (tmp_path / "folder").mkdir()
+    with pa.OSFile(str(tmp_path / "folder" / "same.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as out:
+        out.write_table(table, max_chunksize=7)
+    assert len(cut(str(tmp_path / "same.parquet"), 1)) == len(cut(str(tmp_path / "folder" / "same.arrow"), 1)) == 8
+    assert len(cut(str(tmp_path / "same.parquet"), 1 << 30)) == 1
+    for path in ("same.parquet", "folder"):
+        prepare(path=str(tmp_path / path), chunk_mb=0.000001)
+        assert [prompt["id"] for prompt in prepare.prompts()] == [str(number) for number in range(50)]
+
+
+# Packed files
+
+
+def zstd(data: bytes) -> bytes:
+    packed = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(packed, "zstd") as stream:
+        stream.write(data)
+    return packed.getvalue().to_pybytes()
+
+
+def test_gzip_and_zstd_files_are_read_like_plain_ones(prepare: Prepare, tmp_path: Path) -> None:
+    prepare(some_rows(20), name="same")
+    expected = (prepare.folder / "prompts.jsonl").read_bytes()
+    plain = (tmp_path / "chats.jsonl").read_bytes()
+    (tmp_path / "chats.jsonl.gz").write_bytes(gzip.compress(plain))
+    (tmp_path / "chats.jsonl.zst").write_bytes(zstd(plain))
+    for ending in ("gz", "zst"):
+        prepare(path=str(tmp_path / f"chats.jsonl.{ending}"), name="same")
+        assert (prepare.folder / "prompts.jsonl").read_bytes() == expected
+
+
+@pytest.mark.parametrize("ending", ["gz", "zst"])
+@pytest.mark.parametrize("damage", [lambda data: data[: len(data) // 2], lambda data: b"x" + data])
+def test_a_damaged_packed_file_is_named(prepare: Prepare, tmp_path: Path, ending: str, damage) -> None:
+    plain = "".join(json.dumps(chat(os.urandom(50).hex())) for _ in range(100)).encode()
+    packed = gzip.compress(plain) if ending == "gz" else zstd(plain)
+    path = tmp_path / f"chats.jsonl.{ending}"
+    path.write_bytes(damage(packed))
+    with pytest.raises(InputError, match=rf"chats\.jsonl\.{ending} is damaged"):
+        prepare(path=str(path))
+
+
+# Stores
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    """A bucket on a real S3 server on this machine."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    _, port = server.get_host_and_port()
+    settings = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**settings, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}.items():
+            patch.setenv(name, value)
+        fsspec.filesystem("s3").mkdir("chats")
+        yield "s3://chats"
+    server.stop()
+
+
+def test_files_and_dataset_folders_in_a_store_are_read_like_local_ones(
+    prepare: Prepare, tmp_path: Path, bucket: str
+) -> None:
+    import datasets
+
+    rows = [chat(f"q {number}", id=str(number)) for number in range(40)]
+    prepare(rows, name="same")
+    expected = (prepare.folder / "prompts.jsonl").read_bytes()
+    local = tmp_path / "local"
+    dataset = datasets.Dataset.from_list(rows)
+    dataset.save_to_disk(local / "saved")
+    for folder in ("hub/data", "lines"):
+        (local / folder).mkdir(parents=True)
+    dataset.to_parquet(local / "hub/data/train-00000-of-00001.parquet")
+    dataset.select([0]).to_parquet(local / "hub/data/test-00000-of-00001.parquet")
+    (local / "lines" / "a.jsonl.gz").write_bytes(gzip.compress((tmp_path / "chats.jsonl").read_bytes()))
+    write(local / "chats.jsonl", rows)
+    fsspec.filesystem("s3").put(f"{local}/", f"{bucket}/{prepare.root.name}/", recursive=True)
+    for path in ("chats.jsonl", "saved", "hub", "lines"):
+        ledger = prepare(path=f"{bucket}/{prepare.root.name}/{path}", name="same", chunk_mb=0.001, processes=2)
+        assert (prepare.folder / "prompts.jsonl").read_bytes() == expected, path
+        assert ledger["inputs"]["sources"][0]["files"][0][2], "no version of the file is known"
+
+
+def test_a_changed_file_in_a_store_makes_the_prompts_again(prepare: Prepare, bucket: str) -> None:
+    store, path = fsspec.filesystem("s3"), f"{bucket}/changing.jsonl"
+    for text in ("a", "b"):
+        store.pipe_file(path, json.dumps(chat(text)).encode())
+        prepare(path=path)
+        assert prepare.prompts()[0]["messages"][0]["content"] == text
+
+
+def test_what_is_not_in_the_store_is_named(prepare: Prepare, bucket: str) -> None:
+    for path in (f"{bucket}/nowhere.jsonl", "s3://nobucket/a.jsonl"):
+        with pytest.raises(InputError, match=rf"prompts\.path={path} does not exist"):
+            prepare(path=path)
+
+
+def test_an_address_without_its_package_says_what_to_install(prepare: Prepare) -> None:
+    with pytest.raises(InputError, match=r"prompts\.path=gs://x/a\.jsonl cannot be opened: .*gcsfs"):
+        prepare(path="gs://x/a.jsonl")
+    with pytest.raises(InputError, match=r"prompts\.path=nope://x cannot be opened"):
+        prepare(path="nope://x")
+
+
+@pytest.mark.parametrize("ranges", [None, "none"])
+def test_a_file_on_a_web_server_that_sends_whole_files_only_is_read(
+    prepare: Prepare, tmp_path: Path, ranges: str | None
+) -> None:
+    class Handler(SimpleHTTPRequestHandler):
+        def end_headers(self) -> None:
+            if ranges:
+                self.send_header("Accept-Ranges", ranges)
+            super().end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    rows = some_rows(30)
+    write(tmp_path / "chats.jsonl", rows)
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=tmp_path)) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/chats.jsonl"
+        prepare(path=url, chunk_mb=0.001 if ranges else 8)
+        found = prepare.prompts()
+        server.shutdown()
+    prepare(rows)
+    assert prepare.prompts() == found

@@ -1,0 +1,118 @@
+"""Prompts that overlap with benchmarks, against a plain reference."""
+
+import random
+from pathlib import Path
+
+import pytest
+from prompt_stage import Prepare, chat, prepare, reasons, write
+
+from eagle3.errors import InputError
+from eagle3.prompts.leaks import Benchmark, LeakCheck
+from eagle3.prompts.prompt import Prompt
+from eagle3.prompts.words import words
+
+__all__ = ["prepare"]
+
+
+def spell(first: int, last: int) -> str:
+    return " ".join(f"w{number}" for number in range(first, last))
+
+
+def named(tmp_path: Path, name: str, *texts: str) -> str:
+    return str(write(tmp_path / f"{name}.jsonl", [{"question_id": 0, "turns": list(texts)}]))
+
+
+def test_thirteen_words_in_a_row_are_dropped_and_eight_are_counted(prepare: Prepare, tmp_path: Path) -> None:
+    benchmarks = [named(tmp_path, "one", spell(0, 30)), named(tmp_path, "two", spell(100, 130))]
+    rows = [
+        chat(f"please: {spell(3, 16)} x"),
+        chat(f"please: {spell(3, 15)} y"),
+        chat(f"{spell(110, 118)} z"),
+        chat(f"{spell(110, 117)} z"),
+    ]
+    ledger = prepare(rows, leaks={"benchmarks": benchmarks}, duplicates={"near": False})
+    assert reasons(prepare) == ["leak: one"]
+    assert ledger["leaks"] == {
+        "one": {"texts": 1, "dropped": 1, "reported": 1},
+        "two": {"texts": 1, "dropped": 0, "reported": 1},
+    }
+    report = (prepare.folder / "report.md").read_text()
+    assert "| one | 1 | 1 | 1 |" in report
+
+
+def test_case_and_punctuation_do_not_hide_a_leak(prepare: Prepare, tmp_path: Path) -> None:
+    hidden = ", ".join(spell(0, 13).upper().split())
+    prepare([chat("fine"), chat(f"Q:\n{hidden}?")], leaks={"benchmarks": [named(tmp_path, "one", spell(0, 13))]})
+    assert reasons(prepare) == ["leak: one"]
+
+
+def test_a_short_text_leaks_as_a_whole_turn_only(prepare: Prepare, tmp_path: Path) -> None:
+    rows = [chat("Now say WHY."), chat("please now say why"), chat("first", "", "now say why")]
+    prepare(rows, leaks={"benchmarks": [named(tmp_path, "one", "Now, say why?")]})
+    assert [reject["line"] for reject in prepare.rejects()] == [1, 3]
+
+
+def test_system_turns_and_kept_answers_can_leak(prepare: Prepare, tmp_path: Path) -> None:
+    system = {"role": "system", "content": spell(0, 20)}
+    asked = {**chat(), "messages": [system, {"role": "user", "content": "a"}, {"role": "assistant", "content": "x"}]}
+    rows = [asked, chat("b", spell(0, 20)), chat("c", "x")]
+    prepare(rows, leaks={"benchmarks": [named(tmp_path, "one", spell(0, 20))]}, keep_answers=True)
+    assert reasons(prepare) == ["leak: one", "leak: one"]
+
+
+def test_every_file_shape_of_a_source_can_be_a_benchmark(prepare: Prepare, tmp_path: Path) -> None:
+    folder = tmp_path / "suite"
+    folder.mkdir()
+    write(folder / "test.jsonl", [chat(spell(0, 20))])
+    write(folder / "train.jsonl", [chat(spell(50, 70))])
+    entries = [str(folder), {"path": str(folder), "name": "other", "split": "train"}]
+    prepare([chat("a"), chat(spell(0, 20)), chat(spell(50, 70))], leaks={"benchmarks": entries})
+    assert reasons(prepare) == ["leak: suite", "leak: other"]
+
+
+def test_a_changed_benchmark_makes_the_prompts_again(prepare: Prepare, tmp_path: Path) -> None:
+    rows, entries = [chat("a"), chat(spell(0, 20))], [named(tmp_path, "one", "x")]
+    prepare(rows, leaks={"benchmarks": entries})
+    assert reasons(prepare) == []
+    named(tmp_path, "one", spell(0, 20))
+    prepare(rows, leaks={"benchmarks": entries})
+    assert reasons(prepare) == ["leak: one"]
+
+
+@pytest.mark.parametrize("n", [2, 5])
+def test_the_check_agrees_with_comparing_every_run_of_words(n: int) -> None:
+    rng = random.Random(n)
+    letters = "abcdefgh"[: 16 // n]
+    texts = [" ".join(rng.choices(letters, k=rng.randint(n, 12))) for _ in range(12)]
+    check = LeakCheck(
+        [Benchmark(str(index), [], [text]) for index, text in enumerate(texts)], dropped_words=n, reported_words=n
+    )
+
+    def runs(text: str) -> set[tuple[str, ...]]:
+        return {tuple(words(text)[start : start + n]) for start in range(len(words(text)) - n + 1)}
+
+    outcomes = set()
+    for _ in range(200):
+        text = " ".join(rng.choices(letters, k=rng.randint(1, 6)))
+        owner = next((index for index, other in enumerate(texts) if runs(text) & runs(other)), None)
+        prompt = Prompt(id="", source="", license=None, messages=[{"role": "user", "content": text}])
+        assert check(prompt).reason == (None if owner is None else f"leak: {owner}")
+        outcomes.add(owner is None)
+    assert outcomes == {True, False}
+
+
+@pytest.mark.parametrize(
+    ("leaks", "message"),
+    [
+        ({"benchmarks": ["/no/such.jsonl"]}, r"prompts\.leaks\.benchmarks\[0\]\.path=/no/such\.jsonl does not exist"),
+        ({"benchmarks": [{"file": "x"}]}, r"prompts\.leaks\.benchmarks\[0\]\.file is no key of a source"),
+        ({"benchmarks": ["ONE", "ONE"]}, r"prompts\.leaks\.benchmarks\[1\]\.name=one is taken"),
+        ({"benchmarks": ["EMPTY"]}, r"prompts\.leaks\.benchmarks\[0\]\.path=.*empty\.jsonl holds no prompt"),
+        ({"benchmarks": ["ONE"], "reported_words": 14}, r"prompts\.leaks\.reported_words=14 has to be"),
+    ],
+)
+def test_a_wrong_setting_is_named(prepare: Prepare, tmp_path: Path, leaks: dict, message: str) -> None:
+    files = {"ONE": named(tmp_path, "one", spell(0, 20)), "EMPTY": str(write(tmp_path / "empty.jsonl", ["x"]))}
+    entries = [files.get(entry, entry) if isinstance(entry, str) else entry for entry in leaks["benchmarks"]]
+    with pytest.raises(InputError, match=message):
+        prepare([chat("a")], leaks={**leaks, "benchmarks": entries})
