@@ -4,11 +4,9 @@ Shapes: H hidden size, V target vocabulary."""
 
 import hashlib
 import json
-import re
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,10 +16,8 @@ from torch import Tensor, nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
-    AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -29,8 +25,16 @@ from transformers import (
 
 from eagle3.errors import InputError
 from eagle3.storage import sha256_json
+from eagle3.target_files import (
+    DTYPES,
+    checked_path,
+    ends_of_turn,
+    first_line,
+    load_config,
+    load_tokenizer,
+    stated_dtype,
+)
 
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 COMPARED = ("config_hash", "tokenizer_hash", "template_hash", "weights_hash")
 # What says how or where a model was loaded or saved, not which model it is.
 VOLATILE_CONFIG = {"transformers_version", "_name_or_path", "_commit_hash", "dtype", "torch_dtype", "use_cache"}
@@ -50,9 +54,7 @@ class Target:
     @cached_property
     def stop_ids(self) -> frozenset[int]:
         """Ids that end a turn when the target generates."""
-        eos = self.model.generation_config.eos_token_id
-        ids = {*(eos if isinstance(eos, list) else [eos]), self.tokenizer.eos_token_id}
-        return frozenset(ids - {None})
+        return ends_of_turn(self.model.generation_config, self.tokenizer)
 
     @property
     def device(self) -> torch.device:
@@ -103,18 +105,12 @@ def load_target(
     trust_remote_code: bool,
 ) -> Target:
     """Load a target from a local folder or the Hugging Face hub, in eval mode, without gradients."""
-    path = _checked_path(path)
+    path = checked_path(path)
     place = _resolve_device(device)
     precision = _resolve_dtype(dtype, place)
-    source = {"revision": revision, "trust_remote_code": trust_remote_code}
-    try:
-        config_dict, _ = PreTrainedConfig.get_config_dict(path, revision=revision)
-        config = AutoConfig.from_pretrained(path, **source)
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"target.path={path} is neither a model folder nor a readable hub model: {_first_line(error)}"
-        ) from error
-    tokenizer = _load_tokenizer(path, source)
+    source: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    config_dict, config = load_config(path, **source)
+    tokenizer = load_tokenizer(path, **source)
     placement = {"device_map": "auto"} if place is None else {}
     options = {**source, **placement, "dtype": precision, "attn_implementation": attention}
     model = _load_model(path, config, options)
@@ -126,21 +122,9 @@ def load_target(
         tokenizer=tokenizer,
         path=path,
         config_hash=sha256_json(_without_volatile(config_dict)),
-        checkpoint_dtype=_stated_dtype(config_dict),
+        checkpoint_dtype=stated_dtype(config_dict),
         decoder=_decoder(model, path),
     )
-
-
-def _checked_path(path: str | None) -> str:
-    if not path:
-        raise InputError("target.path is not set; give a model folder or a hub id, e.g. target.path=/models/mine")
-    path = str(path)
-    if Path(path).is_dir():
-        if not (Path(path) / "config.json").is_file():
-            raise InputError(f"target.path={path} has no config.json; give the folder of a Hugging Face model")
-    elif not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", path, re.ASCII):
-        raise InputError(f"target.path={path} does not exist; give an existing model folder or a hub id (owner/name)")
-    return path
 
 
 def _resolve_device(device: str) -> torch.device | None:
@@ -155,7 +139,7 @@ def _resolve_device(device: str) -> torch.device | None:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:
         rule = "it must be auto, balanced, cpu, cuda or cuda:INDEX and be there"
-        raise InputError(f"target.device={device}: {rule} ({_first_line(error)})") from error
+        raise InputError(f"target.device={device}: {rule} ({first_line(error)})") from error
 
 
 def _resolve_dtype(dtype: str, place: torch.device | None) -> torch.dtype | str:
@@ -164,14 +148,6 @@ def _resolve_dtype(dtype: str, place: torch.device | None) -> torch.dtype | str:
     if dtype not in DTYPES:
         raise InputError(f"target.dtype={dtype} is unknown; take one of: auto, {', '.join(DTYPES)}")
     return DTYPES[dtype]
-
-
-def _load_tokenizer(path: str, source: dict[str, Any]) -> PreTrainedTokenizerBase:
-    try:
-        return AutoTokenizer.from_pretrained(path, **source)
-    except (OSError, ValueError, ImportError) as error:
-        way_out = "put tokenizer.json and tokenizer_config.json next to config.json"
-        raise InputError(f"target.path={path} has no usable tokenizer ({_first_line(error)}); {way_out}") from error
 
 
 def _load_model(path: str, config: PreTrainedConfig, options: dict[str, Any]) -> PreTrainedModel:
@@ -183,7 +159,7 @@ def _load_model(path: str, config: PreTrainedConfig, options: dict[str, Any]) ->
         model, report = loader.from_pretrained(path, use_safetensors=True, output_loading_info=True, **options)
     except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         keys = f"target.path={path} target.attention={options['attn_implementation']}"
-        raise InputError(f"{keys} cannot be loaded: {_first_line(error)}") from error
+        raise InputError(f"{keys} cannot be loaded: {first_line(error)}") from error
     if report["missing_keys"]:  # transformers only warns, and would go on with random numbers
         missing = sorted(report["missing_keys"])
         raise InputError(
@@ -206,10 +182,6 @@ def _decoder(model: PreTrainedModel, path: str) -> nn.Module:
     return decoder
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
 # --- identity --------------------------------------------------------------------------------------------------------
 
 
@@ -229,11 +201,6 @@ def require_same_target(
             f"they differ in {', '.join(differing)}; use the same target, tokenizer and chat template, or make "
             f"{expected_from} again with this one"
         )
-
-
-def _stated_dtype(config: dict[str, Any]) -> str | None:
-    stated = [part.get(key) for part in (config, config.get("text_config") or {}) for key in ("dtype", "torch_dtype")]
-    return next((dtype for dtype in stated if dtype in DTYPES), None)  # heads are served in these
 
 
 def _without_volatile(config: Any) -> Any:

@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from eagle3.errors import InputError
 
@@ -77,8 +77,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return (normed * self.weight).to(x.dtype)
+        return functional.rms_norm(wide, self.weight.shape, self.weight.to(wide.dtype), self.eps).to(x.dtype)
 
 
 class MLP(nn.Module):
@@ -168,7 +167,8 @@ class DraftHead(nn.Module):
     def _rotated(self, projected: Tensor, positions: Int[Tensor, " R"]) -> Float[Tensor, "R heads C"]:
         heads = projected.unflatten(-1, (-1, self.config.head_dim))
         cos, sin = self.rotary(heads, positions[None])
-        return apply_rotary_pos_emb(heads, heads[:, :0], cos[0], sin[0], unsqueeze_dim=1)[0]
+        first, second = heads.chunk(2, dim=-1)
+        return heads * cos[0][:, None] + torch.cat([-second, first], dim=-1) * sin[0][:, None]
 
 
 def rotary_config(config: HeadConfig) -> LlamaConfig:

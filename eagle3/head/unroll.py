@@ -10,20 +10,26 @@ from jaxtyping import Float
 from torch import Tensor
 
 from eagle3.features.pack import Pack
-from eagle3.head.attention import dense_attention
+from eagle3.head.attention import Attention, PaddedAttention
 from eagle3.head.draft_head import DraftHead
 
 
-def unroll(head: DraftHead, embedding: Float[Tensor, "V H"], pack: Pack, num_steps: int) -> list[Float[Tensor, "R H"]]:
+def unroll(
+    head: DraftHead,
+    embedding: Float[Tensor, "V H"],
+    pack: Pack,
+    num_steps: int,
+    attention: type[Attention] = PaddedAttention,
+) -> list[Float[Tensor, "R H"]]:
     """The head's un-normed output of each step at the pack's trained rows (rows a step does not train included)."""
     last_token = len(pack.input_ids) - 1
     tokens = pack.input_ids.roll(-1)  # row t takes x_{t+1}; the last row of a sample is never attended to
     fused = head.fuse(pack.aux)
     x = head.attention_input(embedding[tokens], fused)
-    context = head.keys_values(x, pack.positions)
+    attend = attention(head.keys_values(x, pack.positions), pack)
     positions = pack.positions[pack.rows]
-    query = head.queries(x[pack.rows], positions)
-    outputs = [head.output(fused[pack.rows], dense_attention(query, context, [], pack))]
+    query = head.queries(x.index_select(0, pack.rows), positions)
+    outputs = [head.output(fused.index_select(0, pack.rows), attend(query, []))]
     own: list[tuple[Tensor, Tensor]] = []
     for step in range(1, num_steps):
         hidden = head.feedback(outputs[-1])
@@ -32,5 +38,5 @@ def unroll(head: DraftHead, embedding: Float[Tensor, "V H"], pack: Pack, num_ste
         x = head.attention_input(embedding[tokens], hidden)
         own.append(head.keys_values(x, positions + step))
         query = head.queries(x, positions + step)
-        outputs.append(head.output(hidden, dense_attention(query, context, own, pack)))
+        outputs.append(head.output(hidden, attend(query, own)))
     return outputs

@@ -1,5 +1,6 @@
-"""Accept length of a head by our own decoder, and whether it is good enough."""
+"""Accept length of a head by our own decoder, and whether it is what the training promised."""
 
+import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -7,10 +8,11 @@ from typing import Any
 from eagle3.chat import Chat
 from eagle3.errors import InputError
 from eagle3.prompts import Source
-from eagle3.serving.check import Finding, has_errors, run_checks, target_facts
-from eagle3.serving.checkpoint import HeadFiles, load_head
+from eagle3.serving.check import Finding
+from eagle3.serving.checkpoint import load_head
+from eagle3.serving.jackknife import standard_error
 from eagle3.serving.measured_prompts import PromptSet, file_prompts, question_prompts, validation_prompts
-from eagle3.speculate import measure
+from eagle3.speculate import Measurement, measure
 from eagle3.storage import sha256_json
 from eagle3.target import Target
 
@@ -29,6 +31,9 @@ class Decoding:
     seed: int
 
 
+SAME_MEASUREMENT = ("prompts_hash", *(field.name for field in fields(Decoding)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Judge:
     """Measures heads against one target, on the prompts of `source` if there is one."""
@@ -40,7 +45,7 @@ class Judge:
     limit: int | None
     questions: list[str]
     min_accept_length: float
-    max_drop: float
+    max_difference: float
 
     @property
     def max_prompt_length(self) -> int:
@@ -59,15 +64,24 @@ class Judge:
                 pass  # the head has travelled without its store
         return question_prompts(self.chat, self.questions, max_length=self.max_prompt_length)
 
-    def measured(self, head: Path, prompts: PromptSet) -> dict[str, Any]:
-        """Decode with the head in the dtype that the target was loaded in; plain values for JSON, without any text."""
-        loaded = load_head(head, dtype=self.target.embedding.dtype)
+    def measured(self, head: Path, prompts: PromptSet, *, capture_layers: list[int] | None = None) -> dict[str, Any]:
+        """Decode with the head in the dtype that the target was loaded in; plain values for JSON, without any text.
+
+        Other `capture_layers` than config.json's are indices into `hidden_states`."""
+        loaded = load_head(head, num_layers=len(self.target.layers), dtype=self.target.embedding.dtype)
         settings = asdict(self.decoding)
         result = measure(
-            self.target, loaded.head, loaded.capture_layers, prompts.prompts, progress="decode", **settings
+            self.target,
+            loaded.head,
+            capture_layers or loaded.capture_layers,
+            prompts.prompts,
+            progress="decode",
+            **settings,
         )
+        error = standard_error(lambda answers: Measurement([*answers], None, 0.0).accept_length, result.decoded)
         return {
             "accept_length": result.accept_length,
+            "standard_error": error if math.isfinite(error) else None,  # over prompts; JSON has no infinity
             "accept_length_kept": result.accept_length_kept,
             "per_depth": result.per_depth,
             "lossless": result.lossless,
@@ -76,35 +90,55 @@ class Judge:
             "seconds": result.seconds,
             "prompts": len(prompts.prompts),
             "prompts_from": prompts.origin,
+            "held_out": prompts.held_out,
             "prompts_hash": sha256_json(prompts.prompts),
             "left_out": dict(prompts.left_out),
             **settings,
         }
 
     def judged(self, result: dict[str, Any], training: dict[str, Any] | None) -> Finding:
-        """An error below the least useful accept length, or below the export's on the same prompts and settings."""
+        """An error below the least useful accept length, or where the training's record says something else."""
         value = result["accept_length"]
+        error = "" if result["standard_error"] is None else f" ± {result['standard_error']:.3f}"
         summary = (
-            f"{value:.3f} at steps={result['steps']} topk={result['topk']} "
+            f"{value:.3f}{error} at steps={result['steps']} topk={result['topk']} "
             f"on {result['prompts']} prompts ({result['prompts_from']})"
         )
         if value < self.min_accept_length:
-            way_out = "if the other checks are well, train longer or on the traffic that is served"
+            way_out = (
+                "if the other checks are well, the head is of another target, or needs more training or the traffic "
+                "that is served"
+            )
             return Finding(CHECK, "error", f"{summary}: check.min_accept_length is {self.min_accept_length}; {way_out}")
-        recorded = (training or {}).get("accept_length")
-        same = ("prompts_hash", *(field.name for field in fields(Decoding)))
-        if recorded is None or any(recorded[key] != result[key] for key in same):
-            return Finding(CHECK, "ok", summary)
-        compared = f"{summary}; the export measured {recorded['accept_length']:.3f} on the same"
-        if value < recorded["accept_length"] * (1 - self.max_drop):
-            return Finding(CHECK, "error", f"{compared}: a file of the head or the target has changed, export again")
-        return Finding(CHECK, "ok", compared)
+        compared, fault = self._compared(result, training or {})
+        return Finding(CHECK, "error" if fault else "ok", "; ".join(filter(None, (summary, compared, fault))))
+
+    def _compared(self, result: dict[str, Any], training: dict[str, Any]) -> tuple[str, str]:
+        """What the result is compared with, and what is wrong ("": nothing)."""
+        value, recorded = result["accept_length"], training.get("accept_length")
+        if recorded is not None and all(recorded.get(key) == result[key] for key in SAME_MEASUREMENT):
+            told = f"the export measured {recorded['accept_length']:.3f} on the same"
+            # The same tokens up to rounding, so that there is no error of sampling to allow for.
+            if abs(value / recorded["accept_length"] - 1) > self.max_difference:
+                return told, f"{self._limit}: a file of the head or the target has changed, export again"
+            return told, ""
+        simulated = (training.get("simulated_accept_length") or {}).get(str(result["steps"]))
+        if simulated is None or not comparable_with_training(result):
+            return "", ""
+        told = f"validation during training simulated {simulated:.3f}"
+        error = math.inf if result["standard_error"] is None else result["standard_error"]
+        if value + 2 * error < simulated * (1 - self.max_difference):
+            why = (
+                "the files are not what was trained, or the target does not answer as in training (template, sampling)"
+            )
+            return told, f"{self._limit} by more than two standard errors: {why}"
+        return told, ""
+
+    @property
+    def _limit(self) -> str:
+        return f"they differ by more than check.max_difference={self.max_difference}"
 
 
-def check_head(files: HeadFiles, judge: Judge) -> list[Finding]:
-    """Every check of a head that was exported some time ago, by this project or another."""
-    findings = run_checks(files, target_facts(judge.target, judge.chat.settings["template_hash"]))
-    if has_errors(findings):
-        return [*findings, Finding(CHECK, "skipped", "mend the errors above first")]
-    result = judge.measured(files.path, judge.prompts(files.training))
-    return [*findings, judge.judged(result, files.training)]
+def comparable_with_training(result: dict[str, Any]) -> bool:
+    """Validation walks a chain along held-out answers; a draft is right if it is the target's first choice."""
+    return result["held_out"] and result["topk"] == 1 and result["temperature"] == 0

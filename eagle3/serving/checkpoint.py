@@ -13,43 +13,19 @@ from typing import Any
 
 import torch
 from jaxtyping import Int
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from eagle3.errors import InputError
 from eagle3.head.draft_head import NUM_CAPTURED_LAYERS, DraftHead, HeadConfig
 from eagle3.head.draft_vocab import from_offsets, membership, to_offsets
-from eagle3.storage import read_json, write_json, written_whole
+from eagle3.head.from_target import ROPE_TYPES
+from eagle3.serving.head_files import ARCHITECTURE, LAYER_IDS, MAKE_HEAD, HeadFiles, read_files
+from eagle3.storage import write_json, written_whole
 from eagle3.target import DTYPES
 
-ARCHITECTURE = "LlamaForCausalLMEagle3"
-MAKE_HEAD = "python serve.py action=export run=RUN head=HEAD"
-LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
-# Other trainers' names for the same tensors; SGLang takes them all.
-OTHER_NAMES = {
-    "layers.0.": "midlayer.",
-    "aux_norm_low.": "fc_norm.0.",
-    "aux_norm_mid.": "fc_norm.1.",
-    "aux_norm_high.": "fc_norm.2.",
-}
 MAPS = ("d2t", "t2d")
 EMBEDDING = "embed_tokens.weight"  # some trainers store a copy; servers share the target's
-
-
-@dataclass(frozen=True)
-class HeadFiles:
-    """What lies in a head's folder, unjudged; tensors under the names of DraftHead's state dict."""
-
-    path: Path
-    config: dict[str, Any]
-    tensors: dict[str, Tensor]
-    training: dict[str, Any] | None  # training.json, if this project exported the head
-
-    @property
-    def layer_ids(self) -> list[int] | None:
-        """Output-of-layer ids; servers fall back on their own default when config.json has none."""
-        return (self.config.get("eagle_config") or {}).get(LAYER_IDS)
 
 
 @dataclass(frozen=True)
@@ -112,65 +88,24 @@ def checkpoint_tensors(head: DraftHead, dtype: torch.dtype) -> dict[str, Tensor]
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-def load_head(path: str | Path, *, dtype: torch.dtype | None = None) -> LoadedHead:
-    """Read a head, ours or another trainer's, in the dtype of its file unless told otherwise."""
+def load_head(path: str | Path, *, num_layers: int | None = None, dtype: torch.dtype | None = None) -> LoadedHead:
+    """Read a head, ours or another trainer's, in the dtype of its file unless told otherwise.
+
+    A config that names no layers is read only with the target's `num_layers`, which SGLang's default depends on."""
     files = read_files(path)
-    if files.layer_ids is None:
-        raise InputError(f"head={path}: config.json lacks eagle_config.{LAYER_IDS}; add the ids it was trained with")
     config = head_config(files)
-    head = DraftHead(config, draft_ids(files, config))
+    head = draft_head(files, config, draft_ids(files, config))
     require_tensors(files, config)
     weights = {name: files.tensors[name].to(dtype or files.tensors[name].dtype) for name, _ in head.named_parameters()}
     # Assigned, not cast with .to(): RoPE's frequencies must stay in float32.
     head.load_state_dict(weights | {"draft_ids": head.draft_ids}, assign=True)
-    return LoadedHead(head.eval().requires_grad_(False), [layer + 1 for layer in files.layer_ids], files.config)
-
-
-def read_files(path: str | Path) -> HeadFiles:
-    folder = Path(path)
-    config = read_json(folder / "config.json", made_by=MAKE_HEAD)
-    shards = sorted(folder.glob("*.safetensors"))
-    if not shards:
-        raise InputError(
-            f"head={path} has no *.safetensors file (other weight files are not read); make it: {MAKE_HEAD}"
-        )
-    tensors: dict[str, Tensor] = {}
-    for shard in shards:
-        tensors |= _read_tensors(shard)
-    training = folder / "training.json"
-    return HeadFiles(folder, config, tensors, read_json(training, made_by=MAKE_HEAD) if training.exists() else None)
-
-
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    try:
-        with safe_open(path, "pt") as file:
-            return {plain_name(name): file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise InputError(f"{path} is truncated or damaged ({error}); copy it again, or make it: {MAKE_HEAD}") from None
-
-
-def plain_name(name: str) -> str:
-    """The name that a tensor of any trainer has in DraftHead."""
-    name = name.removeprefix("model.")
-    for other, ours in OTHER_NAMES.items():
-        if name.startswith(other):
-            return ours + name.removeprefix(other)
-    return name
+    layers = files.stated_layers if num_layers is None else files.served_layers(num_layers)
+    return LoadedHead(head.eval().requires_grad_(False), layers, files.config)
 
 
 def head_config(files: HeadFiles) -> HeadConfig:
     config = files.config
-    rule = "this project reads heads of one Llama layer without biases that take three layers of the target's width"
-    foreign = {
-        "num_hidden_layers": config.get("num_hidden_layers", 1) != 1,
-        "target_hidden_size": config.get("target_hidden_size") not in (None, config.get("hidden_size")),
-        "bias": bool(config.get("bias")),
-        "norm_before_fc": bool((config.get("eagle_config") or config).get("norm_before_fc")),
-        f"eagle_config.{LAYER_IDS}": len(files.layer_ids or range(NUM_CAPTURED_LAYERS)) != NUM_CAPTURED_LAYERS,
-    }
-    for key, differs in foreign.items():
-        if differs:
-            raise InputError(f"head={files.path}: {key} of config.json: {rule}; choose another head")
+    require_readable(files)
     try:
         if config["hidden_size"] % config["num_attention_heads"]:  # transformers' LlamaConfig refuses to load it
             raise InputError(f"head={files.path}: num_attention_heads in config.json must divide hidden_size; mend it")
@@ -190,6 +125,32 @@ def head_config(files: HeadFiles) -> HeadConfig:
         )
     except KeyError as error:
         raise InputError(f"head={files.path}: config.json lacks {error}; add it, or make it: {MAKE_HEAD}") from None
+    except TypeError:
+        raise InputError(f"head={files.path}: config.json has a size that is null; state it") from None
+
+
+def require_readable(files: HeadFiles) -> None:
+    """Raise for what SGLang serves, or tries to, and this project's DraftHead does not compute."""
+    config, eagle_config = files.config, files.eagle_config
+    rule = "this project reads heads of one Llama layer without biases that take three layers of the target's width"
+    foreign = {
+        "num_hidden_layers": config.get("num_hidden_layers", 1) != 1,
+        "target_hidden_size": config.get("target_hidden_size") not in (None, config.get("hidden_size")),
+        "bias": bool(config.get("bias")),
+        "norm_before_fc": bool(eagle_config.get("norm_before_fc", config.get("norm_before_fc"))),
+        "num_aux_hidden_states": config.get("num_aux_hidden_states") not in (None, NUM_CAPTURED_LAYERS),
+        "eagle_config.use_aux_hidden_state": not eagle_config.get("use_aux_hidden_state", True),
+        "quantization_config": bool(config.get("quantization_config")),
+    }
+    for key, differs in foreign.items():
+        if differs:
+            raise InputError(f"head={files.path}: {key} of config.json: {rule}; choose another head")
+    kind = (rope_of(config) or {}).get("rope_type", "default")
+    if kind not in ROPE_TYPES:
+        raise InputError(
+            f"head={files.path}: rope_type={kind} in config.json: SGLang stops at types it does not know, and may "
+            f"compute others than {', '.join(ROPE_TYPES)} unlike the training; correct it, or train with one of these"
+        )
 
 
 def rope_of(config: dict[str, Any]) -> dict[str, Any] | None:
@@ -220,15 +181,23 @@ def draft_ids(files: HeadFiles, config: HeadConfig) -> Int[Tensor, " D"]:
     return torch.arange(config.vocab_size)
 
 
-def expected_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
+def expected_shapes(files: HeadFiles, config: HeadConfig) -> dict[str, tuple[int, ...]]:
     """Every weight that a server expects, by the names of DraftHead."""
     with torch.device("meta"):
-        head = DraftHead(config, torch.empty(config.draft_vocab_size, dtype=torch.long))
+        head = draft_head(files, config, torch.empty(config.draft_vocab_size, dtype=torch.long))
     return {name: tuple(weight.shape) for name, weight in head.named_parameters()}
 
 
+def draft_head(files: HeadFiles, config: HeadConfig, ids: Int[Tensor, " D"]) -> DraftHead:
+    try:
+        return DraftHead(config, ids)
+    except (KeyError, TypeError) as error:  # of transformers' RoPE, which takes the rest of its settings for granted
+        rope = f"rope_parameters (or rope_theta and rope_scaling) {config.rope_parameters}"
+        raise InputError(f"head={files.path}: {rope} in config.json are incomplete: {error}; mend them") from None
+
+
 def require_tensors(files: HeadFiles, config: HeadConfig) -> None:
-    for name, shape in expected_shapes(config).items():
+    for name, shape in expected_shapes(files, config).items():
         if name not in files.tensors or tuple(files.tensors[name].shape) != shape:
             found = tuple(files.tensors[name].shape) if name in files.tensors else "nothing"
             raise InputError(f"head={files.path}: {name} must have shape {shape} by config.json, the file has {found}")

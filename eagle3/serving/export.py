@@ -17,8 +17,10 @@ from eagle3.errors import InputError
 from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.module import read_checkpoint
 from eagle3.serving.acceptance import CHECK, Judge
-from eagle3.serving.check import Finding, TargetFacts, has_errors, run_checks, target_facts
-from eagle3.serving.checkpoint import is_head, load_head, read_files, save_head
+from eagle3.serving.check import Finding, TargetFacts, has_errors, target_facts
+from eagle3.serving.checkpoint import is_head, load_head, save_head
+from eagle3.serving.doctor import run_checks
+from eagle3.serving.head_files import read_files
 from eagle3.storage import read_json, write_json
 from eagle3.target import DTYPES
 
@@ -140,7 +142,8 @@ def check_export(trained: TrainedHead, directory: Path, judge: Judge | str) -> l
     The accept length goes into training.json, for later checks to compare with."""
     files = read_files(directory)
     if isinstance(judge, str):
-        facts = TargetFacts(trained.origin["target_config"], trained.dtype, fingerprint=None)
+        config = trained.origin["target_config"]
+        facts = TargetFacts(config=config, dtype=trained.dtype, fingerprint=None, embedding=None)
         return [check_reload(trained, directory), *run_checks(files, facts), Finding(CHECK, "skipped", judge)]
     facts = target_facts(judge.target, trained.origin["target"]["template_hash"])
     findings = [check_reload(trained, directory), *run_checks(files, facts)]
@@ -151,7 +154,7 @@ def check_export(trained: TrainedHead, directory: Path, judge: Judge | str) -> l
     except InputError as reason:  # of the prompts or of the kind of target: no fault of the export
         return [*findings, Finding(CHECK, "skipped", str(reason))]
     write_json(directory / "training.json", (files.training or {}) | {"accept_length": result})
-    return [*findings, excused(judge.judged(result, None), trained, judge.min_accept_length)]
+    return [*findings, excused(judge.judged(result, files.training), trained, judge.min_accept_length)]
 
 
 def excused(finding: Finding, trained: TrainedHead, min_accept_length: float) -> Finding:

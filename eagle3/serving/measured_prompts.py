@@ -18,17 +18,20 @@ Messages = list[dict[str, str]]
 
 @dataclass(frozen=True)
 class PromptSet:
-    """Prompts as token ids, the key or folder they come from, and how many were left out for what reason."""
+    """Prompts as token ids, the key or folder they come from, and how many were left out for what reason.
+
+    `held_out` are those that validation during training was simulated on."""
 
     origin: str
     prompts: list[list[int]]
     left_out: dict[str, int]
+    held_out: bool = False
 
 
 def prompt_source(*, path: str | None, split: str) -> Source | None:
     if path is None:
         return None
-    [source] = configured_sources(path=path, license=None, name=None, split=split, sources=None)
+    [source] = configured_sources(path=path, license=None, name=None, split=split, attribution=None, sources=None)
     return source
 
 
@@ -60,7 +63,8 @@ def validation_prompts(store: dict[str, Any], *, limit: int | None, max_length: 
     held_out = (samples[share] for share in sorted(samples) if share < store["val_fraction"])
     left_out: Counter[str] = Counter()
     prompts = _fitting((_prompt_part(features.read(ref)) for ref in held_out), max_length, left_out)
-    return _not_empty(PromptSet(f"validation prompts of {store['path']}", list(islice(prompts, limit)), left_out))
+    origin = f"validation prompts of {store['path']}"
+    return _not_empty(PromptSet(origin, list(islice(prompts, limit)), left_out, held_out=True))
 
 
 def _prompt_part(sample: Sample) -> list[int]:

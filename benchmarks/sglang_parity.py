@@ -1,0 +1,167 @@
+"""Whether what was trained is what is served: accept lengths of real SGLang and of our decoder on the same prompts.
+
+python benchmarks/sglang_parity.py --out OUT target.path=TARGET head=HEAD prompts.path=heldout.jsonl limit=200 \
+    [launch.python=PYTHON 'launch.env={PYTHONPATH: SITE}' 'launch.extra_flags={attention-backend: triton}']
+
+For a chain and a tree: SGLang answers the prompts, one request at a time; our decoder answers them in bfloat16 and
+float32; and our drafter is replayed on SGLang's own texts, which leaves out what two different texts make. The keys
+behind OUT are those of serve.py. Writes OUT/sglang_parity.json.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import hydra
+from omegaconf import DictConfig
+
+from eagle3 import run
+from eagle3.capture import Capture
+from eagle3.chat import Chat
+from eagle3.generate import generate
+from eagle3.serving.benchmark import prompt_sets
+from eagle3.serving.checkpoint import load_head
+from eagle3.serving.command import Draft, LaunchSettings, launch_command, shell_line
+from eagle3.serving.grower import Grower
+from eagle3.serving.launch import prepare
+from eagle3.serving.load import measure_load
+from eagle3.serving.replay import Recording
+from eagle3.serving.server import Server, server_information
+from eagle3.speculate import Speculator
+from eagle3.storage import read_json, write_json
+from eagle3.target import load_target
+from eagle3.target_files import TargetFiles, read_target_files
+
+ROOT = Path(__file__).parent.parent
+SHAPES: dict[str, dict[str, Any]] = {
+    "chain of 3": {"steps": 3, "topk": 1, "draft_tokens": 4},
+    "tree 5/4/16": {"steps": 5, "topk": 4, "draft_tokens": 16},
+}
+DTYPES = ("bfloat16", "float32")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--serve-only", action="store_true", help="keep SGLang's answers, compare them another time")
+    parser.add_argument("--jobs", type=int, default=1, help="decodings side by side")
+    parser.add_argument("overrides", nargs="*")
+    options = parser.parse_args()
+    run.quiet_libraries()
+    with hydra.initialize_config_dir(run.CONF, version_base="1.3"):
+        config = hydra.compose("serve", ["action=decode", *options.overrides])
+    target = read_target_files(**{key: config.target[key] for key in ("path", "revision", "trust_remote_code")})
+    prompts = read_prompts(config, target)
+    served = {shape: served_or_kept(config, target, prompts, shape, options.out) for shape in SHAPES}
+    if options.serve_only:
+        return
+    ours = {(shape, dtype): decoding(options.overrides, shape, dtype) for shape in SHAPES for dtype in DTYPES}
+    with ThreadPoolExecutor(options.jobs) as pool:
+        decoded = dict(zip(ours, pool.map(decode, ours.values()), strict=True))
+    result = {
+        "prompts": len(prompts),
+        "shapes": {
+            shape: {
+                "served": served[shape]["accept_length"],
+                "decoded": {dtype: decoded[shape, dtype]["accept_length"] for dtype in DTYPES},
+                "lossless": {dtype: decoded[shape, dtype]["lossless"] for dtype in DTYPES},
+                **replayed(config, prompts, served[shape]["answers"], shape),
+                "server": served[shape]["server"],
+                "command": served[shape]["command"],
+            }
+            for shape in SHAPES
+        },
+        "simulated_in_training": read_json(Path(config.head) / "training.json", made_by="export")[
+            "simulated_accept_length"
+        ],
+        "versions": run.provenance(),
+    }
+    write_json(options.out / "sglang_parity.json", result)
+    print(json.dumps(result, indent=1))
+
+
+def read_prompts(config: DictConfig, target: TargetFiles) -> list[list[int]]:
+    chat = Chat(target.tokenizer, stop_ids=target.stop_ids, **run.plain(config.chat))
+    room = target.text_config.max_position_embeddings - config.max_new_tokens - 9
+    own = {"prompts": config.prompts.path}
+    return prompt_sets(chat, own, split=config.prompts.split, limit=config.limit, max_length=room)["prompts"]
+
+
+def decoding(overrides: list[str], shape: str, dtype: str) -> list[str]:
+    settings = [f"{key}={value}" for key, value in SHAPES[shape].items()]
+    return ["serve.py", "action=decode", *overrides, *settings, f"target.dtype={dtype}"]
+
+
+def decode(command: list[str]) -> dict[str, Any]:
+    print("$ python", *command, flush=True)
+    done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stderr)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def served_or_kept(
+    config: DictConfig, target: TargetFiles, prompts: list[list[int]], shape: str, out: Path
+) -> dict[str, Any]:
+    kept = out / f"served {shape.replace('/', '-')}.json"
+    if not kept.exists():
+        write_json(kept, serve(config, target, prompts, shape, log=kept.with_suffix(".log")))
+    return read_json(kept, made_by="this script")
+
+
+def serve(
+    config: DictConfig, target: TargetFiles, prompts: list[list[int]], shape: str, *, log: Path
+) -> dict[str, Any]:
+    """SGLang's answers, and 1 + accepted drafts / verifications over all of them."""
+    settings = LaunchSettings(**run.plain(config.launch))
+    draft = Draft(head=config.head, **SHAPES[shape])
+    prepare(settings, target, draft)
+    command = launch_command(settings, target=target.path, revision=target.revision, draft=draft)
+    with Server(settings, command, log=log, name=shape) as server:
+        sampling = {"temperature": 0, "max_new_tokens": config.max_new_tokens}
+        load = measure_load(
+            server.url, prompts, concurrency=1, sampling=sampling, warmup=2, timeout_s=600, progress=shape
+        )
+        information = server_information(server.url)
+    if load.failed:
+        sys.exit(f"{len(load.failed)} requests failed, the first with: {load.failed[0].error}")
+    return {
+        "accept_length": 1
+        + sum(one.correct_drafts for one in load.answers) / sum(one.verify_ct for one in load.answers),
+        "answers": [list(answer.output_ids) for answer in load.answers],
+        "server": information,
+        "command": shell_line(settings, command),
+    }
+
+
+def replayed(config: DictConfig, prompts: list[list[int]], answers: list[list[int]], shape: str) -> dict[str, float]:
+    """Our drafter, in bfloat16, on the texts that SGLang gave: in rounds as they are served, and begun at every token,
+    which is what validation during training averages over."""
+    target = load_target(**{**run.plain(config.target), "dtype": "bfloat16"})
+    loaded = load_head(config.head, num_layers=len(target.layers), dtype=target.embedding.dtype)
+    speculator = Speculator(target, loaded.head, loaded.capture_layers)
+    capture = Capture(target, speculator.capture_layers)
+    settings = SHAPES[shape]
+    texts = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
+    places = []
+    for prompt, text in zip(prompts, texts, strict=True):
+        # A server counts accepted drafts behind the end of an answer too, so the drafter is asked for them.
+        [beyond] = generate(
+            target.model, [text], seeds=[0], temperature=0.0, top_p=1.0, top_k=0, pad_id=0, stop_ids=frozenset(),
+            max_new_tokens=settings["steps"],
+        )  # fmt: skip
+        grower = Grower(speculator, capture, text + beyond.token_ids)
+        places.append(grower.places(range(len(prompt), len(text) - 1), settings["topk"], settings["steps"]))
+    recording = Recording({settings["topk"]: places})
+    rounds = recording.replay(**settings)
+    everywhere = [(one[:, settings["steps"] - 1, : settings["steps"]] < settings["draft_tokens"] - 1) for one in places]
+    gained = sum(float(one.sum()) for one in everywhere) / sum(len(one) for one in everywhere)
+    return {"replayed": 1 + sum(rounds.accepted) / rounds.verifications, "simulated_on_served_texts": 1 + gained}
+
+
+if __name__ == "__main__":
+    main()

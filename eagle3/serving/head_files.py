@@ -1,0 +1,199 @@
+"""What lies in a head's folder, unjudged: config.json, the tensors under DraftHead's names, training.json.
+
+Two layouts of config.json are read: SGLang's own, which this project, SpecForge, Model-Optimizer and EAGLE's authors
+write, and that of vLLM's speculators, which nests the draft layer's keys.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from eagle3.errors import InputError
+from eagle3.head.draft_head import NUM_CAPTURED_LAYERS
+from eagle3.storage import read_json
+
+ARCHITECTURE = "LlamaForCausalLMEagle3"
+MAKE_HEAD = "python serve.py action=export run=RUN head=HEAD"
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+NESTED = "transformer_layer_config"  # in the layout of vLLM's speculators
+INDEX = "model.safetensors.index.json"
+TRAINING_FACTS = ("capture_layers", "head_config", "target", "store")  # that checks read from training.json
+# What checks count with; a key may be missing or null, which they judge themselves.
+SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "draft_vocab_size",
+    "max_position_embeddings",
+)
+KINDS: dict[str, Any] = {
+    **dict.fromkeys(SIZES, int),
+    **dict.fromkeys((NESTED, "rope_scaling", "rope_parameters", "speculators_config"), dict),
+    **dict.fromkeys(("rope_theta", "rms_norm_eps"), int | float),
+    **dict.fromkeys(("dtype", "torch_dtype"), str),
+}
+RULES: dict[Any, str] = {int: "a whole number from 1", int | float: "a number", dict: "an object", str: "a word"}
+# Other trainers' names for the same tensors; SGLang's loader takes them all.
+OTHER_NAMES = {
+    "layers.0.": "midlayer.",
+    "aux_norm_low.": "fc_norm.0.",
+    "aux_norm_mid.": "fc_norm.1.",
+    "aux_norm_high.": "fc_norm.2.",
+}
+
+
+@dataclass(frozen=True)
+class HeadFiles:
+    """`config` is flat in either layout; `nested` says that the file's is not."""
+
+    path: Path
+    config: dict[str, Any]
+    nested: bool
+    tensors: dict[str, Tensor]
+    training: dict[str, Any] | None  # training.json, if this project exported the head
+
+    @property
+    def eagle_config(self) -> dict[str, Any]:
+        stated = self.config.get("eagle_config")
+        return stated if isinstance(stated, dict) else {}
+
+    @property
+    def layer_ids(self) -> list[int] | None:
+        """Output-of-layer ids where SGLang looks for them; without any it falls back on a default of its own."""
+        return self.eagle_config.get(LAYER_IDS)
+
+    @property
+    def other_layer_ids(self) -> list[int] | None:
+        """Ids at the top level, where vLLM looks for them and SGLang does not."""
+        ids = self.config.get(LAYER_IDS)
+        return ids if are_ids(ids) else None
+
+    @property
+    def stated_layers(self) -> list[int]:
+        """The layers that config.json names, as indices into `hidden_states`, in its order."""
+        ids = self.layer_ids
+        if ids is None or not are_ids(ids):
+            raise InputError(
+                f"head={self.path}: config.json lacks eagle_config.{LAYER_IDS}; add the ids it was trained with"
+            )
+        return [layer + 1 for layer in ids]
+
+    def served_layers(self, num_layers: int) -> list[int]:
+        """The layers that SGLang captures from a target of `num_layers`, as indices into `hidden_states`, ascending.
+
+        SGLang adds one to the ids, and takes the layers as it passes them, whatever their order in the list; the
+        default is that of set_eagle3_layers_to_capture in its target models."""
+        ids = self.layer_ids
+        if ids is None:
+            return [2, num_layers // 2, num_layers - 3]
+        if not are_ids(ids):
+            raise InputError(f"head={self.path}: eagle_config.{LAYER_IDS}={ids} is no list of whole numbers; mend it")
+        layers = sorted({layer + 1 for layer in ids})
+        if len(layers) != NUM_CAPTURED_LAYERS or layers[0] < 1 or layers[-1] >= num_layers:
+            raise InputError(
+                f"head={self.path}: layer ids {ids} are not {NUM_CAPTURED_LAYERS} different ones from 0 to "
+                f"{num_layers - 2} of the target's {num_layers} layers; set eagle_config.{LAYER_IDS} to those of the "
+                f"training, or give the target that the head was trained on"
+            )
+        return layers
+
+
+def are_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(layer, int) for layer in value)
+
+
+def read_files(path: str | Path) -> HeadFiles:
+    folder = Path(path)
+    config = _read_object(folder / "config.json")
+    _require_kinds(config, folder)
+    flat = _flat(config)
+    _require_kinds(flat, folder)
+    tensors: dict[str, Tensor] = {}
+    for shard in _weight_files(folder):
+        tensors |= _read_tensors(shard)
+    return HeadFiles(folder, flat, NESTED in config, tensors, _read_training(folder / "training.json"))
+
+
+def _require_kinds(config: dict[str, Any], folder: Path) -> None:
+    for key, kind in KINDS.items():
+        value = config.get(key)
+        if value is not None and not (isinstance(value, kind) and (kind is not int or value > 0)):
+            raise InputError(f"head={folder}: {key}={value!r} in config.json must be {RULES[kind]}; correct it")
+
+
+def _flat(config: dict[str, Any]) -> dict[str, Any]:
+    """The config that SGLang would need; a config of the speculators names defaults as null."""
+    if NESTED not in config:
+        return config
+    own = {key: value for key, value in config.items() if key != NESTED and value is not None}
+    # The nested keys are copied from the target, whose tied embeddings say nothing of the head's own lm_head.
+    flat = {"architectures": [ARCHITECTURE], "model_type": "llama", "tie_word_embeddings": False}
+    return (config[NESTED] or {}) | own | flat
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Those that the index names, as SGLang reads them; without an index all safetensors files."""
+    if (folder / INDEX).exists():
+        weight_map = _read_object(folder / INDEX).get("weight_map")
+        names = sorted({str(name) for name in weight_map.values()}) if isinstance(weight_map, dict) else []
+        missing = [name for name in names if not (folder / name).is_file()]
+        if missing or not names:
+            what = f"{missing[0]}, which does not exist" if missing else "no file"
+            raise InputError(f"{folder / INDEX} names {what}; copy all files of the head again")
+        return [folder / name for name in names]
+    found = sorted(folder.glob("*.safetensors"))
+    if not found:
+        others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
+        raise InputError(f"head={folder} has no *.safetensors file; {_way_out(others)}")
+    return found
+
+
+def _way_out(others: list[str]) -> str:
+    if not others:
+        return f"make it: {MAKE_HEAD}"
+    convert = f"save_file(torch.load('{others[0]}', weights_only=True), 'model.safetensors')"
+    return f"{others[0]} is a pickle, which can run code and is not read: convert it on a safe machine with {convert}"
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        value = read_json(path, made_by=MAKE_HEAD)
+    except UnicodeDecodeError:
+        value = None
+    if not isinstance(value, dict):
+        raise InputError(f"{path} holds no JSON object; copy it again, or make it: {MAKE_HEAD}")
+    return value
+
+
+def _read_training(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    training = _read_object(path)
+    missing = [key for key in TRAINING_FACTS if key not in training]
+    if missing:
+        raise InputError(f"{path} lacks {missing[0]}, so it is none of this project's; take it out of the folder")
+    return training
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        with safe_open(path, "pt") as file:
+            return {plain_name(name): file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise InputError(f"{path} is truncated or damaged ({error}); copy it again, or make it: {MAKE_HEAD}") from None
+
+
+def plain_name(name: str) -> str:
+    """The name that a tensor of any trainer has in DraftHead, if SGLang would find it under its own."""
+    if name != "model.lm_head.weight":  # lm_head is no part of SGLang's inner model
+        name = name.removeprefix("model.")
+    for other, ours in OTHER_NAMES.items():
+        if name.startswith(other):
+            return ours + name.removeprefix(other)
+    return name

@@ -1,0 +1,100 @@
+"""The target's files other than its weights: config, tokenizer, what ends a turn."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
+
+from eagle3.errors import InputError
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+@dataclass(frozen=True, eq=False)
+class TargetFiles:
+    """What can be known of a target without loading it; `architecture` is the class that servers look up."""
+
+    path: str
+    revision: str | None
+    architecture: str | None
+    text_config: PreTrainedConfig
+    checkpoint_dtype: str | None
+    tokenizer: PreTrainedTokenizerBase
+    stop_ids: frozenset[int]
+
+
+def read_target_files(*, path: str | None, revision: str | None, trust_remote_code: bool) -> TargetFiles:
+    """Of a local folder or the Hugging Face hub; InputError as `load_target` raises it."""
+    path = checked_path(path)
+    config_dict, config = load_config(path, revision=revision, trust_remote_code=trust_remote_code)
+    tokenizer = load_tokenizer(path, revision=revision, trust_remote_code=trust_remote_code)
+    return TargetFiles(
+        path=path,
+        revision=revision,
+        architecture=next(iter(config.architectures or []), None),
+        text_config=config.get_text_config(decoder=True),
+        checkpoint_dtype=stated_dtype(config_dict),
+        tokenizer=tokenizer,
+        stop_ids=ends_of_turn(_generation_config(path, revision, config), tokenizer),
+    )
+
+
+def checked_path(path: str | None) -> str:
+    """`target.path`, which is an existing folder or may be a hub id."""
+    if not path:
+        raise InputError("target.path is not set; give a model folder or a hub id, e.g. target.path=/models/mine")
+    path = str(path)
+    if Path(path).is_dir():
+        if not (Path(path) / "config.json").is_file():
+            raise InputError(f"target.path={path} has no config.json; give the folder of a Hugging Face model")
+    elif not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", path, re.ASCII):
+        raise InputError(f"target.path={path} does not exist; give an existing model folder or a hub id (owner/name)")
+    return path
+
+
+def load_config(path: str, *, revision: str | None, trust_remote_code: bool) -> tuple[dict[str, Any], PreTrainedConfig]:
+    """config.json as it is written, and as transformers understands it."""
+    try:
+        config_dict, _ = PreTrainedConfig.get_config_dict(path, revision=revision)
+        return config_dict, AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"target.path={path} is neither a model folder nor a readable hub model: {first_line(error)}"
+        ) from error
+
+
+def load_tokenizer(path: str, *, revision: str | None, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    try:
+        return AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, ImportError) as error:
+        way_out = "put tokenizer.json and tokenizer_config.json next to config.json"
+        raise InputError(f"target.path={path} has no usable tokenizer ({first_line(error)}); {way_out}") from error
+
+
+def ends_of_turn(generation: GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Ids that end a turn when the target generates."""
+    eos = generation.eos_token_id
+    ids = {*(eos if isinstance(eos, list) else [eos]), tokenizer.eos_token_id}
+    return frozenset(ids - {None})
+
+
+def _generation_config(path: str, revision: str | None, config: PreTrainedConfig) -> GenerationConfig:
+    """As transformers gives it to a loaded model: of its own file, else of the model's config."""
+    try:
+        return GenerationConfig.from_pretrained(path, revision=revision or "main")
+    except OSError:
+        return GenerationConfig.from_model_config(config)
+
+
+def stated_dtype(config: dict[str, Any]) -> str | None:
+    """That of the files, if a head can be served in it."""
+    stated = [part.get(key) for part in (config, config.get("text_config") or {}) for key in ("dtype", "torch_dtype")]
+    return next((dtype for dtype in stated if dtype in DTYPES), None)  # heads are served in these
+
+
+def first_line(error: BaseException) -> str:
+    """Of the message, else the error's name."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,209 @@
+"""An HTTP server that speaks SGLang's protocol and decodes with our own Speculator: what clients are tested against.
+
+It shows nothing about SGLang itself. As a process it takes SGLang's flags; FAULT in its environment plans its end:
+"start" (before it listens), a number (with that answer), "deaf" (it never listens), "stubborn" (SIGTERM is ignored).
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+VERSION = "0.5.17"
+FAILURE = """\
+[2026-01-01 00:00:01] Using default HuggingFace chat template
+[2026-01-01 00:00:02 TP0] Scheduler hit an exception: Traceback (most recent call last):
+  File "scheduler.py", line 1, in run_scheduler_process
+RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.
+
+[2026-01-01 00:00:03] Received sigquit from a child process. It usually means the child failed.
+"""
+
+
+def main() -> None:
+    fault = os.environ.get("FAULT", "")
+    if fault == "start":
+        sys.exit(FAILURE)
+    if fault == "deaf":
+        print("[2026-01-01 00:00:01] Load weight begin.", flush=True)
+        time.sleep(600)
+    arguments = parsed(sys.argv[1:])
+    from aiohttp import web  # after the faults: imports take seconds
+
+    model = loaded(arguments)
+    server = ProtocolServer(model, vars(arguments), die_at=int(fault) if fault.isdigit() else None)
+    print("[2026-01-01 00:00:02] The server is fired up and ready to roll!", flush=True)
+    if fault == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    web.run_app(
+        server.application(), host=arguments.host, port=arguments.port, print=None, handle_signals=fault != "stubborn"
+    )
+
+
+def parsed(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="launch_server.py")
+    for name in ("model-path", "host", "dtype", "speculative-algorithm", "speculative-draft-model-path"):
+        parser.add_argument(f"--{name}")
+    for name in ("port", "tp-size", "max-running-requests", "cuda-graph-max-bs-decode"):
+        parser.add_argument(f"--{name}", type=int)
+    for name in ("num-steps", "eagle-topk", "num-draft-tokens"):
+        parser.add_argument(f"--speculative-{name}", type=int)
+    parser.add_argument("--disable-overlap-schedule", action="store_true")
+    return parser.parse_args(words)
+
+
+Decode = Callable[[list[int], dict[str, Any]], dict[str, Any]]
+
+
+def loaded(arguments: argparse.Namespace) -> Decode:
+    """The target of the flags, with the head of the flags if there is one, in float32."""
+    from eagle3.serving.checkpoint import load_head
+    from eagle3.target import load_target
+
+    target = load_target(
+        path=arguments.model_path,
+        revision=None,
+        dtype="float32",
+        device="cpu",
+        attention=None,
+        trust_remote_code=False,
+    )
+    if arguments.speculative_draft_model_path is None:
+        return plain(target)
+    head = load_head(arguments.speculative_draft_model_path, dtype=target.embedding.dtype)
+    return speculative(
+        target,
+        head.head,
+        head.capture_layers,
+        steps=arguments.speculative_num_steps,
+        topk=arguments.speculative_eagle_topk,
+        draft_tokens=arguments.speculative_num_draft_tokens,
+    )
+
+
+def plain(target: Any) -> Decode:
+    from eagle3.speculate import plain_greedy
+
+    def decode(prompt_ids: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
+        ids = plain_greedy(target, prompt_ids, sampling["max_new_tokens"])
+        return {"output_ids": ids, "finish": "stop" if ids[-1] in target.stop_ids else "length", "spec": {}}
+
+    return decode
+
+
+def speculative(target: Any, head: Any, capture_layers: list[int], **draft: int) -> Decode:
+    from eagle3.speculate import Speculator
+
+    speculator = Speculator(target, head, capture_layers)
+
+    def decode(prompt_ids: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
+        made = speculator.decode(
+            prompt_ids,
+            max_new_tokens=sampling["max_new_tokens"],
+            temperature=sampling.get("temperature", 0.0),
+            **draft,
+        )
+        at_least = [made.verifications, *made.accepted, 0]
+        histogram = [more - fewer for more, fewer in pairwise(at_least)]
+        spec = {
+            "spec_verify_ct": made.verifications,
+            "spec_num_correct_drafts": sum(made.accepted),
+            "spec_correct_drafts_histogram": histogram,
+        }
+        return {
+            "output_ids": made.token_ids,
+            "finish": made.finish_reason,
+            "spec": spec if made.verifications else {},  # SGLang leaves them out for an answer of one token
+        }
+
+    return decode
+
+
+class ProtocolServer:
+    """The endpoints that this project uses; `received` keeps the bodies of /generate."""
+
+    def __init__(self, decode: Decode, arguments: dict[str, Any], *, die_at: int | None = None) -> None:
+        self.decode = decode
+        self.arguments = arguments
+        self.die_at = die_at
+        self.received: list[dict[str, Any]] = []
+        self.received_at_flush: list[int] = []
+        self.last_event: Any = None  # sent as the only event in place of an answer
+        self.one_at_a_time = asyncio.Lock()
+        self.delay_s = 0.0  # before an answer
+        self.running = self.most_running = 0
+
+    def application(self) -> Any:
+        from aiohttp import web
+
+        application = web.Application(client_max_size=2**26)
+        application.router.add_get("/health", self.health)
+        application.router.add_get("/server_info", self.server_info)
+        application.router.add_post("/flush_cache", self.flush_cache)
+        application.router.add_post("/generate", self.generate)
+        return application
+
+    async def health(self, request: Any) -> Any:
+        from aiohttp import web
+
+        return web.Response()
+
+    async def flush_cache(self, request: Any) -> Any:
+        from aiohttp import web
+
+        self.received_at_flush.append(len(self.received))
+        return web.Response(text="Cache flushed.\n")
+
+    async def server_info(self, request: Any) -> Any:
+        from aiohttp import web
+
+        return web.json_response({**self.arguments, "version": VERSION, "internal_states": [{}]})
+
+    async def generate(self, request: Any) -> Any:
+        from aiohttp import web
+
+        body = await request.json()
+        self.received.append(body)
+        if len(self.received) == self.die_at:
+            os._exit(9)
+        if not body["input_ids"]:
+            return web.json_response({"error": {"message": "input_ids is empty"}}, status=400)
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            await asyncio.sleep(self.delay_s)
+            async with self.one_at_a_time:  # hooks on one model
+                made = await asyncio.to_thread(self.decode, body["input_ids"], body["sampling_params"])
+            events = [self.event(made, number) for number in range(1, len(made["output_ids"]) + 1)]
+            events = events if self.last_event is None else [self.last_event]
+            if not body.get("stream"):
+                return web.json_response(events[-1])
+            response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+            await response.prepare(request)
+            for event in events:
+                await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+                await asyncio.sleep(0.0005)  # so that there is a time per token
+            await response.write(b"data: [DONE]\n\n")
+            return response
+        finally:
+            self.running -= 1
+
+    def event(self, made: dict[str, Any], tokens: int) -> dict[str, Any]:
+        """All of the answer up to now, as SGLang repeats it."""
+        whole = tokens == len(made["output_ids"])
+        meta = {"completion_tokens": tokens, "finish_reason": {"type": made["finish"]} if whole else None}
+        return {
+            "text": "",
+            "output_ids": made["output_ids"][:tokens],
+            "meta_info": meta | (made["spec"] if whole else {}),
+        }
+
+
+if __name__ == "__main__":
+    main()
