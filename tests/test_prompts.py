@@ -419,3 +419,18 @@ def test_every_option_of_the_groups_composes_and_adds_no_other_key(option):
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("precompute", overrides=[f"prompts/{group}='{name}'"])
     assert set(config.prompts) == set(default_settings())
+
+
+def test_an_id_that_is_personal_data_is_written_nowhere(prepare):
+    email = "anna.berg@web.de"
+    rows = [
+        chat("one", id=email),
+        chat("refused for its licence", id=f"{email}-2", license=None),
+        chat("two", id="plain-7"),
+        "broken " + email,
+    ]
+    prepare(rows)
+    assert [len(prompt["id"]) for prompt in prepare.prompts()] == [16, len("plain-7")]
+    assert prepare.prompts()[1]["id"] == "plain-7"
+    assert len(prepare.rejects()) == 2
+    assert all(email.encode() not in content for content in prepare.outputs().values())

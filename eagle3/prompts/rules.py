@@ -10,6 +10,7 @@ from eagle3.prompts.filters import LanguageCheck, LengthCheck
 from eagle3.prompts.language import LanguageDetector
 from eagle3.prompts.leaks import LeakCheck, read_benchmarks
 from eagle3.prompts.licenses import LicenseCheck, LicenseRules
+from eagle3.prompts.privacy import Privacy
 from eagle3.prompts.prompt import Prompt
 from eagle3.prompts.reading import read_prompts
 from eagle3.prompts.signatures import Signer
@@ -22,7 +23,7 @@ GROUPS = ("licenses", "length", "language", "privacy", "leaks", "duplicates", "t
 class Rules:
     """settings: the groups as plain values; privacy: the check that its group describes, already built."""
 
-    def __init__(self, settings: dict[str, Any], *, privacy: Check):
+    def __init__(self, settings: dict[str, Any], *, privacy: Privacy):
         assert set(settings) == set(GROUPS), settings
         self.settings = settings
         self.privacy = privacy

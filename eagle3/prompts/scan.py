@@ -4,10 +4,10 @@ A worker opens its chunk by itself, so that rows do not travel between processes
 """
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ def tasks_of(sources: list[Source], chunk_bytes: int, settings: Any) -> list[Tas
 class Scanner:
     """Reads, checks and spools one chunk; sent to every worker once.
 
-    checks: of each source, in the order they are asked; the first reason counts.
+    checks: of each source, in the order they are asked; the first reason counts. safe_id: what a row's id is written as.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class Scanner:
         folder: Path,
         sources: list[Source],
         checks: list[list[Check]],
+        safe_id: Callable[[str], str],
         signer: Signer,
         traffic: TrafficMix | None,
         keep_answers: bool,
@@ -71,6 +72,7 @@ class Scanner:
         self.folder = folder
         self.sources = sources
         self.checks = checks
+        self.safe_id = safe_id
         self.signer = signer
         self.traffic = traffic
         self.keep_answers = keep_answers
@@ -97,7 +99,8 @@ class Scanner:
                 if value is BLANK:
                     continue
                 rows += 1
-                found = checked(read_prompt(value, source, keep_answers=self.keep_answers), checks, counts)
+                found = self._with_safe_id(read_prompt(value, source, keep_answers=self.keep_answers))
+                found = checked(found, checks, counts)
                 if isinstance(found, Refused):
                     writer.reject(line, found.id, found.reason)
                 else:
@@ -111,6 +114,11 @@ class Scanner:
             "rejected": writer.rejected,
             "counts": counts,
         }
+
+    def _with_safe_id(self, found: Prompt | Refused) -> Prompt | Refused:
+        if isinstance(found, Refused):
+            return Refused(found.reason, self.safe_id(found.id)) if found.id else found
+        return replace(found, id=self.safe_id(found.id))
 
     def _values(self, prompt: Prompt) -> tuple:
         values = self.signer(prompt)

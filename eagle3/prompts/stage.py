@@ -102,6 +102,7 @@ def _scan_and_select(
         folder=work / "chunks",
         sources=sources,
         checks=[rules.checks(source) for source in sources],
+        safe_id=rules.privacy.safe_id,
         signer=rules.signer,
         traffic=rules.traffic,
         keep_answers=keep_answers,

@@ -12,6 +12,7 @@ from eagle3.prompts.checks import Verdict
 from eagle3.prompts.privacy.models import MODEL_ENTITIES, NameModel
 from eagle3.prompts.privacy.recogniser import ACTIONS, Action, Recogniser
 from eagle3.prompts.prompt import Prompt
+from eagle3.storage import sha256_json
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,10 @@ class Privacy:
             return Verdict(reason=f"personal data: {', '.join(dropped)}", counts=counts)
         masks = [item for item in found if item.action == "mask"]
         return Verdict(prompt=_masked(prompt, masks) if masks else None, counts=counts)
+
+    def safe_id(self, id: str) -> str:
+        """An id that is personal data itself, such as an email address, as a hash: ids are written of every row."""
+        return id if self.policy == "off" or not self.find(id) else sha256_json(id)[:16]
 
     def unseen(self) -> list[str]:
         """The entities that nothing here looks for, for warnings and the report."""
