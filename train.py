@@ -64,6 +64,7 @@ def build_module(config: DictConfig, data: FeatureData) -> HeadTraining:
         loss=run.build(config.loss),
         optim=run.build(config.optim),
         num_steps=config.num_steps,
+        attention=config.attention,
         embedding=embedding,
         lm_head=lm_head,
         origin=describe(data),

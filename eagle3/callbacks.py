@@ -1,4 +1,5 @@
-"""What Lightning does not have: checkpoints that survive a kill and a full disk, and throughput in the log."""
+"""What Lightning does not have: checkpoints that survive a kill and a full disk, throughput in the log, and a progress
+bar that does not wait for the GPU."""
 
 import io
 import signal
@@ -10,7 +11,7 @@ from typing import Any
 import lightning
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, TQDMProgressBar
 
 from eagle3.errors import Interrupted
 from eagle3.features.pack import Pack
@@ -82,6 +83,20 @@ class LastCheckpoint(Callback):
         self.signal = number
 
 
+class Progress(TQDMProgressBar):
+    """Reads `metrics` when it redraws. Lightning's own would read what is logged with prog_bar=True after every step,
+    and so make the host wait for the GPU each time (tests/test_callbacks.py)."""
+
+    def __init__(self, *, refresh_rate: int, metrics: list[str]) -> None:
+        super().__init__(refresh_rate=refresh_rate)
+        self.metrics = metrics
+
+    def get_metrics(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> dict[str, Any]:
+        logged = trainer.callback_metrics
+        shown = {name: logged[name].item() for name in self.metrics if name in logged}
+        return super().get_metrics(trainer, module) | shown
+
+
 class Throughput(Callback):
     """Logs trained rows (about one per answer token) and tokens a second on this rank, and the wait for data."""
 
@@ -109,7 +124,7 @@ class Throughput(Callback):
         self.batch_ended = time.perf_counter()
         if (batch_idx + 1) % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
             elapsed = self.batch_ended - self.started
-            module.log("train/rows_per_s", self.rows / elapsed, prog_bar=True, batch_size=1)
+            module.log("train/rows_per_s", self.rows / elapsed, batch_size=1)
             module.log("train/tokens_per_s", self.tokens / elapsed, batch_size=1)
             module.log("train/data_wait_share", self.waited / elapsed, batch_size=1)
             self._start()

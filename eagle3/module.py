@@ -15,10 +15,13 @@ from torch.optim import Optimizer
 
 from eagle3.errors import InputError
 from eagle3.features.pack import Pack
+from eagle3.head.attention import MakeAttention
+from eagle3.head.attention_choice import choose_attention, require_known
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.loss import UnrollLoss, UnrollMetrics, accept_length
 from eagle3.head.unroll import unroll
 from eagle3.optim import AdamWCosine
+from eagle3.sharding import shard_over_ranks
 
 
 def read_checkpoint(path: str | Path, *, setting: str) -> dict:
@@ -41,6 +44,7 @@ class HeadTraining(lightning.LightningModule):
     embedding: Float[Tensor, "V H"]
     teacher_head: Float[Tensor, "D H"]
     totals: Float[Tensor, " 3K+2"]
+    attention: MakeAttention
 
     def __init__(
         self,
@@ -49,6 +53,7 @@ class HeadTraining(lightning.LightningModule):
         loss: UnrollLoss,
         optim: AdamWCosine,
         num_steps: int,
+        attention: str,
         embedding: Float[Tensor, "V H"],
         lm_head: Float[Tensor, "V H"],
         origin: dict,
@@ -57,20 +62,34 @@ class HeadTraining(lightning.LightningModule):
         if num_steps < 1:
             raise InputError(f"num_steps={num_steps} must be 1 or more, e.g. num_steps=7")
         self.head, self.loss, self.optim = head, loss, optim
-        self.num_steps, self.origin = num_steps, origin
+        require_known(attention)
+        self.num_steps, self.attention_name, self.origin = num_steps, attention, origin
         # The target's weights are read from the store at every start: a checkpoint holds the head alone.
-        self.register_buffer("embedding", embedding.float(), persistent=False)
+        self.register_buffer("embedding", embedding, persistent=False)
         self.register_buffer("teacher_head", lm_head[head.draft_ids].float(), persistent=False)
         self.register_buffer("totals", torch.zeros(3 * num_steps + 2, dtype=torch.double), persistent=False)
 
+    def configure_model(self) -> None:
+        if self.device_mesh is not None:  # trainer=fsdp
+            half = torch.bfloat16 if self.trainer.precision == "bf16-mixed" else None
+            shard_over_ranks(self, self.device_mesh, compute_dtype=half)
+
+    def setup(self, stage: str) -> None:
+        self.attention = choose_attention(
+            self.attention_name,
+            device=self.trainer.strategy.root_device,
+            precision=self.trainer.precision,
+            head_dim=self.head.config.head_dim,
+        )
+
     def training_step(self, pack: Pack, batch_idx: int) -> Tensor:
-        loss, metrics = self._step(pack)
-        self.log("train/loss", loss, prog_bar=True, batch_size=1)
+        loss, metrics = self.compute_loss(pack)
+        self.log("train/loss", loss, batch_size=1)
         self._log("train", metrics.as_tensor())
         return loss
 
     def validation_step(self, pack: Pack, batch_idx: int) -> None:
-        loss, metrics = self._step(pack)
+        loss, metrics = self.compute_loss(pack)
         self.totals += torch.cat([metrics.as_tensor(), (loss * pack.rows_in_step).double()[None]])
 
     def on_validation_epoch_start(self) -> None:
@@ -78,7 +97,8 @@ class HeadTraining(lightning.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         totals = self.trainer.strategy.reduce(self.totals, reduce_op="sum")
-        self.log("val/loss", (totals[-1] / totals[0]).float(), rank_zero_only=True)
+        # The sums are those of all ranks: without sync_dist, here and below, Lightning would warn that they are not.
+        self.log("val/loss", (totals[-1] / totals[0]).float(), sync_dist=True)
         self._log("val", totals[:-1])
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
@@ -101,8 +121,8 @@ class HeadTraining(lightning.LightningModule):
             "origin": self.origin,
         }
 
-    def _step(self, pack: Pack) -> tuple[Tensor, UnrollMetrics]:
-        hidden = unroll(self.head, self.embedding, pack, self.num_steps)
+    def compute_loss(self, pack: Pack) -> tuple[Tensor, UnrollMetrics]:
+        hidden = unroll(self.head, self.embedding, pack, self.num_steps, self.attention)
         return self.loss(self.head, hidden, self.teacher_head, pack)
 
     def _log(self, stage: str, sums: Float[Tensor, " 3K+1"]) -> None:
@@ -110,8 +130,8 @@ class HeadTraining(lightning.LightningModule):
         rows, (trained, correct, alive) = sums[0].clamp(min=1), sums[1:].view(3, -1)
         accuracy = correct / trained.clamp(min=1)
         values = {f"{stage}/accuracy_{step}": accuracy[step].float() for step in range(self.num_steps)}
-        self.log_dict(values, batch_size=1)
-        self.log(f"{stage}/accept_length", accept_length(alive, rows).float(), prog_bar=True, batch_size=1)
+        values[f"{stage}/accept_length"] = accept_length(alive, rows).float()
         for steps in (3, 5):
             if stage == "val" and steps < self.num_steps:
-                self.log(f"val/accept_length_{steps}", accept_length(alive[:steps], rows).float())
+                values[f"val/accept_length_{steps}"] = accept_length(alive[:steps], rows).float()
+        self.log_dict(values, batch_size=1, sync_dist=stage == "val")

@@ -1,9 +1,11 @@
 """Which rows are trained at which step, against the sentence that defines it."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
-from eagle3.head.rows import teacher_rows, tokens_left_in_turn, trained_rows
+from eagle3.head.rows import runs, teacher_rows, tokens_left_in_turn, trained_rows
 
 PATTERNS = [
     [0, 0, 1, 1, 1, 0],
@@ -69,3 +71,15 @@ def test_every_step_of_every_row_finds_its_teacher_stored(turns: list[int]) -> N
 
 def test_tokens_left_in_turn_counts_down_inside_each_turn() -> None:
     assert tokens_left_in_turn(torch.tensor([0, 1, 1, 2, 0, 3, 3, 3])).tolist() == [0, 2, 1, 1, 0, 3, 2, 1]
+
+
+@pytest.mark.parametrize("turns", PATTERNS)
+def test_each_run_of_trained_rows_is_that_of_one_turn(turns: list[int]) -> None:
+    rows, _ = trained_rows(torch.tensor(turns), 7)
+    bounds, ends = runs(rows)
+    by_run = [rows[first:stop].tolist() for first, stop in pairwise(bounds)]
+    predicted = torch.tensor(turns)[rows + 1].tolist()
+    assert by_run == [
+        [row for row, of in zip(rows.tolist(), predicted, strict=True) if of == turn] for turn in sorted(set(predicted))
+    ]
+    assert list(ends) == [run[-1] + 1 for run in by_run]

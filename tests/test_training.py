@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from eagle3 import run
 from eagle3.errors import InputError, Interrupted
 from eagle3.features.datamodule import FeatureData, share_of_prompt
+from eagle3.head.attention import DenseAttention, PaddedAttention
 from eagle3.module import HeadTraining
 from train import build_module, require_checkpoint_fits
 
@@ -103,9 +104,18 @@ def test_training_lowers_the_loss_and_writes_metrics_and_checkpoints(train: Call
     assert {"train/rows_per_s", "train/data_wait_share", "val/accuracy_2", "val/accept_length"} <= set(rows[0])
 
 
-def test_the_loss_curve_is_the_golden_one(train: Callable[..., Run]) -> None:
+@pytest.mark.parametrize("setting, expected", [((), PaddedAttention), (("attention=dense",), DenseAttention)])
+def test_training_runs_with_the_attention_of_the_config(
+    train: Callable[..., Run], setting: tuple[str, ...], expected: type
+) -> None:
+    done = train("run", "trainer.max_epochs=1", *setting).fit()
+    assert done.module.attention is expected
+
+
+@pytest.mark.parametrize("loss", ["soft_cross_entropy", "chunked"])
+def test_the_loss_curve_is_the_golden_one(train: Callable[..., Run], loss: str) -> None:
     """A refactor that should not change numbers must not; new numbers: write them down here with their reason."""
-    done = train("run", "trainer.max_epochs=2").fit()
+    done = train("run", "trainer.max_epochs=2", f"loss={loss}").fit()
     golden = json.loads((Path(__file__).parent / "golden" / "training.json").read_text())
     losses = [float(row["train/loss"]) for row in metrics(done) if row["train/loss"]]
     assert losses == pytest.approx(golden["train_loss"], rel=2e-3)

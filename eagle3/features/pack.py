@@ -1,6 +1,6 @@
 """A pack: whole samples laid end to end, with the rows to train. What one training step receives.
 
-Shapes: N samples, T tokens of the pack, H hidden size, J teacher rows, R trained rows.
+Shapes: N samples, T tokens of the pack, H hidden size, J teacher rows, R trained rows, U turns with trained rows.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from eagle3.features.sample import Sample
-from eagle3.head.rows import trained_rows
+from eagle3.head.rows import pairs_before, runs, trained_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,9 @@ class Pack:
     rows_of_sample: Int[Tensor, " R"]  # how many trained rows the row's sample has
     token_bounds: tuple[int, ...]  # N + 1: where samples begin and end in T
     row_bounds: tuple[int, ...]  # N + 1: the same in R
+    pair_bounds: tuple[int, ...]  # R + 1: trained (step, row) pairs before each teacher, see `pairs_before`
+    turn_bounds: tuple[int, ...]  # U + 1: where the rows of a turn, which follow one another, begin and end in R
+    turn_ends: tuple[int, ...]  # U: the position behind a turn's last row
     sample_ids: tuple[str, ...]
     rows_in_step: float  # trained rows of the optimizer step, over ranks and accumulation, per pack
     samples_in_step: float
@@ -60,6 +63,7 @@ def pack_samples(
         num_teachers += len(sample.last)
         token_bounds.append(token_bounds[-1] + len(sample.input_ids))
         row_bounds.append(row_bounds[-1] + len(sample_rows))
+    turn_bounds, turn_ends = runs(torch.cat(rows))
     return Pack(
         input_ids=torch.cat([sample.input_ids for sample in samples]).long(),
         positions=torch.cat([torch.arange(len(sample.input_ids)) for sample in samples]),
@@ -72,6 +76,9 @@ def pack_samples(
         rows_of_sample=torch.cat(rows_of_sample),
         token_bounds=tuple(token_bounds),
         row_bounds=tuple(row_bounds),
+        pair_bounds=pairs_before(torch.cat(depth), num_steps),
+        turn_bounds=turn_bounds,
+        turn_ends=turn_ends,
         sample_ids=tuple(sample.id for sample in samples),
         rows_in_step=row_bounds[-1] if rows_in_step is None else rows_in_step,
         samples_in_step=len(samples) if samples_in_step is None else samples_in_step,

@@ -2,12 +2,14 @@
 own keys of steps 1 … k.
 
 `DenseAttention` is the plain way, one score matrix per sample: the judge of every faster one. `PaddedAttention` does
-samples of similar length at once: fewer and larger kernels where samples are short and many.
+samples of similar length at once: fewer and larger kernels where samples are short and many. `FlashAttention`, in
+flash_attention.py, has no score matrix. attention_choice.py chooses.
 
 Shapes: T tokens of the pack, R trained rows, N samples of similar length, L most tokens of one, M most rows of one, S
 own steps so far, Q query heads, G key/value heads, C channels.
 """
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Protocol
 
@@ -21,11 +23,13 @@ KeysValues = tuple[Float[Tensor, "*N G C"], Float[Tensor, "*N G C"]]
 
 
 class Attention(Protocol):
-    """Made once a pack, from the keys and values of step 0 [T, G, C]; called at every step."""
-
-    def __init__(self, context: KeysValues, pack: Pack) -> None: ...
+    """Called at every step: `own` are the rows' keys and values of steps 1 … k [R, G, C]."""
 
     def __call__(self, query: Float[Tensor, "R Q C"], own: list[KeysValues]) -> Float[Tensor, "R Q C"]: ...
+
+
+# Once a pack, from the keys and values of step 0 [T, G, C].
+MakeAttention = Callable[[KeysValues, Pack], Attention]
 
 
 class DenseAttention:

@@ -26,6 +26,28 @@ def trained_rows(turns: Int[Tensor, " T"], num_steps: int) -> tuple[Int[Tensor, 
     return rows, depth[rows]
 
 
+def runs(rows: Int[Tensor, " R"]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Where runs of consecutive rows begin and end in `rows` (one more than runs), and the row behind each run.
+
+    For trained rows a run is a turn: the row before a turn's last token is never trained.
+    """
+    last_of_run = torch.ones_like(rows, dtype=torch.bool)
+    last_of_run[:-1] = rows.diff() != 1
+    ends = last_of_run.nonzero().squeeze(1)
+    return (0, *(ends + 1).tolist()), tuple((rows[ends] + 1).tolist())
+
+
+def pairs_before(depth: Int[Tensor, " R"], num_steps: int) -> tuple[int, ...]:
+    """R + 1 counts: how many trained (step, row) pairs ask a teacher before the i-th, the one of row i at step 0.
+
+    Rows of a turn are neighbours, so that row i asks at step k the teacher of row i + k at step 0. These are on the CPU
+    when a pack is built: a GPU would have to be waited for.
+    """
+    rows = torch.arange(len(depth))
+    teachers = torch.cat([rows[depth > step] + step for step in range(num_steps)])
+    return (0, *torch.bincount(teachers, minlength=len(depth)).cumsum(0).tolist())
+
+
 def tokens_left_in_turn(turns: Int[Tensor, " T"]) -> Int[Tensor, " T"]:
     """For each position the length of the run of equal turn numbers that starts there; 0 at prompt tokens."""
     positions = torch.arange(len(turns))

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from eagle3.features.pack import Pack
-from eagle3.head.attention import Attention, PaddedAttention
+from eagle3.head.attention import MakeAttention, PaddedAttention
 from eagle3.head.draft_head import DraftHead
 
 
@@ -19,7 +19,7 @@ def unroll(
     embedding: Float[Tensor, "V H"],
     pack: Pack,
     num_steps: int,
-    attention: type[Attention] = PaddedAttention,
+    attention: MakeAttention = PaddedAttention,
 ) -> list[Float[Tensor, "R H"]]:
     """The head's un-normed output of each step at the pack's trained rows (rows a step does not train included)."""
     last_token = len(pack.input_ids) - 1

@@ -1,0 +1,92 @@
+"""Heads, samples and packs of real models' shapes with random content: cost does not depend on what the numbers are.
+
+Shapes: T tokens, H hidden size, J teacher rows, V target vocabulary, D draft vocabulary.
+"""
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from eagle3.features.pack import Pack, pack_samples
+from eagle3.features.sample import Sample
+from eagle3.head.draft_head import DraftHead, HeadConfig
+from eagle3.head.rows import teacher_rows
+
+LLAMA_8B = HeadConfig(
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    vocab_size=128256,
+    draft_vocab_size=32000,
+    rms_norm_eps=1e-5,
+    rope_parameters={
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    max_position_embeddings=131072,
+    fc_norm=False,
+    norm_output=False,
+)
+LLAMA_70B = replace(LLAMA_8B, hidden_size=8192, intermediate_size=28672, num_heads=64)
+SMALL = replace(
+    LLAMA_8B, hidden_size=64, intermediate_size=96, num_heads=4, num_kv_heads=2, head_dim=16, vocab_size=512,
+    draft_vocab_size=128,
+)  # fmt: skip
+SHAPES = {"8b": LLAMA_8B, "70b": LLAMA_70B, "small": SMALL}
+BLOCK_TOKENS = 1024  # random numbers are drawn for so many tokens, then repeated
+
+
+def random_head(config: HeadConfig) -> DraftHead:
+    return DraftHead(config, torch.arange(config.draft_vocab_size))
+
+
+class RandomSamples:
+    """Samples of tokens of the draft vocabulary alone, so that every answer token is trained."""
+
+    def __init__(self, config: HeadConfig, dtype: torch.dtype, *, seed: int) -> None:
+        self.config = config
+        self.generator = torch.Generator().manual_seed(seed)
+        self.block = torch.randn(BLOCK_TOKENS, 3 * config.hidden_size, generator=self.generator).to(dtype)
+
+    def sample(self, name: str, turns: Int[Tensor, " T"]) -> Sample:
+        has_teacher = teacher_rows(turns)
+        num_teachers = int(has_teacher.sum())
+        return Sample(
+            id=name,
+            input_ids=torch.randint(self.config.draft_vocab_size, (len(turns),), generator=self.generator),
+            turns=turns,
+            aux=self._features(len(turns)),
+            last=self._features(num_teachers)[:, : self.config.hidden_size].contiguous(),
+            argmax=torch.randint(self.config.draft_vocab_size, (num_teachers,), generator=self.generator),
+            logsumexp=torch.zeros(num_teachers),
+            teacher_rows=has_teacher,
+        )
+
+    def pack(self, lengths: list[int], answer_share: float, *, num_steps: int) -> Pack:
+        """A document of each length: a prompt, then one answer of that share of it."""
+        documents = [answered(length, answer_share) for length in lengths]
+        samples = [self.sample(f"p{number}", turns) for number, turns in enumerate(documents)]
+        return pack_samples(samples, num_steps=num_steps)
+
+    def _features(self, rows: int) -> Tensor:
+        start = int(torch.randint(BLOCK_TOKENS, (), generator=self.generator))
+        return self.block[torch.arange(start, start + rows) % BLOCK_TOKENS]
+
+
+def answered(length: int, answer_share: float) -> Int[Tensor, " T"]:
+    return (torch.arange(length) >= length - round(length * answer_share)).long()
+
+
+def ragged_lengths(tokens: int, documents: int, *, seed: int) -> list[int]:
+    """Lengths that differ by up to a factor of three and sum up to `tokens`."""
+    share = 0.5 + torch.rand(documents, generator=torch.Generator().manual_seed(seed))
+    bounds = (share.cumsum(0) / share.sum() * tokens).round().long().tolist()
+    return [end - start for start, end in zip([0, *bounds], bounds, strict=False)]

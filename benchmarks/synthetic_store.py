@@ -1,0 +1,97 @@
+"""A feature store of a real target's shape and random content, to measure training end to end without a target.
+
+    python benchmarks/synthetic_store.py --out DIR --gigabytes 40
+    python train.py trainer=gpu data.path=DIR data.pack_tokens=16384 trainer.max_epochs=1    # log: tokens/s, data wait
+
+Written by the store's own writer: shards, indices, hashes and manifest are real, only the numbers are random.
+"""
+
+import argparse
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from random_head import SHAPES, RandomSamples, answered
+from tqdm import tqdm
+
+from eagle3.errors import InputError
+from eagle3.features.extract import StoreWriter
+from eagle3.features.store import TARGET_WEIGHTS, save_target_weights, write_manifest
+from eagle3.head.draft_head import HeadConfig
+
+MADE_FROM = {
+    "target": {
+        "name": "random",
+        "revision": None,
+        "config_hash": "random",
+        "tokenizer_hash": "random",
+        "template_hash": "random",
+        "weights_hash": "random",
+    },
+    "capture_layers": [2, 16, 29],
+    "dtype": "bfloat16",
+    "teacher_rows": "answers",
+    "reasoning_ids": None,
+}
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="an empty or new folder")
+    parser.add_argument("--gigabytes", type=float, default=40)
+    parser.add_argument("--shape", choices=SHAPES, default="8b")
+    parser.add_argument("--tokens", type=int, default=2048, help="of a sample on average; half to one and a half of it")
+    parser.add_argument("--answer-share", type=float, default=0.5, help="on average; a half to one and a half of it")
+    parser.add_argument("--shard-mb", type=float, default=512)
+    options = parser.parse_args(arguments)
+    if options.out.exists() and any(options.out.iterdir()):
+        raise InputError(f"--out={options.out} is not empty; name a new folder")
+    options.out.mkdir(parents=True, exist_ok=True)
+    shape = SHAPES[options.shape]
+    indices: list[dict] = []
+    writer = StoreWriter(options.out, MADE_FROM, indices, shard_bytes=int(options.shard_mb * 2**20))
+    write_samples(writer, shape, int(options.gigabytes * 1e9), options.tokens, options.answer_share)
+    write_target(options.out, shape)
+    manifest = write_manifest(
+        options.out, made_from=MADE_FROM, target_config=target_config(shape), indices=indices, left_out={}
+    )
+    print(
+        f"{manifest['samples']} samples, {manifest['tokens']} tokens, {manifest['bytes'] / 1e9:.2f} GB in {options.out}"
+    )
+
+
+def write_samples(writer: StoreWriter, shape: HeadConfig, num_bytes: int, tokens: int, answer_share: float) -> None:
+    """Samples until they are `num_bytes` together."""
+    samples = RandomSamples(shape, torch.bfloat16, seed=0)
+    generator = torch.Generator().manual_seed(1)
+    number = written = 0
+    with tqdm(total=num_bytes, unit="B", unit_scale=True, desc="random features") as progress:
+        while written < num_bytes:
+            length, share = (0.5 + torch.rand(2, generator=generator)).tolist()
+            sample = samples.sample(
+                f"p{number}#0", answered(max(8, round(tokens * length)), min(1, answer_share * share))
+            )
+            writer.add(sample)
+            size = sample.aux.nbytes + sample.last.nbytes
+            number, written = number + 1, written + size
+            progress.update(size)
+    writer.close_shard()
+
+
+def write_target(directory: Path, shape: HeadConfig) -> None:
+    generator = torch.Generator().manual_seed(2)
+    size = (shape.vocab_size, shape.hidden_size)
+    embedding, lm_head = (torch.randn(size, generator=generator, dtype=torch.bfloat16) for _ in range(2))
+    save_target_weights(directory / TARGET_WEIGHTS, embedding, lm_head)
+
+
+def target_config(shape: HeadConfig) -> dict:
+    """What a manifest says of its target."""
+    of_head = ("draft_vocab_size", "fc_norm", "norm_output")
+    facts = {key: value for key, value in asdict(shape).items() if key not in of_head}
+    return facts | {"model_type": "llama", "num_layers": 32, "dtype": "bfloat16"}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,284 @@
+"""One training step at the sizes that users have: tokens a second, memory, the share of the machine, what takes it.
+
+    python benchmarks/train_step.py --out benchmarks/results/train_step.json [overrides of train.py, e.g. loss=chunked]
+    python benchmarks/train_step.py --out /tmp/rows.json --small          # tiny sizes, also on the CPU: does it run?
+
+Random weights of Llama-3.1-8B's shape, K = 7, bf16 products over float32 masters, as `trainer=gpu`. Forward and
+backward are timed; the optimizer step is timed apart, and its state is not in the memory figure. The plain reference
+(attention=dense loss=soft_cross_entropy) runs beside every case in which it fits.
+"""
+
+import argparse
+import gc
+import logging
+import statistics
+import sys
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+from random_head import LLAMA_8B, LLAMA_70B, SMALL, RandomSamples, ragged_lengths, random_head
+from step_cost import attention_flops, group_of, matrix_product_ceiling, product_flops, time_by_kernel, timed
+from torch._dynamo.utils import counters
+
+from eagle3 import run
+from eagle3.features.pack import Pack
+from eagle3.head.attention_choice import choose_attention
+from eagle3.head.draft_head import HeadConfig
+from eagle3.module import HeadTraining
+from eagle3.storage import write_json
+
+REFERENCE = ["attention=dense", "loss=soft_cross_entropy"]
+WARM_UP, REPEATS, RAGGED_PACKS = 3, 10, 8
+TOP_KERNELS = 12
+SECONDS_A_PRODUCT = 0.3  # long enough for the clock to settle under load
+MEASURED = (  # null where the case does not fit
+    "tokens_per_s",
+    "peak_gb",
+    "tflops",
+    "share_of_ceiling",
+    "reference_tokens_per_s",
+    "recompiles",
+    "slowest_ragged_step",
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    tokens: int
+    documents: int
+    answer_share: float
+
+
+CASES = [Case(4096, 1, 1), Case(16384, 8, 1), Case(16384, 8, 0.5), Case(16384, 4, 0.1), Case(65536, 1, 0.02)]
+SMALL_CASES = [Case(96, 1, 1), Case(128, 4, 0.5)]
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--small", action="store_true", help="tiny sizes")
+    parser.add_argument("--wide", action="store_true", help="H 8192, the head of a 70 B target")
+    parser.add_argument("--cases", type=int, nargs="+", help="numbers of cases, from 0")
+    parser.add_argument("overrides", nargs="*", help="of train.py: loss=, attention=, num_steps=, optim=")
+    options = parser.parse_intermixed_args(arguments)
+    cases = SMALL_CASES if options.small else CASES
+    if options.cases is not None:
+        cases = [cases[number] for number in options.cases]
+    shape = SMALL if options.small else LLAMA_70B if options.wide else LLAMA_8B
+    logging.basicConfig(level=logging.INFO, format="%(message)s")  # which attention was chosen, and why
+    rows = measure(shape, cases, options.overrides)
+    facts = {"device": device_name(), "command": " ".join(["python benchmarks/train_step.py", *arguments])}
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    write_json(options.out, [row | facts | run.provenance() for row in rows])
+    print(table(rows))
+
+
+def measure(shape: HeadConfig, cases: list[Case], overrides: list[str]) -> list[dict[str, Any]]:
+    """A row for each case."""
+    config, reference = composed(overrides), composed([*but_backends(overrides), *REFERENCE])
+    torch.set_float32_matmul_precision(config.matmul_precision)
+    samples = RandomSamples(shape, torch.bfloat16, seed=0)
+    tokens = max(case.tokens for case in cases)
+    ceiling = matrix_product_ceiling(shape, min(16384, tokens), device(), 0.01 if shape is SMALL else SECONDS_A_PRODUCT)
+    rows = []
+    for case in cases:
+        pack = samples.pack(
+            [case.tokens // case.documents] * case.documents, case.answer_share, num_steps=config.num_steps
+        ).to(device())
+        row = asdict(case) | dict.fromkeys(MEASURED) | {"ceiling_tflops": ceiling["best"]}
+        row |= without_overflow(lambda pack=pack: cost(Step(shape, config), pack, ceiling))
+        row |= without_overflow(lambda case=case: ragged_cost(Step(shape, config), case, samples))
+        row |= without_overflow(lambda pack=pack: {"reference_tokens_per_s": Step(shape, reference).tokens_per_s(pack)})
+        rows.append(row)
+        print(printed(row), flush=True)
+    return rows
+
+
+def composed(overrides: list[str]) -> DictConfig:
+    """train.py's config: what the benchmark runs is built as a training's is."""
+    with initialize_config_dir(run.CONF, version_base="1.3"):
+        return compose("train", overrides=["trainer=gpu", *overrides])
+
+
+def but_backends(overrides: list[str]) -> list[str]:
+    chosen = [setting.partition("=")[0] for setting in REFERENCE]
+    return [each for each in overrides if each.partition("=")[0].partition(".")[0] not in chosen]
+
+
+class Step:
+    """What HeadTraining computes for a pack, under the trainer's precision but without Lightning around it."""
+
+    def __init__(self, shape: HeadConfig, config: DictConfig) -> None:
+        torch.manual_seed(0)
+        self.shape, self.precision = shape, config.trainer.precision
+        with device():
+            target = torch.randn(shape.vocab_size, shape.hidden_size, dtype=torch.bfloat16)
+            self.module = HeadTraining(
+                head=random_head(shape),
+                loss=run.build(config.loss),
+                optim=run.build(config.optim),
+                num_steps=config.num_steps,
+                attention=config.attention,
+                embedding=target,
+                lm_head=target,
+                origin={},
+            )
+        self.module.attention = choose_attention(
+            config.attention, device=device(), precision=self.precision, head_dim=shape.head_dim
+        )
+
+    def __call__(self, pack: Pack) -> None:
+        self.module.zero_grad(set_to_none=True)
+        half = self.precision == "bf16-mixed"
+        with torch.autocast(device().type, torch.bfloat16) if half else nullcontext():
+            loss, _ = self.module.compute_loss(pack)
+        loss.backward()
+
+    def tokens_per_s(self, pack: Pack) -> float:
+        for _ in range(WARM_UP):
+            self(pack)
+        return round(len(pack.input_ids) / timed(lambda: self(pack), REPEATS, device()), 1)
+
+
+def cost(step: Step, pack: Pack, ceiling: dict[str, float]) -> dict[str, Any]:
+    """Rate, memory, share of the ceiling, the optimizer's time and where the rest goes."""
+    step(pack)  # what is allocated once, and what compiling needs, is no part of a step
+    if on_gpu():
+        torch.cuda.reset_peak_memory_stats()
+    rate = step.tokens_per_s(pack)
+    peak_gb = torch.cuda.max_memory_allocated() / 1e9 if on_gpu() else None
+    num_tokens, num_rows = len(pack.input_ids), len(pack.rows)
+    seconds = num_tokens / rate
+    flops = product_flops(step.shape, tokens=num_tokens, rows=num_rows, pairs=int(pack.depth.sum()))
+    whole = flops + attention_flops(step.shape, pack, step.module.num_steps)
+    kernels = time_by_kernel(lambda: step(pack), device())
+    groups: dict[str, float] = defaultdict(float)
+    for name, milliseconds in kernels:
+        groups[group_of(name)] += milliseconds
+    return {
+        "trained_rows": num_rows,
+        "tokens_per_s": rate,
+        "step_ms": 1000 * seconds,
+        "peak_gb": peak_gb,
+        "gflop_per_token": flops / num_tokens / 1e9,
+        "tflops": flops / seconds / 1e12,
+        "tflops_with_attention": whole / seconds / 1e12,
+        "ceiling_tflops": ceiling["best"],
+        "share_of_ceiling": flops / seconds / 1e12 / ceiling["best"],
+        "own_products_tflops": ceiling["mean"],
+        "optimizer_ms": 1000 * optimizer_seconds(step),
+        "ms_by_group": dict(groups),
+        "top_kernels_ms": dict(kernels[:TOP_KERNELS]),
+        "host_waits": dict(host_waits(lambda: step(pack))),
+    }
+
+
+def ragged_cost(step: Step, case: Case, samples: RandomSamples) -> dict[str, Any]:
+    """Compilations and the slowest step over packs that differ in tokens, documents and lengths, after the first two.
+
+    A kernel that compiles without torch.compile shows in the slowest step alone.
+    """
+    lengths = [
+        ragged_lengths(case.tokens - 13 * seed, case.documents + seed % 3, seed=seed) for seed in range(RAGGED_PACKS)
+    ]
+    packs = (samples.pack(each, case.answer_share, num_steps=step.module.num_steps).to(device()) for each in lengths)
+    seconds, graphs = [], []
+    for pack in packs:
+        seconds.append(timed(lambda pack=pack: step(pack), 1, device()))
+        graphs.append(counters["stats"]["unique_graphs"])
+    later = seconds[2:]
+    return {
+        "recompiles": graphs[-1] - graphs[1],
+        "slowest_ragged_step": round(max(later) / statistics.median(later), 2),
+    }
+
+
+def optimizer_seconds(step: Step) -> float:
+    """Of clipping and AdamW, with the gradients of the last step."""
+    parameters = list(step.module.head.parameters())
+    optimizer, _ = step.module.optim.build(parameters, 1)
+
+    def update() -> None:
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+
+    update()
+    return timed(update, REPEATS, device())
+
+
+def host_waits(work: Callable[[], object]) -> Counter[str]:
+    """Where a call makes the host wait for the GPU: file and line, how often."""
+    if not on_gpu():
+        return Counter()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            work()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    waits = [each for each in caught if "synchroniz" in str(each.message)]
+    return Counter(f"{Path(each.filename).name}:{each.lineno}" for each in waits)
+
+
+def without_overflow(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The result, or nothing where the GPU's memory is too small."""
+    try:
+        return work()
+    except torch.OutOfMemoryError:
+        return {}
+    finally:
+        gc.collect()
+        if on_gpu():
+            torch.cuda.empty_cache()
+
+
+def on_gpu() -> bool:
+    return torch.cuda.is_available()
+
+
+def device() -> torch.device:
+    return torch.device("cuda" if on_gpu() else "cpu")
+
+
+def device_name() -> str:
+    return torch.cuda.get_device_name() if on_gpu() else "CPU"
+
+
+def printed(row: dict[str, Any]) -> str:
+    """What the table has no room for."""
+    lines = [f"{row['tokens']} tokens, {row['documents']} documents, answers {row['answer_share']:.0%}:"]
+    if "ms_by_group" not in row:
+        return f"{lines[0]} does not fit into this GPU's memory"
+    lines.append(f"  {row['step_ms']:.1f} ms a step, optimizer {row['optimizer_ms']:.1f} ms apart, of which")
+    lines += [f"  {spent:9.2f} ms  {group}" for group, spent in sorted(row["ms_by_group"].items(), key=lambda g: -g[1])]
+    lines += [f"    {spent:9.2f} ms  {name[:90]}" for name, spent in row["top_kernels_ms"].items()]
+    lines.append(
+        f"  {row['gflop_per_token']:.2f} GFLOP a token without attention's, {row['trained_rows']} rows trained"
+    )
+    lines.append(f"  the host waits {sum(row['host_waits'].values())} times for the GPU {row['host_waits'] or ''}")
+    lines.append(f"  {row['recompiles']} recompilations, slowest ragged step {row['slowest_ragged_step']} x median")
+    return "\n".join(lines)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    columns = ["tokens", "documents", "answer_share", "tokens_per_s", "reference_tokens_per_s", "peak_gb", "tflops"]
+    columns += ["ceiling_tflops", "share_of_ceiling"]
+    lines = [f"| {' | '.join(columns)} | over reference |", "|---" * (len(columns) + 1) + "|"]
+    for row in rows:
+        fast, plain = row["tokens_per_s"], row["reference_tokens_per_s"]
+        values = ["-" if row[name] is None else f"{row[name]:,.4g}" for name in columns]
+        lines.append(f"| {' | '.join(values)} | {'-' if None in (fast, plain) else f'{fast / plain:.2f}'} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,72 @@
+"""Which attention a run trains with: config key `attention`."""
+
+import logging
+from functools import partial
+
+import torch
+
+from eagle3.errors import InputError
+from eagle3.head.attention import DenseAttention, MakeAttention, PaddedAttention
+from eagle3.head.flash_attention import FlashAttention
+from eagle3.head.flash_kernels import FlashAttnPackage, TorchFlash
+
+log = logging.getLogger(__name__)
+
+FASTEST_FIRST = ("flash", "torch_flash", "padded")
+NAMES = ("auto", *FASTEST_FIRST, "dense")
+
+
+def require_known(name: str) -> None:
+    if name not in NAMES:
+        raise InputError(f"attention={name} is none of {', '.join(NAMES)}; attention=auto takes the fastest")
+
+
+def choose_attention(name: str, *, device: torch.device, precision: str, head_dim: int) -> MakeAttention:
+    """The attention of that name; `auto` takes the first of FASTEST_FIRST that can run, and the log says why.
+
+    `precision` is the trainer's, e.g. "bf16-mixed". InputError where the named one cannot run.
+    """
+    require_known(name)
+    obstacles = {each: _obstacle(each, device, precision, head_dim) for each in NAMES[1:]}
+    if name == "auto":
+        name = next(each for each in FASTEST_FIRST if not obstacles[each])
+        passed_over = [f"{each} {obstacles[each]}" for each in FASTEST_FIRST[: FASTEST_FIRST.index(name)]]
+        log.info("attention=auto takes %s: %s", name, "; ".join(passed_over) or "the fastest of all")
+    elif obstacles[name]:
+        raise InputError(f"attention={name} {obstacles[name]}; attention=auto takes what can run here")
+    return _made(name)
+
+
+def _made(name: str) -> MakeAttention:
+    if name == "dense":
+        return DenseAttention
+    if name == "padded":
+        return PaddedAttention
+    return partial(FlashAttention, kernel=FlashAttnPackage() if name == "flash" else TorchFlash())
+
+
+def _obstacle(name: str, device: torch.device, precision: str, head_dim: int) -> str | None:
+    """Why this run cannot use an attention; None if it can."""
+    if name in ("dense", "padded"):
+        return None
+    if device.type != "cuda":
+        return f"needs a CUDA GPU (trainer.accelerator=gpu), this run is on the {device.type.upper()}"
+    if not precision.startswith(("bf16", "16")):
+        return f"computes in half precision (trainer.precision=bf16-mixed), here trainer.precision={precision}"
+    if head_dim % 8 or head_dim > 256:
+        return f"wants a multiple of 8 channels a head, at most 256, here model.head_dim={head_dim}"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return f"needs a GPU of compute capability 8.0 or more, this is a {torch.cuda.get_device_name(device)}"
+    if name == "torch_flash" and not torch.backends.cuda.is_flash_attention_available():
+        return "is left out of this build of PyTorch (pip install torch has it)"
+    if name == "flash":
+        return _package_obstacle()
+    return None
+
+
+def _package_obstacle() -> str | None:
+    try:
+        FlashAttnPackage()
+    except ImportError as error:  # also where it was built for another PyTorch
+        return f"needs flash-attn 2.7 or 2.8 (pip install 'eagle3[flash]'): {' '.join(str(error).split())}"
+    return None

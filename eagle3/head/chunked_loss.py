@@ -1,0 +1,240 @@
+"""`UnrollLoss` without its matrices: one pass through `lm_head` for all K steps, a chunk of rows at a time.
+
+The plain version in loss.py is the one to read first; this one has its loss, metrics and gradients
+(tests/test_chunked_loss.py). Steps that ask the same teacher sit in one chunk, so that each teacher is computed once. A
+chunk's logits turn into their own gradient in place and are multiplied back at once: no tensor of [J, D] or [R, D] ever
+exists. Gradients are thus ready when the loss is, and the backward pass only scales them.
+
+Shapes: R trained rows, K steps, P trained (step, row) pairs, C teachers and M pairs of a chunk, J teacher rows, H
+hidden size, D draft vocabulary.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import pairwise
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.func import functional_call
+
+from eagle3.errors import InputError
+from eagle3.features.pack import Pack
+from eagle3.head.draft_head import DraftHead
+from eagle3.head.loss import UnrollLoss, UnrollMetrics
+
+LossAndGradient = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkedUnrollLoss(UnrollLoss):
+    """`chunk_rows`: rows of logits that exist at once, give or take K. Gradients of weights are summed in float32."""
+
+    chunk_rows: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.chunk_rows < 1:
+            raise InputError(f"loss.chunk_rows={self.chunk_rows} must be 1 or more, e.g. loss.chunk_rows=4096")
+
+    def __call__(
+        self, head: DraftHead, hidden: list[Float[Tensor, "R H"]], teacher_head: Float[Tensor, "D H"], pack: Pack
+    ) -> tuple[Float[Tensor, ""], UnrollMetrics]:
+        with_gradients = torch.is_grad_enabled()
+        projection = _Projection(head, _product_dtype(head.lm_head.weight))
+        with torch.no_grad(), torch.autocast(pack.rows.device.type, enabled=False):
+            teachers = _Teachers(pack, teacher_head)
+            pairs = self._pairs(head, pack, teachers, len(hidden))
+            states = torch.cat(hidden)  # (K·R, H); each state's gradient takes its place
+            row_loss, picked = self._chunk_by_chunk(pairs, teachers, projection, states, with_gradients)
+            states.masked_fill_(~pairs.trained.flatten()[:, None], 0)
+            loss, metrics = torch.dot(row_loss, pairs.weight), pairs.metrics(picked)
+        if with_gradients:
+            gradients = (*projection.gradients(), states.view(len(hidden), -1, states.shape[-1]))
+            loss = _WithGradients.apply(loss, gradients, head.norm.weight, head.lm_head.weight, *hidden)
+        return loss, metrics
+
+    def _chunk_by_chunk(
+        self,
+        pairs: "_Pairs",
+        teachers: "_Teachers",
+        projection: "_Projection",
+        states: Float[Tensor, "K*R H"],
+        with_gradients: bool,
+    ) -> tuple[Float[Tensor, " P"], Int[Tensor, " P"]]:
+        """Each pair's loss and argmax; with gradients, those of trained `states` are written over them."""
+        loss_and_gradient = choose_kernel(states.device)
+        losses, picked = torch.empty_like(pairs.weight), torch.empty_like(pairs.wanted)
+        for asked, chunk in even_chunks(pairs.bounds, self.chunk_rows):
+            slots = pairs.slots[chunk]
+            logits = projection.forward(states.index_select(0, slots), with_gradients)
+            losses[chunk], picked[chunk] = loss_and_gradient(
+                logits, teachers.logits(asked), pairs.teachers[chunk] - asked.start, pairs.weight[chunk]
+            )
+            if with_gradients:
+                states.index_copy_(0, slots, projection.backward(logits))
+            del logits  # before the next chunk's are there too
+        return losses, picked
+
+    def _pairs(self, head: DraftHead, pack: Pack, teachers: "_Teachers", num_steps: int) -> "_Pairs":
+        num_rows, bounds = len(pack.rows), pack.pair_bounds
+        step = torch.arange(num_steps, device=pack.rows.device)[:, None]
+        trained = pack.depth > step
+        # Rows of a turn are neighbours: row i asks at step k the teacher that row i + k asks at step 0.
+        teacher = torch.where(trained, step + torch.arange(num_rows, device=step.device), num_rows)
+        of_pair, slots = (part[: bounds[-1]] for part in teacher.flatten().sort(stable=True))
+        token = pack.argmax[teachers.rows[of_pair]]
+        wanted = torch.searchsorted(head.draft_ids, token).clamp(max=len(head.draft_ids) - 1)
+        counted = head.draft_ids[wanted] == token
+        weight = self._row_weight(pack).to(teachers.dtype) * torch.pow(self.decay, step.to(teachers.dtype))
+        return _Pairs(
+            trained, bounds, slots, of_pair, weight.flatten()[slots] * counted, torch.where(counted, wanted, -1)
+        )
+
+
+class _Teachers:
+    """The teachers that are asked, in the order of the rows that ask them at step 0."""
+
+    def __init__(self, pack: Pack, teacher_head: Float[Tensor, "D H"]) -> None:
+        self.last, self.head = pack.last, teacher_head
+        self.rows: Int[Tensor, " R"] = pack.teacher_of[(pack.rows + 1).clamp(max=len(pack.teacher_of) - 1)]
+        self.dtype = torch.promote_types(teacher_head.dtype, torch.float32)
+
+    def logits(self, asked: slice) -> Float[Tensor, "C D"]:
+        """Not rounded to half precision, which would blur close tokens."""
+        return wide_product(self.last.index_select(0, self.rows[asked]).to(self.head.dtype), self.head.T, self.dtype)
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """The trained (step, row) pairs, ordered by their teacher."""
+
+    trained: Bool[Tensor, "K R"]
+    bounds: tuple[int, ...]  # R + 1: how many pairs come before each teacher
+    slots: Int[Tensor, " P"]  # step · R + row
+    teachers: Int[Tensor, " P"]  # index into `_Teachers.rows`
+    weight: Float[Tensor, " P"]  # of the pair's loss; 0 where the teacher is outside the draft vocabulary
+    wanted: Int[Tensor, " P"]  # the teacher's argmax as a draft id; -1 outside
+
+    def metrics(self, picked: Int[Tensor, " P"]) -> UnrollMetrics:
+        correct = torch.zeros_like(self.trained)
+        correct.view(-1)[self.slots] = picked == self.wanted
+        return UnrollMetrics(
+            torch.full((), self.trained.shape[1], device=picked.device),
+            self.trained.sum(1),
+            correct.sum(1),
+            correct.long().cumprod(0).sum(1),
+        )
+
+
+class _Projection:
+    """The final norm and `lm_head` on one chunk after another; their gradients are summed over the chunks."""
+
+    def __init__(self, head: DraftHead, dtype: torch.dtype) -> None:
+        self.norm, self.dtype = head.norm, dtype
+        self.norm_weight = head.norm.weight.detach().requires_grad_()
+        self.weight = head.lm_head.weight.detach()
+        self.weight_in_dtype = self.weight.to(dtype)
+        self.summed: tuple[Tensor, Tensor] | None = None
+
+    def forward(self, states: Float[Tensor, "M H"], with_gradients: bool) -> Float[Tensor, "M D"]:
+        with torch.set_grad_enabled(with_gradients):
+            self.states = states.requires_grad_(with_gradients)
+            self.normed = functional_call(self.norm, {"weight": self.norm_weight}, states).to(self.dtype)
+        return self.normed.detach() @ self.weight_in_dtype.T
+
+    def backward(self, gradient: Float[Tensor, "M D"]) -> Float[Tensor, "M H"]:
+        """The gradient of the states that `forward` was last called with."""
+        norm_sum, weight_sum = self.gradients()
+        add_product(weight_sum, gradient.T, self.normed.detach())
+        outer = gradient @ self.weight_in_dtype
+        states_gradient, norm_gradient = torch.autograd.grad(self.normed, (self.states, self.norm_weight), outer)
+        norm_sum += norm_gradient
+        return states_gradient
+
+    def gradients(self) -> tuple[Float[Tensor, " H"], Float[Tensor, "D H"]]:
+        """Of the norm's weight and of `lm_head`'s, in float32 at least."""
+        if self.summed is None:
+            wide = torch.promote_types(self.weight.dtype, torch.float32)
+            self.summed = (torch.zeros_like(self.norm_weight, dtype=wide), torch.zeros_like(self.weight, dtype=wide))
+        return self.summed
+
+
+class _WithGradients(torch.autograd.Function):
+    """A scalar whose gradients (norm, lm_head, hidden of all steps) are known already."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
+        ctx.save_for_backward(*gradients)
+        ctx.dtypes = [tensor.dtype for tensor in inputs[:2]]
+        return loss.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
+        # In place, as a copy costs gigabytes; PyTorch's version counter then refuses a second backward pass.
+        norm, weight, hidden = (gradient.mul_(scale) for gradient in ctx.saved_tensors)
+        return None, None, norm.to(ctx.dtypes[0]), weight.to(ctx.dtypes[1]), *hidden.unbind()
+
+
+def loss_and_gradient(
+    logits: Float[Tensor, "M D"],
+    teacher_logits: Float[Tensor, "C D"],
+    teacher_of: Int[Tensor, " M"],
+    weight: Float[Tensor, " M"],
+) -> tuple[Float[Tensor, " M"], Int[Tensor, " M"]]:
+    """Each pair's cross-entropy against its teacher's softmax, and its argmax; reference of the kernel on the GPU.
+
+    `logits` are overwritten with weight · (softmax(logits) - softmax(teacher)), the gradient of weight · loss.
+    """
+    teacher = teacher_logits.softmax(-1).index_select(0, teacher_of)
+    wide = logits.to(teacher.dtype)
+    best = wide.argmax(-1)
+    log_sum = wide.logsumexp(-1)
+    loss = log_sum - torch.linalg.vecdot(teacher, wide)
+    logits.copy_(wide.sub_(log_sum[:, None]).exp_().sub_(teacher).mul_(weight[:, None]))
+    return loss, best
+
+
+def choose_kernel(device: torch.device) -> LossAndGradient:
+    """Triton's kernel on a GPU, if Triton (a part of PyTorch's CUDA builds) is there; else plain PyTorch."""
+    if device.type == "cuda" and find_spec("triton"):
+        from eagle3.head import loss_kernel
+
+        return loss_kernel.loss_and_gradient
+    return loss_and_gradient
+
+
+def even_chunks(bounds: tuple[int, ...], size: int) -> list[tuple[slice, slice]]:
+    """Teachers and their pairs, cut into chunks of almost the same number of pairs: about `size`, no small rest.
+
+    `bounds` [C + 1]: how many pairs come before each teacher. A teacher's pairs stay together.
+    """
+    total = bounds[-1]
+    number = max(1, -(-total // size))
+    cuts = [bisect_left(bounds, total * chunk // number) for chunk in range(number + 1)]
+    return [(slice(a, b), slice(bounds[a], bounds[b])) for a, b in pairwise(cuts) if bounds[a] < bounds[b]]
+
+
+def wide_product(left: Float[Tensor, "C H"], right: Float[Tensor, "H D"], dtype: torch.dtype) -> Float[Tensor, "C D"]:
+    """left @ right, in float32 where the factors are in half precision."""
+    if left.is_cuda:
+        return torch.mm(left, right, out_dtype=dtype)
+    return left.to(dtype) @ right.to(dtype)
+
+
+def add_product(total: Float[Tensor, "D H"], left: Float[Tensor, "D M"], right: Float[Tensor, "M H"]) -> None:
+    """total += left @ right, summed in the dtype of `total`."""
+    if total.is_cuda:
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)  # PyTorch 2.10 or newer
+    else:
+        total.addmm_(left.to(total.dtype), right.to(total.dtype))
+
+
+def _product_dtype(weight: Tensor) -> torch.dtype:
+    device = weight.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype

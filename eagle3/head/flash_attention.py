@@ -1,0 +1,228 @@
+"""Attention of the unroll without a score matrix, on kernels that also return the log-sum-exp of the scores.
+
+The softmax over everything that a row reads is put together from parts, by the log-sum-exp of each:
+
+1. Its own stretch: the tokens from the end of the sample's previous turn up to the row. One causal call for the pack.
+2. The stretches of earlier turns, whole. The turns of a sample are halved again and again; at each level the rows of
+   the right halves read the tokens of the left halves: ceil(log2(turns)) calls, and none for samples of one turn.
+   Keys stay where they lie in the pack: to gather each turn's keys would cost memory for turns x tokens.
+3. Its own keys of later steps: plain formulas.
+
+For the backward a part needs only the *merged* output and log-sum-exp: with these, p = exp(score - logsumexp) and
+dscore = p (dp - sum(doutput * output)), which is what FlashAttention-2 computes (arXiv:2307.08691, algorithm 2), belong
+to the softmax over all parts. So the backward of a flash kernel, given those of the merge, is exact.
+
+Shapes: T tokens of the pack, R trained rows, S own steps so far, Q query heads, G key/value heads, C channels.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from eagle3.features.pack import Pack
+from eagle3.head.attention import KeysValues
+from eagle3.head.flash_kernels import Segments, VarlenKernel
+
+Range = tuple[int, int]  # the first, and behind the last
+
+
+@dataclass(frozen=True)
+class EarlierTurns:
+    """One level of the halving: the rows that read, and what they read."""
+
+    rows: Int[Tensor, " rows"]
+    where: Segments
+
+
+class FlashAttention:
+    def __init__(self, context: KeysValues, pack: Pack, *, kernel: VarlenKernel) -> None:
+        self.context, self.kernel = context, kernel
+        num_tokens, device = len(pack.input_ids), pack.rows.device
+        turns_of_samples = _turns_of_samples(pack)
+        stretches = [turn for turns in turns_of_samples for turn in turns]
+        self.own_stretch = _segments(stretches, num_tokens, device, causal=True)
+        levels: list[list[tuple[Range, Range]]] = []
+        for turns in turns_of_samples:
+            _halve(turns, levels)
+        self.levels = [
+            EarlierTurns(
+                torch.cat([torch.arange(*rows) for rows, _ in level]).to(device, non_blocking=True),
+                _segments(level, num_tokens, device, causal=False),
+            )
+            for level in levels
+        ]
+
+    def __call__(self, query: Float[Tensor, "R Q C"], own: list[KeysValues]) -> Float[Tensor, "R Q C"]:
+        keys, values = [key for key, _ in own], [value for _, value in own]
+        return _Attend.apply(query, *self.context, self.kernel, self.own_stretch, self.levels, *keys, *values)
+
+
+class _Attend(torch.autograd.Function):
+    """Positional: query, key, value, kernel, own stretch, levels of earlier turns, own keys, own values."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Float[Tensor, "R Q C"],
+        key: Float[Tensor, "T G C"],
+        value: Float[Tensor, "T G C"],
+        kernel: VarlenKernel,
+        own_stretch: Segments,
+        levels: list[EarlierTurns],
+        *own: Float[Tensor, "R G C"],
+    ) -> Float[Tensor, "R Q C"]:
+        output, logsumexp = kernel.forward(query, key, value, own_stretch)
+        if levels or own:
+            output = output.to(logsumexp.dtype)  # rounded once, after the last part
+        for level in levels:
+            part = kernel.forward(query.index_select(0, level.rows), key, value, level.where)
+            _add_part(output, logsumexp, level.rows, *part)
+        if own:
+            output, logsumexp = _with_own_keys(output, logsumexp, query, own)
+        output = output.to(query.dtype)
+        ctx.save_for_backward(query, key, value, output, logsumexp, *own)
+        ctx.kernel, ctx.own_stretch, ctx.levels = kernel, own_stretch, levels
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: Float[Tensor, "R Q C"]) -> tuple[Tensor | None, ...]:
+        query, key, value, output, logsumexp, *own = ctx.saved_tensors
+        grad_output = grad_output.contiguous()
+        grad_query, grad_key, grad_value = ctx.kernel.backward(
+            grad_output, query, key, value, output, logsumexp, ctx.own_stretch
+        )
+        for level in ctx.levels:
+            rows = level.rows
+            some_grad, some_query, some_output = (x.index_select(0, rows) for x in (grad_output, query, output))
+            query_part, key_part, value_part = ctx.kernel.backward(
+                some_grad, some_query, key, value, some_output, logsumexp.index_select(1, rows), level.where
+            )
+            grad_query.index_add_(0, rows, query_part)
+            grad_key += key_part
+            grad_value += value_part
+        own_grads: list[Tensor] = []
+        if own:
+            query_part, own_grads = _own_keys_backward(grad_output, output, logsumexp, query, own)
+            grad_query += query_part
+        return grad_query, grad_key, grad_value, None, None, None, *own_grads
+
+
+def _add_part(
+    output: Float[Tensor, "R Q C"],
+    logsumexp: Float[Tensor, "Q R"],
+    rows: Int[Tensor, " rows"],
+    part: Float[Tensor, "rows Q C"],
+    part_logsumexp: Float[Tensor, "Q rows"],
+) -> None:
+    """Merge what some rows read in one more part into output and log-sum-exp, in place."""
+    before = logsumexp.index_select(1, rows)
+    after = torch.logaddexp(before, part_logsumexp)
+    kept, added = ((each - after).exp().T[..., None] for each in (before, part_logsumexp))
+    output.index_copy_(0, rows, output.index_select(0, rows) * kept + part * added)
+    logsumexp.index_copy_(1, rows, after)
+
+
+def _with_own_keys(
+    output: Float[Tensor, "R Q C"],
+    logsumexp: Float[Tensor, "Q R"],
+    query: Float[Tensor, "R Q C"],
+    own: tuple[Float[Tensor, "R G C"], ...],
+) -> tuple[Float[Tensor, "R Q C"], Float[Tensor, "Q R"]]:
+    keys, values = _stacked(own)
+    scores = _own_scores(query, keys, logsumexp.dtype)
+    after = torch.logaddexp(logsumexp, scores.logsumexp(-1).flatten(1).T)
+    weights = _own_weights(scores, after)
+    added = torch.einsum("rgqs,srgc->rgqc", weights.to(values.dtype), values).flatten(1, 2)
+    return output * (logsumexp - after).exp().T[..., None] + added, after.contiguous()
+
+
+def _own_keys_backward(
+    grad_output: Float[Tensor, "R Q C"],
+    output: Float[Tensor, "R Q C"],
+    logsumexp: Float[Tensor, "Q R"],
+    query: Float[Tensor, "R Q C"],
+    own: list[Float[Tensor, "R G C"]],
+) -> tuple[Float[Tensor, "R Q C"], list[Float[Tensor, "R G C"]]]:
+    """Gradients of the query, through its own keys alone, and of own keys and values."""
+    keys, values = _stacked(own)
+    wide, narrow, groups = logsumexp.dtype, query.dtype, keys.shape[2]
+    weights = _own_weights(_own_scores(query, keys, wide), logsumexp)
+    mean = (grad_output.to(wide) * output).sum(-1).unflatten(1, (groups, -1))  # of the gradients of all weights
+    query, grad_output = (x.unflatten(1, (groups, -1)) for x in (query, grad_output))
+    grad_weights = torch.einsum("rgqc,srgc->rgqs", grad_output, values)
+    grad_scores = (weights * (grad_weights - mean[..., None]) * query.shape[-1] ** -0.5).to(narrow)
+    grad_query = torch.einsum("rgqs,srgc->rgqc", grad_scores, keys).flatten(1, 2)
+    grad_keys = torch.einsum("rgqs,rgqc->srgc", grad_scores, query)
+    grad_values = torch.einsum("rgqs,rgqc->srgc", weights.to(narrow), grad_output)
+    return grad_query, [*grad_keys.unbind(), *grad_values.unbind()]
+
+
+def _stacked(own: tuple[Tensor, ...] | list[Tensor]) -> tuple[Float[Tensor, "S R G C"], Float[Tensor, "S R G C"]]:
+    """Own keys and own values. Not kept for the backward: over K steps stacks would hold each of them K / 2 times."""
+    steps = len(own) // 2
+    return torch.stack(own[:steps]), torch.stack(own[steps:])
+
+
+def _own_scores(
+    query: Float[Tensor, "R Q C"], keys: Float[Tensor, "S R G C"], wide: torch.dtype
+) -> Float[Tensor, "R G Q/G S"]:
+    scores = torch.einsum("rgqc,srgc->rgqs", query.unflatten(1, (keys.shape[2], -1)), keys)
+    return scores.to(wide) * query.shape[-1] ** -0.5
+
+
+def _own_weights(scores: Float[Tensor, "R G Q/G S"], logsumexp: Float[Tensor, "Q R"]) -> Float[Tensor, "R G Q/G S"]:
+    return (scores - logsumexp.T.unflatten(1, (scores.shape[1], -1))[..., None]).exp()
+
+
+def _turns_of_samples(pack: Pack) -> list[list[tuple[Range, Range]]]:
+    """For each sample and turn its rows, and its stretch: the tokens since the turn before, up to its last row."""
+    turns_of_samples: list[list[tuple[Range, Range]]] = [[] for _ in pack.sample_ids]
+    sample, start = 0, 0
+    for rows, stop in zip(pairwise(pack.turn_bounds), pack.turn_ends, strict=True):
+        while stop > pack.token_bounds[sample + 1]:
+            sample += 1
+            start = pack.token_bounds[sample]
+        turns_of_samples[sample].append((rows, (start, stop)))
+        start = stop
+    return turns_of_samples
+
+
+def _halve(turns: list[tuple[Range, Range]], levels: list[list[tuple[Range, Range]]], depth: int = 0) -> None:
+    """Add to each level: the rows of a right half, and the tokens of the left half that they read."""
+    if len(turns) < 2:
+        return
+    left, right = turns[: len(turns) // 2], turns[len(turns) // 2 :]
+    if depth == len(levels):
+        levels.append([])
+    rows, tokens = (right[0][0][0], right[-1][0][1]), (left[0][1][0], left[-1][1][1])
+    levels[depth].append((rows, tokens))
+    _halve(left, levels, depth + 1)
+    _halve(right, levels, depth + 1)
+
+
+def _segments(reads: list[tuple[Range, Range]], num_tokens: int, device: torch.device, *, causal: bool) -> Segments:
+    """Of rows laid end to end, and of all tokens of the pack: tokens that nobody reads are segments without queries."""
+    query_bounds, key_bounds = [0], [0]
+    for (first_row, row_stop), (first_token, token_stop) in [*reads, ((0, 0), (num_tokens, num_tokens))]:
+        if first_token > key_bounds[-1]:
+            query_bounds.append(query_bounds[-1])
+            key_bounds.append(first_token)
+        if token_stop > first_token:
+            query_bounds.append(query_bounds[-1] + row_stop - first_row)
+            key_bounds.append(token_stop)
+    bounds = torch.tensor([query_bounds, key_bounds], dtype=torch.int32)
+    most_queries, most_keys = bounds.diff().amax(1).tolist()
+    on_device = bounds.to(device, non_blocking=True)
+    return Segments(
+        query_bounds=on_device[0],
+        key_bounds=on_device[1],
+        most_queries=most_queries,
+        most_keys=most_keys,
+        causal=causal,
+    )

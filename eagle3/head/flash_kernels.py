@@ -1,0 +1,131 @@
+"""Kernels that attend over many segments in one call, without a score matrix, and return the log-sum-exp.
+
+FlashAttention-2 twice: the copy inside PyTorch, and the flash-attn package. Both want CUDA, compute capability 8.0 or
+more, float16 or bfloat16, and C a multiple of 8 up to 256.
+
+Shapes: T tokens of the pack, R rows that ask, N segments, Q query heads, G key/value heads, C channels.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+Gradients = tuple[Float[Tensor, "R Q C"], Float[Tensor, "T G C"], Float[Tensor, "T G C"]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segments:
+    """What a call does: the queries of a segment read the keys of that segment, all of them or causally.
+
+    Bounds are int32, on the device. Causal is aligned to the end, as kernels do: the last query of a segment reads all
+    its keys, the one before all but the last. A segment may have no queries, but not queries without keys.
+    """
+
+    query_bounds: Int[Tensor, " N_plus_1"]
+    key_bounds: Int[Tensor, " N_plus_1"]
+    most_queries: int
+    most_keys: int
+    causal: bool
+
+
+class VarlenKernel(Protocol):
+    """Scores are scaled by C ** -0.5; query head q reads key/value head q // (Q / G)."""
+
+    def forward(
+        self, query: Float[Tensor, "R Q C"], key: Float[Tensor, "T G C"], value: Float[Tensor, "T G C"], where: Segments
+    ) -> tuple[Float[Tensor, "R Q C"], Float[Tensor, "Q R"]]:
+        """The output, and the log-sum-exp of the scores in float32 or wider."""
+
+    def backward(
+        self,
+        grad_output: Float[Tensor, "R Q C"],
+        query: Float[Tensor, "R Q C"],
+        key: Float[Tensor, "T G C"],
+        value: Float[Tensor, "T G C"],
+        output: Float[Tensor, "R Q C"],
+        logsumexp: Float[Tensor, "Q R"],
+        where: Segments,
+    ) -> Gradients:
+        """New tensors: the gradients of query, key and value; zero for keys that no query reads."""
+
+
+class TorchFlash:
+    """PyTorch's own; signatures as in PyTorch 2.9 to 2.13."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, where: Segments) -> tuple[Tensor, Tensor]:
+        output, logsumexp, *_ = torch.ops.aten._flash_attention_forward(
+            query, key, value, *_bounds(where), 0.0, where.causal, return_debug_mask=False
+        )
+        return output, logsumexp
+
+    def backward(
+        self,
+        grad_output: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        output: Tensor,
+        logsumexp: Tensor,
+        where: Segments,
+    ) -> Gradients:
+        random_state = torch.empty(2, dtype=torch.uint64, device=query.device)  # not read: there is no dropout
+        inputs = (grad_output, query, key, value, output, logsumexp)
+        return torch.ops.aten._flash_attention_backward(
+            *inputs, *_bounds(where), 0.0, where.causal, random_state, random_state
+        )
+
+
+class FlashAttnPackage:
+    """flash-attn 2.7 and 2.8."""
+
+    def __init__(self) -> None:
+        from flash_attn import flash_attn_interface
+
+        self.interface = flash_attn_interface
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, where: Segments) -> tuple[Tensor, Tensor]:
+        output, logsumexp, *_ = self.interface._flash_attn_varlen_forward(
+            query,
+            key,
+            value,
+            *_bounds(where),
+            dropout_p=0.0,
+            softmax_scale=query.shape[-1] ** -0.5,
+            causal=where.causal,
+        )
+        return output, logsumexp
+
+    def backward(
+        self,
+        grad_output: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        output: Tensor,
+        logsumexp: Tensor,
+        where: Segments,
+    ) -> Gradients:
+        grads = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+        inputs = (grad_output, query, key, value, output, logsumexp)
+        self.interface._flash_attn_varlen_backward(
+            *inputs,
+            *grads,
+            *_bounds(where),
+            dropout_p=0.0,
+            softmax_scale=query.shape[-1] ** -0.5,
+            causal=where.causal,
+            window_size_left=-1,
+            window_size_right=-1,
+            softcap=0.0,
+            alibi_slopes=None,
+            deterministic=False,
+        )
+        return grads
+
+
+def _bounds(where: Segments) -> tuple[Tensor, Tensor, int, int]:
+    # Told that no segment has two queries, FlashAttention-2 takes a path for decoding, which wants exactly one in each.
+    return where.query_bounds, where.key_bounds, max(where.most_queries, 2), where.most_keys

@@ -1,0 +1,93 @@
+"""The middle of `ChunkedUnrollLoss` in Triton: logits become loss, argmax and their own gradient in one kernel.
+
+Plain PyTorch (`chunked_loss.loss_and_gradient`, the reference) copies the logits to float32, gathers a teacher for each
+pair and goes over both several times; here each is read twice, in blocks, and nothing of their size is allocated.
+
+Shapes: M pairs and C teachers of a chunk, D draft vocabulary.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float, Int
+from torch import Tensor
+
+BLOCK = 2048  # vocabulary entries a program holds at a time
+NUM_WARPS = 8
+
+
+def loss_and_gradient(
+    logits: Float[Tensor, "M D"],
+    teacher_logits: Float[Tensor, "C D"],
+    teacher_of: Int[Tensor, " M"],
+    weight: Float[Tensor, " M"],
+) -> tuple[Float[Tensor, " M"], Int[Tensor, " M"]]:
+    """As `chunked_loss.loss_and_gradient`, for teachers in float32; of equal largest logits the first is the argmax."""
+    assert logits.is_contiguous() and teacher_logits.is_contiguous() and teacher_logits.dtype == torch.float32
+    loss = torch.empty_like(weight)
+    best = torch.empty_like(teacher_of)
+    grid = (len(logits),)
+    _one_pair[grid](
+        logits,
+        teacher_logits,
+        teacher_logits.logsumexp(-1),
+        teacher_of,
+        weight,
+        loss,
+        best,
+        DRAFT_VOCAB_SIZE=logits.shape[1],
+        BLOCK=BLOCK,
+        num_warps=NUM_WARPS,
+    )
+    return loss, best
+
+
+# Slices of a pack's tensors begin anywhere: a kernel for each alignment would be compiled in the middle of training.
+@triton.jit(do_not_specialize_on_alignment=["teacher_log_sums", "teacher_of", "weights", "losses", "bests"])
+def _one_pair(
+    logits,
+    teacher_logits,
+    teacher_log_sums,
+    teacher_of,
+    weights,
+    losses,
+    bests,
+    DRAFT_VOCAB_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    pair = tl.program_id(0).to(tl.int64)  # M · D may be past 2^31
+    teacher = tl.load(teacher_of + pair).to(tl.int64)
+    logits += pair * DRAFT_VOCAB_SIZE
+    teacher_logits += teacher * DRAFT_VOCAB_SIZE
+    teacher_log_sum = tl.load(teacher_log_sums + teacher)
+    lane = tl.arange(0, BLOCK)
+
+    # First pass: every lane keeps its own running maximum, sum and first place of the maximum; folded once at the end.
+    # "Nothing yet" is a finite number, as the difference of two infinities is not a number.
+    highest = tl.full([BLOCK], -1e30, tl.float32)
+    place = tl.zeros([BLOCK], tl.int32)
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, DRAFT_VOCAB_SIZE, BLOCK):
+        column = start + lane
+        inside = column < DRAFT_VOCAB_SIZE
+        logit = tl.load(logits + column, inside, other=-1e30).to(tl.float32)
+        place = tl.where(logit > highest, column, place)
+        higher = tl.maximum(highest, logit)
+        total = total * tl.exp(highest - higher) + tl.exp(logit - higher)
+        highest = higher
+    top = tl.max(highest, 0)
+    log_sum = top + tl.log(tl.sum(total * tl.exp(highest - top), 0))
+    tl.store(bests + pair, tl.min(tl.where(highest == top, place, DRAFT_VOCAB_SIZE), 0))
+
+    # Second pass: the gradient takes the logits' place. The loss is summed from terms that are all positive.
+    weight = tl.load(weights + pair)
+    loss = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, DRAFT_VOCAB_SIZE, BLOCK):
+        column = start + lane
+        inside = column < DRAFT_VOCAB_SIZE
+        logit = tl.load(logits + column, inside, other=-1e30).to(tl.float32)
+        probability = tl.exp(tl.load(teacher_logits + column, inside, other=-1e30) - teacher_log_sum)
+        loss += probability * (log_sum - logit)  # 0 · 1e30 outside
+        gradient = weight * (tl.exp(logit - log_sum) - probability)
+        tl.store(logits + column, gradient.to(logits.dtype.element_ty), inside)
+    tl.store(losses + pair, tl.sum(loss, 0))

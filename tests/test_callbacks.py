@@ -1,0 +1,63 @@
+"""What callbacks and logging cost a training step."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from conftest import random_samples, write_store
+from test_training import Run
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from eagle3.callbacks import Progress
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers.*",
+    "ignore:.*treespec, LeafSpec.*",
+    "ignore:Checkpoint directory.*",
+)
+LOG_EVERY = 10
+
+
+class NumbersRead(TorchDispatchMode):
+    """Counts what a GPU would make the host wait for: a tensor's value or a shape that depends on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += operator.overloadpacket.__name__ in ("_local_scalar_dense", "nonzero", "masked_select", "equal")
+        return operator(*args, **(kwargs or {}))
+
+
+class CountPerStep(lightning.Callback):
+    def __init__(self) -> None:
+        self.mode = NumbersRead()
+        self.at_start: list[int] = []
+
+    def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
+        self.mode.__enter__()
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        self.at_start.append(self.mode.count)
+
+    def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+        self.mode.__exit__(None, None, None)
+
+
+def test_a_step_reads_no_number_but_where_it_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # DenseAttention reads nothing; PaddedAttention reads its sizes from tensors that are on the CPU.
+    options = ["attention=dense", "loss=chunked", "trainer.max_epochs=1", f"trainer.log_every_n_steps={LOG_EVERY}"]
+    run = Run(tmp_path / "run", write_store(tmp_path / "features", random_samples(200)), *options)
+    counter = CountPerStep()
+    run.trainer.callbacks += [counter, Progress(refresh_rate=LOG_EVERY, metrics=["train/loss", "val/accept_length"])]
+    run.fit()
+    read = torch.tensor(counter.at_start).diff().tolist()
+    assert len(read) > 3 * LOG_EVERY
+    assert {step % LOG_EVERY for step, numbers in enumerate(read, start=1) if numbers} == {0}
+    captured = capsys.readouterr()
+    shown = captured.out + captured.err
+    assert "train/loss=" in shown
+    assert "val/accept_length=" in shown
