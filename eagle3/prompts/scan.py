@@ -55,7 +55,7 @@ def tasks_of(sources: list[Source], chunk_bytes: int, settings: Any) -> list[Tas
 class Scanner:
     """Reads, checks and spools one chunk; sent to every worker once.
 
-    checks: of each source, in the order they are asked; the first reason counts. safe_id: what a row's id is written as.
+    checks: of each source, in the order they are asked; the first reason counts. safe_id: an id as it may be written.
     """
 
     def __init__(
