@@ -1,6 +1,6 @@
 """The LightningModule: calls the unroll and the loss, logs. No mathematics here.
 
-Shapes: V target vocabulary, D draft vocabulary, H hidden size, K steps.
+Shapes: V target vocabulary, D draft vocabulary, H hidden size, K steps, S lengths of chains.
 """
 
 from pathlib import Path
@@ -17,8 +17,11 @@ from eagle3.errors import InputError
 from eagle3.features.pack import Pack
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.loss import UnrollLoss, UnrollMetrics, accept_length
+from eagle3.head.rounds import rounds
 from eagle3.head.unroll import unroll
 from eagle3.optim import AdamWCosine
+
+SERVED_STEPS = (3, 5)  # chains whose accept length validation promises, beside that of K steps
 
 
 def read_checkpoint(path: str | Path, *, setting: str) -> dict:
@@ -41,6 +44,7 @@ class HeadTraining(lightning.LightningModule):
     embedding: Float[Tensor, "V H"]
     teacher_head: Float[Tensor, "D H"]
     totals: Float[Tensor, " 3K+2"]
+    served: Float[Tensor, "S 2"]
 
     def __init__(
         self,
@@ -62,6 +66,8 @@ class HeadTraining(lightning.LightningModule):
         self.register_buffer("embedding", embedding.float(), persistent=False)
         self.register_buffer("teacher_head", lm_head[head.draft_ids].float(), persistent=False)
         self.register_buffer("totals", torch.zeros(3 * num_steps + 2, dtype=torch.double), persistent=False)
+        self.served_steps = [*(steps for steps in SERVED_STEPS if steps < num_steps), num_steps]
+        self.register_buffer("served", torch.zeros(len(self.served_steps), 2, dtype=torch.double), persistent=False)
 
     def training_step(self, pack: Pack, batch_idx: int) -> Tensor:
         loss, metrics = self._step(pack)
@@ -72,14 +78,20 @@ class HeadTraining(lightning.LightningModule):
     def validation_step(self, pack: Pack, batch_idx: int) -> None:
         loss, metrics = self._step(pack)
         self.totals += torch.cat([metrics.as_tensor(), (loss * pack.rows_in_step).double()[None]])
+        gained, rows = metrics.gained.cpu(), pack.rows.cpu()
+        self.served += self.served.new_tensor([rounds(gained, rows, steps=steps) for steps in self.served_steps])
 
     def on_validation_epoch_start(self) -> None:
         self.totals.zero_()
+        self.served.zero_()
 
     def on_validation_epoch_end(self) -> None:
         totals = self.trainer.strategy.reduce(self.totals, reduce_op="sum")
         self.log("val/loss", (totals[-1] / totals[0]).float(), rank_zero_only=True)
         self._log("val", totals[:-1])
+        verifications, accepted = self.trainer.strategy.reduce(self.served, reduce_op="sum").T
+        for steps, value in zip(self.served_steps, 1 + accepted / verifications.clamp(min=1), strict=True):
+            self.log(f"val/served_accept_length_{steps}", value.float(), rank_zero_only=True)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         total_steps = int(self.trainer.estimated_stepping_batches)
@@ -112,6 +124,3 @@ class HeadTraining(lightning.LightningModule):
         values = {f"{stage}/accuracy_{step}": accuracy[step].float() for step in range(self.num_steps)}
         self.log_dict(values, batch_size=1)
         self.log(f"{stage}/accept_length", accept_length(alive, rows).float(), prog_bar=True, batch_size=1)
-        for steps in (3, 5):
-            if stage == "val" and steps < self.num_steps:
-                self.log(f"val/accept_length_{steps}", accept_length(alive[:steps], rows).float())
