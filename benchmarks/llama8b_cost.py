@@ -20,6 +20,7 @@ from eagle3.features.extract import Conversation, Extractor
 from eagle3.features.pack import Pack, pack_samples
 from eagle3.features.sample import Sample, to_bytes
 from eagle3.generate import generate
+from eagle3.head.attention import DenseAttention
 from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.head.from_target import head_facts
 from eagle3.head.loss import UnrollLoss
@@ -147,7 +148,7 @@ def measure_training(head: DraftHead, embedding: torch.Tensor, teacher_head: tor
     def step() -> None:
         head.zero_grad(set_to_none=True)
         with torch.autocast("cuda", torch.bfloat16):
-            loss, _ = loss_of(head, unroll(head, embedding, pack, STEPS), teacher_head, pack)
+            loss, _ = loss_of(head, unroll(head, embedding, pack, STEPS, DenseAttention), teacher_head, pack)
         loss.backward()
 
     step()

@@ -126,9 +126,9 @@ def summarise(
 
 
 def table(summary: dict, out: Path) -> str:
-    lines = ["", "chain steps   accept length (decoded)   simulated in training"]
+    lines = ["", "chain steps   accept length (decoded)   validation, sampled answers"]
     for steps, value in summary["accept_length"].items():
-        lines.append(f"{steps:>11}   {value:>23.3f}   {summary['simulated_accept_length_by_steps'][steps]:>21.3f}")
+        lines.append(f"{steps:>11}   {value:>23.3f}   {summary['simulated_accept_length_by_steps'][steps]:>27.3f}")
     share = summary["lossless"]
     lines += [
         f"lossless: {share:.0%} of {summary['held_out_prompts']} held-out prompts decode to the target's own tokens",

@@ -140,7 +140,7 @@ def serve(
 
 def replayed(config: DictConfig, prompts: list[list[int]], answers: list[list[int]], shape: str) -> dict[str, float]:
     """Our drafter, in bfloat16, on the texts that SGLang gave: in rounds as they are served, and begun at every token,
-    which is what validation during training averages over."""
+    which is what val/accept_length averages over."""
     target = load_target(**{**run.plain(config.target), "dtype": "bfloat16"})
     loaded = load_head(config.head, num_layers=len(target.layers), dtype=target.embedding.dtype)
     speculator = Speculator(target, loaded.head, loaded.capture_layers)
@@ -160,7 +160,7 @@ def replayed(config: DictConfig, prompts: list[list[int]], answers: list[list[in
     rounds = recording.replay(**settings)
     everywhere = [(one[:, settings["steps"] - 1, : settings["steps"]] < settings["draft_tokens"] - 1) for one in places]
     gained = sum(float(one.sum()) for one in everywhere) / sum(len(one) for one in everywhere)
-    return {"replayed": 1 + sum(rounds.accepted) / rounds.verifications, "simulated_on_served_texts": 1 + gained}
+    return {"replayed": 1 + sum(rounds.accepted) / rounds.verifications, "begun_at_every_token": 1 + gained}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The LightningModule: calls the unroll and the loss, logs. No mathematics here.
 
-Shapes: V target vocabulary, D draft vocabulary, H hidden size, K steps.
+Shapes: V target vocabulary, D draft vocabulary, H hidden size, K steps, S lengths of chains.
 """
 
 from pathlib import Path
@@ -19,9 +19,12 @@ from eagle3.head.attention import MakeAttention
 from eagle3.head.attention_choice import choose_attention, require_known
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.loss import UnrollLoss, UnrollMetrics, accept_length
+from eagle3.head.rounds import rounds
 from eagle3.head.unroll import unroll
 from eagle3.optim import AdamWCosine
 from eagle3.sharding import shard_over_ranks
+
+SERVED_STEPS = (3, 5)  # chains whose accept length validation promises, beside that of K steps
 
 
 def read_checkpoint(path: str | Path, *, setting: str) -> dict:
@@ -44,6 +47,7 @@ class HeadTraining(lightning.LightningModule):
     embedding: Float[Tensor, "V H"]
     teacher_head: Float[Tensor, "D H"]
     totals: Float[Tensor, " 3K+2"]
+    served: Float[Tensor, "S 2"]
     attention: MakeAttention
 
     def __init__(
@@ -68,6 +72,8 @@ class HeadTraining(lightning.LightningModule):
         self.register_buffer("embedding", embedding, persistent=False)
         self.register_buffer("teacher_head", lm_head[head.draft_ids].float(), persistent=False)
         self.register_buffer("totals", torch.zeros(3 * num_steps + 2, dtype=torch.double), persistent=False)
+        self.served_steps = [*(steps for steps in SERVED_STEPS if steps < num_steps), num_steps]
+        self.register_buffer("served", torch.zeros(len(self.served_steps), 2, dtype=torch.double), persistent=False)
 
     def configure_model(self) -> None:
         if self.device_mesh is not None:  # trainer=fsdp
@@ -91,15 +97,21 @@ class HeadTraining(lightning.LightningModule):
     def validation_step(self, pack: Pack, batch_idx: int) -> None:
         loss, metrics = self.compute_loss(pack)
         self.totals += torch.cat([metrics.as_tensor(), (loss * pack.rows_in_step).double()[None]])
+        gained, rows = metrics.gained.cpu(), pack.rows.cpu()
+        self.served += self.served.new_tensor([rounds(gained, rows, steps=steps) for steps in self.served_steps])
 
     def on_validation_epoch_start(self) -> None:
         self.totals.zero_()
+        self.served.zero_()
 
     def on_validation_epoch_end(self) -> None:
         totals = self.trainer.strategy.reduce(self.totals, reduce_op="sum")
         # The sums are those of all ranks: without sync_dist, here and below, Lightning would warn that they are not.
         self.log("val/loss", (totals[-1] / totals[0]).float(), sync_dist=True)
         self._log("val", totals[:-1])
+        verifications, accepted = self.trainer.strategy.reduce(self.served, reduce_op="sum").T
+        for steps, value in zip(self.served_steps, 1 + accepted / verifications.clamp(min=1), strict=True):
+            self.log(f"val/served_accept_length_{steps}", value.float(), sync_dist=True)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         total_steps = int(self.trainer.estimated_stepping_batches)
@@ -131,7 +143,4 @@ class HeadTraining(lightning.LightningModule):
         accuracy = correct / trained.clamp(min=1)
         values = {f"{stage}/accuracy_{step}": accuracy[step].float() for step in range(self.num_steps)}
         values[f"{stage}/accept_length"] = accept_length(alive, rows).float()
-        for steps in (3, 5):
-            if stage == "val" and steps < self.num_steps:
-                values[f"val/accept_length_{steps}"] = accept_length(alive[:steps], rows).float()
         self.log_dict(values, batch_size=1, sync_dist=stage == "val")

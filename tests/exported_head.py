@@ -53,7 +53,7 @@ def random_head(
     stated = {
         "head_config": head.config.to_dict(),
         "num_steps": 7,
-        "accept_length": {"val/accept_length": 1.0},
+        "accept_length": {"val/served_accept_length_7": 1.0},
         "origin": origin,
     }
     return TrainedHead(Path("best.ckpt"), head, stated)
@@ -61,7 +61,7 @@ def random_head(
 
 def with_simulated(trained: TrainedHead, **accept_lengths: float) -> TrainedHead:
     """`steps_3=1.5`: validation simulated that accept length at 3 steps."""
-    values = {f"val/accept_length_{key.removeprefix('steps_')}": value for key, value in accept_lengths.items()}
+    values = {f"val/served_accept_length_{key.removeprefix('steps_')}": value for key, value in accept_lengths.items()}
     return replace(trained, facts=trained.facts | {"accept_length": values})
 
 

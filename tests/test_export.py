@@ -53,7 +53,7 @@ def origin_of(layers: list[int]) -> dict:
 def save_checkpoint(path: Path, head: DraftHead) -> Path:
     """As Lightning and HeadTraining write it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    simulated = {"val/accept_length": 2.0, "val/accept_length_3": 1.5, "val/loss": 1.0}
+    simulated = {"val/accept_length": 2.5, "val/served_accept_length_3": 1.5, "val/served_accept_length_5": 2.0}
     config, origin = head.config.to_dict(), origin_of([2, 4, 5])
     facts = {"head_config": config, "num_steps": 5, "accept_length": simulated, "origin": origin}
     torch.save({"state_dict": nn.ModuleDict({"head": head}).state_dict(), "eagle3": facts}, path)

@@ -421,12 +421,12 @@ def test_every_option_of_the_groups_composes_and_adds_no_other_key(option):
     assert set(config.prompts) == set(default_settings())
 
 
-def test_an_id_that_is_personal_data_is_written_nowhere(prepare):
+def test_an_id_or_source_that_is_personal_data_is_written_nowhere(prepare):
     email = "anna.berg@web.de"
     rows = [
         chat("one", id=email),
         chat("refused for its licence", id=f"{email}-2", license=None),
-        chat("two", id="plain-7"),
+        chat("two", id="plain-7", source=email),
         "broken " + email,
     ]
     prepare(rows)

@@ -123,12 +123,9 @@ class _Pairs:
     def metrics(self, picked: Int[Tensor, " P"]) -> UnrollMetrics:
         correct = torch.zeros_like(self.trained)
         correct.view(-1)[self.slots] = picked == self.wanted
-        return UnrollMetrics(
-            torch.full((), self.trained.shape[1], device=picked.device),
-            self.trained.sum(1),
-            correct.sum(1),
-            correct.long().cumprod(0).sum(1),
-        )
+        alive = correct.long().cumprod(0)
+        num_rows = torch.full((), self.trained.shape[1], device=picked.device)
+        return UnrollMetrics(num_rows, self.trained.sum(1), correct.sum(1), alive.sum(1), alive.sum(0))
 
 
 class _Projection:

@@ -20,12 +20,15 @@ from eagle3.head.draft_vocab import membership
 
 @dataclass(frozen=True)
 class UnrollMetrics:
-    """Sums over rows, so that packs and ranks can be added: divide by `rows` (or `trained` for per-step accuracy)."""
+    """Sums over rows, so that packs and ranks can be added: divide by `rows` (or `trained` for per-step accuracy).
+
+    `gained` alone is not summed."""
 
     rows: Int[Tensor, ""]
     trained: Int[Tensor, " K"]  # rows trained at the step
     correct: Int[Tensor, " K"]  # of those, draft argmax = teacher argmax
     alive: Int[Tensor, " K"]  # of all rows, correct at this and every earlier step
+    gained: Int[Tensor, " R"]  # of each row: the leading steps that are correct
 
     def as_tensor(self) -> Float[Tensor, " 3K+1"]:
         return torch.cat([self.rows[None], self.trained, self.correct, self.alive]).double()
@@ -55,7 +58,7 @@ class UnrollLoss:
             teachers = (pack.last.to(teacher_head.dtype) @ teacher_head.T).softmax(-1)  # (J, D)
         in_vocabulary = membership(head.draft_ids, head.config.vocab_size)[pack.argmax]
         weight = self._row_weight(pack)
-        alive = torch.ones_like(pack.rows, dtype=torch.bool)
+        alive, gained = torch.ones_like(pack.rows, dtype=torch.bool), torch.zeros_like(pack.rows)
         loss = teachers.new_zeros(())
         trained_counts, correct_counts, alive_counts = [], [], []
         for step, output in enumerate(hidden):
@@ -67,12 +70,13 @@ class UnrollLoss:
             loss = loss + self.decay**step * (row_loss * weight * counted).sum()
             correct = trained & (head.draft_ids[logits.argmax(-1)] == pack.argmax[teacher])
             alive = alive & correct
+            gained = gained + alive
             trained_counts.append(trained.sum())
             correct_counts.append(correct.sum())
             alive_counts.append(alive.sum())
         rows = torch.tensor(len(pack.rows), device=loss.device)
         return loss, UnrollMetrics(
-            rows, torch.stack(trained_counts), torch.stack(correct_counts), torch.stack(alive_counts)
+            rows, torch.stack(trained_counts), torch.stack(correct_counts), torch.stack(alive_counts), gained
         )
 
     def _row_weight(self, pack: Pack) -> Tensor:

@@ -28,6 +28,7 @@ from eagle3.prompts.traffic import MEASURED, TrafficMix
 from eagle3.storage import json_line, sha256_json
 
 AHEAD = 2  # chunks that each process may be ahead of the one whose turn it is
+REMEMBERED_SOURCES = 1024  # that rows name
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # of a worker: the processes share the cores already
 IDLE_SECONDS = 60  # after which a worker ends by itself; one that lost its parent to kill -9 has no other way to know
 
@@ -55,7 +56,7 @@ def tasks_of(sources: list[Source], chunk_bytes: int, settings: Any) -> list[Tas
 class Scanner:
     """Reads, checks and spools one chunk; sent to every worker once.
 
-    checks: of each source, in the order they are asked; the first reason counts. safe_id: what a row's id is written as.
+    checks: of each source, in the order they are asked; the first reason counts. safe_id: an id as it may be written.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Scanner:
         self.sources = sources
         self.checks = checks
         self.safe_id = safe_id
+        self.safe_sources: dict[str, str] = {}
         self.signer = signer
         self.traffic = traffic
         self.keep_answers = keep_answers
@@ -99,7 +101,7 @@ class Scanner:
                 if value is BLANK:
                     continue
                 rows += 1
-                found = self._with_safe_id(read_prompt(value, source, keep_answers=self.keep_answers))
+                found = self._with_safe_names(read_prompt(value, source, keep_answers=self.keep_answers))
                 found = checked(found, checks, counts)
                 if isinstance(found, Refused):
                     writer.reject(line, found.id, found.reason)
@@ -115,10 +117,18 @@ class Scanner:
             "counts": counts,
         }
 
-    def _with_safe_id(self, found: Prompt | Refused) -> Prompt | Refused:
+    def _with_safe_names(self, found: Prompt | Refused) -> Prompt | Refused:
         if isinstance(found, Refused):
             return Refused(found.reason, self.safe_id(found.id)) if found.id else found
-        return replace(found, id=self.safe_id(found.id))
+        return replace(found, id=self.safe_id(found.id), source=self._safe_source(found.source))
+
+    def _safe_source(self, name: str) -> str:
+        """Also what a row says of its source may be somebody's address; many rows share one."""
+        if name not in self.safe_sources:
+            if len(self.safe_sources) == REMEMBERED_SOURCES:
+                self.safe_sources.clear()
+            self.safe_sources[name] = self.safe_id(name)
+        return self.safe_sources[name]
 
     def _values(self, prompt: Prompt) -> tuple:
         values = self.signer(prompt)

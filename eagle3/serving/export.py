@@ -98,10 +98,9 @@ def training_facts(trained: TrainedHead, versions: dict[str, str]) -> dict[str, 
 
 
 def simulated_accept_length(facts: dict[str, Any]) -> dict[str, float]:
-    """Steps → the joint accept length that validation simulated."""
-    name, values = "val/accept_length", facts["accept_length"]
-    by_steps = {key.removeprefix(f"{name}_"): value for key, value in values.items() if key.startswith(f"{name}_")}
-    return by_steps | ({str(facts["num_steps"]): values[name]} if name in values else {})
+    """Steps → the accept length that validation measured in rounds, as a server counts them."""
+    prefix = "val/served_accept_length_"
+    return {key.removeprefix(prefix): value for key, value in facts["accept_length"].items() if key.startswith(prefix)}
 
 
 @contextmanager
