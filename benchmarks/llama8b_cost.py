@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import torch
+from random_head import LLAMA_8B, random_head
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from eagle3 import run
@@ -21,13 +22,12 @@ from eagle3.features.pack import Pack, pack_samples
 from eagle3.features.sample import Sample, to_bytes
 from eagle3.generate import generate
 from eagle3.head.attention import DenseAttention
-from eagle3.head.draft_head import DraftHead, HeadConfig
-from eagle3.head.from_target import head_facts
+from eagle3.head.draft_head import DraftHead
 from eagle3.head.loss import UnrollLoss
 from eagle3.head.unroll import unroll
 from eagle3.target import Target
 
-PROMPT_TOKENS, ANSWER_TOKENS, PROMPTS, STEPS, DRAFT_VOCAB = 128, 256, 128, 7, 32000
+PROMPT_TOKENS, ANSWER_TOKENS, PROMPTS, STEPS = 128, 256, 128, 7
 
 
 def main() -> None:
@@ -40,10 +40,9 @@ def main() -> None:
     conversations = measure_answers(target, results)
     samples = measure_features(target, conversations, results)
     embedding, lm_head = target.embedding.float(), target.lm_head
-    facts = head_facts(target.text_config, len(lm_head))
     del target.model.lm_head, target.model.model.layers
     torch.cuda.empty_cache()
-    head = random_head(facts)
+    head = random_head(LLAMA_8B).cuda()
     teacher_head = lm_head[head.draft_ids].float()
     results["head_parameters"] = sum(parameter.numel() for parameter in head.parameters())
     for pack_tokens in (4096, 16384):
@@ -59,22 +58,15 @@ def main() -> None:
 def random_target() -> Target:
     """Llama-3.1-8B's sizes and RoPE."""
     config = LlamaConfig(
-        vocab_size=128256,
-        hidden_size=4096,
-        intermediate_size=14336,
+        vocab_size=LLAMA_8B.vocab_size,
+        hidden_size=LLAMA_8B.hidden_size,
+        intermediate_size=LLAMA_8B.intermediate_size,
         num_hidden_layers=32,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        max_position_embeddings=131072,
-        rms_norm_eps=1e-5,
-        rope_parameters={
-            "rope_type": "llama3",
-            "rope_theta": 500000.0,
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-        },
+        num_attention_heads=LLAMA_8B.num_heads,
+        num_key_value_heads=LLAMA_8B.num_kv_heads,
+        max_position_embeddings=LLAMA_8B.max_position_embeddings,
+        rms_norm_eps=LLAMA_8B.rms_norm_eps,
+        rope_parameters=dict(LLAMA_8B.rope_parameters),
         dtype=torch.bfloat16,
     )
     with torch.device("cuda"):
@@ -126,19 +118,6 @@ def measure_features(target: Target, conversations: list[Conversation], results:
     }
     print(json.dumps(results["features"]))
     return samples
-
-
-def random_head(facts: dict) -> DraftHead:
-    names = ("hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size", "rms_norm_eps")
-    config = HeadConfig(
-        **{name: facts[name] for name in names},
-        draft_vocab_size=DRAFT_VOCAB,
-        rope_parameters=facts["rope_parameters"],
-        max_position_embeddings=facts["max_position_embeddings"],
-        fc_norm=False,
-        norm_output=False,
-    )
-    return DraftHead(config, torch.arange(DRAFT_VOCAB)).cuda()
 
 
 def measure_training(head: DraftHead, embedding: torch.Tensor, teacher_head: torch.Tensor, pack: Pack) -> dict:
