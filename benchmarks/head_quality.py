@@ -8,11 +8,12 @@ questions are decoded at the end and decide nothing. Stores and heads that OUT h
 """
 
 import argparse
+import itertools
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,9 @@ PROMPTS = [
     "prompts.duplicates.exact=false",
     "prompts.duplicates.near=false",
 ]  # every row, as the reference had
-ANSWERS = ["responses.max_new_tokens=256", "responses.batch_size=1024", "responses.batch_tokens=1000000"]
+ANSWERS = ["responses.max_new_tokens=256", "responses.batch_size=4096", "responses.batch_tokens=4000000"]
 WINDOW = ["responses.window=16384", "features.batch_tokens=65536"]
+DECODED_ON = ["target.device=cpu"]  # a target of 24 M parameters is as fast there, and trainings have the GPU alone
 ONE_TURN = "prompts.length.max_turns=1"
 STORES = {
     "sampled at 0.7": [ONE_TURN, "responses.temperature=0.7"],
@@ -47,6 +49,7 @@ class Head:
     overrides: list[str] = field(default_factory=list)
 
 
+DECODING = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2))
 PLAIN = ["model=eagle3", "model.intermediate_size=null"]
 HEADS = [
     Head("recipe"),
@@ -76,50 +79,66 @@ def main() -> None:
     parser.add_argument("--reference", type=Path, help="another head, decoded beside ours")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--limit", type=int, default=40, help="prompts decoded of each file")
-    parser.add_argument("--jobs", type=int, default=1, help="trainings and decodings side by side on one GPU")
+    parser.add_argument("--jobs", type=int, default=1, help="heads at work side by side on each GPU")
+    parser.add_argument("--gpus", nargs="+", default=[], help="numbers of GPUs to spread over; without it the first")
     parser.add_argument("--only", nargs="*", help="names of heads")
     parser.add_argument("overrides", nargs="*", help="for train.py, e.g. trainer=cpu")
     options = parser.parse_args()
     heads = [head for head in HEADS if not options.only or head.name in options.only]
-    side_by_side(lambda store: prepare(store, options), {head.store: None for head in heads}, jobs=len(STORES))
-    trained = side_by_side(lambda head: train(head, options), heads, jobs=options.jobs)
-    decodings = [(path, *task) for path in decoded_heads(heads, options) for task in tasks(options)]
-    measured = side_by_side(lambda task: decode(*task, options), decodings, jobs=options.jobs)
-    for (path, name, _, steps), result in zip(decodings, measured, strict=True):
-        facts = next((facts for facts in trained if facts["head"] == str(path)), None)
-        if facts is None:
-            facts = {"name": "reference", "head": str(path), "decoded": {}}
-            trained.insert(0, facts)
-        facts["decoded"][f"{name} {steps}"] = result
-    write_json(options.out / "head_quality.json", {"heads": trained, "versions": run.provenance()})
-    print(table(trained))
+    gpus = options.gpus or [None]
+    with ThreadPoolExecutor(len(STORES)) as preparing, ThreadPoolExecutor(options.jobs * len(gpus)) as training:
+        names = dict.fromkeys(head.store for head in heads)
+        stores = {
+            store: preparing.submit(prepare, store, gpu, options)
+            for store, gpu in zip(names, itertools.cycle(gpus), strict=False)
+        }
+        reference = [training.submit(decoded, options.reference, gpus[0], options)] if options.reference else []
+        measured = [
+            training.submit(measure, head, stores[head.store], gpu, options)
+            for head, gpu in zip(heads, itertools.cycle(gpus), strict=False)
+        ]
+        rows = [{"name": "reference", "decoded": each.result()} for each in reference]
+        rows += [each.result() for each in measured]
+    write_json(options.out / "head_quality.json", {"heads": rows, "versions": run.provenance()})
+    print(table(rows))
 
 
-def side_by_side(work: Callable[[Any], Any], items: Iterable[Any], *, jobs: int) -> list[Any]:
-    with ThreadPoolExecutor(jobs) as pool:
-        return list(pool.map(work, items))
+def measure(head: Head, store: Future[None], gpu: str | None, options: argparse.Namespace) -> dict[str, Any]:
+    """A line of the table: trained as soon as its store is complete, then decoded."""
+    store.result()
+    facts = train(head, gpu, options)
+    return facts | {"decoded": decoded(head_path(head, options), gpu, options)}
 
 
-def prepare(store: str, options: argparse.Namespace) -> None:
+def decoded(head: Path, gpu: str | None, options: argparse.Namespace) -> dict[str, Any]:
+    """Every set of prompts, side by side."""
+    results = {
+        f"{name} {steps}": DECODING.submit(decode, head, name, file, steps, gpu, options)
+        for name, file, steps in tasks(options)
+    }
+    return {name: result.result() for name, result in results.items()}
+
+
+def prepare(store: str, gpu: str | None, options: argparse.Namespace) -> None:
     """Prompts, answers and features; a finished store is up to date in seconds."""
     data = store_path(store, options)
     call(
-        data / "log.txt", "precompute.py", f"target.path={options.target}", f"prompts.path={options.prompts}",
+        gpu, data / "log.txt", "precompute.py", f"target.path={options.target}", f"prompts.path={options.prompts}",
         f"out_dir={data}", *PROMPTS, *ANSWERS, *WINDOW, *STORES[store],
     )  # fmt: skip
 
 
-def train(head: Head, options: argparse.Namespace) -> dict[str, Any]:
+def train(head: Head, gpu: str | None, options: argparse.Namespace) -> dict[str, Any]:
     store, path = store_path(head.store, options), head_path(head, options)
     trained = options.out / "runs" / path.name
     overrides = [*head.overrides, *options.overrides]
     if not (path / "training.json").exists():
         call(
-            trained.with_suffix(".txt"), "train.py", "experiment=head_quality", f"data.path={store}/features",
+            gpu, trained.with_suffix(".txt"), "train.py", "experiment=head_quality", f"data.path={store}/features",
             f"hydra.run.dir={trained}", "callbacks.progress=null", *overrides,
         )  # fmt: skip
         call(
-            trained.with_suffix(".export.txt"), "serve.py", "action=export", f"run={trained}", f"head={path}",
+            gpu, trained.with_suffix(".export.txt"), "serve.py", "action=export", f"run={trained}", f"head={path}",
             f"target.path={options.target}", "target.dtype=float32",
         )  # fmt: skip
     facts = json.loads((path / "training.json").read_text())
@@ -132,13 +151,7 @@ def train(head: Head, options: argparse.Namespace) -> dict[str, Any]:
         "answer_tokens": manifest["answer_tokens"],
         "simulated": facts["simulated_accept_length"],
         "head_config": facts["head_config"],
-        "decoded": {},
     }
-
-
-def decoded_heads(heads: list[Head], options: argparse.Namespace) -> list[Path]:
-    reference = [options.reference] if options.reference else []
-    return [*reference, *(head_path(head, options) for head in heads)]
 
 
 def tasks(options: argparse.Namespace) -> list[tuple[str, Path, int]]:
@@ -147,22 +160,29 @@ def tasks(options: argparse.Namespace) -> list[tuple[str, Path, int]]:
     return [*held_out, *((file.stem, file, 3) for file in options.questions)]
 
 
-def decode(head: Path, name: str, file: Path, steps: int, options: argparse.Namespace) -> dict[str, Any]:
+def decode(
+    head: Path, name: str, file: Path, steps: int, gpu: str | None, options: argparse.Namespace
+) -> dict[str, Any]:
     """Greedily and in float32, so that lossless means equal to the last token."""
     log = options.out / "decoded" / f"{head.name}-{name.replace(' ', '_')}-{steps}.txt"
-    call(
-        log, "serve.py", "action=decode", f"head={head}", f"target.path={options.target}", "target.dtype=float32",
-        f"prompts.path={file}", f"limit={options.limit}", f"steps={steps}", f"max_new_tokens={MAX_NEW_TOKENS}",
-    )  # fmt: skip
+    if not log.exists() or not log.stat().st_size:  # it prints at its end
+        call(
+            gpu, log, "serve.py", "action=decode", f"head={head}", f"target.path={options.target}",
+            "target.dtype=float32", f"prompts.path={file}", f"limit={options.limit}", f"steps={steps}",
+            f"max_new_tokens={MAX_NEW_TOKENS}", *DECODED_ON,
+        )  # fmt: skip
     return json.loads(log.read_text().splitlines()[-1])
 
 
-def call(log: Path, *command: str) -> None:
+def call(gpu: str | None, log: Path, *command: str) -> None:
     """A command of this project, its output in a file that ends with what it prints."""
+    environment = os.environ | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
     log.parent.mkdir(parents=True, exist_ok=True)
     print("$ python", *command, flush=True)
     with log.open("w") as file, log.with_suffix(".err").open("w") as errors:
-        status = subprocess.run([sys.executable, *command], cwd=ROOT, stdout=file, stderr=errors).returncode
+        status = subprocess.run(
+            [sys.executable, *command], cwd=ROOT, env=environment, stdout=file, stderr=errors
+        ).returncode
     if status:
         sys.exit(f"python {' '.join(command)} ended with {status}; see {log.with_suffix('.err')}")
 
