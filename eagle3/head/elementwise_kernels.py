@@ -7,8 +7,7 @@ import triton
 import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
-
-from eagle3.head.elementwise import PARTIAL_SUMS
+from torch.autograd.graph import increment_version
 
 BLOCK = 1024  # elements of a row that a program of SwiGLU takes
 
@@ -38,7 +37,7 @@ def rms_norm_backward(
 ) -> None:
     size = x.shape[1]
     assert all(each is None or each.is_contiguous() for each in (grad_x, added, weight_sums))
-    _rms_norm_backward[(PARTIAL_SUMS,)](
+    _rms_norm_backward[(len(weight_sums),)](
         x,
         index,
         weight,
@@ -67,6 +66,7 @@ def swiglu_backward(gate_up: Float[Tensor, "N 2I"], grad: Float[Tensor, "N I"]) 
     assert gate_up.is_contiguous() and grad.is_contiguous()
     size = grad.shape[1]
     _swiglu_backward[(len(grad), triton.cdiv(size, BLOCK))](gate_up, grad, size, BLOCK)
+    increment_version(gate_up)  # as what is written in place by PyTorch: a second backward pass is refused, not wrong
 
 
 def rotate(
@@ -126,8 +126,8 @@ def _rms_norm_backward(
     # Each program adds its rows to its own sum, always in the same order: no atomics, the same bits in every run.
     sums = weight_sums + program * SIZE + column
     weight_sum = tl.load(sums, inside, other=0)
-    for number in range(program, num_rows, programs):
-        row = number.to(tl.int64)
+    row = program.to(tl.int64)
+    while row < num_rows:
         source = row
         if index is not None:
             source = tl.load(index + row).to(tl.int64)
@@ -143,6 +143,7 @@ def _rms_norm_backward(
                 result += tl.load(added + row * SIZE + column, inside, other=0).to(tl.float32)
             tl.store(grad_x + row * SIZE + column, result.to(grad_x.dtype.element_ty), inside)
         tl.store(grad + row * grad_stride + column, (normed * weights).to(grad.dtype.element_ty), inside)
+        row += programs
     tl.store(sums, weight_sum, inside)
 
 

@@ -11,7 +11,7 @@ Shapes: T tokens of the pack, N rows of a step, R trained rows, H hidden size, I
 vocabulary, Q query heads, G key/value heads, C channels.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -97,7 +97,8 @@ class Weights:
         self.down = Matrix([mlp.down_proj], dtype)
         self.embed_norm, self.hidden_norm = Norm(layer.input_layernorm, dtype), Norm(layer.hidden_norm, dtype)
         self.mlp_norm = Norm(layer.post_attention_layernorm, dtype)
-        self.fc_norms = [Norm(norm, dtype) for norm in head.fc_norm] if config.fc_norm else []
+        fc_norms = cast("list[RMSNorm]", list(head.fc_norm) if config.fc_norm else [])
+        self.fc_norms = [Norm(norm, dtype) for norm in fc_norms]
         self.output_norms = [Norm(head.norm, dtype)] if config.norm_output else []
         self.all: list[Matrix | Norm] = [
             *(self.fc, self.qkv, self.o, self.gate_up, self.down, self.embed_norm, self.hidden_norm, self.mlp_norm),

@@ -86,7 +86,8 @@ def choose_layer(name: str, *, device: torch.device) -> MakeLayer:
     obstacle = _obstacle(device)
     if name == "auto":
         name = "plain" if obstacle or device.type != "cuda" else "fused"
-        log.info("layer=auto takes %s: %s", name, obstacle or f"this run is on the {device.type.upper()}")
+        why = "the fastest of all" if name == "fused" else f"fused {obstacle or 'pays on a GPU alone'}"
+        log.info("layer=auto takes %s: %s", name, why)
     elif name == "fused" and obstacle:
         raise InputError(f"layer=fused {obstacle}; layer=plain runs everywhere")
     return FusedLayer if name == "fused" else PlainLayer
