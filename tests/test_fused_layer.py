@@ -49,6 +49,12 @@ HEADS = {
     "llama3": {"rope_parameters": LLAMA3},
     "yarn": {"rope_parameters": YARN, "num_kv_heads": 4, "head_dim": 6},
 }
+# With what differences in q and k of a rounding error may become: the first two's softmax is in float32.
+ATTENTIONS = {
+    "dense": (DenseAttention, 1e-7),
+    "padded": (PaddedAttention, 1e-7),
+    "flash": (partial(FlashAttention, kernel=PlainKernel()), 1e-12),
+}
 LOSSES = {
     "plain": UnrollLoss(decay=0.8, normalize="token"),
     "chunked": ChunkedUnrollLoss(decay=0.8, normalize="sequence", chunk_rows=7),
@@ -93,7 +99,7 @@ def errors(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, floa
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("attention", [DenseAttention, PaddedAttention])
+@pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("num_steps", [1, 4])
 @pytest.mark.parametrize("options", HEADS.values(), ids=HEADS)
 def test_loss_and_every_gradient_are_those_of_the_plain_layer(
@@ -103,16 +109,16 @@ def test_loss_and_every_gradient_are_those_of_the_plain_layer(
     teacher_head: Tensor,
     options: dict,
     num_steps: int,
-    attention: MakeAttention,
+    attention: str,
     loss: str,
 ) -> None:
-    pack = make_pack(num_steps, seed=num_steps)
+    pack, (make_attention, tolerance) = make_pack(num_steps, seed=num_steps), ATTENTIONS[attention]
     plain, fused = (
-        step(layer, make_head(**options), embedding, teacher_head, [pack], num_steps, attention, LOSSES[loss])
+        step(layer, make_head(**options), embedding, teacher_head, [pack], num_steps, make_attention, LOSSES[loss])
         for layer in (PlainLayer, FusedLayer)
     )
     assert all(gradient.abs().max() > 0 for gradient in plain.values())
-    assert max(errors(fused, plain).values()) < 1e-7  # the softmax of attention is in float32
+    assert max(errors(fused, plain).values()) < tolerance
 
 
 def test_gradients_of_two_packs_add_up(
@@ -274,15 +280,6 @@ def test_prompt_rows_pay_for_fc_keys_and_values_alone(
     assert products.flops == 6 * (steps * rows * all_weights + (tokens - rows) * key_value) + 4 * tokens * (
         head.fc.weight.numel()
     )
-
-
-def test_flash_attention_takes_what_the_fused_layer_gives(
-    make_head: Callable[..., DraftHead], make_pack: Callable[..., Pack], embedding: Tensor, teacher_head: Tensor
-) -> None:
-    """Slices of one product, not contiguous."""
-    head, packs, flash = make_head(), [make_pack(3)], partial(FlashAttention, kernel=PlainKernel())
-    plain = step(PlainLayer, head, embedding, teacher_head, packs, 3)
-    assert max(errors(step(FusedLayer, head, embedding, teacher_head, packs, 3, flash), plain).values()) < 1e-6
 
 
 @pytest.mark.parametrize("name, layer", [("plain", PlainLayer), ("fused", FusedLayer), ("auto", PlainLayer)])
