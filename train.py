@@ -65,6 +65,7 @@ def build_module(config: DictConfig, data: FeatureData) -> HeadTraining:
         optim=run.build(config.optim),
         num_steps=config.num_steps,
         attention=config.attention,
+        layer=config.layer,
         embedding=embedding,
         lm_head=lm_head,
         origin=describe(data),

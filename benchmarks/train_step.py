@@ -5,7 +5,7 @@
 
 Random weights of Llama-3.1-8B's shape, K = 7, bf16 products over float32 masters, as `trainer=gpu`. Forward and
 backward are timed; the optimizer step is timed apart, and its state is not in the memory figure. The plain reference
-(attention=dense loss=soft_cross_entropy) runs beside every case in which it fits.
+(attention=dense layer=plain loss=soft_cross_entropy) runs beside every case in which it fits.
 """
 
 import argparse
@@ -32,10 +32,11 @@ from eagle3 import run
 from eagle3.features.pack import Pack
 from eagle3.head.attention_choice import choose_attention
 from eagle3.head.draft_head import HeadConfig
+from eagle3.head.layer import choose_layer
 from eagle3.module import HeadTraining
 from eagle3.storage import write_json
 
-REFERENCE = ["attention=dense", "loss=soft_cross_entropy"]
+REFERENCE = ["attention=dense", "layer=plain", "loss=soft_cross_entropy"]
 WARM_UP, REPEATS, RAGGED_PACKS = 3, 10, 8
 TOP_KERNELS = 12
 SECONDS_A_PRODUCT = 0.3  # long enough for the clock to settle under load
@@ -67,7 +68,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--small", action="store_true", help="tiny sizes")
     parser.add_argument("--wide", action="store_true", help="H 8192, the head of a 70 B target")
     parser.add_argument("--cases", type=int, nargs="+", help="numbers of cases, from 0")
-    parser.add_argument("overrides", nargs="*", help="of train.py: loss=, attention=, num_steps=, optim=")
+    parser.add_argument("overrides", nargs="*", help="of train.py: loss=, attention=, layer=, num_steps=, optim=")
     options = parser.parse_intermixed_args(arguments)
     cases = SMALL_CASES if options.small else CASES
     if options.cases is not None:
@@ -127,6 +128,7 @@ class Step:
                 optim=run.build(config.optim),
                 num_steps=config.num_steps,
                 attention=config.attention,
+                layer=config.layer,
                 embedding=target,
                 lm_head=target,
                 origin={},
@@ -134,6 +136,7 @@ class Step:
         self.module.attention = choose_attention(
             config.attention, device=device(), precision=self.precision, head_dim=shape.head_dim
         )
+        self.module.layer = choose_layer(config.layer, device=device())
 
     def __call__(self, pack: Pack) -> None:
         self.module.zero_grad(set_to_none=True)

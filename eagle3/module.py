@@ -18,6 +18,7 @@ from eagle3.features.pack import Pack
 from eagle3.head.attention import MakeAttention
 from eagle3.head.attention_choice import choose_attention, require_known
 from eagle3.head.draft_head import DraftHead
+from eagle3.head.layer import MakeLayer, choose_layer, require_known_layer
 from eagle3.head.loss import UnrollLoss, UnrollMetrics, accept_length
 from eagle3.head.rounds import rounds
 from eagle3.head.unroll import unroll
@@ -49,6 +50,7 @@ class HeadTraining(lightning.LightningModule):
     totals: Float[Tensor, " 3K+2"]
     served: Float[Tensor, "S 2"]
     attention: MakeAttention
+    layer: MakeLayer
 
     def __init__(
         self,
@@ -58,6 +60,7 @@ class HeadTraining(lightning.LightningModule):
         optim: AdamWCosine,
         num_steps: int,
         attention: str,
+        layer: str,
         embedding: Float[Tensor, "V H"],
         lm_head: Float[Tensor, "V H"],
         origin: dict,
@@ -67,7 +70,8 @@ class HeadTraining(lightning.LightningModule):
             raise InputError(f"num_steps={num_steps} must be 1 or more, e.g. num_steps=7")
         self.head, self.loss, self.optim = head, loss, optim
         require_known(attention)
-        self.num_steps, self.attention_name, self.origin = num_steps, attention, origin
+        require_known_layer(layer)
+        self.num_steps, self.attention_name, self.layer_name, self.origin = num_steps, attention, layer, origin
         # The target's weights are read from the store at every start: a checkpoint holds the head alone.
         self.register_buffer("embedding", embedding, persistent=False)
         self.register_buffer("teacher_head", lm_head[head.draft_ids].float(), persistent=False)
@@ -87,6 +91,7 @@ class HeadTraining(lightning.LightningModule):
             precision=self.trainer.precision,
             head_dim=self.head.config.head_dim,
         )
+        self.layer = choose_layer(self.layer_name, device=self.trainer.strategy.root_device)
 
     def training_step(self, pack: Pack, batch_idx: int) -> Tensor:
         loss, metrics = self.compute_loss(pack)
@@ -134,7 +139,7 @@ class HeadTraining(lightning.LightningModule):
         }
 
     def compute_loss(self, pack: Pack) -> tuple[Tensor, UnrollMetrics]:
-        hidden = unroll(self.head, self.embedding, pack, self.num_steps, self.attention)
+        hidden = unroll(self.head, self.embedding, pack, self.num_steps, self.attention, self.layer)
         return self.loss(self.head, hidden, self.teacher_head, pack)
 
     def _log(self, stage: str, sums: Float[Tensor, " 3K+1"]) -> None:

@@ -40,6 +40,7 @@ CASES = {
     "token": ["loss.normalize=token"],
     "sequence": ["loss.normalize=sequence"],
     "accumulated": ["loss.normalize=token", "trainer.accumulate_grad_batches=2"],
+    "fused": ["loss.normalize=token", "trainer.accumulate_grad_batches=2", "layer=fused"],
     "resumed": ["loss.normalize=token"],
 }
 HALF = {"half": ["trainer.precision=bf16-mixed"]}

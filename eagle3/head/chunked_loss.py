@@ -45,7 +45,7 @@ class ChunkedUnrollLoss(UnrollLoss):
         self, head: DraftHead, hidden: list[Float[Tensor, "R H"]], teacher_head: Float[Tensor, "D H"], pack: Pack
     ) -> tuple[Float[Tensor, ""], UnrollMetrics]:
         with_gradients = torch.is_grad_enabled()
-        projection = _Projection(head, _product_dtype(head.lm_head.weight))
+        projection = _Projection(head, product_dtype(head.lm_head.weight))
         with torch.no_grad(), torch.autocast(pack.rows.device.type, enabled=False):
             teachers = _Teachers(pack, teacher_head)
             pairs = self._pairs(head, pack, teachers, len(hidden))
@@ -221,7 +221,8 @@ def wide_product(left: Float[Tensor, "C H"], right: Float[Tensor, "H D"], dtype:
     """left @ right, in float32 where the factors are in half precision."""
     if left.is_cuda:
         return torch.mm(left, right, out_dtype=dtype)
-    return left.to(dtype) @ right.to(dtype)
+    # With `out`, autocast leaves the product as it is.
+    return torch.mm(left.to(dtype), right.to(dtype), out=left.new_empty((len(left), right.shape[1]), dtype=dtype))
 
 
 def add_product(total: Float[Tensor, "D H"], left: Float[Tensor, "D M"], right: Float[Tensor, "M H"]) -> None:
@@ -232,6 +233,6 @@ def add_product(total: Float[Tensor, "D H"], left: Float[Tensor, "D M"], right: 
         total.addmm_(left.to(total.dtype), right.to(total.dtype))
 
 
-def _product_dtype(weight: Tensor) -> torch.dtype:
+def product_dtype(weight: Tensor) -> torch.dtype:
     device = weight.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype

@@ -10,8 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from eagle3.features.pack import Pack
-from eagle3.head.attention import MakeAttention, PaddedAttention
+from eagle3.head.attention import KeysValues, MakeAttention, PaddedAttention
 from eagle3.head.draft_head import DraftHead
+from eagle3.head.layer import MakeLayer, PlainLayer
 
 
 def unroll(
@@ -20,23 +21,21 @@ def unroll(
     pack: Pack,
     num_steps: int,
     attention: MakeAttention = PaddedAttention,
+    make_layer: MakeLayer = PlainLayer,
 ) -> list[Float[Tensor, "R H"]]:
     """The head's un-normed output of each step at the pack's trained rows (rows a step does not train included)."""
     last_token = len(pack.input_ids) - 1
     tokens = pack.input_ids.roll(-1)  # row t takes x_{t+1}; the last row of a sample is never attended to
-    fused = head.fuse(pack.aux)
-    x = head.attention_input(embedding[tokens], fused)
-    attend = attention(head.keys_values(x, pack.positions), pack)
+    layer = make_layer(head, embedding)
+    hidden, query, context = layer.project(layer.fuse(pack.aux), tokens, pack.positions, pack.rows)
+    attend = attention(context, pack)
+    outputs = [layer.output(hidden, attend(query, []))]
     positions = pack.positions[pack.rows]
-    query = head.queries(x.index_select(0, pack.rows), positions)
-    outputs = [head.output(fused.index_select(0, pack.rows), attend(query, []))]
-    own: list[tuple[Tensor, Tensor]] = []
+    own: list[KeysValues] = []
     for step in range(1, num_steps):
-        hidden = head.feedback(outputs[-1])
         # Past the end of a turn the token is another one's, or the pack's last: such rows carry no loss.
         tokens = pack.input_ids[(pack.rows + 1 + step).clamp(max=last_token)]
-        x = head.attention_input(embedding[tokens], hidden)
-        own.append(head.keys_values(x, positions + step))
-        query = head.queries(x, positions + step)
-        outputs.append(head.output(hidden, attend(query, own)))
+        hidden, query, own_keys_values = layer.project(layer.feedback(outputs[-1]), tokens, positions + step)
+        own.append(own_keys_values)
+        outputs.append(layer.output(hidden, attend(query, own)))
     return outputs

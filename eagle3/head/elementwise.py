@@ -1,0 +1,97 @@
+"""The row-wise and element-wise parts of `FusedLayer` in plain PyTorch: references of the kernels on the GPU.
+
+Each writes where it is told to, or over what nobody reads again, so that a kernel goes over memory once: in plain
+autograd casts, gathers and concatenations are passes of their own. All compute in float32 at least.
+
+Shapes: N rows, H size of the norm, V rows to choose from, P partial sums, I intermediate size, C channels of a head.
+"""
+
+import sys
+from types import ModuleType
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+PARTIAL_SUMS = 264  # P: two programs for each of an H200's 132 multiprocessors, each with a sum of its own
+
+
+def choose_kernels(device: torch.device, dtype: torch.dtype) -> ModuleType:
+    """Triton's kernels on a GPU (they know no float64); else this module."""
+    if device.type == "cuda" and dtype != torch.float64:
+        from eagle3.head import elementwise_kernels
+
+        return elementwise_kernels
+    return sys.modules[__name__]
+
+
+def rms_norm(
+    x: Float[Tensor, "V H"],
+    weight: Float[Tensor, " H"],
+    eps: float,
+    out: Float[Tensor, "N H"],
+    index: Int[Tensor, " N"] | None = None,
+) -> None:
+    """out = norm(x[index]) · weight; index None: all rows in their order."""
+    rows = _wide(x if index is None else x[index])
+    out.copy_(rows * _scale(rows, eps) * weight)
+
+
+def rms_norm_backward(
+    x: Float[Tensor, "V H"],
+    weight: Float[Tensor, " H"],
+    eps: float,
+    grad: Float[Tensor, "N H"],
+    weight_sums: Float[Tensor, "P H"],
+    index: Int[Tensor, " N"] | None = None,
+    grad_x: Float[Tensor, "N H"] | None = None,
+    added: Float[Tensor, "N H"] | None = None,
+) -> None:
+    """From the gradient of the norm's output: that of x[index], plus `added`, into `grad_x` where one is given.
+
+    The gradient of the weight is added to `weight_sums`, spread over P. `grad` becomes the norm's output: the weight
+    gradient of the product behind the norm needs it, and it need not be kept from the forward.
+    """
+    rows, wide_grad = _wide(x if index is None else x[index]), _wide(grad)
+    scale = _scale(rows, eps)
+    normed = rows * scale
+    weight_sums[0] += (wide_grad * normed).sum(0)
+    if grad_x is not None:
+        weighted = wide_grad * weight
+        result = scale * (weighted - normed * (weighted * normed).mean(-1, keepdim=True))
+        grad_x.copy_(result if added is None else result + added)
+    grad.copy_(normed * weight)
+
+
+def swiglu(gate_up: Float[Tensor, "N 2I"]) -> Float[Tensor, "N I"]:
+    """silu(gate) · up."""
+    gate, up = _wide(gate_up).chunk(2, dim=-1)
+    return (functional.silu(gate) * up).to(gate_up.dtype)
+
+
+def swiglu_backward(gate_up: Float[Tensor, "N 2I"], grad: Float[Tensor, "N I"]) -> None:
+    """`gate_up` becomes its gradient; `grad`, the output's gradient, becomes the output, for the next product's."""
+    gate, up = _wide(gate_up).chunk(2, dim=-1)
+    wide_grad, sigmoid = _wide(grad), gate.sigmoid()
+    output, grad_up = gate * sigmoid * up, wide_grad * gate * sigmoid
+    grad_gate = wide_grad * up * sigmoid * (1 + gate * (1 - sigmoid))
+    gate_up.copy_(torch.cat([grad_gate, grad_up], dim=-1))
+    grad.copy_(output)
+
+
+def rotate(
+    heads: Float[Tensor, "N heads C"], cos: Float[Tensor, "N C/2"], sin: Float[Tensor, "N C/2"], *, back: bool = False
+) -> None:
+    """RoPE in place, in the half-split layout of Llama; `back` is its transpose, which gradients take."""
+    first, second = _wide(heads).chunk(2, dim=-1)
+    cos, sin = cos[:, None], -sin[:, None] if back else sin[:, None]
+    heads.copy_(torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1))
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _scale(rows: Float[Tensor, "N H"], eps: float) -> Float[Tensor, "N 1"]:
+    return torch.rsqrt(rows.square().mean(-1, keepdim=True) + eps)

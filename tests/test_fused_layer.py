@@ -1,0 +1,391 @@
+"""The fused layer against the plain one: numbers, every gradient, precision, work; its kernels against plain PyTorch.
+
+On the CPU it runs on the kernels' references, all else is what a GPU runs.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+from conftest import DRAFT_VOCAB, HIDDEN, VOCAB
+from test_attention import MANY_TURNS, PlainKernel
+from test_chunked_loss import random_turns
+from torch import Tensor
+from torch.torch_version import TorchVersion
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from eagle3.errors import InputError
+from eagle3.features.pack import Pack, pack_samples
+from eagle3.features.sample import Sample
+from eagle3.head import fused_layer
+from eagle3.head.attention import DenseAttention, KeysValues, MakeAttention, PaddedAttention
+from eagle3.head.chunked_loss import ChunkedUnrollLoss
+from eagle3.head.draft_head import DraftHead
+from eagle3.head.flash_attention import FlashAttention
+from eagle3.head.flash_kernels import TorchFlash
+from eagle3.head.fused_layer import FusedLayer
+from eagle3.head.layer import MakeLayer, PlainLayer, choose_layer
+from eagle3.head.loss import UnrollLoss
+from eagle3.head.unroll import unroll
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 100.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 32}
+HEADS = {
+    "EAGLE-3": {},
+    "EAGLE-3.1": {"fc_norm": True, "norm_output": True},
+    "llama3": {"rope_parameters": LLAMA3},
+    "yarn": {"rope_parameters": YARN, "num_kv_heads": 4, "head_dim": 6},
+}
+# With what differences in q and k of a rounding error may become: the first two's softmax is in float32.
+ATTENTIONS = {
+    "dense": (DenseAttention, 1e-7),
+    "padded": (PaddedAttention, 1e-7),
+    "flash": (partial(FlashAttention, kernel=PlainKernel()), 1e-12),
+}
+LOSSES = {
+    "plain": UnrollLoss(decay=0.8, normalize="token"),
+    "chunked": ChunkedUnrollLoss(decay=0.8, normalize="sequence", chunk_rows=7),
+}
+
+
+@pytest.fixture
+def make_pack(make_sample: Callable[..., Sample], ragged_samples: list[Sample]) -> Callable[..., Pack]:
+    """Prompts and answers of 0 … 8 tokens in any order."""
+
+    def make(num_steps: int, seed: int = 0) -> Pack:
+        samples = [make_sample(random_turns(10 * seed + number), seed=number) for number in range(5)]
+        return pack_samples([*samples, *ragged_samples], num_steps=num_steps, rows_in_step=41.5, samples_in_step=3.5)
+
+    return make
+
+
+def step(
+    layer: MakeLayer,
+    head: DraftHead,
+    embedding: Tensor,
+    teacher_head: Tensor,
+    packs: list[Pack],
+    num_steps: int,
+    attention: MakeAttention = PaddedAttention,
+    loss_of: UnrollLoss = LOSSES["chunked"],
+) -> dict[str, Tensor]:
+    """Loss and every parameter's gradient, summed over packs."""
+    head.zero_grad()
+    loss = torch.zeros((), device=embedding.device)
+    for pack in packs:
+        with torch.autocast(embedding.device.type, torch.bfloat16, enabled=embedding.dtype == torch.bfloat16):
+            hidden = unroll(head, embedding, pack, num_steps, attention, layer)
+            part, _ = loss_of(head, hidden, teacher_head, pack)
+        part.backward()
+        loss = loss + part.detach()
+    return {"loss": loss, **{name: parameter.grad.clone() for name, parameter in head.named_parameters()}}
+
+
+def errors(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, float]:
+    return {name: float((ours[name].cpu() - theirs[name]).norm() / theirs[name].norm()) for name in theirs}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("num_steps", [1, 4])
+@pytest.mark.parametrize("options", HEADS.values(), ids=HEADS)
+def test_loss_and_every_gradient_are_those_of_the_plain_layer(
+    make_head: Callable[..., DraftHead],
+    make_pack: Callable[..., Pack],
+    embedding: Tensor,
+    teacher_head: Tensor,
+    options: dict,
+    num_steps: int,
+    attention: str,
+    loss: str,
+) -> None:
+    pack, (make_attention, tolerance) = make_pack(num_steps, seed=num_steps), ATTENTIONS[attention]
+    plain, fused = (
+        step(layer, make_head(**options), embedding, teacher_head, [pack], num_steps, make_attention, LOSSES[loss])
+        for layer in (PlainLayer, FusedLayer)
+    )
+    assert all(gradient.abs().max() > 0 for gradient in plain.values())
+    assert max(errors(fused, plain).values()) < tolerance
+
+
+def test_gradients_of_two_packs_add_up(
+    make_head: Callable[..., DraftHead], make_pack: Callable[..., Pack], embedding: Tensor, teacher_head: Tensor
+) -> None:
+    head, packs = make_head(), [make_pack(3, seed=1), make_pack(3, seed=2)]
+    plain, fused = (step(layer, head, embedding, teacher_head, packs, 3) for layer in (PlainLayer, FusedLayer))
+    assert max(errors(fused, plain).values()) < 1e-7
+
+
+@pytest.mark.parametrize("turns", [[[0, 0, 0]], [[0, 0], [0, 1, 0]]], ids=["prompts alone", "one-token answer"])
+def test_a_pack_without_trained_rows_has_gradients_of_zero(
+    make_head: Callable[..., DraftHead],
+    make_sample: Callable[..., Sample],
+    embedding: Tensor,
+    teacher_head: Tensor,
+    turns: list,
+) -> None:
+    pack = pack_samples([make_sample(one) for one in turns], num_steps=3, rows_in_step=1.0)
+    for value in step(FusedLayer, make_head(), embedding, teacher_head, [pack], 3).values():
+        assert float(value.abs().sum()) == 0
+
+
+@pytest.mark.parametrize("without_gradients", [torch.no_grad, torch.inference_mode])
+def test_without_gradients_the_outputs_are_those_of_the_plain_layer(
+    make_head: Callable[..., DraftHead],
+    make_pack: Callable[..., Pack],
+    embedding: Tensor,
+    without_gradients: Callable[[], Any],
+) -> None:
+    head, pack = make_head(**HEADS["EAGLE-3.1"]), make_pack(3)
+    expected = unroll(head, embedding, pack, 3)
+    with without_gradients():
+        outputs = unroll(head, embedding, pack, 3, make_layer=FusedLayer)
+    assert not any(output.requires_grad for output in outputs)
+    torch.testing.assert_close(outputs, [output.detach() for output in expected])
+
+
+def test_gradients_are_handed_out_once_when_the_last_product_has_added_its_own(
+    make_head: Callable[..., DraftHead],
+    make_pack: Callable[..., Pack],
+    embedding: Tensor,
+    teacher_head: Tensor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    events: list[str] = []
+
+    def recorded(owner: type, name: str) -> None:
+        method = getattr(owner, name)
+
+        def run(*args: Any) -> Any:
+            events.append(name)
+            return method(*args)
+
+        monkeypatch.setattr(owner, name, run)
+
+    recorded(fused_layer.Matrix, "add")
+    recorded(fused_layer.Weights, "gradients")
+    head = make_head()
+    for name, parameter in head.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: events.append(name))
+    loss, _ = LOSSES["chunked"](
+        head, unroll(head, embedding, make_pack(3), 3, make_layer=FusedLayer), teacher_head, make_pack(3)
+    )
+    loss.backward()
+    of_loss = {"norm.weight", "lm_head.weight"}
+    events = [event for event in events if event not in of_loss]
+    products = 1 + 3 * 4 + 1  # fc; qkv, o, gate_up, down at every step; q and k/v apart at step 0
+    assert events[: products + 1] == ["add"] * products + ["gradients"]
+    assert sorted(events[products + 1 :]) == sorted({name for name, _ in head.named_parameters()} - of_loss)
+    # What autograd keeps are the sums themselves: a copy would cost their memory once more.
+    attention, mlp = head.midlayer.self_attn, head.midlayer.mlp
+    for group in ([attention.q_proj, attention.k_proj, attention.v_proj], [mlp.gate_proj, mlp.up_proj]):
+        assert len({linear.weight.grad.untyped_storage().data_ptr() for linear in group}) == 1
+
+
+def test_a_second_backward_pass_is_refused_and_not_wrong(
+    make_head: Callable[..., DraftHead], make_pack: Callable[..., Pack], embedding: Tensor
+) -> None:
+    outputs = unroll(make_head(), embedding, make_pack(2), 2, make_layer=FusedLayer)
+    outputs[-1].sum().backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        outputs[-1].sum().backward()
+
+
+def exact_and_in_bf16(
+    make_head: Callable[..., DraftHead], make_sample: Callable[..., Sample], options: dict, seed: int, device: str
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Errors of the plain and of the fused layer under autocast, on the device, against float64 on the CPU."""
+    generator = torch.Generator().manual_seed(seed)
+    pack = pack_samples([make_sample([0] * 9 + [1] * 60, seed=10 * seed + i) for i in range(4)], num_steps=3)
+    head = make_head(seed=seed, **options)
+    embedding, teacher_head = (
+        torch.randn(rows, HIDDEN, generator=generator).bfloat16() for rows in (VOCAB, DRAFT_VOCAB)
+    )
+    for parameter in head.parameters():  # the same numbers in every precision
+        parameter.data.copy_(parameter.data.bfloat16())
+    exact = step(PlainLayer, head, embedding.double(), teacher_head.double(), [pack], 3)
+    head, pack = head.float().to(device), pack.to(torch.device(device))
+    embedding, teacher_head = embedding.to(device), teacher_head.float().to(device)
+    plain, fused = (step(layer, head, embedding, teacher_head, [pack], 3) for layer in (PlainLayer, FusedLayer))
+    return errors(plain, exact), errors(fused, exact)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("head", ["EAGLE-3", "EAGLE-3.1"])
+def test_bf16_is_no_further_from_float64_than_the_plain_layer_is(
+    make_head: Callable[..., DraftHead], make_sample: Callable[..., Sample], head: str, device: str
+) -> None:
+    """In the mean over some heads: a norm's gradient has few numbers here, whose errors are luck."""
+    seeds = range(6)
+    pairs = [exact_and_in_bf16(make_head, make_sample, HEADS[head], seed, device) for seed in seeds]
+    for name in pairs[0][0]:
+        plain, fused = (sum(pair[i][name] for pair in pairs) / len(seeds) for i in range(2))
+        assert fused < 1.1 * plain + 1e-3, name
+        assert fused < 0.02, name
+
+
+class Products(TorchDispatchMode):
+    """FLOP of matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in ("mm", "addmm", "addmm_"):
+            left, right = args[-2:]
+            self.flops += 2 * left.numel() * right.shape[1]
+        return func(*args, **(kwargs or {}))
+
+
+class NoProducts:
+    """An attention whose outputs depend on all it is given."""
+
+    def __init__(self, context: KeysValues, pack: Pack) -> None:
+        self.context = context
+
+    def __call__(self, query: Tensor, own: list[KeysValues]) -> Tensor:
+        return query + sum(part.mean() for pair in [self.context, *own] for part in pair)
+
+
+def test_prompt_rows_pay_for_fc_keys_and_values_alone(
+    make_head: Callable[..., DraftHead], make_pack: Callable[..., Pack], embedding: Tensor
+) -> None:
+    head, pack, steps = make_head(), make_pack(3), 3
+    with Products() as products:
+        outputs = unroll(head, embedding, pack, steps, NoProducts, FusedLayer)
+        sum(output.sum() for output in outputs).backward()
+    attention, mlp = head.midlayer.self_attn, head.midlayer.mlp
+    key_value = attention.k_proj.weight.numel() + attention.v_proj.weight.numel()
+    all_weights = key_value + sum(
+        each.weight.numel() for each in (attention.q_proj, attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+    )
+    rows, tokens = len(pack.rows), len(pack.input_ids)
+    assert 0 < rows < tokens
+    # A forward, the gradients of input and weight; fc's input is data.
+    assert products.flops == 6 * (steps * rows * all_weights + (tokens - rows) * key_value) + 4 * tokens * (
+        head.fc.weight.numel()
+    )
+
+
+@pytest.mark.parametrize("name, layer", [("plain", PlainLayer), ("fused", FusedLayer), ("auto", PlainLayer)])
+def test_on_the_cpu_a_named_layer_is_taken_and_auto_takes_the_plain_one(
+    name: str, layer: MakeLayer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        assert choose_layer(name, device=torch.device("cpu")) is layer
+    assert ("layer=auto takes plain: fused pays on a GPU alone" in caplog.text) == (name == "auto")
+
+
+def test_on_a_gpu_auto_takes_the_fused_layer_where_it_can_run(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    gpu = torch.device("cuda")
+    monkeypatch.setattr("eagle3.head.layer.find_spec", lambda _: object())
+    with caplog.at_level("INFO"):
+        assert choose_layer("auto", device=gpu) is FusedLayer
+        monkeypatch.setattr("eagle3.head.layer.find_spec", lambda _: None)
+        assert choose_layer("auto", device=gpu) is PlainLayer
+    assert "layer=auto takes fused: the fastest of all" in caplog.text
+    assert "layer=auto takes plain: fused needs Triton on a GPU" in caplog.text
+    with pytest.raises(InputError, match=r"layer=fused needs Triton on a GPU .*; layer=plain runs everywhere"):
+        choose_layer("fused", device=gpu)
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.9.1+cu128"))
+    with pytest.raises(InputError, match=r"layer=fused needs PyTorch 2\.10 or newer on a GPU, this is 2\.9\.1"):
+        choose_layer("fused", device=gpu)
+
+
+def test_an_unknown_layer_is_refused_with_the_way_out() -> None:
+    with pytest.raises(InputError, match=r"layer=fast is none of auto, fused, plain; layer=auto"):
+        choose_layer("fast", device=torch.device("cpu"))
+
+
+def kernels_equal_pytorch(device: str) -> None:
+    """Of random numbers in both types, against the references in float64."""
+    from eagle3.head import elementwise, elementwise_kernels
+
+    generator, num_sums = torch.Generator().manual_seed(0), 4
+
+    def random(*shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.randn(shape, generator=generator).to(device, dtype)
+
+    def compare(name: str, *inputs: Tensor | float | None, **settings: bool) -> None:
+        """Results, and inputs: most are overwritten."""
+        exact = [x.cpu() if isinstance(x, Tensor) else x for x in inputs]
+        exact = [x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for x in exact]
+        expected = getattr(elementwise, name)(*exact, **settings)
+        result = getattr(elementwise_kernels, name)(*inputs, **settings)
+        for ours, theirs in zip([result, *inputs], [expected, *exact], strict=True):
+            if isinstance(theirs, Tensor):
+                tolerance = 1e-4 if ours.dtype == torch.float32 else 1e-2
+                if theirs.shape == (num_sums, 24):  # of the weight's gradient: only their sum is promised
+                    ours, theirs = ours.sum(0), theirs.sum(0)
+                torch.testing.assert_close(ours.cpu().double(), theirs.double(), rtol=tolerance, atol=tolerance)
+
+    for dtype in (torch.float32, torch.bfloat16):
+        make = partial(random, dtype=dtype)
+        index = torch.randint(11, (6,), generator=generator).to(device)
+        for x, chosen in ((make(6, 72)[:, 24:48], None), (make(11, 24), index)):
+            weight, sums = random(24, dtype=torch.float32), torch.zeros(num_sums, 24, device=device)
+            compare("rms_norm", x, weight, 1e-5, make(6, 48)[:, 24:], chosen)
+            for grad_x, added in ((None, None), (make(6, 24), None), (make(6, 24), make(6, 24))):
+                compare("rms_norm_backward", x, weight, 1e-5, make(6, 48)[:, :24], sums, chosen, grad_x, added)
+        for size in (24, 1500):
+            compare("swiglu", make(3, 2 * size))
+            compare("swiglu_backward", make(3, 2 * size), make(3, size))
+        for heads, channels in ((3, 8), (1, 12), (40, 128)):
+            angle = random(5, channels, dtype=torch.float32)
+            cos, sin = angle.cos()[:, : channels // 2], angle.sin()[:, : channels // 2]
+            for back in (False, True):
+                compare("rotate", make(5, heads + 2, channels)[:, :heads], cos, sin, back=back)
+
+
+@pytest.mark.skipif(not find_spec("triton"), reason="Triton comes with PyTorch's CUDA builds")
+def test_the_kernels_equal_plain_pytorch() -> None:
+    """In Triton's interpreter, which the variable chooses when the kernels are imported."""
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", "from test_fused_layer import kernels_equal_pytorch as run; run('cpu')"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.gpu
+def test_the_kernels_equal_plain_pytorch_on_a_gpu() -> None:
+    kernels_equal_pytorch("cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+def test_a_step_does_not_wait_for_the_gpu(
+    make_head: Callable[..., DraftHead], make_sample: Callable[..., Sample], embedding: Tensor
+) -> None:
+    device = torch.device("cuda")
+    pack = pack_samples([make_sample(turns) for turns in MANY_TURNS], num_steps=3).to(device)
+    head, embedding = make_head(**HEADS["EAGLE-3.1"]).float().to(device), embedding.to(device, torch.bfloat16)
+    flash = partial(FlashAttention, kernel=TorchFlash())
+
+    def backward() -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            outputs = unroll(head, embedding, pack, 3, flash, FusedLayer)
+        sum(output.sum() for output in outputs).backward()
+
+    backward()  # compiles the kernels
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
