@@ -55,7 +55,7 @@ class Variant:
     micro_batches: int = 1  # of data.pack_tokens / micro_batches each, accumulated
 
 
-ORDER = "float32-exact, in another order of additions: close at first, apart by rounding that every step enlarges"
+ORDER = "float32-exact, in another order of additions: only rounding, thousands of times less than between seeds"
 HALVES = "other samples in a step, whose last half alone is logged: compare the end"
 VARIANTS = [
     Variant("reference", "", "how far apart seeds are; it clips at 1.0, the default"),
