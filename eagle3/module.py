@@ -74,7 +74,7 @@ class HeadTraining(lightning.LightningModule):
         self.num_steps, self.attention_name, self.layer_name, self.origin = num_steps, attention, layer, origin
         # The target's weights are read from the store at every start: a checkpoint holds the head alone.
         self.register_buffer("embedding", embedding, persistent=False)
-        self.register_buffer("teacher_head", lm_head[head.draft_ids].float(), persistent=False)
+        self.register_buffer("teacher_head", lm_head[head.draft_ids], persistent=False)
         self.register_buffer("totals", torch.zeros(3 * num_steps + 2, dtype=torch.double), persistent=False)
         self.served_steps = [*(steps for steps in SERVED_STEPS if steps < num_steps), num_steps]
         self.register_buffer("served", torch.zeros(len(self.served_steps), 2, dtype=torch.double), persistent=False)

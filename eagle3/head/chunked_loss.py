@@ -12,7 +12,6 @@ hidden size, D draft vocabulary.
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
 
@@ -25,6 +24,7 @@ from torch.func import functional_call
 from eagle3.errors import InputError
 from eagle3.features.pack import Pack
 from eagle3.head.draft_head import DraftHead
+from eagle3.head.kernel_choice import runs_triton
 from eagle3.head.loss import UnrollLoss, UnrollMetrics
 
 LossAndGradient = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -100,9 +100,11 @@ class _Teachers:
     """The teachers that are asked, in the order of the rows that ask them at step 0."""
 
     def __init__(self, pack: Pack, teacher_head: Float[Tensor, "D H"]) -> None:
-        self.last, self.head = pack.last, teacher_head
+        # As the store has both: products of half precision summed in float32 are exact, and the fastest.
+        dtype = torch.promote_types(pack.last.dtype, teacher_head.dtype)
+        self.last, self.head = pack.last, teacher_head.to(dtype)
         self.rows: Int[Tensor, " R"] = pack.teacher_of[(pack.rows + 1).clamp(max=len(pack.teacher_of) - 1)]
-        self.dtype = torch.promote_types(teacher_head.dtype, torch.float32)
+        self.dtype = torch.promote_types(dtype, torch.float32)
 
     def logits(self, asked: slice) -> Float[Tensor, "C D"]:
         """Not rounded to half precision, which would blur close tokens."""
@@ -199,7 +201,7 @@ def loss_and_gradient(
 
 def choose_kernel(device: torch.device) -> LossAndGradient:
     """Triton's kernel on a GPU, if Triton (a part of PyTorch's CUDA builds) is there; else plain PyTorch."""
-    if device.type == "cuda" and find_spec("triton"):
+    if runs_triton(device, torch.float32):
         from eagle3.head import loss_kernel
 
         return loss_kernel.loss_and_gradient

@@ -14,12 +14,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from eagle3.head.kernel_choice import runs_triton
+
 PARTIAL_SUMS = 264  # P: two programs for each of an H200's 132 multiprocessors, each with a sum of its own
 
 
 def choose_kernels(device: torch.device, dtype: torch.dtype) -> ModuleType:
     """Triton's kernels on a GPU (they know no float64); else this module."""
-    if device.type == "cuda" and dtype != torch.float64:
+    if runs_triton(device, dtype):
         from eagle3.head import elementwise_kernels
 
         return elementwise_kernels

@@ -6,7 +6,7 @@ The softmax over everything that a row reads is put together from parts, by the 
 2. The stretches of earlier turns, whole. The turns of a sample are halved again and again; at each level the rows of
    the right halves read the tokens of the left halves: ceil(log2(turns)) calls, and none for samples of one turn.
    Keys stay where they lie in the pack: to gather each turn's keys would cost memory for turns x tokens.
-3. Its own keys of later steps: plain formulas.
+3. Its own keys of later steps (own_keys.py).
 
 For the backward a part needs only the *merged* output and log-sum-exp: with these, p = exp(score - logsumexp) and
 dscore = p (dp - sum(doutput * output)), which is what FlashAttention-2 computes (arXiv:2307.08691, algorithm 2), belong
@@ -15,6 +15,7 @@ to the softmax over all parts. So the backward of a flash kernel, given those of
 Shapes: T tokens of the pack, R trained rows, S own steps so far, Q query heads, G key/value heads, C channels.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -27,6 +28,7 @@ from torch.autograd.function import once_differentiable
 from eagle3.features.pack import Pack
 from eagle3.head.attention import KeysValues
 from eagle3.head.flash_kernels import Segments, VarlenKernel
+from eagle3.head.own_keys import choose_own_keys
 
 Range = tuple[int, int]  # the first, and behind the last
 
@@ -77,13 +79,14 @@ class _Attend(torch.autograd.Function):
         *own: Float[Tensor, "R G C"],
     ) -> Float[Tensor, "R Q C"]:
         output, logsumexp = kernel.forward(query, key, value, own_stretch)
-        if levels or own:
+        if levels:
             output = output.to(logsumexp.dtype)  # rounded once, after the last part
         for level in levels:
             part = kernel.forward(query.index_select(0, level.rows), key, value, level.where)
             _add_part(output, logsumexp, level.rows, *part)
         if own:
-            output, logsumexp = _with_own_keys(output, logsumexp, query, own)
+            own_keys = choose_own_keys(query.device, query.dtype)
+            output, logsumexp = own_keys.add_own_keys(output, logsumexp, query, *_halves(own))
         output = output.to(query.dtype)
         ctx.save_for_backward(query, key, value, output, logsumexp, *own)
         ctx.kernel, ctx.own_stretch, ctx.levels = kernel, own_stretch, levels
@@ -108,8 +111,11 @@ class _Attend(torch.autograd.Function):
             grad_value += value_part
         own_grads: list[Tensor] = []
         if own:
-            query_part, own_grads = _own_keys_backward(grad_output, output, logsumexp, query, own)
-            grad_query += query_part
+            own_keys = choose_own_keys(query.device, query.dtype)
+            grad_keys, grad_values = own_keys.own_keys_backward(
+                grad_output, output, logsumexp, query, *_halves(own), grad_query
+            )
+            own_grads = [*grad_keys, *grad_values]
         return grad_query, grad_key, grad_value, None, None, None, *own_grads
 
 
@@ -128,56 +134,10 @@ def _add_part(
     logsumexp.index_copy_(1, rows, after)
 
 
-def _with_own_keys(
-    output: Float[Tensor, "R Q C"],
-    logsumexp: Float[Tensor, "Q R"],
-    query: Float[Tensor, "R Q C"],
-    own: tuple[Float[Tensor, "R G C"], ...],
-) -> tuple[Float[Tensor, "R Q C"], Float[Tensor, "Q R"]]:
-    keys, values = _stacked(own)
-    scores = _own_scores(query, keys, logsumexp.dtype)
-    after = torch.logaddexp(logsumexp, scores.logsumexp(-1).flatten(1).T)
-    weights = _own_weights(scores, after)
-    added = torch.einsum("rgqs,srgc->rgqc", weights.to(values.dtype), values).flatten(1, 2)
-    return output * (logsumexp - after).exp().T[..., None] + added, after.contiguous()
-
-
-def _own_keys_backward(
-    grad_output: Float[Tensor, "R Q C"],
-    output: Float[Tensor, "R Q C"],
-    logsumexp: Float[Tensor, "Q R"],
-    query: Float[Tensor, "R Q C"],
-    own: list[Float[Tensor, "R G C"]],
-) -> tuple[Float[Tensor, "R Q C"], list[Float[Tensor, "R G C"]]]:
-    """Gradients of the query, through its own keys alone, and of own keys and values."""
-    keys, values = _stacked(own)
-    wide, narrow, groups = logsumexp.dtype, query.dtype, keys.shape[2]
-    weights = _own_weights(_own_scores(query, keys, wide), logsumexp)
-    mean = (grad_output.to(wide) * output).sum(-1).unflatten(1, (groups, -1))  # of the gradients of all weights
-    query, grad_output = (x.unflatten(1, (groups, -1)) for x in (query, grad_output))
-    grad_weights = torch.einsum("rgqc,srgc->rgqs", grad_output, values)
-    grad_scores = (weights * (grad_weights - mean[..., None]) * query.shape[-1] ** -0.5).to(narrow)
-    grad_query = torch.einsum("rgqs,srgc->rgqc", grad_scores, keys).flatten(1, 2)
-    grad_keys = torch.einsum("rgqs,rgqc->srgc", grad_scores, query)
-    grad_values = torch.einsum("rgqs,rgqc->srgc", weights.to(narrow), grad_output)
-    return grad_query, [*grad_keys.unbind(), *grad_values.unbind()]
-
-
-def _stacked(own: tuple[Tensor, ...] | list[Tensor]) -> tuple[Float[Tensor, "S R G C"], Float[Tensor, "S R G C"]]:
-    """Own keys and own values. Not kept for the backward: over K steps stacks would hold each of them K / 2 times."""
+def _halves(own: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """Own keys and own values."""
     steps = len(own) // 2
-    return torch.stack(own[:steps]), torch.stack(own[steps:])
-
-
-def _own_scores(
-    query: Float[Tensor, "R Q C"], keys: Float[Tensor, "S R G C"], wide: torch.dtype
-) -> Float[Tensor, "R G Q/G S"]:
-    scores = torch.einsum("rgqc,srgc->rgqs", query.unflatten(1, (keys.shape[2], -1)), keys)
-    return scores.to(wide) * query.shape[-1] ** -0.5
-
-
-def _own_weights(scores: Float[Tensor, "R G Q/G S"], logsumexp: Float[Tensor, "Q R"]) -> Float[Tensor, "R G Q/G S"]:
-    return (scores - logsumexp.T.unflatten(1, (scores.shape[1], -1))[..., None]).exp()
+    return own[:steps], own[steps:]
 
 
 def _turns_of_samples(pack: Pack) -> list[list[tuple[Range, Range]]]:

@@ -55,7 +55,8 @@ class UnrollLoss:
         self, head: DraftHead, hidden: list[Float[Tensor, "R H"]], teacher_head: Float[Tensor, "D H"], pack: Pack
     ) -> tuple[Float[Tensor, ""], UnrollMetrics]:
         with torch.autocast(pack.last.device.type, enabled=False):  # bf16 logits would blur close teacher tokens
-            teachers = (pack.last.to(teacher_head.dtype) @ teacher_head.T).softmax(-1)  # (J, D)
+            wide = torch.promote_types(teacher_head.dtype, torch.float32)
+            teachers = (pack.last.to(wide) @ teacher_head.to(wide).T).softmax(-1)  # (J, D)
         in_vocabulary = membership(head.draft_ids, head.config.vocab_size)[pack.argmax]
         weight = self._row_weight(pack)
         alive, gained = torch.ones_like(pack.rows, dtype=torch.bool), torch.zeros_like(pack.rows)
