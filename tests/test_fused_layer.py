@@ -237,6 +237,16 @@ def test_bf16_is_no_further_from_float64_than_the_plain_layer_is(
         assert fused < 0.02, name
 
 
+def test_the_first_product_of_a_sum_is_not_rounded_to_half_precision(
+    make_head: Callable[..., DraftHead], make_pack: Callable[..., Pack], embedding: Tensor
+) -> None:
+    head = make_head().float()
+    with torch.autocast("cpu", torch.bfloat16):
+        unroll(head, embedding, make_pack(1), 1, make_layer=FusedLayer)[0].sum().backward()
+        gradient = head.midlayer.mlp.down_proj.weight.grad
+    assert gradient.dtype == torch.float32 and not torch.equal(gradient, gradient.bfloat16().float())
+
+
 class Products(TorchDispatchMode):
     """FLOP of matrix products."""
 
