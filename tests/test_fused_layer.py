@@ -30,7 +30,8 @@ from eagle3.head.draft_head import DraftHead
 from eagle3.head.flash_attention import FlashAttention
 from eagle3.head.flash_kernels import TorchFlash
 from eagle3.head.fused_layer import FusedLayer
-from eagle3.head.layer import MakeLayer, PlainLayer, choose_layer
+from eagle3.head.layer import MakeLayer, PlainLayer
+from eagle3.head.layer_choice import choose_layer
 from eagle3.head.loss import UnrollLoss
 from eagle3.head.unroll import unroll
 
@@ -305,10 +306,10 @@ def test_on_a_gpu_auto_takes_the_fused_layer_where_it_can_run(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     gpu = torch.device("cuda")
-    monkeypatch.setattr("eagle3.head.layer.find_spec", lambda _: object())
+    monkeypatch.setattr("eagle3.head.layer_choice.find_spec", lambda _: object())
     with caplog.at_level("INFO"):
         assert choose_layer("auto", device=gpu) is FusedLayer
-        monkeypatch.setattr("eagle3.head.layer.find_spec", lambda _: None)
+        monkeypatch.setattr("eagle3.head.layer_choice.find_spec", lambda _: None)
         assert choose_layer("auto", device=gpu) is PlainLayer
     assert "layer=auto takes fused: the fastest of all" in caplog.text
     assert "layer=auto takes plain: fused needs Triton on a GPU" in caplog.text
