@@ -32,7 +32,7 @@ from eagle3 import run
 from eagle3.features.pack import Pack
 from eagle3.head.attention_choice import choose_attention
 from eagle3.head.draft_head import HeadConfig
-from eagle3.head.layer import choose_layer
+from eagle3.head.layer_choice import choose_layer
 from eagle3.module import HeadTraining
 from eagle3.storage import write_json
 

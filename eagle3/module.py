@@ -18,7 +18,8 @@ from eagle3.features.pack import Pack
 from eagle3.head.attention import MakeAttention
 from eagle3.head.attention_choice import choose_attention, require_known
 from eagle3.head.draft_head import DraftHead
-from eagle3.head.layer import MakeLayer, choose_layer, require_known_layer
+from eagle3.head.layer import MakeLayer
+from eagle3.head.layer_choice import choose_layer, require_known_layer
 from eagle3.head.loss import UnrollLoss, UnrollMetrics, accept_length
 from eagle3.head.rounds import rounds
 from eagle3.head.unroll import unroll

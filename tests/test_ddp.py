@@ -43,7 +43,10 @@ CASES = {
     "fused": ["loss.normalize=token", "trainer.accumulate_grad_batches=2", "layer=fused"],
     "resumed": ["loss.normalize=token"],
 }
-HALF = {"half": ["trainer.precision=bf16-mixed"]}
+HALF = {
+    "half": ["trainer.precision=bf16-mixed"],
+    "half_fused": ["trainer.precision=bf16-mixed", "layer=fused"],
+}
 STRATEGIES = {"ddp": (["trainer=ddp"], CASES), "fsdp": (["trainer=fsdp", "loss=chunked"], CASES | HALF)}
 
 
@@ -196,8 +199,9 @@ def test_two_ranks_make_the_update_of_one_process_on_the_whole_batch(trained: Pa
     assert_same_as_one_process(trained / strategy, case)
 
 
-def test_shards_stay_wide_where_products_are_bf16_and_end_near_the_float64_training(trained: Path) -> None:
-    half, wide = results(trained / "fsdp", "half")[0], results(trained / "fsdp", "token")[0]
+@pytest.mark.parametrize("case", HALF)
+def test_shards_stay_wide_where_products_are_bf16_and_end_near_the_float64_training(trained: Path, case: str) -> None:
+    half, wide = results(trained / "fsdp", case)[0], results(trained / "fsdp", "token")[0]
     assert {weight.dtype for name, weight in half["weights"].items() if "draft_ids" not in name} == {torch.float64}
     assert half["metrics"]["val/loss"] == pytest.approx(wide["metrics"]["val/loss"], rel=0.01)
     assert half["metrics"]["val/loss"] != pytest.approx(wide["metrics"]["val/loss"], rel=1e-6)

@@ -30,7 +30,8 @@ from eagle3.head.draft_head import DraftHead
 from eagle3.head.flash_attention import FlashAttention
 from eagle3.head.flash_kernels import TorchFlash
 from eagle3.head.fused_layer import FusedLayer
-from eagle3.head.layer import MakeLayer, PlainLayer, choose_layer
+from eagle3.head.layer import MakeLayer, PlainLayer
+from eagle3.head.layer_choice import choose_layer
 from eagle3.head.loss import UnrollLoss
 from eagle3.head.unroll import unroll
 
@@ -237,6 +238,16 @@ def test_bf16_is_no_further_from_float64_than_the_plain_layer_is(
         assert fused < 0.02, name
 
 
+def test_the_first_product_of_a_sum_is_not_rounded_to_half_precision(
+    make_head: Callable[..., DraftHead], make_pack: Callable[..., Pack], embedding: Tensor
+) -> None:
+    head = make_head().float()
+    with torch.autocast("cpu", torch.bfloat16):
+        unroll(head, embedding, make_pack(1), 1, make_layer=FusedLayer)[0].sum().backward()
+        gradient = head.midlayer.mlp.down_proj.weight.grad
+    assert gradient.dtype == torch.float32 and not torch.equal(gradient, gradient.bfloat16().float())
+
+
 class Products(TorchDispatchMode):
     """FLOP of matrix products."""
 
@@ -295,10 +306,10 @@ def test_on_a_gpu_auto_takes_the_fused_layer_where_it_can_run(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     gpu = torch.device("cuda")
-    monkeypatch.setattr("eagle3.head.layer.find_spec", lambda _: object())
+    monkeypatch.setattr("eagle3.head.layer_choice.find_spec", lambda _: object())
     with caplog.at_level("INFO"):
         assert choose_layer("auto", device=gpu) is FusedLayer
-        monkeypatch.setattr("eagle3.head.layer.find_spec", lambda _: None)
+        monkeypatch.setattr("eagle3.head.layer_choice.find_spec", lambda _: None)
         assert choose_layer("auto", device=gpu) is PlainLayer
     assert "layer=auto takes fused: the fastest of all" in caplog.text
     assert "layer=auto takes plain: fused needs Triton on a GPU" in caplog.text

@@ -18,6 +18,8 @@ from eagle3 import run
 from eagle3.errors import InputError, Interrupted
 from eagle3.features.datamodule import FeatureData, share_of_prompt
 from eagle3.head.attention import DenseAttention, PaddedAttention
+from eagle3.head.fused_layer import FusedLayer
+from eagle3.head.layer import PlainLayer
 from eagle3.module import HeadTraining
 from train import build_module, require_checkpoint_fits
 
@@ -104,12 +106,20 @@ def test_training_lowers_the_loss_and_writes_metrics_and_checkpoints(train: Call
     assert {"train/rows_per_s", "train/data_wait_share", "val/accuracy_2", "val/accept_length"} <= set(rows[0])
 
 
-@pytest.mark.parametrize("setting, expected", [((), PaddedAttention), (("attention=dense",), DenseAttention)])
-def test_training_runs_with_the_attention_of_the_config(
-    train: Callable[..., Run], setting: tuple[str, ...], expected: type
+@pytest.mark.parametrize(
+    "settings, attention, layer",
+    [((), PaddedAttention, PlainLayer), (("attention=dense", "layer=fused"), DenseAttention, FusedLayer)],
+)
+def test_training_runs_with_the_attention_and_the_layer_of_the_config(
+    train: Callable[..., Run], settings: tuple[str, ...], attention: type, layer: type
 ) -> None:
-    done = train("run", "trainer.max_epochs=1", *setting).fit()
-    assert done.module.attention is expected
+    done = train("run", "trainer.max_epochs=1", *settings).fit()
+    assert (done.module.attention, done.module.layer) == (attention, layer)
+
+
+def test_an_unknown_layer_is_refused_before_training(train: Callable[..., Run]) -> None:
+    with pytest.raises(InputError, match=r"layer=fast is none of auto, fused, plain"):
+        train("run", "layer=fast").fit()
 
 
 @pytest.mark.parametrize("loss", ["soft_cross_entropy", "chunked"])

@@ -1,77 +1,51 @@
-"""elementwise.py in Triton: each function one kernel, each tensor read or written once.
-
-Shapes: as in elementwise.py.
-"""
+"""elementwise.py in Triton: the same functions, one kernel each; every tensor is read or written once."""
 
 import triton
 import triton.language as tl
-from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
 BLOCK = 1024  # elements of a row that a program of SwiGLU takes
 
 
-def rms_norm(
-    x: Float[Tensor, "V H"],
-    weight: Float[Tensor, " H"],
-    eps: float,
-    out: Float[Tensor, "N H"],
-    index: Int[Tensor, " N"] | None = None,
-) -> None:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, index: Tensor | None = None) -> None:
     size = x.shape[1]
-    _rms_norm[(len(out),)](
-        x, index, weight, out, eps, x.stride(0), out.stride(0), size, triton.next_power_of_2(size), num_warps=8
-    )
+    shape = (x.stride(0), out.stride(0), size, triton.next_power_of_2(size))
+    _rms_norm[(len(out),)](x, index, weight, out, eps, *shape, num_warps=8)
 
 
 def rms_norm_backward(
-    x: Float[Tensor, "V H"],
-    weight: Float[Tensor, " H"],
+    x: Tensor,
+    weight: Tensor,
     eps: float,
-    grad: Float[Tensor, "N H"],
-    weight_sums: Float[Tensor, "P H"],
-    index: Int[Tensor, " N"] | None = None,
-    grad_x: Float[Tensor, "N H"] | None = None,
-    added: Float[Tensor, "N H"] | None = None,
+    grad: Tensor,
+    weight_sums: Tensor,
+    index: Tensor | None = None,
+    grad_x: Tensor | None = None,
+    added: Tensor | None = None,
 ) -> None:
-    size = x.shape[1]
     assert all(each is None or each.is_contiguous() for each in (grad_x, added, weight_sums))
-    _rms_norm_backward[(len(weight_sums),)](
-        x,
-        index,
-        weight,
-        grad,
-        weight_sums,
-        grad_x,
-        added,
-        eps,
-        len(grad),
-        x.stride(0),
-        grad.stride(0),
-        size,
-        triton.next_power_of_2(size),
-        num_warps=8,
-    )
+    size = x.shape[1]
+    tensors = (x, index, weight, grad, weight_sums, grad_x, added)
+    shape = (len(grad), x.stride(0), grad.stride(0), size, triton.next_power_of_2(size))
+    _rms_norm_backward[(len(weight_sums),)](*tensors, eps, *shape, num_warps=8)
 
 
-def swiglu(gate_up: Float[Tensor, "N 2I"]) -> Float[Tensor, "N I"]:
+def swiglu(gate_up: Tensor) -> Tensor:
     size = gate_up.shape[1] // 2
     output = gate_up.new_empty(len(gate_up), size)
     _swiglu[(len(gate_up), triton.cdiv(size, BLOCK))](gate_up, output, size, BLOCK)
     return output
 
 
-def swiglu_backward(gate_up: Float[Tensor, "N 2I"], grad: Float[Tensor, "N I"]) -> None:
+def swiglu_backward(gate_up: Tensor, grad: Tensor) -> None:
     assert gate_up.is_contiguous() and grad.is_contiguous()
     size = grad.shape[1]
     _swiglu_backward[(len(grad), triton.cdiv(size, BLOCK))](gate_up, grad, size, BLOCK)
     increment_version(gate_up)  # as what is written in place by PyTorch: a second backward pass is refused, not wrong
 
 
-def rotate(
-    heads: Float[Tensor, "N heads C"], cos: Float[Tensor, "N C/2"], sin: Float[Tensor, "N C/2"], *, back: bool = False
-) -> None:
+def rotate(heads: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False) -> None:
     number, half = heads.shape[1], cos.shape[1]
     assert heads.stride()[1:] == (2 * half, 1) and cos.stride() == sin.stride()
     blocks = triton.next_power_of_2(number), triton.next_power_of_2(half)
@@ -79,17 +53,7 @@ def rotate(
 
 
 @triton.jit
-def _rms_norm(
-    x,
-    index,
-    weight,
-    out,
-    eps,
-    x_stride,
-    out_stride,
-    SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+def _rms_norm(x, index, weight, out, eps, x_stride, out_stride, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     source = row
     if index is not None:

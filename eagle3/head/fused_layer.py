@@ -86,8 +86,8 @@ class Norm:
 class Weights:
     """All weights of the layer, for one training step."""
 
-    def __init__(self, head: DraftHead, dtype: torch.dtype) -> None:
-        config, layer = head.config, head.midlayer
+    def __init__(self, head: DraftHead, embedding: Float[Tensor, "V H"], dtype: torch.dtype) -> None:
+        self.embedding, config, layer = embedding, head.config, head.midlayer
         attention, mlp = layer.self_attn, layer.mlp
         self.kernels = choose_kernels(head.fc.weight.device, dtype)
         self.fc = Matrix([head.fc], dtype)
@@ -168,15 +168,14 @@ class _ProjectPack(torch.autograd.Function):
         users: Tensor,
         weights: Weights,
         hidden: Float[Tensor, "T H"],
-        embedding: Float[Tensor, "V H"],
         tokens: Int[Tensor, " T"],
         cos: Float[Tensor, "T C/2"],
         sin: Float[Tensor, "T C/2"],
         rows: Int[Tensor, " R"],
     ) -> tuple[Tensor, ...]:
         ctx.weights = weights
-        ctx.save_for_backward(hidden, embedding, tokens, cos, sin, rows)
-        x = _normed(weights, hidden, embedding, tokens)
+        ctx.save_for_backward(hidden, tokens, cos, sin, rows)
+        x = _normed(weights, hidden, tokens)
         width = weights.num_heads * weights.head_dim
         query = _heads(weights, x.index_select(0, rows), weights.qkv.value[:width])
         key_value = _heads(weights, x, weights.qkv.value[width:])
@@ -187,17 +186,18 @@ class _ProjectPack(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_rows: Tensor, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (hidden, embedding, tokens, cos, sin, rows), weights = ctx.saved_tensors, ctx.weights
+        (hidden, tokens, cos, sin, rows), weights = ctx.saved_tensors, ctx.weights
         width = weights.num_heads * weights.head_dim
         query = _grad_heads(weights, grads[:1], weights.num_heads, cos.index_select(0, rows), sin.index_select(0, rows))
         key_value = _grad_heads(weights, grads[1:], weights.num_kv_heads, cos, sin)
         x = key_value @ weights.qkv.value[width:]
-        _add_rows(x, rows, query @ weights.qkv.value[:width])
-        grad_hidden = _normed_backward(weights, hidden, embedding, tokens, x, None)
-        _add_rows(grad_hidden, rows, grad_rows)
+        # No row is there twice, so none of the atomic additions that `index_add_` makes.
+        x.index_copy_(0, rows, x.index_select(0, rows).addmm_(query, weights.qkv.value[:width]))
+        grad_hidden = _normed_backward(weights, hidden, tokens, x, None)
+        grad_hidden.index_copy_(0, rows, grad_hidden.index_select(0, rows).add_(grad_rows))
         weights.qkv.add(query, x.index_select(0, rows), slice(None, width))
         weights.qkv.add(key_value, x, slice(width, None))
-        return None, None, grad_hidden, None, None, None, None, None
+        return None, None, grad_hidden, None, None, None, None
 
 
 class _Project(torch.autograd.Function):
@@ -209,14 +209,13 @@ class _Project(torch.autograd.Function):
         users: Tensor,
         weights: Weights,
         hidden: Float[Tensor, "R H"],
-        embedding: Float[Tensor, "V H"],
         tokens: Int[Tensor, " R"],
         cos: Float[Tensor, "R C/2"],
         sin: Float[Tensor, "R C/2"],
     ) -> tuple[Tensor, ...]:
         ctx.weights = weights
-        ctx.save_for_backward(hidden, embedding, tokens, cos, sin)
-        heads = _heads(weights, _normed(weights, hidden, embedding, tokens), weights.qkv.value)
+        ctx.save_for_backward(hidden, tokens, cos, sin)
+        heads = _heads(weights, _normed(weights, hidden, tokens), weights.qkv.value)
         query_key, value = heads.split([weights.num_heads + weights.num_kv_heads, weights.num_kv_heads], dim=1)
         weights.kernels.rotate(query_key, cos, sin)
         return hidden, *query_key.split([weights.num_heads, weights.num_kv_heads], dim=1), value
@@ -224,12 +223,12 @@ class _Project(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_hidden: Tensor, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (hidden, embedding, tokens, cos, sin), weights = ctx.saved_tensors, ctx.weights
+        (hidden, tokens, cos, sin), weights = ctx.saved_tensors, ctx.weights
         heads = _grad_heads(weights, grads, weights.num_heads + weights.num_kv_heads, cos, sin)
         x = heads @ weights.qkv.value
-        grad_hidden = _normed_backward(weights, hidden, embedding, tokens, x, grad_hidden.contiguous())
+        grad_hidden = _normed_backward(weights, hidden, tokens, x, grad_hidden.contiguous())
         weights.qkv.add(heads, x)
-        return None, None, grad_hidden, None, None, None, None
+        return None, None, grad_hidden, None, None, None
 
 
 class _Output(torch.autograd.Function):
@@ -279,8 +278,8 @@ class _Feedback(torch.autograd.Function):
 
 class FusedLayer:
     def __init__(self, head: DraftHead, embedding: Float[Tensor, "V H"]) -> None:
-        self.rotary, self.embedding = head.rotary, embedding
-        self.weights = Weights(head, product_dtype(head.fc.weight))
+        self.rotary = head.rotary
+        self.weights = Weights(head, embedding, product_dtype(head.fc.weight))
         self.users = _HandOut.apply(self.weights, *self.weights.parameters())
 
     def fuse(self, aux: Float[Tensor, "T 3H"]) -> Float[Tensor, "T H"]:
@@ -295,7 +294,7 @@ class FusedLayer:
     ) -> Projected:
         in_float32 = positions.new_empty(0, dtype=torch.float32)
         cos, sin = (part[0, :, : part.shape[-1] // 2] for part in self.rotary(in_float32, positions[None]))
-        inputs = (self.users, self.weights, hidden, self.embedding, tokens, cos, sin)
+        inputs = (self.users, self.weights, hidden, tokens, cos, sin)
         hidden, query, key, value = _Project.apply(*inputs) if rows is None else _ProjectPack.apply(*inputs, rows)
         return hidden, query, (key, value)
 
@@ -312,21 +311,21 @@ def _thirds(*tensors: Tensor) -> list[tuple[Tensor, ...]]:
     return [tensor.chunk(NUM_CAPTURED_LAYERS, dim=-1) for tensor in tensors]
 
 
-def _normed(weights: Weights, hidden: Tensor, embedding: Tensor, tokens: Tensor) -> Float[Tensor, "N 2H"]:
+def _normed(weights: Weights, hidden: Tensor, tokens: Tensor) -> Float[Tensor, "N 2H"]:
     """`DraftHead.attention_input`."""
     x = hidden.new_empty(len(hidden), 2 * hidden.shape[1])
     embed_part, hidden_part = x.chunk(2, dim=-1)
-    weights.embed_norm.forward(embedding, embed_part, tokens)
+    weights.embed_norm.forward(weights.embedding, embed_part, tokens)
     weights.hidden_norm.forward(hidden, hidden_part)
     return x
 
 
 def _normed_backward(
-    weights: Weights, hidden: Tensor, embedding: Tensor, tokens: Tensor, x: Float[Tensor, "N 2H"], added: Tensor | None
+    weights: Weights, hidden: Tensor, tokens: Tensor, x: Float[Tensor, "N 2H"], added: Tensor | None
 ) -> Float[Tensor, "N H"]:
     """The gradient of `hidden`, with `added` on top; `x`, the gradient of what `_normed` returned, becomes that."""
     embed_part, hidden_part = x.chunk(2, dim=-1)
-    weights.embed_norm.backward_of_data(embedding, embed_part, tokens)
+    weights.embed_norm.backward_of_data(weights.embedding, embed_part, tokens)
     return weights.hidden_norm.backward(hidden, hidden_part, added)
 
 
@@ -341,8 +340,3 @@ def _grad_heads(
     heads = torch.cat(grads, dim=1)
     weights.kernels.rotate(heads[:, :rotated], cos, sin, back=True)
     return heads.flatten(1)
-
-
-def _add_rows(total: Float[Tensor, "T W"], rows: Int[Tensor, " R"], part: Float[Tensor, "R W"]) -> None:
-    """total[rows] += part: no row is there twice, so none of the atomic additions that `index_add_` makes."""
-    total.index_copy_(0, rows, total.index_select(0, rows).add_(part))
