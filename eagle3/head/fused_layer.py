@@ -114,10 +114,10 @@ class Weights:
 
 
 class _HandOut(torch.autograd.Function):
-    """The parameters' place in the graph: every function below takes its output, and gives it no gradient.
+    """The parameters' place in the graph: every function below takes its output, `edge`, and gives it no gradient.
 
-    Autograd runs a node's backward when those of all users of its output are done, with or without gradients from
-    them. So this one runs once, last, and returns the finished sums.
+    Autograd runs a node's backward when those of all functions that took its output are done, with or without
+    gradients from them. So this one runs once, last, and returns the finished sums.
     """
 
     @staticmethod
@@ -136,7 +136,7 @@ class _Fuse(torch.autograd.Function):
     """`DraftHead.fuse`; the captured states are data and get no gradient."""
 
     @staticmethod
-    def forward(ctx: Any, users: Tensor, weights: Weights, aux: Float[Tensor, "T 3H"]) -> Float[Tensor, "T H"]:
+    def forward(ctx: Any, edge: Tensor, weights: Weights, aux: Float[Tensor, "T 3H"]) -> Float[Tensor, "T H"]:
         ctx.weights = weights
         ctx.save_for_backward(aux)
         x = aux
@@ -165,7 +165,7 @@ class _ProjectPack(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        users: Tensor,
+        edge: Tensor,
         weights: Weights,
         hidden: Float[Tensor, "T H"],
         tokens: Int[Tensor, " T"],
@@ -206,7 +206,7 @@ class _Project(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        users: Tensor,
+        edge: Tensor,
         weights: Weights,
         hidden: Float[Tensor, "R H"],
         tokens: Int[Tensor, " R"],
@@ -236,7 +236,7 @@ class _Output(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, users: Tensor, weights: Weights, hidden: Float[Tensor, "R H"], attended: Float[Tensor, "R QC"]
+        ctx: Any, edge: Tensor, weights: Weights, hidden: Float[Tensor, "R H"], attended: Float[Tensor, "R QC"]
     ) -> Float[Tensor, "R H"]:
         middle = torch.addmm(hidden, attended, weights.o.value.T)
         gate_up = weights.mlp_norm.forward(middle, torch.empty_like(middle)) @ weights.gate_up.value.T
@@ -264,7 +264,7 @@ class _Feedback(torch.autograd.Function):
     """`DraftHead.feedback` through the final norm."""
 
     @staticmethod
-    def forward(ctx: Any, users: Tensor, norm: Norm, hidden: Float[Tensor, "R H"]) -> Float[Tensor, "R H"]:
+    def forward(ctx: Any, edge: Tensor, norm: Norm, hidden: Float[Tensor, "R H"]) -> Float[Tensor, "R H"]:
         ctx.norm = norm
         ctx.save_for_backward(hidden)
         return norm.forward(hidden, torch.empty_like(hidden))
@@ -280,10 +280,10 @@ class FusedLayer:
     def __init__(self, head: DraftHead, embedding: Float[Tensor, "V H"]) -> None:
         self.rotary = head.rotary
         self.weights = Weights(head, embedding, product_dtype(head.fc.weight))
-        self.users = _HandOut.apply(self.weights, *self.weights.parameters())
+        self.edge = _HandOut.apply(self.weights, *self.weights.parameters())
 
     def fuse(self, aux: Float[Tensor, "T 3H"]) -> Float[Tensor, "T H"]:
-        return _Fuse.apply(self.users, self.weights, aux)
+        return _Fuse.apply(self.edge, self.weights, aux)
 
     def project(
         self,
@@ -294,16 +294,16 @@ class FusedLayer:
     ) -> Projected:
         in_float32 = positions.new_empty(0, dtype=torch.float32)
         cos, sin = (part[0, :, : part.shape[-1] // 2] for part in self.rotary(in_float32, positions[None]))
-        inputs = (self.users, self.weights, hidden, tokens, cos, sin)
+        inputs = (self.edge, self.weights, hidden, tokens, cos, sin)
         hidden, query, key, value = _Project.apply(*inputs) if rows is None else _ProjectPack.apply(*inputs, rows)
         return hidden, query, (key, value)
 
     def output(self, hidden: Float[Tensor, "R H"], attended: Float[Tensor, "R Q C"]) -> Float[Tensor, "R H"]:
-        return _Output.apply(self.users, self.weights, hidden, attended.flatten(1))
+        return _Output.apply(self.edge, self.weights, hidden, attended.flatten(1))
 
     def feedback(self, hidden: Float[Tensor, "R H"]) -> Float[Tensor, "R H"]:
         for norm in self.weights.output_norms:
-            hidden = _Feedback.apply(self.users, norm, hidden)
+            hidden = _Feedback.apply(self.edge, norm, hidden)
         return hidden
 
 
