@@ -19,11 +19,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.func import functional_call
 
 from eagle3.errors import InputError
 from eagle3.features.pack import Pack
 from eagle3.head.draft_head import DraftHead
+from eagle3.head.elementwise import PARTIAL_SUMS, choose_kernels
 from eagle3.head.kernel_choice import runs_triton
 from eagle3.head.loss import UnrollLoss, UnrollMetrics
 
@@ -71,12 +71,12 @@ class ChunkedUnrollLoss(UnrollLoss):
         losses, picked = torch.empty_like(pairs.weight), torch.empty_like(pairs.wanted)
         for asked, chunk in even_chunks(pairs.bounds, self.chunk_rows):
             slots = pairs.slots[chunk]
-            logits = projection.forward(states.index_select(0, slots), with_gradients)
+            logits = projection.forward(states, slots)
             losses[chunk], picked[chunk] = loss_and_gradient(
                 logits, teachers.logits(asked), pairs.teachers[chunk] - asked.start, pairs.weight[chunk]
             )
             if with_gradients:
-                states.index_copy_(0, slots, projection.backward(logits))
+                projection.backward(logits, states, slots)
             del logits  # before the next chunk's are there too
         return losses, picked
 
@@ -134,33 +134,40 @@ class _Projection:
     """The final norm and `lm_head` on one chunk after another; their gradients are summed over the chunks."""
 
     def __init__(self, head: DraftHead, dtype: torch.dtype) -> None:
-        self.norm, self.dtype = head.norm, dtype
-        self.norm_weight = head.norm.weight.detach().requires_grad_()
+        self.norm_weight, self.eps = head.norm.weight.detach(), head.norm.eps
         self.weight = head.lm_head.weight.detach()
         self.weight_in_dtype = self.weight.to(dtype)
-        self.summed: tuple[Tensor, Tensor] | None = None
+        self.kernels = choose_kernels(self.weight.device, dtype)
+        self.sums: tuple[Tensor, Tensor] | None = None
 
-    def forward(self, states: Float[Tensor, "M H"], with_gradients: bool) -> Float[Tensor, "M D"]:
-        with torch.set_grad_enabled(with_gradients):
-            self.states = states.requires_grad_(with_gradients)
-            self.normed = functional_call(self.norm, {"weight": self.norm_weight}, states).to(self.dtype)
-        return self.normed.detach() @ self.weight_in_dtype.T
+    def forward(self, states: Float[Tensor, "K*R H"], slots: Int[Tensor, " M"]) -> Float[Tensor, "M D"]:
+        normed = self.weight_in_dtype.new_empty(len(slots), states.shape[1])
+        self.kernels.rms_norm(states, self.norm_weight, self.eps, normed, slots)
+        return normed @ self.weight_in_dtype.T
 
-    def backward(self, gradient: Float[Tensor, "M D"]) -> Float[Tensor, "M H"]:
-        """The gradient of the states that `forward` was last called with."""
-        norm_sum, weight_sum = self.gradients()
-        add_product(weight_sum, gradient.T, self.normed.detach())
+    def backward(
+        self, states: Float[Tensor, "K*R H"], slots: Int[Tensor, " M"], gradient: Float[Tensor, "M D"]
+    ) -> None:
+        """The gradient of `states[slots]` takes their place."""
+        norm_sums, weight_sum = self._sums()
         outer = gradient @ self.weight_in_dtype
-        states_gradient, norm_gradient = torch.autograd.grad(self.normed, (self.states, self.norm_weight), outer)
-        norm_sum += norm_gradient
-        return states_gradient
+        inner = states.new_empty(outer.shape)
+        # `outer` becomes what the norm gave, which the weight's gradient needs.
+        self.kernels.rms_norm_backward(states, self.norm_weight, self.eps, outer, norm_sums, slots, grad_x=inner)
+        add_product(weight_sum, gradient.T, outer)
+        states.index_copy_(0, slots, inner)
 
     def gradients(self) -> tuple[Float[Tensor, " H"], Float[Tensor, "D H"]]:
         """Of the norm's weight and of `lm_head`'s, in float32 at least."""
-        if self.summed is None:
+        norm_sums, weight_sum = self._sums()
+        return norm_sums.sum(0), weight_sum
+
+    def _sums(self) -> tuple[Float[Tensor, "P H"], Float[Tensor, "D H"]]:
+        if self.sums is None:
             wide = torch.promote_types(self.weight.dtype, torch.float32)
-            self.summed = (torch.zeros_like(self.norm_weight, dtype=wide), torch.zeros_like(self.weight, dtype=wide))
-        return self.summed
+            norm_sums = self.norm_weight.new_zeros((PARTIAL_SUMS, len(self.norm_weight)), dtype=wide)
+            self.sums = norm_sums, torch.zeros_like(self.weight, dtype=wide)
+        return self.sums
 
 
 class _WithGradients(torch.autograd.Function):
