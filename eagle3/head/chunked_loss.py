@@ -146,9 +146,9 @@ class _Projection:
         return normed @ self.weight_in_dtype.T
 
     def backward(
-        self, states: Float[Tensor, "K*R H"], slots: Int[Tensor, " M"], gradient: Float[Tensor, "M D"]
+        self, gradient: Float[Tensor, "M D"], states: Float[Tensor, "K*R H"], slots: Int[Tensor, " M"]
     ) -> None:
-        """The gradient of `states[slots]` takes their place."""
+        """The gradient of `states[slots]` takes their place; `gradient` is that of `forward`'s result."""
         norm_sums, weight_sum = self._sums()
         outer = gradient @ self.weight_in_dtype
         inner = states.new_empty(outer.shape)
