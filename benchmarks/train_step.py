@@ -136,7 +136,7 @@ class Step:
         self.module.attention = choose_attention(
             config.attention, device=device(), precision=self.precision, head_dim=shape.head_dim
         )
-        self.module.layer = choose_layer(config.layer, device=device())
+        self.module.layer = choose_layer(config.layer, device=device(), precision=self.precision, config=shape)
 
     def __call__(self, pack: Pack) -> None:
         self.module.zero_grad(set_to_none=True)

@@ -86,13 +86,11 @@ class HeadTraining(lightning.LightningModule):
             shard_over_ranks(self, self.device_mesh, compute_dtype=half)
 
     def setup(self, stage: str) -> None:
+        device, precision, config = self.trainer.strategy.root_device, self.trainer.precision, self.head.config
         self.attention = choose_attention(
-            self.attention_name,
-            device=self.trainer.strategy.root_device,
-            precision=self.trainer.precision,
-            head_dim=self.head.config.head_dim,
+            self.attention_name, device=device, precision=precision, head_dim=config.head_dim
         )
-        self.layer = choose_layer(self.layer_name, device=self.trainer.strategy.root_device)
+        self.layer = choose_layer(self.layer_name, device=device, precision=precision, config=config)
 
     def training_step(self, pack: Pack, batch_idx: int) -> Tensor:
         loss, metrics = self.compute_loss(pack)

@@ -293,36 +293,73 @@ def test_prompt_rows_pay_for_fc_keys_and_values_alone(
     )
 
 
+@pytest.fixture
+def choose(make_head: Callable[..., DraftHead]) -> Callable[..., MakeLayer]:
+    def run(name: str, device: torch.device, precision: str = "bf16-mixed", **changes: int) -> MakeLayer:
+        return choose_layer(name, device=device, precision=precision, config=make_head(**changes).config)
+
+    return run
+
+
 @pytest.mark.parametrize("name, layer", [("plain", PlainLayer), ("fused", FusedLayer), ("auto", PlainLayer)])
 def test_on_the_cpu_a_named_layer_is_taken_and_auto_takes_the_plain_one(
-    name: str, layer: MakeLayer, caplog: pytest.LogCaptureFixture
+    name: str, layer: MakeLayer, choose: Callable[..., MakeLayer], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO"):
-        assert choose_layer(name, device=torch.device("cpu")) is layer
+        assert choose(name, torch.device("cpu")) is layer
     assert ("layer=auto takes plain: fused pays on a GPU alone" in caplog.text) == (name == "auto")
 
 
 def test_on_a_gpu_auto_takes_the_fused_layer_where_it_can_run(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    choose: Callable[..., MakeLayer], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     gpu = torch.device("cuda")
     monkeypatch.setattr("eagle3.head.layer_choice.find_spec", lambda _: object())
     with caplog.at_level("INFO"):
-        assert choose_layer("auto", device=gpu) is FusedLayer
+        assert choose("auto", gpu) is FusedLayer
         monkeypatch.setattr("eagle3.head.layer_choice.find_spec", lambda _: None)
-        assert choose_layer("auto", device=gpu) is PlainLayer
+        assert choose("auto", gpu) is PlainLayer
     assert "layer=auto takes fused: the fastest of all" in caplog.text
     assert "layer=auto takes plain: fused needs Triton on a GPU" in caplog.text
     with pytest.raises(InputError, match=r"layer=fused needs Triton on a GPU .*; layer=plain runs everywhere"):
-        choose_layer("fused", device=gpu)
+        choose("fused", gpu)
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.9.1+cu128"))
     with pytest.raises(InputError, match=r"layer=fused needs PyTorch 2\.10 or newer on a GPU, this is 2\.9\.1"):
-        choose_layer("fused", device=gpu)
+        choose("fused", gpu)
 
 
-def test_an_unknown_layer_is_refused_with_the_way_out() -> None:
-    with pytest.raises(InputError, match=r"layer=fast is none of auto, fused, plain; layer=auto"):
-        choose_layer("fast", device=torch.device("cpu"))
+def test_an_unknown_layer_is_refused_with_the_way_out(choose: Callable[..., MakeLayer]) -> None:
+    with pytest.raises(InputError, match=r"layer=fast is none of auto, fused, fused_fp8, plain; layer=auto"):
+        choose("fast", torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    "capability, precision, changes, obstacle",
+    [
+        ((8, 6), "bf16-mixed", {}, r"needs a GPU of compute capability 8\.9 or more, this is a GPU of 2020"),
+        ((9, 0), "32-true", {}, r"is for trainer\.precision=bf16-mixed, here trainer\.precision=32-true"),
+        ((9, 0), "bf16-mixed", {}, r"needs sizes that are multiples of 16, here model\.intermediate_size is 24"),
+        ((9, 0), "bf16-mixed", {"intermediate_size": 32, "num_kv_heads": 1}, r"model\.num_kv_heads x .* is 8"),
+        ((9, 0), "bf16-mixed", {"intermediate_size": 32}, None),
+    ],
+)
+def test_float8_is_refused_where_it_cannot_run(
+    capability: tuple[int, int],
+    precision: str,
+    changes: dict[str, int],
+    obstacle: str | None,
+    choose: Callable[..., MakeLayer],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("eagle3.head.layer_choice.find_spec", lambda _: object())
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.11.0+cu130"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "GPU of 2020")
+    if obstacle is None:
+        assert choose("fused_fp8", torch.device("cuda"), precision, **changes).func is FusedLayer
+    else:
+        with pytest.raises(InputError, match=rf"layer=fused_fp8 .*{obstacle}; layer=fused"):
+            choose("fused_fp8", torch.device("cuda"), precision, **changes)
 
 
 def kernels_equal_pytorch(device: str) -> None:

@@ -26,6 +26,7 @@ from eagle3.errors import InputError
 from eagle3.features.pack import Pack
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.loss import UnrollLoss, UnrollMetrics
+from eagle3.head.products import add_product, product_dtype, wide_product
 
 LossAndGradient = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -215,24 +216,3 @@ def even_chunks(bounds: tuple[int, ...], size: int) -> list[tuple[slice, slice]]
     number = max(1, -(-total // size))
     cuts = [bisect_left(bounds, total * chunk // number) for chunk in range(number + 1)]
     return [(slice(a, b), slice(bounds[a], bounds[b])) for a, b in pairwise(cuts) if bounds[a] < bounds[b]]
-
-
-def wide_product(left: Float[Tensor, "C H"], right: Float[Tensor, "H D"], dtype: torch.dtype) -> Float[Tensor, "C D"]:
-    """left @ right, in float32 where the factors are in half precision."""
-    if left.is_cuda:
-        return torch.mm(left, right, out_dtype=dtype)
-    # With `out`, autocast leaves the product as it is.
-    return torch.mm(left.to(dtype), right.to(dtype), out=left.new_empty((len(left), right.shape[1]), dtype=dtype))
-
-
-def add_product(total: Float[Tensor, "D H"], left: Float[Tensor, "D M"], right: Float[Tensor, "M H"]) -> None:
-    """total += left @ right, summed in the dtype of `total`."""
-    if total.is_cuda:
-        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)  # PyTorch 2.10 or newer
-    else:
-        total.addmm_(left.to(total.dtype), right.to(total.dtype))
-
-
-def product_dtype(weight: Tensor) -> torch.dtype:
-    device = weight.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype

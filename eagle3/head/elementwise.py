@@ -14,6 +14,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+FP8 = torch.float8_e4m3fn
+FP8_MAX = 448.0
+TINY = 1e-30  # a row's largest at least: a row of zeros stays one, and gradients are far above
 PARTIAL_SUMS = 264  # P: two programs for each of an H200's 132 multiprocessors, each with a sum of its own
 
 
@@ -87,6 +90,12 @@ def rotate(
     first, second = _wide(heads).chunk(2, dim=-1)
     cos, sin = cos[:, None], -sin[:, None] if back else sin[:, None]
     heads.copy_(torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1))
+
+
+def quantise(x: Float[Tensor, "N H"]) -> tuple[Float[Tensor, "N H"], Float[Tensor, "N 1"]]:
+    """Float8 values and the scale of each row that gives x back: the row's largest becomes float8's largest."""
+    largest = _wide(x).abs().amax(-1, keepdim=True).clamp(min=TINY)
+    return (_wide(x) * (FP8_MAX / largest)).to(FP8), largest * (1 / FP8_MAX)
 
 
 def _wide(x: Tensor) -> Tensor:

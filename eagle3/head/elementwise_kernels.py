@@ -1,11 +1,15 @@
 """elementwise.py in Triton: the same functions, one kernel each; every tensor is read or written once."""
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
+from eagle3.head.elementwise import FP8, FP8_MAX, TINY
+
 BLOCK = 1024  # elements of a row that a program of SwiGLU takes
+LARGEST, LEAST = tl.constexpr(FP8_MAX), tl.constexpr(TINY)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, index: Tensor | None = None) -> None:
@@ -50,6 +54,15 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False) -> No
     assert heads.stride()[1:] == (2 * half, 1) and cos.stride() == sin.stride()
     blocks = triton.next_power_of_2(number), triton.next_power_of_2(half)
     _rotate[(len(heads),)](heads, cos, sin, heads.stride(0), cos.stride(0), number, half, *blocks, back)
+
+
+def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
+    assert x.stride(1) == 1
+    size = x.shape[1]
+    values, scale = torch.empty_like(x, dtype=FP8), x.new_empty((len(x), 1), dtype=torch.float32)
+    block = triton.next_power_of_2(size)  # the row stays in registers between its maximum and its cast
+    _quantise[(len(x),)](x, values, scale, x.stride(0), size, block, num_warps=min(max(block // 1024, 4), 32))
+    return values, scale
 
 
 @triton.jit
@@ -168,3 +181,16 @@ def _rotate(
     second = tl.load(heads + HALF, inside).to(tl.float32)
     tl.store(heads, (first * cosine - second * sine).to(heads.dtype.element_ty), inside)
     tl.store(heads + HALF, (second * cosine + first * sine).to(heads.dtype.element_ty), inside)
+
+
+@triton.jit
+def _quantise(x, values, scale, x_stride, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < SIZE
+    value = tl.load(x + row * x_stride + column, inside, other=0).to(tl.float32)
+    largest = tl.maximum(tl.max(tl.abs(value), 0), LEAST)
+    # Exact division, once a row: the same bits as the reference.
+    result = value * tl.div_rn(LARGEST, largest)
+    tl.store(values + row * SIZE + column, result.to(values.dtype.element_ty), inside)
+    tl.store(scale + row, largest * (1 / LARGEST))

@@ -18,34 +18,37 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from eagle3.head.chunked_loss import add_product, product_dtype, wide_product
 from eagle3.head.draft_head import NUM_CAPTURED_LAYERS, DraftHead, RMSNorm
 from eagle3.head.elementwise import PARTIAL_SUMS, choose_kernels
 from eagle3.head.layer import Projected
+from eagle3.head.products import ALL, Products, add_product, product_dtype, wide_product
 
 
 class Matrix:
     """The weights of linear maps of one input, one below the other, as products want them; sums their gradients."""
 
-    def __init__(self, linears: list[nn.Linear], dtype: torch.dtype) -> None:
+    def __init__(self, linears: list[nn.Linear], dtype: torch.dtype, make_products: type[Products]) -> None:
         self.parameters = [linear.weight for linear in linears]
         weights = [weight.detach() for weight in self.parameters]
         self.heights = [len(weight) for weight in weights]
+        self.shape = (sum(self.heights), weights[0].shape[1])
         if len(weights) == 1:
-            self.value = weights[0].to(dtype)
+            value = weights[0].to(dtype)
         else:
-            self.value = weights[0].new_empty((sum(self.heights), weights[0].shape[1]), dtype=dtype)
-            torch.cat(weights, out=self.value)
+            value = weights[0].new_empty(self.shape, dtype=dtype)
+            torch.cat(weights, out=value)
+        products = make_products(value)
+        self.forward, self.backward = products.forward, products.backward
         self.wide = torch.promote_types(weights[0].dtype, torch.float32)
         self.total: Tensor | None = None
 
-    def add(self, grad: Float[Tensor, "N out"], x: Float[Tensor, "N in"], rows: slice = slice(None)) -> None:
+    def add(self, grad: Float[Tensor, "N out"], x: Float[Tensor, "N in"], rows: slice = ALL) -> None:
         """Add the gradient of these rows of the matrix: `grad` is that of the product, `x` went into it."""
-        if self.total is None and rows == slice(None):
+        if self.total is None and rows == ALL:
             self.total = wide_product(grad.T, x, self.wide)
             return
         if self.total is None:
-            self.total = torch.zeros_like(self.value, dtype=self.wide)
+            self.total = grad.new_zeros(self.shape, dtype=self.wide)
         add_product(self.total[rows], grad.T, x)
 
     def gradients(self) -> list[Tensor | None]:
@@ -86,15 +89,20 @@ class Norm:
 class Weights:
     """All weights of the layer, for one training step."""
 
-    def __init__(self, head: DraftHead, embedding: Float[Tensor, "V H"], dtype: torch.dtype) -> None:
+    def __init__(
+        self, head: DraftHead, embedding: Float[Tensor, "V H"], dtype: torch.dtype, make_products: type[Products]
+    ) -> None:
+        self.dtype = dtype
         self.embedding, config, layer = embedding, head.config, head.midlayer
         attention, mlp = layer.self_attn, layer.mlp
         self.kernels = choose_kernels(head.fc.weight.device, dtype)
-        self.fc = Matrix([head.fc], dtype)
-        self.qkv = Matrix([attention.q_proj, attention.k_proj, attention.v_proj], dtype)
-        self.o = Matrix([attention.o_proj], dtype)
-        self.gate_up = Matrix([mlp.gate_proj, mlp.up_proj], dtype)
-        self.down = Matrix([mlp.down_proj], dtype)
+        self.fc = Matrix(
+            [head.fc], dtype, Products
+        )  # always: captured layers differ in scale, by more than float8 covers
+        self.qkv = Matrix([attention.q_proj, attention.k_proj, attention.v_proj], dtype, make_products)
+        self.o = Matrix([attention.o_proj], dtype, make_products)
+        self.gate_up = Matrix([mlp.gate_proj, mlp.up_proj], dtype, make_products)
+        self.down = Matrix([mlp.down_proj], dtype, make_products)
         self.embed_norm, self.hidden_norm = Norm(layer.input_layernorm, dtype), Norm(layer.hidden_norm, dtype)
         self.mlp_norm = Norm(layer.post_attention_layernorm, dtype)
         fc_norms = cast("list[RMSNorm]", list(head.fc_norm) if config.fc_norm else [])
@@ -141,10 +149,10 @@ class _Fuse(torch.autograd.Function):
         ctx.save_for_backward(aux)
         x = aux
         if weights.fc_norms:
-            x = torch.empty_like(aux, dtype=weights.fc.value.dtype)
+            x = torch.empty_like(aux, dtype=weights.dtype)
             for norm, part, out in zip(weights.fc_norms, *_thirds(aux, x), strict=True):
                 norm.forward(part, out)
-        return x.to(weights.fc.value.dtype) @ weights.fc.value.T
+        return weights.fc.forward(x.to(weights.dtype))
 
     @staticmethod
     @once_differentiable
@@ -152,10 +160,10 @@ class _Fuse(torch.autograd.Function):
         (aux,), weights = ctx.saved_tensors, ctx.weights
         x = aux
         if weights.fc_norms:
-            x = grad @ weights.fc.value
+            x = weights.fc.backward(grad)
             for norm, part, grad_part in zip(weights.fc_norms, *_thirds(aux, x), strict=True):
                 norm.backward_of_data(part, grad_part)
-        weights.fc.add(grad, x.to(weights.fc.value.dtype))
+        weights.fc.add(grad, x.to(weights.dtype))
         return None, None, None
 
 
@@ -177,8 +185,8 @@ class _ProjectPack(torch.autograd.Function):
         ctx.save_for_backward(hidden, tokens, cos, sin, rows)
         x = _normed(weights, hidden, tokens)
         width = weights.num_heads * weights.head_dim
-        query = _heads(weights, x.index_select(0, rows), weights.qkv.value[:width])
-        key_value = _heads(weights, x, weights.qkv.value[width:])
+        query = _heads(weights, x.index_select(0, rows), slice(None, width))
+        key_value = _heads(weights, x, slice(width, None))
         weights.kernels.rotate(query, cos.index_select(0, rows), sin.index_select(0, rows))
         weights.kernels.rotate(key_value[:, : weights.num_kv_heads], cos, sin)
         return hidden.index_select(0, rows), query, *key_value.chunk(2, dim=1)
@@ -190,9 +198,9 @@ class _ProjectPack(torch.autograd.Function):
         width = weights.num_heads * weights.head_dim
         query = _grad_heads(weights, grads[:1], weights.num_heads, cos.index_select(0, rows), sin.index_select(0, rows))
         key_value = _grad_heads(weights, grads[1:], weights.num_kv_heads, cos, sin)
-        x = key_value @ weights.qkv.value[width:]
+        x = weights.qkv.backward(key_value, slice(width, None))
         # No row is there twice, so none of the atomic additions that `index_add_` makes.
-        x.index_copy_(0, rows, x.index_select(0, rows).addmm_(query, weights.qkv.value[:width]))
+        x.index_copy_(0, rows, weights.qkv.backward(query, slice(None, width), x.index_select(0, rows)))
         grad_hidden = _normed_backward(weights, hidden, tokens, x, None)
         grad_hidden.index_copy_(0, rows, grad_hidden.index_select(0, rows).add_(grad_rows))
         weights.qkv.add(query, x.index_select(0, rows), slice(None, width))
@@ -215,7 +223,7 @@ class _Project(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.weights = weights
         ctx.save_for_backward(hidden, tokens, cos, sin)
-        heads = _heads(weights, _normed(weights, hidden, tokens), weights.qkv.value)
+        heads = _heads(weights, _normed(weights, hidden, tokens))
         query_key, value = heads.split([weights.num_heads + weights.num_kv_heads, weights.num_kv_heads], dim=1)
         weights.kernels.rotate(query_key, cos, sin)
         return hidden, *query_key.split([weights.num_heads, weights.num_kv_heads], dim=1), value
@@ -225,7 +233,7 @@ class _Project(torch.autograd.Function):
     def backward(ctx: Any, grad_hidden: Tensor, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (hidden, tokens, cos, sin), weights = ctx.saved_tensors, ctx.weights
         heads = _grad_heads(weights, grads, weights.num_heads + weights.num_kv_heads, cos, sin)
-        x = heads @ weights.qkv.value
+        x = weights.qkv.backward(heads)
         grad_hidden = _normed_backward(weights, hidden, tokens, x, grad_hidden.contiguous())
         weights.qkv.add(heads, x)
         return None, None, grad_hidden, None, None, None
@@ -238,26 +246,26 @@ class _Output(torch.autograd.Function):
     def forward(
         ctx: Any, edge: Tensor, weights: Weights, hidden: Float[Tensor, "R H"], attended: Float[Tensor, "R QC"]
     ) -> Float[Tensor, "R H"]:
-        middle = torch.addmm(hidden, attended, weights.o.value.T)
-        gate_up = weights.mlp_norm.forward(middle, torch.empty_like(middle)) @ weights.gate_up.value.T
+        middle = weights.o.forward(attended, added=hidden)
+        gate_up = weights.gate_up.forward(weights.mlp_norm.forward(middle, torch.empty_like(middle)))
         ctx.weights = weights
         ctx.save_for_backward(attended, middle, gate_up)
-        return torch.addmm(middle, weights.kernels.swiglu(gate_up), weights.down.value.T)
+        return weights.down.forward(weights.kernels.swiglu(gate_up), added=middle)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Float[Tensor, "R H"]) -> tuple[Tensor | None, ...]:
         (attended, middle, gate_up), weights = ctx.saved_tensors, ctx.weights
         grad = grad.contiguous()
-        activation = grad @ weights.down.value
+        activation = weights.down.backward(grad)
         weights.kernels.swiglu_backward(gate_up, activation)  # now gate_up's gradient, and the activation
         weights.down.add(grad, activation)
         del activation
-        normed = gate_up @ weights.gate_up.value
+        normed = weights.gate_up.backward(gate_up)
         grad_middle = weights.mlp_norm.backward(middle, normed, added=grad)
         weights.gate_up.add(gate_up, normed)
         weights.o.add(grad_middle, attended)
-        return None, None, grad_middle, grad_middle @ weights.o.value
+        return None, None, grad_middle, weights.o.backward(grad_middle)
 
 
 class _Feedback(torch.autograd.Function):
@@ -277,9 +285,11 @@ class _Feedback(torch.autograd.Function):
 
 
 class FusedLayer:
-    def __init__(self, head: DraftHead, embedding: Float[Tensor, "V H"]) -> None:
+    def __init__(
+        self, head: DraftHead, embedding: Float[Tensor, "V H"], make_products: type[Products] = Products
+    ) -> None:
         self.rotary = head.rotary
-        self.weights = Weights(head, embedding, product_dtype(head.fc.weight))
+        self.weights = Weights(head, embedding, product_dtype(head.fc.weight), make_products)
         self.edge = _HandOut.apply(self.weights, *self.weights.parameters())
 
     def fuse(self, aux: Float[Tensor, "T 3H"]) -> Float[Tensor, "T H"]:
@@ -329,8 +339,8 @@ def _normed_backward(
     return weights.hidden_norm.backward(hidden, hidden_part, added)
 
 
-def _heads(weights: Weights, x: Float[Tensor, "N 2H"], matrix: Float[Tensor, "W 2H"]) -> Float[Tensor, "N heads C"]:
-    return (x @ matrix.T).unflatten(-1, (-1, weights.head_dim))
+def _heads(weights: Weights, x: Float[Tensor, "N 2H"], rows: slice = ALL) -> Float[Tensor, "N heads C"]:
+    return weights.qkv.forward(x, rows).unflatten(-1, (-1, weights.head_dim))
 
 
 def _grad_heads(

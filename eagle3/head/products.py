@@ -1,0 +1,117 @@
+"""The matrix products of a training step, and in which precision they are: bf16 under autocast, or float8.
+
+Shapes: N rows, O output and I input size of a weight; C, D, H, M any.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from eagle3.head.elementwise import choose_kernels
+
+ALL = slice(None)
+
+
+class Products:
+    """Of one weight, in its own dtype."""
+
+    def __init__(self, weight: Float[Tensor, "O I"]) -> None:
+        self.weight = weight
+
+    def forward(
+        self, x: Float[Tensor, "N I"], rows: slice = ALL, added: Float[Tensor, "N P"] | None = None
+    ) -> Float[Tensor, "N P"]:
+        """x through P rows of the weight, plus `added`."""
+        weight = self.weight[rows].T
+        return x @ weight if added is None else torch.addmm(added, x, weight)
+
+    def backward(
+        self, grad: Float[Tensor, "N P"], rows: slice = ALL, added: Float[Tensor, "N I"] | None = None
+    ) -> Float[Tensor, "N I"]:
+        """The gradient of what went into `forward`, plus `added`."""
+        weight = self.weight[rows]
+        return grad @ weight if added is None else torch.addmm(added, grad, weight)
+
+
+class Float8Products(Products):
+    """Both factors in float8, a scale for every row of the left and every column of the right one.
+
+    All are e4m3. e5m2, often used for gradients, buys range with one bit of precision, but only the range within a row
+    is left to cover where each row has its own scale. The weight is rounded once a training step for either product:
+    each wants the other side of it in neighbouring memory and under one scale. The gradient of the weight is none of
+    our products (`add_product`): it sums over rows, so that both factors would have to be transposed and rounded
+    again at every step, and weights learn from small gradients as well as from large ones.
+
+    On the CPU the same rounding, with products in float32.
+    """
+
+    def __init__(self, weight: Float[Tensor, "O I"]) -> None:
+        self.dtype, self.kernels = weight.dtype, choose_kernels(weight.device, weight.dtype)
+        self.weight, self.scale = self.kernels.quantise(weight)
+        if torch.is_grad_enabled():
+            self.transposed, self.transposed_scale = self.kernels.quantise(weight.T.contiguous())
+
+    def forward(
+        self, x: Float[Tensor, "N I"], rows: slice = ALL, added: Float[Tensor, "N P"] | None = None
+    ) -> Float[Tensor, "N P"]:
+        return self._product(x, self.weight[rows], self.scale[rows], added)
+
+    def backward(
+        self, grad: Float[Tensor, "N P"], rows: slice = ALL, added: Float[Tensor, "N I"] | None = None
+    ) -> Float[Tensor, "N I"]:
+        return self._product(grad, self.transposed[:, rows], self.transposed_scale, added)
+
+    def _product(
+        self,
+        left: Float[Tensor, "N P"],
+        right: Float[Tensor, "Q P"],
+        right_scale: Float[Tensor, "Q 1"],
+        added: Float[Tensor, "N Q"] | None,
+    ) -> Float[Tensor, "N Q"]:
+        """left @ right.T + added, where `right` is rounded already."""
+        values, scale = self.kernels.quantise(left)
+        if left.is_cuda:
+            # Any number of rows; the other sizes are multiples of 16. PyTorch takes cuBLAS where that is 12.9 or newer
+            # on Hopper, else CUTLASS, whose kernel for rows' scales is slow without fast accumulation.
+            product = torch._scaled_mm(values, right.T, scale, right_scale.T, out_dtype=self.dtype, use_fast_accum=True)
+        else:
+            product = (wide_product(values, right.T, scale.dtype) * scale * right_scale.T).to(self.dtype)
+        return product if added is None else product.add_(added)
+
+
+def float8_obstacle(device: torch.device, precision: str, sizes: dict[str, int]) -> str | None:
+    """Why this run cannot multiply in float8; None if it can, as it always can on the CPU.
+
+    `precision` is the trainer's; `sizes`, by name, those of all weights.
+    """
+    if device.type != "cuda":
+        return None
+    if torch.cuda.get_device_capability(device) < (8, 9):
+        return f"needs a GPU of compute capability 8.9 or more, this is a {torch.cuda.get_device_name(device)}"
+    if not precision.startswith("bf16"):
+        return f"is for trainer.precision=bf16-mixed, here trainer.precision={precision}"
+    for name, size in sizes.items():
+        if size % 16:
+            return f"needs sizes that are multiples of 16, here {name} is {size}"
+    return None
+
+
+def wide_product(left: Float[Tensor, "C H"], right: Float[Tensor, "H D"], dtype: torch.dtype) -> Float[Tensor, "C D"]:
+    """left @ right, in float32 where the factors are in half precision."""
+    if left.is_cuda:
+        return torch.mm(left, right, out_dtype=dtype)
+    # With `out`, autocast leaves the product as it is.
+    return torch.mm(left.to(dtype), right.to(dtype), out=left.new_empty((len(left), right.shape[1]), dtype=dtype))
+
+
+def add_product(total: Float[Tensor, "D H"], left: Float[Tensor, "D M"], right: Float[Tensor, "M H"]) -> None:
+    """total += left @ right, summed in the dtype of `total`."""
+    if total.is_cuda:
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)  # PyTorch 2.10 or newer
+    else:
+        total.addmm_(left.to(total.dtype), right.to(total.dtype))
+
+
+def product_dtype(weight: Tensor) -> torch.dtype:
+    device = weight.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
