@@ -206,9 +206,14 @@ def test_a_second_backward_pass_is_refused_and_not_wrong(
 
 
 def exact_and_in_bf16(
-    make_head: Callable[..., DraftHead], make_sample: Callable[..., Sample], options: dict, seed: int, device: str
+    make_head: Callable[..., DraftHead],
+    make_sample: Callable[..., Sample],
+    options: dict,
+    seed: int,
+    device: str,
+    layer: MakeLayer = FusedLayer,
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Errors of the plain and of the fused layer under autocast, on the device, against float64 on the CPU."""
+    """Errors of the plain layer and of `layer` under autocast, on the device, against float64 on the CPU."""
     generator = torch.Generator().manual_seed(seed)
     pack = pack_samples([make_sample([0] * 9 + [1] * 60, seed=10 * seed + i) for i in range(4)], num_steps=3)
     head = make_head(seed=seed, **options)
@@ -220,7 +225,7 @@ def exact_and_in_bf16(
     exact = step(PlainLayer, head, embedding.double(), teacher_head.double(), [pack], 3)
     head, pack = head.float().to(device), pack.to(torch.device(device))
     embedding, teacher_head = embedding.to(device), teacher_head.float().to(device)
-    plain, fused = (step(layer, head, embedding, teacher_head, [pack], 3) for layer in (PlainLayer, FusedLayer))
+    plain, fused = (step(layer, head, embedding, teacher_head, [pack], 3) for layer in (PlainLayer, layer))
     return errors(plain, exact), errors(fused, exact)
 
 
