@@ -9,18 +9,20 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from test_fused_layer import HEADS, errors, exact_and_in_bf16, step
+from test_fused_layer import HEADS, LOSSES, errors, exact_and_in_bf16, step
 from torch import Tensor
 
 from eagle3.features.pack import pack_samples
 from eagle3.features.sample import Sample
 from eagle3.head import elementwise
+from eagle3.head.chunked_loss import Float8ChunkedLoss
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.fused_layer import FusedLayer
 from eagle3.head.layer import PlainLayer
 from eagle3.head.products import Float8Products, Products
 
 Float8Layer = partial(FusedLayer, make_products=Float8Products)
+FLOAT8_LOSS = Float8ChunkedLoss(decay=0.8, normalize="sequence", chunk_rows=50)
 SHAPES = [(1, 16, 16), (5, 32, 48), (300, 208, 64)]  # rows, input, output
 
 
@@ -82,7 +84,7 @@ def test_without_gradients_the_transposed_weight_is_not_made() -> None:
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("num_steps", [1, 4])
-def test_without_rounding_the_layer_is_the_plain_one(
+def test_without_rounding_layer_and_loss_are_the_plain_ones(
     head: str,
     num_steps: int,
     make_head: Callable[..., DraftHead],
@@ -94,8 +96,8 @@ def test_without_rounding_the_layer_is_the_plain_one(
     monkeypatch.setattr(elementwise, "quantise", lambda x: (x, x.new_ones(len(x), 1)))
     pack = pack_samples(ragged_samples, num_steps=num_steps)
     plain, float8 = (
-        step(layer, make_head(**HEADS[head]), embedding, teacher_head, [pack], num_steps)
-        for layer in (PlainLayer, Float8Layer)
+        step(layer, make_head(**HEADS[head]), embedding, teacher_head, [pack], num_steps, loss_of=loss)
+        for layer, loss in ((PlainLayer, LOSSES["chunked"]), (Float8Layer, FLOAT8_LOSS))
     )
     assert max(errors(float8, plain).values()) < 1e-7
 
@@ -105,9 +107,11 @@ def test_loss_and_gradients_are_bf16s_within_the_noise_of_float8(
     make_head: Callable[..., DraftHead], make_sample: Callable[..., Sample], device: str
 ) -> None:
     """In the mean over some heads; the noise is between 1 and 12 % of each gradient, bf16's is below 1 %."""
-    sizes = HEADS["EAGLE-3.1"] | {"intermediate_size": 32}
+    sizes = HEADS["EAGLE-3.1"] | {"intermediate_size": 32, "draft_vocab_size": 32}
     seeds = range(6)
-    runs = [exact_and_in_bf16(make_head, make_sample, sizes, seed, device, Float8Layer)[1] for seed in seeds]
+    runs = [
+        exact_and_in_bf16(make_head, make_sample, sizes, seed, device, Float8Layer, FLOAT8_LOSS)[1] for seed in seeds
+    ]
     noise = {name: sum(run[name] for run in runs) / len(seeds) for name in runs[0]}
     assert noise.pop("loss") < 1e-3
     assert all(0.01 < value < 0.12 for value in noise.values()), noise

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -24,9 +24,16 @@ from torch.func import functional_call
 
 from eagle3.errors import InputError
 from eagle3.features.pack import Pack
-from eagle3.head.draft_head import DraftHead
+from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.head.loss import UnrollLoss, UnrollMetrics
-from eagle3.head.products import add_product, product_dtype, wide_product
+from eagle3.head.products import (
+    Float8Products,
+    Products,
+    add_product,
+    float8_obstacle,
+    product_dtype,
+    wide_product,
+)
 
 LossAndGradient = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -35,6 +42,7 @@ LossAndGradient = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tenso
 class ChunkedUnrollLoss(UnrollLoss):
     """`chunk_rows`: rows of logits that exist at once, give or take K. Gradients of weights are summed in float32."""
 
+    make_products: ClassVar[type[Products]] = Products
     chunk_rows: int
 
     def __post_init__(self) -> None:
@@ -46,7 +54,7 @@ class ChunkedUnrollLoss(UnrollLoss):
         self, head: DraftHead, hidden: list[Float[Tensor, "R H"]], teacher_head: Float[Tensor, "D H"], pack: Pack
     ) -> tuple[Float[Tensor, ""], UnrollMetrics]:
         with_gradients = torch.is_grad_enabled()
-        projection = _Projection(head, product_dtype(head.lm_head.weight))
+        projection = _Projection(head, product_dtype(head.lm_head.weight), self.make_products)
         with torch.no_grad(), torch.autocast(pack.rows.device.type, enabled=False):
             teachers = _Teachers(pack, teacher_head)
             pairs = self._pairs(head, pack, teachers, len(hidden))
@@ -110,6 +118,18 @@ class _Teachers:
         return wide_product(self.last.index_select(0, self.rows[asked]).to(self.head.dtype), self.head.T, self.dtype)
 
 
+class Float8ChunkedLoss(ChunkedUnrollLoss):
+    """With `lm_head`'s products in float8, but that of its weight's gradient; the teacher stays in float32."""
+
+    make_products = Float8Products
+
+    def require(self, *, device: torch.device, precision: str, config: HeadConfig) -> None:
+        sizes = {"the target's hidden size": config.hidden_size, "model.draft_vocab_size": config.draft_vocab_size}
+        obstacle = float8_obstacle(device, precision, sizes)
+        if obstacle:
+            raise InputError(f"loss=chunked_fp8 {obstacle}; loss=chunked multiplies in the trainer's precision")
+
+
 @dataclass(frozen=True)
 class _Pairs:
     """The trained (step, row) pairs, ordered by their teacher."""
@@ -132,24 +152,24 @@ class _Pairs:
 class _Projection:
     """The final norm and `lm_head` on one chunk after another; their gradients are summed over the chunks."""
 
-    def __init__(self, head: DraftHead, dtype: torch.dtype) -> None:
+    def __init__(self, head: DraftHead, dtype: torch.dtype, make_products: type[Products]) -> None:
         self.norm, self.dtype = head.norm, dtype
         self.norm_weight = head.norm.weight.detach().requires_grad_()
         self.weight = head.lm_head.weight.detach()
-        self.weight_in_dtype = self.weight.to(dtype)
+        self.products = make_products(self.weight.to(dtype))
         self.summed: tuple[Tensor, Tensor] | None = None
 
     def forward(self, states: Float[Tensor, "M H"], with_gradients: bool) -> Float[Tensor, "M D"]:
         with torch.set_grad_enabled(with_gradients):
             self.states = states.requires_grad_(with_gradients)
             self.normed = functional_call(self.norm, {"weight": self.norm_weight}, states).to(self.dtype)
-        return self.normed.detach() @ self.weight_in_dtype.T
+        return self.products.forward(self.normed.detach())
 
     def backward(self, gradient: Float[Tensor, "M D"]) -> Float[Tensor, "M H"]:
         """The gradient of the states that `forward` was last called with."""
         norm_sum, weight_sum = self.gradients()
         add_product(weight_sum, gradient.T, self.normed.detach())
-        outer = gradient @ self.weight_in_dtype
+        outer = self.products.backward(gradient)
         states_gradient, norm_gradient = torch.autograd.grad(self.normed, (self.states, self.norm_weight), outer)
         norm_sum += norm_gradient
         return states_gradient
