@@ -6,12 +6,14 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
 from test_fused_layer import HEADS, LOSSES, errors, exact_and_in_bf16, step
 from torch import Tensor
 
+from eagle3.errors import InputError
 from eagle3.features.pack import pack_samples
 from eagle3.features.sample import Sample
 from eagle3.head import elementwise
@@ -102,6 +104,37 @@ def test_without_rounding_layer_and_loss_are_the_plain_ones(
     assert max(errors(float8, plain).values()) < 1e-7
 
 
+def test_all_weights_but_those_of_fc_are_multiplied_in_float8(
+    make_head: Callable[..., DraftHead],
+    ragged_samples: list[Sample],
+    embedding: Tensor,
+    teacher_head: Tensor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shapes: dict[str, set[torch.Size]] = {"forward": set(), "backward": set()}
+
+    def recorded(name: str) -> None:
+        method = getattr(Float8Products, name)
+
+        def run(products: Float8Products, *args: Any, **settings: Any) -> Tensor:
+            shapes[name].add(products.weight.shape)
+            return method(products, *args, **settings)
+
+        monkeypatch.setattr(Float8Products, name, run)
+
+    recorded("forward")
+    recorded("backward")
+    head = make_head()
+    step(
+        Float8Layer, head, embedding, teacher_head, [pack_samples(ragged_samples, num_steps=2)], 2, loss_of=FLOAT8_LOSS
+    )
+    attention, mlp = head.midlayer.self_attn, head.midlayer.mlp
+    qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
+    weights = [torch.cat([each.weight for each in group]) for group in (qkv, [mlp.gate_proj, mlp.up_proj])]
+    weights += [attention.o_proj.weight, mlp.down_proj.weight, head.lm_head.weight]
+    assert shapes["forward"] == shapes["backward"] == {weight.shape for weight in weights}
+
+
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_loss_and_gradients_are_bf16s_within_the_noise_of_float8(
     make_head: Callable[..., DraftHead], make_sample: Callable[..., Sample], device: str
@@ -115,6 +148,16 @@ def test_loss_and_gradients_are_bf16s_within_the_noise_of_float8(
     noise = {name: sum(run[name] for run in runs) / len(seeds) for name in runs[0]}
     assert noise.pop("loss") < 1e-3
     assert all(0.01 < value < 0.12 for value in noise.values()), noise
+
+
+def test_a_draft_vocabulary_that_float8_cannot_take_is_named(
+    make_head: Callable[..., DraftHead], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    config, cpu, gpu = make_head().config, torch.device("cpu"), torch.device("cuda")
+    FLOAT8_LOSS.require(device=cpu, precision="bf16-mixed", config=config)
+    with pytest.raises(InputError, match=r"loss=chunked_fp8 .* here model\.draft_vocab_size is 30; loss=chunked"):
+        FLOAT8_LOSS.require(device=gpu, precision="bf16-mixed", config=config)
 
 
 def quantised_equal_pytorch(device: str) -> None:
