@@ -91,6 +91,7 @@ class HeadTraining(lightning.LightningModule):
             self.attention_name, device=device, precision=precision, head_dim=config.head_dim
         )
         self.layer = choose_layer(self.layer_name, device=device, precision=precision, config=config)
+        self.loss.require(device=device, precision=precision, config=config)
 
     def training_step(self, pack: Pack, batch_idx: int) -> Tensor:
         loss, metrics = self.compute_loss(pack)

@@ -48,8 +48,9 @@ def make_head() -> Callable[..., DraftHead]:
             "norm_output": False,
         }
         torch.manual_seed(seed)
-        draft_ids = torch.randperm(VOCAB)[:DRAFT_VOCAB].sort().values
-        head = DraftHead(HeadConfig(**settings | changes), draft_ids).double()
+        config = HeadConfig(**settings | changes)
+        draft_ids = torch.randperm(VOCAB)[: config.draft_vocab_size].sort().values
+        head = DraftHead(config, draft_ids).double()
         for parameter in head.parameters():
             torch.nn.init.normal_(parameter, std=0.3)
         return head

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import DRAFT_VOCAB, HIDDEN, VOCAB
+from conftest import HIDDEN, VOCAB
 from test_attention import MANY_TURNS, PlainKernel
 from test_chunked_loss import random_turns
 from torch import Tensor
@@ -206,21 +206,28 @@ def test_a_second_backward_pass_is_refused_and_not_wrong(
 
 
 def exact_and_in_bf16(
-    make_head: Callable[..., DraftHead], make_sample: Callable[..., Sample], options: dict, seed: int, device: str
+    make_head: Callable[..., DraftHead],
+    make_sample: Callable[..., Sample],
+    options: dict,
+    seed: int,
+    device: str,
+    layer: MakeLayer = FusedLayer,
+    loss: UnrollLoss = LOSSES["chunked"],
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Errors of the plain and of the fused layer under autocast, on the device, against float64 on the CPU."""
+    """Errors of the plain layer, and of `layer` and `loss`, under autocast on the device against float64 on the CPU."""
     generator = torch.Generator().manual_seed(seed)
     pack = pack_samples([make_sample([0] * 9 + [1] * 60, seed=10 * seed + i) for i in range(4)], num_steps=3)
     head = make_head(seed=seed, **options)
     embedding, teacher_head = (
-        torch.randn(rows, HIDDEN, generator=generator).bfloat16() for rows in (VOCAB, DRAFT_VOCAB)
+        torch.randn(rows, HIDDEN, generator=generator).bfloat16() for rows in (VOCAB, len(head.draft_ids))
     )
     for parameter in head.parameters():  # the same numbers in every precision
         parameter.data.copy_(parameter.data.bfloat16())
     exact = step(PlainLayer, head, embedding.double(), teacher_head.double(), [pack], 3)
     head, pack = head.float().to(device), pack.to(torch.device(device))
     embedding, teacher_head = embedding.to(device), teacher_head.float().to(device)
-    plain, fused = (step(layer, head, embedding, teacher_head, [pack], 3) for layer in (PlainLayer, FusedLayer))
+    plain = step(PlainLayer, head, embedding, teacher_head, [pack], 3)
+    fused = step(layer, head, embedding, teacher_head, [pack], 3, loss_of=loss)
     return errors(plain, exact), errors(fused, exact)
 
 

@@ -118,7 +118,7 @@ def test_training_runs_with_the_attention_and_the_layer_of_the_config(
 
 
 def test_an_unknown_layer_is_refused_before_training(train: Callable[..., Run]) -> None:
-    with pytest.raises(InputError, match=r"layer=fast is none of auto, fused, plain"):
+    with pytest.raises(InputError, match=r"layer=fast is none of auto, fused, fused_fp8, plain"):
         train("run", "layer=fast").fit()
 
 

@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -22,11 +22,18 @@ from torch.autograd.function import once_differentiable
 
 from eagle3.errors import InputError
 from eagle3.features.pack import Pack
-from eagle3.head.draft_head import DraftHead
+from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.head.elementwise import PARTIAL_SUMS, choose_kernels
 from eagle3.head.kernel_choice import runs_triton
 from eagle3.head.loss import UnrollLoss, UnrollMetrics
-from eagle3.head.products import add_product, product_dtype, wide_product
+from eagle3.head.products import (
+    Float8Products,
+    Products,
+    add_product,
+    float8_obstacle,
+    product_dtype,
+    wide_product,
+)
 
 LossAndGradient = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -35,6 +42,7 @@ LossAndGradient = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tenso
 class ChunkedUnrollLoss(UnrollLoss):
     """`chunk_rows`: rows of logits that exist at once, give or take K. Gradients of weights are summed in float32."""
 
+    make_products: ClassVar[type[Products]] = Products
     chunk_rows: int
 
     def __post_init__(self) -> None:
@@ -46,7 +54,7 @@ class ChunkedUnrollLoss(UnrollLoss):
         self, head: DraftHead, hidden: list[Float[Tensor, "R H"]], teacher_head: Float[Tensor, "D H"], pack: Pack
     ) -> tuple[Float[Tensor, ""], UnrollMetrics]:
         with_gradients = torch.is_grad_enabled()
-        projection = _Projection(head, product_dtype(head.lm_head.weight))
+        projection = _Projection(head, product_dtype(head.lm_head.weight), self.make_products)
         with torch.no_grad(), torch.autocast(pack.rows.device.type, enabled=False):
             teachers = _Teachers(pack, teacher_head)
             pairs = self._pairs(head, pack, teachers, len(hidden))
@@ -112,6 +120,18 @@ class _Teachers:
         return wide_product(self.last.index_select(0, self.rows[asked]).to(self.head.dtype), self.head.T, self.dtype)
 
 
+class Float8ChunkedLoss(ChunkedUnrollLoss):
+    """With `lm_head`'s products in float8, but that of its weight's gradient; the teacher stays in float32."""
+
+    make_products = Float8Products
+
+    def require(self, *, device: torch.device, precision: str, config: HeadConfig) -> None:
+        sizes = {"the target's hidden size": config.hidden_size, "model.draft_vocab_size": config.draft_vocab_size}
+        obstacle = float8_obstacle(device, precision, sizes)
+        if obstacle:
+            raise InputError(f"loss=chunked_fp8 {obstacle}; loss=chunked multiplies in the trainer's precision")
+
+
 @dataclass(frozen=True)
 class _Pairs:
     """The trained (step, row) pairs, ordered by their teacher."""
@@ -134,24 +154,24 @@ class _Pairs:
 class _Projection:
     """The final norm and `lm_head` on one chunk after another; their gradients are summed over the chunks."""
 
-    def __init__(self, head: DraftHead, dtype: torch.dtype) -> None:
+    def __init__(self, head: DraftHead, dtype: torch.dtype, make_products: type[Products]) -> None:
         self.norm_weight, self.eps = head.norm.weight.detach(), head.norm.eps
         self.weight = head.lm_head.weight.detach()
-        self.weight_in_dtype = self.weight.to(dtype)
+        self.dtype, self.products = dtype, make_products(self.weight.to(dtype))
         self.kernels = choose_kernels(self.weight.device, dtype)
         self.sums: tuple[Tensor, Tensor] | None = None
 
     def forward(self, states: Float[Tensor, "K*R H"], slots: Int[Tensor, " M"]) -> Float[Tensor, "M D"]:
-        normed = self.weight_in_dtype.new_empty(len(slots), states.shape[1])
+        normed = states.new_empty(len(slots), states.shape[1], dtype=self.dtype)
         self.kernels.rms_norm(states, self.norm_weight, self.eps, normed, slots)
-        return normed @ self.weight_in_dtype.T
+        return self.products.forward(normed)
 
     def backward(
         self, gradient: Float[Tensor, "M D"], states: Float[Tensor, "K*R H"], slots: Int[Tensor, " M"]
     ) -> None:
         """The gradient of `states[slots]` takes their place; `gradient` is that of `forward`'s result."""
         norm_sums, weight_sum = self._sums()
-        outer = gradient @ self.weight_in_dtype
+        outer = self.products.backward(gradient)
         inner = states.new_empty(outer.shape)
         # `outer` becomes what the norm gave, which the weight's gradient needs.
         self.kernels.rms_norm_backward(states, self.norm_weight, self.eps, outer, norm_sums, slots, grad_x=inner)

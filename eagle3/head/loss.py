@@ -14,7 +14,7 @@ from torch import Tensor
 
 from eagle3.errors import InputError
 from eagle3.features.pack import Pack
-from eagle3.head.draft_head import DraftHead
+from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.head.draft_vocab import membership
 
 
@@ -50,6 +50,9 @@ class UnrollLoss:
             raise InputError(f"loss.normalize={self.normalize} is unknown; pick loss.normalize=token or sequence")
         if self.decay <= 0:
             raise InputError(f"loss.decay={self.decay} must be positive, e.g. loss.decay=0.8")
+
+    def require(self, *, device: torch.device, precision: str, config: HeadConfig) -> None:
+        """InputError where this run cannot compute the loss; `precision` is the trainer's."""
 
     def __call__(
         self, head: DraftHead, hidden: list[Float[Tensor, "R H"]], teacher_head: Float[Tensor, "D H"], pack: Pack

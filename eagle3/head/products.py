@@ -34,15 +34,17 @@ class Products:
 
 
 class Float8Products(Products):
-    """Both factors in float8, a scale for every row of the left and every column of the right one.
+    """Both factors in float8 (e4m3), with a scale for every row of the left and every column of the right one.
 
-    All are e4m3. e5m2, often used for gradients, buys range with one bit of precision, but only the range within a row
-    is left to cover where each row has its own scale. The weight is rounded once a training step for either product:
-    each wants the other side of it in neighbouring memory and under one scale. The gradient of the weight is none of
-    our products (`add_product`): it sums over rows, so that both factors would have to be transposed and rounded
-    again at every step, and weights learn from small gradients as well as from large ones.
+    Gradients are e4m3, too: e5m2 gives a bit of precision for range, but with a scale of its own a row needs little,
+    and the error would double (tests/test_products.py). The weight is rounded once a training step for each of the two
+    products, as each sums over another side of it, and sides that are summed over lie side by side under one scale.
 
-    On the CPU the same rounding, with products in float32.
+    The gradient of the weight, a third of the work, stays in bf16 with float32 sums (`add_product`). It sums over rows,
+    whose gradients differ in scale, so that no row's scale can be taken out of the sum; and both factors would have to
+    be transposed.
+
+    On the CPU the rounding is the same, the products are in float32.
     """
 
     def __init__(self, weight: Float[Tensor, "O I"]) -> None:
