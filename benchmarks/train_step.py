@@ -15,7 +15,7 @@ import statistics
 import sys
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -38,7 +38,7 @@ from eagle3.storage import write_json
 
 REFERENCE = ["attention=dense", "layer=plain", "loss=soft_cross_entropy"]
 WARM_UP, REPEATS, RAGGED_PACKS = 3, 10, 8
-TOP_KERNELS = 12
+TOP_KERNELS = 40
 SECONDS_A_PRODUCT = 0.3  # long enough for the clock to settle under load
 MEASURED = (  # null where the case does not fit
     "tokens_per_s",
@@ -67,29 +67,31 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--small", action="store_true", help="tiny sizes")
     parser.add_argument("--wide", action="store_true", help="H 8192, the head of a 70 B target")
-    parser.add_argument("--cases", type=int, nargs="+", help="numbers of cases, from 0")
+    parser.add_argument("--case", type=int, action="append", help="number of a case, from 0; may be repeated")
     parser.add_argument("overrides", nargs="*", help="of train.py: loss=, attention=, layer=, num_steps=, optim=")
     options = parser.parse_intermixed_args(arguments)
     cases = SMALL_CASES if options.small else CASES
-    if options.cases is not None:
-        cases = [cases[number] for number in options.cases]
+    if options.case is not None:
+        cases = [cases[number] for number in options.case]
     shape = SMALL if options.small else LLAMA_70B if options.wide else LLAMA_8B
     logging.basicConfig(level=logging.INFO, format="%(message)s")  # which attention was chosen, and why
-    rows = measure(shape, cases, options.overrides)
     facts = {"device": device_name(), "command": " ".join(["python benchmarks/train_step.py", *arguments])}
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    write_json(options.out, [row | facts | run.provenance() for row in rows])
+    rows: list[dict[str, Any]] = []
+    for row in measured(shape, cases, options.overrides):
+        rows.append(row)
+        write_json(options.out, [each | facts | run.provenance() for each in rows])
+        print(printed(row), flush=True)
     print(table(rows))
 
 
-def measure(shape: HeadConfig, cases: list[Case], overrides: list[str]) -> list[dict[str, Any]]:
+def measured(shape: HeadConfig, cases: list[Case], overrides: list[str]) -> Iterator[dict[str, Any]]:
     """A row for each case."""
     config, reference = composed(overrides), composed([*but_backends(overrides), *REFERENCE])
     torch.set_float32_matmul_precision(config.matmul_precision)
     samples = RandomSamples(shape, torch.bfloat16, seed=0)
     tokens = max(case.tokens for case in cases)
     ceiling = matrix_product_ceiling(shape, min(16384, tokens), device(), 0.01 if shape is SMALL else SECONDS_A_PRODUCT)
-    rows = []
     for case in cases:
         pack = samples.pack(
             [case.tokens // case.documents] * case.documents, case.answer_share, num_steps=config.num_steps
@@ -98,9 +100,7 @@ def measure(shape: HeadConfig, cases: list[Case], overrides: list[str]) -> list[
         row |= without_overflow(lambda pack=pack: cost(Step(shape, config), pack, ceiling))
         row |= without_overflow(lambda case=case: ragged_cost(Step(shape, config), case, samples))
         row |= without_overflow(lambda pack=pack: {"reference_tokens_per_s": Step(shape, reference).tokens_per_s(pack)})
-        rows.append(row)
-        print(printed(row), flush=True)
-    return rows
+        yield row
 
 
 def composed(overrides: list[str]) -> DictConfig:
@@ -228,7 +228,7 @@ def host_waits(work: Callable[[], object]) -> Counter[str]:
             work()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    waits = [each for each in caught if "synchroniz" in str(each.message)]
+    waits = [each for each in caught if "called a synchronizing" in str(each.message)]
     return Counter(f"{Path(each.filename).name}:{each.lineno}" for each in waits)
 
 
@@ -263,7 +263,7 @@ def printed(row: dict[str, Any]) -> str:
         return f"{lines[0]} does not fit into this GPU's memory"
     lines.append(f"  {row['step_ms']:.1f} ms a step, optimizer {row['optimizer_ms']:.1f} ms apart, of which")
     lines += [f"  {spent:9.2f} ms  {group}" for group, spent in sorted(row["ms_by_group"].items(), key=lambda g: -g[1])]
-    lines += [f"    {spent:9.2f} ms  {name[:90]}" for name, spent in row["top_kernels_ms"].items()]
+    lines += [f"    {spent:9.2f} ms  {group_of(name)}: {name[:90]}" for name, spent in row["top_kernels_ms"].items()]
     lines.append(
         f"  {row['gflop_per_token']:.2f} GFLOP a token without attention's, {row['trained_rows']} rows trained"
     )

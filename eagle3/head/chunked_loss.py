@@ -76,7 +76,7 @@ class ChunkedUnrollLoss(UnrollLoss):
         with_gradients: bool,
     ) -> tuple[Float[Tensor, " P"], Int[Tensor, " P"]]:
         """Each pair's loss and argmax; with gradients, those of trained `states` are written over them."""
-        loss_and_gradient = choose_kernel(states.device)
+        loss_and_gradient = choose_kernel(states.device, teachers.dtype)
         losses, picked = torch.empty_like(pairs.weight), torch.empty_like(pairs.wanted)
         for asked, chunk in even_chunks(pairs.bounds, self.chunk_rows):
             slots = pairs.slots[chunk]
@@ -227,9 +227,9 @@ def loss_and_gradient(
     return loss, best
 
 
-def choose_kernel(device: torch.device) -> LossAndGradient:
+def choose_kernel(device: torch.device, dtype: torch.dtype) -> LossAndGradient:
     """Triton's kernel on a GPU, if Triton (a part of PyTorch's CUDA builds) is there; else plain PyTorch."""
-    if runs_triton(device, torch.float32):
+    if runs_triton(device, dtype):
         from eagle3.head import loss_kernel
 
         return loss_kernel.loss_and_gradient

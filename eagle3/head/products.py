@@ -10,6 +10,8 @@ from torch import Tensor
 from eagle3.head.elementwise import choose_kernels
 
 ALL = slice(None)
+# PyTorch 2.10 and newer can give a GPU's sums in float32 as they are; before, factors are made float32 first.
+KEEPS_SUMS = torch.__version__ >= "2.10"
 
 
 class Products:
@@ -100,7 +102,7 @@ def float8_obstacle(device: torch.device, precision: str, sizes: dict[str, int])
 
 def wide_product(left: Float[Tensor, "C H"], right: Float[Tensor, "H D"], dtype: torch.dtype) -> Float[Tensor, "C D"]:
     """left @ right, in float32 where the factors are in half precision."""
-    if left.is_cuda:
+    if left.is_cuda and KEEPS_SUMS:
         return torch.mm(left, right, out_dtype=dtype)
     # With `out`, autocast leaves the product as it is.
     return torch.mm(left.to(dtype), right.to(dtype), out=left.new_empty((len(left), right.shape[1]), dtype=dtype))
@@ -108,8 +110,8 @@ def wide_product(left: Float[Tensor, "C H"], right: Float[Tensor, "H D"], dtype:
 
 def add_product(total: Float[Tensor, "D H"], left: Float[Tensor, "D M"], right: Float[Tensor, "M H"]) -> None:
     """total += left @ right, summed in the dtype of `total`."""
-    if total.is_cuda:
-        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)  # PyTorch 2.10 or newer
+    if total.is_cuda and KEEPS_SUMS:
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
     else:
         total.addmm_(left.to(total.dtype), right.to(total.dtype))
 
