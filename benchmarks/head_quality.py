@@ -11,6 +11,7 @@ import argparse
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -34,10 +35,12 @@ DECODED_ON = ["target.device=cpu"]  # a target of 24 M parameters is as fast the
 ONE_TURN = "prompts.length.max_turns=1"
 STORES = {
     "sampled at 0.7": [ONE_TURN, "responses.temperature=0.7"],
+    "layers 2, 6, 11": [ONE_TURN, "responses.temperature=0.7", "features.capture_layers=[2,6,11]"],
     "all rows": ["responses.temperature=0.7"],
     "greedy": [ONE_TURN, "responses.temperature=0"],
     "sampled at 1": [ONE_TURN, "responses.temperature=1"],
 }
+SAME_ANSWERS = {"layers 2, 6, 11": "sampled at 0.7"}
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,8 @@ HEADS = [
         overrides=[*PLAIN, "optim.lr=1e-3", "optim.weight_decay=0", "data.pack_tokens=8192"],
     ),
     Head("lm_head not from the target", overrides=["model.lm_head_from_target=false"]),
-    Head("batches of 2,048 tokens", overrides=["data.pack_tokens=2048"]),
+    Head("batches of 8,192 tokens", overrides=["data.pack_tokens=8192"]),
+    Head("layers 2, 6, 11 captured", store="layers 2, 6, 11"),
     Head("16 epochs", overrides=["trainer.max_epochs=16"]),
     Head("more data: all rows", store="all rows"),
     Head("greedy answers", store="greedy"),
@@ -87,10 +91,15 @@ def main() -> None:
     heads = [head for head in HEADS if not options.only or head.name in options.only]
     gpus = options.gpus or [None]
     with ThreadPoolExecutor(len(STORES)) as preparing, ThreadPoolExecutor(options.jobs * len(gpus)) as training:
-        names = dict.fromkeys(head.store for head in heads)
+        names = dict.fromkeys(SAME_ANSWERS.get(head.store, head.store) for head in heads)
         stores = {
             store: preparing.submit(prepare, store, gpu, options)
             for store, gpu in zip(names, itertools.cycle(gpus), strict=False)
+        }
+        stores |= {
+            head.store: preparing.submit(prepare_like, head.store, stores[SAME_ANSWERS[head.store]], gpus[-1], options)
+            for head in heads
+            if head.store in SAME_ANSWERS
         }
         reference = [training.submit(decoded, options.reference, gpus[0], options)] if options.reference else []
         measured = [
@@ -126,6 +135,15 @@ def prepare(store: str, gpu: str | None, options: argparse.Namespace) -> None:
         gpu, data / "log.txt", "precompute.py", f"target.path={options.target}", f"prompts.path={options.prompts}",
         f"out_dir={data}", *PROMPTS, *ANSWERS, *WINDOW, *STORES[store],
     )  # fmt: skip
+
+
+def prepare_like(store: str, other: Future[None], gpu: str | None, options: argparse.Namespace) -> None:
+    """Other features of the same answers."""
+    other.result()
+    for part in ("prompts", "responses"):
+        source = store_path(SAME_ANSWERS[store], options) / part
+        shutil.copytree(source, store_path(store, options) / part, dirs_exist_ok=True)
+    prepare(store, gpu, options)
 
 
 def train(head: Head, gpu: str | None, options: argparse.Namespace) -> dict[str, Any]:
@@ -188,7 +206,7 @@ def call(gpu: str | None, log: Path, *command: str) -> None:
 
 
 def store_path(store: str, options: argparse.Namespace) -> Path:
-    return options.out / "stores" / store.replace(" ", "_")
+    return options.out / "stores" / store.replace(", ", "_").replace(" ", "_")
 
 
 def head_path(head: Head, options: argparse.Namespace) -> Path:
