@@ -17,8 +17,8 @@ GROUPS = {  # the first that is found in a kernel's (on the CPU: an operator's) 
     "attention": r"flash|fmha|attention|own_keys",
     "loss and softmax": r"_one_pair|softmax|logsumexp|argmax|log_sum",
     "matrix products": r"gemm|nvjet|cutlass|xmma|cublas|aten::(mm|addmm|bmm|baddbmm)",
-    "norms and elementwise": r"elementwise|norm|reduce|vectorized|CatArray|_rotate|_swiglu|_quantise|index|Memcpy|Memset|"
-    r"fill|aten::",
+    "norms and elementwise": r"elementwise|norm|reduce|vectorized|CatArray|_rotate|_swiglu|_quantise|index|Memcpy|"
+    r"Memset|fill|aten::",
 }
 
 
