@@ -1,0 +1,156 @@
+"""A flash kernel in Triton for Hopper, whose matrix units the FlashAttention-2 in flash_kernels.py half uses.
+
+Nothing depends on the lengths of the segments but how many programs run: no pack compiles anything new, and the host
+waits for nothing. The backward adds in one order, so that every run gives the same bits.
+
+Shapes: T tokens of the pack, R rows that ask, N segments, Q query heads, G key/value heads, C channels.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from jaxtyping import Float
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from eagle3.head import triton_flash_kernels as kernels
+from eagle3.head.flash_kernels import Gradients, Segments
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a program holds at once: queries (rows times heads) and keys; its warps, and loads in flight."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiles:
+    forward: Tile
+    query: Tile  # of the query's gradient
+    key_value: Tile  # of the gradients of key and value
+
+
+# By the most channels. None spills a register on sm_90 (Triton 3.6, PTX of CUDA 12.8).
+TILES = {
+    64: Tiles(forward=Tile(128, 128, 8, 2), query=Tile(128, 64, 8, 2), key_value=Tile(64, 128, 8, 2)),
+    128: Tiles(forward=Tile(128, 128, 8, 2), query=Tile(128, 64, 8, 2), key_value=Tile(64, 128, 8, 2)),
+    256: Tiles(forward=Tile(128, 64, 8, 2), query=Tile(64, 64, 8, 2), key_value=Tile(64, 64, 8, 2)),
+}
+PREPARED = 64  # queries of a program that prepares the backward
+
+
+class TritonFlash:
+    """Channels are a power of two from 16 to 256."""
+
+    def __init__(self, tiles: Tiles | None = None) -> None:
+        self.tiles = tiles
+
+    def forward(
+        self, query: Float[Tensor, "R Q C"], key: Float[Tensor, "T G C"], value: Float[Tensor, "T G C"], where: Segments
+    ) -> tuple[Float[Tensor, "R Q C"], Float[Tensor, "Q R"]]:
+        output = torch.empty_like(query, memory_format=torch.contiguous_format)
+        logsumexp = query.new_empty(query.shape[1::-1], dtype=torch.float32)
+        if not len(query):
+            return output, logsumexp
+        tile = self._tiles(query).forward
+        sizes = _sizes(query, key, tile, where)
+        kernels.attend[_query_grid(query, tile, where, sizes)](
+            query, _key_blocks(key, tile), _key_blocks(value, tile), output, logsumexp, *_bounds(where), len(query),
+            query.stride(0), **sizes, num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+        return output, logsumexp
+
+    def backward(
+        self,
+        grad_output: Float[Tensor, "R Q C"],
+        query: Float[Tensor, "R Q C"],
+        key: Float[Tensor, "T G C"],
+        value: Float[Tensor, "T G C"],
+        output: Float[Tensor, "R Q C"],
+        logsumexp: Float[Tensor, "Q R"],
+        where: Segments,
+    ) -> Gradients:
+        if not len(query):
+            return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
+        grads = tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (query, key, value))
+        tiles = self._tiles(query)
+        padded_rows = len(query) + max(tiles.query.queries, tiles.key_value.queries)
+        sums = query.new_empty((2, padded_rows, query.shape[1]), dtype=torch.float32)
+        _prepare(grad_output, output, logsumexp, sums)
+
+        tile = tiles.query
+        sizes = _sizes(query, key, tile, where)
+        kernels.query_gradient[_query_grid(query, tile, where, sizes)](
+            grad_output, query, _key_blocks(key, tile), _key_blocks(value, tile), sums, grads[0], *_bounds(where),
+            padded_rows, grad_output.stride(0), query.stride(0), **sizes, num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+
+        tile = tiles.key_value
+        sizes = _sizes(query, key, tile, where)
+        slots = len(key) // tile.keys + len(where.key_bounds) - 1
+        blocks = tile.queries // sizes["PACK"], sizes["PACK"], query.shape[2]
+        kernels.key_value_gradient[(slots * key.shape[1],)](
+            _query_blocks(grad_output, blocks), _query_blocks(query, blocks), _key_blocks(key, tile),
+            _key_blocks(value, tile), sums, grads[1], grads[2], *_bounds(where), padded_rows, **sizes,
+            num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+        return grads
+
+    def _tiles(self, query: Tensor) -> Tiles:
+        return self.tiles or next(tiles for most, tiles in TILES.items() if query.shape[2] <= most)
+
+
+def _prepare(grad_output: Tensor, output: Tensor, logsumexp: Tensor, sums: Tensor) -> None:
+    assert logsumexp.is_contiguous()
+    _, padded_rows, heads = sums.shape
+    kernels.prepare[(triton.cdiv(padded_rows * heads, PREPARED),)](
+        grad_output, output, logsumexp, sums, len(output), padded_rows, grad_output.stride(0), output.stride(0),
+        heads, output.shape[2], PREPARED,
+    )  # fmt: skip
+
+
+def _sizes(query: Tensor, key: Tensor, tile: Tile, where: Segments) -> dict[str, int | bool]:
+    """Of each kernel: constants. A program takes as many heads of a group at once as the group is divisible by."""
+    heads, groups = query.shape[1], key.shape[1]
+    of_group = heads // groups
+    return {
+        "HEADS": heads,
+        "GROUPS": groups,
+        "CHANNELS": query.shape[2],
+        "PACK": min(of_group & -of_group, tile.queries),  # the largest power of two
+        "BLOCK_QUERIES": tile.queries,
+        "BLOCK_KEYS": tile.keys,
+        "CAUSAL": where.causal,
+    }
+
+
+def _query_grid(query: Tensor, tile: Tile, where: Segments, sizes: dict[str, int | bool]) -> tuple[int]:
+    slots = len(query) // (tile.queries // sizes["PACK"]) + len(where.query_bounds) - 1
+    return (slots * (query.shape[1] // sizes["PACK"]),)
+
+
+def _bounds(where: Segments) -> tuple[Tensor, Tensor, int]:
+    return where.query_bounds, where.key_bounds, len(where.query_bounds) - 1
+
+
+def _key_blocks(x: Float[Tensor, "T G C"], tile: Tile) -> TensorDescriptor:
+    x = _readable(x)
+    tokens, groups, channels = x.shape
+    return TensorDescriptor(x, [tokens, groups * channels], [x.stride(0), 1], [tile.keys, channels])
+
+
+def _query_blocks(x: Float[Tensor, "R Q C"], blocks: tuple[int, int, int]) -> TensorDescriptor:
+    x = _readable(x)
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), list(blocks))
+
+
+def _readable(x: Tensor) -> Tensor:
+    """For descriptors, whose rows begin at multiples of 16 bytes; all views that training hands over do."""
+    assert x.stride()[1:] == (x.shape[2], 1)
+    aligned = x.data_ptr() % 16 == 0 and x.stride(0) * x.element_size() % 16 == 0
+    return x if aligned else x.contiguous()
