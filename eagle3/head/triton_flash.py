@@ -31,8 +31,8 @@ class Tile:
 @dataclass(frozen=True, kw_only=True)
 class Tiles:
     forward: Tile
-    query: Tile  # of the query's gradient
     key_value: Tile  # of the gradients of key and value
+    query: Tile | None  # of the query's gradient; None: in the kernel of key and value, added in any order
 
 
 # By the most channels. None spills a register on sm_90 (Triton 3.6, PTX of CUDA 12.8).
@@ -41,7 +41,7 @@ TILES = {
     128: Tiles(forward=Tile(128, 128, 8, 2), query=Tile(128, 64, 8, 2), key_value=Tile(64, 128, 8, 2)),
     256: Tiles(forward=Tile(128, 64, 8, 2), query=Tile(64, 64, 8, 2), key_value=Tile(64, 64, 8, 2)),
 }
-PREPARED = 64  # queries of a program that prepares the backward
+PREPARE = Tile(64, 0, 4, 1)
 
 
 class TritonFlash:
@@ -77,41 +77,45 @@ class TritonFlash:
     ) -> Gradients:
         if not len(query):
             return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
-        grads = tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (query, key, value))
+        heads, segments = query.shape[1], len(where.query_bounds) - 1
         tiles = self._tiles(query)
-        padded_rows = len(query) + max(tiles.query.queries, tiles.key_value.queries)
-        sums = query.new_empty((2, padded_rows, query.shape[1]), dtype=torch.float32)
-        _prepare(grad_output, output, logsumexp, sums)
+        grad_query, grad_key, grad_value = (
+            torch.empty_like(x, memory_format=torch.contiguous_format) for x in (query, key, value)
+        )
+        # Every segment begins at a multiple of 4 rows; blocks that end behind the last row read on.
+        padded_rows = (len(query) // 4 + segments + 1) * 4 + PREPARE.queries * 2
+        sums = query.new_zeros(2 * heads * padded_rows, dtype=torch.float32)
+        sizes = _sizes(query, key, PREPARE, where)
+        kernels.prepare[_query_grid(query, PREPARE, where, sizes)](
+            grad_output, output, logsumexp, sums, where.query_bounds, segments, len(query), padded_rows,
+            grad_output.stride(0), output.stride(0), heads, query.shape[2], sizes["PACK"], PREPARE.queries,
+            num_warps=PREPARE.warps,
+        )  # fmt: skip
 
         tile = tiles.query
-        sizes = _sizes(query, key, tile, where)
-        kernels.query_gradient[_query_grid(query, tile, where, sizes)](
-            grad_output, query, _key_blocks(key, tile), _key_blocks(value, tile), sums, grads[0], *_bounds(where),
-            padded_rows, grad_output.stride(0), query.stride(0), **sizes, num_warps=tile.warps, num_stages=tile.stages,
-        )  # fmt: skip
+        if tile is not None:
+            sizes = _sizes(query, key, tile, where)
+            kernels.query_gradient[_query_grid(query, tile, where, sizes)](
+                grad_output, query, _key_blocks(key, tile), _key_blocks(value, tile), sums, grad_query, *_bounds(where),
+                padded_rows, grad_output.stride(0), query.stride(0), **sizes, num_warps=tile.warps,
+                num_stages=tile.stages,
+            )  # fmt: skip
 
         tile = tiles.key_value
         sizes = _sizes(query, key, tile, where)
-        slots = len(key) // tile.keys + len(where.key_bounds) - 1
-        blocks = tile.queries // sizes["PACK"], sizes["PACK"], query.shape[2]
+        blocks = [tile.queries // sizes["PACK"], sizes["PACK"], query.shape[2]]
+        added = torch.zeros_like(grad_query, dtype=torch.float32) if tiles.query is None else None
+        slots = len(key) // tile.keys + segments
         kernels.key_value_gradient[(slots * key.shape[1],)](
             _query_blocks(grad_output, blocks), _query_blocks(query, blocks), _key_blocks(key, tile),
-            _key_blocks(value, tile), sums, grads[1], grads[2], *_bounds(where), padded_rows, **sizes,
-            num_warps=tile.warps, num_stages=tile.stages,
+            _key_blocks(value, tile), TensorDescriptor(sums, [len(sums)], [1], [tile.queries]),
+            None if added is None else _query_blocks(added, blocks), grad_key, grad_value, *_bounds(where), padded_rows,
+            **sizes, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
-        return grads
+        return grad_query if added is None else added.to(query.dtype), grad_key, grad_value
 
     def _tiles(self, query: Tensor) -> Tiles:
         return self.tiles or next(tiles for most, tiles in TILES.items() if query.shape[2] <= most)
-
-
-def _prepare(grad_output: Tensor, output: Tensor, logsumexp: Tensor, sums: Tensor) -> None:
-    assert logsumexp.is_contiguous()
-    _, padded_rows, heads = sums.shape
-    kernels.prepare[(triton.cdiv(padded_rows * heads, PREPARED),)](
-        grad_output, output, logsumexp, sums, len(output), padded_rows, grad_output.stride(0), output.stride(0),
-        heads, output.shape[2], PREPARED,
-    )  # fmt: skip
 
 
 def _sizes(query: Tensor, key: Tensor, tile: Tile, where: Segments) -> dict[str, int | bool]:
@@ -144,9 +148,9 @@ def _key_blocks(x: Float[Tensor, "T G C"], tile: Tile) -> TensorDescriptor:
     return TensorDescriptor(x, [tokens, groups * channels], [x.stride(0), 1], [tile.keys, channels])
 
 
-def _query_blocks(x: Float[Tensor, "R Q C"], blocks: tuple[int, int, int]) -> TensorDescriptor:
+def _query_blocks(x: Float[Tensor, "R Q C"], blocks: list[int]) -> TensorDescriptor:
     x = _readable(x)
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), list(blocks))
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), blocks)
 
 
 def _readable(x: Tensor) -> Tensor:

@@ -103,30 +103,39 @@ def _attend_blocks(
     return total, weight, highest
 
 
-@triton.jit(do_not_specialize=["num_rows", "padded_rows"])
+@triton.jit(do_not_specialize=["segments", "num_rows", "padded_rows"])
 def prepare(
     grad_output,
     output,
     logsumexp,
     sums,
+    query_bounds,
+    segments,
     num_rows,
     padded_rows,
     grad_stride,
     output_stride,
     HEADS: tl.constexpr,
     CHANNELS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    PACK: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr,
 ):
-    """sums [2, padded rows, Q]: log2-sum-exp2 of the scaled scores, and the mean gradient of a row's weights."""
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    row, head = (place // HEADS).to(tl.int64), place % HEADS
-    inside = row < num_rows
-    gradient = _rows(grad_output, row, grad_stride, head, inside, CHANNELS).to(tl.float32)
-    result = _rows(output, row, output_stride, head, inside, CHANNELS).to(tl.float32)
-    log_sum = tl.load(logsumexp + head * num_rows + row, inside, other=0).to(tl.float32)
-    exists = row < padded_rows  # what lies behind the last row is read, and must be finite
-    tl.store(sums + place, log_sum * LOG2_E, exists)
-    tl.store(sums + padded_rows * HEADS + place, tl.sum(gradient * result, 1), exists)
+    """sums [2, Q / PACK, padded rows, PACK]: log2-sum-exp2 of scaled scores; the mean gradient of a row's weights."""
+    packs: tl.constexpr = HEADS // PACK
+    slot, head = tl.program_id(0) // packs, tl.program_id(0) % packs * PACK
+    segment, first_row = _place(slot, query_bounds, segments, BLOCK_QUERIES // PACK)
+    start, num_queries = _stretch(query_bounds, segment)
+    if first_row < num_queries:
+        lane = tl.arange(0, BLOCK_QUERIES)
+        row = first_row + lane // PACK
+        inside = row < num_queries
+        row, heads = (start + row).to(tl.int64), head + lane % PACK
+        gradient = _rows(grad_output, row, grad_stride, heads, inside, CHANNELS).to(tl.float32)
+        result = _rows(output, row, output_stride, heads, inside, CHANNELS).to(tl.float32)
+        log_sum = tl.load(logsumexp + heads * num_rows + row, inside, other=0).to(tl.float32)
+        sums += _sums(head, start, segment, padded_rows, PACK) + first_row * PACK + lane
+        tl.store(sums, log_sum * LOG2_E, inside)
+        tl.store(sums + HEADS * padded_rows, tl.sum(gradient * result, 1), inside)
 
 
 @triton.jit(do_not_specialize=["segments", "padded_rows"])
@@ -169,9 +178,9 @@ def query_gradient(
         heads = head + lane % PACK
         q = _rows(query, row, query_stride, heads, inside, CHANNELS)
         gradient = _rows(grad_output, row, grad_stride, heads, inside, CHANNELS)
-        place = row * HEADS + heads
+        place = _sums(head, start, segment, padded_rows, PACK) + first_row * PACK + lane
         log_sum = tl.load(sums + place)
-        mean = tl.load(sums + padded_rows * HEADS + place)
+        mean = tl.load(sums + HEADS * padded_rows + place)
         total = tl.zeros([BLOCK_QUERIES, CHANNELS], tl.float32)
         total = _query_gradient_blocks(
             q, gradient, key, value, log_sum, mean, key_start, column, 0, whole, limit, total, scale, BLOCK_KEYS, False
@@ -179,7 +188,7 @@ def query_gradient(
         total = _query_gradient_blocks(
             q, gradient, key, value, log_sum, mean, key_start, column, whole, stop, limit, total, scale, BLOCK_KEYS, True
         )  # fmt: skip
-        place = place[:, None] * CHANNELS + tl.arange(0, CHANNELS)[None, :]
+        place = (row * HEADS + heads)[:, None] * CHANNELS + tl.arange(0, CHANNELS)[None, :]
         tl.store(grad_query + place, (total * scale).to(grad_query.dtype.element_ty), inside[:, None])
 
 
@@ -219,7 +228,8 @@ def key_value_gradient(
     query,
     key,  # descriptor of [T, G C], blocks of [K, C]
     value,
-    sums,
+    sums,  # descriptor of blocks of M
+    grad_query,  # descriptor, as query; added to if it is not None
     grad_key,
     grad_value,
     query_bounds,
@@ -246,26 +256,30 @@ def key_value_gradient(
         k = key.load([key_start + first_key, group * CHANNELS])
         v = value.load([key_start + first_key, group * CHANNELS])
         # Blocks of rows that read all of these keys need no mask, unless the last one ends behind the segment.
-        first, whole, stop = 0, 0, num_queries // rows * rows
-        first_reader = tl.arange(0, BLOCK_KEYS) * 0  # of each key
+        keys = first_key + tl.arange(0, BLOCK_KEYS)
+        stop = num_queries // rows * rows
         if CAUSAL:
             earlier = num_keys - num_queries  # keys that every row reads
             first = tl.maximum(first_key - earlier, 0) // rows * rows
             whole = tl.cdiv(tl.maximum(first_key + BLOCK_KEYS - 1 - earlier, 0), rows) * rows
             whole = tl.maximum(tl.minimum(whole, stop), first)
-            first_reader = first_key + tl.arange(0, BLOCK_KEYS) - earlier
+            first_reader = keys - earlier
+        else:
+            first = 0
+            whole = tl.where(first_key + BLOCK_KEYS <= num_keys, 0, stop)
+            first_reader = tl.where(keys < num_keys, 0, num_queries)
         total_k = tl.zeros([BLOCK_KEYS, CHANNELS], tl.float32)
         total_v = tl.zeros([BLOCK_KEYS, CHANNELS], tl.float32)
         for head in tl.range(group * of_group, (group + 1) * of_group, PACK):
+            first_sum = _sums(head, start, segment, padded_rows, PACK)
             total_k, total_v = _key_value_gradient_blocks(
-                k, v, query, grad_output, sums, padded_rows, start, num_queries, head, first, whole, stop, first_reader,
-                total_k, total_v, scale, HEADS, CHANNELS, PACK, BLOCK_QUERIES, True,
+                k, v, query, grad_output, sums, grad_query, padded_rows, first_sum, start, num_queries, head, first,
+                whole, stop, first_reader, total_k, total_v, scale, HEADS, CHANNELS, PACK, BLOCK_QUERIES, True,
             )  # fmt: skip
             total_k, total_v = _key_value_gradient_blocks(
-                k, v, query, grad_output, sums, padded_rows, start, num_queries, head, first, whole, stop, first_reader,
-                total_k, total_v, scale, HEADS, CHANNELS, PACK, BLOCK_QUERIES, False,
+                k, v, query, grad_output, sums, grad_query, padded_rows, first_sum, start, num_queries, head, first,
+                whole, stop, first_reader, total_k, total_v, scale, HEADS, CHANNELS, PACK, BLOCK_QUERIES, False,
             )  # fmt: skip
-        keys = first_key + tl.arange(0, BLOCK_KEYS)
         inside = (keys < num_keys)[:, None]
         place = (key_start + keys).to(tl.int64) * GROUPS + group
         place = place[:, None] * CHANNELS + tl.arange(0, CHANNELS)[None, :]
@@ -280,7 +294,9 @@ def _key_value_gradient_blocks(
     query,
     grad_output,
     sums,
+    grad_query,
     padded_rows,
+    first_sum,
     start,
     num_queries,
     head,
@@ -299,7 +315,6 @@ def _key_value_gradient_blocks(
 ):
     rows: tl.constexpr = BLOCK_QUERIES // PACK
     lane = tl.arange(0, BLOCK_QUERIES)
-    sums += (start + lane // PACK) * HEADS + head + lane % PACK
     begin, end = whole, stop
     if MASKED:  # those before `whole`, then the one behind `stop`
         begin, end = first, whole + tl.where(stop < num_queries, rows, 0)
@@ -308,15 +323,19 @@ def _key_value_gradient_blocks(
             first_row = tl.where(first_row < whole, first_row, stop)
         q = query.load([start + first_row, head, 0]).reshape(BLOCK_QUERIES, CHANNELS)
         gradient = grad_output.load([start + first_row, head, 0]).reshape(BLOCK_QUERIES, CHANNELS)
-        log_sum = tl.load(sums + first_row * HEADS)
-        mean = tl.load(sums + (first_row + padded_rows) * HEADS)
+        log_sum = sums.load([first_sum + first_row * PACK])
+        mean = sums.load([first_sum + HEADS * padded_rows + first_row * PACK])
         weights = tl.exp2(tl.dot(k, q.T) * (scale * LOG2_E) - log_sum[None, :])
         if MASKED:
             row = (first_row + lane // PACK)[None, :]
             weights = tl.where((first_reader[:, None] <= row) & (row < num_queries), weights, 0)
         total_v = tl.dot(weights.to(gradient.dtype), gradient, total_v)
         grad_scores = weights * (tl.dot(v, gradient.T) - mean[None, :])
-        total_k = tl.dot(grad_scores.to(q.dtype), q, total_k)
+        grad_scores = grad_scores.to(q.dtype)
+        total_k = tl.dot(grad_scores, q, total_k)
+        if grad_query is not None:
+            part = tl.dot(grad_scores.T, k) * scale
+            grad_query.atomic_add([start + first_row, head, 0], part.reshape(rows, PACK, CHANNELS))
     return total_k, total_v
 
 
@@ -339,6 +358,12 @@ def _place(slot, bounds, segments, BLOCK: tl.constexpr):
 def _rows(x, row, stride, heads, inside, CHANNELS: tl.constexpr):
     place = row * stride + heads * CHANNELS
     return tl.load(x + place[:, None] + tl.arange(0, CHANNELS)[None, :], inside[:, None], other=0)
+
+
+@triton.jit
+def _sums(head, start, segment, padded_rows, PACK: tl.constexpr):
+    """Where the sums of a segment begin: at a multiple of 16 bytes, as blocks of a descriptor should."""
+    return (head // PACK * padded_rows + (start // 4 + segment) * 4) * PACK
 
 
 @triton.jit
