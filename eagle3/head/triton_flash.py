@@ -59,7 +59,7 @@ class TritonFlash:
             return output, logsumexp
         tile = self._tiles(query).forward
         sizes = _sizes(query, key, tile, where)
-        kernels.attend[_query_grid(query, tile, where, sizes)](
+        kernels.flash_forward[_query_grid(query, tile, where, sizes)](
             query, _key_blocks(key, tile), _key_blocks(value, tile), output, logsumexp, *_bounds(where), len(query),
             query.stride(0), **sizes, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
@@ -86,7 +86,7 @@ class TritonFlash:
         padded_rows = (len(query) // 4 + segments + 1) * 4 + PREPARE.queries * 2
         sums = query.new_zeros(2 * heads * padded_rows, dtype=torch.float32)
         sizes = _sizes(query, key, PREPARE, where)
-        kernels.prepare[_query_grid(query, PREPARE, where, sizes)](
+        kernels.flash_prepare[_query_grid(query, PREPARE, where, sizes)](
             grad_output, output, logsumexp, sums, where.query_bounds, segments, len(query), padded_rows,
             grad_output.stride(0), output.stride(0), heads, query.shape[2], sizes["PACK"], PREPARE.queries,
             num_warps=PREPARE.warps,
@@ -95,7 +95,7 @@ class TritonFlash:
         tile = tiles.query
         if tile is not None:
             sizes = _sizes(query, key, tile, where)
-            kernels.query_gradient[_query_grid(query, tile, where, sizes)](
+            kernels.flash_query_gradient[_query_grid(query, tile, where, sizes)](
                 grad_output, query, _key_blocks(key, tile), _key_blocks(value, tile), sums, grad_query, *_bounds(where),
                 padded_rows, grad_output.stride(0), query.stride(0), **sizes, num_warps=tile.warps,
                 num_stages=tile.stages,
@@ -106,7 +106,7 @@ class TritonFlash:
         blocks = [tile.queries // sizes["PACK"], sizes["PACK"], query.shape[2]]
         added = torch.zeros_like(grad_query, dtype=torch.float32) if tiles.query is None else None
         slots = len(key) // tile.keys + segments
-        kernels.key_value_gradient[(slots * key.shape[1],)](
+        kernels.flash_key_value_gradient[(slots * key.shape[1],)](
             _query_blocks(grad_output, blocks), _query_blocks(query, blocks), _key_blocks(key, tile),
             _key_blocks(value, tile), TensorDescriptor(sums, [len(sums)], [1], [tile.queries]),
             None if added is None else _query_blocks(added, blocks), grad_key, grad_value, *_bounds(where), padded_rows,

@@ -18,7 +18,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)  # exp2 is one instruction, exp is two
 
 
 @triton.jit(do_not_specialize=["segments", "num_rows"])
-def attend(
+def flash_forward(
     query,
     key,  # descriptor of [T, G C], blocks of [K, C]
     value,
@@ -58,10 +58,10 @@ def attend(
         total = tl.zeros([BLOCK_QUERIES, CHANNELS], tl.float32)
         highest = tl.full([BLOCK_QUERIES], float("-inf"), tl.float32)
         weight = tl.zeros([BLOCK_QUERIES], tl.float32)
-        total, weight, highest = _attend_blocks(
+        total, weight, highest = _forward_blocks(
             q, key, value, key_start, column, 0, whole, limit, total, weight, highest, scale, BLOCK_KEYS, False
         )
-        total, weight, highest = _attend_blocks(
+        total, weight, highest = _forward_blocks(
             q, key, value, key_start, column, whole, stop, limit, total, weight, highest, scale, BLOCK_KEYS, True
         )
         tl.store(logsumexp + heads * num_rows + row, (highest + tl.log2(weight)) / LOG2_E, inside)
@@ -70,7 +70,7 @@ def attend(
 
 
 @triton.jit
-def _attend_blocks(
+def _forward_blocks(
     q,
     key,
     value,
@@ -104,7 +104,7 @@ def _attend_blocks(
 
 
 @triton.jit(do_not_specialize=["segments", "num_rows", "padded_rows"])
-def prepare(
+def flash_prepare(
     grad_output,
     output,
     logsumexp,
@@ -139,7 +139,7 @@ def prepare(
 
 
 @triton.jit(do_not_specialize=["segments", "padded_rows"])
-def query_gradient(
+def flash_query_gradient(
     grad_output,
     query,
     key,  # descriptor of [T, G C], blocks of [K, C]
@@ -223,7 +223,7 @@ def _query_gradient_blocks(
 
 
 @triton.jit(do_not_specialize=["segments", "padded_rows"])
-def key_value_gradient(
+def flash_key_value_gradient(
     grad_output,  # descriptor of [R, Q, C], blocks of [M / PACK, PACK, C]
     query,
     key,  # descriptor of [T, G C], blocks of [K, C]
@@ -280,6 +280,9 @@ def key_value_gradient(
                 k, v, query, grad_output, sums, grad_query, padded_rows, first_sum, start, num_queries, head, first,
                 whole, stop, first_reader, total_k, total_v, scale, HEADS, CHANNELS, PACK, BLOCK_QUERIES, False,
             )  # fmt: skip
+        segment, first_key = _place(slot, key_bounds, segments, BLOCK_KEYS)
+        key_start, num_keys = _stretch(key_bounds, segment)
+        keys = first_key + tl.arange(0, BLOCK_KEYS)
         inside = (keys < num_keys)[:, None]
         place = (key_start + keys).to(tl.int64) * GROUPS + group
         place = place[:, None] * CHANNELS + tl.arange(0, CHANNELS)[None, :]
