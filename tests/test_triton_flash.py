@@ -4,7 +4,7 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import astuple, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -109,6 +109,65 @@ def test_the_kernels_equal_plain_attention_on_a_gpu() -> None:
     kernels_equal_plain_attention("cuda")
 
 
+def compiled_for_hopper(name: str, channels: int, tile) -> tuple[str, int, int]:
+    """PTX, bytes of shared memory and bytes of spilled registers, without a GPU."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from eagle3.head import triton_flash_kernels
+
+    kernel = getattr(triton_flash_kernels, name)
+    queries = f"tensordesc<bf16[{tile.queries // 4},4,{channels}]>"
+    keys = f"tensordesc<bf16[{tile.keys},{channels}]>"
+    rows = queries if name == "flash_key_value_gradient" else "*bf16"
+    types = {
+        **dict.fromkeys(("query", "grad_output"), rows),
+        **dict.fromkeys(("key", "value"), keys),
+        **dict.fromkeys(("output", "grad_query", "grad_key", "grad_value"), "*bf16"),
+        **dict.fromkeys(("query_bounds", "key_bounds"), "*i32"),
+        **dict.fromkeys(("segments", "num_rows", "padded_rows", "query_stride", "grad_stride"), "i32"),
+        "sums": f"tensordesc<fp32[{tile.queries}]>" if rows == queries else "*fp32",
+        "logsumexp": "*fp32",
+    }
+    constants = {"HEADS": 32, "GROUPS": 8, "CHANNELS": channels, "PACK": 4, "CAUSAL": True}
+    constants |= {"BLOCK_QUERIES": tile.queries, "BLOCK_KEYS": tile.keys}
+    if rows == queries:
+        constants["grad_query"] = None
+    signature = {each: "constexpr" if each in constants else types[each] for each in kernel.arg_names}
+    aligned = {
+        (place,): [["tt.divisibility", 16]]
+        for place, (each, kind) in enumerate(signature.items())
+        if kind.startswith("*") or each.endswith("stride")
+    }
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
+    options = {"num_warps": tile.warps, "num_stages": tile.stages}
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+    command = [ptxas, "-v", "--gpu-name", "sm_90a", "-", "-o", os.devnull]
+    said = subprocess.run(command, input=compiled.asm["ptx"], capture_output=True, text=True, check=True).stderr
+    return compiled.asm["ptx"], compiled.metadata.shared, int(re.findall(r"(\d+) bytes spill stores", said)[0])
+
+
+@pytest.mark.slow
+@needs_triton
+@pytest.mark.parametrize("channels", [16, 32, 64, 128, 256])
+def test_tiles_fit_hopper_and_spill_nothing_in_their_loops(channels: int) -> None:
+    from eagle3.head.triton_flash import TILES
+
+    tiles = next(tiles for most, tiles in TILES.items() if channels <= most)
+    for name, tile in (
+        ("flash_forward", tiles.forward),
+        ("flash_query_gradient", tiles.query),
+        ("flash_key_value_gradient", tiles.key_value),
+    ):
+        ptx, shared, spilled = compiled_for_hopper(name, channels, tile)
+        assert "wgmma.mma_async" in ptx and "mma.sync" not in ptx
+        assert "cp.async.bulk.tensor" in ptx
+        assert shared <= 227 * 1024
+        assert spilled <= 16  # a few addresses, kept from before the loops until after them
+
+
 @pytest.mark.gpu
 def test_other_lengths_compile_nothing() -> None:
     from eagle3.head import triton_flash_kernels
@@ -117,7 +176,7 @@ def test_other_lengths_compile_nothing() -> None:
     kernel = TritonFlash()
     compiled = []
     for lengths in ([1], [64, 5], [300, 1, 17], [16] * 32):
-        bounds = torch.tensor([0, *lengths], dtype=torch.int32, device="cuda").cumsum(0, dtype=torch.int32)
+        bounds = torch.tensor([[0, *lengths]] * 2, dtype=torch.int32, device="cuda").cumsum(1, dtype=torch.int32)[1]
         query, key = (torch.randn(sum(lengths), heads, 64, device="cuda", dtype=torch.bfloat16) for heads in (8, 2))
         where = Segments(
             query_bounds=bounds, key_bounds=bounds, most_queries=max(lengths), most_keys=max(lengths), causal=True

@@ -14,10 +14,11 @@ program M rows times PACK heads, K keys.
 import triton
 import triton.language as tl
 
+BOUNDS = ["query_bounds", "key_bounds"]  # begin anywhere: a kernel for each alignment would be compiled in training
 LOG2_E = tl.constexpr(1.4426950408889634)  # exp2 is one instruction, exp is two
 
 
-@triton.jit(do_not_specialize=["segments", "num_rows"])
+@triton.jit(do_not_specialize=["segments", "num_rows"], do_not_specialize_on_alignment=BOUNDS)
 def flash_forward(
     query,
     key,  # descriptor of [T, G C], blocks of [K, C]
@@ -103,7 +104,7 @@ def _forward_blocks(
     return total, weight, highest
 
 
-@triton.jit(do_not_specialize=["segments", "num_rows", "padded_rows"])
+@triton.jit(do_not_specialize=["segments", "num_rows", "padded_rows"], do_not_specialize_on_alignment=BOUNDS)
 def flash_prepare(
     grad_output,
     output,
@@ -138,7 +139,7 @@ def flash_prepare(
         tl.store(sums + HEADS * padded_rows, tl.sum(gradient * result, 1), inside)
 
 
-@triton.jit(do_not_specialize=["segments", "padded_rows"])
+@triton.jit(do_not_specialize=["segments", "padded_rows"], do_not_specialize_on_alignment=BOUNDS)
 def flash_query_gradient(
     grad_output,
     query,
@@ -186,7 +187,8 @@ def flash_query_gradient(
             q, gradient, key, value, log_sum, mean, key_start, column, 0, whole, limit, total, scale, BLOCK_KEYS, False
         )
         total = _query_gradient_blocks(
-            q, gradient, key, value, log_sum, mean, key_start, column, whole, stop, limit, total, scale, BLOCK_KEYS, True
+            q, gradient, key, value, log_sum, mean, key_start, column, whole, stop, limit, total, scale, BLOCK_KEYS,
+            True,
         )  # fmt: skip
         place = (row * HEADS + heads)[:, None] * CHANNELS + tl.arange(0, CHANNELS)[None, :]
         tl.store(grad_query + place, (total * scale).to(grad_query.dtype.element_ty), inside[:, None])
@@ -222,7 +224,7 @@ def _query_gradient_blocks(
     return total
 
 
-@triton.jit(do_not_specialize=["segments", "padded_rows"])
+@triton.jit(do_not_specialize=["segments", "padded_rows"], do_not_specialize_on_alignment=BOUNDS)
 def flash_key_value_gradient(
     grad_output,  # descriptor of [R, Q, C], blocks of [M / PACK, PACK, C]
     query,
@@ -280,6 +282,7 @@ def flash_key_value_gradient(
                 k, v, query, grad_output, sums, grad_query, padded_rows, first_sum, start, num_queries, head, first,
                 whole, stop, first_reader, total_k, total_v, scale, HEADS, CHANNELS, PACK, BLOCK_QUERIES, False,
             )  # fmt: skip
+        # Looked up again: to keep them over the loops would take registers that these lack.
         segment, first_key = _place(slot, key_bounds, segments, BLOCK_KEYS)
         key_start, num_keys = _stretch(key_bounds, segment)
         keys = first_key + tl.arange(0, BLOCK_KEYS)
