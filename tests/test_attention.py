@@ -269,7 +269,7 @@ def test_a_named_attention_is_taken(name: str, attention: MakeAttention) -> None
         ),
         ({"head_dim": 100}, r"multiple of 8 .* here model\.head_dim=100; attention=auto"),
         ({"head_dim": 264}, r"at most 256, here model\.head_dim=264; attention=auto"),
-        ({"name": "triton", "head_dim": 100}, r"attention=triton wants 16, 32, 64, 128 or 256 .* head_dim=100"),
+        ({"name": "triton", "head_dim": 100}, r"attention=triton wants 16, 32, 64, 128 or 256 .*head_dim=100"),
     ],
 )
 def test_an_attention_that_cannot_run_is_refused_with_the_way_out(changes: dict, message: str) -> None:

@@ -115,9 +115,9 @@ def compiled_for_hopper(name: str, channels: int, tile) -> tuple[str, int, int]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from eagle3.head import triton_flash_kernels
+    from eagle3.head import triton_flash
 
-    kernel = getattr(triton_flash_kernels, name)
+    kernel = getattr(triton_flash, name)
     queries = f"tensordesc<bf16[{tile.queries // 4},4,{channels}]>"
     keys = f"tensordesc<bf16[{tile.keys},{channels}]>"
     rows = queries if name == "flash_key_value_gradient" else "*bf16"
@@ -170,10 +170,9 @@ def test_tiles_fit_hopper_and_spill_nothing_in_their_loops(channels: int) -> Non
 
 @pytest.mark.gpu
 def test_other_lengths_compile_nothing() -> None:
-    from eagle3.head import triton_flash_kernels
-    from eagle3.head.triton_flash import TritonFlash
+    from eagle3.head import triton_flash
 
-    kernel = TritonFlash()
+    kernel = triton_flash.TritonFlash()
     compiled = []
     for lengths in ([1], [64, 5], [300, 1, 17], [16] * 32):
         bounds = torch.tensor([[0, *lengths]] * 2, dtype=torch.int32, device="cuda").cumsum(1, dtype=torch.int32)[1]
@@ -183,6 +182,6 @@ def test_other_lengths_compile_nothing() -> None:
         )
         kernel.backward(query, query, key, key, *kernel.forward(query, key, key, where), where)
         names = ("flash_forward", "flash_prepare", "flash_query_gradient", "flash_key_value_gradient")
-        caches = [getattr(triton_flash_kernels, name).device_caches.values() for name in names]
+        caches = [getattr(triton_flash, name).device_caches.values() for name in names]
         compiled.append([len(cache[0]) for caches_of_one in caches for cache in caches_of_one])
     assert all(each == compiled[0] for each in compiled)

@@ -1,7 +1,7 @@
 """A flash kernel in Triton for Hopper, whose matrix units the FlashAttention-2 in flash_kernels.py half uses.
 
 Nothing depends on the lengths of the segments but how many programs run: no pack compiles anything new, and the host
-waits for nothing. The backward adds in one order, so that every run gives the same bits.
+waits for nothing. With TILES the backward adds in one order, so that every run gives the same bits.
 
 Shapes: T tokens of the pack, R rows that ask, N segments, Q query heads, G key/value heads, C channels.
 """
@@ -13,8 +13,9 @@ from jaxtyping import Float
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from eagle3.head import triton_flash_kernels as kernels
 from eagle3.head.flash_kernels import Gradients, Segments
+from eagle3.head.triton_flash_backward import flash_key_value_gradient, flash_prepare, flash_query_gradient
+from eagle3.head.triton_flash_forward import flash_forward
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ TILES = {
     128: Tiles(forward=Tile(128, 128, 8, 3), key_value=Tile(64, 128, 8, 3), query=Tile(128, 64, 8, 3)),
     256: Tiles(forward=Tile(128, 32, 8, 3), key_value=Tile(32, 64, 8, 3), query=Tile(64, 32, 8, 3)),
 }
-PREPARE = Tile(64, 0, 4, 1)
+PREPARE = Tile(64, 0, 4, 1)  # of what the backward's kernels both need
+MOST_HEADS = 16  # of a row in a block, in all kernels: the smallest block of queries is one row
 
 
 class TritonFlash:
@@ -59,9 +61,9 @@ class TritonFlash:
             return output, logsumexp
         tile = self._tiles(query).forward
         sizes = _sizes(query, key, tile, where)
-        kernels.flash_forward[_query_grid(query, tile, where, sizes)](
+        flash_forward[_query_grid(query, tile, where, sizes)](
             query, _key_blocks(key, tile), _key_blocks(value, tile), output, logsumexp, *_bounds(where), len(query),
-            query.stride(0), **sizes, num_warps=tile.warps, num_stages=tile.stages,
+            _row_stride(query), **sizes, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
         return output, logsumexp
 
@@ -75,6 +77,7 @@ class TritonFlash:
         logsumexp: Float[Tensor, "Q R"],
         where: Segments,
     ) -> Gradients:
+        assert logsumexp.is_contiguous()
         if not len(query):
             return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
         heads, segments = query.shape[1], len(where.query_bounds) - 1
@@ -82,22 +85,23 @@ class TritonFlash:
         grad_query, grad_key, grad_value = (
             torch.empty_like(x, memory_format=torch.contiguous_format) for x in (query, key, value)
         )
-        # Every segment begins at a multiple of 4 rows; blocks that end behind the last row read on.
-        padded_rows = (len(query) // 4 + segments + 1) * 4 + PREPARE.queries * 2
+        # Every segment begins at a multiple of 4 rows; a block that ends behind the last row reads on.
+        longest = max(tile.queries for tile in (tiles.key_value, tiles.query) if tile)
+        padded_rows = (len(query) // 4 + segments + 1) * 4 + longest
         sums = query.new_zeros(2 * heads * padded_rows, dtype=torch.float32)
         sizes = _sizes(query, key, PREPARE, where)
-        kernels.flash_prepare[_query_grid(query, PREPARE, where, sizes)](
+        flash_prepare[_query_grid(query, PREPARE, where, sizes)](
             grad_output, output, logsumexp, sums, where.query_bounds, segments, len(query), padded_rows,
-            grad_output.stride(0), output.stride(0), heads, query.shape[2], sizes["PACK"], PREPARE.queries,
+            _row_stride(grad_output), _row_stride(output), heads, query.shape[2], sizes["PACK"], PREPARE.queries,
             num_warps=PREPARE.warps,
         )  # fmt: skip
 
         tile = tiles.query
         if tile is not None:
             sizes = _sizes(query, key, tile, where)
-            kernels.flash_query_gradient[_query_grid(query, tile, where, sizes)](
+            flash_query_gradient[_query_grid(query, tile, where, sizes)](
                 grad_output, query, _key_blocks(key, tile), _key_blocks(value, tile), sums, grad_query, *_bounds(where),
-                padded_rows, grad_output.stride(0), query.stride(0), **sizes, num_warps=tile.warps,
+                padded_rows, _row_stride(grad_output), _row_stride(query), **sizes, num_warps=tile.warps,
                 num_stages=tile.stages,
             )  # fmt: skip
 
@@ -106,7 +110,7 @@ class TritonFlash:
         blocks = [tile.queries // sizes["PACK"], sizes["PACK"], query.shape[2]]
         added = torch.zeros_like(grad_query, dtype=torch.float32) if tiles.query is None else None
         slots = len(key) // tile.keys + segments
-        kernels.flash_key_value_gradient[(slots * key.shape[1],)](
+        flash_key_value_gradient[(slots * key.shape[1],)](
             _query_blocks(grad_output, blocks), _query_blocks(query, blocks), _key_blocks(key, tile),
             _key_blocks(value, tile), TensorDescriptor(sums, [len(sums)], [1], [tile.queries]),
             None if added is None else _query_blocks(added, blocks), grad_key, grad_value, *_bounds(where), padded_rows,
@@ -126,7 +130,7 @@ def _sizes(query: Tensor, key: Tensor, tile: Tile, where: Segments) -> dict[str,
         "HEADS": heads,
         "GROUPS": groups,
         "CHANNELS": query.shape[2],
-        "PACK": min(of_group & -of_group, tile.queries),  # the largest power of two
+        "PACK": min(of_group & -of_group, MOST_HEADS),  # the largest power of two
         "BLOCK_QUERIES": tile.queries,
         "BLOCK_KEYS": tile.keys,
         "CAUSAL": where.causal,
@@ -155,6 +159,10 @@ def _query_blocks(x: Float[Tensor, "R Q C"], blocks: list[int]) -> TensorDescrip
 
 def _readable(x: Tensor) -> Tensor:
     """For descriptors, whose rows begin at multiples of 16 bytes; all views that training hands over do."""
-    assert x.stride()[1:] == (x.shape[2], 1)
-    aligned = x.data_ptr() % 16 == 0 and x.stride(0) * x.element_size() % 16 == 0
+    aligned = x.data_ptr() % 16 == 0 and _row_stride(x) * x.element_size() % 16 == 0
     return x if aligned else x.contiguous()
+
+
+def _row_stride(x: Tensor) -> int:
+    assert x.stride()[1:] == (x.shape[2], 1)
+    return x.stride(0)

@@ -1,107 +1,12 @@
-"""The kernels of triton_flash.py: FlashAttention-2 (arXiv:2307.08691) on products that are wgmma on Hopper.
+"""FlashAttention-2's backward (arXiv:2307.08691, algorithm 2), given the merged output and log-sum-exp.
 
-A program takes a block of one segment, and goes through the blocks on the other side: rows with keys, keys with rows.
-It finds its segment itself, so that the grid needs no more than the sizes of the tensors. Query heads that share a
-key/value head lie in one block, PACK of them for each row: a turn of 32 rows still fills a block of 128.
-
-Inputs come through tensor descriptors (TMA), which read past the end of a segment: what they read there is masked, or
-never stored.
-
-Shapes: T tokens of the pack, R rows that ask, N segments, Q query heads, G key/value heads, C channels; inside a
-program M rows times PACK heads, K keys.
+Shapes and blocks: as in triton_flash_forward.py.
 """
 
 import triton
 import triton.language as tl
 
-BOUNDS = ["query_bounds", "key_bounds"]  # begin anywhere: a kernel for each alignment would be compiled in training
-LOG2_E = tl.constexpr(1.4426950408889634)  # exp2 is one instruction, exp is two
-
-
-@triton.jit(do_not_specialize=["segments", "num_rows"], do_not_specialize_on_alignment=BOUNDS)
-def flash_forward(
-    query,
-    key,  # descriptor of [T, G C], blocks of [K, C]
-    value,
-    output,
-    logsumexp,
-    query_bounds,
-    key_bounds,
-    segments,
-    num_rows,
-    query_stride,
-    HEADS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    PACK: tl.constexpr,
-    BLOCK_QUERIES: tl.constexpr,
-    BLOCK_KEYS: tl.constexpr,
-    CAUSAL: tl.constexpr,
-):
-    scale: tl.constexpr = CHANNELS**-0.5 * LOG2_E
-    packs: tl.constexpr = HEADS // PACK
-    rows: tl.constexpr = BLOCK_QUERIES // PACK
-    # Causally the last blocks read most: they start first, so that none of them is left alone at the end.
-    slot = tl.num_programs(0) // packs - 1 - tl.program_id(0) // packs
-    head = tl.program_id(0) % packs * PACK
-    segment, first_row = _place(slot, query_bounds, segments, rows)
-    start, num_queries = _stretch(query_bounds, segment)
-    if first_row < num_queries:
-        key_start, num_keys = _stretch(key_bounds, segment)
-        column = head // (HEADS // GROUPS) * CHANNELS
-        lane = tl.arange(0, BLOCK_QUERIES)
-        row = first_row + lane // PACK
-        limit, whole, stop = _reach(row, first_row, num_keys, num_queries, rows, BLOCK_KEYS, CAUSAL)
-        inside = row < num_queries
-        row = (start + row).to(tl.int64)
-        heads = head + lane % PACK
-        q = _rows(query, row, query_stride, heads, inside, CHANNELS)
-        total = tl.zeros([BLOCK_QUERIES, CHANNELS], tl.float32)
-        highest = tl.full([BLOCK_QUERIES], float("-inf"), tl.float32)
-        weight = tl.zeros([BLOCK_QUERIES], tl.float32)
-        total, weight, highest = _forward_blocks(
-            q, key, value, key_start, column, 0, whole, limit, total, weight, highest, scale, BLOCK_KEYS, False
-        )
-        total, weight, highest = _forward_blocks(
-            q, key, value, key_start, column, whole, stop, limit, total, weight, highest, scale, BLOCK_KEYS, True
-        )
-        tl.store(logsumexp + heads * num_rows + row, (highest + tl.log2(weight)) / LOG2_E, inside)
-        place = (row * HEADS + heads)[:, None] * CHANNELS + tl.arange(0, CHANNELS)[None, :]
-        tl.store(output + place, (total / weight[:, None]).to(output.dtype.element_ty), inside[:, None])
-
-
-@triton.jit
-def _forward_blocks(
-    q,
-    key,
-    value,
-    key_start,
-    column,
-    first,
-    stop,
-    limit,
-    total,
-    weight,
-    highest,
-    scale: tl.constexpr,
-    BLOCK_KEYS: tl.constexpr,
-    MASKED: tl.constexpr,
-):
-    """Every row reads key 0, which comes first: its highest score is finite before a block that it reads nothing of."""
-    for first_key in tl.range(first, stop, BLOCK_KEYS):
-        k = key.load([key_start + first_key, column])
-        scores = tl.dot(q, k.T)
-        if MASKED:
-            read = first_key + tl.arange(0, BLOCK_KEYS)[None, :] < limit[:, None]
-            scores = tl.where(read, scores, float("-inf"))
-        higher = tl.maximum(highest, tl.max(scores, 1) * scale)
-        weights = tl.exp2(scores * scale - higher[:, None])
-        kept = tl.exp2(highest - higher)
-        weight = weight * kept + tl.sum(weights, 1)
-        highest = higher
-        v = value.load([key_start + first_key, column])
-        total = tl.dot(weights.to(v.dtype), v, total * kept[:, None])
-    return total, weight, highest
+from eagle3.head.triton_flash_blocks import BOUNDS, LOG2_E, block_of, load_rows, reach_of, stretch_of
 
 
 @triton.jit(do_not_specialize=["segments", "num_rows", "padded_rows"], do_not_specialize_on_alignment=BOUNDS)
@@ -124,15 +29,15 @@ def flash_prepare(
     """sums [2, Q / PACK, padded rows, PACK]: log2-sum-exp2 of scaled scores; the mean gradient of a row's weights."""
     packs: tl.constexpr = HEADS // PACK
     slot, head = tl.program_id(0) // packs, tl.program_id(0) % packs * PACK
-    segment, first_row = _place(slot, query_bounds, segments, BLOCK_QUERIES // PACK)
-    start, num_queries = _stretch(query_bounds, segment)
+    segment, first_row = block_of(slot, query_bounds, segments, BLOCK_QUERIES // PACK)
+    start, num_queries = stretch_of(query_bounds, segment)
     if first_row < num_queries:
         lane = tl.arange(0, BLOCK_QUERIES)
         row = first_row + lane // PACK
         inside = row < num_queries
         row, heads = (start + row).to(tl.int64), head + lane % PACK
-        gradient = _rows(grad_output, row, grad_stride, heads, inside, CHANNELS).to(tl.float32)
-        result = _rows(output, row, output_stride, heads, inside, CHANNELS).to(tl.float32)
+        gradient = load_rows(grad_output, row, grad_stride, heads, inside, CHANNELS).to(tl.float32)
+        result = load_rows(output, row, output_stride, heads, inside, CHANNELS).to(tl.float32)
         log_sum = tl.load(logsumexp + heads * num_rows + row, inside, other=0).to(tl.float32)
         sums += _sums(head, start, segment, padded_rows, PACK) + first_row * PACK + lane
         tl.store(sums, log_sum * LOG2_E, inside)
@@ -166,19 +71,19 @@ def flash_query_gradient(
     rows: tl.constexpr = BLOCK_QUERIES // PACK
     slot = tl.num_programs(0) // packs - 1 - tl.program_id(0) // packs
     head = tl.program_id(0) % packs * PACK
-    segment, first_row = _place(slot, query_bounds, segments, rows)
-    start, num_queries = _stretch(query_bounds, segment)
+    segment, first_row = block_of(slot, query_bounds, segments, rows)
+    start, num_queries = stretch_of(query_bounds, segment)
     if first_row < num_queries:
-        key_start, num_keys = _stretch(key_bounds, segment)
+        key_start, num_keys = stretch_of(key_bounds, segment)
         column = head // (HEADS // GROUPS) * CHANNELS
         lane = tl.arange(0, BLOCK_QUERIES)
         row = first_row + lane // PACK
-        limit, whole, stop = _reach(row, first_row, num_keys, num_queries, rows, BLOCK_KEYS, CAUSAL)
+        limit, whole, stop = reach_of(row, first_row, num_keys, num_queries, rows, BLOCK_KEYS, CAUSAL)
         inside = row < num_queries
         row = (start + row).to(tl.int64)
         heads = head + lane % PACK
-        q = _rows(query, row, query_stride, heads, inside, CHANNELS)
-        gradient = _rows(grad_output, row, grad_stride, heads, inside, CHANNELS)
+        q = load_rows(query, row, query_stride, heads, inside, CHANNELS)
+        gradient = load_rows(grad_output, row, grad_stride, heads, inside, CHANNELS)
         place = _sums(head, start, segment, padded_rows, PACK) + first_row * PACK + lane
         log_sum = tl.load(sums + place)
         mean = tl.load(sums + HEADS * padded_rows + place)
@@ -246,15 +151,18 @@ def flash_key_value_gradient(
     BLOCK_KEYS: tl.constexpr,
     CAUSAL: tl.constexpr,
 ):
-    """Over all heads of the group, in one order: no atomics, the same bits in every run."""
+    """Of key and value over all heads of the group, in one order: the same bits in every run.
+
+    That of the query, if asked for, is added up in memory in any order: two products less, other last bits in each run.
+    """
     scale: tl.constexpr = CHANNELS**-0.5
     of_group: tl.constexpr = HEADS // GROUPS
     rows: tl.constexpr = BLOCK_QUERIES // PACK
     slot, group = tl.program_id(0) // GROUPS, tl.program_id(0) % GROUPS  # causally the first keys are read most
-    segment, first_key = _place(slot, key_bounds, segments, BLOCK_KEYS)
-    key_start, num_keys = _stretch(key_bounds, segment)
+    segment, first_key = block_of(slot, key_bounds, segments, BLOCK_KEYS)
+    key_start, num_keys = stretch_of(key_bounds, segment)
     if first_key < num_keys:
-        start, num_queries = _stretch(query_bounds, segment)
+        start, num_queries = stretch_of(query_bounds, segment)
         k = key.load([key_start + first_key, group * CHANNELS])
         v = value.load([key_start + first_key, group * CHANNELS])
         # Blocks of rows that read all of these keys need no mask, unless the last one ends behind the segment.
@@ -283,8 +191,8 @@ def flash_key_value_gradient(
                 whole, stop, first_reader, total_k, total_v, scale, HEADS, CHANNELS, PACK, BLOCK_QUERIES, False,
             )  # fmt: skip
         # Looked up again: to keep them over the loops would take registers that these lack.
-        segment, first_key = _place(slot, key_bounds, segments, BLOCK_KEYS)
-        key_start, num_keys = _stretch(key_bounds, segment)
+        segment, first_key = block_of(slot, key_bounds, segments, BLOCK_KEYS)
+        key_start, num_keys = stretch_of(key_bounds, segment)
         keys = first_key + tl.arange(0, BLOCK_KEYS)
         inside = (keys < num_keys)[:, None]
         place = (key_start + keys).to(tl.int64) * GROUPS + group
@@ -346,48 +254,6 @@ def _key_value_gradient_blocks(
 
 
 @triton.jit
-def _place(slot, bounds, segments, BLOCK: tl.constexpr):
-    """The segment of a slot, and where in it the slot's block begins, which may be behind its end.
-
-    Segment i has the slots from bounds[i] // BLOCK + i: as many as it has blocks, or one more.
-    """
-    low, high = 0, segments - 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        before = tl.load(bounds + middle) // BLOCK + middle <= slot
-        low = tl.where(before, middle, low)
-        high = tl.where(before, high, middle - 1)
-    return low, (slot - tl.load(bounds + low) // BLOCK - low) * BLOCK
-
-
-@triton.jit
-def _rows(x, row, stride, heads, inside, CHANNELS: tl.constexpr):
-    place = row * stride + heads * CHANNELS
-    return tl.load(x + place[:, None] + tl.arange(0, CHANNELS)[None, :], inside[:, None], other=0)
-
-
-@triton.jit
 def _sums(head, start, segment, padded_rows, PACK: tl.constexpr):
     """Where the sums of a segment begin: at a multiple of 16 bytes, as blocks of a descriptor should."""
     return (head // PACK * padded_rows + (start // 4 + segment) * 4) * PACK
-
-
-@triton.jit
-def _stretch(bounds, segment):
-    start = tl.load(bounds + segment)
-    return start, tl.load(bounds + segment + 1) - start
-
-
-@triton.jit
-def _reach(row, first_row, num_keys, num_queries, rows: tl.constexpr, BLOCK_KEYS: tl.constexpr, CAUSAL: tl.constexpr):
-    """How many keys each row reads; where the blocks that all rows read whole end; and those that some row reads."""
-    if CAUSAL:
-        earlier = num_keys - num_queries
-        limit = tl.minimum(row + earlier + 1, num_keys)
-        whole = (first_row + earlier + 1) // BLOCK_KEYS * BLOCK_KEYS
-        stop = tl.minimum(first_row + rows + earlier, num_keys)
-    else:
-        limit = tl.zeros_like(row) + num_keys
-        whole = num_keys // BLOCK_KEYS * BLOCK_KEYS
-        stop = num_keys
-    return limit, whole, stop
