@@ -48,6 +48,9 @@ FAST=(attention=torch_flash layer=fused loss=chunked)
 step $FIRST 300 train_step python benchmarks/train_step.py --out "$OUT/train_step.json" "${FAST[@]}"
 step $FIRST 120 train_step_fp8 python benchmarks/train_step.py --out "$OUT/train_step_fp8.json" --case 0 --case 1 --case 2 \
     attention=torch_flash layer=fused_fp8 loss=chunked_fp8
+step $FIRST 200 attention python benchmarks/attention.py --out "$OUT/attention.json"
+step $FIRST 200 train_step_triton python benchmarks/train_step.py --out "$OUT/train_step_triton.json" --case 0 --case 1 \
+    --case 2 attention=triton layer=fused
 step $FIRST 100 end_to_end python train.py trainer=gpu data.path="$OUT/store_8b" data.pack_tokens=16384 trainer.max_steps=90 \
     data.verify=false hydra.run.dir="$OUT/end_to_end"
 step $FIRST 300 bench python serve.py action=bench target.path="$TARGET" head="$HEAD" hydra.run.dir="$OUT/bench" \

@@ -4,6 +4,7 @@ FlashAttention runs on the CPU too: on `PlainKernel`, which does what the kernel
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -260,7 +261,7 @@ def test_a_named_attention_is_taken(name: str, attention: MakeAttention) -> None
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"name": "sdpa"}, r"attention=sdpa is none of auto, flash, torch_flash, padded, dense"),
+        ({"name": "sdpa"}, r"attention=sdpa is none of auto, flash, torch_flash, padded, triton, dense"),
         ({"device": torch.device("cpu")}, r"attention=torch_flash needs a CUDA GPU \(trainer\.accelerator=gpu\)"),
         (
             {"precision": "32-true"},
@@ -268,6 +269,7 @@ def test_a_named_attention_is_taken(name: str, attention: MakeAttention) -> None
         ),
         ({"head_dim": 100}, r"multiple of 8 .* here model\.head_dim=100; attention=auto"),
         ({"head_dim": 264}, r"at most 256, here model\.head_dim=264; attention=auto"),
+        ({"name": "triton", "head_dim": 100}, r"attention=triton wants 16, 32, 64, 128 or 256 .*head_dim=100"),
     ],
 )
 def test_an_attention_that_cannot_run_is_refused_with_the_way_out(changes: dict, message: str) -> None:
@@ -276,18 +278,24 @@ def test_an_attention_that_cannot_run_is_refused_with_the_way_out(changes: dict,
         choose_attention(**settings | changes)
 
 
-def kernels() -> list:
-    def on_gpu(kernel: VarlenKernel):
-        return pytest.param(kernel, "cuda", marks=pytest.mark.gpu, id=type(kernel).__name__)
+def kernels_of_gpu() -> list[VarlenKernel]:
+    found: list[VarlenKernel] = [TorchFlash()]
+    with suppress(ImportError):
+        found.append(FlashAttnPackage())
+    with suppress(ImportError):
+        from eagle3.head.triton_flash import TritonFlash
 
-    every = [pytest.param(PlainKernel(), "cpu", id="PlainKernel"), on_gpu(TorchFlash())]
-    try:
-        return [*every, on_gpu(FlashAttnPackage())]
-    except ImportError:
-        return every
+        found.append(TritonFlash())
+    return found
 
 
-@pytest.mark.parametrize("kernel, device", kernels())
+def on_gpu(*devices: str) -> list:
+    return [
+        pytest.param(kernel, *devices, marks=pytest.mark.gpu, id=type(kernel).__name__) for kernel in kernels_of_gpu()
+    ]
+
+
+@pytest.mark.parametrize("kernel, device", [pytest.param(PlainKernel(), "cpu", id="PlainKernel"), *on_gpu("cuda")])
 @pytest.mark.parametrize("heads", [(4, 4, 64), (8, 2, 128), (6, 1, 256)], ids=str)
 @pytest.mark.parametrize("step", [0, 1, 6])
 @pytest.mark.parametrize("packed", ["ragged", "many turns", "one row a turn", "no rows", "long"])
@@ -319,9 +327,11 @@ def test_under_autocast_flash_attention_is_as_exact_in_bfloat16_as_the_dense_one
         assert (other.double() - truth).norm() <= allowed
 
 
-@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", on_gpu())
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
-def test_a_step_of_flash_attention_does_not_wait_for_the_gpu(make_sample: Callable[..., Sample]) -> None:
+def test_a_step_of_flash_attention_does_not_wait_for_the_gpu(
+    make_sample: Callable[..., Sample], kernel: VarlenKernel
+) -> None:
     pack = pack_samples([make_sample(turns) for turns in MANY_TURNS], num_steps=STEPS).to(torch.device("cuda"))
     key, query = (
         torch.randn(count, 2, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
@@ -329,6 +339,6 @@ def test_a_step_of_flash_attention_does_not_wait_for_the_gpu(make_sample: Callab
     )
     torch.cuda.set_sync_debug_mode("error")
     try:
-        flash(TorchFlash())((key, key), pack)(query, [(query, query)]).sum().backward()
+        flash(kernel)((key, key), pack)(query, [(query, query)]).sum().backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")

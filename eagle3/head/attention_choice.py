@@ -2,18 +2,19 @@
 
 import logging
 from functools import partial
+from importlib.util import find_spec
 
 import torch
 
 from eagle3.errors import InputError
 from eagle3.head.attention import DenseAttention, MakeAttention, PaddedAttention
 from eagle3.head.flash_attention import FlashAttention
-from eagle3.head.flash_kernels import FlashAttnPackage, TorchFlash
+from eagle3.head.flash_kernels import FlashAttnPackage, TorchFlash, VarlenKernel
 
 log = logging.getLogger(__name__)
 
 FASTEST_FIRST = ("flash", "torch_flash", "padded")
-NAMES = ("auto", *FASTEST_FIRST, "dense")
+NAMES = ("auto", *FASTEST_FIRST, "triton", "dense")
 
 
 def require_known(name: str) -> None:
@@ -42,7 +43,15 @@ def _made(name: str) -> MakeAttention:
         return DenseAttention
     if name == "padded":
         return PaddedAttention
-    return partial(FlashAttention, kernel=FlashAttnPackage() if name == "flash" else TorchFlash())
+    return partial(FlashAttention, kernel=_kernel(name))
+
+
+def _kernel(name: str) -> VarlenKernel:
+    if name == "triton":
+        from eagle3.head.triton_flash import TritonFlash
+
+        return TritonFlash()
+    return FlashAttnPackage() if name == "flash" else TorchFlash()
 
 
 def _obstacle(name: str, device: torch.device, precision: str, head_dim: int) -> str | None:
@@ -53,6 +62,8 @@ def _obstacle(name: str, device: torch.device, precision: str, head_dim: int) ->
         return f"needs a CUDA GPU (trainer.accelerator=gpu), this run is on the {device.type.upper()}"
     if not precision.startswith(("bf16", "16")):
         return f"computes in half precision (trainer.precision=bf16-mixed), here trainer.precision={precision}"
+    if name == "triton":
+        return _triton_obstacle(device, head_dim)
     if head_dim % 8 or head_dim > 256:
         return f"wants a multiple of 8 channels a head, at most 256, here model.head_dim={head_dim}"
     if torch.cuda.get_device_capability(device) < (8, 0):
@@ -61,6 +72,16 @@ def _obstacle(name: str, device: torch.device, precision: str, head_dim: int) ->
         return "is left out of this build of PyTorch (pip install torch has it)"
     if name == "flash":
         return _package_obstacle()
+    return None
+
+
+def _triton_obstacle(device: torch.device, head_dim: int) -> str | None:
+    if head_dim not in (16, 32, 64, 128, 256):
+        return f"wants 16, 32, 64, 128 or 256 channels a head, here model.head_dim={head_dim}"
+    if torch.cuda.get_device_capability(device)[0] != 9:
+        return f"is made for Hopper (compute capability 9), this is a {torch.cuda.get_device_name(device)}"
+    if not find_spec("triton"):
+        return "needs Triton, a part of PyTorch's CUDA builds for Linux"
     return None
 
 

@@ -1,0 +1,176 @@
+"""Attention kernels on packs as training has them: PyTorch's FlashAttention-2, and every tile of attention=triton.
+
+    python benchmarks/attention.py --out benchmarks/results/attention.json            # on a Hopper GPU
+    python benchmarks/attention.py --out /tmp/rows.json --channels 64 --cases 0 2
+
+All rows come from one run, so that they saw the same clocks; `ratio` is that to PyTorch's kernel in the same case.
+`difference` is the largest relative distance to its results: more than about 0.01 in bfloat16 is an error.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import astuple, dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+from step_cost import seconds_of
+from torch import Tensor
+
+from eagle3 import run
+from eagle3.head.flash_kernels import Segments, TorchFlash, VarlenKernel
+from eagle3.storage import write_json
+
+QUERY_HEADS, GROUPS = 32, 8  # Llama-3.1-8B's
+SECONDS_EACH = 0.2
+
+
+@dataclass(frozen=True)
+class Case:
+    """The queries and the keys of each segment."""
+
+    name: str
+    lengths: list[tuple[int, int]]
+    causal: bool = True
+
+    def pairs(self) -> int:
+        """Of queries and keys; causally the last query reads all keys, the one before all but one."""
+        unseen = sum(rows * (rows - 1) // 2 for rows, _ in self.lengths) if self.causal else 0
+        return sum(rows * keys for rows, keys in self.lengths) - unseen
+
+    def segments(self, device: torch.device) -> Segments:
+        queries, keys = zip(*self.lengths, strict=True)
+        bounds = [torch.tensor([0, *accumulate(each)], dtype=torch.int32, device=device) for each in (queries, keys)]
+        return Segments(
+            query_bounds=bounds[0], key_bounds=bounds[1], most_queries=max(queries), most_keys=max(keys),
+            causal=self.causal,
+        )  # fmt: skip
+
+
+CASES = [
+    Case("1 document of 4096", [(4096, 4096)]),
+    Case("8 documents of 2048", [(2048, 2048)] * 8),
+    Case("8 documents of 2048, half answers", [(1024, 2048)] * 8),
+    Case("512 turns of 32, 24 answers", [(24, 32)] * 512),
+    Case("256 turns of 32, one of 8192", [(32, 32)] * 128 + [(8192, 8192)] + [(32, 32)] * 128),
+    Case("earlier turns: 768 rows read 1024 tokens, 8 times", [(768, 1024), (0, 1024)] * 8, causal=False),
+    Case("1 document of 16384", [(16384, 16384)]),
+]
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--channels", type=int, default=128)
+    parser.add_argument("--cases", type=int, nargs="+", default=range(len(CASES)), help="numbers of cases, from 0")
+    options = parser.parse_args(arguments)
+    rows = []
+    for number in options.cases:
+        print(CASES[number].name, flush=True)
+        for row in measure(CASES[number], options.channels):
+            rows.append(row)
+            print(printed(row), flush=True)
+    facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    write_json(options.out, [row | facts | run.provenance() for row in rows])
+
+
+def measure(case: Case, channels: int) -> Iterator[dict[str, Any]]:
+    """A row for each kernel, forward and backward; PyTorch's comes first."""
+    device = torch.device("cuda")
+    where = case.segments(device)
+    rows, tokens = int(where.query_bounds[-1]), int(where.key_bounds[-1])
+    torch.manual_seed(0)
+    # Keys and values are views of one projection, as in the head.
+    query, grad_output = (torch.randn(rows, QUERY_HEADS, channels, device=device).bfloat16() for _ in range(2))
+    key, value = torch.randn(tokens, 2 * GROUPS, channels, device=device).bfloat16().chunk(2, dim=1)
+    output, logsumexp = TorchFlash().forward(query, key, value, where)
+    work = {
+        "forward": 4 * QUERY_HEADS * channels * case.pairs(),
+        "backward": 10 * QUERY_HEADS * channels * case.pairs(),
+    }
+    truth: dict[str, list[Tensor]] = {}
+    reference: dict[str, float] = {}
+    for direction, name, kernel in kernels(channels):
+
+        def call(kernel: VarlenKernel = kernel, direction: str = direction) -> list[Tensor]:
+            if direction == "forward":
+                return list(kernel.forward(query, key, value, where))
+            return list(kernel.backward(grad_output, query, key, value, output, logsumexp, where))
+
+        row = {"case": case.name, "channels": channels, "direction": direction, "kernel": name}
+        try:
+            results = call()
+            seconds = seconds_of(call, SECONDS_EACH, device)
+        except Exception as error:  # of a tile that this GPU or this Triton cannot do: the others are worth having
+            yield row | {"error": " ".join(str(error).split())[:200]}
+            continue
+        truth.setdefault(direction, results)
+        reference.setdefault(direction, seconds)
+        yield row | {
+            "ms": seconds * 1e3,
+            "tflops": work[direction] / seconds / 1e12,
+            "ratio": reference[direction] / seconds,
+            "difference": difference(results, truth[direction]),
+        }
+
+
+def difference(results: list[Tensor], truth: list[Tensor]) -> float:
+    distances = [
+        (one.float() - other.float()).norm() / other.float().norm() for one, other in zip(results, truth, strict=True)
+    ]
+    return float(torch.stack(distances).max())  # nan stays nan
+
+
+def kernels(channels: int) -> Iterator[tuple[str, str, VarlenKernel]]:
+    """Direction, name and kernel. "together": the query's gradient comes from the kernel of key and value."""
+    from eagle3.head.triton_flash import TILES, Tile, Tiles, TritonFlash
+
+    chosen = TILES[next(most for most in TILES if channels <= most)]
+    forward = {
+        128: [(128, 128, 8, 3), (128, 128, 8, 2), (128, 64, 8, 3), (128, 64, 8, 4), (64, 64, 4, 3), (64, 64, 4, 2),
+              (64, 128, 4, 2), (128, 64, 4, 2)],
+        64: [(128, 128, 4, 3), (128, 128, 8, 3), (128, 64, 4, 3), (64, 128, 4, 3), (256, 64, 8, 3)],
+    }  # fmt: skip
+    backward: dict[int, list[tuple[Any, Any]]] = {
+        128: [((64, 128, 8, 3), (128, 64, 8, 3)), ((64, 128, 8, 2), (128, 64, 8, 2)), ((64, 64, 4, 2), (64, 64, 4, 2)),
+              ((64, 64, 4, 3), (64, 64, 4, 3)), ((64, 128, 8, 3), None), ((64, 128, 8, 2), None),
+              ((64, 64, 8, 3), None), ((64, 64, 8, 2), None)],
+        64: [((64, 128, 8, 3), (128, 64, 8, 3)), ((64, 128, 8, 3), (128, 64, 4, 3)), ((64, 64, 4, 3), (64, 64, 4, 3)),
+             ((64, 128, 8, 3), None), ((64, 128, 8, 2), None), ((64, 64, 4, 3), None), ((128, 128, 8, 2), None)],
+    }  # fmt: skip
+    yield "forward", "torch_flash", TorchFlash()
+    for tile in forward.get(channels, [chosen.forward]):
+        tiles = Tiles(forward=as_tile(Tile, tile), key_value=chosen.key_value, query=chosen.query)
+        yield "forward", named(tile), TritonFlash(tiles)
+    yield "backward", "torch_flash", TorchFlash()
+    for key_value, query in backward.get(channels, [(chosen.key_value, chosen.query)]):
+        of_query = None if query is None else as_tile(Tile, query)
+        tiles = Tiles(forward=chosen.forward, key_value=as_tile(Tile, key_value), query=of_query)
+        yield "backward", f"{named(key_value)}, {'together' if query is None else named(query)}", TritonFlash(tiles)
+
+
+def as_tile(make: Callable[..., Any], sizes: Any) -> Any:
+    return make(*sizes) if isinstance(sizes, tuple) else sizes
+
+
+def named(sizes: Any) -> str:
+    """Queries x keys, warps, stages."""
+    queries, keys, warps, stages = sizes if isinstance(sizes, tuple) else astuple(sizes)
+    return f"{queries}x{keys} {warps} warps {stages} stages"
+
+
+def printed(row: dict[str, Any]) -> str:
+    start = f"  {row['direction']:8}  {row['kernel']:56}"
+    if "error" in row:
+        return f"{start} {row['error']}"
+    return (
+        f"{start} {row['ms']:8.3f} ms {row['tflops']:6.0f} TFLOP/s {row['ratio']:5.2f} x "
+        f"difference {row['difference']:.1e}"
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,52 @@
+"""Which block of which segment a program of triton_flash.py takes, and what it reads.
+
+Shapes: as in triton_flash_forward.py.
+"""
+
+import triton
+import triton.language as tl
+
+BOUNDS = ["query_bounds", "key_bounds"]  # begin anywhere: a kernel for each alignment would be compiled in training
+LOG2_E = tl.constexpr(1.4426950408889634)  # exp2 is one instruction, exp is two
+
+
+@triton.jit
+def block_of(slot, bounds, segments, BLOCK: tl.constexpr):
+    """The segment of a slot, and where in it the slot's block begins, which may be behind its end.
+
+    Segment i has the slots from bounds[i] // BLOCK + i: as many as it has blocks, or one more.
+    """
+    low, high = 0, segments - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        before = tl.load(bounds + middle) // BLOCK + middle <= slot
+        low = tl.where(before, middle, low)
+        high = tl.where(before, high, middle - 1)
+    return low, (slot - tl.load(bounds + low) // BLOCK - low) * BLOCK
+
+
+@triton.jit
+def stretch_of(bounds, segment):
+    start = tl.load(bounds + segment)
+    return start, tl.load(bounds + segment + 1) - start
+
+
+@triton.jit
+def load_rows(x, row, stride, heads, inside, CHANNELS: tl.constexpr):
+    place = row * stride + heads * CHANNELS
+    return tl.load(x + place[:, None] + tl.arange(0, CHANNELS)[None, :], inside[:, None], other=0)
+
+
+@triton.jit
+def reach_of(row, first_row, num_keys, num_queries, rows: tl.constexpr, BLOCK_KEYS: tl.constexpr, CAUSAL: tl.constexpr):
+    """How many keys each row reads; where the blocks that all rows read whole end; and those that some row reads."""
+    if CAUSAL:
+        earlier = num_keys - num_queries
+        limit = tl.minimum(row + earlier + 1, num_keys)
+        whole = (first_row + earlier + 1) // BLOCK_KEYS * BLOCK_KEYS
+        stop = tl.minimum(first_row + rows + earlier, num_keys)
+    else:
+        limit = tl.zeros_like(row) + num_keys
+        whole = num_keys // BLOCK_KEYS * BLOCK_KEYS
+        stop = num_keys
+    return limit, whole, stop

@@ -1,0 +1,103 @@
+"""FlashAttention-2's forward (arXiv:2307.08691, algorithm 1) on products that are wgmma on Hopper.
+
+A program takes a block of one segment, and goes through the blocks on the other side: rows with keys, keys with rows.
+It finds its segment itself, so that the grid needs no more than the sizes of the tensors. Query heads that share a
+key/value head lie in one block, PACK of them for each row: a turn of 32 rows still fills a block of 128.
+
+Blocks that loops read come through tensor descriptors (TMA), which read past the end of a segment: what they read there
+is masked, or never stored.
+
+Shapes: T tokens of the pack, R rows that ask, N segments, Q query heads, G key/value heads, C channels; a block has M
+queries, which are rows times PACK, and K keys.
+"""
+
+import triton
+import triton.language as tl
+
+from eagle3.head.triton_flash_blocks import BOUNDS, LOG2_E, block_of, load_rows, reach_of, stretch_of
+
+
+@triton.jit(do_not_specialize=["segments", "num_rows"], do_not_specialize_on_alignment=BOUNDS)
+def flash_forward(
+    query,
+    key,  # descriptor of [T, G C], blocks of [K, C]
+    value,
+    output,
+    logsumexp,
+    query_bounds,
+    key_bounds,
+    segments,
+    num_rows,
+    query_stride,
+    HEADS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    PACK: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
+    CAUSAL: tl.constexpr,
+):
+    scale: tl.constexpr = CHANNELS**-0.5 * LOG2_E
+    packs: tl.constexpr = HEADS // PACK
+    rows: tl.constexpr = BLOCK_QUERIES // PACK
+    # Causally the last blocks read most: they start first, so that none of them is left alone at the end.
+    slot = tl.num_programs(0) // packs - 1 - tl.program_id(0) // packs
+    head = tl.program_id(0) % packs * PACK
+    segment, first_row = block_of(slot, query_bounds, segments, rows)
+    start, num_queries = stretch_of(query_bounds, segment)
+    if first_row < num_queries:
+        key_start, num_keys = stretch_of(key_bounds, segment)
+        column = head // (HEADS // GROUPS) * CHANNELS
+        lane = tl.arange(0, BLOCK_QUERIES)
+        row = first_row + lane // PACK
+        limit, whole, stop = reach_of(row, first_row, num_keys, num_queries, rows, BLOCK_KEYS, CAUSAL)
+        inside = row < num_queries
+        row = (start + row).to(tl.int64)
+        heads = head + lane % PACK
+        q = load_rows(query, row, query_stride, heads, inside, CHANNELS)
+        total = tl.zeros([BLOCK_QUERIES, CHANNELS], tl.float32)
+        highest = tl.full([BLOCK_QUERIES], float("-inf"), tl.float32)
+        weight = tl.zeros([BLOCK_QUERIES], tl.float32)
+        total, weight, highest = _forward_blocks(
+            q, key, value, key_start, column, 0, whole, limit, total, weight, highest, scale, BLOCK_KEYS, False
+        )
+        total, weight, highest = _forward_blocks(
+            q, key, value, key_start, column, whole, stop, limit, total, weight, highest, scale, BLOCK_KEYS, True
+        )
+        tl.store(logsumexp + heads * num_rows + row, (highest + tl.log2(weight)) / LOG2_E, inside)
+        place = (row * HEADS + heads)[:, None] * CHANNELS + tl.arange(0, CHANNELS)[None, :]
+        tl.store(output + place, (total / weight[:, None]).to(output.dtype.element_ty), inside[:, None])
+
+
+@triton.jit
+def _forward_blocks(
+    q,
+    key,
+    value,
+    key_start,
+    column,
+    first,
+    stop,
+    limit,
+    total,
+    weight,
+    highest,
+    scale: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Every row reads key 0, which comes first: its highest score is finite before a block that it reads nothing of."""
+    for first_key in tl.range(first, stop, BLOCK_KEYS):
+        k = key.load([key_start + first_key, column])
+        scores = tl.dot(q, k.T)
+        if MASKED:
+            read = first_key + tl.arange(0, BLOCK_KEYS)[None, :] < limit[:, None]
+            scores = tl.where(read, scores, float("-inf"))
+        higher = tl.maximum(highest, tl.max(scores, 1) * scale)
+        weights = tl.exp2(scores * scale - higher[:, None])
+        kept = tl.exp2(highest - higher)
+        weight = weight * kept + tl.sum(weights, 1)
+        highest = higher
+        v = value.load([key_start + first_key, column])
+        total = tl.dot(weights.to(v.dtype), v, total * kept[:, None])
+    return total, weight, highest

@@ -1,0 +1,187 @@
+"""The flash kernel in Triton against the plain one, and what its tiles become on Hopper."""
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from eagle3.head.flash_kernels import Segments
+
+needs_triton = pytest.mark.skipif(not find_spec("triton"), reason="Triton comes with PyTorch's CUDA builds")
+HEADS = [(4, 1, 16), (2, 2, 32), (6, 2, 16)]
+# Queries and keys of each segment: none, one, whole blocks and ragged ones, with and without keys that all rows read.
+LENGTHS = [(17, 21), (0, 5), (1, 1), (0, 0), (33, 33), (16, 64), (1, 40), (50, 91), (3, 3), (0, 9)]
+
+
+def segments(*, causal: bool) -> Segments:
+    bounds = torch.tensor([(0, 0), *LENGTHS], dtype=torch.int32).cumsum(0, dtype=torch.int32).T.contiguous()
+    most_queries, most_keys = (max(lengths) for lengths in zip(*LENGTHS, strict=True))
+    return Segments(
+        query_bounds=bounds[0], key_bounds=bounds[1], most_queries=most_queries, most_keys=most_keys, causal=causal
+    )
+
+
+def kernels_equal_plain_attention(device: str) -> None:
+    """Views of wider projections, as training hands over; output and log-sum-exp that other parts were merged into."""
+    from test_attention import PlainKernel
+
+    from eagle3.head.triton_flash import TILES, Tile, Tiles, TritonFlash
+
+    generator = torch.Generator().manual_seed(0)
+    plain = PlainKernel()
+    on_gpu = device == "cuda"
+    tile = Tile(32, 16, 4, 2)
+    every = list(TILES.values()) if on_gpu else [Tiles(forward=tile, key_value=tile, query=tile)]
+    every += [replace(tiles, query=None) for tiles in every]
+    # The interpreter multiplies the bits of bfloat16; the tensor cores round float32.
+    types = [(torch.float16, 2e-3), (torch.bfloat16, 2e-2) if on_gpu else (torch.float32, 1e-5)]
+    for dtype, tolerance in types:
+        for heads, groups, channels in HEADS if on_gpu or dtype == torch.float32 else HEADS[:1]:
+            for causal in (True, False):
+                where = segments(causal=causal)
+                rows, tokens = int(where.query_bounds[-1]), int(where.key_bounds[-1])
+                query = torch.randn(rows, heads + 2, channels, generator=generator).to(dtype)[:, 1:-1]
+                wide = torch.randn(tokens, 2 * groups + 1, channels, generator=generator).to(dtype)
+                key, value = wide[:, :groups], wide[:, groups : 2 * groups]
+                exact = plain.forward(query.double(), key.double(), value.double(), where)
+                merged = (exact[0] * 0.8 + 0.1).to(dtype), (exact[1] + torch.rand(exact[1].shape)).float()
+                given = torch.randn(exact[0].shape, generator=generator).to(dtype), query, key, value, *merged
+                expected = [*exact, *plain.backward(*(x.double() for x in given), where)]
+                there = Segments(
+                    query_bounds=where.query_bounds.to(device), key_bounds=where.key_bounds.to(device),
+                    most_queries=where.most_queries, most_keys=where.most_keys, causal=causal,
+                )  # fmt: skip
+                for tiles in every:
+                    kernel = TritonFlash(tiles)
+                    on_device = [x.to(device) for x in given]
+                    results = [*kernel.forward(*on_device[1:4], there), *kernel.backward(*on_device, there)]
+                    for own, truth in zip(results, expected, strict=True):
+                        assert_close(own, truth, tolerance)
+
+
+def assert_close(own: Tensor, truth: Tensor, tolerance: float) -> None:
+    """Not nan, which compares as different from everything."""
+    assert own.is_contiguous()
+    assert (own.cpu().double() - truth).norm() <= tolerance * truth.norm()
+    assert (own.cpu().double() - truth).abs().max() <= 8 * tolerance * truth.abs().max()
+
+
+def mend_interpreter() -> None:
+    """Two gaps of Triton 3.6's: no bound of a loop from a tensor with NumPy 2.4, no adding through a descriptor."""
+    from triton.runtime import interpreter
+
+    patched = interpreter._patch_lang_tensor
+
+    def patch_tensor(tensor, scope) -> None:
+        patched(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    def add(builder, _, descriptor, value, indices) -> None:
+        pointers, inside = descriptor.materialize_pointers(indices)
+        mask = interpreter.TensorHandle(inside, interpreter.tl.int1)
+        zero = interpreter.TensorHandle(0 * value.data, value.dtype)
+        before = builder.create_masked_load(pointers, mask, zero, None, None, False)
+        after = interpreter.TensorHandle(before.data + value.data, value.dtype)
+        builder.create_masked_store(pointers, after, mask, None, None)
+
+    interpreter._patch_lang_tensor = patch_tensor
+    interpreter.InterpreterBuilder.create_descriptor_reduce = add
+
+
+@needs_triton
+def test_the_kernels_equal_plain_attention() -> None:
+    """In Triton's interpreter, which the variable chooses when the kernels are imported."""
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    code = "from test_triton_flash import *; mend_interpreter(); kernels_equal_plain_attention('cpu')"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.gpu
+def test_the_kernels_equal_plain_attention_on_a_gpu() -> None:
+    kernels_equal_plain_attention("cuda")
+
+
+def compiled_for_hopper(name: str, channels: int, tile) -> tuple[str, int, int]:
+    """PTX, bytes of shared memory and bytes of spilled registers, without a GPU."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from eagle3.head import triton_flash
+
+    kernel = getattr(triton_flash, name)
+    queries = f"tensordesc<bf16[{tile.queries // 4},4,{channels}]>"
+    keys = f"tensordesc<bf16[{tile.keys},{channels}]>"
+    rows = queries if name == "flash_key_value_gradient" else "*bf16"
+    types = {
+        **dict.fromkeys(("query", "grad_output"), rows),
+        **dict.fromkeys(("key", "value"), keys),
+        **dict.fromkeys(("output", "grad_query", "grad_key", "grad_value"), "*bf16"),
+        **dict.fromkeys(("query_bounds", "key_bounds"), "*i32"),
+        **dict.fromkeys(("segments", "num_rows", "padded_rows", "query_stride", "grad_stride"), "i32"),
+        "sums": f"tensordesc<fp32[{tile.queries}]>" if rows == queries else "*fp32",
+        "logsumexp": "*fp32",
+    }
+    constants = {"HEADS": 32, "GROUPS": 8, "CHANNELS": channels, "PACK": 4, "CAUSAL": True}
+    constants |= {"BLOCK_QUERIES": tile.queries, "BLOCK_KEYS": tile.keys}
+    if rows == queries:
+        constants["grad_query"] = None
+    signature = {each: "constexpr" if each in constants else types[each] for each in kernel.arg_names}
+    aligned = {
+        (place,): [["tt.divisibility", 16]]
+        for place, (each, kind) in enumerate(signature.items())
+        if kind.startswith("*") or each.endswith("stride")
+    }
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
+    options = {"num_warps": tile.warps, "num_stages": tile.stages}
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+    command = [ptxas, "-v", "--gpu-name", "sm_90a", "-", "-o", os.devnull]
+    said = subprocess.run(command, input=compiled.asm["ptx"], capture_output=True, text=True, check=True).stderr
+    return compiled.asm["ptx"], compiled.metadata.shared, int(re.findall(r"(\d+) bytes spill stores", said)[0])
+
+
+@pytest.mark.slow
+@needs_triton
+@pytest.mark.parametrize("channels", [16, 32, 64, 128, 256])
+def test_tiles_fit_hopper_and_spill_nothing_in_their_loops(channels: int) -> None:
+    from eagle3.head.triton_flash import TILES
+
+    tiles = next(tiles for most, tiles in TILES.items() if channels <= most)
+    for name, tile in (
+        ("flash_forward", tiles.forward),
+        ("flash_query_gradient", tiles.query),
+        ("flash_key_value_gradient", tiles.key_value),
+    ):
+        ptx, shared, spilled = compiled_for_hopper(name, channels, tile)
+        assert "wgmma.mma_async" in ptx and "mma.sync" not in ptx
+        assert "cp.async.bulk.tensor" in ptx
+        assert shared <= 227 * 1024
+        assert spilled <= 16  # a few addresses, kept from before the loops until after them
+
+
+@pytest.mark.gpu
+def test_other_lengths_compile_nothing() -> None:
+    from eagle3.head import triton_flash
+
+    kernel = triton_flash.TritonFlash()
+    compiled = []
+    for lengths in ([1], [64, 5], [300, 1, 17], [16] * 32):
+        bounds = torch.tensor([[0, *lengths]] * 2, dtype=torch.int32, device="cuda").cumsum(1, dtype=torch.int32)[1]
+        query, key = (torch.randn(sum(lengths), heads, 64, device="cuda", dtype=torch.bfloat16) for heads in (8, 2))
+        where = Segments(
+            query_bounds=bounds, key_bounds=bounds, most_queries=max(lengths), most_keys=max(lengths), causal=True
+        )
+        kernel.backward(query, query, key, key, *kernel.forward(query, key, key, where), where)
+        names = ("flash_forward", "flash_prepare", "flash_query_gradient", "flash_key_value_gradient")
+        caches = [getattr(triton_flash, name).device_caches.values() for name in names]
+        compiled.append([len(cache[0]) for caches_of_one in caches for cache in caches_of_one])
+    assert all(each == compiled[0] for each in compiled)
