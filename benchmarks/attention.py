@@ -20,7 +20,7 @@ from step_cost import seconds_of
 from torch import Tensor
 
 from eagle3 import run
-from eagle3.head.flash_kernels import Segments, TorchFlash, VarlenKernel
+from eagle3.head.fast.flash_kernels import Segments, TorchFlash, VarlenKernel
 from eagle3.storage import write_json
 
 QUERY_HEADS, GROUPS = 32, 8  # Llama-3.1-8B's
@@ -126,7 +126,7 @@ def difference(results: list[Tensor], truth: list[Tensor]) -> float:
 
 def kernels(channels: int) -> Iterator[tuple[str, str, VarlenKernel]]:
     """Direction, name and kernel. "together": the query's gradient comes from the kernel of key and value."""
-    from eagle3.head.triton_flash import TILES, Tile, Tiles, TritonFlash
+    from eagle3.head.fast.triton_flash import TILES, Tile, Tiles, TritonFlash
 
     chosen = TILES[next(most for most in TILES if channels <= most)]
     forward = {

@@ -18,8 +18,8 @@ from eagle3.features.sample import Sample
 from eagle3.head.attention import DenseAttention, MakeAttention, PaddedAttention
 from eagle3.head.attention_choice import choose_attention
 from eagle3.head.draft_head import DraftHead
-from eagle3.head.flash_attention import FlashAttention
-from eagle3.head.flash_kernels import FlashAttnPackage, Segments, TorchFlash, VarlenKernel
+from eagle3.head.fast.flash_attention import FlashAttention
+from eagle3.head.fast.flash_kernels import FlashAttnPackage, Segments, TorchFlash, VarlenKernel
 from eagle3.head.unroll import unroll
 
 STEPS, QUERY_HEADS, GROUPS, CHANNELS = 4, 4, 2, 6
@@ -283,7 +283,7 @@ def kernels_of_gpu() -> list[VarlenKernel]:
     with suppress(ImportError):
         found.append(FlashAttnPackage())
     with suppress(ImportError):
-        from eagle3.head.triton_flash import TritonFlash
+        from eagle3.head.fast.triton_flash import TritonFlash
 
         found.append(TritonFlash())
     return found

@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_leaves
 from eagle3.errors import InputError
 from eagle3.features.pack import Pack, pack_samples
 from eagle3.features.sample import Sample
-from eagle3.head.chunked_loss import ChunkedUnrollLoss, even_chunks
 from eagle3.head.draft_head import DraftHead
+from eagle3.head.fast.chunked_loss import ChunkedUnrollLoss, even_chunks
 from eagle3.head.loss import UnrollLoss, UnrollMetrics
 from eagle3.head.rows import pairs_before
 from eagle3.head.unroll import unroll
@@ -264,7 +264,7 @@ def test_a_chunk_of_no_rows_names_its_key() -> None:
 
 KERNEL_AGAINST_PYTORCH = """
 import torch
-from eagle3.head import chunked_loss, loss_kernel
+from eagle3.head.fast import chunked_loss, loss_kernel
 generator = torch.Generator().manual_seed(0)
 for draft_vocab_size, block, scale in [(30, 64, 1), (64, 64, 30), (200, 64, 5), (5000, 2048, 100)]:
     loss_kernel.BLOCK = block

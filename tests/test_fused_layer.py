@@ -23,13 +23,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from eagle3.errors import InputError
 from eagle3.features.pack import Pack, pack_samples
 from eagle3.features.sample import Sample
-from eagle3.head import fused_layer
 from eagle3.head.attention import DenseAttention, KeysValues, MakeAttention, PaddedAttention
-from eagle3.head.chunked_loss import ChunkedUnrollLoss
 from eagle3.head.draft_head import DraftHead
-from eagle3.head.flash_attention import FlashAttention
-from eagle3.head.flash_kernels import TorchFlash
-from eagle3.head.fused_layer import FusedLayer
+from eagle3.head.fast import fused_layer
+from eagle3.head.fast.chunked_loss import ChunkedUnrollLoss
+from eagle3.head.fast.flash_attention import FlashAttention
+from eagle3.head.fast.flash_kernels import TorchFlash
+from eagle3.head.fast.fused_layer import FusedLayer
 from eagle3.head.layer import MakeLayer, PlainLayer
 from eagle3.head.layer_choice import choose_layer
 from eagle3.head.loss import UnrollLoss
@@ -324,7 +324,7 @@ def test_on_a_gpu_auto_takes_the_fused_layer_where_its_kernels_run(
     gpu = torch.device("cuda")
     for installed, layer, name in ((True, FusedLayer, "fused"), (False, PlainLayer, "plain")):
         found = object() if installed else None
-        monkeypatch.setattr("eagle3.head.kernel_choice.find_spec", lambda _, found=found: found)
+        monkeypatch.setattr("eagle3.head.fast.kernel_choice.find_spec", lambda _, found=found: found)
         with caplog.at_level("INFO"):
             assert choose("auto", gpu) is layer
         assert f"layer=auto takes {name}: fused pays on a GPU with Triton, this is CUDA" in caplog.text
@@ -365,7 +365,7 @@ def test_float8_is_refused_where_it_cannot_run(
 
 def kernels_equal_pytorch(device: str) -> None:
     """Of random numbers in both types, against the references in float64."""
-    from eagle3.head import elementwise, elementwise_kernels
+    from eagle3.head.fast import elementwise, elementwise_kernels
 
     generator, num_sums = torch.Generator().manual_seed(0), 4
 

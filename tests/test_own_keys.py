@@ -8,12 +8,12 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from eagle3.head import own_keys
+from eagle3.head.fast import own_keys
 
 
 def kernels_equal_pytorch(device: str) -> None:
     """Views of wider projections, as training hands over; head counts and channels that are no powers of two."""
-    from eagle3.head import own_keys_kernel
+    from eagle3.head.fast import own_keys_kernel
 
     generator = torch.Generator().manual_seed(0)
 

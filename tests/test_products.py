@@ -16,12 +16,12 @@ from torch import Tensor
 from eagle3.errors import InputError
 from eagle3.features.pack import pack_samples
 from eagle3.features.sample import Sample
-from eagle3.head import elementwise
-from eagle3.head.chunked_loss import Float8ChunkedLoss
 from eagle3.head.draft_head import DraftHead
-from eagle3.head.fused_layer import FusedLayer
+from eagle3.head.fast import elementwise
+from eagle3.head.fast.chunked_loss import Float8ChunkedLoss
+from eagle3.head.fast.fused_layer import FusedLayer
+from eagle3.head.fast.products import Float8Products, Products
 from eagle3.head.layer import PlainLayer
-from eagle3.head.products import Float8Products, Products
 
 Float8Layer = partial(FusedLayer, make_products=Float8Products)
 FLOAT8_LOSS = Float8ChunkedLoss(decay=0.8, normalize="sequence", chunk_rows=50)
@@ -162,7 +162,7 @@ def test_a_draft_vocabulary_that_float8_cannot_take_is_named(
 
 def quantised_equal_pytorch(device: str) -> None:
     """On float8's own numbers, as Triton's interpreter does not round to the nearest; on a GPU on all numbers."""
-    from eagle3.head import elementwise_kernels
+    from eagle3.head.fast import elementwise_kernels
 
     exact = random(7, 1500).float().clamp(-448, 448).to(torch.float8_e4m3fn).float()
     exact[:, 0], exact[3] = 448, 0

@@ -18,7 +18,7 @@ from eagle3 import run
 from eagle3.errors import InputError, Interrupted
 from eagle3.features.datamodule import FeatureData, share_of_prompt
 from eagle3.head.attention import DenseAttention, PaddedAttention
-from eagle3.head.fused_layer import FusedLayer
+from eagle3.head.fast.fused_layer import FusedLayer
 from eagle3.head.layer import PlainLayer
 from eagle3.module import HeadTraining
 from train import build_module, require_checkpoint_fits

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from eagle3.head.flash_kernels import Segments
+from eagle3.head.fast.flash_kernels import Segments
 
 needs_triton = pytest.mark.skipif(not find_spec("triton"), reason="Triton comes with PyTorch's CUDA builds")
 HEADS = [(4, 1, 16), (2, 2, 32), (6, 2, 16)]
@@ -32,7 +32,7 @@ def kernels_equal_plain_attention(device: str) -> None:
     """Views of wider projections, as training hands over; output and log-sum-exp that other parts were merged into."""
     from test_attention import PlainKernel
 
-    from eagle3.head.triton_flash import TILES, Tile, Tiles, TritonFlash
+    from eagle3.head.fast.triton_flash import TILES, Tile, Tiles, TritonFlash
 
     generator = torch.Generator().manual_seed(0)
     plain = PlainKernel()
@@ -115,7 +115,7 @@ def compiled_for_hopper(name: str, channels: int, tile) -> tuple[str, int, int]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from eagle3.head import triton_flash
+    from eagle3.head.fast import triton_flash
 
     kernel = getattr(triton_flash, name)
     queries = f"tensordesc<bf16[{tile.queries // 4},4,{channels}]>"
@@ -153,7 +153,7 @@ def compiled_for_hopper(name: str, channels: int, tile) -> tuple[str, int, int]:
 @needs_triton
 @pytest.mark.parametrize("channels", [16, 32, 64, 128, 256])
 def test_tiles_fit_hopper_and_spill_nothing_in_their_loops(channels: int) -> None:
-    from eagle3.head.triton_flash import TILES
+    from eagle3.head.fast.triton_flash import TILES
 
     tiles = next(tiles for most, tiles in TILES.items() if channels <= most)
     for name, tile in (
@@ -170,7 +170,7 @@ def test_tiles_fit_hopper_and_spill_nothing_in_their_loops(channels: int) -> Non
 
 @pytest.mark.gpu
 def test_other_lengths_compile_nothing() -> None:
-    from eagle3.head import triton_flash
+    from eagle3.head.fast import triton_flash
 
     kernel = triton_flash.TritonFlash()
     compiled = []

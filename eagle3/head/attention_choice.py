@@ -8,8 +8,8 @@ import torch
 
 from eagle3.errors import InputError
 from eagle3.head.attention import DenseAttention, MakeAttention, PaddedAttention
-from eagle3.head.flash_attention import FlashAttention
-from eagle3.head.flash_kernels import FlashAttnPackage, TorchFlash, VarlenKernel
+from eagle3.head.fast.flash_attention import FlashAttention
+from eagle3.head.fast.flash_kernels import FlashAttnPackage, TorchFlash, VarlenKernel
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def _made(name: str) -> MakeAttention:
 
 def _kernel(name: str) -> VarlenKernel:
     if name == "triton":
-        from eagle3.head.triton_flash import TritonFlash
+        from eagle3.head.fast.triton_flash import TritonFlash
 
         return TritonFlash()
     return FlashAttnPackage() if name == "flash" else TorchFlash()

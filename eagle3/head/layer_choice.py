@@ -7,10 +7,10 @@ import torch
 
 from eagle3.errors import InputError
 from eagle3.head.draft_head import HeadConfig
-from eagle3.head.fused_layer import FusedLayer
-from eagle3.head.kernel_choice import runs_triton
+from eagle3.head.fast.fused_layer import FusedLayer
+from eagle3.head.fast.kernel_choice import runs_triton
+from eagle3.head.fast.products import Float8Products, float8_obstacle
 from eagle3.head.layer import MakeLayer, PlainLayer
-from eagle3.head.products import Float8Products, float8_obstacle
 
 log = logging.getLogger(__name__)
 

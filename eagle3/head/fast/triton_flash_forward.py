@@ -14,7 +14,7 @@ queries, which are rows times PACK, and K keys.
 import triton
 import triton.language as tl
 
-from eagle3.head.triton_flash_blocks import BOUNDS, LOG2_E, block_of, load_rows, reach_of, stretch_of
+from eagle3.head.fast.triton_flash_blocks import BOUNDS, LOG2_E, block_of, load_rows, reach_of, stretch_of
 
 
 @triton.jit(do_not_specialize=["segments", "num_rows"], do_not_specialize_on_alignment=BOUNDS)

@@ -27,8 +27,8 @@ from torch.autograd.function import once_differentiable
 
 from eagle3.features.pack import Pack
 from eagle3.head.attention import KeysValues
-from eagle3.head.flash_kernels import Segments, VarlenKernel
-from eagle3.head.own_keys import choose_own_keys
+from eagle3.head.fast.flash_kernels import Segments, VarlenKernel
+from eagle3.head.fast.own_keys import choose_own_keys
 
 Range = tuple[int, int]  # the first, and behind the last
 

@@ -13,13 +13,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from eagle3.head.kernel_choice import runs_triton
+from eagle3.head.fast.kernel_choice import runs_triton
 
 
 def choose_own_keys(device: torch.device, dtype: torch.dtype) -> ModuleType:
     """Triton's kernels where they run; else this module."""
     if runs_triton(device, dtype):
-        from eagle3.head import own_keys_kernel
+        from eagle3.head.fast import own_keys_kernel
 
         return own_keys_kernel
     return sys.modules[__name__]

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from eagle3.head.draft_head import NUM_CAPTURED_LAYERS, DraftHead, RMSNorm
-from eagle3.head.elementwise import PARTIAL_SUMS, choose_kernels
+from eagle3.head.fast.elementwise import PARTIAL_SUMS, choose_kernels
+from eagle3.head.fast.products import ALL, Products, add_product, product_dtype, wide_product
 from eagle3.head.layer import Projected
-from eagle3.head.products import ALL, Products, add_product, product_dtype, wide_product
 
 
 class Matrix:

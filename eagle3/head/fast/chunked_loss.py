@@ -23,10 +23,9 @@ from torch.autograd.function import once_differentiable
 from eagle3.errors import InputError
 from eagle3.features.pack import Pack
 from eagle3.head.draft_head import DraftHead, HeadConfig
-from eagle3.head.elementwise import PARTIAL_SUMS, choose_kernels
-from eagle3.head.kernel_choice import runs_triton
-from eagle3.head.loss import UnrollLoss, UnrollMetrics
-from eagle3.head.products import (
+from eagle3.head.fast.elementwise import PARTIAL_SUMS, choose_kernels
+from eagle3.head.fast.kernel_choice import runs_triton
+from eagle3.head.fast.products import (
     Float8Products,
     Products,
     add_product,
@@ -34,6 +33,7 @@ from eagle3.head.products import (
     product_dtype,
     wide_product,
 )
+from eagle3.head.loss import UnrollLoss, UnrollMetrics
 
 LossAndGradient = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -230,7 +230,7 @@ def loss_and_gradient(
 def choose_kernel(device: torch.device, dtype: torch.dtype) -> LossAndGradient:
     """Triton's kernel on a GPU, if Triton (a part of PyTorch's CUDA builds) is there; else plain PyTorch."""
     if runs_triton(device, dtype):
-        from eagle3.head import loss_kernel
+        from eagle3.head.fast import loss_kernel
 
         return loss_kernel.loss_and_gradient
     return loss_and_gradient

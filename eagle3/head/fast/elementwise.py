@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from eagle3.head.kernel_choice import runs_triton
+from eagle3.head.fast.kernel_choice import runs_triton
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
@@ -25,7 +25,7 @@ PARTIAL_SUMS = 264  # P: two programs for each of an H200's 132 multiprocessors,
 def choose_kernels(device: torch.device, dtype: torch.dtype) -> ModuleType:
     """Triton's kernels on a GPU (they know no float64); else this module."""
     if runs_triton(device, dtype):
-        from eagle3.head import elementwise_kernels
+        from eagle3.head.fast import elementwise_kernels
 
         return elementwise_kernels
     return sys.modules[__name__]

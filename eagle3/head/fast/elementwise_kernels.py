@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from eagle3.head.elementwise import FP8, FP8_MAX, TINY
+from eagle3.head.fast.elementwise import FP8, FP8_MAX, TINY
 
 BLOCK = 1024  # elements of a row that a program of SwiGLU takes
 LARGEST, LEAST = tl.constexpr(FP8_MAX), tl.constexpr(TINY)
