@@ -4,6 +4,6 @@ attention.py: flash_attention.py, on a kernel of flash_kernels.py or triton_flas
 layer.py, draft_head.py: fused_layer.py; elementwise.py is what it does between products, products.py bf16 or float8
 loss.py: chunked_loss.py
 
-A module named …_kernel(s), or triton_flash_…, holds the Triton of the module that it is named after, which has its reference
-in plain PyTorch and takes that where Triton does not run.
+A module named …_kernel(s), or triton_flash_…, holds the Triton of the module that it is named after. That one has the
+reference in plain PyTorch, and takes it where Triton does not run.
 """
