@@ -8,6 +8,7 @@ import os
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from eagle3.head.draft_head import DraftHead, HeadConfig
 
 ASSETS = Path(__file__).parent / "assets"
 HIDDEN, VOCAB, DRAFT_VOCAB = 16, 50, 30
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background; commands under test would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # pytest-xdist runs a process a core; two threads each would wait for one another
 
 
