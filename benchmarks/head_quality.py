@@ -31,7 +31,7 @@ PROMPTS = [
 ]  # every row, as the reference had
 ANSWERS = ["responses.max_new_tokens=256", "responses.batch_size=4096", "responses.batch_tokens=4000000"]
 WINDOW = ["responses.window=16384", "features.batch_tokens=65536"]
-DECODED_ON = ["target.device=cpu"]  # a target of 24 M parameters is as fast there, and trainings have the GPU alone
+DECODED_ON = ["target.device=cpu"]  # small models wait for launches, not for products: trainings have the GPU alone
 ONE_TURN = "prompts.length.max_turns=1"
 STORES = {
     "sampled at 0.7": [ONE_TURN, "responses.temperature=0.7"],

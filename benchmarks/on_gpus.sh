@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every number of benchmarks/README.md that needs a GPU, on one machine: about 20 minutes of one H200, less on two.
+# The heads, SGLang beside them, and the speed of training, on one machine with one GPU or more. Not run as a whole yet.
 #
 #   benchmarks/on_gpus.sh OUT TARGET PROMPTS [REFERENCE_HEAD]
 #

@@ -1,6 +1,6 @@
 """How the unroll runs the head's layer around attention.
 
-`PlainLayer` is the head's own methods on plain autograd: the judge of the fast one, `FusedLayer` in fused_layer.py.
+`PlainLayer` is the head's own methods on plain autograd: the judge of the fast one, `FusedLayer` in fast/.
 layer_choice.py chooses.
 
 Shapes: T tokens of the pack, N rows of a step, R trained rows, H hidden size, V target vocabulary, Q query heads, G

@@ -121,7 +121,7 @@ class _Teachers:
 
 
 class Float8ChunkedLoss(ChunkedUnrollLoss):
-    """With `lm_head`'s products in float8, but that of its weight's gradient; the teacher stays in float32."""
+    """With `lm_head`'s products in float8, but that of its weight's gradient. The teacher's stay as they are."""
 
     make_products = Float8Products
 

@@ -96,9 +96,8 @@ class Weights:
         self.embedding, config, layer = embedding, head.config, head.midlayer
         attention, mlp = layer.self_attn, layer.mlp
         self.kernels = choose_kernels(head.fc.weight.device, dtype)
-        self.fc = Matrix(
-            [head.fc], dtype, Products
-        )  # always: captured layers differ in scale, by more than float8 covers
+        # Never in float8: captured layers differ in scale, by more than it covers.
+        self.fc = Matrix([head.fc], dtype, Products)
         self.qkv = Matrix([attention.q_proj, attention.k_proj, attention.v_proj], dtype, make_products)
         self.o = Matrix([attention.o_proj], dtype, make_products)
         self.gate_up = Matrix([mlp.gate_proj, mlp.up_proj], dtype, make_products)
