@@ -39,7 +39,7 @@ class Tiles:
 # Three stages: with two, a load is only under way while the last product of a block runs.
 TILES = {
     64: Tiles(forward=Tile(128, 128, 4, 3), key_value=Tile(64, 128, 8, 3), query=Tile(128, 64, 4, 3)),
-    128: Tiles(forward=Tile(128, 128, 8, 3), key_value=Tile(64, 128, 8, 3), query=Tile(128, 64, 8, 3)),
+    128: Tiles(forward=Tile(128, 64, 4, 2), key_value=Tile(64, 128, 8, 3), query=Tile(128, 64, 8, 3)),
     256: Tiles(forward=Tile(128, 32, 8, 3), key_value=Tile(32, 64, 8, 3), query=Tile(64, 32, 8, 3)),
 }
 PREPARE = Tile(64, 0, 4, 1)  # of what the backward's kernels both need

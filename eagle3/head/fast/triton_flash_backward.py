@@ -39,9 +39,9 @@ def flash_prepare(
         gradient = load_rows(grad_output, row, grad_stride, heads, inside, CHANNELS).to(tl.float32)
         result = load_rows(output, row, output_stride, heads, inside, CHANNELS).to(tl.float32)
         log_sum = tl.load(logsumexp + heads * num_rows + row, inside, other=0).to(tl.float32)
-        sums += _sums(head, start, segment, padded_rows, PACK) + first_row * PACK + lane
-        tl.store(sums, log_sum * LOG2_E, inside)
-        tl.store(sums + HEADS * padded_rows, tl.sum(gradient * result, 1), inside)
+        place = _sums(head, start, segment, padded_rows, PACK) + first_row * PACK + lane
+        tl.store(sums + place, log_sum * LOG2_E, inside)
+        tl.store(sums + HEADS * padded_rows + place, tl.sum(gradient * result, 1), inside)
 
 
 @triton.jit(do_not_specialize=["segments", "padded_rows"], do_not_specialize_on_alignment=BOUNDS)
