@@ -2,12 +2,14 @@
 
 import gc
 import os
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import webdataset
-from conftest import MADE_FROM, random_samples
+from conftest import MADE_FROM, random_sample, random_samples
 from safetensors.torch import load
 
 from eagle3.errors import InputError
@@ -41,6 +43,32 @@ def test_a_sample_read_back_is_the_one_written(tmp_path: Path) -> None:
         assert_same(shard.read(SampleEntry(**entry)), sample)
         assert entry["tokens"] == len(sample.input_ids)
         assert entry["answer_tokens"] == int((sample.turns > 0).sum())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_samples_are_read_without_a_copy_and_writing_to_one_leaves_the_file_alone(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    samples = [replace(sample, aux=sample.aux.to(dtype), last=sample.last.to(dtype)) for sample in random_samples(3)]
+    path, index = write(tmp_path, samples)
+    content, shard = path.read_bytes(), reader(path, index)
+    entries = [SampleEntry(**entry) for entry in index["samples"]]
+    read = [shard.read(entry) for entry in entries]
+    for sample, one in zip(samples, read, strict=True):
+        assert one.aux.dtype == one.last.dtype == dtype
+        assert_same(one, sample)
+    read[1].aux.fill_(7)
+    assert (shard.read(entries[1]).aux == 7).all()  # the same memory
+    assert_same(shard.read(entries[0]), samples[0])
+    assert path.read_bytes() == content
+    assert_same(reader(path, index).read(entries[1]), samples[1])
+
+
+def test_a_sample_without_teacher_rows_is_read(tmp_path: Path) -> None:
+    sample = random_sample([0, 0, 1])
+    sample = replace(sample, aux=sample.aux.float(), last=sample.last.float())
+    path, index = write(tmp_path, [sample])
+    assert_same(reader(path, index).read(SampleEntry(**index["samples"][0])), sample)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # webdataset leaves the file open
@@ -96,6 +124,52 @@ def test_a_damaged_sample_header_is_named_and_refused(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[entry.offset : entry.offset + 40] = b"\xff" * 40
     path.write_bytes(content)
+    with pytest.raises(InputError, match=r"cannot be read at sample p1#0"):
+        reader(path, index).read(entry)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "damage"),
+    [
+        (rb'"F32"', b'"F99"'),  # no such type
+        (rb'"F32"', b'"F16"'),  # another one
+        (rb'"aux"', b'"axu"'),  # a tensor missing
+        (rb'"shape":\[\d', b'"shape":[0'),
+        (rb'"shape":\[', b'"shape":{'),
+        (rb'"data_offsets":\[\d', b'"data_offsets":[9'),  # a gap or an overlap
+        (rb'"data_offsets":\[(\d+),\d', rb'"data_offsets":[\1,9'),  # beyond the sample
+        (rb'"data_offsets":\[\d', b'"data_offsets":[-'),
+        (rb'"data_offsets":', b'"data_offset_":'),
+        (rb'"__metadata__":\{', b'"__metadata__":['),
+    ],
+)
+def test_a_header_that_does_not_fit_its_data_is_refused(tmp_path: Path, pattern: bytes, damage: bytes) -> None:
+    path, index = write(tmp_path, random_samples(4))
+    entry = SampleEntry(**index["samples"][1])
+    content = path.read_bytes()
+    before, sample = content[: entry.offset], content[entry.offset :]
+    damaged, count = re.subn(pattern, damage, sample, count=1)
+    assert count == 1 and len(damaged) == len(sample)
+    path.write_bytes(before + damaged)
+    with pytest.raises(InputError, match=r"cannot be read at sample p1#0"):
+        reader(path, index).read(entry)
+
+
+@pytest.mark.parametrize("size", [0, 7, 2**40, 2**63])
+def test_a_header_length_that_is_wrong_is_refused(tmp_path: Path, size: int) -> None:
+    path, index = write(tmp_path, random_samples(4))
+    entry = SampleEntry(**index["samples"][1])
+    content = bytearray(path.read_bytes())
+    content[entry.offset : entry.offset + 8] = size.to_bytes(8, "little")
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"cannot be read at sample p1#0"):
+        reader(path, index).read(entry)
+
+
+@pytest.mark.parametrize("change", [{"offset": 10**9}, {"size": 100}, {"size": 10**9}, {"size": 0}])
+def test_an_index_that_does_not_fit_its_shard_is_refused(tmp_path: Path, change: dict) -> None:
+    path, index = write(tmp_path, random_samples(4))
+    entry = SampleEntry(**index["samples"][1] | change)
     with pytest.raises(InputError, match=r"cannot be read at sample p1#0"):
         reader(path, index).read(entry)
 

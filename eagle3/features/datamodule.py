@@ -1,60 +1,21 @@
-"""Streams packed samples from a feature store into training, resumable in the middle of an epoch.
-
-Shards are read and packed by a thread of the training process a few packs ahead: worker processes would copy every
-sample through shared memory.
-"""
+"""Streams packed samples from a feature store into training, resumable in the middle of an epoch."""
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import islice
 
 import lightning
 import torch
 from tqdm import tqdm
 
 from eagle3.errors import InputError
+from eagle3.features.loader import PackLoader, SideStream
 from eagle3.features.loss_mask import AllTurns
 from eagle3.features.pack import Pack, pack_samples
 from eagle3.features.plan import PlannedPack, plan_epoch
 from eagle3.features.sample import Sample
 from eagle3.features.store import FeatureStore, SampleRef
 from eagle3.head.rows import trained_rows
-
-
-class PackLoader:
-    """The packs of one epoch on one rank; `consumed` counts those handed out, and says where iteration begins."""
-
-    def __init__(
-        self, planned: list[PlannedPack], load: Callable[[PlannedPack], Pack], *, prefetch: int, epoch: int
-    ) -> None:
-        self.planned, self.load, self.prefetch, self.epoch = planned, load, prefetch, epoch
-        self.consumed = 0
-
-    def __len__(self) -> int:
-        return len(self.planned)
-
-    def __iter__(self) -> Iterator[Pack]:
-        if self.consumed >= len(self.planned):  # validation goes over one loader many times
-            self.consumed = 0
-        waiting = iter(self.planned[self.consumed :])
-        # One thread for its tensors too: a second team of threads would fight the training step for the cores.
-        with ThreadPoolExecutor(max_workers=1, initializer=torch.set_num_threads, initargs=(1,)) as reader:
-            ahead = [reader.submit(self.load, pack) for pack in islice(waiting, self.prefetch)]
-            while ahead:
-                pack = ahead.pop(0).result()
-                ahead += [reader.submit(self.load, upcoming) for upcoming in [next(waiting, None)] if upcoming]
-                self.consumed += 1
-                yield pack
-
-    def state_dict(self) -> dict[str, int]:
-        return {"epoch": self.epoch, "consumed": self.consumed}
-
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        if state_dict["epoch"] == self.epoch:
-            self.consumed = state_dict["consumed"]
 
 
 class FeatureData(lightning.LightningDataModule):
@@ -71,6 +32,7 @@ class FeatureData(lightning.LightningDataModule):
         val_fraction: float,
         limit_samples: int | None,
         prefetch: int,
+        readers: int,
         verify: bool,
         seed: int,
         num_steps: int,
@@ -82,29 +44,41 @@ class FeatureData(lightning.LightningDataModule):
         if not 0 < val_fraction < 1:
             raise InputError(f"data.val_fraction={val_fraction} must lie between 0 and 1, e.g. data.val_fraction=0.05")
         self.store = FeatureStore(path)
-        self.pack_tokens, self.prefetch, self.check_hashes = pack_tokens, max(prefetch, 1), verify
+        self.pack_tokens, self.check_hashes = pack_tokens, verify
+        self.prefetch, self.readers = max(prefetch, 1), max(readers, 1)
         self.seed, self.num_steps, self.loss_mask = seed, num_steps, loss_mask
         loss_mask.check(self.store.manifest["made_from"])
         self.train_samples, self.val_samples = self._split(val_fraction, limit_samples)
         self.resume_from = {"epoch": 0, "consumed": 0}
         self.current: PackLoader | None = None
+        self.side_stream: SideStream | None = None
 
     def setup(self, stage: str) -> None:
         if self.check_hashes:
             self.store.verify(rank=self._lightning.global_rank, world_size=self._lightning.world_size)
+        device = self._lightning.strategy.root_device
+        self.side_stream = SideStream(device) if device.type == "cuda" else None
 
     def train_dataloader(self) -> PackLoader:
         epoch = self._lightning.current_epoch
         planned = self._plan(
             self.train_samples, accumulate=self._lightning.accumulate_grad_batches, shuffle_seed=mix(self.seed, epoch)
         )
-        self.current = PackLoader(planned, self._load, prefetch=self.prefetch, epoch=epoch)
+        self.current = self._loader(planned, epoch=epoch)
         self.current.load_state_dict(self.resume_from)
         return self.current
 
     def val_dataloader(self) -> PackLoader:
         planned = self._plan(self.val_samples, accumulate=1, shuffle_seed=None)
-        return PackLoader(planned, self._load, prefetch=self.prefetch, epoch=0)
+        return self._loader(planned, epoch=0)
+
+    def transfer_batch_to_device(self, batch: Pack, device: torch.device, dataloader_idx: int) -> Pack:
+        if not batch.aux.is_cuda:
+            return batch.to(device, non_blocking=True)
+        # Its memory belongs to the side stream, which must not reuse it before the training step has read it.
+        for tensor in batch.tensors().values():
+            tensor.record_stream(torch.cuda.current_stream(device))
+        return batch
 
     @property
     def _lightning(self) -> lightning.Trainer:
@@ -125,14 +99,18 @@ class FeatureData(lightning.LightningDataModule):
         sample = self.store.read(ref)
         return replace(sample, turns=self.loss_mask(sample))
 
+    def _loader(self, planned: list[PlannedPack], *, epoch: int) -> PackLoader:
+        return PackLoader(planned, self._load, prefetch=self.prefetch, readers=self.readers, epoch=epoch)
+
     def _load(self, planned: PlannedPack) -> Pack:
         pack = pack_samples(
             [self.read(ref) for ref in planned.samples],
             num_steps=self.num_steps,
             rows_in_step=planned.rows_in_step,
             samples_in_step=planned.samples_in_step,
+            pin=self.side_stream is not None,
         )
-        return pack.pin_memory() if torch.cuda.is_available() else pack
+        return pack if self.side_stream is None else self.side_stream.copy(pack)
 
     def _plan(self, samples: list[SampleRef], *, accumulate: int, shuffle_seed: int | None) -> list[PlannedPack]:
         return plan_epoch(

@@ -3,9 +3,7 @@
 Shapes: N samples, T tokens of the pack, H hidden size, J teacher rows, R trained rows, U turns with trained rows.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -36,21 +34,23 @@ class Pack:
     samples_in_step: float
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Pack":
-        return self._mapped(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        moved = {name: tensor.to(device, non_blocking=non_blocking) for name, tensor in self.tensors().items()}
+        return replace(self, **moved)  # type: ignore[arg-type]
 
-    def pin_memory(self) -> "Pack":
-        return self._mapped(Tensor.pin_memory)
-
-    def _mapped(self, change: Callable[[Tensor], Tensor]) -> "Pack":
-        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        changed = {name: change(value) for name, value in values.items() if isinstance(value, Tensor)}
-        return Pack(**(values | changed))
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
 
 def pack_samples(
-    samples: list[Sample], *, num_steps: int, rows_in_step: float | None = None, samples_in_step: float | None = None
+    samples: list[Sample],
+    *,
+    num_steps: int,
+    rows_in_step: float | None = None,
+    samples_in_step: float | None = None,
+    pin: bool = False,
 ) -> Pack:
-    """Join samples; `rows_in_step` and `samples_in_step` default to this pack's own."""
+    """Join samples; `rows_in_step` and `samples_in_step` default to this pack's own. `pin` writes the features into
+    page-locked memory, which a GPU can copy from while the host goes on."""
     rows, depth, rows_of_sample, teacher_of = [], [], [], []
     token_bounds, row_bounds, num_teachers = [0], [0], 0
     for sample in samples:
@@ -67,10 +67,10 @@ def pack_samples(
     return Pack(
         input_ids=torch.cat([sample.input_ids for sample in samples]).long(),
         positions=torch.cat([torch.arange(len(sample.input_ids)) for sample in samples]),
-        aux=torch.cat([sample.aux for sample in samples]),
+        aux=joined([sample.aux for sample in samples], pin=pin),
         rows=torch.cat(rows),
         depth=torch.cat(depth),
-        last=torch.cat([sample.last for sample in samples]),
+        last=joined([sample.last for sample in samples], pin=pin),
         argmax=torch.cat([sample.argmax for sample in samples]).long(),
         teacher_of=torch.cat(teacher_of),
         rows_of_sample=torch.cat(rows_of_sample),
@@ -83,3 +83,9 @@ def pack_samples(
         rows_in_step=row_bounds[-1] if rows_in_step is None else rows_in_step,
         samples_in_step=len(samples) if samples_in_step is None else samples_in_step,
     )
+
+
+def joined(parts: list[Float[Tensor, "_ W"]], *, pin: bool) -> Float[Tensor, "T W"]:
+    # Pinned memory is reused by torch from pack to pack; fresh memory costs more than the copy into it.
+    shape = sum(len(part) for part in parts), parts[0].shape[1]
+    return torch.cat(parts, out=torch.empty(shape, dtype=parts[0].dtype, pin_memory=pin))

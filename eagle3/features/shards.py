@@ -101,9 +101,11 @@ class ShardReader:
         if actual != expected_bytes:
             raise broken(path, f"holds {actual} bytes instead of {expected_bytes}")
         with path.open("rb") as file:
-            self.bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            # Copy on write: torch warns of tensors in read-only memory, and the file must never change.
+            self.bytes = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
 
     def read(self, entry: SampleEntry) -> Sample:
+        """A sample whose large tensors are views of the file: what is never looked at is never read."""
         blob = self.bytes[entry.offset : entry.offset + entry.size]
         try:
             return from_bytes(blob, sample_id=entry.id, stored_teacher_rows=self.stored_teacher_rows)

@@ -92,7 +92,7 @@ class FeatureStore:
         return sha256_json([self.manifest["made_from"], [shard["sha256"] for shard in self.manifest["shards"]]])
 
     def _reader(self, shard: str) -> ShardReader:
-        if shard not in self._readers:
+        if shard not in self._readers:  # two threads may both open a shard; the second reader stays
             entry = next(entry for entry in self.manifest["shards"] if entry["name"] == shard)
             self._readers[shard] = ShardReader(
                 self.path / shard,
