@@ -38,7 +38,7 @@ FIXED = """trainer.max_epochs=-1 +trainer.check_val_every_n_epoch=null trainer.v
     callbacks.early_stopping=null +callbacks.validation._target_=trajectories.ValidateAtTheEnd"""
 OWN = "seed data.path trainer.max_steps trainer.accumulate_grad_batches"  # see settings
 PLAIN = "trainer.precision=32-true matmul_precision=highest attention=dense layer=plain loss=soft_cross_entropy"
-FAST = "trainer.precision=bf16-mixed matmul_precision=high attention=torch_flash layer=fused loss=chunked"
+FAST = "trainer.precision=bf16-mixed matmul_precision=high attention=auto layer=fused loss=chunked"
 # Adam divides a gradient's scale out: clipping at 0.1 moved the loss of 30 steps of the tiny target by 0.0004, bf16 by
 # 0.0013. Below Adam's epsilon the scale counts: 3.7, so that clipping left out or done twice shows.
 TIGHT = "trainer.gradient_clip_val=1e-6"

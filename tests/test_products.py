@@ -130,7 +130,8 @@ def test_all_weights_but_those_of_fc_are_multiplied_in_float8(
     )
     attention, mlp = head.midlayer.self_attn, head.midlayer.mlp
     qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
-    weights = [torch.cat([each.weight for each in group]) for group in (qkv, [mlp.gate_proj, mlp.up_proj])]
+    weights = [*torch.cat([each.weight for each in qkv]).chunk(2, dim=1)]  # of the embedding and the hidden state
+    weights += [torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])]
     weights += [attention.o_proj.weight, mlp.down_proj.weight, head.lm_head.weight]
     assert shapes["forward"] == shapes["backward"] == {weight.shape for weight in weights}
 

@@ -25,17 +25,22 @@ class Layer(Protocol):
     def fuse(self, aux: Float[Tensor, "T 3H"]) -> Float[Tensor, "T H"]:
         """What step 0 takes as the hidden state."""
 
-    def project(
+    def first(
         self,
-        hidden: Float[Tensor, "N H"],
-        tokens: Int[Tensor, " N"],
-        positions: Int[Tensor, " N"],
-        rows: Int[Tensor, " R"] | None = None,
+        hidden: Float[Tensor, "T H"],
+        tokens: Int[Tensor, " T"],
+        positions: Int[Tensor, " T"],
+        rows: Int[Tensor, " R"],
     ) -> Projected:
-        """Hidden states and queries of `rows` (None: of all), keys and values of all; `tokens` are the next ones."""
+        """Step 0: hidden states and queries of `rows`, keys and values of all; `tokens` are the next ones."""
+
+    def later(
+        self, hidden: Float[Tensor, "R H"], tokens: Int[Tensor, " R"], positions: Int[Tensor, " R"], step: int
+    ) -> Projected:
+        """The same for step 1, 2, … on the trained rows alone."""
 
     def output(self, hidden: Float[Tensor, "R H"], attended: Float[Tensor, "R Q C"]) -> Float[Tensor, "R H"]:
-        """As `DraftHead.output`; `hidden` is what `project` returned."""
+        """As `DraftHead.output`; `hidden` is what `first` or `later` returned."""
 
     def feedback(self, hidden: Float[Tensor, "R H"]) -> Float[Tensor, "R H"]:
         """As `DraftHead.feedback`."""
@@ -50,15 +55,20 @@ class PlainLayer:
         self.head, self.embedding = head, embedding
         self.fuse, self.output, self.feedback = head.fuse, head.output, head.feedback
 
-    def project(
+    def first(
         self,
-        hidden: Float[Tensor, "N H"],
-        tokens: Int[Tensor, " N"],
-        positions: Int[Tensor, " N"],
-        rows: Int[Tensor, " R"] | None = None,
+        hidden: Float[Tensor, "T H"],
+        tokens: Int[Tensor, " T"],
+        positions: Int[Tensor, " T"],
+        rows: Int[Tensor, " R"],
     ) -> Projected:
         x = self.head.attention_input(self.embedding[tokens], hidden)
         keys_values = self.head.keys_values(x, positions)
-        if rows is not None:
-            hidden, x, positions = (each.index_select(0, rows) for each in (hidden, x, positions))
+        hidden, x, positions = (each.index_select(0, rows) for each in (hidden, x, positions))
         return hidden, self.head.queries(x, positions), keys_values
+
+    def later(
+        self, hidden: Float[Tensor, "R H"], tokens: Int[Tensor, " R"], positions: Int[Tensor, " R"], step: int
+    ) -> Projected:
+        x = self.head.attention_input(self.embedding[tokens], hidden)
+        return hidden, self.head.queries(x, positions), self.head.keys_values(x, positions)

@@ -27,7 +27,7 @@ def unroll(
     last_token = len(pack.input_ids) - 1
     tokens = pack.input_ids.roll(-1)  # row t takes x_{t+1}; the last row of a sample is never attended to
     layer = make_layer(head, embedding)
-    hidden, query, context = layer.project(layer.fuse(pack.aux), tokens, pack.positions, pack.rows)
+    hidden, query, context = layer.first(layer.fuse(pack.aux), tokens, pack.positions, pack.rows)
     attend = attention(context, pack)
     outputs = [layer.output(hidden, attend(query, []))]
     positions = pack.positions[pack.rows]
@@ -35,7 +35,7 @@ def unroll(
     for step in range(1, num_steps):
         # Past the end of a turn the token is another one's, or the pack's last: such rows carry no loss.
         tokens = pack.input_ids[(pack.rows + 1 + step).clamp(max=last_token)]
-        hidden, query, own_keys_values = layer.project(layer.feedback(outputs[-1]), tokens, positions + step)
+        hidden, query, own_keys_values = layer.later(layer.feedback(outputs[-1]), tokens, positions + step, step)
         own.append(own_keys_values)
         outputs.append(layer.output(hidden, attend(query, own)))
     return outputs

@@ -60,11 +60,11 @@ class ChunkedUnrollLoss(UnrollLoss):
             pairs = self._pairs(head, pack, teachers, len(hidden))
             states = torch.cat(hidden)  # (K·R, H); each state's gradient takes its place
             row_loss, picked = self._chunk_by_chunk(pairs, teachers, projection, states, with_gradients)
-            states.masked_fill_(~pairs.trained.flatten()[:, None], 0)
             loss, metrics = torch.dot(row_loss, pairs.weight), pairs.metrics(picked)
         if with_gradients:
             gradients = (*projection.gradients(), states.view(len(hidden), -1, states.shape[-1]))
-            loss = _WithGradients.apply(loss, gradients, head.norm.weight, head.lm_head.weight, *hidden)
+            inputs = (head.norm.weight, head.lm_head.weight, *hidden)
+            loss = _WithGradients.apply(loss, gradients, pairs.trained, *inputs)
         return loss, metrics
 
     def _chunk_by_chunk(
@@ -172,11 +172,9 @@ class _Projection:
         """The gradient of `states[slots]` takes their place; `gradient` is that of `forward`'s result."""
         norm_sums, weight_sum = self._sums()
         outer = self.products.backward(gradient)
-        inner = states.new_empty(outer.shape)
         # `outer` becomes what the norm gave, which the weight's gradient needs.
-        self.kernels.rms_norm_backward(states, self.norm_weight, self.eps, outer, norm_sums, slots, grad_x=inner)
+        self.kernels.rms_norm_backward(states, self.norm_weight, self.eps, outer, norm_sums, slots, grad_x=states)
         add_product(weight_sum, gradient.T, outer)
-        states.index_copy_(0, slots, inner)
 
     def gradients(self) -> tuple[Float[Tensor, " H"], Float[Tensor, "D H"]]:
         """Of the norm's weight and of `lm_head`'s, in float32 at least."""
@@ -192,20 +190,23 @@ class _Projection:
 
 
 class _WithGradients(torch.autograd.Function):
-    """A scalar whose gradients (norm, lm_head, hidden of all steps) are known already."""
+    """A scalar whose gradients (norm, lm_head, hidden of all steps) are known already; untrained pairs have none."""
 
     @staticmethod
-    def forward(ctx: Any, loss: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
-        ctx.save_for_backward(*gradients)
+    def forward(
+        ctx: Any, loss: Tensor, gradients: tuple[Tensor, ...], trained: Bool[Tensor, "K R"], *inputs: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(*gradients, trained)
         ctx.dtypes = [tensor.dtype for tensor in inputs[:2]]
         return loss.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
+        norm, weight, hidden, trained = ctx.saved_tensors
         # In place, as a copy costs gigabytes; PyTorch's version counter then refuses a second backward pass.
-        norm, weight, hidden = (gradient.mul_(scale) for gradient in ctx.saved_tensors)
-        return None, None, norm.to(ctx.dtypes[0]), weight.to(ctx.dtypes[1]), *hidden.unbind()
+        norm.mul_(scale), weight.mul_(scale), hidden.mul_((trained * scale)[..., None])
+        return None, None, None, norm.to(ctx.dtypes[0]), weight.to(ctx.dtypes[1]), *hidden.unbind()
 
 
 def loss_and_gradient(

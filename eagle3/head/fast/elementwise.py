@@ -19,6 +19,7 @@ from eagle3.head.fast.kernel_choice import runs_triton
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
 TINY = 1e-30  # a row's largest at least: a row of zeros stays one, and gradients are far above
+ALL = slice(None)
 PARTIAL_SUMS = 264  # P: two programs for each of an H200's 132 multiprocessors, each with a sum of its own
 
 
@@ -50,13 +51,16 @@ def rms_norm_backward(
     grad: Float[Tensor, "N H"],
     weight_sums: Float[Tensor, "P H"],
     index: Int[Tensor, " N"] | None = None,
-    grad_x: Float[Tensor, "N H"] | None = None,
+    grad_x: Float[Tensor, "V H"] | None = None,
     added: Float[Tensor, "N H"] | None = None,
+    *,
+    give_output: bool = True,
 ) -> None:
-    """From the gradient of the norm's output: that of x[index], plus `added`, into `grad_x` where one is given.
+    """From the gradient of the norm's output: that of x[index], plus `added`, into grad_x[index] where one is given.
 
-    The gradient of the weight is added to `weight_sums`, spread over P. `grad` becomes the norm's output: the weight
-    gradient of the product behind the norm needs it, and it need not be kept from the forward.
+    The gradient of the weight is added to `weight_sums`, spread over P. `grad` becomes the norm's output, if that is
+    asked for: the weight gradient of the product behind the norm needs it, and it need not be kept from the forward.
+    `grad_x` may be `x`, whose rows are then replaced.
     """
     rows, wide_grad = _wide(x if index is None else x[index]), _wide(grad)
     scale = _scale(rows, eps)
@@ -65,8 +69,9 @@ def rms_norm_backward(
     if grad_x is not None:
         weighted = wide_grad * weight
         result = scale * (weighted - normed * (weighted * normed).mean(-1, keepdim=True))
-        grad_x.copy_(result if added is None else result + added)
-    grad.copy_(normed * weight)
+        grad_x[ALL if index is None else index] = (result if added is None else result + added).to(grad_x.dtype)
+    if give_output:
+        grad.copy_(normed * weight)
 
 
 def swiglu(gate_up: Float[Tensor, "N 2I"]) -> Float[Tensor, "N I"]:

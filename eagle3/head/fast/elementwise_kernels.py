@@ -27,12 +27,14 @@ def rms_norm_backward(
     index: Tensor | None = None,
     grad_x: Tensor | None = None,
     added: Tensor | None = None,
+    *,
+    give_output: bool = True,
 ) -> None:
     assert all(each is None or each.is_contiguous() for each in (grad_x, added, weight_sums))
     size = x.shape[1]
     tensors = (x, index, weight, grad, weight_sums, grad_x, added)
     shape = (len(grad), x.stride(0), grad.stride(0), size, triton.next_power_of_2(size))
-    _rms_norm_backward[(len(weight_sums),)](*tensors, eps, *shape, num_warps=8)
+    _rms_norm_backward[(len(weight_sums),)](*tensors, eps, *shape, give_output, num_warps=8)
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
@@ -95,6 +97,7 @@ def _rms_norm_backward(
     grad_stride,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    GIVE_OUTPUT: tl.constexpr,
 ):
     program, programs = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, BLOCK)
@@ -118,8 +121,9 @@ def _rms_norm_backward(
             result = scale * (weighted - normed * (tl.sum(weighted * normed, 0) / SIZE))
             if added is not None:
                 result += tl.load(added + row * SIZE + column, inside, other=0).to(tl.float32)
-            tl.store(grad_x + row * SIZE + column, result.to(grad_x.dtype.element_ty), inside)
-        tl.store(grad + row * grad_stride + column, (normed * weights).to(grad.dtype.element_ty), inside)
+            tl.store(grad_x + source * SIZE + column, result.to(grad_x.dtype.element_ty), inside)
+        if GIVE_OUTPUT:
+            tl.store(grad + row * grad_stride + column, (normed * weights).to(grad.dtype.element_ty), inside)
         row += programs
     tl.store(sums, weight_sum, inside)
 

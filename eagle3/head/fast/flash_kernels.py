@@ -1,7 +1,7 @@
 """Kernels that attend over many segments in one call, without a score matrix, and return the log-sum-exp.
 
 FlashAttention-2 twice: the copy inside PyTorch, and the flash-attn package. Both want CUDA, compute capability 8.0 or
-more, float16 or bfloat16, and C a multiple of 8 up to 256. Our own, for Hopper, is in triton_flash.py.
+more, float16 or bfloat16, and C a multiple of 8 up to 256. Our own, faster on Hopper, is in triton_flash.py.
 
 Shapes: T tokens of the pack, R rows that ask, N segments, Q query heads, G key/value heads, C channels.
 """

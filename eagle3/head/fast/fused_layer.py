@@ -5,7 +5,10 @@ cast and added in float32, and passes over memory for norms, RoPE, SwiGLU and re
 
 - weights are cast once a training step, q/k/v and gate/up into one matrix each: fewer and larger products;
 - products add a weight's gradient to one float32 sum over all steps, and `_HandOut` gives it to autograd once;
-- what is cheap is computed again in the backward, in the memory of the gradient that it was made from.
+- what is cheap is computed again in the backward, in the memory of the gradient that it was made from;
+- what the embeddings give to queries, keys and values, half of those products, is computed once for all steps: rows of
+  a turn are neighbours, so that row i takes at step k the token that row i + k takes at step 0. (Past the end of a turn
+  that is another turn's token, in rows that the step does not train.)
 
 Shapes: T tokens of the pack, N rows of a step, R trained rows, H hidden size, I intermediate size, V target
 vocabulary, Q query heads, G key/value heads, C channels.
@@ -25,9 +28,14 @@ from eagle3.head.layer import Projected
 
 
 class Matrix:
-    """The weights of linear maps of one input, one below the other, as products want them; sums their gradients."""
+    """The weights of linear maps of one input, one below the other, as products want them; sums their gradients.
 
-    def __init__(self, linears: list[nn.Linear], dtype: torch.dtype, make_products: type[Products]) -> None:
+    With `parts` > 1 the input is that many tensors of the same width, each multiplied by itself.
+    """
+
+    def __init__(
+        self, linears: list[nn.Linear], dtype: torch.dtype, make_products: type[Products], parts: int = 1
+    ) -> None:
         self.parameters = [linear.weight for linear in linears]
         weights = [weight.detach() for weight in self.parameters]
         self.heights = [len(weight) for weight in weights]
@@ -37,19 +45,19 @@ class Matrix:
         else:
             value = weights[0].new_empty(self.shape, dtype=dtype)
             torch.cat(weights, out=value)
-        products = make_products(value)
-        self.forward, self.backward = products.forward, products.backward
+        self.parts = [make_products(part) for part in value.chunk(parts, dim=1)]
+        self.forward, self.backward = self.parts[0].forward, self.parts[0].backward
         self.wide = torch.promote_types(weights[0].dtype, torch.float32)
         self.total: Tensor | None = None
 
-    def add(self, grad: Float[Tensor, "N out"], x: Float[Tensor, "N in"], rows: slice = ALL) -> None:
+    def add(self, grad: Float[Tensor, "N out"], x: Float[Tensor, "N in"], rows: slice = ALL, part: int = 0) -> None:
         """Add the gradient of these rows of the matrix: `grad` is that of the product, `x` went into it."""
-        if self.total is None and rows == ALL:
+        if self.total is None and rows == ALL and len(self.parts) == 1:
             self.total = wide_product(grad.T, x, self.wide)
             return
         if self.total is None:
             self.total = grad.new_zeros(self.shape, dtype=self.wide)
-        add_product(self.total[rows], grad.T, x)
+        add_product(self.total.chunk(len(self.parts), dim=1)[part][rows], grad.T, x)
 
     def gradients(self) -> list[Tensor | None]:
         if self.total is None:
@@ -72,10 +80,12 @@ class Norm:
         self.kernels.rms_norm(x, self.weight, self.eps, out, index)
         return out
 
-    def backward(self, x: Tensor, grad: Tensor, added: Tensor | None = None) -> Tensor:
-        """The gradient of x, with `added` on top; `grad` becomes the norm's output."""
+    def backward(self, x: Tensor, grad: Tensor, added: Tensor | None = None, give_output: bool = True) -> Tensor:
+        """The gradient of x, with `added` on top; `grad` becomes the norm's output, if that is asked for."""
         grad_x = torch.empty_like(x)
-        self.kernels.rms_norm_backward(x, self.weight, self.eps, grad, self.sums, grad_x=grad_x, added=added)
+        self.kernels.rms_norm_backward(
+            x, self.weight, self.eps, grad, self.sums, grad_x=grad_x, added=added, give_output=give_output
+        )
         return grad_x
 
     def backward_of_data(self, x: Tensor, grad: Tensor, index: Tensor | None = None) -> None:
@@ -98,7 +108,9 @@ class Weights:
         self.kernels = choose_kernels(head.fc.weight.device, dtype)
         # Never in float8: captured layers differ in scale, by more than it covers.
         self.fc = Matrix([head.fc], dtype, Products)
-        self.qkv = Matrix([attention.q_proj, attention.k_proj, attention.v_proj], dtype, make_products)
+        qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
+        self.qkv = Matrix(qkv, dtype, make_products, parts=2)
+        self.of_embed, self.of_hidden = self.qkv.parts  # the inputs of attention, next to each other in the checkpoint
         self.o = Matrix([attention.o_proj], dtype, make_products)
         self.gate_up = Matrix([mlp.gate_proj, mlp.up_proj], dtype, make_products)
         self.down = Matrix([mlp.down_proj], dtype, make_products)
@@ -112,6 +124,9 @@ class Weights:
             *(*self.fc_norms, *self.output_norms),
         ]
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        # What embeddings give to queries, keys and values of the trained rows, and its gradient from later steps.
+        self.embed_part: Float[Tensor, "R W"] | None = None
+        self.grad_embed_part: Float[Tensor, "R W"] | None = None
 
     def parameters(self) -> list[Tensor]:
         return [parameter for each in self.all for parameter in each.parameters]
@@ -182,10 +197,14 @@ class _ProjectPack(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.weights = weights
         ctx.save_for_backward(hidden, tokens, cos, sin, rows)
-        x = _normed(weights, hidden, tokens)
-        width = weights.num_heads * weights.head_dim
-        query = _heads(weights, x.index_select(0, rows), slice(None, width))
-        key_value = _heads(weights, x, slice(width, None))
+        embed = weights.embed_norm.forward(weights.embedding, torch.empty_like(hidden), tokens)
+        normed = weights.hidden_norm.forward(hidden, torch.empty_like(hidden))
+        of_query, of_key_value = _split(weights)
+        query = weights.of_embed.forward(embed.index_select(0, rows), of_query)
+        key_value = weights.of_embed.forward(embed, of_key_value)
+        weights.embed_part = torch.cat([query, key_value.index_select(0, rows)], dim=1)
+        query = _heads(weights, weights.of_hidden.forward(normed.index_select(0, rows), of_query, added=query))
+        key_value = _heads(weights, weights.of_hidden.forward(normed, of_key_value, added=key_value))
         weights.kernels.rotate(query, cos.index_select(0, rows), sin.index_select(0, rows))
         weights.kernels.rotate(key_value[:, : weights.num_kv_heads], cos, sin)
         return hidden.index_select(0, rows), query, *key_value.chunk(2, dim=1)
@@ -194,16 +213,19 @@ class _ProjectPack(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_rows: Tensor, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (hidden, tokens, cos, sin, rows), weights = ctx.saved_tensors, ctx.weights
-        width = weights.num_heads * weights.head_dim
         query = _grad_heads(weights, grads[:1], weights.num_heads, cos.index_select(0, rows), sin.index_select(0, rows))
         key_value = _grad_heads(weights, grads[1:], weights.num_kv_heads, cos, sin)
-        x = weights.qkv.backward(key_value, slice(width, None))
-        # No row is there twice, so none of the atomic additions that `index_add_` makes.
-        x.index_copy_(0, rows, weights.qkv.backward(query, slice(None, width), x.index_select(0, rows)))
-        grad_hidden = _normed_backward(weights, hidden, tokens, x, None)
+        x = _grad_input(weights, weights.of_hidden, query, key_value, rows)
+        grad_hidden = weights.hidden_norm.backward(hidden, x)
         grad_hidden.index_copy_(0, rows, grad_hidden.index_select(0, rows).add_(grad_rows))
-        weights.qkv.add(query, x.index_select(0, rows), slice(None, width))
-        weights.qkv.add(key_value, x, slice(width, None))
+        _add_of_pack(weights, query, key_value, x, rows, part=1)
+        if weights.grad_embed_part is not None:
+            later_query, later_key_value = weights.grad_embed_part.split([query.shape[1], key_value.shape[1]], dim=1)
+            query.add_(later_query)
+            key_value.index_copy_(0, rows, (later_key_value + key_value.index_select(0, rows)).to(key_value.dtype))
+        x = _grad_input(weights, weights.of_embed, query, key_value, rows)
+        weights.embed_norm.backward_of_data(weights.embedding, x, tokens)
+        _add_of_pack(weights, query, key_value, x, rows, part=0)
         return None, None, grad_hidden, None, None, None, None
 
 
@@ -216,13 +238,17 @@ class _Project(torch.autograd.Function):
         edge: Tensor,
         weights: Weights,
         hidden: Float[Tensor, "R H"],
-        tokens: Int[Tensor, " R"],
+        step: int,
         cos: Float[Tensor, "R C/2"],
         sin: Float[Tensor, "R C/2"],
     ) -> tuple[Tensor, ...]:
-        ctx.weights = weights
-        ctx.save_for_backward(hidden, tokens, cos, sin)
-        heads = _heads(weights, _normed(weights, hidden, tokens))
+        assert weights.embed_part is not None
+        ctx.weights, ctx.step = weights, step
+        ctx.save_for_backward(hidden, cos, sin)
+        product = weights.of_hidden.forward(weights.hidden_norm.forward(hidden, torch.empty_like(hidden)))
+        # The last rows of the pack take nothing: they end a turn, so that the step does not train them.
+        product[: max(len(hidden) - step, 0)] += weights.embed_part[step:]
+        heads = _heads(weights, product)
         query_key, value = heads.split([weights.num_heads + weights.num_kv_heads, weights.num_kv_heads], dim=1)
         weights.kernels.rotate(query_key, cos, sin)
         return hidden, *query_key.split([weights.num_heads, weights.num_kv_heads], dim=1), value
@@ -230,11 +256,14 @@ class _Project(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_hidden: Tensor, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (hidden, tokens, cos, sin), weights = ctx.saved_tensors, ctx.weights
+        (hidden, cos, sin), weights = ctx.saved_tensors, ctx.weights
         heads = _grad_heads(weights, grads, weights.num_heads + weights.num_kv_heads, cos, sin)
-        x = weights.qkv.backward(heads)
-        grad_hidden = _normed_backward(weights, hidden, tokens, x, grad_hidden.contiguous())
-        weights.qkv.add(heads, x)
+        if weights.grad_embed_part is None:
+            weights.grad_embed_part = torch.zeros_like(heads, dtype=weights.qkv.wide)
+        weights.grad_embed_part[ctx.step :] += heads[: max(len(heads) - ctx.step, 0)]
+        x = weights.of_hidden.backward(heads)
+        grad_hidden = weights.hidden_norm.backward(hidden, x, grad_hidden.contiguous())
+        weights.qkv.add(heads, x, part=1)
         return None, None, grad_hidden, None, None, None
 
 
@@ -280,7 +309,7 @@ class _Feedback(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Float[Tensor, "R H"]) -> tuple[Tensor | None, ...]:
         (hidden,) = ctx.saved_tensors
-        return None, None, ctx.norm.backward(hidden, grad.clone(memory_format=torch.contiguous_format))
+        return None, None, ctx.norm.backward(hidden, grad.contiguous(), give_output=False)
 
 
 class FusedLayer:
@@ -294,17 +323,22 @@ class FusedLayer:
     def fuse(self, aux: Float[Tensor, "T 3H"]) -> Float[Tensor, "T H"]:
         return _Fuse.apply(self.edge, self.weights, aux)
 
-    def project(
+    def first(
         self,
-        hidden: Float[Tensor, "N H"],
-        tokens: Int[Tensor, " N"],
-        positions: Int[Tensor, " N"],
-        rows: Int[Tensor, " R"] | None = None,
+        hidden: Float[Tensor, "T H"],
+        tokens: Int[Tensor, " T"],
+        positions: Int[Tensor, " T"],
+        rows: Int[Tensor, " R"],
     ) -> Projected:
-        in_float32 = positions.new_empty(0, dtype=torch.float32)
-        cos, sin = (part[0, :, : part.shape[-1] // 2] for part in self.rotary(in_float32, positions[None]))
-        inputs = (self.edge, self.weights, hidden, tokens, cos, sin)
-        hidden, query, key, value = _Project.apply(*inputs) if rows is None else _ProjectPack.apply(*inputs, rows)
+        inputs = (self.edge, self.weights, hidden, tokens, *self._angles(positions), rows)
+        hidden, query, key, value = _ProjectPack.apply(*inputs)
+        return hidden, query, (key, value)
+
+    def later(
+        self, hidden: Float[Tensor, "R H"], tokens: Int[Tensor, " R"], positions: Int[Tensor, " R"], step: int
+    ) -> Projected:
+        """`tokens` are those of step 0, `step` rows on."""
+        hidden, query, key, value = _Project.apply(self.edge, self.weights, hidden, step, *self._angles(positions))
         return hidden, query, (key, value)
 
     def output(self, hidden: Float[Tensor, "R H"], attended: Float[Tensor, "R Q C"]) -> Float[Tensor, "R H"]:
@@ -315,31 +349,23 @@ class FusedLayer:
             hidden = _Feedback.apply(self.edge, norm, hidden)
         return hidden
 
+    def _angles(self, positions: Int[Tensor, " N"]) -> list[Float[Tensor, "N C/2"]]:
+        in_float32 = positions.new_empty(0, dtype=torch.float32)
+        return [part[0, :, : part.shape[-1] // 2] for part in self.rotary(in_float32, positions[None])]
+
 
 def _thirds(*tensors: Tensor) -> list[tuple[Tensor, ...]]:
     return [tensor.chunk(NUM_CAPTURED_LAYERS, dim=-1) for tensor in tensors]
 
 
-def _normed(weights: Weights, hidden: Tensor, tokens: Tensor) -> Float[Tensor, "N 2H"]:
-    """`DraftHead.attention_input`."""
-    x = hidden.new_empty(len(hidden), 2 * hidden.shape[1])
-    embed_part, hidden_part = x.chunk(2, dim=-1)
-    weights.embed_norm.forward(weights.embedding, embed_part, tokens)
-    weights.hidden_norm.forward(hidden, hidden_part)
-    return x
+def _split(weights: Weights) -> tuple[slice, slice]:
+    """Rows of the matrix that make queries, and those that make keys and values."""
+    width = weights.num_heads * weights.head_dim
+    return slice(None, width), slice(width, None)
 
 
-def _normed_backward(
-    weights: Weights, hidden: Tensor, tokens: Tensor, x: Float[Tensor, "N 2H"], added: Tensor | None
-) -> Float[Tensor, "N H"]:
-    """The gradient of `hidden`, with `added` on top; `x`, the gradient of what `_normed` returned, becomes that."""
-    embed_part, hidden_part = x.chunk(2, dim=-1)
-    weights.embed_norm.backward_of_data(weights.embedding, embed_part, tokens)
-    return weights.hidden_norm.backward(hidden, hidden_part, added)
-
-
-def _heads(weights: Weights, x: Float[Tensor, "N 2H"], rows: slice = ALL) -> Float[Tensor, "N heads C"]:
-    return weights.qkv.forward(x, rows).unflatten(-1, (-1, weights.head_dim))
+def _heads(weights: Weights, product: Float[Tensor, "N W"]) -> Float[Tensor, "N heads C"]:
+    return product.unflatten(-1, (-1, weights.head_dim))
 
 
 def _grad_heads(
@@ -349,3 +375,21 @@ def _grad_heads(
     heads = torch.cat(grads, dim=1)
     weights.kernels.rotate(heads[:, :rotated], cos, sin, back=True)
     return heads.flatten(1)
+
+
+def _grad_input(
+    weights: Weights, products: Products, query: Tensor, key_value: Tensor, rows: Tensor
+) -> Float[Tensor, "T H"]:
+    """At step 0: from the gradients of the rows' queries, and of all keys and values."""
+    of_query, of_key_value = _split(weights)
+    x = products.backward(key_value, of_key_value)
+    # No row is there twice, so none of the atomic additions that `index_add_` makes.
+    x.index_copy_(0, rows, products.backward(query, of_query, x.index_select(0, rows)))
+    return x
+
+
+def _add_of_pack(weights: Weights, query: Tensor, key_value: Tensor, x: Tensor, rows: Tensor, part: int) -> None:
+    """Step 0's part of the gradient of the weights; `x` is what they were multiplied with."""
+    of_query, of_key_value = _split(weights)
+    weights.qkv.add(query, x.index_select(0, rows), of_query, part)
+    weights.qkv.add(key_value, x, of_key_value, part)

@@ -7,9 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from eagle3.head.fast.elementwise import choose_kernels
+from eagle3.head.fast.elementwise import ALL, choose_kernels
 
-ALL = slice(None)
 # PyTorch 2.10 and newer can give a GPU's sums in float32 as they are; before, factors are made float32 first.
 KEEPS_SUMS = torch.__version__ >= "2.10"
 
