@@ -41,6 +41,7 @@ def product_flops(config: HeadConfig, *, tokens: int, rows: int, pairs: int) -> 
     """Of the matrix products of forward and backward: 2 FLOP a weight and row, and 4 for its two gradients.
 
     Prompt rows need `fc`, k and v of step 0; `fc` has no gradient for its input; a teacher's logits have none at all.
+    That is the head as in the paper: a layer that gets by with fewer is credited with all of them.
     """
     weights = {name: inputs * outputs for name, (inputs, outputs) in products(config).items()}
     in_every_step = sum(weights.values()) - weights["fc"]

@@ -20,6 +20,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from hydra import compose, initialize_config_dir
@@ -32,7 +33,9 @@ from eagle3 import run
 from eagle3.features.pack import Pack
 from eagle3.head.attention_choice import choose_attention
 from eagle3.head.draft_head import HeadConfig
+from eagle3.head.fast import chunked_loss
 from eagle3.head.layer_choice import choose_layer
+from eagle3.head.loss import UnrollMetrics
 from eagle3.module import HeadTraining
 from eagle3.storage import write_json
 
@@ -97,9 +100,11 @@ def measured(shape: HeadConfig, cases: list[Case], overrides: list[str]) -> Iter
             [case.tokens // case.documents] * case.documents, case.answer_share, num_steps=config.num_steps
         ).to(device())
         row = asdict(case) | dict.fromkeys(MEASURED) | {"ceiling_tflops": ceiling["best"]}
-        row |= without_overflow(lambda pack=pack: cost(Step(shape, config), pack, ceiling))
-        row |= without_overflow(lambda case=case: ragged_cost(Step(shape, config), case, samples))
-        row |= without_overflow(lambda pack=pack: {"reference_tokens_per_s": Step(shape, reference).tokens_per_s(pack)})
+        row |= without_overflow(lambda pack=pack: cost(random_step(shape, config), pack, ceiling))
+        row |= without_overflow(lambda case=case: ragged_cost(random_step(shape, config), case, samples))
+        row |= without_overflow(
+            lambda pack=pack: {"reference_tokens_per_s": random_step(shape, reference).tokens_per_s(pack)}
+        )
         yield row
 
 
@@ -117,22 +122,9 @@ def but_backends(overrides: list[str]) -> list[str]:
 class Step:
     """What HeadTraining computes for a pack, under the trainer's precision but without Lightning around it."""
 
-    def __init__(self, shape: HeadConfig, config: DictConfig) -> None:
-        torch.manual_seed(0)
-        self.shape, self.precision = shape, config.trainer.precision
-        with device():
-            target = torch.randn(shape.vocab_size, shape.hidden_size, dtype=torch.bfloat16)
-            self.module = HeadTraining(
-                head=random_head(shape),
-                loss=run.build(config.loss),
-                optim=run.build(config.optim),
-                num_steps=config.num_steps,
-                attention=config.attention,
-                layer=config.layer,
-                embedding=target,
-                lm_head=target,
-                origin={},
-            )
+    def __init__(self, module: HeadTraining, config: DictConfig) -> None:
+        self.module, self.precision = module.to(device()), config.trainer.precision
+        shape = module.head.config
         self.module.attention = choose_attention(
             config.attention, device=device(), precision=self.precision, head_dim=shape.head_dim
         )
@@ -151,6 +143,24 @@ class Step:
         return round(len(pack.input_ids) / timed(lambda: self(pack), REPEATS, device()), 1)
 
 
+def random_step(shape: HeadConfig, config: DictConfig) -> Step:
+    torch.manual_seed(0)
+    with device():
+        target = torch.randn(shape.vocab_size, shape.hidden_size, dtype=torch.bfloat16)
+        module = HeadTraining(
+            head=random_head(shape),
+            loss=run.build(config.loss),
+            optim=run.build(config.optim),
+            num_steps=config.num_steps,
+            attention=config.attention,
+            layer=config.layer,
+            embedding=target,
+            lm_head=target,
+            origin={},
+        )
+    return Step(module, config)
+
+
 def cost(step: Step, pack: Pack, ceiling: dict[str, float]) -> dict[str, Any]:
     """Rate, memory, share of the ceiling, the optimizer's time and where the rest goes."""
     step(pack)  # what is allocated once, and what compiling needs, is no part of a step
@@ -160,8 +170,9 @@ def cost(step: Step, pack: Pack, ceiling: dict[str, float]) -> dict[str, Any]:
     peak_gb = torch.cuda.max_memory_allocated() / 1e9 if on_gpu() else None
     num_tokens, num_rows = len(pack.input_ids), len(pack.rows)
     seconds = num_tokens / rate
-    flops = product_flops(step.shape, tokens=num_tokens, rows=num_rows, pairs=int(pack.depth.sum()))
-    whole = flops + attention_flops(step.shape, pack, step.module.num_steps)
+    shape = step.module.head.config
+    flops = product_flops(shape, tokens=num_tokens, rows=num_rows, pairs=int(pack.depth.sum()))
+    whole = flops + attention_flops(shape, pack, step.module.num_steps)
     kernels = time_by_kernel(lambda: step(pack), device())
     groups: dict[str, float] = defaultdict(float)
     for name, milliseconds in kernels:
@@ -177,6 +188,7 @@ def cost(step: Step, pack: Pack, ceiling: dict[str, float]) -> dict[str, Any]:
         "ceiling_tflops": ceiling["best"],
         "share_of_ceiling": flops / seconds / 1e12 / ceiling["best"],
         "own_products_tflops": ceiling["mean"],
+        "metrics_ms": 1000 * metrics_seconds(step, pack),
         "optimizer_ms": 1000 * optimizer_seconds(step),
         "ms_by_group": dict(groups),
         "top_kernels_ms": dict(kernels[:TOP_KERNELS]),
@@ -202,6 +214,20 @@ def ragged_cost(step: Step, case: Case, samples: RandomSamples) -> dict[str, Any
         "recompiles": graphs[-1] - graphs[1],
         "slowest_ragged_step": round(max(later) / statistics.median(later), 2),
     }
+
+
+def metrics_seconds(step: Step, pack: Pack) -> float:
+    """Of accuracies and accept lengths, from what the loss hands them; 0 where the plain loss has them inside."""
+    given: list[tuple[Any, ...]] = []
+    original = chunked_loss._Pairs.metrics
+
+    def noting(*arguments: Any) -> UnrollMetrics:
+        given.append(arguments)
+        return original(*arguments)
+
+    with patch.object(chunked_loss._Pairs, "metrics", noting):
+        step(pack)
+    return timed(lambda: original(*given[0]).as_tensor(), REPEATS, device()) if given else 0.0
 
 
 def optimizer_seconds(step: Step) -> float:
@@ -261,7 +287,10 @@ def printed(row: dict[str, Any]) -> str:
     lines = [f"{row['tokens']} tokens, {row['documents']} documents, answers {row['answer_share']:.0%}:"]
     if "ms_by_group" not in row:
         return f"{lines[0]} does not fit into this GPU's memory"
-    lines.append(f"  {row['step_ms']:.1f} ms a step, optimizer {row['optimizer_ms']:.1f} ms apart, of which")
+    lines.append(
+        f"  {row['step_ms']:.1f} ms a step, of which metrics {row['metrics_ms']:.2f} ms; optimizer "
+        f"{row['optimizer_ms']:.1f} ms apart; by kernels:"
+    )
     lines += [f"  {spent:9.2f} ms  {group}" for group, spent in sorted(row["ms_by_group"].items(), key=lambda g: -g[1])]
     lines += [f"    {spent:9.2f} ms  {group_of(name)}: {name[:90]}" for name, spent in row["top_kernels_ms"].items()]
     lines.append(

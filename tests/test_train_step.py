@@ -34,11 +34,12 @@ def test_a_small_run_writes_a_row_for_each_case(tmp_path: Path) -> None:
 def test_the_flop_of_a_step_are_those_of_its_matrix_products() -> None:
     from random_head import SMALL, RandomSamples
     from step_cost import product_flops
-    from train_step import Step, composed
+    from train_step import composed, random_step
 
     steps = 3
     config = composed(["num_steps=3", "attention=dense", "loss=soft_cross_entropy", "trainer.precision=32-true"])
-    step, pack = Step(SMALL, config), RandomSamples(SMALL, torch.float32, seed=0).pack([40, 30], 0.5, num_steps=steps)
+    step = random_step(SMALL, config)
+    pack = RandomSamples(SMALL, torch.float32, seed=0).pack([40, 30], 0.5, num_steps=steps)
     with FlopCounterMode(display=False) as counter:
         step(pack)
     counted = counter.get_flop_counts()["Global"][torch.ops.aten.mm]
@@ -87,15 +88,43 @@ def test_kernels_are_told_apart(kernel: str, group: str) -> None:
     assert group_of(kernel) == group
 
 
-def test_train_py_runs_on_a_synthetic_store(tmp_path: Path) -> None:
+@pytest.fixture
+def store(tmp_path: Path, benchmarks: None) -> Path:
     import synthetic_store
-    from test_training import Run
 
     out = tmp_path / "store"
     synthetic_store.main(
         ["--out", str(out), "--shape", "small", "--gigabytes", "0.002", "--tokens", "40", "--shard-mb", "1"]
     )
-    done = Run(tmp_path / "run", out, "data.pack_tokens=128", "trainer.max_epochs=1").fit()
+    return out
+
+
+def test_end_to_end_compares_train_py_with_its_steps(store: Path, tmp_path: Path) -> None:
+    import end_to_end
+
+    end_to_end.main(
+        [
+            "--store",
+            str(store),
+            "--out",
+            str(tmp_path / "rates.json"),
+            "--pack-tokens",
+            "128",
+            "trainer=cpu",
+            "num_steps=2",
+        ]
+    )
+    result = json.loads((tmp_path / "rates.json").read_text())
+    [row] = result["runs"]
+    assert row["devices"] == row["over_linear"] == 1
+    assert row["over_step_alone"] == pytest.approx(row["tokens_per_s"] / result["step_alone"]["tokens_per_s"])
+    assert 0 < row["data_wait_share"] < 1
+
+
+def test_train_py_runs_on_a_synthetic_store(store: Path, tmp_path: Path) -> None:
+    from test_training import Run
+
+    done = Run(tmp_path / "run", store, "data.pack_tokens=128", "trainer.max_epochs=1").fit()
     assert len(done.data.store.manifest["shards"]) > 1
     assert done.data.store.manifest["bytes"] == pytest.approx(2e6, rel=0.2)
     assert done.trainer.global_step > 10

@@ -25,15 +25,18 @@ def plan_epoch(
     samples: list[SampleRef], *, pack_tokens: int, world_size: int, accumulate: int, shuffle_seed: int | None
 ) -> list[list[PlannedPack]]:
     """Packs of each rank, the same number on all; `shuffle_seed=None` keeps the order of the store."""
-    if shuffle_seed is not None:
-        samples = [samples[number] for number in np.random.default_rng(shuffle_seed).permutation(len(samples))]
+    drawn = None if shuffle_seed is None else np.random.default_rng(shuffle_seed)
+    if drawn:
+        samples = [samples[number] for number in drawn.permutation(len(samples))]
     packs = fill(samples, pack_tokens)
     split_until_divisible(packs, world_size)
+    if drawn and world_size > 1:
+        packs = alike_side_by_side(packs, world_size, drawn)
     planned: list[list[PlannedPack]] = [[] for _ in range(world_size)]
     step_size = world_size * accumulate
     for first in range(0, len(packs), step_size):
         step = packs[first : first + step_size]
-        rows_in_step = sum(ref.entry.rows for pack in step for ref in pack)
+        rows_in_step = sum(rows_of(pack) for pack in step)
         samples_in_step = sum(len(pack) for pack in step)
         # Ranks and micro-batches are averaged, by step_size even where an epoch's last step is short of packs.
         for number, pack in enumerate(step):
@@ -67,3 +70,16 @@ def split_until_divisible(packs: list[list[SampleRef]], world_size: int) -> None
                 f"use fewer devices or more data"
             )
         packs[largest : largest + 1] = [pack[: len(pack) // 2], pack[len(pack) // 2 :]]
+
+
+def alike_side_by_side(
+    packs: list[list[SampleRef]], world_size: int, drawn: np.random.Generator
+) -> list[list[SampleRef]]:
+    """Packs that ranks train at the same time have about the same number of rows: the slowest makes the others wait."""
+    by_rows = sorted(packs, key=rows_of)
+    groups = [by_rows[first : first + world_size] for first in range(0, len(packs), world_size)]
+    return [pack for number in drawn.permutation(len(groups)) for pack in groups[number]]
+
+
+def rows_of(pack: list[SampleRef]) -> int:
+    return sum(ref.entry.rows for ref in pack)

@@ -1,0 +1,115 @@
+"""train.py over what its steps alone would cost, on one GPU and on several.
+
+    python benchmarks/synthetic_store.py --out STORE --gigabytes 24
+    python benchmarks/end_to_end.py --store STORE --out benchmarks/results/end_to_end.json --devices 1 2 4 [overrides]
+
+The step alone: forward, backward, clipping and optimizer on packs of the store that lie on the GPU already. train.py
+reads the store, logs, and validates between epochs; its rates are those that it logs after the first epoch.
+"""
+
+import argparse
+import csv
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+from step_cost import timed
+from train_step import Step, device, device_name, optimizer_seconds
+
+import train
+from eagle3 import run
+from eagle3.features.pack import pack_samples
+from eagle3.features.plan import plan_epoch
+from eagle3.storage import write_json
+
+ROOT = Path(__file__).parent.parent
+PACKS = 8  # on the GPU at once
+STEPS = 80  # optimizer steps of a run, at least
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--store", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="results; the runs lie beside them")
+    parser.add_argument("--devices", type=int, nargs="+", default=[1], help="numbers of GPUs, one run each")
+    parser.add_argument("--pack-tokens", type=int, default=16384)
+    parser.add_argument("overrides", nargs="*", help="of train.py")
+    options = parser.parse_intermixed_args(arguments)
+    overrides = [f"data.path={options.store}", f"data.pack_tokens={options.pack_tokens}", "data.verify=false"]
+    overrides += ["callbacks.last=null", "+callbacks.best.save_weights_only=true", *options.overrides]
+    with initialize_config_dir(run.CONF, version_base="1.3"):
+        config = compose("train", overrides=["run_dir=.", *overrides, *trainer_of(1, overrides)])
+    alone, packs_of_epoch = step_alone(config)
+    torch.cuda.empty_cache()
+    rows: list[dict[str, Any]] = []
+    for devices in options.devices:
+        directory = options.out.parent / f"{options.out.stem}_{devices}"
+        rates = trained(directory, devices, packs_of_epoch, overrides)
+        whole = rates["tokens_per_s_of_rank"] * devices
+        rows.append(
+            {"devices": devices, "tokens_per_s": whole, "over_step_alone": whole / devices / alone["tokens_per_s"]}
+            | {"over_linear": whole / devices / rows[0]["tokens_per_s"] if rows else 1.0, **rates}
+        )
+        print(rows[-1], flush=True)
+        facts = {"device": device_name(), "command": " ".join(["python benchmarks/end_to_end.py", *arguments])}
+        write_json(options.out, {"step_alone": alone, "runs": rows, **facts, **run.provenance()})
+
+
+def step_alone(config: DictConfig) -> tuple[dict[str, float], int]:
+    """Rates without train.py around the step, and the number of packs of an epoch."""
+    torch.set_float32_matmul_precision(config.matmul_precision)
+    data = run.build(config.data, loss_mask=run.build(config.loss_mask), seed=0, num_steps=config.num_steps)
+    step = Step(train.build_module(config, data), config)
+    [planned] = plan_epoch(
+        data.train_samples, pack_tokens=config.data.pack_tokens, world_size=1, accumulate=1, shuffle_seed=0
+    )
+    packs = [
+        pack_samples([data.read(ref) for ref in each.samples], num_steps=config.num_steps).to(device())
+        for each in planned[:PACKS]
+    ]
+    for pack in packs:
+        step(pack)
+    seconds = timed(lambda: [step(pack) for pack in packs], 3, device()) / len(packs) + optimizer_seconds(step)
+    tokens, rows = fmean(len(pack.input_ids) for pack in packs), fmean(len(pack.rows) for pack in packs)
+    return {"tokens_per_s": tokens / seconds, "rows_per_s": rows / seconds, "step_ms": 1000 * seconds}, len(planned)
+
+
+def trained(directory: Path, devices: int, packs_of_epoch: int, overrides: list[str]) -> dict[str, float]:
+    """What train.py logs, on average."""
+    epochs = max(2, -(-STEPS * devices // packs_of_epoch))
+    command = [
+        "train.py",
+        *overrides,
+        *trainer_of(devices, overrides),
+        f"trainer.devices={devices}",
+        f"trainer.max_epochs={epochs}",
+    ]
+    command += ["trainer.log_every_n_steps=5", f"hydra.run.dir={directory.resolve()}"]
+    print("$ python", *command, flush=True)
+    subprocess.run([sys.executable, *command], cwd=ROOT, check=True)
+    with (directory / "metrics.csv").open() as file:
+        logged = [line for line in csv.DictReader(file) if line["train/tokens_per_s"]]
+    # The first epoch warms up, the first line of each holds its start.
+    later = [line for before, line in pairwise(logged) if before["epoch"] == line["epoch"] != "0"]
+    names = {
+        "tokens_per_s_of_rank": "train/tokens_per_s",
+        "rows_per_s_of_rank": "train/rows_per_s",
+        "data_wait_share": "train/data_wait_share",
+    }
+    return {key: fmean(float(line[name]) for line in later) for key, name in names.items()}
+
+
+def trainer_of(devices: int, overrides: list[str]) -> list[str]:
+    if any(each.startswith("trainer=") for each in overrides):
+        return []
+    return ["trainer=gpu" if devices == 1 else "trainer=ddp"]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
