@@ -3,6 +3,7 @@
 python train.py data.path=DIR/features                                     # minutes on a laptop for a small target
 python train.py data.path=DIR/features trainer=gpu trainer.devices=4
 python train.py data.path=DIR/features hydra.run.dir=RUN ckpt_path=RUN/checkpoints/last.ckpt    # resume
+python train.py 'data.path=[A/features,B/features]'                        # several stores of one target as one
 python train.py -m data.path=DIR/features optim.lr=1e-4,3e-4 loss.decay=0.8,1.0                 # sweep
 """
 
@@ -110,7 +111,7 @@ def describe(data: FeatureData) -> dict:
     """The store in plain values, for checkpoints and loggers: everything of the manifest but the long lists."""
     manifest = data.store.manifest
     short = {key: value for key, value in manifest.items() if key not in ("shards", "answer_counts", "made_from")}
-    store = {"path": str(data.store.path.resolve()), "hash": data.store.fingerprint, "val_fraction": data.val_fraction}
+    store = {"path": data.store.absolute_path, "hash": data.store.fingerprint, "val_fraction": data.val_fraction}
     return {**short, **manifest["made_from"], **store}
 
 

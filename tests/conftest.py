@@ -10,6 +10,7 @@ os.environ.setdefault("WANDB_MODE", "offline")
 
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -158,3 +159,11 @@ def random_samples(count: int) -> list[Sample]:
 @pytest.fixture
 def store_path(tmp_path: Path) -> Path:
     return write_store(tmp_path / "features", random_samples(60))
+
+
+@pytest.fixture
+def two_stores(tmp_path: Path) -> list[str]:
+    """30 prompts answered twice, one store each: the same ids, other tokens."""
+    first = random_samples(30)
+    second = [replace(sample, input_ids=sample.input_ids.flip(0), aux=-sample.aux) for sample in first]
+    return [str(write_store(tmp_path / name, samples)) for name, samples in (("a", first), ("b", second))]

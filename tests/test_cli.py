@@ -284,6 +284,22 @@ def test_train_names_the_key(world: World, fails: Callable[..., str], overrides:
     assert message in fails("train", f"data.path={world.store}", "data.val_fraction=0.2", *overrides)
 
 
+def test_prompts_answered_twice_train_as_one_store_and_their_validation_prompts_are_found_again(
+    world: World, call: Callable[..., Any], tmp_path: Path
+) -> None:
+    shutil.copytree(world.out_dir / "prompts", tmp_path / "dir" / "prompts")
+    call("precompute", *world.precompute, f"out_dir={tmp_path}/dir", "responses.seed=1", "responses.temperature=1.0")
+    stores, head = [str(world.store), f"{tmp_path}/dir/features"], tmp_path / "head"
+    call(
+        "train", f"data.path=[{','.join(stores)}]", f"hydra.run.dir={tmp_path}/run", "data.val_fraction=0.2",
+        "trainer.max_epochs=1", "num_steps=1",
+    )  # fmt: skip
+    call("serve", "action=export", f"run={tmp_path}/run", f"head={head}", "check.min_accept_length=1.0", *SHORT)
+    training = json.loads((head / "training.json").read_text())
+    assert training["store"]["path"] == stores
+    assert training["accept_length"]["prompts_from"] == f"validation prompts of [{','.join(stores)}]"
+
+
 @pytest.mark.parametrize("name", ["shard-000000.tar", "target.safetensors"])
 @pytest.mark.parametrize("damage", ["truncated", "altered", "missing"])
 def test_a_damaged_store_is_refused_and_mended_by_the_advice(

@@ -9,7 +9,7 @@ import torch
 from conftest import random_samples, write_store
 
 from eagle3.errors import InputError
-from eagle3.features.store import FeatureStore
+from eagle3.features.store import FeatureStore, save_target_weights
 
 
 def test_the_manifest_counts_what_the_shards_hold(store_path: Path) -> None:
@@ -47,6 +47,12 @@ def test_tied_weights_are_stored_once_and_read_as_both(store_path: Path) -> None
     embedding, lm_head = FeatureStore(store_path).target_weights()
     assert torch.equal(embedding, lm_head)
     assert (store_path / "target.safetensors").stat().st_size < 1.2 * embedding.numel() * embedding.element_size()
+
+
+def test_target_weights_of_another_shape_are_refused(store_path: Path) -> None:
+    save_target_weights(store_path / "target.safetensors", torch.zeros(3, 4), torch.ones(3, 4))
+    with pytest.raises(InputError, match=r"features/target\.safetensors does not fit its manifest"):
+        FeatureStore(store_path).target_weights()
 
 
 def test_a_folder_that_is_no_store_is_named_with_the_way_out(tmp_path: Path) -> None:

@@ -163,6 +163,17 @@ def test_a_prompts_samples_are_on_one_side_of_the_split(train: Callable[..., Run
     assert share_of_prompt("p1#0") == share_of_prompt("p1#1") == share_of_prompt("p1")
 
 
+def test_over_two_stores_a_prompt_is_on_the_side_where_each_alone_has_it(
+    train: Callable[..., Run], two_stores: list[str]
+) -> None:
+    alone, joined = (train("run", f"data.path={path}").data for path in (two_stores[0], f"[{','.join(two_stores)}]"))
+    for side in ("train_samples", "val_samples"):
+        prompts = [ref.entry.id for ref in getattr(alone, side)]
+        assert [ref.entry.id for ref in getattr(joined, side)] == 2 * prompts
+    limited = train("run", f"data.path=[{','.join(two_stores)}]", "data.limit_samples=40").data
+    assert len(limited.train_samples) + len(limited.val_samples) == 40
+
+
 def test_of_a_few_prompts_one_validates_whatever_the_fraction(tmp_path: Path) -> None:
     data = Run(tmp_path / "run", write_store(tmp_path / "few", random_samples(4)), "data.val_fraction=1e-9").data
     assert (len(data.train_samples), len(data.val_samples)) == (3, 1)
@@ -175,7 +186,16 @@ def test_of_a_few_prompts_one_validates_whatever_the_fraction(tmp_path: Path) ->
 def test_resuming_mid_epoch_repeats_nothing_skips_nothing_and_ends_with_the_same_weights(
     train: Callable[..., Run], stop_after: int, accumulate: int
 ) -> None:
-    option = f"trainer.accumulate_grad_batches={accumulate}"
+    assert_resumes(train, stop_after, f"trainer.accumulate_grad_batches={accumulate}")
+
+
+def test_resuming_mid_epoch_over_two_stores_ends_with_the_same_weights(
+    train: Callable[..., Run], two_stores: list[str]
+) -> None:
+    assert_resumes(train, 7, f"data.path=[{','.join(two_stores)}]")
+
+
+def assert_resumes(train: Callable[..., Run], stop_after: int, option: str) -> None:
     whole = train("whole", option).fit()
     first = train("parts", option, signal_after=stop_after)
     with pytest.raises(Interrupted, match=r"go on with ckpt_path=.*last\.ckpt"):
@@ -213,6 +233,7 @@ def test_early_stopping_ends_a_run_that_no_longer_gains(train: Callable[..., Run
     ("override", "message"),
     [
         ("data.path=null", r"data\.path is not set"),
+        ("data.path=[]", r"data\.path is not set"),
         ("data.path=/nowhere", r"/nowhere/manifest\.json does not exist; make it with"),
         ("data.pack_tokens=10", r"data\.pack_tokens=10 .* tokens\); set data\.pack_tokens=2\d or more"),
         ("data.val_fraction=0.0", r"data\.val_fraction=0\.0"),

@@ -9,17 +9,18 @@ import torch
 from tqdm import tqdm
 
 from eagle3.errors import InputError
+from eagle3.features.joined import open_store
 from eagle3.features.loader import PackLoader, SideStream
 from eagle3.features.loss_mask import AllTurns
 from eagle3.features.pack import Pack, pack_samples
 from eagle3.features.plan import PlannedPack, plan_epoch
 from eagle3.features.sample import Sample
-from eagle3.features.store import FeatureStore, SampleRef
+from eagle3.features.store import SampleRef
 from eagle3.head.rows import trained_rows
 
 
 class FeatureData(lightning.LightningDataModule):
-    """Training and validation packs of one store; a prompt's samples are all on one side of the split.
+    """Training and validation packs of `data.path`; a prompt's samples are all on one side of the split.
 
     Needs `Trainer(reload_dataloaders_every_n_epochs=1)`: each epoch has its own plan.
     """
@@ -27,7 +28,7 @@ class FeatureData(lightning.LightningDataModule):
     def __init__(
         self,
         *,
-        path: str | None,
+        path: str | list[str] | None,
         pack_tokens: int,
         val_fraction: float,
         limit_samples: int | None,
@@ -39,11 +40,11 @@ class FeatureData(lightning.LightningDataModule):
         loss_mask: AllTurns,
     ) -> None:
         super().__init__()
-        if path is None:
+        if not path:
             raise InputError("data.path is not set; give a feature store, e.g. data.path=DIR/features")
         if not 0 < val_fraction < 1:
             raise InputError(f"data.val_fraction={val_fraction} must lie between 0 and 1, e.g. data.val_fraction=0.05")
-        self.store = FeatureStore(path)
+        self.store = open_store(path)
         self.pack_tokens, self.check_hashes = pack_tokens, verify
         self.prefetch, self.readers = max(prefetch, 1), max(readers, 1)
         self.seed, self.num_steps, self.loss_mask = seed, num_steps, loss_mask

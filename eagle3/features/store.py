@@ -30,8 +30,9 @@ MAKE_STORE = "python precompute.py target.path=TARGET prompts.path=FILE.jsonl ou
 
 @dataclass(frozen=True)
 class SampleRef:
-    """A sample of the store: its shard and its entry there."""
+    """A sample: the folder of its store, its shard and its entry there."""
 
+    store: Path
     shard: str
     entry: SampleEntry
 
@@ -49,6 +50,10 @@ class FeatureStore:
             )
         self.samples = [ref for shard in self.manifest["shards"] for ref in self._samples_of(shard)]
         self._readers: dict[str, ShardReader] = {}
+
+    @property
+    def absolute_path(self) -> str:
+        return str(self.path.resolve())
 
     def read(self, ref: SampleRef) -> Sample:
         return self._reader(ref.shard).read(ref.entry)
@@ -71,12 +76,16 @@ class FeatureStore:
         try:
             with safe_open(path, "pt") as file:
                 embedding = file.get_tensor("embedding")
-                return embedding, file.get_tensor("lm_head") if "lm_head" in file.keys() else embedding  # noqa: SIM118
+                lm_head = file.get_tensor("lm_head") if "lm_head" in file.keys() else embedding  # noqa: SIM118
         except (FileNotFoundError, SafetensorError) as error:
             raise InputError(
                 f"{path} is missing or damaged ({error}); copy it again, or delete it and rerun "
                 f"precompute.py stages=[features]"
             ) from None
+        facts = self.manifest["target_config"]
+        if lm_head.shape != (facts["vocab_size"], facts["hidden_size"]):
+            raise InputError(f"{path} does not fit its manifest; rerun stages=[features]")
+        return embedding, lm_head
 
     @cached_property
     def answer_counts(self) -> Int[Tensor, " V"]:
@@ -106,7 +115,7 @@ class FeatureStore:
         index = read_json(path.with_suffix(".json"), made_by="python precompute.py 'stages=[features]' out_dir=DIR")
         if index["sha256"] != shard["sha256"]:
             raise broken(path, "has an index that does not belong to the manifest")
-        return [SampleRef(shard["name"], SampleEntry(**entry)) for entry in index["samples"]]
+        return [SampleRef(self.path, shard["name"], SampleEntry(**entry)) for entry in index["samples"]]
 
 
 def save_target_weights(path: Path, embedding: Tensor, lm_head: Tensor) -> None:

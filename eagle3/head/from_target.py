@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig
 
-from eagle3.errors import InputError
-from eagle3.features.store import FeatureStore
+from eagle3.features.joined import Store
 from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.head.draft_vocab import most_frequent
 
@@ -51,7 +50,7 @@ def plain_rope(config: PretrainedConfig) -> dict[str, Any]:
 
 def build_head(
     *,
-    store: FeatureStore,
+    store: Store,
     num_heads: int | None,
     num_kv_heads: int | None,
     head_dim: int | None,
@@ -88,13 +87,11 @@ def build_head(
     return head
 
 
-def initialise(head: DraftHead, store: FeatureStore, *, lm_head_from_target: bool) -> None:
+def initialise(head: DraftHead, store: Store, *, lm_head_from_target: bool) -> None:
     """Normal weights of standard deviation 1/√(fan-in); lm_head from the target's rows saves it the first epochs."""
     for module in head.modules():
         if isinstance(module, torch.nn.Linear):
             torch.nn.init.normal_(module.weight, std=1 / math.sqrt(module.in_features))
     if lm_head_from_target:
         _, lm_head = store.target_weights()
-        if lm_head.shape != (head.config.vocab_size, head.config.hidden_size):
-            raise InputError(f"{store.path}/target.safetensors does not fit its manifest; rerun stages=[features]")
         head.lm_head.weight.data.copy_(lm_head[head.draft_ids])
