@@ -30,7 +30,6 @@ from eagle3.storage import write_json
 
 ROOT = Path(__file__).parent.parent
 PACKS = 8  # on the GPU at once
-STEPS = 80  # optimizer steps of a run, at least
 
 
 def main(arguments: list[str]) -> None:
@@ -38,6 +37,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--store", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True, help="results; the runs lie beside them")
     parser.add_argument("--devices", type=int, nargs="+", default=[1], help="numbers of GPUs, one run each")
+    parser.add_argument("--steps", type=int, default=80, help="optimizer steps of a run, at least")
     parser.add_argument("--pack-tokens", type=int, default=16384)
     parser.add_argument("overrides", nargs="*", help="of train.py")
     options = parser.parse_intermixed_args(arguments)
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> None:
     rows: list[dict[str, Any]] = []
     for devices in options.devices:
         directory = options.out.parent / f"{options.out.stem}_{devices}"
-        rates = trained(directory, devices, packs_of_epoch, overrides)
+        rates = trained(directory, devices, -(-options.steps * devices // packs_of_epoch), overrides)
         whole = rates["tokens_per_s_of_rank"] * devices
         rows.append(
             {"devices": devices, "tokens_per_s": whole, "over_step_alone": whole / devices / alone["tokens_per_s"]}
@@ -80,9 +80,8 @@ def step_alone(config: DictConfig) -> tuple[dict[str, float], int]:
     return {"tokens_per_s": tokens / seconds, "rows_per_s": rows / seconds, "step_ms": 1000 * seconds}, len(planned)
 
 
-def trained(directory: Path, devices: int, packs_of_epoch: int, overrides: list[str]) -> dict[str, float]:
+def trained(directory: Path, devices: int, epochs: int, overrides: list[str]) -> dict[str, float]:
     """What train.py logs, on average."""
-    epochs = max(2, -(-STEPS * devices // packs_of_epoch))
     command = [
         "train.py",
         *overrides,
