@@ -101,10 +101,10 @@ class Throughput(Callback):
     """Logs trained rows (about one per answer token) and tokens a second on this rank, and the wait for data."""
 
     def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
-        self._start()
+        self._start(time.perf_counter())
 
     def on_train_epoch_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
-        self._start()  # validation lies between epochs
+        self._start(time.perf_counter())  # validation lies between epochs
 
     def on_train_batch_start(
         self, trainer: lightning.Trainer, module: lightning.LightningModule, batch: Pack, batch_idx: int
@@ -127,9 +127,9 @@ class Throughput(Callback):
             module.log("train/rows_per_s", self.rows / elapsed, batch_size=1)
             module.log("train/tokens_per_s", self.tokens / elapsed, batch_size=1)
             module.log("train/data_wait_share", self.waited / elapsed, batch_size=1)
-            self._start()
+            self._start(self.batch_ended)  # logging waits for the GPU: that time belongs to the next steps
 
-    def _start(self) -> None:
+    def _start(self, now: float) -> None:
         self.rows = self.tokens = 0
         self.waited = 0.0
-        self.started = self.batch_ended = time.perf_counter()
+        self.started = self.batch_ended = now

@@ -111,6 +111,8 @@ def _batches(waiting: list[Dialogue], *, rows: int, tokens: int, room: int) -> I
 
 
 def _answer_batch(batch: list[Dialogue], target: Target, sampling: dict[str, Any], *, may_halve: bool = True) -> int:
+    """Tokens answered. A batch that fails is halved: once, or until it fits where memory is what lacked."""
+    out_of_memory = False
     try:
         answers = generate(
             target.model,
@@ -120,7 +122,8 @@ def _answer_batch(batch: list[Dialogue], target: Target, sampling: dict[str, Any
             pad_id=target.tokenizer.pad_token_id or 0,
             **sampling,
         )
-    except Exception as error:  # out of memory above all; whatever it is, the other batches must not be lost
+    except Exception as error:  # whatever it is, the other batches must not be lost
+        out_of_memory = isinstance(error, torch.OutOfMemoryError)
         reason = f"{type(error).__name__} ({str(error).partition(chr(10))[0][:200]})"
     else:
         for dialogue, answer in zip(batch, answers, strict=True):
@@ -128,7 +131,7 @@ def _answer_batch(batch: list[Dialogue], target: Target, sampling: dict[str, Any
         return sum(len(answer.token_ids) for answer in answers)
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    if may_halve and len(batch) > 1:
+    if (may_halve or out_of_memory) and len(batch) > 1:
         log.warning("a batch of %d failed (%s); trying its halves (see responses.batch_size)", len(batch), reason)
         middle = len(batch) // 2
         halves = (batch[:middle], batch[middle:])

@@ -1,5 +1,6 @@
 """What callbacks and logging cost a training step."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from test_training import Run
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eagle3.callbacks import Progress
+from eagle3.module import HeadTraining
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have many workers.*",
@@ -61,3 +63,20 @@ def test_a_step_reads_no_number_but_where_it_logs(tmp_path: Path, capsys: pytest
     shown = captured.out + captured.err
     assert "train/loss=" in shown
     assert "val/accept_length=" in shown
+
+
+def test_rates_count_the_time_that_logging_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU logging waits until all steps so far are done."""
+    log, rates, pause = HeadTraining.log, [], 0.05
+
+    def slow(module: HeadTraining, name: str, value: Any, **settings: Any) -> None:
+        if name == "train/tokens_per_s":
+            rates.append(value)
+            time.sleep(pause)
+        log(module, name, value, **settings)
+
+    monkeypatch.setattr(HeadTraining, "log", slow)
+    options = ["trainer.max_epochs=1", "trainer.log_every_n_steps=1", "data.pack_tokens=40", "num_steps=1"]
+    Run(tmp_path / "run", write_store(tmp_path / "features", random_samples(60)), *options).fit()
+    assert len(rates) > 10
+    assert max(rates[1:]) < 40 / pause

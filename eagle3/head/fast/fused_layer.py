@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
 from eagle3.head.draft_head import NUM_CAPTURED_LAYERS, DraftHead, RMSNorm
 from eagle3.head.fast.elementwise import PARTIAL_SUMS, choose_kernels
@@ -245,10 +246,10 @@ class _Project(torch.autograd.Function):
         assert weights.embed_part is not None
         ctx.weights, ctx.step = weights, step
         ctx.save_for_backward(hidden, cos, sin)
-        product = weights.of_hidden.forward(weights.hidden_norm.forward(hidden, torch.empty_like(hidden)))
+        normed = weights.hidden_norm.forward(hidden, torch.empty_like(hidden))
         # The last rows of the pack take nothing: they end a turn, so that the step does not train them.
-        product[: max(len(hidden) - step, 0)] += weights.embed_part[step:]
-        heads = _heads(weights, product)
+        of_embed = functional.pad(weights.embed_part[step:], (0, 0, 0, min(step, len(hidden))))
+        heads = _heads(weights, weights.of_hidden.forward(normed, added=of_embed))
         query_key, value = heads.split([weights.num_heads + weights.num_kv_heads, weights.num_kv_heads], dim=1)
         weights.kernels.rotate(query_key, cos, sin)
         return hidden, *query_key.split([weights.num_heads, weights.num_kv_heads], dim=1), value

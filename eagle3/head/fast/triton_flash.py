@@ -36,10 +36,10 @@ class Tiles:
 
 
 # By the most channels. On Hopper no loop spills a register, and all products are wgmma (tests/test_triton_flash.py).
-# Of 128 channels the fastest on an H200 (benchmarks/results/attention.json): small enough for two programs on one
+# Up to 128 channels the fastest on an H200 (benchmarks/results/attention.json): small enough for two programs on one
 # multiprocessor, so that one multiplies while the other one takes exponentials.
 TILES = {
-    64: Tiles(forward=Tile(128, 128, 4, 3), key_value=Tile(64, 128, 8, 3), query=Tile(128, 64, 4, 3)),
+    64: Tiles(forward=Tile(128, 64, 4, 3), key_value=Tile(64, 64, 4, 3), query=Tile(64, 64, 4, 3)),
     128: Tiles(forward=Tile(128, 64, 4, 2), key_value=Tile(64, 64, 4, 2), query=Tile(64, 64, 4, 2)),
     256: Tiles(forward=Tile(128, 32, 8, 3), key_value=Tile(32, 64, 8, 3), query=Tile(64, 32, 8, 3)),
 }
