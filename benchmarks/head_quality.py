@@ -22,7 +22,7 @@ from typing import Any
 from eagle3 import run
 from eagle3.features.datamodule import share_of_prompt
 from eagle3.features.joined import open_store
-from eagle3.storage import write_json
+from eagle3.storage import read_json, write_json
 
 ROOT = Path(__file__).parent.parent
 MAX_NEW_TOKENS = 96
@@ -152,6 +152,9 @@ def prepare(store: str, gpu: str | None, options: argparse.Namespace) -> None:
         gpu, data / "log.txt", "precompute.py", f"target.path={options.target}", f"prompts.path={options.prompts}",
         f"out_dir={data}", *PROMPTS, *ANSWERS, *WINDOW, *STORES[store],
     )  # fmt: skip
+    errors = read_json(data / "responses" / "manifest.json", made_by="precompute.py")["errors"]
+    if lacking := [reason for reason in errors if not reason.startswith("the prompt is longer")]:
+        sys.exit(f"{data} lacks answers ({', '.join(lacking)}), so heads could not be compared; run again")
 
 
 def prepare_like(store: str, other: Future[None], gpu: str | None, options: argparse.Namespace) -> None:

@@ -220,6 +220,7 @@ class _ProjectPack(torch.autograd.Function):
         grad_hidden = weights.hidden_norm.backward(hidden, x)
         grad_hidden.index_copy_(0, rows, grad_hidden.index_select(0, rows).add_(grad_rows))
         _add_of_pack(weights, query, key_value, x, rows, part=1)
+        del x  # before another one of its size is there too: here memory is highest
         if weights.grad_embed_part is not None:
             later_query, later_key_value = weights.grad_embed_part.split([query.shape[1], key_value.shape[1]], dim=1)
             query.add_(later_query)
