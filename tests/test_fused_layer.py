@@ -6,10 +6,12 @@ On the CPU it runs on the kernels' references, all else is what a GPU runs.
 import os
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -240,13 +242,16 @@ def exact_and_in_bf16(
 def test_bf16_is_no_further_from_float64_than_the_plain_layer_is(
     make_head: Callable[..., DraftHead], make_sample: Callable[..., Sample], head: str, device: str
 ) -> None:
-    """In the mean over some heads: a norm's gradient has few numbers here, whose errors are luck."""
-    seeds = range(6)
-    pairs = [exact_and_in_bf16(make_head, make_sample, HEADS[head], seed, device) for seed in seeds]
-    for name in pairs[0][0]:
-        plain, fused = (sum(pair[i][name] for pair in pairs) / len(seeds) for i in range(2))
-        assert fused < 1.1 * plain + 1e-3, name
-        assert fused < 0.02, name
+    """In the mean over some heads and over all norms: the gradient of one norm has few numbers, whose errors are luck."""
+    pairs: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for seed in range(6):
+        plain, fused = exact_and_in_bf16(make_head, make_sample, HEADS[head], seed, device)
+        for name in plain:
+            pairs["norms" if "norm" in name else name].append((plain[name], fused[name]))
+    for name, of_name in pairs.items():
+        mean_plain, mean_fused = map(fmean, zip(*of_name, strict=True))
+        assert mean_fused < 1.1 * mean_plain + 1e-3, name
+        assert mean_fused < 0.02, name
 
 
 def test_the_first_product_of_a_sum_is_not_rounded_to_half_precision(

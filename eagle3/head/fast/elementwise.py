@@ -102,7 +102,8 @@ def rotate(
 def quantise(x: Float[Tensor, "N H"]) -> tuple[Float[Tensor, "N H"], Float[Tensor, "N 1"]]:
     """Float8 values and the scale of each row that gives x back: the row's largest becomes float8's largest."""
     largest = _wide(x).abs().amax(-1, keepdim=True).clamp(min=TINY)
-    return (_wide(x) * (FP8_MAX / largest)).to(FP8), largest * (1 / FP8_MAX)
+    factor = largest.new_tensor(FP8_MAX) / largest  # a number over a tensor is rounded twice, as a reciprocal first
+    return (_wide(x) * factor).to(FP8), largest * (1 / FP8_MAX)
 
 
 def _wide(x: Tensor) -> Tensor:
