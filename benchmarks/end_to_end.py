@@ -1,6 +1,6 @@
 """train.py over what its steps alone would cost, on one GPU and on several.
 
-    python benchmarks/synthetic_store.py --out STORE --gigabytes 24
+    python benchmarks/synthetic_store.py --out STORE --gigabytes 20
     python benchmarks/end_to_end.py --store STORE --out benchmarks/results/end_to_end.json --devices 1 2 4 [overrides]
 
 The step alone: forward, backward, clipping and optimizer on packs of the store that lie on the GPU already. train.py
@@ -13,7 +13,7 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, harmonic_mean
 from typing import Any
 
 import torch
@@ -96,12 +96,15 @@ def trained(directory: Path, devices: int, epochs: int, overrides: list[str]) ->
         logged = [line for line in csv.DictReader(file) if line["train/tokens_per_s"]]
     # The first epoch warms up, the first line of each holds its start.
     later = [line for before, line in pairwise(logged) if before["epoch"] == line["epoch"] != "0"]
-    names = {
-        "tokens_per_s_of_rank": "train/tokens_per_s",
-        "rows_per_s_of_rank": "train/rows_per_s",
-        "data_wait_share": "train/data_wait_share",
+    tokens, rows, waits = (
+        [float(line[f"train/{name}"]) for line in later] for name in ("tokens_per_s", "rows_per_s", "data_wait_share")
+    )
+    # Of rates over about as many tokens each: all tokens over all time.
+    return {
+        "tokens_per_s_of_rank": harmonic_mean(tokens),
+        "rows_per_s_of_rank": harmonic_mean(rows),
+        "data_wait_share": fmean(waits),
     }
-    return {key: fmean(float(line[name]) for line in later) for key, name in names.items()}
 
 
 def trainer_of(devices: int, overrides: list[str]) -> list[str]:

@@ -242,7 +242,7 @@ def exact_and_in_bf16(
 def test_bf16_is_no_further_from_float64_than_the_plain_layer_is(
     make_head: Callable[..., DraftHead], make_sample: Callable[..., Sample], head: str, device: str
 ) -> None:
-    """In the mean over some heads and over all norms: the gradient of one norm has few numbers, whose errors are luck."""
+    """In the mean over some heads and over all norms: the gradient of one has few numbers, whose errors are luck."""
     pairs: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for seed in range(6):
         plain, fused = exact_and_in_bf16(make_head, make_sample, HEADS[head], seed, device)
