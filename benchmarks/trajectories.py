@@ -139,6 +139,8 @@ def train(variant: Variant, seed: int, gpu: str | None, options: argparse.Namesp
     (directory / "metrics.csv").unlink(missing_ok=True)
     environment = os.environ | {"PYTHONPATH": f"{ROOT / 'benchmarks'}:{os.environ.get('PYTHONPATH', '')}"}
     environment |= {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+    # Side by side, teams of threads would wait for one another's cores.
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // options.jobs)))
     print(f"{directory.name} {'' if gpu is None else f'on GPU {gpu}'}", flush=True)
     command = [sys.executable, "train.py", f"hydra.run.dir={directory}", *overrides]
     with (directory / "output.txt").open("w") as file:
