@@ -152,7 +152,7 @@ def compiled_for_hopper(name: str, channels: int, tile) -> tuple[str, int, int]:
 @pytest.mark.slow
 @needs_triton
 @pytest.mark.parametrize("channels", [16, 32, 64, 128, 256])
-def test_tiles_fit_hopper_and_spill_nothing_in_their_loops(channels: int) -> None:
+def test_tiles_fit_hopper_and_spill_next_to_nothing(channels: int) -> None:
     from eagle3.head.fast.triton_flash import TILES
 
     tiles = next(tiles for most, tiles in TILES.items() if channels <= most)
@@ -165,7 +165,8 @@ def test_tiles_fit_hopper_and_spill_nothing_in_their_loops(channels: int) -> Non
         assert "wgmma.mma_async" in ptx and "mma.sync" not in ptx
         assert "cp.async.bulk.tensor" in ptx
         assert shared <= 227 * 1024
-        assert spilled <= 64  # a few addresses, kept from before the loops until after them
+        # The forward of 128 channels is the fastest as it is (benchmarks/results/attention.json).
+        assert spilled <= (64 if (name, channels) == ("flash_forward", 128) else 4)
 
 
 @pytest.mark.gpu

@@ -47,7 +47,8 @@ class Matrix:
             value = weights[0].new_empty(self.shape, dtype=dtype)
             torch.cat(weights, out=value)
         self.parts = [make_products(part) for part in value.chunk(parts, dim=1)]
-        self.forward, self.backward = self.parts[0].forward, self.parts[0].backward
+        if parts == 1:
+            self.forward, self.backward = self.parts[0].forward, self.parts[0].backward
         self.wide = torch.promote_types(weights[0].dtype, torch.float32)
         self.total: Tensor | None = None
 

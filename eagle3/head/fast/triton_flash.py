@@ -35,9 +35,8 @@ class Tiles:
     query: Tile | None  # of the query's gradient; None: in the kernel of key and value, added in any order
 
 
-# By the most channels. On Hopper no loop spills a register, and all products are wgmma (tests/test_triton_flash.py).
-# Up to 128 channels the fastest on an H200 (benchmarks/results/attention.json): small enough for two programs on one
-# multiprocessor, so that one multiplies while the other one takes exponentials.
+# By the most channels. All products are wgmma, and two programs fit on one multiprocessor up to 128 channels, of which
+# these are the fastest on an H200 (benchmarks/results/attention.json), though 16 registers of the forward's loop spill.
 TILES = {
     64: Tiles(forward=Tile(128, 64, 4, 3), key_value=Tile(64, 64, 4, 3), query=Tile(64, 64, 4, 3)),
     128: Tiles(forward=Tile(128, 64, 4, 2), key_value=Tile(64, 64, 4, 2), query=Tile(64, 64, 4, 2)),
