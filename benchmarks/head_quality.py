@@ -4,7 +4,9 @@ python benchmarks/head_quality.py --target TARGET --prompts train.jsonl --held-o
     --questions mt_bench.jsonl gsm8k.jsonl --out OUT [--jobs 10] [train.py overrides for every head]
 
 Writes OUT/head_quality.json and prints the table of the README; the heads lie in OUT/heads. Held-out prompts and
-questions are decoded at the end and decide nothing. Stores and heads that OUT holds already are taken as they are.
+questions are decoded at the end and decide nothing. Stores, heads and decoded files that OUT holds already are taken as
+they are; a head of which OUT/rows has the training needs no store, so that another machine can decode: --no-decoding
+there, then OUT/heads and OUT/rows copied, then the same command without it.
 """
 
 import argparse
@@ -55,22 +57,30 @@ class Head:
     overrides: list[str] = field(default_factory=list)
     stores: list[str] = field(default_factory=lambda: ANSWERED[:1])
 
+    @property
+    def file_name(self) -> str:
+        return "".join(letter if letter.isalnum() else "_" for letter in self.name)
+
 
 DECODING = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2))
 PLAIN = ["model=eagle3", "model.intermediate_size=null"]
 WIDE_ATTENTION = ["model.num_kv_heads=6", "model.intermediate_size=672"]  # no more parameters than without
 FLOAT8 = ["layer=fused_fp8", "loss=chunked_fp8", "model.intermediate_size=1008"]  # sizes in sixteens
 ONE_EPOCH = ["trainer.max_epochs=1"]
-HEADS = [
+EIGHT_ANSWERS = "8 answers to each prompt, 1 epoch"
+HEADS = [  # the slowest first
+    Head("more data: all rows", stores=["all rows"]),
+    Head("16 epochs", ["trainer.max_epochs=16"]),
     Head("recipe"),
     Head("recipe, seed 1", ["seed=1"]),
     Head("recipe, seed 2", ["seed=2"]),
-    Head("8 answers to each prompt, 1 epoch", ONE_EPOCH, stores=ANSWERED),
-    Head("more data: all rows", stores=["all rows"]),
-    Head("8 answers to each prompt, 1 epoch, seed 1", [*ONE_EPOCH, "seed=1"], stores=ANSWERED),
-    Head("8 answers to each prompt, 1 epoch, 6 key/value heads", [*ONE_EPOCH, *WIDE_ATTENTION], stores=ANSWERED),
+    Head(EIGHT_ANSWERS, ONE_EPOCH, stores=ANSWERED),
+    Head(f"{EIGHT_ANSWERS}, seed 1", [*ONE_EPOCH, "seed=1"], stores=ANSWERED),
+    Head(f"{EIGHT_ANSWERS}, seed 2", [*ONE_EPOCH, "seed=2"], stores=ANSWERED),
+    Head(f"{EIGHT_ANSWERS}, one of them greedy", ONE_EPOCH, stores=[*ANSWERED[:7], "greedy"]),
+    Head(f"{EIGHT_ANSWERS}, weight decay 0.1", [*ONE_EPOCH, "optim.weight_decay=0.1"], stores=ANSWERED),
+    Head(f"{EIGHT_ANSWERS}, batches of 2,048 tokens", [*ONE_EPOCH, "data.pack_tokens=2048"], stores=ANSWERED),
     Head("2 answers to each prompt, 4 epochs", ["trainer.max_epochs=4"], stores=ANSWERED[:2]),
-    Head("6 key/value heads, narrower MLP", WIDE_ATTENTION),
     Head("greedy answers", ["data.val_fraction=0.15"], stores=["greedy"]),  # longer: as many tokens of fewer prompts
     Head("answers sampled at T = 1", stores=["sampled at 1"]),
     Head("EAGLE-3 without norms", PLAIN),
@@ -78,11 +88,11 @@ HEADS = [
         "EAGLE-3, settings of the reference",
         [*PLAIN, "optim.lr=1e-3", "optim.weight_decay=0", "data.pack_tokens=8192"],
     ),
-    Head("layers 2, 6, 11 captured", stores=["layers 2, 6, 11"]),
     Head("lm_head not from the target", ["model.lm_head_from_target=false"]),
-    Head("batches of 8,192 tokens", ["data.pack_tokens=8192"]),
-    Head("16 epochs", ["trainer.max_epochs=16"]),
+    Head("layers 2, 6, 11 captured", stores=["layers 2, 6, 11"]),
     Head("float8 products", FLOAT8),
+    Head("batches of 8,192 tokens", ["data.pack_tokens=8192"]),
+    Head("6 key/value heads, narrower MLP", WIDE_ATTENTION),
 ]
 
 
@@ -98,12 +108,14 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="heads at work side by side on each GPU")
     parser.add_argument("--gpus", nargs="+", default=[], help="numbers of GPUs to spread over; without it the first")
     parser.add_argument("--only", nargs="*", help="names of heads")
+    parser.add_argument("--no-decoding", action="store_true", help="heads alone")
     parser.add_argument("overrides", nargs="*", help="for train.py, e.g. trainer=cpu")
     options = parser.parse_args()
     heads = [head for head in HEADS if not options.only or head.name in options.only]
     gpus = options.gpus or [None]
     with ThreadPoolExecutor(len(STORES)) as preparing, ThreadPoolExecutor(options.jobs * len(gpus)) as training:
-        needed = dict.fromkeys(store for head in heads for store in head.stores)
+        untrained = [head for head in heads if not row_path(head, options).exists()]
+        needed = dict.fromkeys(store for head in untrained for store in head.stores)
         names = dict.fromkeys(SAME_ANSWERS.get(store, store) for store in needed)
         stores = {
             store: preparing.submit(prepare, store, gpu, options)
@@ -114,23 +126,30 @@ def main() -> None:
             for store in needed
             if store in SAME_ANSWERS
         }
-        reference = [training.submit(decoded, options.reference, gpus[0], options)] if options.reference else []
+        others = [options.reference] if options.reference and not options.no_decoding else []
+        reference = [training.submit(decoded, other, gpus[0], options) for other in others]
         measured = [
-            training.submit(measure, head, [stores[store] for store in head.stores], gpu, options)
+            training.submit(measure, head, stores, gpu, options)
             for head, gpu in zip(heads, itertools.cycle(gpus), strict=False)
         ]
         rows = [{"name": "reference", "decoded": each.result()} for each in reference]
         rows += [each.result() for each in measured]
-    write_json(options.out / "head_quality.json", {"heads": rows, "versions": run.provenance()})
-    print(table(rows))
+    if not options.no_decoding:
+        write_json(options.out / "head_quality.json", {"heads": rows, "versions": run.provenance()})
+        print(table(rows))
 
 
-def measure(head: Head, stores: list[Future[None]], gpu: str | None, options: argparse.Namespace) -> dict[str, Any]:
+def measure(
+    head: Head, stores: dict[str, Future[None]], gpu: str | None, options: argparse.Namespace
+) -> dict[str, Any]:
     """A line of the table: trained as soon as its stores are complete, then decoded."""
-    for store in stores:
-        store.result()
-    facts = train(head, gpu, options)
-    return facts | {"decoded": decoded(head_path(head, options), gpu, options)}
+    path = row_path(head, options)
+    if not path.exists():
+        for store in head.stores:
+            stores[store].result()
+        write_json(path, train(head, gpu, options))
+    row = read_json(path, made_by="benchmarks/head_quality.py")
+    return row if options.no_decoding else row | {"decoded": decoded(head_path(head, options), gpu, options)}
 
 
 def decoded(head: Path, gpu: str | None, options: argparse.Namespace) -> dict[str, Any]:
@@ -166,26 +185,25 @@ def prepare_like(store: str, other: Future[None], gpu: str | None, options: argp
 def train(head: Head, gpu: str | None, options: argparse.Namespace) -> dict[str, Any]:
     path = head_path(head, options)
     stores = [f"{store_path(store, options)}/features" for store in head.stores]
-    trained = options.out / "runs" / path.name
+    trained = options.out / "runs" / head.file_name
     overrides = [*head.overrides, *options.overrides]
-    if not (path / "training.json").exists():
-        call(
-            gpu, trained.with_suffix(".txt"), "train.py", "experiment=head_quality", f"data.path=[{','.join(stores)}]",
-            f"hydra.run.dir={trained}", "callbacks.progress=null", *overrides,
-        )  # fmt: skip
-        call(
-            gpu, trained.with_suffix(".export.txt"), "serve.py", "action=export", f"run={trained}", f"head={path}",
-            f"target.path={options.target}", "target.dtype=float32",
-        )  # fmt: skip
+    call(
+        gpu, trained.with_suffix(".txt"), "train.py", "experiment=head_quality", f"data.path=[{','.join(stores)}]",
+        f"hydra.run.dir={trained}", "callbacks.progress=null", *overrides,
+    )  # fmt: skip
+    call(
+        gpu, trained.with_suffix(".export.txt"), "serve.py", "action=export", f"run={trained}", f"head={path}",
+        f"target.path={options.target}", "target.dtype=float32",
+    )  # fmt: skip
     facts = json.loads((path / "training.json").read_text())
     return {
         "name": head.name,
-        "head": str(path),
         "stores": head.stores,
         "overrides": overrides,
         "answer_tokens_of_an_epoch": trained_answer_tokens(stores, facts["store"]["val_fraction"]),
         "simulated": facts["simulated_accept_length"],
         "head_config": facts["head_config"],
+        "versions": run.provenance(),
     }
 
 
@@ -232,7 +250,11 @@ def store_path(store: str, options: argparse.Namespace) -> Path:
 
 
 def head_path(head: Head, options: argparse.Namespace) -> Path:
-    return options.out / "heads" / "".join(letter if letter.isalnum() else "_" for letter in head.name)
+    return options.out / "heads" / head.file_name
+
+
+def row_path(head: Head, options: argparse.Namespace) -> Path:
+    return options.out / "rows" / f"{head.file_name}.json"
 
 
 def table(heads: list[dict[str, Any]]) -> str:

@@ -46,7 +46,7 @@ for channels in 128 64; do
 done
 step $LAST 300 gpu_tests "$PYTHON" -m pytest -q -m gpu tests --timeout 100
 
-until_there "$HEAD/training.json" $TRAINING
+until_there "$QUALITY/rows/more_data__all_rows.json" $TRAINING
 for shape in "chain of 3" "tree 5/4/16"; do
     step $LAST 300 "parity_${shape%% *}" "$PYTHON" benchmarks/sglang_parity.py --serve-only --only "$shape" --out "$OUT/parity" \
         target.path="$TARGET" head="$HEAD" prompts.path="$PROMPTS/heldout.jsonl" limit=200 "${SERVING[@]}"
