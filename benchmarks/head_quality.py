@@ -36,7 +36,8 @@ PROMPTS = [
 # Several stores share a GPU: with batches of four times as many tokens some ran out of memory.
 ANSWERS = ["responses.max_new_tokens=256", "responses.batch_size=2048", "responses.batch_tokens=1000000"]
 WINDOW = ["responses.window=16384", "features.batch_tokens=65536"]
-DECODED_ON = ["target.device=cpu"]  # small models wait for launches, not for products: trainings have the GPU alone
+# Small models wait for launches, not for products: trainings have the GPU alone, and cores before decodings.
+DECODED_ON = ["target.device=cpu"]
 ONE_TURN = "prompts.length.max_turns=1"
 ANSWERED = ["sampled at 0.7", *(f"sampled at 0.7, seed {seed}" for seed in range(1, 8))]
 STORES = {
@@ -62,7 +63,7 @@ class Head:
         return "".join(letter if letter.isalnum() else "_" for letter in self.name)
 
 
-DECODING = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2))
+DECODING = ThreadPoolExecutor(os.cpu_count())
 PLAIN = ["model=eagle3", "model.intermediate_size=null"]
 WIDE_ATTENTION = ["model.num_kv_heads=6", "model.intermediate_size=672"]  # no more parameters than without
 FLOAT8 = ["layer=fused_fp8", "loss=chunked_fp8", "model.intermediate_size=1008"]  # sizes in sixteens
@@ -227,19 +228,23 @@ def decode(
         call(
             gpu, log, "serve.py", "action=decode", f"head={head}", f"target.path={options.target}",
             "target.dtype=float32", f"prompts.path={file}", f"limit={options.limit}", f"steps={steps}",
-            f"max_new_tokens={MAX_NEW_TOKENS}", *DECODED_ON,
+            f"max_new_tokens={MAX_NEW_TOKENS}", *DECODED_ON, niceness=19,
         )  # fmt: skip
     return json.loads(log.read_text().splitlines()[-1])
 
 
-def call(gpu: str | None, log: Path, *command: str) -> None:
+def call(gpu: str | None, log: Path, *command: str, niceness: int = 0) -> None:
     """A command of this project, its output in a file that ends with what it prints."""
     environment = os.environ | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
     log.parent.mkdir(parents=True, exist_ok=True)
     print(f"$ python {' '.join(command)}", flush=True)
     with log.open("w") as file, log.with_suffix(".err").open("w") as errors:
         status = subprocess.run(
-            [sys.executable, *command], cwd=ROOT, env=environment, stdout=file, stderr=errors
+            ["nice", "-n", str(niceness), sys.executable, *command],
+            cwd=ROOT,
+            env=environment,
+            stdout=file,
+            stderr=errors,
         ).returncode
     if status:
         sys.exit(f"python {' '.join(command)} ended with {status}; see {log.with_suffix('.err')}")
