@@ -157,6 +157,34 @@ def test_a_second_backward_pass_is_refused_and_not_wrong(
         loss.backward()
 
 
+def test_states_that_no_step_trains_have_no_gradient_whatever_they_hold(
+    make_head: Callable[..., DraftHead], embedding: Tensor, teacher_head: Tensor, ragged_samples: list[Sample]
+) -> None:
+    head, pack = make_head(), pack_samples(ragged_samples, num_steps=STEPS)
+    states = [state.detach() for state in unroll(head, embedding, pack, STEPS)]
+    trained = [pack.depth > step for step in range(STEPS)]
+    loss_of = ChunkedUnrollLoss(decay=0.8, normalize="token", chunk_rows=5)
+    expected = run(loss_of, head, states, teacher_head, pack)[2]
+    for state, rows in zip(states, trained, strict=True):
+        state[~rows] = torch.inf
+    gradients = run(loss_of, head, states, teacher_head, pack)[2]
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(gradients, expected, strict=True))
+    assert not all(rows.all() for rows in trained)
+    assert all(float(state[~rows].abs().sum()) == 0 for state, rows in zip(gradients[2:], trained, strict=True))
+
+
+def test_the_first_chunk_of_lm_heads_gradient_is_not_rounded_to_half_precision(
+    make_head: Callable[..., DraftHead], embedding: Tensor, teacher_head: Tensor, make_sample: Callable[..., Sample]
+) -> None:
+    head, pack = make_head().float(), wide_pack(make_sample)
+    states = [torch.randn(len(pack.rows), head.config.hidden_size) for _ in range(STEPS)]
+    with torch.autocast("cpu", torch.bfloat16):
+        loss_of = ChunkedUnrollLoss(decay=0.8, normalize="token", chunk_rows=10_000)
+        run(loss_of, head, states, teacher_head.float(), pack)
+    gradient = head.lm_head.weight.grad
+    assert gradient.dtype == torch.float32 and not torch.equal(gradient, gradient.bfloat16().float())
+
+
 def wide_pack(make_sample: Callable[..., Sample]) -> Pack:
     return pack_samples([make_sample([0] * 3 + [1] * 60, seed=number) for number in range(4)], num_steps=STEPS)
 

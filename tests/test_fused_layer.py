@@ -21,6 +21,7 @@ from test_attention import MANY_TURNS, PlainKernel
 from test_chunked_loss import random_turns
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from eagle3.errors import InputError
 from eagle3.features.pack import Pack, pack_samples
@@ -381,14 +382,15 @@ def kernels_equal_pytorch(device: str) -> None:
     def random(*shape: int, dtype: torch.dtype) -> Tensor:
         return torch.randn(shape, generator=generator).to(device, dtype)
 
-    def compare(name: str, *inputs: Tensor | float | None, **settings: bool) -> None:
+    def compare(name: str, *inputs: Tensor | list[Tensor] | float | None, **settings: bool | int) -> None:
         """Results, and inputs: most are overwritten."""
-        copies = {id(x): x.cpu() for x in inputs if isinstance(x, Tensor)}  # one of a tensor that is given twice
+        # One of a tensor that is given twice.
+        copies = {id(x): x.cpu() for x in tree_leaves(inputs) if isinstance(x, Tensor)}
         copies = {key: x.double() if x.is_floating_point() else x.clone() for key, x in copies.items()}
-        exact = [copies.get(id(x), x) for x in inputs]
+        exact = tree_map(lambda x: copies.get(id(x), x), inputs)
         expected = getattr(elementwise, name)(*exact, **settings)
         result = getattr(elementwise_kernels, name)(*inputs, **settings)
-        for ours, theirs in zip([result, *inputs], [expected, *exact], strict=True):
+        for ours, theirs in zip(tree_leaves([result, inputs]), tree_leaves([expected, exact]), strict=True):
             if isinstance(theirs, Tensor):
                 tolerance = 1e-4 if ours.dtype == torch.float32 else 1e-2
                 if theirs.shape == (num_sums, 24):  # of the weight's gradient: only their sum is promised
@@ -412,8 +414,23 @@ def kernels_equal_pytorch(device: str) -> None:
         for heads, channels in ((3, 8), (1, 12), (40, 128)):
             angle = random(5, channels, dtype=torch.float32)
             cos, sin = angle.cos()[:, : channels // 2], angle.sin()[:, : channels // 2]
-            for back in (False, True):
-                compare("rotate", make(5, heads + 2, channels)[:, :heads], cos, sin, back=back)
+            compare("rotate", make(5, heads + 2, channels)[:, :heads], cos, sin)
+            query, key, value = make(5, heads, channels), *make(5, 4, channels).chunk(2, dim=1)
+            for parts, num_rotated in (([query], 1), ([key, value], 1), ([query, key, value], 2)):
+                compare("join_heads", parts, cos, sin, num_rotated=num_rotated)
+            join = partial(elementwise_kernels.join_heads, [query, key, value], cos, sin, num_rotated=2)
+            joined = join()
+            for step in (0, 1, 5, 9):
+                total = torch.ones_like(joined, dtype=torch.float32)
+                assert torch.equal(join(total=total, step=step), joined)
+                expected = torch.ones_like(total)
+                expected[step:] += joined[: max(5 - step, 0)]  # as rounded
+                assert torch.equal(total, expected)
+        for factor in (1, 0.25):
+            x, scale = make(6, 24), torch.tensor(float(factor), device=device)
+            compare("scale_rows", x, scale)
+            x[2] = torch.inf
+            compare("scale_rows", x, scale, torch.tensor([True, True, False] * 2, device=device))
 
 
 @pytest.mark.skipif(not find_spec("triton"), reason="Triton comes with PyTorch's CUDA builds")

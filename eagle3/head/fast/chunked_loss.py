@@ -159,7 +159,9 @@ class _Projection:
         self.weight = head.lm_head.weight.detach()
         self.dtype, self.products = dtype, make_products(self.weight.to(dtype))
         self.kernels = choose_kernels(self.weight.device, dtype)
-        self.sums: tuple[Tensor, Tensor] | None = None
+        self.wide = torch.promote_types(self.weight.dtype, torch.float32)
+        self.norm_sums = self.norm_weight.new_zeros((PARTIAL_SUMS, len(self.norm_weight)), dtype=self.wide)
+        self.weight_sum: Float[Tensor, "D H"] | None = None
 
     def forward(self, states: Float[Tensor, "K*R H"], slots: Int[Tensor, " M"]) -> Float[Tensor, "M D"]:
         normed = states.new_empty(len(slots), states.shape[1], dtype=self.dtype)
@@ -170,23 +172,19 @@ class _Projection:
         self, gradient: Float[Tensor, "M D"], states: Float[Tensor, "K*R H"], slots: Int[Tensor, " M"]
     ) -> None:
         """The gradient of `states[slots]` takes their place; `gradient` is that of `forward`'s result."""
-        norm_sums, weight_sum = self._sums()
         outer = self.products.backward(gradient)
         # `outer` becomes what the norm gave, which the weight's gradient needs.
-        self.kernels.rms_norm_backward(states, self.norm_weight, self.eps, outer, norm_sums, slots, grad_x=states)
-        add_product(weight_sum, gradient.T, outer)
+        self.kernels.rms_norm_backward(states, self.norm_weight, self.eps, outer, self.norm_sums, slots, grad_x=states)
+        if self.weight_sum is None:
+            self.weight_sum = wide_product(gradient.T, outer, self.wide)
+        else:
+            add_product(self.weight_sum, gradient.T, outer)
 
     def gradients(self) -> tuple[Float[Tensor, " H"], Float[Tensor, "D H"]]:
         """Of the norm's weight and of `lm_head`'s, in float32 at least."""
-        norm_sums, weight_sum = self._sums()
-        return norm_sums.sum(0), weight_sum
-
-    def _sums(self) -> tuple[Float[Tensor, "P H"], Float[Tensor, "D H"]]:
-        if self.sums is None:
-            wide = torch.promote_types(self.weight.dtype, torch.float32)
-            norm_sums = self.norm_weight.new_zeros((PARTIAL_SUMS, len(self.norm_weight)), dtype=wide)
-            self.sums = norm_sums, torch.zeros_like(self.weight, dtype=wide)
-        return self.sums
+        if self.weight_sum is None:  # no chunk
+            self.weight_sum = torch.zeros_like(self.weight, dtype=self.wide)
+        return self.norm_sums.sum(0), self.weight_sum
 
 
 class _WithGradients(torch.autograd.Function):
@@ -205,7 +203,8 @@ class _WithGradients(torch.autograd.Function):
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
         norm, weight, hidden, trained = ctx.saved_tensors
         # In place, as a copy costs gigabytes; PyTorch's version counter then refuses a second backward pass.
-        norm.mul_(scale), weight.mul_(scale), hidden.mul_((trained * scale)[..., None])
+        for gradient, kept in (norm[None], None), (weight, None), (hidden.flatten(0, 1), trained.flatten()):
+            choose_kernels(gradient.device, gradient.dtype).scale_rows(gradient, scale, kept)
         return None, None, None, norm.to(ctx.dtypes[0]), weight.to(ctx.dtypes[1]), *hidden.unbind()
 
 

@@ -3,14 +3,16 @@
 Each writes where it is told to, or over what nobody reads again, so that a kernel goes over memory once: in plain
 autograd casts, gathers and concatenations are passes of their own. All compute in float32 at least.
 
-Shapes: N rows, H size of the norm, V rows to choose from, P partial sums, I intermediate size, C channels of a head.
+Shapes: N rows, H size of the norm, V rows to choose from, P partial sums, I intermediate size, C channels of a head, W
+width of a product.
 """
 
 import sys
+from collections.abc import Sequence
 from types import ModuleType
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
@@ -90,13 +92,39 @@ def swiglu_backward(gate_up: Float[Tensor, "N 2I"], grad: Float[Tensor, "N I"]) 
     grad.copy_(output)
 
 
-def rotate(
-    heads: Float[Tensor, "N heads C"], cos: Float[Tensor, "N C/2"], sin: Float[Tensor, "N C/2"], *, back: bool = False
-) -> None:
-    """RoPE in place, in the half-split layout of Llama; `back` is its transpose, which gradients take."""
+def rotate(heads: Float[Tensor, "N heads C"], cos: Float[Tensor, "N C/2"], sin: Float[Tensor, "N C/2"]) -> None:
+    """RoPE in place, in the half-split layout of Llama."""
     first, second = _wide(heads).chunk(2, dim=-1)
-    cos, sin = cos[:, None], -sin[:, None] if back else sin[:, None]
+    cos, sin = cos[:, None], sin[:, None]
     heads.copy_(torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1))
+
+
+def join_heads(
+    parts: Sequence[Float[Tensor, "N heads C"]],
+    cos: Float[Tensor, "N C/2"],
+    sin: Float[Tensor, "N C/2"],
+    *,
+    num_rotated: int,
+    total: Float[Tensor, "N W"] | None = None,
+    step: int = 0,
+) -> Float[Tensor, "N W"]:
+    """The gradient of a product from those of its parts, of which the first ones were rotated, by `rotate`.
+
+    Its row i is added to row i + step of `total`, where there is one.
+    """
+    joined = torch.cat(tuple(parts), dim=1)
+    rotate(joined[:, : sum(part.shape[1] for part in parts[:num_rotated])], cos, -sin)
+    joined = joined.flatten(1)
+    if total is not None:
+        total[step:] += joined[: max(len(joined) - step, 0)]
+    return joined
+
+
+def scale_rows(x: Float[Tensor, "N H"], factor: Float[Tensor, ""], kept: Bool[Tensor, " N"] | None = None) -> None:
+    """x *= factor in place; rows that are not kept become zero, whatever they hold."""
+    x.mul_(factor)
+    if kept is not None:
+        x.masked_fill_(~kept[:, None], 0)
 
 
 def quantise(x: Float[Tensor, "N H"]) -> tuple[Float[Tensor, "N H"], Float[Tensor, "N 1"]]:

@@ -1,4 +1,6 @@
-"""elementwise.py in Triton: the same functions, one kernel each; every tensor is read or written once."""
+"""elementwise.py in Triton: the same functions; every tensor is read or written once."""
+
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -51,11 +53,53 @@ def swiglu_backward(gate_up: Tensor, grad: Tensor) -> None:
     increment_version(gate_up)  # as what is written in place by PyTorch: a second backward pass is refused, not wrong
 
 
-def rotate(heads: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False) -> None:
+def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
+    _launch_rotate(heads, heads, cos, sin, direction=1)
+
+
+def join_heads(
+    parts: Sequence[Tensor],
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    num_rotated: int,
+    total: Tensor | None = None,
+    step: int = 0,
+) -> Tensor:
+    numbers = [part.shape[1] for part in parts]
+    joined = parts[0].new_empty(len(cos), sum(numbers), parts[0].shape[2])
+    outputs = joined.split(numbers, dim=1)
+    totals = [None] * len(parts) if total is None else total.view_as(joined).split(numbers, dim=1)
+    for place, (part, output, of_part) in enumerate(zip(parts, outputs, totals, strict=True)):
+        direction = -1 if place < num_rotated else 0
+        _launch_rotate(part.contiguous(), output, cos, sin, of_part, step, direction=direction)
+    return joined.flatten(1)
+
+
+def _launch_rotate(
+    heads: Tensor,
+    output: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    total: Tensor | None = None,
+    step: int = 0,
+    *,
+    direction: int,
+) -> None:
+    """`direction`: 1 rotates, -1 rotates back, 0 copies."""
     number, half = heads.shape[1], cos.shape[1]
-    assert heads.stride()[1:] == (2 * half, 1) and cos.stride() == sin.stride()
+    assert heads.stride()[1:] == output.stride()[1:] == (2 * half, 1) and cos.stride() == sin.stride()
+    assert total is None or total.stride() == output.stride()
+    strides = heads.stride(0), output.stride(0), cos.stride(0)
     blocks = triton.next_power_of_2(number), triton.next_power_of_2(half)
-    _rotate[(len(heads),)](heads, cos, sin, heads.stride(0), cos.stride(0), number, half, *blocks, back)
+    _rotate[(len(heads),)](heads, output, cos, sin, total, step, *strides, number, half, *blocks, direction)
+
+
+def scale_rows(x: Tensor, factor: Tensor, kept: Tensor | None = None) -> None:
+    assert x.is_contiguous() and (kept is None or kept.is_contiguous())
+    size = x.shape[1]
+    _scale_rows[(len(x),)](x, factor, kept, size, triton.next_power_of_2(size))
+    increment_version(x)
 
 
 def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -158,33 +202,61 @@ def _swiglu_backward(gate_up, grad, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(grad, (silu * up).to(grad.dtype.element_ty), inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["step"])
 def _rotate(
     heads,
+    output,
     cos,
     sin,
+    total,
+    step,
     row_stride,
+    output_stride,
     angle_stride,
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
-    BACK: tl.constexpr,
+    DIRECTION: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     head = tl.arange(0, BLOCK_HEADS)[:, None]
     channel = tl.arange(0, BLOCK_HALF)[None, :]
     inside = (head < HEADS) & (channel < HALF)
-    angle = row * angle_stride + channel
-    cosine = tl.load(cos + angle, channel < HALF)
-    sine = tl.load(sin + angle, channel < HALF)
-    if BACK:
-        sine = -sine
-    heads += row * row_stride + head * (2 * HALF) + channel
-    first = tl.load(heads, inside).to(tl.float32)
-    second = tl.load(heads + HALF, inside).to(tl.float32)
-    tl.store(heads, (first * cosine - second * sine).to(heads.dtype.element_ty), inside)
-    tl.store(heads + HALF, (second * cosine + first * sine).to(heads.dtype.element_ty), inside)
+    place = head * (2 * HALF) + channel
+    heads += row * row_stride + place
+    first, second = tl.load(heads, inside), tl.load(heads + HALF, inside)
+    if DIRECTION != 0:
+        angle = row * angle_stride + channel
+        cosine = tl.load(cos + angle, channel < HALF)
+        sine = tl.load(sin + angle, channel < HALF) * DIRECTION
+        wide_first, wide_second = first.to(tl.float32), second.to(tl.float32)
+        first = (wide_first * cosine - wide_second * sine).to(output.dtype.element_ty)
+        second = (wide_second * cosine + wide_first * sine).to(output.dtype.element_ty)
+    output += row * output_stride + place
+    tl.store(output, first, inside)
+    tl.store(output + HALF, second, inside)
+    if total is not None:
+        inside &= row + step < tl.num_programs(0)
+        total += (row + step) * output_stride + place
+        tl.store(total, tl.load(total, inside) + first.to(tl.float32), inside)
+        tl.store(total + HALF, tl.load(total + HALF, inside) + second.to(tl.float32), inside)
+
+
+@triton.jit
+def _scale_rows(x, factor, kept, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < SIZE
+    x += row * SIZE + column
+    scale = tl.load(factor).to(tl.float32)
+    keep = True
+    if kept is not None:
+        keep = tl.load(kept + row)
+    # The scale is 1 unless gradients of several packs are averaged: then nothing is read, and no kept row is written.
+    if scale != 1 or not keep:
+        value = tl.load(x, inside & keep, other=0).to(tl.float32) * scale
+        tl.store(x, value.to(x.dtype.element_ty), inside)
 
 
 @triton.jit

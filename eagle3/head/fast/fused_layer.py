@@ -215,8 +215,9 @@ class _ProjectPack(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_rows: Tensor, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (hidden, tokens, cos, sin, rows), weights = ctx.saved_tensors, ctx.weights
-        query = _grad_heads(weights, grads[:1], weights.num_heads, cos.index_select(0, rows), sin.index_select(0, rows))
-        key_value = _grad_heads(weights, grads[1:], weights.num_kv_heads, cos, sin)
+        angles = cos.index_select(0, rows), sin.index_select(0, rows)
+        query = weights.kernels.join_heads(grads[:1], *angles, num_rotated=1)
+        key_value = weights.kernels.join_heads(grads[1:], cos, sin, num_rotated=1)
         x = _grad_input(weights, weights.of_hidden, query, key_value, rows)
         grad_hidden = weights.hidden_norm.backward(hidden, x)
         grad_hidden.index_copy_(0, rows, grad_hidden.index_select(0, rows).add_(grad_rows))
@@ -260,10 +261,9 @@ class _Project(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_hidden: Tensor, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (hidden, cos, sin), weights = ctx.saved_tensors, ctx.weights
-        heads = _grad_heads(weights, grads, weights.num_heads + weights.num_kv_heads, cos, sin)
         if weights.grad_embed_part is None:
-            weights.grad_embed_part = torch.zeros_like(heads, dtype=weights.qkv.wide)
-        weights.grad_embed_part[ctx.step :] += heads[: max(len(heads) - ctx.step, 0)]
+            weights.grad_embed_part = torch.zeros_like(weights.embed_part, dtype=weights.qkv.wide)
+        heads = weights.kernels.join_heads(grads, cos, sin, num_rotated=2, total=weights.grad_embed_part, step=ctx.step)
         x = weights.of_hidden.backward(heads)
         grad_hidden = weights.hidden_norm.backward(hidden, x, grad_hidden.contiguous())
         weights.qkv.add(heads, x, part=1)
@@ -369,15 +369,6 @@ def _split(weights: Weights) -> tuple[slice, slice]:
 
 def _heads(weights: Weights, product: Float[Tensor, "N W"]) -> Float[Tensor, "N heads C"]:
     return product.unflatten(-1, (-1, weights.head_dim))
-
-
-def _grad_heads(
-    weights: Weights, grads: tuple[Tensor, ...], rotated: int, cos: Tensor, sin: Tensor
-) -> Float[Tensor, "N W"]:
-    """The gradient of a product from those of its heads [N, heads, C], of which the first ones were rotated."""
-    heads = torch.cat(grads, dim=1)
-    weights.kernels.rotate(heads[:, :rotated], cos, sin, back=True)
-    return heads.flatten(1)
 
 
 def _grad_input(
