@@ -80,7 +80,6 @@ HEADS = [  # the slowest first
     Head(f"{EIGHT_ANSWERS}, seed 2", [*ONE_EPOCH, "seed=2"], stores=ANSWERED),
     Head(f"{EIGHT_ANSWERS}, one of them greedy", ONE_EPOCH, stores=[*ANSWERED[:7], "greedy"]),
     Head(f"{EIGHT_ANSWERS}, weight decay 0.1", [*ONE_EPOCH, "optim.weight_decay=0.1"], stores=ANSWERED),
-    Head(f"{EIGHT_ANSWERS}, batches of 2,048 tokens", [*ONE_EPOCH, "data.pack_tokens=2048"], stores=ANSWERED),
     Head("2 answers to each prompt, 4 epochs", ["trainer.max_epochs=4"], stores=ANSWERED[:2]),
     Head("greedy answers", ["data.val_fraction=0.15"], stores=["greedy"]),  # longer: as many tokens of fewer prompts
     Head("answers sampled at T = 1", stores=["sampled at 1"]),
