@@ -232,11 +232,11 @@ def metrics_seconds(step: Step, pack: Pack) -> float:
 
 def optimizer_seconds(step: Step) -> float:
     """Of clipping and AdamW, with the gradients of the last step."""
-    parameters = list(step.module.head.parameters())
-    optimizer, _ = step.module.optim.build(parameters, 1)
+    head = step.module.head
+    optimizer, _ = step.module.optim.build(head, 1)
 
     def update() -> None:
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
         optimizer.step()
 
     update()

@@ -120,7 +120,7 @@ class HeadTraining(lightning.LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         total_steps = int(self.trainer.estimated_stepping_batches)
-        optimizer, schedule = self.optim.build(self.head.parameters(), total_steps)
+        optimizer, schedule = self.optim.build(self.head, total_steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def configure_gradient_clipping(
