@@ -19,7 +19,7 @@ export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1
 step() { # GPUs, seconds at most, name, command …
     local gpus=$1 limit=$2 name=$3 && shift 3
     CUDA_VISIBLE_DEVICES=$gpus timeout --kill-after=5 "$limit" "$@" >"$OUT/$name.log" 2>&1
-    echo "$(date +%T) $name: $?" >>"$OUT/steps.log"
+    echo "$? $name, $(date +%T)" >>"$OUT/steps.log"
 }
 shared() { # the same, for many small processes on a GPU: without MPS they would take turns
     CUDA_MPS_PIPE_DIRECTORY=$OUT/mps CUDA_MPS_LOG_DIRECTORY=$OUT/mps step "$@"
