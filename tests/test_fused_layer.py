@@ -6,6 +6,7 @@ On the CPU it runs on the kernels' references, all else is what a GPU runs.
 import os
 import subprocess
 import sys
+import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
@@ -263,6 +264,18 @@ def test_the_first_product_of_a_sum_is_not_rounded_to_half_precision(
         unroll(head, embedding, make_pack(1), 1, make_layer=FusedLayer)[0].sum().backward()
         gradient = head.midlayer.mlp.down_proj.weight.grad
     assert gradient.dtype == torch.float32 and not torch.equal(gradient, gradient.bfloat16().float())
+
+
+def test_what_fc_is_multiplied_as_is_freed_after_its_one_product(
+    make_head: Callable[..., DraftHead], make_pack: Callable[..., Pack], embedding: Tensor
+) -> None:
+    head = make_head().float()
+    with torch.autocast("cpu", torch.bfloat16):
+        layer = FusedLayer(head, embedding)
+        in_half_precision = weakref.ref(layer.weights.fc.parts[0].weight)
+        layer.fuse(make_pack(1).aux).sum().backward()
+    assert in_half_precision() is None
+    assert head.fc.weight.grad is not None
 
 
 class Products(TorchDispatchMode):

@@ -46,6 +46,7 @@ class Matrix:
         else:
             value = weights[0].new_empty(self.shape, dtype=dtype)
             torch.cat(weights, out=value)
+        self.num_parts = parts
         self.parts = [make_products(part) for part in value.chunk(parts, dim=1)]
         if parts == 1:
             self.forward, self.backward = self.parts[0].forward, self.parts[0].backward
@@ -54,12 +55,16 @@ class Matrix:
 
     def add(self, grad: Float[Tensor, "N out"], x: Float[Tensor, "N in"], rows: slice = ALL, part: int = 0) -> None:
         """Add the gradient of these rows of the matrix: `grad` is that of the product, `x` went into it."""
-        if self.total is None and rows == ALL and len(self.parts) == 1:
+        if self.total is None and rows == ALL and self.num_parts == 1:
             self.total = wide_product(grad.T, x, self.wide)
             return
         if self.total is None:
             self.total = grad.new_zeros(self.shape, dtype=self.wide)
-        add_product(self.total.chunk(len(self.parts), dim=1)[part][rows], grad.T, x)
+        add_product(self.total.chunk(self.num_parts, dim=1)[part][rows], grad.T, x)
+
+    def forget(self) -> None:
+        """Free the memory of what products want: from here on gradients are summed alone."""
+        del self.parts, self.forward, self.backward
 
     def gradients(self) -> list[Tensor | None]:
         if self.total is None:
@@ -168,7 +173,10 @@ class _Fuse(torch.autograd.Function):
             x = torch.empty_like(aux, dtype=weights.dtype)
             for norm, part, out in zip(weights.fc_norms, *_thirds(aux, x), strict=True):
                 norm.forward(part, out)
-        return weights.fc.forward(x.to(weights.dtype))
+        hidden = weights.fc.forward(x.to(weights.dtype))
+        if not weights.fc_norms:  # the backward multiplies with it for the norms alone
+            weights.fc.forget()
+        return hidden
 
     @staticmethod
     @once_differentiable
