@@ -165,38 +165,36 @@ def test_without_gradients_the_outputs_are_those_of_the_plain_layer(
         torch.testing.assert_close(output[trained], plain[trained].detach())
 
 
-def test_gradients_are_handed_out_once_when_the_last_product_has_added_its_own(
+def test_a_gradient_is_handed_out_once_and_as_soon_as_its_last_product_has_added_its_own(
     make_head: Callable[..., DraftHead],
     make_pack: Callable[..., Pack],
     embedding: Tensor,
     teacher_head: Tensor,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    events: list[str] = []
+    head, events = make_head(), []
+    names = {id(parameter): name for name, parameter in head.named_parameters()}
+    add = fused_layer.Matrix.add
 
-    def recorded(owner: type, name: str) -> None:
-        method = getattr(owner, name)
+    def recorded(matrix: fused_layer.Matrix, *args: Any, **settings: Any) -> None:
+        events.extend(f"sum of {names[id(parameter)]}" for parameter in matrix.parameters)
+        add(matrix, *args, **settings)
 
-        def run(*args: Any, **settings: Any) -> Any:
-            events.append(name)
-            return method(*args, **settings)
-
-        monkeypatch.setattr(owner, name, run)
-
-    recorded(fused_layer.Matrix, "add")
-    recorded(fused_layer.Weights, "gradients")
-    head = make_head()
+    monkeypatch.setattr(fused_layer.Matrix, "add", recorded)
     for name, parameter in head.named_parameters():
         parameter.register_post_accumulate_grad_hook(lambda _, name=name: events.append(name))
     loss, _ = LOSSES["chunked"](
         head, unroll(head, embedding, make_pack(3), 3, make_layer=FusedLayer), teacher_head, make_pack(3)
     )
     loss.backward()
-    of_loss = {"norm.weight", "lm_head.weight"}
-    events = [event for event in events if event not in of_loss]
-    products = 1 + 3 * 3 + 4 + 2  # fc; o, gate_up, down at every step; q and k/v of both inputs at step 0, qkv later
-    assert events[: products + 1] == ["add"] * products + ["gradients"]
-    assert sorted(events[products + 1 :]) == sorted({name for name, _ in head.named_parameters()} - of_loss)
+    handed_out = [event for event in events if not event.startswith("sum")]
+    assert sorted(handed_out) == sorted(names.values())
+    last = {event: place for place, event in enumerate(events)}
+    for name in names.values():
+        assert last[name] > last.get(f"sum of {name}", -1)
+    # Ranks that train together add up these while the rest is computed.
+    output, attention = last["midlayer.mlp.down_proj.weight"], last["midlayer.self_attn.q_proj.weight"]
+    assert output < last["sum of midlayer.self_attn.q_proj.weight"] < attention < last["sum of fc.weight"]
     # What autograd keeps are the sums themselves: a copy would cost their memory once more.
     attention, mlp = head.midlayer.self_attn, head.midlayer.mlp
     for group in ([attention.q_proj, attention.k_proj, attention.v_proj], [mlp.gate_proj, mlp.up_proj]):

@@ -4,7 +4,7 @@ Plain autograd pays, at each of the K steps, for casts of every weight, a gradie
 cast and added in float32, and passes over memory for norms, RoPE, SwiGLU and residuals. Here
 
 - weights are cast once a training step, q/k/v and gate/up into one matrix each: fewer and larger products;
-- products add a weight's gradient to one float32 sum over all steps, and `_HandOut` gives it to autograd once;
+- products add a weight's gradient to one float32 sum over all steps, which autograd gets once, as soon as it is whole;
 - what is cheap is computed again in the backward, in the memory of the gradient that it was made from;
 - what the embeddings give to queries, keys and values, half of those products, is computed once for all steps: rows of
   a turn are neighbours, so that row i takes at step k the token that row i + k takes at step 0. (Past the end of a turn
@@ -14,6 +14,7 @@ Shapes: T tokens of the pack, N rows of a step, R trained rows, H hidden size, I
 vocabulary, Q query heads, G key/value heads, C channels.
 """
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -103,6 +104,25 @@ class Norm:
         return [self.sums.sum(0).to(self.weight.dtype)]
 
 
+class Group:
+    """Weights that the first of several nodes of the graph takes and gives gradients, for all of them.
+
+    Each step of the unroll reads what the step before gave, so that its nodes run their backward earlier: when that of
+    the first node is done, the sums are whole. Ranks can add up their gradients while others are still computed.
+    """
+
+    def __init__(self, members: Sequence[Matrix | Norm]) -> None:
+        self.members, self.taken = members, False
+
+    def parameters(self) -> list[Tensor]:
+        """None but for the first node."""
+        first, self.taken = not self.taken, True
+        return [parameter for each in self.members for parameter in each.parameters] if first else []
+
+    def gradients(self) -> list[Tensor | None]:
+        return [gradient for each in self.members for gradient in each.gradients()]
+
+
 class Weights:
     """All weights of the layer, for one training step."""
 
@@ -126,46 +146,22 @@ class Weights:
         fc_norms = cast("list[RMSNorm]", list(head.fc_norm) if config.fc_norm else [])
         self.fc_norms = [Norm(norm, dtype) for norm in fc_norms]
         self.output_norms = [Norm(head.norm, dtype)] if config.norm_output else []
-        self.all: list[Matrix | Norm] = [
-            *(self.fc, self.qkv, self.o, self.gate_up, self.down, self.embed_norm, self.hidden_norm, self.mlp_norm),
-            *(*self.fc_norms, *self.output_norms),
-        ]
+        # Whose gradients are whole at the same time.
+        self.of_fuse = Group([self.fc, *self.fc_norms])
+        self.of_attention = Group([self.qkv, self.embed_norm, self.hidden_norm])
+        self.of_output = Group([self.o, self.gate_up, self.down, self.mlp_norm])
+        self.of_feedback = Group(self.output_norms)
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         # What embeddings give to queries, keys and values of the trained rows, and its gradient from later steps.
         self.embed_part: Float[Tensor, "R W"] | None = None
         self.grad_embed_part: Float[Tensor, "R W"] | None = None
-
-    def parameters(self) -> list[Tensor]:
-        return [parameter for each in self.all for parameter in each.parameters]
-
-    def gradients(self) -> list[Tensor | None]:
-        return [gradient for each in self.all for gradient in each.gradients()]
-
-
-class _HandOut(torch.autograd.Function):
-    """The parameters' place in the graph: every function below takes its output, `edge`, and gives it no gradient.
-
-    Autograd runs a node's backward when those of all functions that took its output are done, with or without
-    gradients from them. So this one runs once, last, and returns the finished sums.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, weights: Weights, *parameters: Tensor) -> Tensor:
-        ctx.set_materialize_grads(False)
-        ctx.weights = weights
-        return parameters[0].new_empty(())
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, _: None) -> tuple[Tensor | None, ...]:
-        return None, *ctx.weights.gradients()
 
 
 class _Fuse(torch.autograd.Function):
     """`DraftHead.fuse`; the captured states are data and get no gradient."""
 
     @staticmethod
-    def forward(ctx: Any, edge: Tensor, weights: Weights, aux: Float[Tensor, "T 3H"]) -> Float[Tensor, "T H"]:
+    def forward(ctx: Any, weights: Weights, aux: Float[Tensor, "T 3H"], *parameters: Tensor) -> Float[Tensor, "T H"]:
         ctx.weights = weights
         ctx.save_for_backward(aux)
         x = aux
@@ -180,7 +176,7 @@ class _Fuse(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Float[Tensor, "T H"]) -> tuple[None, ...]:
+    def backward(ctx: Any, grad: Float[Tensor, "T H"]) -> tuple[Tensor | None, ...]:
         (aux,), weights = ctx.saved_tensors, ctx.weights
         x = aux
         if weights.fc_norms:
@@ -188,7 +184,7 @@ class _Fuse(torch.autograd.Function):
             for norm, part, grad_part in zip(weights.fc_norms, *_thirds(aux, x), strict=True):
                 norm.backward_of_data(part, grad_part)
         weights.fc.add(grad, x.to(weights.dtype))
-        return None, None, None
+        return None, None, *weights.of_fuse.gradients()
 
 
 class _ProjectPack(torch.autograd.Function):
@@ -197,13 +193,13 @@ class _ProjectPack(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        edge: Tensor,
         weights: Weights,
         hidden: Float[Tensor, "T H"],
         tokens: Int[Tensor, " T"],
         cos: Float[Tensor, "T C/2"],
         sin: Float[Tensor, "T C/2"],
         rows: Int[Tensor, " R"],
+        *parameters: Tensor,
     ) -> tuple[Tensor, ...]:
         ctx.weights = weights
         ctx.save_for_backward(hidden, tokens, cos, sin, rows)
@@ -238,7 +234,7 @@ class _ProjectPack(torch.autograd.Function):
         x = _grad_input(weights, weights.of_embed, query, key_value, rows)
         weights.embed_norm.backward_of_data(weights.embedding, x, tokens)
         _add_of_pack(weights, query, key_value, x, rows, part=0)
-        return None, None, grad_hidden, None, None, None, None
+        return None, grad_hidden, None, None, None, None, *weights.of_attention.gradients()
 
 
 class _Project(torch.autograd.Function):
@@ -247,7 +243,6 @@ class _Project(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        edge: Tensor,
         weights: Weights,
         hidden: Float[Tensor, "R H"],
         step: int,
@@ -275,7 +270,7 @@ class _Project(torch.autograd.Function):
         x = weights.of_hidden.backward(heads)
         grad_hidden = weights.hidden_norm.backward(hidden, x, grad_hidden.contiguous())
         weights.qkv.add(heads, x, part=1)
-        return None, None, grad_hidden, None, None, None
+        return None, grad_hidden, None, None, None
 
 
 class _Output(torch.autograd.Function):
@@ -283,11 +278,15 @@ class _Output(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, edge: Tensor, weights: Weights, hidden: Float[Tensor, "R H"], attended: Float[Tensor, "R QC"]
+        ctx: Any,
+        weights: Weights,
+        hidden: Float[Tensor, "R H"],
+        attended: Float[Tensor, "R QC"],
+        *parameters: Tensor,
     ) -> Float[Tensor, "R H"]:
         middle = weights.o.forward(attended, added=hidden)
         gate_up = weights.gate_up.forward(weights.mlp_norm.forward(middle, torch.empty_like(middle)))
-        ctx.weights = weights
+        ctx.weights, ctx.first = weights, bool(parameters)
         ctx.save_for_backward(attended, middle, gate_up)
         return weights.down.forward(weights.kernels.swiglu(gate_up), added=middle)
 
@@ -304,15 +303,16 @@ class _Output(torch.autograd.Function):
         grad_middle = weights.mlp_norm.backward(middle, normed, added=grad)
         weights.gate_up.add(gate_up, normed)
         weights.o.add(grad_middle, attended)
-        return None, None, grad_middle, weights.o.backward(grad_middle)
+        gradients = weights.of_output.gradients() if ctx.first else []
+        return None, grad_middle, weights.o.backward(grad_middle), *gradients
 
 
 class _Feedback(torch.autograd.Function):
     """`DraftHead.feedback` through the final norm."""
 
     @staticmethod
-    def forward(ctx: Any, edge: Tensor, norm: Norm, hidden: Float[Tensor, "R H"]) -> Float[Tensor, "R H"]:
-        ctx.norm = norm
+    def forward(ctx: Any, norm: Norm, hidden: Float[Tensor, "R H"], *parameters: Tensor) -> Float[Tensor, "R H"]:
+        ctx.norm, ctx.first = norm, bool(parameters)
         ctx.save_for_backward(hidden)
         return norm.forward(hidden, torch.empty_like(hidden))
 
@@ -320,7 +320,8 @@ class _Feedback(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Float[Tensor, "R H"]) -> tuple[Tensor | None, ...]:
         (hidden,) = ctx.saved_tensors
-        return None, None, ctx.norm.backward(hidden, grad.contiguous(), give_output=False)
+        grad_hidden = ctx.norm.backward(hidden, grad.contiguous(), give_output=False)
+        return None, grad_hidden, *(ctx.norm.gradients() if ctx.first else [])
 
 
 class FusedLayer:
@@ -329,10 +330,9 @@ class FusedLayer:
     ) -> None:
         self.rotary = head.rotary
         self.weights = Weights(head, embedding, product_dtype(head.fc.weight), make_products)
-        self.edge = _HandOut.apply(self.weights, *self.weights.parameters())
 
     def fuse(self, aux: Float[Tensor, "T 3H"]) -> Float[Tensor, "T H"]:
-        return _Fuse.apply(self.edge, self.weights, aux)
+        return _Fuse.apply(self.weights, aux, *self.weights.of_fuse.parameters())
 
     def first(
         self,
@@ -341,23 +341,23 @@ class FusedLayer:
         positions: Int[Tensor, " T"],
         rows: Int[Tensor, " R"],
     ) -> Projected:
-        inputs = (self.edge, self.weights, hidden, tokens, *self._angles(positions), rows)
-        hidden, query, key, value = _ProjectPack.apply(*inputs)
+        inputs = (self.weights, hidden, tokens, *self._angles(positions), rows)
+        hidden, query, key, value = _ProjectPack.apply(*inputs, *self.weights.of_attention.parameters())
         return hidden, query, (key, value)
 
     def later(
         self, hidden: Float[Tensor, "R H"], tokens: Int[Tensor, " R"], positions: Int[Tensor, " R"], step: int
     ) -> Projected:
         """`tokens` are those of step 0, `step` rows on."""
-        hidden, query, key, value = _Project.apply(self.edge, self.weights, hidden, step, *self._angles(positions))
+        hidden, query, key, value = _Project.apply(self.weights, hidden, step, *self._angles(positions))
         return hidden, query, (key, value)
 
     def output(self, hidden: Float[Tensor, "R H"], attended: Float[Tensor, "R Q C"]) -> Float[Tensor, "R H"]:
-        return _Output.apply(self.edge, self.weights, hidden, attended.flatten(1))
+        return _Output.apply(self.weights, hidden, attended.flatten(1), *self.weights.of_output.parameters())
 
     def feedback(self, hidden: Float[Tensor, "R H"]) -> Float[Tensor, "R H"]:
         for norm in self.weights.output_norms:
-            hidden = _Feedback.apply(self.edge, norm, hidden)
+            hidden = _Feedback.apply(norm, hidden, *self.weights.of_feedback.parameters())
         return hidden
 
     def _angles(self, positions: Int[Tensor, " N"]) -> list[Float[Tensor, "N C/2"]]:
