@@ -51,10 +51,10 @@ def main(arguments: list[str]) -> None:
     for devices in options.devices:
         directory = options.out.parent / f"{options.out.stem}_{devices}"
         rates = trained(directory, devices, -(-options.steps * devices // packs_of_epoch), overrides)
-        whole = rates["tokens_per_s_of_rank"] * devices
+        of_rank = rates["tokens_per_s"] / devices
         rows.append(
-            {"devices": devices, "tokens_per_s": whole, "over_step_alone": whole / devices / alone["tokens_per_s"]}
-            | {"over_linear": whole / devices / rows[0]["tokens_per_s"] if rows else 1.0, **rates}
+            {"devices": devices, "over_step_alone": of_rank / alone["tokens_per_s"]}
+            | {"over_linear": of_rank * rows[0]["devices"] / rows[0]["tokens_per_s"] if rows else 1.0, **rates}
         )
         print(rows[-1], flush=True)
         facts = {"device": device_name(), "command": " ".join(["python benchmarks/end_to_end.py", *arguments])}
@@ -101,8 +101,8 @@ def trained(directory: Path, devices: int, epochs: int, overrides: list[str]) ->
     )
     # Of rates over about as many tokens each: all tokens over all time.
     return {
-        "tokens_per_s_of_rank": harmonic_mean(tokens),
-        "rows_per_s_of_rank": harmonic_mean(rows),
+        "tokens_per_s": harmonic_mean(tokens),
+        "rows_per_s": harmonic_mean(rows),
         "data_wait_share": fmean(waits),
     }
 

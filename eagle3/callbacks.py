@@ -14,6 +14,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback, TQDMProgressBar
 
 from eagle3.errors import Interrupted
+from eagle3.features.loader import PackLoader
 from eagle3.features.pack import Pack
 from eagle3.storage import written_whole
 
@@ -98,18 +99,13 @@ class Progress(TQDMProgressBar):
 
 
 class Throughput(Callback):
-    """Logs trained rows (about one per answer token) and tokens a second on this rank, and the wait for data."""
+    """Logs trained rows (about one per answer token) and tokens a second of all ranks, and this one's wait for data."""
 
     def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
-        self._start(time.perf_counter())
+        self._start(time.perf_counter(), 0.0)
 
     def on_train_epoch_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
-        self._start(time.perf_counter())  # validation lies between epochs
-
-    def on_train_batch_start(
-        self, trainer: lightning.Trainer, module: lightning.LightningModule, batch: Pack, batch_idx: int
-    ) -> None:
-        self.waited += time.perf_counter() - self.batch_ended
+        self._start(time.perf_counter(), 0.0)  # validation lies between epochs
 
     def on_train_batch_end(
         self,
@@ -121,15 +117,16 @@ class Throughput(Callback):
     ) -> None:
         self.rows += len(batch.rows)
         self.tokens += len(batch.input_ids)
-        self.batch_ended = time.perf_counter()
         if (batch_idx + 1) % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
-            elapsed = self.batch_ended - self.started
-            module.log("train/rows_per_s", self.rows / elapsed, batch_size=1)
-            module.log("train/tokens_per_s", self.tokens / elapsed, batch_size=1)
-            module.log("train/data_wait_share", self.waited / elapsed, batch_size=1)
-            self._start(self.batch_ended)  # logging waits for the GPU: that time belongs to the next steps
+            loader: PackLoader = trainer.train_dataloader  # type: ignore[assignment]
+            now, waited = time.perf_counter(), loader.waited
+            counts = torch.tensor([self.rows, self.tokens], dtype=torch.float32, device=module.device)
+            rows, tokens = trainer.strategy.reduce(counts, reduce_op="sum") / (now - self.started)
+            module.log("train/rows_per_s", rows, batch_size=1)
+            module.log("train/tokens_per_s", tokens, batch_size=1)
+            module.log("train/data_wait_share", (waited - self.waited) / (now - self.started), batch_size=1)
+            self._start(now, waited)  # logging waits for the GPU: that time belongs to the next steps
 
-    def _start(self, now: float) -> None:
+    def _start(self, now: float, waited: float) -> None:
         self.rows = self.tokens = 0
-        self.waited = 0.0
-        self.started = self.batch_ended = now
+        self.started, self.waited = now, waited

@@ -12,6 +12,9 @@ from test_training import Run
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eagle3.callbacks import Progress
+from eagle3.features.datamodule import FeatureData
+from eagle3.features.sample import Sample
+from eagle3.features.store import SampleRef
 from eagle3.module import HeadTraining
 
 pytestmark = pytest.mark.filterwarnings(
@@ -65,11 +68,15 @@ def test_a_step_reads_no_number_but_where_it_logs(tmp_path: Path, capsys: pytest
     assert "val/accept_length=" in shown
 
 
-def test_rates_count_the_time_that_logging_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_that_logging_takes_counts_in_rates_and_is_no_wait_for_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On a GPU logging waits until all steps so far are done."""
-    log, rates, pause = HeadTraining.log, [], 0.05
+    log, rates, waits, pause = HeadTraining.log, [], [], 0.05
 
     def slow(module: HeadTraining, name: str, value: Any, **settings: Any) -> None:
+        if name == "train/data_wait_share":
+            waits.append(value)
         if name == "train/tokens_per_s":
             rates.append(value)
             time.sleep(pause)
@@ -80,3 +87,23 @@ def test_rates_count_the_time_that_logging_takes(tmp_path: Path, monkeypatch: py
     Run(tmp_path / "run", write_store(tmp_path / "features", random_samples(60)), *options).fit()
     assert len(rates) > 10
     assert max(rates[1:]) < 40 / pause
+    assert max(waits[1:]) < 0.3
+
+
+def test_a_slow_store_shows_as_wait_for_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, log, waits = FeatureData.read, HeadTraining.log, []
+
+    def slow(data: FeatureData, ref: SampleRef) -> Sample:
+        time.sleep(0.05)
+        return read(data, ref)
+
+    def noted(module: HeadTraining, name: str, value: Any, **settings: Any) -> None:
+        if name == "train/data_wait_share":
+            waits.append(value)
+        log(module, name, value, **settings)
+
+    monkeypatch.setattr(FeatureData, "read", slow)
+    monkeypatch.setattr(HeadTraining, "log", noted)
+    options = ["trainer.max_epochs=1", "trainer.log_every_n_steps=5", "data.pack_tokens=40", "num_steps=1"]
+    Run(tmp_path / "run", write_store(tmp_path / "features", random_samples(60)), *options).fit()
+    assert waits and min(waits) > 0.3

@@ -3,6 +3,7 @@
 Worker processes would copy every sample through shared memory.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -14,7 +15,10 @@ from eagle3.features.plan import PlannedPack
 
 
 class PackLoader:
-    """The packs of one epoch on one rank; `consumed` counts those handed out, and says where iteration begins."""
+    """The packs of one epoch on one rank; `consumed` counts those handed out, and says where iteration begins.
+
+    `waited`: seconds for which a pack was asked for and not there.
+    """
 
     def __init__(
         self,
@@ -27,7 +31,7 @@ class PackLoader:
     ) -> None:
         self.planned, self.load, self.epoch = planned, load, epoch
         self.prefetch, self.readers = prefetch, readers
-        self.consumed = 0
+        self.consumed, self.waited = 0, 0.0
 
     def __len__(self) -> int:
         return len(self.planned)
@@ -40,7 +44,9 @@ class PackLoader:
         with ThreadPoolExecutor(self.readers, initializer=torch.set_num_threads, initargs=(1,)) as readers:
             ahead = [readers.submit(self.load, pack) for pack in islice(waiting, self.prefetch)]
             while ahead:
+                asked = time.perf_counter()
                 pack = ahead.pop(0).result()
+                self.waited += time.perf_counter() - asked
                 ahead += [readers.submit(self.load, upcoming) for upcoming in [next(waiting, None)] if upcoming]
                 self.consumed += 1
                 yield pack
