@@ -80,12 +80,8 @@ HEADS = [  # the slowest first
     Head(f"{EIGHT_ANSWERS}, seed 1", [*ONE_EPOCH, "seed=1"], stores=ANSWERED),
     Head(f"{EIGHT_ANSWERS}, seed 2", [*ONE_EPOCH, "seed=2"], stores=ANSWERED),
     Head(f"{EIGHT_ANSWERS}, one of them greedy", ONE_EPOCH, stores=[*ANSWERED[:7], "greedy"]),
-    Head(f"{EIGHT_ANSWERS}, weight decay 0.1", [*ONE_EPOCH, "optim.weight_decay=0.1"], stores=ANSWERED),
-    Head(
-        f"{EIGHT_ANSWERS}, weight decay 0.1, Muon",
-        [*ONE_EPOCH, "optim.weight_decay=0.1", "optim=muon"],
-        stores=ANSWERED,
-    ),
+    Head(f"{EIGHT_ANSWERS}, weight decay 0.1", LESS_DECAY, stores=ANSWERED),
+    Head(f"{EIGHT_ANSWERS}, weight decay 0.1, Muon", [*LESS_DECAY, "optim=muon"], stores=ANSWERED),
     Head("2 answers to each prompt, 4 epochs", ["trainer.max_epochs=4"], stores=ANSWERED[:2]),
     Head("greedy answers", ["data.val_fraction=0.15"], stores=["greedy"]),  # longer: as many tokens of fewer prompts
     Head("answers sampled at T = 1", stores=["sampled at 1"]),

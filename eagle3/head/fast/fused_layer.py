@@ -114,8 +114,8 @@ class Group:
     def __init__(self, members: Sequence[Matrix | Norm]) -> None:
         self.members, self.taken = members, False
 
-    def parameters(self) -> list[Tensor]:
-        """None but for the first node."""
+    def take(self) -> list[Tensor]:
+        """The parameters for the first node, none for later ones."""
         first, self.taken = not self.taken, True
         return [parameter for each in self.members for parameter in each.parameters] if first else []
 
@@ -332,7 +332,7 @@ class FusedLayer:
         self.weights = Weights(head, embedding, product_dtype(head.fc.weight), make_products)
 
     def fuse(self, aux: Float[Tensor, "T 3H"]) -> Float[Tensor, "T H"]:
-        return _Fuse.apply(self.weights, aux, *self.weights.of_fuse.parameters())
+        return _Fuse.apply(self.weights, aux, *self.weights.of_fuse.take())
 
     def first(
         self,
@@ -342,7 +342,7 @@ class FusedLayer:
         rows: Int[Tensor, " R"],
     ) -> Projected:
         inputs = (self.weights, hidden, tokens, *self._angles(positions), rows)
-        hidden, query, key, value = _ProjectPack.apply(*inputs, *self.weights.of_attention.parameters())
+        hidden, query, key, value = _ProjectPack.apply(*inputs, *self.weights.of_attention.take())
         return hidden, query, (key, value)
 
     def later(
@@ -353,11 +353,11 @@ class FusedLayer:
         return hidden, query, (key, value)
 
     def output(self, hidden: Float[Tensor, "R H"], attended: Float[Tensor, "R Q C"]) -> Float[Tensor, "R H"]:
-        return _Output.apply(self.weights, hidden, attended.flatten(1), *self.weights.of_output.parameters())
+        return _Output.apply(self.weights, hidden, attended.flatten(1), *self.weights.of_output.take())
 
     def feedback(self, hidden: Float[Tensor, "R H"]) -> Float[Tensor, "R H"]:
         for norm in self.weights.output_norms:
-            hidden = _Feedback.apply(norm, hidden, *self.weights.of_feedback.parameters())
+            hidden = _Feedback.apply(norm, hidden, *self.weights.of_feedback.take())
         return hidden
 
     def _angles(self, positions: Int[Tensor, " N"]) -> list[Float[Tensor, "N C/2"]]:
