@@ -10,7 +10,9 @@ import signal
 import socket
 import warnings
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning
@@ -21,7 +23,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 from torch.distributed.tensor import DTensor
 
-from eagle3 import run
+from eagle3 import callbacks, run
 from eagle3.errors import Interrupted
 from eagle3.features.datamodule import FeatureData
 from eagle3.features.pack import pack_samples
@@ -73,7 +75,7 @@ def composed(directory: Path, case: str, *overrides: str) -> DictConfig:
         f"data.path={directory}/features", f"run_dir={directory}/{case}", "data.pack_tokens=48",
         "data.val_fraction=0.2", "num_steps=3", "optim.lr=3e-3", f"trainer.max_epochs={EPOCHS}",
         f"trainer.gradient_clip_val={CLIP}", "trainer.enable_progress_bar=false", "callbacks.progress=null",
-        "callbacks.early_stopping=null",
+        "callbacks.early_stopping=null", "trainer.log_every_n_steps=3",
     ]  # fmt: skip
     with initialize_config_dir(CONF, version_base="1.3"):
         config = compose("train", overrides=[*settings, *overrides])
@@ -92,6 +94,7 @@ def train_rank(rank: int, directory: Path, port: int) -> None:
     """One of the processes: every strategy and case in turn; what it saw and where it ended goes to a file."""
     torch.set_num_threads(1)
     warnings.filterwarnings("error", message=".*sync_dist=True.*")  # numbers that are this rank's alone
+    callbacks.time = SimpleNamespace(perf_counter=count().__next__)  # the same on both: rates differ by rows alone
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_RANK": str(rank), "NODE_RANK": "0"}
     for name, (strategy, cases) in STRATEGIES.items():
         for case, overrides in cases.items():
@@ -113,6 +116,7 @@ def train_case(config: DictConfig, *, interrupt: bool) -> dict[str, Any]:
         "batches": before + recorder.batches,
         "weights": trainer.strategy.lightning_module_state_dict(),
         "metrics": {name: value.item() for name, value in trainer.callback_metrics.items() if "val/" in name},
+        "rows_per_s": trainer.callback_metrics["train/rows_per_s"].item(),
         "steps": int(trainer.estimated_stepping_batches),
         "held": sum(local(parameter).numel() for parameter in trainer.lightning_module.head.parameters()),
     }
@@ -218,6 +222,12 @@ def test_muon_on_shards_ends_near_muon_on_whole_weights(trained: Path) -> None:
     assert sharded["metrics"]["val/loss"] == pytest.approx(whole["metrics"]["val/loss"], rel=1e-3)
     adamw = results(trained / "fsdp", "token")[0]["metrics"]["val/loss"]
     assert sharded["metrics"]["val/loss"] != pytest.approx(adamw, rel=1e-3)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_rates_are_those_of_all_ranks(trained: Path, strategy: str) -> None:
+    one, other = (rank["rows_per_s"] for rank in results(trained / strategy, "token"))
+    assert one == pytest.approx(other)
 
 
 def test_a_rank_holds_its_share_of_the_weights(trained: Path) -> None:
