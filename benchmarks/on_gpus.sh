@@ -59,7 +59,8 @@ step $LAST 400 tune "$PYTHON" serve.py action=tune target.path="$TARGET" head="$
 
 wait $TRAINING $STORES
 shared "$(seq -s, 0 $LAST)" 600 trajectories "$PYTHON" benchmarks/trajectories.py --out "$OUT/trajectories" --jobs $((6 * GPUS)) \
-    --data "$QUALITY/stores/sampled_at_0.7/features" --gpus $(seq 0 $LAST) -- experiment=head_quality data.verify=false
+    --data "$QUALITY/stores/sampled_at_0.7/features" --gpus $(seq 0 $LAST) -- experiment=head_quality data.verify=false \
+    data.pack_tokens=8192 # halves must hold the longest sample
 step "$(seq -s, 0 $LAST)" 400 end_to_end "$PYTHON" benchmarks/end_to_end.py --store "$OUT/store_8b" --out "$OUT/end_to_end.json" \
     --devices $(for devices in 1 2 4; do [ $devices -gt $GPUS ] || echo $devices; done)
 for strategy in ddp fsdp; do
