@@ -231,7 +231,7 @@ def metrics_seconds(step: Step, pack: Pack) -> float:
 
 
 def optimizer_seconds(step: Step) -> float:
-    """Of clipping and AdamW, with the gradients of the last step."""
+    """Of clipping and the optimizer, with the gradients of the last step."""
     head = step.module.head
     optimizer, _ = step.module.optim.build(head, 1)
 

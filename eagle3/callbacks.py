@@ -105,7 +105,13 @@ class Throughput(Callback):
         self._start(time.perf_counter(), 0.0)
 
     def on_train_epoch_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
-        self._start(time.perf_counter(), 0.0)  # validation lies between epochs
+        self._start(time.perf_counter(), 0.0)
+
+    def on_validation_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+        self.paused = time.perf_counter()
+
+    def on_validation_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+        self.started += time.perf_counter() - self.paused
 
     def on_train_batch_end(
         self,

@@ -52,9 +52,10 @@ class MuonCosine(AdamWCosine):
     """
 
     def optimizer(self, head: DraftHead) -> Optimizer:
-        matrices = [each for each in head.parameters() if each.ndim == 2 and each is not head.lm_head.weight]
-        inside = {id(each) for each in matrices}
-        others = [each for each in head.parameters() if id(each) not in inside]
+        matrices: list[nn.Parameter] = []
+        others: list[nn.Parameter] = []
+        for each in head.parameters():
+            (matrices if each.ndim == 2 and each is not head.lm_head.weight else others).append(each)
         muon = Muon(matrices, lr=self.lr, weight_decay=self.weight_decay, adjust_lr_fn="match_rms_adamw")
         return Together([muon, self.adamw(others)])
 

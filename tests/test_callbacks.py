@@ -107,3 +107,24 @@ def test_a_slow_store_shows_as_wait_for_data(tmp_path: Path, monkeypatch: pytest
     options = ["trainer.max_epochs=1", "trainer.log_every_n_steps=5", "data.pack_tokens=40", "num_steps=1"]
     Run(tmp_path / "run", write_store(tmp_path / "features", random_samples(60)), *options).fit()
     assert waits and min(waits) > 0.3
+
+
+def test_rates_leave_validation_in_the_middle_of_an_epoch_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    validate, log, rates = HeadTraining.on_validation_epoch_start, HeadTraining.log, []
+
+    def slow(module: HeadTraining) -> None:
+        time.sleep(1)
+        validate(module)
+
+    def noted(module: HeadTraining, name: str, value: Any, **settings: Any) -> None:
+        if name == "train/tokens_per_s":
+            rates.append(float(value))
+        log(module, name, value, **settings)
+
+    monkeypatch.setattr(HeadTraining, "on_validation_epoch_start", slow)
+    monkeypatch.setattr(HeadTraining, "log", noted)
+    options = ["trainer.max_epochs=1", "trainer.log_every_n_steps=1", "trainer.val_check_interval=0.5"]
+    options += ["data.pack_tokens=40", "num_steps=1"]
+    Run(tmp_path / "run", write_store(tmp_path / "features", random_samples(60)), *options).fit()
+    assert len(rates) > 10
+    assert min(rates) > 40  # a pack of 40 tokens and a second of validation would be less

@@ -29,11 +29,11 @@ from eagle3.features.pack import Pack, pack_samples
 from eagle3.features.sample import Sample
 from eagle3.head.attention import DenseAttention, KeysValues, MakeAttention, PaddedAttention
 from eagle3.head.draft_head import DraftHead
-from eagle3.head.fast import fused_layer
 from eagle3.head.fast.chunked_loss import ChunkedUnrollLoss
 from eagle3.head.fast.flash_attention import FlashAttention
 from eagle3.head.fast.flash_kernels import TorchFlash
 from eagle3.head.fast.fused_layer import FusedLayer
+from eagle3.head.fast.fused_weights import Matrix
 from eagle3.head.layer import MakeLayer, PlainLayer
 from eagle3.head.layer_choice import choose_layer
 from eagle3.head.loss import UnrollLoss
@@ -174,13 +174,13 @@ def test_a_gradient_is_handed_out_once_and_as_soon_as_its_last_product_has_added
 ) -> None:
     head, events = make_head(), []
     names = {id(parameter): name for name, parameter in head.named_parameters()}
-    add = fused_layer.Matrix.add
+    add = Matrix.add
 
-    def recorded(matrix: fused_layer.Matrix, *args: Any, **settings: Any) -> None:
+    def recorded(matrix: Matrix, *args: Any, **settings: Any) -> None:
         events.extend(f"sum of {names[id(parameter)]}" for parameter in matrix.parameters)
         add(matrix, *args, **settings)
 
-    monkeypatch.setattr(fused_layer.Matrix, "add", recorded)
+    monkeypatch.setattr(Matrix, "add", recorded)
     for name, parameter in head.named_parameters():
         parameter.register_post_accumulate_grad_hook(lambda _, name=name: events.append(name))
     loss, _ = LOSSES["chunked"](

@@ -1,0 +1,143 @@
+"""The weights of `FusedLayer` for one training step: cast once, their gradients summed over all steps of the unroll.
+
+Shapes: N rows of a step, R trained rows, H hidden size, V target vocabulary, W width of queries, keys and values.
+"""
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from eagle3.head.draft_head import DraftHead, RMSNorm
+from eagle3.head.fast.elementwise import PARTIAL_SUMS, choose_kernels
+from eagle3.head.fast.products import ALL, Products, add_product, wide_product
+
+
+class Matrix:
+    """The weights of linear maps of one input, one below the other, as products want them; sums their gradients.
+
+    With `parts` > 1 the input is that many tensors of the same width, each multiplied by itself.
+    """
+
+    def __init__(
+        self, linears: list[nn.Linear], dtype: torch.dtype, make_products: type[Products], parts: int = 1
+    ) -> None:
+        self.parameters = [linear.weight for linear in linears]
+        weights = [weight.detach() for weight in self.parameters]
+        self.heights = [len(weight) for weight in weights]
+        self.shape = (sum(self.heights), weights[0].shape[1])
+        if len(weights) == 1:
+            value = weights[0].to(dtype)
+        else:
+            value = weights[0].new_empty(self.shape, dtype=dtype)
+            torch.cat(weights, out=value)
+        self.num_parts = parts
+        self.parts = [make_products(part) for part in value.chunk(parts, dim=1)]
+        if parts == 1:
+            self.forward, self.backward = self.parts[0].forward, self.parts[0].backward
+        self.wide = torch.promote_types(weights[0].dtype, torch.float32)
+        self.total: Tensor | None = None
+
+    def add(self, grad: Float[Tensor, "N out"], x: Float[Tensor, "N in"], rows: slice = ALL, part: int = 0) -> None:
+        """Add the gradient of these rows of the matrix: `grad` is that of the product, `x` went into it."""
+        if self.total is None and rows == ALL and self.num_parts == 1:
+            self.total = wide_product(grad.T, x, self.wide)
+            return
+        if self.total is None:
+            self.total = grad.new_zeros(self.shape, dtype=self.wide)
+        add_product(self.total.chunk(self.num_parts, dim=1)[part][rows], grad.T, x)
+
+    def forget(self) -> None:
+        """Free the memory of what products want: from here on gradients are summed alone."""
+        del self.parts, self.forward, self.backward
+
+    def gradients(self) -> list[Tensor | None]:
+        if self.total is None:
+            return [None] * len(self.parameters)
+        parts = self.total.split(self.heights)  # rows: contiguous, so that autograd takes them as they are
+        return [part.to(parameter.dtype) for part, parameter in zip(parts, self.parameters, strict=True)]
+
+
+class Norm:
+    """An RMSNorm's weight, and the sums of its gradient."""
+
+    def __init__(self, norm: RMSNorm, dtype: torch.dtype) -> None:
+        self.parameters = [norm.weight]
+        self.weight, self.eps = norm.weight.detach(), norm.eps
+        self.kernels = choose_kernels(self.weight.device, dtype)
+        wide = torch.promote_types(self.weight.dtype, torch.float32)
+        self.sums = self.weight.new_zeros((PARTIAL_SUMS, len(self.weight)), dtype=wide)
+
+    def forward(self, x: Tensor, out: Tensor, index: Tensor | None = None) -> Tensor:
+        self.kernels.rms_norm(x, self.weight, self.eps, out, index)
+        return out
+
+    def backward(self, x: Tensor, grad: Tensor, added: Tensor | None = None, give_output: bool = True) -> Tensor:
+        """The gradient of x, with `added` on top; `grad` becomes the norm's output, if that is asked for."""
+        grad_x = torch.empty_like(x)
+        self.kernels.rms_norm_backward(
+            x, self.weight, self.eps, grad, self.sums, grad_x=grad_x, added=added, give_output=give_output
+        )
+        return grad_x
+
+    def backward_of_data(self, x: Tensor, grad: Tensor, index: Tensor | None = None) -> None:
+        """The same where x needs no gradient."""
+        self.kernels.rms_norm_backward(x, self.weight, self.eps, grad, self.sums, index)
+
+    def gradients(self) -> list[Tensor]:
+        return [self.sums.sum(0).to(self.weight.dtype)]
+
+
+class Group:
+    """Weights of a part of the layer that runs at every step: autograd sees them at its first node alone.
+
+    Each step of the unroll reads what the step before gave, so that its nodes run their backward earlier: when that of
+    the first node is done, the sums are whole. Ranks can add up its gradients while others are still computed.
+    """
+
+    def __init__(self, members: Sequence[Matrix | Norm]) -> None:
+        self.members, self.taken = members, False
+
+    def take(self) -> list[Tensor]:
+        """The parameters for the first node, none for later ones."""
+        first, self.taken = not self.taken, True
+        return [parameter for each in self.members for parameter in each.parameters] if first else []
+
+    def gradients(self) -> list[Tensor | None]:
+        return [gradient for each in self.members for gradient in each.gradients()]
+
+
+class Weights:
+    """All weights of the layer, for one training step."""
+
+    def __init__(
+        self, head: DraftHead, embedding: Float[Tensor, "V H"], dtype: torch.dtype, make_products: type[Products]
+    ) -> None:
+        self.dtype = dtype
+        self.embedding, config, layer = embedding, head.config, head.midlayer
+        attention, mlp = layer.self_attn, layer.mlp
+        self.kernels = choose_kernels(head.fc.weight.device, dtype)
+        # Never in float8: captured layers differ in scale, by more than it covers.
+        self.fc = Matrix([head.fc], dtype, Products)
+        qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
+        self.qkv = Matrix(qkv, dtype, make_products, parts=2)
+        self.of_embed, self.of_hidden = self.qkv.parts  # the inputs of attention, next to each other in the checkpoint
+        self.o = Matrix([attention.o_proj], dtype, make_products)
+        self.gate_up = Matrix([mlp.gate_proj, mlp.up_proj], dtype, make_products)
+        self.down = Matrix([mlp.down_proj], dtype, make_products)
+        self.embed_norm, self.hidden_norm = Norm(layer.input_layernorm, dtype), Norm(layer.hidden_norm, dtype)
+        self.mlp_norm = Norm(layer.post_attention_layernorm, dtype)
+        fc_norms = cast("list[RMSNorm]", list(head.fc_norm) if config.fc_norm else [])
+        self.fc_norms = [Norm(norm, dtype) for norm in fc_norms]
+        self.output_norms = [Norm(head.norm, dtype)] if config.norm_output else []
+        # Whose gradients are whole at the same time.
+        self.of_fuse = Group([self.fc, *self.fc_norms])
+        self.of_attention = Group([self.qkv, self.embed_norm, self.hidden_norm])
+        self.of_output = Group([self.o, self.gate_up, self.down, self.mlp_norm])
+        self.of_feedback = Group(self.output_norms)
+        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        # What embeddings give to queries, keys and values of the trained rows, and its gradient from later steps.
+        self.embed_part: Float[Tensor, "R W"] | None = None
+        self.grad_embed_part: Float[Tensor, "R W"] | None = None
