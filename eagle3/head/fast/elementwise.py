@@ -36,14 +36,15 @@ def choose_kernels(device: torch.device, dtype: torch.dtype) -> ModuleType:
 
 def rms_norm(
     x: Float[Tensor, "V H"],
-    weight: Float[Tensor, " H"],
+    weight: Float[Tensor, " H"] | None,
     eps: float,
     out: Float[Tensor, "N H"],
     index: Int[Tensor, " N"] | None = None,
 ) -> None:
     """out = norm(x[index]) · weight; index None: all rows in their order."""
     rows = _wide(x if index is None else x[index])
-    out.copy_(rows * _scale(rows, eps) * weight)
+    normed = rows * _scale(rows, eps)
+    out.copy_(normed if weight is None else normed * weight)
 
 
 def rms_norm_backward(
@@ -53,12 +54,12 @@ def rms_norm_backward(
     grad: Float[Tensor, "N H"],
     weight_sums: Float[Tensor, "P H"],
     index: Int[Tensor, " N"] | None = None,
-    grad_x: Float[Tensor, "V H"] | None = None,
-    added: Float[Tensor, "N H"] | None = None,
     *,
+    grad_x: Float[Tensor, "V H"],
+    added: Float[Tensor, "N H"] | None = None,
     give_output: bool = True,
 ) -> None:
-    """From the gradient of the norm's output: that of x[index], plus `added`, into grad_x[index] where one is given.
+    """From the gradient of the norm's output: that of x[index], plus `added`, into grad_x[index].
 
     The gradient of the weight is added to `weight_sums`, spread over P. `grad` becomes the norm's output, if that is
     asked for: the weight gradient of the product behind the norm needs it, and it need not be kept from the forward.
@@ -68,10 +69,9 @@ def rms_norm_backward(
     scale = _scale(rows, eps)
     normed = rows * scale
     weight_sums[0] += (wide_grad * normed).sum(0)
-    if grad_x is not None:
-        weighted = wide_grad * weight
-        result = scale * (weighted - normed * (weighted * normed).mean(-1, keepdim=True))
-        grad_x[ALL if index is None else index] = (result if added is None else result + added).to(grad_x.dtype)
+    weighted = wide_grad * weight
+    result = scale * (weighted - normed * (weighted * normed).mean(-1, keepdim=True))
+    grad_x[ALL if index is None else index] = (result if added is None else result + added).to(grad_x.dtype)
     if give_output:
         grad.copy_(normed * weight)
 

@@ -14,7 +14,7 @@ BLOCK = 1024  # elements of a row that a program of SwiGLU takes
 LARGEST, LEAST = tl.constexpr(FP8_MAX), tl.constexpr(TINY)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, index: Tensor | None = None) -> None:
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float, out: Tensor, index: Tensor | None = None) -> None:
     size = x.shape[1]
     shape = (x.stride(0), out.stride(0), size, triton.next_power_of_2(size))
     _rms_norm[(len(out),)](x, index, weight, out, eps, *shape, num_warps=8)
@@ -27,9 +27,9 @@ def rms_norm_backward(
     grad: Tensor,
     weight_sums: Tensor,
     index: Tensor | None = None,
-    grad_x: Tensor | None = None,
-    added: Tensor | None = None,
     *,
+    grad_x: Tensor,
+    added: Tensor | None = None,
     give_output: bool = True,
 ) -> None:
     assert all(each is None or each.is_contiguous() for each in (grad_x, added, weight_sums))
@@ -121,7 +121,9 @@ def _rms_norm(x, index, weight, out, eps, x_stride, out_stride, SIZE: tl.constex
     inside = column < SIZE
     value = tl.load(x + source * x_stride + column, inside, other=0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(value * value, 0) / SIZE + eps)
-    normed = value * scale * tl.load(weight + column, inside, other=0).to(tl.float32)
+    normed = value * scale
+    if weight is not None:
+        normed *= tl.load(weight + column, inside, other=0).to(tl.float32)
     tl.store(out + row * out_stride + column, normed.to(out.dtype.element_ty), inside)
 
 
@@ -160,12 +162,11 @@ def _rms_norm_backward(
         scale = tl.rsqrt(tl.sum(value * value, 0) / SIZE + eps)
         normed = value * scale
         weight_sum += gradient * normed
-        if grad_x is not None:
-            weighted = gradient * weights
-            result = scale * (weighted - normed * (tl.sum(weighted * normed, 0) / SIZE))
-            if added is not None:
-                result += tl.load(added + row * SIZE + column, inside, other=0).to(tl.float32)
-            tl.store(grad_x + source * SIZE + column, result.to(grad_x.dtype.element_ty), inside)
+        weighted = gradient * weights
+        result = scale * (weighted - normed * (tl.sum(weighted * normed, 0) / SIZE))
+        if added is not None:
+            result += tl.load(added + row * SIZE + column, inside, other=0).to(tl.float32)
+        tl.store(grad_x + source * SIZE + column, result.to(grad_x.dtype.element_ty), inside)
         if GIVE_OUTPUT:
             tl.store(grad + row * grad_stride + column, (normed * weights).to(grad.dtype.element_ty), inside)
         row += programs

@@ -41,8 +41,7 @@ class _Fuse(torch.autograd.Function):
             for norm, part, out in zip(weights.fc_norms, *_thirds(aux, x), strict=True):
                 norm.forward(part, out)
         hidden = weights.fc.forward(x.to(weights.dtype))
-        if not weights.fc_norms:  # the backward multiplies with it for the norms alone
-            weights.fc.forget()
+        weights.fc.forget()  # what went into it is data, or a norm's of data
         return hidden
 
     @staticmethod
@@ -51,10 +50,11 @@ class _Fuse(torch.autograd.Function):
         (aux,), weights = ctx.saved_tensors, ctx.weights
         x = aux
         if weights.fc_norms:
-            x = weights.fc.backward(grad)
-            for norm, part, grad_part in zip(weights.fc_norms, *_thirds(aux, x), strict=True):
-                norm.backward_of_data(part, grad_part)
+            x = torch.empty_like(aux, dtype=weights.dtype)
+            for norm, part, out in zip(weights.fc_norms, *_thirds(aux, x), strict=True):
+                norm.forward(part, out, weighted=False)
         weights.fc.add(grad, x.to(weights.dtype))
+        weights.fc.share_gradient(weights.fc_norms)
         return None, None, *weights.of_fuse.gradients()
 
 
@@ -93,7 +93,10 @@ class _ProjectPack(torch.autograd.Function):
         angles = cos.index_select(0, rows), sin.index_select(0, rows)
         query = weights.kernels.join_heads(grads[:1], *angles, num_rotated=1)
         key_value = weights.kernels.join_heads(grads[1:], cos, sin, num_rotated=1)
-        x = _grad_input(weights, weights.of_hidden, query, key_value, rows)
+        of_query, of_key_value = _split(weights)
+        x = weights.of_hidden.backward(key_value, of_key_value)
+        # No row is there twice, so none of the atomic additions that `index_add_` makes.
+        x.index_copy_(0, rows, weights.of_hidden.backward(query, of_query, x.index_select(0, rows)))
         grad_hidden = weights.hidden_norm.backward(hidden, x)
         grad_hidden.index_copy_(0, rows, grad_hidden.index_select(0, rows).add_(grad_rows))
         _add_of_pack(weights, query, key_value, x, rows, part=1)
@@ -102,9 +105,9 @@ class _ProjectPack(torch.autograd.Function):
             later_query, later_key_value = weights.grad_embed_part.split([query.shape[1], key_value.shape[1]], dim=1)
             query.add_(later_query)
             key_value.index_copy_(0, rows, (later_key_value + key_value.index_select(0, rows)).to(key_value.dtype))
-        x = _grad_input(weights, weights.of_embed, query, key_value, rows)
-        weights.embed_norm.backward_of_data(weights.embedding, x, tokens)
-        _add_of_pack(weights, query, key_value, x, rows, part=0)
+        embed = weights.embed_norm.forward(weights.embedding, torch.empty_like(hidden), tokens, weighted=False)
+        _add_of_pack(weights, query, key_value, embed, rows, part=0)
+        weights.qkv.share_gradient([weights.embed_norm], part=0)
         return None, grad_hidden, None, None, None, None, *weights.of_attention.gradients()
 
 
@@ -155,11 +158,11 @@ class _Output(torch.autograd.Function):
         attended: Float[Tensor, "R QC"],
         *parameters: Tensor,
     ) -> Float[Tensor, "R H"]:
-        middle = weights.o.forward(attended, added=hidden)
+        middle = weights.o.forward(attended, added=hidden.clone())
         gate_up = weights.gate_up.forward(weights.mlp_norm.forward(middle, torch.empty_like(middle)))
         ctx.weights, ctx.first = weights, bool(parameters)
         ctx.save_for_backward(attended, middle, gate_up)
-        return weights.down.forward(weights.kernels.swiglu(gate_up), added=middle)
+        return weights.down.forward(weights.kernels.swiglu(gate_up), added=middle.clone())
 
     @staticmethod
     @once_differentiable
@@ -248,17 +251,6 @@ def _split(weights: Weights) -> tuple[slice, slice]:
 
 def _heads(weights: Weights, product: Float[Tensor, "N W"]) -> Float[Tensor, "N heads C"]:
     return product.unflatten(-1, (-1, weights.head_dim))
-
-
-def _grad_input(
-    weights: Weights, products: Products, query: Tensor, key_value: Tensor, rows: Tensor
-) -> Float[Tensor, "T H"]:
-    """At step 0: from the gradients of the rows' queries, and of all keys and values."""
-    of_query, of_key_value = _split(weights)
-    x = products.backward(key_value, of_key_value)
-    # No row is there twice, so none of the atomic additions that `index_add_` makes.
-    x.index_copy_(0, rows, products.backward(query, of_query, x.index_select(0, rows)))
-    return x
 
 
 def _add_of_pack(weights: Weights, query: Tensor, key_value: Tensor, x: Tensor, rows: Tensor, part: int) -> None:

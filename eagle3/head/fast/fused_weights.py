@@ -49,6 +49,23 @@ class Matrix:
             self.total = grad.new_zeros(self.shape, dtype=self.wide)
         add_product(self.total.chunk(self.num_parts, dim=1)[part][rows], grad.T, x)
 
+    def share_gradient(self, norms: Sequence["Norm"], part: int = 0) -> None:
+        """Where norms of data went into the product, and `total` was summed over their outputs without their weights.
+
+        matrix @ (weight · normed) is (matrix · weight) @ normed, and `total` the gradient of that bracket, from which
+        both factors get theirs: a pass over the matrix in place of a product as large as the forward's.
+        """
+        if not norms:
+            return
+        assert self.total is not None
+        for parameter, total in zip(self.parameters, self.total.split(self.heights), strict=True):
+            matrices = (
+                each.chunk(self.num_parts, dim=1)[part].chunk(len(norms), dim=1) for each in (parameter.detach(), total)
+            )
+            for norm, matrix, of_product in zip(norms, *matrices, strict=True):
+                norm.sums[0] += (of_product * matrix).sum(0)
+                of_product *= norm.weight
+
     def forget(self) -> None:
         """Free the memory of what products want: from here on gradients are summed alone."""
         del self.parts, self.forward, self.backward
@@ -70,8 +87,8 @@ class Norm:
         wide = torch.promote_types(self.weight.dtype, torch.float32)
         self.sums = self.weight.new_zeros((PARTIAL_SUMS, len(self.weight)), dtype=wide)
 
-    def forward(self, x: Tensor, out: Tensor, index: Tensor | None = None) -> Tensor:
-        self.kernels.rms_norm(x, self.weight, self.eps, out, index)
+    def forward(self, x: Tensor, out: Tensor, index: Tensor | None = None, weighted: bool = True) -> Tensor:
+        self.kernels.rms_norm(x, self.weight if weighted else None, self.eps, out, index)
         return out
 
     def backward(self, x: Tensor, grad: Tensor, added: Tensor | None = None, give_output: bool = True) -> Tensor:
@@ -81,10 +98,6 @@ class Norm:
             x, self.weight, self.eps, grad, self.sums, grad_x=grad_x, added=added, give_output=give_output
         )
         return grad_x
-
-    def backward_of_data(self, x: Tensor, grad: Tensor, index: Tensor | None = None) -> None:
-        """The same where x needs no gradient."""
-        self.kernels.rms_norm_backward(x, self.weight, self.eps, grad, self.sums, index)
 
     def gradients(self) -> list[Tensor]:
         return [self.sums.sum(0).to(self.weight.dtype)]

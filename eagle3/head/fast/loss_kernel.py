@@ -32,6 +32,17 @@ def loss_and_gradient(
     return loss, best
 
 
+@triton.jit
+def _with_logit(highest, total, logit):
+    """A lane's running maximum, and its sum of exponentials over that maximum, with one more logit.
+
+    Of the two factors, of the sum and of the logit, one is 1: one exponential, which is what this kernel waits for.
+    """
+    factor = tl.exp(-tl.abs(logit - highest))
+    total = tl.where(logit > highest, total * factor + 1, total + factor)
+    return tl.maximum(highest, logit), total
+
+
 # PyTorch's own goes over the logits four times.
 @triton.jit
 def _log_sum_of_teacher(teacher_logits, log_sums, DRAFT_VOCAB_SIZE: tl.constexpr, BLOCK: tl.constexpr):
@@ -43,9 +54,7 @@ def _log_sum_of_teacher(teacher_logits, log_sums, DRAFT_VOCAB_SIZE: tl.constexpr
     for start in range(0, DRAFT_VOCAB_SIZE, BLOCK):
         column = start + lane
         logit = tl.load(teacher_logits + column, column < DRAFT_VOCAB_SIZE, other=-1e30)
-        higher = tl.maximum(highest, logit)
-        total = total * tl.exp(highest - higher) + tl.exp(logit - higher)
-        highest = higher
+        highest, total = _with_logit(highest, total, logit)
     top = tl.max(highest, 0)
     tl.store(log_sums + teacher, top + tl.log(tl.sum(total * tl.exp(highest - top), 0)))
 
@@ -80,9 +89,7 @@ def _one_pair(
         inside = column < DRAFT_VOCAB_SIZE
         logit = tl.load(logits + column, inside, other=-1e30).to(tl.float32)
         place = tl.where(logit > highest, column, place)
-        higher = tl.maximum(highest, logit)
-        total = total * tl.exp(highest - higher) + tl.exp(logit - higher)
-        highest = higher
+        highest, total = _with_logit(highest, total, logit)
     top = tl.max(highest, 0)
     log_sum = top + tl.log(tl.sum(total * tl.exp(highest - top), 0))
     tl.store(bests + pair, tl.min(tl.where(highest == top, place, DRAFT_VOCAB_SIZE), 0))

@@ -22,16 +22,16 @@ class Products:
     def forward(
         self, x: Float[Tensor, "N I"], rows: slice = ALL, added: Float[Tensor, "N P"] | None = None
     ) -> Float[Tensor, "N P"]:
-        """x through P rows of the weight, plus `added`."""
+        """x through P rows of the weight, plus `added`, which becomes the result."""
         weight = self.weight[rows].T
-        return x @ weight if added is None else torch.addmm(added, x, weight)
+        return x @ weight if added is None else torch.addmm(added, x, weight, out=added)
 
     def backward(
         self, grad: Float[Tensor, "N P"], rows: slice = ALL, added: Float[Tensor, "N I"] | None = None
     ) -> Float[Tensor, "N I"]:
-        """The gradient of what went into `forward`, plus `added`."""
+        """The gradient of what went into `forward`, plus `added`, which becomes the result."""
         weight = self.weight[rows]
-        return grad @ weight if added is None else torch.addmm(added, grad, weight)
+        return grad @ weight if added is None else torch.addmm(added, grad, weight, out=added)
 
 
 class Float8Products(Products):
@@ -79,7 +79,7 @@ class Float8Products(Products):
             product = torch._scaled_mm(values, right.T, scale, right_scale.T, out_dtype=self.dtype, use_fast_accum=True)
         else:
             product = (wide_product(values, right.T, scale.dtype) * scale * right_scale.T).to(self.dtype)
-        return product if added is None else product.add_(added)
+        return product if added is None else added.add_(product)
 
 
 def float8_obstacle(device: torch.device, precision: str, sizes: dict[str, int]) -> str | None:
