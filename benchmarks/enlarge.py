@@ -60,7 +60,10 @@ def enlarge_target(path: Path, out: Path, times: int, intermediate: int, num_lay
         if (of_layer := OF_LAYER.match(name)) and of_layer[1] == "0":
             for layer in range(config["num_hidden_layers"], num_layers):
                 larger[f"model.layers.{layer}.{of_layer[2]}"] = enlarge(name, tensor[:0] if tensor.ndim > 1 else tensor)
-    shutil.copytree(path, out, ignore=shutil.ignore_patterns("*.safetensors"))
+    out.mkdir(parents=True)
+    for file in path.iterdir():
+        if file.suffix != ".safetensors":
+            shutil.copyfile(file, out / file.name)
     _save(out, larger, config | enlarge.sizes | {"num_hidden_layers": num_layers})
 
 
