@@ -1,17 +1,13 @@
-"""The fused layer against the plain one: numbers, every gradient, precision, work; its kernels against plain PyTorch.
+"""The fused layer against the plain one: numbers, every gradient, precision, work.
 
-On the CPU it runs on the kernels' references, all else is what a GPU runs.
+On the CPU it runs on the references of its kernels (test_elementwise.py), all else is what a GPU runs.
 """
 
-import os
-import subprocess
-import sys
 import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 from statistics import fmean
 from typing import Any
 
@@ -22,9 +18,7 @@ from test_attention import MANY_TURNS, PlainKernel
 from test_chunked_loss import random_turns
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
-from eagle3.errors import InputError
 from eagle3.features.pack import Pack, pack_samples
 from eagle3.features.sample import Sample
 from eagle3.head.attention import DenseAttention, KeysValues, MakeAttention, PaddedAttention
@@ -35,7 +29,6 @@ from eagle3.head.fast.flash_kernels import TorchFlash
 from eagle3.head.fast.fused_layer import FusedLayer
 from eagle3.head.fast.fused_weights import Matrix
 from eagle3.head.layer import MakeLayer, PlainLayer
-from eagle3.head.layer_choice import choose_layer
 from eagle3.head.loss import UnrollLoss
 from eagle3.head.unroll import unroll
 
@@ -323,148 +316,6 @@ def test_prompt_rows_pay_for_fc_keys_and_values_alone_and_embeddings_for_one_ste
     no_gradient = rows * query // 2 + tokens * (key_value // 2 + size(head.fc))
     of_weights = rows * of_rows + tokens * (key_value + size(head.fc))
     assert products.flops == 6 * of_weights - 2 * no_gradient
-
-
-@pytest.fixture
-def choose(make_head: Callable[..., DraftHead]) -> Callable[..., MakeLayer]:
-    def run(name: str, device: torch.device, precision: str = "bf16-mixed", **changes: int) -> MakeLayer:
-        return choose_layer(name, device=device, precision=precision, config=make_head(**changes).config)
-
-    return run
-
-
-@pytest.mark.parametrize("name, layer", [("plain", PlainLayer), ("fused", FusedLayer), ("auto", PlainLayer)])
-def test_on_the_cpu_a_named_layer_is_taken_and_auto_takes_the_plain_one(
-    name: str, layer: MakeLayer, choose: Callable[..., MakeLayer], caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level("INFO"):
-        assert choose(name, torch.device("cpu")) is layer
-    assert ("layer=auto takes plain: fused pays on a GPU with Triton, this is CPU" in caplog.text) == (name == "auto")
-
-
-def test_on_a_gpu_auto_takes_the_fused_layer_where_its_kernels_run(
-    choose: Callable[..., MakeLayer], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    gpu = torch.device("cuda")
-    for installed, layer, name in ((True, FusedLayer, "fused"), (False, PlainLayer, "plain")):
-        found = object() if installed else None
-        monkeypatch.setattr("eagle3.head.fast.kernel_choice.find_spec", lambda _, found=found: found)
-        with caplog.at_level("INFO"):
-            assert choose("auto", gpu) is layer
-        assert f"layer=auto takes {name}: fused pays on a GPU with Triton, this is CUDA" in caplog.text
-        assert choose("fused", gpu) is FusedLayer
-
-
-def test_an_unknown_layer_is_refused_with_the_way_out(choose: Callable[..., MakeLayer]) -> None:
-    with pytest.raises(InputError, match=r"layer=fast is none of auto, fused, fused_fp8, plain; layer=auto"):
-        choose("fast", torch.device("cpu"))
-
-
-@pytest.mark.parametrize(
-    "capability, precision, changes, obstacle",
-    [
-        ((8, 6), "bf16-mixed", {}, r"needs a GPU of compute capability 8\.9 or more, this is a GPU of 2020"),
-        ((9, 0), "32-true", {}, r"is for trainer\.precision=bf16-mixed, here trainer\.precision=32-true"),
-        ((9, 0), "bf16-mixed", {}, r"needs sizes that are multiples of 16, here model\.intermediate_size is 24"),
-        ((9, 0), "bf16-mixed", {"intermediate_size": 32, "num_kv_heads": 1}, r"model\.num_kv_heads x .* is 8"),
-        ((9, 0), "bf16-mixed", {"intermediate_size": 32}, None),
-    ],
-)
-def test_float8_is_refused_where_it_cannot_run(
-    capability: tuple[int, int],
-    precision: str,
-    changes: dict[str, int],
-    obstacle: str | None,
-    choose: Callable[..., MakeLayer],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "GPU of 2020")
-    if obstacle is None:
-        assert choose("fused_fp8", torch.device("cuda"), precision, **changes).func is FusedLayer
-    else:
-        with pytest.raises(InputError, match=rf"layer=fused_fp8 .*{obstacle}; layer=fused"):
-            choose("fused_fp8", torch.device("cuda"), precision, **changes)
-
-
-def kernels_equal_pytorch(device: str) -> None:
-    """Of random numbers in both types, against the references in float64."""
-    from eagle3.head.fast import elementwise, elementwise_kernels
-
-    generator, num_sums = torch.Generator().manual_seed(0), 4
-
-    def random(*shape: int, dtype: torch.dtype) -> Tensor:
-        return torch.randn(shape, generator=generator).to(device, dtype)
-
-    def compare(
-        name: str, *inputs: Tensor | list[Tensor] | float | None, **settings: Tensor | bool | int | None
-    ) -> None:
-        """Results, and inputs: most are overwritten."""
-        # One of a tensor that is given twice.
-        copies = {id(x): x.cpu() for x in tree_leaves([inputs, settings]) if isinstance(x, Tensor)}
-        copies = {key: x.double() if x.is_floating_point() else x.clone() for key, x in copies.items()}
-        exact, exact_settings = tree_map(lambda x: copies.get(id(x), x), (inputs, settings))
-        expected = getattr(elementwise, name)(*exact, **exact_settings)
-        result = getattr(elementwise_kernels, name)(*inputs, **settings)
-        pairs = zip(
-            tree_leaves([result, inputs, settings]), tree_leaves([expected, exact, exact_settings]), strict=True
-        )
-        for ours, theirs in pairs:
-            if isinstance(theirs, Tensor):
-                tolerance = 1e-4 if ours.dtype == torch.float32 else 1e-2
-                if theirs.shape == (num_sums, 24):  # of the weight's gradient: only their sum is promised
-                    ours, theirs = ours.sum(0), theirs.sum(0)
-                torch.testing.assert_close(ours.cpu().double(), theirs.double(), rtol=tolerance, atol=tolerance)
-
-    for dtype in (torch.float32, torch.bfloat16):
-        make = partial(random, dtype=dtype)
-        index = torch.randperm(11, generator=generator)[:6].to(device)
-        for x, chosen in ((make(6, 72)[:, 24:48], None), (make(11, 24), index)):
-            weight, sums = random(24, dtype=torch.float32), torch.zeros(num_sums, 24, device=device)
-            for given in (weight, None):
-                compare("rms_norm", x, given, 1e-5, make(6, 48)[:, 24:], chosen)
-            grad_x = make(len(x), 24) if chosen is None else x  # which it replaces
-            for given, added in ((make(len(x), 24), None), (grad_x, make(6, 24))):
-                for give_output in (True, False):
-                    inputs = (x, weight, 1e-5, make(6, 48)[:, :24], sums, chosen)
-                    compare("rms_norm_backward", *inputs, grad_x=given, added=added, give_output=give_output)
-        for size in (24, 1500):
-            compare("swiglu", make(3, 2 * size))
-            compare("swiglu_backward", make(3, 2 * size), make(3, size))
-        for heads, channels in ((3, 8), (1, 12), (40, 128)):
-            angle = random(5, channels, dtype=torch.float32)
-            cos, sin = angle.cos()[:, : channels // 2], angle.sin()[:, : channels // 2]
-            compare("rotate", make(5, heads + 2, channels)[:, :heads], cos, sin)
-            query, key, value = make(5, heads, channels), *make(5, 4, channels).chunk(2, dim=1)
-            for parts, num_rotated in (([query], 1), ([key, value], 1), ([query, key, value], 2)):
-                compare("join_heads", parts, cos, sin, num_rotated=num_rotated)
-            join = partial(elementwise_kernels.join_heads, [query, key, value], cos, sin, num_rotated=2)
-            joined = join()
-            for step in (0, 1, 5, 9):
-                total = torch.ones_like(joined, dtype=torch.float32)
-                assert torch.equal(join(total=total, step=step), joined)
-                expected = torch.ones_like(total)
-                expected[step:] += joined[: max(5 - step, 0)]  # as rounded
-                assert torch.equal(total, expected)
-        for factor in (1, 0.25):
-            x, scale = make(6, 24), torch.tensor(float(factor), device=device)
-            compare("scale_rows", x, scale)
-            x[2] = torch.inf
-            compare("scale_rows", x, scale, torch.tensor([True, True, False] * 2, device=device))
-
-
-@pytest.mark.skipif(not find_spec("triton"), reason="Triton comes with PyTorch's CUDA builds")
-def test_the_kernels_equal_plain_pytorch() -> None:
-    """In Triton's interpreter, which the variable chooses when the kernels are imported."""
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", "from test_fused_layer import kernels_equal_pytorch as run; run('cpu')"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.gpu
-def test_the_kernels_equal_plain_pytorch_on_a_gpu() -> None:
-    kernels_equal_pytorch("cuda")
 
 
 @pytest.mark.gpu
