@@ -41,7 +41,7 @@ class _Fuse(torch.autograd.Function):
             for norm, part, out in zip(weights.fc_norms, *_thirds(aux, x), strict=True):
                 norm.forward(part, out)
         hidden = weights.fc.forward(x.to(weights.dtype))
-        weights.fc.forget()  # what went into it is data, or a norm's of data
+        weights.fc.forget()  # what goes into it is data, or norms of data: nothing is multiplied back
         return hidden
 
     @staticmethod

@@ -36,7 +36,7 @@ def loss_and_gradient(
 def _with_logit(highest, total, logit):
     """A lane's running maximum, and its sum of exponentials over that maximum, with one more logit.
 
-    Of the two factors, of the sum and of the logit, one is 1: one exponential, which is what this kernel waits for.
+    Of the two factors, of the sum and of the logit, one is 1: a single exponential gives both.
     """
     factor = tl.exp(-tl.abs(logit - highest))
     total = tl.where(logit > highest, total * factor + 1, total + factor)
