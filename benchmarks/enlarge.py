@@ -5,9 +5,9 @@
 Heads are judged by what they do to a server, and a server of a model of 24 M weights waits for its scheduler. With the
 sizes above that model has 8.1 B weights, its head 0.6 B, and both compute what they did, up to rounding.
 
-The hidden state gets zeros behind its own numbers. What reads those zeros, and what nobody reads, are random weights, so
-that they cost what trained ones cost; what writes hidden states has zeros. A norm over `times` as many channels divides
-by sqrt(times) less: where `times` is a power of 4, its weights are scaled without rounding.
+The hidden state gets zeros behind its own numbers. What reads those zeros, and what nobody reads, are random weights,
+so that they cost what trained ones cost; what writes hidden states has zeros. A norm over `times` as many channels
+divides by sqrt(times) less: where `times` is a power of 4, its weights are scaled without rounding.
 """
 
 import argparse
