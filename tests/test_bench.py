@@ -17,7 +17,8 @@ from eagle3.errors import InputError
 from eagle3.loggers import close
 from eagle3.serving.bench import RESULTS, Measurement, Plan, Side, append, measure_running, read_results
 from eagle3.serving.bench_plots import PICTURES
-from eagle3.serving.bench_report import log_to_wandb, write_report
+from eagle3.serving.bench_report import log_to_wandb, verdict, write_report
+from eagle3.serving.bench_stats import Cell, Interval, SpeedUp
 from eagle3.serving.benchmark import bench_commands, benchmark, known_before, notes, prompt_sets, require_room
 from eagle3.serving.client import Answer
 from eagle3.serving.command import LaunchSettings
@@ -100,12 +101,22 @@ def test_the_reported_accept_length_is_the_decoders(measured: tuple[Path, dict],
     assert cell["sides"]["plain"]["accept_length"] is None
 
 
+def test_where_speculation_does_not_pay_the_verdict_says_who_looks_for_what_does() -> None:
+    paying, not_paying = (SpeedUp(Interval(value, value - 0.1, value + 0.1), None) for value in (1.5, 1.05))
+    found = [Cell("chat", 1, {}, paying), Cell("chat", 32, {}, not_paying)]
+    assert verdict("chat", found[:1]) == "chat: speculation pays at every concurrency measured, 1 to 1"
+    assert verdict("chat", found) == (
+        "chat: speculation stops paying at concurrency 32, speed-up 1.05 [0.95, 1.15]; "
+        "action=tune tune.concurrency=32 looks for settings that pay there"
+    )
+
+
 def test_the_report_has_all_its_files_and_a_verdict_for_each_set(measured: tuple[Path, dict], tmp_path: Path) -> None:
-    verdict = write_report(read_results(measured[0] / RESULTS), FACTS, tmp_path)
-    assert [line.split(":")[0] for line in verdict.splitlines()] == ["chat", "code"]
+    verdicts = write_report(read_results(measured[0] / RESULTS), FACTS, tmp_path)
+    assert [line.split(":")[0] for line in verdicts.splitlines()] == ["chat", "code"]
     report = (tmp_path / "report.md").read_text()
     for part in (
-        verdict.splitlines()[0],
+        verdicts.splitlines()[0],
         "## code",
         "| 2 | head |",
         "accepted at depth",
@@ -121,8 +132,8 @@ def test_the_report_has_all_its_files_and_a_verdict_for_each_set(measured: tuple
 
 def test_failures_and_one_sided_results_are_shown_as_such(tmp_path: Path) -> None:
     failing = LoadResult([Answer(error="HTTP 500")], 1.0, cache_flushed=False)
-    verdict = write_report([Measurement("head", "chat", 4, 0, failing)], FACTS, tmp_path)
-    assert verdict == "chat: plain target and head were not both measured"
+    verdicts = write_report([Measurement("head", "chat", 4, 0, failing)], FACTS, tmp_path)
+    assert verdicts == "chat: plain target and head were not both measured"
     report = (tmp_path / "report.md").read_text()
     assert "Failed at concurrency 4: head: 1 times HTTP 500" in report
     assert "| 4 | head | - |" in report

@@ -34,7 +34,9 @@ def verdict(prompt_set: str, found: Sequence[Cell]) -> str:
     end = stops_paying(speed_ups)
     if end is None:
         return f"{prompt_set}: speculation pays at every concurrency measured, {min(speed_ups)} to {max(speed_ups)}"
-    return f"{prompt_set}: speculation stops paying at concurrency {end}, speed-up {interval(speed_ups[end].tpot)}"
+    way_out = f"action=tune tune.concurrency={end} looks for settings that pay there"
+    speed_up = interval(speed_ups[end].tpot)
+    return f"{prompt_set}: speculation stops paying at concurrency {end}, speed-up {speed_up}; {way_out}"
 
 
 # --- Markdown --------------------------------------------------------------------------------------------------------
