@@ -99,6 +99,7 @@ def test_the_reported_accept_length_is_the_decoders(measured: tuple[Path, dict],
     assert cell["sides"]["head"]["per_depth"] == pytest.approx([share for share in per_depth if share])
     assert cell["sides"]["head"]["accept_length"] == pytest.approx(1 + sum(per_depth))
     assert cell["sides"]["plain"]["accept_length"] is None
+    assert [cell["sides"][side]["same_answers"] for side in ("plain", "head")] == [1.0, 1.0]
 
 
 def test_where_speculation_does_not_pay_the_verdict_says_who_looks_for_what_does() -> None:
@@ -119,6 +120,7 @@ def test_the_report_has_all_its_files_and_a_verdict_for_each_set(measured: tuple
         verdicts.splitlines()[0],
         "## code",
         "| 2 | head |",
+        "| 100% |",
         "accepted at depth",
         "serve.py action=bench",
         "a GPU",

@@ -58,7 +58,9 @@ class Machine:
             raise InputError("server 1 has ended: out of memory")
         seconds = self.seconds(setting) if setting else PLAIN_SECONDS
         per_depth = [0.7**depth for depth in range(1, setting.steps + 1)] if setting else []  # of a chain
-        return Timed(seconds, 1 / seconds, gain(setting) if setting else None, per_depth, requests=8, failed=0)
+        return Timed(
+            seconds, 1 / seconds, gain(setting) if setting else None, per_depth, same_answers=None, requests=8, failed=0
+        )
 
 
 def settings(**changes: Any) -> TuneSettings:
@@ -263,6 +265,7 @@ def test_servers_are_started_loaded_counted_and_stopped(tmp_path: Path) -> None:
     assert found.plain is not None and found.plain.requests == 4 and found.plain.gain is None
     assert [*found.timed] == [Setting(3, 1, 4)] and [*found.gains] == [Setting(1, 1, 2), Setting(3, 1, 4)]
     assert ours.accept_length > 1
+    assert [found.plain.same_answers, found.timed[Setting(3, 1, 4)].same_answers] == [1.0, 1.0]
     assert found.gains[Setting(3, 1, 4)].accept_length == pytest.approx(ours.accept_length)
     assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["3-1-4.log", "plain.log"]
 

@@ -10,7 +10,8 @@ from typing import Any, Literal, Self
 from eagle3.errors import InputError
 from eagle3.serving.client import Answer
 from eagle3.serving.command import LaunchSettings
-from eagle3.serving.load import LoadResult, measure_load
+from eagle3.serving.load import Agreement, LoadResult, measure_load
+from eagle3.serving.same_answers import PlainAnswers
 from eagle3.serving.server import Server, answers, server_information
 from eagle3.storage import json_line, named, read_jsonl
 
@@ -37,8 +38,12 @@ class Measurement:
 
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> Self:
-        answers = [Answer(**answer) for answer in row["result"]["answers"]]
-        return cls(**row | {"result": LoadResult(**row["result"] | {"answers": answers})})
+        result = row["result"]
+        read = {
+            "answers": [Answer(**each) for each in result["answers"]],
+            "agreement": Agreement(**result["agreement"]),
+        }
+        return cls(**row | {"result": LoadResult(**result | read)})
 
 
 @dataclass(frozen=True)
@@ -109,10 +114,11 @@ def measure_launched(
 ) -> None:
     """Start the servers one after the other, each for all its measurements; `information` gets what they say of
     themselves."""
+    plain_answers = PlainAnswers(plan.sampling)
     for side, command in commands.items():
         with Server(launch, command, log=folder / f"server_{side}.log", name=f"the {side} server") as server:
             information[side] = server_information(server.url)
-            measure_all([Running(side, server.url, server.failure)], plan, folder / RESULTS)
+            measure_all([Running(side, server.url, server.failure)], plan, plain_answers, folder / RESULTS)
 
 
 def measure_running(plan: Plan, folder: Path, information: dict[Side, dict[str, Any]]) -> None:
@@ -123,7 +129,7 @@ def measure_running(plan: Plan, folder: Path, information: dict[Side, dict[str, 
         given = f"bench.plain_url={plan.settings.plain_url}"
         raise InputError(f"{given} drafts already: name a server that was started without head")
     running = [Running(side, url, _unreachable(side, url)) for side, url in plan.settings.urls.items()]
-    measure_all(running, plan, folder / RESULTS)
+    measure_all(running, plan, PlainAnswers(plan.sampling), folder / RESULTS)
 
 
 def _unreachable(side: Side, url: str) -> Callable[[], InputError]:
@@ -133,14 +139,16 @@ def _unreachable(side: Side, url: str) -> Callable[[], InputError]:
 # --- measurements ----------------------------------------------------------------------------------------------------
 
 
-def measure_all(running: Sequence[Running], plan: Plan, results: Path) -> None:
+def measure_all(running: Sequence[Running], plan: Plan, plain_answers: PlainAnswers, results: Path) -> None:
     """Every load on every server, in repeats; raises once a server has died, what was measured before is kept."""
     for repeat in range(plan.settings.repeats):
         for prompt_set in plan.prompts:
             for concurrency in plan.settings.concurrency:
                 # The order changes with the repeat, so that neither server always comes second.
                 for server in running if repeat % 2 == 0 else reversed(running):
-                    result = _measure(server, plan, prompt_set, concurrency)
+                    requests = plan.requests(prompt_set, concurrency)
+                    result = _measure(server, plan, requests, concurrency, f"{server.side} {prompt_set} x{concurrency}")
+                    result = plain_answers.compared(result, requests, plain=server.side == "plain")
                     append(results, Measurement(server.side, prompt_set, concurrency, repeat, result))
                     _require_answers(server, result)
 
@@ -155,15 +163,15 @@ def _require_answers(server: Running, result: LoadResult) -> None:
         )
 
 
-def _measure(server: Running, plan: Plan, prompt_set: str, concurrency: int) -> LoadResult:
+def _measure(server: Running, plan: Plan, requests: Sequence[list[int]], concurrency: int, progress: str) -> LoadResult:
     return measure_load(
         server.url,
-        plan.requests(prompt_set, concurrency),
+        requests,
         concurrency=concurrency,
         sampling=plan.sampling,
         warmup=plan.settings.warmup,
         timeout_s=plan.settings.timeout_s,
-        progress=f"{server.side} {prompt_set} x{concurrency}",
+        progress=progress,
     )
 
 

@@ -46,6 +46,9 @@ DEFINITIONS = f"""\
   from sending the request to receiving its first token. Percentiles are over the answers of all repeats.
 - Tokens/s: output tokens of complete answers, from the first request sent to the last answer complete.
 - Accept length: 1 + accepted drafts / verifications, as the server counts them.
+- Same answers: the share that is the plain server's first answer to the prompt, token for token (greedy alone). In bf16
+  near-ties flip with the shape of a batch: how often shows on the plain side. Far fewer on the head's side say that the
+  server does not verify what it should, whatever its speed.
 - Speed-up: the ratio of the two servers' median TPOT, and of their tokens/s; geometric mean over repeats with a
   {CONFIDENCE:.0%} interval (Student's t on the logarithms, one value a repeat). Speculation stops paying at the lowest
   concurrency where the interval of TPOT is not wholly above 1.
@@ -64,15 +67,16 @@ def markdown(found: Sequence[Cell], verdicts: Sequence[str], facts: Mapping[str,
 
 def load_table(found: Sequence[Cell]) -> list[str]:
     head = ["concurrency", "side", "TPOT ms: median", "p90", "p99", "TTFT ms: median", "p90", "p99", "tokens/s"]
-    head += ["accept length", "answers", "failed", "speed-up TPOT", "speed-up tokens/s"]
+    head += ["accept length", "same answers", "answers", "failed", "speed-up TPOT", "speed-up tokens/s"]
     rows = [head, ["---:"] * len(head)]
     for cell in found:
         for side, of_side in sorted(cell.sides.items(), reverse=True):  # plain before head
             gain = cell.speed_up if side == "head" else None
             times = [*milliseconds(of_side.tpot), *milliseconds(of_side.ttft), f"{of_side.throughput:.0f}"]
-            counts = [number(of_side.accept_length), str(of_side.requests - of_side.failed), str(of_side.failed)]
+            shares = [number(of_side.accept_length), share(of_side.same_answers)]
+            counts = [str(of_side.requests - of_side.failed), str(of_side.failed)]
             gains = [interval(gain.tpot if gain else None), interval(gain.throughput if gain else None)]
-            rows.append([str(cell.concurrency), side, *times, *counts, *gains])
+            rows.append([str(cell.concurrency), side, *times, *shares, *counts, *gains])
     return table_lines(rows)
 
 
@@ -109,6 +113,10 @@ def number(value: float | None) -> str:
     return NONE if value is None else f"{value:.3f}"
 
 
+def share(value: float | None) -> str:
+    return NONE if value is None else f"{value:.0%}"
+
+
 def interval(ratio: Interval | None) -> str:
     if ratio is None:
         return NONE
@@ -134,7 +142,7 @@ def log_to_wandb(
     """One table row a cell and side, the pictures, and `facts` as the run's config."""
     logger.log_hyperparams(dict(facts))
     columns = ["prompt_set", "concurrency", "side", "tpot_ms", "ttft_ms", "tokens_per_second", "accept_length"]
-    columns += ["failed", "speed_up_tpot", "speed_up_throughput"]
+    columns += ["same_answers", "failed", "speed_up_tpot", "speed_up_throughput"]
     rows = [row for cell in cells(measurements) for row in _wandb_rows(cell)]
     logger.log_table("bench", columns=columns, data=rows)
     for name in PICTURES:
@@ -153,6 +161,7 @@ def _wandb_rows(cell: Cell) -> list[list[Any]]:
             1000 * of_side.ttft.median if of_side.ttft else None,
             of_side.throughput,
             of_side.accept_length,
+            of_side.same_answers,
             of_side.failed,
             *gains,
         ]

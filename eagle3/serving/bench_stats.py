@@ -45,7 +45,8 @@ class Summary:
     """All repeats of a cell on one server. Times are in seconds, throughput in output tokens/s.
 
     `per_depth[d - 1]` is the share of verifications that accepted at least d drafts; without a head `accept_length` is
-    None and `per_depth` empty. `errors` counts failed requests by reason."""
+    None and `per_depth` empty. `same_answers`: the share that is the plain server's first answer to the prompt, None
+    where none was compared. `errors` counts failed requests by reason."""
 
     requests: int
     failed: int
@@ -55,6 +56,7 @@ class Summary:
     throughput: float
     accept_length: float | None
     per_depth: list[float]
+    same_answers: float | None
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ def summary(repeats: Sequence[LoadResult]) -> Summary:
     complete = [answer for result in repeats for answer in result.complete]
     verifications = sum(answer.verify_ct for answer in complete)
     accepted = sum(answer.correct_drafts for answer in complete)
+    compared = sum(result.agreement.compared for result in repeats)
     return Summary(
         requests=sum(len(result.answers) for result in repeats),
         failed=sum(len(result.failed) for result in repeats),
@@ -112,6 +115,7 @@ def summary(repeats: Sequence[LoadResult]) -> Summary:
         throughput=sum(answer.output_tokens for answer in complete) / sum(result.seconds for result in repeats),
         accept_length=1 + accepted / verifications if verifications else None,
         per_depth=acceptance_per_depth([answer.histogram for answer in complete]),
+        same_answers=sum(result.agreement.same for result in repeats) / compared if compared else None,
     )
 
 

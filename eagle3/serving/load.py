@@ -14,14 +14,23 @@ from eagle3.serving.client import Answer, flush_cache, generate, new_session
 
 
 @dataclass(frozen=True)
+class Agreement:
+    """How many answers were compared with the plain server's, and how many were the same."""
+
+    same: int
+    compared: int
+
+
+@dataclass(frozen=True)
 class LoadResult:
     """Answers in the order of their prompts; `seconds` from the first request sent to the last answer complete.
 
-    `cache_flushed`: whether the server emptied its prefix cache before."""
+    `cache_flushed`: whether the server emptied its prefix cache before. `agreement`: see same_answers.py."""
 
     answers: list[Answer]
     seconds: float
     cache_flushed: bool
+    agreement: Agreement = Agreement(0, 0)
 
     @property
     def complete(self) -> list[Answer]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from eagle3.serving.bench_stats import summary
 from eagle3.serving.command import Draft, LaunchSettings, launch_command
 from eagle3.serving.load import LoadResult, measure_load
 from eagle3.serving.predict import Gain, Setting
+from eagle3.serving.same_answers import PlainAnswers
 from eagle3.serving.server import Server, answers
 
 
@@ -19,12 +21,13 @@ class Timed:
     """A load's numbers. `seconds_per_token` is the median over answers of their time per output token.
 
     `gain`, and `per_depth`, the share of rounds that accepted at least 1, 2, … drafts, are by the server's own counts;
-    None and empty without a head."""
+    None and empty without a head. `same_answers`: the share that is the plain server's answer."""
 
     seconds_per_token: float
     tokens_per_second: float
     gain: Gain | None
     per_depth: list[float]
+    same_answers: float | None
     requests: int
     failed: int
 
@@ -44,7 +47,15 @@ def timed(result: LoadResult) -> Timed:
     if numbers.accept_length is not None:
         tokens = sum(answer.output_tokens - 1 for answer in result.complete)  # the first is prefill's
         gain = Gain(numbers.accept_length, tokens / sum(answer.verify_ct for answer in result.complete))
-    return Timed(numbers.tpot.median, numbers.throughput, gain, numbers.per_depth, numbers.requests, numbers.failed)
+    return Timed(
+        numbers.tpot.median,
+        numbers.throughput,
+        gain,
+        numbers.per_depth,
+        numbers.same_answers,
+        numbers.requests,
+        numbers.failed,
+    )
 
 
 Timer = Callable[[Setting | None], Timed]
@@ -66,6 +77,10 @@ class ServerTimer:
     timeout_s: float
     log_dir: Path
 
+    @cached_property
+    def plain_answers(self) -> PlainAnswers:
+        return PlainAnswers(self.sampling)
+
     def require_room(self) -> None:
         room = self.launch.max_running_requests
         if room is None or room < self.concurrency:
@@ -80,12 +95,13 @@ class ServerTimer:
 
     def __call__(self, setting: Setting | None) -> Timed:
         name = "-".join(map(str, setting)) if setting else "plain"
-        requests = max(len(self.prompts), self.requests_per_place * self.concurrency)
+        number = max(len(self.prompts), self.requests_per_place * self.concurrency)
+        requests = list(islice(cycle(self.prompts), number))
         log = self.log_dir / f"{name}.log"
         with Server(self.launch, self.command(setting), log=log, name=f"server {name}") as server:
             result = measure_load(
                 server.url,
-                list(islice(cycle(self.prompts), requests)),
+                requests,
                 concurrency=self.concurrency,
                 sampling=self.sampling,
                 warmup=self.warmup,
@@ -94,7 +110,7 @@ class ServerTimer:
             )
             if result.failed:
                 _require_answer(server)
-        found = timed(result)
+        found = timed(self.plain_answers.compared(result, requests, plain=setting is None))
         if setting and found.gain is None:
             raise InputError(f"server {name} counted no verification, so it did not draft; look into {log}")
         return found

@@ -12,8 +12,19 @@ from eagle3.serving.search import Search
 from eagle3.serving.timing import Timed
 from eagle3.storage import write_json
 
-WIDTHS = (12, 4, 6, 10, 9, 10, 9, 9, 9)
-HEADER = ("steps", "topk", "tokens", "predicted", "measured", "predicted", "measured", "tokens/s", "speed-up")
+WIDTHS = (12, 4, 6, 10, 9, 10, 9, 9, 9, 9)
+HEADER = (
+    "steps",
+    "topk",
+    "tokens",
+    "predicted",
+    "measured",
+    "predicted",
+    "measured",
+    "tokens/s",
+    "speed-up",
+    "same text",
+)
 
 
 def table(found: Search, *, rows: int) -> str:
@@ -33,6 +44,7 @@ def _plain_row(plain: Timed) -> list[str]:
         f"{plain.seconds_per_token * 1000:.3f}",
         f"{plain.tokens_per_second:.0f}",
         "1.00",
+        _share(plain.same_answers),
     ]
 
 
@@ -47,7 +59,12 @@ def _row(found: Search, setting: Setting) -> list[str]:
         f"{timed.seconds_per_token * scale:.3f}" if timed else "",
         f"{timed.tokens_per_second:.0f}" if timed else "",
         "did not run" if setting in found.failed else f"{found.speed_up(_seconds(found, setting)):.2f}",
+        _share(timed.same_answers) if timed else "",
     ]
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.0%}"
 
 
 def _aligned(cells: Iterable[str]) -> str:
