@@ -42,6 +42,8 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     if options.times < 1 or math.log2(options.times) % 2:
         raise InputError(f"--times={options.times} is no power of 4, without which norms would be rounded; try 4 or 16")
+    if options.out.exists() and any(options.out.iterdir()):
+        raise InputError(f"{options.out} is not empty; name a new folder")
     enlarge_target(options.target, options.out / "target", options.times, options.intermediate, options.layers)
     enlarge_head(options.head, options.out / "head", options.times, options.intermediate)
 
@@ -50,6 +52,8 @@ def enlarge_target(path: Path, out: Path, times: int, intermediate: int, num_lay
     config = json.loads((path / "config.json").read_text())
     if config["model_type"] != "llama":
         raise InputError(f"{path} is a {config['model_type']}; this script knows llama alone")
+    if num_layers < config["num_hidden_layers"]:
+        raise InputError(f"--layers={num_layers} is less than the {config['num_hidden_layers']} of {path}")
     tensors = load_file(path / "model.safetensors")
     enlarge = Enlarged(config, times, intermediate)
     larger = {name: enlarge(name, tensor) for name, tensor in tensors.items()}
@@ -74,6 +78,8 @@ def enlarge_head(path: Path, out: Path, times: int, intermediate: int) -> None:
 
 class Enlarged:
     def __init__(self, config: dict[str, Any], times: int, intermediate: int) -> None:
+        if intermediate < config["intermediate_size"]:
+            raise InputError(f"--intermediate={intermediate} is less than the {config['intermediate_size']} there are")
         self.hidden, self.times = config["hidden_size"], times
         self.sizes = {
             "hidden_size": self.hidden * times,

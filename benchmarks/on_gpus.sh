@@ -51,8 +51,10 @@ for shape in "chain of 3" "tree 5/4/16"; do
     step $LAST 300 "parity_${shape%% *}" "$PYTHON" benchmarks/sglang_parity.py --serve-only --only "$shape" --out "$OUT/parity" \
         target.path="$TARGET" head="$HEAD" prompts.path="$PROMPTS/heldout.jsonl" limit=200 "${SERVING[@]}"
 done
-# A server of the small target waits for its scheduler: timed are target and head of 8 B's size that compute the same.
-step $LAST 300 enlarge "$PYTHON" benchmarks/enlarge.py "$TARGET" "$HEAD" "$OUT/larger" --times 16 --intermediate 16384 --layers 20
+# A server of the small target waits for its scheduler: timed are target and best head at 8 B's size, with the same numbers.
+BEST=8_answers_to_each_prompt__1_epoch__weight_decay_0_1__Muon
+until_there "$QUALITY/rows/$BEST.json" $TRAINING
+step $LAST 300 enlarge "$PYTHON" benchmarks/enlarge.py "$TARGET" "$QUALITY/heads/$BEST" "$OUT/larger" --times 16 --intermediate 16384 --layers 20
 LARGER=(target.path="$OUT/larger/target" head="$OUT/larger/head" "${SERVING[@]}")
 step $LAST 600 bench "$PYTHON" serve.py action=bench "${LARGER[@]}" topk=4 steps=5 draft_tokens=16 hydra.run.dir="$OUT/bench" \
     "bench.prompts={held_out: $PROMPTS/heldout.jsonl, mt_bench: $PROMPTS/eval/mt_bench.jsonl}" bench.limit=16 \

@@ -1,12 +1,8 @@
 """The chunked loss against the plain one: numbers, gradients, precision, memory; its kernel against plain PyTorch."""
 
-import os
-import subprocess
-import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -14,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from triton_interpreter import needs_triton, run_in_interpreter
 
 from eagle3.errors import InputError
 from eagle3.features.pack import Pack, pack_samples
@@ -313,13 +310,9 @@ for draft_vocab_size, block, scale in [(30, 64, 1), (64, 64, 30), (200, 64, 5), 
 """
 
 
-@pytest.mark.skipif(not find_spec("triton"), reason="Triton comes with PyTorch's CUDA builds")
+@needs_triton
 def test_the_kernel_equals_plain_pytorch() -> None:
-    """In Triton's interpreter, which the variable chooses when the kernel is imported."""
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-c", KERNEL_AGAINST_PYTORCH]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_in_interpreter(KERNEL_AGAINST_PYTORCH)
 
 
 @pytest.mark.gpu

@@ -1,15 +1,12 @@
 """The kernels of elementwise_kernels.py against plain PyTorch: results, and what they overwrite."""
 
-import os
-import subprocess
-import sys
 from functools import partial
-from importlib.util import find_spec
 
 import pytest
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
+from triton_interpreter import needs_triton, run_in_interpreter
 
 
 def kernels_equal_pytorch(device: str) -> None:
@@ -78,13 +75,9 @@ def kernels_equal_pytorch(device: str) -> None:
             compare("scale_rows", x, scale, torch.tensor([True, True, False] * 2, device=device))
 
 
-@pytest.mark.skipif(not find_spec("triton"), reason="Triton comes with PyTorch's CUDA builds")
+@needs_triton
 def test_the_kernels_equal_plain_pytorch() -> None:
-    """In Triton's interpreter, which the variable chooses when the kernels are imported."""
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", "from test_elementwise import kernels_equal_pytorch as run; run('cpu')"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_in_interpreter("from test_elementwise import kernels_equal_pytorch as run; run('cpu')")
 
 
 @pytest.mark.gpu

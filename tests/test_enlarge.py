@@ -40,9 +40,9 @@ def test_target_and_head_compute_what_they_did(head_path: Path, tmp_path: Path) 
     import enlarge
 
     torch.manual_seed(0)
-    enlarge.main([str(ASSETS / "tiny"), str(head_path), str(tmp_path), *SIZES])
+    enlarge.main([str(ASSETS / "tiny"), str(head_path), str(tmp_path / "large"), *SIZES])
     settings = {"revision": None, "dtype": "float32", "device": "cpu", "attention": None, "trust_remote_code": False}
-    small, large = tiny_target(), load_target(path=str(tmp_path / "target"), **settings)
+    small, large = tiny_target(), load_target(path=str(tmp_path / "large" / "target"), **settings)
     hidden, vocab = small.text_config.hidden_size, small.text_config.vocab_size
     ids = torch.randint(vocab, (1, 50))
     with torch.no_grad():
@@ -65,7 +65,7 @@ def test_target_and_head_compute_what_they_did(head_path: Path, tmp_path: Path) 
         teacher_rows=torch.arange(50) >= 19,
     )
     larger = replace(sample, aux=torch.cat([beside_zeros(part) for part in sample.aux.chunk(3, 1)], 1))
-    heads = [load_head(path, dtype=torch.float32).head for path in (head_path, tmp_path / "head")]
+    heads = [load_head(path, dtype=torch.float32).head for path in (head_path, tmp_path / "large" / "head")]
     outputs = [
         unroll(head, target.embedding, pack_samples([each], num_steps=3), 3)
         for head, target, each in zip(heads, (small, large), (sample, larger), strict=True)
@@ -81,8 +81,26 @@ def beside_zeros(x: Tensor) -> Tensor:
     return functional.pad(x, (0, 3 * x.shape[-1]))
 
 
-def test_norms_that_would_be_rounded_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (["--times", "8"], "--times=8 is no power of 4, without which norms would be rounded"),
+        (["--layers", "7"], "--layers=7 is less than the 8 of .*tiny"),
+        (["--intermediate", "500"], "--intermediate=500 is less than the 512 there are"),
+    ],
+    ids=["rounded norms", "fewer layers", "a smaller MLP"],
+)
+def test_what_would_not_compute_the_same_is_refused(given: list[str], message: str, tmp_path: Path) -> None:
     import enlarge
 
-    with pytest.raises(InputError, match="--times=8 is no power of 4"):
-        enlarge.main([str(ASSETS / "tiny"), "HEAD", str(tmp_path), "--times", "8", *SIZES[2:]])
+    with pytest.raises(InputError, match=message):
+        enlarge.main([str(ASSETS / "tiny"), "HEAD", str(tmp_path), *SIZES, *given])
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_folder_with_files_is_refused_before_the_work(tmp_path: Path) -> None:
+    import enlarge
+
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="is not empty; name a new folder"):
+        enlarge.main([str(ASSETS / "tiny"), "HEAD", str(tmp_path), *SIZES])

@@ -1,12 +1,8 @@
 """Triton's own-key kernels against plain PyTorch, which tests/test_attention.py proves against the dense attention."""
 
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
-
 import pytest
 import torch
+from triton_interpreter import needs_triton, run_in_interpreter
 
 from eagle3.head.fast import own_keys
 
@@ -47,13 +43,9 @@ def kernels_equal_pytorch(device: str) -> None:
                 torch.testing.assert_close(own.double(), true, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.skipif(not find_spec("triton"), reason="Triton comes with PyTorch's CUDA builds")
+@needs_triton
 def test_the_kernels_equal_plain_pytorch() -> None:
-    """In Triton's interpreter, which the variable chooses when the kernels are imported."""
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", "from test_own_keys import kernels_equal_pytorch as run; run('cpu')"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_in_interpreter("from test_own_keys import kernels_equal_pytorch as run; run('cpu')")
 
 
 @pytest.mark.gpu

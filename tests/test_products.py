@@ -1,17 +1,14 @@
 """Products in float8: their rounding, the layer that is made of them, and the GPU's against the CPU's."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
 from test_fused_layer import HEADS, LOSSES, errors, exact_and_in_bf16, step
 from torch import Tensor
+from triton_interpreter import needs_triton, run_in_interpreter
 
 from eagle3.errors import InputError
 from eagle3.features.pack import pack_samples
@@ -177,13 +174,9 @@ def quantised_equal_pytorch(device: str) -> None:
             assert torch.equal(ours.cpu().float(), theirs.float())
 
 
-@pytest.mark.skipif(not find_spec("triton"), reason="Triton comes with PyTorch's CUDA builds")
+@needs_triton
 def test_the_kernel_rounds_as_plain_pytorch() -> None:
-    """In Triton's interpreter, which the variable chooses when the kernels are imported."""
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", "from test_products import quantised_equal_pytorch as run; run('cpu')"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_in_interpreter("from test_products import quantised_equal_pytorch as run; run('cpu')")
 
 
 @pytest.mark.gpu

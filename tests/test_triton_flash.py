@@ -3,18 +3,16 @@
 import os
 import re
 import subprocess
-import sys
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
+from triton_interpreter import needs_triton, run_in_interpreter
 
 from eagle3.head.fast.flash_kernels import Segments
 
-needs_triton = pytest.mark.skipif(not find_spec("triton"), reason="Triton comes with PyTorch's CUDA builds")
 HEADS = [(4, 1, 16), (2, 2, 32), (6, 2, 16)]
 # Queries and keys of each segment: none, one, whole blocks and ragged ones, with and without keys that all rows read.
 LENGTHS = [(17, 21), (0, 5), (1, 1), (0, 0), (33, 33), (16, 64), (1, 40), (50, 91), (3, 3), (0, 9)]
@@ -97,11 +95,7 @@ def mend_interpreter() -> None:
 
 @needs_triton
 def test_the_kernels_equal_plain_attention() -> None:
-    """In Triton's interpreter, which the variable chooses when the kernels are imported."""
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    code = "from test_triton_flash import *; mend_interpreter(); kernels_equal_plain_attention('cpu')"
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_in_interpreter("from test_triton_flash import *; mend_interpreter(); kernels_equal_plain_attention('cpu')")
 
 
 @pytest.mark.gpu

@@ -146,9 +146,7 @@ def measure_all(running: Sequence[Running], plan: Plan, plain_answers: PlainAnsw
             for concurrency in plan.settings.concurrency:
                 # The order changes with the repeat, so that neither server always comes second.
                 for server in running if repeat % 2 == 0 else reversed(running):
-                    requests = plan.requests(prompt_set, concurrency)
-                    result = _measure(server, plan, requests, concurrency, f"{server.side} {prompt_set} x{concurrency}")
-                    result = plain_answers.compared(result, requests, plain=server.side == "plain")
+                    result = _measure(server, plan, plain_answers, prompt_set, concurrency)
                     append(results, Measurement(server.side, prompt_set, concurrency, repeat, result))
                     _require_answers(server, result)
 
@@ -163,16 +161,18 @@ def _require_answers(server: Running, result: LoadResult) -> None:
         )
 
 
-def _measure(server: Running, plan: Plan, requests: Sequence[list[int]], concurrency: int, progress: str) -> LoadResult:
-    return measure_load(
+def _measure(server: Running, plan: Plan, plain_answers: PlainAnswers, prompt_set: str, concurrency: int) -> LoadResult:
+    requests = plan.requests(prompt_set, concurrency)
+    result = measure_load(
         server.url,
         requests,
         concurrency=concurrency,
         sampling=plan.sampling,
         warmup=plan.settings.warmup,
         timeout_s=plan.settings.timeout_s,
-        progress=progress,
+        progress=f"{server.side} {prompt_set} x{concurrency}",
     )
+    return plain_answers.compared(result, requests, plain=server.side == "plain")
 
 
 def _reachable(url: str) -> bool:

@@ -12,7 +12,7 @@ from eagle3.serving.search import Search
 from eagle3.serving.timing import Timed
 from eagle3.storage import write_json
 
-WIDTHS = (12, 4, 6, 10, 9, 10, 9, 9, 9, 9)
+WIDTHS = (12, 4, 6, 10, 9, 10, 9, 9, 9, 12)
 HEADER = (
     "steps",
     "topk",
@@ -23,7 +23,7 @@ HEADER = (
     "measured",
     "tokens/s",
     "speed-up",
-    "same text",
+    "same answers",
 )
 
 
