@@ -13,7 +13,7 @@ import hydra
 from omegaconf import DictConfig
 
 from eagle3 import run
-from eagle3.errors import InputError
+from eagle3.errors import InputError, Interrupted
 from eagle3.prompts import prepare_prompts
 from eagle3.prompts.rules import GROUPS, Rules
 
@@ -28,10 +28,13 @@ def main(config: DictConfig) -> None:
     if not stages or set(stages) - set(STAGES):
         raise InputError(f"stages={stages}: take one or more of {', '.join(STAGES)}, e.g. 'stages=[features]'")
     out_dir = Path(config.out_dir)
-    if "prompts" in stages:
-        clean_prompts(config.prompts, out_dir, keep_answers=config.responses.answers == "imported")
-    if {"responses", "features"} & set(stages):
-        answer_and_extract(config, stages, out_dir)
+    try:
+        if "prompts" in stages:
+            clean_prompts(config.prompts, out_dir, keep_answers=config.responses.answers == "imported")
+        if {"responses", "features"} & set(stages):
+            answer_and_extract(config, stages, out_dir)
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted; what was finished is kept, run the same command again to go on") from None
 
 
 def clean_prompts(config: DictConfig, out_dir: Path, *, keep_answers: bool) -> None:

@@ -8,7 +8,6 @@ python train.py -m data.path=DIR/features optim.lr=1e-4,3e-4 loss.decay=0.8,1.0 
 """
 
 import logging
-from pathlib import Path
 
 import hydra
 import lightning
@@ -21,11 +20,10 @@ from omegaconf import DictConfig
 from eagle3 import run
 from eagle3.errors import InputError
 from eagle3.features.datamodule import FeatureData
-from eagle3.head.draft_head import DraftHead
-from eagle3.loggers import close
-from eagle3.module import HeadTraining, read_checkpoint
+from eagle3.loggers import close, global_step
+from eagle3.module import HeadTraining
+from eagle3.resume import decisive_settings, require_checkpoint_fits, require_own_folder
 from eagle3.storage import write_json
-from eagle3.target import require_same_target
 
 log = logging.getLogger(__name__)
 
@@ -34,19 +32,24 @@ log = logging.getLogger(__name__)
 @run.reported
 def main(config: DictConfig) -> float:
     run.quiet_libraries()
+    require_own_folder(run.output_dir(), config.ckpt_path)
     lightning.seed_everything(config.seed, verbose=False)
     torch.set_float32_matmul_precision(config.matmul_precision)
     data = run.build(config.data, loss_mask=run.build(config.loss_mask), seed=config.seed, num_steps=config.num_steps)
     module = build_module(config, data)
-    require_checkpoint_fits(config.ckpt_path, data, module.head)
+    require_checkpoint_fits(config.ckpt_path, data, module.head, module.settings)
     loggers = [run.build(logger) for logger in config.logger.values()]
     trainer = build_trainer(config, loggers)
     for logger in loggers:
         logger.log_hyperparams({"config": run.plain(config), "store": describe(data), **run.provenance()})
     try:
         trainer.fit(module, datamodule=data, ckpt_path=config.ckpt_path, weights_only=True)
+    except SystemExit:
+        raise KeyboardInterrupt from None  # which Lightning hides, before the first step
     finally:
         close(loggers, "success" if trainer.state.finished else "aborted")
+    if trainer.global_step == global_step(config.ckpt_path):
+        log.warning("ckpt_path=%s has all steps of trainer.max_epochs and max_steps: none added", config.ckpt_path)
     return report(trainer)
 
 
@@ -70,6 +73,7 @@ def build_module(config: DictConfig, data: FeatureData) -> HeadTraining:
         embedding=embedding,
         lm_head=lm_head,
         origin=describe(data),
+        settings=decisive_settings(run.plain(config)),
     )
 
 
@@ -79,32 +83,6 @@ def build_trainer(config: DictConfig, loggers: list[Logger]) -> lightning.Traine
         return run.build(config.trainer, callbacks=callbacks, logger=loggers)
     except (MisconfigurationException, ValueError, TypeError) as error:
         raise InputError(f"trainer.* does not fit this machine or Lightning: {error}") from error
-
-
-def require_checkpoint_fits(path: str | None, data: FeatureData, head: DraftHead) -> None:
-    """A checkpoint goes on only over features of the target that it was trained for, with a head of its making."""
-    if path is None:
-        return
-    if not Path(path).is_file():
-        raise InputError(f"ckpt_path={path} does not exist; give RUN/checkpoints/last.ckpt of an earlier run")
-    checkpoint = read_checkpoint(path, setting=f"ckpt_path={path}")
-    require_same_target(
-        checkpoint["eagle3"]["origin"]["target"],
-        data.store.manifest["made_from"]["target"],
-        expected_from=f"ckpt_path={path}",
-        actual_from=f"data.path={data.store.path}",
-    )
-    before, now = checkpoint["eagle3"]["head_config"], head.config.to_dict()
-    differing = [f"{key}={before[key]} then, {now[key]} now" for key in now if before[key] != now[key]]
-    if not torch.equal(checkpoint["state_dict"]["head.draft_ids"], head.draft_ids):
-        differing.append("other tokens in the draft vocabulary, which the store's answers decide")
-    if differing:
-        raise InputError(
-            f"ckpt_path={path} holds another head than this run's ({', '.join(differing)}); give the model.* settings "
-            f"and the data.path of the run that it comes from"
-        )
-    if checkpoint["eagle3"]["origin"]["hash"] != data.store.fingerprint:
-        log.warning("data.path=%s has changed since %s: samples may be repeated or skipped", data.store.path, path)
 
 
 def describe(data: FeatureData) -> dict:

@@ -189,6 +189,7 @@ def train(head: Head, gpu: str | None, options: argparse.Namespace) -> dict[str,
     stores = [f"{store_path(store, options)}/features" for store in head.stores]
     trained = options.out / "runs" / head.file_name
     overrides = [*head.overrides, *options.overrides]
+    shutil.rmtree(trained, ignore_errors=True)  # of a run that was cut off
     call(
         gpu, trained.with_suffix(".txt"), "train.py", "experiment=head_quality", f"data.path=[{','.join(stores)}]",
         f"hydra.run.dir={trained}", "callbacks.progress=null", *overrides,

@@ -157,6 +157,7 @@ def random_step(shape: HeadConfig, config: DictConfig) -> Step:
             embedding=target,
             lm_head=target,
             origin={},
+            settings={},
         )
     return Step(module, config)
 

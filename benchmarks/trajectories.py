@@ -9,6 +9,7 @@ Writes OUT/trajectories.json and prints its table; the runs lie in OUT/runs, fin
 import argparse
 import csv
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -135,8 +136,8 @@ def train(variant: Variant, seed: int, gpu: str | None, options: argparse.Namesp
     overrides, made_with = settings(variant, seed, options), directory / ".hydra" / "overrides.yaml"
     if made_with.exists() and OmegaConf.load(made_with) == overrides and (done := read(directory, options.steps)):
         return done
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "metrics.csv").unlink(missing_ok=True)
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
     environment = os.environ | {"PYTHONPATH": f"{ROOT / 'benchmarks'}:{os.environ.get('PYTHONPATH', '')}"}
     environment |= {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
     # Side by side, teams of threads would wait for one another's cores.

@@ -88,9 +88,15 @@ class Progress(TQDMProgressBar):
     """Reads `metrics` when it redraws. Lightning's own would read what is logged with prog_bar=True after every step,
     and so make the host wait for the GPU each time (tests/test_callbacks.py)."""
 
-    def __init__(self, *, refresh_rate: int, metrics: list[str]) -> None:
-        super().__init__(refresh_rate=refresh_rate)
-        self.metrics = metrics
+    def __init__(self, *, refresh_seconds: float, metrics: list[str]) -> None:
+        super().__init__()
+        self.metrics, self.refresh_seconds, self.drawn = metrics, refresh_seconds, time.monotonic()
+
+    def _should_update(self, current: int, total: int) -> bool:
+        now = time.monotonic()
+        due = self.is_enabled and (now - self.drawn >= self.refresh_seconds or current == total)
+        self.drawn = now if due else self.drawn
+        return due
 
     def get_metrics(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> dict[str, Any]:
         logged = trainer.callback_metrics

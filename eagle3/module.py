@@ -44,7 +44,7 @@ def read_checkpoint(path: str | Path, *, setting: str) -> dict:
 
 
 class HeadTraining(lightning.LightningModule):
-    """`origin` is a plain dict that says where the head comes from; it travels in every checkpoint."""
+    """`origin` says where the head comes from, `settings` how it is trained: plain dicts, kept in every checkpoint."""
 
     embedding: Float[Tensor, "V H"]
     teacher_head: Float[Tensor, "D H"]
@@ -65,6 +65,7 @@ class HeadTraining(lightning.LightningModule):
         embedding: Float[Tensor, "V H"],
         lm_head: Float[Tensor, "V H"],
         origin: dict,
+        settings: dict,
     ) -> None:
         super().__init__()
         if num_steps < 1:
@@ -72,7 +73,8 @@ class HeadTraining(lightning.LightningModule):
         self.head, self.loss, self.optim = head, loss, optim
         require_known(attention)
         require_known_layer(layer)
-        self.num_steps, self.attention_name, self.layer_name, self.origin = num_steps, attention, layer, origin
+        self.num_steps, self.attention_name, self.layer_name = num_steps, attention, layer
+        self.origin, self.settings = origin, settings
         # The target's weights are read from the store at every start: a checkpoint holds the head alone.
         self.register_buffer("embedding", embedding, persistent=False)
         self.register_buffer("teacher_head", lm_head[head.draft_ids], persistent=False)
@@ -136,6 +138,7 @@ class HeadTraining(lightning.LightningModule):
             "num_steps": self.num_steps,
             "accept_length": {k: float(v) for k, v in self.trainer.callback_metrics.items() if k.startswith("val/")},
             "origin": self.origin,
+            "settings": self.settings,
         }
 
     def compute_loss(self, pack: Pack) -> tuple[Tensor, UnrollMetrics]:

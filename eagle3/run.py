@@ -4,17 +4,17 @@ import errno
 import functools
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra.utils
-import lightning
-import torch
-import transformers
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, InstantiationException
 from hydra.types import RunMode
@@ -41,15 +41,17 @@ def reported(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], Any]:
         except Interrupted as stop:
             fail(str(stop), 130)
         except KeyboardInterrupt:
-            fail("interrupted; what was finished is kept, run the same command again to go on", 130)
+            fail("interrupted", 130)
         except Exception as error:
-            message = what_to_mend(error)
+            message = what_to_mend(error) or added_key(error, HydraConfig.get().overrides.task)
+            if HydraConfig.get().mode is RunMode.MULTIRUN:
+                if message is None:
+                    traceback.print_exc()
+                report(message or f"{type(error).__name__}: {error}")
+                return float("nan")
             if message is None:
                 raise
-            if HydraConfig.get().mode is not RunMode.MULTIRUN:
-                fail(message, 1)
-            report(message)
-            return float("nan")
+            fail(message, 1)
 
     return run
 
@@ -63,7 +65,7 @@ def start(main: Callable[[], Any]) -> None:
     except KeyboardInterrupt:
         fail("interrupted", 130)
     except (OSError, HydraException, OmegaConfBaseException) as error:
-        fail(what_to_mend(error) or f"{error} {error.__cause__ or ''}", 1)
+        fail(what_to_mend(error) or wrong_override(error), 1)
 
 
 def what_to_mend(error: Exception) -> str | None:
@@ -78,7 +80,26 @@ def what_to_mend(error: Exception) -> str | None:
     if isinstance(error, (MissingMandatoryValue, InterpolationToMissingValueError)):
         key = str(error).partition("Missing mandatory value: ")[2].split()[0]
         return f"{key} is not set; give {key}=VALUE (--help shows every key)"
+    if type(error).__module__.partition(".")[0] == "wandb":
+        return f"W&B: {error}; run `wandb login`, or take logger.wandb.offline=true, which needs no account"
     return str(error) if isinstance(error, FileNotFoundError) else None
+
+
+def added_key(error: Exception, overrides: Sequence[str]) -> str | None:
+    """The line for a key that the user added with `+` and that nothing takes."""
+    if isinstance(error, (TypeError, InstantiationException)):
+        for key in (item[1:].partition("=")[0] for item in overrides if item.startswith("+")):
+            if f"unexpected keyword argument '{key.rpartition('.')[2]}'" in str(error):
+                return f"{key} is not a key of this config; --cfg job shows every key"
+    return None
+
+
+def wrong_override(error: Exception) -> str:
+    """What Hydra says of an override, without its advice to add unknown keys and its search path."""
+    unknown = re.match(r"Could not override '(.+?)'", str(error))
+    if unknown:
+        return f"{unknown[1]} is not a key of this config; --cfg job shows every key"
+    return f"{error} {error.__cause__ or ''}".partition("Config search path")[0]
 
 
 def fail(message: str, status: int) -> NoReturn:
@@ -117,6 +138,8 @@ def output_dir() -> Path:
 
 def quiet_libraries() -> None:
     """Their progress bars for loading weights and their hints would drown ours."""
+    import transformers  # seconds, which prompts and --help do without
+
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     for name in ("lightning.pytorch", "lightning.fabric"):
@@ -127,9 +150,7 @@ def provenance() -> dict[str, str]:
     """Revision and versions, for logs and checkpoints."""
     return {
         "git_revision": git_revision() or "unknown",
-        "torch": torch.__version__,
-        "lightning": lightning.__version__,
-        "transformers": transformers.__version__,
+        **{package: version(package) for package in ("torch", "lightning", "transformers")},
         "python": sys.version.split()[0],
     }
 

@@ -57,7 +57,7 @@ def test_a_step_reads_no_number_but_where_it_logs(tmp_path: Path, capsys: pytest
     options = ["attention=dense", "loss=chunked", "trainer.max_epochs=1", f"trainer.log_every_n_steps={LOG_EVERY}"]
     run = Run(tmp_path / "run", write_store(tmp_path / "features", random_samples(200)), *options)
     counter = CountPerStep()
-    run.trainer.callbacks += [counter, Progress(refresh_rate=LOG_EVERY, metrics=["train/loss", "val/accept_length"])]
+    run.trainer.callbacks += [counter, Progress(refresh_seconds=3600, metrics=["train/loss", "val/accept_length"])]
     run.fit()
     read = torch.tensor(counter.at_start).diff().tolist()
     assert len(read) > 3 * LOG_EVERY

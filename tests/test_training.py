@@ -267,14 +267,14 @@ def test_a_checkpoint_of_another_target_is_refused(train: Callable[..., Run], tm
     store = write_store(tmp_path / "other", random_samples(60), target=other)
     second = Run(tmp_path / "second", store)
     with pytest.raises(InputError, match=r"ckpt_path=.*they differ in config"):
-        require_checkpoint_fits(f"{first.directory}/checkpoints/last.ckpt", second.data, second.module.head)
+        require_checkpoint_fits(f"{first.directory}/checkpoints/last.ckpt", second.data, second.module.head, {})
 
 
 def test_a_checkpoint_of_another_head_is_refused(train: Callable[..., Run]) -> None:
     first = train("run", "trainer.max_epochs=1").fit()
     second = train("second", "model.draft_vocab_size=40", "model.norm_output=true")
     with pytest.raises(InputError, match=r"draft_vocab_size=50 then, 40 now, norm_output=False then, True now"):
-        require_checkpoint_fits(f"{first.directory}/checkpoints/last.ckpt", second.data, second.module.head)
+        require_checkpoint_fits(f"{first.directory}/checkpoints/last.ckpt", second.data, second.module.head, {})
 
 
 @pytest.mark.parametrize("mask", ["last_turn", "all_turns"])

@@ -120,7 +120,7 @@ def test_without_timings_no_server_is_asked_and_times_are_in_units_of_the_plain_
     setting, seconds = found.best()
     assert found.speed_up(seconds) == pytest.approx(gain(setting).tokens / found.assumed.seconds(setting))
     assert "time per token [1: plain]" in table(found, rows=3)
-    assert "predicted from tune.assumed, not timed" in advice(found, head="HEAD", concurrency=4)
+    assert "predicted from tune.assumed, not timed" in advice(found, target="TARGET", head="HEAD", concurrency=4)
 
 
 def test_what_a_server_counts_with_the_longest_chain_predicts_the_others() -> None:
@@ -151,23 +151,23 @@ def test_a_plain_target_that_cannot_run_ends_the_search() -> None:
 def test_the_advice_names_the_flags_of_the_fastest_timed_setting() -> None:
     found = tuned(Machine(CHEAP_ROUNDS))
     best = min(found.timed, key=lambda setting: found.timed[setting].seconds_per_token)
-    said = advice(found, head="HEAD", concurrency=4)
+    said = advice(found, target="TARGET", head="HEAD", concurrency=4)
     assert f"{PLAIN_SECONDS / found.timed[best].seconds_per_token:.2f} times the speed" in said
     assert f"--speculative-num-steps {best.steps} --speculative-eagle-topk {best.topk} " in said
-    assert f"action=launch head=HEAD steps={best.steps} topk={best.topk} draft_tokens={best.draft_tokens}" in said
+    assert f"target.path=TARGET head=HEAD steps={best.steps} topk={best.topk} draft_tokens={best.draft_tokens}" in said
 
 
 def test_a_setting_that_is_predicted_to_be_better_than_all_timed_ones_is_named() -> None:
     machine = Machine(RoundCost(fixed=0.012, draft_token=0.0008, step=0.0006))
-    said = advice(tuned(machine, timed=1), head="HEAD", concurrency=4)
+    said = advice(tuned(machine, timed=1), target="TARGET", head="HEAD", concurrency=4)
     better = [*tuned(machine, timed=2).timed][1]
     assert said.splitlines()[-1].startswith(f"{better.flags} was not timed; 1.50 is predicted: raise tune.timed")
     all_timed = tuned(Machine(CHEAP_ROUNDS), timed=len(SETTINGS))
-    assert "raise tune.timed" not in advice(all_timed, head="HEAD", concurrency=4)
+    assert "raise tune.timed" not in advice(all_timed, target="TARGET", head="HEAD", concurrency=4)
 
 
 def test_when_no_setting_beats_the_plain_target_the_advice_says_so() -> None:
-    said = advice(tuned(Machine(DEAR_ROUNDS)), head="HEAD", concurrency=4)
+    said = advice(tuned(Machine(DEAR_ROUNDS)), target="TARGET", head="HEAD", concurrency=4)
     assert said.startswith("no setting beats the plain target at concurrency 4")
 
 

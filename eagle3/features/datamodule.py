@@ -90,10 +90,21 @@ class FeatureData(lightning.LightningDataModule):
     # Lightning has already asked for the first epoch's to count steps.
     def state_dict(self) -> dict[str, int]:
         assert self.current is not None
-        return self.current.state_dict()
+        return self.current.state_dict() | self._spread()
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        before = {key: state_dict[key] for key in self._spread()}
+        if 0 < state_dict["consumed"] < state_dict["packs"] and before != self._spread():
+            raise InputError(
+                f"ckpt_path: that run stopped in the middle of an epoch, with {before}, and this one has "
+                f"{self._spread()}: it would repeat some samples and skip others; go on with as many ranks "
+                f"(trainer.devices, num_nodes) and trainer.accumulate_grad_batches as then"
+            )
         self.resume_from = state_dict
+
+    def _spread(self) -> dict[str, int]:
+        """What the plan of an epoch depends on beside the samples."""
+        return {"ranks": self._lightning.world_size, "micro_batches": self._lightning.accumulate_grad_batches}
 
     def read(self, ref: SampleRef) -> Sample:
         """A sample with the loss mask applied."""

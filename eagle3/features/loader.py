@@ -52,7 +52,7 @@ class PackLoader:
                 yield pack
 
     def state_dict(self) -> dict[str, int]:
-        return {"epoch": self.epoch, "consumed": self.consumed}
+        return {"epoch": self.epoch, "consumed": self.consumed, "packs": len(self.planned)}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         if state_dict["epoch"] == self.epoch:

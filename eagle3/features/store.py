@@ -126,6 +126,7 @@ def save_target_weights(path: Path, embedding: Tensor, lm_head: Tensor) -> None:
     temporary = path.with_suffix(".tmp")
     try:
         save_file(tensors, temporary)
+        temporary.chmod(path.parent.stat().st_mode & 0o666)  # safetensors' files are their owner's alone
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -63,5 +63,5 @@ def tune(
         raise Interrupted(f"what was timed before is in {folder / 'tune.json'}") from None
     print(table(found, rows=settings.rows))
     print(failures(found), end="")
-    print(advice(found, head=head, concurrency=settings.concurrency))
+    print(advice(found, target=target_settings["path"], head=head, concurrency=settings.concurrency))
     return found

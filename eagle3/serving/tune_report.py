@@ -76,7 +76,7 @@ def _seconds(found: Search, setting: Setting) -> float:
     return found.timed[setting].seconds_per_token if setting in found.timed else found.predicted()[setting]
 
 
-def advice(found: Search, *, head: str, concurrency: int) -> str:
+def advice(found: Search, *, target: str, head: str, concurrency: int) -> str:
     """The flags to use, or that there are none."""
     setting, seconds = found.best()
     speed_up = found.speed_up(seconds)
@@ -85,8 +85,8 @@ def advice(found: Search, *, head: str, concurrency: int) -> str:
         lines = [
             f"{speed_up:.2f} times the speed of the plain target at concurrency {concurrency} ({said}) with",
             f"  --speculative-algorithm EAGLE3 --speculative-draft-model-path {head} {setting.flags}",
-            f"  python serve.py action=launch head={head} steps={setting.steps} topk={setting.topk} "
-            f"draft_tokens={setting.draft_tokens}",
+            f"  python serve.py action=launch target.path={target} head={head} steps={setting.steps} "
+            f"topk={setting.topk} draft_tokens={setting.draft_tokens}",
         ]
     else:
         lines = [
