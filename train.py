@@ -1,7 +1,7 @@
 """Train a draft head on a feature store.
 
 python train.py data.path=DIR/features                                     # minutes on a laptop for a small target
-python train.py data.path=DIR/features trainer=gpu trainer.devices=4
+python train.py data.path=DIR/features trainer=ddp trainer.devices=4
 python train.py data.path=DIR/features hydra.run.dir=RUN ckpt_path=RUN/checkpoints/last.ckpt    # resume
 python train.py 'data.path=[A/features,B/features]'                        # several stores of one target as one
 python train.py -m data.path=DIR/features optim.lr=1e-4,3e-4 loss.decay=0.8,1.0                 # sweep
@@ -12,10 +12,12 @@ import logging
 import hydra
 import lightning
 import torch
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import Logger
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from eagle3 import run
 from eagle3.errors import InputError
@@ -23,21 +25,26 @@ from eagle3.features.datamodule import FeatureData
 from eagle3.loggers import close, global_step
 from eagle3.module import HeadTraining
 from eagle3.resume import decisive_settings, require_checkpoint_fits, require_own_folder
-from eagle3.storage import write_json
+from eagle3.storage import read_json, write_json
 
 log = logging.getLogger(__name__)
+# With 16-mixed, gradients that the loss makes before Lightning scales it would vanish.
+PRECISIONS = ("32-true", "bf16-mixed")
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
 @run.reported
 def main(config: DictConfig) -> float:
     run.quiet_libraries()
+    if HydraConfig.get().mode is RunMode.MULTIRUN and OmegaConf.is_config(config.trainer.strategy):
+        return job_of_ranks()
     require_own_folder(run.output_dir(), config.ckpt_path)
     lightning.seed_everything(config.seed, verbose=False)
     torch.set_float32_matmul_precision(config.matmul_precision)
     data = run.build(config.data, loss_mask=run.build(config.loss_mask), seed=config.seed, num_steps=config.num_steps)
     module = build_module(config, data)
     require_checkpoint_fits(config.ckpt_path, data, module.head, module.settings)
+    (run.output_dir() / "result.json").unlink(missing_ok=True)  # of the part that is resumed
     loggers = [run.build(logger) for logger in config.logger.values()]
     trainer = build_trainer(config, loggers)
     for logger in loggers:
@@ -51,6 +58,14 @@ def main(config: DictConfig) -> float:
     if trainer.global_step == global_step(config.ckpt_path):
         log.warning("ckpt_path=%s has all steps of trainer.max_epochs and max_steps: none added", config.ckpt_path)
     return report(trainer)
+
+
+def job_of_ranks() -> float:
+    """One job of a sweep over several GPUs; nan if it failed."""
+    result = run.output_dir() / "result.json"
+    if run.in_own_process() != 0 or not result.is_file():
+        return float("nan")
+    return read_json(result, made_by="the job")["accept_length"]
 
 
 def build_module(config: DictConfig, data: FeatureData) -> HeadTraining:
@@ -78,6 +93,8 @@ def build_module(config: DictConfig, data: FeatureData) -> HeadTraining:
 
 
 def build_trainer(config: DictConfig, loggers: list[Logger]) -> lightning.Trainer:
+    if str(config.trainer.precision) not in PRECISIONS:
+        raise InputError(f"trainer.precision={config.trainer.precision} is none of {', '.join(PRECISIONS)}")
     callbacks = [run.build(callback) for callback in config.callbacks.values() if callback]
     try:
         return run.build(config.trainer, callbacks=callbacks, logger=loggers)
@@ -96,7 +113,9 @@ def describe(data: FeatureData) -> dict:
 def report(trainer: lightning.Trainer) -> float:
     """Write result.json, which a sweep's table is made of; the best accept length is what a sweep maximises."""
     best = trainer.checkpoint_callback
-    assert isinstance(best, ModelCheckpoint)
+    if not isinstance(best, ModelCheckpoint):
+        log.warning("callbacks.best is left out: no checkpoint but last.ckpt, no result.json")
+        return float("nan")
     if best.best_model_score is None:
         raise InputError(
             f"training ended at step {trainer.global_step}, before the first validation: no best checkpoint, only "
@@ -111,7 +130,9 @@ def report(trainer: lightning.Trainer) -> float:
     }
     if trainer.is_global_zero:
         write_json(run.output_dir() / "result.json", result)
-        log.info("best accept length on validation data %.3f: %s", accept_length, best.best_model_path)
+        log.info(
+            "best val/accept_length %.3f, over drafts begun at every token: %s", accept_length, best.best_model_path
+        )
     return accept_length
 
 

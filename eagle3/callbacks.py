@@ -2,6 +2,7 @@
 bar that does not wait for the GPU."""
 
 import io
+import math
 import signal
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import lightning
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
-from lightning.pytorch.callbacks import Callback, TQDMProgressBar
+from lightning.pytorch.callbacks import Callback, Checkpoint, TQDMProgressBar
 
 from eagle3.errors import Interrupted
 from eagle3.features.loader import PackLoader
@@ -29,17 +30,23 @@ class WholeCheckpoints(TorchCheckpointIO):
             file.write(content.getbuffer())
 
 
-class LastCheckpoint(Callback):
-    """Saves `last.ckpt` every `every_n_steps` optimizer steps, at the end, and on SIGINT or SIGTERM.
+def ends_step(trainer: lightning.Trainer, batch_idx: int) -> bool:
+    """Whether this batch was the last of its optimizer step."""
+    return (batch_idx + 1) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch
 
-    Signals are acted on between batches, where the state is whole: the resumed run repeats nothing and skips nothing.
+
+class LastCheckpoint(Checkpoint):
+    """Saves `last.ckpt` every `every_n_steps` optimizer steps, at the end, and on SIGINT or SIGTERM of any rank.
+
+    Signals are acted on between steps, where the state is whole: the resumed run repeats nothing and skips nothing. Not
+    where a validation or an epoch's end follows, which Lightning would skip on resuming: the step behind it saves, or
+    the epoch's end. A `Checkpoint` runs after the callbacks whose state it saves.
     """
 
     def __init__(self, *, dirpath: str, every_n_steps: int) -> None:
         self.path = Path(dirpath) / "last.ckpt"
         self.every_n_steps = every_n_steps
-        self.signal: int | None = None
-        self.saved_after_signal = False
+        self.signalled = self.stopping = self.due = self.stopped = False
         self.handlers: dict = {}
 
     def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
@@ -53,20 +60,23 @@ class LastCheckpoint(Callback):
         batch: Pack,
         batch_idx: int,
     ) -> None:
-        whole_step = (batch_idx + 1) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch
-        due = self.every_n_steps > 0 and trainer.global_step % self.every_n_steps == 0
-        if whole_step and (due or self.signal):
-            trainer.save_checkpoint(self.path)
-            self.saved_after_signal = self.signal is not None
+        if not ends_step(trainer, batch_idx):
+            return
+        self.stopping |= self._signalled_anywhere(trainer)
+        self.due |= self.every_n_steps > 0 and trainer.global_step % self.every_n_steps == 0
+        validates = (batch_idx + 1) % (trainer.val_check_batch or math.inf) == 0
+        if not validates and not trainer.is_last_batch:
+            self._save_if_due(trainer)
+
+    def on_train_epoch_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+        self._save_if_due(trainer)
 
     # A signal ends the run only here, after the step that was saved has been logged.
     def on_train_batch_start(
         self, trainer: lightning.Trainer, module: lightning.LightningModule, batch: Pack, batch_idx: int
     ) -> None:
-        self._stop_if_saved()
-
-    def on_validation_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
-        self._stop_if_saved()
+        if self.stopped:
+            raise Interrupted(f"stopped by a signal; go on with ckpt_path={self.path}")
 
     def on_train_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
         trainer.save_checkpoint(self.path)
@@ -76,12 +86,21 @@ class LastCheckpoint(Callback):
             signal.signal(number, handler)
         self.handlers = {}
 
-    def _stop_if_saved(self) -> None:
-        if self.saved_after_signal:
-            raise Interrupted(f"stopped by signal {self.signal}; go on with ckpt_path={self.path}")
+    def _save_if_due(self, trainer: lightning.Trainer) -> None:
+        if self.due or self.stopping:
+            trainer.save_checkpoint(self.path)
+            self.due, self.stopped = False, self.stopping
+
+    def _signalled_anywhere(self, trainer: lightning.Trainer) -> bool:
+        """Ranks save together, but a signal may reach one alone; they ask one another where they wait to log anyway."""
+        if trainer.world_size == 1:
+            return self.signalled
+        if trainer.global_step % max(trainer.log_every_n_steps, 1):  # type: ignore[attr-defined]
+            return False
+        return trainer.strategy.reduce_boolean_decision(self.signalled, all=False)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
-        self.signal = number
+        self.signalled = True
 
 
 class Progress(TQDMProgressBar):
@@ -117,7 +136,8 @@ class Throughput(Callback):
         self.paused = time.perf_counter()
 
     def on_validation_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
-        self.started += time.perf_counter() - self.paused
+        if not trainer.sanity_checking:  # before anything was started
+            self.started += time.perf_counter() - self.paused
 
     def on_train_batch_end(
         self,
@@ -129,7 +149,8 @@ class Throughput(Callback):
     ) -> None:
         self.rows += len(batch.rows)
         self.tokens += len(batch.input_ids)
-        if (batch_idx + 1) % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+        every = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if every and ends_step(trainer, batch_idx) and trainer.global_step % every == 0:
             loader: PackLoader = trainer.train_dataloader  # type: ignore[assignment]
             now, waited = time.perf_counter(), loader.waited
             counts = torch.tensor([self.rows, self.tokens], dtype=torch.float32, device=module.device)

@@ -17,7 +17,8 @@ class MetricsFile(ExperimentWriter):
         super().__init__(log_dir)
         path = Path(self.metrics_file_path)
         lines = path.read_text().splitlines() if path.exists() else []
-        rows = [row for row in csv.DictReader(lines) if int(row["step"]) < resume_step]
+        whole = [row for row in csv.DictReader(lines) if (row["step"] or "").isdigit()]  # a full disk cuts the last
+        rows = [row for row in whole if int(row["step"]) < resume_step]
         kept = [{name: value for name, value in row.items() if value != ""} for row in rows]
         self.metrics = kept  # type: ignore[assignment]  # text as it stands in the file
         path.unlink(missing_ok=True)
@@ -50,4 +51,4 @@ def close(loggers: list[Logger], status: str) -> None:
     for logger in loggers:
         logger.finalize(status)
         if isinstance(logger, WandbLogger):
-            logger.experiment.finish()
+            logger.experiment.finish(exit_code=0 if status == "success" else 1)

@@ -3,6 +3,8 @@
 Shapes: V target vocabulary, D draft vocabulary, H hidden size, K steps, S lengths of chains.
 """
 
+import logging
+import math
 from pathlib import Path
 from pickle import UnpicklingError
 
@@ -10,7 +12,7 @@ import lightning
 import torch
 from jaxtyping import Float
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from eagle3.errors import InputError
@@ -26,6 +28,7 @@ from eagle3.head.unroll import unroll
 from eagle3.optim import AdamWCosine
 from eagle3.sharding import shard_over_ranks
 
+log = logging.getLogger(__name__)
 SERVED_STEPS = (3, 5)  # chains whose accept length validation promises, beside that of K steps
 
 
@@ -115,14 +118,23 @@ class HeadTraining(lightning.LightningModule):
         totals = self.trainer.strategy.reduce(self.totals, reduce_op="sum")
         # The sums are those of all ranks: without sync_dist, here and below, Lightning would warn that they are not.
         self.log("val/loss", (totals[-1] / totals[0]).float(), sync_dist=True)
-        self._log("val", totals[:-1])
+        length = self._log("val", totals[:-1])
         verifications, accepted = self.trainer.strategy.reduce(self.served, reduce_op="sum").T
-        for steps, value in zip(self.served_steps, 1 + accepted / verifications.clamp(min=1), strict=True):
+        served = dict(zip(self.served_steps, 1 + accepted / verifications.clamp(min=1), strict=True))
+        for steps, value in served.items():
             self.log(f"val/served_accept_length_{steps}", value.float(), sync_dist=True)
+        if self.trainer.is_global_zero:
+            chains = ", ".join(f"{value:.3f} in {steps}" for steps, value in served.items())
+            log.info("step %d: val/accept_length %.3f; served %s steps", self.trainer.global_step, length, chains)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        total_steps = int(self.trainer.estimated_stepping_batches)
-        optimizer, schedule = self.optim.build(self.head, total_steps)
+        total_steps = self.trainer.estimated_stepping_batches
+        if not math.isfinite(total_steps):
+            raise InputError(
+                f"trainer.max_epochs={self.trainer.max_epochs} gives the learning rate's schedule no end; give "
+                f"trainer.max_epochs or trainer.max_steps (trainer.max_time may still stop it earlier)"
+            )
+        optimizer, schedule = self.optim.build(self.head, int(total_steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def configure_gradient_clipping(
@@ -130,7 +142,9 @@ class HeadTraining(lightning.LightningModule):
     ) -> None:
         """Lightning refuses to clip for a fused optimizer under bf16-mixed, where no loss scaling is in the way."""
         if gradient_clip_val:
-            torch.nn.utils.clip_grad_norm_(self.head.parameters(), gradient_clip_val)
+            by_value = gradient_clip_algorithm == "value"
+            clip = nn.utils.clip_grad_value_ if by_value else nn.utils.clip_grad_norm_
+            clip(self.head.parameters(), gradient_clip_val)
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
         checkpoint["eagle3"] = {
@@ -145,10 +159,11 @@ class HeadTraining(lightning.LightningModule):
         hidden = unroll(self.head, self.embedding, pack, self.num_steps, self.attention, self.layer)
         return self.loss(self.head, hidden, self.teacher_head, pack)
 
-    def _log(self, stage: str, sums: Float[Tensor, " 3K+1"]) -> None:
-        """Log accept length and per-step accuracy from the sums of `UnrollMetrics`."""
+    def _log(self, stage: str, sums: Float[Tensor, " 3K+1"]) -> Tensor:
+        """Log accept length, which is returned, and per-step accuracy from the sums of `UnrollMetrics`."""
         rows, (trained, correct, alive) = sums[0].clamp(min=1), sums[1:].view(3, -1)
         accuracy = correct / trained.clamp(min=1)
         values = {f"{stage}/accuracy_{step}": accuracy[step].float() for step in range(self.num_steps)}
         values[f"{stage}/accept_length"] = accept_length(alive, rows).float()
         self.log_dict(values, batch_size=1, sync_dist=stage == "val")
+        return values[f"{stage}/accept_length"]

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -136,10 +137,26 @@ def output_dir() -> Path:
     return Path(HydraConfig.get().runtime.output_dir)
 
 
+def in_own_process() -> int:
+    """Run this job of a sweep as a command of its own; its exit status.
+
+    For several GPUs: Lightning starts their ranks with the arguments of this process, which are those of all jobs.
+    """
+    command = [sys.executable, sys.argv[0], *HydraConfig.get().overrides.task, f"hydra.run.dir={output_dir()}"]
+    with subprocess.Popen(command) as job:
+        try:
+            return job.wait()
+        except KeyboardInterrupt:
+            job.terminate()
+            job.wait()
+            raise
+
+
 def quiet_libraries() -> None:
     """Their progress bars for loading weights and their hints would drown ours."""
     import transformers  # seconds, which prompts and --help do without
 
+    warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.*")  # between Lightning and PyTorch
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     for name in ("lightning.pytorch", "lightning.fabric"):

@@ -64,7 +64,7 @@ class Recorder(lightning.Callback):
         self.batches: list[tuple[int, tuple[str, ...], int]] = []
         self.signal_after = signal_after
 
-    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.batches.append((trainer.current_epoch, batch.sample_ids, len(batch.rows)))
         if len(self.batches) == self.signal_after:
             signal.raise_signal(signal.SIGINT)
@@ -99,14 +99,14 @@ def train_rank(rank: int, directory: Path, port: int) -> None:
     for name, (strategy, cases) in STRATEGIES.items():
         for case, overrides in cases.items():
             config = composed(directory / name, case, *strategy, *TWO_CPUS, *overrides)
-            torch.save(train_case(config, interrupt=case == "resumed"), directory / name / f"{case}-{rank}.pt")
+            torch.save(train_case(config, rank, interrupt=case == "resumed"), directory / name / f"{case}-{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
-def train_case(config: DictConfig, *, interrupt: bool) -> dict[str, Any]:
+def train_case(config: DictConfig, rank: int, *, interrupt: bool) -> dict[str, Any]:
     before = []
     if interrupt:
-        recorder = Recorder(signal_after=5)
+        recorder = Recorder(signal_after=5 if rank == 0 else None)
         with pytest.raises(Interrupted):
             fit(config, recorder)
         before, config.ckpt_path = recorder.batches, f"{config.run_dir}/checkpoints/last.ckpt"

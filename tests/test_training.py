@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,8 @@ from eagle3.head.attention import DenseAttention, PaddedAttention
 from eagle3.head.fast.fused_layer import FusedLayer
 from eagle3.head.layer import PlainLayer
 from eagle3.module import HeadTraining
-from train import build_module, require_checkpoint_fits
+from eagle3.resume import require_checkpoint_fits, require_own_folder
+from train import build_module
 
 CONF = str(Path(__file__).parent.parent / "conf")
 pytestmark = pytest.mark.filterwarnings(
@@ -39,10 +41,19 @@ class Recorder(lightning.Callback):
         self.batches: list[tuple[str, ...]] = []
         self.signal_after = signal_after
 
-    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.batches.append(batch.sample_ids)
         if len(self.batches) == self.signal_after:
             signal.raise_signal(signal.SIGINT)
+
+
+class DiesAtBatch(lightning.Callback):
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step == self.batch:
+            raise RuntimeError("killed")
 
 
 class Run:
@@ -131,11 +142,22 @@ def test_the_loss_curve_is_the_golden_one(train: Callable[..., Run], loss: str) 
     assert losses == pytest.approx(golden["train_loss"], rel=2e-3)
 
 
-def test_several_validations_an_epoch_each_see_all_of_it(train: Callable[..., Run]) -> None:
-    done = train("run", "trainer.val_check_interval=0.25", "trainer.max_epochs=1").fit()
-    seen = [float(row["val/loss"]) for row in metrics(done) if row["val/loss"]]
-    assert len(seen) >= 4
-    assert all(value > 0 for value in seen)
+@pytest.mark.parametrize("limit", [[], ["+trainer.limit_val_batches=2", "trainer.num_sanity_val_steps=1"]])
+def test_all_validations_see_the_same_packs(train: Callable[..., Run], limit: list[str]) -> None:
+    settings = ["trainer.val_check_interval=0.25", "trainer.max_epochs=1", "optim.lr=1e-20", "data.val_fraction=0.5"]
+    done = train("run", *settings, *limit).fit()
+    assert len(list(done.data.val_dataloader())) > 3
+    for column in ("val/loss", "val/accept_length", "val/served_accept_length_3"):
+        seen = [float(row[column]) for row in metrics(done) if row[column]]
+        assert len(seen) >= 4
+        assert seen == pytest.approx([seen[0]] * len(seen), rel=1e-6)
+
+
+def test_rates_are_logged_wherever_losses_are(train: Callable[..., Run]) -> None:
+    settings = ["trainer.log_every_n_steps=4", "trainer.accumulate_grad_batches=2"]
+    rows = metrics(train("run", *settings).fit())
+    assert [bool(row["train/rows_per_s"]) for row in rows] == [bool(row["train/loss"]) for row in rows]
+    assert sum(bool(row["train/loss"]) for row in rows) > 3
 
 
 def test_bf16_products_leave_the_master_weights_in_float32(train: Callable[..., Run]) -> None:
@@ -181,12 +203,29 @@ def test_of_a_few_prompts_one_validates_whatever_the_fraction(tmp_path: Path) ->
         Run(tmp_path / "run", write_store(tmp_path / "one", random_samples(1)), "data.val_fraction=1e-9")
 
 
-@pytest.mark.parametrize("stop_after", [1, 5, 7, 11, 13])
+@pytest.mark.parametrize("stop_after", [1, 5, 7, 11, 13, 15, 30])  # an epoch has 15
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_resuming_mid_epoch_repeats_nothing_skips_nothing_and_ends_with_the_same_weights(
     train: Callable[..., Run], stop_after: int, accumulate: int
 ) -> None:
     assert_resumes(train, stop_after, f"trainer.accumulate_grad_batches={accumulate}")
+
+
+@pytest.mark.parametrize("stop_after", [3, 4, 15, 19])
+def test_resuming_where_a_validation_is_due_does_not_skip_it(train: Callable[..., Run], stop_after: int) -> None:
+    assert_resumes(train, stop_after, "trainer.val_check_interval=0.25")
+
+
+def test_a_kill_after_an_epochs_last_step_loses_no_epoch(train: Callable[..., Run]) -> None:
+    whole = train("whole", "callbacks.last.every_n_steps=15").fit()
+    first = train("parts", "callbacks.last.every_n_steps=15")
+    first.trainer.callbacks.append(DiesAtBatch(20))
+    with pytest.raises(RuntimeError, match="killed"):
+        first.fit()
+    rest = train("parts", f"ckpt_path={first.directory}/checkpoints/last.ckpt").fit()
+    assert rest.recorder.batches == whole.recorder.batches[15:]
+    for name, weight in whole.weights.items():
+        assert torch.equal(weight, rest.weights[name]), name
 
 
 def test_resuming_mid_epoch_over_two_stores_ends_with_the_same_weights(
@@ -203,6 +242,9 @@ def assert_resumes(train: Callable[..., Run], stop_after: int, option: str) -> N
     assert len(first.recorder.batches) < len(whole.recorder.batches)
     rest = train("parts", option, f"ckpt_path={first.directory}/checkpoints/last.ckpt").fit()
     assert first.recorder.batches + rest.recorder.batches == whole.recorder.batches
+    for column in ("train/loss", "val/loss", "val/served_accept_length_3"):
+        assert [row[column] for row in metrics(rest)] == [row[column] for row in metrics(whole)]
+    assert rest.trainer.checkpoint_callback.best_model_score == whole.trainer.checkpoint_callback.best_model_score
     for name, weight in whole.weights.items():
         assert torch.equal(weight, rest.weights[name]), name
 
@@ -244,6 +286,9 @@ def test_early_stopping_ends_a_run_that_no_longer_gains(train: Callable[..., Run
         ("num_steps=0", r"num_steps=0 must be 1 or more"),
         ("loss_mask=without_reasoning", r"loss_mask=without_reasoning needs"),
         ("loss.normalize=batch", r"loss\.normalize=batch"),
+        ("optim.lr=-1", r"optim\.lr=-1 must be above 0"),
+        ("optim.betas=[0.9]", r"optim\.betas=\[0\.9\] must be two numbers"),
+        ("model.rope_parameters={rope_type: dynamic}", r"rope_type=dynamic is none of default, linear, llama3, yarn"),
     ],
 )
 def test_bad_input_names_the_key_the_value_and_the_way_out(
@@ -268,6 +313,35 @@ def test_a_checkpoint_of_another_target_is_refused(train: Callable[..., Run], tm
     second = Run(tmp_path / "second", store)
     with pytest.raises(InputError, match=r"ckpt_path=.*they differ in config"):
         require_checkpoint_fits(f"{first.directory}/checkpoints/last.ckpt", second.data, second.module.head, {})
+
+
+def test_a_checkpoint_goes_on_only_with_the_settings_that_decide_its_training(train: Callable[..., Run]) -> None:
+    first = train("run", "trainer.max_epochs=1").fit()
+    second = train("second", "seed=1", "optim.lr=1e-5", "optim=muon", "loss.chunk_rows=64", "data.readers=1")
+    with pytest.raises(InputError) as refused:
+        require_checkpoint_fits(
+            f"{first.directory}/checkpoints/last.ckpt", second.data, second.module.head, second.module.settings
+        )
+    assert re.search(r"seed=0 then, 1 now, .*optim\._target_=.*, optim\.lr=0\.003 then, 1e-05 now", str(refused.value))
+    assert not re.search("chunk_rows|readers", str(refused.value))
+
+
+def test_a_checkpoint_of_mid_epoch_goes_on_only_with_the_same_plan(train: Callable[..., Run]) -> None:
+    first = train("run", signal_after=7)
+    with pytest.raises(Interrupted):
+        first.fit()
+    last = f"ckpt_path={first.directory}/checkpoints/last.ckpt"
+    with pytest.raises(InputError, match=r"'micro_batches': 1}, and this one has .*'micro_batches': 2}"):
+        train("run", last, "trainer.accumulate_grad_batches=2").fit()
+
+
+def test_a_training_that_starts_anew_leaves_an_earlier_one_alone(train: Callable[..., Run]) -> None:
+    first = train("run", "trainer.max_epochs=1").fit()
+    last = first.directory / "checkpoints" / "last.ckpt"
+    with pytest.raises(InputError, match=rf"hydra\.run\.dir={first.directory} holds .* ckpt_path={last}, or give"):
+        require_own_folder(first.directory, None)
+    require_own_folder(first.directory, str(last))
+    require_own_folder(first.directory / "other", None)
 
 
 def test_a_checkpoint_of_another_head_is_refused(train: Callable[..., Run]) -> None:

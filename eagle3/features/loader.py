@@ -15,7 +15,7 @@ from eagle3.features.plan import PlannedPack
 
 
 class PackLoader:
-    """The packs of one epoch on one rank; `consumed` counts those handed out, and says where iteration begins.
+    """The packs of one epoch on one rank; `consumed` counts those handed out, also by the run that this one resumes.
 
     `waited`: seconds for which a pack was asked for and not there.
     """
@@ -31,14 +31,13 @@ class PackLoader:
     ) -> None:
         self.planned, self.load, self.epoch = planned, load, epoch
         self.prefetch, self.readers = prefetch, readers
-        self.consumed, self.waited = 0, 0.0
+        self.start, self.consumed, self.waited = 0, 0, 0.0
 
     def __len__(self) -> int:
         return len(self.planned)
 
     def __iter__(self) -> Iterator[Pack]:
-        if self.consumed >= len(self.planned):  # validation goes over one loader many times
-            self.consumed = 0
+        self.consumed, self.start = self.start, 0  # validation goes over one loader many times, from its first pack
         waiting = iter(self.planned[self.consumed :])
         # One thread for a reader's tensors too: teams of threads would fight the training step for the cores.
         with ThreadPoolExecutor(self.readers, initializer=torch.set_num_threads, initargs=(1,)) as readers:
@@ -56,7 +55,7 @@ class PackLoader:
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         if state_dict["epoch"] == self.epoch:
-            self.consumed = state_dict["consumed"]
+            self.start = self.consumed = state_dict["consumed"]
 
 
 class SideStream:

@@ -31,8 +31,11 @@ def choose_attention(name: str, *, device: torch.device, precision: str, head_di
     obstacles = {each: _obstacle(each, device, precision, head_dim) for each in NAMES[1:]}
     if name == "auto":
         name = next(each for each in FASTEST_FIRST if not obstacles[each])
-        passed_over = [f"{each} {obstacles[each]}" for each in FASTEST_FIRST[: FASTEST_FIRST.index(name)]]
-        log.info("attention=auto takes %s: %s", name, "; ".join(passed_over) or "the fastest of all")
+        reasons: dict[str | None, list[str]] = {}
+        for each in FASTEST_FIRST[: FASTEST_FIRST.index(name)]:
+            reasons.setdefault(obstacles[each], []).append(each)
+        passed_over = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
+        log.info("attention=auto takes %s: %s", name, passed_over or "the fastest of all")
     elif obstacles[name]:
         raise InputError(f"attention={name} {obstacles[name]}; attention=auto takes what can run here")
     return _made(name)
@@ -60,7 +63,7 @@ def _obstacle(name: str, device: torch.device, precision: str, head_dim: int) ->
         return None
     if device.type != "cuda":
         return f"needs a CUDA GPU (trainer.accelerator=gpu), this run is on the {device.type.upper()}"
-    if not precision.startswith(("bf16", "16")):
+    if precision != "bf16-mixed":
         return f"computes in half precision (trainer.precision=bf16-mixed), here trainer.precision={precision}"
     if name == "triton":
         return _triton_obstacle(device, head_dim)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig
 
+from eagle3.errors import InputError
 from eagle3.features.joined import Store
 from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.head.draft_vocab import most_frequent
@@ -43,6 +44,7 @@ def plain_rope(config: PretrainedConfig) -> dict[str, Any]:
     rope = dict(getattr(config, "rope_parameters", None) or {"rope_type": "default", "rope_theta": 10000.0})
     rope = dict(rope.get("full_attention", rope))
     rope.pop("partial_rotary_factor", None)  # the head rotates all channels
+    rope.pop("attention_factor", None)  # SGLang takes its own from yarn's other settings
     if rope.get("rope_type", "default") not in ROPE_TYPES:
         rope = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
     return {key: value for key, value in rope.items() if value is not None}
@@ -64,6 +66,11 @@ def build_head(
 ) -> DraftHead:
     """A freshly initialised head; None takes the target's value."""
     facts = store.manifest["target_config"]
+    rope_type = (rope_parameters or {}).get("rope_type", "default")
+    if rope_type not in ROPE_TYPES:
+        raise InputError(
+            f"model.rope_parameters.rope_type={rope_type} is none of {', '.join(ROPE_TYPES)}, which SGLang computes"
+        )
     draft_ids = most_frequent(store.answer_counts, draft_vocab_size, default_draft_vocab_size)
     chosen: dict[str, Any] = {
         "num_heads": num_heads,
