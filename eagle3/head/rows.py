@@ -1,7 +1,13 @@
-"""Which rows of a sample are trained, at which steps of the unroll (design: alignment and loss rows).
+"""Which rows of a sample are trained, at which steps of the unroll.
 
 Row t joins feature h_t with the embedding of x_{t+1}; step k predicts x_{t+2+k}. It is trained iff
 x_{t+1} … x_{t+2+k} all are answer tokens of one turn: a chain that serving could start there and accept so far.
+
+    tokens        p0  p1  A  B  C  end           two of the prompt, then an answer
+    row 1         takes h_1 and A: predicts B at step 0, C at step 1 (taking B), end at step 2 (taking C)
+    row 2         takes h_2 and B: predicts C at step 0, end at step 1
+    row 3         takes h_3 and C: predicts end at step 0
+    rows 0, 4, 5  are not trained
 
 Shapes: T tokens of a sample. `turns` is 0 at prompt tokens and i at the tokens of the i-th answer.
 """

@@ -85,7 +85,7 @@ class ChunkedUnrollLoss(UnrollLoss):
                 logits, teachers.logits(asked), pairs.teachers[chunk] - asked.start, pairs.weight[chunk]
             )
             if with_gradients:
-                projection.backward(logits, states, slots)
+                projection.backward(logits, states, slots)  # over states[slots]
             del logits  # before the next chunk's are there too
         return losses, picked
 

@@ -59,7 +59,10 @@ class _Fuse(torch.autograd.Function):
 
 
 class _ProjectPack(torch.autograd.Function):
-    """Step 0: keys and values of all tokens, hidden states and queries of the trained rows."""
+    """Step 0: keys and values of all tokens, hidden states and queries of the trained rows.
+
+    Leaves `weights.embed_part` for the later steps; their backward runs first and leaves `weights.grad_embed_part`.
+    """
 
     @staticmethod
     def forward(
