@@ -51,6 +51,8 @@ class LastCheckpoint(Checkpoint):
 
     def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
         self.handlers = {number: signal.signal(number, self._remember) for number in (signal.SIGINT, signal.SIGTERM)}
+        # Lightning's own question to the first rank, for which every rank's host waits before every step.
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
     def on_train_batch_end(
         self,

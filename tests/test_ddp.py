@@ -21,6 +21,7 @@ import torch
 from conftest import random_samples, write_store
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
+from test_callbacks import CountPerStep
 from torch.distributed.tensor import DTensor
 
 from eagle3 import callbacks, run
@@ -44,7 +45,9 @@ CASES = {
     "accumulated": ["loss.normalize=token", "trainer.accumulate_grad_batches=2"],
     "fused": ["loss.normalize=token", "trainer.accumulate_grad_batches=2", "layer=fused"],
     "resumed": ["loss.normalize=token"],
+    "counted": ["loss.normalize=token", "attention=dense"],  # which reads no number of its own
 }
+LOG_EVERY = 3
 MUON = {"muon": ["optim=muon"]}
 HALF = {
     "half": ["trainer.precision=bf16-mixed"],
@@ -75,7 +78,7 @@ def composed(directory: Path, case: str, *overrides: str) -> DictConfig:
         f"data.path={directory}/features", f"run_dir={directory}/{case}", "data.pack_tokens=48",
         "data.val_fraction=0.2", "num_steps=3", "optim.lr=3e-3", f"trainer.max_epochs={EPOCHS}",
         f"trainer.gradient_clip_val={CLIP}", "trainer.enable_progress_bar=false", "callbacks.progress=null",
-        "callbacks.early_stopping=null", "trainer.log_every_n_steps=3",
+        "callbacks.early_stopping=null", f"trainer.log_every_n_steps={LOG_EVERY}",
     ]  # fmt: skip
     with initialize_config_dir(CONF, version_base="1.3"):
         config = compose("train", overrides=[*settings, *overrides])
@@ -110,22 +113,23 @@ def train_case(config: DictConfig, rank: int, *, interrupt: bool) -> dict[str, A
         with pytest.raises(Interrupted):
             fit(config, recorder)
         before, config.ckpt_path = recorder.batches, f"{config.run_dir}/checkpoints/last.ckpt"
-    recorder = Recorder()
-    trainer = fit(config, recorder)
+    recorder, counter = Recorder(), CountPerStep()
+    trainer = fit(config, recorder, *([counter] if config.attention == "dense" else []))
     return {
         "batches": before + recorder.batches,
         "weights": trainer.strategy.lightning_module_state_dict(),
         "metrics": {name: value.item() for name, value in trainer.callback_metrics.items() if "val/" in name},
         "rows_per_s": trainer.callback_metrics["train/rows_per_s"].item(),
+        "numbers_read": torch.tensor(counter.at_start).diff().tolist(),
         "steps": int(trainer.estimated_stepping_batches),
         "held": sum(local(parameter).numel() for parameter in trainer.lightning_module.head.parameters()),
     }
 
 
-def fit(config: DictConfig, recorder: Recorder) -> lightning.Trainer:
+def fit(config: DictConfig, *callbacks: lightning.Callback) -> lightning.Trainer:
     data, module = parts(config)
     trainer = build_trainer(config, [])
-    trainer.callbacks.append(recorder)
+    trainer.callbacks += callbacks
     trainer.fit(module, datamodule=data, ckpt_path=config.ckpt_path, weights_only=True)
     return trainer
 
@@ -228,6 +232,14 @@ def test_muon_on_shards_ends_near_muon_on_whole_weights(trained: Path) -> None:
 def test_rates_are_those_of_all_ranks(trained: Path, strategy: str) -> None:
     one, other = (rank["rows_per_s"] for rank in results(trained / strategy, "token"))
     assert one == pytest.approx(other)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_no_rank_waits_for_its_gpu_but_where_it_logs(trained: Path, strategy: str) -> None:
+    for rank in results(trained / strategy, "counted"):
+        of_first_epoch = rank["numbers_read"][: sum(epoch == 0 for epoch, _, _ in rank["batches"]) - 1]
+        assert len(of_first_epoch) > 2 * LOG_EVERY
+        assert {step % LOG_EVERY for step, numbers in enumerate(of_first_epoch, start=1) if numbers} <= {0}
 
 
 def test_a_rank_holds_its_share_of_the_weights(trained: Path) -> None:
