@@ -60,6 +60,12 @@ def test_strict_runs_with_a_token_classifier_and_drops_names(classifier, caplog)
     assert strict(prompt("my name is x")).reason is None
 
 
+def test_what_a_model_takes_for_a_name_is_hashed_as_an_id_and_stays_as_a_source_to_credit(classifier):
+    strict = with_classifier(classifier)
+    assert len(strict.safe_id("ada")) == len(strict.safe_source("ada@web.de")) == 16
+    assert strict.safe_source("ada") == "ada"
+
+
 def test_each_entity_of_a_model_has_its_own_action(classifier):
     actions = ("privacy.model.actions.PERSON=mask", "privacy.model.actions.LOCATION=keep")
     verdict = with_classifier(classifier, *actions)(prompt("my name is grace and i live in lisbon"))

@@ -434,3 +434,9 @@ def test_an_id_or_source_that_is_personal_data_is_written_nowhere(prepare):
     assert prepare.prompts()[1]["id"] == "plain-7"
     assert len(prepare.rejects()) == 2
     assert all(email.encode() not in content for content in prepare.outputs().values())
+
+
+def test_a_forbidden_source_is_refused_also_when_its_name_holds_personal_data(prepare):
+    prepare([chat("one", source="sharegpt anna.berg@web.de", id=1), chat("two", source="gsm8k", id=2)])
+    assert [prompt["source"] for prompt in prepare.prompts()] == ["gsm8k"]
+    assert reasons(prepare)[0].startswith("source forbidden: ShareGPT")

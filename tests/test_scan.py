@@ -50,6 +50,21 @@ def test_a_limit_above_what_there_is_keeps_everything(prepare: Prepare) -> None:
     )
 
 
+def test_a_limit_over_several_sources_keeps_the_same_prompts_whatever_the_chunks(
+    prepare: Prepare, tmp_path: Path
+) -> None:
+    first = [*(chat("the very same question", id=number) for number in range(60)), *unlike("alpha", 80)]
+    paths = [write(tmp_path / "a.jsonl", first), write(tmp_path / "b.jsonl", unlike("beta", 80))]
+    for chunk_mb in (0.002, 8):
+        ledger = prepare(sources=[{"path": str(path)} for path in paths], limit=50, chunk_mb=chunk_mb)
+        assert [source["prompts"] for source in ledger["sources"].values()] == [50, 0]
+        (prepare.folder / "ledger.json").unlink()
+
+
+def unlike(word: str, count: int) -> list[dict]:
+    return [chat(f"{word} {number} {number * 7919} {number * 31}", id=f"{word}{number}") for number in range(count)]
+
+
 def test_with_a_limit_for_each_source_every_source_is_read_as_far_as_needed(prepare: Prepare, tmp_path: Path) -> None:
     entries = []
     for name in "ab":

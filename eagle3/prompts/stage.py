@@ -23,7 +23,7 @@ from eagle3.storage import write_json, written_whole
 
 log = logging.getLogger(__name__)
 
-FORMAT = 2  # raise it when the same rows would give other prompts, so that prompts made by older rules are made again
+FORMAT = 3  # raise it when the same rows would give other prompts, so that prompts made by older rules are made again
 
 
 def prepare_prompts(
@@ -103,6 +103,7 @@ def _scan_and_select(
         sources=sources,
         checks=[rules.checks(source) for source in sources],
         safe_id=rules.privacy.safe_id,
+        safe_source=rules.privacy.safe_source,
         signer=rules.signer,
         traffic=rules.traffic,
         keep_answers=keep_answers,

@@ -64,7 +64,11 @@ class Privacy:
 
     def safe_id(self, id: str) -> str:
         """An id that is personal data itself, such as an email address, as a hash: ids are written of every row."""
-        return id if self.policy == "off" or not self.find(id) else sha256_json(id)[:16]
+        return id if self.policy == "off" or not self.find(id) else _hashed(id)
+
+    def safe_source(self, name: str) -> str:
+        """As safe_id, by patterns alone: to a model the names of datasets are names, and they have to be credited."""
+        return name if self.policy == "off" or not self._matched(readable(name)) else _hashed(name)
 
     def unseen(self) -> list[str]:
         """The entities that nothing here looks for, for warnings and the report."""
@@ -92,19 +96,27 @@ class Privacy:
     def find(self, text: str) -> list[Found]:
         """Everything found, in order of place and without overlaps."""
         text = readable(text)
-        found = [
+        found = self._matched(text)
+        if self.model is not None:
+            found += [Found(*span, entity, self.model.actions[entity]) for entity, span in self.model.find(text)]
+        return _without_overlaps(found) if len(found) > 1 else found
+
+    def _matched(self, text: str) -> list[Found]:
+        """What the recognisers find in readable text, overlaps and all."""
+        return [
             Found(*span, recogniser.entity, recogniser.action)
             for recogniser in self.recognisers
             for span in recogniser.find(text)
         ]
-        if self.model is not None:
-            found += [Found(*span, entity, self.model.actions[entity]) for entity, span in self.model.find(text)]
-        return _without_overlaps(found) if len(found) > 1 else found
 
 
 def readable(text: str) -> str:
     """The text as recognisers read it, of the same length."""
     return text if text.isascii() else text.translate(ASCII_FORMS)
+
+
+def _hashed(name: str) -> str:
+    return sha256_json(name)[:16]
 
 
 def _check_action(key: str, action: str) -> None:
