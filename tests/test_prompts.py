@@ -242,6 +242,38 @@ def test_a_damaged_page_of_a_parquet_file_is_an_error_that_names_the_file(prepar
         prepare(path=str(path), license="MIT")
 
 
+def test_data_files_of_a_folder_that_are_in_no_split_are_named(prepare, tmp_path, caplog):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in ("a.jsonl", "b.jsonl", "test.jsonl"):
+        write(folder / name, [chat(name)])
+    datasets.Dataset.from_list([chat("parquet")]).to_parquet(folder / "c.parquet")
+    (folder / "README.md").write_text("a card")
+    assert prepare(path=str(folder), split="test")["prompts"] == 1
+    assert "3 data files of this folder are NOT read" in caplog.text
+    assert "a.jsonl, b.jsonl, c.parquet;" in caplog.text
+    caplog.clear()
+    (folder / "test.jsonl").unlink()
+    (folder / "c.parquet").unlink()
+    assert prepare(path=str(folder))["prompts"] == 2
+    assert "NOT read" not in caplog.text
+
+
+def test_a_state_json_of_another_program_does_not_make_a_folder_a_saved_dataset(prepare, tmp_path):
+    for number, state in enumerate(("{}", "[1]", "{broken")):
+        folder = tmp_path / f"folder{number}"
+        folder.mkdir()
+        (folder / "state.json").write_text(state)
+        write(folder / "a.jsonl", [chat("a")])
+        prepare(path=str(folder))
+        assert [prompt["messages"] for prompt in prepare.prompts()] == [users("a")]
+
+
+def test_sources_may_be_paths_alone(prepare, tmp_path):
+    paths = [str(write(tmp_path / f"{name}.jsonl", [chat(name)])) for name in "ab"]
+    assert list(prepare(sources=paths)["sources"]) == ["a", "b"]
+
+
 def test_the_current_folder_is_a_source_with_its_own_name(prepare, tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     write(tmp_path / "mine" / "a.jsonl", [chat("a")])
@@ -309,6 +341,10 @@ def test_sources_can_be_read_without_the_licence_check(tmp_path):
         ({"sources": [{"name": "x"}]}, r"prompts\.sources\[0\]\.path is not set"),
         ({"path": "x.jsonl", "sources": []}, r"set exactly one"),
         ({"path": "x.jsonl", "limit": 0}, r"prompts\.limit=0 keeps no prompt"),
+        ({"path": "x.jsonl", "limit": "10k"}, r"prompts\.limit=10k is no whole number; write e\.g\. prompts\.limit=1"),
+        ({"path": ["x", "y"]}, r"prompts\.path=\['x', 'y'\] is no path of one file.*prompts\.sources=\[a\.jsonl,b"),
+        ({"sources": "x.jsonl"}, r"prompts\.sources=x\.jsonl is not a list; write prompts\.sources=\[x\.jsonl\]"),
+        ({"path": "x.jsonl", "processes": "all"}, r"prompts\.processes=all has to be 1 or more"),
         ({"path": "FOLDER/csv"}, r"prompts\.path=.*chats\.csv ends in none of \.jsonl"),
         ({"path": "FOLDER/empty"}, r"prompts\.path=.*empty is no dataset folder"),
         ({"path": "FOLDER/two"}, r"prompts\.path=.*two is no dataset folder.*\['x', 'y'\].*the subfolder"),
@@ -363,9 +399,28 @@ def test_prompts_are_made_again_only_when_something_changed(prepare, tmp_path, c
     assert made(path=path, limit=5, keep_answers=True)
     assert made(path=path)
     assert made([chat("a", "x"), chat("b", "y")])
+    assert made(path=path, attribution="Chats by Anna")
+    assert "Chats by Anna" in (prepare.folder / "attribution.txt").read_text()
+    assert made(path=path)
     (prepare.folder / "prompts.jsonl").write_bytes(b"")
     assert made(path=path)
     assert len(prepare.prompts()) == 2
+    assert made([{"prompt": "a"}], license="MIT")
+    assert made(path=path, license="ISC")
+
+
+@pytest.mark.parametrize("card", ["---\npretty_name: Talks\n---", "---\nhomepage: https://acme\n---", "# Citation\nX"])
+def test_a_changed_card_makes_the_prompts_again(prepare, tmp_path, caplog, card):
+    caplog.set_level("INFO")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    write(folder / "a.jsonl", [chat("a")])
+    for text in ("---\npretty_name: Chats\n---", card):
+        (folder / "README.md").write_text(text)
+        prepare(path=str(folder))
+    assert "up to date" not in caplog.text
+    prepare(path=str(folder))
+    assert "up to date" in caplog.text
 
 
 def test_a_failing_run_leaves_the_earlier_prompts_whole(prepare, tmp_path):

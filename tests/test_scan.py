@@ -155,6 +155,10 @@ def test_what_a_stopped_run_left_is_not_used_after_a_change(prepare: Prepare, tm
     stopped()
     prepare(sources=[{"path": str(rows)}], licenses={"allowed": ["MIT"]})
     assert reasons(prepare) == ["license not allowed: ISC"]
+    write(rows, [chat("e", "answer")])
+    stopped()
+    prepare(sources=[{"path": str(rows)}], keep_answers=True)
+    assert [len(prompt["messages"]) for prompt in prepare.prompts()] == [2]
 
 
 def damaged_parquet(path: Path) -> Path:
@@ -195,6 +199,15 @@ def test_the_mix_is_drawn_from_what_passed_and_reported(prepare: Prepare, tmp_pa
     assert "turns: distance 0.400 → 0.000" in (prepare.folder / "report.md").read_text()
     write(sample, [chat("one")])
     assert {len(prompt["messages"]) for prompt in rerun(prepare, tmp_path, mix)} == {1}
+
+
+def test_a_changed_histogram_draws_again(prepare: Prepare, tmp_path: Path) -> None:
+    rows = [chat(f"q {number}", *(["x", "more"] if number % 2 else [])) for number in range(40)]
+    histogram, path = tmp_path / "mix.yaml", str(write(tmp_path / "chats.jsonl", rows))
+    for bin in (1, 2):
+        histogram.write_text(f"marginals: {{turns: {{{bin}: 1}}}}\n")
+        prepare(path=path, traffic=traffic_settings(histogram=str(histogram), size=5))
+        assert {len(prompt["messages"]) for prompt in prepare.prompts()} == {bin}
 
 
 def test_a_limit_that_would_spoil_the_mix_is_refused(prepare: Prepare, tmp_path: Path) -> None:

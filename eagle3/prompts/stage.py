@@ -34,7 +34,7 @@ def prepare_prompts(
     split: str,
     attribution: str | None,
     limit: int | None,
-    sources: list[dict] | None,
+    sources: list[str | dict] | None,
     rules: Rules,
     processes: int | None,
     chunk_mb: float,
@@ -71,7 +71,7 @@ def _check_settings(rules: Rules, limit: int | None, processes: int | None, chun
         raise InputError(
             f"prompts.limit={limit} would cut the mix of prompts.traffic.size={rules.traffic.size}; lower the size"
         )
-    if processes is not None and processes < 1:
+    if processes is not None and (not isinstance(processes, int) or processes < 1):
         raise InputError(f"prompts.processes={processes} has to be 1 or more, or null for one a core")
     if chunk_mb <= 0:
         raise InputError(f"prompts.chunk_mb={chunk_mb} has to be above 0, e.g. 8")
@@ -83,7 +83,15 @@ def _inputs(sources: list[Source], rules: Rules, *, keep_answers: bool, limit: i
         "keep_answers": keep_answers,
         "limit": limit,
         "rules": rules.inputs(),
-        "sources": [{**source.inputs(), "limit": source.limit, "files": source.fingerprint()} for source in sources],
+        "sources": [
+            {
+                **source.inputs(),
+                "credit": source.terms.credit(),
+                "limit": source.limit,
+                "files": source.fingerprint(),
+            }
+            for source in sources
+        ],
     }
 
 
