@@ -56,12 +56,13 @@ def prepare_prompts(
     ledger = current_ledger(folder, inputs)
     if ledger is not None:
         log.info("prompts are up to date: %d in %s", ledger["prompts"], folder)
+        _remove_work(folder)
         return ledger
     scanned, selection = _scan_and_select(
         folder / ".work", found, rules, keep_answers=keep_answers, limit=limit, processes=processes, chunk_mb=chunk_mb
     )
     ledger = _write(folder, found, scanned, selection, rules, inputs)
-    shutil.rmtree(folder / ".work")
+    _remove_work(folder)
     log.info("%d of %d rows are prompts: %s", ledger["prompts"], ledger["rows"], folder)
     return ledger
 
@@ -131,6 +132,15 @@ def _scan_and_select(
             )  # fmt: skip
         if len(chunks) == len(tasks) or not enough.raised(selection.kept().tolist()):
             return scanned, selection
+
+
+def _remove_work(folder: Path) -> None:
+    """Renamed first: what a kill in the middle leaves must not be taken for whole chunks."""
+    work, removed = folder / ".work", folder / ".removed"
+    shutil.rmtree(removed, ignore_errors=True)
+    if work.exists():
+        work.rename(removed)
+        shutil.rmtree(removed)
 
 
 def _cores() -> int:

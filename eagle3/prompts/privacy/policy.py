@@ -125,8 +125,10 @@ def _check_action(key: str, action: str) -> None:
 
 
 def _without_overlaps(found: list[Found]) -> list[Found]:
-    """Of findings that overlap, one: what is kept gives way to the others, then the shorter to the longer."""
-    preferred = sorted(found, key=lambda item: (item.action == "keep", item.start - item.end, item.start))
+    """Of findings that overlap, one: what is dropped before masks, masks before what is kept, then the longest."""
+    masks = [item for item in found if item.action == "mask"]
+    found = [item for item in found if item.action != "mask"] + _merged(masks)
+    preferred = sorted(found, key=lambda item: (ACTIONS.index(item.action), item.start - item.end, item.start))
     taken = bytearray(max(item.end for item in found))
     chosen = []
     for item in preferred:
@@ -134,6 +136,22 @@ def _without_overlaps(found: list[Found]) -> list[Found]:
             taken[item.start : item.end] = b"\1" * (item.end - item.start)
             chosen.append(item)
     return sorted(chosen)
+
+
+def _merged(masks: list[Found]) -> list[Found]:
+    """Masks that overlap as one over the places of all, called what the longest is: no end of any stays readable."""
+    groups: list[list[Found]] = []
+    end = 0
+    for mask in sorted(masks, key=lambda item: item.start):
+        if not groups or mask.start >= end:
+            groups.append([])
+        groups[-1].append(mask)
+        end = max(end, mask.end)
+    longest = [max(group, key=lambda item: item.end - item.start) for group in groups]
+    return [
+        item._replace(start=group[0].start, end=max(mask.end for mask in group))
+        for item, group in zip(longest, groups, strict=True)
+    ]
 
 
 def _masked(prompt: Prompt, masks: list[Found]) -> Prompt:
