@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 from eagle3.errors import InputError
+from eagle3.prompts.answered import require_not_answered
 from eagle3.prompts.ledger import current_ledger, make_ledger, nothing_left
 from eagle3.prompts.licenses import attribution_text
 from eagle3.prompts.output import write_prompts
@@ -44,7 +45,7 @@ def prepare_prompts(
     """Write the prompts that pass and return the ledger; does nothing when the ledger says that they are up to date.
 
     Most arguments are keys of conf/prompts. `keep_answers` keeps assistant turns (imported conversations). Raises
-    InputError when no prompt is left.
+    InputError when no prompt is left, or when `out_dir`/responses answers other prompts.
     """
     check_limit("prompts", limit)
     _check_settings(rules, limit, processes, chunk_mb)
@@ -150,8 +151,12 @@ def _cores() -> int:
 def _write(
     folder: Path, sources: list[Source], scanned: Scanned, selection: Selection, rules: Rules, inputs: dict
 ) -> dict:
+    made = folder / ".work" / "made"
+    counts = write_prompts(made, sources, scanned, selection)
+    require_not_answered(folder, made / "prompts.jsonl", inputs)
     (folder / "ledger.json").unlink(missing_ok=True)  # it would describe other prompts if the next lines were killed
-    counts = write_prompts(folder, sources, scanned, selection)
+    for name in ("rejects.jsonl", "prompts.jsonl"):
+        (made / name).replace(folder / name)
     ledger = make_ledger(folder, sources, counts, selection.traffic, rules, inputs)
     write_report(folder, ledger)
     with written_whole(folder / "attribution.txt") as file:
