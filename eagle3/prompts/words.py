@@ -15,7 +15,7 @@ WORDS = re.compile(WORD)
 # unless they are of an operator: "!=", ":=" and the "!" of "!ready".
 PUNCTUATION = ".,;:!?'\"`‘’“”«»…。、，；：！？"  # noqa: RUF001 these are meant
 OPERATOR = r"[!:?](?==)|(?<![\w!])!+(?=[\w(])"
-WORDS_AND_SYMBOLS = re.compile(f"{WORD}|{OPERATOR}|[^\\w\\s{PUNCTUATION}]")
+WORDS_AND_SYMBOLS = re.compile(f"{WORD}|[^\\w\\s{PUNCTUATION}]|{OPERATOR}")
 
 HASHED_WORDS = 1 << 18  # words whose hash is remembered, some 30 MB
 FACTOR = np.uint64(0x9E3779B97F4A7C15)  # of the polynomial over a gram; odd, so that no bit of a word is lost
