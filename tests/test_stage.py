@@ -158,7 +158,7 @@ def test_answered_prompts_are_not_replaced_by_others(prepare, tmp_path):
     for config, difference in (
         ({"path": path, "limit": 1}, r"prompts\.limit: null then, 1 now"),
         ({"path": path, "licenses": {"allowed": ["MIT"]}}, r"prompts\.licenses\.allowed changed"),
-        ({"path": other}, r'prompts\.sources\[0\]\.name: "chats" then, "other" now'),
+        ({"path": other}, r'prompts\.sources\[0\]\.path.*name: "chats" then'),
     ):
         with pytest.raises(InputError, match=f"{difference}.*{way_out}"):
             prepare(**config)

@@ -9,7 +9,7 @@ from eagle3.errors import InputError
 from eagle3.prompts.ledger import MADE_BY
 from eagle3.storage import read_json, sha256_file
 
-NAMED_DIFFERENCES, LONGEST_VALUE = 5, 60  # in an error
+NAMED_DIFFERENCES, LONGEST_VALUE = 5, 120  # in an error
 
 
 def require_not_answered(folder: Path, prompts: Path, inputs: dict) -> None:
@@ -50,9 +50,11 @@ def _settings(inputs: dict) -> Iterator[tuple[str, Any]]:
     yield "version of the rules", inputs["format"]
     yield "responses.answers is imported", inputs["keep_answers"]
     yield "prompts.limit", inputs["limit"]
-    yield from _leaves("prompts", inputs["rules"])
     for number, source in enumerate(inputs["sources"]):
-        yield from _leaves(f"prompts.sources[{number}]", source)
+        for key in ("path", "name", "license", "limit", "id_prefix", "files"):
+            yield f"prompts.sources[{number}].{key}", source[key]
+    for group, settings in inputs["rules"].items():
+        yield from _leaves("a file of leaks, privacy or traffic" if group == "files" else f"prompts.{group}", settings)
 
 
 def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
