@@ -189,7 +189,11 @@ def br_cpf(random: Random) -> str:
         weights = range(len(number) + 1, 1, -1)
         rest = sum(int(digit) * weight for digit, weight in zip(number, weights, strict=True)) % 11
         number += str(0 if rest < 2 else 11 - rest)
-    return random.choice([number, f"{number[:3]}.{number[3:6]}.{number[6:9]}-{number[9:]}"])
+    return f"{number[:3]}.{number[3:6]}.{number[6:9]}-{number[9:]}"
+
+
+def br_cpf_digits(random: Random) -> str:
+    return br_cpf(random).replace(".", "").replace("-", "")
 
 
 DIHEDRAL = [[(i + j) % 5 if i < 5 and j < 5 else (i + j) % 5 + 5 if i < 5 else (i - j) % 5 + 5 if j < 5 else (i - j) % 5

@@ -106,6 +106,7 @@ KINDS = [
     Kind("NL_BSN", make.nl_bsn, {"nl": "BSN|burgerservicenummer|sofinummer|BSN-nummer", "en": "Dutch BSN"},
          unnamed=False),
     Kind("BR_CPF", make.br_cpf, {"pt": "CPF|número do CPF", "en": "CPF"}),
+    Kind("BR_CPF", make.br_cpf_digits, {"pt": "CPF|número do CPF", "en": "CPF"}, unnamed=False),
     Kind("IN_AADHAAR", make.in_aadhaar, {"en": "Aadhaar number|Aadhar card|UIDAI no.|आधार संख्या"}, unnamed=False),
     Kind("IN_PAN", make.in_pan, {"en": "PAN|PAN card"}),
     Kind("PASSPORT", make.passport, {

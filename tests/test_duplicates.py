@@ -86,6 +86,8 @@ def test_columns_longer_than_a_part_give_the_same_as_one_part(monkeypatch: pytes
     ("one", "other"),
     [
         ("What is a  monad?", "what is a\nMONAD"),
+        ("Stop!Now!!", "stop now"),
+        ("Is it so ?!", "is it so"),
         ("Straße, bitte!", "STRASSE BITTE"),
         ("“Quote” it…", "'quote' it"),
         ("机器学习是什么?", "机器学习是什么"),
@@ -101,6 +103,9 @@ def test_case_spaces_and_punctuation_do_not_make_another_prompt(prepare: Prepare
     [
         ("What is 3 + 4?", "What is 3 - 4?"),
         ("2 ** 3", "2 * 3"),
+        ("fix x != 3", "fix x = 3"),
+        ("fix x := 3", "fix x = 3"),
+        ("if (!ready)", "if (ready)"),
         ("3.14", "314"),
         ("???", "!!!"),
         ("今天天气怎么样", "明天天气怎么样"),

@@ -82,6 +82,20 @@ def test_gzip_and_zstd_files_are_read_like_plain_ones(prepare: Prepare, tmp_path
         assert (prepare.folder / "prompts.jsonl").read_bytes() == expected
 
 
+@pytest.mark.parametrize("start", ["[", "\n [", "\ufeff[", "\ufeff\r\n["])
+def test_a_json_array_is_read_plain_or_packed_whatever_its_first_bytes(
+    prepare: Prepare, tmp_path: Path, start: str
+) -> None:
+    array = (start + json.dumps([chat("a"), chat("b")], indent=1)[1:]).encode()
+    for name, content in {"a.json": array, "a.json.gz": gzip.compress(array), "a.JSON.zst": zstd(array)}.items():
+        (tmp_path / name).write_bytes(content)
+        prepare(path=str(tmp_path / name))
+        assert [prompt["messages"][0]["content"] for prompt in prepare.prompts()] == ["a", "b"], name
+    (tmp_path / "a.json.gz").write_bytes(gzip.compress(array[:-1]))
+    with pytest.raises(InputError, match=r"a\.json\.gz starts like a JSON array but is not valid JSON"):
+        prepare(path=str(tmp_path / "a.json.gz"))
+
+
 @pytest.mark.parametrize("ending", ["gz", "zst"])
 @pytest.mark.parametrize("damage", [lambda data: data[: len(data) // 2], lambda data: b"x" + data])
 def test_a_damaged_packed_file_is_named(prepare: Prepare, tmp_path: Path, ending: str, damage) -> None:

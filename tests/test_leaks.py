@@ -33,8 +33,8 @@ def test_thirteen_words_in_a_row_are_dropped_and_eight_are_counted(prepare: Prep
     ledger = prepare(rows, leaks={"benchmarks": benchmarks}, duplicates={"near": False})
     assert reasons(prepare) == ["leak: one"]
     assert ledger["leaks"] == {
-        "one": {"texts": 1, "dropped": 1, "reported": 1},
-        "two": {"texts": 1, "dropped": 0, "reported": 1},
+        "one": {"texts": 1, "unread": 0, "dropped": 1, "reported": 1},
+        "two": {"texts": 1, "unread": 0, "dropped": 0, "reported": 1},
     }
     report = (prepare.folder / "report.md").read_text()
     assert "| one | 1 | 1 | 1 |" in report
@@ -71,12 +71,20 @@ def test_every_file_shape_of_a_source_can_be_a_benchmark(prepare: Prepare, tmp_p
 
 
 def test_a_changed_benchmark_makes_the_prompts_again(prepare: Prepare, tmp_path: Path) -> None:
-    rows, entries = [chat("a"), chat(spell(0, 20))], [named(tmp_path, "one", "x")]
-    prepare(rows, leaks={"benchmarks": entries})
+    entries, path = [named(tmp_path, "one", "x")], str(tmp_path / "chats.jsonl")
+    prepare([chat("a"), chat(spell(0, 20))], leaks={"benchmarks": entries})
     assert reasons(prepare) == []
     named(tmp_path, "one", spell(0, 20))
-    prepare(rows, leaks={"benchmarks": entries})
+    prepare(path=path, leaks={"benchmarks": entries})
     assert reasons(prepare) == ["leak: one"]
+
+
+def test_rows_of_a_benchmark_that_cannot_be_read_are_counted_and_said(prepare: Prepare, tmp_path: Path, caplog) -> None:
+    path = write(tmp_path / "one.jsonl", [{"prompt": "a"}, {"messages": [{"role": "narrator", "content": "b"}]}, "{"])
+    ledger = prepare([chat("c")], leaks={"benchmarks": [str(path)]})
+    assert ledger["leaks"]["one"]["unread"] == 2
+    assert "2 of 3 rows cannot be read as prompts (unknown role: 1, not a JSON object: 1)" in caplog.text
+    assert "**2 rows of one could not be read**" in (prepare.folder / "report.md").read_text()
 
 
 @pytest.mark.parametrize("n", [2, 5])
@@ -85,7 +93,7 @@ def test_the_check_agrees_with_comparing_every_run_of_words(n: int) -> None:
     letters = "abcdefgh"[: 16 // n]
     texts = [" ".join(rng.choices(letters, k=rng.randint(n, 12))) for _ in range(12)]
     check = LeakCheck(
-        [Benchmark(str(index), [], [text]) for index, text in enumerate(texts)], dropped_words=n, reported_words=n
+        [Benchmark(str(index), [], [text], 0) for index, text in enumerate(texts)], dropped_words=n, reported_words=n
     )
 
     def runs(text: str) -> set[tuple[str, ...]]:
@@ -108,11 +116,14 @@ def test_the_check_agrees_with_comparing_every_run_of_words(n: int) -> None:
         ({"benchmarks": [{"file": "x"}]}, r"prompts\.leaks\.benchmarks\[0\]\.file is no key of a source"),
         ({"benchmarks": ["ONE", "ONE"]}, r"prompts\.leaks\.benchmarks\[1\]\.name=one is taken"),
         ({"benchmarks": ["EMPTY"]}, r"prompts\.leaks\.benchmarks\[0\]\.path=.*empty\.jsonl holds no prompt"),
+        ({"benchmarks": "one.jsonl"}, r"prompts\.leaks\.benchmarks=one\.jsonl is not a list; write .*=\[one\.jsonl\]"),
         ({"benchmarks": ["ONE"], "reported_words": 14}, r"prompts\.leaks\.reported_words=14 has to be"),
     ],
 )
 def test_a_wrong_setting_is_named(prepare: Prepare, tmp_path: Path, leaks: dict, message: str) -> None:
     files = {"ONE": named(tmp_path, "one", spell(0, 20)), "EMPTY": str(write(tmp_path / "empty.jsonl", ["x"]))}
-    entries = [files.get(entry, entry) if isinstance(entry, str) else entry for entry in leaks["benchmarks"]]
+    entries = leaks["benchmarks"]
+    if isinstance(entries, list):
+        entries = [files.get(entry, entry) if isinstance(entry, str) else entry for entry in entries]
     with pytest.raises(InputError, match=message):
         prepare([chat("a")], leaks={**leaks, "benchmarks": entries})

@@ -111,13 +111,39 @@ class EveryDigit(Recogniser):
         return (Span(index, index + 1) for index, char in enumerate(text) if char.isdigit())
 
 
+class Again(Badge):
+    entity = "AGAIN"
+
+
+class NumberAndMore(Recogniser):
+    """Begins inside a badge and ends behind it."""
+
+    entity = "NUMBER"
+
+    def find(self, text: str) -> Iterator[Span]:
+        for match in re.finditer(r"\d{4} \w+", text):
+            yield Span(*match.span())
+
+
+def test_masks_that_overlap_are_one_over_all_of_their_places():
+    recognisers = {"badge": Badge(action="mask"), "number": NumberAndMore(action="mask")}
+    verdict = Privacy(policy="patterns", recognisers=recognisers, model=None)(prompt("I am B-1234 Smith, ok"))
+    assert contents(verdict.prompt) == ["I am <NUMBER>, ok"]
+
+
+def test_what_is_to_be_dropped_is_dropped_also_inside_a_longer_mask():
+    recognisers = {"badge": Badge(action="mask"), "digit": EveryDigit(action="drop")}
+    verdict = Privacy(policy="patterns", recognisers=recognisers, model=None)(prompt("B-1234"))
+    assert verdict.reason == "personal data: DIGIT"
+
+
 def test_a_recogniser_is_one_class_and_one_line_of_config():
     line = "+privacy.recognisers.badge={_target_: test_privacy.Badge, action: mask}"
     assert contents(build_privacy(line)(prompt("I am B-1234.")).prompt) == ["I am <BADGE>."]
 
 
 def test_of_findings_that_overlap_the_longest_counts_and_of_equals_the_first():
-    recognisers = {"digit": EveryDigit(action="mask"), "badge": Badge(action="mask"), "again": Badge(action="drop")}
+    recognisers = {"digit": EveryDigit(action="mask"), "badge": Badge(action="mask"), "again": Again(action="mask")}
     verdict = Privacy(policy="patterns", recognisers=recognisers, model=None)(prompt("B-1234 7"))
     assert contents(verdict.prompt) == ["<BADGE> <DIGIT>"]
     assert verdict.counts == {"BADGE": 1, "DIGIT": 1}

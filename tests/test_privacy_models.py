@@ -1,16 +1,19 @@
 """Names by a model: a real token classifier trained here for seconds; spaCy and presidio where they are installed."""
 
+import os
 import pickle
 from pathlib import Path
 
 import pytest
 import torch
+from prompt_stage import default_settings
 from test_privacy import build_privacy, contents, prompt
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertConfig, BertForTokenClassification, PreTrainedTokenizerFast
 
 from eagle3.errors import InputError
 from eagle3.prompts.privacy.models import OVERLAP, WINDOW, SpacyModel, windows
+from eagle3.prompts.rules import GROUPS, Rules
 
 LABELS = {0: "O", 1: "B-PER", 2: "B-LOC", 3: "B-ORG"}
 NAMES = {"ada": 1, "grace": 1, "london": 2, "lisbon": 2, "acme": 3, "initech": 3}
@@ -60,6 +63,12 @@ def test_strict_runs_with_a_token_classifier_and_drops_names(classifier, caplog)
     assert strict(prompt("my name is x")).reason is None
 
 
+def test_what_a_model_takes_for_a_name_is_hashed_as_an_id_and_stays_as_a_source_to_credit(classifier):
+    strict = with_classifier(classifier)
+    assert len(strict.safe_id("ada")) == len(strict.safe_source("ada@web.de")) == 16
+    assert strict.safe_source("ada") == "ada"
+
+
 def test_each_entity_of_a_model_has_its_own_action(classifier):
     actions = ("privacy.model.actions.PERSON=mask", "privacy.model.actions.LOCATION=keep")
     verdict = with_classifier(classifier, *actions)(prompt("my name is grace and i live in lisbon"))
@@ -72,6 +81,14 @@ def test_a_text_longer_than_the_model_reads_is_read_whole(classifier):
     filler = "the x " * ((WINDOW + OVERLAP) // 6)
     for text in ("the x " * CONTEXT + "ada", filler + "ada " + "the x " * 50, "ada " + filler):
         assert contents(masking(prompt(text)).prompt) == [text.replace("ada", "<PERSON>")]
+
+
+def test_a_model_that_changed_in_its_place_makes_the_prompts_again(classifier):
+    rules = Rules({group: default_settings()[group] for group in GROUPS}, privacy=with_classifier(classifier))
+    before = rules.inputs()
+    assert rules.inputs() == before
+    os.utime(classifier / "model.safetensors", (1, 1))
+    assert rules.inputs() != before
 
 
 def test_a_name_in_the_overlap_of_two_windows_counts_once(classifier):
@@ -153,3 +170,4 @@ def test_presidio_finds_names_with_the_engine_of_its_configuration(spacy_pipelin
     engine.write_text(f"nlp_engine_name: spacy\nmodels:\n- {{lang_code: en, model_name: {spacy_pipeline}}}\n")
     strict = build_privacy("privacy/model=presidio", f"privacy.model.path={engine}", policy="strict")
     assert strict(prompt("I am Ada Lovelace, from London.")).reason == "personal data: LOCATION, PERSON"
+    assert {engine, spacy_pipeline / "meta.json"} <= set(strict.model.files())

@@ -1,19 +1,15 @@
 """Raw conversations → clean prompts, through the stage as precompute.py runs it."""
 
 import json
-import subprocess
-import sys
 
 import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hydra import compose, initialize_config_dir
-from prompt_stage import CONF, OUTPUTS, chat, default_settings, prepare, reasons, users, write
+from prompt_stage import chat, prepare, reasons, users, write
 
 from eagle3.errors import InputError
 from eagle3.prompts import plain_source, read_prompts
-from eagle3.storage import sha256_file
 
 __all__ = ["prepare"]  # the fixture
 
@@ -242,6 +238,38 @@ def test_a_damaged_page_of_a_parquet_file_is_an_error_that_names_the_file(prepar
         prepare(path=str(path), license="MIT")
 
 
+def test_data_files_of_a_folder_that_are_in_no_split_are_named(prepare, tmp_path, caplog):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in ("a.jsonl", "b.jsonl", "test.jsonl"):
+        write(folder / name, [chat(name)])
+    datasets.Dataset.from_list([chat("parquet")]).to_parquet(folder / "c.parquet")
+    (folder / "README.md").write_text("a card")
+    assert prepare(path=str(folder), split="test")["prompts"] == 1
+    assert "3 data files of this folder are NOT read" in caplog.text
+    assert "a.jsonl, b.jsonl, c.parquet;" in caplog.text
+    caplog.clear()
+    (folder / "test.jsonl").unlink()
+    (folder / "c.parquet").unlink()
+    assert prepare(path=str(folder))["prompts"] == 2
+    assert "NOT read" not in caplog.text
+
+
+def test_a_state_json_of_another_program_does_not_make_a_folder_a_saved_dataset(prepare, tmp_path):
+    for number, state in enumerate(("{}", "[1]", "{broken")):
+        folder = tmp_path / f"folder{number}"
+        folder.mkdir()
+        (folder / "state.json").write_text(state)
+        write(folder / "a.jsonl", [chat("a")])
+        prepare(path=str(folder))
+        assert [prompt["messages"] for prompt in prepare.prompts()] == [users("a")]
+
+
+def test_sources_may_be_paths_alone(prepare, tmp_path):
+    paths = [str(write(tmp_path / f"{name}.jsonl", [chat(name)])) for name in "ab"]
+    assert list(prepare(sources=paths)["sources"]) == ["a", "b"]
+
+
 def test_the_current_folder_is_a_source_with_its_own_name(prepare, tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     write(tmp_path / "mine" / "a.jsonl", [chat("a")])
@@ -309,6 +337,10 @@ def test_sources_can_be_read_without_the_licence_check(tmp_path):
         ({"sources": [{"name": "x"}]}, r"prompts\.sources\[0\]\.path is not set"),
         ({"path": "x.jsonl", "sources": []}, r"set exactly one"),
         ({"path": "x.jsonl", "limit": 0}, r"prompts\.limit=0 keeps no prompt"),
+        ({"path": "x.jsonl", "limit": "10k"}, r"prompts\.limit=10k is no whole number; write e\.g\. prompts\.limit=1"),
+        ({"path": ["x", "y"]}, r"prompts\.path=\['x', 'y'\] is no path of one file.*prompts\.sources=\[a\.jsonl,b"),
+        ({"sources": "x.jsonl"}, r"prompts\.sources=x\.jsonl is not a list; write prompts\.sources=\[x\.jsonl\]"),
+        ({"path": "x.jsonl", "processes": "all"}, r"prompts\.processes=all has to be 1 or more"),
         ({"path": "FOLDER/csv"}, r"prompts\.path=.*chats\.csv ends in none of \.jsonl"),
         ({"path": "FOLDER/empty"}, r"prompts\.path=.*empty is no dataset folder"),
         ({"path": "FOLDER/two"}, r"prompts\.path=.*two is no dataset folder.*\['x', 'y'\].*the subfolder"),
@@ -331,106 +363,3 @@ def test_a_wrong_source_is_named_with_its_config_key_and_the_way_out(prepare, tm
     config = json.loads(json.dumps(config).replace("FOLDER", str(tmp_path)))
     with pytest.raises(InputError, match=message):
         prepare(**config)
-
-
-# The stage
-
-
-def test_the_same_input_gives_the_same_bytes(prepare, tmp_path):
-    rows = [chat(f"question {i}", "x", source=f"s{i % 3}") for i in range(50)] + ["broken"]
-    first = prepare(rows)
-    before = {name: (prepare.folder / name).read_bytes() for name in OUTPUTS}
-    for name in OUTPUTS:
-        (prepare.folder / name).unlink()
-    assert prepare(path=str(tmp_path / "chats.jsonl")) == first
-    assert {name: (prepare.folder / name).read_bytes() for name in OUTPUTS} == before
-    assert sorted(file.name for file in prepare.folder.iterdir()) == sorted(OUTPUTS)
-    assert first["sha256"] == sha256_file(prepare.folder / "prompts.jsonl")
-
-
-def test_prompts_are_made_again_only_when_something_changed(prepare, tmp_path, caplog):
-    caplog.set_level("INFO")
-
-    def made(rows=None, **config) -> bool:
-        caplog.clear()
-        prepare(rows, **config)
-        return "up to date" not in caplog.text
-
-    path = str(tmp_path / "chats.jsonl")
-    assert made([chat("a", "x")])
-    assert not made(path=path)
-    assert made(path=path, limit=5)
-    assert made(path=path, limit=5, keep_answers=True)
-    assert made(path=path)
-    assert made([chat("a", "x"), chat("b", "y")])
-    (prepare.folder / "prompts.jsonl").write_bytes(b"")
-    assert made(path=path)
-    assert len(prepare.prompts()) == 2
-
-
-def test_a_failing_run_leaves_the_earlier_prompts_whole(prepare, tmp_path):
-    prepare([chat("a")])
-    before = {name: (prepare.folder / name).read_bytes() for name in OUTPUTS}
-    entries = [{"path": str(tmp_path / "chats.jsonl")}, {"path": str(write(tmp_path / "bad.parquet", ["PAR1"]))}]
-    with pytest.raises(InputError, match="damaged"):
-        prepare(sources=entries)
-    assert {name: (prepare.folder / name).read_bytes() for name in OUTPUTS} == before
-
-
-def test_no_prompt_left_is_an_error_with_counts_and_the_way_out(prepare):
-    with pytest.raises(InputError, match=r"none of 3 rows in chats passed \(license missing: 2.*prompts\.license=MIT"):
-        prepare([{"prompt": "a"}, {"prompt": "b"}, "broken"])
-    with pytest.raises(InputError, match=r"none of 0 rows in chats passed \(the sources are empty\); give rows with"):
-        prepare([])
-    assert not any((prepare.folder / name).exists() for name in OUTPUTS)
-
-
-def test_no_text_of_a_refused_row_is_written_or_logged(prepare, caplog, capfd):
-    caplog.set_level("DEBUG")
-    secret = "SECRET"
-    rows = [
-        chat("fine"),
-        f'{{"prompt": "{secret}',
-        {"messages": [{"role": secret, "content": secret}]},
-        {"messages": users([{"type": secret, secret: secret}])},
-        {secret: secret},
-        chat(secret, license=None),
-        chat(secret, license=secret),
-        chat(secret, license=f"{secret} AND"),
-        {"messages": [*users(secret), {"role": "tool", "content": secret}]},
-    ]
-    ledger = prepare(rows)
-    assert ledger["prompts"] == 1 and ledger["rows"] == len(rows)
-    written = "".join((prepare.folder / name).read_text(errors="replace") for name in OUTPUTS)
-    output = capfd.readouterr()
-    assert secret not in written + caplog.text + output.out + output.err
-
-
-def test_the_package_imports_without_torch():
-    code = "import sys, eagle3.prompts; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-@pytest.mark.parametrize(
-    "option", sorted(CONF.glob("prompts/*/*.yaml")), ids=lambda path: f"{path.parent.name}={path.stem}"
-)
-def test_every_option_of_the_groups_composes_and_adds_no_other_key(option):
-    group, name = option.parent.name, option.stem
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("precompute", overrides=[f"prompts/{group}='{name}'"])
-    assert set(config.prompts) == set(default_settings())
-
-
-def test_an_id_or_source_that_is_personal_data_is_written_nowhere(prepare):
-    email = "anna.berg@web.de"
-    rows = [
-        chat("one", id=email),
-        chat("refused for its licence", id=f"{email}-2", license=None),
-        chat("two", id="plain-7", source=email),
-        "broken " + email,
-    ]
-    prepare(rows)
-    assert [len(prompt["id"]) for prompt in prepare.prompts()] == [16, len("plain-7")]
-    assert prepare.prompts()[1]["id"] == "plain-7"
-    assert len(prepare.rejects()) == 2
-    assert all(email.encode() not in content for content in prepare.outputs().values())

@@ -50,6 +50,21 @@ def test_a_limit_above_what_there_is_keeps_everything(prepare: Prepare) -> None:
     )
 
 
+def test_a_limit_over_several_sources_keeps_the_same_prompts_whatever_the_chunks(
+    prepare: Prepare, tmp_path: Path
+) -> None:
+    first = [*(chat("the very same question", id=number) for number in range(60)), *unlike("alpha", 80)]
+    paths = [write(tmp_path / "a.jsonl", first), write(tmp_path / "b.jsonl", unlike("beta", 80))]
+    for chunk_mb in (0.002, 8):
+        ledger = prepare(sources=[{"path": str(path)} for path in paths], limit=50, chunk_mb=chunk_mb)
+        assert [source["prompts"] for source in ledger["sources"].values()] == [50, 0]
+        (prepare.folder / "ledger.json").unlink()
+
+
+def unlike(word: str, count: int) -> list[dict]:
+    return [chat(f"{word} {number} {number * 7919} {number * 31}", id=f"{word}{number}") for number in range(count)]
+
+
 def test_with_a_limit_for_each_source_every_source_is_read_as_far_as_needed(prepare: Prepare, tmp_path: Path) -> None:
     entries = []
     for name in "ab":
@@ -140,6 +155,10 @@ def test_what_a_stopped_run_left_is_not_used_after_a_change(prepare: Prepare, tm
     stopped()
     prepare(sources=[{"path": str(rows)}], licenses={"allowed": ["MIT"]})
     assert reasons(prepare) == ["license not allowed: ISC"]
+    write(rows, [chat("e", "answer")])
+    stopped()
+    prepare(sources=[{"path": str(rows)}], keep_answers=True)
+    assert [len(prompt["messages"]) for prompt in prepare.prompts()] == [2]
 
 
 def damaged_parquet(path: Path) -> Path:
@@ -147,6 +166,25 @@ def damaged_parquet(path: Path) -> Path:
     pq.write_table(pa.table({"prompt": ["a" * 500]}), path, compression="NONE", write_statistics=False)
     path.write_bytes(path.read_bytes().replace(b"a" * 500, b"\xff" * 500, 1))
     return path
+
+
+def test_a_run_that_was_killed_while_it_cleaned_up_can_be_followed_by_any_other(
+    prepare: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed_halfway(folder: Path, **_: object) -> None:
+        for file in Path(folder).rglob("prompts.jsonl"):
+            file.unlink()
+            raise KeyboardInterrupt
+
+    path = str(write(tmp_path / "chats.jsonl", unlike("alpha", 20)))
+    for limit in (None, 5):
+        with monkeypatch.context() as patch:
+            patch.setattr("eagle3.prompts.stage.shutil.rmtree", killed_halfway)
+            with pytest.raises(KeyboardInterrupt):
+                prepare(path=path)
+        assert prepare(path=path, limit=limit)["prompts"] == (limit or 20)
+        assert [file.name for file in prepare.folder.iterdir() if file.name.startswith(".")] == []
+        (prepare.folder / "ledger.json").unlink()
 
 
 def test_a_worker_that_is_killed_ends_the_run_with_an_error(prepare: Prepare, tmp_path: Path) -> None:
@@ -180,6 +218,15 @@ def test_the_mix_is_drawn_from_what_passed_and_reported(prepare: Prepare, tmp_pa
     assert "turns: distance 0.400 → 0.000" in (prepare.folder / "report.md").read_text()
     write(sample, [chat("one")])
     assert {len(prompt["messages"]) for prompt in rerun(prepare, tmp_path, mix)} == {1}
+
+
+def test_a_changed_histogram_draws_again(prepare: Prepare, tmp_path: Path) -> None:
+    rows = [chat(f"q {number}", *(["x", "more"] if number % 2 else [])) for number in range(40)]
+    histogram, path = tmp_path / "mix.yaml", str(write(tmp_path / "chats.jsonl", rows))
+    for bin in (1, 2):
+        histogram.write_text(f"marginals: {{turns: {{{bin}: 1}}}}\n")
+        prepare(path=path, traffic=traffic_settings(histogram=str(histogram), size=5))
+        assert {len(prompt["messages"]) for prompt in prepare.prompts()} == {bin}
 
 
 def test_a_limit_that_would_spoil_the_mix_is_refused(prepare: Prepare, tmp_path: Path) -> None:

@@ -193,6 +193,15 @@ def test_tiny_pools_are_drawn_whole_when_they_look_like_the_target(rows):
     assert mask.all() and report["kept"] == rows
 
 
+def test_what_the_report_calls_kept_is_what_is_drawn_also_where_a_cell_is_too_small(tmp_path):
+    (tmp_path / "mix.yaml").write_text("marginals: {turns: {1: 0.7, 2: 0.3}}")
+    pool = columns(turns=[1] * 40 + [2] * 2)
+    for seed in range(12):
+        settings = {"bins": {"turns": [1, 2]}, "strata": ["turns"], "allowed_shortfall": 1, "size": 8, "seed": seed}
+        mask, report = mix(histogram=str(tmp_path / "mix.yaml"), **settings).choose(pool, sample=None)
+        assert report["kept"] == mask.sum()
+
+
 def test_an_empty_pool_and_one_without_the_targets_bins_are_errors():
     sample = columns(turns=[1])
     for pool in (sample[:0], columns(turns=[2, 3])):

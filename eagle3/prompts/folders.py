@@ -1,6 +1,7 @@
 """Which data files a dataset folder holds: split name → files, by the rules of Hugging Face `datasets`."""
 
 import json
+import logging
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -8,6 +9,10 @@ import fsspec
 
 from eagle3.errors import InputError
 
+log = logging.getLogger(__name__)
+
+DATA = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".csv", ".tsv", ".gz", ".zst")  # that may hold rows
+NAMED_FILES = 5  # in a warning
 SAVED = "state.json"  # written by Dataset.save_to_disk
 SAVED_SPLITS = "dataset_dict.json"  # written by DatasetDict.save_to_disk
 
@@ -21,15 +26,17 @@ def dataset_splits(setting: str, folder: str) -> dict[str, list[str]]:
     if files.exists(f"{path}/{SAVED_SPLITS}"):
         splits = json.loads(files.cat_file(f"{path}/{SAVED_SPLITS}"))["splits"]
         return {str(split): _saved_files(files, f"{path}/{split}") for split in splits}
-    if files.exists(f"{path}/{SAVED}"):
+    if files.exists(f"{path}/{SAVED}") and "_data_files" in _state(files, path):  # any program may write a state.json
         return {"train": _saved_files(files, path)}
     try:
-        return _found_files(folder, remote="file" not in _protocols(files))
+        splits = _found_files(folder, remote="file" not in _protocols(files))
     except (FileNotFoundError, ValueError) as error:
         raise InputError(
             f"{setting} is no dataset folder that can be read ({' '.join(str(error).split())[:200]}); "
             f"name one data file or the subfolder that holds them"
         ) from None
+    _warn_of_the_rest(setting, _left_out(files, path, splits))
+    return splits
 
 
 def _protocols(files: Any) -> tuple[str, ...]:
@@ -37,8 +44,16 @@ def _protocols(files: Any) -> tuple[str, ...]:
 
 
 def _saved_files(files: Any, folder: str) -> list[str]:
-    state = json.loads(files.cat_file(f"{folder}/{SAVED}"))
-    return [files.unstrip_protocol(f"{folder}/{entry['filename']}") for entry in state["_data_files"]]
+    entries = _state(files, folder)["_data_files"]
+    return [files.unstrip_protocol(f"{folder}/{entry['filename']}") for entry in entries]
+
+
+def _state(files: Any, folder: str) -> dict:
+    try:
+        state = json.loads(files.cat_file(f"{folder}/{SAVED}"))
+    except ValueError:
+        return {}
+    return state if isinstance(state, dict) else {}
 
 
 def _found_files(folder: str, *, remote: bool) -> dict[str, list[str]]:
@@ -52,3 +67,32 @@ def _found_files(folder: str, *, remote: bool) -> dict[str, list[str]]:
         with TemporaryDirectory() as cache:
             found = datasets.load_dataset_builder(folder, cache_dir=cache).config.data_files
     return {str(split): [str(file) for file in files] for split, files in found.items()}
+
+
+def _left_out(files: Any, folder: str, splits: dict[str, list[str]]) -> list[str]:
+    """The folder's data files, as paths in it, that `datasets` put into no split."""
+    from datasets.data_files import FILES_TO_IGNORE
+
+    folder = folder.rstrip("/")
+    inside = [file[len(folder) + 1 :] for file in files.find(folder) if file.startswith(f"{folder}/")]
+    data = [
+        name
+        for name in inside
+        if name.lower().endswith(DATA)
+        and name.rpartition("/")[2] not in (*FILES_TO_IGNORE, SAVED)
+        and not any(part.startswith((".", "__")) for part in name.split("/"))
+    ]
+    # By their ends: in some stores the files of the splits have a revision in their path.
+    lengths = {name.count("/") + 1 for name in data}
+    read = {"/".join(file.split("/")[-length:]) for split in splits.values() for file in split for length in lengths}
+    return [name for name in data if name not in read]
+
+
+def _warn_of_the_rest(setting: str, names: list[str]) -> None:
+    if names:
+        more = f" and {len(names) - NAMED_FILES} more" if len(names) > NAMED_FILES else ""
+        log.warning(
+            "%s: %d data files of this folder are NOT read, because `datasets` takes one format, and by their names or "
+            "the card no split has them: %s%s; name them as sources of their own in prompts.sources",
+            setting, len(names), ", ".join(names[:NAMED_FILES]), more,
+        )  # fmt: skip

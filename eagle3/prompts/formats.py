@@ -17,6 +17,7 @@ COLUMNS = (*ID_COLUMNS, *LICENSE_COLUMNS, "source", *SHAPES)
 BLOCK = 1 << 20  # bytes asked of a remote store at a time; its own default of 50 MB would fetch chunks many times over
 
 NO_END = 1 << 62
+HEAD = 4096  # bytes in which a JSON array shows itself
 
 BLANK = object()  # a line without text: it is no row, but it counts as a line
 Rows = Iterator[tuple[int, Any]]  # (line within the chunk, from 1; the row's value, None when it is not JSON, or BLANK)
@@ -109,13 +110,17 @@ def _cut_whole(file: str, chunk_bytes: int) -> Iterator[Chunk]:
 
 
 def _packed_rows(chunk: Chunk) -> Rows:
-    """Lines of a gzip or zstd file. It cannot be entered midway: the whole file is one chunk."""
+    """Lines, or a JSON array, of a gzip or zstd file. It cannot be entered midway: the whole file is one chunk."""
     import pyarrow
 
     packing = "gzip" if chunk.file.lower().endswith(".gz") else "zstd"
     try:
         with opened(chunk.file) as packed, pyarrow.CompressedInputStream(packed, packing) as file:
-            for line, text in enumerate(io.BufferedReader(file, BLOCK), 1):
+            lines = io.BufferedReader(file, BLOCK)
+            if ".json." in chunk.file.lower() and _starts_array(lines.peek(HEAD)):
+                yield from _array_rows(chunk.file, lines.read())
+                return
+            for line, text in enumerate(lines, 1):
                 yield line, _json(text) if text.strip() else BLANK
     except OSError as error:
         raise _unreadable(chunk.file, error) from None
@@ -127,18 +132,24 @@ def _cut_json(file: str, chunk_bytes: int) -> Iterator[Chunk]:
 
 def _is_array(file: str) -> bool:
     with opened(file) as content:
-        return content.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+        return _starts_array(content.read(HEAD))
+
+
+def _starts_array(head: bytes) -> bool:
+    return head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
 
 
 def _json_rows(chunk: Chunk) -> Rows:
     if not _is_array(chunk.file):
         return _line_rows(chunk)
     with opened(chunk.file) as file:
-        rows = _json(file.read())
+        return _array_rows(chunk.file, file.read())
+
+
+def _array_rows(file: str, content: bytes) -> Rows:
+    rows = _json(content)
     if rows is None:
-        raise InputError(
-            f"{chunk.file} starts like a JSON array but is not valid JSON; mend it or write one object a line"
-        )
+        raise InputError(f"{file} starts like a JSON array but is not valid JSON; mend it or write one object a line")
     return enumerate(rows, 1)
 
 

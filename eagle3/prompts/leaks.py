@@ -1,5 +1,6 @@
 """Prompts that overlap with benchmarks: runs of 13 words in common are a leak, of 8 words are reported."""
 
+import logging
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -8,10 +9,13 @@ import numpy as np
 
 from eagle3.errors import InputError
 from eagle3.prompts.checks import Verdict
+from eagle3.prompts.conversation import Refused
 from eagle3.prompts.prompt import Prompt
 from eagle3.prompts.reading import read_prompts
 from eagle3.prompts.sources import Source, plain_source
 from eagle3.prompts.words import grams, hash_words, words
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -21,24 +25,38 @@ class Benchmark:
     name: str
     state: list[list[Any]]
     texts: list[str]
+    unread: int  # rows, of which no text is here
 
 
 def read_benchmarks(entries: list[str | dict]) -> list[Benchmark]:
     """The benchmarks in prompts.leaks.benchmarks, whose user and system turns count."""
+    if not isinstance(entries, list):
+        key = "prompts.leaks.benchmarks"
+        raise InputError(f"{key}={entries} is not a list; write {key}=[{entries or ''}]")
     found: list[Benchmark] = []
     for index, entry in enumerate(entries):
         source = plain_source(f"prompts.leaks.benchmarks[{index}]", entry, split="test")
         if source.name in [earlier.name for earlier in found]:
             raise InputError(f"{source.key}.name={source.name} is taken by an earlier one; give it another name")
-        found.append(Benchmark(source.name, source.fingerprint(), _texts(source)))
+        found.append(_benchmark(source))
     return found
 
 
-def _texts(source: Source) -> list[str]:
-    prompts = [found for _, found in read_prompts(source, keep_answers=False) if isinstance(found, Prompt)]
+def _benchmark(source: Source) -> Benchmark:
+    rows = [found for _, found in read_prompts(source, keep_answers=False)]
+    prompts = [found for found in rows if isinstance(found, Prompt)]
     if not prompts:
         raise InputError(f"{source.key}.path={source.path} holds no prompt that can be read; name a benchmark's file")
-    return [message["content"] for prompt in prompts for message in prompt.messages]
+    unread = Counter(found.reason for found in rows if isinstance(found, Refused))
+    if unread:
+        reasons = ", ".join(f"{reason}: {number}" for reason, number in unread.most_common())
+        log.warning(
+            "%s.path=%s: %d of %d rows cannot be read as prompts (%s), and overlap with them is NOT looked for; "
+            "write their questions as rows with prompt or turns",
+            source.key, source.path, unread.total(), len(rows), reasons,
+        )  # fmt: skip
+    texts = [message["content"] for prompt in prompts for message in prompt.messages]
+    return Benchmark(source.name, source.fingerprint(), texts, unread.total())
 
 
 class Overlap:

@@ -57,12 +57,14 @@ def _sorted(value: Any) -> Any:
 
 
 def _leaks(counts: dict[str, Counts], rules: Rules) -> dict[str, dict[str, int]]:
-    """By benchmark: its texts, prompts dropped as leaks, and prompts with a shorter overlap that passed this check."""
+    """By benchmark: its texts and unreadable rows, prompts dropped as leaks, and prompts with a shorter overlap that
+    passed this check."""
     rejected = sum((count.rejected for count in counts.values()), Counter())
     reported = sum((count.found.get("leaks", Counter()) for count in counts.values()), Counter())
     return {
         benchmark.name: {
             "texts": len(benchmark.texts),
+            "unread": benchmark.unread,
             "dropped": rejected[f"leak: {benchmark.name}"],
             "reported": reported[benchmark.name],
         }

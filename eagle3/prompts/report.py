@@ -123,6 +123,9 @@ def _leaks(ledger: dict[str, Any]) -> Iterable[str]:
         ("benchmark", "texts", f"dropped: {dropped} words in a row", f"let through: {reported} words in a row"),
         [(name, leak["texts"], leak["dropped"], leak["reported"]) for name, leak in ledger["leaks"].items()],
     )
+    for name, leak in ledger["leaks"].items():
+        if leak["unread"]:
+            yield f"**{leak['unread']:,} rows of {cell(name)} could not be read**: overlap with them was not seen."
 
 
 def _traffic(traffic: dict[str, Any] | None) -> Iterable[str]:

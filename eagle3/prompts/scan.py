@@ -56,7 +56,8 @@ def tasks_of(sources: list[Source], chunk_bytes: int, settings: Any) -> list[Tas
 class Scanner:
     """Reads, checks and spools one chunk; sent to every worker once.
 
-    checks: of each source, in the order they are asked; the first reason counts. safe_id: an id as it may be written.
+    checks: of each source, in the order they are asked; the first reason counts. safe_id, safe_source: both as they may
+    be written.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Scanner:
         sources: list[Source],
         checks: list[list[Check]],
         safe_id: Callable[[str], str],
+        safe_source: Callable[[str], str],
         signer: Signer,
         traffic: TrafficMix | None,
         keep_answers: bool,
@@ -74,6 +76,7 @@ class Scanner:
         self.sources = sources
         self.checks = checks
         self.safe_id = safe_id
+        self.safe_source = safe_source
         self.safe_sources: dict[str, str] = {}
         self.signer = signer
         self.traffic = traffic
@@ -101,8 +104,8 @@ class Scanner:
                 if value is BLANK:
                     continue
                 rows += 1
-                found = self._with_safe_names(read_prompt(value, source, keep_answers=self.keep_answers))
-                found = checked(found, checks, counts)
+                found = checked(read_prompt(value, source, keep_answers=self.keep_answers), checks, counts)
+                found = self._with_safe_names(found)  # after the licence check, which has to see the row's own `source`
                 if isinstance(found, Refused):
                     writer.reject(line, found.id, found.reason)
                 else:
@@ -127,7 +130,7 @@ class Scanner:
         if name not in self.safe_sources:
             if len(self.safe_sources) == REMEMBERED_SOURCES:
                 self.safe_sources.clear()
-            self.safe_sources[name] = self.safe_id(name)
+            self.safe_sources[name] = self.safe_source(name)
         return self.safe_sources[name]
 
     def _values(self, prompt: Prompt) -> tuple:
@@ -167,8 +170,8 @@ class Enough:
             self(source) and limit is not None and found < limit
             for source, (found, limit) in enumerate(zip(kept, self.limits, strict=True))
         ]
-        if not any(missing) or (self.limit is not None and sum(kept) >= self.limit):
-            return False
+        if not any(missing) or (self.limit is not None and sum(kept[: missing.index(True) + 1]) >= self.limit):
+            return False  # what more there is to read comes behind the last prompt that the limit allows
         for source, is_missing in enumerate(missing):
             if is_missing:
                 self.wanted[source] = 2 * self.passing[source]

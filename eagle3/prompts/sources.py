@@ -60,7 +60,7 @@ def configured_sources(
     name: str | None,
     split: str,
     attribution: str | None,
-    sources: list[dict] | None,
+    sources: list[str | dict] | None,
 ) -> list[Source]:
     """The sources of a `prompts` config, each checked to exist: `path` alone, or the list `sources`."""
     if (path is None) == (sources is None):
@@ -72,6 +72,8 @@ def configured_sources(
     }  # fmt: skip
     if sources is None:
         return [_source("prompts", defaults, id_prefix=False)]
+    if not isinstance(sources, list):
+        raise InputError(f"prompts.sources={sources} is not a list; write prompts.sources=[{sources}]")
     found = [
         _source(f"prompts.sources[{index}]", _entry(f"prompts.sources[{index}]", entry, defaults), id_prefix=True)
         for index, entry in enumerate(sources)
@@ -85,11 +87,15 @@ def configured_sources(
 def plain_source(key: str, entry: str | dict, *, split: str) -> Source:
     """Conversations that are read but never kept: benchmarks, samples. A path, or a dict of path, name and split."""
     defaults = {"path": None, "name": None, "split": split}
-    given = _entry(key, {"path": entry} if isinstance(entry, str) else entry, defaults)
-    return _source(key, {**given, "license": None, "attribution": None, "limit": None}, id_prefix=False)
+    return _source(
+        key, {**_entry(key, entry, defaults), "license": None, "attribution": None, "limit": None}, id_prefix=False
+    )
 
 
-def _entry(key: str, entry: dict, defaults: dict) -> dict:
+def _entry(key: str, entry: str | dict, defaults: dict) -> dict:
+    """The keys of a source; a path alone leaves the others at their defaults."""
+    if not isinstance(entry, dict):
+        return {**defaults, "path": entry}
     unknown = set(entry) - set(defaults)
     if unknown:
         raise InputError(f"{key}.{min(unknown)} is no key of a source; keys: {', '.join(defaults)}")
@@ -99,6 +105,11 @@ def _entry(key: str, entry: dict, defaults: dict) -> dict:
 def _source(key: str, entry: dict, *, id_prefix: bool) -> Source:
     if entry["path"] is None:
         raise InputError(f"{key}.path is not set; name a JSONL or Parquet file or a dataset folder")
+    if not isinstance(entry["path"], str):
+        raise InputError(
+            f"{key}.path={entry['path']} is no path of one file or folder; several are a list in prompts.sources, "
+            f"e.g. prompts.sources=[a.jsonl,b.jsonl]"
+        )
     check_limit(key, entry["limit"])
     path = _absolute(entry["path"])
     files = _files(f"{key}.path={entry['path']}", path, f"{key}.split", entry["split"])
@@ -127,6 +138,8 @@ def _stem(path: str, *, is_file: bool) -> str:
 
 
 def check_limit(key: str, limit: int | None) -> None:
+    if limit is not None and not isinstance(limit, int):
+        raise InputError(f"{key}.limit={limit} is no whole number; write e.g. {key}.limit=10000, or null for all")
     if limit is not None and limit < 1:
         raise InputError(f"{key}.limit={limit} keeps no prompt; give 1 or more, or null for all")
 

@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 from eagle3.errors import InputError
+from eagle3.prompts.answered import require_not_answered
 from eagle3.prompts.ledger import current_ledger, make_ledger, nothing_left
 from eagle3.prompts.licenses import attribution_text
 from eagle3.prompts.output import write_prompts
@@ -23,7 +24,7 @@ from eagle3.storage import write_json, written_whole
 
 log = logging.getLogger(__name__)
 
-FORMAT = 2  # raise it when the same rows would give other prompts, so that prompts made by older rules are made again
+FORMAT = 3  # raise it when the same rows would give other prompts, so that prompts made by older rules are made again
 
 
 def prepare_prompts(
@@ -34,7 +35,7 @@ def prepare_prompts(
     split: str,
     attribution: str | None,
     limit: int | None,
-    sources: list[dict] | None,
+    sources: list[str | dict] | None,
     rules: Rules,
     processes: int | None,
     chunk_mb: float,
@@ -44,7 +45,7 @@ def prepare_prompts(
     """Write the prompts that pass and return the ledger; does nothing when the ledger says that they are up to date.
 
     Most arguments are keys of conf/prompts. `keep_answers` keeps assistant turns (imported conversations). Raises
-    InputError when no prompt is left.
+    InputError when no prompt is left, or when `out_dir`/responses answers other prompts.
     """
     check_limit("prompts", limit)
     _check_settings(rules, limit, processes, chunk_mb)
@@ -56,12 +57,13 @@ def prepare_prompts(
     ledger = current_ledger(folder, inputs)
     if ledger is not None:
         log.info("prompts are up to date: %d in %s", ledger["prompts"], folder)
+        _remove_work(folder)
         return ledger
     scanned, selection = _scan_and_select(
         folder / ".work", found, rules, keep_answers=keep_answers, limit=limit, processes=processes, chunk_mb=chunk_mb
     )
     ledger = _write(folder, found, scanned, selection, rules, inputs)
-    shutil.rmtree(folder / ".work")
+    _remove_work(folder)
     log.info("%d of %d rows are prompts: %s", ledger["prompts"], ledger["rows"], folder)
     return ledger
 
@@ -71,7 +73,7 @@ def _check_settings(rules: Rules, limit: int | None, processes: int | None, chun
         raise InputError(
             f"prompts.limit={limit} would cut the mix of prompts.traffic.size={rules.traffic.size}; lower the size"
         )
-    if processes is not None and processes < 1:
+    if processes is not None and (not isinstance(processes, int) or processes < 1):
         raise InputError(f"prompts.processes={processes} has to be 1 or more, or null for one a core")
     if chunk_mb <= 0:
         raise InputError(f"prompts.chunk_mb={chunk_mb} has to be above 0, e.g. 8")
@@ -83,7 +85,15 @@ def _inputs(sources: list[Source], rules: Rules, *, keep_answers: bool, limit: i
         "keep_answers": keep_answers,
         "limit": limit,
         "rules": rules.inputs(),
-        "sources": [{**source.inputs(), "limit": source.limit, "files": source.fingerprint()} for source in sources],
+        "sources": [
+            {
+                **source.inputs(),
+                "credit": source.terms.credit(),
+                "limit": source.limit,
+                "files": source.fingerprint(),
+            }
+            for source in sources
+        ],
     }
 
 
@@ -103,6 +113,7 @@ def _scan_and_select(
         sources=sources,
         checks=[rules.checks(source) for source in sources],
         safe_id=rules.privacy.safe_id,
+        safe_source=rules.privacy.safe_source,
         signer=rules.signer,
         traffic=rules.traffic,
         keep_answers=keep_answers,
@@ -124,6 +135,15 @@ def _scan_and_select(
             return scanned, selection
 
 
+def _remove_work(folder: Path) -> None:
+    """Renamed first: what a kill in the middle leaves must not be taken for whole chunks."""
+    work, removed = folder / ".work", folder / ".removed"
+    shutil.rmtree(removed, ignore_errors=True)
+    if work.exists():
+        work.rename(removed)
+        shutil.rmtree(removed)
+
+
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -131,8 +151,12 @@ def _cores() -> int:
 def _write(
     folder: Path, sources: list[Source], scanned: Scanned, selection: Selection, rules: Rules, inputs: dict
 ) -> dict:
+    made = folder / ".work" / "made"
+    counts = write_prompts(made, sources, scanned, selection)
+    require_not_answered(folder, made / "prompts.jsonl", inputs)
     (folder / "ledger.json").unlink(missing_ok=True)  # it would describe other prompts if the next lines were killed
-    counts = write_prompts(folder, sources, scanned, selection)
+    for name in ("rejects.jsonl", "prompts.jsonl"):
+        (made / name).replace(folder / name)
     ledger = make_ledger(folder, sources, counts, selection.traffic, rules, inputs)
     write_report(folder, ledger)
     with written_whole(folder / "attribution.txt") as file:

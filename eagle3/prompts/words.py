@@ -11,9 +11,11 @@ from jaxtyping import UInt64
 UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 WORD = f"[{UNSPACED}]|[^\\W_{UNSPACED}]+"
 WORDS = re.compile(WORD)
-# Symbols count for duplicates ("3 + 4" is not "3 - 4"); a sentence's punctuation, quotes and underscores do not.
+# Symbols count for duplicates ("3 + 4" is not "3 - 4"); a sentence's punctuation, quotes and underscores do not,
+# unless they are of an operator: "!=", ":=" and the "!" of "!ready".
 PUNCTUATION = ".,;:!?'\"`‘’“”«»…。、，；：！？"  # noqa: RUF001 these are meant
-WORDS_AND_SYMBOLS = re.compile(f"{WORD}|[^\\w\\s{PUNCTUATION}]")
+OPERATOR = r"[!:?](?==)|(?<![\w!])!+(?=[\w(])"
+WORDS_AND_SYMBOLS = re.compile(f"{WORD}|[^\\w\\s{PUNCTUATION}]|{OPERATOR}")
 
 HASHED_WORDS = 1 << 18  # words whose hash is remembered, some 30 MB
 FACTOR = np.uint64(0x9E3779B97F4A7C15)  # of the polynomial over a gram; odd, so that no bit of a word is lost

@@ -29,6 +29,10 @@ class SourceTerms:
     link: str | None
     citation: str | None
 
+    def credit(self) -> list[str | None]:
+        """What the ledger and attribution.txt say of the source, and no prompt depends on."""
+        return [self.license_from, self.attribution, self.link, self.citation]
+
 
 @dataclass(frozen=True)
 class Card:

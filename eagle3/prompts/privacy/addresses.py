@@ -19,6 +19,15 @@ STREET_OR_MORE = (  # words that mean other things too, unless the address ends 
     "St|Rd|Ln|Dr|Drive|Ct|Court|Pl|Place|Sq|Square|Way|Circle|Cir|Close|Gardens|Grove|Row|Mews|Hill|Park|Trail|Layout"
 )
 END = r"(?=\.?(?:[,;\n|\"'<)]|\Z| ?#| (?:Apt|Suite|Ste|Unit|Floor|in|and|[A-Z][a-z]+,)))"
+# What has a number behind it, and drives that nobody lives at.
+NUMBERED = re.compile(
+    r"\b(?:windows|android|ios|macos|ubuntu|office|version|chapter|step|level|figure|section|top)\s\Z", re.I
+)
+STORAGE = re.compile(r"\b(?:Google|Flash|Hard|Disk|Thumb|Pen|Tape|Test|External|Network|Cloud|Shared) Drive\Z")
+MONTH = re.compile(
+    r"\b(?:Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?|Oct(?:ober)?"
+    r"|Nov(?:ember)?|Dec(?:ember)?)\.?\Z"
+)
 YEAR = re.compile(r"(?:in|since|of|by|from|until|the|early|late)\s\Z", re.IGNORECASE)
 
 
@@ -32,9 +41,10 @@ class StreetAddress(Pattern):
     )
 
     def valid(self, match: re.Match[str]) -> bool:
-        """In 2008 Wall Street is not in house number 2008."""
-        before = match.string[max(0, match.start() - 6) : match.start()]
-        return not (match.group()[:2] in ("19", "20") and YEAR.search(before))
+        """In 2008 Wall Street is not in house number 2008, and Windows 10 Google Drive is in none."""
+        before = match.string[max(0, match.start() - 10) : match.start()]
+        year = match.group()[:2] in ("19", "20") and YEAR.search(before)
+        return not (year or NUMBERED.search(before) or STORAGE.search(match.group()))
 
 
 class LowerCaseAddress(Pattern):
@@ -70,6 +80,14 @@ class RomanceAddress(Pattern):
         rf"(?:{'|'.join(map(re.escape, kinds))})\.? ?{NAME}(?: {NAME}){{0,4}}"
         r"(?:, ?| )(?:n[º°.]{1,2} ?|n[úu]mero |num\. )?\d{1,5}(?!\d|[.:]\d)"
     )
+    # Via USB 3, but not Via XX Settembre 3.
+    by_means_of = re.compile(
+        r"Via (?:(?![IVXLC]+\b)[A-Z][A-Z\d-]+|Bluetooth|Homebrew|Wi-?Fi|Ethernet|E-?mail|Docker|Python|Windows|Android"
+        r"|Chrome|Google|Telegram|Zoom|Channel|Port|Route|Flight)\b"
+    )
+
+    def valid(self, match: re.Match[str]) -> bool:
+        return self.by_means_of.match(match.group()) is None
 
 
 class GermanicAddress(Recogniser):
@@ -88,12 +106,21 @@ class GermanicAddress(Recogniser):
     preposition = re.compile(
         r"(?:Am|An der|An den|Auf der|Im|In der|Unter den|Zum|Zur|Hinter der) [A-ZÄÖÜ][\w-]{2,25}\Z"
     )
+    # A rank, a place of work, disk space: of a street the name comes before "Platz", and no unit behind the number.
+    no_street = re.compile(
+        r"(?:^|\b(?:Auf|Der|Die|Das|Den|Dem|Des|Eine?|Einen|Kein|An|Im|In|Vom|Zum|Zur|Um|Bis|Von|Nur|Noch|Jeder?) )"
+        r"(?:Straße|Strasse|Str\.|Allee|Platz|Gasse|Ufer|Chaussee)\Z"
+        r"|(?i:speicher|arbeits|park|sitz|steh|steck|stell|studien|ausbildungs|start|tabellen|schlaf|lager)platz\Z"
+    )
+    unit = re.compile(r" ?(?:[KMGT]i?B|km|kg|%|€|EUR|Euro|Prozent)(?!\w)")
     longest_name = 80
 
     def find(self, text: str) -> Iterator[Span]:
         for number in self.number.finditer(text):
+            if self.unit.match(text, number.end()):
+                continue
             name = self._street(text, number)
-            if name is not None:
+            if name is not None and not (self.no_street.search(name.group()) or MONTH.search(name.group())):
                 yield Span(number.start() - len(name.group()), number.end())
 
     def _street(self, text: str, number: re.Match[str]) -> re.Match[str] | None:

@@ -14,7 +14,8 @@ from eagle3.prompts.privacy.recogniser import LOOK_BACK, Action, Recogniser, Spa
 LOCAL_PART = re.compile(r"[\w.!#$%&'*+^`{|}~-]{1,64}")  # on the reversed text before the @
 DOMAIN = re.compile(r"(?:[^\W_](?:[\w-]{0,62})\.){1,8}(?:xn--[a-z0-9-]{2,59}|[^\W\d_]{2,24})", re.IGNORECASE)
 EMAIL_EDGES = ".!#$%&'*+^`{|}~-"  # quotes, list marks and the like around a local part
-URL_ACCOUNT = re.compile(r"://[^\s/@]{0,128}\Z")  # user@host of a URL; passwords.UrlPassword looks at it
+AT = re.compile("@|%40")  # the second in a URL's query
+URL_ACCOUNT = re.compile(r"://[^\s/?#@]{0,128}\Z")  # user@host of a URL; passwords.UrlPassword looks at it
 MACHINE_USERS = re.compile(
     r"git|hg|svn|(?:\d+\+)?.*no[-_.]?reply.*|do[-_.]?not[-_.]?reply|mailer-daemon", re.IGNORECASE
 )
@@ -27,7 +28,7 @@ class Email(Recogniser):
     entity = "EMAIL_ADDRESS"
 
     def find(self, text: str) -> Iterator[Span]:
-        for at in re.finditer("@", text) if "@" in text else ():
+        for at in AT.finditer(text) if "@" in text or "%40" in text else ():
             local = LOCAL_PART.match(text[max(0, at.start() - 64) : at.start()][::-1])
             domain = DOMAIN.match(text, at.end())
             if local is None or domain is None:

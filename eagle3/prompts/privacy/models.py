@@ -28,7 +28,8 @@ WINDOW, OVERLAP = 20_000, 500  # characters that are read at a time; what is on 
 class NameModel(ABC):
     """Finds PERSON, LOCATION and ORGANIZATION. `actions` gives each its action; a model must know all that it names."""
 
-    def __init__(self, *, actions: Mapping[str, Action]):
+    def __init__(self, *, path: str, actions: Mapping[str, Action]):
+        self.path = Path(path).expanduser()
         self.actions = dict(actions)
         self._loaded: Any = None
 
@@ -44,6 +45,10 @@ class NameModel(ABC):
                 entity = entity_of(label)
                 if entity in self.actions:
                     yield entity, Span(offset + start, offset + end)
+
+    def files(self) -> list[Path]:
+        """All that `path` holds: prompts are made again when one of them changes."""
+        return _files_in(self.path)
 
     @abstractmethod
     def _load(self) -> Any:
@@ -90,16 +95,15 @@ class SpacyModel(NameModel):
     """A spaCy pipeline with named entities, as saved by `nlp.to_disk` (or unpacked from a model package)."""
 
     def __init__(self, *, path: str, actions: Mapping[str, Action]):
-        super().__init__(actions=actions)
+        super().__init__(path=path, actions=actions)
         _require("spacy", "spacy")
-        self.folder = Path(path).expanduser()
-        meta = _described(self.folder, "meta.json", "a spaCy pipeline (nlp.to_disk)")
+        meta = _described(self.path, "meta.json", "a spaCy pipeline (nlp.to_disk)")
         self._check_labels([label for labels in meta.get("labels", {}).values() for label in labels], path)
 
     def _load(self) -> Any:
         import spacy
 
-        return spacy.load(self.folder)
+        return spacy.load(self.path)
 
     def _labelled(self, text: str) -> Iterable[tuple[str, int, int]]:
         return [(entity.label_, entity.start_char, entity.end_char) for entity in self._loaded(text).ents]
@@ -112,10 +116,10 @@ class HuggingFaceModel(NameModel):
     """
 
     def __init__(self, *, path: str, stride: int, actions: Mapping[str, Action]):
-        super().__init__(actions=actions)
+        super().__init__(path=path, actions=actions)
         _require("transformers", "huggingface")
-        self.folder, self.stride = Path(path).expanduser(), stride
-        config = _described(self.folder, "config.json", "a token classification model (save_pretrained)")
+        self.stride = stride
+        config = _described(self.path, "config.json", "a token classification model (save_pretrained)")
         self._check_labels(config.get("id2label", {}).values(), path)
 
     def _load(self) -> Any:
@@ -123,9 +127,9 @@ class HuggingFaceModel(NameModel):
 
         logging.disable_progress_bar()  # one for each worker process would be drawn
         model = AutoModelForTokenClassification.from_pretrained(
-            self.folder, use_safetensors=True, local_files_only=True, trust_remote_code=False
+            self.path, use_safetensors=True, local_files_only=True, trust_remote_code=False
         )
-        tokenizer = AutoTokenizer.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(self.path, local_files_only=True, trust_remote_code=False)
         context = getattr(model.config, "max_position_embeddings", tokenizer.model_max_length)
         tokenizer.model_max_length = min(tokenizer.model_max_length, context)
         return TokenClassificationPipeline(
@@ -141,11 +145,18 @@ class PresidioModel(NameModel):
     """Microsoft presidio's analyzer; `path` is a configuration file of its NlpEngineProvider, which names the model."""
 
     def __init__(self, *, path: str, language: str, score_threshold: float, actions: Mapping[str, Action]):
-        super().__init__(actions=actions)
+        super().__init__(path=path, actions=actions)
         _require("presidio_analyzer", "presidio")
-        self.path, self.language, self.score_threshold = Path(path).expanduser(), language, score_threshold
+        self.language, self.score_threshold = language, score_threshold
         if not self.path.is_file():
             raise InputError(f"prompts.privacy.model.path={path} is no file; give a presidio NLP engine configuration")
+
+    def files(self) -> list[Path]:
+        """The configuration, and the folders that it names."""
+        import yaml
+
+        named = _texts_in(yaml.safe_load(self.path.read_text()))
+        return [self.path, *(file for name in named if Path(name).is_dir() for file in _files_in(Path(name)))]
 
     def _load(self) -> Any:
         from presidio_analyzer import AnalyzerEngine
@@ -159,6 +170,19 @@ class PresidioModel(NameModel):
             text, language=self.language, entities=sorted(self.actions), score_threshold=self.score_threshold
         )
         return [(result.entity_type, result.start, result.end) for result in found]
+
+
+def _files_in(path: Path) -> list[Path]:
+    return sorted(file for file in path.rglob("*") if file.is_file())
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    """Every text among the values of a configuration."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (dict, list)):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _texts_in(part)
 
 
 def _require(library: str, option: str) -> None:

@@ -121,6 +121,11 @@ class EsNationalId(NationalId):
     check = staticmethod(lambda number: _spanish(number.replace(".", "")))
     clear = re.compile(r".*[A-Z]")
     context = words("dni", "nie", "nif", "documento", "identidad", *TAX_WORDS)
+    literal = re.compile(r"[=<>+*/%(,\[{]\s*\Z")  # before 30000000L of code
+
+    def needs_context(self, match: re.Match[str]) -> bool:
+        before = match.string[max(0, match.start() - 4) : match.start()]
+        return super().needs_context(match) or (match.group()[-1] == "L" and self.literal.search(before) is not None)
 
 
 def _spanish(number: str) -> bool:
@@ -147,12 +152,13 @@ class NlBsn(NationalId):
 
 
 class BrCpf(NationalId):
-    """CPF, with its two check digits; one in a hundred of all numbers passes, so that bare digits are clear too."""
+    """CPF, with its two check digits; one in a hundred of all numbers passes, so that bare digits need context."""
 
     entity = "BR_CPF"
     pattern = re.compile(r"\d{3}(?:[. ]\d{3}[. ]\d{3}[-/ .]\d\d|\d{6}[-/]?\d\d)")
     check = staticmethod(lambda number: cpf.is_valid(re.sub(r"\D", "", number)))
-    clear = pattern
+    clear = re.compile(r".*\D.*")
+    context = words("cpf", r"cadastro de pessoas? f[íi]sicas?", r"contribuinte\w{0,12}", "documento", *TAX_WORDS)
 
 
 class InAadhaar(NationalId):

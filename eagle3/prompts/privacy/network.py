@@ -9,14 +9,19 @@ from eagle3.prompts.privacy.recogniser import Action, Pattern, Recogniser, Span,
 IPV4 = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}(/\d{1,2})?(?!\d)")
 IPV6 = re.compile(r"[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,40}(?:(?<=:)\d{1,3}(?:\.\d{1,3}){3})?(/\d{1,3})?")
 BEFORE_VERSION = re.compile(
-    r"(?:\b(?:v|ver|version[a-z]{0,3}|release|python|java|node|php|ruby|kernel|chrome|firmware|build"
-    r"|(?:up|down)graded? to|sections?|chapter|clause|oid)|[=<>~^!]=|\w[@-])(?:[ :#=\"'(]|is|to|from){0,8}\Z",
+    r"(?:(?:\b(?:v|ver|release|python|java|node|php|ruby|kernel|chrome|firmware|build|(?:up|down)graded? to|sections?"
+    r"|chapter|clause|oid)|version[a-z]{0,3}|\w[@-])(?:[ :#=\"'(>]|is|to|from){0,8}"
+    r"|[=<>~^!]= {0,2}|(?:\A|[\s(\"'`;])[a-z][\w+-]{1,20}/)\Z",  # numpy==1.2.3.4, but ip == "…"; nginx/1.2.3.4
+    re.IGNORECASE,
+)
+LOGIN = re.compile(
+    r"\b(?:(?:ssh|scp|sftp|rsync|mosh)\b[^\n]{0,60}|root|admin|ubuntu|debian|centos|ec2-user|deploy|pi|user|postgres)@\Z",
     re.IGNORECASE,
 )
 AFTER_VERSION = re.compile(
     r"[-+](?:rc|alpha|beta|a|b|dev|snapshot|final|r|\d)|\.(?:tar|zip|whl|jar|deb|rpm|exe|dll|so|post|dev|in-addr)", re.I
 )
-LONGEST_VERSION_WORDS = 30
+LONGEST_VERSION_WORDS, LONGEST_LOGIN = 30, 80
 DOCUMENTATION = [
     ipaddress.ip_network(network)
     for network in ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32", "3fff::/20")
@@ -73,6 +78,8 @@ class IpAddress(Recogniser):
 
 
 def _is_version(text: str, match: re.Match[str]) -> bool:
+    if LOGIN.search(text[max(0, match.start() - LONGEST_LOGIN) : match.start()]):
+        return False
     before = text[max(0, match.start() - LONGEST_VERSION_WORDS) : match.start()]
     return bool(BEFORE_VERSION.search(before) or AFTER_VERSION.match(text, match.end()))
 

@@ -42,29 +42,48 @@ class Password(Recogniser):
     entity = "PASSWORD"
     gates = (
         "pass", "pwd", "secret", "key", "token", "kennwort", "contrase", "senha", "wachtwoord", "пароль", "密码",
-        "密碼",
+        "密碼", "identified", "curl", "mysql",
     )  # fmt: skip
     called = (
-        r"(?:(?P<password>(?<!reise)pass(?:word|wd|phrase|wort|code)?|pwd|kennwort|mot[ _]de[ _]passe|contrase[nñ]a"
+        r"(?:(?P<password>(?<!reise)(?<!by)(?<!com)(?<!tres)(?<!sur)(?<!over)(?<!under)pass(?:word|wd|phrase|wort|code)?"
+        r"|pwd|kennwort|mot[ _]de[ _]passe|contrase[nñ]a"
         r"|senha|wachtwoord|пароль|密码|密碼)"
         r"|(?:secret|(?:secret|api|access|account|auth)[ _-]?(?:access[ _-]?)?(?:key|token)|client[ _-]?secret))"
     )
     assigned = (
         r"(?:[_-]\w{0,12})?\d?[\"'`]?(?:"
         r"(?: (?:of|for|to|von|für|de|du|del|di|do|van) [^\n:=]{1,40}?)?"
-        r"(?: ?(?::=|=>|[:=>]) ?| (?:is|ist|lautet|est|es|é)(?: now)?:? )|(?P<nothing>[ \t]))"
+        r"(?:[ \t]{0,16}(?::=|=>|[:=>])[ \t]{0,16}| (?:is|ist|lautet|est|es|é)(?: now)?:? )|(?P<nothing>[ \t]))"
     )
     value = (
         r"(?:\"(?P<double>[^\"\s]{4,200})\"|'(?P<single>[^'\s]{4,200})'"
         r"|(?P<bare>[^\s\"'`,;<>()\[\]{}|&]{5,200})(?![(\[{]))"
     )
     assignment = re.compile(called + assigned + value, re.IGNORECASE)
+    # Commands that take one: SQL's CREATE USER, curl -u user:…, mysql -p…
+    given = re.compile(
+        r"\bidentified (?:with \w{1,40} )?by ['\"](?P<sql>[^'\"\s]{4,200})['\"]"
+        r"|\bcurl\b[^\n|;]{0,200}?\s(?:-u|--user)[ =]{0,2}['\"]?[^\s'\":]{1,64}:(?P<curl>[^\s'\"]{4,200})"
+        r"|\bmysql\w{0,10}\b[^\n|;]{0,200}?\s-p(?P<mysql>[^\s'\"]{4,200})",
+        re.IGNORECASE,
+    )
+    test_log = re.compile(r"(?<!\w)PASS:")
+    identifier = re.compile(r"[\w./:-]+")
+    path = re.compile(r"(?:~|\.{1,2})?(?:/[\w.@-]+)+/?")
     dotted_name = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
 
     def find(self, text: str) -> Iterator[Span]:
-        for match in self.assignment.finditer(text) if mentions(text, self.gates) else ():
+        if not mentions(text, self.gates):
+            return
+        for match in self.given.finditer(text):
+            assert match.lastgroup
+            if self._is_password(match[match.lastgroup], quoted=True, assigned=True):
+                yield Span(*match.span(match.lastgroup))
+        for match in self.assignment.finditer(text):
             group = next(name for name in ("double", "single", "bare") if match[name])
             value = match[group].rstrip(".!?:") if group == "bare" else match[group]
+            if self.test_log.match(text, match.start()) and self.identifier.fullmatch(value):
+                continue
             is_secret = self._is_password if match["password"] else self._is_key
             if is_secret(value, quoted=group != "bare", assigned=not match["nothing"]):
                 yield Span(match.start(group), match.start(group) + len(value))
@@ -75,7 +94,7 @@ class Password(Recogniser):
             len(value) < 6
             or PLACEHOLDER.search(value)
             or not letters
-            or (not quoted and self.dotted_name.fullmatch(value))
+            or (not quoted and (self.dotted_name.fullmatch(value) or self.path.fullmatch(value)))
         ):
             return False
         signs = not value.replace("_", "").isalnum() or ("_" in value and value != value.lower())

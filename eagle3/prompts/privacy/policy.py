@@ -64,7 +64,11 @@ class Privacy:
 
     def safe_id(self, id: str) -> str:
         """An id that is personal data itself, such as an email address, as a hash: ids are written of every row."""
-        return id if self.policy == "off" or not self.find(id) else sha256_json(id)[:16]
+        return id if self.policy == "off" or not self.find(id) else _hashed(id)
+
+    def safe_source(self, name: str) -> str:
+        """As safe_id, by patterns alone: to a model the names of datasets are names, and they have to be credited."""
+        return name if self.policy == "off" or not self._matched(readable(name)) else _hashed(name)
 
     def unseen(self) -> list[str]:
         """The entities that nothing here looks for, for warnings and the report."""
@@ -92,19 +96,27 @@ class Privacy:
     def find(self, text: str) -> list[Found]:
         """Everything found, in order of place and without overlaps."""
         text = readable(text)
-        found = [
+        found = self._matched(text)
+        if self.model is not None:
+            found += [Found(*span, entity, self.model.actions[entity]) for entity, span in self.model.find(text)]
+        return _without_overlaps(found) if len(found) > 1 else found
+
+    def _matched(self, text: str) -> list[Found]:
+        """What the recognisers find in readable text, overlaps and all."""
+        return [
             Found(*span, recogniser.entity, recogniser.action)
             for recogniser in self.recognisers
             for span in recogniser.find(text)
         ]
-        if self.model is not None:
-            found += [Found(*span, entity, self.model.actions[entity]) for entity, span in self.model.find(text)]
-        return _without_overlaps(found) if len(found) > 1 else found
 
 
 def readable(text: str) -> str:
     """The text as recognisers read it, of the same length."""
     return text if text.isascii() else text.translate(ASCII_FORMS)
+
+
+def _hashed(name: str) -> str:
+    return sha256_json(name)[:16]
 
 
 def _check_action(key: str, action: str) -> None:
@@ -113,8 +125,10 @@ def _check_action(key: str, action: str) -> None:
 
 
 def _without_overlaps(found: list[Found]) -> list[Found]:
-    """Of findings that overlap, one: what is kept gives way to the others, then the shorter to the longer."""
-    preferred = sorted(found, key=lambda item: (item.action == "keep", item.start - item.end, item.start))
+    """Of findings that overlap, one: what is dropped before masks, masks before what is kept, then the longest."""
+    masks = [item for item in found if item.action == "mask"]
+    found = [item for item in found if item.action != "mask"] + _merged(masks)
+    preferred = sorted(found, key=lambda item: (ACTIONS.index(item.action), item.start - item.end, item.start))
     taken = bytearray(max(item.end for item in found))
     chosen = []
     for item in preferred:
@@ -122,6 +136,22 @@ def _without_overlaps(found: list[Found]) -> list[Found]:
             taken[item.start : item.end] = b"\1" * (item.end - item.start)
             chosen.append(item)
     return sorted(chosen)
+
+
+def _merged(masks: list[Found]) -> list[Found]:
+    """Masks that overlap as one over the places of all, called what the longest is: no end of any stays readable."""
+    groups: list[list[Found]] = []
+    end = 0
+    for mask in sorted(masks, key=lambda item: item.start):
+        if not groups or mask.start >= end:
+            groups.append([])
+        groups[-1].append(mask)
+        end = max(end, mask.end)
+    longest = [max(group, key=lambda item: item.end - item.start) for group in groups]
+    return [
+        item._replace(start=group[0].start, end=max(mask.end for mask in group))
+        for item, group in zip(longest, groups, strict=True)
+    ]
 
 
 def _masked(prompt: Prompt, masks: list[Found]) -> Prompt:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import ClassVar
 
-from eagle3.prompts.privacy.passwords import is_random
+from eagle3.prompts.privacy.passwords import PLACEHOLDER, is_random
 from eagle3.prompts.privacy.recogniser import Recogniser, Span
 
 # Prefix, then what the issuer's documentation says follows.
@@ -28,18 +28,18 @@ KEYS = {
     "dapi": r"[a-f0-9]{32}",
     "lin_api_": r"[A-Za-z0-9]{40}", "ntn_": r"[A-Za-z0-9]{46}", "hvs.": r"[\w-]{24,150}",
     "PMAK-": r"[a-f0-9]{24}-[a-f0-9]{34}",
-    "NRAK-": r"[A-Z0-9]{27}", "key-": r"[a-f0-9]{32}", "AGE-SECRET-KEY-1": r"[0-9A-Z]{58}",
+    "NRAK-": r"[A-Z0-9]{27}", "AGE-SECRET-KEY-1": r"[0-9A-Z]{58}",
     "AccountKey=": r"[A-Za-z0-9+/]{86}==",
     "dckr_pat_": r"[\w-]{27}", "tskey-": r"[a-z]{3,9}-\w{8,20}-\w{16,40}", "EAACEdEose0cBA": r"[A-Za-z0-9]{20,250}",
 }  # fmt: skip
 
 
 class ApiKey(Recogniser):
-    """Keys with the prefix of their issuer, and Telegram's and Twilio's forms."""
+    """Keys with the prefix of their issuer, and Telegram's, Twilio's and Mailgun's forms."""
 
     entity = "API_KEY"
     bodies: ClassVar = {start: re.compile(body) for start, body in KEYS.items()}
-    others = re.compile(r"\d{8,10}:AA[\w-]{33}|(?:AC|SK)[a-f0-9]{32}")
+    others = re.compile(r"\d{8,10}:AA[\w-]{33}|(?:AC|SK)[a-f0-9]{32}|(?<![\w-])key-[a-f0-9]{32}")
 
     def find(self, text: str) -> Iterator[Span]:
         for start, body in self.bodies.items():
@@ -49,7 +49,7 @@ class ApiKey(Recogniser):
                 if match and _ends_alone(text, position, match.end()) and is_random(match.group()):
                     yield Span(position, match.end())
                 position = text.find(start, match.end() if match else position + len(start))
-        if ":AA" in text or "AC" in text or "SK" in text:
+        if any(start in text for start in (":AA", "AC", "SK", "key-")):
             for match in self.others.finditer(text):
                 if _ends_alone(text, *match.span()) and is_random(match.group()):
                     yield Span(*match.span())
@@ -61,11 +61,14 @@ def _ends_alone(text: str, start: int, end: int) -> bool:
 
 
 class Token(Recogniser):
-    """JSON web tokens (their header decodes) and the values of bearer and basic authorization."""
+    """JSON web tokens (their header decodes) and the values of bearer, token and basic authorization."""
 
     entity = "TOKEN"
     jwt = re.compile(r"(?<![\w-])(eyJ[\w-]{8,1000})\.[\w-]{2,8000}\.[\w-]{10,2000}", re.ASCII)
-    authorization = re.compile(r"\b(bearer|basic)\b[\s:=\"']{1,4}([\w.~+/-]{16,4000}={0,2})", re.ASCII | re.IGNORECASE)
+    authorization = re.compile(
+        r"\b(bearer|basic|authorization[\"']?\s{0,2}[:=]\s{0,2}[\"']?token)\b[\s:=\"']{1,4}([\w.~+/-]{16,4000}={0,2})",
+        re.ASCII | re.IGNORECASE,
+    )
 
     def find(self, text: str) -> Iterator[Span]:
         for match in self.jwt.finditer(text) if "eyJ" in text else ():
@@ -73,7 +76,8 @@ class Token(Recogniser):
                 yield Span(*match.span())
         for match in self.authorization.finditer(text):
             value = match[2]
-            if any(map(str.isdigit, value)) and any(map(str.isalpha, value)) and is_random(value):
+            letters_and_digits = any(map(str.isdigit, value)) and any(map(str.isalpha, value))
+            if letters_and_digits and is_random(value) and (match[1].lower() != "basic" or _is_login(value)):
                 yield Span(*match.span(2))
 
 
@@ -82,6 +86,14 @@ def _is_json(segment: str) -> bool:
         return isinstance(json.loads(base64.urlsafe_b64decode(segment + "=" * (-len(segment) % 4))), dict)
     except (ValueError, binascii.Error, RecursionError):
         return False
+
+
+def _is_login(value: str) -> bool:
+    try:
+        password = base64.b64decode(value + "=" * (-len(value) % 4), validate=True).decode().partition(":")[2]
+    except ValueError:
+        return False
+    return password != "" and not PLACEHOLDER.search(password)
 
 
 class PrivateKey(Recogniser):

@@ -82,7 +82,8 @@ class TrafficMix:
         cells = np.flatnonzero(counts)
         random = np.random.default_rng(self.seed)
         expected = self._rake(counts[cells], cells, tables, bounded=True)
-        drawn = whole_counts(expected, random)
+        # Rounded up, an expectation may come out above what a cell holds.
+        drawn = np.minimum(whole_counts(expected, random), counts[cells])
         if not drawn.any():
             raise InputError(
                 f"prompts.traffic: none of {len(columns)} prompts is in a bin that the target asks for; look at "
