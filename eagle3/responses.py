@@ -212,11 +212,15 @@ class ResponseStore:
         require_same_target(
             manifest["target"], self.header["target"], expected_from=str(self.folder), actual_from="target.path"
         )
-        before, now = _flat(manifest), _flat(self.header)
-        differing = [key for key in now if not key.startswith("target.") and before.get(key) != now[key]]
-        if differing:
-            changes = ", ".join(f"{key}={before.get(key)} then, {now[key]} now" for key in differing)
-            raise InputError(f"{self.folder} was made with other settings ({changes}); {way_out}")
+        before, now = _flat({key: manifest[key] for key in self.header if key in manifest}), _flat(self.header)
+        settings = {key: (before.get(key, "unset"), now.get(key, "unset")) for key in before | now}
+        changes = [
+            f"{key}={then} then, {value} now"
+            for key, (then, value) in settings.items()
+            if then != value and not key.startswith("target.")
+        ]
+        if changes:
+            raise InputError(f"{self.folder} was made with other settings ({', '.join(changes)}); {way_out}")
 
 
 def _keep_whole_prompts(path: Path) -> set[str]:

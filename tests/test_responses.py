@@ -63,8 +63,9 @@ def chat(target):
     return make_chat(target)
 
 
-def make_chat(target, template=None):
-    return Chat(target.tokenizer, template=template, template_kwargs={}, date="2026-01-01", stop_ids=target.stop_ids)
+def make_chat(target, template=None, **template_kwargs):
+    settings = {"template": template, "template_kwargs": template_kwargs, "date": "2026-01-01"}
+    return Chat(target.tokenizer, stop_ids=target.stop_ids, **settings)
 
 
 def prompt(number, *questions):
@@ -329,6 +330,16 @@ def test_another_target_template_or_sampling_is_refused_by_name(target, chat, ou
     write_prompts(out_dir, copy[:5])
     with pytest.raises(InputError, match="prompts_sha256"):
         run(target, chat, out_dir)
+
+
+@pytest.mark.parametrize(("then", "now"), [("unset", False), (False, "unset"), (False, True)])
+def test_a_template_variable_set_changed_or_left_out_is_another_setting(target, out_dir, then, now):
+    chats = [
+        make_chat(target, **({} if thinking == "unset" else {"enable_thinking": thinking})) for thinking in (then, now)
+    ]
+    run(target, chats[0], out_dir)
+    with pytest.raises(InputError, match=rf"chat\.template_kwargs\.enable_thinking={then} then, {now} now"):
+        run(target, chats[1], out_dir)
 
 
 @pytest.mark.parametrize(
