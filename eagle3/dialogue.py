@@ -7,6 +7,7 @@ from eagle3.chat import Chat, Messages, RefusedConversation
 from eagle3.generate import Answer
 
 UNFINISHED = "the answer did not end within responses.max_new_tokens and responses.on_length=drop"
+NO_CONTENT = "special tokens in the answer before leave open what a server would put into the next prompt"
 
 
 class Dialogue:
@@ -61,6 +62,8 @@ class Dialogue:
                 return self._stop("the conversation has no user turn")
             self.waiting = False
             return
+        if self._messages and self._messages[-1]["content"] is None:
+            return self._stop(NO_CONTENT)
         after = roles.index("user") + 1
         self._messages += self._coming[:after]
         self._coming = self._coming[after:]

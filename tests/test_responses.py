@@ -11,7 +11,9 @@ import torch
 
 import eagle3.responses
 from eagle3.chat import Chat
+from eagle3.dialogue import NO_CONTENT, Dialogue
 from eagle3.errors import InputError
+from eagle3.generate import Answer
 from eagle3.responses import _batches, answer_prompts
 from eagle3.storage import read_json, read_jsonl, write_jsonl
 from eagle3.target import load_target
@@ -159,6 +161,16 @@ def test_a_prompt_that_rewrites_earlier_answers_begins_a_new_row(target, tmp_pat
     for row, index in zip(rows.values(), (1, 3), strict=True):
         assert len(row["turns"]) == 1
         assert row["input_ids"][: row["turns"][0][0]] == chat.prompt_ids(row["messages"][:index])
+
+
+def test_an_answer_without_a_content_is_kept_and_ends_its_conversation_only_if_a_turn_would_follow(chat):
+    answer = Answer(chat.tokenizer("Hi<|im_start|>there<|im_end|>")["input_ids"], "stop")
+    for questions, reasons in ((QUICK[:2], [NO_CONTENT]), (QUICK[:1], [])):
+        dialogue = Dialogue(prompt(0, *questions), chat, seed=0, max_prompt_tokens=None, on_length="keep")
+        dialogue.answer(answer)
+        (row,) = dialogue.rows
+        assert row["input_ids"][slice(*row["turns"][0])] == answer.token_ids and row["messages"][-1]["content"] is None
+        assert [error["reason"] for error in dialogue.errors] == reasons and not dialogue.waiting
 
 
 def test_a_cut_answer_ends_its_conversation_and_is_kept_or_dropped(target, chat, tmp_path):
