@@ -16,7 +16,7 @@ from random_head import SHAPES, RandomSamples, answered
 from tqdm import tqdm
 
 from eagle3.errors import InputError
-from eagle3.features.extract import StoreWriter
+from eagle3.features.shards import StoreWriter
 from eagle3.features.store import TARGET_WEIGHTS, save_target_weights, write_manifest
 from eagle3.head.draft_head import HeadConfig
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from eagle3.features.extract import StoreWriter
 from eagle3.features.sample import Sample, rows_with_teacher
+from eagle3.features.shards import StoreWriter
 from eagle3.features.store import save_target_weights, write_manifest
 from eagle3.head.draft_head import DraftHead, HeadConfig
 

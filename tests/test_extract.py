@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from eagle3.errors import InputError
 from eagle3.features import extract
@@ -191,6 +193,16 @@ def test_features_made_with_other_settings_are_refused(answered: Path, run: Call
 def test_bad_settings_name_their_key(answered: Path, run: Callable[..., dict], setting: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
         run(answered, **setting)
+
+
+def test_reasoning_markers_are_the_ids_that_stand_inside_an_answer() -> None:
+    vocabulary = {token: index for index, token in enumerate(["<unk>", *"▁<>/thinkx\n"])}
+    backend = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+    assert tokenizer.convert_ids_to_tokens(extract.ids_in_text(tokenizer, "<think>")) == [*"<think>"]
+    tokenizer.add_tokens(["<think>"])
+    assert extract.ids_in_text(tokenizer, "<think>") == [tokenizer.convert_tokens_to_ids("<think>")]
 
 
 def test_no_answers_at_all_is_refused_with_the_way_out(tmp_path: Path, run: Callable[..., dict]) -> None:

@@ -16,12 +16,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
+from transformers import PreTrainedTokenizerBase
 
 from eagle3.capture import Capture, Features, check_capture_layers, check_lm_head
 from eagle3.capture import capture_layers as default_capture_layers
 from eagle3.errors import InputError
 from eagle3.features.sample import Sample, rows_with_teacher
-from eagle3.features.shards import ShardWriter
+from eagle3.features.shards import StoreWriter
 from eagle3.features.store import TARGET_WEIGHTS, save_target_weights, write_manifest
 from eagle3.head.from_target import head_facts
 from eagle3.head.rows import trained_rows
@@ -81,7 +82,7 @@ def extract_features(
         "max_length": max_length,
         "too_long": too_long,
         "teacher_rows": teacher_rows,
-        "reasoning_ids": reasoning and [target.tokenizer.encode(mark, add_special_tokens=False) for mark in reasoning],
+        "reasoning_ids": None if reasoning is None else [ids_in_text(target.tokenizer, each) for each in reasoning],
     }
     directory = out_dir / "features"
     directory.mkdir(parents=True, exist_ok=True)
@@ -134,6 +135,14 @@ def check_settings(*, dtype: str, too_long: str, teacher_rows: str, **others: An
             raise InputError(f"features.{key}={others[key]} must be {least} or more")
     if not isinstance(others["capture_layers"], (list, NoneType)):
         raise InputError(f"features.capture_layers={others['capture_layers']} is no list; give null or e.g. [2,16,29]")
+
+
+def ids_in_text(tokenizer: PreTrainedTokenizerBase, marker: str) -> list[int]:
+    """What an answer holds for `marker`: SentencePiece puts a space before a text that stands alone."""
+    before, together, alone = (
+        tokenizer.encode(text, add_special_tokens=False) for text in ("\n", f"\n{marker}", marker)
+    )
+    return together[len(before) :] if together[: len(before)] == before else alone
 
 
 def complete_shards(directory: Path, made_from: dict) -> list[dict]:
@@ -193,7 +202,7 @@ def windows(conversations: Iterator[Conversation], num_tokens: int) -> Iterator[
 
 
 def write_shards(
-    writer: "StoreWriter",
+    writer: StoreWriter,
     extractor: "Extractor",
     conversations: Iterator[Conversation],
     *,
@@ -264,32 +273,3 @@ class Extractor:
             argmax.append(logits.argmax(-1))
             logsumexp.append(logits.logsumexp(-1))
         return torch.cat(argmax), torch.cat(logsumexp)
-
-
-class StoreWriter:
-    """Puts samples into shards of about `shard_bytes`; finished shards are appended to `indices`."""
-
-    def __init__(self, directory: Path, made_from: dict, indices: list[dict], *, shard_bytes: int) -> None:
-        self.directory, self.made_from, self.indices = directory, sha256_json(made_from), indices
-        self.shard_bytes = shard_bytes
-        self.shard: ShardWriter | None = None
-
-    def add(self, sample: Sample) -> None:
-        if self.shard is None:
-            number = max((int(index["shard"][6:12]) + 1 for index in self.indices), default=0)
-            first_sample = sum(len(index["samples"]) for index in self.indices)
-            self.shard = ShardWriter(self.directory, number, first_sample)
-        self.shard.add(sample)
-        if self.shard.size >= self.shard_bytes:
-            self.close_shard()
-
-    def close_shard(self) -> None:
-        if self.shard is not None:
-            self.indices.append(self.shard.finish(self.made_from))
-            self.shard = None
-
-    def discard(self) -> None:
-        """Drop an unfinished shard."""
-        if self.shard is not None:
-            self.shard.discard()
-            self.shard = None
