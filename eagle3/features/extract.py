@@ -70,6 +70,7 @@ def extract_features(
         batch_tokens=batch_tokens,
         shard_mb=shard_mb,
         capture_layers=capture_layers,
+        reasoning=reasoning,
     )
     responses = responses_of(target, out_dir)
     check_lm_head(target)
@@ -89,7 +90,7 @@ def extract_features(
     indices = complete_shards(directory, made_from)
     weights = directory / TARGET_WEIGHTS
     if not (indices and weights.is_file()):  # gigabytes; those beside finished shards are this target's
-        save_target_weights(weights, target.embedding.to(STORED[dtype]), target.lm_head.to(STORED[dtype]))
+        save_target_weights(weights, target.embedding, target.lm_head, dtype=STORED[dtype])
     left_out: Counter[str] = Counter()
     conversations = read_conversations(
         out_dir / "responses" / "responses.jsonl", max_length=max_length, too_long=too_long, left_out=left_out
@@ -100,9 +101,12 @@ def extract_features(
     facts = head_facts(target.text_config, len(target.lm_head)) | {"dtype": target.checkpoint_dtype or "bfloat16"}
     if not indices:
         raise InputError(
-            f"{out_dir}/responses holds no answer that can be trained; left out: {dict(left_out)}; "
-            f"see errors.jsonl there"
+            f"{out_dir}/responses holds no answer that can be trained; left out: {dict(left_out)}; an answer needs "
+            f"two tokens within features.max_length={max_length}: raise that, or responses.max_new_tokens (in another "
+            f"out_dir)"
         )
+    if not extractor.tokens:
+        log.info("%s is up to date", directory)
     return write_manifest(directory, made_from=made_from, target_config=facts, indices=indices, left_out=dict(left_out))
 
 
@@ -135,6 +139,10 @@ def check_settings(*, dtype: str, too_long: str, teacher_rows: str, **others: An
             raise InputError(f"features.{key}={others[key]} must be {least} or more")
     if not isinstance(others["capture_layers"], (list, NoneType)):
         raise InputError(f"features.capture_layers={others['capture_layers']} is no list; give null or e.g. [2,16,29]")
+    markers = others["reasoning"]
+    texts = isinstance(markers, list) and all(isinstance(marker, str) and marker for marker in markers)
+    if markers is not None and not (texts and len(markers) == 2):
+        raise InputError(f"features.reasoning={markers} must be two markers, [START,END], or null")
 
 
 def ids_in_text(tokenizer: PreTrainedTokenizerBase, marker: str) -> list[int]:
@@ -218,7 +226,8 @@ def write_shards(
                 for sample in extractor(todo, batch_tokens):
                     writer.add(sample)
                 progress.update(len(window))
-                progress.set_postfix_str(f"{extractor.tokens / progress.format_dict['elapsed']:.0f} tokens/s")
+                if todo:
+                    progress.set_postfix_str(f"{extractor.tokens / progress.format_dict['elapsed']:.0f} tokens/s")
         writer.close_shard()
     finally:
         writer.discard()
@@ -252,12 +261,18 @@ class Extractor:
         rows = rows_with_teacher(item.turns, self.teacher_rows)
         last = features.last[rows.to(features.last.device)]
         argmax, logsumexp = self._teacher(last)
+        aux, stored = features.aux.to(self.dtype), last.to(self.dtype)
+        if not (aux.isfinite().all() and stored.isfinite().all()):
+            raise InputError(
+                f"features.dtype={str(self.dtype).removeprefix('torch.')}: hidden states of sample {item.id} are not "
+                f"finite in it; take features.dtype=bfloat16 (float16 ends at 65504) and no target.dtype=float16"
+            )
         return Sample(
             id=item.id,
             input_ids=item.input_ids,
             turns=item.turns,
-            aux=features.aux.to("cpu", self.dtype),
-            last=last.to("cpu", self.dtype),
+            aux=aux.cpu(),
+            last=stored.cpu(),
             argmax=argmax.cpu(),
             logsumexp=logsumexp.cpu(),
             teacher_rows=rows,
