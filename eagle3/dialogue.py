@@ -83,8 +83,8 @@ class Dialogue:
         add_turn(row, self.prompt_ids, answer.token_ids, answer.finish_reason, self.seed, self._messages)
 
     def _stop(self, reason: str, *, retry: bool = True) -> None:
-        # Earlier turns that were answered are whole rows and stay; with them the prompt counts as done.
-        self.errors.append(error_row(self.prompt, self.turn, reason, retry=retry and not self.rows))
+        # Earlier turns that were answered are whole rows and stay; with them on disk the prompt counts as done.
+        self.errors.append(error_row(self.prompt, self.turn, reason, retry=retry or bool(self.rows)))
         self.waiting = False
 
 
@@ -106,7 +106,7 @@ def imported_rows(
         rows.append(row)
     if not rows and not refusals:
         refusals.append((0, "the conversation has no assistant turn to import"))
-    return rows, [error_row(prompt, turn, reason, retry=not rows) for turn, reason in refusals]
+    return rows, [error_row(prompt, turn, reason, retry=True) for turn, reason in refusals]
 
 
 def new_row(prompt: dict[str, Any], turn: int) -> dict[str, Any]:
@@ -139,6 +139,7 @@ def add_turn(
 
 
 def error_row(prompt: dict[str, Any], turn: int, reason: str, *, retry: bool) -> dict[str, Any]:
+    """`retry`: a later run tries the prompt again, unless rows of it are on disk."""
     return {"prompt_id": prompt["id"], "source": prompt["source"], "turn": turn, "reason": reason, "retry": retry}
 
 
