@@ -16,6 +16,7 @@ from eagle3 import run
 from eagle3.errors import InputError, Interrupted
 from eagle3.prompts import prepare_prompts
 from eagle3.prompts.rules import GROUPS, Rules
+from eagle3.storage import require_local
 
 log = logging.getLogger(__name__)
 STAGES = ("prompts", "responses", "features")
@@ -27,14 +28,27 @@ def main(config: DictConfig) -> None:
     stages = [config.stages] if isinstance(config.stages, str) else list(config.stages)
     if not stages or set(stages) - set(STAGES):
         raise InputError(f"stages={stages}: take one or more of {', '.join(STAGES)}, e.g. 'stages=[features]'")
+    require_local(str(config.out_dir), setting="out_dir")
     out_dir = Path(config.out_dir)
     try:
+        if {"responses", "features"} & set(stages):
+            check_ahead(config, stages)
         if "prompts" in stages:
             clean_prompts(config.prompts, out_dir, keep_answers=config.responses.answers == "imported")
         if {"responses", "features"} & set(stages):
             answer_and_extract(config, stages, out_dir)
     except KeyboardInterrupt:
         raise Interrupted("interrupted; what was finished is kept, run the same command again to go on") from None
+
+
+def check_ahead(config: DictConfig, stages: list[str]) -> None:
+    """What would be found only after hours of earlier stages."""
+    from eagle3.features.extract import check_settings  # torch and transformers: prompts alone start without them
+    from eagle3.target_files import checked_path
+
+    checked_path(config.target.path)
+    if "features" in stages:
+        check_settings(**run.plain(config.features))
 
 
 def clean_prompts(config: DictConfig, out_dir: Path, *, keep_answers: bool) -> None:
@@ -44,14 +58,12 @@ def clean_prompts(config: DictConfig, out_dir: Path, *, keep_answers: bool) -> N
 
 
 def answer_and_extract(config: DictConfig, stages: list[str], out_dir: Path) -> None:
-    from eagle3.chat import Chat  # torch and transformers: the prompts stage starts without them
-    from eagle3.features.extract import check_settings, extract_features
+    from eagle3.chat import Chat
+    from eagle3.features.extract import extract_features
     from eagle3.responses import answer_prompts
     from eagle3.target import load_target
 
     run.quiet_libraries()
-    if "features" in stages:
-        check_settings(**run.plain(config.features))  # not after hours of answering
     target = load_target(**run.plain(config.target))
     if "responses" in stages:
         chat = Chat(target.tokenizer, stop_ids=target.stop_ids, **run.plain(config.chat))

@@ -16,7 +16,7 @@ from random_head import SHAPES, RandomSamples, answered
 from tqdm import tqdm
 
 from eagle3.errors import InputError
-from eagle3.features.extract import StoreWriter
+from eagle3.features.shards import StoreWriter
 from eagle3.features.store import TARGET_WEIGHTS, save_target_weights, write_manifest
 from eagle3.head.draft_head import HeadConfig
 
@@ -83,7 +83,7 @@ def write_target(directory: Path, shape: HeadConfig) -> None:
     generator = torch.Generator().manual_seed(2)
     size = (shape.vocab_size, shape.hidden_size)
     embedding, lm_head = (torch.randn(size, generator=generator, dtype=torch.bfloat16) for _ in range(2))
-    save_target_weights(directory / TARGET_WEIGHTS, embedding, lm_head)
+    save_target_weights(directory / TARGET_WEIGHTS, embedding, lm_head, dtype=torch.bfloat16)
 
 
 def target_config(shape: HeadConfig) -> dict:

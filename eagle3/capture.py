@@ -45,7 +45,7 @@ class Capture:
     def __init__(self, target: Target, layers: Sequence[int]) -> None:
         self.target = target
         self.layers = check_capture_layers(layers, len(target.layers))
-        self.alone = _rope_depends_on_length(target.text_config)
+        self.alone = rope_depends_on_length(target.text_config)
 
     @torch.no_grad()
     def __call__(self, input_ids: Int[Tensor, "B T"], lengths: Sequence[int]) -> list[Features]:
@@ -73,7 +73,7 @@ def _keep_input(places: list[Tensor], layer: nn.Module, args: tuple, kwargs: dic
         place.copy_(sample[: len(place)])
 
 
-def _rope_depends_on_length(config: PreTrainedConfig) -> bool:
+def rope_depends_on_length(config: PreTrainedConfig) -> bool:
     """Whether the longest row of a batch sets how all rows encode positions: such rows must run one at a time."""
     parameters = getattr(config, "rope_parameters", None) or {}
     nested = [value for value in parameters.values() if isinstance(value, dict)]  # one for each kind of layer

@@ -16,6 +16,8 @@ from eagle3.errors import InputError
 NOT_CONTINUED = "the template does not render the answer as a continuation of its generation prompt"
 NO_END_OF_TURN = "no end-of-turn token follows the answer"
 END_OF_TURN_INSIDE = "the answer contains an end-of-turn token"
+# Behind these a server's parser begins a message's content: gpt-oss's last channel, the end of reasoning.
+CONTENT_FOLLOWS = ("<|channel|>final<|message|>", "</think>")
 
 Messages = list[dict[str, Any]]
 
@@ -68,13 +70,20 @@ class Chat:
         """Token ids up to where generation begins. Raises `RefusedConversation` when the template does."""
         return self._encode(self._render(messages, add_generation_prompt=True))
 
-    def answer_text(self, answer_ids: list[int]) -> str:
-        """What a server would return for `answer_ids`: no end-of-turn token, no other special token."""
+    def answer_text(self, answer_ids: list[int]) -> str | None:
+        """The content of the message that a server would return for `answer_ids`, None where they do not tell.
+
+        Marks of reasoning that are no special tokens stay in the text: templates look for them there."""
         if answer_ids and answer_ids[-1] in self.stop_ids:
             answer_ids = answer_ids[:-1]
-        text = self.tokenizer.decode(answer_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        assert isinstance(text, str)
-        return text
+        whole, visible = self._decode(answer_ids), self._decode(answer_ids, skip_special_tokens=True)
+        if whole == visible:
+            return whole
+        for mark in CONTENT_FOLLOWS:
+            content = whole.partition(mark)[2].strip()
+            if content and visible.rstrip().endswith(content):  # else it holds special tokens of its own
+                return content
+        return None
 
     def answer_rows(self, messages: Messages) -> list[AnswerRow]:
         """One row per assistant turn: what the template renders from its generation prompt to the end of the turn."""
@@ -145,8 +154,8 @@ class Chat:
         # The template writes its own BOS; add_special_tokens would double it.
         return self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
 
-    def _decode(self, ids: list[int]) -> str:
-        text = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    def _decode(self, ids: list[int], *, skip_special_tokens: bool = False) -> str:
+        text = self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
         assert isinstance(text, str)
         return text
 

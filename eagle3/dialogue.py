@@ -7,6 +7,7 @@ from eagle3.chat import Chat, Messages, RefusedConversation
 from eagle3.generate import Answer
 
 UNFINISHED = "the answer did not end within responses.max_new_tokens and responses.on_length=drop"
+NO_CONTENT = "special tokens in the answer before leave open what a server would put into the next prompt"
 
 
 class Dialogue:
@@ -61,6 +62,8 @@ class Dialogue:
                 return self._stop("the conversation has no user turn")
             self.waiting = False
             return
+        if self._messages and self._messages[-1]["content"] is None:
+            return self._stop(NO_CONTENT)
         after = roles.index("user") + 1
         self._messages += self._coming[:after]
         self._coming = self._coming[after:]
@@ -80,8 +83,8 @@ class Dialogue:
         add_turn(row, self.prompt_ids, answer.token_ids, answer.finish_reason, self.seed, self._messages)
 
     def _stop(self, reason: str, *, retry: bool = True) -> None:
-        # Earlier turns that were answered are whole rows and stay; with them the prompt counts as done.
-        self.errors.append(error_row(self.prompt, self.turn, reason, retry=retry and not self.rows))
+        # Earlier turns that were answered are whole rows and stay; with them on disk the prompt counts as done.
+        self.errors.append(error_row(self.prompt, self.turn, reason, retry=retry or bool(self.rows)))
         self.waiting = False
 
 
@@ -103,7 +106,7 @@ def imported_rows(
         rows.append(row)
     if not rows and not refusals:
         refusals.append((0, "the conversation has no assistant turn to import"))
-    return rows, [error_row(prompt, turn, reason, retry=not rows) for turn, reason in refusals]
+    return rows, [error_row(prompt, turn, reason, retry=True) for turn, reason in refusals]
 
 
 def new_row(prompt: dict[str, Any], turn: int) -> dict[str, Any]:
@@ -136,6 +139,7 @@ def add_turn(
 
 
 def error_row(prompt: dict[str, Any], turn: int, reason: str, *, retry: bool) -> dict[str, Any]:
+    """`retry`: a later run tries the prompt again, unless rows of it are on disk."""
     return {"prompt_id": prompt["id"], "source": prompt["source"], "turn": turn, "reason": reason, "retry": retry}
 
 

@@ -2,12 +2,15 @@
 
 from collections.abc import Set
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
+
+from eagle3.capture import rope_depends_on_length
 
 # Finished rows are decoded on, unused, until this share of the batch is done: dropping rows copies the whole cache.
 DONE_SHARE = 0.25
@@ -36,6 +39,11 @@ def generate(
     pad_id: int,
 ) -> list[Answer]:
     """Answer each prompt. An answer depends on its prompt and its seed, not on the rows that share the batch."""
+    if len(prompts) > 1 and rope_depends_on_length(model.config.get_text_config(decoder=True)):
+        options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop_ids": stop_ids, "pad_id": pad_id}
+        options |= {"temperature": temperature, "top_p": top_p, "top_k": top_k}
+        alone = zip(prompts, seeds, strict=True)
+        return [generate(model, [prompt], seeds=[seed], **options)[0] for prompt, seed in alone]
     tokens, mask = _left_pad(prompts, pad_id, model.device)
     positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
     uniforms = _uniforms(seeds, max_new_tokens).to(model.device)  # (B, max_new_tokens)

@@ -174,19 +174,21 @@ class ResponseStore:
         return (prompt for prompt in read_jsonl(self.prompts) if prompt["id"] not in self.done)
 
     def append(self, finished: Iterable[tuple[list[dict], list[dict]]]) -> None:
-        """Add the rows and errors of prompts; rows first: an error without its rows would hide the prompt for good."""
+        """Add the rows and errors of prompts; errors first: those that a kill leaves without rows are dropped."""
         finished = list(finished)
         for rows, _ in finished:
             for row in rows:
                 row["last_of_prompt"] = row is rows[-1]
-        self._append(self.responses, [row for rows, _ in finished for row in rows])
         self._append(self.errors, [error for _, errors in finished for error in errors])
+        self._append(self.responses, [row for rows, _ in finished for row in rows])
 
     def close(self) -> dict[str, Any]:
         """Count what is on disk into the manifest."""
         counts = _count(read_jsonl(self.responses), self._read_errors())
         if not counts["rows"]:
-            raise InputError(f"{self.responses} is empty, nothing could be answered: {counts['errors']}")
+            imported = "; drop responses.answers=imported, or give rows with answers and run all stages with it"
+            way_out = imported if self.header["answers"] == "imported" else ""
+            raise InputError(f"{self.responses} is empty, nothing could be answered: {counts['errors']}{way_out}")
         if counts["errors"]:
             log.warning("%d turns or prompts gave no row, see %s", sum(counts["errors"].values()), self.errors)
         manifest = {**self.header, "complete": True, **counts}
@@ -212,11 +214,15 @@ class ResponseStore:
         require_same_target(
             manifest["target"], self.header["target"], expected_from=str(self.folder), actual_from="target.path"
         )
-        before, now = _flat(manifest), _flat(self.header)
-        differing = [key for key in now if not key.startswith("target.") and before.get(key) != now[key]]
-        if differing:
-            changes = ", ".join(f"{key}={before.get(key)} then, {now[key]} now" for key in differing)
-            raise InputError(f"{self.folder} was made with other settings ({changes}); {way_out}")
+        before, now = _flat({key: manifest[key] for key in self.header if key in manifest}), _flat(self.header)
+        settings = {key: (before.get(key, "unset"), now.get(key, "unset")) for key in before | now}
+        changes = [
+            f"{key}={then} then, {value} now"
+            for key, (then, value) in settings.items()
+            if then != value and not key.startswith("target.")
+        ]
+        if changes:
+            raise InputError(f"{self.folder} was made with other settings ({', '.join(changes)}); {way_out}")
 
 
 def _keep_whole_prompts(path: Path) -> set[str]:

@@ -11,6 +11,15 @@ from typing import IO, Any
 from eagle3.errors import InputError
 
 
+def require_local(path: str, *, setting: str) -> None:
+    """Raise InputError for a URL: as a path it would name a folder below the working directory."""
+    if "://" in path:
+        raise InputError(
+            f"{setting}={path} is a URL, and must be a local folder; mount the bucket, or copy the folder from and to "
+            f"it with its own tool, e.g. aws s3 sync"
+        )
+
+
 @contextmanager
 def written_whole(path: Path) -> Iterator[IO[bytes]]:
     """Open `path` for binary writing under a temporary name; it gets its own name only when the block ends well."""

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from eagle3.features.extract import StoreWriter
 from eagle3.features.sample import Sample, rows_with_teacher
+from eagle3.features.shards import StoreWriter
 from eagle3.features.store import save_target_weights, write_manifest
 from eagle3.head.draft_head import DraftHead, HeadConfig
 
@@ -140,7 +140,7 @@ def write_store(path: Path, samples: list[Sample], *, shard_bytes: int = 20_000,
     writer.close_shard()
     generator = torch.Generator().manual_seed(3)
     weights = torch.randn(VOCAB, HIDDEN, generator=generator)
-    save_target_weights(path / "target.safetensors", weights, weights)
+    save_target_weights(path / "target.safetensors", weights, weights, dtype=torch.float32)
     write_manifest(path, made_from=description, target_config=TARGET_CONFIG, indices=indices, left_out={})
     return path
 

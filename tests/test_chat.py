@@ -249,6 +249,38 @@ def test_answer_text_drops_the_end_of_turn_and_keeps_white_space():
     assert chat.answer_text(ids) == chat.answer_text(ids[:-1]) == "  four\n "
 
 
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("gptoss", "<|channel|>analysis<|message|>Easy.<|end|><|start|>assistant<|channel|>final<|message|>Four."),
+        ("gptoss", "<|channel|>final<|message|>Four."),
+        ("qwen3", "<think>\nEasy.\n</think>\n\nFour."),
+        ("nemotron_3_nano", "Easy.\n</think>\nFour."),  # its generation prompt opened the reasoning
+        ("qwen2_5", "Four."),
+    ],
+)
+def test_the_content_of_an_answer_is_what_follows_its_reasoning(name, answer):
+    chat = make_chat(name)
+    ids = chat.tokenizer(answer + TEMPLATES[name][2], add_special_tokens=False)["input_ids"]
+    assert chat.answer_text(ids) == "Four."
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("gptoss", "<|channel|>analysis<|message|>Easy."),
+        ("gptoss", "<|channel|>final<|message|>Four.<|end|><|start|>assistant<|channel|>final<|message|>Five."),
+        ("gptoss", "<|channel|>commentary to=functions.sum<|message|>[2, 2]"),
+        ("qwen3", "<think>\nEasy."),
+        ("qwen3", "<think>\nEasy.\n</think>\n\nFour.<think>"),
+        ("llama3", "Four.<|start_header_id|>user<|end_header_id|>"),
+    ],
+)
+def test_an_answer_whose_special_tokens_hide_its_content_has_none(name, answer):
+    chat = make_chat(name)
+    assert chat.answer_text(chat.tokenizer(answer, add_special_tokens=False)["input_ids"]) is None
+
+
 def test_bad_settings_name_their_key(tmp_path):
     (tmp_path / "broken.jinja").write_text("{% if %}")
     bare = make_tokenizer()

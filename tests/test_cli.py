@@ -267,6 +267,7 @@ def test_a_sweep_over_ranks_has_a_result_of_each_job_that_can_run(world: World, 
     [
         (["target.path=/nowhere"], "target.path=/nowhere does not exist; give"),
         (["prompts.path=/nowhere.jsonl"], "prompts.path=/nowhere.jsonl does not exist; name"),
+        (["out_dir=s3://bucket/dir"], "out_dir=s3://bucket/dir is a URL, and must be a local folder; mount the bucket"),
         (["stages=[answers]"], "stages=['answers']: take one or more of prompts, responses, features"),
         (["target.dtype=float64"], "target.dtype=float64 is unknown; take one of"),
         (["features.dtype=fp8"], "features.dtype=fp8 is unknown; take one of"),
@@ -282,6 +283,14 @@ def test_precompute_names_the_key_and_loses_nothing(
     before = hashes(world.out_dir)
     assert message in fails("precompute", *world.precompute, *overrides)
     assert hashes(world.out_dir) == before
+
+
+@pytest.mark.parametrize("override", ["target.path=null", "features.dtype=fp8"])
+def test_what_later_stages_lack_is_said_before_the_prompts_are_read(
+    world: World, fails: Callable[..., str], tmp_path: Path, override: str
+) -> None:
+    assert override.partition("=")[0] in fails("precompute", *world.precompute, f"out_dir={tmp_path}/dir", override)
+    assert not (tmp_path / "dir").exists()
 
 
 def test_prompts_longer_than_the_limit_are_counted(world: World, fails: Callable[..., str], tmp_path: Path) -> None:

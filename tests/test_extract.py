@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
+from eagle3.capture import Capture, Features
 from eagle3.errors import InputError
 from eagle3.features import extract
 from eagle3.features.extract import extract_features
@@ -85,6 +88,42 @@ def test_the_store_carries_the_targets_embedding_and_head(
     assert torch.equal(lm_head, target.lm_head)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_tied_weights_are_stored_once_in_any_dtype(
+    answered: Path, run: Callable[..., dict], target: Target, dtype: str
+) -> None:
+    run(answered, dtype=dtype)
+    embedding, lm_head = FeatureStore(answered / "features").target_weights()
+    assert torch.equal(embedding, lm_head) and embedding.dtype == extract.STORED[dtype]
+    assert (answered / "features" / "target.safetensors").stat().st_size < 1.2 * embedding.nbytes
+
+
+def test_values_that_the_stored_dtype_cannot_hold_are_refused_by_sample(
+    answered: Path, run: Callable[..., dict], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capture = Capture.__call__
+
+    def large(*args: Any) -> list[Features]:
+        return [Features(aux * 1e6, last) for aux, last in capture(*args)]
+
+    monkeypatch.setattr(Capture, "__call__", large)
+    with pytest.raises(InputError, match=r"features\.dtype=float16: hidden states of sample p\d+#0 are not finite"):
+        run(answered, dtype="float16")
+    run(answered, dtype="bfloat16")
+
+
+def test_a_stage_that_finds_nothing_to_do_says_so(
+    answered: Path, run: Callable[..., dict], caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level("INFO", "eagle3.features.extract")
+    first = run(answered)
+    assert not caplog.messages
+    capsys.readouterr()
+    assert run(answered) == first
+    assert caplog.messages == [f"{answered}/features is up to date"]
+    assert "tokens/s" not in capsys.readouterr().err
+
+
 def test_a_killed_run_resumes_at_the_shard_and_gives_the_same_store(
     answered: Path, run: Callable[..., dict], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -154,6 +193,14 @@ def test_answers_too_short_to_train_are_left_out_and_counted(
     assert manifest["left_out"] == {"no answer of two tokens or more": 1}
 
 
+def test_answers_that_are_all_too_short_name_what_cut_them(
+    tmp_path: Path, run: Callable[..., dict], target: Target
+) -> None:
+    write_responses(tmp_path, target.fingerprint, [conversation(0, 4, 1)])
+    with pytest.raises(InputError, match=r"two tokens within features\.max_length=64.*or responses\.max_new_tokens"):
+        run(tmp_path)
+
+
 def test_teacher_rows_all_stores_a_teacher_at_every_row(answered: Path, run: Callable[..., dict]) -> None:
     run(answered, teacher_rows="all")
     store = FeatureStore(answered / "features")
@@ -186,11 +233,24 @@ def test_features_made_with_other_settings_are_refused(answered: Path, run: Call
         ({"too_long": "wrap"}, r"features\.too_long=wrap"),
         ({"teacher_rows": "some"}, r"features\.teacher_rows=some"),
         ({"capture_layers": [5, 4, 2]}, r"features\.capture_layers"),
+        ({"reasoning": "<think>"}, r"features\.reasoning=<think> must be two markers"),
+        ({"reasoning": ["<think>"]}, r"features\.reasoning=\['<think>'\] must be two markers"),
+        ({"reasoning": ["<think>", ""]}, r"features\.reasoning="),
     ],
 )
 def test_bad_settings_name_their_key(answered: Path, run: Callable[..., dict], setting: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
         run(answered, **setting)
+
+
+def test_reasoning_markers_are_the_ids_that_stand_inside_an_answer() -> None:
+    vocabulary = {token: index for index, token in enumerate(["<unk>", *"▁<>/thinkx\n"])}
+    backend = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+    assert tokenizer.convert_ids_to_tokens(extract.ids_in_text(tokenizer, "<think>")) == [*"<think>"]
+    tokenizer.add_tokens(["<think>"])
+    assert extract.ids_in_text(tokenizer, "<think>") == [tokenizer.convert_tokens_to_ids("<think>")]
 
 
 def test_no_answers_at_all_is_refused_with_the_way_out(tmp_path: Path, run: Callable[..., dict]) -> None:

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3ForCausalLM, Gemma3TextConfig
+from test_capture import text_config
+from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3ForCausalLM, Gemma3TextConfig, Phi3ForCausalLM
 
 from eagle3.generate import CACHE_ROOM, RoomyLayer, choose_tokens, generate, roomy_cache, sampling_probabilities
 
@@ -60,6 +61,15 @@ def test_an_answer_does_not_depend_on_the_rows_that_share_the_batch(model, promp
         assert answer(model, [prompt], seeds=[seed], **WARM) == [together[seed]]
     lengths = [len(ours.token_ids) for ours in together]
     assert len(set(lengths)) > 3  # rows did leave the batch at different times
+
+
+def test_a_longer_row_beside_it_does_not_change_an_answer_where_positions_depend_on_length():
+    torch.manual_seed(0)
+    model = Phi3ForCausalLM(text_config("phi3_longrope", num_layers=2)).eval()
+    short, long = [3, 5, 7, 9], list(range(10, 40))
+    together = answer(model, [short, long], max_new_tokens=6, **GREEDY)
+    assert answer(model, [short], max_new_tokens=6, **GREEDY) == together[:1]
+    assert answer(model, [long], max_new_tokens=6, **GREEDY) == together[1:]
 
 
 def test_the_seed_decides_the_answer(model, prompts):

@@ -76,6 +76,20 @@ def test_stores_that_do_not_go_together_are_named_with_what_differs(
     assert all(path in str(refused.value) for path in paths)
 
 
+def test_the_same_store_twice_is_refused_under_any_name(two_stores: list[str], tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(two_stores[0])
+    for name in (two_stores[0], f"{tmp_path}/b/../a", f"{tmp_path}/link"):
+        with pytest.raises(InputError, match="names the same features twice") as refused:
+            open_store([*two_stores, name])
+        assert f"{two_stores[0]} and {name};" in str(refused.value)
+
+
+@pytest.mark.parametrize("path", ["s3://bucket/features", ["local", "s3://bucket/features"]])
+def test_a_store_behind_a_url_is_refused_with_the_way_out(path: str | list[str]) -> None:
+    with pytest.raises(InputError, match=r"data\.path=s3://bucket/features is a URL.*local folder; mount"):
+        open_store(path)
+
+
 def test_validation_prompts_of_two_stores_are_each_prompt_once(two_stores: list[str]) -> None:
     def prompts(path: str | list[str]) -> list[list[int]]:
         store = {"path": path, "hash": open_store(path).fingerprint, "val_fraction": 0.5}

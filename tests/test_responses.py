@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,9 @@ import torch
 
 import eagle3.responses
 from eagle3.chat import Chat
+from eagle3.dialogue import NO_CONTENT, Dialogue
 from eagle3.errors import InputError
+from eagle3.generate import Answer
 from eagle3.responses import _batches, answer_prompts
 from eagle3.storage import read_json, read_jsonl, write_jsonl
 from eagle3.target import load_target
@@ -63,8 +66,9 @@ def chat(target):
     return make_chat(target)
 
 
-def make_chat(target, template=None):
-    return Chat(target.tokenizer, template=template, template_kwargs={}, date="2026-01-01", stop_ids=target.stop_ids)
+def make_chat(target, template=None, **template_kwargs):
+    settings = {"template": template, "template_kwargs": template_kwargs, "date": "2026-01-01"}
+    return Chat(target.tokenizer, stop_ids=target.stop_ids, **settings)
 
 
 def prompt(number, *questions):
@@ -93,6 +97,23 @@ def errors_of(out_dir):
 
 def run(target, chat, out_dir, **changes):
     return answer_prompts(target=target, chat=chat, out_dir=out_dir, **SETTINGS | changes)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The prompts that were handed to the target so far."""
+    generate, asked = eagle3.responses.generate, []
+
+    def generate_and_note(model, prompts, **settings):
+        asked.extend(map(tuple, prompts))
+        return generate(model, prompts, **settings)
+
+    monkeypatch.setattr(eagle3.responses, "generate", generate_and_note)
+    return asked
+
+
+def asked_for(rows):
+    return [tuple(row["input_ids"][:start]) for row in rows.values() for start, _ in row["turns"]]
 
 
 def copy_prompts(out_dir, to):
@@ -160,6 +181,16 @@ def test_a_prompt_that_rewrites_earlier_answers_begins_a_new_row(target, tmp_pat
         assert row["input_ids"][: row["turns"][0][0]] == chat.prompt_ids(row["messages"][:index])
 
 
+def test_an_answer_without_a_content_is_kept_and_ends_its_conversation_only_if_a_turn_would_follow(chat):
+    answer = Answer(chat.tokenizer("Hi<|im_start|>there<|im_end|>")["input_ids"], "stop")
+    for questions, reasons in ((QUICK[:2], [NO_CONTENT]), (QUICK[:1], [])):
+        dialogue = Dialogue(prompt(0, *questions), chat, seed=0, max_prompt_tokens=None, on_length="keep")
+        dialogue.answer(answer)
+        (row,) = dialogue.rows
+        assert row["input_ids"][slice(*row["turns"][0])] == answer.token_ids and row["messages"][-1]["content"] is None
+        assert [error["reason"] for error in dialogue.errors] == reasons and not dialogue.waiting
+
+
 def test_a_cut_answer_ends_its_conversation_and_is_kept_or_dropped(target, chat, tmp_path):
     for on_length in ("keep", "drop"):
         out_dir = write_prompts(tmp_path / on_length, [prompt(0, QUICK[0]), prompt(1, "List files", "More")])
@@ -200,16 +231,19 @@ eagle3.responses.answer_prompts(target=target, chat=make_chat(target), out_dir=s
 """
 
 
-def test_a_killed_run_goes_on_to_the_rows_of_an_uninterrupted_one(target, chat, tiny_path, out_dir, tmp_path):
+def test_a_killed_run_goes_on_to_the_rows_of_an_uninterrupted_one(target, chat, tiny_path, out_dir, tmp_path, asked):
     whole = copy_prompts(out_dir, tmp_path / "whole")
     run(target, chat, whole)
-    # The fifth fsync is the one of the second window's rows.
-    command = [sys.executable, "-c", KILLED, str(tiny_path), str(out_dir), "5"]
+    # The fsyncs are those of the manifest, of old errors, and of each window's errors and rows.
+    command = [sys.executable, "-c", KILLED, str(tiny_path), str(out_dir), "6"]
     killed = subprocess.run(command, capture_output=True, cwd=tiny_path.parents[2])
     assert killed.returncode == -signal.SIGKILL
     assert not read_json(out_dir / "responses/manifest.json", made_by="")["complete"]
-    assert 0 < len(rows_of(out_dir)) < len(rows_of(whole))
+    kept = rows_of(out_dir)
+    assert 0 < len(kept) < len(rows_of(whole))
+    asked.clear()
     run(target, chat, out_dir)
+    assert Counter(asked) + Counter(asked_for(kept)) == Counter(asked_for(rows_of(whole)))
     assert rows_of(out_dir) == rows_of(whole)
     assert len(list(read_jsonl(out_dir / "responses/responses.jsonl"))) == len(rows_of(whole))
 
@@ -231,7 +265,7 @@ def test_a_file_torn_at_any_byte_is_mended(target, tmp_path):
         assert path.read_bytes() == whole
 
 
-def test_ctrl_c_loses_only_the_window_in_flight(target, chat, out_dir, tmp_path, monkeypatch):
+def test_ctrl_c_loses_only_the_window_in_flight(target, chat, out_dir, tmp_path, monkeypatch, asked):
     whole = copy_prompts(out_dir, tmp_path / "whole")
     run(target, chat, whole)
     answer_window, calls = eagle3.responses.answer_window, []
@@ -245,18 +279,41 @@ def test_ctrl_c_loses_only_the_window_in_flight(target, chat, out_dir, tmp_path,
     monkeypatch.setattr(eagle3.responses, "answer_window", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(target, chat, out_dir)
-    assert set(rows_of(out_dir)) == {f"p{number}#0" for number in range(3)}
-    monkeypatch.undo()
+    kept = rows_of(out_dir)
+    assert set(kept) == {f"p{number}#0" for number in range(3)}
+    asked.clear()
     run(target, chat, out_dir)
+    assert Counter(asked) + Counter(asked_for(kept)) == Counter(asked_for(rows_of(whole)))
     assert rows_of(out_dir) == rows_of(whole)
 
 
-def test_a_complete_stage_is_left_alone(target, chat, out_dir):
+@pytest.mark.parametrize("name", ["errors.jsonl", "responses.jsonl"])
+def test_a_kill_between_errors_and_rows_loses_neither(target, chat, tmp_path, monkeypatch, name):
+    prompts = [prompt(0, QUICK[0], "too long " * 30), prompt(1, "too long " * 30), prompt(2, QUICK[1])]
+    limits = {"max_prompt_tokens": 40, "temperature": 0.0, "max_new_tokens": 20}
+    whole = run(target, chat, write_prompts(tmp_path / "whole", prompts), **limits)
+    assert sum(whole["errors"].values()) == 2
+    append, out_dir = eagle3.responses.ResponseStore._append, write_prompts(tmp_path / "out", prompts)
+
+    def killed(store, path, rows):
+        if path.name == name:
+            raise KeyboardInterrupt
+        append(store, path, rows)
+
+    monkeypatch.setattr(eagle3.responses.ResponseStore, "_append", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(target, chat, out_dir, **limits)
+    monkeypatch.undo()
+    assert run(target, chat, out_dir, **limits) == whole
+    assert rows_of(out_dir) == rows_of(tmp_path / "whole") and errors_of(out_dir) == errors_of(tmp_path / "whole")
+
+
+def test_a_complete_stage_is_left_alone(target, chat, out_dir, asked):
     manifest = run(target, chat, out_dir)
-    path = out_dir / "responses/responses.jsonl"
-    before = path.read_bytes(), path.stat().st_mtime_ns
+    before = (out_dir / "responses/responses.jsonl").read_bytes()
+    asked.clear()
     assert run(target, chat, out_dir) == manifest
-    assert path.read_bytes() == before[0]
+    assert not asked and (out_dir / "responses/responses.jsonl").read_bytes() == before
 
 
 def test_a_batch_out_of_memory_is_halved_until_it_fits_and_only_its_rest_fails(
@@ -290,7 +347,7 @@ def test_a_prompt_that_is_too_long_is_an_error_until_the_limit_allows_it(target,
     assert set(rows_of(out_dir)) == {"p0#0", "p2#0"}
     first, second = errors_of(out_dir)
     assert (first["prompt_id"], first["turn"], first["retry"]) == ("p1", 0, True)
-    assert (second["prompt_id"], second["turn"], second["retry"]) == ("p2", 1, False)
+    assert (second["prompt_id"], second["turn"], second["retry"]) == ("p2", 1, True)
     assert "responses.max_prompt_tokens" in first["reason"] and "at most 40" in first["reason"]
     assert "confidential" not in json.dumps([first, second])
     run(target, chat, out_dir, max_prompt_tokens=None, max_new_tokens=8, temperature=0.0)
@@ -331,6 +388,16 @@ def test_another_target_template_or_sampling_is_refused_by_name(target, chat, ou
         run(target, chat, out_dir)
 
 
+@pytest.mark.parametrize(("then", "now"), [("unset", False), (False, "unset"), (False, True)])
+def test_a_template_variable_set_changed_or_left_out_is_another_setting(target, out_dir, then, now):
+    chats = [
+        make_chat(target, **({} if thinking == "unset" else {"enable_thinking": thinking})) for thinking in (then, now)
+    ]
+    run(target, chats[0], out_dir)
+    with pytest.raises(InputError, match=rf"chat\.template_kwargs\.enable_thinking={then} then, {now} now"):
+        run(target, chats[1], out_dir)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -341,6 +408,7 @@ def test_another_target_template_or_sampling_is_refused_by_name(target, chat, ou
         ({"top_p": 0}, r"responses\.top_p=0 must be over 0"),
         ({"max_new_tokens": 4096}, r"responses\.max_new_tokens=4096 leaves no room"),
         ({"max_prompt_tokens": 2}, "nothing could be answered: .*max_prompt_tokens"),
+        ({"answers": "imported"}, r"no assistant turn to import.*; drop responses\.answers=imported, or give rows"),
     ],
 )
 def test_bad_settings_name_their_key(target, chat, out_dir, changes, message):
@@ -369,7 +437,7 @@ def test_a_full_disk_is_one_clear_line_and_loses_nothing(target, chat, out_dir, 
         store_append(store, finished)
 
     monkeypatch.setattr(eagle3.responses.ResponseStore, "append", append)
-    with pytest.raises(InputError, match=r"responses\.jsonl cannot be written \(No space left on device\); make room"):
+    with pytest.raises(InputError, match=r"errors\.jsonl cannot be written \(No space left on device\); make room"):
         run(target, chat, out_dir)
     monkeypatch.undo()
     assert run(target, chat, out_dir)["prompts"] == 7

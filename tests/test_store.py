@@ -50,7 +50,7 @@ def test_tied_weights_are_stored_once_and_read_as_both(store_path: Path) -> None
 
 
 def test_target_weights_of_another_shape_are_refused(store_path: Path) -> None:
-    save_target_weights(store_path / "target.safetensors", torch.zeros(3, 4), torch.ones(3, 4))
+    save_target_weights(store_path / "target.safetensors", torch.zeros(3, 4), torch.ones(3, 4), dtype=torch.float32)
     with pytest.raises(InputError, match=r"features/target\.safetensors does not fit its manifest"):
         FeatureStore(store_path).target_weights()
 

@@ -1,6 +1,7 @@
 """Streams packed samples from a feature store into training, resumable in the middle of an epoch."""
 
 import hashlib
+import logging
 import math
 from dataclasses import replace
 
@@ -17,6 +18,8 @@ from eagle3.features.plan import PlannedPack, plan_epoch
 from eagle3.features.sample import Sample
 from eagle3.features.store import SampleRef
 from eagle3.head.rows import trained_rows
+
+log = logging.getLogger(__name__)
 
 
 class FeatureData(lightning.LightningDataModule):
@@ -149,9 +152,16 @@ class FeatureData(lightning.LightningDataModule):
         return train, val
 
     def _samples_with_rows(self, limit: int | None) -> list[SampleRef]:
-        samples = self.store.samples[:limit]
+        samples = self.loss_mask.select(self.store.samples)[:limit]
         if type(self.loss_mask) is not AllTurns:  # the index counts rows of unmasked answers only
-            samples = [self._counted(ref) for ref in tqdm(samples, desc="count rows under the loss mask")]
+            counted = [self._counted(ref) for ref in tqdm(samples, desc="count rows under the loss mask")]
+            if counted == self.store.samples[:limit]:
+                log.warning(
+                    "loss_mask=%s changes nothing: no answer of %s holds what it leaves out (features.reasoning names "
+                    "the markers of reasoning)",
+                    type(self.loss_mask).__name__, self.store.path,
+                )  # fmt: skip
+            samples = counted
         samples = [ref for ref in samples if ref.entry.rows > 0]
         if not samples:
             raise InputError(

@@ -16,12 +16,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
+from transformers import PreTrainedTokenizerBase
 
 from eagle3.capture import Capture, Features, check_capture_layers, check_lm_head
 from eagle3.capture import capture_layers as default_capture_layers
 from eagle3.errors import InputError
 from eagle3.features.sample import Sample, rows_with_teacher
-from eagle3.features.shards import ShardWriter
+from eagle3.features.shards import StoreWriter
 from eagle3.features.store import TARGET_WEIGHTS, save_target_weights, write_manifest
 from eagle3.head.from_target import head_facts
 from eagle3.head.rows import trained_rows
@@ -69,6 +70,7 @@ def extract_features(
         batch_tokens=batch_tokens,
         shard_mb=shard_mb,
         capture_layers=capture_layers,
+        reasoning=reasoning,
     )
     responses = responses_of(target, out_dir)
     check_lm_head(target)
@@ -81,14 +83,14 @@ def extract_features(
         "max_length": max_length,
         "too_long": too_long,
         "teacher_rows": teacher_rows,
-        "reasoning_ids": reasoning and [target.tokenizer.encode(mark, add_special_tokens=False) for mark in reasoning],
+        "reasoning_ids": None if reasoning is None else [ids_in_text(target.tokenizer, each) for each in reasoning],
     }
     directory = out_dir / "features"
     directory.mkdir(parents=True, exist_ok=True)
     indices = complete_shards(directory, made_from)
     weights = directory / TARGET_WEIGHTS
     if not (indices and weights.is_file()):  # gigabytes; those beside finished shards are this target's
-        save_target_weights(weights, target.embedding.to(STORED[dtype]), target.lm_head.to(STORED[dtype]))
+        save_target_weights(weights, target.embedding, target.lm_head, dtype=STORED[dtype])
     left_out: Counter[str] = Counter()
     conversations = read_conversations(
         out_dir / "responses" / "responses.jsonl", max_length=max_length, too_long=too_long, left_out=left_out
@@ -99,9 +101,12 @@ def extract_features(
     facts = head_facts(target.text_config, len(target.lm_head)) | {"dtype": target.checkpoint_dtype or "bfloat16"}
     if not indices:
         raise InputError(
-            f"{out_dir}/responses holds no answer that can be trained; left out: {dict(left_out)}; "
-            f"see errors.jsonl there"
+            f"{out_dir}/responses holds no answer that can be trained; left out: {dict(left_out)}; an answer needs "
+            f"two tokens within features.max_length={max_length}: raise that, or responses.max_new_tokens (in another "
+            f"out_dir)"
         )
+    if not extractor.tokens:
+        log.info("%s is up to date", directory)
     return write_manifest(directory, made_from=made_from, target_config=facts, indices=indices, left_out=dict(left_out))
 
 
@@ -134,6 +139,18 @@ def check_settings(*, dtype: str, too_long: str, teacher_rows: str, **others: An
             raise InputError(f"features.{key}={others[key]} must be {least} or more")
     if not isinstance(others["capture_layers"], (list, NoneType)):
         raise InputError(f"features.capture_layers={others['capture_layers']} is no list; give null or e.g. [2,16,29]")
+    markers = others["reasoning"]
+    texts = isinstance(markers, list) and all(isinstance(marker, str) and marker for marker in markers)
+    if markers is not None and not (texts and len(markers) == 2):
+        raise InputError(f"features.reasoning={markers} must be two markers, [START,END], or null")
+
+
+def ids_in_text(tokenizer: PreTrainedTokenizerBase, marker: str) -> list[int]:
+    """What an answer holds for `marker`: SentencePiece puts a space before a text that stands alone."""
+    before, together, alone = (
+        tokenizer.encode(text, add_special_tokens=False) for text in ("\n", f"\n{marker}", marker)
+    )
+    return together[len(before) :] if together[: len(before)] == before else alone
 
 
 def complete_shards(directory: Path, made_from: dict) -> list[dict]:
@@ -193,7 +210,7 @@ def windows(conversations: Iterator[Conversation], num_tokens: int) -> Iterator[
 
 
 def write_shards(
-    writer: "StoreWriter",
+    writer: StoreWriter,
     extractor: "Extractor",
     conversations: Iterator[Conversation],
     *,
@@ -209,7 +226,8 @@ def write_shards(
                 for sample in extractor(todo, batch_tokens):
                     writer.add(sample)
                 progress.update(len(window))
-                progress.set_postfix_str(f"{extractor.tokens / progress.format_dict['elapsed']:.0f} tokens/s")
+                if todo:
+                    progress.set_postfix_str(f"{extractor.tokens / progress.format_dict['elapsed']:.0f} tokens/s")
         writer.close_shard()
     finally:
         writer.discard()
@@ -243,12 +261,18 @@ class Extractor:
         rows = rows_with_teacher(item.turns, self.teacher_rows)
         last = features.last[rows.to(features.last.device)]
         argmax, logsumexp = self._teacher(last)
+        aux, stored = features.aux.to(self.dtype), last.to(self.dtype)
+        if not (aux.isfinite().all() and stored.isfinite().all()):
+            raise InputError(
+                f"features.dtype={str(self.dtype).removeprefix('torch.')}: hidden states of sample {item.id} are not "
+                f"finite in it; take features.dtype=bfloat16 (float16 ends at 65504) and no target.dtype=float16"
+            )
         return Sample(
             id=item.id,
             input_ids=item.input_ids,
             turns=item.turns,
-            aux=features.aux.to("cpu", self.dtype),
-            last=last.to("cpu", self.dtype),
+            aux=aux.cpu(),
+            last=stored.cpu(),
             argmax=argmax.cpu(),
             logsumexp=logsumexp.cpu(),
             teacher_rows=rows,
@@ -264,32 +288,3 @@ class Extractor:
             argmax.append(logits.argmax(-1))
             logsumexp.append(logits.logsumexp(-1))
         return torch.cat(argmax), torch.cat(logsumexp)
-
-
-class StoreWriter:
-    """Puts samples into shards of about `shard_bytes`; finished shards are appended to `indices`."""
-
-    def __init__(self, directory: Path, made_from: dict, indices: list[dict], *, shard_bytes: int) -> None:
-        self.directory, self.made_from, self.indices = directory, sha256_json(made_from), indices
-        self.shard_bytes = shard_bytes
-        self.shard: ShardWriter | None = None
-
-    def add(self, sample: Sample) -> None:
-        if self.shard is None:
-            number = max((int(index["shard"][6:12]) + 1 for index in self.indices), default=0)
-            first_sample = sum(len(index["samples"]) for index in self.indices)
-            self.shard = ShardWriter(self.directory, number, first_sample)
-        self.shard.add(sample)
-        if self.shard.size >= self.shard_bytes:
-            self.close_shard()
-
-    def close_shard(self) -> None:
-        if self.shard is not None:
-            self.indices.append(self.shard.finish(self.made_from))
-            self.shard = None
-
-    def discard(self) -> None:
-        """Drop an unfinished shard."""
-        if self.shard is not None:
-            self.shard.discard()
-            self.shard = None

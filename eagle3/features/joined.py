@@ -13,7 +13,7 @@ from torch import Tensor
 from eagle3.errors import InputError
 from eagle3.features.sample import Sample
 from eagle3.features.store import FeatureStore, SampleRef
-from eagle3.storage import sha256_json
+from eagle3.storage import require_local, sha256_json
 from eagle3.target import require_same_target
 
 SAME_IN_ALL = ("capture_layers", "dtype", "teacher_rows", "reasoning_ids")  # what packs and loss masks count on
@@ -27,6 +27,7 @@ class JoinedStores:
         self.stores = [FeatureStore(path) for path in paths]
         for store in self.stores[1:]:
             require_joinable(self.stores[0], store)
+        require_different(self.stores)
         self.samples = [ref for store in self.stores for ref in store.samples]
         self._store_at: dict[Path, FeatureStore] = {store.path: store for store in self.stores}
 
@@ -80,6 +81,8 @@ Store = FeatureStore | JoinedStores
 def open_store(path: str | list[str]) -> Store:
     """What `data.path` names. A list of one is that store."""
     paths = [path] if isinstance(path, str) else path
+    for each in paths:
+        require_local(each, setting="data.path")
     return FeatureStore(paths[0]) if len(paths) == 1 else JoinedStores(paths)
 
 
@@ -99,3 +102,12 @@ def require_joinable(first: FeatureStore, other: FeatureStore) -> None:
             f"data.path=[{first.path},{other.path}] cannot be trained on as one, they differ ({values}); leave one "
             f"out, or make it again with the other's features.* settings: precompute.py stages=[features]"
         )
+
+
+def require_different(stores: list[FeatureStore]) -> None:
+    """Raise InputError if the same features would be trained twice, whatever their folders are called."""
+    first: dict[str, FeatureStore] = {}
+    for store in stores:
+        same = first.setdefault(store.fingerprint, store)
+        if same is not store:
+            raise InputError(f"data.path names the same features twice, {same.path} and {store.path}; leave one out")

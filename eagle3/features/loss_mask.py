@@ -3,12 +3,16 @@
 Shapes: T tokens of a sample.
 """
 
+from itertools import pairwise
+from pathlib import Path
+
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from eagle3.errors import InputError
 from eagle3.features.sample import Sample
+from eagle3.features.store import SampleRef
 
 
 class AllTurns:
@@ -17,12 +21,23 @@ class AllTurns:
     def check(self, made_from: dict) -> None:
         pass
 
+    def select(self, samples: list[SampleRef]) -> list[SampleRef]:
+        """Those of a store's samples that are trained at all."""
+        return samples
+
     def __call__(self, sample: Sample) -> Int[Tensor, " T"]:
         return sample.turns
 
 
 class LastTurn(AllTurns):
-    """The last answer of a sample only."""
+    """The last answer of a conversation, which is several samples where its template rewrites earlier answers."""
+
+    def select(self, samples: list[SampleRef]) -> list[SampleRef]:
+        turns: dict[tuple[Path, str], dict[int, SampleRef]] = {}
+        for ref in samples:
+            prompt, _, turn = ref.entry.id.rpartition("#")
+            turns.setdefault((ref.store, prompt), {})[int(turn)] = ref
+        return [of_prompt[max(of_prompt)] for of_prompt in turns.values()]
 
     def __call__(self, sample: Sample) -> Int[Tensor, " T"]:
         return torch.where(sample.turns == sample.turns.max(), sample.turns, 0)
@@ -44,14 +59,24 @@ class WithoutReasoning(AllTurns):
 
     def __call__(self, sample: Sample) -> Int[Tensor, " T"]:
         tokens, turns = sample.input_ids.tolist(), sample.turns.clone()
-        position = find(tokens, self.start, 0)
-        while position is not None:
-            # A span that generation cut off reaches to the end of the sample.
-            close = find(tokens, self.end, position + len(self.start))
-            stop = len(tokens) if close is None else close + len(self.end)
-            turns[position:stop] = 0
-            position = find(tokens, self.start, stop)
+        for first, end in answers_of(turns):
+            position = self._opened_before(tokens, first)
+            if position is None:
+                position = find(tokens, self.start, first, end)
+            while position is not None:
+                # A span that generation cut off reaches to the end of its answer.
+                close = find(tokens, self.end, position + len(self.start), end)
+                stop = end if close is None else close + len(self.end)
+                turns[position:stop] = 0
+                position = find(tokens, self.start, stop, end)
         return turns
+
+    def _opened_before(self, tokens: list[int], first: int) -> int | None:
+        """Where the generation prompt ends with the start marker, and perhaps a line break: others were typed."""
+        position = find(tokens, self.start, max(0, first - len(self.start) - 1), first)
+        if position is None or find(tokens, self.end, position + len(self.start), first) is not None:
+            return None
+        return position
 
 
 class Everything(AllTurns):
@@ -68,9 +93,15 @@ class Everything(AllTurns):
         return torch.ones_like(sample.turns)
 
 
-def find(tokens: list[int], pattern: list[int], start: int) -> int | None:
-    """First position at or after `start` where `pattern` occurs."""
-    for position in range(start, len(tokens) - len(pattern) + 1):
+def answers_of(turns: Int[Tensor, " T"]) -> list[tuple[int, int]]:
+    """Where each answer begins and ends."""
+    bounds = [0, *(turns.diff().nonzero().squeeze(1) + 1).tolist(), len(turns)]
+    return [(begin, end) for begin, end in pairwise(bounds) if turns[begin] > 0]
+
+
+def find(tokens: list[int], pattern: list[int], start: int, stop: int) -> int | None:
+    """First position where `pattern` occurs whole between `start` and `stop`."""
+    for position in range(start, stop - len(pattern) + 1):
         if tokens[position : position + len(pattern)] == pattern:
             return position
     return None

@@ -19,7 +19,7 @@ from typing import IO
 from eagle3.errors import InputError
 from eagle3.features.sample import Sample, from_bytes, to_bytes
 from eagle3.head.rows import trained_rows
-from eagle3.storage import named, sha256_file, write_json
+from eagle3.storage import named, sha256_file, sha256_json, write_json
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,35 @@ class ShardWriter:
         with suppress(OSError):  # on a full disk closing fails as writing did
             self.file.close()
         self.partial.unlink(missing_ok=True)
+
+
+class StoreWriter:
+    """Puts samples into shards of about `shard_bytes`; finished shards are appended to `indices`."""
+
+    def __init__(self, directory: Path, made_from: dict, indices: list[dict], *, shard_bytes: int) -> None:
+        self.directory, self.made_from, self.indices = directory, sha256_json(made_from), indices
+        self.shard_bytes = shard_bytes
+        self.shard: ShardWriter | None = None
+
+    def add(self, sample: Sample) -> None:
+        if self.shard is None:
+            number = max((int(index["shard"][6:12]) + 1 for index in self.indices), default=0)
+            first_sample = sum(len(index["samples"]) for index in self.indices)
+            self.shard = ShardWriter(self.directory, number, first_sample)
+        self.shard.add(sample)
+        if self.shard.size >= self.shard_bytes:
+            self.close_shard()
+
+    def close_shard(self) -> None:
+        if self.shard is not None:
+            self.indices.append(self.shard.finish(self.made_from))
+            self.shard = None
+
+    def discard(self) -> None:
+        """Drop an unfinished shard."""
+        if self.shard is not None:
+            self.shard.discard()
+            self.shard = None
 
 
 class ShardReader:

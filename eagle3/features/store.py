@@ -118,11 +118,11 @@ class FeatureStore:
         return [SampleRef(self.path, shard["name"], SampleEntry(**entry)) for entry in index["samples"]]
 
 
-def save_target_weights(path: Path, embedding: Tensor, lm_head: Tensor) -> None:
+def save_target_weights(path: Path, embedding: Tensor, lm_head: Tensor, *, dtype: torch.dtype) -> None:
     """Tied weights are stored once."""
-    tensors = {"embedding": embedding.contiguous()}
+    tensors = {"embedding": embedding.to(dtype).contiguous()}
     if lm_head.data_ptr() != embedding.data_ptr():
-        tensors["lm_head"] = lm_head.contiguous()
+        tensors["lm_head"] = lm_head.to(dtype).contiguous()
     temporary = path.with_suffix(".tmp")
     try:
         save_file(tensors, temporary)
