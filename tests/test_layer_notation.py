@@ -5,7 +5,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from exported_head import IDS, LAYERS, Editable, as_speculators, errors, random_head, tiny_facts, tiny_target
+from exported_head import (
+    IDS,
+    LAYERS,
+    Editable,
+    as_speculators,
+    errors,
+    in_another_order,
+    random_head,
+    tiny_facts,
+    tiny_target,
+)
 from fitted_head import LAYERS as SMALL_LAYERS
 from fitted_head import PROMPT as SMALL_PROMPT
 from fitted_head import chain_output, fitted_head, small_target
@@ -105,6 +115,14 @@ def test_a_head_of_the_speculators_is_decoded_before_its_layout_is_changed(
     result = found(foreign, judge)
     assert {check for check, (level, _) in result.items() if level == "error"} == {"layout"}
     assert result["layer_notation"][0] == result["accept_length"][0] == "ok"
+
+
+def test_a_draft_vocabulary_in_another_order_is_decoded_and_judged_the_same(foreign: Editable, judge: Judge) -> None:
+    checks = ("accept_length", "layer_notation")
+    ascending = [found(foreign, judge)[check] for check in checks]
+    in_another_order(foreign)
+    assert [found(foreign, judge)[check] for check in checks] == ascending
+    assert not ascending[0][1].startswith("1.000")
 
 
 def test_a_head_that_cannot_be_decoded_is_not(foreign: Editable, judge: Judge) -> None:
