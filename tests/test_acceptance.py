@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from exported_head import (
-    FINGERPRINT,
     Editable,
     errors,
     random_head,
@@ -17,12 +16,16 @@ from exported_head import (
     tiny_target,
     with_simulated,
 )
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
 
+from eagle3 import run
 from eagle3.chat import Chat
 from eagle3.errors import InputError
 from eagle3.features.datamodule import share_of_prompt
 from eagle3.features.store import FeatureStore
-from eagle3.serving.acceptance import Decoding, Judge
+from eagle3.serving.acceptance import Judge
+from eagle3.serving.answering import Decoding
 from eagle3.serving.check import Finding
 from eagle3.serving.doctor import check_head
 from eagle3.serving.export import TrainedHead, check_export, export_head
@@ -30,6 +33,8 @@ from eagle3.serving.head_files import read_files
 from eagle3.serving.measured_prompts import prompt_source, validation_prompts
 from eagle3.storage import write_jsonl
 from eagle3.target import Target
+from serve import export_head as export_action
+from serve import require_limit
 
 ROOT = Path(__file__).parent.parent
 
@@ -190,12 +195,53 @@ def serve(*settings: str, cwd: Path) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True)
 
 
+def save_run(folder: Path, trained: TrainedHead, *, target: str) -> None:
+    """A finished training, whose features were made from `target`."""
+    trained.facts["origin"]["target"] = trained.facts["origin"]["target"] | {"name": target, "revision": None}
+    (folder / "checkpoints").mkdir(parents=True)
+    weights = torch.nn.ModuleDict({"head": trained.head}).state_dict()
+    torch.save({"state_dict": weights, "eagle3": trained.facts}, folder / "checkpoints/best.ckpt")
+
+
+def serve_config(*overrides: str) -> DictConfig:
+    with initialize_config_dir(run.CONF, version_base="1.3"):
+        return compose("serve", overrides=[*overrides])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (["prompts.path=/no/such.jsonl"], r"prompts\.path=/no/such\.jsonl"),
+        (["target.dtype=flaot16"], r"target\.dtype=flaot16"),
+        (["chat.template=/no/such.jinja"], r"chat\.template=/no/such\.jinja cannot be read"),
+        (["topk=4"], "such a tree"),
+        (["topk=100", "draft_tokens=8"], "topk=100: the head can draft no more than its 64 tokens"),
+        (["temperature=-1"], r"temperature=-1 must be 0"),
+    ],
+)
+def test_a_wrong_option_of_an_export_is_an_error_and_no_reason_to_skip_the_measurement(
+    wrong: list[str], message: str, trained_on_tiny: TrainedHead, tiny_path: Path, tmp_path: Path
+) -> None:
+    save_run(tmp_path / "run", trained_on_tiny, target=str(tiny_path))
+    config = serve_config("action=export", f"run={tmp_path}/run", f"head={tmp_path}/head", *wrong)
+    with pytest.raises(InputError, match=message):
+        export_action(config)
+
+
+@pytest.mark.parametrize("limit", [0, -1, 2.5])
+def test_a_number_of_prompts_starts_at_1(limit: float) -> None:
+    with pytest.raises(InputError, match=rf"limit={limit} must be a whole number of prompts from 1 up"):
+        require_limit(limit)
+    require_limit(None)
+
+
+def test_one_limit_is_for_every_action_and_its_default_for_each() -> None:
+    assert [serve_config(f"action={action}").limit for action in ("check", "bench", "tune")] == [16, 80, 64]
+    assert [serve_config(f"action={action}", "limit=3").limit for action in ("check", "bench", "tune")] == [3, 3, 3]
+
+
 def test_export_writes_the_best_head_of_a_run_without_its_target(trained_on_tiny: TrainedHead, tmp_path: Path) -> None:
-    facts = trained_on_tiny.facts
-    facts["origin"]["target"] = {**FINGERPRINT, "name": "./gone/target", "revision": None}
-    (tmp_path / "run/checkpoints").mkdir(parents=True)
-    weights = torch.nn.ModuleDict({"head": trained_on_tiny.head}).state_dict()
-    torch.save({"state_dict": weights, "eagle3": facts}, tmp_path / "run/checkpoints/best.ckpt")
+    save_run(tmp_path / "run", trained_on_tiny, target="./gone/target")
     done = serve("action=export", "run=run", "head=head", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "skipped  accept_length     target.path=./gone/target does not exist" in done.stdout

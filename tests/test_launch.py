@@ -104,7 +104,7 @@ def test_launch_says_where_it_is_ready_and_stops_at_ctrl_c(started: Any, head: P
 
 def test_a_bench_that_is_stopped_midway_reports_what_it_measured(started: Any, head: Path) -> None:
     sets = f"bench.prompts={{chat:'{PROMPTS}',code:'{PROMPTS}'}}"
-    long = ("bench.concurrency=[1,2]", "bench.repeats=1000", "bench.limit=2", "max_new_tokens=8")
+    long = ("bench.concurrency=[1,2]", "bench.repeats=1000", "limit=2", "max_new_tokens=8")
     command = started("action=bench", f"target.path={TINY}", f"head={head}", sets, *long)
     deadline = time.monotonic() + 60
     while not (command.out / "results.jsonl").exists() and command.process.poll() is None:

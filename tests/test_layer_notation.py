@@ -22,7 +22,8 @@ from fitted_head import chain_output, fitted_head, small_target
 
 from eagle3.capture import Capture
 from eagle3.chat import Chat
-from eagle3.serving.acceptance import Decoding, Judge
+from eagle3.serving.acceptance import Judge
+from eagle3.serving.answering import Decoding
 from eagle3.serving.doctor import check_head
 from eagle3.serving.export import TrainedHead, export_head
 from eagle3.serving.head_files import read_files

@@ -65,7 +65,7 @@ class Machine:
 
 def settings(**changes: Any) -> TuneSettings:
     given = {
-        "concurrency": 4, "steps": [1, 2, 7], "topk": [1], "draft_tokens": [], "limit": None, "evidence": "decoder",
+        "concurrency": 4, "steps": [1, 2, 7], "topk": [1], "draft_tokens": [], "evidence": "decoder",
         "batch_size": 1, "timed": 4, "warmup": 0, "timeout_s": 9.0, "requests_per_place": 1,
         "assumed": {"compute_bound_tokens": 200, "step": 0.1}, "rows": 6,
     }  # fmt: skip
@@ -302,9 +302,11 @@ def test_the_command_without_timings_replays_every_setting_on_the_users_prompts(
     (tmp_path / "chats.jsonl").write_text('{"prompt": "Hi"}\n{"prompt": "Grüße, 你好"}\n{"prompt": "left out"}\n')
     done = serve(
         f"target.path={tiny_path}", "head=head", "prompts.path=chats.jsonl", "max_new_tokens=8", "tune.timed=0",
-        "tune.limit=2", "tune.steps=[1,3]", "tune.topk=[1,2]", "tune.draft_tokens=[4]", cwd=tmp_path,
+        "limit=2", "tune.steps=[1,3]", "tune.topk=[1,2]", "tune.draft_tokens=[4]", "steps=2",
+        cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    assert "steps has no effect on action=tune, which chooses among tune.steps" in done.stderr
     report = json.loads((tmp_path / "out" / "tune.json").read_text())
     assert {(row["steps"], row["topk"], row["draft_tokens"]) for row in report["settings"]} == {
         (1, 1, 2), (3, 1, 4), (3, 2, 4),
@@ -321,6 +323,13 @@ def test_without_prompts_the_key_is_named() -> None:
         tune_head(config)
 
 
+def test_a_dry_run_is_refused_because_what_is_measured_decides_the_commands() -> None:
+    with initialize_config_dir(run.CONF, version_base="1.3"):
+        config = compose("serve", overrides=["action=tune", "head=head", "prompts.path=chats.jsonl", "dry_run=true"])
+    with pytest.raises(InputError, match=r"dry_run=true: .* set tune\.timed=0"):
+        tune_head(config)
+
+
 # --- config ----------------------------------------------------------------------------------------------------------
 
 
@@ -332,6 +341,7 @@ def test_without_prompts_the_key_is_named() -> None:
         ({"concurrency": 0}, r"tune\.concurrency=0 must be 1 or more"),
         ({"batch_size": 0}, r"tune\.batch_size=0 must be 1 or more"),
         ({"timed": -1}, r"tune\.timed=-1 must be 0 or more"),
+        ({"requests_per_place": -1}, r"tune\.requests_per_place=-1 must be 0 or more"),
         ({"steps": 3}, r"tune\.steps=3 must be a list of numbers from 1 up, e\.g\. tune\.steps=\[4,8\]"),
         ({"steps": [0]}, r"tune\.steps=\[0\] must be a list"),
         ({"draft_tokens": ["x"]}, r"tune\.draft_tokens=\['x'\] must be a list"),

@@ -8,6 +8,7 @@ from typing import Any
 from eagle3.chat import Chat
 from eagle3.errors import InputError
 from eagle3.prompts import Source
+from eagle3.serving.answering import Decoding
 from eagle3.serving.check import Finding
 from eagle3.serving.checkpoint import load_head
 from eagle3.serving.jackknife import standard_error
@@ -17,18 +18,6 @@ from eagle3.storage import sha256_json
 from eagle3.target import Target
 
 CHECK = "accept_length"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Decoding:
-    """How answers are drafted and decoded: the keys of the same names in conf/serve.yaml."""
-
-    steps: int
-    topk: int
-    draft_tokens: int | None
-    max_new_tokens: int
-    temperature: float
-    seed: int
 
 
 SAME_MEASUREMENT = ("prompts_hash", *(field.name for field in fields(Decoding)))

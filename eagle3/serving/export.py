@@ -21,6 +21,7 @@ from eagle3.serving.check import Finding, TargetFacts, has_errors, target_facts
 from eagle3.serving.checkpoint import is_head, load_head, save_head
 from eagle3.serving.doctor import run_checks
 from eagle3.serving.head_files import read_files
+from eagle3.speculate import require_topk
 from eagle3.storage import read_json, write_json
 from eagle3.target import DTYPES
 
@@ -122,6 +123,8 @@ def folder_written_whole(directory: Path) -> Iterator[Path]:
 
 
 def require_replaceable(directory: Path) -> None:
+    if directory.name in ("", ".."):
+        raise InputError(f"head={directory} gives the folder no name of its own; name it, e.g. head=heads/first")
     if directory.exists() and not is_head(directory) and not (directory.is_dir() and not any(directory.iterdir())):
         raise InputError(f"head={directory} exists and is no exported head: it is left alone; name another folder")
 
@@ -148,9 +151,11 @@ def check_export(trained: TrainedHead, directory: Path, judge: Judge | str) -> l
     findings = [check_reload(trained, directory), *run_checks(files, facts)]
     if has_errors(findings):
         return [*findings, Finding(CHECK, "skipped", "mend the errors above first")]
+    require_topk(judge.decoding.topk, trained.head.config.draft_vocab_size)
+    prompts = judge.prompts(files.training)
     try:
-        result = judge.measured(directory, judge.prompts(files.training))
-    except InputError as reason:  # of the prompts or of the kind of target: no fault of the export
+        result = judge.measured(directory, prompts)
+    except InputError as reason:  # of the kind of target, or its answers are one token long: no fault of the export
         return [*findings, Finding(CHECK, "skipped", str(reason))]
     write_json(directory / "training.json", (files.training or {}) | {"accept_length": result})
     return [*findings, excused(judge.judged(result, files.training), trained, judge.min_accept_length)]

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.errors import Interrupted
+from eagle3.serving.answering import Answering
 from eagle3.serving.command import Draft, LaunchSettings
-from eagle3.serving.evidence import Answering, TuneSettings, decoder_gains
+from eagle3.serving.evidence import TuneSettings, decoder_gains
 from eagle3.serving.launch import prepare
 from eagle3.serving.search import Search, search
 from eagle3.serving.timing import ServerTimer
