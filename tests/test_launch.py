@@ -102,6 +102,13 @@ def test_launch_says_where_it_is_ready_and_stops_at_ctrl_c(started: Any, head: P
     assert "fired up" in (command.out / "server.log").read_text()
 
 
+def test_a_closed_terminal_ends_the_server_with_launch(started: Any) -> None:
+    command = started("action=launch", f"target.path={TINY}")
+    assert command.process.stdout.readline().endswith("is ready; ask it with:\n")
+    assert command.end(signal.SIGHUP) == 130
+    assert not command.listens()
+
+
 def test_a_bench_that_is_stopped_midway_reports_what_it_measured(started: Any, head: Path) -> None:
     sets = f"bench.prompts={{chat:'{PROMPTS}',code:'{PROMPTS}'}}"
     long = ("bench.concurrency=[1,2]", "bench.repeats=1000", "limit=2", "max_new_tokens=8")
