@@ -24,6 +24,7 @@ from eagle3.chat import Chat
 from eagle3.errors import InputError
 from eagle3.features.datamodule import share_of_prompt
 from eagle3.features.store import FeatureStore
+from eagle3.serving import acceptance
 from eagle3.serving.acceptance import Judge
 from eagle3.serving.answering import Decoding
 from eagle3.serving.check import Finding
@@ -31,6 +32,7 @@ from eagle3.serving.doctor import check_head
 from eagle3.serving.export import TrainedHead, check_export, export_head
 from eagle3.serving.head_files import read_files
 from eagle3.serving.measured_prompts import prompt_source, validation_prompts
+from eagle3.speculate import Decoded, Measurement
 from eagle3.storage import write_jsonl
 from eagle3.target import Target
 from serve import export_head as export_action
@@ -101,9 +103,36 @@ def test_more_than_5_percent_off_the_exports_own_measurement_is_an_error(
     assert errors(check_head(files, judge)) == {}
 
 
+@pytest.mark.parametrize(
+    ("then", "now", "fails"),
+    [("float32", "float32", True), ("bfloat16", "bfloat16", False), ("bfloat16", "float32", False)],
+)
+def test_two_standard_errors_are_allowed_where_near_ties_may_have_flipped(
+    then: str, now: str, fails: bool, make_judge: Callable[..., Judge]
+) -> None:
+    training = {"accept_length": measurement(dtype=then, accept_length=2.16)}  # 8 % more, two errors are 4 %
+    finding = make_judge().judged(measurement(dtype=now), training)
+    assert finding.level == ("error" if fails else "ok")
+    assert "the export measured 2.160 on the same" in finding.message
+    training["accept_length"]["accept_length"] = 2.4
+    assert make_judge().judged(measurement(dtype=now), training).level == "error"
+
+
+def test_one_answer_that_holds_all_verifications_has_an_accept_length_and_no_error(
+    trained_on_tiny: TrainedHead, make_judge: Callable[..., Judge], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export_head(trained_on_tiny, tmp_path / "head", versions={})
+    long, short = Decoded([5] * 40, 20, [12, 8], 0, "stop"), Decoded([2], 0, [0, 0], 0, "stop")
+    monkeypatch.setattr(acceptance, "measure", lambda *given, **settings: Measurement([long, short, short], 1.0, 1.0))
+    judge = make_judge()
+    result = judge.measured(tmp_path / "head", judge.prompts(None))
+    assert (result["accept_length"], result["standard_error"], result["dtype"]) == (2.0, None, "float32")
+
+
 def measurement(**changes: object) -> dict:
     same = {"steps": 2, "topk": 1, "draft_tokens": None, "max_new_tokens": 6, "temperature": 0.0, "seed": 0}
     result = {"accept_length": 2.0, "standard_error": 0.04, "prompts": 9, "prompts_from": "here", "held_out": True}
+    same["dtype"] = "float32"
     return {"prompts_hash": "h", **same, **result, **changes}
 
 

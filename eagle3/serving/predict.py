@@ -66,7 +66,7 @@ class Gain:
 
 
 def replayed_gains(recording: Recording, settings: Iterable[Setting]) -> dict[Setting, Gain]:
-    """By our decoder: exactly what it would measure with each setting (tests/test_replay.py)."""
+    """By our decoder: what it would measure with each setting, exactly as far as numbers are (see replay.py)."""
     gains = {}
     for setting in settings:
         rounds = recording.replay(**setting._asdict())

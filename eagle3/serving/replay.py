@@ -4,6 +4,9 @@ Drafts do not change what the target says, and what a round gains depends on whe
 it. So one look at each position of the target's own answer decides all rounds that may begin there; and as the shape
 of a tree depends on `topk` alone, fewer steps or fewer draft tokens just keep a part of it.
 
+In float32 and float64 that gives what decoding does to the last digit. In bfloat16 answers and features come from
+forwards of another shape than in decoding, and near-ties flip: eagle3/serving/README.md has numbers.
+
 Shapes: P positions of an answer where a round may begin, K steps.
 """
 
