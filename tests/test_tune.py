@@ -6,7 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from conftest import ASSETS
@@ -15,8 +15,10 @@ from fitted_head import LAYERS, PROMPT, fitted_head
 from hydra import compose, initialize_config_dir
 from serving_fixtures import launch_settings, sglang_site
 
+import eagle3.serving.tune
 from eagle3 import run
-from eagle3.errors import InputError
+from eagle3.errors import InputError, Interrupted
+from eagle3.serving.answering import Answering
 from eagle3.serving.checkpoint import save_head
 from eagle3.serving.client import Answer
 from eagle3.serving.evidence import TuneSettings
@@ -24,8 +26,10 @@ from eagle3.serving.load import LoadResult
 from eagle3.serving.predict import FittedCost, Gain, RoundCost, Setting, all_settings
 from eagle3.serving.search import Search, search
 from eagle3.serving.timing import ServerTimer, Timed, timed
+from eagle3.serving.tune import tune
 from eagle3.serving.tune_report import advice, failures, table, write_report
 from eagle3.speculate import measure
+from eagle3.target_files import TargetFiles, read_target_files
 from serve import tune_head
 
 ROOT = Path(__file__).parent.parent
@@ -192,7 +196,7 @@ def test_requests_that_failed_are_shown() -> None:
 def test_the_report_is_kept_after_each_timing_and_holds_every_setting(tmp_path: Path) -> None:
     kept: list[int] = [-1]
     found = tuned(Machine(CHEAP_ROUNDS), kept=kept)
-    assert kept == [-1, *range(len(found.timed) + 1)]
+    assert kept == [-1, 0, *range(len(found.timed) + 1)]  # the second one once the plain target is timed
     write_report(found, tmp_path, {"conditions": {"concurrency": 4}})
     report = json.loads((tmp_path / "tune.json").read_text())
     assert report["conditions"] == {"concurrency": 4}
@@ -314,6 +318,45 @@ def test_the_command_without_timings_replays_every_setting_on_the_users_prompts(
     assert (report["conditions"]["prompts"], report["plain"]) == (2, None)
     assert len([line for line in done.stdout.splitlines() if line.strip()[:1].isdigit()]) >= 3
     assert "Grüße" not in done.stdout + done.stderr + (tmp_path / "out" / "tune.json").read_text()
+
+
+@pytest.mark.parametrize("stopped", ["decoder_gains", "the plain target"])
+def test_stopped_midway_the_message_says_what_is_there(
+    stopped: str, target_files: TargetFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*given: Any) -> NoReturn:
+        raise KeyboardInterrupt
+
+    known = {setting: gain(setting) for setting in SETTINGS}
+    monkeypatch.setattr(eagle3.serving.tune, "prepare", lambda *given: None)
+    monkeypatch.setattr(ServerTimer, "__call__", stop)
+    monkeypatch.setattr(eagle3.serving.tune, "decoder_gains", stop if stopped == "decoder_gains" else lambda *_: known)
+    there = stopped != "decoder_gains"
+    words = r"what was found before is in .*tune\.json" if there else "nothing was found yet"
+    with pytest.raises(Interrupted, match=words):
+        tune_with(target_files, tmp_path)
+    assert (tmp_path / "out" / "tune.json").exists() is there
+
+
+def test_servers_without_room_are_refused_before_the_decoders_minutes(
+    target_files: TargetFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eagle3.serving.tune, "decoder_gains", lambda *given: pytest.fail("came first"))
+    with pytest.raises(InputError, match=r"launch\.max_running_requests=1 is less than tune\.concurrency=4"):
+        tune_with(target_files, tmp_path, max_running_requests=1)
+
+
+@pytest.fixture
+def target_files() -> TargetFiles:
+    return read_target_files(path=str(ASSETS / "tiny"), revision=None, trust_remote_code=False)
+
+
+def tune_with(target_files: TargetFiles, folder: Path, **launch: Any) -> None:
+    answering = Answering(max_new_tokens=8, temperature=0.0, seed=0)
+    tune(
+        settings(), launch_settings(folder, check=False, **launch), target_files, "head", [PROMPT], answering,
+        target_settings={"path": target_files.path}, folder=folder / "out",
+    )  # fmt: skip
 
 
 def test_without_prompts_the_key_is_named() -> None:
