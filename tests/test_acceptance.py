@@ -78,7 +78,7 @@ def test_a_head_that_accepts_nothing_is_an_error_when_served_and_a_warning_when_
     recorded = json.loads((head / "training.json").read_text())["accept_length"]
     assert recorded["lossless"] == 1.0
     assert recorded["prompts_from"] == "check.questions"  # its store is nowhere
-    assert recorded["held_out"] is False
+    assert recorded["from_validation"] is False
     assert recorded["standard_error"] >= 0
     later = check_head(read_files(head), judge)
     assert "min_accept_length is 3.5; if the other checks are well, the head is of another target" in str(errors(later))
@@ -131,7 +131,13 @@ def test_one_answer_that_holds_all_verifications_has_an_accept_length_and_no_err
 
 def measurement(**changes: object) -> dict:
     same = {"steps": 2, "topk": 1, "draft_tokens": None, "max_new_tokens": 6, "temperature": 0.0, "seed": 0}
-    result = {"accept_length": 2.0, "standard_error": 0.04, "prompts": 9, "prompts_from": "here", "held_out": True}
+    result = {
+        "accept_length": 2.0,
+        "standard_error": 0.04,
+        "prompts": 9,
+        "prompts_from": "here",
+        "from_validation": True,
+    }
     same["dtype"] = "float32"
     return {"prompts_hash": "h", **same, **result, **changes}
 
@@ -144,7 +150,7 @@ def measurement(**changes: object) -> dict:
         (2.25, {"standard_error": 0.2}, True, False),
         (2.25, {"standard_error": None}, True, False),
         (1.5, {}, True, False),
-        (2.25, {"held_out": False}, False, False),
+        (2.25, {"from_validation": False}, False, False),
         (2.25, {"topk": 4}, False, False),
         (2.25, {"temperature": 0.7}, False, False),
         (2.25, {"steps": 4}, False, False),
@@ -190,7 +196,7 @@ def test_validation_prompts_are_the_prompt_parts_of_the_lowest_shares(store_path
     below = sum(share_of_prompt(sample.id) < 0.5 for sample in samples)
     store = {"path": str(store_path), "hash": features.fingerprint, "val_fraction": 0.5}
     assert validation_prompts(store, limit=3, max_length=99).prompts == expected[:3]
-    assert validation_prompts(store, limit=3, max_length=99).held_out
+    assert validation_prompts(store, limit=3, max_length=99).from_validation
     assert validation_prompts(store, limit=None, max_length=99).prompts == expected[:below]
     with pytest.raises(InputError, match="is no longer the store of the training"):
         validation_prompts(store | {"hash": "other"}, limit=3, max_length=99)
@@ -304,7 +310,10 @@ def test_check_exits_with_status_1_and_the_reason_and_writes_the_table_as_json(
     done = serve("action=check", f"target.path={tiny_path}", "head=head", "findings=found.json", cwd=tmp_path)
     assert done.returncode == 1
     assert "error    d2t" in done.stdout
-    assert done.stderr.splitlines()[-1].startswith("error: head=head must not be served: d2t: d2t holds target ids")
+    assert "d2t holds target ids" in done.stdout
+    assert done.stderr.splitlines()[-1] == (
+        "error: head=head must not be served: d2t, t2d: see the errors in the table above"
+    )
     found = [Finding(**row) for row in json.loads((tmp_path / "found.json").read_text())]
     assert errors(found).keys() == {"d2t", "t2d"}
     assert [item.level for item in found if item.check == "accept_length"] == ["skipped"]

@@ -206,3 +206,22 @@ def test_an_export_that_fails_leaves_the_older_one_whole(trained: TrainedHead, t
         export_head(trained, tmp_path / "head", versions={"torch": object()})  # not JSON: fails after the tensors
     assert (tmp_path / "head/model.safetensors").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_an_older_export_comes_back_when_the_new_one_cannot_take_its_place(
+    trained: TrainedHead, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export_head(trained, tmp_path / "head", versions={})
+    (tmp_path / "head/mine.txt").touch()
+    rename = Path.rename
+
+    def failing(path: Path, to: Path) -> Path:
+        if path.suffix == ".tmp" and to.name == "head":
+            raise OSError("no more")
+        return rename(path, to)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(OSError, match="no more"):
+        export_head(trained, tmp_path / "head", versions={})
+    assert (tmp_path / "head/mine.txt").exists()
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []

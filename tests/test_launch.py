@@ -172,6 +172,15 @@ def test_a_head_that_the_doctor_refuses_is_not_launched(tmp_path: Path, head: Pa
         launch(settings, target, Draft(head=str(head), **CHAIN), dry_run=False, folder=tmp_path)
 
 
+def test_that_sglang_is_missing_is_said_before_the_table_of_the_head(
+    tmp_path: Path, head: Path, target: TargetFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = launch_settings(tmp_path, env=None)
+    with caplog.at_level("INFO"), pytest.raises(InputError, match="has no SGLang"):
+        launch(settings, target, Draft(head=str(head), **CHAIN), dry_run=False, folder=tmp_path)
+    assert caplog.text == ""
+
+
 @pytest.mark.parametrize(
     ("wanted", "off", "words"),
     [

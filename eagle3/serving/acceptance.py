@@ -53,20 +53,19 @@ class Judge:
                 pass  # the head has travelled without its store
         return question_prompts(self.chat, self.questions, max_length=self.max_prompt_length)
 
-    def measured(self, head: Path, prompts: PromptSet, *, capture_layers: list[int] | None = None) -> dict[str, Any]:
-        """Decode with the head in the dtype that the target was loaded in; plain values for JSON, without any text.
+    def measured(self, head: Path, prompts: PromptSet) -> dict[str, Any]:
+        return self.facts(self.decoded(head, prompts), prompts)
+
+    def decoded(self, head: Path, prompts: PromptSet, *, capture_layers: list[int] | None = None) -> Measurement:
+        """Decode with the head in the dtype that the target was loaded in.
 
         Other `capture_layers` than config.json's are indices into `hidden_states`."""
         loaded = load_head(head, num_layers=len(self.target.layers), dtype=self.target.embedding.dtype)
-        settings = asdict(self.decoding)
-        result = measure(
-            self.target,
-            loaded.head,
-            capture_layers or loaded.capture_layers,
-            prompts.prompts,
-            progress="decode",
-            **settings,
-        )
+        layers, settings = capture_layers or loaded.capture_layers, asdict(self.decoding)
+        return measure(self.target, loaded.head, layers, prompts.prompts, progress="decode", **settings)
+
+    def facts(self, result: Measurement, prompts: PromptSet) -> dict[str, Any]:
+        """Plain values for JSON, without any text."""
         drafted = [answer for answer in result.decoded if answer.verifications]  # the others have no part in the ratio
         error = standard_error(lambda answers: Measurement([*answers], None, 0.0).accept_length, drafted)
         return {
@@ -80,11 +79,11 @@ class Judge:
             "seconds": result.seconds,
             "prompts": len(prompts.prompts),
             "prompts_from": prompts.origin,
-            "held_out": prompts.held_out,
+            "from_validation": prompts.from_validation,
             "prompts_hash": sha256_json(prompts.prompts),
             "left_out": dict(prompts.left_out),
             "dtype": str(self.target.embedding.dtype).removeprefix("torch."),
-            **settings,
+            **asdict(self.decoding),
         }
 
     def judged(self, result: dict[str, Any], training: dict[str, Any] | None) -> Finding:
@@ -137,4 +136,4 @@ class Judge:
 
 def comparable_with_training(result: dict[str, Any]) -> bool:
     """Validation walks a chain along held-out answers; a draft is right if it is the target's first choice."""
-    return result["held_out"] and result["topk"] == 1 and result["temperature"] == 0
+    return result["from_validation"] and result["topk"] == 1 and result["temperature"] == 0
