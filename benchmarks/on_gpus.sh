@@ -47,8 +47,8 @@ done
 step $LAST 300 gpu_tests "$PYTHON" -m pytest -q -m gpu tests --timeout 100
 
 until_there "$QUALITY/rows/more_data__all_rows.json" $TRAINING
-for shape in "chain of 3" "tree 5/4/16"; do
-    step $LAST 300 "parity_${shape%% *}" "$PYTHON" benchmarks/sglang_parity.py --serve-only --only "$shape" --out "$OUT/parity" \
+for shape in "chain of 3" "tree 5/4/16" "tree 4/8/24"; do
+    step $LAST 300 "parity_${shape//[ \/]/_}" "$PYTHON" benchmarks/sglang_parity.py --serve-only --only "$shape" --out "$OUT/parity" \
         target.path="$TARGET" head="$HEAD" prompts.path="$PROMPTS/heldout.jsonl" limit=200 "${SERVING[@]}"
 done
 # A server of the small target waits for its scheduler: timed are target and best head at 8 B's size, with the same numbers.
