@@ -9,24 +9,28 @@ python serve.py action=tune target.path=TARGET head=HEAD prompts.path=FILE.jsonl
 """
 
 import json
+import logging
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from eagle3 import run
 from eagle3.chat import Chat
 from eagle3.errors import InputError
 from eagle3.serving import export
-from eagle3.serving.acceptance import Decoding, Judge
+from eagle3.serving.acceptance import Judge
+from eagle3.serving.answering import Answering, Decoding
 from eagle3.serving.bench import BenchSettings, Plan
 from eagle3.serving.benchmark import benchmark, prompt_sets
 from eagle3.serving.check import Finding, require_no_errors, table
 from eagle3.serving.command import Draft, LaunchSettings
 from eagle3.serving.doctor import check_head
-from eagle3.serving.evidence import Answering, TuneSettings
+from eagle3.serving.evidence import TuneSettings
 from eagle3.serving.head_files import MAKE_HEAD, read_files
 from eagle3.serving.launch import launch
 from eagle3.serving.measured_prompts import prompt_source
@@ -34,6 +38,8 @@ from eagle3.serving.tune import tune
 from eagle3.storage import write_json
 from eagle3.target import load_target
 from eagle3.target_files import TargetFiles, read_target_files
+
+log = logging.getLogger(__name__)
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="serve")
@@ -44,7 +50,23 @@ def main(config: DictConfig) -> None:
         raise InputError(f"action={config.action} is unknown; take one of: {', '.join(ACTIONS)}")
     if config.head is None and not without_head(config):
         raise InputError(f"head is not set; give the folder of an exported head, made by: {MAKE_HEAD}")
+    require_limit(config.limit)
+    if config.action == "tune":
+        warn_of_unread(HydraConfig.get().overrides.task)
     ACTIONS[config.action](config)
+
+
+def require_limit(limit: int | None) -> None:
+    if limit is not None and (not isinstance(limit, int) or limit < 1):
+        raise InputError(f"limit={limit} must be a whole number of prompts from 1 up, or null for all of them")
+
+
+def warn_of_unread(overrides: Sequence[str]) -> None:
+    """Of keys that other actions read and tune chooses itself."""
+    given = {override.partition("=")[0] for override in overrides}
+    for key in ("steps", "topk", "draft_tokens"):
+        if key in given:
+            log.warning(f"{key} has no effect on action=tune, which chooses among tune.{key}: set that")
 
 
 def without_head(config: DictConfig) -> bool:
@@ -54,16 +76,20 @@ def without_head(config: DictConfig) -> bool:
 
 
 def export_head(config: DictConfig) -> None:
+    decoding(config), prompt_source(**run.plain(config.prompts))  # what is wrong there is said before a file is written
     head = Path(config.head)
     trained = export.read_trained(export.find_checkpoint(run=config.run, checkpoint=config.checkpoint))
     export.export_head(trained, head, versions=run.provenance())
+    target = export.target_settings(run.plain(config.target), trained)
     judge: Judge | str
     try:
-        judge = make_judge(config, export.target_settings(run.plain(config.target), trained))
-    except InputError as reason:
+        target_files(target)
+    except InputError as absent:
         if config.target.path is not None:
             raise
-        judge = f"{reason} (target.path is the one recorded at training)"
+        judge = f"{absent} (target.path is the one recorded at training)"
+    else:
+        judge = make_judge(config, target)
     conclude(export.check_export(trained, head, judge), config)
 
 
@@ -80,21 +106,22 @@ def decode(config: DictConfig) -> None:
 
 
 def launch_server(config: DictConfig) -> None:
-    settings, target = LaunchSettings(**run.plain(config.launch)), target_files(config)
-    launch(settings, target, draft(config), dry_run=config.dry_run, folder=run.output_dir())
+    settings, drafts = LaunchSettings(**run.plain(config.launch)), draft(config)
+    launch(settings, target_files(run.plain(config.target)), drafts, dry_run=config.dry_run, folder=run.output_dir())
 
 
 def bench(config: DictConfig) -> None:
-    settings, target = BenchSettings(**run.plain(config.bench)), target_files(config)
+    settings, drafts, answers = BenchSettings(**run.plain(config.bench)), draft(config), answering(config)
+    target = target_files(run.plain(config.target))
     chat = Chat(target.tokenizer, stop_ids=target.stop_ids, **run.plain(config.chat))
     paths = settings.prompts or ({"prompts": config.prompts.path} if config.prompts.path is not None else {})
     room = target.text_config.max_position_embeddings - config.max_new_tokens - config.steps - 1
-    prompts = prompt_sets(chat, paths, split=config.prompts.split, limit=settings.limit, max_length=room)
-    sampling = {"temperature": config.temperature, "max_new_tokens": config.max_new_tokens}
+    prompts = prompt_sets(chat, paths, split=config.prompts.split, limit=config.limit, max_length=room)
+    sampling = {"temperature": answers.temperature, "max_new_tokens": answers.max_new_tokens}
     benchmark(
         LaunchSettings(**run.plain(config.launch)),
         target,
-        draft(config),
+        drafts,
         Plan(settings, prompts, sampling | dict(settings.sampling or {})),
         provenance=run.provenance(),
         folder=run.output_dir(),
@@ -106,7 +133,12 @@ def bench(config: DictConfig) -> None:
 def tune_head(config: DictConfig) -> None:
     if config.prompts.path is None:
         raise InputError("prompts.path is not set; give conversations like those you serve: prompts.path=FILE.jsonl")
-    settings, target = TuneSettings(**run.plain(config.tune)), target_files(config)
+    if config.dry_run:
+        raise InputError(
+            "dry_run=true: which servers tune starts depends on what it measures; set tune.timed=0 to start none"
+        )
+    settings, answers = TuneSettings(**run.plain(config.tune)), answering(config)
+    target = target_files(run.plain(config.target))
     chat = Chat(target.tokenizer, stop_ids=target.stop_ids, **run.plain(config.chat))
     room = target.text_config.max_position_embeddings - config.max_new_tokens - max(settings.steps) - 1
     own = {"prompts": config.prompts.path}
@@ -115,8 +147,8 @@ def tune_head(config: DictConfig) -> None:
         LaunchSettings(**run.plain(config.launch)),
         target,
         config.head,
-        prompt_sets(chat, own, split=config.prompts.split, limit=settings.limit, max_length=room)["prompts"],
-        Answering(**{key: config[key] for key in Answering.__dataclass_fields__}),
+        prompt_sets(chat, own, split=config.prompts.split, limit=config.limit, max_length=room)["prompts"],
+        answers,
         target_settings=run.plain(config.target),
         folder=run.output_dir(),
     )
@@ -128,17 +160,25 @@ def draft(config: DictConfig) -> Draft | None:
     return Draft(head=config.head, steps=config.steps, topk=config.topk, draft_tokens=config.draft_tokens)
 
 
-def target_files(config: DictConfig) -> TargetFiles:
-    return read_target_files(**{key: config.target[key] for key in ("path", "revision", "trust_remote_code")})
+def answering(config: DictConfig) -> Answering:
+    return Answering(**{key: config[key] for key in Answering.__dataclass_fields__})
+
+
+def decoding(config: DictConfig) -> Decoding:
+    return Decoding(**{key: config[key] for key in Decoding.__dataclass_fields__})
+
+
+def target_files(settings: dict[str, Any]) -> TargetFiles:
+    return read_target_files(**{key: settings[key] for key in ("path", "revision", "trust_remote_code")})
 
 
 def make_judge(config: DictConfig, target_settings: dict[str, Any]) -> Judge:
-    source = prompt_source(**run.plain(config.prompts))
+    how, source = decoding(config), prompt_source(**run.plain(config.prompts))
     target = load_target(**target_settings)
     return Judge(
         target=target,
         chat=Chat(target.tokenizer, stop_ids=target.stop_ids, **run.plain(config.chat)),
-        decoding=Decoding(**{key: config[key] for key in Decoding.__dataclass_fields__}),
+        decoding=how,
         source=source,
         limit=config.limit,
         **run.plain(config.check),

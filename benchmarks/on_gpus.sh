@@ -47,8 +47,8 @@ done
 step $LAST 300 gpu_tests "$PYTHON" -m pytest -q -m gpu tests --timeout 100
 
 until_there "$QUALITY/rows/more_data__all_rows.json" $TRAINING
-for shape in "chain of 3" "tree 5/4/16"; do
-    step $LAST 300 "parity_${shape%% *}" "$PYTHON" benchmarks/sglang_parity.py --serve-only --only "$shape" --out "$OUT/parity" \
+for shape in "chain of 3" "tree 5/4/16" "tree 4/8/24"; do
+    step $LAST 300 "parity_${shape//[ \/]/_}" "$PYTHON" benchmarks/sglang_parity.py --serve-only --only "$shape" --out "$OUT/parity" \
         target.path="$TARGET" head="$HEAD" prompts.path="$PROMPTS/heldout.jsonl" limit=200 "${SERVING[@]}"
 done
 # A server of the small target waits for its scheduler: timed are target and best head at 8 B's size, with the same numbers.
@@ -57,10 +57,10 @@ until_there "$QUALITY/rows/$BEST.json" $TRAINING
 step $LAST 300 enlarge "$PYTHON" benchmarks/enlarge.py "$TARGET" "$QUALITY/heads/$BEST" "$OUT/larger" --times 16 --intermediate 16384 --layers 20
 LARGER=(target.path="$OUT/larger/target" head="$OUT/larger/head" "${SERVING[@]}")
 step $LAST 600 bench "$PYTHON" serve.py action=bench "${LARGER[@]}" topk=4 steps=5 draft_tokens=16 hydra.run.dir="$OUT/bench" \
-    "bench.prompts={held_out: $PROMPTS/heldout.jsonl, mt_bench: $PROMPTS/eval/mt_bench.jsonl}" bench.limit=16 \
+    "bench.prompts={held_out: $PROMPTS/heldout.jsonl, mt_bench: $PROMPTS/eval/mt_bench.jsonl}" limit=16 \
     bench.requests_per_place=2
 step $LAST 500 tune "$PYTHON" serve.py action=tune "${LARGER[@]}" target.dtype=bfloat16 prompts.path="$PROMPTS/train.jsonl" \
-    tune.limit=24 tune.timed=3 tune.requests_per_place=2 hydra.run.dir="$OUT/tune"
+    limit=24 tune.timed=3 tune.requests_per_place=2 hydra.run.dir="$OUT/tune"
 
 wait $TRAINING $STORES
 shared "$(seq -s, 0 $LAST)" 600 trajectories "$PYTHON" benchmarks/trajectories.py --out "$OUT/trajectories" --jobs $((6 * GPUS)) \

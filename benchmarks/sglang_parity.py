@@ -33,13 +33,14 @@ from eagle3.serving.replay import Recording
 from eagle3.serving.server import Server, server_information
 from eagle3.speculate import Speculator
 from eagle3.storage import read_json, write_json
-from eagle3.target import load_target
+from eagle3.target import Target, load_target
 from eagle3.target_files import TargetFiles, read_target_files
 
 ROOT = Path(__file__).parent.parent
 SHAPES: dict[str, dict[str, Any]] = {
     "chain of 3": {"steps": 3, "topk": 1, "draft_tokens": 4},
     "tree 5/4/16": {"steps": 5, "topk": 4, "draft_tokens": 16},
+    "tree 4/8/24": {"steps": 4, "topk": 8, "draft_tokens": 24},
 }
 DTYPES = ("bfloat16", "float32")
 
@@ -85,7 +86,7 @@ def main() -> None:
     print(json.dumps(result, indent=1))
 
 
-def read_prompts(config: DictConfig, target: TargetFiles) -> list[list[int]]:
+def read_prompts(config: DictConfig, target: TargetFiles | Target) -> list[list[int]]:
     chat = Chat(target.tokenizer, stop_ids=target.stop_ids, **run.plain(config.chat))
     room = target.text_config.max_position_embeddings - config.max_new_tokens - 9
     own = {"prompts": config.prompts.path}

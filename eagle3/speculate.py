@@ -107,7 +107,8 @@ class Speculator:
 
         At temperature 0 the tokens are the target's greedy ones, otherwise its samples for this seed: the same
         whatever the head drafts (up to rounding, which depends on how many tokens a forward reads)."""
-        num_drafts = _checked_draft(steps, topk, draft_tokens, self.head.config.draft_vocab_size)
+        num_drafts = tokens_of_round(steps, topk, draft_tokens) - 1
+        require_topk(topk, self.head.config.draft_vocab_size)
         room = len(prompt_ids) + max_new_tokens + steps
         drafter = Drafter(self.head, self.target.embedding, room)
         accepted, verifications, behind_stop = [0] * steps, 0, 0
@@ -180,21 +181,24 @@ def measure(
     return Measurement(decoded, equal / len(decoded) if decoded and temperature == 0 else None, seconds)
 
 
-def _checked_draft(steps: int, topk: int, draft_tokens: int | None, draft_vocab_size: int) -> int:
-    """How many drafts a round verifies."""
+def tokens_of_round(steps: int, topk: int, draft_tokens: int | None) -> int:
+    """Tokens that a round verifies, the root included; InputError for a shape that SGLang would change or refuse."""
     given = f"steps={steps} topk={topk} draft_tokens={draft_tokens}"
-    if steps < 1 or not 1 <= topk <= draft_vocab_size:
-        raise InputError(
-            f"{given}: steps starts at 1, topk goes from 1 (a chain) to {draft_vocab_size}; try steps=3 topk=1"
-        )
+    if not all(isinstance(number, int) and number >= 1 for number in (steps, topk)):
+        raise InputError(f"{given}: steps and topk are whole numbers from 1 up; try steps=3 topk=1")
     if topk == 1:
         if draft_tokens not in (None, steps + 1):
             raise InputError(f"{given}: a chain (topk=1) has steps + 1 tokens; set draft_tokens={steps + 1} or null")
-        return steps
+        return steps + 1
     most = 1 + topk + (steps - 1) * topk**2
-    if draft_tokens is None or not 2 <= draft_tokens <= most:
+    if not isinstance(draft_tokens, int) or not 2 <= draft_tokens <= most:
         raise InputError(f"{given}: such a tree (topk > 1) has from 2 to {most} tokens; set draft_tokens within that")
-    return draft_tokens - 1
+    return draft_tokens
+
+
+def require_topk(topk: int, draft_vocab_size: int) -> None:
+    if topk > draft_vocab_size:
+        raise InputError(f"topk={topk}: the head can draft no more than its {draft_vocab_size} tokens; lower topk")
 
 
 def _cut(token_ids: list[int], stop_ids: Set[int], max_new_tokens: int) -> tuple[list[int], str]:

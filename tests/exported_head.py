@@ -83,6 +83,14 @@ class Editable:
             write_json(self.path / "training.json", self.training)
 
 
+def in_another_order(head: Editable) -> None:
+    """Draft ids and their rows of lm_head shuffled, as where a trainer sorts tokens by frequency."""
+    size = len(head.tensors["d2t"])
+    order = torch.randperm(size, generator=torch.Generator().manual_seed(0))
+    head.tensors["d2t"] = (head.tensors["d2t"] + torch.arange(size))[order] - torch.arange(size)
+    head.tensors["lm_head.weight"] = head.tensors["lm_head.weight"][order]
+
+
 def as_specforge(head: Editable) -> None:
     """SpecForge's layout: no layer ids where they are the default, RoPE in the older keys, no head_dim, float16."""
     head.training = None

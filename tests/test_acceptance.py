@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from exported_head import (
-    FINGERPRINT,
     Editable,
     errors,
     random_head,
@@ -17,19 +16,27 @@ from exported_head import (
     tiny_target,
     with_simulated,
 )
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
 
+from eagle3 import run
 from eagle3.chat import Chat
 from eagle3.errors import InputError
 from eagle3.features.datamodule import share_of_prompt
 from eagle3.features.store import FeatureStore
-from eagle3.serving.acceptance import Decoding, Judge
+from eagle3.serving import acceptance
+from eagle3.serving.acceptance import Judge
+from eagle3.serving.answering import Decoding
 from eagle3.serving.check import Finding
 from eagle3.serving.doctor import check_head
 from eagle3.serving.export import TrainedHead, check_export, export_head
 from eagle3.serving.head_files import read_files
 from eagle3.serving.measured_prompts import prompt_source, validation_prompts
+from eagle3.speculate import Decoded, Measurement
 from eagle3.storage import write_jsonl
 from eagle3.target import Target
+from serve import export_head as export_action
+from serve import require_limit
 
 ROOT = Path(__file__).parent.parent
 
@@ -71,7 +78,7 @@ def test_a_head_that_accepts_nothing_is_an_error_when_served_and_a_warning_when_
     recorded = json.loads((head / "training.json").read_text())["accept_length"]
     assert recorded["lossless"] == 1.0
     assert recorded["prompts_from"] == "check.questions"  # its store is nowhere
-    assert recorded["held_out"] is False
+    assert recorded["from_validation"] is False
     assert recorded["standard_error"] >= 0
     later = check_head(read_files(head), judge)
     assert "min_accept_length is 3.5; if the other checks are well, the head is of another target" in str(errors(later))
@@ -96,9 +103,42 @@ def test_more_than_5_percent_off_the_exports_own_measurement_is_an_error(
     assert errors(check_head(files, judge)) == {}
 
 
+@pytest.mark.parametrize(
+    ("then", "now", "fails"),
+    [("float32", "float32", True), ("bfloat16", "bfloat16", False), ("bfloat16", "float32", False)],
+)
+def test_two_standard_errors_are_allowed_where_near_ties_may_have_flipped(
+    then: str, now: str, fails: bool, make_judge: Callable[..., Judge]
+) -> None:
+    training = {"accept_length": measurement(dtype=then, accept_length=2.16)}  # 8 % more, two errors are 4 %
+    finding = make_judge().judged(measurement(dtype=now), training)
+    assert finding.level == ("error" if fails else "ok")
+    assert "the export measured 2.160 on the same" in finding.message
+    training["accept_length"]["accept_length"] = 2.4
+    assert make_judge().judged(measurement(dtype=now), training).level == "error"
+
+
+def test_one_answer_that_holds_all_verifications_has_an_accept_length_and_no_error(
+    trained_on_tiny: TrainedHead, make_judge: Callable[..., Judge], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export_head(trained_on_tiny, tmp_path / "head", versions={})
+    long, short = Decoded([5] * 40, 20, [12, 8], 0, "stop"), Decoded([2], 0, [0, 0], 0, "stop")
+    monkeypatch.setattr(acceptance, "measure", lambda *given, **settings: Measurement([long, short, short], 1.0, 1.0))
+    judge = make_judge()
+    result = judge.measured(tmp_path / "head", judge.prompts(None))
+    assert (result["accept_length"], result["standard_error"], result["dtype"]) == (2.0, None, "float32")
+
+
 def measurement(**changes: object) -> dict:
     same = {"steps": 2, "topk": 1, "draft_tokens": None, "max_new_tokens": 6, "temperature": 0.0, "seed": 0}
-    result = {"accept_length": 2.0, "standard_error": 0.04, "prompts": 9, "prompts_from": "here", "held_out": True}
+    result = {
+        "accept_length": 2.0,
+        "standard_error": 0.04,
+        "prompts": 9,
+        "prompts_from": "here",
+        "from_validation": True,
+    }
+    same["dtype"] = "float32"
     return {"prompts_hash": "h", **same, **result, **changes}
 
 
@@ -110,7 +150,7 @@ def measurement(**changes: object) -> dict:
         (2.25, {"standard_error": 0.2}, True, False),
         (2.25, {"standard_error": None}, True, False),
         (1.5, {}, True, False),
-        (2.25, {"held_out": False}, False, False),
+        (2.25, {"from_validation": False}, False, False),
         (2.25, {"topk": 4}, False, False),
         (2.25, {"temperature": 0.7}, False, False),
         (2.25, {"steps": 4}, False, False),
@@ -156,7 +196,7 @@ def test_validation_prompts_are_the_prompt_parts_of_the_lowest_shares(store_path
     below = sum(share_of_prompt(sample.id) < 0.5 for sample in samples)
     store = {"path": str(store_path), "hash": features.fingerprint, "val_fraction": 0.5}
     assert validation_prompts(store, limit=3, max_length=99).prompts == expected[:3]
-    assert validation_prompts(store, limit=3, max_length=99).held_out
+    assert validation_prompts(store, limit=3, max_length=99).from_validation
     assert validation_prompts(store, limit=None, max_length=99).prompts == expected[:below]
     with pytest.raises(InputError, match="is no longer the store of the training"):
         validation_prompts(store | {"hash": "other"}, limit=3, max_length=99)
@@ -190,12 +230,53 @@ def serve(*settings: str, cwd: Path) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True)
 
 
+def save_run(folder: Path, trained: TrainedHead, *, target: str) -> None:
+    """A finished training, whose features were made from `target`."""
+    trained.facts["origin"]["target"] = trained.facts["origin"]["target"] | {"name": target, "revision": None}
+    (folder / "checkpoints").mkdir(parents=True)
+    weights = torch.nn.ModuleDict({"head": trained.head}).state_dict()
+    torch.save({"state_dict": weights, "eagle3": trained.facts}, folder / "checkpoints/best.ckpt")
+
+
+def serve_config(*overrides: str) -> DictConfig:
+    with initialize_config_dir(run.CONF, version_base="1.3"):
+        return compose("serve", overrides=[*overrides])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (["prompts.path=/no/such.jsonl"], r"prompts\.path=/no/such\.jsonl"),
+        (["target.dtype=flaot16"], r"target\.dtype=flaot16"),
+        (["chat.template=/no/such.jinja"], r"chat\.template=/no/such\.jinja cannot be read"),
+        (["topk=4"], "such a tree"),
+        (["topk=100", "draft_tokens=8"], "topk=100: the head can draft no more than its 64 tokens"),
+        (["temperature=-1"], r"temperature=-1 must be 0"),
+    ],
+)
+def test_a_wrong_option_of_an_export_is_an_error_and_no_reason_to_skip_the_measurement(
+    wrong: list[str], message: str, trained_on_tiny: TrainedHead, tiny_path: Path, tmp_path: Path
+) -> None:
+    save_run(tmp_path / "run", trained_on_tiny, target=str(tiny_path))
+    config = serve_config("action=export", f"run={tmp_path}/run", f"head={tmp_path}/head", *wrong)
+    with pytest.raises(InputError, match=message):
+        export_action(config)
+
+
+@pytest.mark.parametrize("limit", [0, -1, 2.5])
+def test_a_number_of_prompts_starts_at_1(limit: float) -> None:
+    with pytest.raises(InputError, match=rf"limit={limit} must be a whole number of prompts from 1 up"):
+        require_limit(limit)
+    require_limit(None)
+
+
+def test_one_limit_is_for_every_action_and_its_default_for_each() -> None:
+    assert [serve_config(f"action={action}").limit for action in ("check", "bench", "tune")] == [16, 80, 64]
+    assert [serve_config(f"action={action}", "limit=3").limit for action in ("check", "bench", "tune")] == [3, 3, 3]
+
+
 def test_export_writes_the_best_head_of_a_run_without_its_target(trained_on_tiny: TrainedHead, tmp_path: Path) -> None:
-    facts = trained_on_tiny.facts
-    facts["origin"]["target"] = {**FINGERPRINT, "name": "./gone/target", "revision": None}
-    (tmp_path / "run/checkpoints").mkdir(parents=True)
-    weights = torch.nn.ModuleDict({"head": trained_on_tiny.head}).state_dict()
-    torch.save({"state_dict": weights, "eagle3": facts}, tmp_path / "run/checkpoints/best.ckpt")
+    save_run(tmp_path / "run", trained_on_tiny, target="./gone/target")
     done = serve("action=export", "run=run", "head=head", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "skipped  accept_length     target.path=./gone/target does not exist" in done.stdout
@@ -229,7 +310,10 @@ def test_check_exits_with_status_1_and_the_reason_and_writes_the_table_as_json(
     done = serve("action=check", f"target.path={tiny_path}", "head=head", "findings=found.json", cwd=tmp_path)
     assert done.returncode == 1
     assert "error    d2t" in done.stdout
-    assert done.stderr.splitlines()[-1].startswith("error: head=head must not be served: d2t: d2t holds target ids")
+    assert "d2t holds target ids" in done.stdout
+    assert done.stderr.splitlines()[-1] == (
+        "error: head=head must not be served: d2t, t2d: see the errors in the table above"
+    )
     found = [Finding(**row) for row in json.loads((tmp_path / "found.json").read_text())]
     assert errors(found).keys() == {"d2t", "t2d"}
     assert [item.level for item in found if item.check == "accept_length"] == ["skipped"]

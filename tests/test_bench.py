@@ -181,6 +181,7 @@ def test_wandb_gets_a_row_for_each_side_of_each_cell(measured: tuple[Path, dict]
         ({"concurrency": []}, r"bench\.concurrency=\[\]"),
         ({"concurrency": [0]}, r"bench\.concurrency=\[0\]"),
         ({"repeats": 0}, r"bench\.repeats=0"),
+        ({"warmup": -1}, r"bench\.warmup=-1 must be 0 or more"),
         ({"sampling": {"ignore_eos": True}}, "ignore_eos"),
     ],
 )

@@ -13,12 +13,14 @@ from exported_head import (
     as_specforge,
     as_speculators,
     errors,
+    in_another_order,
     random_head,
     tiny_facts,
     tiny_target,
 )
 
 from eagle3.errors import InputError
+from eagle3.head.from_target import head_facts
 from eagle3.serving.check import Finding, TargetFacts, require_no_errors, table, target_facts
 from eagle3.serving.doctor import run_checks
 from eagle3.serving.export import export_head
@@ -63,6 +65,11 @@ def test_a_sound_export_passes_every_check(options: dict, facts: TargetFacts, tm
     assert levels(run_checks(read_files(tmp_path / "head"), facts)) == {}
 
 
+def test_a_draft_vocabulary_in_order_of_frequency_passes_every_check(exported: Editable, facts: TargetFacts) -> None:
+    in_another_order(exported)
+    assert levels(findings_of(exported, facts)) == {}
+
+
 def test_a_sound_head_of_specforge_has_no_errors(exported: Editable, facts: TargetFacts) -> None:
     as_specforge(exported)
     findings = findings_of(exported, facts)
@@ -85,6 +92,31 @@ def test_a_sound_head_of_the_speculators_has_only_its_layout_to_change(
     assert f"set eagle_config.{IDS} to [1, 3, 4] if they count inputs of layers, as vLLM does" in unread
 
 
+@pytest.mark.parametrize(
+    ("rope", "length"),
+    [
+        ({"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}, 8192),  # SGLang's Llama computes it otherwise
+        ({"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}, 4096),  # the head's own factor lengthens that
+        ({"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 2048}, 4096),
+        ({"rope_type": "default", "rope_theta": 1e4}, 4096),
+    ],
+    ids=lambda value: value["rope_type"] if isinstance(value, dict) else "",
+)
+def test_a_head_covers_the_context_that_sglang_derives_for_its_target(
+    rope: dict, length: int, facts: TargetFacts, target: Target, tmp_path: Path
+) -> None:
+    config = type(target.text_config)(**target.text_config.to_dict() | {"rope_parameters": rope})
+    scaled = replace(facts, config=head_facts(config, 4096))
+    assert scaled.config["max_position_embeddings"] == length
+    export_head(random_head(scaled, FINGERPRINT), tmp_path / "head", versions={})
+    head = Editable(tmp_path / "head")
+    assert levels(findings_of(head, scaled)) == {}
+    head.config["max_position_embeddings"] = length // 2
+    found = errors(findings_of(head, scaled))["context"]
+    assert f"is less than the target's {8192 if rope['rope_type'] in ('dynamic', 'linear') else 4096}" in found
+    assert f"set it to {length}" in found
+
+
 # --- planted faults --------------------------------------------------------------------------------------------------
 
 
@@ -95,11 +127,6 @@ def absolute_ids(head: Editable) -> None:
 def absolute_ids_without_t2d(head: Editable) -> None:
     absolute_ids(head)
     del head.tensors["t2d"]
-
-
-def unsorted_ids(head: Editable) -> None:
-    ids = (head.tensors["d2t"] + torch.arange(64)).flip(0)
-    head.tensors["d2t"] = ids - torch.arange(64)
 
 
 def offset(position: int, value: int) -> Spoil:
@@ -195,7 +222,7 @@ FAULTS: list[tuple[Spoil, str, str, str, str]] = [
     ),
     (absolute_ids, "d2t", "error", "d2t holds target ids", "store d2t - arange(len(d2t))"),
     (absolute_ids_without_t2d, "d2t", "error", "d2t holds target ids", "store d2t - arange(len(d2t))"),
-    (unsorted_ids, "d2t", "error", "d2t + arange does not ascend", AGAIN),
+    (offset(1, 9), "d2t", "error", "gives 1 of 64 draft ids a token that another has", AGAIN),
     (offset(63, 4096), "d2t", "error", "to 4159, outside 0 to 4095", AGAIN),
     (offset(0, -1), "d2t", "error", "from -1 to", AGAIN),
     (without("d2t"), "d2t", "error", "d2t is missing: SGLang takes the 64 draft ids for target ids", AGAIN),
@@ -228,7 +255,7 @@ FAULTS: list[tuple[Spoil, str, str, str, str]] = [
     (setting(rope_theta=5e5), "rope", "error", "rope_theta and rope_scaling say", "make them agree"),
     (setting(rope_parameters=ROPE | {"rope_type": "spiral"}), "model", "error", "rope_type=spiral", "correct it"),
     (setting(rope_parameters=ROPE | {"rope_type": "llama3"}), "tensors", "error", "are incomplete", "mend them"),
-    (setting(max_position_embeddings=2048), "context", "error", "2048 is less than the target's", "set it to 4096"),
+    (setting(max_position_embeddings=2048), "context", "error", "is less than the target's 4096", "set it to 4096"),
     (setting(dtype="float16"), "dtype", "error", "dtype=float16, the target's is bfloat16", "set it to bfloat16"),
     (unset("dtype", "torch_dtype"), "dtype", "error", "SGLang runs the head in float16", "set it to bfloat16"),
     (in_float32, "dtype", "warning", "tensors are bfloat16, float32: SGLang rounds them", "store them so"),
@@ -247,6 +274,8 @@ FAULTS: list[tuple[Spoil, str, str, str, str]] = [
     (setting(target_hidden_size=256), "model", "error", "target_hidden_size of config.json", "choose another head"),
     (setting(target_hidden_size=None), "options", "error", "null: SGLang multiplies by it", "remove the key"),
     (setting(norm_before_residual=True), "options", "error", "SGLang does not read it", "or serve it with vLLM"),
+    (setting(partial_rotary_factor=0.5), "options", "error", "partial_rotary_factor=0.5: SGLang rotates", "remove the"),
+    (setting(rope_is_neox_style=False), "options", "error", "rope_is_neox_style=False: SGLang rotates", "remove the"),
     (setting(attention_bias=True), "options", "error", "attention_bias=true: of such biases", "train without them"),
     (
         lambda head: head.training["target"].update(weights_hash="other"), "target", "error",
@@ -283,9 +312,11 @@ def test_a_head_of_another_target_is_found_whatever_its_sizes(
     assert "give the target that the head was trained on" in found["layer_ids"]
 
 
-def test_heads_with_errors_are_refused_with_all_of_them() -> None:
+def test_heads_with_errors_are_refused_with_the_checks_that_found_them() -> None:
     findings = [Finding("d2t", "error", "wrong"), Finding("rope", "ok", "fine"), Finding("dtype", "error", "other")]
-    with pytest.raises(InputError, match=r"^head=HEAD must not be served: d2t: wrong; dtype: other$"):
+    with pytest.raises(
+        InputError, match=r"^head=HEAD must not be served: d2t, dtype: see the errors in the table above$"
+    ):
         require_no_errors(findings, "HEAD")
     require_no_errors(findings[1:2], "HEAD")
 

@@ -9,7 +9,7 @@ import pytest
 from serving_fixtures import launch_settings
 
 from eagle3.errors import InputError
-from eagle3.serving.command import Draft, LaunchSettings, draft_tokens, launch_command, shell_line
+from eagle3.serving.command import Draft, LaunchSettings, launch_command, shell_line
 
 CHAIN: dict[str, Any] = {"head": "/heads/mine", "steps": 3, "topk": 1, "draft_tokens": None}
 # Of sglang/srt/server_args.py, version 0.5.17.
@@ -87,11 +87,11 @@ def test_a_tree_has_the_draft_tokens_that_were_set(settings: LaunchSettings) -> 
 )
 def test_a_draft_that_sglang_would_change_or_refuse_is_refused_here(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=r"steps=.* topk=.* draft_tokens="):
-        draft_tokens(Draft(**CHAIN | wrong))
+        Draft(**CHAIN | wrong)
 
 
 def test_the_largest_tree_is_allowed() -> None:
-    assert draft_tokens(Draft(**CHAIN | {"steps": 2, "topk": 2, "draft_tokens": 7})) == 7
+    assert Draft(**CHAIN | {"steps": 2, "topk": 2, "draft_tokens": 7})
 
 
 def test_the_plain_target_gets_no_flag_of_speculation(tmp_path: Path) -> None:

@@ -102,9 +102,16 @@ def test_launch_says_where_it_is_ready_and_stops_at_ctrl_c(started: Any, head: P
     assert "fired up" in (command.out / "server.log").read_text()
 
 
+def test_a_closed_terminal_ends_the_server_with_launch(started: Any) -> None:
+    command = started("action=launch", f"target.path={TINY}")
+    assert command.process.stdout.readline().endswith("is ready; ask it with:\n")
+    assert command.end(signal.SIGHUP) == 130
+    assert not command.listens()
+
+
 def test_a_bench_that_is_stopped_midway_reports_what_it_measured(started: Any, head: Path) -> None:
     sets = f"bench.prompts={{chat:'{PROMPTS}',code:'{PROMPTS}'}}"
-    long = ("bench.concurrency=[1,2]", "bench.repeats=1000", "bench.limit=2", "max_new_tokens=8")
+    long = ("bench.concurrency=[1,2]", "bench.repeats=1000", "limit=2", "max_new_tokens=8")
     command = started("action=bench", f"target.path={TINY}", f"head={head}", sets, *long)
     deadline = time.monotonic() + 60
     while not (command.out / "results.jsonl").exists() and command.process.poll() is None:
@@ -163,6 +170,15 @@ def test_a_head_that_the_doctor_refuses_is_not_launched(tmp_path: Path, head: Pa
     # RoPE of the fitted head is not the target's.
     with pytest.raises(InputError, match=r"head=.* must not be served"):
         launch(settings, target, Draft(head=str(head), **CHAIN), dry_run=False, folder=tmp_path)
+
+
+def test_that_sglang_is_missing_is_said_before_the_table_of_the_head(
+    tmp_path: Path, head: Path, target: TargetFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = launch_settings(tmp_path, env=None)
+    with caplog.at_level("INFO"), pytest.raises(InputError, match="has no SGLang"):
+        launch(settings, target, Draft(head=str(head), **CHAIN), dry_run=False, folder=tmp_path)
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize(

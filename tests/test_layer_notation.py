@@ -2,22 +2,34 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from exported_head import IDS, LAYERS, Editable, as_speculators, errors, random_head, tiny_facts, tiny_target
+from exported_head import (
+    IDS,
+    LAYERS,
+    Editable,
+    as_speculators,
+    errors,
+    in_another_order,
+    random_head,
+    tiny_facts,
+    tiny_target,
+)
 from fitted_head import LAYERS as SMALL_LAYERS
 from fitted_head import PROMPT as SMALL_PROMPT
 from fitted_head import chain_output, fitted_head, small_target
 
 from eagle3.capture import Capture
 from eagle3.chat import Chat
-from eagle3.serving.acceptance import Decoding, Judge
+from eagle3.serving.acceptance import Judge
+from eagle3.serving.answering import Decoding
 from eagle3.serving.doctor import check_head
 from eagle3.serving.export import TrainedHead, export_head
 from eagle3.serving.head_files import read_files
-from eagle3.serving.layer_notation import first_outputs, readings
-from eagle3.speculate import plain_greedy
+from eagle3.serving.layer_notation import outputs, readings
+from eagle3.speculate import Decoded, Speculator, plain_greedy
 from eagle3.target import Target
 
 QUESTIONS = ["What is a list?", "How do I delete a file?", "Name three uses of a hash table.", "What is 3 times 4?"]
@@ -51,8 +63,8 @@ def taught(target: Target, judge: Judge) -> TrainedHead:
     for text, prompt in zip(texts, prompts, strict=True):
         aux = Capture(target, LAYERS)(torch.tensor([text]), [len(text)])[0].aux
         with torch.no_grad():
-            outputs = first_outputs(trained.head, aux[:-2], target.embedding[text[1:-1]])
-        normed.append(trained.head.norm(outputs[len(prompt) - 1 :]).detach())
+            found_outputs = outputs(trained.head, trained.head.fuse(aux[:-2]), target.embedding[text[1:-1]])
+        normed.append(trained.head.norm(found_outputs[len(prompt) - 1 :]).detach())
         wanted += text[len(prompt) + 1 :]
     one_hot = (torch.tensor(wanted)[:, None] == trained.head.draft_ids).float()
     trained.head.lm_head.weight.data = 8 * torch.linalg.lstsq(torch.cat(normed), one_hot).solution.T.contiguous()
@@ -77,6 +89,19 @@ def test_the_layers_of_the_training_are_confirmed(foreign: Editable, judge: Judg
     level, message = found(foreign, judge)["layer_notation"]
     assert level == "ok"
     assert "[1, 3, 4]" in message and "[0, 2, 3]" in message and "[2, 4, 5]" in message
+
+
+def test_the_target_answers_every_prompt_once(foreign: Editable, judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[int]] = []
+    decode = Speculator.decode
+
+    def counting(speculator: Speculator, prompt_ids: list[int], **settings: Any) -> Decoded:
+        asked.append(prompt_ids)
+        return decode(speculator, prompt_ids, **settings)
+
+    monkeypatch.setattr(Speculator, "decode", counting)
+    assert found(foreign, judge)["layer_notation"][0] == "ok"
+    assert asked == judge.prompts(None).prompts
 
 
 @pytest.mark.parametrize("shift", [-1, 1])
@@ -107,6 +132,14 @@ def test_a_head_of_the_speculators_is_decoded_before_its_layout_is_changed(
     assert result["layer_notation"][0] == result["accept_length"][0] == "ok"
 
 
+def test_a_draft_vocabulary_in_another_order_is_decoded_and_judged_the_same(foreign: Editable, judge: Judge) -> None:
+    checks = ("accept_length", "layer_notation")
+    ascending = [found(foreign, judge)[check] for check in checks]
+    in_another_order(foreign)
+    assert [found(foreign, judge)[check] for check in checks] == ascending
+    assert not ascending[0][1].startswith("1.000")
+
+
 def test_a_head_that_cannot_be_decoded_is_not(foreign: Editable, judge: Judge) -> None:
     foreign.config["eagle_config"][IDS] = [1, 3, 99]
     result = found(foreign, judge)
@@ -124,6 +157,6 @@ def test_outputs_before_the_first_draft_are_those_of_a_plain_reference() -> None
     target = small_target()
     head = fitted_head(target, SMALL_PROMPT)
     aux = Capture(target, SMALL_LAYERS)(torch.tensor([SMALL_PROMPT]), [len(SMALL_PROMPT)])[0].aux
-    outputs = first_outputs(head, aux[:-1], target.embedding[SMALL_PROMPT[1:]])
+    rows = outputs(head, head.fuse(aux[:-1]), target.embedding[SMALL_PROMPT[1:]])
     for row in (0, 7, len(SMALL_PROMPT) - 2):
-        torch.testing.assert_close(outputs[row], chain_output(head, target, aux, SMALL_PROMPT[: row + 2], row))
+        torch.testing.assert_close(rows[row], chain_output(head, target, aux, SMALL_PROMPT[: row + 2], row))

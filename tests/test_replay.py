@@ -10,6 +10,8 @@ from eagle3.capture import Capture
 from eagle3.drafter import Drafter
 from eagle3.serving import grower
 from eagle3.serving.grower import NOWHERE
+from eagle3.serving.jackknife import standard_error
+from eagle3.serving.predict import Setting, replayed_gains
 from eagle3.serving.replay import record
 from eagle3.speculate import Speculator, measure, plain_greedy
 
@@ -79,6 +81,20 @@ def test_every_path_of_a_tree_has_the_place_that_the_drafter_gives_it(target, he
             nodes = {tuple(other[:depth]) for other in paths for depth in range(1, len(other) + 1)}
             found = [depth for depth in range(1, len(path) + 1) if places[steps - 1, depth - 1] < drafts]
             assert found == [depth for depth in range(1, len(path) + 1) if tuple(path[:depth]) in nodes]
+
+
+def test_what_a_setting_gains_has_its_error_over_prompts(target, head, recording):
+    setting = Setting(**SETTINGS[7])
+    each = recording.replay_each(**SETTINGS[7])
+
+    def accept_length(some):
+        return 1 + sum(sum(rounds.accepted) for rounds in some) / sum(rounds.verifications for rounds in some)
+
+    expected = standard_error(accept_length, each)
+    [gain] = replayed_gains(recording, [setting]).values()
+    assert gain.accept_length == recording.replay(**SETTINGS[7]).accept_length
+    assert gain.standard_error == pytest.approx(expected) and expected > 0
+    assert replayed_gains(recorded(target, head, prompts=PROMPTS[:1]), [setting])[setting].standard_error is None
 
 
 def test_settings_differ_in_what_they_gain(recording):

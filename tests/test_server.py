@@ -4,7 +4,11 @@ import os
 import signal
 import socket
 import sys
+import threading
+import time
+import urllib.request
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +96,55 @@ def test_a_server_that_ignores_sigterm_is_killed(start: Start) -> None:
         process = server.process
         assert process is not None
     assert process.returncode == -signal.SIGKILL
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_what_a_server_has_started_ends_with_it(start: Start) -> None:
+    """As SGLang's schedulers, which hold the GPU, must."""
+    server = start()
+    child = "import subprocess, time; print(subprocess.Popen(['sleep', '60']).pid, flush=True); time.sleep(60)"
+    server.command = [sys.executable, "-c", child]
+    server.log.parent.mkdir()
+    server._start()
+    wait_until(server.log.read_text)
+    pid = int(server.log.read_text())
+    assert is_running(pid)
+    server.stop()
+    wait_until(lambda: not is_running(pid))
+
+
+def wait_until(holds: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+class Empty(BaseHTTPRequestHandler):
+    """Answers every request with an empty object."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *given: Any) -> None:
+        pass
+
+
+def test_a_server_of_ours_is_not_asked_through_the_users_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # nothing listens there
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setattr(urllib.request, "_opener", None)  # where urllib keeps the proxies of its first request
+    with HTTPServer(("127.0.0.1", 0), Empty) as server:
+        threading.Thread(target=server.handle_request).start()
+        assert answers(f"http://127.0.0.1:{server.server_port}", "/") == {}
 
 
 def test_a_server_that_dies_midway_is_noticed_and_explained(start: Start) -> None:

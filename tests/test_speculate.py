@@ -199,9 +199,9 @@ def test_nothing_to_verify_is_refused(target, head):
 @pytest.mark.parametrize(
     ("shape", "way_out"),
     [
-        ({"steps": 0}, "steps starts at 1"),
-        ({"steps": 3, "topk": 0}, "topk goes from 1"),
-        ({"steps": 3, "topk": 1000, "draft_tokens": 9}, "topk goes from 1"),
+        ({"steps": 0}, "whole numbers from 1 up"),
+        ({"steps": 3, "topk": 0}, "whole numbers from 1 up"),
+        ({"steps": 2.5}, "whole numbers from 1 up"),
         ({"steps": 3, "draft_tokens": 9}, "set draft_tokens=4 or null"),
         ({"steps": 3, "topk": 2}, "from 2 to 11 tokens"),
         ({"steps": 3, "topk": 2, "draft_tokens": 12}, "from 2 to 11 tokens"),
@@ -212,6 +212,11 @@ def test_bad_shapes_of_a_draft_name_their_keys(target, head, shape, way_out):
     given = rf"steps={shape['steps']} topk={shape.get('topk', 1)} draft_tokens={shape.get('draft_tokens')}: .*{way_out}"
     with pytest.raises(InputError, match=given):
         Speculator(target, head, LAYERS).decode(PROMPT, max_new_tokens=4, **shape)
+
+
+def test_more_children_than_the_head_can_draft_are_refused(target, head):
+    with pytest.raises(InputError, match="topk=1000: the head can draft no more than its"):
+        Speculator(target, head, LAYERS).decode(PROMPT, max_new_tokens=4, steps=3, topk=1000, draft_tokens=9)
 
 
 def test_a_head_of_another_target_is_refused(target, head):

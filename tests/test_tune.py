@@ -6,7 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from conftest import ASSETS
@@ -15,8 +15,10 @@ from fitted_head import LAYERS, PROMPT, fitted_head
 from hydra import compose, initialize_config_dir
 from serving_fixtures import launch_settings, sglang_site
 
+import eagle3.serving.tune
 from eagle3 import run
-from eagle3.errors import InputError
+from eagle3.errors import InputError, Interrupted
+from eagle3.serving.answering import Answering
 from eagle3.serving.checkpoint import save_head
 from eagle3.serving.client import Answer
 from eagle3.serving.evidence import TuneSettings
@@ -24,8 +26,10 @@ from eagle3.serving.load import LoadResult
 from eagle3.serving.predict import FittedCost, Gain, RoundCost, Setting, all_settings
 from eagle3.serving.search import Search, search
 from eagle3.serving.timing import ServerTimer, Timed, timed
+from eagle3.serving.tune import tune
 from eagle3.serving.tune_report import advice, failures, table, write_report
 from eagle3.speculate import measure
+from eagle3.target_files import TargetFiles, read_target_files
 from serve import tune_head
 
 ROOT = Path(__file__).parent.parent
@@ -65,7 +69,7 @@ class Machine:
 
 def settings(**changes: Any) -> TuneSettings:
     given = {
-        "concurrency": 4, "steps": [1, 2, 7], "topk": [1], "draft_tokens": [], "limit": None, "evidence": "decoder",
+        "concurrency": 4, "steps": [1, 2, 7], "topk": [1], "draft_tokens": [], "evidence": "decoder",
         "batch_size": 1, "timed": 4, "warmup": 0, "timeout_s": 9.0, "requests_per_place": 1,
         "assumed": {"compute_bound_tokens": 200, "step": 0.1}, "rows": 6,
     }  # fmt: skip
@@ -192,7 +196,7 @@ def test_requests_that_failed_are_shown() -> None:
 def test_the_report_is_kept_after_each_timing_and_holds_every_setting(tmp_path: Path) -> None:
     kept: list[int] = [-1]
     found = tuned(Machine(CHEAP_ROUNDS), kept=kept)
-    assert kept == [-1, *range(len(found.timed) + 1)]
+    assert kept == [-1, 0, *range(len(found.timed) + 1)]  # the second one once the plain target is timed
     write_report(found, tmp_path, {"conditions": {"concurrency": 4}})
     report = json.loads((tmp_path / "tune.json").read_text())
     assert report["conditions"] == {"concurrency": 4}
@@ -302,9 +306,11 @@ def test_the_command_without_timings_replays_every_setting_on_the_users_prompts(
     (tmp_path / "chats.jsonl").write_text('{"prompt": "Hi"}\n{"prompt": "Grüße, 你好"}\n{"prompt": "left out"}\n')
     done = serve(
         f"target.path={tiny_path}", "head=head", "prompts.path=chats.jsonl", "max_new_tokens=8", "tune.timed=0",
-        "tune.limit=2", "tune.steps=[1,3]", "tune.topk=[1,2]", "tune.draft_tokens=[4]", cwd=tmp_path,
+        "limit=2", "tune.steps=[1,3]", "tune.topk=[1,2]", "tune.draft_tokens=[4]", "steps=2",
+        cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    assert "steps has no effect on action=tune, which chooses among tune.steps" in done.stderr
     report = json.loads((tmp_path / "out" / "tune.json").read_text())
     assert {(row["steps"], row["topk"], row["draft_tokens"]) for row in report["settings"]} == {
         (1, 1, 2), (3, 1, 4), (3, 2, 4),
@@ -314,10 +320,56 @@ def test_the_command_without_timings_replays_every_setting_on_the_users_prompts(
     assert "Grüße" not in done.stdout + done.stderr + (tmp_path / "out" / "tune.json").read_text()
 
 
+@pytest.mark.parametrize("stopped", ["decoder_gains", "the plain target"])
+def test_stopped_midway_the_message_says_what_is_there(
+    stopped: str, target_files: TargetFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*given: Any) -> NoReturn:
+        raise KeyboardInterrupt
+
+    known = {setting: gain(setting) for setting in SETTINGS}
+    monkeypatch.setattr(eagle3.serving.tune, "prepare", lambda *given: None)
+    monkeypatch.setattr(ServerTimer, "__call__", stop)
+    monkeypatch.setattr(eagle3.serving.tune, "decoder_gains", stop if stopped == "decoder_gains" else lambda *_: known)
+    there = stopped != "decoder_gains"
+    words = r"what was found before is in .*tune\.json" if there else "nothing was found yet"
+    with pytest.raises(Interrupted, match=words):
+        tune_with(target_files, tmp_path)
+    assert (tmp_path / "out" / "tune.json").exists() is there
+
+
+def test_servers_without_room_are_refused_before_the_decoders_minutes(
+    target_files: TargetFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eagle3.serving.tune, "decoder_gains", lambda *given: pytest.fail("came first"))
+    with pytest.raises(InputError, match=r"launch\.max_running_requests=1 is less than tune\.concurrency=4"):
+        tune_with(target_files, tmp_path, max_running_requests=1)
+
+
+@pytest.fixture
+def target_files() -> TargetFiles:
+    return read_target_files(path=str(ASSETS / "tiny"), revision=None, trust_remote_code=False)
+
+
+def tune_with(target_files: TargetFiles, folder: Path, **launch: Any) -> None:
+    answering = Answering(max_new_tokens=8, temperature=0.0, seed=0)
+    tune(
+        settings(), launch_settings(folder, check=False, **launch), target_files, "head", [PROMPT], answering,
+        target_settings={"path": target_files.path}, folder=folder / "out",
+    )  # fmt: skip
+
+
 def test_without_prompts_the_key_is_named() -> None:
     with initialize_config_dir(run.CONF, version_base="1.3"):
         config = compose("serve", overrides=["action=tune", "head=head"])
     with pytest.raises(InputError, match=r"prompts\.path is not set; give conversations"):
+        tune_head(config)
+
+
+def test_a_dry_run_is_refused_because_what_is_measured_decides_the_commands() -> None:
+    with initialize_config_dir(run.CONF, version_base="1.3"):
+        config = compose("serve", overrides=["action=tune", "head=head", "prompts.path=chats.jsonl", "dry_run=true"])
+    with pytest.raises(InputError, match=r"dry_run=true: .* set tune\.timed=0"):
         tune_head(config)
 
 
@@ -332,6 +384,7 @@ def test_without_prompts_the_key_is_named() -> None:
         ({"concurrency": 0}, r"tune\.concurrency=0 must be 1 or more"),
         ({"batch_size": 0}, r"tune\.batch_size=0 must be 1 or more"),
         ({"timed": -1}, r"tune\.timed=-1 must be 0 or more"),
+        ({"requests_per_place": -1}, r"tune\.requests_per_place=-1 must be 0 or more"),
         ({"steps": 3}, r"tune\.steps=3 must be a list of numbers from 1 up, e\.g\. tune\.steps=\[4,8\]"),
         ({"steps": [0]}, r"tune\.steps=\[0\] must be a list"),
         ({"draft_tokens": ["x"]}, r"tune\.draft_tokens=\['x'\] must be a list"),

@@ -24,6 +24,9 @@ def head_facts(config: PretrainedConfig, vocab_size: int) -> dict[str, Any]:
     if getattr(config, "kv_lora_rank", None) is not None or config.hidden_size % heads:
         heads, head_dim = max(1, config.hidden_size // 128), 128
         kv_heads = heads // 8 if heads % 8 == 0 else heads
+    rope = plain_rope(config)
+    # What SGLang makes of the length is kept where the head's RoPE does not have the target's factor.
+    stretch = max(1.0, context_factor(getattr(config, "rope_parameters", None) or {}) / context_factor(rope))
     return {
         "model_type": config.model_type,
         "num_layers": config.num_hidden_layers,
@@ -34,8 +37,8 @@ def head_facts(config: PretrainedConfig, vocab_size: int) -> dict[str, Any]:
         "num_kv_heads": kv_heads,
         "head_dim": head_dim,
         "rms_norm_eps": getattr(config, "rms_norm_eps", 1e-5),
-        "rope_parameters": plain_rope(config),
-        "max_position_embeddings": config.max_position_embeddings,
+        "rope_parameters": rope,
+        "max_position_embeddings": int(config.max_position_embeddings * stretch),
     }
 
 
@@ -48,6 +51,13 @@ def plain_rope(config: PretrainedConfig) -> dict[str, Any]:
     if rope.get("rope_type", "default") not in ROPE_TYPES:
         rope = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
     return {key: value for key, value in rope.items() if value is not None}
+
+
+def context_factor(rope: dict[str, Any]) -> float:
+    """By which SGLang lengthens max_position_embeddings: get_context_length of 0.5.17's hf_transformers/common.py."""
+    factor = rope.get("factor")
+    counts = "original_max_position_embeddings" not in rope and rope.get("rope_type") != "llama3"
+    return factor if counts and isinstance(factor, int | float) and factor > 0 else 1
 
 
 def build_head(

@@ -60,7 +60,6 @@ class BenchSettings:
     """The keys of the same names in conf/serve/bench.yaml."""
 
     prompts: Mapping[str, str] | None
-    limit: int | None
     concurrency: Sequence[int]
     requests_per_place: int
     repeats: int
@@ -74,6 +73,9 @@ class BenchSettings:
         if not self.concurrency or min(self.concurrency) < 1 or self.repeats < 1:
             given = f"bench.concurrency={list(self.concurrency)} bench.repeats={self.repeats}"
             raise InputError(f"{given}: at least one of each, from 1 up; try bench.concurrency=[1,8] bench.repeats=3")
+        for name in ("requests_per_place", "warmup"):
+            if getattr(self, name) < 0:
+                raise InputError(f"bench.{name}={getattr(self, name)} must be 0 or more")
         if (self.sampling or {}).get("ignore_eos"):
             raise InputError(
                 "bench.sampling holds ignore_eos: what a target says behind its end of turn nobody reads and no head "

@@ -66,6 +66,7 @@ def has_errors(findings: list[Finding]) -> bool:
 
 
 def require_no_errors(findings: list[Finding], head: str) -> None:
-    errors = [f"{finding.check}: {finding.message}" for finding in findings if finding.level == "error"]
+    """For the end of a run that has shown the table."""
+    errors = [finding.check for finding in findings if finding.level == "error"]
     if errors:
-        raise InputError(f"head={head} must not be served: {'; '.join(errors)}")
+        raise InputError(f"head={head} must not be served: {', '.join(errors)}: see the errors in the table above")

@@ -1,7 +1,9 @@
 """Checks of config.json: what SGLang builds from it, and what it would leave out."""
 
+import math
 from collections.abc import Iterator
 
+from eagle3.head.from_target import context_factor
 from eagle3.serving.check import Problem, TargetFacts
 from eagle3.serving.checkpoint import MAPS, head_config, rope_of
 from eagle3.serving.head_files import ARCHITECTURE, NESTED, HeadFiles
@@ -48,6 +50,13 @@ def check_options(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
         )
     if "target_hidden_size" in config and config["target_hidden_size"] is None:
         yield "error", "target_hidden_size=null: SGLang multiplies by it and does not start; remove the key"
+    if config.get("partial_rotary_factor", 1) != 1 or config.get("rope_is_neox_style") is False:
+        named = [f"{key}={config[key]}" for key in ("partial_rotary_factor", "rope_is_neox_style") if key in config]
+        yield (
+            "error",
+            f"{', '.join(named)}: SGLang rotates the head's channels so, heads of EAGLE-3 are trained with all of them "
+            f"in halves; remove the key, or serve the head where it was trained to be",
+        )
     for key in ("attention_bias", "mlp_bias"):
         if config.get(key):
             kept = "o_proj's alone" if key == "attention_bias" else "none"
@@ -70,13 +79,16 @@ def check_rope(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
 
 
 def check_context(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
-    """max_position_embeddings covers the target's context."""
-    length, needed = files.config.get("max_position_embeddings") or 0, facts.config["max_position_embeddings"]
+    """max_position_embeddings, times the factor of RoPE if it has one, covers the target's context."""
+    stated, factor = files.config.get("max_position_embeddings") or 0, context_factor(rope_of(files.config) or {})
+    length = int(stated * factor)
+    needed = int(facts.config["max_position_embeddings"] * context_factor(facts.config["rope_parameters"]))
     if length < needed:
         yield (
             "error",
-            f"max_position_embeddings={length} is less than the target's {needed}: SGLang does not start unless "
-            f"--context-length is {length} or less; set it to {needed}",
+            f"max_position_embeddings={stated} makes a context of {length}, which is less than the target's {needed}: "
+            f"SGLang does not start unless --context-length is {length} or less; set it to "
+            f"{math.ceil(needed / factor)}",
         )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eagle3.errors import InputError
+from eagle3.speculate import tokens_of_round
 
 REFUSED = {
     "host": "set launch.host instead",
@@ -58,6 +59,10 @@ class Draft:
     topk: int
     draft_tokens: int | None
 
+    def __post_init__(self) -> None:
+        """InputError for a shape that SGLang would change or refuse."""
+        tokens_of_round(self.steps, self.topk, self.draft_tokens)
+
 
 def launch_command(settings: LaunchSettings, *, target: str, revision: str | None, draft: Draft | None) -> list[str]:
     """The command that serves `target`, alone where `draft` is None."""
@@ -96,7 +101,7 @@ def _draft_flags(draft: Draft) -> dict[str, Any]:
         "speculative-draft-model-path": draft.head,
         "speculative-num-steps": draft.steps,
         "speculative-eagle-topk": draft.topk,
-        "speculative-num-draft-tokens": draft_tokens(draft),
+        "speculative-num-draft-tokens": tokens_of_round(draft.steps, draft.topk, draft.draft_tokens),
     }
 
 
@@ -107,21 +112,6 @@ def _extra_flags(settings: LaunchSettings, *, speculative: bool) -> dict[str, An
         if name in flags:
             raise InputError(f"launch.extra_flags holds {name}: {way_out}")
     return {name: value for name, value in flags.items() if speculative or not name.startswith("speculative-")}
-
-
-def draft_tokens(draft: Draft) -> int:
-    """Tokens that a round verifies, the root included."""
-    given = f"steps={draft.steps} topk={draft.topk} draft_tokens={draft.draft_tokens}"
-    if draft.steps < 1 or draft.topk < 1:
-        raise InputError(f"{given}: steps and topk start at 1; try steps=3 topk=1")
-    if draft.topk == 1:
-        if draft.draft_tokens not in (None, draft.steps + 1):
-            raise InputError(f"{given}: a chain (topk=1) has steps + 1 tokens; set draft_tokens=null")
-        return draft.steps + 1
-    most = 1 + draft.topk + (draft.steps - 1) * draft.topk**2
-    if draft.draft_tokens is None or not 2 <= draft.draft_tokens <= most:
-        raise InputError(f"{given}: such a tree has from 2 to {most} tokens; set draft_tokens within that")
-    return draft.draft_tokens
 
 
 def _words(name: str, value: Any) -> list[str]:

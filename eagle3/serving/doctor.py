@@ -65,10 +65,10 @@ def check_head(files: HeadFiles, judge: Judge) -> list[Finding]:
     if not can_decode(files, judge, findings):
         return [*findings, Finding(CHECK, "skipped", "mend the errors above first")]
     prompts = judge.prompts(files.training)
-    result = judge.measured(files.path, prompts)
-    findings.append(judge.judged(result, files.training))
+    result = judge.decoded(files.path, prompts)
+    findings.append(judge.judged(judge.facts(result, prompts), files.training))
     if files.training is None:
-        findings.append(check_notation(files, judge, prompts))
+        findings.append(check_notation(files, judge, prompts, [answer.token_ids for answer in result.decoded]))
     return findings
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from eagle3.errors import InputError
+from eagle3.serving.answering import Answering
 from eagle3.serving.checkpoint import load_head
 from eagle3.serving.predict import Gain, Setting, all_settings, chain_gains, replayed_gains
 from eagle3.serving.replay import record
@@ -17,6 +18,7 @@ from eagle3.speculate import Speculator
 from eagle3.target import Target, load_target
 
 EVIDENCE = ("decoder", "server")
+LEAST = {"concurrency": 1, "batch_size": 1, "rows": 1, "timed": 0, "warmup": 0, "requests_per_place": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +29,6 @@ class TuneSettings:
     steps: list[int]
     topk: list[int]
     draft_tokens: list[int]
-    limit: int | None
     evidence: str
     batch_size: int
     timed: int
@@ -42,7 +43,7 @@ class TuneSettings:
             raise InputError(f"tune.evidence={self.evidence} is unknown; take one of: {', '.join(EVIDENCE)}")
         if self.evidence == "server" and self.timed < 1:
             raise InputError("tune.evidence=server times at least the longest chain; set tune.timed=1 or more")
-        for name, least in {"concurrency": 1, "batch_size": 1, "rows": 1, "timed": 0, "warmup": 0}.items():
+        for name, least in LEAST.items():
             if getattr(self, name) < least:
                 raise InputError(f"tune.{name}={getattr(self, name)} must be {least} or more")
         for name in ("steps", "topk", "draft_tokens"):
@@ -54,15 +55,6 @@ class TuneSettings:
         for name, value in self.assumed.items():
             if value < 0:
                 raise InputError(f"tune.assumed.{name}={value} must not be negative")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answering:
-    """How the target answers: the keys of the same names in conf/serve.yaml."""
-
-    max_new_tokens: int
-    temperature: float
-    seed: int
 
 
 def decoder_gains(

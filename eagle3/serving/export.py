@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional
 
 from eagle3.errors import InputError
 from eagle3.head.draft_head import DraftHead, HeadConfig
@@ -21,6 +20,8 @@ from eagle3.serving.check import Finding, TargetFacts, has_errors, target_facts
 from eagle3.serving.checkpoint import is_head, load_head, save_head
 from eagle3.serving.doctor import run_checks
 from eagle3.serving.head_files import read_files
+from eagle3.serving.layer_notation import outputs
+from eagle3.speculate import require_topk
 from eagle3.storage import read_json, write_json
 from eagle3.target import DTYPES
 
@@ -122,6 +123,8 @@ def folder_written_whole(directory: Path) -> Iterator[Path]:
 
 
 def require_replaceable(directory: Path) -> None:
+    if directory.name in ("", ".."):
+        raise InputError(f"head={directory} gives the folder no name of its own; name it, e.g. head=heads/first")
     if directory.exists() and not is_head(directory) and not (directory.is_dir() and not any(directory.iterdir())):
         raise InputError(f"head={directory} exists and is no exported head: it is left alone; name another folder")
 
@@ -148,9 +151,11 @@ def check_export(trained: TrainedHead, directory: Path, judge: Judge | str) -> l
     findings = [check_reload(trained, directory), *run_checks(files, facts)]
     if has_errors(findings):
         return [*findings, Finding(CHECK, "skipped", "mend the errors above first")]
+    require_topk(judge.decoding.topk, trained.head.config.draft_vocab_size)
+    prompts = judge.prompts(files.training)
     try:
-        result = judge.measured(directory, judge.prompts(files.training))
-    except InputError as reason:  # of the prompts or of the kind of target: no fault of the export
+        result = judge.measured(directory, prompts)
+    except InputError as reason:  # of the kind of target, or its answers are one token long: no fault of the export
         return [*findings, Finding(CHECK, "skipped", str(reason))]
     write_json(directory / "training.json", (files.training or {}) | {"accept_length": result})
     return [*findings, excused(judge.judged(result, files.training), trained, judge.min_accept_length)]
@@ -191,13 +196,9 @@ def probe(head: DraftHead) -> Float[Tensor, "2 rows D"]:
     rows, hidden_size, dtype = 8, head.config.hidden_size, head.fc.weight.dtype
     embed = torch.randn(rows, hidden_size, generator=generator).to(dtype)
     hidden = head.fuse(torch.randn(rows, head.fc.in_features, generator=generator))
-    logits, positions = [], torch.arange(rows)
+    logits = []
     for _ in range(2):
-        x = head.attention_input(embed, hidden)
-        query, (key, value) = head.queries(x, positions), head.keys_values(x, positions)
-        query, key, value = (part.transpose(0, 1) for part in (query, key, value))  # heads first
-        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
-        hidden = head.output(hidden, attended.transpose(0, 1))
+        hidden = outputs(head, hidden, embed)
         logits.append(head.logits(hidden))
         hidden = head.feedback(hidden)
     return torch.stack(logits)

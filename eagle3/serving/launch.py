@@ -43,11 +43,11 @@ def prepare(settings: LaunchSettings, target: TargetFiles, draft: Draft | None) 
     require_free_port(settings.host, settings.port)
     if not settings.check:
         return
+    installation = find_sglang(settings)
     if draft is not None:
         findings = check_files(draft.head, target)
         log.info(table(findings))
         require_no_errors(findings, draft.head)
-    installation = find_sglang(settings)
     require_devices(installation, settings)
     if draft is not None:
         require_capture(installation, target)

@@ -16,7 +16,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
-from tqdm import tqdm
 
 from eagle3.capture import Capture
 from eagle3.head.draft_head import DraftHead
@@ -27,7 +26,6 @@ from eagle3.serving.checkpoint import load_head
 from eagle3.serving.head_files import HeadFiles
 from eagle3.serving.jackknife import standard_error
 from eagle3.serving.measured_prompts import PromptSet
-from eagle3.speculate import Speculator
 from eagle3.target import Target
 
 CHECK = "layer_notation"
@@ -49,12 +47,13 @@ class Surprise(NamedTuple):
     tokens: int
 
 
-def check_notation(files: HeadFiles, judge: Judge, prompts: PromptSet) -> Finding:
-    """An error if the head knows the target's answers clearly better with its layers read in another way."""
+def check_notation(files: HeadFiles, judge: Judge, prompts: PromptSet, answers: Sequence[list[int]]) -> Finding:
+    """An error if the head knows the target's answers to these prompts clearly better with its layers read in another
+    way."""
     target, num_layers = judge.target, len(judge.target.layers)
     head = load_head(files.path, num_layers=num_layers, dtype=target.embedding.dtype).head
     served, *others = readings(files, num_layers)
-    texts = answered(Speculator(target, head, served), judge, prompts)
+    texts = [Text(*text) for text in zip(prompts.prompts, answers, strict=True)]
     surprises = {layers: [surprise(head, target, layers, text) for text in texts] for layers in (served, *others)}
     means = {layers: mean(of_texts) for layers, of_texts in surprises.items()}
     best = min(means, key=means.__getitem__)
@@ -63,7 +62,7 @@ def check_notation(files: HeadFiles, judge: Judge, prompts: PromptSet) -> Findin
     saved = [Surprise(s.nats - b.nats, s.tokens) for s, b in zip(surprises[served], surprises[best], strict=True)]
     if best == served or mean(saved) <= SURE * standard_error(mean, saved):
         return Finding(CHECK, "ok", summary)
-    accepted = judge.measured(files.path, prompts, capture_layers=list(best))["accept_length"]
+    accepted = judge.decoded(files.path, prompts, capture_layers=list(best)).accept_length
     way_out = f"set {KEY} to {_ids(best)}, which gives an accept length of {accepted:.3f}"
     return Finding(CHECK, "error", f"{summary}: the head was not trained on these layers; {way_out}")
 
@@ -79,36 +78,23 @@ def readings(files: HeadFiles, num_layers: int) -> list[Layers]:
     return list(dict.fromkeys(fitting))
 
 
-def answered(speculator: Speculator, judge: Judge, prompts: PromptSet) -> list[Text]:
-    """Decoded with the head, which is faster and changes nothing: decoding is lossless."""
-    decoding, texts = judge.decoding, []
-    for number, prompt_ids in enumerate(tqdm(prompts.prompts, desc="layer notation", unit="prompt")):
-        answer = speculator.decode(
-            prompt_ids,
-            steps=decoding.steps,
-            max_new_tokens=decoding.max_new_tokens,
-            temperature=decoding.temperature,
-            seed=decoding.seed + number,
-        )
-        texts.append(Text(prompt_ids, answer.token_ids))
-    return texts
-
-
 @torch.inference_mode()
 def surprise(head: DraftHead, target: Target, layers: Layers, text: Text) -> Surprise:
     ids = torch.tensor([*text.prompt_ids, *text.answer_ids], device=target.device)
     aux = Capture(target, layers)(ids[None], [len(ids)])[0].aux
     first = len(text.prompt_ids) - 1  # row t predicts the token at t + 2, and prefill gives the answer's first token
-    logits = head.logits(first_outputs(head, aux[:-2], target.embedding[ids[1:-1]])[first:])
+    logits = head.logits(outputs(head, head.fuse(aux[:-2]), target.embedding[ids[1:-1]])[first:])
     matches = ids[first + 2 :, None] == head.draft_ids
     known = matches.any(-1)
     nats = functional.cross_entropy(logits[known].float(), matches[known].int().argmax(-1), reduction="sum")
     return Surprise(float(nats), int(known.sum()))
 
 
-def first_outputs(head: DraftHead, aux: Float[Tensor, "T 3H"], embed: Float[Tensor, "T H"]) -> Float[Tensor, "T H"]:
-    """The head's output at every row, each on the target's own features, as before the first draft."""
-    hidden, positions = head.fuse(aux), torch.arange(len(aux), device=aux.device)
+def outputs(head: DraftHead, hidden: Float[Tensor, "T H"], embed: Float[Tensor, "T H"]) -> Float[Tensor, "T H"]:
+    """The head's output at every row, from `hidden` and the embeddings beside it, each row reading those before it.
+
+    On the target's own features, `head.fuse(aux)`, these are the outputs before the first draft."""
+    positions = torch.arange(len(hidden), device=hidden.device)
     x = head.attention_input(embed, hidden)
     parts = (head.queries(x, positions), *head.keys_values(x, positions))
     query, key, value = (part.transpose(0, 1) for part in parts)  # heads first

@@ -21,12 +21,12 @@ Messages = list[dict[str, str]]
 class PromptSet:
     """Prompts as token ids, the key or folder they come from, and how many were left out for what reason.
 
-    `held_out` are those that validation during training was simulated on."""
+    `from_validation`: they are of those that validation during training was simulated on."""
 
     origin: str
     prompts: list[list[int]]
     left_out: dict[str, int]
-    held_out: bool = False
+    from_validation: bool = False
 
 
 def prompt_source(*, path: str | None, split: str) -> Source | None:
@@ -65,7 +65,7 @@ def validation_prompts(store: dict[str, Any], *, limit: int | None, max_length: 
     left_out: Counter[str] = Counter()
     prompts = _fitting((_prompt_part(features.read(ref)) for ref in held_out), max_length, left_out)
     origin = f"validation prompts of {features.path}"
-    return _not_empty(PromptSet(origin, list(islice(prompts, limit)), left_out, held_out=True))
+    return _not_empty(PromptSet(origin, list(islice(prompts, limit)), left_out, from_validation=True))
 
 
 def _prompt_part(sample: Sample) -> list[int]:

@@ -12,7 +12,8 @@ import numpy as np
 from scipy.optimize import nnls
 
 from eagle3.errors import InputError
-from eagle3.serving.replay import Recording
+from eagle3.serving.jackknife import standard_error
+from eagle3.serving.replay import Recording, Rounds
 
 TIMING_ERROR = 0.02  # share by which the same load on the same server may differ from time to time
 
@@ -59,24 +60,27 @@ def all_settings(
 @dataclass(frozen=True)
 class Gain:
     """`accept_length` as SGLang counts it; `tokens` of a round that reach the answer: the last round of an answer may
-    accept more than there is room for."""
+    accept more than there is room for. `standard_error` of the accept length over prompts, where it is known."""
 
     accept_length: float
     tokens: float
+    standard_error: float | None = None
 
 
 def replayed_gains(recording: Recording, settings: Iterable[Setting]) -> dict[Setting, Gain]:
-    """By our decoder: exactly what it would measure with each setting (tests/test_replay.py)."""
+    """By our decoder: what it would measure with each setting, exactly as far as numbers are (see replay.py)."""
     gains = {}
     for setting in settings:
-        rounds = recording.replay(**setting._asdict())
-        if not rounds.verifications:
+        each = [rounds for rounds in recording.replay_each(**setting._asdict()) if rounds.verifications]
+        if not each:
             raise InputError(
                 "prompts.path: no answer was longer than one token, so no draft was verified; take other prompts "
                 "or raise max_new_tokens"
             )
-        accept_length = 1 + sum(rounds.accepted) / rounds.verifications
-        gains[setting] = Gain(accept_length, rounds.tokens / rounds.verifications)
+        rounds = Rounds.of_all(each)
+        error = standard_error(lambda some: Rounds.of_all(some).accept_length, each)
+        tokens_per_round = rounds.tokens / rounds.verifications
+        gains[setting] = Gain(rounds.accept_length, tokens_per_round, error if math.isfinite(error) else None)
     return gains
 
 

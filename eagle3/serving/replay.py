@@ -4,12 +4,16 @@ Drafts do not change what the target says, and what a round gains depends on whe
 it. So one look at each position of the target's own answer decides all rounds that may begin there; and as the shape
 of a tree depends on `topk` alone, fewer steps or fewer draft tokens just keep a part of it.
 
+In float32 and float64 that gives what decoding does to the last digit. In bfloat16 answers and features come from
+forwards of another shape than in decoding, and near-ties flip: eagle3/serving/README.md has numbers.
+
 Shapes: P positions of an answer where a round may begin, K steps.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Self
 
 from jaxtyping import Int
 from torch import Tensor
@@ -31,6 +35,15 @@ class Rounds:
     accepted: list[int]
     tokens: int
 
+    @property
+    def accept_length(self) -> float:
+        return 1 + sum(self.accepted) / self.verifications
+
+    @classmethod
+    def of_all(cls, parts: Sequence["Rounds"]) -> Self:
+        accepted = [sum(depth) for depth in zip(*(part.accepted for part in parts), strict=True)]
+        return cls(sum(part.verifications for part in parts), accepted, sum(part.tokens for part in parts))
+
 
 @dataclass(frozen=True)
 class Recording:
@@ -43,16 +56,21 @@ class Recording:
 
     def replay(self, *, steps: int, topk: int, draft_tokens: int) -> Rounds:
         """The rounds of decoding these answers so. `draft_tokens` counts the root, as SGLang's flag does."""
-        verifications, accepted, tokens = 0, [0] * steps, 0
+        return Rounds.of_all(self.replay_each(steps=steps, topk=topk, draft_tokens=draft_tokens))
+
+    def replay_each(self, *, steps: int, topk: int, draft_tokens: int) -> list[Rounds]:
+        """The same of every answer alone."""
+        found = []
         for places in self.places[topk]:
             gained = (places[:, steps - 1, :steps] < draft_tokens - 1).sum(dim=1).tolist()
-            position, tokens = 0, tokens + len(gained)
+            position, verifications, accepted = 0, 0, [0] * steps
             while position < len(gained):
                 verifications += 1
                 for depth in range(gained[position]):
                     accepted[depth] += 1
                 position += gained[position] + 1
-        return Rounds(verifications, accepted, tokens)
+            found.append(Rounds(verifications, accepted, len(gained)))
+        return found
 
 
 def record(

@@ -69,7 +69,9 @@ def search(
 ) -> Search:
     """Search among the settings of `gains`, or where that is None among chains, by what a server says they gain.
 
-    `keep` is called after each timing."""
+    `keep` is called with what is known before anything is timed, and after each timing."""
+    if gains is not None:
+        keep(Search(gains, assumed_cost(1.0, concurrency=settings.concurrency, **settings.assumed), None))
     plain = timer(None) if settings.timed else None
     unit = plain.seconds_per_token if plain else 1.0
     assumed = assumed_cost(unit, concurrency=settings.concurrency, **settings.assumed)

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -62,6 +63,7 @@ class Server:
         self.process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
+        _end_with_the_terminal()
         require_free_port(self.settings.host, self.settings.port)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -141,6 +143,13 @@ class Server:
                 progress.set_description_str(f"start {self.name}: {last_stage(self.log)}")
                 time.sleep(POLL_S)
             progress.set_description_str(f"{self.name} is up")
+
+
+def _end_with_the_terminal() -> None:
+    """A closed terminal ends us like Ctrl-C, and the server with us; `nohup` keeps both. Handlers are set from the main
+    thread alone."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
 
 
 def require_free_port(host: str, port: int) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.errors import Interrupted
+from eagle3.serving.answering import Answering
 from eagle3.serving.command import Draft, LaunchSettings
-from eagle3.serving.evidence import Answering, TuneSettings, decoder_gains
+from eagle3.serving.evidence import TuneSettings, decoder_gains
 from eagle3.serving.launch import prepare
 from eagle3.serving.search import Search, search
 from eagle3.serving.timing import ServerTimer
@@ -46,9 +47,6 @@ def tune(
     if settings.timed:  # what the servers lack is said before the decoder's minutes, not after
         timer.require_room()
         prepare(launch, target, Draft(head=head, steps=1, topk=1, draft_tokens=None))
-    gains = None
-    if settings.evidence == "decoder":
-        gains = decoder_gains(settings, target_settings, Path(head), prompts, answering)
     conditions = {
         "target": target.path,
         "head": head,
@@ -57,10 +55,20 @@ def tune(
         **asdict(answering),
         **asdict(settings),
     }
+    kept: list[Path] = []
+
+    def keep(found: Search) -> None:
+        write_report(found, folder, {"conditions": conditions})
+        kept.append(folder / "tune.json")
+
+    gains = None
     try:
-        found = search(settings, gains, timer, lambda found: write_report(found, folder, {"conditions": conditions}))
+        if settings.evidence == "decoder":
+            gains = decoder_gains(settings, target_settings, Path(head), prompts, answering)
+        found = search(settings, gains, timer, keep)
     except KeyboardInterrupt:
-        raise Interrupted(f"what was timed before is in {folder / 'tune.json'}") from None
+        known = f"what was found before is in {kept[-1]}" if kept else "nothing was found yet"
+        raise Interrupted(f"the search is stopped; {known}") from None
     print(table(found, rows=settings.rows))
     print(failures(found), end="")
     print(advice(found, target=target_settings["path"], head=head, concurrency=settings.concurrency))

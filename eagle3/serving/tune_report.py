@@ -7,12 +7,12 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from eagle3.serving.predict import Setting
+from eagle3.serving.predict import Gain, Setting
 from eagle3.serving.search import Search
 from eagle3.serving.timing import Timed
 from eagle3.storage import write_json
 
-WIDTHS = (12, 4, 6, 10, 9, 10, 9, 9, 9, 12)
+WIDTHS = (12, 4, 6, 13, 9, 10, 9, 9, 9, 12)
 HEADER = (
     "steps",
     "topk",
@@ -34,7 +34,7 @@ def table(found: Search, *, rows: int) -> str:
     shown = sorted([*tried, *others[: max(rows - len(tried), 0)]], key=lambda one: _seconds(found, one))
     lines = [HEADER, *([_plain_row(found.plain)] if found.plain else []), *(_row(found, setting) for setting in shown)]
     unit = "ms" if found.plain else "1: plain"
-    return "\n".join([f"{'accept length':>44} {f'time per token [{unit}]':>{20}}", *(_aligned(line) for line in lines)])
+    return "\n".join([f"{'accept length':>47} {f'time per token [{unit}]':>{20}}", *(_aligned(line) for line in lines)])
 
 
 def _plain_row(plain: Timed) -> list[str]:
@@ -53,7 +53,7 @@ def _row(found: Search, setting: Setting) -> list[str]:
     foreseen = found.expected.get(setting, found.predicted()[setting]) * scale
     return [
         *map(str, setting),
-        f"{found.gains[setting].accept_length:.3f}",
+        _with_error(found.gains[setting]),
         f"{timed.gain.accept_length:.3f}" if timed and timed.gain else "",
         f"{foreseen:.3f}",
         f"{timed.seconds_per_token * scale:.3f}" if timed else "",
@@ -61,6 +61,10 @@ def _row(found: Search, setting: Setting) -> list[str]:
         "did not run" if setting in found.failed else f"{found.speed_up(_seconds(found, setting)):.2f}",
         _share(timed.same_answers) if timed else "",
     ]
+
+
+def _with_error(gain: Gain) -> str:
+    return f"{gain.accept_length:.3f}" + ("" if gain.standard_error is None else f" ± {gain.standard_error:.3f}")
 
 
 def _share(value: float | None) -> str:
@@ -130,6 +134,7 @@ def as_json(found: Search) -> dict[str, Any]:
             setting._asdict()
             | {
                 "accept_length": found.gains[setting].accept_length,
+                "standard_error": found.gains[setting].standard_error,
                 "tokens_per_round": found.gains[setting].tokens,
                 "seconds_per_token": seconds,
                 "expected_before_timing": found.expected.get(setting),
