@@ -83,5 +83,7 @@ def nothing_left(sources: list[Source], chunks: list[ScannedChunk]) -> InputErro
             "declare what licence the rows have with prompts.license=MIT, or extend prompts.licenses.allowed "
             "(conf/prompts/licenses/default.yaml)"
         )
+    if "no assistant turn" in rejected:
+        way_out = "give rows with answers, or drop responses.answers=imported"
     names = ", ".join(source.name for source in sources)
     return InputError(f"prompts: none of {rows} rows in {names} passed ({reasons}); {way_out}")
