@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 import hydra.utils
@@ -60,13 +61,21 @@ def reported(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], Any]:
 def start(main: Callable[[], Any]) -> None:
     """Call a Hydra main, so that what goes wrong outside the task is one line too: overrides, the run's folder."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # else Hydra prints a traceback and exits by itself
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what schedulers send; ends like Ctrl-C
+    signal.signal(signal.SIGTERM, end_like_ctrl_c)  # what schedulers send
     try:
         main()
     except KeyboardInterrupt:
         fail("interrupted", 130)
     except (OSError, HydraException, OmegaConfBaseException) as error:
         fail(what_to_mend(error) or wrong_override(error), 1)
+
+
+def end_like_ctrl_c(number: int, frame: FrameType | None) -> None:
+    """By the handler of that moment: asyncio's own ends its tasks first."""
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler):  # ignored, as in a shell's background
+        handler = signal.default_int_handler
+    handler(number, frame)
 
 
 def what_to_mend(error: Exception) -> str | None:

@@ -19,6 +19,7 @@ from typing import Any, Self
 from tqdm import tqdm
 
 from eagle3.errors import InputError
+from eagle3.run import end_like_ctrl_c
 from eagle3.serving.command import LaunchSettings
 from eagle3.serving.server_log import failure_reason, last_stage
 
@@ -149,7 +150,7 @@ def _end_with_the_terminal() -> None:
     """A closed terminal ends us like Ctrl-C, and the server with us; `nohup` keeps both. Handlers are set from the main
     thread alone."""
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
-        signal.signal(signal.SIGHUP, signal.default_int_handler)
+        signal.signal(signal.SIGHUP, end_like_ctrl_c)
 
 
 def require_free_port(host: str, port: int) -> None:
