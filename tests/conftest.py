@@ -23,8 +23,10 @@ from eagle3.head.draft_head import DraftHead, HeadConfig
 
 ASSETS = Path(__file__).parent / "assets"
 HIDDEN, VOCAB, DRAFT_VOCAB = 16, 50, 30
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background; commands under test would inherit it
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# What a shell's background and nohup ignore, commands under test would ignore, too.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 torch.set_num_threads(1)  # pytest-xdist runs a process a core; two threads each would wait for one another
 
 
