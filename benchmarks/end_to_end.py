@@ -9,6 +9,7 @@ reads the store, logs, and validates between epochs; its rates are those that it
 
 import argparse
 import csv
+import shutil
 import subprocess
 import sys
 from itertools import pairwise
@@ -42,7 +43,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("overrides", nargs="*", help="of train.py")
     options = parser.parse_intermixed_args(arguments)
     overrides = [f"data.path={options.store}", f"data.pack_tokens={options.pack_tokens}", "data.verify=false"]
-    overrides += ["callbacks.last=null", "+callbacks.best.save_weights_only=true", *options.overrides]
+    overrides += ["callbacks.last.every_n_steps=0", "+callbacks.best.save_weights_only=true", *options.overrides]
     with initialize_config_dir(run.CONF, version_base="1.3"):
         config = compose("train", overrides=["run_dir=.", *overrides, *trainer_of(1, overrides)])
     alone, packs_of_epoch = step_alone(config)
@@ -90,6 +91,7 @@ def trained(directory: Path, devices: int, epochs: int, overrides: list[str]) ->
         f"trainer.max_epochs={epochs}",
     ]
     command += ["trainer.log_every_n_steps=5", f"hydra.run.dir={directory.resolve()}"]
+    shutil.rmtree(directory, ignore_errors=True)  # of an earlier run
     print("$ python", *command, flush=True)
     subprocess.run([sys.executable, *command], cwd=ROOT, check=True)
     with (directory / "metrics.csv").open() as file:
