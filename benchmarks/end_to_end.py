@@ -23,13 +23,15 @@ from omegaconf import DictConfig
 from step_cost import timed
 from train_step import Step, device, device_name, optimizer_seconds
 
-import train
 from eagle3 import run
 from eagle3.features.pack import pack_samples
 from eagle3.features.plan import plan_epoch
 from eagle3.storage import write_json
 
 ROOT = Path(__file__).parent.parent
+sys.path.append(str(ROOT))  # of the entry script
+from train import build_module  # noqa: E402
+
 PACKS = 8  # on the GPU at once
 
 
@@ -66,7 +68,7 @@ def step_alone(config: DictConfig) -> tuple[dict[str, float], int]:
     """Rates without train.py around the step, and the number of packs of an epoch."""
     torch.set_float32_matmul_precision(config.matmul_precision)
     data = run.build(config.data, loss_mask=run.build(config.loss_mask), seed=0, num_steps=config.num_steps)
-    step = Step(train.build_module(config, data), config)
+    step = Step(build_module(config, data), config)
     [planned] = plan_epoch(
         data.train_samples, pack_tokens=config.data.pack_tokens, world_size=1, accumulate=1, shuffle_seed=0
     )
