@@ -66,7 +66,7 @@ def warn_of_unread(overrides: Sequence[str]) -> None:
     given = {override.partition("=")[0] for override in overrides}
     for key in ("steps", "topk", "draft_tokens"):
         if key in given:
-            log.warning(f"{key} has no effect on action=tune, which chooses among tune.{key}: set that")
+            log.warning("%s has no effect on action=tune, which chooses among tune.%s: set that", key, key)
 
 
 def without_head(config: DictConfig) -> bool:
@@ -76,7 +76,8 @@ def without_head(config: DictConfig) -> bool:
 
 
 def export_head(config: DictConfig) -> None:
-    decoding(config), prompt_source(**run.plain(config.prompts))  # what is wrong there is said before a file is written
+    decoding(config)  # what is wrong there, and of the prompts, is said before a file is written
+    prompt_source(**run.plain(config.prompts))
     head = Path(config.head)
     trained = export.read_trained(export.find_checkpoint(run=config.run, checkpoint=config.checkpoint))
     export.export_head(trained, head, versions=run.provenance())

@@ -24,6 +24,7 @@ from omegaconf import OmegaConf, open_dict, read_write
 import precompute
 import serve
 import train
+from eagle3.features.store import FeatureStore
 from eagle3.storage import read_jsonl, sha256_file
 
 ROOT = Path(__file__).parent.parent
@@ -144,6 +145,8 @@ def test_the_commands_leave_what_they_promise(world: World) -> None:
         "head/config.json", "head/model.safetensors", "head/training.json",
     ):  # fmt: skip
         assert (world.root / path).is_file(), path
+    shared = {(world.store / name).stat().st_mode for name in ("manifest.json", "target.safetensors")}
+    assert len(shared) == 1, "whoever may read the manifest may train"
 
 
 def test_a_second_precompute_changes_nothing(world: World, call: Callable[..., Any]) -> None:
@@ -230,6 +233,19 @@ def test_a_key_that_nothing_takes_is_one_line_also_where_it_was_added(world: Wor
     for override in ("+optim.lrr=1", "+loss.gamma=1", "+data.pathh=x"):
         message = fails("train", f"data.path={world.store}", override)
         assert f"{override[1:].partition('=')[0]} is not a key of this config" in message
+
+
+def test_ctrl_c_before_the_first_step_is_one_line(
+    world: World, call: Callable[..., Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FeatureStore, "verify", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        call("train", f"data.path={world.store}", "data.val_fraction=0.2")
+    assert ended.value.code == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "error: interrupted"
 
 
 @pytest.mark.filterwarnings("ignore:.*could not find the monitored key.*")

@@ -35,6 +35,16 @@ def test_a_resume_keeps_rows_before_its_step_and_replaces_the_rest(tmp_path: Pat
     ]
 
 
+def test_a_last_line_that_a_full_disk_cut_is_left_out(tmp_path: Path) -> None:
+    log(tmp_path, range(3), 1.0)
+    path = tmp_path / "metrics.csv"
+    path.write_text(path.read_text().rstrip().rpartition(",")[0])
+    checkpoint = tmp_path / "last.ckpt"
+    torch.save({"global_step": 3}, checkpoint)
+    log(tmp_path, range(3, 5), 2.0, resume_from=str(checkpoint))
+    assert [row["step"] for row in rows(tmp_path)] == ["0", "1", "3", "4"]
+
+
 def test_a_new_run_in_an_old_folder_starts_a_new_file(tmp_path: Path) -> None:
     log(tmp_path, range(3), 1.0)
     log(tmp_path, range(2), 2.0)

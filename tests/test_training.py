@@ -154,6 +154,20 @@ def test_all_validations_see_the_same_packs(train: Callable[..., Run], limit: li
         assert seen == pytest.approx([seen[0]] * len(seen), rel=1e-6)
 
 
+def test_gradients_are_clipped_by_value_where_the_trainer_says_so(train: Callable[..., Run]) -> None:
+    settings = ["trainer.max_epochs=1", "trainer.gradient_clip_val=0.001"]
+    by_norm, by_value = (
+        train("norm", *settings).fit(),
+        train("v", *settings, "+trainer.gradient_clip_algorithm=value").fit(),
+    )
+    assert any(not torch.equal(weight, by_value.weights[name]) for name, weight in by_norm.weights.items())
+
+
+def test_a_training_without_an_end_is_refused(train: Callable[..., Run]) -> None:
+    with pytest.raises(InputError, match=r"trainer\.max_epochs=-1 gives the learning rate's schedule no end"):
+        train("run", "trainer.max_epochs=-1", "trainer.max_time='00:01:00:00'").fit()
+
+
 def test_rates_are_logged_wherever_losses_are(train: Callable[..., Run]) -> None:
     settings = ["trainer.log_every_n_steps=4", "trainer.accumulate_grad_batches=2"]
     rows = metrics(train("run", *settings).fit())
