@@ -12,7 +12,7 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig
 
-from eagle3 import run
+from eagle3 import cli
 from eagle3.errors import InputError, Interrupted
 from eagle3.prompts import prepare_prompts
 from eagle3.prompts.rules import GROUPS, Rules
@@ -23,7 +23,7 @@ STAGES = ("prompts", "responses", "features")
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="precompute")
-@run.reported
+@cli.report_errors
 def main(config: DictConfig) -> None:
     stages = [config.stages] if isinstance(config.stages, str) else list(config.stages)
     if not stages or set(stages) - set(STAGES):
@@ -44,33 +44,33 @@ def main(config: DictConfig) -> None:
 def check_ahead(config: DictConfig, stages: list[str]) -> None:
     """What would be found only after hours of earlier stages."""
     from eagle3.features.extract import check_settings  # torch and transformers: prompts alone start without them
-    from eagle3.target_files import checked_path
+    from eagle3.target.files import checked_path
 
     checked_path(config.target.path)
     if "features" in stages:
-        check_settings(**run.plain(config.features))
+        check_settings(**cli.plain(config.features))
 
 
 def clean_prompts(config: DictConfig, out_dir: Path, *, keep_answers: bool) -> None:
-    settings = run.plain(config)
-    rules = Rules({group: settings.pop(group) for group in GROUPS}, privacy=run.build(config.privacy))
+    settings = cli.plain(config)
+    rules = Rules({group: settings.pop(group) for group in GROUPS}, privacy=cli.build(config.privacy))
     prepare_prompts(rules=rules, keep_answers=keep_answers, out_dir=out_dir, **settings)
 
 
 def answer_and_extract(config: DictConfig, stages: list[str], out_dir: Path) -> None:
-    from eagle3.chat import Chat
+    from eagle3.answers.chat import Chat
+    from eagle3.answers.stage import answer_prompts
     from eagle3.features.extract import extract_features
-    from eagle3.responses import answer_prompts
-    from eagle3.target import load_target
+    from eagle3.target.model import load_target
 
-    run.quiet_libraries()
-    target = load_target(**run.plain(config.target))
+    cli.quiet_libraries()
+    target = load_target(**cli.plain(config.target))
     if "responses" in stages:
-        chat = Chat(target.tokenizer, stop_ids=target.stop_ids, **run.plain(config.chat))
-        answers = answer_prompts(target=target, chat=chat, out_dir=out_dir, **run.plain(config.responses))
+        chat = Chat(target.tokenizer, stop_ids=target.stop_ids, **cli.plain(config.chat))
+        answers = answer_prompts(target=target, chat=chat, out_dir=out_dir, **cli.plain(config.responses))
         log.info("responses: %d rows, %d answer tokens", answers["rows"], answers["answer_tokens"])
     if "features" in stages:
-        store = extract_features(target=target, out_dir=out_dir, **run.plain(config.features))
+        store = extract_features(target=target, out_dir=out_dir, **cli.plain(config.features))
         log.info(
             "features: %d samples, %d tokens, %d answer tokens, %.2f GB in %d shards; left out: %s",
             store["samples"], store["tokens"], store["answer_tokens"], store["bytes"] / 1e9,
@@ -79,4 +79,4 @@ def answer_and_extract(config: DictConfig, stages: list[str], out_dir: Path) -> 
 
 
 if __name__ == "__main__":
-    run.start(main)
+    cli.start(main)

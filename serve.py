@@ -19,33 +19,33 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from eagle3 import run
-from eagle3.chat import Chat
+from eagle3 import cli
+from eagle3.answers.chat import Chat
 from eagle3.errors import InputError
-from eagle3.serving import export
-from eagle3.serving.acceptance import Judge
-from eagle3.serving.answering import Answering, Decoding
-from eagle3.serving.bench import BenchSettings, Plan
-from eagle3.serving.benchmark import benchmark, prompt_sets
-from eagle3.serving.check import Finding, require_no_errors, table
-from eagle3.serving.command import Draft, LaunchSettings
-from eagle3.serving.doctor import check_head
-from eagle3.serving.evidence import TuneSettings
-from eagle3.serving.head_files import MAKE_HEAD, read_files
-from eagle3.serving.launch import launch
-from eagle3.serving.measured_prompts import prompt_source
-from eagle3.serving.tune import tune
+from eagle3.serving.bench.loads import BenchSettings, Plan
+from eagle3.serving.bench.run import benchmark, prompt_sets
+from eagle3.serving.check.accept_length import Judge
+from eagle3.serving.check.checks import check_head
+from eagle3.serving.check.finding import Finding, require_no_errors, table
+from eagle3.serving.check.prompts import prompt_source
+from eagle3.serving.check.settings import Answering, Decoding
+from eagle3.serving.head import export
+from eagle3.serving.head.files import MAKE_HEAD, read_files
+from eagle3.serving.server.command import Draft, LaunchSettings
+from eagle3.serving.server.launch import launch
+from eagle3.serving.tune.evidence import TuneSettings
+from eagle3.serving.tune.run import tune
 from eagle3.storage import write_json
-from eagle3.target import load_target
-from eagle3.target_files import TargetFiles, read_target_files
+from eagle3.target.files import TargetFiles, read_target_files
+from eagle3.target.model import load_target
 
 log = logging.getLogger(__name__)
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="serve")
-@run.reported
+@cli.report_errors
 def main(config: DictConfig) -> None:
-    run.quiet_libraries()
+    cli.quiet_libraries()
     if config.action not in ACTIONS:
         raise InputError(f"action={config.action} is unknown; take one of: {', '.join(ACTIONS)}")
     if config.head is None and not without_head(config):
@@ -77,11 +77,11 @@ def without_head(config: DictConfig) -> bool:
 
 def export_head(config: DictConfig) -> None:
     decoding(config)  # what is wrong there, and of the prompts, is said before a file is written
-    prompt_source(**run.plain(config.prompts))
+    prompt_source(**cli.plain(config.prompts))
     head = Path(config.head)
     trained = export.read_trained(export.find_checkpoint(run=config.run, checkpoint=config.checkpoint))
-    export.export_head(trained, head, versions=run.provenance())
-    target = export.target_settings(run.plain(config.target), trained)
+    export.export_head(trained, head, versions=cli.provenance())
+    target = export.target_settings(cli.plain(config.target), trained)
     judge: Judge | str
     try:
         target_files(target)
@@ -96,38 +96,38 @@ def export_head(config: DictConfig) -> None:
 
 def check(config: DictConfig) -> None:
     files = read_files(config.head)
-    conclude(check_head(files, make_judge(config, run.plain(config.target))), config)
+    conclude(check_head(files, make_judge(config, cli.plain(config.target))), config)
 
 
 def decode(config: DictConfig) -> None:
     if config.prompts.path is None:
         raise InputError("prompts.path is not set; give conversations to decode, e.g. prompts.path=FILE.jsonl")
-    judge = make_judge(config, run.plain(config.target))
+    judge = make_judge(config, cli.plain(config.target))
     print(json.dumps(judge.measured(Path(config.head), judge.prompts(None))))
 
 
 def launch_server(config: DictConfig) -> None:
-    settings, drafts = LaunchSettings(**run.plain(config.launch)), draft(config)
-    launch(settings, target_files(run.plain(config.target)), drafts, dry_run=config.dry_run, folder=run.output_dir())
+    settings, drafts = LaunchSettings(**cli.plain(config.launch)), draft(config)
+    launch(settings, target_files(cli.plain(config.target)), drafts, dry_run=config.dry_run, folder=cli.output_dir())
 
 
 def bench(config: DictConfig) -> None:
-    settings, drafts, answers = BenchSettings(**run.plain(config.bench)), draft(config), answering(config)
-    target = target_files(run.plain(config.target))
-    chat = Chat(target.tokenizer, stop_ids=target.stop_ids, **run.plain(config.chat))
+    settings, drafts, answers = BenchSettings(**cli.plain(config.bench)), draft(config), answering(config)
+    target = target_files(cli.plain(config.target))
+    chat = Chat(target.tokenizer, stop_ids=target.stop_ids, **cli.plain(config.chat))
     paths = settings.prompts or ({"prompts": config.prompts.path} if config.prompts.path is not None else {})
     room = target.text_config.max_position_embeddings - config.max_new_tokens - config.steps - 1
     prompts = prompt_sets(chat, paths, split=config.prompts.split, limit=config.limit, max_length=room)
     sampling = {"temperature": answers.temperature, "max_new_tokens": answers.max_new_tokens}
     benchmark(
-        LaunchSettings(**run.plain(config.launch)),
+        LaunchSettings(**cli.plain(config.launch)),
         target,
         drafts,
         Plan(settings, prompts, sampling | dict(settings.sampling or {})),
-        provenance=run.provenance(),
-        folder=run.output_dir(),
+        provenance=cli.provenance(),
+        folder=cli.output_dir(),
         dry_run=config.dry_run,
-        logger=run.build(config.logger.wandb) if "logger" in config else None,
+        logger=cli.build(config.logger.wandb) if "logger" in config else None,
     )
 
 
@@ -138,20 +138,20 @@ def tune_head(config: DictConfig) -> None:
         raise InputError(
             "dry_run=true: which servers tune starts depends on what it measures; set tune.timed=0 to start none"
         )
-    settings, answers = TuneSettings(**run.plain(config.tune)), answering(config)
-    target = target_files(run.plain(config.target))
-    chat = Chat(target.tokenizer, stop_ids=target.stop_ids, **run.plain(config.chat))
+    settings, answers = TuneSettings(**cli.plain(config.tune)), answering(config)
+    target = target_files(cli.plain(config.target))
+    chat = Chat(target.tokenizer, stop_ids=target.stop_ids, **cli.plain(config.chat))
     room = target.text_config.max_position_embeddings - config.max_new_tokens - max(settings.steps) - 1
     own = {"prompts": config.prompts.path}
     tune(
         settings,
-        LaunchSettings(**run.plain(config.launch)),
+        LaunchSettings(**cli.plain(config.launch)),
         target,
         config.head,
         prompt_sets(chat, own, split=config.prompts.split, limit=config.limit, max_length=room)["prompts"],
         answers,
-        target_settings=run.plain(config.target),
-        folder=run.output_dir(),
+        target_settings=cli.plain(config.target),
+        folder=cli.output_dir(),
     )
 
 
@@ -174,15 +174,15 @@ def target_files(settings: dict[str, Any]) -> TargetFiles:
 
 
 def make_judge(config: DictConfig, target_settings: dict[str, Any]) -> Judge:
-    how, source = decoding(config), prompt_source(**run.plain(config.prompts))
+    how, source = decoding(config), prompt_source(**cli.plain(config.prompts))
     target = load_target(**target_settings)
     return Judge(
         target=target,
-        chat=Chat(target.tokenizer, stop_ids=target.stop_ids, **run.plain(config.chat)),
+        chat=Chat(target.tokenizer, stop_ids=target.stop_ids, **cli.plain(config.chat)),
         decoding=how,
         source=source,
         limit=config.limit,
-        **run.plain(config.check),
+        **cli.plain(config.check),
     )
 
 
@@ -203,4 +203,4 @@ ACTIONS = {
 }
 
 if __name__ == "__main__":
-    run.start(main)
+    cli.start(main)

@@ -19,13 +19,13 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 
-from eagle3 import run
+from eagle3 import cli
+from eagle3.data.datamodule import FeatureData
 from eagle3.errors import InputError
-from eagle3.features.datamodule import FeatureData
-from eagle3.loggers import close, global_step
-from eagle3.module import HeadTraining
-from eagle3.resume import decisive_settings, require_checkpoint_fits, require_own_folder
 from eagle3.storage import read_json, write_json
+from eagle3.training.checkpoint import decisive_settings, require_checkpoint_fits, require_own_folder
+from eagle3.training.loggers import close, global_step
+from eagle3.training.module import HeadTraining
 
 log = logging.getLogger(__name__)
 # With 16-mixed, gradients that the loss makes before Lightning scales it would vanish.
@@ -33,22 +33,22 @@ PRECISIONS = ("32-true", "bf16-mixed")
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
-@run.reported
+@cli.report_errors
 def main(config: DictConfig) -> float:
-    run.quiet_libraries()
+    cli.quiet_libraries()
     if HydraConfig.get().mode is RunMode.MULTIRUN and OmegaConf.is_config(config.trainer.strategy):
         return job_of_ranks()
-    require_own_folder(run.output_dir(), config.ckpt_path)
+    require_own_folder(cli.output_dir(), config.ckpt_path)
     lightning.seed_everything(config.seed, verbose=False)
     torch.set_float32_matmul_precision(config.matmul_precision)
-    data = run.build(config.data, loss_mask=run.build(config.loss_mask), seed=config.seed, num_steps=config.num_steps)
+    data = cli.build(config.data, loss_mask=cli.build(config.loss_mask), seed=config.seed, ttt_steps=config.ttt_steps)
     module = build_module(config, data)
     require_checkpoint_fits(config.ckpt_path, data, module.head, module.settings)
-    (run.output_dir() / "result.json").unlink(missing_ok=True)  # of the part that is resumed
-    loggers = [run.build(logger) for logger in config.logger.values()]
+    (cli.output_dir() / "result.json").unlink(missing_ok=True)  # of the part that is resumed
+    loggers = [cli.build(logger) for logger in config.logger.values()]
     trainer = build_trainer(config, loggers)
     for logger in loggers:
-        logger.log_hyperparams({"config": run.plain(config), "store": describe(data), **run.provenance()})
+        logger.log_hyperparams({"config": cli.plain(config), "store": describe(data), **cli.provenance()})
     try:
         trainer.fit(module, datamodule=data, ckpt_path=config.ckpt_path, weights_only=True)
     except SystemExit:
@@ -62,14 +62,14 @@ def main(config: DictConfig) -> float:
 
 def job_of_ranks() -> float:
     """One job of a sweep over several GPUs; nan if it failed."""
-    result = run.output_dir() / "result.json"
-    if run.in_own_process() != 0 or not result.is_file():
+    result = cli.output_dir() / "result.json"
+    if cli.in_own_process() != 0 or not result.is_file():
         return float("nan")
     return read_json(result, made_by="the job")["accept_length"]
 
 
 def build_module(config: DictConfig, data: FeatureData) -> HeadTraining:
-    head = run.build(config.model, store=data.store)
+    head = cli.build(config.model, store=data.store)
     embedding, lm_head = data.store.target_weights()
     log.info(
         "head of %.2f M parameters, draft vocabulary %d; %d samples to train, %d to validate",
@@ -80,24 +80,24 @@ def build_module(config: DictConfig, data: FeatureData) -> HeadTraining:
     )
     return HeadTraining(
         head=head,
-        loss=run.build(config.loss),
-        optim=run.build(config.optim),
-        num_steps=config.num_steps,
+        loss=cli.build(config.loss),
+        optim=cli.build(config.optim),
+        ttt_steps=config.ttt_steps,
         attention=config.attention,
         layer=config.layer,
         embedding=embedding,
         lm_head=lm_head,
         origin=describe(data),
-        settings=decisive_settings(run.plain(config)),
+        settings=decisive_settings(cli.plain(config)),
     )
 
 
 def build_trainer(config: DictConfig, loggers: list[Logger]) -> lightning.Trainer:
     if str(config.trainer.precision) not in PRECISIONS:
         raise InputError(f"trainer.precision={config.trainer.precision} is none of {', '.join(PRECISIONS)}")
-    callbacks = [run.build(callback) for callback in config.callbacks.values() if callback]
+    callbacks = [cli.build(callback) for callback in config.callbacks.values() if callback]
     try:
-        return run.build(config.trainer, callbacks=callbacks, logger=loggers)
+        return cli.build(config.trainer, callbacks=callbacks, logger=loggers)
     except (MisconfigurationException, ValueError, TypeError) as error:
         raise InputError(f"trainer.* does not fit this machine or Lightning: {error}") from error
 
@@ -129,7 +129,7 @@ def report(trainer: lightning.Trainer) -> float:
         "epochs": trainer.current_epoch,
     }
     if trainer.is_global_zero:
-        write_json(run.output_dir() / "result.json", result)
+        write_json(cli.output_dir() / "result.json", result)
         log.info(
             "best val/accept_length %.3f, over drafts begun at every token: %s", accept_length, best.best_model_path
         )
@@ -137,4 +137,4 @@ def report(trainer: lightning.Trainer) -> float:
 
 
 if __name__ == "__main__":
-    run.start(main)
+    cli.start(main)

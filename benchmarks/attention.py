@@ -19,7 +19,7 @@ import torch
 from step_cost import seconds_of
 from torch import Tensor
 
-from eagle3 import run
+from eagle3 import cli
 from eagle3.head.fast.flash_kernels import Segments, TorchFlash, VarlenKernel
 from eagle3.storage import write_json
 
@@ -74,7 +74,7 @@ def main(arguments: list[str]) -> None:
             print(printed(row), flush=True)
     facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    write_json(options.out, [row | facts | run.provenance() for row in rows])
+    write_json(options.out, [row | facts | cli.provenance() for row in rows])
 
 
 def measure(case: Case, channels: int) -> Iterator[dict[str, Any]]:

@@ -23,9 +23,9 @@ from omegaconf import DictConfig
 from step_cost import timed
 from train_step import Step, device, device_name, optimizer_seconds
 
-from eagle3 import run
-from eagle3.features.pack import pack_samples
-from eagle3.features.plan import plan_epoch
+from eagle3 import cli
+from eagle3.data.pack import pack_samples
+from eagle3.data.plan import plan_epoch
 from eagle3.storage import write_json
 
 ROOT = Path(__file__).parent.parent
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_intermixed_args(arguments)
     overrides = [f"data.path={options.store}", f"data.pack_tokens={options.pack_tokens}", "data.verify=false"]
     overrides += ["callbacks.last.every_n_steps=0", "+callbacks.best.save_weights_only=true", *options.overrides]
-    with initialize_config_dir(run.CONF, version_base="1.3"):
+    with initialize_config_dir(cli.CONF, version_base="1.3"):
         config = compose("train", overrides=["run_dir=.", *overrides, *trainer_of(1, overrides)])
     alone, packs_of_epoch = step_alone(config)
     torch.cuda.empty_cache()
@@ -61,19 +61,19 @@ def main(arguments: list[str]) -> None:
         )
         print(rows[-1], flush=True)
         facts = {"device": device_name(), "command": " ".join(["python benchmarks/end_to_end.py", *arguments])}
-        write_json(options.out, {"step_alone": alone, "runs": rows, **facts, **run.provenance()})
+        write_json(options.out, {"step_alone": alone, "runs": rows, **facts, **cli.provenance()})
 
 
 def step_alone(config: DictConfig) -> tuple[dict[str, float], int]:
     """Rates without train.py around the step, and the number of packs of an epoch."""
     torch.set_float32_matmul_precision(config.matmul_precision)
-    data = run.build(config.data, loss_mask=run.build(config.loss_mask), seed=0, num_steps=config.num_steps)
+    data = cli.build(config.data, loss_mask=cli.build(config.loss_mask), seed=0, ttt_steps=config.ttt_steps)
     step = Step(build_module(config, data), config)
     [planned] = plan_epoch(
         data.train_samples, pack_tokens=config.data.pack_tokens, world_size=1, accumulate=1, shuffle_seed=0
     )
     packs = [
-        pack_samples([data.read(ref) for ref in each.samples], num_steps=config.num_steps).to(device())
+        pack_samples([data.read(ref) for ref in each.samples], ttt_steps=config.ttt_steps).to(device())
         for each in planned[:PACKS]
     ]
     for pack in packs:

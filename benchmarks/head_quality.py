@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eagle3 import run
-from eagle3.features.datamodule import share_of_prompt
+from eagle3 import cli
+from eagle3.data.datamodule import split_fraction
 from eagle3.features.joined import open_store
 from eagle3.storage import read_json, write_json
 
@@ -137,7 +137,7 @@ def main() -> None:
         rows = [{"name": "reference", "decoded": each.result()} for each in reference]
         rows += [each.result() for each in measured]
     if not options.no_decoding:
-        write_json(options.out / "head_quality.json", {"heads": rows, "versions": run.provenance()})
+        write_json(options.out / "head_quality.json", {"heads": rows, "versions": cli.provenance()})
         print(table(rows))
 
 
@@ -206,13 +206,13 @@ def train(head: Head, gpu: str | None, options: argparse.Namespace) -> dict[str,
         "answer_tokens_of_an_epoch": trained_answer_tokens(stores, facts["store"]["val_fraction"]),
         "simulated": facts["simulated_accept_length"],
         "head_config": facts["head_config"],
-        "versions": run.provenance(),
+        "versions": cli.provenance(),
     }
 
 
 def trained_answer_tokens(stores: list[str], val_fraction: float) -> int:
     entries = (ref.entry for ref in open_store(stores).samples)
-    return sum(entry.answer_tokens for entry in entries if share_of_prompt(entry.id) >= val_fraction)
+    return sum(entry.answer_tokens for entry in entries if split_fraction(entry.id) >= val_fraction)
 
 
 def tasks(options: argparse.Namespace) -> list[tuple[str, Path, int]]:

@@ -16,16 +16,16 @@ import torch
 from random_head import LLAMA_8B, random_head
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from eagle3 import run
+from eagle3 import cli
+from eagle3.answers.generate import generate
+from eagle3.data.pack import Pack, pack_samples
 from eagle3.features.extract import Conversation, Extractor
-from eagle3.features.pack import Pack, pack_samples
 from eagle3.features.sample import Sample, to_bytes
-from eagle3.generate import generate
 from eagle3.head.attention import DenseAttention
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.loss import UnrollLoss
 from eagle3.head.unroll import unroll
-from eagle3.target import Target
+from eagle3.target.model import Target
 
 PROMPT_TOKENS, ANSWER_TOKENS, PROMPTS, STEPS = 128, 256, 128, 7
 
@@ -36,7 +36,7 @@ def main() -> None:
     out: Path = parser.parse_args().out
     torch.manual_seed(0)
     target = random_target()
-    results = {"gpu": torch.cuda.get_device_name(), "host": platform.node() and platform.machine(), **run.provenance()}
+    results = {"gpu": torch.cuda.get_device_name(), "host": platform.node() and platform.machine(), **cli.provenance()}
     conversations = measure_answers(target, results)
     samples = measure_features(target, conversations, results)
     embedding, lm_head = target.embedding.float(), target.lm_head
@@ -47,7 +47,7 @@ def main() -> None:
     results["head_parameters"] = sum(parameter.numel() for parameter in head.parameters())
     for pack_tokens in (4096, 16384):
         count = pack_tokens // (PROMPT_TOKENS + ANSWER_TOKENS)
-        pack = pack_samples(samples[:count], num_steps=STEPS).to(torch.device("cuda"))
+        pack = pack_samples(samples[:count], ttt_steps=STEPS).to(torch.device("cuda"))
         results[f"training_{pack_tokens}"] = measure_training(head, embedding, teacher_head, pack)
         print(json.dumps(results[f"training_{pack_tokens}"]))
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -15,14 +15,14 @@ from typing import Any
 import hydra
 from sglang_parity import read_prompts
 
-from eagle3 import run
-from eagle3.generate import generate
-from eagle3.serving.checkpoint import load_head
-from eagle3.serving.predict import Setting
-from eagle3.serving.replay import record
-from eagle3.speculate import Speculator
+from eagle3 import cli
+from eagle3.answers.generate import generate
+from eagle3.decoding.replay import record
+from eagle3.decoding.speculate import Speculator
+from eagle3.serving.head.format import load_head
+from eagle3.serving.tune.predict import Setting
 from eagle3.storage import write_json
-from eagle3.target import load_target
+from eagle3.target.model import load_target
 
 SETTINGS = [Setting(4, 8, 24), Setting(7, 8, 16), Setting(5, 4, 16), Setting(1, 8, 4)]
 
@@ -34,10 +34,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=12)
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_args()
-    run.quiet_libraries()
-    with hydra.initialize_config_dir(run.CONF, version_base="1.3"):
+    cli.quiet_libraries()
+    with hydra.initialize_config_dir(cli.CONF, version_base="1.3"):
         config = hydra.compose("serve", ["action=decode", *options.overrides])
-    target = load_target(**run.plain(config.target))
+    target = load_target(**cli.plain(config.target))
     loaded = load_head(config.head, num_layers=len(target.layers), dtype=target.embedding.dtype)
     speculator = Speculator(target, loaded.head, loaded.capture_layers)
     prompts = read_prompts(config, target)

@@ -22,12 +22,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 from personal_data import cases  # noqa: E402
-from test_privacy_quality import hits, python_prompts  # noqa: E402
 
-from eagle3 import run  # noqa: E402
+from eagle3 import cli  # noqa: E402
 from eagle3.prompts.conversation import messages_of  # noqa: E402
 from eagle3.prompts.privacy import Privacy  # noqa: E402
 from eagle3.prompts.prompt import Prompt  # noqa: E402
+from tests.prompts.test_privacy_quality import hits, python_prompts  # noqa: E402
 
 
 def main() -> None:
@@ -39,10 +39,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     with initialize_config_dir(str(ROOT / "conf" / "prompts"), version_base="1.3"):
-        privacy = run.build(compose(overrides=["+privacy=patterns"]).privacy)
+        privacy = cli.build(compose(overrides=["+privacy=patterns"]).privacy)
     results = {
         "machine": platform.processor() or platform.machine(),
-        **run.provenance(),
+        **cli.provenance(),
         "labelled": measure_quality(privacy, options.seed, options.per_kind),
         "false_positives": {
             **{path.stem: share(privacy, texts_of(path)) for path in options.clean},

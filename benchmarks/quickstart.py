@@ -20,12 +20,12 @@ matplotlib.use("Agg")
 import torch
 from matplotlib import pyplot
 
-from eagle3 import run
-from eagle3.chat import Chat
+from eagle3 import cli
+from eagle3.answers.chat import Chat
+from eagle3.decoding.speculate import Decoded, Measurement, measure, plain_greedy
 from eagle3.prompts import Prompt, plain_source, read_prompts
-from eagle3.serving.checkpoint import load_head
-from eagle3.speculate import Decoded, Measurement, measure, plain_greedy
-from eagle3.target import Target, load_target
+from eagle3.serving.head.format import load_head
+from eagle3.target.model import Target, load_target
 
 ROOT = Path(__file__).parent.parent
 ASSETS = ROOT / "tests" / "assets"
@@ -77,7 +77,7 @@ def call(seconds: dict[str, float], stage: str, *command: str) -> None:
 
 def decode_held_out(head: Path, limit: int) -> tuple[list[Prompt], dict[int, Measurement]]:
     """The target's own greedy answers once, then the head's at each number of steps."""
-    run.quiet_libraries()
+    cli.quiet_libraries()
     torch.set_num_threads(1)  # at this size a second thread costs more than it gives
     target = load_target(
         path=str(TARGET), revision=None, dtype="float32", device="cpu", attention=None, trust_remote_code=False
@@ -121,7 +121,7 @@ def summarise(
         "seconds": {stage: round(value, 1) for stage, value in seconds.items()},
         "total_seconds": round(sum(seconds.values()), 1),
         "export_dir": str(head),
-        **run.provenance(),
+        **cli.provenance(),
     }
 
 

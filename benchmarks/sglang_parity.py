@@ -19,22 +19,22 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig
 
-from eagle3 import run
-from eagle3.capture import Capture
-from eagle3.chat import Chat
-from eagle3.generate import generate
-from eagle3.serving.benchmark import prompt_sets
-from eagle3.serving.checkpoint import load_head
-from eagle3.serving.command import Draft, LaunchSettings, launch_command, shell_line
-from eagle3.serving.grower import Grower
-from eagle3.serving.launch import prepare
-from eagle3.serving.load import measure_load
-from eagle3.serving.replay import Recording
-from eagle3.serving.server import Server, server_information
-from eagle3.speculate import Speculator
+from eagle3 import cli
+from eagle3.answers.chat import Chat
+from eagle3.answers.generate import generate
+from eagle3.decoding.grower import Grower
+from eagle3.decoding.replay import Recording
+from eagle3.decoding.speculate import Speculator
+from eagle3.serving.bench.run import prompt_sets
+from eagle3.serving.head.format import load_head
+from eagle3.serving.server.command import Draft, LaunchSettings, launch_command, shell_line
+from eagle3.serving.server.launch import prepare
+from eagle3.serving.server.load import measure_load
+from eagle3.serving.server.process import Server, server_information
 from eagle3.storage import read_json, write_json
-from eagle3.target import Target, load_target
-from eagle3.target_files import TargetFiles, read_target_files
+from eagle3.target.capture import Capture
+from eagle3.target.files import TargetFiles, read_target_files
+from eagle3.target.model import Target, load_target
 
 ROOT = Path(__file__).parent.parent
 SHAPES: dict[str, dict[str, Any]] = {
@@ -53,8 +53,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="decodings side by side")
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_args()
-    run.quiet_libraries()
-    with hydra.initialize_config_dir(run.CONF, version_base="1.3"):
+    cli.quiet_libraries()
+    with hydra.initialize_config_dir(cli.CONF, version_base="1.3"):
         config = hydra.compose("serve", ["action=decode", *options.overrides])
     target = read_target_files(**{key: config.target[key] for key in ("path", "revision", "trust_remote_code")})
     prompts = read_prompts(config, target)
@@ -80,14 +80,14 @@ def main() -> None:
         "simulated_in_training": read_json(Path(config.head) / "training.json", made_by="export")[
             "simulated_accept_length"
         ],
-        "versions": run.provenance(),
+        "versions": cli.provenance(),
     }
     write_json(options.out / "sglang_parity.json", result)
     print(json.dumps(result, indent=1))
 
 
 def read_prompts(config: DictConfig, target: TargetFiles | Target) -> list[list[int]]:
-    chat = Chat(target.tokenizer, stop_ids=target.stop_ids, **run.plain(config.chat))
+    chat = Chat(target.tokenizer, stop_ids=target.stop_ids, **cli.plain(config.chat))
     room = target.text_config.max_position_embeddings - config.max_new_tokens - 9
     own = {"prompts": config.prompts.path}
     return prompt_sets(chat, own, split=config.prompts.split, limit=config.limit, max_length=room)["prompts"]
@@ -119,7 +119,7 @@ def serve(
     config: DictConfig, target: TargetFiles, prompts: list[list[int]], shape: str, *, log: Path
 ) -> dict[str, Any]:
     """SGLang's answers, and 1 + accepted drafts / verifications over all of them."""
-    settings = LaunchSettings(**run.plain(config.launch))
+    settings = LaunchSettings(**cli.plain(config.launch))
     draft = Draft(head=config.head, **SHAPES[shape])
     prepare(settings, target, draft)
     command = launch_command(settings, target=target.path, revision=target.revision, draft=draft)
@@ -143,7 +143,7 @@ def serve(
 def replayed(config: DictConfig, prompts: list[list[int]], answers: list[list[int]], shape: str) -> dict[str, float]:
     """Our drafter, in bfloat16, on the texts that SGLang gave: in rounds as they are served, and begun at every token,
     which is what val/accept_length averages over."""
-    target = load_target(**{**run.plain(config.target), "dtype": "bfloat16"})
+    target = load_target(**{**cli.plain(config.target), "dtype": "bfloat16"})
     loaded = load_head(config.head, num_layers=len(target.layers), dtype=target.embedding.dtype)
     speculator = Speculator(target, loaded.head, loaded.capture_layers)
     capture = Capture(target, speculator.capture_layers)

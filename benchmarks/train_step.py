@@ -29,15 +29,15 @@ from random_head import LLAMA_8B, LLAMA_70B, SMALL, RandomSamples, ragged_length
 from step_cost import attention_flops, group_of, matrix_product_ceiling, product_flops, time_by_kernel, timed
 from torch._dynamo.utils import counters
 
-from eagle3 import run
-from eagle3.features.pack import Pack
+from eagle3 import cli
+from eagle3.data.pack import Pack
 from eagle3.head.attention_choice import choose_attention
 from eagle3.head.draft_head import HeadConfig
 from eagle3.head.fast import chunked_loss
 from eagle3.head.layer_choice import choose_layer
 from eagle3.head.loss import UnrollMetrics
-from eagle3.module import HeadTraining
 from eagle3.storage import write_json
+from eagle3.training.module import HeadTraining
 
 REFERENCE = ["attention=dense", "layer=plain", "loss=soft_cross_entropy"]
 WARM_UP, REPEATS, RAGGED_PACKS = 3, 10, 8
@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--small", action="store_true", help="tiny sizes")
     parser.add_argument("--wide", action="store_true", help="H 8192, the head of a 70 B target")
     parser.add_argument("--case", type=int, action="append", help="number of a case, from 0; may be repeated")
-    parser.add_argument("overrides", nargs="*", help="of train.py: loss=, attention=, layer=, num_steps=, optim=")
+    parser.add_argument("overrides", nargs="*", help="of train.py: loss=, attention=, layer=, ttt_steps=, optim=")
     options = parser.parse_intermixed_args(arguments)
     cases = SMALL_CASES if options.small else CASES
     if options.case is not None:
@@ -83,7 +83,7 @@ def main(arguments: list[str]) -> None:
     rows: list[dict[str, Any]] = []
     for row in measured(shape, cases, options.overrides):
         rows.append(row)
-        write_json(options.out, [each | facts | run.provenance() for each in rows])
+        write_json(options.out, [each | facts | cli.provenance() for each in rows])
         print(printed(row), flush=True)
     print(table(rows))
 
@@ -97,7 +97,7 @@ def measured(shape: HeadConfig, cases: list[Case], overrides: list[str]) -> Iter
     ceiling = matrix_product_ceiling(shape, min(16384, tokens), device(), 0.01 if shape is SMALL else SECONDS_A_PRODUCT)
     for case in cases:
         pack = samples.pack(
-            [case.tokens // case.documents] * case.documents, case.answer_share, num_steps=config.num_steps
+            [case.tokens // case.documents] * case.documents, case.answer_share, ttt_steps=config.ttt_steps
         ).to(device())
         row = asdict(case) | dict.fromkeys(MEASURED) | {"ceiling_tflops": ceiling["best"]}
         row |= without_overflow(lambda pack=pack: cost(random_step(shape, config), pack, ceiling))
@@ -110,7 +110,7 @@ def measured(shape: HeadConfig, cases: list[Case], overrides: list[str]) -> Iter
 
 def composed(overrides: list[str]) -> DictConfig:
     """train.py's config: what the benchmark runs is built as a training's is."""
-    with initialize_config_dir(run.CONF, version_base="1.3"):
+    with initialize_config_dir(cli.CONF, version_base="1.3"):
         return compose("train", overrides=["trainer=gpu", *overrides])
 
 
@@ -149,9 +149,9 @@ def random_step(shape: HeadConfig, config: DictConfig) -> Step:
         target = torch.randn(shape.vocab_size, shape.hidden_size, dtype=torch.bfloat16)
         module = HeadTraining(
             head=random_head(shape),
-            loss=run.build(config.loss),
-            optim=run.build(config.optim),
-            num_steps=config.num_steps,
+            loss=cli.build(config.loss),
+            optim=cli.build(config.optim),
+            ttt_steps=config.ttt_steps,
             attention=config.attention,
             layer=config.layer,
             embedding=target,
@@ -173,7 +173,7 @@ def cost(step: Step, pack: Pack, ceiling: dict[str, float]) -> dict[str, Any]:
     seconds = num_tokens / rate
     shape = step.module.head.config
     flops = product_flops(shape, tokens=num_tokens, rows=num_rows, pairs=int(pack.depth.sum()))
-    whole = flops + attention_flops(shape, pack, step.module.num_steps)
+    whole = flops + attention_flops(shape, pack, step.module.ttt_steps)
     kernels = time_by_kernel(lambda: step(pack), device())
     groups: dict[str, float] = defaultdict(float)
     for name, milliseconds in kernels:
@@ -205,7 +205,7 @@ def ragged_cost(step: Step, case: Case, samples: RandomSamples) -> dict[str, Any
     lengths = [
         ragged_lengths(case.tokens - 13 * seed, case.documents + seed % 3, seed=seed) for seed in range(RAGGED_PACKS)
     ]
-    packs = (samples.pack(each, case.answer_share, num_steps=step.module.num_steps).to(device()) for each in lengths)
+    packs = (samples.pack(each, case.answer_share, ttt_steps=step.module.ttt_steps).to(device()) for each in lengths)
     seconds, graphs = [], []
     for pack in packs:
         seconds.append(timed(lambda pack=pack: step(pack), 1, device()))

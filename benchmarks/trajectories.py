@@ -23,7 +23,7 @@ import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from eagle3 import run
+from eagle3 import cli
 from eagle3.storage import write_json
 
 ROOT = Path(__file__).parent.parent
@@ -104,7 +104,7 @@ def main(arguments: list[str]) -> None:
     variants = [variant for variant in VARIANTS if variant.name not in options.skip]
     if alone := [variant.name for variant in variants if variant.against in options.skip]:
         parser.error(f"--skip leaves nothing to hold {', '.join(alone)} against; skip them too")
-    with initialize_config_dir(run.CONF, version_base="1.3"):
+    with initialize_config_dir(cli.CONF, version_base="1.3"):
         options.pack_tokens = compose("train", overrides=options.overrides).data.pack_tokens
     jobs = [(variant, seed) for variant in variants for seed in options.seeds]
     gpus = (options.gpus or [None]) * len(jobs)
@@ -115,7 +115,7 @@ def main(arguments: list[str]) -> None:
     on_gpu = torch.cuda.is_available() and "trainer=cpu" not in options.overrides
     facts = {"device": torch.cuda.get_device_name() if on_gpu else "CPU", "seeds": options.seeds, "rule": RULE}
     facts |= {"reference": PLAIN, "command": " ".join(["python benchmarks/trajectories.py", *arguments])}
-    write_json(options.out / "trajectories.json", {"rows": rows, **facts, **run.provenance()})
+    write_json(options.out / "trajectories.json", {"rows": rows, **facts, **cli.provenance()})
     print(table(rows))
 
 

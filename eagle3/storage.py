@@ -21,12 +21,12 @@ def require_local(path: str, *, setting: str) -> None:
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[IO[bytes]]:
+def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     """Open `path` for binary writing under a temporary name; it gets its own name only when the block ends well."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with named(path), temporary.open("wb") as file:
+        with with_filename(path), temporary.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -36,7 +36,7 @@ def written_whole(path: Path) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def named(path: Path) -> Iterator[None]:
+def with_filename(path: Path) -> Iterator[None]:
     """Put `path` into an OSError of writing: Python does so at opening only, not when the disk is full."""
     try:
         yield
@@ -46,7 +46,7 @@ def named(path: Path) -> Iterator[None]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    with written_whole(path) as file:
+    with atomic_write(path) as file:
         file.write(json.dumps(value, indent=1, ensure_ascii=False).encode() + b"\n")
 
 
@@ -61,7 +61,7 @@ def read_json(path: Path, *, made_by: str) -> Any:
 
 
 def write_jsonl(path: Path, rows: Iterator[dict] | list[dict]) -> None:
-    with written_whole(path) as file:
+    with atomic_write(path) as file:
         for row in rows:
             file.write(json_line(row))
 

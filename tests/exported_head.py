@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from conftest import ASSETS
 from safetensors.torch import load_file, save_file
+from stores import ASSETS
 from transformers import AutoConfig
 
+from eagle3.head.build import head_facts
 from eagle3.head.draft_head import DraftHead, HeadConfig
-from eagle3.head.from_target import head_facts
-from eagle3.serving.check import Finding, TargetFacts
-from eagle3.serving.export import TrainedHead
+from eagle3.serving.check.finding import Finding, TargetFacts
+from eagle3.serving.head.export import TrainedHead
 from eagle3.storage import write_json
-from eagle3.target import Target, load_target
+from eagle3.target.model import Target, load_target
 
 LAYERS = [2, 4, 5]
 FINGERPRINT = {"name": "tiny", "config_hash": "c", "tokenizer_hash": "t", "template_hash": "m", "weights_hash": "w"}
@@ -52,7 +52,7 @@ def random_head(
     }
     stated = {
         "head_config": head.config.to_dict(),
-        "num_steps": 7,
+        "ttt_steps": 7,
         "accept_length": {"val/served_accept_length_7": 1.0},
         "origin": origin,
     }

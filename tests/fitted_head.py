@@ -7,13 +7,13 @@ import math
 from functools import cache
 
 import torch
-from conftest import ASSETS
+from stores import ASSETS
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
-from eagle3.capture import Capture
+from eagle3.decoding.speculate import plain_greedy
 from eagle3.head.draft_head import DraftHead, HeadConfig
-from eagle3.speculate import plain_greedy
-from eagle3.target import Target
+from eagle3.target.capture import Capture
+from eagle3.target.model import Target
 
 LAYERS = [1, 2, 4]
 NEW_TOKENS = 24

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
+from stores import CONF
 
-from eagle3 import run
+from eagle3 import cli
 from eagle3.prompts import prepare_prompts
 from eagle3.prompts.rules import GROUPS, Rules
 from eagle3.storage import read_jsonl
 
-CONF = Path(__file__).parent.parent / "conf"
 OUTPUTS = ("prompts.jsonl", "rejects.jsonl", "ledger.json", "report.md", "report.png", "attribution.txt")
 
 
@@ -61,7 +61,7 @@ def prepared(out_dir: Path, *, keep_answers: bool = False, **config: Any) -> dic
     for key, value in config.items():
         settings[key] = {**(settings[key] or {}), **value} if isinstance(value, dict) else value
     groups = {group: settings.pop(group) for group in GROUPS}
-    rules = Rules(groups, privacy=run.build(OmegaConf.create(groups["privacy"])))
+    rules = Rules(groups, privacy=cli.build(OmegaConf.create(groups["privacy"])))
     return prepare_prompts(rules=rules, keep_answers=keep_answers, out_dir=out_dir, **settings)
 
 

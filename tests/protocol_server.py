@@ -63,8 +63,8 @@ Decode = Callable[[list[int], dict[str, Any]], dict[str, Any]]
 
 def loaded(arguments: argparse.Namespace) -> Decode:
     """The target of the flags, with the head of the flags if there is one, in float32."""
-    from eagle3.serving.checkpoint import load_head
-    from eagle3.target import load_target
+    from eagle3.serving.head.format import load_head
+    from eagle3.target.model import load_target
 
     target = load_target(
         path=arguments.model_path,
@@ -88,7 +88,7 @@ def loaded(arguments: argparse.Namespace) -> Decode:
 
 
 def plain(target: Any) -> Decode:
-    from eagle3.speculate import plain_greedy
+    from eagle3.decoding.speculate import plain_greedy
 
     def decode(prompt_ids: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
         ids = plain_greedy(target, prompt_ids, sampling["max_new_tokens"])
@@ -98,7 +98,7 @@ def plain(target: Any) -> Decode:
 
 
 def speculative(target: Any, head: Any, capture_layers: list[int], **draft: int) -> Decode:
-    from eagle3.speculate import Speculator
+    from eagle3.decoding.speculate import Speculator
 
     speculator = Speculator(target, head, capture_layers)
 

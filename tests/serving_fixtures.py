@@ -12,9 +12,9 @@ from aiohttp import web
 from hydra import compose, initialize_config_dir
 from protocol_server import ProtocolServer
 
-from eagle3 import run
-from eagle3.serving.bench import BenchSettings
-from eagle3.serving.command import LaunchSettings
+from eagle3 import cli
+from eagle3.serving.bench.loads import BenchSettings
+from eagle3.serving.server.command import LaunchSettings
 
 TESTS = Path(__file__).parent
 SHORT_WAITS = {"start_timeout_s": 120, "stop_timeout_s": 10}
@@ -38,16 +38,16 @@ def environment(site: Path, fault: str) -> dict[str, str]:
 
 def launch_settings(site: Path, *, fault: str = "", **changes: Any) -> LaunchSettings:
     """conf/serve/launch.yaml, changed where a test needs it."""
-    with initialize_config_dir(run.CONF, version_base="1.3"):
-        settings = run.plain(compose("serve", overrides=["action=launch"]).launch)
+    with initialize_config_dir(cli.CONF, version_base="1.3"):
+        settings = cli.plain(compose("serve", overrides=["action=launch"]).launch)
     own = {"port": free_port(), "env": environment(site, fault), **SHORT_WAITS}
     return LaunchSettings(**settings | own | changes)
 
 
 def bench_settings(**changes: Any) -> BenchSettings:
     """conf/serve/bench.yaml, changed where a test needs it."""
-    with initialize_config_dir(run.CONF, version_base="1.3"):
-        settings = run.plain(compose("serve", overrides=["action=bench"]).bench)
+    with initialize_config_dir(cli.CONF, version_base="1.3"):
+        settings = cli.plain(compose("serve", overrides=["action=bench"]).bench)
     return BenchSettings(**settings | {"timeout_s": 30} | changes)
 
 

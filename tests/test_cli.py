@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ASSETS
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict, read_write
+from stores import ASSETS
 
 import precompute
 import serve
@@ -198,7 +198,7 @@ def test_imported_answers_train_under_every_loss_mask(call: Callable[..., Any], 
     )  # fmt: skip
     call(
         "train", f"data.path={tmp_path}/dir/features", f"loss_mask={mask}", "trainer.max_epochs=1",
-        "data.val_fraction=0.3", "num_steps=2",
+        "data.val_fraction=0.3", "ttt_steps=2",
     )  # fmt: skip
     assert (tmp_path / "run" / "result.json").is_file()
 
@@ -266,7 +266,7 @@ def test_a_sweep_over_ranks_has_a_result_of_each_job_that_can_run(world: World, 
     sweep = (
         "-m", f"data.path={world.store}", "data.val_fraction=0.2", "trainer=ddp", "trainer.accelerator=cpu",
         "trainer.precision=32-true", "trainer.devices=2", "trainer.max_steps=2", "trainer.val_check_interval=1",
-        "num_steps=2", "optim.lr=1e-3,-1,1e-4", f"hydra.sweep.dir={tmp_path}/sweep",
+        "ttt_steps=2", "optim.lr=1e-3,-1,1e-4", f"hydra.sweep.dir={tmp_path}/sweep",
     )  # fmt: skip
     done = run_script("train", *sweep)
     assert done.returncode == 1  # of the job with a negative rate
@@ -337,7 +337,7 @@ def test_answers_of_another_template_are_refused(world: World, fails: Callable[.
         (["model.draft_vocab_size=4000"], "model.draft_vocab_size=4000 but the answers hold"),
         (["model.num_heads=5"], "model.num_heads=5 does not divide the target's hidden size of 192"),
         (["data.pack_tokens=8"], "data.pack_tokens=8 is less than"),
-        (["num_steps=0"], "num_steps=0 must be 1 or more"),
+        (["ttt_steps=0"], "ttt_steps=0 must be 1 or more"),
         (["trainer.precision=9"], "trainer.precision=9 is none of 32-true, bf16-mixed"),
     ],
 )
@@ -353,7 +353,7 @@ def test_prompts_answered_twice_train_as_one_store_and_their_validation_prompts_
     stores, head = [str(world.store), f"{tmp_path}/dir/features"], tmp_path / "head"
     call(
         "train", f"data.path=[{','.join(stores)}]", f"hydra.run.dir={tmp_path}/run", "data.val_fraction=0.2",
-        "trainer.max_epochs=1", "num_steps=1",
+        "trainer.max_epochs=1", "ttt_steps=1",
     )  # fmt: skip
     call("serve", "action=export", f"run={tmp_path}/run", f"head={head}", "check.min_accept_length=1.0", *SHORT)
     training = json.loads((head / "training.json").read_text())
@@ -374,7 +374,7 @@ def test_a_damaged_store_is_refused_and_mended_by_the_advice(
     )
     if damage == "missing":
         path.unlink()
-    settings = (f"data.path={tmp_path}/dir/features", "data.val_fraction=0.2", "trainer.max_epochs=1", "num_steps=1")
+    settings = (f"data.path={tmp_path}/dir/features", "data.val_fraction=0.2", "trainer.max_epochs=1", "ttt_steps=1")
     assert name in fails("train", *settings)
     path.unlink(missing_ok=True)
     if path.suffix == ".tar":

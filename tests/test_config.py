@@ -3,14 +3,13 @@
 from pathlib import Path
 
 import pytest
-from conftest import random_samples, write_store
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
+from stores import CONF, random_samples, write_store
 
-from eagle3 import run
+from eagle3 import cli
 from train import build_module
 
-CONF = Path(__file__).parent.parent / "conf"
 ROOTS = {
     "train": ["model", "data", "loss_mask", "loss", "optim", "trainer", "callbacks", "logger", "experiment"],
     "precompute": ["target", "prompts", "chat", "responses", "features"],
@@ -61,12 +60,12 @@ def test_every_part_of_a_training_can_be_built(tmp_path: Path, group: str, optio
     if "wandb" in config.logger:
         config.logger.wandb.name = "test"  # Hydra's job name exists inside a job only
     OmegaConf.resolve(config)
-    mask = run.build(config.loss_mask)
-    data = run.build(config.data, loss_mask=mask, seed=config.seed, num_steps=config.num_steps)
-    assert build_module(config, data).num_steps == config.num_steps
+    mask = cli.build(config.loss_mask)
+    data = cli.build(config.data, loss_mask=mask, seed=config.seed, ttt_steps=config.ttt_steps)
+    assert build_module(config, data).ttt_steps == config.ttt_steps
     for part in (*config.callbacks.values(), *config.logger.values()):
-        assert run.build(part) is not None
-    assert run.build(config.trainer, logger=False) is not None
+        assert cli.build(part) is not None
+    assert cli.build(config.trainer, logger=False) is not None
 
 
 @pytest.mark.parametrize("path", sorted(CONF.rglob("*.yaml")), ids=lambda path: str(path.relative_to(CONF)))

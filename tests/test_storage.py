@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from eagle3.errors import InputError
-from eagle3.storage import json_line, read_json, read_jsonl, write_json, written_whole
+from eagle3.storage import atomic_write, json_line, read_json, read_jsonl, write_json
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "file.json"
     write_json(path, {"old": 1})
-    with pytest.raises(OSError, match="no space"), written_whole(path) as file:
+    with pytest.raises(OSError, match="no space"), atomic_write(path) as file:
         file.write(b"half")
         raise OSError(errno.ENOSPC, "no space")
     assert read_json(path, made_by="x") == {"old": 1}

@@ -18,16 +18,16 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from eagle3.capture import Capture, Features, check_capture_layers, check_lm_head
-from eagle3.capture import capture_layers as default_capture_layers
 from eagle3.errors import InputError
 from eagle3.features.sample import Sample, rows_with_teacher
 from eagle3.features.shards import StoreWriter
 from eagle3.features.store import TARGET_WEIGHTS, save_target_weights, write_manifest
-from eagle3.head.from_target import head_facts
+from eagle3.head.build import head_facts
 from eagle3.head.rows import trained_rows
 from eagle3.storage import read_json, read_jsonl, sha256_json
-from eagle3.target import Target, require_same_target
+from eagle3.target.capture import Capture, Features, check_capture_layers, check_lm_head
+from eagle3.target.capture import capture_layers as default_capture_layers
+from eagle3.target.model import Target, require_same_target
 
 log = logging.getLogger(__name__)
 MAKE_RESPONSES = "python precompute.py target.path=TARGET out_dir=DIR 'stages=[responses]'"

@@ -14,7 +14,7 @@ from eagle3.errors import InputError
 from eagle3.features.sample import Sample
 from eagle3.features.store import FeatureStore, SampleRef
 from eagle3.storage import require_local, sha256_json
-from eagle3.target import require_same_target
+from eagle3.target.model import require_same_target
 
 SAME_IN_ALL = ("capture_layers", "dtype", "teacher_rows", "reasoning_ids")  # what packs and loss masks count on
 TOTALS = ("samples", "tokens", "answer_tokens", "bytes")

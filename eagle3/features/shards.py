@@ -19,7 +19,7 @@ from typing import IO
 from eagle3.errors import InputError
 from eagle3.features.sample import Sample, from_bytes, to_bytes
 from eagle3.head.rows import trained_rows
-from eagle3.storage import named, sha256_file, sha256_json, write_json
+from eagle3.storage import sha256_file, sha256_json, with_filename, write_json
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class ShardWriter:
         member = tarfile.TarInfo(f"{self.first_sample + len(self.entries):08d}.safetensors")
         member.size = len(blob)
         offset = self.file.tell() + tarfile.BLOCKSIZE  # the member's header is one block
-        with named(self.partial):
+        with with_filename(self.partial):
             self.tar.addfile(member, io.BytesIO(blob))
         answers = sample.input_ids[sample.turns > 0].tolist()
         rows, _ = trained_rows(sample.turns, 1)
@@ -65,7 +65,7 @@ class ShardWriter:
 
     def finish(self, made_from: str) -> dict:
         """Close and publish the shard; returns its index. `made_from` is the hash of what decides its content."""
-        with named(self.partial):
+        with with_filename(self.partial):
             self.tar.close()
             self.file.flush()
             os.fsync(self.file.fileno())

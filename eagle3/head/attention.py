@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from eagle3.features.pack import Pack
+from eagle3.data.pack import Pack
 
 KeysValues = tuple[Float[Tensor, "*N G C"], Float[Tensor, "*N G C"]]
 

@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from eagle3.data.pack import Pack
 from eagle3.errors import InputError
-from eagle3.features.pack import Pack
 from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.head.draft_vocab import membership
 

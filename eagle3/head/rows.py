@@ -24,10 +24,10 @@ def teacher_rows(turns: Int[Tensor, " T"]) -> Bool[Tensor, " T"]:
     return rows
 
 
-def trained_rows(turns: Int[Tensor, " T"], num_steps: int) -> tuple[Int[Tensor, " R"], Int[Tensor, " R"]]:
-    """Rows trained at step 0, ascending, and the number of steps (1 … num_steps) that each is trained for."""
+def trained_rows(turns: Int[Tensor, " T"], ttt_steps: int) -> tuple[Int[Tensor, " R"], Int[Tensor, " R"]]:
+    """Rows trained at step 0, ascending, and the number of steps (1 … ttt_steps) that each is trained for."""
     remaining = tokens_left_in_turn(turns)
-    depth = (remaining[1:] - 1).clamp(max=num_steps)
+    depth = (remaining[1:] - 1).clamp(max=ttt_steps)
     rows = torch.nonzero(depth > 0).squeeze(1)
     return rows, depth[rows]
 
@@ -43,14 +43,14 @@ def runs(rows: Int[Tensor, " R"]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return (0, *(ends + 1).tolist()), tuple((rows[ends] + 1).tolist())
 
 
-def pairs_before(depth: Int[Tensor, " R"], num_steps: int) -> tuple[int, ...]:
+def pairs_before(depth: Int[Tensor, " R"], ttt_steps: int) -> tuple[int, ...]:
     """R + 1 counts: how many trained (step, row) pairs ask a teacher before the i-th, the one of row i at step 0.
 
     Rows of a turn are neighbours, so that row i asks at step k the teacher of row i + k at step 0. These are on the CPU
     when a pack is built: a GPU would have to be waited for.
     """
     rows = torch.arange(len(depth))
-    teachers = torch.cat([rows[depth > step] + step for step in range(num_steps)])
+    teachers = torch.cat([rows[depth > step] + step for step in range(ttt_steps)])
     return (0, *torch.bincount(teachers, minlength=len(depth)).cumsum(0).tolist())
 
 

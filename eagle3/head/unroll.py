@@ -9,7 +9,7 @@ Shapes: T tokens of the pack, R trained rows, H hidden size, K steps.
 from jaxtyping import Float
 from torch import Tensor
 
-from eagle3.features.pack import Pack
+from eagle3.data.pack import Pack
 from eagle3.head.attention import KeysValues, MakeAttention, PaddedAttention
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.layer import MakeLayer, PlainLayer
@@ -19,7 +19,7 @@ def unroll(
     head: DraftHead,
     embedding: Float[Tensor, "V H"],
     pack: Pack,
-    num_steps: int,
+    ttt_steps: int,
     attention: MakeAttention = PaddedAttention,
     make_layer: MakeLayer = PlainLayer,
 ) -> list[Float[Tensor, "R H"]]:
@@ -32,7 +32,7 @@ def unroll(
     outputs = [layer.output(hidden, attend(query, []))]
     positions = pack.positions[pack.rows]
     own: list[KeysValues] = []
-    for step in range(1, num_steps):
+    for step in range(1, ttt_steps):
         # Past the end of a turn the token is another one's, or the pack's last: such rows carry no loss.
         tokens = pack.input_ids[(pack.rows + 1 + step).clamp(max=last_token)]
         hidden, query, own_keys_values = layer.later(layer.feedback(outputs[-1]), tokens, positions + step, step)

@@ -12,7 +12,7 @@ from eagle3.prompts.duplicates import Fate
 from eagle3.prompts.selection import Selection
 from eagle3.prompts.sources import Source
 from eagle3.prompts.spool import Scanned, ScannedChunk
-from eagle3.storage import json_line, written_whole
+from eagle3.storage import atomic_write, json_line
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Judged(NamedTuple):
 def write_prompts(folder: Path, sources: list[Source], scanned: Scanned, selection: Selection) -> dict[str, Counts]:
     """Write both files whole, in the order of the sources, and count by source."""
     counts = {source.name: Counts() for source in sources}
-    with written_whole(folder / "rejects.jsonl") as rejects, written_whole(folder / "prompts.jsonl") as prompts:
+    with atomic_write(folder / "rejects.jsonl") as rejects, atomic_write(folder / "prompts.jsonl") as prompts:
         lines = 0  # of the file, before the chunk
         for chunk, numbers in scanned.parts():
             name = sources[chunk.source].name

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.prompts.report_picture import draw
-from eagle3.storage import written_whole
+from eagle3.storage import atomic_write
 
 PRIVACY = {
     "strict": "Identifiers, secrets and names were looked for, the latter by a model.",
@@ -20,9 +20,9 @@ LISTED_LICENSES = 12  # of a source, the commonest: data joined from many others
 
 def write_report(folder: Path, ledger: dict[str, Any]) -> None:
     """Everything comes from the ledger: the report never holds text of a row."""
-    with written_whole(folder / "report.png") as file:
+    with atomic_write(folder / "report.png") as file:
         draw(ledger, file)
-    with written_whole(folder / "report.md") as file:
+    with atomic_write(folder / "report.md") as file:
         file.write("\n\n".join(_sections(ledger)).encode() + b"\n")
 
 

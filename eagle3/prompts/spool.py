@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from eagle3.prompts.prompt import Prompt
-from eagle3.storage import json_line, named, read_jsonl
+from eagle3.storage import json_line, read_jsonl, with_filename
 
 OWN_ROWS = np.dtype([("offset", "u8"), ("line", "u8")])  # place in prompts.jsonl; line of the chunk, from 1
 WAITING_ROWS = 1024  # rows that a chunk's writer holds
@@ -67,7 +67,7 @@ def written_folder(folder: Path) -> Iterator[Path]:
     """A folder to write into, which gets the name `folder` when the block ends well."""
     temporary = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
-    with named(temporary):
+    with with_filename(temporary):
         temporary.mkdir(parents=True)
         try:
             yield temporary

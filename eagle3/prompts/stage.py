@@ -20,7 +20,7 @@ from eagle3.prompts.scan import Enough, Scanner, scan, tasks_of
 from eagle3.prompts.selection import Selection, select
 from eagle3.prompts.sources import Source, check_limit, configured_sources
 from eagle3.prompts.spool import Scanned
-from eagle3.storage import write_json, written_whole
+from eagle3.storage import atomic_write, write_json
 
 log = logging.getLogger(__name__)
 
@@ -159,7 +159,7 @@ def _write(
         (made / name).replace(folder / name)
     ledger = make_ledger(folder, sources, counts, selection.traffic, rules, inputs)
     write_report(folder, ledger)
-    with written_whole(folder / "attribution.txt") as file:
+    with atomic_write(folder / "attribution.txt") as file:
         file.write(attribution_text(ledger["attribution"]).encode())
     write_json(folder / "ledger.json", ledger)
     return ledger

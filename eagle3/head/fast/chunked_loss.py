@@ -1,8 +1,8 @@
 """`UnrollLoss` without its matrices: one pass through `lm_head` for all K steps, a chunk of rows at a time.
 
 The plain version in loss.py is the one to read first; this one has its loss, metrics and gradients
-(tests/test_chunked_loss.py). Steps that ask the same teacher sit in one chunk, so that each teacher is computed once. A
-chunk's logits turn into their own gradient in place and are multiplied back at once: no tensor of [J, D] or [R, D] ever
+(tests/head/fast/test_chunked_loss.py). Steps that ask the same teacher sit in one chunk, so that each teacher is
+computed once. A chunk's logits turn into their own gradient in place and are multiplied back at once: no tensor of [J, D] or [R, D] ever
 exists. Gradients are thus ready when the loss is, and the backward pass only scales them.
 
 Shapes: R trained rows, K steps, P trained (step, row) pairs, C teachers and M pairs of a chunk, J teacher rows, H
@@ -20,8 +20,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from eagle3.data.pack import Pack
 from eagle3.errors import InputError
-from eagle3.features.pack import Pack
 from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.head.fast.elementwise import PARTIAL_SUMS, choose_kernels
 from eagle3.head.fast.kernel_choice import runs_triton
@@ -89,9 +89,9 @@ class ChunkedUnrollLoss(UnrollLoss):
             del logits  # before the next chunk's are there too
         return losses, picked
 
-    def _pairs(self, head: DraftHead, pack: Pack, teachers: "_Teachers", num_steps: int) -> "_Pairs":
+    def _pairs(self, head: DraftHead, pack: Pack, teachers: "_Teachers", ttt_steps: int) -> "_Pairs":
         num_rows, bounds = len(pack.rows), pack.pair_bounds
-        step = torch.arange(num_steps, device=pack.rows.device)[:, None]
+        step = torch.arange(ttt_steps, device=pack.rows.device)[:, None]
         trained = pack.depth > step
         # Rows of a turn are neighbours: row i asks at step k the teacher that row i + k asks at step 0.
         teacher = torch.where(trained, step + torch.arange(num_rows, device=step.device), num_rows)

@@ -25,7 +25,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from eagle3.features.pack import Pack
+from eagle3.data.pack import Pack
 from eagle3.head.attention import KeysValues
 from eagle3.head.fast.flash_kernels import Segments, VarlenKernel
 from eagle3.head.fast.own_keys import choose_own_keys

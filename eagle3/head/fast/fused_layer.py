@@ -1,4 +1,4 @@
-"""`PlainLayer` at the speed of its matrix products: same numbers (tests/test_fused_layer.py), written for the GPU.
+"""`PlainLayer` at the speed of its matrix products: same numbers (tests/head/fast/test_fused_layer.py), for the GPU.
 
 Plain autograd pays, at each of the K steps, for casts of every weight, a gradient of every weight in bfloat16 that is
 cast and added in float32, and passes over memory for norms, RoPE, SwiGLU and residuals. Here

@@ -1,0 +1,1 @@
+"""Clean prompts to the target's own answers."""

@@ -1,0 +1,149 @@
+"""One conversation becomes training rows: answered by the target turn by turn, or split at its own answers."""
+
+import hashlib
+from typing import Any
+
+from eagle3.answers.chat import Chat, Messages, RefusedConversation
+from eagle3.answers.generate import Answer
+
+UNFINISHED = "the answer did not end within responses.max_new_tokens and responses.on_length=drop"
+NO_CONTENT = "special tokens in the answer before leave open what a server would put into the next prompt"
+
+
+class Dialogue:
+    """Collects the rows and the errors of one prompt. While `waiting`, `prompt_ids` asks for the answer to `turn`.
+
+    A row goes on over several turns as long as the next prompt begins with the ids of the row, token for token. Many
+    templates strip reasoning or white space from earlier answers: then the next turn begins a row of its own."""
+
+    def __init__(self, prompt: dict[str, Any], chat: Chat, *, seed: int, max_prompt_tokens: int | None, on_length: str):
+        self.prompt = prompt
+        self.rows: list[dict[str, Any]] = []
+        self.errors: list[dict[str, Any]] = []
+        self.turn = 0
+        self.waiting = True
+        self.prompt_ids: list[int] = []
+        self._chat = chat
+        self._seed = seed
+        self._max_prompt_tokens = max_prompt_tokens
+        self._on_length = on_length
+        self._messages: Messages = []
+        self._coming = [message for message in prompt["messages"] if message["role"] != "assistant"]
+        self._next_prompt()
+
+    @property
+    def seed(self) -> int:
+        """Of this turn's answer: the same in whatever order and company the turns are answered."""
+        digest = hashlib.sha256(f"{self._seed}\0{self.prompt['id']}\0{self.turn}".encode()).digest()
+        return int.from_bytes(digest[:8], "big") >> 1
+
+    def answer(self, answer: Answer) -> None:
+        cut = answer.finish_reason == "length"
+        if cut and self._on_length == "drop":
+            return self._stop(UNFINISHED, retry=False)
+        content = self._chat.answer_text(answer.token_ids)
+        self._messages.append({"role": "assistant", "content": content})
+        self._add_turn(answer)
+        self.turn += 1
+        if cut:
+            self.waiting = False
+        else:
+            self._next_prompt()
+
+    def fail(self, reason: str) -> None:
+        """The answer could not be computed: nothing of this prompt is kept, the next run tries it again."""
+        self.rows = []
+        self._stop(reason)
+
+    def _next_prompt(self) -> None:
+        roles = [message["role"] for message in self._coming]
+        if "user" not in roles:
+            if self.turn == 0:
+                return self._stop("the conversation has no user turn")
+            self.waiting = False
+            return
+        if self._messages and self._messages[-1]["content"] is None:
+            return self._stop(NO_CONTENT)
+        after = roles.index("user") + 1
+        self._messages += self._coming[:after]
+        self._coming = self._coming[after:]
+        try:
+            self.prompt_ids = self._chat.prompt_ids(self._messages)
+        except RefusedConversation as refusal:
+            return self._stop(str(refusal))
+        reason = too_long(self.prompt_ids, self._max_prompt_tokens)
+        if reason:
+            self._stop(reason)
+
+    def _add_turn(self, answer: Answer) -> None:
+        row = self.rows[-1] if self.rows else None
+        if row is None or self.prompt_ids[: len(row["input_ids"])] != row["input_ids"]:
+            row = new_row(self.prompt, self.turn)
+            self.rows.append(row)
+        add_turn(row, self.prompt_ids, answer.token_ids, answer.finish_reason, self.seed, self._messages)
+
+    def _stop(self, reason: str, *, retry: bool = True) -> None:
+        # Earlier turns that were answered are whole rows and stay; with them on disk the prompt counts as done.
+        self.errors.append(error_row(self.prompt, self.turn, reason, retry=retry or bool(self.rows)))
+        self.waiting = False
+
+
+def imported_rows(
+    prompt: dict[str, Any], chat: Chat, *, max_prompt_tokens: int | None, context: int | None
+) -> tuple[list[dict], list[dict]]:
+    """Rows (one per assistant turn that can be masked exactly) and errors of a conversation that keeps its answers."""
+    rows, refusals = [], []
+    for answer in chat.answer_rows(prompt["messages"]):
+        reason = answer.refused or too_long(answer.prompt_ids, max_prompt_tokens)
+        length = len(answer.prompt_ids) + len(answer.answer_ids)
+        if not reason and context is not None and length > context:
+            reason = f"prompt and answer are longer than the target's context ({length} tokens, at most {context})"
+        if reason:
+            refusals.append((answer.turn, reason))
+            continue
+        row = new_row(prompt, answer.turn)
+        add_turn(row, answer.prompt_ids, answer.answer_ids, "imported", None, answer.messages)
+        rows.append(row)
+    if not rows and not refusals:
+        refusals.append((0, "the conversation has no assistant turn to import"))
+    return rows, [error_row(prompt, turn, reason, retry=True) for turn, reason in refusals]
+
+
+def new_row(prompt: dict[str, Any], turn: int) -> dict[str, Any]:
+    return {
+        "id": f"{prompt['id']}#{turn}",
+        "prompt_id": prompt["id"],
+        "source": prompt["source"],
+        "license": prompt["license"],
+        "input_ids": [],
+        "turns": [],
+        "finish_reasons": [],
+        "seeds": [],
+        "messages": [],
+    }
+
+
+def add_turn(
+    row: dict[str, Any],
+    prompt_ids: list[int],
+    answer_ids: list[int],
+    finish_reason: str,
+    seed: int | None,
+    messages: Messages,
+) -> None:
+    row["input_ids"] = prompt_ids + answer_ids
+    row["turns"].append([len(prompt_ids), len(row["input_ids"])])
+    row["finish_reasons"].append(finish_reason)
+    row["seeds"].append(seed)
+    row["messages"] = list(messages)
+
+
+def error_row(prompt: dict[str, Any], turn: int, reason: str, *, retry: bool) -> dict[str, Any]:
+    """`retry`: a later run tries the prompt again, unless rows of it are on disk."""
+    return {"prompt_id": prompt["id"], "source": prompt["source"], "turn": turn, "reason": reason, "retry": retry}
+
+
+def too_long(prompt_ids: list[int], limit: int | None) -> str | None:
+    if limit is None or len(prompt_ids) <= limit:
+        return None
+    return f"the prompt is longer than responses.max_prompt_tokens ({len(prompt_ids)} tokens, at most {limit})"

@@ -1,0 +1,190 @@
+"""What the entry scripts share: errors as one line, the one place that instantiates a config, seeds, loggers."""
+
+import errno
+import functools
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import hydra.utils
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException, InstantiationException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException
+from tqdm import tqdm
+
+from eagle3.errors import InputError, Interrupted
+
+log = logging.getLogger(__name__)
+CONF = str(Path(__file__).parent.parent / "conf")
+
+
+def report_errors(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], Any]:
+    """Run an entry script's task: what the user can mend becomes one line and exit status 1, Ctrl-C status 130.
+
+    In a sweep only Ctrl-C ends the other jobs too; the table at the end names a job that failed.
+    """
+
+    @functools.wraps(task)
+    def run(config: DictConfig) -> Any:
+        try:
+            return task(config)
+        except Interrupted as stop:
+            exit_with(str(stop), 130)
+        except KeyboardInterrupt:
+            exit_with("interrupted", 130)
+        except Exception as error:
+            message = what_to_mend(error) or added_key(error, HydraConfig.get().overrides.task)
+            if HydraConfig.get().mode is RunMode.MULTIRUN:
+                if message is None:
+                    traceback.print_exc()
+                report(message or f"{type(error).__name__}: {error}")
+                return float("nan")
+            if message is None:
+                raise
+            exit_with(message, 1)
+
+    return run
+
+
+def start(main: Callable[[], Any]) -> None:
+    """Call a Hydra main, so that what goes wrong outside the task is one line too: overrides, the run's folder."""
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # else Hydra prints a traceback and exits by itself
+    signal.signal(signal.SIGTERM, end_like_ctrl_c)  # what schedulers send
+    try:
+        main()
+    except KeyboardInterrupt:
+        exit_with("interrupted", 130)
+    except (OSError, HydraException, OmegaConfBaseException) as error:
+        exit_with(what_to_mend(error) or wrong_override(error), 1)
+
+
+def end_like_ctrl_c(number: int, frame: FrameType | None) -> None:
+    """By the handler of that moment: asyncio's own ends its tasks first."""
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler):  # ignored, as in a shell's background
+        handler = signal.default_int_handler
+    handler(number, frame)
+
+
+def what_to_mend(error: Exception) -> str | None:
+    """The line for the user; None for an error of ours, which is to show its traceback."""
+    if isinstance(error, InputError):
+        return str(error)
+    if getattr(error, "errno", None) == errno.EDQUOT or "No space left on device" in str(error):  # not only OSErrors
+        place = getattr(error, "filename", None) or "the output folder"
+        return f"no space left on the disk of {place}; make room and run the same command again"
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}; give a path that exists and that you may read and write"
+    if isinstance(error, (MissingMandatoryValue, InterpolationToMissingValueError)):
+        key = str(error).partition("Missing mandatory value: ")[2].split()[0]
+        return f"{key} is not set; give {key}=VALUE (--help shows every key)"
+    if type(error).__module__.partition(".")[0] == "wandb":
+        return f"W&B: {error}; run `wandb login`, or take logger.wandb.offline=true, which needs no account"
+    return str(error) if isinstance(error, FileNotFoundError) else None
+
+
+def added_key(error: Exception, overrides: Sequence[str]) -> str | None:
+    """The line for a key that the user added with `+` and that nothing takes."""
+    if isinstance(error, (TypeError, InstantiationException)):
+        for key in (item[1:].partition("=")[0] for item in overrides if item.startswith("+")):
+            if f"unexpected keyword argument '{key.rpartition('.')[2]}'" in str(error):
+                return f"{key} is not a key of this config; --cfg job shows every key"
+    return None
+
+
+def wrong_override(error: Exception) -> str:
+    """What Hydra says of an override, without its advice to add unknown keys and its search path."""
+    unknown = re.match(r"Could not override '(.+?)'", str(error))
+    if unknown:
+        return f"{unknown[1]} is not a key of this config; --cfg job shows every key"
+    return f"{error} {error.__cause__ or ''}".partition("Config search path")[0]
+
+
+def exit_with(message: str, status: int) -> NoReturn:
+    report(message)
+    sys.exit(status)
+
+
+def report(message: str) -> None:
+    for progress in list(getattr(tqdm, "_instances", ())):  # Lightning leaves its bar open: the line would follow it
+        progress.close()
+    print(f"error: {' '.join(message.split())}", file=sys.stderr, flush=True)
+
+
+def build(config: DictConfig, **parts: Any) -> Any:
+    """Instantiate a config's `_target_` with plain Python values, plus `parts` that only the program knows.
+
+    The call itself is ours, not Hydra's: parts stay the objects they are, and errors keep their type.
+    """
+    try:
+        return hydra.utils.instantiate(config, _convert_="all", _partial_=True)(**parts)
+    except InstantiationException as error:  # of a part inside
+        if isinstance(error.__cause__, InputError):
+            raise error.__cause__ from None
+        raise
+
+
+def plain(config: DictConfig) -> Any:
+    """A config as dicts and lists, interpolations resolved."""
+    return OmegaConf.to_container(config, resolve=True)
+
+
+def output_dir() -> Path:
+    """The folder of this run, also of one job of a sweep."""
+    return Path(HydraConfig.get().runtime.output_dir)
+
+
+def in_own_process() -> int:
+    """Run this job of a sweep as a command of its own; its exit status.
+
+    For several GPUs: Lightning starts their ranks with the arguments of this process, which are those of all jobs.
+    """
+    command = [sys.executable, sys.argv[0], *HydraConfig.get().overrides.task, f"hydra.run.dir={output_dir()}"]
+    with subprocess.Popen(command) as job:
+        try:
+            return job.wait()
+        except KeyboardInterrupt:
+            job.terminate()
+            job.wait()
+            raise
+
+
+def quiet_libraries() -> None:
+    """Their progress bars for loading weights and their hints would drown ours."""
+    import transformers  # seconds, which prompts and --help do without
+
+    warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.*")  # between Lightning and PyTorch
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def provenance() -> dict[str, str]:
+    """Revision and versions, for logs and checkpoints."""
+    return {
+        "git_revision": git_revision() or "unknown",
+        **{package: version(package) for package in ("torch", "lightning", "transformers")},
+        "python": sys.version.split()[0],
+    }
+
+
+def git_revision() -> str:
+    """Empty outside a checkout, and on a machine without git."""
+    command = ["git", "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip()
+    except OSError:
+        return ""

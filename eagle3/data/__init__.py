@@ -1,0 +1,1 @@
+"""Feature stores to packs on the training device."""

@@ -1,0 +1,197 @@
+"""Streams packed samples from a feature store into training, resumable in the middle of an epoch."""
+
+import hashlib
+import logging
+import math
+from dataclasses import replace
+
+import lightning
+import torch
+from tqdm import tqdm
+
+from eagle3.data.loader import PackLoader, SideStream
+from eagle3.data.pack import Pack, pack_samples
+from eagle3.data.plan import PlannedPack, plan_epoch
+from eagle3.errors import InputError
+from eagle3.features.joined import open_store
+from eagle3.features.loss_mask import AllTurns
+from eagle3.features.sample import Sample
+from eagle3.features.store import SampleRef
+from eagle3.head.rows import trained_rows
+
+log = logging.getLogger(__name__)
+
+
+class FeatureData(lightning.LightningDataModule):
+    """Training and validation packs of `data.path`; a prompt's samples are all on one side of the split.
+
+    Needs `Trainer(reload_dataloaders_every_n_epochs=1)`: each epoch has its own plan.
+    """
+
+    def __init__(
+        self,
+        *,
+        path: str | list[str] | None,
+        pack_tokens: int,
+        val_fraction: float,
+        limit_samples: int | None,
+        prefetch: int,
+        readers: int,
+        verify: bool,
+        seed: int,
+        ttt_steps: int,
+        loss_mask: AllTurns,
+    ) -> None:
+        super().__init__()
+        if not path:
+            raise InputError("data.path is not set; give a feature store, e.g. data.path=DIR/features")
+        if not 0 < val_fraction < 1:
+            raise InputError(f"data.val_fraction={val_fraction} must lie between 0 and 1, e.g. data.val_fraction=0.05")
+        self.store = open_store(path)
+        self.pack_tokens, self.check_hashes = pack_tokens, verify
+        self.prefetch, self.readers = max(prefetch, 1), max(readers, 1)
+        self.seed, self.ttt_steps, self.loss_mask = seed, ttt_steps, loss_mask
+        loss_mask.check(self.store.manifest["made_from"])
+        self.train_samples, self.val_samples = self._split(val_fraction, limit_samples)
+        self.resume_from = {"epoch": 0, "consumed": 0}
+        self.current: PackLoader | None = None
+        self.side_stream: SideStream | None = None
+
+    def setup(self, stage: str) -> None:
+        if self.check_hashes:
+            self.store.verify(rank=self._lightning.global_rank, world_size=self._lightning.world_size)
+        device = self._lightning.strategy.root_device
+        self.side_stream = SideStream(device) if device.type == "cuda" else None
+
+    def train_dataloader(self) -> PackLoader:
+        epoch = self._lightning.current_epoch
+        planned = self._plan(
+            self.train_samples,
+            accumulate=self._lightning.accumulate_grad_batches,
+            shuffle_seed=hash64(self.seed, epoch),
+        )
+        self.current = self._loader(planned, epoch=epoch)
+        self.current.load_state_dict(self.resume_from)
+        return self.current
+
+    def val_dataloader(self) -> PackLoader:
+        planned = self._plan(self.val_samples, accumulate=1, shuffle_seed=None)
+        return self._loader(planned, epoch=0)
+
+    def transfer_batch_to_device(self, batch: Pack, device: torch.device, dataloader_idx: int) -> Pack:
+        if not batch.aux.is_cuda:
+            return batch.to(device, non_blocking=True)
+        # Its memory belongs to the side stream, which must not reuse it before the training step has read it.
+        for tensor in batch.tensors().values():
+            tensor.record_stream(torch.cuda.current_stream(device))
+        return batch
+
+    @property
+    def _lightning(self) -> lightning.Trainer:
+        assert self.trainer is not None
+        return self.trainer
+
+    # The trainer restores a data module before it asks for loaders; a loader's own state may come too late, when
+    # Lightning has already asked for the first epoch's to count steps.
+    def state_dict(self) -> dict[str, int]:
+        assert self.current is not None
+        return self.current.state_dict() | self._spread()
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        before = {key: state_dict[key] for key in self._spread()}
+        if 0 < state_dict["consumed"] < state_dict["packs"] and before != self._spread():
+            raise InputError(
+                f"ckpt_path: that run stopped in the middle of an epoch, with {before}, and this one has "
+                f"{self._spread()}: it would repeat some samples and skip others; go on with as many ranks "
+                f"(trainer.devices, num_nodes) and trainer.accumulate_grad_batches as then"
+            )
+        self.resume_from = state_dict
+
+    def _spread(self) -> dict[str, int]:
+        """What the plan of an epoch depends on beside the samples."""
+        return {"ranks": self._lightning.world_size, "micro_batches": self._lightning.accumulate_grad_batches}
+
+    def read(self, ref: SampleRef) -> Sample:
+        """A sample with the loss mask applied."""
+        sample = self.store.read(ref)
+        return replace(sample, turns=self.loss_mask(sample))
+
+    def _loader(self, planned: list[PlannedPack], *, epoch: int) -> PackLoader:
+        return PackLoader(planned, self._load, prefetch=self.prefetch, readers=self.readers, epoch=epoch)
+
+    def _load(self, planned: PlannedPack) -> Pack:
+        pack = pack_samples(
+            [self.read(ref) for ref in planned.samples],
+            ttt_steps=self.ttt_steps,
+            rows_in_step=planned.rows_in_step,
+            samples_in_step=planned.samples_in_step,
+            pin=self.side_stream is not None,
+        )
+        return pack if self.side_stream is None else self.side_stream.copy(pack)
+
+    def _plan(self, samples: list[SampleRef], *, accumulate: int, shuffle_seed: int | None) -> list[PlannedPack]:
+        return plan_epoch(
+            samples,
+            pack_tokens=self.pack_tokens,
+            world_size=self._lightning.world_size,
+            accumulate=accumulate,
+            shuffle_seed=shuffle_seed,
+        )[self._lightning.global_rank]
+
+    def _split(self, val_fraction: float, limit: int | None) -> tuple[list[SampleRef], list[SampleRef]]:
+        samples = self._samples_with_rows(limit)
+        self._check_lengths(samples)
+        # Of a few prompts none may lie below the fraction: then the lowest one validates.
+        lowest = min(split_fraction(ref.entry.id) for ref in samples)
+        self.val_fraction = max(val_fraction, math.nextafter(lowest, 1))
+        val = [ref for ref in samples if split_fraction(ref.entry.id) < self.val_fraction]
+        train = [ref for ref in samples if split_fraction(ref.entry.id) >= self.val_fraction]
+        if not train:
+            raise InputError(
+                f"data.val_fraction={val_fraction} leaves none of the {len(samples)} samples of {self.store.path} with "
+                f"a trained row for training; use more prompts or a smaller data.val_fraction"
+            )
+        return train, val
+
+    def _samples_with_rows(self, limit: int | None) -> list[SampleRef]:
+        samples = self.loss_mask.select(self.store.samples)[:limit]
+        if type(self.loss_mask) is not AllTurns:  # the index counts rows of unmasked answers only
+            counted = [self._counted(ref) for ref in tqdm(samples, desc="count rows under the loss mask")]
+            if counted == self.store.samples[:limit]:
+                log.warning(
+                    "loss_mask=%s changes nothing: no answer of %s holds what it leaves out (features.reasoning names "
+                    "the markers of reasoning)",
+                    type(self.loss_mask).__name__, self.store.path,
+                )  # fmt: skip
+            samples = counted
+        samples = [ref for ref in samples if ref.entry.rows > 0]
+        if not samples:
+            raise InputError(
+                f"loss_mask={type(self.loss_mask).__name__} leaves no row to train in the "
+                f"{len(self.store.samples)} samples of {self.store.path}; choose another loss_mask"
+            )
+        return samples
+
+    def _counted(self, ref: SampleRef) -> SampleRef:
+        rows, _ = trained_rows(self.read(ref).turns, ttt_steps=1)
+        return replace(ref, entry=replace(ref.entry, rows=len(rows)))
+
+    def _check_lengths(self, samples: list[SampleRef]) -> None:
+        too_long = [ref.entry for ref in samples if ref.entry.tokens > self.pack_tokens]
+        if too_long:
+            longest = max(too_long, key=lambda entry: entry.tokens)
+            raise InputError(
+                f"data.pack_tokens={self.pack_tokens} is less than {len(too_long)} samples hold (the longest, "
+                f"{longest.id}: {longest.tokens} tokens); set data.pack_tokens={longest.tokens} or more"
+            )
+
+
+def split_fraction(sample_id: str) -> float:
+    """A number in [0, 1) from the prompt's id (a sample is PROMPT or PROMPT#TURN): the split never depends on order."""
+    prompt = sample_id.rsplit("#", 1)[0]
+    return hash64("split", prompt) / 2**64
+
+
+def hash64(*values: int | str) -> int:
+    """64 bits that depend on all of `values`."""
+    return int.from_bytes(hashlib.sha256(repr(values).encode()).digest()[:8])

@@ -1,0 +1,1 @@
+"""Lossless speculative decoding with a head: the judge of every head."""

@@ -1,0 +1,209 @@
+"""Lossless speculative decoding, chain or tree, on any causal language model: the judge of every draft head.
+
+A round: the head drafts a tree of tokens behind the last verified one, the target reads all of it in one forward, and
+the walk from the root keeps what the target itself would have said, plus one token of the target's own.
+"""
+
+import time
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+
+import torch
+from tqdm import tqdm
+
+from eagle3.decoding.drafter import Drafter
+from eagle3.decoding.verifier import Verifier
+from eagle3.errors import InputError
+from eagle3.head.draft_head import DraftHead
+from eagle3.target.capture import check_capture_layers
+from eagle3.target.model import Target
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """One answer: `token_ids` holds the stop token when `finish_reason` is "stop"; else it was cut ("length").
+
+    `accepted[d - 1]` counts the verifications that accepted d drafts or more. As in SGLang, the last round counts
+    like any other: with drafts accepted beyond `max_new_tokens` or behind a stop token, which the answer drops.
+    `behind_stop` counts the tokens dropped behind a stop token: accepted drafts and the target's own next token. The
+    token that prefill gives costs no verification and counts nowhere.
+    """
+
+    token_ids: list[int]
+    verifications: int
+    accepted: list[int]
+    behind_stop: int
+    finish_reason: str
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Decodings of many prompts; `lossless` is the share equal to the target's own greedy tokens (None: sampled)."""
+
+    decoded: list[Decoded]
+    lossless: float | None
+    seconds: float
+
+    @property
+    def accept_length(self) -> float:
+        """1 + accepted drafts / verifications, as SGLang counts them over all requests."""
+        return 1 + sum(self.per_depth)
+
+    @property
+    def accept_length_kept(self) -> float:
+        """The same without what is made behind a stop token: a drafted stop token then is its round's one sure token
+        and no accepted draft."""
+        dropped = sum(answer.behind_stop for answer in self.decoded)
+        return self.accept_length - dropped / self.verifications
+
+    @property
+    def per_depth(self) -> list[float]:
+        """The share of verifications that accepted at least 1, 2, … `steps` drafts."""
+        if not self.verifications:
+            raise InputError(
+                f"prompts.path: none of {len(self.decoded)} answers was longer than one token, so no draft was "
+                f"verified; take other prompts or raise max_new_tokens"
+            )
+        depths = zip(*(answer.accepted for answer in self.decoded), strict=True)
+        return [sum(depth) / self.verifications for depth in depths]
+
+    @property
+    def verifications(self) -> int:
+        return sum(answer.verifications for answer in self.decoded)
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(answer.token_ids) for answer in self.decoded)
+
+
+class Speculator:
+    """A target and a head that drafts for it; the head is moved to the target's device and keeps its own dtype."""
+
+    def __init__(self, target: Target, head: DraftHead, capture_layers: Sequence[int]) -> None:
+        """`capture_layers` are indices into Hugging Face's `hidden_states`."""
+        self.target = target
+        self.head = head.to(target.device)
+        self.capture_layers = check_capture_layers(capture_layers, len(target.layers))
+        vocab_size, hidden_size = target.embedding.shape
+        if head.config.hidden_size != hidden_size or int(head.draft_ids.max()) >= vocab_size:
+            raise InputError(
+                f"target.path={target.path} has hidden size {hidden_size} and {vocab_size} tokens; the head is for "
+                f"{head.config.hidden_size} and {head.config.vocab_size}: give the target that the head was trained on"
+            )
+
+    @torch.inference_mode()
+    def decode(
+        self,
+        prompt_ids: list[int],
+        *,
+        steps: int,
+        topk: int = 1,
+        draft_tokens: int | None = None,
+        max_new_tokens: int,
+        temperature: float = 0.0,
+        seed: int = 0,
+    ) -> Decoded:
+        """Answer one prompt. `draft_tokens` counts the root, as SGLang's flag does; a chain has steps + 1.
+
+        At temperature 0 the tokens are the target's greedy ones, otherwise its samples for this seed: the same
+        whatever the head drafts (up to rounding, which depends on how many tokens a forward reads)."""
+        num_drafts = tokens_of_round(steps, topk, draft_tokens) - 1
+        require_topk(topk, self.head.config.draft_vocab_size)
+        room = len(prompt_ids) + max_new_tokens + steps
+        drafter = Drafter(self.head, self.target.embedding, room)
+        accepted, verifications, behind_stop = [0] * steps, 0, 0
+        with Verifier(self.target, self.capture_layers, temperature, seed) as verifier:
+            fresh = verifier.advance(prompt_ids, [[]])
+            answer, finish_reason = _cut(fresh, self.target.stop_ids, max_new_tokens)
+            next_tokens = prompt_ids[1:] + fresh  # head row t takes the feature of x_t and the embedding of x_{t+1}
+            while not finish_reason:
+                hidden = drafter.confirm(verifier.features(), next_tokens)
+                paths = drafter.paths(hidden, steps=steps, topk=topk, num_drafts=num_drafts)
+                next_tokens = verifier.advance(answer[-1:], paths)
+                verifications += 1
+                for depth in range(len(next_tokens) - 1):
+                    accepted[depth] += 1
+                made = answer + next_tokens
+                answer, finish_reason = _cut(made, self.target.stop_ids, max_new_tokens)
+                behind_stop = len(made) - len(answer) if finish_reason == "stop" else 0
+        return Decoded(answer, verifications, accepted, behind_stop, finish_reason)
+
+
+@torch.inference_mode()
+def plain_greedy(target: Target, prompt_ids: list[int], max_new_tokens: int) -> list[int]:
+    """The target's own greedy answer, token by token, over the same kind of cache."""
+    answer: list[int] = []
+    known, finish_reason = prompt_ids, ""
+    with Verifier(target, [], temperature=0.0, seed=0) as verifier:
+        while not finish_reason:
+            known = verifier.advance(known, [[]])
+            answer, finish_reason = _cut(answer + known, target.stop_ids, max_new_tokens)
+    return answer
+
+
+def measure(
+    target: Target,
+    head: DraftHead,
+    capture_layers: Sequence[int],
+    prompts: Sequence[list[int]],
+    *,
+    steps: int,
+    topk: int,
+    draft_tokens: int | None,
+    max_new_tokens: int,
+    temperature: float,
+    seed: int,
+    progress: str | None,
+    plain: Sequence[list[int]] | None = None,
+) -> Measurement:
+    """Decode every prompt, seeded by its place; `progress` names the bar (None: no bar).
+
+    `plain` are the target's own greedy answers where the caller has them from before; else they are made here.
+    `seconds` is the time of speculative decoding alone."""
+    speculator = Speculator(target, head, capture_layers)
+    decoded, equal, seconds = [], 0, 0.0
+    for number, prompt_ids in enumerate(tqdm(prompts, desc=progress, unit="prompt", disable=progress is None)):
+        start = time.perf_counter()
+        answer = speculator.decode(
+            prompt_ids,
+            steps=steps,
+            topk=topk,
+            draft_tokens=draft_tokens,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            seed=seed + number,
+        )
+        seconds += time.perf_counter() - start
+        decoded.append(answer)
+        if temperature == 0:
+            own = plain[number] if plain is not None else plain_greedy(target, prompt_ids, max_new_tokens)
+            equal += answer.token_ids == own
+    return Measurement(decoded, equal / len(decoded) if decoded and temperature == 0 else None, seconds)
+
+
+def tokens_of_round(steps: int, topk: int, draft_tokens: int | None) -> int:
+    """Tokens that a round verifies, the root included; InputError for a shape that SGLang would change or refuse."""
+    given = f"steps={steps} topk={topk} draft_tokens={draft_tokens}"
+    if not all(isinstance(number, int) and number >= 1 for number in (steps, topk)):
+        raise InputError(f"{given}: steps and topk are whole numbers from 1 up; try steps=3 topk=1")
+    if topk == 1:
+        if draft_tokens not in (None, steps + 1):
+            raise InputError(f"{given}: a chain (topk=1) has steps + 1 tokens; set draft_tokens={steps + 1} or null")
+        return steps + 1
+    most = 1 + topk + (steps - 1) * topk**2
+    if not isinstance(draft_tokens, int) or not 2 <= draft_tokens <= most:
+        raise InputError(f"{given}: such a tree (topk > 1) has from 2 to {most} tokens; set draft_tokens within that")
+    return draft_tokens
+
+
+def require_topk(topk: int, draft_vocab_size: int) -> None:
+    if topk > draft_vocab_size:
+        raise InputError(f"topk={topk}: the head can draft no more than its {draft_vocab_size} tokens; lower topk")
+
+
+def _cut(token_ids: list[int], stop_ids: Set[int], max_new_tokens: int) -> tuple[list[int], str]:
+    """The answer so far up to its end, and the reason for the end ("": not yet)."""
+    for position, token in enumerate(token_ids[:max_new_tokens]):
+        if token in stop_ids:
+            return token_ids[: position + 1], "stop"
+    return token_ids[:max_new_tokens], "length" if len(token_ids) >= max_new_tokens else ""

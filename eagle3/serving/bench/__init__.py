@@ -1,0 +1,1 @@
+"""The plain target and the head under the same loads."""

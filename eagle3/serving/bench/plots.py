@@ -1,0 +1,70 @@
+"""The benchmark's pictures: time per token and throughput over concurrency, accept length of each prompt set."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from eagle3.serving.bench.loads import Side
+from eagle3.serving.bench.stats import Cell, Summary
+
+PICTURES = ("tpot.png", "throughput.png", "accept_length.png")
+SIDES: dict[Side, str] = {"plain": "--", "head": "-"}
+
+
+def draw(sets: Mapping[str, Sequence[Cell]], folder: Path) -> None:
+    """`sets` holds the cells of each prompt set by rising concurrency."""
+    over_concurrency(
+        sets,
+        lambda side: 1000 * side.tpot.median if side.tpot else None,
+        "time per output token, median [ms]",
+        folder / "tpot.png",
+    )
+    over_concurrency(sets, lambda side: side.throughput, "output tokens/s", folder / "throughput.png")
+    accept_lengths(sets, folder / "accept_length.png")
+
+
+def over_concurrency(
+    sets: Mapping[str, Sequence[Cell]], value: Callable[[Summary], float | None], label: str, path: Path
+) -> None:
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for number, (name, cells) in enumerate(sets.items()):
+        for side, line in SIDES.items():
+            measured = {cell.concurrency: value(cell.sides[side]) for cell in cells if side in cell.sides}
+            points = {key: height for key, height in measured.items() if height is not None}
+            if points:
+                axes.plot(*zip(*points.items(), strict=True), f"o{line}C{number % 10}", label=f"{name}, {side}")
+    levels = sorted({cell.concurrency for cells in sets.values() for cell in cells})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(levels, [str(level) for level in levels])
+    axes.minorticks_off()
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("concurrency")
+    axes.set_ylabel(label)
+    if axes.lines:
+        figure.legend(loc="outside lower center", ncols=2)
+    figure.savefig(path, dpi=120)
+
+
+def accept_lengths(sets: Mapping[str, Sequence[Cell]], path: Path) -> None:
+    """A bar for each prompt set and concurrency: batching must not change what is accepted."""
+    lengths = {
+        (name, cell.concurrency): cell.sides["head"].accept_length
+        for name, cells in sets.items()
+        for cell in cells
+        if "head" in cell.sides
+    }
+    levels = sorted({concurrency for _, concurrency in lengths})
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    width = 0.8 / max(len(levels), 1)
+    for place, level in enumerate(levels):
+        heights = [lengths.get((name, level)) or 0.0 for name in sets]
+        axes.bar([number + place * width for number in range(len(sets))], heights, width, label=f"concurrency {level}")
+    axes.set_xticks([number + 0.4 - width / 2 for number in range(len(sets))], list(sets))
+    axes.axhline(1, color="grey", linewidth=0.8)
+    axes.set_ylabel("accept length")
+    if levels:
+        figure.legend(loc="outside lower center", ncols=4)
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,169 @@
+"""The benchmark's report: results.json, report.md, the pictures, and the same in W&B."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers import WandbLogger
+
+from eagle3.serving.bench.loads import Measurement
+from eagle3.serving.bench.plots import PICTURES, draw
+from eagle3.serving.bench.stats import CONFIDENCE, Cell, Interval, Spread, by_set, cells, stops_paying
+from eagle3.storage import atomic_write, write_json
+
+NONE = "-"
+
+
+def write_report(measurements: Sequence[Measurement], facts: Mapping[str, Any], folder: Path) -> str:
+    """Write the files of the report; what it comes to, in one line for each prompt set. `facts` go in as they are."""
+    found = cells(measurements)
+    verdicts = [verdict(prompt_set, of_set) for prompt_set, of_set in by_set(found).items()]
+    write_json(folder / "results.json", {**facts, "verdicts": verdicts, "cells": [asdict(cell) for cell in found]})
+    draw(by_set(found), folder)
+    with atomic_write(folder / "report.md") as file:
+        file.write(markdown(found, verdicts, facts).encode())
+    return "\n".join(verdicts)
+
+
+def verdict(prompt_set: str, found: Sequence[Cell]) -> str:
+    """From which concurrency on speculation stops paying."""
+    speed_ups = {cell.concurrency: cell.speed_up for cell in found if cell.speed_up and cell.speed_up.tpot}
+    if not speed_ups:
+        return f"{prompt_set}: plain target and head were not both measured"
+    end = stops_paying(speed_ups)
+    if end is None:
+        return f"{prompt_set}: speculation pays at every concurrency measured, {min(speed_ups)} to {max(speed_ups)}"
+    way_out = f"action=tune tune.concurrency={end} looks for settings that pay there"
+    speed_up = interval(speed_ups[end].tpot)
+    return f"{prompt_set}: speculation stops paying at concurrency {end}, speed-up {speed_up}; {way_out}"
+
+
+# --- Markdown --------------------------------------------------------------------------------------------------------
+
+DEFINITIONS = f"""\
+- Time per output token (TPOT) of an answer: (latency - time to first token) / (tokens - 1). Time to first token (TTFT):
+  from sending the request to receiving its first token. Percentiles are over the answers of all repeats.
+- Tokens/s: output tokens of complete answers, from the first request sent to the last answer complete.
+- Accept length: 1 + accepted drafts / verifications, as the server counts them.
+- Same answers: the share that is the plain server's first answer to the prompt, token for token (greedy alone). In bf16
+  near-ties flip with the shape of a batch: how often shows on the plain side. Far fewer on the head's side say that the
+  server does not verify what it should, whatever its speed.
+- Speed-up: the ratio of the two servers' median TPOT, and of their tokens/s; geometric mean over repeats with a
+  {CONFIDENCE:.0%} interval (Student's t on the logarithms, one value a repeat). Speculation stops paying at the lowest
+  concurrency where the interval of TPOT is not wholly above 1.
+- Answers end at the end of the turn. Warm-up requests count nowhere, failed ones in no column but their own."""
+
+
+def markdown(found: Sequence[Cell], verdicts: Sequence[str], facts: Mapping[str, Any]) -> str:
+    sets = by_set(found)
+    parts = ["# Benchmark: the plain target and the head", "", *(f"- {line}" for line in verdicts), "", DEFINITIONS]
+    for prompt_set, of_set in sets.items():
+        parts += ["", f"## {prompt_set}", "", *load_table(of_set), "", *depth_table(of_set)]
+        parts += [f"\nFailed at concurrency {cell.concurrency}: {failures(cell)}" for cell in of_set if failures(cell)]
+    parts += ["", *(f"![{name}]({name})" for name in PICTURES), "", "## How it was measured", "", *fact_lines(facts)]
+    return "\n".join(parts) + "\n"
+
+
+def load_table(found: Sequence[Cell]) -> list[str]:
+    head = ["concurrency", "side", "TPOT ms: median", "p90", "p99", "TTFT ms: median", "p90", "p99", "tokens/s"]
+    head += ["accept length", "same answers", "answers", "failed", "speed-up TPOT", "speed-up tokens/s"]
+    rows = [head, ["---:"] * len(head)]
+    for cell in found:
+        for side, of_side in sorted(cell.sides.items(), reverse=True):  # plain before head
+            gain = cell.speed_up if side == "head" else None
+            times = [*milliseconds(of_side.tpot), *milliseconds(of_side.ttft), f"{of_side.throughput:.0f}"]
+            shares = [number(of_side.accept_length), share(of_side.same_answers)]
+            counts = [str(of_side.requests - of_side.failed), str(of_side.failed)]
+            gains = [interval(gain.tpot if gain else None), interval(gain.throughput if gain else None)]
+            rows.append([str(cell.concurrency), side, *times, *shares, *counts, *gains])
+    return table_lines(rows)
+
+
+def depth_table(found: Sequence[Cell]) -> list[str]:
+    """Share of verifications that accepted at least so many drafts."""
+    depths = {cell.concurrency: cell.sides["head"].per_depth for cell in found if "head" in cell.sides}
+    deepest = max((len(shares) for shares in depths.values()), default=0)
+    if not deepest:
+        return []
+    head = ["accepted at depth", *(str(depth) for depth in range(1, deepest + 1))]
+    rows = [
+        [f"concurrency {concurrency}", *(number(share) for share in shares), *[NONE] * (deepest - len(shares))]
+        for concurrency, shares in depths.items()
+    ]
+    return table_lines([head, ["---:"] * len(head), *rows])
+
+
+def table_lines(rows: Iterable[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(row)} |" for row in rows]
+
+
+def failures(cell: Cell) -> str:
+    parts = [
+        f"{side}: {count} times {reason}" for side, of in cell.sides.items() for reason, count in of.errors.items()
+    ]
+    return "; ".join(parts)
+
+
+def milliseconds(spread: Spread | None) -> list[str]:
+    return [f"{1000 * value:.2f}" for value in asdict(spread).values()] if spread else [NONE] * 3
+
+
+def number(value: float | None) -> str:
+    return NONE if value is None else f"{value:.3f}"
+
+
+def share(value: float | None) -> str:
+    return NONE if value is None else f"{value:.0%}"
+
+
+def interval(ratio: Interval | None) -> str:
+    if ratio is None:
+        return NONE
+    return f"{ratio.value:.2f}" + ("" if ratio.low is None else f" [{ratio.low:.2f}, {ratio.high:.2f}]")
+
+
+def fact_lines(facts: Mapping[str, Any], depth: int = 0) -> list[str]:
+    """A nested list."""
+    lines = []
+    for name, value in facts.items():
+        nested = isinstance(value, Mapping)
+        lines.append(f"{'  ' * depth}- {name}:" if nested else f"{'  ' * depth}- {name}: `{value}`")
+        lines += fact_lines(value, depth + 1) if nested else []
+    return lines
+
+
+# --- W&B -------------------------------------------------------------------------------------------------------------
+
+
+def log_to_wandb(
+    logger: WandbLogger, measurements: Sequence[Measurement], facts: Mapping[str, Any], folder: Path
+) -> None:
+    """One table row a cell and side, the pictures, and `facts` as the run's config."""
+    logger.log_hyperparams(dict(facts))
+    columns = ["prompt_set", "concurrency", "side", "tpot_ms", "ttft_ms", "tokens_per_second", "accept_length"]
+    columns += ["same_answers", "failed", "speed_up_tpot", "speed_up_throughput"]
+    rows = [row for cell in cells(measurements) for row in _wandb_rows(cell)]
+    logger.log_table("bench", columns=columns, data=rows)
+    for name in PICTURES:
+        logger.log_image(name.removesuffix(".png"), [str(folder / name)])
+
+
+def _wandb_rows(cell: Cell) -> list[list[Any]]:
+    gain = cell.speed_up
+    gains = [ratio.value if ratio else None for ratio in (gain.tpot, gain.throughput)] if gain else [None, None]
+    return [
+        [
+            cell.prompt_set,
+            cell.concurrency,
+            side,
+            1000 * of_side.tpot.median if of_side.tpot else None,
+            1000 * of_side.ttft.median if of_side.ttft else None,
+            of_side.throughput,
+            of_side.accept_length,
+            of_side.same_answers,
+            of_side.failed,
+            *gains,
+        ]
+        for side, of_side in cell.sides.items()
+    ]

@@ -1,0 +1,150 @@
+"""`action=bench`: from prompts and servers to the report, which is written of whatever was measured."""
+
+import logging
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers import WandbLogger
+
+from eagle3.answers.chat import Chat
+from eagle3.errors import InputError, Interrupted
+from eagle3.serving.bench.loads import RESULTS, Measurement, Plan, Side, measure_launched, measure_running, read_results
+from eagle3.serving.bench.report import log_to_wandb, write_report
+from eagle3.serving.check.prompts import file_prompts, prompt_source
+from eagle3.serving.server.command import Draft, LaunchSettings, launch_command, shell_line
+from eagle3.serving.server.launch import prepare
+from eagle3.target.files import TargetFiles
+from eagle3.training.loggers import close
+
+log = logging.getLogger(__name__)
+
+
+def prompt_sets(
+    chat: Chat, paths: Mapping[str, str], *, split: str, limit: int | None, max_length: int
+) -> dict[str, list[list[int]]]:
+    """Token ids of each set; prompts that are longer than `max_length` are left out, and said to be."""
+    if not paths:
+        raise InputError("bench.prompts and prompts.path are not set; try bench.prompts={chat: FILE.jsonl}")
+    sets = {}
+    for name, path in paths.items():
+        source = prompt_source(path=path, split=split)
+        assert source is not None
+        found = file_prompts(chat, source, limit=limit, max_length=max_length)
+        log.info(f"{name}: {len(found.prompts)} prompts of {path}, left out: {found.left_out or 'none'}")
+        sets[name] = found.prompts
+    return sets
+
+
+def benchmark(
+    launch: LaunchSettings,
+    target: TargetFiles,
+    draft: Draft | None,
+    plan: Plan,
+    *,
+    provenance: Mapping[str, str],
+    folder: Path,
+    dry_run: bool,
+    logger: WandbLogger | None,
+) -> None:
+    """Measure the servers that run already, or start both sides; the verdict goes to stdout, the rest to `folder`.
+
+    When a server dies or somebody presses Ctrl-C, the report is written of what was measured before."""
+    commands = {} if plan.settings.urls else bench_commands(launch, target, draft)
+    if dry_run:
+        print("\n".join(shell_line(launch, command) for command in commands.values()))
+        return
+    if (folder / RESULTS).exists():
+        raise InputError(f"{folder} holds the results of another benchmark; name a new folder: hydra.run.dir=DIR")
+    facts = known_before(target, plan, commands, provenance)
+    try:
+        if commands:
+            require_room(launch, plan)
+            prepare(launch, target, draft)
+            measure_launched(launch, commands, plan, folder, facts["server_info"])
+        else:
+            measure_running(plan, folder, facts["server_info"])
+    except KeyboardInterrupt:
+        raise Interrupted(f"what was measured before is in {folder}") from None
+    finally:
+        report(plan, facts, folder, logger)
+
+
+def known_before(
+    target: TargetFiles, plan: Plan, commands: Mapping[Side, list[str]], provenance: Mapping[str, str]
+) -> dict[str, Any]:
+    """Facts for the report. Variables of the servers' environment may be secrets and are left out."""
+    own_command = [word for word in sys.argv if "launch.env" not in word]
+    return {
+        "command": shlex.join(own_command),
+        "target": target.path,
+        "sampling": dict(plan.sampling),
+        "machine": machine(),
+        "versions": dict(provenance),
+        "servers": {side: shlex.join(command) for side, command in commands.items()} or plan.settings.urls,
+        "server_info": {},  # filled when they answer
+    }
+
+
+def report(plan: Plan, facts: dict[str, Any], folder: Path, logger: WandbLogger | None) -> None:
+    """Of whatever was measured; nothing where nothing was."""
+    measurements = read_results(folder / RESULTS)
+    if not measurements:
+        return
+    facts["notes"] = notes(measurements, facts, plan) or "none"
+    print(write_report(measurements, facts, folder))
+    print(f"report: {folder / 'report.md'}", flush=True)
+    if logger is not None:
+        log_to_wandb(logger, measurements, facts, folder)
+        close([logger], "success")
+
+
+def bench_commands(launch: LaunchSettings, target: TargetFiles, draft: Draft | None) -> dict[Side, list[str]]:
+    sides: dict[Side, Draft | None] = {"plain": None, "head": draft}
+    return {
+        side: launch_command(launch, target=target.path, revision=target.revision, draft=own)
+        for side, own in sides.items()
+    }
+
+
+def require_room(launch: LaunchSettings, plan: Plan) -> None:
+    most, room = max(plan.settings.concurrency), launch.max_running_requests
+    if room is None or room < most:
+        raise InputError(
+            f"launch.max_running_requests={room} does not hold the highest of bench.concurrency, {most}: requests "
+            f"would wait in a queue; set launch.max_running_requests={most}"
+        )
+
+
+def notes(measurements: Sequence[Measurement], facts: Mapping[str, Any], plan: Plan) -> dict[str, str]:
+    """What makes the numbers less comparable than they look."""
+    found = {}
+    if not all(measurement.result.cache_flushed for measurement in measurements):
+        found["prefix cache"] = "a server refused to empty it: times to first token profit from earlier requests"
+    for name, prompts in plan.prompts.items():
+        if len(plan.requests(name, max(plan.settings.concurrency))) > len(prompts):
+            found[name] = (
+                "some prompts were asked again within a load: the prefix cache shortens their time to first token"
+            )
+    for side, information in facts["server_info"].items():
+        room = information.get("max_running_requests")
+        if room is not None and room < max(plan.settings.concurrency):
+            found[f"{side} server"] = f"runs {room} requests at most: above that concurrency they wait in its queue"
+        if information.get("disable_overlap_schedule"):
+            found[f"{side} server's scheduler"] = "the overlap scheduler is off"
+    return found
+
+
+def machine() -> dict[str, Any]:
+    """Of this process; servers that were not started here may run elsewhere."""
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        gpus = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        gpus = []
+    return {"system": platform.platform(), "processor": platform.machine(), "cores": os.cpu_count(), "gpus": gpus}

@@ -1,0 +1,165 @@
+"""The benchmark's arithmetic: what answers become in the report.
+
+A cell is one prompt set at one concurrency. Only complete answers are counted; failed ones are counted beside them.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from statistics import fmean, median, quantiles, stdev
+
+from scipy import stats
+
+from eagle3.serving.bench.loads import Measurement, Side
+from eagle3.serving.server.load import LoadResult
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and upper percentiles, linear between neighbours."""
+
+    median: float
+    p90: float
+    p99: float
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A ratio with its confidence interval; `low` and `high` are None after a single repeat."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+    @property
+    def surely_above_one(self) -> bool:
+        return (self.value if self.low is None else self.low) > 1
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All repeats of a cell on one server. Times are in seconds, throughput in output tokens/s.
+
+    `per_depth[d - 1]` is the share of verifications that accepted at least d drafts; without a head `accept_length` is
+    None and `per_depth` empty. `same_answers`: the share that is the plain server's first answer to the prompt, None
+    where none was compared. `errors` counts failed requests by reason."""
+
+    requests: int
+    failed: int
+    errors: dict[str, int]
+    tpot: Spread | None
+    ttft: Spread | None
+    throughput: float
+    accept_length: float | None
+    per_depth: list[float]
+    same_answers: float | None
+
+
+@dataclass(frozen=True)
+class SpeedUp:
+    """Plain over head for the median time per output token, head over plain for the throughput."""
+
+    tpot: Interval | None
+    throughput: Interval | None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One prompt set at one concurrency; a side that was not measured is absent, and without both so is `speed_up`."""
+
+    prompt_set: str
+    concurrency: int
+    sides: dict[Side, Summary]
+    speed_up: SpeedUp | None
+
+
+def cells(measurements: Iterable[Measurement]) -> list[Cell]:
+    """In the order in which they were first measured."""
+    found: dict[tuple[str, int], dict[Side, list[LoadResult]]] = defaultdict(lambda: defaultdict(list))
+    for item in measurements:
+        found[item.prompt_set, item.concurrency][item.side].append(item.result)
+    return [
+        Cell(
+            prompt_set,
+            concurrency,
+            {side: summary(results) for side, results in sides.items()},
+            speed_up(sides["plain"], sides["head"]) if len(sides) == 2 else None,
+        )
+        for (prompt_set, concurrency), sides in found.items()
+    ]
+
+
+def by_set(found: Iterable[Cell]) -> dict[str, list[Cell]]:
+    """Cells of each prompt set by rising concurrency."""
+    sets: dict[str, list[Cell]] = defaultdict(list)
+    for cell in sorted(found, key=lambda cell: cell.concurrency):
+        sets[cell.prompt_set].append(cell)
+    return dict(sorted(sets.items()))
+
+
+def summary(repeats: Sequence[LoadResult]) -> Summary:
+    complete = [answer for result in repeats for answer in result.complete]
+    verifications = sum(answer.verify_ct for answer in complete)
+    accepted = sum(answer.correct_drafts for answer in complete)
+    compared = sum(result.agreement.compared for result in repeats)
+    return Summary(
+        requests=sum(len(result.answers) for result in repeats),
+        failed=sum(len(result.failed) for result in repeats),
+        errors=dict(Counter(str(answer.error) for result in repeats for answer in result.failed)),
+        tpot=spread([answer.tpot_s for answer in complete]),
+        ttft=spread([answer.ttft_s for answer in complete]),
+        throughput=sum(answer.output_tokens for answer in complete) / sum(result.seconds for result in repeats),
+        accept_length=1 + accepted / verifications if verifications else None,
+        per_depth=acceptance_per_depth([answer.histogram for answer in complete]),
+        same_answers=sum(result.agreement.same for result in repeats) / compared if compared else None,
+    )
+
+
+def spread(values: Sequence[float | None]) -> Spread | None:
+    """None where there is no value at all; a missing one (an answer of one token has no time per token) is left out."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    percentiles = quantiles(known if len(known) > 1 else known * 2, n=100, method="inclusive")
+    return Spread(median(known), percentiles[89], percentiles[98])
+
+
+def acceptance_per_depth(histograms: Sequence[Sequence[int]]) -> list[float]:
+    """From SGLang's counts of verifications that accepted exactly 0, 1, 2, … drafts."""
+    exactly = [sum(column) for column in zip_longest(*histograms, fillvalue=0)]
+    return [sum(exactly[depth:]) / sum(exactly) for depth in range(1, len(exactly))]
+
+
+def speed_up(plain: Sequence[LoadResult], head: Sequence[LoadResult]) -> SpeedUp:
+    """Repeat by repeat: the n-th of the plain target against the n-th of the head."""
+    pairs = [(summary([before]), summary([after])) for before, after in zip(plain, head, strict=False)]
+    times = [(before.tpot, after.tpot) for before, after in pairs]
+    return SpeedUp(
+        tpot=mean_ratio([before.median / after.median for before, after in times if before and after]),
+        throughput=mean_ratio(
+            [after.throughput / before.throughput for before, after in pairs if before.throughput and after.throughput]
+        ),
+    )
+
+
+def mean_ratio(ratios: Sequence[float]) -> Interval | None:
+    """Geometric mean with a 95 % interval by Student's t on the logarithms, one value a repeat."""
+    if not ratios:
+        return None
+    logs = [math.log(ratio) for ratio in ratios]
+    mean = fmean(logs)
+    if len(logs) < 2:
+        return Interval(math.exp(mean), None, None)
+    quantile = stats.t.ppf((1 + CONFIDENCE) / 2, df=len(logs) - 1)
+    margin = float(quantile) * stdev(logs) / math.sqrt(len(logs))
+    return Interval(math.exp(mean), math.exp(mean - margin), math.exp(mean + margin))
+
+
+def stops_paying(speed_ups: dict[int, SpeedUp]) -> int | None:
+    """The lowest concurrency whose time per output token is not surely better than the plain target's."""
+    unsure = (key for key, value in speed_ups.items() if value.tpot is not None and not value.tpot.surely_above_one)
+    return min(unsure, default=None)

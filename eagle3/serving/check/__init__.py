@@ -1,0 +1,1 @@
+"""What a server would make of a head."""

@@ -1,0 +1,82 @@
+"""What a server would make of a head, as a list of findings: the table's checks, then, where a table cannot tell, its
+accept length by our own decoder."""
+
+from eagle3.errors import InputError
+from eagle3.serving.check.accept_length import CHECK, Judge
+from eagle3.serving.check.config import (
+    check_context,
+    check_dtype,
+    check_layout,
+    check_model,
+    check_options,
+    check_rope,
+)
+from eagle3.serving.check.finding import Check, Finding, Problem, TargetFacts, has_errors, target_facts
+from eagle3.serving.check.layer_notation import check_notation
+from eagle3.serving.check.origin import check_layer_ids, check_target
+from eagle3.serving.check.tensors import check_embedding, check_tensors
+from eagle3.serving.check.vocabulary import check_d2t, check_draft_vocab_size, check_t2d
+from eagle3.serving.head.files import HeadFiles
+
+CHECKS: tuple[Check, ...] = (
+    check_layout,
+    check_model,
+    check_options,
+    check_draft_vocab_size,
+    check_layer_ids,
+    check_rope,
+    check_context,
+    check_dtype,
+    check_tensors,
+    check_embedding,
+    check_d2t,
+    check_t2d,
+    check_target,
+)
+# With errors of these our decoder still computes what SGLang would: the accept length tells how much they cost.
+DECODED_ALL_THE_SAME = ("layout", "options", "layer_ids", "context", "dtype", "embedding", "t2d")
+
+
+def run_checks(files: HeadFiles, facts: TargetFacts) -> list[Finding]:
+    """Every check of the table. A fault that several of them stumble over is said once."""
+    findings: list[Finding] = []
+    for check in CHECKS:
+        known = {finding.message for finding in findings}
+        findings += _findings(check, files, facts, known)
+    return findings
+
+
+def _findings(check: Check, files: HeadFiles, facts: TargetFacts, known: set[str]) -> list[Finding]:
+    name = check.__name__.removeprefix("check_")
+    problems: list[Problem] = []
+    try:
+        for problem in check(files, facts):
+            problems.append(problem)
+    except InputError as error:  # what was found before it stays
+        said = str(error) in known
+        problems.append(("skipped", "mend the error above first") if said else ("error", str(error)))
+    summary = (check.__doc__ or "").splitlines()[0].rstrip(".")
+    return [Finding(name, level, message) for level, message in problems or [("ok", summary)]]
+
+
+def check_head(files: HeadFiles, judge: Judge) -> list[Finding]:
+    """Every check of a head that was exported some time ago, by this project or another."""
+    findings = run_checks(files, target_facts(judge.target, judge.chat.settings["template_hash"]))
+    if not can_decode(files, judge, findings):
+        return [*findings, Finding(CHECK, "skipped", "mend the errors above first")]
+    prompts = judge.prompts(files.training)
+    result = judge.decoded(files.path, prompts)
+    findings.append(judge.judged(judge.facts(result, prompts), files.training))
+    if files.training is None:
+        findings.append(check_notation(files, judge, prompts, [answer.token_ids for answer in result.decoded]))
+    return findings
+
+
+def can_decode(files: HeadFiles, judge: Judge, findings: list[Finding]) -> bool:
+    if has_errors([finding for finding in findings if finding.check not in DECODED_ALL_THE_SAME]):
+        return False
+    try:
+        files.served_layers(len(judge.target.layers))
+    except InputError:
+        return False
+    return True

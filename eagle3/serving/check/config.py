@@ -1,0 +1,111 @@
+"""Checks of config.json: what SGLang builds from it, and what it would leave out."""
+
+import math
+from collections.abc import Iterator
+
+from eagle3.head.build import context_factor
+from eagle3.serving.check.finding import Problem, TargetFacts
+from eagle3.serving.head.files import ARCHITECTURE, NESTED, HeadFiles
+from eagle3.serving.head.format import MAPS, head_config, rope_of
+
+
+def check_layout(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
+    """config.json is laid out as SGLang reads it."""
+    if files.nested:
+        yield (
+            "error",
+            f"config.json is in the layout of vLLM's speculators, which SGLang does not start with: move the keys of "
+            f'{NESTED} to the top level, set architectures=["{ARCHITECTURE}"], model_type=llama and '
+            f"tie_word_embeddings=false, and remove keys that are null",
+        )
+
+
+def check_model(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
+    """Architecture and sizes are those that SGLang builds for this target."""
+    config = files.config
+    if config.get("architectures") != [ARCHITECTURE]:
+        found = config.get("architectures")
+        yield "error", f"architectures={found}: SGLang would build another model; set it to ['{ARCHITECTURE}']"
+    if config.get("model_type") != "llama":
+        yield "error", f"model_type={config.get('model_type')}: SGLang's head needs a llama config; set it to llama"
+    for key in ("hidden_size", "vocab_size"):
+        if config.get(key) != facts.config[key]:
+            found = f"{key}={config.get(key)}, this target has {facts.config[key]}"
+            yield "error", f"{found}: it is a head of another target; give the target that it was trained on"
+    if config.get("tie_word_embeddings"):
+        yield "error", "tie_word_embeddings=true: SGLang drafts with the target's embedding as lm_head; set it false"
+    if config.get("hidden_act", "silu") != "silu":
+        yield "error", f"hidden_act={config['hidden_act']}: SGLang stops, its head knows silu alone; set it"
+    head_config(files)
+
+
+def check_options(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
+    """config.json asks for nothing that SGLang's draft layer does not compute."""
+    config = files.config
+    if config.get("norm_before_residual"):
+        yield (
+            "error",
+            "norm_before_residual=true: SGLang does not read it and adds the un-normed state, so the head computes "
+            "something else than in training; train with norm_before_residual=false, or serve it with vLLM",
+        )
+    if "target_hidden_size" in config and config["target_hidden_size"] is None:
+        yield "error", "target_hidden_size=null: SGLang multiplies by it and does not start; remove the key"
+    if config.get("partial_rotary_factor", 1) != 1 or config.get("rope_is_neox_style") is False:
+        named = [f"{key}={config[key]}" for key in ("partial_rotary_factor", "rope_is_neox_style") if key in config]
+        yield (
+            "error",
+            f"{', '.join(named)}: SGLang rotates the head's channels so, heads of EAGLE-3 are trained with all of them "
+            f"in halves; remove the key, or serve the head where it was trained to be",
+        )
+    for key in ("attention_bias", "mlp_bias"):
+        if config.get(key):
+            kept = "o_proj's alone" if key == "attention_bias" else "none"
+            yield "error", f"{key}=true: of such biases SGLang keeps {kept}; train without them and set it to false"
+
+
+def check_rope(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
+    """RoPE is stated, and that of training.json or else of the target."""
+    stated = rope_of(files.config)
+    expected = rope_of(files.training["head_config"] if files.training else facts.config)
+    older = rope_of({key: value for key, value in files.config.items() if key != "rope_parameters"})
+    if stated is None:
+        yield "error", f"rope_theta is missing: SGLang assumes 10000; set rope_parameters to {expected}"
+    elif older not in (None, stated):
+        yield "error", f"rope_theta and rope_scaling say {older}, rope_parameters {stated}; make them agree"
+    elif stated != expected and files.training:
+        yield "error", f"RoPE {stated} is not that of the training, {expected}; set rope_parameters to it"
+    elif stated != expected:
+        yield "warning", f"RoPE {stated} is not the target's, {expected}: if the head was trained with that, set it"
+
+
+def check_context(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
+    """max_position_embeddings, times the factor of RoPE if it has one, covers the target's context."""
+    stated, factor = files.config.get("max_position_embeddings") or 0, context_factor(rope_of(files.config) or {})
+    length = int(stated * factor)
+    needed = int(facts.config["max_position_embeddings"] * context_factor(facts.config["rope_parameters"]))
+    if length < needed:
+        yield (
+            "error",
+            f"max_position_embeddings={stated} makes a context of {length}, which is less than the target's {needed}: "
+            f"SGLang does not start unless --context-length is {length} or less; set it to "
+            f"{math.ceil(needed / factor)}",
+        )
+
+
+def check_dtype(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
+    """config.json and the tensors are in the target's dtype."""
+    stated = files.config.get("dtype") or files.config.get("torch_dtype")
+    stored = {str(tensor.dtype).removeprefix("torch.") for name, tensor in files.tensors.items() if name not in MAPS}
+    if facts.dtype is None:
+        yield "skipped", "the target's config.json names no dtype"
+        return
+    if stated != facts.dtype:
+        taken = {None: "float16", "float32": "float16"}.get(stated, stated)
+        yield (
+            "error",
+            f"dtype={stated}, the target's is {facts.dtype}: unless --dtype is given SGLang runs the head in {taken}; "
+            f"set it to {facts.dtype}",
+        )
+    if stored - {facts.dtype}:
+        found = ", ".join(sorted(stored))
+        yield "warning", f"tensors are {found}: SGLang rounds them to {facts.dtype}; store them so"

@@ -1,0 +1,104 @@
+"""Prompts that a head is measured on: a file, the validation part of its feature store, or a few neutral questions."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from eagle3.answers.chat import Chat, RefusedConversation
+from eagle3.data.datamodule import split_fraction
+from eagle3.errors import InputError
+from eagle3.features.joined import open_store
+from eagle3.features.sample import Sample
+from eagle3.features.store import SampleRef
+from eagle3.prompts import Prompt, Refused, Source, configured_sources, read_prompts
+
+Messages = list[dict[str, str]]
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """Prompts as token ids, the key or folder they come from, and how many were left out for what reason.
+
+    `from_validation`: they are of those that validation during training was simulated on."""
+
+    origin: str
+    prompts: list[list[int]]
+    left_out: dict[str, int]
+    from_validation: bool = False
+
+
+def prompt_source(*, path: str | None, split: str) -> Source | None:
+    if path is None:
+        return None
+    [source] = configured_sources(path=path, license=None, name=None, split=split, attribution=None, sources=None)
+    return source
+
+
+def file_prompts(chat: Chat, source: Source, *, limit: int | None, max_length: int) -> PromptSet:
+    """Conversations of any shape up to their first user turn. They are read, never kept: no licence is asked for."""
+    left_out: Counter[str] = Counter()
+    conversations = _first_turns((found for _, found in read_prompts(source, keep_answers=False)), left_out)
+    prompts = _fitting(_encoded(chat, conversations, left_out), max_length, left_out)
+    return _not_empty(PromptSet(f"prompts.path={source.path}", list(islice(prompts, limit)), left_out))
+
+
+def question_prompts(chat: Chat, questions: list[str], *, max_length: int) -> PromptSet:
+    left_out: Counter[str] = Counter()
+    conversations = ([{"role": "user", "content": question}] for question in questions)
+    prompts = _fitting(_encoded(chat, conversations, left_out), max_length, left_out)
+    return _not_empty(PromptSet("check.questions", list(prompts), left_out))
+
+
+def validation_prompts(store: dict[str, Any], *, limit: int | None, max_length: int) -> PromptSet:
+    """Prompts that training held out, from the store that training.json names; InputError if it is there no more.
+
+    Validation is the lowest shares of the split, so they are taken from the bottom up."""
+    features = open_store(store["path"])
+    if features.fingerprint != store["hash"]:
+        raise InputError(f"{features.path} is no longer the store of the training")
+    samples: dict[float, SampleRef] = {}  # the first of each prompt
+    for ref in features.samples:
+        samples.setdefault(split_fraction(ref.entry.id), ref)
+    held_out = (samples[share] for share in sorted(samples) if share < store["val_fraction"])
+    left_out: Counter[str] = Counter()
+    prompts = _fitting((_prompt_part(features.read(ref)) for ref in held_out), max_length, left_out)
+    origin = f"validation prompts of {features.path}"
+    return _not_empty(PromptSet(origin, list(islice(prompts, limit)), left_out, from_validation=True))
+
+
+def _prompt_part(sample: Sample) -> list[int]:
+    return sample.input_ids[: int((sample.turns > 0).int().argmax())].tolist()
+
+
+def _first_turns(found: Iterable[Prompt | Refused], left_out: Counter[str]) -> Iterator[Messages]:
+    for prompt in found:
+        if isinstance(prompt, Refused):
+            left_out[prompt.reason] += 1
+            continue
+        roles = [message["role"] for message in prompt.messages]
+        yield prompt.messages[: roles.index("user") + 1]
+
+
+def _encoded(chat: Chat, conversations: Iterable[Messages], left_out: Counter[str]) -> Iterator[list[int]]:
+    for messages in conversations:
+        try:
+            yield chat.prompt_ids(messages)
+        except RefusedConversation as refused:
+            left_out[str(refused)] += 1
+
+
+def _fitting(prompts: Iterable[list[int]], max_length: int, left_out: Counter[str]) -> Iterator[list[int]]:
+    for ids in prompts:
+        if 0 < len(ids) <= max_length:
+            yield ids
+        else:
+            left_out[f"empty, or longer than the target's context less the answer: {max_length} tokens"] += 1
+
+
+def _not_empty(found: PromptSet) -> PromptSet:
+    if not found.prompts:
+        reasons = ", ".join(f"{reason}: {number}" for reason, number in found.left_out.items()) or "it is empty"
+        raise InputError(f"{found.origin} gives no prompt to measure on ({reasons}); name other prompts")
+    return found

@@ -1,0 +1,72 @@
+"""Checks of the tensors: SGLang's loader takes what it knows by name and says nothing of the rest.
+
+Shapes: V target vocabulary, H hidden size.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from eagle3.serving.check.finding import MAKE_AGAIN, Problem, TargetFacts
+from eagle3.serving.head.files import HeadFiles
+from eagle3.serving.head.format import EMBEDDING, MAPS, expected_shapes, head_config
+
+BIASES_AND_NORMS = (".bias", "q_norm.weight", "k_norm.weight")
+RECOMPUTED = "rotary_emb.inv_freq"  # old checkpoints store RoPE's frequencies
+SAME_ROW = 0.01  # of a row's length: rounding to bfloat16 moves it by 0.4 % at most
+CHUNK = 8192
+
+
+def check_tensors(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
+    """The file holds every tensor that SGLang loads, in its shape, and no other."""
+    expected = expected_shapes(files, head_config(files))
+    missing = sorted(expected.keys() - files.tensors.keys())
+    for name in missing:
+        left = "ones" if "norm" in name else "random numbers"
+        yield "error", f"{name} is missing: SGLang would go on with {left} in its place; {MAKE_AGAIN}"
+    for name in sorted(expected.keys() & files.tensors.keys()):
+        shape = tuple(files.tensors[name].shape)
+        if shape != expected[name]:
+            made = f"config.json makes it {expected[name]}"
+            yield "error", f"{name} has shape {shape}, {made}: SGLang stops loading; correct config.json"
+    for name in sorted(files.tensors.keys() - expected.keys() - {*MAPS, EMBEDDING}):
+        if not name.endswith(RECOMPUTED):
+            yield "error", f"{name} is unknown: SGLang would drop it without a word; {_way_out(name, missing)}"
+
+
+def _way_out(name: str, missing: list[str]) -> str:
+    if name.endswith(BIASES_AND_NORMS):
+        return "train without it"
+    if name.startswith("fc_norm."):
+        return "set fc_norm=true in config.json"
+    meant = [known for known in missing if name.endswith(known)]
+    return f"rename it to {max(meant, key=len)}" if meant else "rename it to a name that SGLang loads, or remove it"
+
+
+def check_embedding(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
+    """Without embeddings of its own, or with a copy of the target's, which SGLang uses for both."""
+    own = files.tensors.get(EMBEDDING)
+    if own is None:
+        return
+    if facts.embedding is None:
+        yield "skipped", f"the target was not at hand to compare {EMBEDDING} with"
+    elif own.shape != facts.embedding.shape:
+        shapes = f"{tuple(own.shape)}, the target's {tuple(facts.embedding.shape)}"
+        yield "error", f"{EMBEDDING} has shape {shapes}: it is a head of another target; give the one it was trained on"
+    elif differing := int(_differing_rows(own, facts.embedding)):
+        yield (
+            "error",
+            f"{EMBEDDING} differs from the target's in {differing} of {len(own)} rows: SGLang puts the target's in its "
+            f"place, and what was trained into them is lost; train with frozen embeddings, or give the target that "
+            f"they come from",
+        )
+
+
+def _differing_rows(own: Float[Tensor, "V H"], target: Float[Tensor, "V H"]) -> Int[Tensor, ""]:
+    counts = []
+    for ours, theirs in zip(own.split(CHUNK), target.split(CHUNK), strict=True):
+        wide = theirs.float().cpu()
+        counts.append(((ours.float() - wide).norm(dim=-1) > SAME_ROW * wide.norm(dim=-1)).sum())
+    return torch.stack(counts).sum()

@@ -1,0 +1,1 @@
+"""The exported head: its format, its files, its export."""

@@ -1,0 +1,1 @@
+"""SGLang servers: command, checks before the start, process, requests."""

@@ -1,0 +1,124 @@
+"""The command line of an SGLang server. Flag names and defaults are those of SGLang 0.5.17 (server_args.py)."""
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from eagle3.decoding.speculate import tokens_of_round
+from eagle3.errors import InputError
+
+REFUSED = {
+    "host": "set launch.host instead",
+    "port": "set launch.port instead",
+    "api-key": "requests of this project carry none; keep the server on launch.host=127.0.0.1 behind a proxy",
+    "admin-api-key": "the prefix cache is emptied without one; keep the server on launch.host=127.0.0.1",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchSettings:
+    """The keys of the same names in conf/serve/launch.yaml."""
+
+    python: str | None
+    env: Mapping[str, Any] | None
+    host: str
+    port: int
+    dtype: str
+    tp_size: int
+    mem_fraction_static: float | None
+    max_running_requests: int | None
+    cuda_graph_max_bs_decode: int | None
+    overlap_schedule: bool
+    trust_remote_code: bool
+    extra_flags: Mapping[str, Any] | None
+    check: bool
+    start_timeout_s: float
+    stop_timeout_s: float
+
+    @property
+    def interpreter(self) -> str:
+        return self.python or sys.executable
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Ours without PYTHONPATH, which is for this project's interpreter, then `env`."""
+        inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        return inherited | {name: str(value) for name, value in (self.env or {}).items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """A head and how it drafts. `draft_tokens` counts the root of the tree; None is for a chain: steps + 1."""
+
+    head: str
+    steps: int
+    topk: int
+    draft_tokens: int | None
+
+    def __post_init__(self) -> None:
+        """InputError for a shape that SGLang would change or refuse."""
+        tokens_of_round(self.steps, self.topk, self.draft_tokens)
+
+
+def launch_command(settings: LaunchSettings, *, target: str, revision: str | None, draft: Draft | None) -> list[str]:
+    """The command that serves `target`, alone where `draft` is None."""
+    flags = _server_flags(settings, target, revision) | (_draft_flags(draft) if draft else {})
+    flags |= _extra_flags(settings, speculative=draft is not None)
+    words = [word for name, value in flags.items() for word in _words(name, value)]
+    return [settings.interpreter, "-m", "sglang.launch_server", *words]
+
+
+def shell_line(settings: LaunchSettings, command: list[str]) -> str:
+    """What a user can paste: the command behind the variables of `launch.env`."""
+    variables = [f"{name}={shlex.quote(str(value))}" for name, value in (settings.env or {}).items()]
+    return " ".join([*variables, shlex.join(command)])
+
+
+def _server_flags(settings: LaunchSettings, target: str, revision: str | None) -> dict[str, Any]:
+    return {
+        "model-path": target,
+        "revision": revision,
+        "host": settings.host,
+        "port": settings.port,
+        "dtype": settings.dtype,
+        "tp-size": settings.tp_size,
+        "mem-fraction-static": settings.mem_fraction_static,
+        "max-running-requests": settings.max_running_requests,
+        "cuda-graph-max-bs-decode": settings.cuda_graph_max_bs_decode,
+        "disable-overlap-schedule": not settings.overlap_schedule,
+        "trust-remote-code": settings.trust_remote_code,
+    }
+
+
+def _draft_flags(draft: Draft) -> dict[str, Any]:
+    # Without all three numbers SGLang refuses some and chooses others by the target's class.
+    return {
+        "speculative-algorithm": "EAGLE3",
+        "speculative-draft-model-path": draft.head,
+        "speculative-num-steps": draft.steps,
+        "speculative-eagle-topk": draft.topk,
+        "speculative-num-draft-tokens": tokens_of_round(draft.steps, draft.topk, draft.draft_tokens),
+    }
+
+
+def _extra_flags(settings: LaunchSettings, *, speculative: bool) -> dict[str, Any]:
+    given = settings.extra_flags or {}
+    flags = {name.removeprefix("--").replace("_", "-"): value for name, value in given.items()}
+    for name, way_out in REFUSED.items():
+        if name in flags:
+            raise InputError(f"launch.extra_flags holds {name}: {way_out}")
+    return {name: value for name, value in flags.items() if speculative or not name.startswith("speculative-")}
+
+
+def _words(name: str, value: Any) -> list[str]:
+    if value is None or value is False:
+        return []
+    if value is True:
+        return [f"--{name}"]
+    if isinstance(value, dict):
+        return [f"--{name}", json.dumps(value)]
+    return [f"--{name}", *(map(str, value) if isinstance(value, list) else [str(value)])]

@@ -1,0 +1,74 @@
+"""`action=launch`: a server with a head, from the checks before its start to Ctrl-C."""
+
+import json
+import logging
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from eagle3.errors import Interrupted
+from eagle3.serving.check.finding import require_no_errors, table
+from eagle3.serving.server.command import Draft, LaunchSettings, launch_command, shell_line
+from eagle3.serving.server.preflight import check_files, find_sglang, require_capture, require_devices
+from eagle3.serving.server.process import Server, require_free_port, server_information
+from eagle3.target.files import TargetFiles
+
+log = logging.getLogger(__name__)
+
+
+def launch(settings: LaunchSettings, target: TargetFiles, draft: Draft | None, *, dry_run: bool, folder: Path) -> None:
+    """Serve until Ctrl-C or SIGTERM (Interrupted) or until the server ends by itself (InputError).
+
+    `dry_run` prints the command alone. The URL goes to stdout, the server's log to `folder` and stderr."""
+    command = launch_command(settings, target=target.path, revision=target.revision, draft=draft)
+    if dry_run:
+        print(shell_line(settings, command))
+        return
+    prepare(settings, target, draft)
+    log.info(shlex.join(command))  # without launch.env, which may hold secrets
+    try:
+        with Server(settings, command, log=folder / "server.log", name="the server") as server:
+            announce(server)
+            for line in server.follow():
+                print(line, file=sys.stderr, flush=True)
+            raise server.failure()
+    except KeyboardInterrupt:
+        raise Interrupted(f"the server is stopped; its log is {folder / 'server.log'}") from None
+
+
+def prepare(settings: LaunchSettings, target: TargetFiles, draft: Draft | None) -> None:
+    """InputError for what would go wrong at the start, or without a word behind it."""
+    require_free_port(settings.host, settings.port)
+    if not settings.check:
+        return
+    installation = find_sglang(settings)
+    if draft is not None:
+        findings = check_files(draft.head, target)
+        log.info(table(findings))
+        require_no_errors(findings, draft.head)
+    require_devices(installation, settings)
+    if draft is not None:
+        require_capture(installation, target)
+
+
+def announce(server: Server) -> None:
+    """The URL, a request to paste, and whether the overlap scheduler is on."""
+    information = server_information(server.url)
+    log.info(f"SGLang {information.get('version')}, log in {server.log}; {overlap(server.settings, information)}")
+    question = {"model": "default", "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
+    print(f"{server.url} is ready; ask it with:")
+    print(
+        f"curl -s {server.url}/v1/chat/completions -H 'Content-Type: application/json' "
+        f"-d {shlex.quote(json.dumps(question))}",
+        flush=True,
+    )
+
+
+def overlap(settings: LaunchSettings, information: Mapping[str, Any]) -> str:
+    """SGLang turns it off by itself for some targets and options: pipeline parallel, Mamba layers, the CPU."""
+    if not information.get("disable_overlap_schedule"):
+        return "overlap scheduler on"
+    reason = "by SGLang itself, its log says why" if settings.overlap_schedule else "by launch.overlap_schedule=false"
+    return f"overlap scheduler off, {reason}"

@@ -1,0 +1,202 @@
+"""One SGLang server: its start until it answers, its log, its end."""
+
+import contextlib
+import http.client
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tqdm import tqdm
+
+from eagle3.cli import end_like_ctrl_c
+from eagle3.errors import InputError
+from eagle3.serving.server.command import LaunchSettings
+from eagle3.serving.server.log import failure_reason, last_stage
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.5
+END_S = 5  # from the last sign of life to the end of the process
+# Not urllib's default opener: it would send requests for this machine through the user's proxy.
+OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+# Of what /server_info tells in 0.5.17: all of its server_args and more.
+REPORTED = (
+    "version",
+    "model_path",
+    "dtype",
+    "tp_size",
+    "attention_backend",
+    "sampling_backend",
+    "mem_fraction_static",
+    "max_running_requests",
+    "cuda_graph_max_bs_decode",
+    "disable_radix_cache",
+    "disable_overlap_schedule",
+    "speculative_algorithm",
+    "speculative_draft_model_path",
+    "speculative_num_steps",
+    "speculative_eagle_topk",
+    "speculative_num_draft_tokens",
+)
+
+
+class Server:
+    """A server's process, running from `with` to the end of the block; all it prints goes to the file `log`."""
+
+    def __init__(self, settings: LaunchSettings, command: list[str], *, log: Path, name: str) -> None:
+        """`name` is what progress and errors call it."""
+        self.settings = settings
+        self.command = command
+        self.log = log
+        self.name = name
+        host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
+        self.url = f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        _end_with_the_terminal()
+        require_free_port(self.settings.host, self.settings.port)
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._start()
+            self._wait_until_healthy()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def failure(self) -> InputError:
+        """What to raise once the server is no longer alive or does not answer."""
+        assert self.process is not None
+        status = None
+        with contextlib.suppress(subprocess.TimeoutExpired):  # its connections close a moment before it ends
+            status = self.process.wait(END_S)
+        ended = "no longer answers" if status is None else f"has ended (exit status {status})"
+        return InputError(f"{self.name} {ended}: {failure_reason(self.log, status)}; its log is {self.log}")
+
+    def stop(self) -> None:
+        """SIGTERM and time to free the GPU, then SIGKILL for the whole process group."""
+        if self.process is None:
+            return
+        process, self.process = self.process, None
+        try:
+            if process.poll() is None:
+                log.info(f"stopping {self.name}")
+                process.terminate()
+                process.wait(self.settings.stop_timeout_s)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:  # also on a second Ctrl-C
+            _kill_group(process.pid)
+            process.wait()
+
+    def follow(self) -> Iterator[str]:
+        """Lines that the log gets from now on, until the server ends."""
+        with self.log.open(encoding="utf-8", errors="replace") as file:
+            file.seek(0, os.SEEK_END)
+            alive = True
+            while alive:
+                alive = self.alive()  # asked before reading: the last lines are not lost
+                yield from (line.rstrip("\n") for line in file)
+                time.sleep(POLL_S if alive else 0)
+
+    def _start(self) -> None:
+        with self.log.open("wb") as file:
+            try:
+                self.process = subprocess.Popen(
+                    self.command,
+                    env=self.settings.environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # Ctrl-C is for us; we stop the server
+                )
+            except OSError as error:
+                raise InputError(f"launch.python={self.command[0]} cannot be run: {error.strerror}") from error
+
+    def _wait_until_healthy(self) -> None:
+        deadline = time.monotonic() + self.settings.start_timeout_s
+        with tqdm(bar_format="{desc} [{elapsed}]", desc=f"start {self.name}") as progress:
+            while not _healthy(self.url):
+                if not self.alive():
+                    raise self.failure()
+                if time.monotonic() > deadline:
+                    limit = f"launch.start_timeout_s={self.settings.start_timeout_s}"
+                    raise InputError(f"{limit}: {self.name} does not answer yet; raise it, or look into {self.log}")
+                progress.set_description_str(f"start {self.name}: {last_stage(self.log)}")
+                time.sleep(POLL_S)
+            progress.set_description_str(f"{self.name} is up")
+
+
+def _end_with_the_terminal() -> None:
+    """A closed terminal ends us like Ctrl-C, and the server with us; `nohup` keeps both. Handlers are set from the main
+    thread alone."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, end_like_ctrl_c)
+
+
+def require_free_port(host: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a server that has just ended holds nothing
+        try:
+            probe.bind((host, port))
+        except (OSError, OverflowError) as error:  # the latter: no port has that number
+            reason = getattr(error, "strerror", None) or error
+            way_out = "stop what listens there or take another, e.g. launch.port=30001"
+            raise InputError(f"launch.host={host} launch.port={port}: {reason}; {way_out}") from None
+
+
+def answers(url: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = 30) -> Any:
+    """The JSON that the server answers with (None: an empty body). OSError where it does not answer."""
+    request = urllib.request.Request(
+        f"{url}{path}", None if body is None else json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    try:
+        with OPENER.open(request, timeout=timeout_s) as response:
+            content = response.read()
+    except http.client.HTTPException as error:  # cut off midway; urllib leaves it as it is
+        raise ConnectionError(f"{url}{path}: {error!r}") from error
+    return json.loads(content) if content else None
+
+
+def server_information(url: str) -> dict[str, Any]:
+    """SGLang's version and settings. InputError where no SGLang answers."""
+    try:
+        information = answers(url, "/server_info")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{url}/server_info does not answer ({error}); name the URL of a running SGLang") from None
+    return {key: information[key] for key in REPORTED if key in information}
+
+
+def _healthy(url: str) -> bool:
+    """It says so and makes a token: /health alone may answer before the first kernels are compiled."""
+    try:
+        answers(url, "/health")
+        answers(url, "/generate", {"input_ids": [0], "sampling_params": {"max_new_tokens": 1}}, timeout_s=600)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)

@@ -1,0 +1,75 @@
+"""`action=tune`: from prompts to the flags to serve them with."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from eagle3.errors import Interrupted
+from eagle3.serving.check.settings import Answering
+from eagle3.serving.server.command import Draft, LaunchSettings
+from eagle3.serving.server.launch import prepare
+from eagle3.serving.tune.evidence import TuneSettings, decoder_gains
+from eagle3.serving.tune.report import advice, failures, table, write_report
+from eagle3.serving.tune.search import Search, search
+from eagle3.serving.tune.timing import ServerTimer
+from eagle3.target.files import TargetFiles
+
+
+def tune(
+    settings: TuneSettings,
+    launch: LaunchSettings,
+    target: TargetFiles,
+    head: str,
+    prompts: Sequence[list[int]],
+    answering: Answering,
+    *,
+    target_settings: Mapping[str, Any],
+    folder: Path,
+) -> Search:
+    """Search, print the table and the flags. tune.json, tune.png and the servers' logs go to `folder`.
+
+    `target_settings` load the target for the evidence of our decoder."""
+    timer = ServerTimer(
+        launch=launch,
+        target=target.path,
+        revision=target.revision,
+        head=head,
+        prompts=prompts,
+        concurrency=settings.concurrency,
+        requests_per_place=settings.requests_per_place,
+        sampling={"temperature": answering.temperature, "max_new_tokens": answering.max_new_tokens},
+        warmup=settings.warmup,
+        timeout_s=settings.timeout_s,
+        log_dir=folder,
+    )
+    if settings.timed:  # what the servers lack is said before the decoder's minutes, not after
+        timer.require_room()
+        prepare(launch, target, Draft(head=head, steps=1, topk=1, draft_tokens=None))
+    conditions = {
+        "target": target.path,
+        "head": head,
+        "prompts": len(prompts),
+        "launch": shlex.join(timer.command(None)),
+        **asdict(answering),
+        **asdict(settings),
+    }
+    kept: list[Path] = []
+
+    def keep(found: Search) -> None:
+        write_report(found, folder, {"conditions": conditions})
+        kept.append(folder / "tune.json")
+
+    gains = None
+    try:
+        if settings.evidence == "decoder":
+            gains = decoder_gains(settings, target_settings, Path(head), prompts, answering)
+        found = search(settings, gains, timer, keep)
+    except KeyboardInterrupt:
+        known = f"what was found before is in {kept[-1]}" if kept else "nothing was found yet"
+        raise Interrupted(f"the search is stopped; {known}") from None
+    print(table(found, rows=settings.rows))
+    print(failures(found), end="")
+    print(advice(found, target=target_settings["path"], head=head, concurrency=settings.concurrency))
+    return found

@@ -1,0 +1,124 @@
+"""One draft setting, or the plain target, timed on a real server under the user's load."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+from eagle3.errors import InputError
+from eagle3.serving.bench.stats import summary
+from eagle3.serving.server.command import Draft, LaunchSettings, launch_command
+from eagle3.serving.server.load import LoadResult, measure_load
+from eagle3.serving.server.process import Server, answers
+from eagle3.serving.server.same_answers import PlainAnswers
+from eagle3.serving.tune.predict import Gain, Setting
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A load's numbers. `seconds_per_token` is the median over answers of their time per output token.
+
+    `gain`, and `per_depth`, the share of rounds that accepted at least 1, 2, … drafts, are by the server's own counts;
+    None and empty without a head. `same_answers`: the share that is the plain server's answer."""
+
+    seconds_per_token: float
+    tokens_per_second: float
+    gain: Gain | None
+    per_depth: list[float]
+    same_answers: float | None
+    requests: int
+    failed: int
+
+    @property
+    def round_seconds(self) -> float:
+        assert self.gain is not None
+        return self.seconds_per_token * self.gain.tokens
+
+
+def timed(result: LoadResult) -> Timed:
+    """Raises InputError where no answer has a second token."""
+    numbers = summary([result])
+    if numbers.tpot is None:
+        reason = ", ".join(numbers.errors) or "all answers are one token long"
+        raise InputError(f"none of {numbers.requests} answers can be timed: {reason}")
+    gain = None
+    if numbers.accept_length is not None:
+        tokens = sum(answer.output_tokens - 1 for answer in result.complete)  # the first is prefill's
+        gain = Gain(numbers.accept_length, tokens / sum(answer.verify_ct for answer in result.complete))
+    return Timed(
+        numbers.tpot.median,
+        numbers.throughput,
+        gain,
+        numbers.per_depth,
+        numbers.same_answers,
+        numbers.requests,
+        numbers.failed,
+    )
+
+
+Timer = Callable[[Setting | None], Timed]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerTimer:
+    """Starts a server with a setting (None: the plain target), loads it with the prompts, stops it."""
+
+    launch: LaunchSettings
+    target: str
+    revision: str | None
+    head: str
+    prompts: Sequence[list[int]]
+    concurrency: int
+    requests_per_place: int
+    sampling: Mapping[str, Any]
+    warmup: int
+    timeout_s: float
+    log_dir: Path
+
+    @cached_property
+    def plain_answers(self) -> PlainAnswers:
+        return PlainAnswers(self.sampling)
+
+    def require_room(self) -> None:
+        room = self.launch.max_running_requests
+        if room is None or room < self.concurrency:
+            raise InputError(
+                f"launch.max_running_requests={room} is less than tune.concurrency={self.concurrency}: requests would "
+                f"wait in a queue; set launch.max_running_requests={self.concurrency}"
+            )
+
+    def command(self, setting: Setting | None) -> list[str]:
+        draft = Draft(head=self.head, **setting._asdict()) if setting else None
+        return launch_command(self.launch, target=self.target, revision=self.revision, draft=draft)
+
+    def __call__(self, setting: Setting | None) -> Timed:
+        name = "-".join(map(str, setting)) if setting else "plain"
+        number = max(len(self.prompts), self.requests_per_place * self.concurrency)
+        requests = list(islice(cycle(self.prompts), number))
+        log = self.log_dir / f"{name}.log"
+        with Server(self.launch, self.command(setting), log=log, name=f"server {name}") as server:
+            result = measure_load(
+                server.url,
+                requests,
+                concurrency=self.concurrency,
+                sampling=self.sampling,
+                warmup=self.warmup,
+                timeout_s=self.timeout_s,
+                progress=f"time {name}",
+            )
+            if result.failed:
+                _require_answer(server)
+        found = timed(self.plain_answers.compared(result, requests, plain=setting is None))
+        if setting and found.gain is None:
+            raise InputError(f"server {name} counted no verification, so it did not draft; look into {log}")
+        return found
+
+
+def _require_answer(server: Server) -> None:
+    """Raise if the server is gone; its process may live a moment longer than its connections."""
+    try:
+        answers(server.url, "/server_info")
+    except (OSError, ValueError):
+        raise server.failure() from None

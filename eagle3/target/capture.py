@@ -1,0 +1,103 @@
+"""What the draft head learns from: the residual stream into three layers of the target, and its last hidden.
+
+Shapes: B batch, T padded tokens, T_b tokens of sample b, H hidden size."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+
+from eagle3.errors import InputError
+from eagle3.target.model import Target
+
+
+def capture_layers(num_layers: int) -> list[int]:
+    """The three layers whose inputs the head reads, as indices into Hugging Face's `hidden_states`."""
+    return check_capture_layers([2, num_layers // 2, num_layers - 3], num_layers)
+
+
+def check_capture_layers(layers: Sequence[int], num_layers: int) -> list[int]:
+    low, middle, high = layers if len(layers) == 3 else (0, 0, 0)
+    if not 1 <= low < middle < high < num_layers:
+        way_out = f"[1,{num_layers // 2},{num_layers - 1}]" if num_layers >= 4 else "a target of 4 layers or more"
+        raise InputError(
+            f"features.capture_layers={[*layers]} does not fit a target of {num_layers} layers: three ascending "
+            f"indices from 1 to {num_layers - 1}; try features.capture_layers={way_out}"
+        )
+    return [low, middle, high]
+
+
+class Features(NamedTuple):
+    """What one sample gives: the residual stream into three layers, low to high, and the final-normed last hidden."""
+
+    aux: Float[Tensor, "T_b 3H"]
+    last: Float[Tensor, "T_b H"]
+
+
+class Capture:
+    """Runs the target without its `lm_head`; keeps the inputs of `layers` and the last hidden of real tokens only."""
+
+    def __init__(self, target: Target, layers: Sequence[int]) -> None:
+        self.target = target
+        self.layers = check_capture_layers(layers, len(target.layers))
+        self.alone = rope_depends_on_length(target.text_config)
+
+    @torch.no_grad()
+    def __call__(self, input_ids: Int[Tensor, "B T"], lengths: Sequence[int]) -> list[Features]:
+        """`input_ids` is padded on the right, with any id: in a causal model no real token looks there."""
+        if self.alone and len(lengths) > 1:
+            rows = zip(input_ids, lengths, strict=True)
+            return [features for ids, length in rows for features in self(ids[None, :length], [length])]
+        hidden_size = self.target.text_config.hidden_size
+        aux = [self.target.embedding.new_empty(length, 3, hidden_size) for length in lengths]
+        with ExitStack() as hooks:
+            for slot, layer in enumerate(self.layers):
+                keep = partial(_keep_input, [sample[:, slot] for sample in aux])
+                hooks.callback(self.target.layers[layer].register_forward_pre_hook(keep, with_kwargs=True).remove)
+            output = self.target.decoder(input_ids=input_ids.to(self.target.device), use_cache=False)
+        last = [
+            hidden[:length].to(self.target.device, copy=True)  # a view would hold on to the padding
+            for hidden, length in zip(output.last_hidden_state, lengths, strict=True)
+        ]
+        return [Features(*pair) for pair in zip((sample.flatten(1) for sample in aux), last, strict=True)]
+
+
+def _keep_input(places: list[Tensor], layer: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+    hidden = args[0] if args else kwargs["hidden_states"]  # (B, T, H)
+    for place, sample in zip(places, hidden, strict=True):
+        place.copy_(sample[: len(place)])
+
+
+def rope_depends_on_length(config: PreTrainedConfig) -> bool:
+    """Whether the longest row of a batch sets how all rows encode positions: such rows must run one at a time."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    nested = [value for value in parameters.values() if isinstance(value, dict)]  # one for each kind of layer
+    return any(rope.get("rope_type") in ("longrope", "dynamic") for rope in (parameters, *nested))
+
+
+@torch.no_grad()
+def check_lm_head(target: Target) -> None:
+    """Raise unless the target's logits are its `lm_head` times the final-normed last hidden, and nothing else.
+
+    The teacher is computed from the stored hidden that way: a bias, a scale or a soft-cap would be lost in silence."""
+    vocab_size = len(target.embedding)
+    input_ids = torch.randint(vocab_size, (1, 8), generator=torch.Generator().manual_seed(0)).to(target.device)
+    outputs: list[Any] = []
+    hook = target.decoder.register_forward_hook(lambda module, args, output: outputs.append(output))
+    try:
+        logits = target.model(input_ids=input_ids, use_cache=False).logits
+    finally:
+        hook.remove()
+    product = nn.functional.linear(outputs[0].last_hidden_state.to(target.lm_head.device), target.lm_head)
+    # One and the same product: the tolerance is for kernels that round differently.
+    error = (logits.to(product.device) - product).abs().max() / logits.abs().max()
+    if not error <= max(torch.finfo(target.lm_head.dtype).eps, 1e-5):
+        raise InputError(
+            f"target.path={target.path}: its logits are not lm_head times the last hidden (a bias, scale or soft-cap "
+            f"comes in between), so it cannot be a teacher yet; choose another target"
+        )

@@ -1,0 +1,229 @@
+"""The frozen target: load it, say exactly which model it is.
+
+Shapes: H hidden size, V target vocabulary."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from eagle3.errors import InputError
+from eagle3.storage import sha256_json
+from eagle3.target.files import (
+    DTYPES,
+    checked_path,
+    ends_of_turn,
+    first_line,
+    load_config,
+    load_tokenizer,
+    stated_dtype,
+)
+
+COMPARED = ("config_hash", "tokenizer_hash", "template_hash", "weights_hash")
+# What says how or where a model was loaded or saved, not which model it is.
+VOLATILE_CONFIG = {"transformers_version", "_name_or_path", "_commit_hash", "dtype", "torch_dtype", "use_cache"}
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A frozen causal language model with its tokenizer. `decoder` is its text part without the `lm_head`."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    path: str
+    config_hash: str
+    checkpoint_dtype: str | None  # that of the files, which is served, whatever it was loaded in here
+    decoder: nn.Module
+
+    @cached_property
+    def stop_ids(self) -> frozenset[int]:
+        """Ids that end a turn when the target generates."""
+        return ends_of_turn(self.model.generation_config, self.tokenizer)
+
+    @property
+    def device(self) -> torch.device:
+        """Where token ids go in and features come out; a balanced model has its layers elsewhere too."""
+        return self.embedding.device
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        return self.decoder.layers  # type: ignore[return-value]
+
+    @property
+    def text_config(self) -> PreTrainedConfig:
+        return self.model.config.get_text_config(decoder=True)
+
+    @property
+    def embedding(self) -> Float[Tensor, "V H"]:
+        """As stored; Gemma scales what it looks up by √H, which is no part of this matrix."""
+        return self.model.get_input_embeddings().weight  # type: ignore[return-value]
+
+    @property
+    def lm_head(self) -> Float[Tensor, "V H"]:
+        return self.model.get_output_embeddings().weight  # type: ignore[return-value]
+
+    @cached_property
+    def fingerprint(self) -> dict[str, str | None]:
+        """Which model this is. A chat template from a file replaces `template_hash`, see `template_hash`."""
+        template = self.tokenizer.chat_template
+        return {
+            "name": self.path,
+            "revision": getattr(self.model.config, "_commit_hash", None),
+            "config_hash": self.config_hash,
+            "tokenizer_hash": _tokenizer_hash(self.tokenizer),
+            "template_hash": template_hash(template.get("default") if isinstance(template, dict) else template),
+            "weights_hash": _weights_hash(self.decoder),
+        }
+
+
+# --- loading ---------------------------------------------------------------------------------------------------------
+
+
+def load_target(
+    *,
+    path: str | None,
+    revision: str | None,
+    dtype: str,
+    device: str,
+    attention: str | None,
+    trust_remote_code: bool,
+) -> Target:
+    """Load a target from a local folder or the Hugging Face hub, in eval mode, without gradients."""
+    path = checked_path(path)
+    place = _resolve_device(device)
+    precision = _resolve_dtype(dtype, place)
+    source: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    config_dict, config = load_config(path, **source)
+    tokenizer = load_tokenizer(path, **source)
+    placement = {"device_map": "auto"} if place is None else {}
+    options = {**source, **placement, "dtype": precision, "attn_implementation": attention}
+    model = _load_model(path, config, options)
+    if place is not None:
+        model.to(place)  # type: ignore[arg-type]
+    model.eval().requires_grad_(False)
+    return Target(
+        model=model,
+        tokenizer=tokenizer,
+        path=path,
+        config_hash=sha256_json(_without_volatile(config_dict)),
+        checkpoint_dtype=stated_dtype(config_dict),
+        decoder=_decoder(model, path),
+    )
+
+
+def _resolve_device(device: str) -> torch.device | None:
+    """None stands for `balanced`: layers spread over every GPU."""
+    if device == "balanced":
+        if find_spec("accelerate") is None:
+            raise InputError("target.device=balanced needs accelerate: pip install accelerate, or target.device=cuda")
+        return None
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        rule = "it must be auto, balanced, cpu, cuda or cuda:INDEX and be there"
+        raise InputError(f"target.device={device}: {rule} ({first_line(error)})") from error
+
+
+def _resolve_dtype(dtype: str, place: torch.device | None) -> torch.dtype | str:
+    if dtype == "auto":  # CPUs are slow in bf16, and fp32 makes greedy decoding repeatable
+        return torch.float32 if place is not None and place.type == "cpu" else "auto"
+    if dtype not in DTYPES:
+        raise InputError(f"target.dtype={dtype} is unknown; take one of: auto, {', '.join(DTYPES)}")
+    return DTYPES[dtype]
+
+
+def _load_model(path: str, config: PreTrainedConfig, options: dict[str, Any]) -> PreTrainedModel:
+    # Some multimodal models (Mistral 3.1) are not registered as causal models; their text part is one all the same.
+    image_model = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    causal_model = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or not image_model
+    loader: Any = AutoModelForCausalLM if causal_model else AutoModelForImageTextToText
+    try:  # safetensors only: other weight files are pickles
+        model, report = loader.from_pretrained(path, use_safetensors=True, output_loading_info=True, **options)
+    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
+        keys = f"target.path={path} target.attention={options['attn_implementation']}"
+        raise InputError(f"{keys} cannot be loaded: {first_line(error)}") from error
+    if report["missing_keys"]:  # transformers only warns, and would go on with random numbers
+        missing = sorted(report["missing_keys"])
+        raise InputError(
+            f"target.path={path} lacks {len(missing)} weights, e.g. {missing[0]}; get the whole checkpoint"
+        )
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise InputError(
+            "target.device=balanced: the target does not fit the GPUs; use more of them or a smaller dtype"
+        )
+    return model
+
+
+def _decoder(model: PreTrainedModel, path: str) -> nn.Module:
+    decoder = model.get_decoder()
+    if not hasattr(decoder, "layers"):  # Llama 4 answers with the whole model
+        decoder = getattr(decoder, "model", decoder)
+    if not isinstance(getattr(decoder, "layers", None), nn.ModuleList) or model.get_output_embeddings() is None:
+        kind = type(model).__name__
+        raise InputError(f"target.path={path} is a {kind}, which has no list of decoder layers with an lm_head on top")
+    return decoder
+
+
+# --- identity --------------------------------------------------------------------------------------------------------
+
+
+def template_hash(template: str | None) -> str | None:
+    """For a template from a file: `target.fingerprint | {"template_hash": template_hash(text)}`."""
+    return None if template is None else hashlib.sha256(template.encode()).hexdigest()
+
+
+def require_same_target(
+    expected: dict[str, Any], actual: dict[str, Any], *, expected_from: str, actual_from: str
+) -> None:
+    """Raise unless both fingerprints mean one model; folders may differ, what they hold may not."""
+    differing = [part.removesuffix("_hash") for part in COMPARED if expected.get(part) != actual.get(part)]
+    if differing:
+        raise InputError(
+            f"{expected_from} was made with target {expected.get('name')}, {actual_from} is {actual.get('name')}: "
+            f"they differ in {', '.join(differing)}; use the same target, tokenizer and chat template, or make "
+            f"{expected_from} again with this one"
+        )
+
+
+def _without_volatile(config: Any) -> Any:
+    if not isinstance(config, dict):
+        return config
+    return {key: _without_volatile(value) for key, value in config.items() if key not in VOLATILE_CONFIG}
+
+
+def _tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:  # Mistral's own tokenizers
+        return sha256_json(tokenizer.get_vocab())
+    content = json.loads(backend.to_str())
+    # Calling a tokenizer with padding or truncation leaves these settings behind.
+    return sha256_json({key: value for key, value in content.items() if key not in ("padding", "truncation")})
+
+
+def _weights_hash(decoder: nn.Module) -> str:
+    """The start of each embedding, norm and projection: cheap at any size, another value after any fine-tuning."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(decoder.named_parameters()):
+        # Fused experts have other names, and are left out: whether they are quantised depends on the device.
+        if name.endswith(("embed_tokens.weight", "norm.weight", "_proj.weight")):
+            start = parameter.detach().reshape(-1)[:4096].to(torch.bfloat16)  # the same from fp32 as from bf16
+            digest.update(start.cpu().view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,1 @@
+"""The LightningModule and all that a training run needs around it."""

@@ -1,0 +1,167 @@
+"""What Lightning does not have: checkpoints that survive a kill and a full disk, throughput in the log, and a progress
+bar that does not wait for the GPU."""
+
+import io
+import math
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import lightning
+import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.pytorch.callbacks import Callback, Checkpoint, TQDMProgressBar
+
+from eagle3.data.loader import PackLoader
+from eagle3.data.pack import Pack
+from eagle3.errors import Interrupted
+from eagle3.storage import atomic_write
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint under a temporary name first: a full disk or a kill leaves the one before as it was."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        content = io.BytesIO()  # torch hides what writing to a full disk raises
+        torch.save(checkpoint, content)
+        with atomic_write(Path(path)) as file:
+            file.write(content.getbuffer())
+
+
+def ends_step(trainer: lightning.Trainer, batch_idx: int) -> bool:
+    """Whether this batch was the last of its optimizer step."""
+    return (batch_idx + 1) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch
+
+
+class LastCheckpoint(Checkpoint):
+    """Saves `last.ckpt` every `every_n_steps` optimizer steps, at the end, and on SIGINT or SIGTERM of any rank.
+
+    Signals are acted on between steps, where the state is whole: the resumed run repeats nothing and skips nothing. Not
+    where a validation or an epoch's end follows, which Lightning would skip on resuming: the step behind it saves, or
+    the epoch's end. A `Checkpoint` runs after the callbacks whose state it saves.
+    """
+
+    def __init__(self, *, dirpath: str, every_n_steps: int) -> None:
+        self.path = Path(dirpath) / "last.ckpt"
+        self.every_n_steps = every_n_steps
+        self.signalled = self.stopping = self.due = self.stopped = False
+        self.handlers: dict = {}
+
+    def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+        self.handlers = {number: signal.signal(number, self._remember) for number in (signal.SIGINT, signal.SIGTERM)}
+        # Lightning's own question to the first rank, for which every rank's host waits before every step.
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+
+    def on_train_batch_end(
+        self,
+        trainer: lightning.Trainer,
+        module: lightning.LightningModule,
+        outputs: object,
+        batch: Pack,
+        batch_idx: int,
+    ) -> None:
+        if not ends_step(trainer, batch_idx):
+            return
+        self.stopping |= self._signalled_anywhere(trainer)
+        self.due |= self.every_n_steps > 0 and trainer.global_step % self.every_n_steps == 0
+        validates = (batch_idx + 1) % (trainer.val_check_batch or math.inf) == 0
+        if not validates and not trainer.is_last_batch:
+            self._save_if_due(trainer)
+
+    def on_train_epoch_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+        self._save_if_due(trainer)
+
+    # A signal ends the run only here, after the step that was saved has been logged.
+    def on_train_batch_start(
+        self, trainer: lightning.Trainer, module: lightning.LightningModule, batch: Pack, batch_idx: int
+    ) -> None:
+        if self.stopped:
+            raise Interrupted(f"stopped by a signal; go on with ckpt_path={self.path}")
+
+    def on_train_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+        trainer.save_checkpoint(self.path)
+
+    def teardown(self, trainer: lightning.Trainer, module: lightning.LightningModule, stage: str) -> None:
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+        self.handlers = {}
+
+    def _save_if_due(self, trainer: lightning.Trainer) -> None:
+        if self.due or self.stopping:
+            trainer.save_checkpoint(self.path)
+            self.due, self.stopped = False, self.stopping
+
+    def _signalled_anywhere(self, trainer: lightning.Trainer) -> bool:
+        """Ranks save together, but a signal may reach one alone; they ask one another where they wait to log anyway."""
+        if trainer.world_size == 1:
+            return self.signalled
+        if trainer.global_step % max(trainer.log_every_n_steps, 1):  # type: ignore[attr-defined]
+            return False
+        return trainer.strategy.reduce_boolean_decision(self.signalled, all=False)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        self.signalled = True
+
+
+class Progress(TQDMProgressBar):
+    """Reads `metrics` when it redraws. Lightning's own would read what is logged with prog_bar=True after every step,
+    and so make the host wait for the GPU each time (tests/training/test_callbacks.py)."""
+
+    def __init__(self, *, refresh_seconds: float, metrics: list[str]) -> None:
+        super().__init__()
+        self.metrics, self.refresh_seconds, self.drawn = metrics, refresh_seconds, time.monotonic()
+
+    def _should_update(self, current: int, total: int) -> bool:
+        now = time.monotonic()
+        due = self.is_enabled and (now - self.drawn >= self.refresh_seconds or current == total)
+        self.drawn = now if due else self.drawn
+        return due
+
+    def get_metrics(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> dict[str, Any]:
+        logged = trainer.callback_metrics
+        shown = {name: logged[name].item() for name in self.metrics if name in logged}
+        return super().get_metrics(trainer, module) | shown
+
+
+class Throughput(Callback):
+    """Logs trained rows (about one per answer token) and tokens a second of all ranks, and this one's wait for data."""
+
+    def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+        self._start(time.perf_counter(), 0.0)
+
+    def on_train_epoch_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+        self._start(time.perf_counter(), 0.0)
+
+    def on_validation_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+        self.paused = time.perf_counter()
+
+    def on_validation_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+        if not trainer.sanity_checking:  # before anything was started
+            self.started += time.perf_counter() - self.paused
+
+    def on_train_batch_end(
+        self,
+        trainer: lightning.Trainer,
+        module: lightning.LightningModule,
+        outputs: object,
+        batch: Pack,
+        batch_idx: int,
+    ) -> None:
+        self.rows += len(batch.rows)
+        self.tokens += len(batch.input_ids)
+        every = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if every and ends_step(trainer, batch_idx) and trainer.global_step % every == 0:
+            loader: PackLoader = trainer.train_dataloader  # type: ignore[assignment]
+            now, waited = time.perf_counter(), loader.waited
+            counts = torch.tensor([self.rows, self.tokens], dtype=torch.float32, device=module.device)
+            rows, tokens = trainer.strategy.reduce(counts, reduce_op="sum") / (now - self.started)
+            module.log("train/rows_per_s", rows, batch_size=1)
+            module.log("train/tokens_per_s", tokens, batch_size=1)
+            module.log("train/data_wait_share", (waited - self.waited) / (now - self.started), batch_size=1)
+            self._start(now, waited)  # logging waits for the GPU: that time belongs to the next steps
+
+    def _start(self, now: float, waited: float) -> None:
+        self.rows = self.tokens = 0
+        self.started, self.waited = now, waited

@@ -1,0 +1,169 @@
+"""The LightningModule: calls the unroll and the loss, logs. No mathematics here.
+
+Shapes: V target vocabulary, D draft vocabulary, H hidden size, K steps, S lengths of chains.
+"""
+
+import logging
+import math
+from pathlib import Path
+from pickle import UnpicklingError
+
+import lightning
+import torch
+from jaxtyping import Float
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from eagle3.data.pack import Pack
+from eagle3.errors import InputError
+from eagle3.head.attention import MakeAttention
+from eagle3.head.attention_choice import choose_attention, require_known
+from eagle3.head.draft_head import DraftHead
+from eagle3.head.layer import MakeLayer
+from eagle3.head.layer_choice import choose_layer, require_known_layer
+from eagle3.head.loss import UnrollLoss, UnrollMetrics, accept_length
+from eagle3.head.unroll import unroll
+from eagle3.training.optim import AdamWCosine
+from eagle3.training.rounds import rounds
+from eagle3.training.sharding import shard_over_ranks
+
+log = logging.getLogger(__name__)
+SERVED_STEPS = (3, 5)  # chains whose accept length validation promises, beside that of K steps
+
+
+def read_checkpoint(path: str | Path, *, setting: str) -> dict:
+    """A checkpoint of HeadTraining; `setting` is the config key and value that name it."""
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, UnpicklingError):  # torch's own messages advise to load pickles
+        checkpoint = {}
+    if not isinstance(checkpoint, dict) or "eagle3" not in checkpoint:
+        raise InputError(
+            f"{setting}: {path} is damaged, or no checkpoint of a draft head; give another one, e.g. "
+            f"RUN/checkpoints/last.ckpt of: python train.py data.path=DIR/features hydra.run.dir=RUN"
+        )
+    return checkpoint
+
+
+class HeadTraining(lightning.LightningModule):
+    """`origin` says where the head comes from, `settings` how it is trained: plain dicts, kept in every checkpoint."""
+
+    embedding: Float[Tensor, "V H"]
+    teacher_head: Float[Tensor, "D H"]
+    totals: Float[Tensor, " 3K+2"]
+    served: Float[Tensor, "S 2"]
+    attention: MakeAttention
+    layer: MakeLayer
+
+    def __init__(
+        self,
+        *,
+        head: DraftHead,
+        loss: UnrollLoss,
+        optim: AdamWCosine,
+        ttt_steps: int,
+        attention: str,
+        layer: str,
+        embedding: Float[Tensor, "V H"],
+        lm_head: Float[Tensor, "V H"],
+        origin: dict,
+        settings: dict,
+    ) -> None:
+        super().__init__()
+        if ttt_steps < 1:
+            raise InputError(f"ttt_steps={ttt_steps} must be 1 or more, e.g. ttt_steps=7")
+        self.head, self.loss, self.optim = head, loss, optim
+        require_known(attention)
+        require_known_layer(layer)
+        self.ttt_steps, self.attention_name, self.layer_name = ttt_steps, attention, layer
+        self.origin, self.settings = origin, settings
+        # The target's weights are read from the store at every start: a checkpoint holds the head alone.
+        self.register_buffer("embedding", embedding, persistent=False)
+        self.register_buffer("teacher_head", lm_head[head.draft_ids], persistent=False)
+        self.register_buffer("totals", torch.zeros(3 * ttt_steps + 2, dtype=torch.double), persistent=False)
+        self.served_steps = [*(steps for steps in SERVED_STEPS if steps < ttt_steps), ttt_steps]
+        self.register_buffer("served", torch.zeros(len(self.served_steps), 2, dtype=torch.double), persistent=False)
+
+    def configure_model(self) -> None:
+        if self.device_mesh is not None:  # trainer=fsdp
+            half = torch.bfloat16 if self.trainer.precision == "bf16-mixed" else None
+            shard_over_ranks(self, self.device_mesh, compute_dtype=half)
+
+    def setup(self, stage: str) -> None:
+        device, precision, config = self.trainer.strategy.root_device, self.trainer.precision, self.head.config
+        self.attention = choose_attention(
+            self.attention_name, device=device, precision=precision, head_dim=config.head_dim
+        )
+        self.layer = choose_layer(self.layer_name, device=device, precision=precision, config=config)
+        self.loss.require(device=device, precision=precision, config=config)
+
+    def training_step(self, pack: Pack, batch_idx: int) -> Tensor:
+        loss, metrics = self.compute_loss(pack)
+        self.log("train/loss", loss, batch_size=1)
+        self._log("train", metrics.as_tensor())
+        return loss
+
+    def validation_step(self, pack: Pack, batch_idx: int) -> None:
+        loss, metrics = self.compute_loss(pack)
+        self.totals += torch.cat([metrics.as_tensor(), (loss * pack.rows_in_step).double()[None]])
+        gained, rows = metrics.gained.cpu(), pack.rows.cpu()
+        self.served += self.served.new_tensor([rounds(gained, rows, steps=steps) for steps in self.served_steps])
+
+    def on_validation_epoch_start(self) -> None:
+        self.totals.zero_()
+        self.served.zero_()
+
+    def on_validation_epoch_end(self) -> None:
+        totals = self.trainer.strategy.reduce(self.totals, reduce_op="sum")
+        # The sums are those of all ranks: without sync_dist, here and below, Lightning would warn that they are not.
+        self.log("val/loss", (totals[-1] / totals[0]).float(), sync_dist=True)
+        length = self._log("val", totals[:-1])
+        verifications, accepted = self.trainer.strategy.reduce(self.served, reduce_op="sum").T
+        served = dict(zip(self.served_steps, 1 + accepted / verifications.clamp(min=1), strict=True))
+        for steps, value in served.items():
+            self.log(f"val/served_accept_length_{steps}", value.float(), sync_dist=True)
+        if self.trainer.is_global_zero:
+            chains = ", ".join(f"{value:.3f} in {steps}" for steps, value in served.items())
+            log.info("step %d: val/accept_length %.3f; served %s steps", self.trainer.global_step, length, chains)
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        total_steps = self.trainer.estimated_stepping_batches
+        if not math.isfinite(total_steps):
+            raise InputError(
+                f"trainer.max_epochs={self.trainer.max_epochs} gives the learning rate's schedule no end; give "
+                f"trainer.max_epochs or trainer.max_steps (trainer.max_time may still stop it earlier)"
+            )
+        optimizer, schedule = self.optim.build(self.head, int(total_steps))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def configure_gradient_clipping(
+        self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+    ) -> None:
+        """Lightning refuses to clip for a fused optimizer under bf16-mixed, where no loss scaling is in the way."""
+        if gradient_clip_val:
+            by_value = gradient_clip_algorithm == "value"
+            clip = nn.utils.clip_grad_value_ if by_value else nn.utils.clip_grad_norm_
+            clip(self.head.parameters(), gradient_clip_val)
+
+    def on_save_checkpoint(self, checkpoint: dict) -> None:
+        checkpoint["eagle3"] = {
+            "head_config": self.head.config.to_dict(),
+            "ttt_steps": self.ttt_steps,
+            "accept_length": {k: float(v) for k, v in self.trainer.callback_metrics.items() if k.startswith("val/")},
+            "origin": self.origin,
+            "settings": self.settings,
+        }
+
+    def compute_loss(self, pack: Pack) -> tuple[Tensor, UnrollMetrics]:
+        hidden = unroll(self.head, self.embedding, pack, self.ttt_steps, self.attention, self.layer)
+        return self.loss(self.head, hidden, self.teacher_head, pack)
+
+    def _log(self, stage: str, sums: Float[Tensor, " 3K+1"]) -> Tensor:
+        """Log accept length, which is returned, and per-step accuracy from the sums of `UnrollMetrics`."""
+        rows, (trained, correct, alive) = sums[0].clamp(min=1), sums[1:].view(3, -1)
+        accuracy = correct / trained.clamp(min=1)
+        values = {f"{stage}/accuracy_{step}": accuracy[step].float() for step in range(self.ttt_steps)}
+        values[f"{stage}/accept_length"] = accept_length(alive, rows).float()
+        self.log_dict(values, batch_size=1, sync_dist=stage == "val")
+        return values[f"{stage}/accept_length"]

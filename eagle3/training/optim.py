@@ -1,0 +1,94 @@
+"""AdamW or Muon, with linear warm-up and a cosine to a fraction of the learning rate."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import AdamW, Muon, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from eagle3.errors import InputError
+from eagle3.head.draft_head import DraftHead
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamWCosine:
+    lr: float
+    betas: tuple[float, float]
+    weight_decay: float
+    warmup_fraction: float
+    final_lr_fraction: float
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0:
+            raise InputError(f"optim.lr={self.lr} must be above 0, e.g. optim.lr=1e-3")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise InputError(f"optim.betas={list(self.betas)} must be two numbers from 0 to below 1, e.g. [0.9,0.95]")
+
+    def build(self, head: DraftHead, total_steps: int) -> tuple[Optimizer, LambdaLR]:
+        optimizer = self.optimizer(head)
+        return optimizer, LambdaLR(optimizer, partial(self.scale, total_steps=total_steps))
+
+    def optimizer(self, head: DraftHead) -> Optimizer:
+        return self.adamw(head.parameters())
+
+    def adamw(self, parameters: Iterable[nn.Parameter]) -> AdamW:
+        return AdamW(
+            parameters, lr=self.lr, betas=(self.betas[0], self.betas[1]), weight_decay=self.weight_decay, fused=True
+        )
+
+    def scale(self, step: int, total_steps: int) -> float:
+        """Factor on the learning rate at an optimizer step; past `total_steps` it stays at the final one."""
+        warmup_steps = math.ceil(self.warmup_fraction * total_steps)
+        if step < warmup_steps:
+            return (step + 1) / warmup_steps
+        progress = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
+        return self.final_lr_fraction + (1 - self.final_lr_fraction) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MuonCosine(AdamWCosine):
+    """Muon for the matrices between the captured states and the last norm; AdamW for norms and `lm_head`.
+
+    Updates are scaled to the size of AdamW's (arXiv:2502.16982, section 2.2), so that one learning rate and one weight
+    decay serve both. Each step multiplies matrices: 27 TFLOP for the head of an 8B target (counted), on every rank.
+    """
+
+    def optimizer(self, head: DraftHead) -> Optimizer:
+        matrices: list[nn.Parameter] = []
+        others: list[nn.Parameter] = []
+        for each in head.parameters():
+            (matrices if each.ndim == 2 and each is not head.lm_head.weight else others).append(each)
+        muon = Muon(matrices, lr=self.lr, weight_decay=self.weight_decay, adjust_lr_fn="match_rms_adamw")
+        return CombinedOptimizer([muon, self.adamw(others)])
+
+
+class CombinedOptimizer(Optimizer):
+    """Several optimizers as one: Lightning steps, schedules, saves and loads one."""
+
+    def __init__(self, parts: list[Optimizer]) -> None:
+        self.parts = parts
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        self._share()
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        with torch.enable_grad():
+            loss = closure() if closure else None
+        for part in self.parts:
+            part.step()
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._share()
+
+    def _share(self) -> None:
+        """Groups and state of the parts are those that are scheduled, saved and loaded here."""
+        groups = iter(self.param_groups)
+        for part in self.parts:
+            part.param_groups = [next(groups) for _ in part.param_groups]
+            part.state = self.state

@@ -1,0 +1,70 @@
+"""The ranked table at the end of a sweep, and again with: python -m eagle3.training.sweep outputs/sweep/…"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf
+
+from eagle3.cli import exit_with
+
+
+class RankedTable(Callback):
+    """Hydra callback: prints the table when all jobs of a sweep have ended; exit status 1 if one has no result."""
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Settings of these jobs would stand beside results of others."""
+        directory = Path(config.hydra.sweep.dir)
+        if first_rank() and read_jobs(directory):
+            exit_with(f"hydra.sweep.dir={directory} holds an earlier sweep; give another folder, or leave it out", 1)
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        if not first_rank():  # its jobs have ended before the first rank has written their results
+            return
+        directory = Path(config.hydra.sweep.dir)
+        print(ranked_table(directory))
+        if any(job["accept_length"] is None for job in read_jobs(directory)):
+            sys.exit(1)
+
+
+def first_rank() -> bool:
+    """Of the processes that torchrun or a scheduler starts with the same command."""
+    return all(os.environ.get(name, "0") == "0" for name in ("LOCAL_RANK", "RANK", "SLURM_PROCID"))
+
+
+def ranked_table(directory: Path) -> str:
+    """Jobs of a sweep with the settings that differ, best accept length first; jobs without a result last."""
+    jobs = sorted(read_jobs(directory), key=rank)
+    if not jobs:
+        return f"{directory} holds no job of a sweep"
+    shared = set.intersection(*(set(job["settings"]) for job in jobs)) if len(jobs) > 1 else set()
+    lines = [f"{'rank':>4}  {'accept length':>13}  {'steps':>6}  job  settings"]
+    for number, job in enumerate(jobs, start=1):
+        accept_length = f"{job['accept_length']:.4f}" if job["accept_length"] else "no result"
+        settings = " ".join(item for item in job["settings"] if item not in shared)
+        lines.append(f"{number:>4}  {accept_length:>13}  {job['steps']:>6}  {job['name']:>3}  {settings}")
+    return "\n".join(lines)
+
+
+def read_jobs(directory: Path) -> list[dict[str, Any]]:
+    return [read_job(path.parent.parent) for path in directory.glob("*/.hydra/overrides.yaml")]
+
+
+def read_job(path: Path) -> dict[str, Any]:
+    result = path / "result.json"
+    values = json.loads(result.read_text()) if result.is_file() else {"accept_length": None, "steps": 0}
+    overrides = [str(item) for item in OmegaConf.load(path / ".hydra" / "overrides.yaml")]
+    return {"name": path.name, "settings": overrides, **values}
+
+
+def rank(job: dict[str, Any]) -> tuple[float, str]:
+    return -(job["accept_length"] or 0), job["name"]
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or not Path(sys.argv[1]).is_dir():
+        exit_with("give the folder of a sweep: python -m eagle3.training.sweep outputs/sweep/…", 1)
+    print(ranked_table(Path(sys.argv[1])))

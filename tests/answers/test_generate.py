@@ -1,0 +1,160 @@
+"""The target's own decoding loop: against Hugging Face's, alone against in company, and its sampling distribution."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3ForCausalLM, Gemma3TextConfig, Phi3ForCausalLM
+
+from eagle3.answers.generate import (
+    CACHE_ROOM,
+    PreallocatedLayer,
+    choose_tokens,
+    generate,
+    preallocated_cache,
+    sampling_probabilities,
+)
+from tests.target.test_capture import text_config
+
+GREEDY = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
+WARM = {"temperature": 0.9, "top_p": 0.95, "top_k": 50}
+STOP = 2
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # matrices this small only wait for a second one
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_path):
+    return AutoModelForCausalLM.from_pretrained(tiny_path, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def prompts(tiny_path):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_path)
+    questions = ["List files", "What is a tuple in Python?", "Say hi", "Compute 3 * 4.", "How do I copy a directory?"]
+    texts = [f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n" for question in questions]
+    return [tokenizer(text)["input_ids"] for text in texts]
+
+
+def answer(model, prompts, *, max_new_tokens=40, seeds=None, stop_ids=frozenset({STOP}), **sampling):
+    seeds = list(range(len(prompts))) if seeds is None else seeds
+    return generate(model, prompts, seeds=seeds, max_new_tokens=max_new_tokens, stop_ids=stop_ids, pad_id=0, **sampling)
+
+
+def hugging_face_greedy(model, prompt, max_new_tokens, **options):
+    ids = torch.tensor([prompt])
+    whole = model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_new_tokens, **options
+    )
+    return whole[0, len(prompt) :].tolist()
+
+
+def test_greedy_answers_equal_hugging_face_generate(model, prompts):
+    answers = answer(model, prompts, max_new_tokens=CACHE_ROOM + 20, **GREEDY)
+    for prompt, ours in zip(prompts, answers, strict=True):
+        assert ours.token_ids == hugging_face_greedy(model, prompt, CACHE_ROOM + 20, eos_token_id=STOP, pad_token_id=0)
+        assert ours.finish_reason == ("stop" if ours.token_ids[-1] == STOP else "length")
+    assert {ours.finish_reason for ours in answers} == {"stop", "length"}
+
+
+def test_an_answer_does_not_depend_on_the_rows_that_share_the_batch(model, prompts):
+    prompts = prompts * 3
+    together = answer(model, prompts, **WARM)
+    for seed, prompt in enumerate(prompts):
+        assert answer(model, [prompt], seeds=[seed], **WARM) == [together[seed]]
+    lengths = [len(ours.token_ids) for ours in together]
+    assert len(set(lengths)) > 3  # rows did leave the batch at different times
+
+
+def test_a_longer_row_beside_it_does_not_change_an_answer_where_positions_depend_on_length():
+    torch.manual_seed(0)
+    model = Phi3ForCausalLM(text_config("phi3_longrope", num_layers=2)).eval()
+    short, long = [3, 5, 7, 9], list(range(10, 40))
+    together = answer(model, [short, long], max_new_tokens=6, **GREEDY)
+    assert answer(model, [short], max_new_tokens=6, **GREEDY) == together[:1]
+    assert answer(model, [long], max_new_tokens=6, **GREEDY) == together[1:]
+
+
+def test_the_seed_decides_the_answer(model, prompts):
+    first, again, other = answer(model, [prompts[1]] * 3, seeds=[7, 7, 8], **WARM)
+    assert first == again != other
+
+
+def test_an_answer_is_cut_at_max_new_tokens_or_after_its_first_stop(model, prompts):
+    (cut,) = answer(model, [prompts[1]], max_new_tokens=1, **GREEDY)
+    assert len(cut.token_ids) == 1 and cut.finish_reason == "length"
+    (long,) = answer(model, [prompts[1]], max_new_tokens=10, **GREEDY)
+    stop = long.token_ids[4]
+    (stopped,) = answer(model, [prompts[1]], max_new_tokens=10, stop_ids={stop, 4000}, **GREEDY)
+    assert stopped.token_ids == long.token_ids[: long.token_ids.index(stop) + 1] and stopped.finish_reason == "stop"
+
+
+def test_sliding_window_layers_keep_the_models_own_cache():
+    torch.manual_seed(0)
+    config = Gemma3TextConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=6,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        sliding_window=8,
+        initializer_range=0.5,
+        pad_token_id=0,
+    )
+    model = Gemma3ForCausalLM(config).eval()
+    kinds = [type(layer) is PreallocatedLayer for layer in preallocated_cache(model).layers]
+    assert any(kinds) and not all(kinds)
+    prompts = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 3, 9, 8, 7, 11, 12], [3, 3, 3, 10, 20, 30, 40]]
+    for prompt, ours in zip(prompts, answer(model, prompts, max_new_tokens=15, stop_ids={50}, **GREEDY), strict=True):
+        assert ours.token_ids == hugging_face_greedy(model, prompt, 15, eos_token_id=50)
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (3, 1.0), (0, 0.7), (5, 0.6), (100, 0.01)])
+def test_top_k_and_top_p_keep_what_a_plain_loop_keeps(top_k, top_p):
+    logits = torch.randn(20, 12, generator=torch.Generator().manual_seed(0)) * 2
+    ours = sampling_probabilities(logits, temperature=0.8, top_p=top_p, top_k=top_k)
+    for row, probabilities in zip(logits, ours, strict=True):
+        softmax = (row / 0.8).softmax(dim=-1).tolist()
+        order = sorted(range(12), key=lambda token: -softmax[token])[: top_k or 12]
+        total = sum(softmax[token] for token in order)
+        kept, mass = [], 0.0
+        for token in order:
+            if mass < top_p:
+                kept.append(token)
+            mass += softmax[token] / total
+        share = sum(softmax[token] for token in kept)
+        wanted = [softmax[token] / share if token in kept else 0.0 for token in range(12)]
+        torch.testing.assert_close(probabilities / probabilities.sum(), torch.tensor(wanted))
+
+
+def test_tokens_are_drawn_with_their_probabilities():
+    logits = torch.tensor([0.3, -1.0, 2.0, 1.1, -torch.inf, 0.0])
+    # An even grid of uniforms must hit each token in proportion: no luck involved.
+    uniforms = (torch.arange(10_000, dtype=torch.float64) + 0.5) / 10_000
+    drawn = choose_tokens(logits.expand(10_000, -1), uniforms, temperature=0.5, top_p=0.95, top_k=4)
+    wanted = sampling_probabilities(logits[None], temperature=0.5, top_p=0.95, top_k=4)[0]
+    frequencies = torch.bincount(drawn, minlength=6) / 10_000
+    torch.testing.assert_close(frequencies, wanted / wanted.sum(), atol=2e-4, rtol=0)
+
+
+def test_uniforms_at_the_edges_never_draw_an_impossible_token():
+    logits = torch.tensor([[-torch.inf, 0.0, 0.0, -torch.inf]] * 2)
+    uniforms = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
+    assert choose_tokens(logits, uniforms, temperature=1.0, top_p=1.0, top_k=0).tolist() == [1, 2]
+
+
+def test_seeds_draw_the_models_distribution(model, prompts):
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([prompts[1]]), logits_to_keep=1).logits[0, -1]
+    wanted = logits.softmax(dim=-1)
+    drawn = answer(model, [prompts[1]] * 500, max_new_tokens=1, temperature=1.0, top_p=1.0, top_k=0)
+    frequencies = torch.bincount(torch.tensor([ours.token_ids[0] for ours in drawn]), minlength=4096) / 500
+    likely = wanted > 0.05
+    deviation = (wanted * (1 - wanted) / 500).sqrt()
+    assert likely.any() and ((frequencies - wanted).abs() < 4 * deviation)[likely].all()

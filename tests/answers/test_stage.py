@@ -1,0 +1,443 @@
+"""The responses stage with the bundled target: whole or absent, resumable, the same rows in any order and company."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import eagle3.answers.stage
+from eagle3.answers.chat import Chat
+from eagle3.answers.dialogue import NO_CONTENT, Dialogue
+from eagle3.answers.generate import Answer
+from eagle3.answers.stage import _batches, answer_prompts
+from eagle3.errors import InputError
+from eagle3.storage import read_json, read_jsonl, write_jsonl
+from eagle3.target.model import load_target
+
+SETTINGS = {
+    "answers": "target",
+    "batch_size": 4,
+    "batch_tokens": 4096,
+    "window": 3,
+    "max_new_tokens": 8,
+    "max_prompt_tokens": None,
+    "temperature": 0.7,
+    "top_p": 1.0,
+    "top_k": 0,
+    "seed": 0,
+    "on_length": "keep",
+}
+# The bundled target answers these in 6 to 12 tokens.
+QUICK = [
+    "How is `sympy.polys.monomials.MonomialOps` used?",
+    "Explain `vfield` from `sympy.polys.fields`.",
+    "Explain `to_dict` from `sympy.polys.polyclasses`.",
+]
+# An earlier answer is shortened, as templates do that strip reasoning: the next prompt never continues the row.
+SHORTENING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{{ m.content[:3] if m.role == 'assistant' else m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # matrices this small only wait for a second one
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def target(tiny_path):
+    return load_target(
+        path=str(tiny_path), revision=None, dtype="auto", device="cpu", attention=None, trust_remote_code=False
+    )
+
+
+@pytest.fixture(scope="module")
+def chat(target):
+    return make_chat(target)
+
+
+def make_chat(target, template=None, **template_kwargs):
+    settings = {"template": template, "template_kwargs": template_kwargs, "date": "2026-01-01"}
+    return Chat(target.tokenizer, stop_ids=target.stop_ids, **settings)
+
+
+def prompt(number, *questions):
+    messages = [{"role": "user", "content": question} for question in questions]
+    return {"id": f"p{number}", "source": "test", "license": "MIT", "messages": messages}
+
+
+def write_prompts(out_dir, prompts):
+    write_jsonl(out_dir / "prompts" / "prompts.jsonl", prompts)
+    return out_dir
+
+
+@pytest.fixture
+def out_dir(tmp_path):
+    singles = [prompt(number, QUICK[number % 3] + "!" * number) for number in range(6)]
+    return write_prompts(tmp_path / "out", [*singles, prompt(6, *QUICK)])
+
+
+def rows_of(out_dir):
+    return {row["id"]: row for row in read_jsonl(out_dir / "responses" / "responses.jsonl")}
+
+
+def errors_of(out_dir):
+    return list(read_jsonl(out_dir / "responses" / "errors.jsonl"))
+
+
+def run(target, chat, out_dir, **changes):
+    return answer_prompts(target=target, chat=chat, out_dir=out_dir, **SETTINGS | changes)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The prompts that were handed to the target so far."""
+    generate, asked = eagle3.answers.stage.generate, []
+
+    def generate_and_note(model, prompts, **settings):
+        asked.extend(map(tuple, prompts))
+        return generate(model, prompts, **settings)
+
+    monkeypatch.setattr(eagle3.answers.stage, "generate", generate_and_note)
+    return asked
+
+
+def asked_for(rows):
+    return [tuple(row["input_ids"][:start]) for row in rows.values() for start, _ in row["turns"]]
+
+
+def copy_prompts(out_dir, to):
+    return write_prompts(to, list(read_jsonl(out_dir / "prompts" / "prompts.jsonl")))
+
+
+def test_rows_hold_the_prompt_as_served_and_the_answer_with_its_end(target, chat, out_dir):
+    manifest = run(target, chat, out_dir, max_new_tokens=10, temperature=0.0)
+    rows = rows_of(out_dir)
+    asked = {row["id"]: row for row in read_jsonl(out_dir / "prompts" / "prompts.jsonl")}
+    assert {row["prompt_id"] for row in rows.values()} == set(asked)
+    for row in rows.values():
+        (start, end), reason = row["turns"][0], row["finish_reasons"][0]
+        if row["id"].endswith("#0"):
+            assert row["input_ids"][:start] == chat.prompt_ids(asked[row["prompt_id"]]["messages"][:1])
+        assert (row["input_ids"][end - 1] in target.stop_ids) == (reason == "stop")
+        assert row["messages"][-1]["role"] == "assistant" and row["license"] == "MIT"
+    spans = [(start, end) for row in rows.values() for start, end in row["turns"]]
+    assert manifest["answer_tokens"] == sum(end - start for start, end in spans)
+    assert manifest["turns"] == len(spans) == sum(manifest["finish_reasons"].values())
+    assert manifest["complete"] and manifest["target"]["weights_hash"] and manifest["errors"] == {}
+    assert set(manifest["finish_reasons"]) == {"stop", "length"}
+
+
+def test_a_batch_holds_no_more_tokens_than_allowed_and_loses_nobody():
+    waiting = [SimpleNamespace(prompt_ids=[0] * length) for length in (1, 2, 2, 3, 5, 30, 31)]
+    batches = list(_batches(waiting, rows=3, tokens=24, room=4))
+    assert [[len(dialogue.prompt_ids) for dialogue in batch] for batch in batches] == [[1, 2, 2], [3, 5], [30], [31]]
+
+
+def test_order_window_and_batch_size_do_not_change_a_row(target, chat, out_dir, tmp_path):
+    run(target, chat, out_dir)
+    prompts = list(read_jsonl(out_dir / "prompts" / "prompts.jsonl"))
+    other = write_prompts(tmp_path / "other", prompts[::-1])
+    run(target, chat, other, batch_size=2, window=5)
+    assert rows_of(out_dir) == rows_of(other)
+
+
+def test_the_seed_of_the_config_changes_the_answers(target, chat, out_dir, tmp_path):
+    run(target, chat, out_dir)
+    other = copy_prompts(out_dir, tmp_path / "other")
+    run(target, chat, other, seed=1)
+    assert rows_of(out_dir) != rows_of(other)
+
+
+def test_a_conversation_stays_one_row_while_each_prompt_continues_it(target, chat, tmp_path):
+    out_dir = write_prompts(tmp_path, [prompt(0, *QUICK)])
+    run(target, chat, out_dir, max_new_tokens=40, temperature=0.0)
+    (row,) = rows_of(out_dir).values()
+    assert row["id"] == "p0#0" and row["finish_reasons"] == ["stop"] * 3 and len(set(row["seeds"])) == 3
+    for (start, end), index in zip(row["turns"], (1, 3, 5), strict=True):
+        assert row["input_ids"][:start] == chat.prompt_ids(row["messages"][:index])
+        assert chat.answer_text(row["input_ids"][start:end]) == row["messages"][index]["content"]
+
+
+def test_a_prompt_that_rewrites_earlier_answers_begins_a_new_row(target, tmp_path):
+    (tmp_path / "shortening.jinja").write_text(SHORTENING)
+    chat = make_chat(target, str(tmp_path / "shortening.jinja"))
+    out_dir = write_prompts(tmp_path, [prompt(0, *QUICK[:2])])
+    run(target, chat, out_dir, max_new_tokens=40, temperature=0.0)
+    rows = rows_of(out_dir)
+    assert list(rows) == ["p0#0", "p0#1"]
+    for row, index in zip(rows.values(), (1, 3), strict=True):
+        assert len(row["turns"]) == 1
+        assert row["input_ids"][: row["turns"][0][0]] == chat.prompt_ids(row["messages"][:index])
+
+
+def test_an_answer_without_a_content_is_kept_and_ends_its_conversation_only_if_a_turn_would_follow(chat):
+    answer = Answer(chat.tokenizer("Hi<|im_start|>there<|im_end|>")["input_ids"], "stop")
+    for questions, reasons in ((QUICK[:2], [NO_CONTENT]), (QUICK[:1], [])):
+        dialogue = Dialogue(prompt(0, *questions), chat, seed=0, max_prompt_tokens=None, on_length="keep")
+        dialogue.answer(answer)
+        (row,) = dialogue.rows
+        assert row["input_ids"][slice(*row["turns"][0])] == answer.token_ids and row["messages"][-1]["content"] is None
+        assert [error["reason"] for error in dialogue.errors] == reasons and not dialogue.waiting
+
+
+def test_a_cut_answer_ends_its_conversation_and_is_kept_or_dropped(target, chat, tmp_path):
+    for on_length in ("keep", "drop"):
+        out_dir = write_prompts(tmp_path / on_length, [prompt(0, QUICK[0]), prompt(1, "List files", "More")])
+        counts = run(target, chat, out_dir, on_length=on_length, temperature=0.0, max_new_tokens=8)
+        rows = rows_of(out_dir)
+        assert rows["p0#0"]["finish_reasons"] == ["stop"]
+        if on_length == "keep":
+            assert rows["p1#0"]["finish_reasons"] == ["length"] and len(rows) == 2
+        else:
+            assert "p1#0" not in rows and sum(counts["errors"].values()) == 1
+            (error,) = errors_of(out_dir)
+            assert error["prompt_id"] == "p1" and "on_length=drop" in error["reason"]
+
+
+KILLED = """
+import os, signal, sys
+import eagle3.answers.stage
+from tests.test_responses import SETTINGS, make_chat
+from eagle3.target.model import load_target
+import torch
+
+torch.set_num_threads(1)
+fsync, calls = os.fsync, []
+
+
+def killing_fsync(descriptor):
+    calls.append(descriptor)
+    if len(calls) == int(sys.argv[3]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    fsync(descriptor)
+
+
+target = load_target(
+    path=sys.argv[1], revision=None, dtype="auto", device="cpu", attention=None, trust_remote_code=False
+)
+os.fsync = killing_fsync
+eagle3.answers.stage.answer_prompts(target=target, chat=make_chat(target), out_dir=sys.argv[2], **SETTINGS)
+"""
+
+
+def test_a_killed_run_goes_on_to_the_rows_of_an_uninterrupted_one(target, chat, tiny_path, out_dir, tmp_path, asked):
+    whole = copy_prompts(out_dir, tmp_path / "whole")
+    run(target, chat, whole)
+    # The fsyncs are those of the manifest, of old errors, and of each window's errors and rows.
+    command = [sys.executable, "-c", KILLED, str(tiny_path), str(out_dir), "6"]
+    killed = subprocess.run(command, capture_output=True, cwd=tiny_path.parents[2])
+    assert killed.returncode == -signal.SIGKILL
+    assert not read_json(out_dir / "responses/manifest.json", made_by="")["complete"]
+    kept = rows_of(out_dir)
+    assert 0 < len(kept) < len(rows_of(whole))
+    asked.clear()
+    run(target, chat, out_dir)
+    assert Counter(asked) + Counter(asked_for(kept)) == Counter(asked_for(rows_of(whole)))
+    assert rows_of(out_dir) == rows_of(whole)
+    assert len(list(read_jsonl(out_dir / "responses/responses.jsonl"))) == len(rows_of(whole))
+
+
+def test_a_file_torn_at_any_byte_is_mended(target, tmp_path):
+    (tmp_path / "shortening.jinja").write_text(SHORTENING)
+    chat = make_chat(target, str(tmp_path / "shortening.jinja"))
+    prompts = [prompt(0, QUICK[0]), prompt(1, *QUICK[:2]), prompt(2, *QUICK[1:])]
+    out_dir = write_prompts(tmp_path, prompts)
+    settings = {"temperature": 0.0, "max_new_tokens": 40}
+    run(target, chat, out_dir, **settings)
+    path = out_dir / "responses/responses.jsonl"
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    assert len(lines) == 5
+    for size in (0, 10, len(lines[0]) + 1, sum(map(len, lines[:2])), sum(map(len, lines[:4])), len(whole) - 1):
+        path.write_bytes(whole[:size])
+        run(target, chat, out_dir, **settings)
+        assert path.read_bytes() == whole
+
+
+def test_ctrl_c_loses_only_the_window_in_flight(target, chat, out_dir, tmp_path, monkeypatch, asked):
+    whole = copy_prompts(out_dir, tmp_path / "whole")
+    run(target, chat, whole)
+    answer_window, calls = eagle3.answers.stage.answer_window, []
+
+    def interrupted(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        answer_window(*args, **kwargs)
+
+    monkeypatch.setattr(eagle3.answers.stage, "answer_window", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(target, chat, out_dir)
+    kept = rows_of(out_dir)
+    assert set(kept) == {f"p{number}#0" for number in range(3)}
+    asked.clear()
+    run(target, chat, out_dir)
+    assert Counter(asked) + Counter(asked_for(kept)) == Counter(asked_for(rows_of(whole)))
+    assert rows_of(out_dir) == rows_of(whole)
+
+
+@pytest.mark.parametrize("name", ["errors.jsonl", "responses.jsonl"])
+def test_a_kill_between_errors_and_rows_loses_neither(target, chat, tmp_path, monkeypatch, name):
+    prompts = [prompt(0, QUICK[0], "too long " * 30), prompt(1, "too long " * 30), prompt(2, QUICK[1])]
+    limits = {"max_prompt_tokens": 40, "temperature": 0.0, "max_new_tokens": 20}
+    whole = run(target, chat, write_prompts(tmp_path / "whole", prompts), **limits)
+    assert sum(whole["errors"].values()) == 2
+    append, out_dir = eagle3.answers.stage.ResponseStore._append, write_prompts(tmp_path / "out", prompts)
+
+    def killed(store, path, rows):
+        if path.name == name:
+            raise KeyboardInterrupt
+        append(store, path, rows)
+
+    monkeypatch.setattr(eagle3.answers.stage.ResponseStore, "_append", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(target, chat, out_dir, **limits)
+    monkeypatch.undo()
+    assert run(target, chat, out_dir, **limits) == whole
+    assert rows_of(out_dir) == rows_of(tmp_path / "whole") and errors_of(out_dir) == errors_of(tmp_path / "whole")
+
+
+def test_a_complete_stage_is_left_alone(target, chat, out_dir, asked):
+    manifest = run(target, chat, out_dir)
+    before = (out_dir / "responses/responses.jsonl").read_bytes()
+    asked.clear()
+    assert run(target, chat, out_dir) == manifest
+    assert not asked and (out_dir / "responses/responses.jsonl").read_bytes() == before
+
+
+def test_a_batch_out_of_memory_is_halved_until_it_fits_and_only_its_rest_fails(
+    target, chat, out_dir, tmp_path, monkeypatch
+):
+    whole = copy_prompts(out_dir, tmp_path / "whole")
+    run(target, chat, whole)
+    generate, poison = eagle3.answers.stage.generate, "!!!!!"
+
+    def failing(model, prompts, **settings):
+        texts = target.tokenizer.batch_decode(prompts)
+        if len(prompts) > 1 or any(poison in text for text in texts):
+            raise torch.OutOfMemoryError("no room for 5 GB")
+        return generate(model, prompts, **settings)
+
+    monkeypatch.setattr(eagle3.answers.stage, "generate", failing)
+    manifest = run(target, chat, out_dir)
+    failed = {error["prompt_id"] for error in errors_of(out_dir)}
+    assert failed == {"p5"} and manifest["errors"] == {"OutOfMemoryError": 1}
+    wanted = {key: row for key, row in rows_of(whole).items() if row["prompt_id"] not in failed}
+    assert rows_of(out_dir) == wanted
+    monkeypatch.undo()
+    assert run(target, chat, out_dir)["errors"] == {}
+    assert rows_of(out_dir) == rows_of(whole) and errors_of(out_dir) == []
+
+
+def test_a_prompt_that_is_too_long_is_an_error_until_the_limit_allows_it(target, chat, tmp_path):
+    secret = "confidential " * 30
+    out_dir = write_prompts(tmp_path, [prompt(0, QUICK[0]), prompt(1, secret), prompt(2, QUICK[0], secret)])
+    run(target, chat, out_dir, max_prompt_tokens=40, max_new_tokens=8, temperature=0.0)
+    assert set(rows_of(out_dir)) == {"p0#0", "p2#0"}
+    first, second = errors_of(out_dir)
+    assert (first["prompt_id"], first["turn"], first["retry"]) == ("p1", 0, True)
+    assert (second["prompt_id"], second["turn"], second["retry"]) == ("p2", 1, True)
+    assert "responses.max_prompt_tokens" in first["reason"] and "at most 40" in first["reason"]
+    assert "confidential" not in json.dumps([first, second])
+    run(target, chat, out_dir, max_prompt_tokens=None, max_new_tokens=8, temperature=0.0)
+    assert "p1#0" in rows_of(out_dir) and [error["prompt_id"] for error in errors_of(out_dir)] == ["p2"]
+
+
+def test_imported_conversations_give_a_row_for_each_answer(target, chat, tmp_path):
+    talk = prompt(0, "Say hi")
+    talk["messages"] += [
+        {"role": "assistant", "content": "Hi!"},
+        {"role": "user", "content": "Again"},
+        {"role": "assistant", "content": "Hi<|im_end|>"},
+        {"role": "user", "content": "Again"},
+        {"role": "assistant", "content": "Hello."},
+    ]
+    out_dir = write_prompts(tmp_path, [talk, prompt(1, "no answer")])
+    manifest = run(target, chat, out_dir, answers="imported")
+    rows = rows_of(out_dir)
+    assert list(rows) == ["p0#0", "p0#2"] and manifest["finish_reasons"] == {"imported": 2}
+    for row, text in zip(rows.values(), ("Hi!", "Hello."), strict=True):
+        ((start, end),) = row["turns"]
+        assert target.tokenizer.decode(row["input_ids"][start:end]) == text + "<|im_end|>"
+        assert end == len(row["input_ids"]) and row["messages"][-1]["content"] == text
+    refused = [(error["prompt_id"], error["turn"]) for error in errors_of(out_dir)]
+    assert refused == [("p0", 1), ("p1", 0)] and sum(manifest["errors"].values()) == 2
+
+
+def test_another_target_template_or_sampling_is_refused_by_name(target, chat, out_dir, tmp_path):
+    run(target, chat, out_dir)
+    with pytest.raises(InputError, match=r"sampling\.temperature=0\.7 then, 0\.1 now.*another out_dir, or delete"):
+        run(target, chat, out_dir, temperature=0.1)
+    (tmp_path / "shortening.jinja").write_text(SHORTENING)
+    with pytest.raises(InputError, match="differ in template"):
+        run(target, make_chat(target, str(tmp_path / "shortening.jinja")), out_dir)
+    copy = list(read_jsonl(out_dir / "prompts/prompts.jsonl"))
+    write_prompts(out_dir, copy[:5])
+    with pytest.raises(InputError, match="prompts_sha256"):
+        run(target, chat, out_dir)
+
+
+@pytest.mark.parametrize(("then", "now"), [("unset", False), (False, "unset"), (False, True)])
+def test_a_template_variable_set_changed_or_left_out_is_another_setting(target, out_dir, then, now):
+    chats = [
+        make_chat(target, **({} if thinking == "unset" else {"enable_thinking": thinking})) for thinking in (then, now)
+    ]
+    run(target, chats[0], out_dir)
+    with pytest.raises(InputError, match=rf"chat\.template_kwargs\.enable_thinking={then} then, {now} now"):
+        run(target, chats[1], out_dir)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"answers": "nobody"}, r"responses\.answers=nobody is unknown; choose target or imported"),
+        ({"on_length": "cry"}, r"responses\.on_length=cry"),
+        ({"batch_size": 0}, r"responses\.batch_size=0 must be 1 or more"),
+        ({"temperature": -1}, r"responses\.temperature=-1 must be 0 or more"),
+        ({"top_p": 0}, r"responses\.top_p=0 must be over 0"),
+        ({"max_new_tokens": 4096}, r"responses\.max_new_tokens=4096 leaves no room"),
+        ({"max_prompt_tokens": 2}, "nothing could be answered: .*max_prompt_tokens"),
+        ({"answers": "imported"}, r"no assistant turn to import.*; drop responses\.answers=imported, or give rows"),
+    ],
+)
+def test_bad_settings_name_their_key(target, chat, out_dir, changes, message):
+    with pytest.raises(InputError, match=message):
+        run(target, chat, out_dir, **changes)
+
+
+def test_missing_prompts_and_damaged_responses_name_the_file(target, chat, out_dir, tmp_path):
+    with pytest.raises(InputError, match=r"prompts\.jsonl does not exist; make it with"):
+        run(target, chat, tmp_path / "nowhere")
+    run(target, chat, out_dir)
+    path = out_dir / "responses/responses.jsonl"
+    path.write_bytes(b"\0\0\0\n" + path.read_bytes())
+    with pytest.raises(InputError, match=r"responses\.jsonl line 1 is damaged"):
+        run(target, chat, out_dir)
+
+
+def test_a_full_disk_is_one_clear_line_and_loses_nothing(target, chat, out_dir, monkeypatch):
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    store_append = eagle3.answers.stage.ResponseStore.append
+
+    def append(store, finished):
+        monkeypatch.setattr(eagle3.answers.stage.os, "fsync", full)
+        store_append(store, finished)
+
+    monkeypatch.setattr(eagle3.answers.stage.ResponseStore, "append", append)
+    with pytest.raises(InputError, match=r"errors\.jsonl cannot be written \(No space left on device\); make room"):
+        run(target, chat, out_dir)
+    monkeypatch.undo()
+    assert run(target, chat, out_dir)["prompts"] == 7

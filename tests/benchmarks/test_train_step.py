@@ -1,0 +1,131 @@
+"""The benchmark of a training step and the synthetic store run, and count what is really computed."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from stores import ROOT
+from torch.utils.flop_counter import FlopCounterMode
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers.*",
+    "ignore:.*treespec, LeafSpec.*",
+    "ignore:Checkpoint directory.*",
+)
+
+
+@pytest.fixture(autouse=True)
+def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+
+
+def test_a_small_run_writes_a_row_for_each_case(tmp_path: Path) -> None:
+    import train_step
+
+    train_step.main(["--small", "--out", str(tmp_path / "rows.json"), "ttt_steps=3"])
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [(row["tokens"], row["documents"], row["answer_share"]) for row in rows] == [(96, 1, 1), (128, 4, 0.5)]
+    for row in rows:
+        assert {"peak_gb", "host_waits", "recompiles", "top_kernels_ms", "command", "torch"} <= set(row)
+        assert all(row[key] > 0 for key in ("tokens_per_s", "reference_tokens_per_s", "tflops", "ceiling_tflops"))
+        assert row["ms_by_group"]["matrix products"] > 0
+
+
+def test_the_flop_of_a_step_are_those_of_its_matrix_products() -> None:
+    from random_head import SMALL, RandomSamples
+    from step_cost import product_flops
+    from train_step import composed, random_step
+
+    steps = 3
+    config = composed(["ttt_steps=3", "attention=dense", "loss=soft_cross_entropy", "trainer.precision=32-true"])
+    step = random_step(SMALL, config)
+    pack = RandomSamples(SMALL, torch.float32, seed=0).pack([40, 30], 0.5, ttt_steps=steps)
+    with FlopCounterMode(display=False) as counter:
+        step(pack)
+    counted = counter.get_flop_counts()["Global"][torch.ops.aten.mm]
+    rows = len(pack.rows)
+    # The plain step also computes pairs that are not trained (a turn's last rows at later steps) and unasked teachers.
+    expected = product_flops(SMALL, tokens=70, rows=rows, pairs=steps * rows)
+    unasked = 2 * (len(pack.last) - rows) * SMALL.hidden_size * SMALL.draft_vocab_size
+    assert counted == expected + unasked
+
+
+def test_attention_counts_every_key_that_a_trained_row_sees() -> None:
+    from random_head import SMALL, RandomSamples
+    from step_cost import attention_flops
+
+    pack = RandomSamples(SMALL, torch.float32, seed=0).pack([6], 1, ttt_steps=2)  # rows 0 … 3, and 0 … 2 at step 1
+    keys = (1 + 2 + 3 + 4) + (2 + 3 + 4)
+    assert attention_flops(SMALL, pack, 2) == 12 * SMALL.num_heads * SMALL.head_dim * keys
+
+
+def test_ragged_lengths_sum_up_to_the_tokens_and_differ() -> None:
+    from random_head import ragged_lengths
+
+    lengths = ragged_lengths(1000, 7, seed=3)
+    assert sum(lengths) == 1000
+    assert len(set(lengths)) > 3
+    assert min(lengths) > 0
+    assert ragged_lengths(1000, 1, seed=3) == [1000]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "group"),
+    [
+        ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NTT", "matrix products"),
+        ("void pytorch_flash::flash_fwd_kernel<...>", "attention"),
+        ("_one_pair", "loss and softmax"),
+        (
+            "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>",
+            "norms and elementwise",
+        ),
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "other"),
+    ],
+)
+def test_kernels_are_told_apart(kernel: str, group: str) -> None:
+    from step_cost import group_of
+
+    assert group_of(kernel) == group
+
+
+@pytest.fixture
+def store(tmp_path: Path, benchmarks: None) -> Path:
+    import synthetic_store
+
+    out = tmp_path / "store"
+    synthetic_store.main(
+        ["--out", str(out), "--shape", "small", "--gigabytes", "0.002", "--tokens", "40", "--shard-mb", "1"]
+    )
+    return out
+
+
+def test_end_to_end_compares_train_py_with_its_steps(store: Path, tmp_path: Path) -> None:
+    import end_to_end
+
+    end_to_end.main(
+        [
+            "--store",
+            str(store),
+            "--out",
+            str(tmp_path / "rates.json"),
+            "--pack-tokens",
+            "128",
+            "trainer=cpu",
+            "ttt_steps=2",
+        ]
+    )
+    result = json.loads((tmp_path / "rates.json").read_text())
+    [row] = result["runs"]
+    assert row["devices"] == row["over_linear"] == 1
+    assert row["over_step_alone"] == pytest.approx(row["tokens_per_s"] / result["step_alone"]["tokens_per_s"])
+    assert 0 < row["data_wait_share"] < 1
+
+
+def test_train_py_runs_on_a_synthetic_store(store: Path, tmp_path: Path) -> None:
+    from test_training import Run
+
+    done = Run(tmp_path / "run", store, "data.pack_tokens=128", "trainer.max_epochs=1").fit()
+    assert len(done.data.store.manifest["shards"]) > 1
+    assert done.data.store.manifest["bytes"] == pytest.approx(2e6, rel=0.2)
+    assert done.trainer.global_step > 10

@@ -1,0 +1,155 @@
+"""What is replayed from one recording is, count by count, what decoding with each setting measures."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from fitted_head import LAYERS, NEW_TOKENS, PROMPT, fitted_head, small_target
+
+from eagle3.decoding import grower
+from eagle3.decoding.drafter import Drafter
+from eagle3.decoding.grower import NOWHERE
+from eagle3.decoding.jackknife import standard_error
+from eagle3.decoding.replay import record
+from eagle3.decoding.speculate import Speculator, measure, plain_greedy
+from eagle3.serving.tune.predict import Setting, replayed_gains
+from eagle3.target.capture import Capture
+
+PROMPTS = [PROMPT, PROMPT[4:], PROMPT[9:]]
+SETTINGS = [
+    *({"steps": steps, "topk": 1, "draft_tokens": steps + 1} for steps in (1, 2, 3, 5)),
+    {"steps": 1, "topk": 3, "draft_tokens": 2},
+    {"steps": 1, "topk": 3, "draft_tokens": 4},
+    {"steps": 2, "topk": 2, "draft_tokens": 4},
+    {"steps": 3, "topk": 2, "draft_tokens": 11},
+    {"steps": 4, "topk": 3, "draft_tokens": 9},
+    {"steps": 5, "topk": 4, "draft_tokens": 6},
+    {"steps": 5, "topk": 4, "draft_tokens": 32},
+]
+DECODING = {"max_new_tokens": NEW_TOKENS, "temperature": 0.0, "seed": 0, "progress": None}
+
+
+@pytest.fixture(scope="module")
+def target():
+    return small_target()
+
+
+@pytest.fixture(scope="module")
+def head(target):
+    return fitted_head(target, PROMPT)
+
+
+def recorded(target, head, prompts=PROMPTS, **changes):
+    settings = {**DECODING, "steps": 5, "topks": [1, 2, 3, 4], "batch_size": 2}
+    return record(Speculator(target, head, LAYERS), prompts, **settings | changes)
+
+
+def decoded(target, head, prompts=PROMPTS, **settings):
+    answers = measure(target, head, LAYERS, prompts, **DECODING | settings).decoded
+    accepted = [sum(depth) for depth in zip(*(answer.accepted for answer in answers), strict=True)]
+    return sum(answer.verifications for answer in answers), accepted
+
+
+@pytest.fixture(scope="module")
+def recording(target, head):
+    return recorded(target, head)
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_a_replayed_setting_counts_what_decoding_with_it_counts(target, head, recording, setting):
+    rounds = recording.replay(**setting)
+    assert (rounds.verifications, rounds.accepted) == decoded(target, head, **setting)
+    assert 0 < rounds.accepted[0] < rounds.verifications
+
+
+@pytest.mark.parametrize(("steps", "topk"), [(5, 1), (2, 4), (4, 3)])
+def test_every_path_of_a_tree_has_the_place_that_the_drafter_gives_it(target, head, steps, topk):
+    """Texts that follow each branch of the largest tree; the target's answer keeps to a few of them."""
+    speculator, capture, root = Speculator(target, head, LAYERS), Capture(target, LAYERS), 7
+    aux = capture(torch.tensor([PROMPT]), [len(PROMPT)])[0].aux
+    drafter = Drafter(head, target.embedding, room=len(PROMPT))
+    with torch.inference_mode():
+        hidden = drafter.confirm(aux, [*PROMPT[1:], root])
+        trees = {
+            drafts: drafter.paths(hidden, steps=steps, topk=topk, num_drafts=drafts)
+            for drafts in range(1, topk + (steps - 1) * topk**2 + 1)
+        }
+    for path in trees[max(trees)]:
+        text = [*PROMPT, root, *path, *[0] * (steps - len(path))]
+        [places] = grower.Grower(speculator, capture, text).places(range(len(PROMPT), len(PROMPT) + 1), topk, steps)
+        for drafts, paths in trees.items():
+            nodes = {tuple(other[:depth]) for other in paths for depth in range(1, len(other) + 1)}
+            found = [depth for depth in range(1, len(path) + 1) if places[steps - 1, depth - 1] < drafts]
+            assert found == [depth for depth in range(1, len(path) + 1) if tuple(path[:depth]) in nodes]
+
+
+def test_what_a_setting_gains_has_its_error_over_prompts(target, head, recording):
+    setting = Setting(**SETTINGS[7])
+    each = recording.replay_each(**SETTINGS[7])
+
+    def accept_length(some):
+        return 1 + sum(sum(rounds.accepted) for rounds in some) / sum(rounds.verifications for rounds in some)
+
+    expected = standard_error(accept_length, each)
+    [gain] = replayed_gains(recording, [setting]).values()
+    assert gain.accept_length == recording.replay(**SETTINGS[7]).accept_length
+    assert gain.standard_error == pytest.approx(expected) and expected > 0
+    assert replayed_gains(recorded(target, head, prompts=PROMPTS[:1]), [setting])[setting].standard_error is None
+
+
+def test_settings_differ_in_what_they_gain(recording):
+    gains = [sum(rounds.accepted) / rounds.verifications for rounds in (recording.replay(**one) for one in SETTINGS)]
+    assert max(gains) > 1.5 * min(gains) and len(set(gains)) > 5
+
+
+def test_the_tokens_of_the_rounds_are_those_behind_the_first_of_each_answer(target, recording):
+    answers = [plain_greedy(target, prompt, NEW_TOKENS) for prompt in PROMPTS]
+    assert recording.replay(**SETTINGS[0]).tokens == sum(len(answer) - 1 for answer in answers)
+
+
+def test_answers_that_stop_count_the_drafts_behind_their_end(target, head, monkeypatch):
+    monkeypatch.setattr(grower, "POSITIONS_AT_ONCE", 5)  # answers fall into several parts, the last of them short
+    whole = plain_greedy(target, PROMPT, NEW_TOKENS)
+    behind = 0
+    for token in dict.fromkeys(whole):
+        stopping = replace(target)
+        stopping.__dict__["stop_ids"] = target.stop_ids | {token}
+        recording = recorded(stopping, head, prompts=[PROMPT])
+        for setting in (SETTINGS[2], SETTINGS[8]):
+            rounds = recording.replay(**setting)
+            assert (rounds.verifications, rounds.accepted) == decoded(stopping, head, prompts=[PROMPT], **setting)
+            behind += rounds.verifications + sum(rounds.accepted) - rounds.tokens
+    assert behind > 0
+
+
+def test_sampled_answers_are_replayed_too(target, head):
+    """Behind their end the target is sampled anew, so that the last round may accept other drafts, but not more
+    rounds be needed."""
+    sampled = {"temperature": 0.5, "seed": 7}
+    recording = recorded(target, head, **sampled)
+    for setting in SETTINGS:
+        rounds = recording.replay(**setting)
+        verifications, accepted = decoded(target, head, **sampled, **setting)
+        assert rounds.verifications == verifications
+        assert abs(sum(rounds.accepted) - sum(accepted)) <= len(PROMPTS) * setting["steps"]
+
+
+def test_an_answer_of_one_token_has_no_round(target, head):
+    rounds = recorded(target, head, max_new_tokens=1).replay(steps=3, topk=2, draft_tokens=6)
+    assert (rounds.verifications, rounds.accepted, rounds.tokens) == (0, [0, 0, 0], 0)
+
+
+def test_no_prompt_gives_no_round(target, head):
+    assert recorded(target, head, prompts=[]).replay(steps=1, topk=1, draft_tokens=2).verifications == 0
+
+
+@pytest.mark.parametrize("prompt", [PROMPT[:1], PROMPT[:2]])
+def test_the_shortest_prompts_are_replayed(target, head, prompt):
+    rounds = recorded(target, head, prompts=[prompt]).replay(**SETTINGS[8])
+    assert (rounds.verifications, rounds.accepted) == decoded(target, head, prompts=[prompt], **SETTINGS[8])
+
+
+def test_of_equal_scores_the_earlier_candidate_comes_first():
+    scores = torch.tensor([[0.5, 0.25, 0.25, 0.25]])
+    places = grower._places_in_order(scores, torch.tensor([[0, 2, NOWHERE]]), [2, 4])
+    assert places.tolist() == [[[0, 2, 2], [0, 2, 4]]]

@@ -1,0 +1,76 @@
+"""The verifier: the target's own tokens and features on every kind of cache, whatever was drafted."""
+
+import pytest
+import torch
+from fitted_head import CHAIN, LAYERS, NEW_TOKENS, PROMPT, TREE, fitted_head, make_target, small_target
+from transformers import Lfm2Config
+
+from eagle3.decoding.speculate import Speculator, plain_greedy
+from eagle3.decoding.verifier import Verifier
+from eagle3.errors import InputError
+from eagle3.target.capture import Capture
+from tests.target.test_capture import FAMILIES, text_config
+
+WINDOWED = ("mistral", "gemma3_text", "gpt_oss", "phi3", "llama4_text")  # shorter than PROMPT
+
+
+def hugging_face_greedy(target, prompt, max_new_tokens):
+    ids = torch.tensor([prompt])
+    whole = target.model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_new_tokens, pad_token_id=0
+    )
+    return whole[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("family", ["llama", *WINDOWED, "deepseek_v3", "qwen3_moe"])
+def test_greedy_tokens_equal_hugging_face_generate(family):
+    assert family in FAMILIES
+    target = make_target(text_config(family, 5))
+    own = hugging_face_greedy(target, PROMPT, NEW_TOKENS)
+    assert plain_greedy(target, PROMPT, NEW_TOKENS) == own
+    speculator = Speculator(target, fitted_head(target, PROMPT), LAYERS)
+    for shape in (CHAIN, TREE):
+        decoded = speculator.decode(PROMPT, max_new_tokens=NEW_TOKENS, **shape)
+        assert decoded.token_ids == own
+        # Rejected tails were taken back, and accepted drafts kept.
+        assert 0 < sum(decoded.accepted) < decoded.verifications * shape["steps"]
+
+
+def test_features_are_those_of_the_kept_tokens_alone():
+    target = small_target()
+    own = plain_greedy(target, PROMPT, NEW_TOKENS)
+    ids = PROMPT + own
+    aux = Capture(target, LAYERS)(torch.tensor([ids]), [len(ids)])[0].aux
+    wrong = [(token + 1) % 50 for token in own]
+    with Verifier(target, LAYERS, temperature=0.0, seed=0) as verifier:
+        assert verifier.advance(PROMPT, [[]]) == own[:1]
+        torch.testing.assert_close(verifier.features(), aux[:20])
+        assert verifier.advance(own[:1], [wrong[1:3], [own[1], own[2], wrong[3]], [own[1], wrong[2]]]) == own[1:4]
+        torch.testing.assert_close(verifier.features(), aux[20:23])
+        assert verifier.advance(own[3:4], [wrong[4:7]]) == own[4:5]
+        torch.testing.assert_close(verifier.features(), aux[23:24])
+        assert verifier.advance(own[4:5], [own[5:8]]) == own[5:9]
+        torch.testing.assert_close(verifier.features(), aux[24:28])
+
+
+def test_a_target_that_cannot_forget_is_refused():
+    config = Lfm2Config(
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=5,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        layer_types=["conv", "full_attention", "conv", "full_attention", "conv"],
+    )
+    with pytest.raises(InputError, match=r"target\.path=random keeps its past in LinearAttentionLayer"):
+        plain_greedy(make_target(config), PROMPT, 4)
+
+
+def test_no_hook_is_left_behind_even_by_a_failed_decode():
+    target = small_target()
+    head = fitted_head(target, PROMPT)
+    Speculator(target, head, LAYERS).decode(PROMPT, max_new_tokens=4, **CHAIN)
+    with pytest.raises(IndexError):
+        Speculator(target, head, LAYERS).decode([50], max_new_tokens=4, **CHAIN)  # outside the vocabulary
+    assert not any(module._forward_pre_hooks for module in target.model.modules())

@@ -1,0 +1,263 @@
+"""The features stage on the bundled target: what is stored is what the target computes; resume; refusals."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from eagle3.errors import InputError
+from eagle3.features import extract
+from eagle3.features.extract import extract_features
+from eagle3.features.store import FeatureStore
+from eagle3.head.rows import teacher_rows
+from eagle3.storage import json_line, write_json
+from eagle3.target.capture import Capture, Features
+from eagle3.target.model import Target, load_target
+
+CAPTURE = [2, 4, 5]  # [2, N//2, N-3] of 8 layers
+
+
+@pytest.fixture(scope="module")
+def target(tiny_path: Path) -> Target:
+    return load_target(
+        path=str(tiny_path), revision=None, dtype="float32", device="cpu", attention=None, trust_remote_code=False
+    )
+
+
+def conversation(number: int, prompt: int, answer: int) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(number)
+    ids = torch.randint(5, 4000, (prompt + answer,), generator=generator).tolist()
+    return {"id": f"p{number}#0", "input_ids": ids, "turns": [[prompt, prompt + answer]]}
+
+
+@pytest.fixture
+def answered(tmp_path: Path, target: Target) -> Path:
+    rows = [conversation(number, 3 + number % 5, 2 + number * 7 % 30) for number in range(24)]
+    write_responses(tmp_path, target.fingerprint, rows)
+    return tmp_path
+
+
+def write_responses(out_dir: Path, fingerprint: dict, rows: list[dict], **changes: Any) -> None:
+    (out_dir / "responses").mkdir(exist_ok=True)
+    (out_dir / "responses" / "responses.jsonl").write_bytes(b"".join(map(json_line, rows)))
+    manifest = {"target": fingerprint, "answers": "target", "rows": len(rows), "complete": True}
+    write_json(out_dir / "responses" / "manifest.json", manifest | changes)
+
+
+@pytest.fixture
+def run(target: Target) -> Callable[..., dict]:
+    def extract_with(out_dir: Path, **changes: Any) -> dict:
+        settings = {
+            "capture_layers": None, "dtype": "float32", "max_length": 64, "too_long": "truncate", "reasoning": None,
+            "teacher_rows": "answers", "batch_tokens": 128, "shard_mb": 512,
+        }  # fmt: skip
+        return extract_features(target=target, out_dir=out_dir, **settings | changes)
+
+    return extract_with
+
+
+def test_stored_features_are_the_targets_own(answered: Path, run: Callable[..., dict], target: Target) -> None:
+    manifest = run(answered)
+    assert manifest["made_from"]["capture_layers"] == CAPTURE
+    store = FeatureStore(answered / "features")
+    assert [ref.entry.id for ref in store.samples] == [f"p{number}#0" for number in range(24)]
+    for ref in store.samples:
+        sample = store.read(ref)
+        with torch.no_grad():
+            output = target.model(input_ids=sample.input_ids[None].long(), output_hidden_states=True)
+        aux = torch.cat([output.hidden_states[layer][0] for layer in CAPTURE], dim=-1)
+        torch.testing.assert_close(sample.aux, aux, rtol=1e-4, atol=1e-4)
+        rows = teacher_rows(sample.turns)
+        torch.testing.assert_close(sample.last, output.hidden_states[-1][0][rows], rtol=1e-4, atol=1e-4)
+        logits = output.logits[0][rows]
+        assert torch.equal(sample.argmax.long(), logits.argmax(-1))
+        torch.testing.assert_close(sample.logsumexp, logits.logsumexp(-1), rtol=1e-4, atol=1e-4)
+
+
+def test_the_store_carries_the_targets_embedding_and_head(
+    answered: Path, run: Callable[..., dict], target: Target
+) -> None:
+    run(answered)
+    embedding, lm_head = FeatureStore(answered / "features").target_weights()
+    assert torch.equal(embedding, target.embedding)
+    assert torch.equal(lm_head, target.lm_head)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_tied_weights_are_stored_once_in_any_dtype(
+    answered: Path, run: Callable[..., dict], target: Target, dtype: str
+) -> None:
+    run(answered, dtype=dtype)
+    embedding, lm_head = FeatureStore(answered / "features").target_weights()
+    assert torch.equal(embedding, lm_head) and embedding.dtype == extract.STORED[dtype]
+    assert (answered / "features" / "target.safetensors").stat().st_size < 1.2 * embedding.nbytes
+
+
+def test_values_that_the_stored_dtype_cannot_hold_are_refused_by_sample(
+    answered: Path, run: Callable[..., dict], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capture = Capture.__call__
+
+    def large(*args: Any) -> list[Features]:
+        return [Features(aux * 1e6, last) for aux, last in capture(*args)]
+
+    monkeypatch.setattr(Capture, "__call__", large)
+    with pytest.raises(InputError, match=r"features\.dtype=float16: hidden states of sample p\d+#0 are not finite"):
+        run(answered, dtype="float16")
+    run(answered, dtype="bfloat16")
+
+
+def test_a_stage_that_finds_nothing_to_do_says_so(
+    answered: Path, run: Callable[..., dict], caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level("INFO", "eagle3.features.extract")
+    first = run(answered)
+    assert not caplog.messages
+    capsys.readouterr()
+    assert run(answered) == first
+    assert caplog.messages == [f"{answered}/features is up to date"]
+    assert "tokens/s" not in capsys.readouterr().err
+
+
+def test_a_killed_run_resumes_at_the_shard_and_gives_the_same_store(
+    answered: Path, run: Callable[..., dict], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    whole = tmp_path_factory.mktemp("whole")
+    (whole / "responses").symlink_to(answered / "responses")
+    small_shards = {"shard_mb": 0.2}
+    expected = run(whole, **small_shards)
+    assert len(expected["shards"]) > 3
+    add, added = extract.StoreWriter.add, []
+
+    def add_until_killed(writer: extract.StoreWriter, sample: Any) -> None:
+        if len(added) == 13:
+            raise KeyboardInterrupt
+        added.append(sample.id)
+        add(writer, sample)
+
+    monkeypatch.setattr(extract.StoreWriter, "add", add_until_killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(answered, **small_shards)
+    monkeypatch.undo()
+    assert not list((answered / "features").glob(".*tmp"))
+    assert not (answered / "features" / "manifest.json").exists()
+    finished = {path: path.stat().st_mtime_ns for path in (answered / "features").glob("shard-*.tar")}
+    assert finished
+    resumed = run(answered, **small_shards)
+    assert all(path.stat().st_mtime_ns == written for path, written in finished.items())
+    read = [
+        [FeatureStore(d / "features").read(r) for r in FeatureStore(d / "features").samples] for d in (whole, answered)
+    ]
+    assert [sample.id for sample in read[1]] == [sample.id for sample in read[0]]
+    for one, other in zip(*read, strict=True):
+        torch.testing.assert_close(one.aux, other.aux, rtol=1e-4, atol=1e-4)
+    assert resumed["answer_counts"] == expected["answer_counts"]
+
+
+def test_a_lost_shard_alone_is_made_again(answered: Path, run: Callable[..., dict]) -> None:
+    first = run(answered, shard_mb=0.2)
+    lost = answered / "features" / first["shards"][1]["name"]
+    lost.unlink()
+    lost.with_suffix(".json").unlink()
+    again = run(answered, shard_mb=0.2)
+    assert again["samples"] == first["samples"]
+    FeatureStore(answered / "features").verify()
+
+
+@pytest.mark.parametrize(("too_long", "samples"), [("truncate", 3), ("drop", 1)])
+def test_a_sample_over_the_limit_is_truncated_or_dropped_and_counted(
+    tmp_path: Path, run: Callable[..., dict], target: Target, too_long: str, samples: int
+) -> None:
+    rows = [conversation(0, 4, 6), conversation(1, 4, 30), conversation(2, 10, 6), conversation(3, 20, 5)]
+    write_responses(tmp_path, target.fingerprint, rows)
+    manifest = run(tmp_path, max_length=12, too_long=too_long)
+    assert manifest["samples"] == samples
+    assert manifest["left_out"][f"longer than features.max_length=12: {too_long}"] == 3
+    store = FeatureStore(tmp_path / "features")
+    assert max(ref.entry.tokens for ref in store.samples) <= 12
+    # The last one's answer lies behind the limit: nothing of it is left to train.
+    assert ("no answer of two tokens or more" in manifest["left_out"]) == (too_long == "truncate")
+
+
+def test_answers_too_short_to_train_are_left_out_and_counted(
+    tmp_path: Path, run: Callable[..., dict], target: Target
+) -> None:
+    write_responses(tmp_path, target.fingerprint, [conversation(0, 4, 1), conversation(1, 4, 5)])
+    manifest = run(tmp_path)
+    assert manifest["samples"] == 1
+    assert manifest["left_out"] == {"no answer of two tokens or more": 1}
+
+
+def test_answers_that_are_all_too_short_name_what_cut_them(
+    tmp_path: Path, run: Callable[..., dict], target: Target
+) -> None:
+    write_responses(tmp_path, target.fingerprint, [conversation(0, 4, 1)])
+    with pytest.raises(InputError, match=r"two tokens within features\.max_length=64.*or responses\.max_new_tokens"):
+        run(tmp_path)
+
+
+def test_teacher_rows_all_stores_a_teacher_at_every_row(answered: Path, run: Callable[..., dict]) -> None:
+    run(answered, teacher_rows="all")
+    store = FeatureStore(answered / "features")
+    sample = store.read(store.samples[0])
+    assert len(sample.last) == len(sample.argmax) == len(sample.input_ids)
+
+
+def test_answers_of_another_target_or_unfinished_ones_are_refused(
+    answered: Path, run: Callable[..., dict], target: Target
+) -> None:
+    rows = [conversation(0, 4, 5)]
+    write_responses(answered, target.fingerprint | {"weights_hash": "other"}, rows)
+    with pytest.raises(InputError, match="differ in weights"):
+        run(answered)
+    write_responses(answered, target.fingerprint, rows, complete=False)
+    with pytest.raises(InputError, match=r"responses is not complete; finish it with: python precompute\.py"):
+        run(answered)
+
+
+def test_features_made_with_other_settings_are_refused(answered: Path, run: Callable[..., dict]) -> None:
+    run(answered)
+    with pytest.raises(InputError, match=r"capture_layers=\[2, 4, 5\] then, \[1, 2, 3\] now"):
+        run(answered, capture_layers=[1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"dtype": "int8"}, r"features\.dtype=int8"),
+        ({"too_long": "wrap"}, r"features\.too_long=wrap"),
+        ({"teacher_rows": "some"}, r"features\.teacher_rows=some"),
+        ({"capture_layers": [5, 4, 2]}, r"features\.capture_layers"),
+        ({"reasoning": "<think>"}, r"features\.reasoning=<think> must be two markers"),
+        ({"reasoning": ["<think>"]}, r"features\.reasoning=\['<think>'\] must be two markers"),
+        ({"reasoning": ["<think>", ""]}, r"features\.reasoning="),
+    ],
+)
+def test_bad_settings_name_their_key(answered: Path, run: Callable[..., dict], setting: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        run(answered, **setting)
+
+
+def test_reasoning_markers_are_the_ids_that_stand_inside_an_answer() -> None:
+    vocabulary = {token: index for index, token in enumerate(["<unk>", *"▁<>/thinkx\n"])}
+    backend = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+    assert tokenizer.convert_ids_to_tokens(extract.ids_in_text(tokenizer, "<think>")) == [*"<think>"]
+    tokenizer.add_tokens(["<think>"])
+    assert extract.ids_in_text(tokenizer, "<think>") == [tokenizer.convert_tokens_to_ids("<think>")]
+
+
+def test_no_answers_at_all_is_refused_with_the_way_out(tmp_path: Path, run: Callable[..., dict]) -> None:
+    with pytest.raises(InputError, match=r"manifest\.json does not exist; make it with: python precompute\.py"):
+        run(tmp_path)
+
+
+def test_the_manifest_is_plain_json(answered: Path, run: Callable[..., dict]) -> None:
+    manifest = run(answered)
+    assert json.loads((answered / "features" / "manifest.json").read_text()) == json.loads(json.dumps(manifest))

@@ -1,0 +1,98 @@
+"""Several stores as one: the union of their samples, and only of stores that go together."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from stores import MADE_FROM, random_samples, write_store
+
+from eagle3.errors import InputError
+from eagle3.features.joined import JoinedStores, open_store
+from eagle3.features.store import FeatureStore
+from eagle3.serving.check.prompts import validation_prompts
+from eagle3.storage import sha256_json
+
+
+def test_the_samples_are_those_of_all_stores_each_read_from_its_own(two_stores: list[str]) -> None:
+    joined, parts = open_store(two_stores), [FeatureStore(path) for path in two_stores]
+    own = [part.read(ref) for part in parts for ref in part.samples]
+    assert len(joined.samples) == len(own) == 60
+    for ref, sample in zip(joined.samples, own, strict=True):
+        for name, value in vars(joined.read(ref)).items():
+            expected = getattr(sample, name)
+            assert torch.equal(value, expected) if torch.is_tensor(value) else value == expected, name
+
+
+def test_numbers_and_answer_counts_add_up(two_stores: list[str]) -> None:
+    joined, parts = open_store(two_stores), [FeatureStore(path) for path in two_stores]
+    assert torch.equal(joined.answer_counts, parts[0].answer_counts + parts[1].answer_counts)
+    assert not torch.equal(parts[0].answer_counts, parts[1].answer_counts)
+    for key in ("samples", "tokens", "answer_tokens", "bytes"):
+        assert joined.manifest[key] == parts[0].manifest[key] + parts[1].manifest[key]
+    assert torch.equal(joined.target_weights()[1], parts[0].target_weights()[1])
+
+
+def test_answers_may_be_sampled_in_other_ways_and_each_is_recorded(tmp_path: Path) -> None:
+    seeds = [{"seed": seed} for seed in (0, 1)]
+    paths = [str(write_store(tmp_path / str(how["seed"]), random_samples(5), responses=how)) for how in seeds]
+    assert [each["responses"] for each in open_store(paths).manifest["made_from"]["stores"]] == seeds
+
+
+def test_the_fingerprint_is_that_of_all_stores_in_order_and_one_stays_what_it_is(two_stores: list[str]) -> None:
+    one, other = (FeatureStore(path).fingerprint for path in two_stores)
+    assert open_store(two_stores[0]).fingerprint == open_store(two_stores[:1]).fingerprint == one
+    assert open_store(two_stores).fingerprint == sha256_json([one, other])
+    assert open_store(two_stores[::-1]).fingerprint == sha256_json([other, one])
+
+
+def test_ranks_share_the_verification_of_every_store(two_stores: list[str]) -> None:
+    shard = Path(two_stores[1]) / "shard-000001.tar"
+    content = bytearray(shard.read_bytes())
+    content[1000] ^= 1
+    shard.write_bytes(content)
+    open_store(two_stores).verify(rank=0, world_size=2)
+    with pytest.raises(InputError, match=str(shard)):
+        open_store(two_stores).verify(rank=1, world_size=2)
+
+
+@pytest.mark.parametrize(
+    ("made_from", "difference"),
+    [
+        ({"target": MADE_FROM["target"] | {"weights_hash": "x"}}, "they differ in weights"),
+        ({"target": MADE_FROM["target"] | {"template_hash": "x"}}, "they differ in template"),
+        ({"capture_layers": [1, 2, 3]}, r"capture_layers: \[2, 4, 5\] and \[1, 2, 3\]"),
+        ({"dtype": "float16"}, "dtype: None and float16"),
+        ({"teacher_rows": "all"}, "teacher_rows: answers and all"),
+        ({"reasoning_ids": [[1], [2]]}, r"reasoning_ids: None and \[\[1\], \[2\]\]"),
+    ],
+)
+def test_stores_that_do_not_go_together_are_named_with_what_differs(
+    tmp_path: Path, made_from: dict, difference: str
+) -> None:
+    paths = [str(write_store(tmp_path / "a", random_samples(3)))]
+    paths += [str(write_store(tmp_path / "b", random_samples(3), **made_from))]
+    with pytest.raises(InputError, match=difference) as refused:
+        JoinedStores(paths)
+    assert all(path in str(refused.value) for path in paths)
+
+
+def test_the_same_store_twice_is_refused_under_any_name(two_stores: list[str], tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(two_stores[0])
+    for name in (two_stores[0], f"{tmp_path}/b/../a", f"{tmp_path}/link"):
+        with pytest.raises(InputError, match="names the same features twice") as refused:
+            open_store([*two_stores, name])
+        assert f"{two_stores[0]} and {name};" in str(refused.value)
+
+
+@pytest.mark.parametrize("path", ["s3://bucket/features", ["local", "s3://bucket/features"]])
+def test_a_store_behind_a_url_is_refused_with_the_way_out(path: str | list[str]) -> None:
+    with pytest.raises(InputError, match=r"data\.path=s3://bucket/features is a URL.*local folder; mount"):
+        open_store(path)
+
+
+def test_validation_prompts_of_two_stores_are_each_prompt_once(two_stores: list[str]) -> None:
+    def prompts(path: str | list[str]) -> list[list[int]]:
+        store = {"path": path, "hash": open_store(path).fingerprint, "val_fraction": 0.5}
+        return validation_prompts(store, limit=None, max_length=99).prompts
+
+    assert prompts(open_store(two_stores).absolute_path) == prompts(two_stores[0])

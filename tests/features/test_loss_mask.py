@@ -1,0 +1,125 @@
+"""Loss masks: which tokens stay."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from stores import random_samples, write_store
+
+from eagle3.data.datamodule import FeatureData
+from eagle3.errors import InputError
+from eagle3.features.loss_mask import AllTurns, Everything, LastTurn, WithoutReasoning
+from eagle3.features.sample import Sample
+from eagle3.features.shards import SampleEntry
+from eagle3.features.store import SampleRef
+
+TURNS = [0, 1, 1, 1, 0, 2, 2, 2, 2, 2]
+
+
+def test_all_turns_changes_nothing(make_sample: Callable[..., Sample]) -> None:
+    assert AllTurns()(make_sample(TURNS)).tolist() == TURNS
+
+
+def test_last_turn_keeps_the_last_answer(make_sample: Callable[..., Sample]) -> None:
+    assert LastTurn()(make_sample(TURNS)).tolist() == [0, 0, 0, 0, 0, 2, 2, 2, 2, 2]
+
+
+def test_last_turn_trains_the_last_sample_of_each_conversation_of_each_store() -> None:
+    ids = [("a", "p#0"), ("a", "p#2"), ("a", "q#0"), ("b", "p#0"), ("a", "p#1"), ("a", "p#10")]
+    samples = [SampleRef(Path(store), "shard", SampleEntry(name, 0, 0, 9, 5, 4)) for store, name in ids]
+    assert [(str(ref.store), ref.entry.id) for ref in LastTurn().select(samples)] == [
+        ("a", "p#10"), ("a", "q#0"), ("b", "p#0"),
+    ]  # fmt: skip
+    assert AllTurns().select(samples) == samples
+
+
+@pytest.mark.parametrize(
+    ("tokens", "kept"),
+    [
+        ([9, 9, 9, 9, 9, 7, 9, 8, 9, 9], [0, 1, 1, 1, 0, 0, 0, 0, 2, 2]),
+        ([9, 9, 9, 9, 7, 9, 8, 9, 9, 9], [0, 1, 1, 1, 0, 0, 0, 2, 2, 2]),  # opened by the prompt
+        ([9, 9, 9, 9, 9, 7, 9, 9, 9, 9], [0, 1, 1, 1, 0, 0, 0, 0, 0, 0]),  # never closed
+        ([9, 9, 7, 9, 9, 9, 9, 8, 9, 9], [0, 1, 0, 0, 0, 2, 2, 2, 2, 2]),  # never closed in its own turn
+        ([9, 9, 9, 9, 7, 9, 9, 9, 9, 9], [0, 1, 1, 1, 0, 0, 0, 0, 0, 0]),  # opened by the prompt, never closed
+        ([9, 7, 8, 9, 9, 9, 7, 9, 8, 9], [0, 0, 0, 1, 0, 2, 0, 0, 0, 2]),
+        ([9] * 10, TURNS),
+    ],
+)
+def test_without_reasoning_leaves_out_the_spans_between_the_markers(
+    make_sample: Callable[..., Sample], tokens: list[int], kept: list[int]
+) -> None:
+    mask = WithoutReasoning()
+    mask.check({"reasoning_ids": [[7], [8]]})
+    assert mask(replace(make_sample(TURNS), input_ids=torch.tensor(tokens))).tolist() == kept
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        [7, 9, 9],  # typed by the user: the end of the turn and a header follow
+        [7, 9, 8],  # a prompt that closes what it opens: no reasoning is wanted
+        [9, 7, 8],
+    ],
+)
+def test_markers_of_a_prompt_that_leave_no_reasoning_open_mask_nothing(
+    make_sample: Callable[..., Sample], prompt: list[int]
+) -> None:
+    mask = WithoutReasoning()
+    mask.check({"reasoning_ids": [[7], [8]]})
+    turns = [0, 0, 0, 1, 1, 1, 0, 2, 2, 2]
+    sample = replace(make_sample(turns), input_ids=torch.tensor([*prompt, 9, 9, 9, 9, 9, 9, 9]))
+    assert mask(sample).tolist() == turns
+
+
+def test_markers_of_several_tokens_are_found(make_sample: Callable[..., Sample]) -> None:
+    mask = WithoutReasoning()
+    mask.check({"reasoning_ids": [[7, 6], [8, 6]]})
+    sample = replace(make_sample(TURNS), input_ids=torch.tensor([9, 7, 9, 6, 9, 7, 6, 8, 6, 9]))
+    assert mask(sample).tolist() == [0, 1, 1, 1, 0, 0, 0, 0, 0, 2]
+
+
+def test_everything_trains_prompts_where_the_store_has_their_teacher(make_sample: Callable[..., Sample]) -> None:
+    Everything().check({"teacher_rows": "all"})
+    assert Everything()(make_sample(TURNS, stored="all")).tolist() == [1] * len(TURNS)
+
+
+def samples_under(mask: AllTurns, store: Path) -> list[str]:
+    data = FeatureData(
+        path=str(store), pack_tokens=99, val_fraction=0.5, limit_samples=None, prefetch=1, readers=1, verify=False,
+        seed=0, ttt_steps=3, loss_mask=mask,
+    )  # fmt: skip
+    return [ref.entry.id for ref in data.train_samples + data.val_samples]
+
+
+def test_training_reads_what_the_mask_selects(tmp_path: Path) -> None:
+    ids = ["p0#0", "p0#1", "p1#0", "p2#0", "p3#0", "p3#2"]
+    samples = [replace(sample, id=name) for sample, name in zip(random_samples(6), ids, strict=True)]
+    store = write_store(tmp_path / "features", samples)
+    assert sorted(samples_under(LastTurn(), store)) == ["p0#1", "p1#0", "p2#0", "p3#2"]
+    assert sorted(samples_under(AllTurns(), store)) == ids
+
+
+@pytest.mark.parametrize("marker", [7, 5])
+def test_a_mask_that_changes_nothing_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture, marker: int) -> None:
+    first, *others = [replace(sample, input_ids=torch.full_like(sample.input_ids, 9)) for sample in random_samples(6)]
+    reasons = replace(first, input_ids=torch.full_like(first.input_ids, 7))
+    store = write_store(tmp_path / "features", [reasons, *others], reasoning_ids=[[marker], [8]])
+    samples_under(WithoutReasoning(), store)
+    said = f"loss_mask=WithoutReasoning changes nothing: no answer of {store}"
+    assert (said in caplog.text) == (marker == 5)
+
+
+@pytest.mark.parametrize(
+    ("mask", "made_from", "message"),
+    [
+        (WithoutReasoning(), {"reasoning_ids": None}, r"loss_mask=without_reasoning .* features\.reasoning"),
+        (Everything(), {"teacher_rows": "answers"}, r"loss_mask=everything .* features\.teacher_rows=all"),
+    ],
+)
+def test_a_store_that_cannot_serve_a_mask_is_refused_with_the_way_out(
+    mask: AllTurns, made_from: dict, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        mask.check(made_from)

@@ -1,0 +1,181 @@
+"""Shards on disk: what is written is read back, by us and by webdataset; damage is named and refused."""
+
+import gc
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import webdataset
+from safetensors.torch import load
+from stores import MADE_FROM, random_sample, random_samples
+
+from eagle3.errors import InputError
+from eagle3.features.sample import Sample
+from eagle3.features.shards import SampleEntry, ShardReader, ShardWriter, verify_file
+
+
+def write(directory: Path, samples: list[Sample]) -> tuple[Path, dict]:
+    writer = ShardWriter(directory, 0, first_sample=0)
+    for sample in samples:
+        writer.add(sample)
+    return directory / "shard-000000.tar", writer.finish("made from")
+
+
+def reader(path: Path, index: dict) -> ShardReader:
+    return ShardReader(path, expected_bytes=index["bytes"], stored_teacher_rows=str(MADE_FROM["teacher_rows"]))
+
+
+def assert_same(one: Sample, other: Sample) -> None:
+    assert one.id == other.id
+    for name in ("input_ids", "turns", "aux", "last", "argmax", "logsumexp", "teacher_rows"):
+        left, right = getattr(one, name), getattr(other, name)
+        assert torch.equal(left.to(right.dtype), right), name
+
+
+def test_a_sample_read_back_is_the_one_written(tmp_path: Path) -> None:
+    samples = random_samples(9)
+    path, index = write(tmp_path, samples)
+    shard = reader(path, index)
+    for sample, entry in zip(samples, index["samples"], strict=True):
+        assert_same(shard.read(SampleEntry(**entry)), sample)
+        assert entry["tokens"] == len(sample.input_ids)
+        assert entry["answer_tokens"] == int((sample.turns > 0).sum())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_samples_are_read_without_a_copy_and_writing_to_one_leaves_the_file_alone(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    samples = [replace(sample, aux=sample.aux.to(dtype), last=sample.last.to(dtype)) for sample in random_samples(3)]
+    path, index = write(tmp_path, samples)
+    content, shard = path.read_bytes(), reader(path, index)
+    entries = [SampleEntry(**entry) for entry in index["samples"]]
+    read = [shard.read(entry) for entry in entries]
+    for sample, one in zip(samples, read, strict=True):
+        assert one.aux.dtype == one.last.dtype == dtype
+        assert_same(one, sample)
+    read[1].aux.fill_(7)
+    assert (shard.read(entries[1]).aux == 7).all()  # the same memory
+    assert_same(shard.read(entries[0]), samples[0])
+    assert path.read_bytes() == content
+    assert_same(reader(path, index).read(entries[1]), samples[1])
+
+
+def test_a_sample_without_teacher_rows_is_read(tmp_path: Path) -> None:
+    sample = random_sample([0, 0, 1])
+    sample = replace(sample, aux=sample.aux.float(), last=sample.last.float())
+    path, index = write(tmp_path, [sample])
+    assert_same(reader(path, index).read(SampleEntry(**index["samples"][0])), sample)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # webdataset leaves the file open
+def test_webdataset_reads_our_shards(tmp_path: Path) -> None:
+    samples = random_samples(5)
+    path, _ = write(tmp_path, samples)
+    dataset = webdataset.WebDataset(str(path), shardshuffle=False)
+    read = [load(item["safetensors"]) for item in dataset]
+    assert len(read) == len(samples)
+    for tensors, sample in zip(read, samples, strict=True):
+        assert torch.equal(tensors["aux"], sample.aux)
+        assert torch.equal(tensors["input_ids"].long(), sample.input_ids)
+    del dataset
+    gc.collect()  # while its warning is still ignored
+
+
+def test_no_padding_and_no_pickle_is_stored(tmp_path: Path) -> None:
+    samples = random_samples(3)
+    path, index = write(tmp_path, samples)
+    for sample, entry in zip(samples, index["samples"], strict=True):
+        values = sum(t.numel() * t.element_size() for t in (sample.aux, sample.last)) + sample.input_ids.numel() * 6
+        assert entry["size"] < values + len(sample.argmax) * 8 + 700  # and the safetensors header
+    assert b"pickle" not in path.read_bytes()
+
+
+def test_nothing_appears_under_the_shards_name_before_it_is_whole(tmp_path: Path) -> None:
+    writer = ShardWriter(tmp_path, 0, first_sample=0)
+    writer.add(random_samples(1)[0])
+    assert list(tmp_path.glob("shard-*")) == []
+    writer.discard()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_truncated_shard_is_named_and_refused(tmp_path: Path) -> None:
+    path, index = write(tmp_path, random_samples(4))
+    os.truncate(path, index["bytes"] - 700)
+    with pytest.raises(InputError, match=r"shard-000000\.tar holds .* refused"):
+        reader(path, index)
+
+
+def test_a_corrupted_shard_is_named_and_refused(tmp_path: Path) -> None:
+    path, index = write(tmp_path, random_samples(4))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"shard-000000\.tar has sha256 .* refused"):
+        verify_file(path, index["sha256"])
+
+
+def test_a_damaged_sample_header_is_named_and_refused(tmp_path: Path) -> None:
+    path, index = write(tmp_path, random_samples(4))
+    entry = SampleEntry(**index["samples"][1])
+    content = bytearray(path.read_bytes())
+    content[entry.offset : entry.offset + 40] = b"\xff" * 40
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"cannot be read at sample p1#0"):
+        reader(path, index).read(entry)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "damage"),
+    [
+        (rb'"F32"', b'"F99"'),  # no such type
+        (rb'"F32"', b'"F16"'),  # another one
+        (rb'"aux"', b'"axu"'),  # a tensor missing
+        (rb'"shape":\[\d', b'"shape":[0'),
+        (rb'"shape":\[', b'"shape":{'),
+        (rb'"data_offsets":\[\d', b'"data_offsets":[9'),  # a gap or an overlap
+        (rb'"data_offsets":\[(\d+),\d', rb'"data_offsets":[\1,9'),  # beyond the sample
+        (rb'"data_offsets":\[\d', b'"data_offsets":[-'),
+        (rb'"data_offsets":', b'"data_offset_":'),
+        (rb'"__metadata__":\{', b'"__metadata__":['),
+    ],
+)
+def test_a_header_that_does_not_fit_its_data_is_refused(tmp_path: Path, pattern: bytes, damage: bytes) -> None:
+    path, index = write(tmp_path, random_samples(4))
+    entry = SampleEntry(**index["samples"][1])
+    content = path.read_bytes()
+    before, sample = content[: entry.offset], content[entry.offset :]
+    damaged, count = re.subn(pattern, damage, sample, count=1)
+    assert count == 1 and len(damaged) == len(sample)
+    path.write_bytes(before + damaged)
+    with pytest.raises(InputError, match=r"cannot be read at sample p1#0"):
+        reader(path, index).read(entry)
+
+
+@pytest.mark.parametrize("size", [0, 7, 2**40, 2**63])
+def test_a_header_length_that_is_wrong_is_refused(tmp_path: Path, size: int) -> None:
+    path, index = write(tmp_path, random_samples(4))
+    entry = SampleEntry(**index["samples"][1])
+    content = bytearray(path.read_bytes())
+    content[entry.offset : entry.offset + 8] = size.to_bytes(8, "little")
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"cannot be read at sample p1#0"):
+        reader(path, index).read(entry)
+
+
+@pytest.mark.parametrize("change", [{"offset": 10**9}, {"size": 100}, {"size": 10**9}, {"size": 0}])
+def test_an_index_that_does_not_fit_its_shard_is_refused(tmp_path: Path, change: dict) -> None:
+    path, index = write(tmp_path, random_samples(4))
+    entry = SampleEntry(**index["samples"][1] | change)
+    with pytest.raises(InputError, match=r"cannot be read at sample p1#0"):
+        reader(path, index).read(entry)
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    path, index = write(tmp_path, random_samples(1))
+    path.unlink()
+    with pytest.raises(InputError, match=r"shard-000000\.tar is missing"):
+        reader(path, index)

@@ -1,0 +1,344 @@
+"""The chunked loss against the plain one: numbers, gradients, precision, memory; its kernel against plain PyTorch."""
+
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from triton_interpreter import needs_triton, run_in_interpreter
+
+from eagle3.data.pack import Pack, pack_samples
+from eagle3.errors import InputError
+from eagle3.features.sample import Sample
+from eagle3.head.draft_head import DraftHead
+from eagle3.head.fast.chunked_loss import ChunkedUnrollLoss, even_chunks
+from eagle3.head.loss import UnrollLoss, UnrollMetrics
+from eagle3.head.rows import pairs_before
+from eagle3.head.unroll import unroll
+
+STEPS = 3
+PARTS = ["loss", "trained", "correct", "alive", "norm.weight", "lm_head.weight", *(f"step {k}" for k in range(STEPS))]
+
+
+def random_turns(seed: int) -> list[int]:
+    """Prompts and answers of 0 … 8 tokens in any order; answers may follow one another, begin or end the sample."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(0, 9, (6,), generator=generator).tolist()
+    is_answer = torch.randint(0, 2, (6,), generator=generator).tolist()
+    return [
+        0,
+        *(turn * answer for turn, (n, answer) in enumerate(zip(lengths, is_answer, strict=True)) for _ in range(n)),
+    ]
+
+
+@pytest.fixture(params=range(4))
+def pack(request: pytest.FixtureRequest, make_sample: Callable[..., Sample], ragged_samples: list[Sample]) -> Pack:
+    """Teachers inside and outside the draft vocabulary, as everywhere in these tests: D is 30 of 50."""
+    if request.param == 0:
+        return pack_samples(ragged_samples, ttt_steps=STEPS)
+    samples = [make_sample(random_turns(10 * request.param + number), seed=number) for number in range(5)]
+    return pack_samples(samples, ttt_steps=STEPS, rows_in_step=41.5, samples_in_step=3.5)
+
+
+def run(
+    loss_of: UnrollLoss, head: DraftHead, states: list[Tensor], teacher_head: Tensor, pack: Pack
+) -> tuple[Tensor, UnrollMetrics, list[Tensor]]:
+    """Loss, metrics and the gradients of the norm, of lm_head and of every step's states; scaled like an average."""
+    head.zero_grad()
+    states = [state.detach().clone().requires_grad_() for state in states]
+    loss, metrics = loss_of(head, states, teacher_head, pack)
+    (loss * 0.5).backward()
+    gradients = [head.norm.weight.grad, head.lm_head.weight.grad, *(state.grad for state in states)]
+    return loss.detach(), metrics, [gradient.clone() for gradient in gradients]
+
+
+@pytest.mark.parametrize("normalize", ["token", "sequence"])
+@pytest.mark.parametrize("chunk_rows", [1, 4, 7, 10_000])
+def test_loss_metrics_and_every_gradient_are_those_of_the_plain_loss(
+    make_head: Callable[..., DraftHead],
+    teacher_head: Tensor,
+    pack: Pack,
+    normalize: str,
+    chunk_rows: int,
+) -> None:
+    head = make_head()
+    # Of three teachers two are followed, so that some rows are right at several steps and others at some.
+    head.lm_head.weight.data.copy_(teacher_head)
+    favourite = head.draft_ids[(pack.last * head.norm.weight @ teacher_head.T).argmax(-1)]
+    pack.argmax.copy_(torch.where(torch.arange(len(favourite)) % 3 > 0, favourite, pack.argmax))
+    asked = [pack.teacher_of[(pack.rows + 1 + step).clamp(max=len(pack.teacher_of) - 1)] for step in range(STEPS)]
+    states = [pack.last[teacher] for teacher in asked]
+    plain = run(UnrollLoss(decay=0.8, normalize=normalize), head, states, teacher_head, pack)
+    chunked_loss = ChunkedUnrollLoss(decay=0.8, normalize=normalize, chunk_rows=chunk_rows)
+    chunked = run(chunked_loss, head, states, teacher_head, pack)
+    torch.testing.assert_close(chunked[0], plain[0])
+    torch.testing.assert_close(vars(chunked[1]), vars(plain[1]))
+    assert 0 < plain[1].alive[1] < plain[1].correct[1] < plain[1].trained[1]
+    for name, ours, theirs in zip(PARTS[4:], chunked[2], plain[2], strict=True):
+        torch.testing.assert_close(ours, theirs, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_the_gradient_of_the_whole_head_is_that_of_the_plain_loss(
+    make_head: Callable[..., DraftHead], embedding: Tensor, teacher_head: Tensor, pack: Pack
+) -> None:
+    def gradients(loss_of: UnrollLoss) -> dict[str, Tensor]:
+        head = make_head(norm_output=True)  # the final norm is also used inside the unroll
+        loss_of(head, unroll(head, embedding, pack, STEPS), teacher_head, pack)[0].backward()
+        return {name: parameter.grad for name, parameter in head.named_parameters()}
+
+    torch.testing.assert_close(
+        gradients(ChunkedUnrollLoss(decay=0.8, normalize="token", chunk_rows=5)),
+        gradients(UnrollLoss(decay=0.8, normalize="token")),
+    )
+
+
+def test_a_teacher_outside_the_draft_vocabulary_counts_as_wrong_even_where_the_head_picks_its_neighbour(
+    make_head: Callable[..., DraftHead], teacher_head: Tensor, make_sample: Callable[..., Sample]
+) -> None:
+    head, pack = make_head(), pack_samples([make_sample([0, 1, 1, 1, 1])], ttt_steps=1)
+    neighbour = int((head.draft_ids.diff() > 1).nonzero()[0]) + 1
+    pack.argmax[:] = head.draft_ids[neighbour] - 1
+    head.norm.weight.data.fill_(1)
+    head.lm_head.weight.data.zero_()[neighbour] = 1
+    states = [torch.ones(len(pack.rows), head.config.hidden_size, dtype=torch.double)]
+    loss_of = ChunkedUnrollLoss(decay=0.8, normalize="token", chunk_rows=4)
+    loss, metrics, gradients = run(loss_of, head, states, teacher_head, pack)
+    assert (float(loss), metrics.trained.tolist(), metrics.correct.tolist()) == (0, [3], [0])
+    assert all(float(gradient.abs().sum()) == 0 for gradient in gradients)
+
+
+@pytest.mark.parametrize("turns", [[0, 0, 1, 0], [0, 0]], ids=["one-token answer", "no answer"])
+def test_a_pack_without_trained_rows_has_no_loss_and_no_gradient(
+    make_head: Callable[..., DraftHead],
+    embedding: Tensor,
+    teacher_head: Tensor,
+    make_sample: Callable[..., Sample],
+    turns: list[int],
+) -> None:
+    head = make_head()
+    pack = pack_samples([make_sample(turns)], ttt_steps=STEPS, rows_in_step=1.0)
+    states = [torch.zeros(0, head.config.hidden_size, dtype=torch.double)] * STEPS
+    loss, metrics, gradients = run(
+        ChunkedUnrollLoss(decay=0.8, normalize="token", chunk_rows=4), head, states, teacher_head, pack
+    )
+    assert float(loss) == 0
+    assert metrics.as_tensor().sum() == 0
+    assert all(float(gradient.abs().sum()) == 0 for gradient in gradients)
+
+
+def test_without_gradients_the_loss_and_the_metrics_are_the_same(
+    make_head: Callable[..., DraftHead], embedding: Tensor, teacher_head: Tensor, pack: Pack
+) -> None:
+    head = make_head()
+    loss_of = ChunkedUnrollLoss(decay=0.8, normalize="token", chunk_rows=5)
+    expected = run(loss_of, head, unroll(head, embedding, pack, STEPS), teacher_head, pack)
+    with torch.inference_mode():
+        loss, metrics = loss_of(head, unroll(head, embedding, pack, STEPS), teacher_head, pack)
+    torch.testing.assert_close(loss, expected[0])
+    torch.testing.assert_close(vars(metrics), vars(expected[1]))
+
+
+def test_a_second_backward_pass_is_refused_and_not_wrong(
+    make_head: Callable[..., DraftHead], embedding: Tensor, teacher_head: Tensor, ragged_samples: list[Sample]
+) -> None:
+    head, pack = make_head(), pack_samples(ragged_samples, ttt_steps=STEPS)
+    loss_of = ChunkedUnrollLoss(decay=0.8, normalize="token", chunk_rows=5)
+    loss, _ = loss_of(head, unroll(head, embedding, pack, STEPS), teacher_head, pack)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_states_that_no_step_trains_have_no_gradient_whatever_they_hold(
+    make_head: Callable[..., DraftHead], embedding: Tensor, teacher_head: Tensor, ragged_samples: list[Sample]
+) -> None:
+    head, pack = make_head(), pack_samples(ragged_samples, ttt_steps=STEPS)
+    states = [state.detach() for state in unroll(head, embedding, pack, STEPS)]
+    trained = [pack.depth > step for step in range(STEPS)]
+    loss_of = ChunkedUnrollLoss(decay=0.8, normalize="token", chunk_rows=5)
+    expected = run(loss_of, head, states, teacher_head, pack)[2]
+    for state, rows in zip(states, trained, strict=True):
+        state[~rows] = torch.inf
+    gradients = run(loss_of, head, states, teacher_head, pack)[2]
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(gradients, expected, strict=True))
+    assert not all(rows.all() for rows in trained)
+    assert all(float(state[~rows].abs().sum()) == 0 for state, rows in zip(gradients[2:], trained, strict=True))
+
+
+def test_the_first_chunk_of_lm_heads_gradient_is_not_rounded_to_half_precision(
+    make_head: Callable[..., DraftHead], embedding: Tensor, teacher_head: Tensor, make_sample: Callable[..., Sample]
+) -> None:
+    head, pack = make_head().float(), wide_pack(make_sample)
+    states = [torch.randn(len(pack.rows), head.config.hidden_size) for _ in range(STEPS)]
+    with torch.autocast("cpu", torch.bfloat16):
+        loss_of = ChunkedUnrollLoss(decay=0.8, normalize="token", chunk_rows=10_000)
+        run(loss_of, head, states, teacher_head.float(), pack)
+    gradient = head.lm_head.weight.grad
+    assert gradient.dtype == torch.float32 and not torch.equal(gradient, gradient.bfloat16().float())
+
+
+def wide_pack(make_sample: Callable[..., Sample]) -> Pack:
+    return pack_samples([make_sample([0] * 3 + [1] * 60, seed=number) for number in range(4)], ttt_steps=STEPS)
+
+
+@pytest.mark.parametrize("autocast", [True, False], ids=["autocast", "bf16 weights"])
+def test_bf16_is_no_further_from_float64_than_the_plain_loss_is(
+    make_head: Callable[..., DraftHead],
+    embedding: Tensor,
+    teacher_head: Tensor,
+    make_sample: Callable[..., Sample],
+    autocast: bool,
+) -> None:
+    pack, head = wide_pack(make_sample), make_head()
+    pack.argmax[:] = head.draft_ids[0]  # every row counts
+    for parameter in head.parameters():  # the same numbers in every precision
+        parameter.data.copy_(parameter.data.bfloat16())
+    states = [state.detach().bfloat16() for state in unroll(head, embedding, pack, STEPS)]
+    plain_loss = UnrollLoss(decay=0.8, normalize="token")
+    exact = run(plain_loss, head, [state.double() for state in states], teacher_head, pack)
+    head = head.to(torch.float32 if autocast else torch.bfloat16)
+
+    def errors(loss_of: UnrollLoss) -> list[float]:
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss, _, gradients = run(loss_of, head, states, teacher_head.float(), pack)
+        pairs = zip([loss, *gradients], [exact[0], *exact[2]], strict=True)
+        return [float((ours - theirs).norm() / theirs.norm()) for ours, theirs in pairs]
+
+    plain = errors(plain_loss)
+    chunked = errors(ChunkedUnrollLoss(decay=0.8, normalize="token", chunk_rows=50))
+    names = ["loss", *PARTS[4:]]
+    for name, ours, theirs in zip(names, chunked, plain, strict=True):
+        assert ours < 1.05 * theirs + 1e-6, name
+    assert max(chunked) < 0.02
+
+
+def test_a_teacher_head_in_bf16_still_gives_logits_in_float32(
+    make_head: Callable[..., DraftHead], embedding: Tensor, teacher_head: Tensor, make_sample: Callable[..., Sample]
+) -> None:
+    pack, head, teacher_head = wide_pack(make_sample), make_head(), teacher_head.bfloat16()
+    pack.last.copy_(pack.last.bfloat16())
+    states, head = [state.float() for state in unroll(head, embedding, pack, STEPS)], head.float()
+    loss_of = ChunkedUnrollLoss(decay=0.8, normalize="token", chunk_rows=50)
+    half = run(loss_of, head, states, teacher_head, pack)
+    wide = run(loss_of, head, states, teacher_head.float(), pack)
+    torch.testing.assert_close((half[0], half[2]), (wide[0], wide[2]))
+
+
+class LiveRows(TorchDispatchMode):
+    """Records the most rows of D columns that one tensor has had, and that were alive behind a matrix product."""
+
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        self.columns, self.largest, self.behind_product = columns, 0, 0
+        self.alive: dict[int, tuple[weakref.ref, int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        is_new = not any(returned.alias_info for returned in func._schema.returns)  # neither a view nor in place
+        for tensor in tree_leaves(result):
+            if is_new and isinstance(tensor, Tensor) and tensor.shape[-1:] == (self.columns,):
+                storage = tensor.untyped_storage()
+                self.alive[storage.data_ptr()] = (weakref.ref(tensor), tensor.numel() // self.columns)
+        rows = [rows for tensor, rows in self.alive.values() if tensor() is not None]
+        self.largest = max([self.largest, *rows])
+        if func is torch.ops.aten.mm.default:
+            self.behind_product = max(self.behind_product, sum(rows))
+        return result
+
+
+def test_logits_are_no_larger_than_a_chunk_and_gone_before_the_next(
+    make_head: Callable[..., DraftHead], embedding: Tensor, teacher_head: Tensor, make_sample: Callable[..., Sample]
+) -> None:
+    def live_rows(loss_of: UnrollLoss) -> LiveRows:
+        with LiveRows(head.config.draft_vocab_size) as live:
+            run(loss_of, head, states, teacher_head, pack)
+        return live
+
+    pack, head = wide_pack(make_sample), make_head()
+    states = unroll(head, embedding, pack, STEPS)
+    chunked = live_rows(ChunkedUnrollLoss(decay=0.8, normalize="token", chunk_rows=20))
+    assert chunked.largest <= 20 + STEPS - 1
+    assert chunked.behind_product < 2 * 20  # a chunk and its teachers, of which there are STEPS times fewer
+    assert live_rows(UnrollLoss(decay=0.8, normalize="token")).largest >= len(pack.rows) > 200
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 8, 20, 100])
+def test_chunks_are_even_and_hold_every_pair_once(size: int) -> None:
+    depth = torch.tensor([3, 3, 2, 1, 1, 2, 1, 3, 3, 3, 3, 2, 1])
+    bounds = pairs_before(depth, STEPS)
+    assert bounds[-1] == int(depth.sum())
+    chunks = even_chunks(bounds, size)
+    assert [index for _, pairs in chunks for index in range(pairs.start, pairs.stop)] == list(range(bounds[-1]))
+    assert [index for teachers, _ in chunks for index in range(teachers.start, teachers.stop)] == list(
+        range(len(depth))
+    )
+    sizes = [pairs.stop - pairs.start for _, pairs in chunks]
+    assert min(sizes) > 0 and max(sizes) <= size + STEPS - 1
+    assert max(sizes) - min(sizes) <= 2 * (STEPS - 1)
+
+
+def test_a_chunk_of_no_rows_names_its_key() -> None:
+    with pytest.raises(InputError, match=r"loss\.chunk_rows=0"):
+        ChunkedUnrollLoss(decay=0.8, normalize="token", chunk_rows=0)
+
+
+KERNEL_AGAINST_PYTORCH = """
+import torch
+from eagle3.head.fast import chunked_loss, loss_kernel
+generator = torch.Generator().manual_seed(0)
+for draft_vocab_size, block, scale in [(30, 64, 1), (64, 64, 30), (200, 64, 5), (5000, 2048, 100)]:
+    loss_kernel.BLOCK = block
+    for dtype in (torch.float32, torch.bfloat16):
+        logits = (scale * torch.randn(9, draft_vocab_size, generator=generator)).to(dtype)
+        logits[0] = -1000.0
+        logits[1, 5] = logits[1, 20] = 1000.0
+        teacher = scale * torch.randn(4, draft_vocab_size, generator=generator)
+        teacher_of = torch.tensor([0, 0, 0, 1, 1, 2, 3, 3, 3])
+        weight = torch.rand(9, generator=generator)
+        weight[3] = 0
+        exact = logits.double()
+        expected = chunked_loss.loss_and_gradient(exact, teacher.double(), teacher_of, weight.double())
+        loss, best = loss_kernel.loss_and_gradient(logits, teacher, teacher_of, weight)
+        torch.testing.assert_close(loss.double(), expected[0], rtol=1e-4, atol=1e-4)
+        assert torch.equal(best, expected[1])
+        torch.testing.assert_close(logits, exact.to(dtype), rtol=1e-4 if dtype is torch.float32 else 0.01, atol=1e-5)
+"""
+
+
+@needs_triton
+def test_the_kernel_equals_plain_pytorch() -> None:
+    run_in_interpreter(KERNEL_AGAINST_PYTORCH)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("autocast", [True, False], ids=["bf16-mixed", "float32"])
+def test_on_a_gpu_it_waits_for_nothing_and_equals_the_cpu(
+    make_head: Callable[..., DraftHead],
+    embedding: Tensor,
+    teacher_head: Tensor,
+    make_sample: Callable[..., Sample],
+    autocast: bool,
+) -> None:
+    pack, head = wide_pack(make_sample), make_head()
+    loss_of = ChunkedUnrollLoss(decay=0.8, normalize="token", chunk_rows=100)
+    states = [state.detach() for state in unroll(head, embedding, pack, STEPS)]
+    exact = run(loss_of, head, states, teacher_head, pack)
+    device, dtype = torch.device("cuda"), torch.bfloat16 if autocast else torch.float32
+    on_gpu = replace(pack.to(device), last=pack.last.to(device, torch.float32))  # in float64 no kernel would run
+    head, teacher_head = head.float().to(device), teacher_head.float().to(device)
+    states = [state.to(device, dtype) for state in states]
+    with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+        run(loss_of, head, states, teacher_head, on_gpu)  # compiles the kernel
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            loss, metrics, gradients = run(loss_of, head, states, teacher_head, on_gpu)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert metrics.trained.tolist() == exact[1].trained.tolist()
+    for ours, theirs in zip([loss, *gradients], [exact[0], *exact[2]], strict=True):
+        assert float((ours.cpu().double() - theirs).norm() / theirs.norm()) < (0.02 if autocast else 1e-3)

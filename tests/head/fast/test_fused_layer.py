@@ -1,0 +1,340 @@
+"""The fused layer against the plain one: numbers, every gradient, precision, work.
+
+On the CPU it runs on the references of its kernels (test_elementwise.py), all else is what a GPU runs.
+"""
+
+import weakref
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from statistics import fmean
+from typing import Any
+
+import pytest
+import torch
+from stores import HIDDEN, VOCAB
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from eagle3.data.pack import Pack, pack_samples
+from eagle3.features.sample import Sample
+from eagle3.head.attention import DenseAttention, KeysValues, MakeAttention, PaddedAttention
+from eagle3.head.draft_head import DraftHead
+from eagle3.head.fast.chunked_loss import ChunkedUnrollLoss
+from eagle3.head.fast.flash_attention import FlashAttention
+from eagle3.head.fast.flash_kernels import TorchFlash
+from eagle3.head.fast.fused_layer import FusedLayer
+from eagle3.head.fast.fused_weights import Matrix
+from eagle3.head.layer import MakeLayer, PlainLayer
+from eagle3.head.loss import UnrollLoss
+from eagle3.head.unroll import unroll
+from tests.head.fast.test_chunked_loss import random_turns
+from tests.head.test_attention import MANY_TURNS, PlainKernel
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 100.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 32}
+HEADS = {
+    "EAGLE-3": {},
+    "EAGLE-3.1": {"fc_norm": True, "norm_output": True},
+    "llama3": {"rope_parameters": LLAMA3},
+    "yarn": {"rope_parameters": YARN, "num_kv_heads": 4, "head_dim": 6},
+}
+# With what differences in q and k of a rounding error may become: the first two's softmax is in float32.
+ATTENTIONS = {
+    "dense": (DenseAttention, 1e-7),
+    "padded": (PaddedAttention, 1e-7),
+    "flash": (partial(FlashAttention, kernel=PlainKernel()), 1e-12),
+}
+LOSSES = {
+    "plain": UnrollLoss(decay=0.8, normalize="token"),
+    "chunked": ChunkedUnrollLoss(decay=0.8, normalize="sequence", chunk_rows=7),
+}
+
+
+@pytest.fixture
+def make_pack(make_sample: Callable[..., Sample], ragged_samples: list[Sample]) -> Callable[..., Pack]:
+    """Prompts and answers of 0 … 8 tokens in any order."""
+
+    def make(ttt_steps: int, seed: int = 0) -> Pack:
+        samples = [make_sample(random_turns(10 * seed + number), seed=number) for number in range(5)]
+        return pack_samples([*samples, *ragged_samples], ttt_steps=ttt_steps, rows_in_step=41.5, samples_in_step=3.5)
+
+    return make
+
+
+def step(
+    layer: MakeLayer,
+    head: DraftHead,
+    embedding: Tensor,
+    teacher_head: Tensor,
+    packs: list[Pack],
+    ttt_steps: int,
+    attention: MakeAttention = PaddedAttention,
+    loss_of: UnrollLoss = LOSSES["chunked"],
+) -> dict[str, Tensor]:
+    """Loss and every parameter's gradient, summed over packs."""
+    head.zero_grad()
+    loss = torch.zeros((), device=embedding.device)
+    for pack in packs:
+        with torch.autocast(embedding.device.type, torch.bfloat16, enabled=embedding.dtype == torch.bfloat16):
+            hidden = unroll(head, embedding, pack, ttt_steps, attention, layer)
+            part, _ = loss_of(head, hidden, teacher_head, pack)
+        part.backward()
+        loss = loss + part.detach()
+    return {"loss": loss, **{name: parameter.grad.clone() for name, parameter in head.named_parameters()}}
+
+
+def errors(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, float]:
+    return {name: float((ours[name].cpu() - theirs[name]).norm() / theirs[name].norm()) for name in theirs}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("ttt_steps", [1, 4])
+@pytest.mark.parametrize("options", HEADS.values(), ids=HEADS)
+def test_loss_and_every_gradient_are_those_of_the_plain_layer(
+    make_head: Callable[..., DraftHead],
+    make_pack: Callable[..., Pack],
+    embedding: Tensor,
+    teacher_head: Tensor,
+    options: dict,
+    ttt_steps: int,
+    attention: str,
+    loss: str,
+) -> None:
+    pack, (make_attention, tolerance) = make_pack(ttt_steps, seed=ttt_steps), ATTENTIONS[attention]
+    plain, fused = (
+        step(layer, make_head(**options), embedding, teacher_head, [pack], ttt_steps, make_attention, LOSSES[loss])
+        for layer in (PlainLayer, FusedLayer)
+    )
+    assert all(gradient.abs().max() > 0 for gradient in plain.values())
+    assert max(errors(fused, plain).values()) < tolerance
+
+
+def test_gradients_of_two_packs_add_up(
+    make_head: Callable[..., DraftHead], make_pack: Callable[..., Pack], embedding: Tensor, teacher_head: Tensor
+) -> None:
+    head, packs = make_head(), [make_pack(3, seed=1), make_pack(3, seed=2)]
+    plain, fused = (step(layer, head, embedding, teacher_head, packs, 3) for layer in (PlainLayer, FusedLayer))
+    assert max(errors(fused, plain).values()) < 1e-7
+
+
+@pytest.mark.parametrize("turns", [[[0, 0, 0]], [[0, 0], [0, 1, 0]]], ids=["prompts alone", "one-token answer"])
+def test_a_pack_without_trained_rows_has_gradients_of_zero(
+    make_head: Callable[..., DraftHead],
+    make_sample: Callable[..., Sample],
+    embedding: Tensor,
+    teacher_head: Tensor,
+    turns: list,
+) -> None:
+    pack = pack_samples([make_sample(one) for one in turns], ttt_steps=3, rows_in_step=1.0)
+    for value in step(FusedLayer, make_head(), embedding, teacher_head, [pack], 3).values():
+        assert float(value.abs().sum()) == 0
+
+
+@pytest.mark.parametrize("without_gradients", [torch.no_grad, torch.inference_mode])
+def test_without_gradients_the_outputs_are_those_of_the_plain_layer(
+    make_head: Callable[..., DraftHead],
+    make_pack: Callable[..., Pack],
+    embedding: Tensor,
+    without_gradients: Callable[[], Any],
+) -> None:
+    head, pack = make_head(**HEADS["EAGLE-3.1"]), make_pack(3)
+    expected = unroll(head, embedding, pack, 3)
+    with without_gradients():
+        outputs = unroll(head, embedding, pack, 3, make_layer=FusedLayer)
+    assert not any(output.requires_grad for output in outputs)
+    for step, (output, plain) in enumerate(zip(outputs, expected, strict=True)):
+        trained = pack.depth > step
+        assert 0 < trained.sum() < len(trained) or step == 0
+        torch.testing.assert_close(output[trained], plain[trained].detach())
+
+
+def test_a_gradient_is_handed_out_once_and_as_soon_as_its_last_product_has_added_its_own(
+    make_head: Callable[..., DraftHead],
+    make_pack: Callable[..., Pack],
+    embedding: Tensor,
+    teacher_head: Tensor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    head, events = make_head(), []
+    names = {id(parameter): name for name, parameter in head.named_parameters()}
+    add = Matrix.add
+
+    def recorded(matrix: Matrix, *args: Any, **settings: Any) -> None:
+        events.extend(f"sum of {names[id(parameter)]}" for parameter in matrix.parameters)
+        add(matrix, *args, **settings)
+
+    monkeypatch.setattr(Matrix, "add", recorded)
+    for name, parameter in head.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: events.append(name))
+    loss, _ = LOSSES["chunked"](
+        head, unroll(head, embedding, make_pack(3), 3, make_layer=FusedLayer), teacher_head, make_pack(3)
+    )
+    loss.backward()
+    handed_out = [event for event in events if not event.startswith("sum")]
+    assert sorted(handed_out) == sorted(names.values())
+    last = {event: place for place, event in enumerate(events)}
+    for name in names.values():
+        assert last[name] > last.get(f"sum of {name}", -1)
+    # Ranks that train together add up these while the rest is computed.
+    output, attention = last["midlayer.mlp.down_proj.weight"], last["midlayer.self_attn.q_proj.weight"]
+    assert output < last["sum of midlayer.self_attn.q_proj.weight"] < attention < last["sum of fc.weight"]
+    # What autograd keeps are the sums themselves: a copy would cost their memory once more.
+    attention, mlp = head.midlayer.self_attn, head.midlayer.mlp
+    for group in ([attention.q_proj, attention.k_proj, attention.v_proj], [mlp.gate_proj, mlp.up_proj]):
+        assert len({linear.weight.grad.untyped_storage().data_ptr() for linear in group}) == 1
+
+
+def test_a_second_backward_pass_is_refused_and_not_wrong(
+    make_head: Callable[..., DraftHead], make_pack: Callable[..., Pack], embedding: Tensor
+) -> None:
+    outputs = unroll(make_head(), embedding, make_pack(2), 2, make_layer=FusedLayer)
+    outputs[-1].sum().backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        outputs[-1].sum().backward()
+
+
+def exact_and_in_bf16(
+    make_head: Callable[..., DraftHead],
+    make_sample: Callable[..., Sample],
+    options: dict,
+    seed: int,
+    device: str,
+    layer: MakeLayer = FusedLayer,
+    loss: UnrollLoss = LOSSES["chunked"],
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Errors of the plain layer, and of `layer` and `loss`, under autocast on the device against float64 on the CPU."""
+    generator = torch.Generator().manual_seed(seed)
+    pack = pack_samples([make_sample([0] * 9 + [1] * 60, seed=10 * seed + i) for i in range(4)], ttt_steps=3)
+    head = make_head(seed=seed, **options)
+    embedding, teacher_head = (
+        torch.randn(rows, HIDDEN, generator=generator).bfloat16() for rows in (VOCAB, len(head.draft_ids))
+    )
+    for parameter in head.parameters():  # the same numbers in every precision
+        parameter.data.copy_(parameter.data.bfloat16())
+    exact = step(PlainLayer, head, embedding.double(), teacher_head.double(), [pack], 3)
+    head = head.float().to(device)
+    pack = replace(pack.to(torch.device(device)), last=pack.last.to(device, torch.float32))  # float64 has no kernels
+    embedding, teacher_head = embedding.to(device), teacher_head.float().to(device)
+    plain = step(PlainLayer, head, embedding, teacher_head, [pack], 3)
+    fused = step(layer, head, embedding, teacher_head, [pack], 3, loss_of=loss)
+    return errors(plain, exact), errors(fused, exact)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("head", ["EAGLE-3", "EAGLE-3.1"])
+def test_bf16_is_no_further_from_float64_than_the_plain_layer_is(
+    make_head: Callable[..., DraftHead], make_sample: Callable[..., Sample], head: str, device: str
+) -> None:
+    """In the mean over some heads and over all norms: the gradient of one has few numbers, whose errors are luck."""
+    pairs: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for seed in range(6):
+        plain, fused = exact_and_in_bf16(make_head, make_sample, HEADS[head], seed, device)
+        for name in plain:
+            pairs["norms" if "norm" in name else name].append((plain[name], fused[name]))
+    for name, of_name in pairs.items():
+        mean_plain, mean_fused = map(fmean, zip(*of_name, strict=True))
+        assert mean_fused < 1.1 * mean_plain + 1e-3, name
+        assert mean_fused < 0.02, name
+
+
+def test_the_first_product_of_a_sum_is_not_rounded_to_half_precision(
+    make_head: Callable[..., DraftHead], make_pack: Callable[..., Pack], embedding: Tensor
+) -> None:
+    head = make_head().float()
+    with torch.autocast("cpu", torch.bfloat16):
+        unroll(head, embedding, make_pack(1), 1, make_layer=FusedLayer)[0].sum().backward()
+        gradient = head.midlayer.mlp.down_proj.weight.grad
+    assert gradient.dtype == torch.float32 and not torch.equal(gradient, gradient.bfloat16().float())
+
+
+def test_what_fc_is_multiplied_as_is_freed_after_its_one_product(
+    make_head: Callable[..., DraftHead], make_pack: Callable[..., Pack], embedding: Tensor
+) -> None:
+    head = make_head().float()
+    with torch.autocast("cpu", torch.bfloat16):
+        layer = FusedLayer(head, embedding)
+        in_half_precision = weakref.ref(layer.weights.fc.parts[0].weight)
+        layer.fuse(make_pack(1).aux).sum().backward()
+    assert in_half_precision() is None
+    assert head.fc.weight.grad is not None
+
+
+class Products(TorchDispatchMode):
+    """FLOP of matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in ("mm", "addmm", "addmm_"):
+            left, right = args[-2:]
+            self.flops += 2 * left.numel() * right.shape[1]
+        return func(*args, **(kwargs or {}))
+
+
+class NoProducts:
+    """An attention whose outputs depend on all it is given."""
+
+    def __init__(self, context: KeysValues, pack: Pack) -> None:
+        self.context = context
+
+    def __call__(self, query: Tensor, own: list[KeysValues]) -> Tensor:
+        return query + sum(part.mean() for pair in [self.context, *own] for part in pair)
+
+
+@pytest.mark.parametrize("options", ["EAGLE-3", "EAGLE-3.1"])
+def test_prompt_rows_pay_for_fc_keys_and_values_alone_and_embeddings_for_one_step(
+    make_head: Callable[..., DraftHead], make_pack: Callable[..., Pack], embedding: Tensor, options: str
+) -> None:
+    head, pack, steps = make_head(**HEADS[options]), make_pack(3), 3
+    with Products() as products:
+        outputs = unroll(head, embedding, pack, steps, NoProducts, FusedLayer)
+        sum(output.sum() for output in outputs).backward()
+    attention, mlp = head.midlayer.self_attn, head.midlayer.mlp
+
+    def size(*linears: torch.nn.Linear) -> int:
+        return sum(linear.weight.numel() for linear in linears)
+
+    query, key_value = size(attention.q_proj), size(attention.k_proj, attention.v_proj)
+    every_step = size(attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+    rows, tokens = len(pack.rows), len(pack.input_ids)
+    assert 0 < rows < tokens
+    of_rows = steps * every_step + query + (steps - 1) * (query + key_value) // 2  # half is the embedding's
+    # A forward, the gradients of input and weight, but what goes into fc and the embeddings' half, with norms, is data.
+    no_gradient = rows * query // 2 + tokens * (key_value // 2 + size(head.fc))
+    of_weights = rows * of_rows + tokens * (key_value + size(head.fc))
+    assert products.flops == 6 * of_weights - 2 * no_gradient
+
+
+@pytest.mark.gpu
+def test_a_step_does_not_wait_for_the_gpu(
+    make_head: Callable[..., DraftHead], make_sample: Callable[..., Sample], embedding: Tensor
+) -> None:
+    device = torch.device("cuda")
+    pack = pack_samples([make_sample(turns) for turns in MANY_TURNS], ttt_steps=3).to(device)
+    head, embedding = make_head(**HEADS["EAGLE-3.1"]).float().to(device), embedding.to(device, torch.bfloat16)
+    flash = partial(FlashAttention, kernel=TorchFlash())
+
+    def backward() -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            outputs = unroll(head, embedding, pack, 3, flash, FusedLayer)
+        sum(output.sum() for output in outputs).backward()
+
+    backward()  # compiles the kernels
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -1,0 +1,342 @@
+"""Faster attention against the plain one, forward and backward, on ragged packs.
+
+FlashAttention runs on the CPU too: on `PlainKernel`, which does what the kernels of a GPU promise, and no more.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from eagle3.data.pack import Pack, pack_samples
+from eagle3.errors import InputError
+from eagle3.features.sample import Sample
+from eagle3.head.attention import DenseAttention, MakeAttention, PaddedAttention
+from eagle3.head.attention_choice import choose_attention
+from eagle3.head.draft_head import DraftHead
+from eagle3.head.fast.flash_attention import FlashAttention
+from eagle3.head.fast.flash_kernels import FlashAttnPackage, Segments, TorchFlash, VarlenKernel
+from eagle3.head.unroll import unroll
+
+STEPS, QUERY_HEADS, GROUPS, CHANNELS = 4, 4, 2, 6
+MANY_TURNS = [[0, 0, *(turn for i in range(1, 8) for turn in [i] * (1 + i) + [0] * (i % 3)), 0], [1, 1, 1], [0, 1] * 5]
+
+
+class PlainKernel:
+    """Attention of each segment with its score matrix, in float32 or wider, returned in the type of the query.
+
+    What no segment covers is nan, as memory may be.
+    """
+
+    def __init__(self) -> None:
+        self.pairs: list[int] = []  # of query and key, of each forward
+        self.running = False
+
+    @torch.autocast("cpu", enabled=False)
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, where: Segments) -> tuple[Tensor, Tensor]:
+        self.running = True
+        dtype = query.dtype
+        query, key, value = self.wide(query, key, value)
+        output, logsumexp = torch.full_like(query, torch.nan), query.new_full(query.shape[1::-1], torch.nan)
+        self.pairs.append(0)
+        for queries, keys in self.segments(where):
+            scores = self.scores(query[queries], key[keys], where.causal)
+            self.pairs[-1] += int(scores[0].isfinite().sum())
+            logsumexp[:, queries] = scores.logsumexp(-1)
+            output[queries] = torch.einsum("qrt,tqc->rqc", scores.softmax(-1), self.expanded(value[keys], query))
+        self.running = False
+        return output.to(dtype), logsumexp
+
+    @torch.autocast("cpu", enabled=False)
+    def backward(
+        self,
+        grad_output: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        output: Tensor,
+        logsumexp: Tensor,
+        where: Segments,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        dtype = query.dtype
+        grad_output, query, key, value, output = self.wide(grad_output, query, key, value, output)
+        grad_query, grad_key, grad_value = (torch.full_like(x, torch.nan) for x in (query, key, value))
+        for queries, keys in self.segments(where):
+            scores = self.scores(query[queries], key[keys], where.causal)
+            weights = (scores - logsumexp[:, queries, None]).exp()  # of the softmax that output and log-sum-exp are of
+            grad_weights = torch.einsum("rqc,tqc->qrt", grad_output[queries], self.expanded(value[keys], query))
+            mean = (grad_output[queries] * output[queries]).sum(-1).T
+            grad_scores = weights * (grad_weights - mean[..., None]) * query.shape[-1] ** -0.5
+            grad_query[queries] = torch.einsum("qrt,tqc->rqc", grad_scores, self.expanded(key[keys], query))
+            for grad, parts in (
+                (grad_key, torch.einsum("qrt,rqc->tqc", grad_scores, query[queries])),
+                (grad_value, torch.einsum("qrt,rqc->tqc", weights, grad_output[queries])),
+            ):
+                grad[keys] = parts.unflatten(1, (key.shape[1], -1)).sum(2)
+        return grad_query.to(dtype), grad_key.to(dtype), grad_value.to(dtype)
+
+    @staticmethod
+    def wide(*tensors: Tensor) -> list[Tensor]:
+        return [x.to(torch.promote_types(x.dtype, torch.float32)) for x in tensors]
+
+    @staticmethod
+    def segments(where: Segments) -> list[tuple[slice, slice]]:
+        query_bounds, key_bounds = where.query_bounds.tolist(), where.key_bounds.tolist()
+        assert where.most_queries == max(torch.tensor(query_bounds).diff())
+        assert where.most_keys == max(torch.tensor(key_bounds).diff())
+        return [
+            (slice(query_bounds[i], query_bounds[i + 1]), slice(key_bounds[i], key_bounds[i + 1]))
+            for i in range(len(query_bounds) - 1)
+        ]
+
+    @staticmethod
+    def expanded(x: Tensor, query: Tensor) -> Tensor:
+        return x.repeat_interleave(query.shape[1] // x.shape[1], dim=1)
+
+    def scores(self, query: Tensor, key: Tensor, causal: bool) -> Tensor:
+        scores = torch.einsum("rqc,tqc->qrt", query, self.expanded(key, query)) * query.shape[-1] ** -0.5
+        if causal and len(query):
+            assert len(query) <= len(key)
+            seen = torch.ones(len(query), len(key), dtype=torch.bool).tril(len(key) - len(query))
+            scores = scores.masked_fill(~seen, -torch.inf)
+        return scores
+
+
+def flash(kernel: VarlenKernel) -> MakeAttention:
+    return partial(FlashAttention, kernel=kernel)
+
+
+def outputs_and_gradients(
+    attention: MakeAttention,
+    pack: Pack,
+    step: int,
+    *,
+    heads: tuple[int, int, int] = (QUERY_HEADS, GROUPS, CHANNELS),
+    dtype: torch.dtype = torch.double,
+) -> list[Tensor]:
+    """Of random queries, keys and values, drawn in bfloat16: the same ones in every type."""
+    generator = torch.Generator().manual_seed(0)
+    query_heads, groups, channels = heads
+
+    def drawn(*shape: int) -> Tensor:
+        x = torch.randn(*shape, channels, generator=generator).bfloat16()
+        return x.to(pack.rows.device, dtype)
+
+    def leaf(*shape: int) -> Tensor:
+        return drawn(*shape).requires_grad_()
+
+    tokens, rows = len(pack.input_ids), len(pack.rows)
+    query, key, value = leaf(rows, query_heads), leaf(tokens, groups), leaf(tokens, groups)
+    own = [(leaf(rows, groups), leaf(rows, groups)) for _ in range(step)]
+    output = attention((key, value), pack)(query, own)
+    inputs = [query, key, value, *(part for pair in own for part in pair)]
+    return [output.detach(), *torch.autograd.grad(output, inputs, drawn(rows, query_heads))]
+
+
+FAST = {"padded": PaddedAttention, "flash": flash(PlainKernel())}
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}  # the dense one's softmax is in float32
+
+
+@pytest.mark.parametrize("fast", FAST)
+@pytest.mark.parametrize("step", [0, 1, 3])
+@pytest.mark.parametrize("packed", ["ragged", "many turns"])
+def test_fast_attention_equals_the_dense_one(
+    ragged_samples: list[Sample], make_sample: Callable[..., Sample], fast: str, step: int, packed: str
+) -> None:
+    samples = ragged_samples if packed == "ragged" else [make_sample(turns) for turns in MANY_TURNS]
+    pack = pack_samples(samples, ttt_steps=STEPS)
+    dense = outputs_and_gradients(DenseAttention, pack, step)
+    assert dense[0].abs().max() > 0.1
+    for one, other in zip(dense, outputs_and_gradients(FAST[fast], pack, step), strict=True):
+        torch.testing.assert_close(one, other, **CLOSE)
+
+
+@pytest.mark.parametrize("fast", FAST)
+@pytest.mark.parametrize(
+    "turns",
+    [[[0, 0, 0]], [[0, 0], [0, 1, 1, 1], [0, 0, 0]], [[0, 1, 1, 1], [0, 0]]],
+    ids=["no rows at all", "between samples without rows", "last sample without rows"],
+)
+def test_samples_without_trained_rows_change_nothing(
+    make_sample: Callable[..., Sample], fast: str, turns: list
+) -> None:
+    pack = pack_samples([make_sample(one) for one in turns], ttt_steps=STEPS)
+    dense, other = (outputs_and_gradients(make, pack, 1) for make in (DenseAttention, FAST[fast]))
+    for one, another in zip(dense, other, strict=True):
+        torch.testing.assert_close(one, another, **CLOSE)
+
+
+def test_the_gradients_of_flash_attention_are_those_of_its_output_by_finite_differences(
+    make_sample: Callable[..., Sample],
+) -> None:
+    pack = pack_samples([make_sample([0, 1, 1, 1, 0, 2, 2, 3, 3, 3]), make_sample([1, 1, 0])], ttt_steps=STEPS)
+    tokens, rows = len(pack.input_ids), len(pack.rows)
+    torch.manual_seed(0)
+    shapes = [(rows, 2), (tokens, 1), (tokens, 1), *[(rows, 1)] * 4]
+    inputs = [torch.randn(*shape, 2, dtype=torch.double, requires_grad=True) for shape in shapes]
+
+    def attended(query: Tensor, key: Tensor, value: Tensor, *own: Tensor) -> Tensor:
+        return flash(PlainKernel())((key, value), pack)(query, [(own[0], own[1]), (own[2], own[3])])
+
+    assert torch.autograd.gradcheck(attended, inputs)
+
+
+def test_the_unroll_with_flash_attention_trains_as_with_the_dense_one(
+    make_head: Callable[..., DraftHead], embedding: Tensor, ragged_samples: list[Sample]
+) -> None:
+    head, pack = make_head(), pack_samples(ragged_samples, ttt_steps=STEPS)
+    results = []
+    for attention in (DenseAttention, FAST["flash"]):
+        outputs = unroll(head, embedding, pack, STEPS, attention)
+        trained = [parameter for name, parameter in head.named_parameters() if not name.startswith(("lm_head", "norm"))]
+        results.append([*outputs, *torch.autograd.grad(sum(output.square().mean() for output in outputs), trained)])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, **CLOSE)
+
+
+def test_flash_attention_computes_each_pair_once_in_as_many_calls_as_turns_can_be_halved(
+    make_sample: Callable[..., Sample],
+) -> None:
+    turns = [0, 0] + [turn for turn in range(1, 12) for _ in range(4)]
+    pack = pack_samples([make_sample(turns), make_sample([0, 1, 1, 1])], ttt_steps=STEPS)
+    kernel = PlainKernel()
+    outputs_and_gradients(flash(kernel), pack, 0)
+    positions = pack.positions[pack.rows]
+    assert sum(kernel.pairs) == int((positions + 1).sum())
+    assert len(kernel.pairs) == 1 + 4  # 11 turns
+
+
+class LargestTensor(TorchDispatchMode):
+    """The most elements of a tensor that anything but the kernel makes."""
+
+    def __init__(self, kernel: PlainKernel) -> None:
+        super().__init__()
+        self.kernel, self.elements = kernel, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **kwargs or {})
+        if isinstance(result, Tensor) and not self.kernel.running:
+            self.elements = max(self.elements, result.numel())
+        return result
+
+
+def test_a_long_sample_of_many_turns_needs_no_more_memory_than_its_keys(make_sample: Callable[..., Sample]) -> None:
+    turns = [turn * (place >= 2038) for turn in range(1, 33) for place in range(2048)]  # 65,536 tokens, 10 a turn
+    pack = pack_samples([make_sample(turns)], ttt_steps=STEPS)
+    key, query = torch.randn(len(turns), 1, 2), torch.randn(len(pack.rows), 1, 2)
+    kernel = PlainKernel()
+    with torch.no_grad(), LargestTensor(kernel) as largest:
+        output = flash(kernel)((key, key), pack)(query, [(query, query)])
+    assert output.isfinite().all() and len(pack.rows) == 32 * 9
+    assert 0 < largest.elements <= key.numel()
+
+
+@pytest.mark.parametrize("step", [0, 2])
+def test_the_kernels_of_the_installed_pytorch_take_our_arguments(ragged_samples: list[Sample], step: int) -> None:
+    """On tensors without data: PyTorch checks arguments and infers shapes, without a GPU."""
+    meta = torch.device("meta")
+    pack = pack_samples(ragged_samples, ttt_steps=STEPS).to(meta)
+    output, *gradients = outputs_and_gradients(flash(TorchFlash()), pack, step, dtype=torch.bfloat16)
+    assert output.device == meta and output.shape == (len(pack.rows), QUERY_HEADS, CHANNELS)
+    assert [len(gradient) for gradient in gradients[:3]] == [len(pack.rows), len(pack.input_ids), len(pack.input_ids)]
+
+
+def test_auto_takes_the_fastest_that_can_run_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        choice = choose_attention("auto", device=torch.device("cpu"), precision="bf16-mixed", head_dim=128)
+    assert choice is PaddedAttention
+    assert "attention=auto takes padded: triton, flash, torch_flash: needs a CUDA GPU" in caplog.text
+
+
+@pytest.mark.parametrize("name, attention", [("dense", DenseAttention), ("padded", PaddedAttention)])
+def test_a_named_attention_is_taken(name: str, attention: MakeAttention) -> None:
+    assert choose_attention(name, device=torch.device("cpu"), precision="32-true", head_dim=7) is attention
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"name": "sdpa"}, r"attention=sdpa is none of auto, triton, flash, torch_flash, padded, dense"),
+        ({"device": torch.device("cpu")}, r"attention=torch_flash needs a CUDA GPU \(trainer\.accelerator=gpu\)"),
+        (
+            {"precision": "32-true"},
+            r"half precision \(trainer\.precision=bf16-mixed\), here trainer\.precision=32-true",
+        ),
+        ({"head_dim": 100}, r"multiple of 8 .* here model\.head_dim=100; attention=auto"),
+        ({"head_dim": 264}, r"at most 256, here model\.head_dim=264; attention=auto"),
+        ({"name": "triton", "head_dim": 100}, r"attention=triton wants 16, 32, 64, 128 or 256 .*head_dim=100"),
+    ],
+)
+def test_an_attention_that_cannot_run_is_refused_with_the_way_out(changes: dict, message: str) -> None:
+    settings = {"name": "torch_flash", "device": torch.device("cuda"), "precision": "bf16-mixed", "head_dim": 64}
+    with pytest.raises(InputError, match=message):
+        choose_attention(**settings | changes)
+
+
+def kernels_of_gpu() -> list[VarlenKernel]:
+    found: list[VarlenKernel] = [TorchFlash()]
+    with suppress(ImportError):
+        found.append(FlashAttnPackage())
+    with suppress(ImportError):
+        from eagle3.head.fast.triton_flash import TritonFlash
+
+        found.append(TritonFlash())
+    return found
+
+
+def on_gpu(*devices: str) -> list:
+    return [
+        pytest.param(kernel, *devices, marks=pytest.mark.gpu, id=type(kernel).__name__) for kernel in kernels_of_gpu()
+    ]
+
+
+@pytest.mark.parametrize("kernel, device", [pytest.param(PlainKernel(), "cpu", id="PlainKernel"), *on_gpu("cuda")])
+@pytest.mark.parametrize("heads", [(4, 4, 64), (8, 2, 128), (6, 1, 256)], ids=str)
+@pytest.mark.parametrize("step", [0, 1, 6])
+@pytest.mark.parametrize("packed", ["ragged", "many turns", "one row a turn", "no rows", "long"])
+def test_under_autocast_flash_attention_is_as_exact_in_bfloat16_as_the_dense_one(
+    ragged_samples: list[Sample],
+    make_sample: Callable[..., Sample],
+    kernel: VarlenKernel,
+    device: str,
+    heads: tuple[int, int, int],
+    step: int,
+    packed: str,
+) -> None:
+    turns = {
+        "many turns": MANY_TURNS,
+        "one row a turn": [[0, 0, 1, 1, 0, 2, 2], [0, 1, 1]] * 8,
+        "no rows": [[0, 0, 0]],
+        "long": [[0] * 350 + [1] * 150 + [0] * 55 + [2] * 180, [0] * 129 + [1] * 257],
+    }
+    samples = [make_sample(one) for one in turns[packed]] if packed in turns else ragged_samples
+    pack = pack_samples(samples, ttt_steps=STEPS).to(torch.device(device))
+    exact = outputs_and_gradients(DenseAttention, pack, step, heads=heads)
+    with torch.autocast(device, torch.bfloat16):
+        half = {"heads": heads, "dtype": torch.bfloat16}
+        dense = outputs_and_gradients(DenseAttention, pack, step, **half)
+        fast = outputs_and_gradients(flash(kernel), pack, step, **half)
+    for truth, reference, other in zip(exact, dense, fast, strict=True):
+        assert other.dtype == torch.bfloat16
+        allowed = 2 * (reference.double() - truth).norm() + 1e-3 * truth.norm()
+        assert (other.double() - truth).norm() <= allowed
+
+
+@pytest.mark.parametrize("kernel", on_gpu())
+def test_a_step_of_flash_attention_does_not_wait_for_the_gpu(
+    make_sample: Callable[..., Sample], kernel: VarlenKernel
+) -> None:
+    pack = pack_samples([make_sample(turns) for turns in MANY_TURNS], ttt_steps=STEPS).to(torch.device("cuda"))
+    key, query = (
+        torch.randn(count, 2, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for count in (len(pack.input_ids), len(pack.rows))
+    )
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        flash(kernel)((key, key), pack)(query, [(query, query)]).sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

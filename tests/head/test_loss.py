@@ -1,0 +1,82 @@
+"""The loss and the metrics against direct formulas in float64."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from eagle3.data.pack import pack_samples
+from eagle3.errors import InputError
+from eagle3.features.sample import Sample
+from eagle3.head.draft_head import DraftHead
+from eagle3.head.loss import UnrollLoss, accept_length
+from eagle3.head.rows import trained_rows
+from eagle3.head.unroll import unroll
+
+STEPS, DECAY = 3, 0.7
+
+
+@pytest.mark.parametrize("normalize", ["token", "sequence"])
+def test_the_loss_is_the_decayed_cross_entropy_over_answer_rows(
+    make_head: Callable[..., DraftHead],
+    embedding: Tensor,
+    teacher_head: Tensor,
+    ragged_samples: list[Sample],
+    normalize: str,
+) -> None:
+    head = make_head().requires_grad_(False)
+    pack = pack_samples(ragged_samples, ttt_steps=STEPS)
+    outputs = unroll(head, embedding, pack, STEPS)
+    loss, metrics = UnrollLoss(decay=DECAY, normalize=normalize)(head, outputs, teacher_head, pack)
+
+    total, row_number = 0.0, 0
+    correct, alive_sum, trained = [0] * STEPS, [0] * STEPS, [0] * STEPS
+    for sample in ragged_samples:
+        teachers = dict(zip(sample.teacher_rows.nonzero().squeeze(1).tolist(), range(len(sample.last)), strict=True))
+        rows, depth = trained_rows(sample.turns, STEPS)
+        for row, steps in zip(rows.tolist(), depth.tolist(), strict=True):
+            weight = 1 / len(pack.rows) if normalize == "token" else 1 / (len(rows) * len(ragged_samples))
+            alive = True
+            for step in range(steps):
+                teacher = teachers[row + 1 + step]
+                logits = head.lm_head(head.norm(outputs[step][row_number]))
+                best = int(head.draft_ids[logits.argmax()])
+                right = best == int(sample.argmax[teacher])
+                alive = alive and right
+                trained[step] += 1
+                correct[step] += right
+                alive_sum[step] += alive
+                if int(sample.argmax[teacher]) in head.draft_ids.tolist():
+                    p = torch.softmax(teacher_head @ sample.last[teacher], dim=0)
+                    total += weight * DECAY**step * float(-(p * torch.log_softmax(logits, dim=0)).sum())
+            row_number += 1
+    assert float(loss) == pytest.approx(total, rel=1e-6)
+    assert metrics.rows == len(pack.rows)
+    assert metrics.trained.tolist() == trained
+    assert metrics.correct.tolist() == correct
+    assert metrics.alive.tolist() == alive_sum
+
+
+def test_a_teacher_outside_the_draft_vocabulary_carries_no_loss_and_counts_as_wrong(
+    make_head: Callable[..., DraftHead], embedding: Tensor, teacher_head: Tensor, make_sample: Callable[..., Sample]
+) -> None:
+    head = make_head()
+    outside = next(token for token in range(head.config.vocab_size) if token not in head.draft_ids.tolist())
+    pack = pack_samples([make_sample([0, 1, 1, 1, 1])], ttt_steps=1)
+    pack.argmax[:] = outside
+    loss, metrics = UnrollLoss(decay=1.0, normalize="token")(head, unroll(head, embedding, pack, 1), teacher_head, pack)
+    assert float(loss.detach()) == 0
+    assert metrics.correct.tolist() == [0]
+    assert metrics.trained.tolist() == [3]
+
+
+def test_accept_length_counts_leading_right_steps() -> None:
+    # Of four chains one is right twice, two once, one never: 1 + (2 + 1 + 1 + 0) / 4.
+    assert float(accept_length(torch.tensor([3.0, 1.0]), torch.tensor(4.0))) == 2.0
+
+
+@pytest.mark.parametrize("setting", [{"decay": 0.0, "normalize": "token"}, {"decay": 0.8, "normalize": "batch"}])
+def test_bad_settings_name_their_key(setting: dict) -> None:
+    with pytest.raises(InputError, match=r"loss\.(decay|normalize)="):
+        UnrollLoss(**setting)

@@ -1,0 +1,128 @@
+"""The unroll against step-by-step decoding: a cache for each chain, one row at a time, as a server would do it."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from eagle3.data.pack import Pack, pack_samples
+from eagle3.features.sample import Sample
+from eagle3.head.draft_head import DraftHead
+from eagle3.head.loss import UnrollLoss
+from eagle3.head.rows import trained_rows
+from eagle3.head.unroll import unroll
+
+STEPS = 4
+OPTIONS = [{}, {"fc_norm": True}, {"norm_output": True}, {"num_heads": 2}]
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Softmax attention of one query row [Q, C] over a cache [N, G, C], head by head."""
+    outputs = []
+    for number, head_query in enumerate(query):
+        group = number * keys.shape[1] // len(query)
+        weights = torch.softmax(keys[:, group] @ head_query / head_query.shape[0] ** 0.5, dim=0)
+        outputs.append(weights @ values[:, group])
+    return torch.stack(outputs)
+
+
+def decode_chain(head: DraftHead, embedding: Tensor, sample: Sample, row: int, steps: int) -> list[Tensor]:
+    """Outputs of the chain that starts at `row`: prefill rows 0 … row with a cache, then draft with the true tokens."""
+    keys, values, hidden = [], [], torch.empty(0)
+    for position in range(row + 1 + steps - 1):
+        drafting = position > row
+        state = head.feedback(hidden) if drafting else head.fuse(sample.aux[position])
+        x = head.attention_input(embedding[sample.input_ids[position + 1]], state)[None]
+        where = torch.tensor([position])
+        key, value = head.keys_values(x, where)
+        keys.append(key)
+        values.append(value)
+        attended = attend(head.queries(x, where)[0], torch.cat(keys), torch.cat(values))
+        hidden = head.output(state[None], attended[None])[0]
+        if position == row:
+            outputs = [hidden]
+        elif drafting:
+            outputs.append(hidden)
+    return outputs
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_every_step_equals_step_by_step_decoding_with_a_cache(
+    make_head: Callable[..., DraftHead], embedding: Tensor, ragged_samples: list[Sample], options: dict
+) -> None:
+    head = make_head(**options)
+    pack = pack_samples(ragged_samples, ttt_steps=STEPS)
+    outputs = unroll(head, embedding, pack, STEPS)
+    compared = 0
+    for number, sample in enumerate(ragged_samples):
+        rows, depth = trained_rows(sample.turns, STEPS)
+        for index, (row, steps) in enumerate(zip(rows.tolist(), depth.tolist(), strict=True)):
+            chain = decode_chain(head, embedding, sample, row, steps)
+            for step in range(steps):
+                torch.testing.assert_close(outputs[step][pack.row_bounds[number] + index], chain[step])
+                compared += 1
+    assert compared == int(pack.depth.sum()) > 40
+
+
+def loss_and_gradients(head: DraftHead, embedding: Tensor, teacher_head: Tensor, pack: Pack) -> list[Tensor]:
+    head.zero_grad()
+    outputs = unroll(head, embedding, pack, STEPS)
+    loss, _ = UnrollLoss(decay=0.8, normalize="token")(head, outputs, teacher_head, pack)
+    loss.backward()
+    return [loss.detach(), *(parameter.grad.clone() for parameter in head.parameters())]
+
+
+def test_packed_equals_one_by_one(
+    make_head: Callable[..., DraftHead], embedding: Tensor, teacher_head: Tensor, ragged_samples: list[Sample]
+) -> None:
+    head = make_head()
+    packed = loss_and_gradients(head, embedding, teacher_head, pack_samples(ragged_samples, ttt_steps=STEPS))
+    total_rows = sum(len(trained_rows(sample.turns, STEPS)[0]) for sample in ragged_samples)
+    alone = [
+        loss_and_gradients(head, embedding, teacher_head, pack_samples([s], ttt_steps=STEPS, rows_in_step=total_rows))
+        for s in ragged_samples
+        if len(trained_rows(s.turns, STEPS)[0])
+    ]
+    for together, parts in zip(packed, zip(*alone, strict=True), strict=True):
+        torch.testing.assert_close(together, sum(parts))
+
+
+def test_padding_behind_a_sample_changes_nothing(
+    make_head: Callable[..., DraftHead],
+    embedding: Tensor,
+    teacher_head: Tensor,
+    make_sample: Callable[..., Sample],
+) -> None:
+    head = make_head()
+    sample = make_sample([0, 0, 1, 1, 1, 1, 1])
+    padding = {
+        "input_ids": torch.zeros(5, dtype=torch.long),
+        "turns": torch.zeros(5, dtype=torch.long),
+        "aux": torch.randn(5, sample.aux.shape[1], dtype=torch.double),
+        "teacher_rows": torch.zeros(5, dtype=torch.bool),
+    }
+    padded = Sample(**{**vars(sample), **{name: torch.cat([getattr(sample, name), t]) for name, t in padding.items()}})
+    free = loss_and_gradients(head, embedding, teacher_head, pack_samples([sample], ttt_steps=STEPS))
+    with_padding = loss_and_gradients(head, embedding, teacher_head, pack_samples([padded], ttt_steps=STEPS))
+    for one, other in zip(free, with_padding, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_gradient_reaches_the_last_prompt_row_and_nothing_after_the_end_of_a_turn(
+    make_head: Callable[..., DraftHead], embedding: Tensor, teacher_head: Tensor, make_sample: Callable[..., Sample]
+) -> None:
+    """Through queries alone: keys and values of prompt rows are used by every later row, so they are cut off here."""
+    turns = [0, 0, 0, 1, 1, 1, 1, 0, 0, 2, 2, 0]
+    sample = make_sample(turns)
+    head = make_head()
+    # Only the row's own path is left: with values of zero attention returns nothing.
+    head.midlayer.self_attn.v_proj.weight.data.zero_()
+    pack = pack_samples([sample], ttt_steps=STEPS)
+    aux = pack.aux.clone().requires_grad_()
+    pack = Pack(**{**vars(pack), "aux": aux})
+    pack.argmax[:] = head.draft_ids[0]  # every row counts
+    loss, _ = UnrollLoss(decay=1.0, normalize="token")(head, unroll(head, embedding, pack, STEPS), teacher_head, pack)
+    loss.backward()
+    # Rows 2 … 4 predict x_4 … x_6 (x_3 is sampled before the first chain starts); row 8 predicts x_10.
+    assert aux.grad.abs().sum(1).nonzero().squeeze(1).tolist() == [2, 3, 4, 8]

@@ -1,0 +1,193 @@
+"""Length and language: what passes, what is refused, and that code is never a foreign language."""
+
+import inspect
+import json
+import pickle
+import time
+
+import pytest
+from omegaconf import OmegaConf
+from stores import CONF
+
+from eagle3.errors import InputError
+from eagle3.prompts.filters import LanguageCheck, LengthCheck
+from eagle3.prompts.language import UNKNOWN, LanguageDetector, split_code
+from eagle3.prompts.prompt import Prompt
+
+DEFAULTS = OmegaConf.to_container(OmegaConf.load(CONF / "prompts/filters/default.yaml"))
+DETECTOR = LanguageDetector(**DEFAULTS["language"]["detector"])
+
+SENTENCES = {
+    "en": "Could you explain how a refund works when the parcel arrives late?",
+    "de": "Kannst du mir erklären, wie die Erstattung funktioniert, wenn das Paket zu spät kommt?",
+    "fr": "Pouvez-vous m'expliquer comment obtenir un remboursement si le colis arrive en retard ?",
+    "es": "¿Puedes explicarme cómo funciona el reembolso cuando el paquete llega tarde?",
+    "it": "Puoi spiegarmi come funziona il rimborso quando il pacco arriva in ritardo?",
+    "pt": "Você pode me explicar como funciona o reembolso quando o pacote chega atrasado?",
+    "nl": "Kun je uitleggen hoe de terugbetaling werkt als het pakket te laat aankomt?",
+    "pl": "Czy możesz wyjaśnić, jak działa zwrot pieniędzy, gdy paczka przychodzi za późno?",
+    "ru": "Можешь объяснить, как вернуть деньги, если посылка пришла поздно?",
+    "tr": "Paket geç geldiğinde para iadesinin nasıl çalıştığını açıklayabilir misin?",  # noqa: RUF001
+    "ar": "هل يمكنك أن تشرح لي كيف يتم استرداد المال عندما يصل الطرد متأخرا؟",
+    "hi": "क्या आप बता सकते हैं कि पार्सल देर से आने पर पैसे कैसे वापस मिलते हैं?",
+    "zh": "如果包裹迟到了,怎样才能申请退款?请解释一下。",
+    "ja": "荷物が遅れて届いたとき、返金はどのように行われますか?",
+    "ko": "소포가 늦게 도착하면 환불은 어떻게 이루어지나요?",
+}
+CODE = {
+    "python": inspect.getsource(json.dumps),
+    "fenced": "```\nhet pakket komt te laat aan bij de klant\nniemand weet waarom\n```",
+    "open fence": "~~~sh\nhet pakket komt te laat aan bij de klant",
+    "c": '#include <stdio.h>\nint main(void) {\n    printf("hoi");\n    return 0;\n}',
+    "javascript": "const total = rows.map((row) => row.price);\nexport default total;",
+    "json": '{\n  "naam": "pakket",\n  "prijs": 3\n}',
+    "sql": "SELECT name FROM parcels\nWHERE late = 1\nORDER BY name",
+    "shell": "$ ls -l\n$ cat parcels.txt",
+    "html": "<ul>\n<li>pakket</li>\n</ul>",
+}
+
+
+def prompt(*texts: str, system: str | None = None) -> Prompt:
+    roles = ("user", "assistant")
+    messages = [{"role": roles[index % 2], "content": text} for index, text in enumerate(texts)]
+    first = [{"role": "system", "content": system}] if system else []
+    return Prompt(id="1", source="a", license="MIT", messages=[*first, *messages])
+
+
+def length(**bounds) -> LengthCheck:
+    return LengthCheck(**{**DEFAULTS["length"], **bounds})
+
+
+def language(**config) -> LanguageCheck:
+    return LanguageCheck(**{**DEFAULTS["language"], **config, "detector": DETECTOR})
+
+
+# Length
+
+
+@pytest.mark.parametrize(
+    ("bounds", "reason"),
+    [
+        ({}, None),
+        ({"min_characters": 12, "max_characters": 12, "min_turns": 2, "max_turns": 2}, None),
+        ({"min_characters": 13}, "fewer than 13 characters"),
+        ({"max_characters": 11}, "more than 11 characters"),
+        ({"min_turns": 3}, "fewer than 3 turns"),
+        ({"max_turns": 1}, "more than 1 turns"),
+        ({"max_characters": 1, "max_turns": 1}, "more than 1 characters"),
+        ({"max_characters": 0}, "more than 0 characters"),
+    ],
+)
+def test_length_counts_system_and_user_turns_but_not_the_answers(bounds, reason):
+    assert length(**bounds)(prompt("12345", "an answer", "678", system="abcd")).reason == reason
+
+
+def test_characters_are_counted_not_bytes():
+    assert length(max_characters=2)(prompt("包裹")).reason is None
+
+
+@pytest.mark.parametrize(
+    ("bounds", "message"),
+    [
+        ({"min_characters": 5, "max_characters": 4}, r"prompts\.length\.min_characters=5 is above .*max_characters=4"),
+        ({"max_turns": -1}, r"prompts\.length\.max_turns=-1 is negative"),
+    ],
+)
+def test_bad_bounds_name_the_key(bounds, message):
+    with pytest.raises(InputError, match=message):
+        length(**bounds)
+
+
+# Language
+
+
+@pytest.mark.parametrize("code", SENTENCES)
+def test_one_sentence_is_enough_to_tell_its_language(code):
+    assert DETECTOR(SENTENCES[code]) == code
+
+
+@pytest.mark.parametrize("name", CODE)
+def test_code_is_no_foreign_language(name):
+    check = language(allowed=["en"])
+    assert check(prompt(CODE[name])).reason is None
+    assert check(prompt(f"{SENTENCES['en']}\n\n{CODE[name]}")).reason is None
+    assert check(prompt(f"{SENTENCES['de']}\n\n{CODE[name]}")).reason == "language not allowed: de"
+    assert split_code([CODE[name]]).code_share > 0.9
+
+
+def test_prose_is_no_code():
+    assert [code for code, text in SENTENCES.items() if split_code([text]).code_share] == []
+    poem = (
+        "for the rain;\nif it comes, return to me.\nLet us go then, you and I\n- milk\n- eggs\n1. import duties apply"
+    )
+    assert split_code([poem]).code_share == 0
+
+
+@pytest.mark.parametrize("text", ["", " \n", "ok", "42", "https://example.com/een/pakket", "`rm -rf pakket`", "?!"])
+def test_what_says_too_little_is_unknown_and_kept_or_refused_by_config(text):
+    assert DETECTOR(split_code([text]).prose) == UNKNOWN
+    assert language(allowed=["en"])(prompt(text)).reason is None
+    assert language(allowed=["en"], unknown="refuse")(prompt(text)).reason == "language unknown"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "`het pakket komt te laat aan bij de klant`",
+        "het_pakket komt_te laat_aan bij_de klant_thuis en_niemand weet_waarom het_zo_is",
+    ],
+)
+def test_inline_code_and_paths_do_not_speak_for_a_language(text):
+    assert DETECTOR(text) == UNKNOWN
+    assert DETECTOR(f"{SENTENCES['en']} {text}") == "en"
+
+
+def test_the_detectors_settings_are_bytes_probability_and_characters():
+    def detected(text: str, **settings) -> str:
+        return LanguageDetector(**{**DEFAULTS["language"]["detector"], **settings})(text)
+
+    assert detected("你好吗", min_bytes=9) == "zh"
+    assert detected("你好吗", min_bytes=10) == UNKNOWN
+    assert detected(SENTENCES["en"], min_confidence=1.0) == UNKNOWN
+    assert detected("-- -- ++ !!", min_bytes=1, min_confidence=0.0) == UNKNOWN
+    assert detected(f"{SENTENCES['en']} {SENTENCES['de'] * 9}", read_characters=len(SENTENCES["en"])) == "en"
+
+
+def test_the_users_language_counts_and_not_the_system_prompts_or_the_answers():
+    check = language(allowed=["en"])
+    mixed = prompt(SENTENCES["de"], SENTENCES["en"], SENTENCES["de"], system=SENTENCES["en"])
+    assert check(mixed).reason == "language not allowed: de"
+
+
+def test_without_a_list_every_language_passes():
+    assert all(language(allowed=None, unknown="refuse")(prompt(text)).reason is None for text in SENTENCES.values())
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"allowed": "en"}, r"prompts\.language\.allowed=en is no list .*=\[en,de\]"),
+        ({"allowed": []}, "is no list of languages"),
+        ({"allowed": ["en", "klingon"]}, "holds 'klingon', which is none of the ISO 639 codes"),
+        ({"allowed": [False]}, "quote codes in YAML: 'no'"),
+        ({"unknown": "drop"}, r"prompts\.language\.unknown=drop is no choice"),
+    ],
+)
+def test_a_bad_config_names_the_key(config, message):
+    with pytest.raises(InputError, match=message):
+        language(**config)
+
+
+def test_checks_survive_the_way_to_a_worker_process():
+    for check in (length(max_turns=1), language(allowed=["en"])):
+        assert pickle.loads(pickle.dumps(check))(prompt(SENTENCES["en"])).reason is None
+
+
+@pytest.mark.parametrize(
+    "piece", ["(", "a", "a.", "return ", "if ", "`", "```\n", '"a', "<a", "[", "def a(", "x=", " "]
+)
+def test_no_text_takes_long_to_split(piece):
+    text = piece * (200_000 // len(piece))
+    start = time.perf_counter()
+    DETECTOR(split_code([text]).prose)
+    assert time.perf_counter() - start < 2

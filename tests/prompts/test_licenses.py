@@ -1,0 +1,243 @@
+"""Which rows may be used, which sources are refused by name, and whom a release credits."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+from stores import CONF
+
+from eagle3.errors import InputError
+from eagle3.prompts.licenses import (
+    LicenseCheck,
+    LicenseRules,
+    attribution_entry,
+    attribution_text,
+    source_terms,
+)
+from eagle3.prompts.licenses.terms import names_in
+from eagle3.prompts.prompt import Prompt
+
+DEFAULTS = OmegaConf.to_container(OmegaConf.load(CONF / "prompts/licenses/default.yaml"))
+
+
+def rules(**config) -> LicenseRules:
+    return LicenseRules(**{**DEFAULTS, **config})
+
+
+def terms(path: str = "/data/chats.jsonl", *, name: str = "chats", license: str | None = None, attribution=None):
+    return source_terms(name=name, path=path, license=license, attribution=attribution)
+
+
+def verdict(license: str | None, *, source: str = "chats", of=None, **config) -> str | None:
+    row = Prompt(id="1", source=source, license=license, messages=[{"role": "user", "content": "hello"}])
+    return LicenseCheck(rules(**config), of or terms())(row).reason
+
+
+def card(folder: Path, front_matter: str, body: str = "") -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "README.md").write_text(f"---\n{front_matter}\n---\n{body}", encoding="utf-8")
+    return str(folder)
+
+
+# Licences
+
+
+@pytest.mark.parametrize(
+    ("license", "reason"),
+    [
+        ("MIT", None),
+        ("mit", None),
+        ("MIT AND CC-BY-4.0", None),
+        ("MIT OR GPL-3.0-only", None),
+        ("(GPL-3.0-only AND MIT) OR ISC", None),
+        ("public-domain", None),
+        ("Public  Domain", None),
+        ("MIT AND public-domain", None),
+        ("odc-by", None),
+        ("MIT AND pddl", None),
+        ("MIT AND GPL-3.0-only", "license not allowed: MIT AND GPL-3.0-only"),
+        ("cc-by-nc-4.0", "license not allowed: CC-BY-NC-4.0"),
+        ("CC-BY-SA-4.0", "license not allowed: CC-BY-SA-4.0"),
+        ("MIT WITH Classpath-exception-2.0", "license not allowed: MIT WITH Classpath-exception-2.0"),
+        ("public-domain AND GPL-3.0-only", "license not allowed: public-domain AND GPL-3.0-only"),
+        ("other", "license unknown"),
+        ("Jane-Doe-1971", "license unknown"),
+        ("MIT AND Jane-Doe-1971", "license unknown"),
+        ("MIT license of Jane", "license unparsable"),
+        ("()", "license unparsable"),
+        ("(OR MIT WITH x)", "license unparsable"),
+        ("(" * 5000, "license unparsable"),
+        ("лицензия", "license unknown"),
+        (None, "license missing"),
+        ("", "license missing"),
+        (" \n", "license missing"),
+    ],
+)
+def test_a_licence_passes_when_it_is_allowed_and_its_refusal_never_quotes_the_row(license, reason):
+    assert verdict(license) == reason
+
+
+def test_named_terms_pass_whole_and_inside_expressions():
+    allowed = {"allowed_terms": ["Acme data terms 2026", "acme-terms", "Terms and conditions (Acme)"]}
+    assert verdict("terms and conditions (acme)", **allowed) is None
+    assert verdict("ACME  data terms 2026", **allowed) is None
+    assert verdict("MIT AND acme-terms", **allowed) is None
+    assert verdict("Other data terms", **allowed) == "license unknown"
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"allowed": "MIT"}, r"prompts\.licenses\.allowed=MIT is not a list; write prompts\.licenses\.allowed=\[MIT\]"),
+        ({"allowed": ["Apache2"]}, r"prompts\.licenses\.allowed holds 'Apache2', which is no SPDX id"),
+        ({"allowed": ["MIT AND ISC"]}, "which is no SPDX id"),
+        ({"allowed": [""]}, "which is no SPDX id"),
+        ({"forbidden": [{"name": "x"}]}, r"prompts\.licenses\.forbidden\[0\] has the keys name; it needs name, match"),
+        ({"forbidden": [{"name": "x", "match": "*x*", "reason": "y"}]}, r"forbidden\[0\]\.match=\*x\* is not a list"),
+    ],
+)
+def test_a_bad_config_names_the_key(config, message):
+    with pytest.raises(InputError, match=message):
+        rules(**config)
+
+
+# Sources refused by name
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ShareGPT_V3_unfiltered", "sharegpt", "my ShareGPT copy", "lmsys/lmsys-chat-1m", "WildChat-1M", "made-by-gpt-4o"],
+)
+def test_a_source_whose_terms_forbid_it_is_refused_with_the_reason_whatever_its_licence(name):
+    reason = verdict("MIT", of=terms(name=name))
+    assert reason.startswith("source forbidden: ") and "terms forbid" in reason
+    assert verdict("MIT", source=name) == reason
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/data/sharegpt/train.jsonl",
+        "/data/ShareGPT.jsonl",
+        "/home/me/.cache/hub/datasets--lmsys--lmsys-chat-1m/snapshots/0123/data",
+        "hf://datasets/lmsys/lmsys-chat-1m/data/train.parquet",
+        "https://huggingface.co/datasets/allenai/WildChat/resolve/main/train.parquet",
+    ],
+)
+def test_the_folder_and_the_hub_id_give_a_source_away(path):
+    assert rules().source_refusal(*names_in(path)).startswith("source forbidden: ")
+
+
+def test_the_title_of_a_card_gives_a_source_away(tmp_path):
+    assert verdict("MIT", of=terms(card(tmp_path, "license: mit\npretty_name: ShareGPT 90k"))).startswith("source forb")
+
+
+@pytest.mark.parametrize("name", ["chats", "oasst2", "gpt-oss-120b-answers", "shared", "dolly"])
+def test_other_names_pass(name):
+    assert verdict("MIT", of=terms(name=name), source=name) is None
+
+
+def test_a_cleared_name_passes_and_only_that_one_and_still_needs_its_licence():
+    cleared = {"cleared": ["LMSYS Chat 1M"]}
+    assert verdict("MIT", of=terms(name="lmsys-chat-1m"), **cleared) is None
+    assert verdict("MIT", source="lmsys_chat_1m", **cleared) is None
+    assert verdict("MIT", of=terms(name="lmsys-chat-1m-clean"), **cleared).startswith("source forbidden: LMSYS")
+    assert verdict("MIT", of=terms(name="lmsys-chat-1m"), source="sharegpt", **cleared).startswith("source forbidden")
+    assert verdict(None, of=terms(name="lmsys-chat-1m"), **cleared) == "license missing"
+
+
+# Dataset cards
+
+
+@pytest.mark.parametrize(
+    ("front_matter", "license"),
+    [
+        ("license: apache-2.0", "apache-2.0"),
+        ("license: [mit, cc-by-4.0]", "mit AND cc-by-4.0"),
+        ("license:\n- odc-by", "odc-by"),
+        ("license: other\nlicense_name: acme-terms\nlicense_link: LICENSE", "acme-terms"),
+        ("license: other", "other"),
+        ("license: unknown", "unknown"),
+        ("license: [[mit]]", None),
+        ("license: 2", None),
+        ("license: null", None),
+        ("language: [en]", None),
+        ("- a list", None),
+        ("", None),
+    ],
+)
+def test_a_card_gives_the_licence_of_rows_that_name_none(tmp_path, front_matter, license):
+    found = terms(card(tmp_path, front_matter))
+    assert (found.license, found.license_from) == (license, "card" if license else None)
+
+
+def test_every_licence_of_a_cards_list_has_to_be_allowed(tmp_path):
+    found = terms(card(tmp_path, "license: [mit, cc-by-nc-4.0]"))
+    assert verdict(found.license) == "license not allowed: MIT AND CC-BY-NC-4.0"
+
+
+def test_the_configured_licence_comes_before_the_cards(tmp_path):
+    found = terms(card(tmp_path, "license: cc-by-nc-4.0"), license="MIT")
+    assert (found.license, found.license_from) == ("MIT", "config")
+
+
+@pytest.mark.parametrize("text", ["", "no front matter", "---\nlicense: mit", "---\nlicense: [mit\n---\n", "\xff\n---"])
+def test_a_folder_whose_card_cannot_be_read_has_no_licence(tmp_path, text):
+    (tmp_path / "README.md").write_bytes(text.encode("latin-1"))
+    found = terms(str(tmp_path))
+    assert found.license is None
+    assert verdict(found.license) == "license missing"
+
+
+def test_a_source_without_a_card_has_the_configured_terms_only(tmp_path):
+    (tmp_path / "README.md").mkdir()
+    for path in (str(tmp_path), str(tmp_path / "nothing")):
+        found = terms(path)
+        assert (found.license, found.citation, found.link) == (None, None, None)
+
+
+# Attribution
+
+
+def test_credit_comes_from_the_card_and_is_one_paragraph_a_source(tmp_path):
+    body = "# Quack\n\n## Citation Information\n\n```\n@misc{quack, title={Ducks}}\n```\n\n## Contact\nnobody\n"
+    path = card(tmp_path / "datasets--zoo--quack" / "snapshots" / "0123", "license: cc-by-4.0", body)
+    found = terms(path, name="quack")
+    entry = attribution_entry(
+        found, licenses={"CC-BY-4.0": 2, "public-domain": 1}, origins={"quack": 2, "pond": 1}, free_of_credit=set()
+    )
+    text = attribution_text([entry])
+    assert entry["link"] == "https://huggingface.co/datasets/zoo/quack" and not entry["missing"]
+    assert "quack\n  licence: CC-BY-4.0 (2 prompts), public-domain (1 prompts)\n  from: pond\n" in text
+    assert "@misc{quack, title={Ducks}}" in text and "nobody" not in text
+    assert "CC-BY-4.0: https://spdx.org/licenses/CC-BY-4.0.html" in text
+    assert "public-domain: https" not in text
+
+
+@pytest.mark.parametrize(
+    ("licenses", "attribution", "missing"),
+    [
+        ({"CC-BY-4.0": 1}, None, True),
+        ({"CC-BY-4.0": 1}, "© the ducks", False),
+        ({"CC0-1.0": 1, "Public-Domain": 1}, None, False),
+        ({"CC0-1.0": 1, "MIT": 1}, None, True),
+        ({}, None, False),
+    ],
+)
+def test_credit_that_a_licence_asks_for_and_nobody_gave_is_called_missing(licenses, attribution, missing):
+    found = terms(attribution=attribution)
+    entry = attribution_entry(found, licenses=licenses, origins={}, free_of_credit=rules().free_of_credit)
+    text = attribution_text([entry])
+    assert entry["missing"] is missing is ("CREDIT MISSING" in text)
+    assert ("© the ducks" in text) is (attribution is not None)
+
+
+def test_a_source_that_gave_no_prompt_is_not_credited():
+    entry = attribution_entry(terms(name="empty"), licenses={}, origins={}, free_of_credit=set())
+    assert "empty" not in attribution_text([entry])
+
+
+def test_the_check_survives_the_way_to_a_worker_process():
+    check = pickle.loads(pickle.dumps(LicenseCheck(rules(), terms(name="sharegpt"))))
+    assert check(Prompt(id="1", source="a", license="MIT", messages=[])).reason.startswith("source forbidden: ShareGPT")

@@ -1,0 +1,249 @@
+"""Processes, limits, killed runs and the traffic mix: how the rows are scanned must never show in the prompts."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from prompt_stage import Prepare, chat, prepare, reasons, some_rows, write
+from stores import CONF
+
+from eagle3.errors import InputError
+from eagle3.prompts.formats import cut
+
+__all__ = ["prepare"]
+
+
+# Processes
+
+
+def test_neither_processes_nor_chunks_show_in_the_output(prepare: Prepare, tmp_path: Path) -> None:
+    prepare(some_rows(40))
+    expected = prepare.outputs()
+    for settings in ({"chunk_mb": 0.0005}, {"chunk_mb": 0.0005, "processes": 2}, {"chunk_mb": 0.00005}):
+        (prepare.folder / "ledger.json").unlink()
+        prepare(path=str(tmp_path / "chats.jsonl"), **settings)
+        assert prepare.outputs() == expected, settings
+    assert len({reject["line"] for reject in prepare.rejects()}) == len(prepare.rejects()) > 5
+
+
+# Limits
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_limit_is_met_exactly_and_stops_the_reading(prepare: Prepare, processes: int) -> None:
+    rows = [chat(f"q {number // 2}", id=number) for number in range(400)]  # half of them are duplicates
+    ledger = prepare(rows, limit=30, chunk_mb=0.001, processes=processes)
+    assert [prompt["id"] for prompt in prepare.prompts()] == [str(number) for number in range(0, 60, 2)]
+    assert 60 <= ledger["rows"] < 150
+    assert ledger["rows"] == 30 + len(prepare.rejects())
+
+
+def test_a_limit_above_what_there_is_keeps_everything(prepare: Prepare) -> None:
+    assert (
+        prepare([chat(f"q {number // 2}", id=number) for number in range(40)], limit=30, chunk_mb=0.001)["prompts"]
+        == 20
+    )
+
+
+def test_a_limit_over_several_sources_keeps_the_same_prompts_whatever_the_chunks(
+    prepare: Prepare, tmp_path: Path
+) -> None:
+    first = [*(chat("the very same question", id=number) for number in range(60)), *unlike("alpha", 80)]
+    paths = [write(tmp_path / "a.jsonl", first), write(tmp_path / "b.jsonl", unlike("beta", 80))]
+    for chunk_mb in (0.002, 8):
+        ledger = prepare(sources=[{"path": str(path)} for path in paths], limit=50, chunk_mb=chunk_mb)
+        assert [source["prompts"] for source in ledger["sources"].values()] == [50, 0]
+        (prepare.folder / "ledger.json").unlink()
+
+
+def unlike(word: str, count: int) -> list[dict]:
+    return [chat(f"{word} {number} {number * 7919} {number * 31}", id=f"{word}{number}") for number in range(count)]
+
+
+def test_with_a_limit_for_each_source_every_source_is_read_as_far_as_needed(prepare: Prepare, tmp_path: Path) -> None:
+    entries = []
+    for name in "ab":
+        rows = [chat(f"{name} {number // 3}") for number in range(300)]
+        entries.append({"path": str(write(tmp_path / f"{name}.jsonl", rows)), "limit": 20})
+    ledger = prepare(sources=entries, chunk_mb=0.001)
+    assert [source["prompts"] for source in ledger["sources"].values()] == [20, 20]
+    assert all(source["rows"] < 200 for source in ledger["sources"].values())
+
+
+# Going on
+
+
+SCRIPT = """
+import sys, time
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from prompt_stage import prepared
+from eagle3.prompts import scan
+wait = scan.Scanner.__call__
+def slow(self, task):
+    time.sleep(0.05)
+    return wait(self, task)
+scan.Scanner.__call__ = slow
+prepared(Path({out!r}), path={path!r}, chunk_mb=0.0005, processes={processes})
+"""
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(prepare: Prepare, tmp_path: Path, processes: int) -> None:
+    prepare(some_rows(150), chunk_mb=0.0005)
+    expected = prepare.outputs()
+    out = tmp_path / "killed"
+    script = SCRIPT.format(
+        tests=str(Path(__file__).parent), out=str(out), path=str(tmp_path / "chats.jsonl"), processes=processes
+    )
+    run = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL, start_new_session=True)
+    chunks = out / "prompts" / ".work" / "chunks"
+    while len(finished := finished_chunks(chunks)) < 5:
+        assert run.poll() is None
+        time.sleep(0.02)
+    os.killpg(run.pid, signal.SIGKILL)
+    run.wait()
+    assert not (out / "prompts" / "prompts.jsonl").exists()
+    read = [(chunks / name / "summary.json").stat().st_mtime_ns for name in finished]
+    again = Prepare(tmp_path)
+    again.out_dir, again.folder = out, out / "prompts"
+    scanned_again = count_scans(again, tmp_path)
+    assert again.outputs() == expected
+    assert read and scanned_again <= len(cut(str(tmp_path / "chats.jsonl"), 500)) - len(finished)
+    assert not (out / "prompts" / ".work").exists()
+
+
+def finished_chunks(folder: Path) -> list[str]:
+    return [path.name for path in folder.glob("*") if not path.name.endswith(".tmp")] if folder.exists() else []
+
+
+def count_scans(prepare: Prepare, tmp_path: Path) -> int:
+    from eagle3.prompts.scan import Scanner
+
+    scans = 0
+    original = Scanner.__call__
+
+    def counting(self, task):
+        nonlocal scans
+        scans += 1
+        return original(self, task)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Scanner, "__call__", counting)
+        prepare(path=str(tmp_path / "chats.jsonl"), chunk_mb=0.0005)
+    return scans
+
+
+def test_what_a_stopped_run_left_is_not_used_after_a_change(prepare: Prepare, tmp_path: Path) -> None:
+    bad, rows = damaged_parquet(tmp_path / "bad.parquet"), tmp_path / "rows.jsonl"
+
+    def stopped() -> None:
+        with pytest.raises(InputError, match="damaged"):
+            prepare(sources=[{"path": str(rows)}, {"path": str(bad)}])
+        assert len(finished_chunks(prepare.folder / ".work" / "chunks")) == 1
+
+    write(rows, [chat("a"), chat("b", license="ISC")])
+    stopped()
+    write(rows, [chat("c"), chat("d", license="ISC")])
+    prepare(sources=[{"path": str(rows)}])
+    assert [prompt["messages"][0]["content"] for prompt in prepare.prompts()] == ["c", "d"]
+    stopped()
+    prepare(sources=[{"path": str(rows)}], licenses={"allowed": ["MIT"]})
+    assert reasons(prepare) == ["license not allowed: ISC"]
+    write(rows, [chat("e", "answer")])
+    stopped()
+    prepare(sources=[{"path": str(rows)}], keep_answers=True)
+    assert [len(prompt["messages"]) for prompt in prepare.prompts()] == [2]
+
+
+def damaged_parquet(path: Path) -> Path:
+    """One whose list of row groups can be read, but not the rows."""
+    pq.write_table(pa.table({"prompt": ["a" * 500]}), path, compression="NONE", write_statistics=False)
+    path.write_bytes(path.read_bytes().replace(b"a" * 500, b"\xff" * 500, 1))
+    return path
+
+
+def test_a_run_that_was_killed_while_it_cleaned_up_can_be_followed_by_any_other(
+    prepare: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed_halfway(folder: Path, **_: object) -> None:
+        for file in Path(folder).rglob("prompts.jsonl"):
+            file.unlink()
+            raise KeyboardInterrupt
+
+    path = str(write(tmp_path / "chats.jsonl", unlike("alpha", 20)))
+    for limit in (None, 5):
+        with monkeypatch.context() as patch:
+            patch.setattr("eagle3.prompts.stage.shutil.rmtree", killed_halfway)
+            with pytest.raises(KeyboardInterrupt):
+                prepare(path=path)
+        assert prepare(path=path, limit=limit)["prompts"] == (limit or 20)
+        assert [file.name for file in prepare.folder.iterdir() if file.name.startswith(".")] == []
+        (prepare.folder / "ledger.json").unlink()
+
+
+def test_a_worker_that_is_killed_ends_the_run_with_an_error(prepare: Prepare, tmp_path: Path) -> None:
+    class Killer:
+        name = "killer"
+
+        def __call__(self, prompt):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("eagle3.prompts.rules.Rules.checks", lambda self, source: [Killer()])
+        with pytest.raises(InputError, match=r"a process was killed.*prompts\.processes=1"):
+            prepare([chat(f"q {number}") for number in range(20)], processes=2, chunk_mb=0.0001)
+
+
+# The traffic mix
+
+
+def test_the_mix_is_drawn_from_what_passed_and_reported(prepare: Prepare, tmp_path: Path) -> None:
+    rows = [chat(f"q {number}") for number in range(90)] + [
+        chat(f"q {number}", "x", "more") for number in range(90, 100)
+    ]
+    write(tmp_path / "chats.jsonl", rows)
+    sample = write(tmp_path / "sample.jsonl", [chat("one"), chat("two", "x", "three")])
+    mix = traffic_settings(sample=str(sample), size=16)
+    ledger = prepare(path=str(tmp_path / "chats.jsonl"), traffic=mix, chunk_mb=0.001)
+    turns = [len(prompt["messages"]) for prompt in prepare.prompts()]
+    assert (turns.count(1), turns.count(2)) == (8, 8)
+    assert ledger["sources"]["chats"]["rejected"] == {"not drawn for the traffic mix": 84}
+    assert ledger["traffic"]["features"]["turns"]["distance_after"] == 0
+    assert "turns: distance 0.400 → 0.000" in (prepare.folder / "report.md").read_text()
+    write(sample, [chat("one")])
+    assert {len(prompt["messages"]) for prompt in rerun(prepare, tmp_path, mix)} == {1}
+
+
+def test_a_changed_histogram_draws_again(prepare: Prepare, tmp_path: Path) -> None:
+    rows = [chat(f"q {number}", *(["x", "more"] if number % 2 else [])) for number in range(40)]
+    histogram, path = tmp_path / "mix.yaml", str(write(tmp_path / "chats.jsonl", rows))
+    for bin in (1, 2):
+        histogram.write_text(f"marginals: {{turns: {{{bin}: 1}}}}\n")
+        prepare(path=path, traffic=traffic_settings(histogram=str(histogram), size=5))
+        assert {len(prompt["messages"]) for prompt in prepare.prompts()} == {bin}
+
+
+def test_a_limit_that_would_spoil_the_mix_is_refused(prepare: Prepare, tmp_path: Path) -> None:
+    sample = write(tmp_path / "sample.jsonl", [chat("one")])
+    with pytest.raises(InputError, match=r"prompts\.limit=3 would cut the mix of prompts\.traffic\.size=4"):
+        prepare([chat("a")], traffic=traffic_settings(sample=str(sample), size=4), limit=3)
+
+
+def rerun(prepare: Prepare, tmp_path: Path, mix: dict) -> list[dict]:
+    prepare(path=str(tmp_path / "chats.jsonl"), traffic=mix)
+    return prepare.prompts()
+
+
+def traffic_settings(**changes) -> dict:
+    from omegaconf import OmegaConf
+
+    settings = OmegaConf.to_container(OmegaConf.load(CONF / "prompts" / "traffic" / "production.yaml"))
+    assert isinstance(settings, dict)
+    return {**settings, **changes}

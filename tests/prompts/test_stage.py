@@ -1,0 +1,173 @@
+"""The stage as a whole: what makes it run again, what a failing run leaves, and what is never written."""
+
+import subprocess
+import sys
+
+import pytest
+from hydra import compose, initialize_config_dir
+from prompt_stage import OUTPUTS, chat, default_settings, prepare, reasons, users, write
+from stores import CONF
+
+from eagle3.errors import InputError
+from eagle3.storage import sha256_file, write_json
+
+__all__ = ["prepare"]  # the fixture
+
+
+def test_the_same_input_gives_the_same_bytes(prepare, tmp_path):
+    rows = [chat(f"question {i}", "x", source=f"s{i % 3}") for i in range(50)] + ["broken"]
+    first = prepare(rows)
+    before = {name: (prepare.folder / name).read_bytes() for name in OUTPUTS}
+    for name in OUTPUTS:
+        (prepare.folder / name).unlink()
+    assert prepare(path=str(tmp_path / "chats.jsonl")) == first
+    assert {name: (prepare.folder / name).read_bytes() for name in OUTPUTS} == before
+    assert sorted(file.name for file in prepare.folder.iterdir()) == sorted(OUTPUTS)
+    assert first["sha256"] == sha256_file(prepare.folder / "prompts.jsonl")
+
+
+def test_prompts_are_made_again_only_when_something_changed(prepare, tmp_path, caplog):
+    caplog.set_level("INFO")
+
+    def made(rows=None, **config) -> bool:
+        caplog.clear()
+        prepare(rows, **config)
+        return "up to date" not in caplog.text
+
+    path = str(tmp_path / "chats.jsonl")
+    assert made([chat("a", "x")])
+    assert not made(path=path)
+    assert made(path=path, limit=5)
+    assert made(path=path, limit=5, keep_answers=True)
+    assert made(path=path)
+    assert made([chat("a", "x"), chat("b", "y")])
+    assert made(path=path, attribution="Chats by Anna")
+    assert "Chats by Anna" in (prepare.folder / "attribution.txt").read_text()
+    assert made(path=path)
+    (prepare.folder / "prompts.jsonl").write_bytes(b"")
+    assert made(path=path)
+    assert len(prepare.prompts()) == 2
+    assert made([{"prompt": "a"}], license="MIT")
+    assert made(path=path, license="ISC")
+
+
+@pytest.mark.parametrize("card", ["---\npretty_name: Talks\n---", "---\nhomepage: https://acme\n---", "# Citation\nX"])
+def test_a_changed_card_makes_the_prompts_again(prepare, tmp_path, caplog, card):
+    caplog.set_level("INFO")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    write(folder / "a.jsonl", [chat("a")])
+    for text in ("---\npretty_name: Chats\n---", card):
+        (folder / "README.md").write_text(text)
+        prepare(path=str(folder))
+    assert "up to date" not in caplog.text
+    prepare(path=str(folder))
+    assert "up to date" in caplog.text
+
+
+def test_a_failing_run_leaves_the_earlier_prompts_whole(prepare, tmp_path):
+    prepare([chat("a")])
+    before = {name: (prepare.folder / name).read_bytes() for name in OUTPUTS}
+    entries = [{"path": str(tmp_path / "chats.jsonl")}, {"path": str(write(tmp_path / "bad.parquet", ["PAR1"]))}]
+    with pytest.raises(InputError, match="damaged"):
+        prepare(sources=entries)
+    assert {name: (prepare.folder / name).read_bytes() for name in OUTPUTS} == before
+
+
+def test_no_prompt_left_is_an_error_with_counts_and_the_way_out(prepare):
+    with pytest.raises(InputError, match=r"none of 3 rows in chats passed \(license missing: 2.*prompts\.license=MIT"):
+        prepare([{"prompt": "a"}, {"prompt": "b"}, "broken"])
+    with pytest.raises(InputError, match=r"none of 0 rows in chats passed \(the sources are empty\); give rows with"):
+        prepare([])
+    assert not any((prepare.folder / name).exists() for name in OUTPUTS)
+
+
+def test_no_text_of_a_refused_row_is_written_or_logged(prepare, caplog, capfd):
+    caplog.set_level("DEBUG")
+    secret = "SECRET"
+    rows = [
+        chat("fine"),
+        f'{{"prompt": "{secret}',
+        {"messages": [{"role": secret, "content": secret}]},
+        {"messages": users([{"type": secret, secret: secret}])},
+        {secret: secret},
+        chat(secret, license=None),
+        chat(secret, license=secret),
+        chat(secret, license=f"{secret} AND"),
+        {"messages": [*users(secret), {"role": "tool", "content": secret}]},
+    ]
+    ledger = prepare(rows)
+    assert ledger["prompts"] == 1 and ledger["rows"] == len(rows)
+    written = "".join((prepare.folder / name).read_text(errors="replace") for name in OUTPUTS)
+    output = capfd.readouterr()
+    assert secret not in written + caplog.text + output.out + output.err
+
+
+def test_the_package_imports_without_torch():
+    code = "import sys, eagle3.prompts; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "option", sorted(CONF.glob("prompts/*/*.yaml")), ids=lambda path: f"{path.parent.name}={path.stem}"
+)
+def test_every_option_of_the_groups_composes_and_adds_no_other_key(option):
+    group, name = option.parent.name, option.stem
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("precompute", overrides=[f"prompts/{group}='{name}'"])
+    assert set(config.prompts) == set(default_settings())
+
+
+def test_an_id_or_source_that_is_personal_data_is_written_nowhere(prepare):
+    email = "anna.berg@web.de"
+    rows = [
+        chat("one", id=email),
+        chat("refused for its licence", id=f"{email}-2", license=None),
+        chat("two", id="plain-7", source=email),
+        "broken " + email,
+    ]
+    prepare(rows)
+    assert [len(prompt["id"]) for prompt in prepare.prompts()] == [16, len("plain-7")]
+    assert prepare.prompts()[1]["id"] == "plain-7"
+    assert len(prepare.rejects()) == 2
+    assert all(email.encode() not in content for content in prepare.outputs().values())
+
+
+def test_a_forbidden_source_is_refused_also_when_its_name_holds_personal_data(prepare):
+    prepare([chat("one", source="sharegpt anna.berg@web.de", id=1), chat("two", source="gsm8k", id=2)])
+    assert [prompt["source"] for prompt in prepare.prompts()] == ["gsm8k"]
+    assert reasons(prepare)[0].startswith("source forbidden: ShareGPT")
+
+
+# Prompts that are answered
+
+
+def answer(prepare) -> None:
+    """As the responses stage leaves its folder."""
+    write_json(
+        prepare.out_dir / "responses" / "manifest.json",
+        {"complete": True, "prompts_sha256": sha256_file(prepare.folder / "prompts.jsonl")},
+    )
+
+
+def test_answered_prompts_are_not_replaced_by_others(prepare, tmp_path):
+    prepare([chat("a"), chat("b"), chat("c", license="ISC")])
+    answer(prepare)
+    before, path = prepare.outputs(), str(tmp_path / "chats.jsonl")
+    other = str(write(tmp_path / "other.jsonl", [chat("d")]))
+    way_out = r"another out_dir, .*'stages=\[responses,features\]'.*delete .*responses to answer again.*are lost"
+    for config, difference in (
+        ({"path": path, "limit": 1}, r"prompts\.limit: null then, 1 now"),
+        ({"path": path, "licenses": {"allowed": ["MIT"]}}, r"prompts\.licenses\.allowed changed"),
+        ({"path": other}, r'prompts\.sources\[0\]\.path.*name: "chats" then'),
+    ):
+        with pytest.raises(InputError, match=f"{difference}.*{way_out}"):
+            prepare(**config)
+        assert prepare.outputs() == before
+
+
+def test_answered_prompts_may_be_made_again_when_they_come_out_the_same(prepare, tmp_path):
+    prepare([chat("a")])
+    answer(prepare)
+    ledger = prepare([chat("a")], limit=5)
+    assert ledger["inputs"]["limit"] == 5

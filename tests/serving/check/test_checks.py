@@ -1,0 +1,359 @@
+"""The checks of an exported head: a sound one passes, every planted fault is found and explained with its remedy."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from exported_head import (
+    FINGERPRINT,
+    IDS,
+    Editable,
+    as_specforge,
+    as_speculators,
+    errors,
+    in_another_order,
+    random_head,
+    tiny_facts,
+    tiny_target,
+)
+
+from eagle3.errors import InputError
+from eagle3.head.build import head_facts
+from eagle3.serving.check.checks import run_checks
+from eagle3.serving.check.finding import Finding, TargetFacts, require_no_errors, table, target_facts
+from eagle3.serving.head.export import export_head
+from eagle3.serving.head.files import read_files
+from eagle3.target.model import Target
+
+Spoil = Callable[[Editable], object]
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return tiny_target()
+
+
+@pytest.fixture(scope="module")
+def facts(target: Target) -> TargetFacts:
+    return tiny_facts(target)
+
+
+@pytest.fixture
+def exported(facts: TargetFacts, tmp_path: Path) -> Editable:
+    export_head(random_head(facts, FINGERPRINT), tmp_path / "head", versions={})
+    return Editable(tmp_path / "head")
+
+
+def findings_of(head: Editable, facts: TargetFacts) -> list[Finding]:
+    head.save()
+    return run_checks(read_files(head.path), facts)
+
+
+def levels(findings: list[Finding]) -> dict[str, str]:
+    """Of what is not ok."""
+    return {finding.check: finding.level for finding in findings if finding.level != "ok"}
+
+
+# --- sound heads -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"fc_norm": True, "norm_output": True}], ids=["eagle3", "eagle3.1"])
+def test_a_sound_export_passes_every_check(options: dict, facts: TargetFacts, tmp_path: Path) -> None:
+    export_head(random_head(facts, FINGERPRINT, **options), tmp_path / "head", versions={})
+    assert levels(run_checks(read_files(tmp_path / "head"), facts)) == {}
+
+
+def test_a_draft_vocabulary_in_order_of_frequency_passes_every_check(exported: Editable, facts: TargetFacts) -> None:
+    in_another_order(exported)
+    assert levels(findings_of(exported, facts)) == {}
+
+
+def test_a_sound_head_of_specforge_has_no_errors(exported: Editable, facts: TargetFacts) -> None:
+    as_specforge(exported)
+    findings = findings_of(exported, facts)
+    assert levels(findings) == {"layer_ids": "warning", "target": "skipped"}
+    [unnamed] = [finding.message for finding in findings if finding.check == "layer_ids"]
+    assert "SGLang takes its default, the outputs of [1, 3, 4]" in unnamed
+
+
+def test_a_sound_head_of_the_speculators_has_only_its_layout_to_change(
+    exported: Editable, facts: TargetFacts, target: Target
+) -> None:
+    as_speculators(exported, target.embedding)
+    assert errors(findings_of(exported, facts)).keys() == {"layout"}
+    layer = exported.config.pop("transformer_layer_config")
+    flat = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "tie_word_embeddings": False}
+    exported.config = {key: value for key, value in (layer | exported.config | flat).items() if value is not None}
+    findings = findings_of(exported, facts)
+    assert levels(findings) == {"layer_ids": "warning"}
+    [unread] = [finding.message for finding in findings if finding.check == "layer_ids"]
+    assert f"set eagle_config.{IDS} to [1, 3, 4] if they count inputs of layers, as vLLM does" in unread
+
+
+@pytest.mark.parametrize(
+    ("rope", "length"),
+    [
+        ({"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}, 8192),  # SGLang's Llama computes it otherwise
+        ({"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}, 4096),  # the head's own factor lengthens that
+        ({"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 2048}, 4096),
+        ({"rope_type": "default", "rope_theta": 1e4}, 4096),
+    ],
+    ids=lambda value: value["rope_type"] if isinstance(value, dict) else "",
+)
+def test_a_head_covers_the_context_that_sglang_derives_for_its_target(
+    rope: dict, length: int, facts: TargetFacts, target: Target, tmp_path: Path
+) -> None:
+    config = type(target.text_config)(**target.text_config.to_dict() | {"rope_parameters": rope})
+    scaled = replace(facts, config=head_facts(config, 4096))
+    assert scaled.config["max_position_embeddings"] == length
+    export_head(random_head(scaled, FINGERPRINT), tmp_path / "head", versions={})
+    head = Editable(tmp_path / "head")
+    assert levels(findings_of(head, scaled)) == {}
+    head.config["max_position_embeddings"] = length // 2
+    found = errors(findings_of(head, scaled))["context"]
+    assert f"is less than the target's {8192 if rope['rope_type'] in ('dynamic', 'linear') else 4096}" in found
+    assert f"set it to {length}" in found
+
+
+# --- planted faults --------------------------------------------------------------------------------------------------
+
+
+def absolute_ids(head: Editable) -> None:
+    head.tensors["d2t"] = head.tensors["d2t"] + torch.arange(64)
+
+
+def absolute_ids_without_t2d(head: Editable) -> None:
+    absolute_ids(head)
+    del head.tensors["t2d"]
+
+
+def offset(position: int, value: int) -> Spoil:
+    return lambda head: head.tensors["d2t"].__setitem__(position, value)
+
+
+def rename(old: str, new: str) -> Spoil:
+    return lambda head: head.tensors.update({new: head.tensors.pop(old)})
+
+
+def added(name: str, *shape: int) -> Spoil:
+    return lambda head: head.tensors.update({name: torch.ones(shape, dtype=torch.bfloat16)})
+
+
+def without(name: str) -> Spoil:
+    return lambda head: head.tensors.pop(name)
+
+
+def in_float32(head: Editable) -> None:
+    head.tensors["fc.weight"] = head.tensors["fc.weight"].float()
+
+
+def setting(**values: object) -> Spoil:
+    return lambda head: head.config.update(values)
+
+
+def unset(*keys: str) -> Spoil:
+    return lambda head: [head.config.pop(key) for key in keys]
+
+
+def layer_ids(ids: object) -> Spoil:
+    return lambda head: head.config["eagle_config"].update({IDS: ids})
+
+
+def foreign(*spoils: Spoil) -> Spoil:
+    """Of another trainer: nothing tells what was trained."""
+
+    def spoil(head: Editable) -> None:
+        head.training = None
+        for change in spoils:
+            change(head)
+
+    return spoil
+
+
+def at_top_level(ids: list[int]) -> Spoil:
+    def spoil(head: Editable) -> None:
+        del head.config["eagle_config"]
+        head.config[IDS] = ids
+
+    return foreign(spoil)
+
+
+def trained_embeddings(head: Editable) -> None:
+    head.tensors["embed_tokens.weight"] = torch.ones(4096, 192, dtype=torch.bfloat16)
+
+
+def of_verifier(name: str) -> Spoil:
+    return foreign(setting(speculators_config={"verifier": {"name_or_path": name}}))
+
+
+LAYER_KEY = f"eagle_config.{IDS}"
+ROPE = {"rope_type": "default", "rope_theta": 5e5}
+AGAIN = "get the trainer's files again, or export again"
+# What is planted, the check that finds it, at which level, what it says, and the way out that it names.
+FAULTS: list[tuple[Spoil, str, str, str, str]] = [
+    (rename("norm.weight", "decoder.norm.weight"), "tensors", "error", "norm.weight is missing: SGLang would", AGAIN),
+    (
+        rename("norm.weight", "decoder.norm.weight"), "tensors", "error",
+        "decoder.norm.weight is unknown: SGLang would drop it without a word", "rename it to norm.weight",
+    ),
+    (added("extra.weight", 2), "tensors", "error", "extra.weight is unknown", "or remove it"),
+    (without("lm_head.weight"), "tensors", "error", "lm_head.weight is missing: SGLang would go on with ran", AGAIN),
+    (
+        rename("lm_head.weight", "model.lm_head.weight"), "tensors", "error", "model.lm_head.weight is unknown",
+        "rename it to lm_head.weight",
+    ),
+    (
+        setting(intermediate_size=65), "tensors", "error", "has shape (64, 192), config.json makes it (65, 192)",
+        "correct config.json",
+    ),
+    (setting(fc_norm=True), "tensors", "error", "fc_norm.0.weight is missing", AGAIN),
+    (added("fc_norm.0.weight", 192), "tensors", "error", "fc_norm.0.weight is unknown", "set fc_norm=true"),
+    (
+        added("midlayer.self_attn.q_proj.bias", 192), "tensors", "error", "q_proj.bias is unknown: SGLang would drop",
+        "train without it",
+    ),
+    (added("midlayer.self_attn.k_norm.weight", 64), "tensors", "error", "k_norm.weight is unknown", "train without it"),
+    (trained_embeddings, "embedding", "error", "differs from the target's in 40", "train with frozen embeddings"),
+    (
+        added("embed_tokens.weight", 5000, 192), "embedding", "error", "(5000, 192), the target's (4096, 192)",
+        "give the one it was trained on",
+    ),
+    (absolute_ids, "d2t", "error", "d2t holds target ids", "store d2t - arange(len(d2t))"),
+    (absolute_ids_without_t2d, "d2t", "error", "d2t holds target ids", "store d2t - arange(len(d2t))"),
+    (offset(1, 9), "d2t", "error", "gives 1 of 64 draft ids a token that another has", AGAIN),
+    (offset(63, 4096), "d2t", "error", "to 4159, outside 0 to 4095", AGAIN),
+    (offset(0, -1), "d2t", "error", "from -1 to", AGAIN),
+    (without("d2t"), "d2t", "error", "d2t is missing: SGLang takes the 64 draft ids for target ids", AGAIN),
+    (lambda head: head.tensors.update(d2t=head.tensors["d2t"].float()), "d2t", "error", "instead of int64", AGAIN),
+    (lambda head: head.tensors["t2d"].__setitem__(10, False), "t2d", "error", "does not mark the 64 tokens", AGAIN),
+    (unset("draft_vocab_size"), "draft_vocab_size", "error", "is missing: SGLang reads it without", "set it to 64"),
+    (setting(draft_vocab_size=None), "draft_vocab_size", "error", "with the target's lm_head", "set it to 64"),
+    (setting(draft_vocab_size=5000), "draft_vocab_size", "error", "between 1 and the target's 4096", "set it to 64"),
+    (
+        layer_ids([2, 4, 5]), "layer_ids", "error", "[1, 3, 4] (those are the inputs of layers",
+        f"set {LAYER_KEY} to [1, 3, 4]",
+    ),
+    (layer_ids([1, 3, 5]), "layer_ids", "error", "[1, 3, 5] are not those of the training", "to [1, 3, 4]"),
+    (layer_ids([4, 3, 1]), "layer_ids", "error", "[4, 3, 1] do not ascend", f"set {LAYER_KEY} to that"),
+    (layer_ids([1, 3, 7]), "layer_ids", "error", "different ones from 0 to 6 of the target's 8 layers", "those of the"),
+    (layer_ids([]), "layer_ids", "error", "layer ids [] are not 3 different ones", "to those of the training"),
+    (layer_ids("1,3,4"), "layer_ids", "error", "is no list of whole numbers", "mend it"),
+    (layer_ids(None), "layer_ids", "warning", "names no layers: SGLang takes its default", "those of the training"),
+    (
+        at_top_level([2, 4, 5]), "layer_ids", "warning", "at the top level, where SGLang does not look",
+        f"set {LAYER_KEY} to [1, 3, 4] if they count inputs of layers, as vLLM does, or to [2, 4, 5] if outputs",
+    ),
+    (at_top_level([1, 4, 6]), "layer_ids", "error", "takes its default, the outputs of [1, 3, 4]", "to [0, 3, 5]"),
+    (
+        unset("rope_theta", "rope_scaling", "rope_parameters"), "rope", "error", "rope_theta is missing: SGLang assum",
+        "set rope_parameters to {'rope_type': 'default', 'rope_theta': 10000.0}",
+    ),
+    (setting(rope_parameters=ROPE, rope_theta=5e5), "rope", "error", "is not that of the training", "set rope_p"),
+    (foreign(setting(rope_parameters=ROPE, rope_theta=5e5)), "rope", "warning", "is not the target's", "set it"),
+    (setting(rope_theta=5e5), "rope", "error", "rope_theta and rope_scaling say", "make them agree"),
+    (setting(rope_parameters=ROPE | {"rope_type": "spiral"}), "model", "error", "rope_type=spiral", "correct it"),
+    (setting(rope_parameters=ROPE | {"rope_type": "llama3"}), "tensors", "error", "are incomplete", "mend them"),
+    (setting(max_position_embeddings=2048), "context", "error", "is less than the target's 4096", "set it to 4096"),
+    (setting(dtype="float16"), "dtype", "error", "dtype=float16, the target's is bfloat16", "set it to bfloat16"),
+    (unset("dtype", "torch_dtype"), "dtype", "error", "SGLang runs the head in float16", "set it to bfloat16"),
+    (in_float32, "dtype", "warning", "tensors are bfloat16, float32: SGLang rounds them", "store them so"),
+    (setting(hidden_size=256), "model", "error", "hidden_size=256, this target has 192: it is a head of", "give"),
+    (setting(vocab_size=5000), "model", "error", "vocab_size=5000, this target has 4096", "give the target"),
+    (setting(num_attention_heads=5), "model", "error", "num_attention_heads in config.json must divide", "mend it"),
+    (setting(intermediate_size=None), "model", "error", "config.json has a size that is null", "state it"),
+    (lambda head: head.tensors.update(d2t=torch.zeros(0).long()), "d2t", "error", "instead of int64 (64,)", AGAIN),
+    (unset("rms_norm_eps"), "model", "error", "config.json lacks 'rms_norm_eps'", "add it"),
+    (setting(architectures=["LlamaForCausalLM"]), "model", "error", "build another", "['LlamaForCausalLMEagle3']"),
+    (setting(model_type="qwen3"), "model", "error", "model_type=qwen3", "set it to llama"),
+    (setting(tie_word_embeddings=True), "model", "error", "SGLang drafts with the target's", "set it false"),
+    (setting(hidden_act="gelu"), "model", "error", "hidden_act=gelu: SGLang stops", "set it"),
+    (setting(num_hidden_layers=2), "model", "error", "num_hidden_layers of config.json", "choose another head"),
+    (setting(norm_before_fc=True), "model", "error", "norm_before_fc of config.json", "choose another head"),
+    (setting(target_hidden_size=256), "model", "error", "target_hidden_size of config.json", "choose another head"),
+    (setting(target_hidden_size=None), "options", "error", "null: SGLang multiplies by it", "remove the key"),
+    (setting(norm_before_residual=True), "options", "error", "SGLang does not read it", "or serve it with vLLM"),
+    (setting(partial_rotary_factor=0.5), "options", "error", "partial_rotary_factor=0.5: SGLang rotates", "remove the"),
+    (setting(rope_is_neox_style=False), "options", "error", "rope_is_neox_style=False: SGLang rotates", "remove the"),
+    (setting(attention_bias=True), "options", "error", "attention_bias=true: of such biases", "train without them"),
+    (
+        lambda head: head.training["target"].update(weights_hash="other"), "target", "error",
+        "weights: the head was trained on tiny", "use that",
+    ),
+    (of_verifier("their/other-model"), "target", "warning", "trained on their/other-model", "give that"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("spoil", "check", "level", "problem", "way_out"), FAULTS, ids=[f"{fault[1]}: {fault[3]}" for fault in FAULTS]
+)
+def test_a_planted_fault_is_found_and_explained(
+    spoil: Spoil, check: str, level: str, problem: str, way_out: str, exported: Editable, facts: TargetFacts
+) -> None:
+    spoil(exported)
+    found = [(item.check, item.level, item.message) for item in findings_of(exported, facts)]
+    assert [text for *which, text in found if which == [check, level] and problem in text and way_out in text], found
+
+
+def test_a_fault_that_several_checks_stumble_over_is_said_once(exported: Editable, facts: TargetFacts) -> None:
+    setting(num_hidden_layers=2)(exported)
+    found = levels(findings_of(exported, facts))
+    assert found == {"model": "error", "tensors": "skipped", "d2t": "skipped", "t2d": "skipped"}
+
+
+@pytest.mark.parametrize("vocab_size", [150, 5000])
+def test_a_head_of_another_target_is_found_whatever_its_sizes(
+    vocab_size: int, exported: Editable, facts: TargetFacts
+) -> None:
+    other = replace(facts, config=facts.config | {"vocab_size": vocab_size, "num_layers": 4}, embedding=None)
+    found = errors(findings_of(exported, other))
+    assert f"vocab_size=4096, this target has {vocab_size}: it is a head of another target" in found["model"]
+    assert "give the target that the head was trained on" in found["layer_ids"]
+
+
+def test_heads_with_errors_are_refused_with_the_checks_that_found_them() -> None:
+    findings = [Finding("d2t", "error", "wrong"), Finding("rope", "ok", "fine"), Finding("dtype", "error", "other")]
+    with pytest.raises(
+        InputError, match=r"^head=HEAD must not be served: d2t, dtype: see the errors in the table above$"
+    ):
+        require_no_errors(findings, "HEAD")
+    require_no_errors(findings[1:2], "HEAD")
+
+
+def test_stored_copies_and_frequencies_that_are_computed_anyway_are_no_fault(
+    exported: Editable, facts: TargetFacts, target: Target
+) -> None:
+    exported.tensors["embed_tokens.weight"] = target.embedding.to(torch.bfloat16)
+    exported.tensors["midlayer.self_attn.rotary_emb.inv_freq"] = torch.ones(32, dtype=torch.bfloat16)
+    exported.tensors["d2t"] = exported.tensors["d2t"].int()  # SGLang adds them to int64
+    assert levels(findings_of(exported, facts)) == {}
+
+
+def test_for_deepseek_targets_sglang_adds_one_only_to_ids_that_start_with_1(
+    exported: Editable, facts: TargetFacts
+) -> None:
+    deepseek = replace(facts, config=facts.config | {"model_type": "deepseek_v3"})
+    assert levels(findings_of(exported, deepseek)) == {}
+    layer_ids([2, 3, 4])(exported)
+    exported.training = None
+    [finding] = [item for item in findings_of(exported, deepseek) if item.check == "layer_ids"]
+    assert (finding.level, "to [3, 4, 5] for SGLang alone" in finding.message) == ("warning", True)
+
+
+def test_another_chat_template_is_a_warning(exported: Editable, facts: TargetFacts) -> None:
+    served = replace(facts, fingerprint={**FINGERPRINT, "template_hash": "other"})
+    [finding] = [item for item in findings_of(exported, served) if item.level != "ok"]
+    assert (finding.check, finding.level) == ("target", "warning")
+    assert "chat.template" in finding.message
+
+
+def test_facts_of_a_target_are_those_of_its_files(target: Target, facts: TargetFacts) -> None:
+    assert target.embedding.dtype == torch.float32  # loaded so; stored and served in bfloat16
+    assert target_facts(target, "m").config == facts.config
+    assert target_facts(target, "m").dtype == "bfloat16"
+
+
+def test_the_table_has_a_line_for_each_finding() -> None:
+    lines = table([Finding("d2t", "ok", "fine"), Finding("layer_ids", "error", "wrong")]).splitlines()
+    assert lines == ["ok       d2t        fine", "error    layer_ids  wrong"]

@@ -1,0 +1,162 @@
+"""Layer ids one off are found by what the head knows of the target's answers, without any record of the training."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from exported_head import (
+    IDS,
+    LAYERS,
+    Editable,
+    as_speculators,
+    errors,
+    in_another_order,
+    random_head,
+    tiny_facts,
+    tiny_target,
+)
+from fitted_head import LAYERS as SMALL_LAYERS
+from fitted_head import PROMPT as SMALL_PROMPT
+from fitted_head import chain_output, fitted_head, small_target
+
+from eagle3.answers.chat import Chat
+from eagle3.decoding.speculate import Decoded, Speculator, plain_greedy
+from eagle3.serving.check.accept_length import Judge
+from eagle3.serving.check.checks import check_head
+from eagle3.serving.check.layer_notation import outputs, readings
+from eagle3.serving.check.settings import Decoding
+from eagle3.serving.head.export import TrainedHead, export_head
+from eagle3.serving.head.files import read_files
+from eagle3.target.capture import Capture
+from eagle3.target.model import Target
+
+QUESTIONS = ["What is a list?", "How do I delete a file?", "Name three uses of a hash table.", "What is 3 times 4?"]
+NEW_TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return tiny_target()
+
+
+@pytest.fixture(scope="module")
+def judge(target: Target) -> Judge:
+    chat = Chat(target.tokenizer, template=None, template_kwargs={}, date="2026-01-01", stop_ids=target.stop_ids)
+    decoding = Decoding(steps=2, topk=1, draft_tokens=None, max_new_tokens=NEW_TOKENS, temperature=0.0, seed=0)
+    return Judge(
+        target=target, chat=chat, decoding=decoding, source=None, limit=None, questions=QUESTIONS,
+        min_accept_length=1.0, max_difference=0.05,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def taught(target: Target, judge: Judge) -> TrainedHead:
+    """A head whose lm_head is fitted to the target's answers on LAYERS."""
+    prompts = judge.prompts(None).prompts
+    texts = [prompt + plain_greedy(target, prompt, NEW_TOKENS) for prompt in prompts]
+    answers = {token for text, prompt in zip(texts, prompts, strict=True) for token in text[len(prompt) :]}
+    trained = random_head(tiny_facts(target), target.fingerprint, torch.tensor(sorted(answers)))
+    normed: list[torch.Tensor] = []
+    wanted = []
+    for text, prompt in zip(texts, prompts, strict=True):
+        aux = Capture(target, LAYERS)(torch.tensor([text]), [len(text)])[0].aux
+        with torch.no_grad():
+            found_outputs = outputs(trained.head, trained.head.fuse(aux[:-2]), target.embedding[text[1:-1]])
+        normed.append(trained.head.norm(found_outputs[len(prompt) - 1 :]).detach())
+        wanted += text[len(prompt) + 1 :]
+    one_hot = (torch.tensor(wanted)[:, None] == trained.head.draft_ids).float()
+    trained.head.lm_head.weight.data = 8 * torch.linalg.lstsq(torch.cat(normed), one_hot).solution.T.contiguous()
+    return trained
+
+
+@pytest.fixture
+def foreign(taught: TrainedHead, tmp_path: Path) -> Editable:
+    """The head as another trainer would leave it."""
+    export_head(taught, tmp_path / "head", versions={})
+    head = Editable(tmp_path / "head")
+    head.training = None
+    return head
+
+
+def found(head: Editable, judge: Judge) -> dict[str, tuple[str, str]]:
+    head.save()
+    return {item.check: (item.level, item.message) for item in check_head(read_files(head.path), judge)}
+
+
+def test_the_layers_of_the_training_are_confirmed(foreign: Editable, judge: Judge) -> None:
+    level, message = found(foreign, judge)["layer_notation"]
+    assert level == "ok"
+    assert "[1, 3, 4]" in message and "[0, 2, 3]" in message and "[2, 4, 5]" in message
+
+
+def test_the_target_answers_every_prompt_once(foreign: Editable, judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[int]] = []
+    decode = Speculator.decode
+
+    def counting(speculator: Speculator, prompt_ids: list[int], **settings: Any) -> Decoded:
+        asked.append(prompt_ids)
+        return decode(speculator, prompt_ids, **settings)
+
+    monkeypatch.setattr(Speculator, "decode", counting)
+    assert found(foreign, judge)["layer_notation"][0] == "ok"
+    assert asked == judge.prompts(None).prompts
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_ids_that_are_one_off_are_found_and_the_right_ones_named(shift: int, foreign: Editable, judge: Judge) -> None:
+    foreign.config["eagle_config"][IDS] = [1 + shift, 3 + shift, 4 + shift]
+    level, message = found(foreign, judge)["layer_notation"]
+    assert level == "error"
+    assert f"set eagle_config.{IDS} to [1, 3, 4], which gives an accept length of" in message
+
+
+def test_ids_at_the_top_level_are_judged_in_both_notations(
+    foreign: Editable, judge: Judge, taught: TrainedHead
+) -> None:
+    del foreign.config["eagle_config"]
+    foreign.config[IDS] = [2, 4, 5]
+    assert found(foreign, judge)["layer_notation"][0] == "ok"  # SGLang's default happens to be right
+    foreign.save()
+    files = replace(read_files(foreign.path), config=foreign.config | {IDS: [2, 4, 6]})
+    assert readings(files, 8) == [(2, 4, 5), (1, 3, 4), (3, 5, 6), (2, 4, 6), (3, 5, 7)]
+
+
+def test_a_head_of_the_speculators_is_decoded_before_its_layout_is_changed(
+    foreign: Editable, judge: Judge, target: Target
+) -> None:
+    as_speculators(foreign, target.embedding)
+    result = found(foreign, judge)
+    assert {check for check, (level, _) in result.items() if level == "error"} == {"layout"}
+    assert result["layer_notation"][0] == result["accept_length"][0] == "ok"
+
+
+def test_a_draft_vocabulary_in_another_order_is_decoded_and_judged_the_same(foreign: Editable, judge: Judge) -> None:
+    checks = ("accept_length", "layer_notation")
+    ascending = [found(foreign, judge)[check] for check in checks]
+    in_another_order(foreign)
+    assert [found(foreign, judge)[check] for check in checks] == ascending
+    assert not ascending[0][1].startswith("1.000")
+
+
+def test_a_head_that_cannot_be_decoded_is_not(foreign: Editable, judge: Judge) -> None:
+    foreign.config["eagle_config"][IDS] = [1, 3, 99]
+    result = found(foreign, judge)
+    assert result["accept_length"] == ("skipped", "mend the errors above first")
+    assert "layer_notation" not in result
+
+
+def test_a_head_that_knows_nothing_is_not_accused_of_its_layers(target: Target, judge: Judge, tmp_path: Path) -> None:
+    export_head(random_head(tiny_facts(target), target.fingerprint), tmp_path / "head", versions={})
+    (tmp_path / "head/training.json").unlink()
+    assert "layer_notation" not in errors(check_head(read_files(tmp_path / "head"), judge))
+
+
+def test_outputs_before_the_first_draft_are_those_of_a_plain_reference() -> None:
+    target = small_target()
+    head = fitted_head(target, SMALL_PROMPT)
+    aux = Capture(target, SMALL_LAYERS)(torch.tensor([SMALL_PROMPT]), [len(SMALL_PROMPT)])[0].aux
+    rows = outputs(head, head.fuse(aux[:-1]), target.embedding[SMALL_PROMPT[1:]])
+    for row in (0, 7, len(SMALL_PROMPT) - 2):
+        torch.testing.assert_close(rows[row], chain_output(head, target, aux, SMALL_PROMPT[: row + 2], row))

@@ -1,0 +1,31 @@
+"""How answers are made: what no decoder can do is refused by its key, before anything is loaded."""
+
+from typing import Any
+
+import pytest
+
+from eagle3.errors import InputError
+from eagle3.serving.check.settings import Decoding
+
+SOUND: dict[str, Any] = {
+    "max_new_tokens": 2, "temperature": 0, "seed": 0, "steps": 3, "topk": 1, "draft_tokens": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_new_tokens": 1}, "max_new_tokens=1 must be a whole number from 2 up"),
+        ({"max_new_tokens": 9.5}, r"max_new_tokens=9\.5 must be a whole number"),
+        ({"temperature": -1}, "temperature=-1 must be 0"),
+        ({"temperature": "hot"}, "temperature=hot must be 0"),
+        ({"seed": 0.5}, r"seed=0\.5 must be a whole number"),
+        ({"steps": 2.5}, r"steps=2\.5 .*whole numbers from 1 up"),
+        ({"topk": 4}, "draft_tokens=None: such a tree"),
+        ({"topk": 4, "draft_tokens": 7.5}, "such a tree"),
+    ],
+)
+def test_what_no_decoder_can_do_is_refused_by_its_key(changes: dict[str, Any], message: str) -> None:
+    assert Decoding(**SOUND)
+    with pytest.raises(InputError, match=message):
+        Decoding(**SOUND | changes)

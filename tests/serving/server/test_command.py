@@ -1,0 +1,154 @@
+"""SGLang's command line: what is given, what overrides what, and that SGLang knows every flag."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving_fixtures import launch_settings
+
+from eagle3.errors import InputError
+from eagle3.serving.server.command import Draft, LaunchSettings, launch_command, shell_line
+
+CHAIN: dict[str, Any] = {"head": "/heads/mine", "steps": 3, "topk": 1, "draft_tokens": None}
+# Of sglang/srt/server_args.py, version 0.5.17.
+KNOWN = {
+    "--model-path",
+    "--revision",
+    "--host",
+    "--port",
+    "--dtype",
+    "--tp-size",
+    "--mem-fraction-static",
+    "--max-running-requests",
+    "--cuda-graph-max-bs-decode",
+    "--disable-overlap-schedule",
+    "--trust-remote-code",
+    "--speculative-algorithm",
+    "--speculative-draft-model-path",
+    "--speculative-num-steps",
+    "--speculative-eagle-topk",
+    "--speculative-num-draft-tokens",
+}
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> LaunchSettings:
+    return launch_settings(tmp_path)
+
+
+def command(settings: LaunchSettings, **draft: Any) -> dict[str, list[str]]:
+    """Flag → its values."""
+    words = launch_command(settings, target="/models/mine", revision=None, draft=Draft(**CHAIN | draft))
+    assert words[:3] == [settings.interpreter, "-m", "sglang.launch_server"]
+    flags: dict[str, list[str]] = {}
+    for word in words[3:]:
+        if word.startswith("--"):
+            assert word not in flags, "each flag once"
+            flags[word] = []
+        else:
+            flags[list(flags)[-1]].append(word)
+    return flags
+
+
+def test_every_flag_is_one_that_sglang_knows(tmp_path: Path) -> None:
+    every = launch_settings(tmp_path, mem_fraction_static=0.5, overlap_schedule=False, trust_remote_code=True)
+    words = launch_command(every, target="t", revision="main", draft=Draft(**CHAIN))
+    assert {word for word in words if word.startswith("--")} == KNOWN
+
+
+def test_a_chain_names_all_three_numbers(settings: LaunchSettings) -> None:
+    flags = command(settings)
+    assert flags["--speculative-algorithm"] == ["EAGLE3"]
+    assert flags["--speculative-draft-model-path"] == ["/heads/mine"]
+    assert [flags[f"--speculative-{name}"] for name in ("num-steps", "eagle-topk", "num-draft-tokens")] == [
+        ["3"],
+        ["1"],
+        ["4"],
+    ]
+
+
+def test_a_tree_has_the_draft_tokens_that_were_set(settings: LaunchSettings) -> None:
+    flags = command(settings, steps=5, topk=4, draft_tokens=16)
+    assert flags["--speculative-num-draft-tokens"] == ["16"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"steps": 0},
+        {"topk": 0},
+        {"draft_tokens": 5},
+        {"topk": 2, "draft_tokens": None},
+        {"topk": 2, "draft_tokens": 1},
+        {"steps": 2, "topk": 2, "draft_tokens": 8},
+    ],
+)
+def test_a_draft_that_sglang_would_change_or_refuse_is_refused_here(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"steps=.* topk=.* draft_tokens="):
+        Draft(**CHAIN | wrong)
+
+
+def test_the_largest_tree_is_allowed() -> None:
+    assert Draft(**CHAIN | {"steps": 2, "topk": 2, "draft_tokens": 7})
+
+
+def test_the_plain_target_gets_no_flag_of_speculation(tmp_path: Path) -> None:
+    extra = {"speculative-attention-mode": "decode", "attention-backend": "triton"}
+    settings = launch_settings(tmp_path, extra_flags=extra)
+    words = launch_command(settings, target="/models/mine", revision=None, draft=None)
+    assert not [word for word in words if "speculative" in word]
+    assert "--attention-backend" in words
+
+
+def test_extra_flags_override_ours_in_either_spelling(tmp_path: Path) -> None:
+    extra = {
+        "mem_fraction_static": 0.2,
+        "--dtype": "bfloat16",
+        "tp-size": None,
+        "skip-server-warmup": True,
+        "cuda-graph-bs-decode": [1, 2],
+        "json-model-override-args": {"a": 1},
+    }
+    flags = command(launch_settings(tmp_path, mem_fraction_static=0.9, extra_flags=extra))
+    assert flags["--mem-fraction-static"] == ["0.2"]
+    assert flags["--dtype"] == ["bfloat16"]
+    assert "--tp-size" not in flags
+    assert flags["--skip-server-warmup"] == []
+    assert flags["--cuda-graph-bs-decode"] == ["1", "2"]
+    assert flags["--json-model-override-args"] == ['{"a": 1}']
+
+
+@pytest.mark.parametrize("name", ["port", "--host", "api_key", "admin-api-key"])
+def test_what_would_keep_us_from_reaching_the_server_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match=r"launch\.extra_flags holds (port|host|api-key|admin-api-key): .*launch\."):
+        command(launch_settings(tmp_path, extra_flags={name: "1"}))
+
+
+def test_remote_code_is_trusted_only_when_the_user_says_so(tmp_path: Path) -> None:
+    assert "--trust-remote-code" not in command(launch_settings(tmp_path))
+    assert "--trust-remote-code" in command(launch_settings(tmp_path, trust_remote_code=True))
+
+
+def test_the_overlap_scheduler_is_on_unless_switched_off(tmp_path: Path) -> None:
+    assert "--disable-overlap-schedule" not in command(launch_settings(tmp_path))
+    assert "--disable-overlap-schedule" in command(launch_settings(tmp_path, overlap_schedule=False))
+
+
+def test_our_python_path_reaches_the_server_only_when_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/ours")
+    monkeypatch.setenv("HTTPS_PROXY", "/kept")
+    assert "PYTHONPATH" not in launch_settings(tmp_path, env=None).environment
+    asked = launch_settings(tmp_path, env={"PYTHONPATH": "/theirs", "NUMBER": 1}).environment
+    assert (asked["PYTHONPATH"], asked["NUMBER"], asked["HTTPS_PROXY"]) == ("/theirs", "1", "/kept")
+
+
+def test_the_printed_line_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
+    settings = launch_settings(tmp_path, python="/my env/python", env={"A": "b c"})
+    words = launch_command(settings, target="/my model ü", revision=None, draft=None)
+    line = shell_line(settings, words)
+    assert shlex.split(line) == ["A=b c", *words]
+    assert launch_settings(tmp_path).interpreter == sys.executable

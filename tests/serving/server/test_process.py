@@ -1,0 +1,232 @@
+"""The server's process, for real: it starts, answers, ends, and says why when it does not."""
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving_fixtures import launch_settings, sglang_site
+
+from eagle3.errors import InputError
+from eagle3.serving.server.command import launch_command
+from eagle3.serving.server.log import failure_reason, last_stage
+from eagle3.serving.server.process import Server, answers
+
+Start = Callable[..., Server]
+
+
+@pytest.fixture
+def start(tmp_path: Path, tiny_path: Path) -> Start:
+    """A server of the tiny target, alone, that has not started yet."""
+
+    def prepared(fault: str = "", **changes: Any) -> Server:
+        settings = launch_settings(sglang_site(tmp_path), fault=fault, **changes)
+        command = launch_command(settings, target=str(tiny_path), revision=None, draft=None)
+        return Server(settings, command, log=tmp_path / "logs" / "server.log", name="the plain server")
+
+    return prepared
+
+
+def test_a_server_answers_inside_its_block_and_is_gone_behind_it(start: Start) -> None:
+    with start() as server:
+        assert server.alive()
+        assert answers(server.url, "/server_info")["version"] == "0.5.17"
+        process = server.process
+        assert process is not None
+        assert "fired up" in server.log.read_text()
+    assert not server.alive()
+    assert process.returncode == 0  # it was asked to end, not killed
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+    with pytest.raises(OSError, match="refused"):
+        answers(server.url, "/server_info")
+
+
+def test_a_taken_port_is_one_line_before_anything_starts(start: Start) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        server = start(port=other.getsockname()[1])
+        with pytest.raises(InputError, match=r"launch\.port=\d+: Address already in use; .*launch\.port=30001"), server:
+            pass
+    assert server.process is None
+
+
+@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 99999), ("no.such.host.invalid", 30000)])
+def test_a_place_where_nobody_can_listen_is_one_line(start: Start, host: str, port: int) -> None:
+    with pytest.raises(InputError, match=rf"launch\.host={host} launch\.port={port}: "), start(host=host, port=port):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("0.0.0.0", "http://127.0.0.1:30000"), ("::1", "http://[::1]:30000"), ("gpu1", "http://gpu1:30000")],
+)
+def test_the_url_is_one_that_this_machine_can_ask(start: Start, host: str, url: str) -> None:
+    assert start(host=host, port=30000).url == url
+
+
+def test_a_server_that_ends_at_its_start_gives_the_reason_of_its_log(start: Start) -> None:
+    server = start(fault="start")
+    with pytest.raises(InputError) as failed, server:
+        pass
+    message = str(failed.value)
+    assert "RuntimeError: Not enough memory" in message
+    assert "raise launch.mem_fraction_static" in message
+    assert str(server.log) in message and "exit status 1" in message and "\n" not in message
+
+
+def test_a_server_that_does_not_come_up_is_stopped_after_the_time_limit(start: Start) -> None:
+    server = start(fault="deaf", start_timeout_s=1)
+    with pytest.raises(InputError, match=r"launch\.start_timeout_s=1: the plain server does not answer yet"), server:
+        pass
+    assert not server.alive()
+
+
+def test_a_server_that_ignores_sigterm_is_killed(start: Start) -> None:
+    with start(fault="stubborn", stop_timeout_s=0.5) as server:
+        process = server.process
+        assert process is not None
+    assert process.returncode == -signal.SIGKILL
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_what_a_server_has_started_ends_with_it(start: Start) -> None:
+    """As SGLang's schedulers, which hold the GPU, must."""
+    server = start()
+    child = "import subprocess, time; print(subprocess.Popen(['sleep', '60']).pid, flush=True); time.sleep(60)"
+    server.command = [sys.executable, "-c", child]
+    server.log.parent.mkdir()
+    server._start()
+    wait_until(server.log.read_text)
+    pid = int(server.log.read_text())
+    assert is_running(pid)
+    server.stop()
+    wait_until(lambda: not is_running(pid))
+
+
+def wait_until(holds: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+class Empty(BaseHTTPRequestHandler):
+    """Answers every request with an empty object."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *given: Any) -> None:
+        pass
+
+
+def test_a_server_of_ours_is_not_asked_through_the_users_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # nothing listens there
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setattr(urllib.request, "_opener", None)  # where urllib keeps the proxies of its first request
+    with HTTPServer(("127.0.0.1", 0), Empty) as server:
+        threading.Thread(target=server.handle_request).start()
+        assert answers(f"http://127.0.0.1:{server.server_port}", "/") == {}
+
+
+def test_a_server_that_dies_midway_is_noticed_and_explained(start: Start) -> None:
+    with start(fault="2") as server:  # the first answer is the one that shows it to be healthy
+        with pytest.raises(OSError):
+            answers(server.url, "/generate", {"input_ids": [5], "sampling_params": {"max_new_tokens": 1}})
+        assert "has ended (exit status 9)" in str(server.failure())
+        assert not server.alive()
+        assert list(server.follow()) == []
+
+
+def test_an_interpreter_that_is_not_there_is_one_line(start: Start) -> None:
+    with pytest.raises(InputError, match=r"launch\.python=/no/python cannot be run"), start(python="/no/python"):
+        pass
+
+
+def test_following_the_log_gives_each_line_up_to_the_last(start: Start, tmp_path: Path) -> None:
+    server = start()
+    server.command = [sys.executable, "-c", "import time\nfor n in range(3):\n  time.sleep(.1)\n  print(n, flush=True)"]
+    server.log.parent.mkdir()
+    server._start()
+    assert list(server.follow()) == ["0", "1", "2"]
+    server.stop()
+
+
+# --- log -------------------------------------------------------------------------------------------------------------
+
+CHAIN_OF_ERRORS = """\
+Traceback (most recent call last):
+  File "a.py", line 1, in f
+KeyError: 'x'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "a.py", line 2, in f
+ValueError: the head does not fit
+"""
+HARMLESS = """\
+[2026-01-01 00:00:00] Failed to import a plugin: Traceback (most recent call last):
+  File "plugin.py", line 1
+ModuleNotFoundError: No module named 'plugin'
+"""
+REPORTED = """\
+[2026-01-01 00:00:00 TP0] Scheduler hit an exception: Traceback (most recent call last):
+  File "runner.py", line 1
+AttributeError: 'XForCausalLM' object has no attribute 'set_eagle3_layers_to_capture'
+
+"""
+FOLLOWING = "Traceback (most recent call last):\n  File 'engine.py'\nEOFError\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "reason"),
+    [
+        (CHAIN_OF_ERRORS, 1, "ValueError: the head does not fit"),
+        (HARMLESS + CHAIN_OF_ERRORS, 1, "ValueError: the head does not fit"),
+        ("TP0] Scheduler hit an exception: " + CHAIN_OF_ERRORS + FOLLOWING, 1, "ValueError: the head does not fit"),
+        (HARMLESS + REPORTED + FOLLOWING, 1, "SGLang cannot capture hidden states from this target's model class"),
+        (REPORTED + FOLLOWING, 1, "AttributeError: 'XForCausalLM'"),
+        (
+            "usage: launch_server.py\nlaunch_server.py: error: unrecognized arguments: --x\n",
+            2,
+            "unrecognized arguments",
+        ),
+        ("torch.OutOfMemoryError: CUDA out of memory.\n", 1, "lower launch.mem_fraction_static"),
+        ("Loading\n", -9, "ended by SIGKILL"),
+        ("Loading\rLoading 5%\r\n\n", 1, "Loading 5%"),
+        ("/usr/bin/python: No module named 'sglang'\n", 1, "install SGLang in the environment of launch.python"),
+        ("", 1, "it printed nothing"),
+        ("Traceback (most recent call last):\n  File", 1, "File"),
+    ],
+)
+def test_the_reason_of_a_failed_start_is_found_in_the_log(tmp_path: Path, text: str, status: int, reason: str) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(text)
+    assert reason in failure_reason(log, status)
+    assert "\n" not in failure_reason(log, status)
+
+
+def test_a_log_that_is_no_text_or_very_long_is_read_all_the_same(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_bytes(b"\xff\xfe old\n" * 300_000 + "ValueError: ü\n".encode())
+    assert last_stage(log) == "ValueError: ü"
+    assert failure_reason(log, 1) == "ValueError: ü"

@@ -1,0 +1,226 @@
+"""Capture: every supported family gives the features that its own `output_hidden_states` forward gives."""
+
+import json
+import shutil
+from itertools import pairwise
+
+import pytest
+import torch
+import transformers
+from torch.testing import assert_close
+
+from eagle3.errors import InputError
+from eagle3.target.capture import Capture, capture_layers, check_capture_layers, check_lm_head
+from eagle3.target.model import load_target
+from tests.target.test_model import OPTIONS, TINY, edit_json
+
+# Large initial weights, so that each layer changes what it reads by far more than the tolerance.
+SHAPE = {
+    "vocab_size": 4096,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+LATENT = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "rope_theta": 10000.0}
+VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "patch_size": 14,
+}
+PROJECTOR = {"vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32}
+
+# Family → name of its config class, and what differs from SHAPE. Windows and chunks are shorter than the samples.
+FAMILIES = {
+    "llama": ("LlamaConfig", {}),
+    "llama4_text": (
+        "Llama4TextConfig",
+        {"head_dim": 8, "intermediate_size_mlp": 64, "num_local_experts": 4, "attention_chunk_size": 8},
+    ),
+    "qwen2": ("Qwen2Config", {}),
+    "qwen3": ("Qwen3Config", {"head_dim": 8}),
+    "qwen3_moe": ("Qwen3MoeConfig", {**EXPERTS, "num_experts": 4, "head_dim": 8}),
+    "mistral": ("MistralConfig", {"sliding_window": 8}),
+    "gemma3_text": ("Gemma3TextConfig", {"head_dim": 8, "sliding_window": 8, "query_pre_attn_scalar": 8}),
+    "gpt_oss": ("GptOssConfig", {"head_dim": 8, "sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "deepseek_v3": (
+        "DeepseekV3Config",
+        {**EXPERTS, **LATENT, "num_key_value_heads": 4, "n_routed_experts": 4, "n_group": 1, "topk_group": 1},
+    ),
+    "phi3": ("Phi3Config", {"sliding_window": 8}),
+    "phi3_longrope": ("Phi3Config", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 12}),
+    "glm4_moe": ("Glm4MoeConfig", {**EXPERTS, "n_routed_experts": 4, "head_dim": 8}),
+}
+WRAPPERS = {  # multimodal checkpoints, of which only the text part is used
+    "gemma3": ("Gemma3Config", "gemma3_text", {**VISION, "image_size": 28}),
+    "llama4": ("Llama4Config", "llama4_text", {**VISION, **PROJECTOR, "image_size": 28}),
+    "mistral3": ("Mistral3Config", "mistral", {**VISION, "image_size": 28, "model_type": "pixtral", "head_dim": 16}),
+}
+LENGTHS = [24, 5, 13]
+
+
+def text_config(family, num_layers):
+    name, changes = FAMILIES[family]
+    return getattr(transformers, name)(**{**SHAPE, **changes, "num_hidden_layers": num_layers})
+
+
+def build_model(family, num_layers):
+    if family not in WRAPPERS:
+        return transformers.AutoModelForCausalLM.from_config(text_config(family, num_layers))
+    name, text_family, vision = WRAPPERS[family]
+    config = getattr(transformers, name)(text_config=text_config(text_family, num_layers), vision_config=vision)
+    return transformers.AutoModelForImageTextToText.from_config(config)
+
+
+def save_with_tokenizer(model, folder):
+    model.save_pretrained(folder)
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(TINY / file, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def family_target(tmp_path_factory):
+    """family, number of layers → a loaded target with random weights; each is made once."""
+    made = {}
+
+    def target(family, num_layers):
+        if (family, num_layers) not in made:
+            torch.manual_seed(0)
+            folder = save_with_tokenizer(build_model(family, num_layers), tmp_path_factory.mktemp(family))
+            made[family, num_layers] = load_target(path=str(folder), **OPTIONS)
+        return made[family, num_layers]
+
+    return target
+
+
+def padded_batch(padding_seed=0):
+    """Ragged samples padded on the right with random ids, not with a pad id that a model could recognise."""
+    input_ids = torch.randint(3, 4096, (len(LENGTHS), max(LENGTHS)), generator=torch.Generator().manual_seed(7))
+    padding = torch.randint(3, 4096, input_ids.shape, generator=torch.Generator().manual_seed(padding_seed))
+    real = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
+    return torch.where(real, input_ids, padding)
+
+
+@pytest.mark.parametrize("num_layers", [7, 8])
+@pytest.mark.parametrize("family", [*FAMILIES, *WRAPPERS])
+def test_batched_features_equal_hidden_states_of_unpadded_samples(family_target, family, num_layers):
+    target = family_target(family, num_layers)
+    layers = capture_layers(num_layers)
+    batch = padded_batch()
+    for sample, (ids, length) in enumerate(zip(batch, LENGTHS, strict=True)):
+        with torch.no_grad():
+            reference = target.model(input_ids=ids[None, :length], output_hidden_states=True, use_cache=False)
+        states = [state[0] for state in reference.hidden_states]
+        features = Capture(target, layers)(batch, LENGTHS)[sample]
+        assert_close(features.aux, torch.cat([states[layer] for layer in layers], dim=1), rtol=1e-4, atol=1e-4)
+        assert_close(features.last, states[-1], rtol=1e-4, atol=1e-4)
+        assert_close(features.last @ target.lm_head.T, reference.logits[0], rtol=1e-4, atol=1e-3)
+        assert min((below - above).abs().max() for below, above in pairwise(states)) > 0.05
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *WRAPPERS])
+def test_every_family_has_a_plain_lm_head_and_is_frozen(family_target, family):
+    target = family_target(family, 7)
+    check_lm_head(target)
+    assert target.lm_head.shape == target.embedding.shape == (4096, 32)
+    assert not target.model.training and not any(weight.requires_grad for weight in target.model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "window"),
+    [
+        ("mistral", "sliding_window", 8),
+        ("gemma3_text", "sliding_window", 8),
+        ("llama4_text", "attention_chunk_size", 8),
+    ],
+)
+def test_a_window_shorter_than_the_sample_is_in_force(family_target, tmp_path, family, key, window):
+    target = family_target(family, 7)
+    wide_folder = shutil.copytree(target.path, tmp_path / "wide")
+    edit_json(wide_folder / "config.json", **{key: 64})
+    wide_target = load_target(path=str(wide_folder), **OPTIONS)
+    narrow, wide = (Capture(each, [2, 3, 4])(padded_batch(), LENGTHS)[0].aux for each in (target, wide_target))
+    assert_close(narrow[:window], wide[:window], rtol=1e-4, atol=1e-4)
+    assert (narrow[window + 1 :] - wide[window + 1 :]).abs().max() > 0.05
+
+
+def test_padding_neither_changes_features_nor_is_kept(family_target):
+    capture = Capture(family_target("llama", 8), [2, 4, 5])
+    first, second = (capture(padded_batch(padding_seed), LENGTHS) for padding_seed in (1, 2))
+    for one, other, length in zip(first, second, LENGTHS, strict=True):
+        assert torch.equal(one.aux, other.aux) and torch.equal(one.last, other.last)
+        assert one.aux.untyped_storage().nbytes() == length * 3 * 32 * 4
+        assert one.last.untyped_storage().nbytes() == length * 32 * 4
+
+
+def hook_ids(target):
+    return {hook for module in target.model.modules() for hook in (*module._forward_pre_hooks, *module._forward_hooks)}
+
+
+def test_hooks_are_gone_after_a_capture_and_after_a_failed_one(family_target):
+    target = family_target("llama", 8)
+    capture = Capture(target, [2, 4, 5])
+    before = hook_ids(target)
+    capture(padded_batch(), LENGTHS)
+    with pytest.raises(IndexError):
+        capture(padded_batch() + 4096, LENGTHS)  # ids outside the vocabulary
+    check_lm_head(target)
+    assert hook_ids(target) == before
+
+
+def test_bf16_target_gives_bf16_features():
+    target = load_target(path=str(TINY), **{**OPTIONS, "dtype": "bfloat16"})
+    check_lm_head(target)
+    features = Capture(target, [2, 4, 5])(torch.tensor([[5, 6, 7]]), [3])[0]
+    assert features.aux.dtype == features.last.dtype == torch.bfloat16
+    assert features.aux.shape == (3, 3 * 192)
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "layers"), [(7, [2, 3, 4]), (8, [2, 4, 5]), (32, [2, 16, 29]), (61, [2, 30, 58])]
+)
+def test_captured_layers_are_low_middle_high(num_layers, layers):
+    assert capture_layers(num_layers) == layers
+
+
+@pytest.mark.parametrize("num_layers", [2, 3, 4, 5, 6])
+def test_too_few_layers_name_the_config_key_and_a_choice_that_works(num_layers):
+    with pytest.raises(InputError, match=rf"features\.capture_layers=.*{num_layers} layers") as caught:
+        capture_layers(num_layers)
+    choice = str(caught.value).rpartition("features.capture_layers=")[2]
+    if num_layers >= 4:
+        assert check_capture_layers(json.loads(choice), num_layers) == json.loads(choice)
+
+
+@pytest.mark.parametrize("layers", [[0, 4, 5], [2, 2, 5], [5, 4, 2], [2, 4, 8], [-3, 4, 5], [2, 4], [1, 2, 4, 5]])
+def test_impossible_capture_layers_are_refused(layers):
+    with pytest.raises(InputError, match=r"features\.capture_layers"):
+        check_capture_layers(layers, 8)
+
+
+def plain_head_breakers():
+    gemma2 = transformers.Gemma2Config(**SHAPE, num_hidden_layers=2, head_dim=8)
+    granite = transformers.GraniteConfig(**SHAPE, num_hidden_layers=2, logits_scaling=8.0)
+    cohere = transformers.CohereConfig(**SHAPE, num_hidden_layers=2)
+    phi = transformers.PhiConfig(**SHAPE, num_hidden_layers=2)
+    return {"soft-cap": gemma2, "divided": granite, "scaled": cohere, "bias": phi}
+
+
+@pytest.mark.parametrize("kind", ["soft-cap", "divided", "scaled", "bias"])
+def test_logits_that_are_no_plain_product_are_refused(tmp_path, kind):
+    model = transformers.AutoModelForCausalLM.from_config(plain_head_breakers()[kind])
+    if kind == "bias":
+        torch.nn.init.normal_(model.get_output_embeddings().bias)
+    target = load_target(path=str(save_with_tokenizer(model, tmp_path)), **OPTIONS)
+    with pytest.raises(InputError, match=r"target\.path=.*its logits are not lm_head times"):
+        check_lm_head(target)

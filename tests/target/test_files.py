@@ -1,0 +1,40 @@
+"""What is known of a target without its weights is what is known with them."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from eagle3.errors import InputError
+from eagle3.head.build import head_facts
+from eagle3.target.files import read_target_files
+from eagle3.target.model import load_target
+
+
+@pytest.mark.parametrize("eos", [None, 7, [7, 8]])
+def test_the_files_alone_tell_what_the_loaded_target_does(
+    tiny_path: Path, tmp_path: Path, eos: int | list[int] | None
+) -> None:
+    folder = Path(shutil.copytree(tiny_path, tmp_path / "target"))
+    if eos is not None:
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    files = read_target_files(path=str(folder), revision=None, trust_remote_code=False)
+    settings = {"revision": None, "dtype": "float32", "device": "cpu", "attention": None, "trust_remote_code": False}
+    target = load_target(path=str(folder), **settings)
+    assert files.stop_ids == target.stop_ids
+    assert head_facts(files.text_config, 512) == head_facts(target.text_config, 512)
+    assert files.checkpoint_dtype == target.checkpoint_dtype
+    assert files.tokenizer.get_vocab() == target.tokenizer.get_vocab()
+    assert files.architecture == type(target.model).__name__
+
+
+def test_no_weights_are_needed(tiny_path: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_path, tmp_path / "target"))
+    (folder / "model.safetensors").unlink()
+    assert read_target_files(path=str(folder), revision=None, trust_remote_code=False).stop_ids
+
+
+def test_a_folder_without_a_model_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"target\.path=.* has no config\.json"):
+        read_target_files(path=str(tmp_path), revision=None, trust_remote_code=False)

@@ -1,0 +1,171 @@
+"""The target: loaded as its folder says, known by what it is, refused under the config key."""
+
+import inspect
+import json
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from hydra import compose, initialize_config_dir
+from safetensors.torch import save_file
+from stores import CONF
+
+from eagle3.errors import InputError
+from eagle3.target.model import load_target, require_same_target, template_hash
+
+TINY = Path(__file__).parent / "assets/tiny"
+OPTIONS = {"revision": None, "dtype": "auto", "device": "cpu", "attention": None, "trust_remote_code": False}
+
+
+@pytest.fixture
+def tiny_copy(tmp_path):
+    return shutil.copytree(TINY, tmp_path / "tiny")
+
+
+def fingerprint(path, **changes):
+    return load_target(path=str(path), **{**OPTIONS, **changes}).fingerprint
+
+
+def edit_json(path, **changes):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_stop_ids_join_those_of_the_generation_config_and_the_tokenizer(tiny_copy):
+    (tiny_copy / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
+    assert load_target(path=str(tiny_copy), **OPTIONS).stop_ids == {2, 7, 9}
+
+
+def test_cpu_targets_are_float32_unless_told_otherwise():
+    assert load_target(path=str(TINY), **OPTIONS).model.dtype == torch.float32
+
+
+def test_fingerprint_does_not_depend_on_folder_dtype_or_who_saved_it(tiny_copy):
+    edit_json(tiny_copy / "config.json", transformers_version="4.40.0", torch_dtype="float32", use_cache=False)
+    original, copy = fingerprint(TINY), fingerprint(tiny_copy, dtype="bfloat16")
+    assert original["name"] != copy["name"]
+    require_same_target(original, copy, expected_from="the store", actual_from="the run")
+
+
+def test_fingerprint_survives_use_of_the_tokenizer():
+    target = load_target(path=str(TINY), **OPTIONS)
+    target.tokenizer(["one", "and two"], padding=True, truncation=True, max_length=1)
+    assert target.fingerprint == fingerprint(TINY)
+
+
+def fine_tune(folder):
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    model.model.layers[3].self_attn.q_proj.weight.data.mul_(1.01)  # as merging a small adapter does
+    model.save_pretrained(folder / "tuned")
+    shutil.copy(folder / "tuned/model.safetensors", folder)
+
+
+def change_config(folder):
+    edit_json(folder / "config.json", rms_norm_eps=1e-6)
+
+
+def change_tokenizer(folder):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["a new token"])
+    tokenizer.save_pretrained(folder)
+
+
+def change_template(folder):
+    template = folder / "chat_template.jinja"
+    template.write_text(template.read_text() + " ")
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [(fine_tune, "weights"), (change_config, "config"), (change_tokenizer, "tokenizer"), (change_template, "template")],
+)
+def test_another_target_is_refused_and_the_part_that_differs_named(tiny_copy, change, part):
+    change(tiny_copy)
+    with pytest.raises(InputError, match=rf"the store was made with .* differ in {part};"):
+        require_same_target(fingerprint(TINY), fingerprint(tiny_copy), expected_from="the store", actual_from="the run")
+
+
+def test_template_hash_is_that_of_the_template_in_use():
+    template = (TINY / "chat_template.jinja").read_text()
+    assert fingerprint(TINY)["template_hash"] == template_hash(template) != template_hash(template + " ")
+    assert template_hash(None) is None
+
+
+def remove(folder, *names):
+    for name in names:
+        (folder / name).unlink()
+
+
+def drop_a_weight(folder):
+    weights = transformers.AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    del weights["model.layers.3.mlp.up_proj.weight"], weights["lm_head.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def truncate_weights(folder):
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+
+
+def save_as_pickle(folder):
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    remove(folder, "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (save_as_pickle, r"cannot be loaded"),
+        (lambda folder: remove(folder, "config.json"), r"no config\.json"),
+        (lambda folder: (folder / "config.json").write_text("{"), r"neither a model folder"),
+        (lambda folder: edit_json(folder / "config.json", model_type="unheard_of"), r"neither a model folder"),
+        (lambda folder: remove(folder, "tokenizer.json", "tokenizer_config.json"), r"no usable tokenizer"),
+        (lambda folder: remove(folder, "model.safetensors"), r"cannot be loaded"),
+        (truncate_weights, r"cannot be loaded"),
+        (drop_a_weight, r"lacks 1 weights, e\.g\. model\.layers\.3\.mlp\.up_proj\.weight"),
+        (lambda folder: edit_json(folder / "config.json", intermediate_size=500), r"cannot be loaded"),
+    ],
+)
+def test_a_broken_folder_is_refused_under_the_config_key(tiny_copy, spoil, message):
+    spoil(tiny_copy)
+    with pytest.raises(InputError, match=rf"target\.path=.*{message}"):
+        load_target(path=str(tiny_copy), **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"path": None}, r"target\.path is not set"),
+        ({"path": "/no/such/folder"}, r"target\.path=/no/such/folder does not exist"),
+        ({"dtype": "int8"}, r"target\.dtype=int8 .* bfloat16"),
+        ({"device": "warp"}, r"target\.device=warp"),
+        ({"attention": "warp"}, r"target\.attention=warp"),
+    ],
+)
+def test_a_wrong_setting_is_named(changes, message):
+    with pytest.raises(InputError, match=message):
+        load_target(**{"path": str(TINY), **OPTIONS, **changes})
+
+
+@pytest.mark.skipif(find_spec("accelerate") is not None, reason="accelerate is installed")
+def test_spreading_over_gpus_without_accelerate_names_the_package():
+    with pytest.raises(InputError, match=r"target\.device=balanced needs accelerate"):
+        load_target(path=str(TINY), **{**OPTIONS, "device": "balanced"})
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="nothing to fall back from")
+@pytest.mark.gpu
+def test_auto_takes_the_gpu_and_the_dtype_of_the_checkpoint():
+    target = load_target(path=str(TINY), **{**OPTIONS, "device": "auto"})
+    assert target.device.type == "cuda" and target.model.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "target").glob("*.yaml")))
+def test_every_target_option_sets_exactly_what_load_target_takes(name):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        options = compose(f"target/{name}").target
+    assert set(options) == set(inspect.signature(load_target).parameters)
+    assert (options.path is None) == (name == "default")

@@ -1,0 +1,257 @@
+"""Two gloo processes on the CPU make the update that one process makes on the whole batch, whatever each rank holds.
+
+The two processes run what `python train.py trainer=ddp` (or fsdp, with the chunked loss) runs: Hydra config,
+Lightning's strategy, the store's plan. The judge is a plain loop in this process, over one pack that joins all samples
+of an optimizer step.
+"""
+
+import os
+import signal
+import socket
+import warnings
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+from stores import CONF, random_samples, write_store
+from torch.distributed.tensor import DTensor
+
+from eagle3 import cli
+from eagle3.data.datamodule import FeatureData
+from eagle3.data.pack import pack_samples
+from eagle3.errors import Interrupted
+from eagle3.head.attention import DenseAttention
+from eagle3.head.loss import UnrollMetrics, accept_length
+from eagle3.head.unroll import unroll
+from eagle3.serving.head.export import read_trained
+from eagle3.serving.head.format import load_head, save_head
+from eagle3.training import callbacks
+from eagle3.training.module import HeadTraining
+from tests.training.test_callbacks import CountPerStep
+from train import build_module, build_trainer
+
+RANKS, EPOCHS, CLIP = 2, 2, 0.05  # clipped in every step: the norm must be that of the whole batch's gradient
+TWO_CPUS = ["trainer.accelerator=cpu", f"trainer.devices={RANKS}", "trainer.precision=32-true"]
+CASES = {
+    "token": ["loss.normalize=token"],
+    "sequence": ["loss.normalize=sequence"],
+    "accumulated": ["loss.normalize=token", "trainer.accumulate_grad_batches=2"],
+    "fused": ["loss.normalize=token", "trainer.accumulate_grad_batches=2", "layer=fused"],
+    "resumed": ["loss.normalize=token"],
+    "counted": ["loss.normalize=token", "attention=dense"],  # which reads no number of its own
+}
+LOG_EVERY = 3
+MUON = {"muon": ["optim=muon"]}
+HALF = {
+    "half": ["trainer.precision=bf16-mixed"],
+    "half_fused": ["trainer.precision=bf16-mixed", "layer=fused"],
+}
+STRATEGIES = {
+    "ddp": (["trainer=ddp"], CASES | MUON),
+    "fsdp": (["trainer=fsdp", "loss=chunked"], CASES | HALF | MUON),
+}
+EXACT = [*((strategy, case) for strategy in STRATEGIES for case in CASES), ("ddp", "muon")]
+
+
+class Recorder(lightning.Callback):
+    """Notes epoch, samples and number of trained rows of every batch of this rank; may interrupt the run."""
+
+    def __init__(self, signal_after: int | None = None) -> None:
+        self.batches: list[tuple[int, tuple[str, ...], int]] = []
+        self.signal_after = signal_after
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.batches.append((trainer.current_epoch, batch.sample_ids, len(batch.rows)))
+        if len(self.batches) == self.signal_after:
+            signal.raise_signal(signal.SIGINT)
+
+
+def composed(directory: Path, case: str, *overrides: str) -> DictConfig:
+    settings = [
+        f"data.path={directory}/features", f"run_dir={directory}/{case}", "data.pack_tokens=48",
+        "data.val_fraction=0.2", "ttt_steps=3", "optim.lr=3e-3", f"trainer.max_epochs={EPOCHS}",
+        f"trainer.gradient_clip_val={CLIP}", "trainer.enable_progress_bar=false", "callbacks.progress=null",
+        "callbacks.early_stopping=null", f"trainer.log_every_n_steps={LOG_EVERY}",
+    ]  # fmt: skip
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("train", overrides=[*settings, *overrides])
+    OmegaConf.resolve(config)
+    return config
+
+
+def parts(config: DictConfig) -> tuple[FeatureData, HeadTraining]:
+    """Data and module in float64, so that the order of a sum decides nothing."""
+    lightning.seed_everything(config.seed, verbose=False)
+    data = cli.build(config.data, loss_mask=cli.build(config.loss_mask), seed=config.seed, ttt_steps=config.ttt_steps)
+    return data, build_module(config, data).double()
+
+
+def train_rank(rank: int, directory: Path, port: int) -> None:
+    """One of the processes: every strategy and case in turn; what it saw and where it ended goes to a file."""
+    torch.set_num_threads(1)
+    warnings.filterwarnings("error", message=".*sync_dist=True.*")  # numbers that are this rank's alone
+    callbacks.time = SimpleNamespace(perf_counter=count().__next__)  # the same on both: rates differ by rows alone
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_RANK": str(rank), "NODE_RANK": "0"}
+    for name, (strategy, cases) in STRATEGIES.items():
+        for case, overrides in cases.items():
+            config = composed(directory / name, case, *strategy, *TWO_CPUS, *overrides)
+            torch.save(train_case(config, rank, interrupt=case == "resumed"), directory / name / f"{case}-{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def train_case(config: DictConfig, rank: int, *, interrupt: bool) -> dict[str, Any]:
+    before = []
+    if interrupt:
+        recorder = Recorder(signal_after=5 if rank == 0 else None)
+        with pytest.raises(Interrupted):
+            fit(config, recorder)
+        before, config.ckpt_path = recorder.batches, f"{config.run_dir}/checkpoints/last.ckpt"
+    recorder, counter = Recorder(), CountPerStep()
+    trainer = fit(config, recorder, *([counter] if config.attention == "dense" else []))
+    return {
+        "batches": before + recorder.batches,
+        "weights": trainer.strategy.lightning_module_state_dict(),
+        "metrics": {name: value.item() for name, value in trainer.callback_metrics.items() if "val/" in name},
+        "rows_per_s": trainer.callback_metrics["train/rows_per_s"].item(),
+        "numbers_read": torch.tensor(counter.at_start).diff().tolist(),
+        "steps": int(trainer.estimated_stepping_batches),
+        "held": sum(local(parameter).numel() for parameter in trainer.lightning_module.head.parameters()),
+    }
+
+
+def fit(config: DictConfig, *callbacks: lightning.Callback) -> lightning.Trainer:
+    data, module = parts(config)
+    trainer = build_trainer(config, [])
+    trainer.callbacks += callbacks
+    trainer.fit(module, datamodule=data, ckpt_path=config.ckpt_path, weights_only=True)
+    return trainer
+
+
+def local(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
+class OneProcess:
+    """The same training as a plain loop: one pack of all samples of a step, in the order that the ranks saw them."""
+
+    def __init__(self, config: DictConfig, total_steps: int) -> None:
+        self.data, self.module = parts(config)
+        self.ttt_steps = config.ttt_steps
+        self.refs = {ref.entry.id: ref for ref in self.data.store.samples}
+        self.optimizer, self.schedule = self.module.optim.build(self.module.head, total_steps)
+
+    def whole(self, ids: list[str]) -> tuple[torch.Tensor, UnrollMetrics]:
+        pack = pack_samples([self.data.read(self.refs[name]) for name in ids], ttt_steps=self.ttt_steps)
+        hidden = unroll(self.module.head, self.module.embedding, pack, self.ttt_steps, DenseAttention)
+        return self.module.loss(self.module.head, hidden, self.module.teacher_head, pack)
+
+    def step(self, ids: list[str]) -> None:
+        self.optimizer.zero_grad()
+        self.whole(ids)[0].backward()
+        torch.nn.utils.clip_grad_norm_(self.module.head.parameters(), CLIP)
+        self.optimizer.step()
+        self.schedule.step()
+
+
+def optimizer_steps(ranks: list[list], accumulate: int) -> Iterator[list]:
+    """The batches of all ranks that make each optimizer step; an epoch's last may be short."""
+    for epoch in range(EPOCHS):
+        own = [[batch for batch in batches if batch[0] == epoch] for batches in ranks]
+        for first in range(0, len(own[0]), accumulate):
+            yield [batch for batches in own for batch in batches[first : first + accumulate]]
+
+
+def free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("trained")
+    for name in STRATEGIES:
+        write_store(directory / name / "features", random_samples(60))
+    torch.multiprocessing.spawn(train_rank, (directory, free_port()), nprocs=RANKS)
+    return directory
+
+
+def results(directory: Path, case: str) -> list[dict]:
+    return [torch.load(directory / f"{case}-{rank}.pt", weights_only=True) for rank in range(RANKS)]
+
+
+def assert_same_as_one_process(directory: Path, case: str) -> None:
+    config, ranks = composed(directory, case, "trainer=cpu", *(CASES | MUON)[case]), results(directory, case)
+    judge = OneProcess(config, total_steps=ranks[0]["steps"])
+    ragged = 0
+    for step in optimizer_steps([rank["batches"] for rank in ranks], config.trainer.accumulate_grad_batches):
+        ragged += len({rows for _, _, rows in step}) > 1
+        judge.step([name for _, ids, _ in step for name in ids])
+    assert ragged > 6, "where ranks hold as many rows as one another this shows nothing"
+    expected = {f"head.{name}": value for name, value in judge.module.head.state_dict().items()}
+    torch.testing.assert_close(ranks[0]["weights"], expected, rtol=1e-6, atol=1e-8)
+    with torch.no_grad():
+        loss, metrics = judge.whole([ref.entry.id for ref in judge.data.val_samples])
+    for rank in ranks:
+        length = accept_length(metrics.alive, metrics.rows).item()
+        assert rank["metrics"]["val/accept_length"] == pytest.approx(length, rel=1e-6)
+    if case != "sequence":  # validation divides by rows
+        assert ranks[0]["metrics"]["val/loss"] == pytest.approx(loss.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize(("strategy", "case"), EXACT)
+def test_two_ranks_make_the_update_of_one_process_on_the_whole_batch(trained: Path, strategy: str, case: str) -> None:
+    assert_same_as_one_process(trained / strategy, case)
+
+
+@pytest.mark.parametrize("case", HALF)
+def test_shards_stay_wide_where_products_are_bf16_and_end_near_the_float64_training(trained: Path, case: str) -> None:
+    half, wide = results(trained / "fsdp", case)[0], results(trained / "fsdp", "token")[0]
+    assert {weight.dtype for name, weight in half["weights"].items() if "draft_ids" not in name} == {torch.float64}
+    assert half["metrics"]["val/loss"] == pytest.approx(wide["metrics"]["val/loss"], rel=0.01)
+    assert half["metrics"]["val/loss"] != pytest.approx(wide["metrics"]["val/loss"], rel=1e-6)
+
+
+def test_muon_on_shards_ends_near_muon_on_whole_weights(trained: Path) -> None:
+    """It multiplies in bf16: the products of shards are rounded in other places."""
+    sharded, whole = (results(trained / strategy, "muon")[0] for strategy in ("fsdp", "ddp"))
+    torch.testing.assert_close(sharded["weights"], whole["weights"], rtol=0, atol=5e-4)
+    assert sharded["metrics"]["val/loss"] == pytest.approx(whole["metrics"]["val/loss"], rel=1e-3)
+    adamw = results(trained / "fsdp", "token")[0]["metrics"]["val/loss"]
+    assert sharded["metrics"]["val/loss"] != pytest.approx(adamw, rel=1e-3)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_rates_are_those_of_all_ranks(trained: Path, strategy: str) -> None:
+    one, other = (rank["rows_per_s"] for rank in results(trained / strategy, "token"))
+    assert one == pytest.approx(other)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_no_rank_waits_for_its_gpu_but_where_it_logs(trained: Path, strategy: str) -> None:
+    for rank in results(trained / strategy, "counted"):
+        of_first_epoch = rank["numbers_read"][: sum(epoch == 0 for epoch, _, _ in rank["batches"]) - 1]
+        assert len(of_first_epoch) > 2 * LOG_EVERY
+        assert {step % LOG_EVERY for step, numbers in enumerate(of_first_epoch, start=1) if numbers} <= {0}
+
+
+def test_a_rank_holds_its_share_of_the_weights(trained: Path) -> None:
+    whole = results(trained / "ddp", "token")[0]["held"]
+    assert sum(rank["held"] for rank in results(trained / "fsdp", "token")) == whole
+    assert results(trained / "fsdp", "token")[0]["held"] < 0.6 * whole
+
+
+def test_a_checkpoint_of_shards_exports_like_any_other(trained: Path, tmp_path: Path) -> None:
+    exported = read_trained(trained / "fsdp" / "token" / "checkpoints" / "last.ckpt")
+    weights = {f"head.{name}": value.double() for name, value in exported.head.state_dict().items()}
+    expected = {name: value.double() for name, value in results(trained / "fsdp", "token")[0]["weights"].items()}
+    torch.testing.assert_close(weights, expected, rtol=0, atol=1e-6)
+    save_head(tmp_path / "head", exported.head, exported.origin["capture_layers"], exported.dtype)
+    assert load_head(tmp_path / "head").head.config == exported.head.config

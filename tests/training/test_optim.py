@@ -1,0 +1,73 @@
+"""The learning rate over a run, and the optimizers that take it."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from itertools import pairwise
+
+import pytest
+import torch
+from torch.optim import AdamW, Muon, Optimizer
+
+from eagle3.head.draft_head import DraftHead
+from eagle3.training.optim import AdamWCosine, MuonCosine
+
+SETTINGS = {"betas": (0.9, 0.95), "weight_decay": 0.1, "warmup_fraction": 0.1, "final_lr_fraction": 0.25}
+MUON = MuonCosine(lr=3e-3, **SETTINGS)
+
+
+@pytest.mark.parametrize("optim", [AdamWCosine(lr=2.0, **SETTINGS), MuonCosine(lr=2.0, **SETTINGS)])
+def test_it_warms_up_falls_along_a_cosine_and_stays_at_the_end(
+    optim: AdamWCosine, make_head: Callable[..., DraftHead]
+) -> None:
+    optimizer, schedule = optim.build(make_head(), total_steps=20)
+    rates = []
+    for _ in range(25):
+        [rate] = {group["lr"] for group in optimizer.param_groups}
+        rates.append(rate)
+        optimizer.step()
+        schedule.step()
+    assert rates[0] == pytest.approx(1.0)
+    assert rates[1] == rates[2] == pytest.approx(2.0)
+    assert rates[11] == pytest.approx(2.0 * (0.25 + 0.75 / 2))
+    assert all(later <= earlier for earlier, later in pairwise(rates[2:]))
+    assert rates[20:] == pytest.approx([0.5] * 5)
+
+
+def step(head: DraftHead, *optimizers: Optimizer, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in head.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+    for optimizer in optimizers:
+        optimizer.step()
+
+
+def test_muon_takes_the_matrices_inside_the_head_and_adamw_the_rest(make_head: Callable[..., DraftHead]) -> None:
+    head = make_head(fc_norm=True)
+    other = deepcopy(head)
+    optimizer = MUON.optimizer(head)
+    matrices = [weight for name, weight in other.named_parameters() if weight.ndim == 2 and name != "lm_head.weight"]
+    rest = [weight for name, weight in other.named_parameters() if "norm" in name or name == "lm_head.weight"]
+    muon = Muon(matrices, lr=3e-3, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    adamw = AdamW(rest, lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    for seed in range(3):
+        step(head, optimizer, seed=seed)
+        step(other, muon, adamw, seed=seed)
+    torch.testing.assert_close(head.state_dict(), other.state_dict())
+
+
+def test_a_loaded_muon_goes_on_as_if_it_had_never_stopped(make_head: Callable[..., DraftHead]) -> None:
+    head = make_head()
+    optimizer, schedule = MUON.build(head, total_steps=20)
+    for seed in range(3):
+        step(head, optimizer, seed=seed)
+        schedule.step()
+    resumed = deepcopy(head)
+    other, other_schedule = MUON.build(resumed, total_steps=20)
+    other.load_state_dict(deepcopy(optimizer.state_dict()))
+    other_schedule.load_state_dict(schedule.state_dict())
+    for seed in range(3, 6):
+        for each in (schedule, other_schedule):
+            each.step()
+        step(head, optimizer, seed=seed)
+        step(resumed, other, seed=seed)
+    torch.testing.assert_close(resumed.state_dict(), head.state_dict(), rtol=0, atol=0)

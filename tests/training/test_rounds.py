@@ -1,0 +1,66 @@
+"""What validation counts along known answers is what decoding them measures."""
+
+import pytest
+import torch
+from fitted_head import LAYERS, NEW_TOKENS, PROMPT, fitted_head, small_target
+
+from eagle3.data.pack import pack_samples
+from eagle3.decoding.speculate import measure, plain_greedy
+from eagle3.features.sample import Sample, rows_with_teacher
+from eagle3.head.loss import UnrollLoss
+from eagle3.head.unroll import unroll
+from eagle3.target.capture import Capture
+from eagle3.training.rounds import rounds
+
+PROMPTS = [PROMPT, PROMPT[4:], PROMPT[9:]]
+
+
+def greedy_sample(target, prompt) -> Sample:
+    """The target's greedy answer with its features, as precompute.py stores it."""
+    ids = torch.tensor(prompt + plain_greedy(target, prompt, NEW_TOKENS))
+    turns = torch.tensor([0] * len(prompt) + [1] * (len(ids) - len(prompt)))
+    [features] = Capture(target, LAYERS)(ids[None], [len(ids)])
+    teachers = rows_with_teacher(turns, "answers")
+    logits = features.last[teachers] @ target.lm_head.T
+    return Sample(
+        id="",
+        input_ids=ids,
+        turns=turns,
+        aux=features.aux,
+        last=features.last[teachers],
+        argmax=logits.argmax(-1),
+        logsumexp=logits.logsumexp(-1),
+        teacher_rows=teachers,
+    )
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_rounds_of_validation_are_those_of_decoding(steps):
+    target = small_target()
+    head = fitted_head(target, PROMPT)
+    pack = pack_samples([greedy_sample(target, prompt) for prompt in PROMPTS], ttt_steps=3)
+    outputs = unroll(head, target.embedding, pack, 3)
+    loss = UnrollLoss(decay=1.0, normalize="token")
+    _, metrics = loss(head, outputs, target.lm_head[head.draft_ids], pack)
+    verifications, accepted = rounds(metrics.gained, pack.rows, steps=steps)
+    measured = measure(
+        target, head, LAYERS, PROMPTS, steps=steps, topk=1, draft_tokens=None, max_new_tokens=NEW_TOKENS,
+        temperature=0.0, seed=0, progress=None,
+    )  # fmt: skip
+    decoded = [answer.accepted for answer in measured.decoded]
+    # The last round of an answer may accept drafts behind its end, which no row is trained on.
+    assert verifications <= measured.verifications <= verifications + len(PROMPTS)
+    assert accepted <= sum(map(sum, decoded)) <= accepted + steps * len(PROMPTS)
+    assert 0 < accepted < steps * verifications
+
+
+def test_a_round_begins_behind_the_token_that_the_target_gives():
+    # Rows 4 … 9 of one turn: 2 accepted at row 4, then row 7 with none, row 8 with one. A second turn: row 20.
+    gained = torch.tensor([2, 0, 0, 0, 1, 3, 1])
+    rows = torch.tensor([4, 5, 6, 7, 8, 9, 20])
+    assert rounds(gained, rows, steps=3) == (4, 4)
+    assert rounds(gained, rows, steps=1) == (5, 3)
+
+
+def test_no_rows_are_no_rounds():
+    assert rounds(torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long), steps=3) == (0, 0)

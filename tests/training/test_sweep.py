@@ -1,0 +1,27 @@
+"""The ranked table of a sweep."""
+
+import json
+from pathlib import Path
+
+from eagle3.training.sweep import ranked_table
+
+
+def job(directory: Path, name: str, overrides: list[str], accept_length: float | None) -> None:
+    (directory / name / ".hydra").mkdir(parents=True)
+    (directory / name / ".hydra" / "overrides.yaml").write_text("".join(f"- {item}\n" for item in overrides))
+    if accept_length is not None:
+        result = {"accept_length": accept_length, "checkpoint": "c", "steps": 12, "epochs": 1}
+        (directory / name / "result.json").write_text(json.dumps(result))
+
+
+def test_jobs_are_ranked_by_accept_length_and_failed_ones_come_last(tmp_path: Path) -> None:
+    for number, (lr, decay, result) in enumerate([("1e-4", 0.8, 1.25), ("3e-4", 0.8, None), ("3e-4", 1.0, 1.5)]):
+        job(tmp_path, str(number), ["data.path=x", f"optim.lr={lr}", f"loss.decay={decay}"], result)
+    lines = ranked_table(tmp_path).splitlines()[1:]
+    assert [line.split()[0] for line in lines] == ["1", "2", "3"]
+    assert ["1.5000" in lines[0], "1.2500" in lines[1], "no result" in lines[2]] == [True] * 3
+    assert lines[0].endswith("  optim.lr=3e-4 loss.decay=1.0")
+
+
+def test_a_folder_without_jobs_says_so(tmp_path: Path) -> None:
+    assert "holds no job of a sweep" in ranked_table(tmp_path)

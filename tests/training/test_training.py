@@ -1,0 +1,373 @@
+"""Training as users run it (Hydra config, Lightning trainer) on a small store: learning, resume, errors."""
+
+import csv
+import json
+import re
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+from stores import CONF, random_samples, write_store
+
+from eagle3 import cli
+from eagle3.data.datamodule import FeatureData, split_fraction
+from eagle3.errors import InputError, Interrupted
+from eagle3.head.attention import DenseAttention, PaddedAttention
+from eagle3.head.fast.fused_layer import FusedLayer
+from eagle3.head.layer import PlainLayer
+from eagle3.training.checkpoint import require_checkpoint_fits, require_own_folder
+from eagle3.training.module import HeadTraining
+from train import build_module
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*GPU available but not used.*",
+    "ignore:.*does not have many workers.*",
+    "ignore:.*treespec, LeafSpec.*",
+    "ignore:Checkpoint directory.*",
+)
+
+
+class Recorder(lightning.Callback):
+    """Notes the samples of every batch; can send a signal after a number of batches."""
+
+    def __init__(self, signal_after: int | None = None) -> None:
+        self.batches: list[tuple[str, ...]] = []
+        self.signal_after = signal_after
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.batches.append(batch.sample_ids)
+        if len(self.batches) == self.signal_after:
+            signal.raise_signal(signal.SIGINT)
+
+
+class DiesAtBatch(lightning.Callback):
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step == self.batch:
+            raise RuntimeError("killed")
+
+
+class Run:
+    """One training in `directory`."""
+
+    def __init__(self, directory: Path, store: Path, *overrides: str, signal_after: int | None = None) -> None:
+        config = composed(directory, store, *overrides)
+        lightning.seed_everything(config.seed, verbose=False)
+        self.data: FeatureData = cli.build(
+            config.data, loss_mask=cli.build(config.loss_mask), seed=config.seed, ttt_steps=config.ttt_steps
+        )
+        self.module: HeadTraining = build_module(config, self.data)
+        self.recorder = Recorder(signal_after)
+        callbacks = [cli.build(callback) for callback in config.callbacks.values() if callback]
+        loggers = [cli.build(logger) for logger in config.logger.values()]
+        self.trainer = cli.build(config.trainer, callbacks=[*callbacks, self.recorder], logger=loggers)
+        self.checkpoint = config.ckpt_path
+        self.directory = directory
+
+    def fit(self) -> "Run":
+        self.trainer.fit(self.module, datamodule=self.data, ckpt_path=self.checkpoint, weights_only=True)
+        return self
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        return {name: parameter.detach().clone() for name, parameter in self.module.head.named_parameters()}
+
+
+def composed(directory: Path, store: Path, *overrides: str) -> DictConfig:
+    settings = [
+        f"data.path={store}", f"run_dir={directory}", "data.pack_tokens=48", "data.val_fraction=0.2", "ttt_steps=3",
+        "trainer=cpu", "trainer.max_epochs=3", "trainer.enable_progress_bar=false", "trainer.log_every_n_steps=1",
+        "callbacks.progress=null", "callbacks.last.every_n_steps=5", "optim.lr=3e-3",
+    ]  # fmt: skip
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("train", overrides=[*settings, *overrides])
+    OmegaConf.resolve(config)
+    return config
+
+
+def metrics(done: Run) -> list[dict[str, str]]:
+    return list(csv.DictReader((done.directory / "metrics.csv").read_text().splitlines()))
+
+
+@pytest.fixture
+def train(tmp_path: Path, store_path: Path) -> Callable[..., Run]:
+    def start(name: str, *overrides: str, signal_after: int | None = None) -> Run:
+        return Run(tmp_path / name, store_path, *overrides, signal_after=signal_after)
+
+    return start
+
+
+def test_training_lowers_the_loss_and_writes_metrics_and_checkpoints(train: Callable[..., Run]) -> None:
+    done = train("run", "trainer.max_epochs=12", "callbacks.early_stopping=null").fit()
+    rows = metrics(done)
+    losses = [float(row["val/loss"]) for row in rows if row["val/loss"]]
+    assert len(losses) == 12
+    assert losses[-1] < 0.9 * losses[0]
+    assert done.trainer.checkpoint_callback.best_model_score >= 1
+    assert (done.directory / "checkpoints" / "last.ckpt").is_file()
+    assert {"train/rows_per_s", "train/data_wait_share", "val/accuracy_2", "val/accept_length"} <= set(rows[0])
+
+
+@pytest.mark.parametrize(
+    "settings, attention, layer",
+    [((), PaddedAttention, PlainLayer), (("attention=dense", "layer=fused"), DenseAttention, FusedLayer)],
+)
+def test_training_runs_with_the_attention_and_the_layer_of_the_config(
+    train: Callable[..., Run], settings: tuple[str, ...], attention: type, layer: type
+) -> None:
+    done = train("run", "trainer.max_epochs=1", *settings).fit()
+    assert (done.module.attention, done.module.layer) == (attention, layer)
+
+
+def test_an_unknown_layer_is_refused_before_training(train: Callable[..., Run]) -> None:
+    with pytest.raises(InputError, match=r"layer=fast is none of auto, fused, fused_fp8, plain"):
+        train("run", "layer=fast").fit()
+
+
+@pytest.mark.parametrize("loss", ["soft_cross_entropy", "chunked"])
+def test_the_loss_curve_is_the_golden_one(train: Callable[..., Run], loss: str) -> None:
+    """A refactor that should not change numbers must not; new numbers: write them down here with their reason."""
+    done = train("run", "trainer.max_epochs=2", f"loss={loss}").fit()
+    golden = json.loads((Path(__file__).parent / "golden" / "training.json").read_text())
+    losses = [float(row["train/loss"]) for row in metrics(done) if row["train/loss"]]
+    assert losses == pytest.approx(golden["train_loss"], rel=2e-3)
+
+
+@pytest.mark.parametrize("limit", [[], ["+trainer.limit_val_batches=2", "trainer.num_sanity_val_steps=1"]])
+def test_all_validations_see_the_same_packs(train: Callable[..., Run], limit: list[str]) -> None:
+    settings = ["trainer.val_check_interval=0.25", "trainer.max_epochs=1", "optim.lr=1e-20", "data.val_fraction=0.5"]
+    done = train("run", *settings, *limit).fit()
+    assert len(list(done.data.val_dataloader())) > 3
+    for column in ("val/loss", "val/accept_length", "val/served_accept_length_3"):
+        seen = [float(row[column]) for row in metrics(done) if row[column]]
+        assert len(seen) >= 4
+        assert seen == pytest.approx([seen[0]] * len(seen), rel=1e-6)
+
+
+def test_gradients_are_clipped_by_value_where_the_trainer_says_so(train: Callable[..., Run]) -> None:
+    settings = ["trainer.max_epochs=1", "trainer.gradient_clip_val=0.001"]
+    by_norm, by_value = (
+        train("norm", *settings).fit(),
+        train("v", *settings, "+trainer.gradient_clip_algorithm=value").fit(),
+    )
+    assert any(not torch.equal(weight, by_value.weights[name]) for name, weight in by_norm.weights.items())
+
+
+def test_a_training_without_an_end_is_refused(train: Callable[..., Run]) -> None:
+    with pytest.raises(InputError, match=r"trainer\.max_epochs=-1 gives the learning rate's schedule no end"):
+        train("run", "trainer.max_epochs=-1", "trainer.max_time='00:01:00:00'").fit()
+
+
+def test_rates_are_logged_wherever_losses_are(train: Callable[..., Run]) -> None:
+    settings = ["trainer.log_every_n_steps=4", "trainer.accumulate_grad_batches=2"]
+    rows = metrics(train("run", *settings).fit())
+    assert [bool(row["train/rows_per_s"]) for row in rows] == [bool(row["train/loss"]) for row in rows]
+    assert sum(bool(row["train/loss"]) for row in rows) > 3
+
+
+def test_bf16_products_leave_the_master_weights_in_float32(train: Callable[..., Run]) -> None:
+    done = train("run", "trainer.precision=bf16-mixed", "trainer.max_epochs=6", "callbacks.early_stopping=null").fit()
+    assert {weight.dtype for weight in done.weights.values()} == {torch.float32}
+    losses = [float(row["val/loss"]) for row in metrics(done) if row["val/loss"]]
+    assert losses[-1] < losses[0]
+
+
+def test_each_epoch_trains_each_sample_once_in_an_order_of_its_own(train: Callable[..., Run]) -> None:
+    done = train("run").fit()
+    per_epoch = [sorted(ref.entry.id for ref in done.data.train_samples)] * 3
+    seen = [name for batch in done.recorder.batches for name in batch]
+    size = len(per_epoch[0])
+    epochs = [seen[start : start + size] for start in range(0, len(seen), size)]
+    assert [sorted(epoch) for epoch in epochs] == per_epoch
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+def test_a_prompts_samples_are_on_one_side_of_the_split(train: Callable[..., Run]) -> None:
+    data = train("run").data
+    train_ids, val_ids = ({ref.entry.id for ref in side} for side in (data.train_samples, data.val_samples))
+    assert len(train_ids) + len(val_ids) == 60
+    assert not train_ids & val_ids
+    assert split_fraction("p1#0") == split_fraction("p1#1") == split_fraction("p1")
+
+
+def test_over_two_stores_a_prompt_is_on_the_side_where_each_alone_has_it(
+    train: Callable[..., Run], two_stores: list[str]
+) -> None:
+    alone, joined = (train("run", f"data.path={path}").data for path in (two_stores[0], f"[{','.join(two_stores)}]"))
+    for side in ("train_samples", "val_samples"):
+        prompts = [ref.entry.id for ref in getattr(alone, side)]
+        assert [ref.entry.id for ref in getattr(joined, side)] == 2 * prompts
+    limited = train("run", f"data.path=[{','.join(two_stores)}]", "data.limit_samples=40").data
+    assert len(limited.train_samples) + len(limited.val_samples) == 40
+
+
+def test_of_a_few_prompts_one_validates_whatever_the_fraction(tmp_path: Path) -> None:
+    data = Run(tmp_path / "run", write_store(tmp_path / "few", random_samples(4)), "data.val_fraction=1e-9").data
+    assert (len(data.train_samples), len(data.val_samples)) == (3, 1)
+    with pytest.raises(InputError, match=r"data\.val_fraction=1e-09 leaves none of the 1 samples"):
+        Run(tmp_path / "run", write_store(tmp_path / "one", random_samples(1)), "data.val_fraction=1e-9")
+
+
+@pytest.mark.parametrize("stop_after", [1, 5, 7, 11, 13, 15, 30])  # an epoch has 15
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_resuming_mid_epoch_repeats_nothing_skips_nothing_and_ends_with_the_same_weights(
+    train: Callable[..., Run], stop_after: int, accumulate: int
+) -> None:
+    assert_resumes(train, stop_after, f"trainer.accumulate_grad_batches={accumulate}")
+
+
+@pytest.mark.parametrize("stop_after", [3, 4, 15, 19])
+def test_resuming_where_a_validation_is_due_does_not_skip_it(train: Callable[..., Run], stop_after: int) -> None:
+    assert_resumes(train, stop_after, "trainer.val_check_interval=0.25")
+
+
+def test_a_kill_after_an_epochs_last_step_loses_no_epoch(train: Callable[..., Run]) -> None:
+    whole = train("whole", "callbacks.last.every_n_steps=15").fit()
+    first = train("parts", "callbacks.last.every_n_steps=15")
+    first.trainer.callbacks.append(DiesAtBatch(20))
+    with pytest.raises(RuntimeError, match="killed"):
+        first.fit()
+    rest = train("parts", f"ckpt_path={first.directory}/checkpoints/last.ckpt").fit()
+    assert rest.recorder.batches == whole.recorder.batches[15:]
+    for name, weight in whole.weights.items():
+        assert torch.equal(weight, rest.weights[name]), name
+
+
+def test_resuming_mid_epoch_over_two_stores_ends_with_the_same_weights(
+    train: Callable[..., Run], two_stores: list[str]
+) -> None:
+    assert_resumes(train, 7, f"data.path=[{','.join(two_stores)}]")
+
+
+def assert_resumes(train: Callable[..., Run], stop_after: int, option: str) -> None:
+    whole = train("whole", option).fit()
+    first = train("parts", option, signal_after=stop_after)
+    with pytest.raises(Interrupted, match=r"go on with ckpt_path=.*last\.ckpt"):
+        first.fit()
+    assert len(first.recorder.batches) < len(whole.recorder.batches)
+    rest = train("parts", option, f"ckpt_path={first.directory}/checkpoints/last.ckpt").fit()
+    assert first.recorder.batches + rest.recorder.batches == whole.recorder.batches
+    for column in ("train/loss", "val/loss", "val/served_accept_length_3"):
+        assert [row[column] for row in metrics(rest)] == [row[column] for row in metrics(whole)]
+    assert rest.trainer.checkpoint_callback.best_model_score == whole.trainer.checkpoint_callback.best_model_score
+    for name, weight in whole.weights.items():
+        assert torch.equal(weight, rest.weights[name]), name
+
+
+def test_resuming_keeps_the_metrics_of_the_first_part(train: Callable[..., Run]) -> None:
+    first = train("run", signal_after=7)
+    with pytest.raises(Interrupted):
+        first.fit()
+    rest = train("run", f"ckpt_path={first.directory}/checkpoints/last.ckpt").fit()
+    rows = metrics(rest)
+    steps = [int(row["step"]) for row in rows if row["train/loss"]]
+    assert steps == list(range(rest.trainer.global_step))
+
+
+def test_a_finished_run_goes_on_with_more_epochs(train: Callable[..., Run]) -> None:
+    first = train("run", "trainer.max_epochs=1").fit()
+    rest = train("run", "trainer.max_epochs=2", f"ckpt_path={first.directory}/checkpoints/last.ckpt").fit()
+    trained = [name for batch in rest.recorder.batches for name in batch]
+    assert sorted(trained) == sorted(ref.entry.id for ref in rest.data.train_samples)
+
+
+def test_early_stopping_ends_a_run_that_no_longer_gains(train: Callable[..., Run]) -> None:
+    done = train("run", "optim.lr=1e-9", "callbacks.early_stopping.patience=2", "trainer.max_epochs=20").fit()
+    assert done.trainer.current_epoch < 20
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.path=null", r"data\.path is not set"),
+        ("data.path=[]", r"data\.path is not set"),
+        ("data.path=/nowhere", r"/nowhere/manifest\.json does not exist; make it with"),
+        ("data.pack_tokens=10", r"data\.pack_tokens=10 .* tokens\); set data\.pack_tokens=2\d or more"),
+        ("data.val_fraction=0.0", r"data\.val_fraction=0\.0"),
+        ("model.draft_vocab_size=51", r"model\.draft_vocab_size=51 but the answers hold 50 distinct tokens"),
+        ("model.num_kv_heads=3", r"model\.num_kv_heads=3 does not divide model\.num_heads=4"),
+        ("model.num_heads=5", r"model\.num_heads=5 does not divide the target's hidden size of 16"),
+        ("model.num_heads=0", r"model\.num_heads=0 must be 1 or more"),
+        ("ttt_steps=0", r"ttt_steps=0 must be 1 or more"),
+        ("loss_mask=without_reasoning", r"loss_mask=without_reasoning needs"),
+        ("loss.normalize=batch", r"loss\.normalize=batch"),
+        ("optim.lr=-1", r"optim\.lr=-1 must be above 0"),
+        ("optim.betas=[0.9]", r"optim\.betas=\[0\.9\] must be two numbers"),
+        ("model.rope_parameters={rope_type: dynamic}", r"rope_type=dynamic is none of default, linear, llama3, yarn"),
+    ],
+)
+def test_bad_input_names_the_key_the_value_and_the_way_out(
+    train: Callable[..., Run], override: str, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        train("run", override)
+
+
+def test_a_mask_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
+    samples = [replace(sample, input_ids=torch.full_like(sample.input_ids, 7)) for sample in random_samples(6)]
+    store = write_store(tmp_path / "store", samples, reasoning_ids=[[7], [8]])
+    with pytest.raises(InputError, match="loss_mask=WithoutReasoning leaves no row to train"):
+        Run(tmp_path / "run", store, "loss_mask=without_reasoning")
+
+
+def test_a_checkpoint_of_another_target_is_refused(train: Callable[..., Run], tmp_path: Path) -> None:
+    first = train("run", "trainer.max_epochs=1").fit()
+    other = {"name": "other", "config_hash": "x", "tokenizer_hash": "t", "template_hash": "m", "weights_hash": "w"}
+    store = write_store(tmp_path / "other", random_samples(60), target=other)
+    second = Run(tmp_path / "second", store)
+    with pytest.raises(InputError, match=r"ckpt_path=.*they differ in config"):
+        require_checkpoint_fits(f"{first.directory}/checkpoints/last.ckpt", second.data, second.module.head, {})
+
+
+def test_a_checkpoint_goes_on_only_with_the_settings_that_decide_its_training(train: Callable[..., Run]) -> None:
+    first = train("run", "trainer.max_epochs=1").fit()
+    second = train("second", "seed=1", "optim.lr=1e-5", "optim=muon", "loss.chunk_rows=64", "data.readers=1")
+    with pytest.raises(InputError) as refused:
+        require_checkpoint_fits(
+            f"{first.directory}/checkpoints/last.ckpt", second.data, second.module.head, second.module.settings
+        )
+    assert re.search(r"seed=0 then, 1 now, .*optim\._target_=.*, optim\.lr=0\.003 then, 1e-05 now", str(refused.value))
+    assert not re.search("chunk_rows|readers", str(refused.value))
+
+
+def test_a_checkpoint_of_mid_epoch_goes_on_only_with_the_same_plan(train: Callable[..., Run]) -> None:
+    first = train("run", signal_after=7)
+    with pytest.raises(Interrupted):
+        first.fit()
+    last = f"ckpt_path={first.directory}/checkpoints/last.ckpt"
+    with pytest.raises(InputError, match=r"'micro_batches': 1}, and this one has .*'micro_batches': 2}"):
+        train("run", last, "trainer.accumulate_grad_batches=2").fit()
+
+
+def test_a_training_that_starts_anew_leaves_an_earlier_one_alone(train: Callable[..., Run]) -> None:
+    first = train("run", "trainer.max_epochs=1").fit()
+    last = first.directory / "checkpoints" / "last.ckpt"
+    with pytest.raises(InputError, match=rf"hydra\.run\.dir={first.directory} holds .* ckpt_path={last}, or give"):
+        require_own_folder(first.directory, None)
+    require_own_folder(first.directory, str(last))
+    require_own_folder(first.directory / "other", None)
+
+
+def test_a_checkpoint_of_another_head_is_refused(train: Callable[..., Run]) -> None:
+    first = train("run", "trainer.max_epochs=1").fit()
+    second = train("second", "model.draft_vocab_size=40", "model.norm_output=true")
+    with pytest.raises(InputError, match=r"draft_vocab_size=50 then, 40 now, norm_output=False then, True now"):
+        require_checkpoint_fits(f"{first.directory}/checkpoints/last.ckpt", second.data, second.module.head, {})
+
+
+@pytest.mark.parametrize("mask", ["last_turn", "all_turns"])
+def test_the_normaliser_counts_the_rows_that_the_mask_leaves(train: Callable[..., Run], mask: str) -> None:
+    done = train("run", f"loss_mask={mask}", "trainer.max_epochs=1")
+    done.fit()
+    loader = done.data.val_dataloader()
+    for pack in loader:
+        assert pack.rows_in_step == len(pack.rows)
