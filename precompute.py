@@ -7,7 +7,9 @@ python precompute.py target.path=TARGET out_dir=DIR 'stages=[features]'         
 """
 
 import logging
+from dataclasses import fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hydra
 from omegaconf import DictConfig
@@ -17,6 +19,11 @@ from eagle3.errors import InputError, Interrupted
 from eagle3.prompts import prepare_prompts
 from eagle3.prompts.rules import GROUPS, Rules
 from eagle3.storage import require_local
+
+if TYPE_CHECKING:
+    from eagle3.answers.chat import Chat
+    from eagle3.answers.store import Counts
+    from eagle3.target.model import Target
 
 log = logging.getLogger(__name__)
 STAGES = ("prompts", "responses", "features")
@@ -34,7 +41,7 @@ def main(config: DictConfig) -> None:
         if {"responses", "features"} & set(stages):
             check_ahead(config, stages)
         if "prompts" in stages:
-            clean_prompts(config.prompts, out_dir, keep_answers=config.responses.answers == "imported")
+            clean_prompts(config.prompts, out_dir, keep_answers=config.answers.name == "imported")
         if {"responses", "features"} & set(stages):
             answer_and_extract(config, stages, out_dir)
     except KeyboardInterrupt:
@@ -59,7 +66,6 @@ def clean_prompts(config: DictConfig, out_dir: Path, *, keep_answers: bool) -> N
 
 def answer_and_extract(config: DictConfig, stages: list[str], out_dir: Path) -> None:
     from eagle3.answers.chat import Chat
-    from eagle3.answers.stage import answer_prompts
     from eagle3.features.extract import extract_features
     from eagle3.target.model import load_target
 
@@ -67,15 +73,26 @@ def answer_and_extract(config: DictConfig, stages: list[str], out_dir: Path) -> 
     target = load_target(**cli.plain(config.target))
     if "responses" in stages:
         chat = Chat(target.tokenizer, stop_ids=target.stop_ids, **cli.plain(config.chat))
-        answers = answer_prompts(target=target, chat=chat, out_dir=out_dir, **cli.plain(config.responses))
-        log.info("responses: %d rows, %d answer tokens", answers["rows"], answers["answer_tokens"])
+        counts = answer(config, target, chat, out_dir)
+        log.info("responses: %d rows, %d answer tokens", counts.rows, counts.answer_tokens)
     if "features" in stages:
         store = extract_features(target=target, out_dir=out_dir, **cli.plain(config.features))
         log.info(
             "features: %d samples, %d tokens, %d answer tokens, %.2f GB in %d shards; left out: %s",
-            store["samples"], store["tokens"], store["answer_tokens"], store["bytes"] / 1e9,
-            len(store["shards"]), store["left_out"] or "none",
+            store.samples, store.tokens, store.answer_tokens, store.bytes / 1e9, len(store.shards),
+            store.left_out or "none",
         )  # fmt: skip
+
+
+def answer(config: DictConfig, target: "Target", chat: "Chat", out_dir: Path) -> "Counts":
+    from eagle3.answers.answerer import Sampling
+    from eagle3.answers.stage import answer_prompts
+
+    settings = cli.plain(config.responses)
+    sampling = Sampling(**{field.name: settings.pop(field.name) for field in fields(Sampling)})
+    imported = config.answers.name == "imported"
+    answerer = None if imported else cli.build(config.answers, leave_out=["name"], target=target, sampling=sampling)
+    return answer_prompts(target=target, chat=chat, answerer=answerer, sampling=sampling, out_dir=out_dir, **settings)
 
 
 if __name__ == "__main__":

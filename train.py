@@ -8,6 +8,7 @@ python train.py -m data.path=DIR/features optim.lr=1e-4,3e-4 loss.decay=0.8,1.0 
 """
 
 import logging
+from functools import partial
 
 import hydra
 import lightning
@@ -22,9 +23,19 @@ from omegaconf import DictConfig, OmegaConf
 from eagle3 import cli
 from eagle3.data.datamodule import FeatureData
 from eagle3.errors import InputError
+from eagle3.features.joined import open_source
+from eagle3.features.source import FeatureSource
+from eagle3.head.draft_head import DraftHead
+from eagle3.head.kind import kind_named
 from eagle3.storage import read_json, write_json
-from eagle3.training.checkpoint import decisive_settings, require_checkpoint_fits, require_own_folder
-from eagle3.training.loggers import close, global_step
+from eagle3.training.checkpoint import (
+    Origin,
+    decisive_settings,
+    read_resumed,
+    require_checkpoint_fits,
+    require_own_folder,
+)
+from eagle3.training.loggers import close
 from eagle3.training.module import HeadTraining
 
 log = logging.getLogger(__name__)
@@ -41,21 +52,26 @@ def main(config: DictConfig) -> float:
     require_own_folder(cli.output_dir(), config.ckpt_path)
     lightning.seed_everything(config.seed, verbose=False)
     torch.set_float32_matmul_precision(config.matmul_precision)
-    data = cli.build(config.data, loss_mask=cli.build(config.loss_mask), seed=config.seed, ttt_steps=config.ttt_steps)
-    module = build_module(config, data)
-    require_checkpoint_fits(config.ckpt_path, data, module.head, module.settings)
+    resumed = read_resumed(config.ckpt_path)
+    source = open_features(config.data)
+    head = cli.build(config.model, source=source)
+    data = build_data(config, source, head)
+    module = build_module(config, source, head, data)
+    if resumed:
+        require_checkpoint_fits(resumed, source, head, module.settings)
+    resume_step = resumed.global_step if resumed else 0
     (cli.output_dir() / "result.json").unlink(missing_ok=True)  # of the part that is resumed
-    loggers = [cli.build(logger) for logger in config.logger.values()]
+    loggers = build_loggers(config, resume_step)
     trainer = build_trainer(config, loggers)
     for logger in loggers:
-        logger.log_hyperparams({"config": cli.plain(config), "store": describe(data), **cli.provenance()})
+        logger.log_hyperparams({"config": cli.plain(config), "store": source.describe(), **cli.provenance()})
     try:
         trainer.fit(module, datamodule=data, ckpt_path=config.ckpt_path, weights_only=True)
     except SystemExit:
         raise KeyboardInterrupt from None  # which Lightning hides, before the first step
     finally:
         close(loggers, "success" if trainer.state.finished else "aborted")
-    if trainer.global_step == global_step(config.ckpt_path):
+    if resumed and trainer.global_step == resume_step:
         log.warning("ckpt_path=%s has all steps of trainer.max_epochs and max_steps: none added", config.ckpt_path)
     return report(trainer)
 
@@ -68,9 +84,24 @@ def job_of_ranks() -> float:
     return read_json(result, made_by="the job")["accept_length"]
 
 
-def build_module(config: DictConfig, data: FeatureData) -> HeadTraining:
-    head = cli.build(config.model, store=data.store)
-    embedding, lm_head = data.store.target_weights()
+def open_features(config: DictConfig) -> FeatureSource:
+    """Open the stores of `data.path`, or make what `data.source` names."""
+    return cli.build(config.source) if config.source else open_source(cli.plain(config).get("path"))
+
+
+def build_data(config: DictConfig, source: FeatureSource, head: DraftHead) -> FeatureData:
+    return cli.build(
+        config.data,
+        leave_out=["path", "source"],
+        source=source,
+        prepare=partial(kind_named(head.config.KIND).prepare, ttt_steps=config.ttt_steps),
+        loss_mask=cli.build(config.loss_mask),
+        seed=config.seed,
+    )
+
+
+def build_module(config: DictConfig, source: FeatureSource, head: DraftHead, data: FeatureData) -> HeadTraining:
+    embedding, lm_head = source.target_weights()
     log.info(
         "head of %.2f M parameters, draft vocabulary %d; %d samples to train, %d to validate",
         sum(parameter.numel() for parameter in head.parameters()) / 1e6,
@@ -87,9 +118,15 @@ def build_module(config: DictConfig, data: FeatureData) -> HeadTraining:
         layer=config.layer,
         embedding=embedding,
         lm_head=lm_head,
-        origin=describe(data),
+        origin=Origin.of(source, data.val_fraction),
         settings=decisive_settings(cli.plain(config)),
     )
+
+
+def build_loggers(config: DictConfig, resume_step: int) -> list[Logger]:
+    # Lines of later steps are those of a part that is trained again: metrics.csv leaves them out.
+    part = {"resume_step": resume_step}
+    return [cli.build(logger, **part) if name == "csv" else cli.build(logger) for name, logger in config.logger.items()]
 
 
 def build_trainer(config: DictConfig, loggers: list[Logger]) -> lightning.Trainer:
@@ -100,14 +137,6 @@ def build_trainer(config: DictConfig, loggers: list[Logger]) -> lightning.Traine
         return cli.build(config.trainer, callbacks=callbacks, logger=loggers)
     except (MisconfigurationException, ValueError, TypeError) as error:
         raise InputError(f"trainer.* does not fit this machine or Lightning: {error}") from error
-
-
-def describe(data: FeatureData) -> dict:
-    """The store in plain values, for checkpoints and loggers: everything of the manifest but the long lists."""
-    manifest = data.store.manifest
-    short = {key: value for key, value in manifest.items() if key not in ("shards", "answer_counts", "made_from")}
-    store = {"path": data.store.absolute_path, "hash": data.store.fingerprint, "val_fraction": data.val_fraction}
-    return {**short, **manifest["made_from"], **store}
 
 
 def report(trainer: lightning.Trainer) -> float:

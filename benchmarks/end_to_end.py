@@ -24,8 +24,8 @@ from step_cost import timed
 from train_step import Step, device, device_name, optimizer_seconds
 
 from eagle3 import cli
-from eagle3.data.pack import pack_samples
 from eagle3.data.plan import plan_epoch
+from eagle3.head.batch import ttt_batch
 from eagle3.storage import write_json
 
 ROOT = Path(__file__).parent.parent
@@ -73,13 +73,13 @@ def step_alone(config: DictConfig) -> tuple[dict[str, float], int]:
         data.train_samples, pack_tokens=config.data.pack_tokens, world_size=1, accumulate=1, shuffle_seed=0
     )
     packs = [
-        pack_samples([data.read(ref) for ref in each.samples], ttt_steps=config.ttt_steps).to(device())
+        ttt_batch([data.read(ref) for ref in each.samples], ttt_steps=config.ttt_steps).to(device())
         for each in planned[:PACKS]
     ]
-    for pack in packs:
-        step(pack)
-    seconds = timed(lambda: [step(pack) for pack in packs], 3, device()) / len(packs) + optimizer_seconds(step)
-    tokens, rows = fmean(len(pack.input_ids) for pack in packs), fmean(len(pack.rows) for pack in packs)
+    for batch in packs:
+        step(batch)
+    seconds = timed(lambda: [step(batch) for batch in packs], 3, device()) / len(packs) + optimizer_seconds(step)
+    tokens, rows = fmean(len(batch.pack.input_ids) for batch in packs), fmean(len(batch.anchors) for batch in packs)
     return {"tokens_per_s": tokens / seconds, "rows_per_s": rows / seconds, "step_ms": 1000 * seconds}, len(planned)
 
 

@@ -18,10 +18,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from eagle3 import cli
 from eagle3.answers.generate import generate
-from eagle3.data.pack import Pack, pack_samples
 from eagle3.features.extract import Conversation, Extractor
 from eagle3.features.sample import Sample, to_bytes
 from eagle3.head.attention import DenseAttention
+from eagle3.head.batch import TttBatch, ttt_batch
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.loss import UnrollLoss
 from eagle3.head.unroll import unroll
@@ -47,8 +47,8 @@ def main() -> None:
     results["head_parameters"] = sum(parameter.numel() for parameter in head.parameters())
     for pack_tokens in (4096, 16384):
         count = pack_tokens // (PROMPT_TOKENS + ANSWER_TOKENS)
-        pack = pack_samples(samples[:count], ttt_steps=STEPS).to(torch.device("cuda"))
-        results[f"training_{pack_tokens}"] = measure_training(head, embedding, teacher_head, pack)
+        batch = ttt_batch(samples[:count], ttt_steps=STEPS).to(torch.device("cuda"))
+        results[f"training_{pack_tokens}"] = measure_training(head, embedding, teacher_head, batch)
         print(json.dumps(results[f"training_{pack_tokens}"]))
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(results, indent=1) + "\n")
@@ -120,14 +120,14 @@ def measure_features(target: Target, conversations: list[Conversation], results:
     return samples
 
 
-def measure_training(head: DraftHead, embedding: torch.Tensor, teacher_head: torch.Tensor, pack: Pack) -> dict:
+def measure_training(head: DraftHead, embedding: torch.Tensor, teacher_head: torch.Tensor, batch: TttBatch) -> dict:
     """Forward and backward under bf16 autocast with fp32 masters, as trainer=gpu; the optimizer step is not in it."""
     loss_of = UnrollLoss(decay=0.8, normalize="token")
 
     def step() -> None:
         head.zero_grad(set_to_none=True)
         with torch.autocast("cuda", torch.bfloat16):
-            loss, _ = loss_of(head, unroll(head, embedding, pack, STEPS, DenseAttention), teacher_head, pack)
+            loss, _ = loss_of(head, unroll(head, embedding, batch, STEPS, DenseAttention), teacher_head, batch)
         loss.backward()
 
     step()
@@ -139,11 +139,11 @@ def measure_training(head: DraftHead, embedding: torch.Tensor, teacher_head: tor
     torch.cuda.synchronize()
     seconds = (time.perf_counter() - started) / repeats
     return {
-        "tokens": len(pack.input_ids),
-        "documents": len(pack.sample_ids),
-        "answer_share": round(len(pack.rows) / len(pack.input_ids), 3),
-        "tokens_per_s": round(len(pack.input_ids) / seconds),
-        "rows_per_s": round(len(pack.rows) / seconds),
+        "tokens": len(batch.pack.input_ids),
+        "documents": len(batch.pack.sample_ids),
+        "answer_share": round(len(batch.anchors) / len(batch.pack.input_ids), 3),
+        "tokens_per_s": round(len(batch.pack.input_ids) / seconds),
+        "rows_per_s": round(len(batch.anchors) / seconds),
         "peak_gb": peak_gb(),
     }
 

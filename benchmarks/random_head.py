@@ -6,13 +6,13 @@ Shapes: T tokens, H hidden size, J teacher rows, V target vocabulary, D draft vo
 from dataclasses import replace
 
 import torch
+from eagle3.head.rows import teacher_rows
 from jaxtyping import Int
 from torch import Tensor
 
-from eagle3.data.pack import Pack, pack_samples
 from eagle3.features.sample import Sample
+from eagle3.head.batch import TttBatch, ttt_batch
 from eagle3.head.draft_head import DraftHead, HeadConfig
-from eagle3.head.rows import teacher_rows
 
 LLAMA_8B = HeadConfig(
     hidden_size=4096,
@@ -70,11 +70,11 @@ class RandomSamples:
             teacher_rows=has_teacher,
         )
 
-    def pack(self, lengths: list[int], answer_share: float, *, ttt_steps: int) -> Pack:
+    def pack(self, lengths: list[int], answer_share: float, *, ttt_steps: int) -> TttBatch:
         """A document of each length: a prompt, then one answer of that share of it."""
         documents = [answered(length, answer_share) for length in lengths]
         samples = [self.sample(f"p{number}", turns) for number, turns in enumerate(documents)]
-        return pack_samples(samples, ttt_steps=ttt_steps)
+        return ttt_batch(samples, ttt_steps=ttt_steps)
 
     def _features(self, rows: int) -> Tensor:
         start = int(torch.randint(BLOCK_TOKENS, (), generator=self.generator))

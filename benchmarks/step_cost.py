@@ -1,6 +1,6 @@
 """What a training step must compute, how fast this machine multiplies matrices, and where a step's time goes.
 
-Shapes: T tokens of a pack, R trained rows, K steps, P trained (row, step) pairs, H hidden size, D draft vocabulary.
+Shapes: T tokens of a batch, R trained rows, K steps, P trained (row, step) pairs, H hidden size, D draft vocabulary.
 """
 
 import re
@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from eagle3.data.pack import Pack
+from eagle3.head.batch import TttBatch
 from eagle3.head.draft_head import HeadConfig
 
 GROUPS = {  # the first that is found in a kernel's (on the CPU: an operator's) name
@@ -54,10 +54,10 @@ def product_flops(config: HeadConfig, *, tokens: int, rows: int, pairs: int) -> 
     )
 
 
-def attention_flops(config: HeadConfig, pack: Pack, ttt_steps: int) -> int:
+def attention_flops(config: HeadConfig, batch: TttBatch, ttt_steps: int) -> int:
     """Scores and weighted sums over the keys that a pair may see: 4 FLOP a channel and key, 8 for the gradients."""
-    in_sample = pack.positions.cpu()[pack.rows.cpu()] + 1
-    keys = sum(int((in_sample + step)[pack.depth.cpu() > step].sum()) for step in range(ttt_steps))
+    in_sample = batch.pack.positions.cpu()[batch.anchors.cpu()] + 1
+    keys = sum(int((in_sample + step)[batch.anchor_steps.cpu() > step].sum()) for step in range(ttt_steps))
     return 12 * config.num_heads * config.head_dim * keys
 
 

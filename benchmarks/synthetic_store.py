@@ -73,7 +73,7 @@ def write_samples(writer: StoreWriter, shape: HeadConfig, num_bytes: int, tokens
                 f"p{number}#0", answered(max(8, round(tokens * length)), min(1, answer_share * share))
             )
             writer.add(sample)
-            size = sample.aux.nbytes + sample.last.nbytes
+            size = sample.aux_hidden_states.nbytes + sample.last_hidden_state.nbytes
             number, written = number + 1, written + size
             progress.update(size)
     writer.close_shard()

@@ -30,8 +30,8 @@ from step_cost import attention_flops, group_of, matrix_product_ceiling, product
 from torch._dynamo.utils import counters
 
 from eagle3 import cli
-from eagle3.data.pack import Pack
 from eagle3.head.attention_choice import choose_attention
+from eagle3.head.batch import TttBatch
 from eagle3.head.draft_head import HeadConfig
 from eagle3.head.fast import chunked_loss
 from eagle3.head.layer_choice import choose_layer
@@ -96,14 +96,14 @@ def measured(shape: HeadConfig, cases: list[Case], overrides: list[str]) -> Iter
     tokens = max(case.tokens for case in cases)
     ceiling = matrix_product_ceiling(shape, min(16384, tokens), device(), 0.01 if shape is SMALL else SECONDS_A_PRODUCT)
     for case in cases:
-        pack = samples.pack(
+        batch = samples.pack(
             [case.tokens // case.documents] * case.documents, case.answer_share, ttt_steps=config.ttt_steps
         ).to(device())
         row = asdict(case) | dict.fromkeys(MEASURED) | {"ceiling_tflops": ceiling["best"]}
-        row |= without_overflow(lambda pack=pack: cost(random_step(shape, config), pack, ceiling))
+        row |= without_overflow(lambda batch=batch: cost(random_step(shape, config), batch, ceiling))
         row |= without_overflow(lambda case=case: ragged_cost(random_step(shape, config), case, samples))
         row |= without_overflow(
-            lambda pack=pack: {"reference_tokens_per_s": random_step(shape, reference).tokens_per_s(pack)}
+            lambda batch=batch: {"reference_tokens_per_s": random_step(shape, reference).tokens_per_s(batch)}
         )
         yield row
 
@@ -120,7 +120,7 @@ def but_backends(overrides: list[str]) -> list[str]:
 
 
 class Step:
-    """What HeadTraining computes for a pack, under the trainer's precision but without Lightning around it."""
+    """What HeadTraining computes for a batch, under the trainer's precision but without Lightning around it."""
 
     def __init__(self, module: HeadTraining, config: DictConfig) -> None:
         self.module, self.precision = module.to(device()), config.trainer.precision
@@ -130,17 +130,17 @@ class Step:
         )
         self.module.layer = choose_layer(config.layer, device=device(), precision=self.precision, config=shape)
 
-    def __call__(self, pack: Pack) -> None:
+    def __call__(self, batch: TttBatch) -> None:
         self.module.zero_grad(set_to_none=True)
         half = self.precision == "bf16-mixed"
         with torch.autocast(device().type, torch.bfloat16) if half else nullcontext():
-            loss, _ = self.module.compute_loss(pack)
+            loss, _ = self.module.compute_loss(batch)
         loss.backward()
 
-    def tokens_per_s(self, pack: Pack) -> float:
+    def tokens_per_s(self, batch: TttBatch) -> float:
         for _ in range(WARM_UP):
-            self(pack)
-        return round(len(pack.input_ids) / timed(lambda: self(pack), REPEATS, device()), 1)
+            self(batch)
+        return round(len(batch.pack.input_ids) / timed(lambda: self(batch), REPEATS, device()), 1)
 
 
 def random_step(shape: HeadConfig, config: DictConfig) -> Step:
@@ -162,19 +162,19 @@ def random_step(shape: HeadConfig, config: DictConfig) -> Step:
     return Step(module, config)
 
 
-def cost(step: Step, pack: Pack, ceiling: dict[str, float]) -> dict[str, Any]:
+def cost(step: Step, batch: TttBatch, ceiling: dict[str, float]) -> dict[str, Any]:
     """Rate, memory, share of the ceiling, the optimizer's time and where the rest goes."""
-    step(pack)  # what is allocated once, and what compiling needs, is no part of a step
+    step(batch)  # what is allocated once, and what compiling needs, is no part of a step
     if on_gpu():
         torch.cuda.reset_peak_memory_stats()
-    rate = step.tokens_per_s(pack)
+    rate = step.tokens_per_s(batch)
     peak_gb = torch.cuda.max_memory_allocated() / 1e9 if on_gpu() else None
-    num_tokens, num_rows = len(pack.input_ids), len(pack.rows)
+    num_tokens, num_rows = len(batch.pack.input_ids), len(batch.anchors)
     seconds = num_tokens / rate
     shape = step.module.head.config
-    flops = product_flops(shape, tokens=num_tokens, rows=num_rows, pairs=int(pack.depth.sum()))
-    whole = flops + attention_flops(shape, pack, step.module.ttt_steps)
-    kernels = time_by_kernel(lambda: step(pack), device())
+    flops = product_flops(shape, tokens=num_tokens, rows=num_rows, pairs=int(batch.anchor_steps.sum()))
+    whole = flops + attention_flops(shape, batch, step.module.ttt_steps)
+    kernels = time_by_kernel(lambda: step(batch), device())
     groups: dict[str, float] = defaultdict(float)
     for name, milliseconds in kernels:
         groups[group_of(name)] += milliseconds
@@ -189,11 +189,11 @@ def cost(step: Step, pack: Pack, ceiling: dict[str, float]) -> dict[str, Any]:
         "ceiling_tflops": ceiling["best"],
         "share_of_ceiling": flops / seconds / 1e12 / ceiling["best"],
         "own_products_tflops": ceiling["mean"],
-        "metrics_ms": 1000 * metrics_seconds(step, pack),
+        "metrics_ms": 1000 * metrics_seconds(step, batch),
         "optimizer_ms": 1000 * optimizer_seconds(step),
         "ms_by_group": dict(groups),
         "top_kernels_ms": dict(kernels[:TOP_KERNELS]),
-        "host_waits": dict(host_waits(lambda: step(pack))),
+        "host_waits": dict(host_waits(lambda: step(batch))),
     }
 
 
@@ -207,8 +207,8 @@ def ragged_cost(step: Step, case: Case, samples: RandomSamples) -> dict[str, Any
     ]
     packs = (samples.pack(each, case.answer_share, ttt_steps=step.module.ttt_steps).to(device()) for each in lengths)
     seconds, graphs = [], []
-    for pack in packs:
-        seconds.append(timed(lambda pack=pack: step(pack), 1, device()))
+    for batch in packs:
+        seconds.append(timed(lambda batch=batch: step(batch), 1, device()))
         graphs.append(counters["stats"]["unique_graphs"])
     later = seconds[2:]
     return {
@@ -217,7 +217,7 @@ def ragged_cost(step: Step, case: Case, samples: RandomSamples) -> dict[str, Any
     }
 
 
-def metrics_seconds(step: Step, pack: Pack) -> float:
+def metrics_seconds(step: Step, batch: TttBatch) -> float:
     """Of accuracies and accept lengths, from what the loss hands them; 0 where the plain loss has them inside."""
     given: list[tuple[Any, ...]] = []
     original = chunked_loss._Pairs.metrics
@@ -227,7 +227,7 @@ def metrics_seconds(step: Step, pack: Pack) -> float:
         return original(*arguments)
 
     with patch.object(chunked_loss._Pairs, "metrics", noting):
-        step(pack)
+        step(batch)
     return timed(lambda: original(*given[0]).as_tensor(), REPEATS, device()) if given else 0.0
 
 

@@ -123,12 +123,14 @@ def report(message: str) -> None:
     print(f"error: {' '.join(message.split())}", file=sys.stderr, flush=True)
 
 
-def build(config: DictConfig, **parts: Any) -> Any:
-    """Instantiate a config's `_target_` with plain Python values, plus `parts` that only the program knows.
+def build(config: DictConfig, *, leave_out: Sequence[str] = (), **parts: Any) -> Any:
+    """Instantiate a config's `_target_` with plain Python values, plus `parts` that only the program knows; keys to
+    `leave_out` are for others.
 
     The call itself is ours, not Hydra's: parts stay the objects they are, and errors keep their type.
     """
     try:
+        config = OmegaConf.masked_copy(config, [str(key) for key in config if key not in leave_out])
         return hydra.utils.instantiate(config, _convert_="all", _partial_=True)(**parts)
     except InstantiationException as error:  # of a part inside
         if isinstance(error.__cause__, InputError):

@@ -1,12 +1,15 @@
-"""Files that are whole or absent: temporary name then rename, JSON, JSON Lines, content hashes."""
+"""Files that are whole or absent, the storage that holds them, and records: what lies on disk as plain data."""
 
 import hashlib
 import json
+import mmap
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar, Protocol, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from eagle3.errors import InputError
 
@@ -24,15 +27,13 @@ def require_local(path: str, *, setting: str) -> None:
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     """Open `path` for binary writing under a temporary name; it gets its own name only when the block ends well."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    pending = LocalPendingFile(path)
     try:
-        with with_filename(path), temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        with with_filename(path):
+            yield pending.file
+        pending.commit()
     finally:
-        temporary.unlink(missing_ok=True)
+        pending.discard()
 
 
 @contextmanager
@@ -85,3 +86,156 @@ def sha256_json(value: Any) -> str:
 def sha256_file(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# --- records ---------------------------------------------------------------------------------------------------------
+
+
+class Record:
+    """A frozen dataclass that is written as JSON. What is read is checked against its fields: nothing may be missing,
+    unknown or of another type. One with a FORMAT_VERSION has a field `format_version` of the same number."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+    FORMAT_VERSION: ClassVar[int | None] = None
+
+
+AnyRecord = TypeVar("AnyRecord", bound=Record)
+
+
+def parse_record(content: bytes, kind: type[AnyRecord], *, source: str, way_out: str) -> AnyRecord:
+    """Read a record from JSON. InputError names `source`, the field, what is wrong with it and the `way_out`."""
+    if kind.FORMAT_VERSION is not None:
+        _require_version(content, kind.FORMAT_VERSION, source, way_out)
+    try:
+        return TypeAdapter(kind).validate_json(content)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        field = ".".join(map(str, first["loc"])) or "the whole file"
+        raise InputError(f"{source}: {field}: {first['msg']}; {way_out}") from None
+
+
+def _require_version(content: bytes, expected: int, source: str, way_out: str) -> None:
+    try:
+        value = json.loads(content)
+    except ValueError:
+        return  # for the parser to say
+    version = value.get("format_version") if isinstance(value, dict) else expected
+    if version != expected:
+        raise InputError(f"{source} has format_version {version}, this code reads {expected}; {way_out}")
+
+
+def record_bytes(record: Record) -> bytes:
+    return TypeAdapter(type(record)).dump_json(record, indent=1) + b"\n"
+
+
+# --- storage ---------------------------------------------------------------------------------------------------------
+
+
+class PendingFile(Protocol):
+    """A file that is being written and has no name yet."""
+
+    def write(self, data: Any) -> int: ...
+
+    def tell(self) -> int: ...
+
+    def commit(self) -> None:
+        """Give the file its name: from here on it is there, whole."""
+
+    def discard(self) -> None:
+        """Drop the file; nothing was there and nothing is. Does nothing after `commit`."""
+
+
+class Storage(Protocol):
+    """A folder of files that are whole or absent. Names have no folders. Errors are OSErrors with a `filename`; a name
+    that is not there is a FileNotFoundError."""
+
+    @property
+    def location(self) -> str:
+        """Path or URL, for messages and records."""
+
+    def names(self, pattern: str) -> list[str]:
+        """List the files that match a glob pattern, sorted."""
+
+    def size(self, name: str) -> int: ...
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> memoryview:
+        """Return the bytes of a range, all by default. Safe to call from several threads."""
+
+    def create(self, name: str) -> PendingFile:
+        """Begin a file, which appears under `name` when it is committed and replaces one of that name."""
+
+
+class LocalFolder:
+    """A folder on this machine. Ranges are views of the mapped file: what is never looked at is never read."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._mapped: dict[str, memoryview] = {}
+
+    @property
+    def location(self) -> str:
+        return str(self.path)
+
+    def names(self, pattern: str) -> list[str]:
+        return sorted(path.name for path in self.path.glob(pattern))
+
+    def size(self, name: str) -> int:
+        return (self.path / name).stat().st_size
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> memoryview:
+        if name not in self._mapped:  # two threads may both map a file; the second view stays
+            self._mapped[name] = self._map(self.path / name)
+        return self._mapped[name][start:stop]
+
+    def create(self, name: str) -> "LocalPendingFile":
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._mapped.pop(name, None)
+        return LocalPendingFile(self.path / name)
+
+    @staticmethod
+    def _map(path: Path) -> memoryview:
+        with path.open("rb") as file:
+            if not path.stat().st_size:
+                return memoryview(b"")
+            # Copy on write: torch warns of tensors in read-only memory, and the file must never change.
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+
+
+class LocalPendingFile:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        self.file = self.temporary.open("wb")
+
+    def write(self, data: Any) -> int:
+        with with_filename(self.path):
+            return self.file.write(data)
+
+    def tell(self) -> int:
+        return self.file.tell()
+
+    def commit(self) -> None:
+        with with_filename(self.path):
+            self.file.flush()
+            os.fsync(self.file.fileno())
+            self.file.close()
+            self.temporary.replace(self.path)
+
+    def discard(self) -> None:
+        with suppress(OSError):  # on a full disk closing fails as writing did
+            self.file.close()
+        self.temporary.unlink(missing_ok=True)
+
+
+def write_file(storage: Storage, name: str, content: bytes) -> None:
+    """Write a file whole or not at all."""
+    file = storage.create(name)
+    try:
+        file.write(content)
+        file.commit()
+    finally:
+        file.discard()
+
+
+def sha256_stored(storage: Storage, name: str) -> str:
+    return hashlib.sha256(storage.read(name)).hexdigest()

@@ -37,6 +37,7 @@ def tiny_path() -> Path:
 def make_head() -> Callable[..., DraftHead]:
     def make(*, seed: int = 0, **changes: object) -> DraftHead:
         settings = {
+            "num_captured_layers": 3,
             "hidden_size": HIDDEN,
             "intermediate_size": 24,
             "num_heads": 4,
@@ -98,5 +99,8 @@ def store_path(tmp_path: Path) -> Path:
 def two_stores(tmp_path: Path) -> list[str]:
     """30 prompts answered twice, one store each: the same ids, other tokens."""
     first = random_samples(30)
-    second = [replace(sample, input_ids=sample.input_ids.flip(0), aux=-sample.aux) for sample in first]
+    second = [
+        replace(sample, input_ids=sample.input_ids.flip(0), aux_hidden_states=-sample.aux_hidden_states)
+        for sample in first
+    ]
     return [str(write_store(tmp_path / name, samples)) for name, samples in (("a", first), ("b", second))]

@@ -3,13 +3,20 @@
 Shapes: H 16, 4 query heads and 2 key/value heads of 8 channels, V 50, D 30.
 """
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from eagle3.features.sample import Sample, rows_with_teacher
+from eagle3.features.manifest import MadeFrom, write_manifest
+from eagle3.features.sample import Sample, positions_with_teacher
 from eagle3.features.shards import StoreWriter
-from eagle3.features.store import save_target_weights, write_manifest
+from eagle3.features.store import TARGET_WEIGHTS, FeatureStore, save_target_weights
+from eagle3.head.batch import TttBatch
+from eagle3.storage import LocalFolder, sha256_stored
+from eagle3.target.facts import TargetConfig
+from eagle3.target.identity import TargetIdentity
 
 ROOT = Path(__file__).parent.parent
 ASSETS = Path(__file__).parent / "assets"
@@ -22,54 +29,71 @@ def random_sample(turns: list[int], *, seed: int = 0, stored: str = "answers", s
     generator = torch.Generator().manual_seed(seed)
     length = len(turns)
     turns_tensor = torch.tensor(turns)
-    rows = rows_with_teacher(turns_tensor, stored)
-    num_teachers = int(rows.sum())
+    has_teacher = positions_with_teacher(turns_tensor, stored)
+    num_teachers = int(has_teacher.sum())
     return Sample(
         id=sample_id,
         input_ids=torch.randint(VOCAB, (length,), generator=generator),
         turns=turns_tensor,
-        aux=torch.randn(length, 3 * HIDDEN, generator=generator, dtype=torch.double),
-        last=torch.randn(num_teachers, HIDDEN, generator=generator, dtype=torch.double),
-        argmax=torch.randint(VOCAB, (num_teachers,), generator=generator),
-        logsumexp=torch.randn(num_teachers, generator=generator),
-        teacher_rows=rows,
+        aux_hidden_states=torch.randn(length, 3 * HIDDEN, generator=generator, dtype=torch.double),
+        last_hidden_state=torch.randn(num_teachers, HIDDEN, generator=generator, dtype=torch.double),
+        teacher_argmax=torch.randint(VOCAB, (num_teachers,), generator=generator),
+        has_teacher=has_teacher,
     )
 
 
-MADE_FROM = {
-    "target": {"name": "random", "config_hash": "c", "tokenizer_hash": "t", "template_hash": "m", "weights_hash": "w"},
-    "capture_layers": [2, 4, 5],
-    "teacher_rows": "answers",
-    "reasoning_ids": None,
-}
-TARGET_CONFIG = {
-    "hidden_size": HIDDEN,
-    "vocab_size": VOCAB,
-    "intermediate_size": 24,
-    "num_heads": 4,
-    "num_kv_heads": 2,
-    "head_dim": 8,
-    "rms_norm_eps": 1e-5,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
-    "max_position_embeddings": 128,
-    "dtype": "bfloat16",
-}
+IDENTITY = TargetIdentity(
+    name="random", revision=None, config_hash="c", tokenizer_hash="t", template_hash="m", weights_hash="w"
+)
+MADE_FROM = MadeFrom(
+    target=IDENTITY,
+    responses={},
+    capture_layers=[2, 4, 5],
+    dtype="float64",
+    max_length=4096,
+    too_long="truncate",
+    teachers="answers",
+    reasoning_ids=None,
+)
+TARGET_CONFIG = TargetConfig(
+    model_type="llama",
+    num_layers=8,
+    hidden_size=HIDDEN,
+    vocab_size=VOCAB,
+    intermediate_size=24,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    rms_norm_eps=1e-5,
+    rope_parameters={"rope_type": "default", "rope_theta": 100.0},
+    max_position_embeddings=128,
+    dtype="bfloat16",
+)
 
 
-def write_store(path: Path, samples: list[Sample], *, shard_bytes: int = 20_000, **made_from: object) -> Path:
-    """A real feature store of random features."""
-    path.mkdir(parents=True, exist_ok=True)
-    indices: list[dict] = []
-    description = MADE_FROM | made_from
-    writer = StoreWriter(path, description, indices, shard_bytes=shard_bytes)
+def write_store(path: Path, samples: list[Sample], *, shard_bytes: int = 20_000, **made_from: Any) -> Path:
+    """Write a real feature store of random features."""
+    storage, indices = LocalFolder(path), []  # type: ignore[var-annotated]
+    description = replace(MADE_FROM, **made_from)
+    writer = StoreWriter(storage, description, indices, shard_bytes=shard_bytes)
     for sample in samples:
         writer.add(sample)
     writer.close_shard()
-    generator = torch.Generator().manual_seed(3)
-    weights = torch.randn(VOCAB, HIDDEN, generator=generator)
-    save_target_weights(path / "target.safetensors", weights, weights, dtype=torch.float32)
-    write_manifest(path, made_from=description, target_config=TARGET_CONFIG, indices=indices, left_out={})
+    weights = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(3))
+    save_target_weights(storage, weights, weights, dtype=torch.float32)
+    write_manifest(
+        storage,
+        made_from=description,
+        target_config=TARGET_CONFIG,
+        target_weights_sha256=sha256_stored(storage, TARGET_WEIGHTS),
+        indices=indices,
+        left_out={},
+    )
     return path
+
+
+def open_store(path: Path) -> FeatureStore:
+    return FeatureStore(LocalFolder(path))
 
 
 def random_samples(count: int) -> list[Sample]:
@@ -79,5 +103,21 @@ def random_samples(count: int) -> list[Sample]:
         turns = [0] * (1 + number % 6) + [1] * (2 + number * 5 % 12)
         turns += [0, 0, 2, 2, 2] if number % 3 == 0 else [0]
         sample = random_sample(turns, seed=number, sample_id=f"p{number}#0")
-        samples.append(Sample(**{**vars(sample), "aux": sample.aux.float(), "last": sample.last.float()}))
+        samples.append(
+            Sample(
+                **{**vars(sample), "aux": sample.aux_hidden_states.float(), "last": sample.last_hidden_state.float()}
+            )
+        )
     return samples
+
+
+def in_float32(sample: Sample) -> Sample:
+    return replace(
+        sample,
+        aux_hidden_states=sample.aux_hidden_states.float(),
+        last_hidden_state=sample.last_hidden_state.float(),
+    )
+
+
+def with_last_in_float32(batch: TttBatch) -> TttBatch:
+    return replace(batch, pack=replace(batch.pack, last_hidden_state=batch.pack.last_hidden_state.float()))

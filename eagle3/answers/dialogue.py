@@ -3,8 +3,9 @@
 import hashlib
 from typing import Any
 
+from eagle3.answers.answerer import Answer
 from eagle3.answers.chat import Chat, Messages, RefusedConversation
-from eagle3.answers.generate import Answer
+from eagle3.answers.rows import ResponseError, ResponseRow
 
 UNFINISHED = "the answer did not end within responses.max_new_tokens and responses.on_length=drop"
 NO_CONTENT = "special tokens in the answer before leave open what a server would put into the next prompt"
@@ -18,8 +19,8 @@ class Dialogue:
 
     def __init__(self, prompt: dict[str, Any], chat: Chat, *, seed: int, max_prompt_tokens: int | None, on_length: str):
         self.prompt = prompt
-        self.rows: list[dict[str, Any]] = []
-        self.errors: list[dict[str, Any]] = []
+        self.rows: list[ResponseRow] = []
+        self.errors: list[ResponseError] = []
         self.turn = 0
         self.waiting = True
         self.prompt_ids: list[int] = []
@@ -76,11 +77,11 @@ class Dialogue:
             self._stop(reason)
 
     def _add_turn(self, answer: Answer) -> None:
-        row = self.rows[-1] if self.rows else None
-        if row is None or self.prompt_ids[: len(row["input_ids"])] != row["input_ids"]:
-            row = new_row(self.prompt, self.turn)
-            self.rows.append(row)
-        add_turn(row, self.prompt_ids, answer.token_ids, answer.finish_reason, self.seed, self._messages)
+        if not self.rows or not self.rows[-1].continued_by(self.prompt_ids):
+            self.rows.append(new_row(self.prompt, self.turn))
+        self.rows[-1] = self.rows[-1].with_turn(
+            self.prompt_ids, answer.token_ids, answer.finish_reason, self.seed, self._messages
+        )
 
     def _stop(self, reason: str, *, retry: bool = True) -> None:
         # Earlier turns that were answered are whole rows and stay; with them on disk the prompt counts as done.
@@ -90,7 +91,7 @@ class Dialogue:
 
 def imported_rows(
     prompt: dict[str, Any], chat: Chat, *, max_prompt_tokens: int | None, context: int | None
-) -> tuple[list[dict], list[dict]]:
+) -> tuple[list[ResponseRow], list[ResponseError]]:
     """Rows (one per assistant turn that can be masked exactly) and errors of a conversation that keeps its answers."""
     rows, refusals = [], []
     for answer in chat.answer_rows(prompt["messages"]):
@@ -102,45 +103,20 @@ def imported_rows(
             refusals.append((answer.turn, reason))
             continue
         row = new_row(prompt, answer.turn)
-        add_turn(row, answer.prompt_ids, answer.answer_ids, "imported", None, answer.messages)
-        rows.append(row)
+        rows.append(row.with_turn(answer.prompt_ids, answer.answer_ids, "imported", None, answer.messages))
     if not rows and not refusals:
         refusals.append((0, "the conversation has no assistant turn to import"))
     return rows, [error_row(prompt, turn, reason, retry=True) for turn, reason in refusals]
 
 
-def new_row(prompt: dict[str, Any], turn: int) -> dict[str, Any]:
-    return {
-        "id": f"{prompt['id']}#{turn}",
-        "prompt_id": prompt["id"],
-        "source": prompt["source"],
-        "license": prompt["license"],
-        "input_ids": [],
-        "turns": [],
-        "finish_reasons": [],
-        "seeds": [],
-        "messages": [],
-    }
+def new_row(prompt: dict[str, Any], turn: int) -> ResponseRow:
+    return ResponseRow(
+        id=f"{prompt['id']}#{turn}", prompt_id=prompt["id"], source=prompt["source"], license=prompt["license"]
+    )
 
 
-def add_turn(
-    row: dict[str, Any],
-    prompt_ids: list[int],
-    answer_ids: list[int],
-    finish_reason: str,
-    seed: int | None,
-    messages: Messages,
-) -> None:
-    row["input_ids"] = prompt_ids + answer_ids
-    row["turns"].append([len(prompt_ids), len(row["input_ids"])])
-    row["finish_reasons"].append(finish_reason)
-    row["seeds"].append(seed)
-    row["messages"] = list(messages)
-
-
-def error_row(prompt: dict[str, Any], turn: int, reason: str, *, retry: bool) -> dict[str, Any]:
-    """`retry`: a later run tries the prompt again, unless rows of it are on disk."""
-    return {"prompt_id": prompt["id"], "source": prompt["source"], "turn": turn, "reason": reason, "retry": retry}
+def error_row(prompt: dict[str, Any], turn: int, reason: str, *, retry: bool) -> ResponseError:
+    return ResponseError(prompt_id=prompt["id"], source=prompt["source"], turn=turn, reason=reason, retry=retry)
 
 
 def too_long(prompt_ids: list[int], limit: int | None) -> str | None:

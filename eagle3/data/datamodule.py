@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import lightning
@@ -10,20 +11,21 @@ import torch
 from tqdm import tqdm
 
 from eagle3.data.loader import PackLoader, SideStream
-from eagle3.data.pack import Pack, pack_samples
+from eagle3.data.pack import Batch, Pack, pack_samples
 from eagle3.data.plan import PlannedPack, plan_epoch
 from eagle3.errors import InputError
-from eagle3.features.joined import open_store
 from eagle3.features.loss_mask import AllTurns
 from eagle3.features.sample import Sample
-from eagle3.features.store import SampleRef
-from eagle3.head.rows import trained_rows
+from eagle3.features.source import FeatureSource, SampleRef
+from eagle3.features.turns import anchors_of
 
 log = logging.getLogger(__name__)
 
 
 class FeatureData(lightning.LightningDataModule):
-    """Training and validation packs of `data.path`; a prompt's samples are all on one side of the split.
+    """Training and validation batches of a feature source; a prompt's samples are all on one side of the split.
+
+    `prepare` makes of a pack what the head trains on: on the CPU, in the reader threads.
 
     Needs `Trainer(reload_dataloaders_every_n_epochs=1)`: each epoch has its own plan.
     """
@@ -31,7 +33,8 @@ class FeatureData(lightning.LightningDataModule):
     def __init__(
         self,
         *,
-        path: str | list[str] | None,
+        source: FeatureSource,
+        prepare: Callable[[Pack], Batch],
         pack_tokens: int,
         val_fraction: float,
         limit_samples: int | None,
@@ -39,19 +42,16 @@ class FeatureData(lightning.LightningDataModule):
         readers: int,
         verify: bool,
         seed: int,
-        ttt_steps: int,
         loss_mask: AllTurns,
     ) -> None:
         super().__init__()
-        if not path:
-            raise InputError("data.path is not set; give a feature store, e.g. data.path=DIR/features")
         if not 0 < val_fraction < 1:
             raise InputError(f"data.val_fraction={val_fraction} must lie between 0 and 1, e.g. data.val_fraction=0.05")
-        self.store = open_store(path)
+        self.source, self.prepare = source, prepare
         self.pack_tokens, self.check_hashes = pack_tokens, verify
         self.prefetch, self.readers = max(prefetch, 1), max(readers, 1)
-        self.seed, self.ttt_steps, self.loss_mask = seed, ttt_steps, loss_mask
-        loss_mask.check(self.store.manifest["made_from"])
+        self.seed, self.loss_mask = seed, loss_mask
+        loss_mask.check(source.made_from)
         self.train_samples, self.val_samples = self._split(val_fraction, limit_samples)
         self.resume_from = {"epoch": 0, "consumed": 0}
         self.current: PackLoader | None = None
@@ -59,7 +59,7 @@ class FeatureData(lightning.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         if self.check_hashes:
-            self.store.verify(rank=self._lightning.global_rank, world_size=self._lightning.world_size)
+            self.source.verify(rank=self._lightning.global_rank, world_size=self._lightning.world_size)
         device = self._lightning.strategy.root_device
         self.side_stream = SideStream(device) if device.type == "cuda" else None
 
@@ -78,11 +78,11 @@ class FeatureData(lightning.LightningDataModule):
         planned = self._plan(self.val_samples, accumulate=1, shuffle_seed=None)
         return self._loader(planned, epoch=0)
 
-    def transfer_batch_to_device(self, batch: Pack, device: torch.device, dataloader_idx: int) -> Pack:
-        if not batch.aux.is_cuda:
+    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
+        if not batch.pack.input_ids.is_cuda:
             return batch.to(device, non_blocking=True)
         # Its memory belongs to the side stream, which must not reuse it before the training step has read it.
-        for tensor in batch.tensors().values():
+        for tensor in batch.tensors():
             tensor.record_stream(torch.cuda.current_stream(device))
         return batch
 
@@ -113,23 +113,23 @@ class FeatureData(lightning.LightningDataModule):
 
     def read(self, ref: SampleRef) -> Sample:
         """A sample with the loss mask applied."""
-        sample = self.store.read(ref)
+        sample = self.source.read(ref)
         return replace(sample, turns=self.loss_mask(sample))
 
     def _loader(self, planned: list[PlannedPack], *, epoch: int) -> PackLoader:
         return PackLoader(planned, self._load, prefetch=self.prefetch, readers=self.readers, epoch=epoch)
 
-    def _load(self, planned: PlannedPack) -> Pack:
+    def _load(self, planned: PlannedPack) -> Batch:
         pack = pack_samples(
             [self.read(ref) for ref in planned.samples],
-            ttt_steps=self.ttt_steps,
-            rows_in_step=planned.rows_in_step,
+            anchors_in_step=planned.anchors_in_step,
             samples_in_step=planned.samples_in_step,
             pin=self.side_stream is not None,
         )
-        return pack if self.side_stream is None else self.side_stream.copy(pack)
+        batch = self.prepare(pack)
+        return batch if self.side_stream is None else self.side_stream.copy(batch)
 
-    def _plan(self, samples: list[SampleRef], *, accumulate: int, shuffle_seed: int | None) -> list[PlannedPack]:
+    def _plan(self, samples: Sequence[SampleRef], *, accumulate: int, shuffle_seed: int | None) -> list[PlannedPack]:
         return plan_epoch(
             samples,
             pack_tokens=self.pack_tokens,
@@ -139,7 +139,7 @@ class FeatureData(lightning.LightningDataModule):
         )[self._lightning.global_rank]
 
     def _split(self, val_fraction: float, limit: int | None) -> tuple[list[SampleRef], list[SampleRef]]:
-        samples = self._samples_with_rows(limit)
+        samples = self._samples_with_anchors(limit)
         self._check_lengths(samples)
         # Of a few prompts none may lie below the fraction: then the lowest one validates.
         lowest = min(split_fraction(ref.entry.id) for ref in samples)
@@ -148,35 +148,35 @@ class FeatureData(lightning.LightningDataModule):
         train = [ref for ref in samples if split_fraction(ref.entry.id) >= self.val_fraction]
         if not train:
             raise InputError(
-                f"data.val_fraction={val_fraction} leaves none of the {len(samples)} samples of {self.store.path} with "
-                f"a trained row for training; use more prompts or a smaller data.val_fraction"
+                f"data.val_fraction={val_fraction} leaves none of the {len(samples)} samples of {self.source.location} "
+                f"that can be trained for training; use more prompts or a smaller data.val_fraction"
             )
         return train, val
 
-    def _samples_with_rows(self, limit: int | None) -> list[SampleRef]:
-        samples = self.loss_mask.select(self.store.samples)[:limit]
-        if type(self.loss_mask) is not AllTurns:  # the index counts rows of unmasked answers only
-            counted = [self._counted(ref) for ref in tqdm(samples, desc="count rows under the loss mask")]
-            if counted == self.store.samples[:limit]:
+    def _samples_with_anchors(self, limit: int | None) -> list[SampleRef]:
+        samples = self.loss_mask.select(self.source.samples)[:limit]
+        if type(self.loss_mask) is not AllTurns:  # the index counts anchors of unmasked answers only
+            counted = [self._counted(ref) for ref in tqdm(samples, desc="count anchors under the loss mask")]
+            if counted == list(self.source.samples[:limit]):
                 log.warning(
                     "loss_mask=%s changes nothing: no answer of %s holds what it leaves out (features.reasoning names "
                     "the markers of reasoning)",
-                    type(self.loss_mask).__name__, self.store.path,
+                    type(self.loss_mask).__name__, self.source.location,
                 )  # fmt: skip
             samples = counted
-        samples = [ref for ref in samples if ref.entry.rows > 0]
+        samples = [ref for ref in samples if ref.entry.anchors > 0]
         if not samples:
             raise InputError(
-                f"loss_mask={type(self.loss_mask).__name__} leaves no row to train in the "
-                f"{len(self.store.samples)} samples of {self.store.path}; choose another loss_mask"
+                f"loss_mask={type(self.loss_mask).__name__} leaves nothing to train in the "
+                f"{len(self.source.samples)} samples of {self.source.location}; choose another loss_mask"
             )
         return samples
 
     def _counted(self, ref: SampleRef) -> SampleRef:
-        rows, _ = trained_rows(self.read(ref).turns, ttt_steps=1)
-        return replace(ref, entry=replace(ref.entry, rows=len(rows)))
+        anchors = anchors_of(self.read(ref).turns)
+        return replace(ref, entry=replace(ref.entry, anchors=len(anchors)))
 
-    def _check_lengths(self, samples: list[SampleRef]) -> None:
+    def _check_lengths(self, samples: Sequence[SampleRef]) -> None:
         too_long = [ref.entry for ref in samples if ref.entry.tokens > self.pack_tokens]
         if too_long:
             longest = max(too_long, key=lambda entry: entry.tokens)

@@ -10,7 +10,7 @@ from itertools import islice
 
 import torch
 
-from eagle3.data.pack import Pack
+from eagle3.data.pack import AnyBatch, Batch
 from eagle3.data.plan import PlannedPack
 
 
@@ -23,7 +23,7 @@ class PackLoader:
     def __init__(
         self,
         planned: list[PlannedPack],
-        load: Callable[[PlannedPack], Pack],
+        load: Callable[[PlannedPack], Batch],
         *,
         prefetch: int,
         readers: int,
@@ -36,7 +36,7 @@ class PackLoader:
     def __len__(self) -> int:
         return len(self.planned)
 
-    def __iter__(self) -> Iterator[Pack]:
+    def __iter__(self) -> Iterator[Batch]:
         self.consumed, self.start = self.start, 0  # validation goes over one loader many times, from its first pack
         waiting = iter(self.planned[self.consumed :])
         # One thread for a reader's tensors too: teams of threads would fight the training step for the cores.
@@ -64,9 +64,9 @@ class SideStream:
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)
 
-    def copy(self, pack: Pack) -> Pack:
+    def copy(self, batch: AnyBatch) -> AnyBatch:
         """Returns when the copy is whole: the reader thread that calls this waits, the training step does not."""
         with torch.cuda.stream(self.stream):
-            copied = pack.to(self.stream.device, non_blocking=True)
+            copied = batch.to(self.stream.device, non_blocking=True)
         self.stream.synchronize()
         return copied

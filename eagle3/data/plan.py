@@ -4,12 +4,13 @@ A plan depends on (seed, epoch, world size) alone, so that a resumed run and eve
 but the number of packs already trained has to be remembered, and each sample is trained exactly once an epoch.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from eagle3.errors import InputError
-from eagle3.features.store import SampleRef
+from eagle3.features.source import SampleRef
 
 
 @dataclass(frozen=True)
@@ -17,12 +18,12 @@ class PlannedPack:
     """The samples, and what the whole optimizer step that the pack belongs to holds, per pack."""
 
     samples: tuple[SampleRef, ...]
-    rows_in_step: float
+    anchors_in_step: float
     samples_in_step: float
 
 
 def plan_epoch(
-    samples: list[SampleRef], *, pack_tokens: int, world_size: int, accumulate: int, shuffle_seed: int | None
+    samples: Sequence[SampleRef], *, pack_tokens: int, world_size: int, accumulate: int, shuffle_seed: int | None
 ) -> list[list[PlannedPack]]:
     """Packs of each rank, the same number on all; `shuffle_seed=None` keeps the order of the store."""
     drawn = None if shuffle_seed is None else np.random.default_rng(shuffle_seed)
@@ -36,17 +37,17 @@ def plan_epoch(
     step_size = world_size * accumulate
     for first in range(0, len(packs), step_size):
         step = packs[first : first + step_size]
-        rows_in_step = sum(rows_of(pack) for pack in step)
+        anchors_in_step = sum(num_anchors(pack) for pack in step)
         samples_in_step = sum(len(pack) for pack in step)
         # Ranks and micro-batches are averaged, by step_size even where an epoch's last step is short of packs.
         for number, pack in enumerate(step):
             planned[number % world_size].append(
-                PlannedPack(tuple(pack), max(rows_in_step, 1) / step_size, samples_in_step / step_size)
+                PlannedPack(tuple(pack), max(anchors_in_step, 1) / step_size, samples_in_step / step_size)
             )
     return planned
 
 
-def fill(samples: list[SampleRef], pack_tokens: int) -> list[list[SampleRef]]:
+def fill(samples: Sequence[SampleRef], pack_tokens: int) -> list[list[SampleRef]]:
     """Put samples into the current pack until the next one would not fit."""
     packs: list[list[SampleRef]] = []
     room = 0
@@ -75,11 +76,11 @@ def split_until_divisible(packs: list[list[SampleRef]], world_size: int) -> None
 def alike_side_by_side(
     packs: list[list[SampleRef]], world_size: int, drawn: np.random.Generator
 ) -> list[list[SampleRef]]:
-    """Packs that ranks train at the same time have about the same number of rows: the slowest makes the others wait."""
-    by_rows = sorted(packs, key=rows_of)
-    groups = [by_rows[first : first + world_size] for first in range(0, len(packs), world_size)]
+    """Put packs of about the same number of anchors side by side: the slowest rank makes the others wait."""
+    by_anchors = sorted(packs, key=num_anchors)
+    groups = [by_anchors[first : first + world_size] for first in range(0, len(packs), world_size)]
     return [pack for number in drawn.permutation(len(groups)) for pack in groups[number]]
 
 
-def rows_of(pack: list[SampleRef]) -> int:
-    return sum(ref.entry.rows for ref in pack)
+def num_anchors(pack: list[SampleRef]) -> int:
+    return sum(ref.entry.anchors for ref in pack)

@@ -41,7 +41,7 @@ class Grower:
         self.embedding = speculator.target.embedding
         self.ids = torch.tensor(token_ids, device=self.embedding.device)
         [features] = capture(self.ids[None, :-1], [len(token_ids) - 1])
-        self.fused = self.head.fuse(features.aux)  # (N, H)
+        self.fused = self.head.fuse(features.aux_hidden_states)  # (N, H)
         self.x = self.head.attention_input(self.embedding[self.ids[1:]], self.fused)  # (N, 2H)
         self.rows = torch.arange(len(self.x), device=self.x.device)
         self.keys, self.values = self.head.keys_values(self.x, self.rows)

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import DynamicCache
 
-from eagle3.answers.generate import PreallocatedLayer, choose_tokens
+from eagle3.answers.cache import PreallocatedLayer
+from eagle3.answers.sampling import choose_tokens
 from eagle3.errors import InputError
+from eagle3.target.capture import layer_input
 from eagle3.target.model import Target
 
 ROLLED_BACK = ("DynamicLayer", "DynamicSlidingWindowLayer")  # kinds of target cache whose tokens can be taken back
@@ -71,7 +73,7 @@ class Verifier:
                 layer.keep(*self.kept, read=len(rows[0]))
         return chosen
 
-    def features(self) -> Float[Tensor, "R 3H"]:
+    def features(self) -> Float[Tensor, "R AH"]:
         """What the captured layers read at the tokens that the latest call of `advance` added to the cache."""
         row, count = self.kept
         return torch.cat([self.inputs[layer][row, :count] for layer in self.capture_layers], dim=-1)
@@ -83,8 +85,7 @@ class Verifier:
 
     def _keep_input(self, layer: int, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         # Copied, because a model may go on in place; the layers of a balanced model lie on several devices.
-        hidden = args[0] if args else kwargs["hidden_states"]
-        self.inputs[layer] = hidden.to(self.target.device, copy=True)
+        self.inputs[layer] = layer_input(args, kwargs).to(self.target.device, copy=True)
 
 
 class _BranchingLayer(PreallocatedLayer):

@@ -6,7 +6,7 @@ Shapes: T tokens of a sample, H hidden size, V target vocabulary, J teacher rows
 import logging
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -18,21 +18,28 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from eagle3.answers.store import MAKE_RESPONSES, ResponsesManifest, read_responses, read_rows
 from eagle3.errors import InputError
-from eagle3.features.sample import Sample, rows_with_teacher
-from eagle3.features.shards import StoreWriter
-from eagle3.features.store import TARGET_WEIGHTS, save_target_weights, write_manifest
-from eagle3.head.build import head_facts
-from eagle3.head.rows import trained_rows
-from eagle3.storage import read_json, read_jsonl, sha256_json
-from eagle3.target.capture import Capture, Features, check_capture_layers, check_lm_head
-from eagle3.target.capture import capture_layers as default_capture_layers
-from eagle3.target.model import Target, require_same_target
+from eagle3.features.manifest import (
+    MANIFEST,
+    MadeFrom,
+    Manifest,
+    ShardIndex,
+    read_index,
+    read_manifest,
+    write_manifest,
+)
+from eagle3.features.sample import Sample, positions_with_teacher
+from eagle3.features.shards import StoreWriter, hash_of
+from eagle3.features.store import TARGET_WEIGHTS, save_target_weights
+from eagle3.features.turns import anchors_of
+from eagle3.storage import LocalFolder, Storage, sha256_stored
+from eagle3.target.capture import Capture, Features, check_capture_layers, check_lm_head, default_capture_layers
+from eagle3.target.identity import require_same_target
+from eagle3.target.model import Target
 
 log = logging.getLogger(__name__)
-MAKE_RESPONSES = "python precompute.py target.path=TARGET out_dir=DIR 'stages=[responses]'"
 STORED = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-RESPONSE_SETTINGS = ("answers", "chat", "sampling", "seed", "on_length", "prompts_sha256")
 BATCHES_IN_WINDOW = 16  # samples sorted by length together, so that little of a batch is padding
 
 
@@ -53,11 +60,11 @@ def extract_features(
     dtype: str,
     max_length: int,
     too_long: str,
-    teacher_rows: str,
+    teachers: str,
     reasoning: list[str] | None,
     batch_tokens: int,
     shard_mb: int,
-) -> dict:
+) -> Manifest:
     """Write DIR/features from DIR/responses and return the manifest; samples that shards already hold are skipped.
 
     Raises InputError if the answers are another target's, or the folder holds features made otherwise.
@@ -65,40 +72,38 @@ def extract_features(
     check_settings(
         dtype=dtype,
         too_long=too_long,
-        teacher_rows=teacher_rows,
+        teachers=teachers,
         max_length=max_length,
         batch_tokens=batch_tokens,
         shard_mb=shard_mb,
         capture_layers=capture_layers,
         reasoning=reasoning,
     )
-    responses = responses_of(target, out_dir)
+    responses = finished_responses(target, out_dir)
     check_lm_head(target)
     layers = check_capture_layers(capture_layers or default_capture_layers(len(target.layers)), len(target.layers))
-    made_from = {
-        "target": responses["target"],
-        "responses": {key: responses[key] for key in RESPONSE_SETTINGS if key in responses},
-        "capture_layers": layers,
-        "dtype": dtype,
-        "max_length": max_length,
-        "too_long": too_long,
-        "teacher_rows": teacher_rows,
-        "reasoning_ids": None if reasoning is None else [ids_in_text(target.tokenizer, each) for each in reasoning],
-    }
-    directory = out_dir / "features"
-    directory.mkdir(parents=True, exist_ok=True)
-    indices = complete_shards(directory, made_from)
-    weights = directory / TARGET_WEIGHTS
-    if not (indices and weights.is_file()):  # gigabytes; those beside finished shards are this target's
-        save_target_weights(weights, target.embedding, target.lm_head, dtype=STORED[dtype])
+    made_from = MadeFrom(
+        target=responses.target,
+        responses={**asdict(responses.made_with), "prompts_sha256": responses.prompts_sha256},
+        capture_layers=layers,
+        dtype=dtype,
+        max_length=max_length,
+        too_long=too_long,
+        teachers=teachers,
+        reasoning_ids=None if reasoning is None else [ids_in_text(target.tokenizer, each) for each in reasoning],
+    )
+    storage = LocalFolder(out_dir / "features")
+    indices = complete_shards(storage, made_from)
+    if not (indices and storage.names(TARGET_WEIGHTS)):  # gigabytes; those beside finished shards are this target's
+        save_target_weights(storage, target.embedding, target.lm_head, dtype=STORED[dtype])
     left_out: Counter[str] = Counter()
     conversations = read_conversations(
-        out_dir / "responses" / "responses.jsonl", max_length=max_length, too_long=too_long, left_out=left_out
+        out_dir / "responses", max_length=max_length, too_long=too_long, left_out=left_out
     )
-    extractor = Extractor(target, layers, STORED[dtype], teacher_rows)
-    writer = StoreWriter(directory, made_from, indices, shard_bytes=shard_mb * 2**20)
-    write_shards(writer, extractor, conversations, total=responses["rows"], batch_tokens=batch_tokens)
-    facts = head_facts(target.text_config, len(target.lm_head)) | {"dtype": target.checkpoint_dtype or "bfloat16"}
+    extractor = Extractor(target, layers, STORED[dtype], teachers)
+    writer = StoreWriter(storage, made_from, indices, shard_bytes=shard_mb * 2**20)
+    assert responses.counts is not None
+    write_shards(writer, extractor, conversations, total=responses.counts.rows, batch_tokens=batch_tokens)
     if not indices:
         raise InputError(
             f"{out_dir}/responses holds no answer that can be trained; left out: {dict(left_out)}; an answer needs "
@@ -106,30 +111,37 @@ def extract_features(
             f"out_dir)"
         )
     if not extractor.tokens:
-        log.info("%s is up to date", directory)
-    return write_manifest(directory, made_from=made_from, target_config=facts, indices=indices, left_out=dict(left_out))
+        log.info("%s is up to date", storage.location)
+    return write_manifest(
+        storage,
+        made_from=made_from,
+        target_config=replace(target.facts, dtype=target.checkpoint_dtype or "bfloat16"),
+        target_weights_sha256=sha256_stored(storage, TARGET_WEIGHTS),
+        indices=indices,
+        left_out=dict(left_out),
+    )
 
 
-def responses_of(target: Target, out_dir: Path) -> dict[str, Any]:
-    """The manifest of finished answers of this target."""
-    responses = read_json(out_dir / "responses" / "manifest.json", made_by=MAKE_RESPONSES)
+def finished_responses(target: Target, out_dir: Path) -> ResponsesManifest:
+    """Read the manifest of finished answers of this target."""
+    responses = read_responses(out_dir / "responses")
     require_same_target(
-        responses["target"],
-        target.fingerprint | {"template_hash": responses["target"]["template_hash"]},
+        responses.target,
+        target.identity.with_template(responses.target.template_hash),
         expected_from=f"{out_dir}/responses",
         actual_from=f"target.path={target.path}",
     )
-    if not responses["complete"]:
+    if not responses.complete:
         raise InputError(f"{out_dir}/responses is not complete; finish it with: {MAKE_RESPONSES}")
     return responses
 
 
-def check_settings(*, dtype: str, too_long: str, teacher_rows: str, **others: Any) -> None:
+def check_settings(*, dtype: str, too_long: str, teachers: str, **others: Any) -> None:
     """Raise InputError for a value that no target could go with."""
     choices = {
         "dtype": (dtype, (*STORED,)),
         "too_long": (too_long, ("truncate", "drop")),
-        "teacher_rows": (teacher_rows, ("answers", "all")),
+        "teachers": (teachers, ("answers", "all")),
     }
     for key, (value, allowed) in choices.items():
         if value not in allowed:
@@ -153,46 +165,45 @@ def ids_in_text(tokenizer: PreTrainedTokenizerBase, marker: str) -> list[int]:
     return together[len(before) :] if together[: len(before)] == before else alone
 
 
-def complete_shards(directory: Path, made_from: dict) -> list[dict]:
-    """Indices of the shards that an earlier run finished, in order."""
-    indices = [read_json(path, made_by="stages=[features]") for path in sorted(directory.glob("shard-*.json"))]
-    expected = sha256_json(made_from)
+def complete_shards(storage: Storage, made_from: MadeFrom) -> list[ShardIndex]:
+    """Return the indices of the shards that an earlier run finished, in order."""
+    indices = [read_index(storage, name) for name in storage.names("shard-*.json")]
     for index in indices:
-        if index["made_from"] != expected:
+        if index.made_from != hash_of(made_from):
             raise InputError(
-                f"{directory}/{index['shard']} was made otherwise than this run's would be "
-                f"({what_differs(directory, made_from)}); choose another out_dir, or delete {directory}"
+                f"{storage.location}/{index.shard} was made otherwise than this run's would be "
+                f"({what_differs(storage, made_from)}); choose another out_dir, or delete {storage.location}"
             )
-    return [index for index in indices if (directory / index["shard"]).is_file()]
+    return [index for index in indices if storage.names(index.shard)]
 
 
-def what_differs(directory: Path, made_from: dict) -> str:
-    """The settings that a finished store has other values of; shards alone hold no more than a hash of them."""
-    if not (directory / "manifest.json").is_file():
+def what_differs(storage: Storage, made_from: MadeFrom) -> str:
+    """Say which settings a finished store has other values of; shards alone hold no more than a hash of them."""
+    if not storage.names(MANIFEST):
         return "another target, template, sampling or features.* setting"
-    before = read_json(directory / "manifest.json", made_by="stages=[features]")["made_from"]
-    differing = {key: (before.get(key), value) for key, value in made_from.items() if before.get(key) != value}
-    return ", ".join(f"{key}={then} then, {now} now" for key, (then, now) in differing.items())
+    return read_manifest(storage).made_from.differences(made_from)
 
 
-def read_conversations(path: Path, *, max_length: int, too_long: str, left_out: Counter[str]) -> Iterator[Conversation]:
-    """Rows with something to train; the others are counted in `left_out` by reason."""
-    if not path.is_file():
-        raise InputError(f"{path} does not exist; make it with: {MAKE_RESPONSES}")
-    for row in read_jsonl(path):
-        input_ids = torch.tensor(row["input_ids"])
+def read_conversations(
+    responses: Path, *, max_length: int, too_long: str, left_out: Counter[str]
+) -> Iterator[Conversation]:
+    """Yield rows with something to train; the others are counted in `left_out` by reason."""
+    if not (responses / "responses.jsonl").is_file():
+        raise InputError(f"{responses}/responses.jsonl does not exist; make it with: {MAKE_RESPONSES}")
+    for row in read_rows(responses):
+        input_ids = torch.tensor(row.input_ids)
         turns = torch.zeros_like(input_ids)
-        for number, (start, end) in enumerate(row["turns"], start=1):
+        for number, (start, end) in enumerate(row.turns, start=1):
             turns[start:end] = number
         if len(input_ids) > max_length:
             left_out[f"longer than features.max_length={max_length}: {too_long}"] += 1
             if too_long == "drop":
                 continue
             input_ids, turns = input_ids[:max_length], turns[:max_length]
-        if len(trained_rows(turns, 1)[0]) == 0:
+        if len(anchors_of(turns)) == 0:
             left_out["no answer of two tokens or more"] += 1
             continue
-        yield Conversation(row["id"], input_ids, turns)
+        yield Conversation(row.id, input_ids, turns)
 
 
 def windows(conversations: Iterator[Conversation], num_tokens: int) -> Iterator[list[Conversation]]:
@@ -218,7 +229,7 @@ def write_shards(
     batch_tokens: int,
 ) -> None:
     """Extract what the writer's finished shards do not hold yet; an unfinished shard leaves nothing behind."""
-    done = {sample["id"] for index in writer.indices for sample in index["samples"]}
+    done = {entry.id for index in writer.indices for entry in index.samples}
     try:
         with tqdm(desc="features", unit="sample", total=total) as progress:
             for window in windows(conversations, batch_tokens * BATCHES_IN_WINDOW):
@@ -236,8 +247,8 @@ def write_shards(
 class Extractor:
     """Runs the target over conversations and keeps what training needs."""
 
-    def __init__(self, target: Target, layers: list[int], dtype: torch.dtype, teacher_rows: str) -> None:
-        self.target, self.dtype, self.teacher_rows = target, dtype, teacher_rows
+    def __init__(self, target: Target, layers: list[int], dtype: torch.dtype, teachers: str) -> None:
+        self.target, self.dtype, self.teachers = target, dtype, teachers
         self.capture = Capture(target, layers)
         self.tokens = 0
 
@@ -258,10 +269,10 @@ class Extractor:
         return [samples[number] for number in range(len(conversations))]
 
     def _sample(self, item: Conversation, features: Features) -> Sample:
-        rows = rows_with_teacher(item.turns, self.teacher_rows)
-        last = features.last[rows.to(features.last.device)]
-        argmax, logsumexp = self._teacher(last)
-        aux, stored = features.aux.to(self.dtype), last.to(self.dtype)
+        has_teacher = positions_with_teacher(item.turns, self.teachers)
+        last = features.last_hidden_state[has_teacher.to(features.last_hidden_state.device)]
+        argmax = self._teacher_argmax(last)
+        aux, stored = features.aux_hidden_states.to(self.dtype), last.to(self.dtype)
         if not (aux.isfinite().all() and stored.isfinite().all()):
             raise InputError(
                 f"features.dtype={str(self.dtype).removeprefix('torch.')}: hidden states of sample {item.id} are not "
@@ -271,20 +282,15 @@ class Extractor:
             id=item.id,
             input_ids=item.input_ids,
             turns=item.turns,
-            aux=aux.cpu(),
-            last=stored.cpu(),
-            argmax=argmax.cpu(),
-            logsumexp=logsumexp.cpu(),
-            teacher_rows=rows,
+            aux_hidden_states=aux.cpu(),
+            last_hidden_state=stored.cpu(),
+            teacher_argmax=argmax.cpu(),
+            has_teacher=has_teacher,
         )
 
     @torch.no_grad()
-    def _teacher(self, last: Float[Tensor, "J H"]) -> tuple[Int[Tensor, " J"], Float[Tensor, " J"]]:
-        """Argmax and log-sum-exp over the whole vocabulary, 1,024 rows of logits at a time."""
+    def _teacher_argmax(self, last: Float[Tensor, "J H"]) -> Int[Tensor, " J"]:
+        """Return the argmax over the whole vocabulary, 1,024 rows of logits at a time."""
         head = self.target.lm_head
-        argmax, logsumexp = [], []
-        for chunk in last.to(head.device).split(1024):
-            logits = torch.nn.functional.linear(chunk, head).float()
-            argmax.append(logits.argmax(-1))
-            logsumexp.append(logits.logsumexp(-1))
-        return torch.cat(argmax), torch.cat(logsumexp)
+        chunks = last.to(head.device).split(1024)
+        return torch.cat([torch.nn.functional.linear(chunk, head).float().argmax(-1) for chunk in chunks])

@@ -3,25 +3,26 @@
 Shapes: T tokens of a sample.
 """
 
-from itertools import pairwise
-from pathlib import Path
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from eagle3.errors import InputError
+from eagle3.features.manifest import MadeFrom
 from eagle3.features.sample import Sample
-from eagle3.features.store import SampleRef
+from eagle3.features.source import SampleRef
+from eagle3.features.turns import answers_of
 
 
 class AllTurns:
     """Every answer token."""
 
-    def check(self, made_from: dict) -> None:
+    def check(self, made_from: MadeFrom) -> None:
         pass
 
-    def select(self, samples: list[SampleRef]) -> list[SampleRef]:
+    def select(self, samples: Sequence[SampleRef]) -> Sequence[SampleRef]:
         """Those of a store's samples that are trained at all."""
         return samples
 
@@ -32,8 +33,8 @@ class AllTurns:
 class LastTurn(AllTurns):
     """The last answer of a conversation, which is several samples where its template rewrites earlier answers."""
 
-    def select(self, samples: list[SampleRef]) -> list[SampleRef]:
-        turns: dict[tuple[Path, str], dict[int, SampleRef]] = {}
+    def select(self, samples: Sequence[SampleRef]) -> Sequence[SampleRef]:
+        turns: dict[tuple[str, str], dict[int, SampleRef]] = {}
         for ref in samples:
             prompt, _, turn = ref.entry.id.rpartition("#")
             turns.setdefault((ref.store, prompt), {})[int(turn)] = ref
@@ -49,8 +50,8 @@ class WithoutReasoning(AllTurns):
     start: list[int]
     end: list[int]
 
-    def check(self, made_from: dict) -> None:
-        self.start, self.end = made_from["reasoning_ids"] or ([], [])
+    def check(self, made_from: MadeFrom) -> None:
+        self.start, self.end = made_from.reasoning_ids or ([], [])
         if not self.start or not self.end:
             raise InputError(
                 "loss_mask=without_reasoning needs the token ids of the reasoning markers, and the store has none; "
@@ -82,21 +83,15 @@ class WithoutReasoning(AllTurns):
 class Everything(AllTurns):
     """Every token, prompts included: an ablation, which serving never runs."""
 
-    def check(self, made_from: dict) -> None:
-        if made_from["teacher_rows"] != "all":
+    def check(self, made_from: MadeFrom) -> None:
+        if made_from.teachers != "all":
             raise InputError(
                 f"loss_mask=everything needs the teacher at every row, and the store was made with "
-                f"features.teacher_rows={made_from['teacher_rows']}; make one with features.teacher_rows=all"
+                f"features.teachers={made_from.teachers}; make one with features.teachers=all"
             )
 
     def __call__(self, sample: Sample) -> Int[Tensor, " T"]:
         return torch.ones_like(sample.turns)
-
-
-def answers_of(turns: Int[Tensor, " T"]) -> list[tuple[int, int]]:
-    """Where each answer begins and ends."""
-    bounds = [0, *(turns.diff().nonzero().squeeze(1) + 1).tolist(), len(turns)]
-    return [(begin, end) for begin, end in pairwise(bounds) if turns[begin] > 0]
 
 
 def find(tokens: list[int], pattern: list[int], start: int, stop: int) -> int | None:

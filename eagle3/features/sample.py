@@ -1,6 +1,6 @@
 """One training sample: a tokenised conversation with the target's features, as a safetensors blob.
 
-Shapes: T tokens, H hidden size, J teacher rows.
+Shapes: T tokens, A captured layers, H hidden size, AH = A · H, J positions with a teacher.
 """
 
 import json
@@ -11,9 +11,9 @@ from jaxtyping import Bool, Float, Int
 from safetensors.torch import save
 from torch import Tensor
 
-from eagle3.head.rows import teacher_rows
+from eagle3.features.turns import teacher_positions
 
-# What safetensors calls the types that a sample is stored in.
+# What safetensors calls the types that tensors are stored in.
 DTYPES = {
     "F32": torch.float32,
     "F16": torch.float16,
@@ -25,22 +25,21 @@ DTYPES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """`turns` is 0 at prompt tokens and i at the tokens of the i-th answer; `teacher_rows` says which positions the
-    rows of `last`, `argmax` and `logsumexp` belong to."""
+    """A conversation with its features. `turns`: see turns.py. `has_teacher` marks the positions that the rows of
+    `last_hidden_state` and `teacher_argmax` belong to."""
 
     id: str
     input_ids: Int[Tensor, " T"]
     turns: Int[Tensor, " T"]
-    aux: Float[Tensor, "T 3H"]
-    last: Float[Tensor, "J H"]
-    argmax: Int[Tensor, " J"]
-    logsumexp: Float[Tensor, " J"]
-    teacher_rows: Bool[Tensor, " T"]
+    aux_hidden_states: Float[Tensor, "T AH"]
+    last_hidden_state: Float[Tensor, "J H"]
+    teacher_argmax: Int[Tensor, " J"]
+    has_teacher: Bool[Tensor, " T"]
 
 
-def rows_with_teacher(turns: Int[Tensor, " T"], kind: str) -> Bool[Tensor, " T"]:
-    """Rows whose teacher is stored: `answers` (what answers can be trained on) or `all` (for loss_mask=everything)."""
-    return torch.ones_like(turns, dtype=torch.bool) if kind == "all" else teacher_rows(turns)
+def positions_with_teacher(turns: Int[Tensor, " T"], kind: str) -> Bool[Tensor, " T"]:
+    """Mark positions whose teacher is stored: `answers` (what answers are trained on) or `all` (every position)."""
+    return torch.ones_like(turns, dtype=torch.bool) if kind == "all" else teacher_positions(turns)
 
 
 def to_bytes(sample: Sample) -> bytes:
@@ -48,26 +47,23 @@ def to_bytes(sample: Sample) -> bytes:
         {
             "input_ids": sample.input_ids.int(),
             "turns": sample.turns.short(),
-            "aux": sample.aux.contiguous(),
-            "last": sample.last.contiguous(),
-            "argmax": sample.argmax.int(),
-            "logsumexp": sample.logsumexp.float(),
+            "aux_hidden_states": sample.aux_hidden_states.contiguous(),
+            "last_hidden_state": sample.last_hidden_state.contiguous(),
+            "teacher_argmax": sample.teacher_argmax.int(),
         },
         metadata={"id": sample.id},
     )
 
 
-def from_bytes(blob: memoryview, *, sample_id: str, stored_teacher_rows: str) -> Sample:
-    """The large tensors are views of `blob`; any exception means that it is damaged."""
+def from_bytes(blob: memoryview, *, sample_id: str, teachers: str) -> Sample:
+    """Read a sample whose large tensors are views of `blob`; any exception means that the blob is damaged."""
     tensors = views(blob)
     turns = tensors["turns"].long()
-    return Sample(
-        id=sample_id, **tensors | {"turns": turns}, teacher_rows=rows_with_teacher(turns, stored_teacher_rows)
-    )
+    return Sample(id=sample_id, **tensors | {"turns": turns}, has_teacher=positions_with_teacher(turns, teachers))
 
 
 def views(blob: memoryview) -> dict[str, Tensor]:
-    """The tensors of a safetensors blob, without the two copies that the library's `load` makes."""
+    """Return the tensors of a safetensors blob, without the two copies that the library's `load` makes."""
     header_end = 8 + int.from_bytes(blob[:8], "little")
     header, data = json.loads(bytes(blob[8:header_end])), blob[header_end:]
     header.pop("__metadata__", None)

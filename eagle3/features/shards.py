@@ -3,46 +3,54 @@
     shard-000000.tar    members 00000000.safetensors, 00000001.safetensors, …
     shard-000000.json   per sample: id, offset, size, tokens, answer tokens; the tar's size and sha256; token counts
 
-The index is renamed into place after its tar: a shard is complete if its index exists.
+The index appears after its tar: a shard is complete if its index exists.
 """
 
+import hashlib
 import io
-import mmap
-import os
 import tarfile
 from collections import Counter
-from contextlib import suppress
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import IO
+from typing import Any
 
 from eagle3.errors import InputError
+from eagle3.features.manifest import (
+    FORMAT_VERSION,
+    MAKE_FEATURES,
+    MadeFrom,
+    SampleEntry,
+    ShardEntry,
+    ShardIndex,
+    index_name,
+)
 from eagle3.features.sample import Sample, from_bytes, to_bytes
-from eagle3.head.rows import trained_rows
-from eagle3.storage import sha256_file, sha256_json, with_filename, write_json
+from eagle3.features.turns import anchors_of
+from eagle3.storage import PendingFile, Storage, record_bytes, sha256_stored, write_file
 
 
-@dataclass(frozen=True)
-class SampleEntry:
-    """Where one sample lies and what it weighs."""
+class HashedFile:
+    """A file whose hash is known when it is written."""
 
-    id: str
-    offset: int
-    size: int
-    tokens: int
-    answer_tokens: int
-    rows: int  # trained rows when every answer is trained
+    def __init__(self, file: PendingFile) -> None:
+        self.file = file
+        self.hash = hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        self.hash.update(data)
+        return self.file.write(data)
+
+    def tell(self) -> int:
+        return self.file.tell()
 
 
 class ShardWriter:
     """Writes one shard; nothing appears under `name` before `finish`."""
 
-    def __init__(self, directory: Path, number: int, first_sample: int) -> None:
-        self.name = f"shard-{number:06d}"
-        self.directory = directory
-        self.partial = directory / f".{self.name}.tar.tmp"
-        self.file: IO[bytes] = self.partial.open("wb")
-        self.tar = tarfile.TarFile(fileobj=self.file, mode="w", format=tarfile.USTAR_FORMAT)
+    def __init__(self, storage: Storage, number: int, first_sample: int) -> None:
+        self.name = f"shard-{number:06d}.tar"
+        self.storage = storage
+        self.pending = storage.create(self.name)
+        self.file = HashedFile(self.pending)
+        self.tar = tarfile.TarFile(fileobj=self.file, mode="w", format=tarfile.USTAR_FORMAT)  # type: ignore[arg-type]
         self.entries: list[SampleEntry] = []
         self.answer_counts: Counter[int] = Counter()
         self.first_sample = first_sample
@@ -56,52 +64,45 @@ class ShardWriter:
         member = tarfile.TarInfo(f"{self.first_sample + len(self.entries):08d}.safetensors")
         member.size = len(blob)
         offset = self.file.tell() + tarfile.BLOCKSIZE  # the member's header is one block
-        with with_filename(self.partial):
-            self.tar.addfile(member, io.BytesIO(blob))
+        self.tar.addfile(member, io.BytesIO(blob))
         answers = sample.input_ids[sample.turns > 0].tolist()
-        rows, _ = trained_rows(sample.turns, 1)
-        self.entries.append(SampleEntry(sample.id, offset, len(blob), len(sample.input_ids), len(answers), len(rows)))
+        anchors = len(anchors_of(sample.turns))
+        self.entries.append(SampleEntry(sample.id, offset, len(blob), len(sample.input_ids), len(answers), anchors))
         self.answer_counts.update(answers)
 
-    def finish(self, made_from: str) -> dict:
-        """Close and publish the shard; returns its index. `made_from` is the hash of what decides its content."""
-        with with_filename(self.partial):
-            self.tar.close()
-            self.file.flush()
-            os.fsync(self.file.fileno())
-            self.file.close()
-        path = self.directory / f"{self.name}.tar"
-        index = {
-            "shard": path.name,
-            "made_from": made_from,
-            "bytes": self.partial.stat().st_size,
-            "sha256": sha256_file(self.partial),
-            "samples": [asdict(entry) for entry in self.entries],
-            "answer_counts": sorted(self.answer_counts.items()),
-        }
-        self.partial.replace(path)
-        write_json(path.with_suffix(".json"), index)
+    def finish(self, made_from: str) -> ShardIndex:
+        """Close and publish the shard. `made_from` is the hash of what decides its content."""
+        self.tar.close()
+        index = ShardIndex(
+            format_version=FORMAT_VERSION,
+            shard=self.name,
+            made_from=made_from,
+            bytes=self.file.tell(),
+            sha256=self.file.hash.hexdigest(),
+            samples=self.entries,
+            answer_counts=sorted(self.answer_counts.items()),
+        )
+        self.pending.commit()
+        write_file(self.storage, index_name(self.name), record_bytes(index))
         return index
 
     def discard(self) -> None:
-        with suppress(OSError):  # on a full disk closing fails as writing did
-            self.file.close()
-        self.partial.unlink(missing_ok=True)
+        self.pending.discard()
 
 
 class StoreWriter:
     """Puts samples into shards of about `shard_bytes`; finished shards are appended to `indices`."""
 
-    def __init__(self, directory: Path, made_from: dict, indices: list[dict], *, shard_bytes: int) -> None:
-        self.directory, self.made_from, self.indices = directory, sha256_json(made_from), indices
+    def __init__(self, storage: Storage, made_from: MadeFrom, indices: list[ShardIndex], *, shard_bytes: int) -> None:
+        self.storage, self.made_from, self.indices = storage, hash_of(made_from), indices
         self.shard_bytes = shard_bytes
         self.shard: ShardWriter | None = None
 
     def add(self, sample: Sample) -> None:
         if self.shard is None:
-            number = max((int(index["shard"][6:12]) + 1 for index in self.indices), default=0)
-            first_sample = sum(len(index["samples"]) for index in self.indices)
-            self.shard = ShardWriter(self.directory, number, first_sample)
+            number = max((int(index.shard[6:12]) + 1 for index in self.indices), default=0)
+            first_sample = sum(len(index.samples) for index in self.indices)
+            self.shard = ShardWriter(self.storage, number, first_sample)
         self.shard.add(sample)
         if self.shard.size >= self.shard_bytes:
             self.close_shard()
@@ -121,34 +122,38 @@ class StoreWriter:
 class ShardReader:
     """Random access to one shard. The one place where a shard is opened."""
 
-    def __init__(self, path: Path, *, expected_bytes: int, stored_teacher_rows: str) -> None:
-        self.path = path
-        self.stored_teacher_rows = stored_teacher_rows
-        if not path.is_file():
-            raise InputError(f"shard {path} is missing; bring it back, or delete its .json and rerun stages=[features]")
-        actual = path.stat().st_size
-        if actual != expected_bytes:
-            raise broken(path, f"holds {actual} bytes instead of {expected_bytes}")
-        with path.open("rb") as file:
-            # Copy on write: torch warns of tensors in read-only memory, and the file must never change.
-            self.bytes = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+    def __init__(self, storage: Storage, shard: ShardEntry, *, teachers: str) -> None:
+        self.storage, self.name, self.teachers = storage, shard.name, teachers
+        self.path = f"{storage.location}/{shard.name}"
+        try:
+            actual = storage.size(shard.name)
+        except FileNotFoundError:
+            raise InputError(
+                f"shard {self.path} is missing; bring it back, or delete its .json and run: {MAKE_FEATURES}"
+            ) from None
+        if actual != shard.bytes:
+            raise broken(self.path, f"holds {actual} bytes instead of {shard.bytes}")
 
     def read(self, entry: SampleEntry) -> Sample:
-        """A sample whose large tensors are views of the file: what is never looked at is never read."""
-        blob = self.bytes[entry.offset : entry.offset + entry.size]
+        """Read a sample whose large tensors are views of the file: what is never looked at is never read."""
+        blob = self.storage.read(self.name, entry.offset, entry.offset + entry.size)
         try:
-            return from_bytes(blob, sample_id=entry.id, stored_teacher_rows=self.stored_teacher_rows)
-        except Exception as error:  # safetensors raises its own type on a damaged header
+            return from_bytes(blob, sample_id=entry.id, teachers=self.teachers)
+        except Exception as error:  # whatever damaged bytes can make of a header
             raise broken(self.path, f"cannot be read at sample {entry.id} ({error})") from error
 
 
-def verify_file(path: Path, expected_sha256: str) -> None:
-    actual = sha256_file(path)
+def hash_of(made_from: MadeFrom) -> str:
+    return hashlib.sha256(record_bytes(made_from)).hexdigest()
+
+
+def verify_file(storage: Storage, name: str, expected_sha256: str) -> None:
+    actual = sha256_stored(storage, name)
     if actual != expected_sha256:
-        raise broken(path, f"has sha256 {actual[:12]}… instead of {expected_sha256[:12]}…")
+        raise broken(f"{storage.location}/{name}", f"has sha256 {actual[:12]}… instead of {expected_sha256[:12]}…")
 
 
-def broken(path: Path, what: str) -> InputError:
+def broken(path: str, what: str) -> InputError:
     return InputError(
         f"{path} {what}: it is truncated or damaged and is refused; copy it again, or delete it (a shard with its "
         f".json) and rerun precompute.py stages=[features], which rewrites only what is missing"

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from eagle3.data.pack import Pack
+from eagle3.head.batch import TttBatch
 
 KeysValues = tuple[Float[Tensor, "*N G C"], Float[Tensor, "*N G C"]]
 
@@ -28,25 +28,25 @@ class Attention(Protocol):
     def __call__(self, query: Float[Tensor, "R Q C"], own: list[KeysValues]) -> Float[Tensor, "R Q C"]: ...
 
 
-# Once a pack, from the keys and values of step 0 [T, G, C].
-MakeAttention = Callable[[KeysValues, Pack], Attention]
+# Once a batch, from the keys and values of step 0 [T, G, C].
+MakeAttention = Callable[[KeysValues, TttBatch], Attention]
 
 
 class DenseAttention:
-    def __init__(self, context: KeysValues, pack: Pack) -> None:
-        self.context, self.pack = context, pack
+    def __init__(self, context: KeysValues, batch: TttBatch) -> None:
+        self.context, self.batch = context, batch
 
     def __call__(self, query: Float[Tensor, "R Q C"], own: list[KeysValues]) -> Float[Tensor, "R Q C"]:
         outputs = []
-        for sample in range(len(self.pack.sample_ids)):
-            tokens = slice(self.pack.token_bounds[sample], self.pack.token_bounds[sample + 1])
-            rows = slice(self.pack.row_bounds[sample], self.pack.row_bounds[sample + 1])
+        for sample in range(len(self.batch.pack.sample_ids)):
+            tokens = slice(self.batch.pack.token_bounds[sample], self.batch.pack.token_bounds[sample + 1])
+            rows = slice(self.batch.anchor_bounds[sample], self.batch.anchor_bounds[sample + 1])
             outputs.append(
                 self._sample_attention(
                     query[rows],
                     (self.context[0][tokens], self.context[1][tokens]),
                     [(key[rows], value[rows]) for key, value in own],
-                    self.pack.rows[rows] - tokens.start,
+                    self.batch.anchors[rows] - tokens.start,
                 )
             )
         return torch.cat(outputs)
@@ -70,12 +70,12 @@ class DenseAttention:
 
 
 class PaddedAttention:
-    def __init__(self, context: KeysValues, pack: Pack) -> None:
+    def __init__(self, context: KeysValues, batch: TttBatch) -> None:
         # By powers of two of the length: one long sample among short ones must not make all of them long.
         by_length: dict[int, list[int]] = {}
-        for sample, bounds in enumerate(pairwise(pack.token_bounds)):
+        for sample, bounds in enumerate(pairwise(batch.pack.token_bounds)):
             by_length.setdefault((bounds[1] - bounds[0]).bit_length(), []).append(sample)
-        self.groups = [_PaddedSamples(context, pack, samples) for samples in by_length.values()]
+        self.groups = [_PaddedSamples(context, batch, samples) for samples in by_length.values()]
         self.order = torch.cat([group.own_rows for group in self.groups]).argsort()
 
     def __call__(self, query: Float[Tensor, "R Q C"], own: list[KeysValues]) -> Float[Tensor, "R Q C"]:
@@ -94,16 +94,16 @@ class PaddedAttention:
 class _PaddedSamples:
     """Some samples of a pack as a batch."""
 
-    def __init__(self, context: KeysValues, pack: Pack, samples: list[int]) -> None:
-        device = pack.rows.device
-        tokens, _ = _padded_index(pack.token_bounds, samples)
-        rows, places = _padded_index(pack.row_bounds, samples)
+    def __init__(self, context: KeysValues, batch: TttBatch, samples: list[int]) -> None:
+        device = batch.anchors.device
+        tokens, _ = _padded_index(batch.pack.token_bounds, samples)
+        rows, places = _padded_index(batch.anchor_bounds, samples)
         self.own_rows = rows.flatten()[places].to(device, non_blocking=True)
         starts = tokens[:, 0].to(device, non_blocking=True)
         tokens, self.rows, self.places = (part.to(device, non_blocking=True) for part in (tokens, rows, places))
         # Padded tokens stand behind every row of the sample, so the mask of the future hides them; padded rows are
         # never read, but must see a token: a row of nothing but -inf would make gradients nan.
-        row_positions = (pack.rows[self.rows] - starts[:, None]).clamp(min=0)[:, :, None]
+        row_positions = (batch.anchors[self.rows] - starts[:, None]).clamp(min=0)[:, :, None]
         self.future = torch.arange(tokens.shape[1], device=device) > row_positions  # (N, M, L)
         self.key, self.value = gathered(context[0], tokens), gathered(context[1], tokens)  # (N, L, G, C)
 

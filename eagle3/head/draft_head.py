@@ -2,18 +2,18 @@
 
 The caller owns attention (a training unroll, a decoding cache), so the head offers the parts around it:
 
-    hidden = head.fuse(aux)                            # the target's three captured layers, once per row
+    hidden = head.fuse(aux_hidden_states)              # the target's captured layers, once per position
     x = head.attention_input(embed, hidden)            # embed: the *next* token's, unscaled, from the target
     query, (key, value) = head.queries(x, positions), head.keys_values(x, positions)
     hidden = head.output(hidden, attended)             # un-normed; logits(hidden) predicts the token after the next
     hidden = head.feedback(hidden)                     # what the next step takes in place of the fused state
 
 Shapes: any leading dimensions R; A captured layers, H hidden size, Q query heads, G key/value heads, C channels of a
-head, D draft vocabulary.
+head, D draft vocabulary; AH = A · H, HH = 2 · H.
 """
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Self
 
 import torch
 from jaxtyping import Float, Int
@@ -23,14 +23,17 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from eagle3.errors import InputError
-
-NUM_CAPTURED_LAYERS = 3
+from eagle3.storage import Record
+from eagle3.target.facts import TargetConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadConfig:
-    """Everything that decides the head's shape and arithmetic; written to config.json at export."""
+class HeadConfig(Record):
+    """Everything that decides the head's shape and arithmetic. KIND names its kind (kind.py)."""
 
+    KIND: ClassVar[str] = "eagle3"
+
+    num_captured_layers: int
     hidden_size: int
     intermediate_size: int
     num_heads: int
@@ -43,6 +46,13 @@ class HeadConfig:
     max_position_embeddings: int
     fc_norm: bool
     norm_output: bool
+
+    @classmethod
+    def for_target(cls, target: TargetConfig, **settings: Any) -> Self:
+        """Take what `settings` leave out, or give as None, from the target."""
+        given = {name: value for name, value in settings.items() if value is not None}
+        shared = {field.name for field in fields(cls)} & {field.name for field in fields(target)}
+        return cls(**{name: getattr(target, name) for name in shared} | given)
 
     def __post_init__(self) -> None:
         for name in ("num_heads", "num_kv_heads", "head_dim", "intermediate_size"):
@@ -62,9 +72,6 @@ class HeadConfig:
             raise InputError(
                 f"model.head_dim={self.head_dim} is odd; RoPE needs an even number, e.g. model.head_dim=64"
             )
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class RMSNorm(nn.Module):
@@ -124,30 +131,32 @@ class DraftHead(nn.Module):
         self.config = config
         hidden = config.hidden_size
         if config.fc_norm:
-            self.fc_norm = nn.ModuleList(RMSNorm(hidden, config.rms_norm_eps) for _ in range(NUM_CAPTURED_LAYERS))
-        self.fc = nn.Linear(NUM_CAPTURED_LAYERS * hidden, hidden, bias=False)
+            self.fc_norm = nn.ModuleList(
+                RMSNorm(hidden, config.rms_norm_eps) for _ in range(config.num_captured_layers)
+            )
+        self.fc = nn.Linear(config.num_captured_layers * hidden, hidden, bias=False)
         self.midlayer = DraftLayer(config)
         self.norm = RMSNorm(hidden, config.rms_norm_eps)
         self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
         self.rotary = LlamaRotaryEmbedding(rotary_config(config))
         self.register_buffer("draft_ids", draft_ids)
 
-    def fuse(self, aux: Float[Tensor, "*R 3H"]) -> Float[Tensor, "*R H"]:
-        aux = aux.to(self.fc.weight.dtype)
+    def fuse(self, aux_hidden_states: Float[Tensor, "*R AH"]) -> Float[Tensor, "*R H"]:
+        aux = aux_hidden_states.to(self.fc.weight.dtype)
         if self.config.fc_norm:
-            parts = aux.chunk(NUM_CAPTURED_LAYERS, dim=-1)
+            parts = aux.chunk(self.config.num_captured_layers, dim=-1)
             aux = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
         return self.fc(aux)
 
-    def attention_input(self, embed: Float[Tensor, "*R H"], hidden: Float[Tensor, "*R H"]) -> Float[Tensor, "*R 2H"]:
+    def attention_input(self, embed: Float[Tensor, "*R H"], hidden: Float[Tensor, "*R H"]) -> Float[Tensor, "*R HH"]:
         layer = self.midlayer
         return torch.cat([layer.input_layernorm(embed.to(hidden.dtype)), layer.hidden_norm(hidden)], dim=-1)
 
-    def queries(self, x: Float[Tensor, "R 2H"], positions: Int[Tensor, " R"]) -> Float[Tensor, "R Q C"]:
+    def queries(self, x: Float[Tensor, "R HH"], positions: Int[Tensor, " R"]) -> Float[Tensor, "R Q C"]:
         return self._rotated(self.midlayer.self_attn.q_proj(x), positions)
 
     def keys_values(
-        self, x: Float[Tensor, "R 2H"], positions: Int[Tensor, " R"]
+        self, x: Float[Tensor, "R HH"], positions: Int[Tensor, " R"]
     ) -> tuple[Float[Tensor, "R G C"], Float[Tensor, "R G C"]]:
         attention = self.midlayer.self_attn
         value = attention.v_proj(x).unflatten(-1, (-1, self.config.head_dim))

@@ -25,7 +25,7 @@ class Layer(Protocol):
     def fuse(self, aux: Float[Tensor, "T 3H"]) -> Float[Tensor, "T H"]:
         """What step 0 takes as the hidden state."""
 
-    def first(
+    def project_context(
         self,
         hidden: Float[Tensor, "T H"],
         tokens: Int[Tensor, " T"],
@@ -34,13 +34,13 @@ class Layer(Protocol):
     ) -> Projected:
         """Step 0: hidden states and queries of `rows`, keys and values of all; `tokens` are the next ones."""
 
-    def later(
+    def project_step(
         self, hidden: Float[Tensor, "R H"], tokens: Int[Tensor, " R"], positions: Int[Tensor, " R"], step: int
     ) -> Projected:
         """The same for step 1, 2, … on the trained rows alone."""
 
     def output(self, hidden: Float[Tensor, "R H"], attended: Float[Tensor, "R Q C"]) -> Float[Tensor, "R H"]:
-        """As `DraftHead.output`; `hidden` is what `first` or `later` returned."""
+        """As `DraftHead.output`; `hidden` is what `project_context` or `project_step` returned."""
 
     def feedback(self, hidden: Float[Tensor, "R H"]) -> Float[Tensor, "R H"]:
         """As `DraftHead.feedback`."""
@@ -55,7 +55,7 @@ class PlainLayer:
         self.head, self.embedding = head, embedding
         self.fuse, self.output, self.feedback = head.fuse, head.output, head.feedback
 
-    def first(
+    def project_context(
         self,
         hidden: Float[Tensor, "T H"],
         tokens: Int[Tensor, " T"],
@@ -67,7 +67,7 @@ class PlainLayer:
         hidden, x, positions = (each.index_select(0, rows) for each in (hidden, x, positions))
         return hidden, self.head.queries(x, positions), keys_values
 
-    def later(
+    def project_step(
         self, hidden: Float[Tensor, "R H"], tokens: Int[Tensor, " R"], positions: Int[Tensor, " R"], step: int
     ) -> Projected:
         x = self.head.attention_input(self.embedding[tokens], hidden)

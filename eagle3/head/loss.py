@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from eagle3.data.pack import Pack
 from eagle3.errors import InputError
+from eagle3.head.batch import TttBatch
 from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.head.draft_vocab import membership
 
@@ -55,38 +55,40 @@ class UnrollLoss:
         """InputError where this run cannot compute the loss; `precision` is the trainer's."""
 
     def __call__(
-        self, head: DraftHead, hidden: list[Float[Tensor, "R H"]], teacher_head: Float[Tensor, "D H"], pack: Pack
+        self, head: DraftHead, hidden: list[Float[Tensor, "R H"]], teacher_head: Float[Tensor, "D H"], batch: TttBatch
     ) -> tuple[Float[Tensor, ""], UnrollMetrics]:
-        with torch.autocast(pack.last.device.type, enabled=False):  # bf16 logits would blur close teacher tokens
+        with torch.autocast(
+            batch.pack.last_hidden_state.device.type, enabled=False
+        ):  # bf16 logits would blur close teacher tokens
             wide = torch.promote_types(teacher_head.dtype, torch.float32)
-            teachers = (pack.last.to(wide) @ teacher_head.to(wide).T).softmax(-1)  # (J, D)
-        in_vocabulary = membership(head.draft_ids, head.config.vocab_size)[pack.argmax]
-        weight = self._row_weight(pack)
-        alive, gained = torch.ones_like(pack.rows, dtype=torch.bool), torch.zeros_like(pack.rows)
+            teachers = (batch.pack.last_hidden_state.to(wide) @ teacher_head.to(wide).T).softmax(-1)  # (J, D)
+        in_vocabulary = membership(head.draft_ids, head.config.vocab_size)[batch.pack.teacher_argmax]
+        weight = self._row_weight(batch)
+        alive, gained = torch.ones_like(batch.anchors, dtype=torch.bool), torch.zeros_like(batch.anchors)
         loss = teachers.new_zeros(())
         trained_counts, correct_counts, alive_counts = [], [], []
         for step, output in enumerate(hidden):
-            trained = pack.depth > step
-            teacher = pack.teacher_of[(pack.rows + 1 + step).clamp(max=len(pack.teacher_of) - 1)]
+            trained = batch.anchor_steps > step
+            teacher = batch.pack.teacher_index[(batch.anchors + 1 + step).clamp(max=len(batch.pack.teacher_index) - 1)]
             logits = head.logits(output).to(teachers.dtype)
             counted = trained & in_vocabulary[teacher]
             row_loss = soft_cross_entropy(logits, teachers[teacher])
             loss = loss + self.decay**step * (row_loss * weight * counted).sum()
-            correct = trained & (head.draft_ids[logits.argmax(-1)] == pack.argmax[teacher])
+            correct = trained & (head.draft_ids[logits.argmax(-1)] == batch.pack.teacher_argmax[teacher])
             alive = alive & correct
             gained = gained + alive
             trained_counts.append(trained.sum())
             correct_counts.append(correct.sum())
             alive_counts.append(alive.sum())
-        rows = torch.tensor(len(pack.rows), device=loss.device)
+        rows = torch.tensor(len(batch.anchors), device=loss.device)
         return loss, UnrollMetrics(
             rows, torch.stack(trained_counts), torch.stack(correct_counts), torch.stack(alive_counts), gained
         )
 
-    def _row_weight(self, pack: Pack) -> Tensor:
+    def _row_weight(self, batch: TttBatch) -> Tensor:
         if self.normalize == "token":
-            return torch.full_like(pack.rows, 1 / pack.rows_in_step, dtype=torch.float32)
-        return 1 / (pack.rows_of_sample * pack.samples_in_step)
+            return torch.full_like(batch.anchors, 1 / batch.pack.anchors_in_step, dtype=torch.float32)
+        return 1 / (batch.anchors_of_sample * batch.pack.samples_in_step)
 
 
 def soft_cross_entropy(logits: Float[Tensor, "R D"], teacher: Float[Tensor, "R D"]) -> Float[Tensor, " R"]:

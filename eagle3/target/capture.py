@@ -1,6 +1,7 @@
-"""What the draft head learns from: the residual stream into three layers of the target, and its last hidden.
+"""What the draft head learns from: the residual stream into some layers of the target (EAGLE-3, arXiv:2503.01840,
+section 3.1: a low, a middle and a high one), and its last hidden state.
 
-Shapes: B batch, T padded tokens, T_b tokens of sample b, H hidden size."""
+Shapes: B batch, T padded tokens, T_b tokens of sample b, A captured layers, H hidden size, AH = A · H."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -10,33 +11,33 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import PreTrainedConfig
 
 from eagle3.errors import InputError
+from eagle3.target.facts import rope_depends_on_length
 from eagle3.target.model import Target
 
 
-def capture_layers(num_layers: int) -> list[int]:
-    """The three layers whose inputs the head reads, as indices into Hugging Face's `hidden_states`."""
+def default_capture_layers(num_layers: int) -> list[int]:
+    """Return the three layers whose inputs the head reads, as indices into Hugging Face's `hidden_states`."""
     return check_capture_layers([2, num_layers // 2, num_layers - 3], num_layers)
 
 
 def check_capture_layers(layers: Sequence[int], num_layers: int) -> list[int]:
-    low, middle, high = layers if len(layers) == 3 else (0, 0, 0)
-    if not 1 <= low < middle < high < num_layers:
+    """Return the layers, or raise InputError unless they ascend from 1 on and the target has them."""
+    if not layers or list(layers) != sorted({*layers}) or not layers[0] >= 1 or not layers[-1] < num_layers:
         way_out = f"[1,{num_layers // 2},{num_layers - 1}]" if num_layers >= 4 else "a target of 4 layers or more"
         raise InputError(
-            f"features.capture_layers={[*layers]} does not fit a target of {num_layers} layers: three ascending "
-            f"indices from 1 to {num_layers - 1}; try features.capture_layers={way_out}"
+            f"features.capture_layers={[*layers]} does not fit a target of {num_layers} layers: ascending indices "
+            f"from 1 to {num_layers - 1}, usually three; try features.capture_layers={way_out}"
         )
-    return [low, middle, high]
+    return list(layers)
 
 
 class Features(NamedTuple):
-    """What one sample gives: the residual stream into three layers, low to high, and the final-normed last hidden."""
+    """What one sample gives: the residual stream into the captured layers, low to high, and the final-normed state."""
 
-    aux: Float[Tensor, "T_b 3H"]
-    last: Float[Tensor, "T_b H"]
+    aux_hidden_states: Float[Tensor, "T_b AH"]
+    last_hidden_state: Float[Tensor, "T_b H"]
 
 
 class Capture:
@@ -53,8 +54,8 @@ class Capture:
         if self.alone and len(lengths) > 1:
             rows = zip(input_ids, lengths, strict=True)
             return [features for ids, length in rows for features in self(ids[None, :length], [length])]
-        hidden_size = self.target.text_config.hidden_size
-        aux = [self.target.embedding.new_empty(length, 3, hidden_size) for length in lengths]
+        num_layers, hidden_size = len(self.layers), self.target.text_config.hidden_size
+        aux = [self.target.embedding.new_empty(length, num_layers, hidden_size) for length in lengths]
         with ExitStack() as hooks:
             for slot, layer in enumerate(self.layers):
                 keep = partial(_keep_input, [sample[:, slot] for sample in aux])
@@ -67,17 +68,14 @@ class Capture:
         return [Features(*pair) for pair in zip((sample.flatten(1) for sample in aux), last, strict=True)]
 
 
+def layer_input(args: tuple, kwargs: dict[str, Any]) -> Float[Tensor, "B T H"]:
+    """Return what a decoder layer reads, from the arguments of its forward."""
+    return args[0] if args else kwargs["hidden_states"]
+
+
 def _keep_input(places: list[Tensor], layer: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-    hidden = args[0] if args else kwargs["hidden_states"]  # (B, T, H)
-    for place, sample in zip(places, hidden, strict=True):
+    for place, sample in zip(places, layer_input(args, kwargs), strict=True):
         place.copy_(sample[: len(place)])
-
-
-def rope_depends_on_length(config: PreTrainedConfig) -> bool:
-    """Whether the longest row of a batch sets how all rows encode positions: such rows must run one at a time."""
-    parameters = getattr(config, "rope_parameters", None) or {}
-    nested = [value for value in parameters.values() if isinstance(value, dict)]  # one for each kind of layer
-    return any(rope.get("rope_type") in ("longrope", "dynamic") for rope in (parameters, *nested))
 
 
 @torch.no_grad()

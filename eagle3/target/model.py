@@ -25,6 +25,7 @@ from transformers import (
 
 from eagle3.errors import InputError
 from eagle3.storage import sha256_json
+from eagle3.target.facts import TargetConfig, target_config
 from eagle3.target.files import (
     DTYPES,
     checked_path,
@@ -34,8 +35,8 @@ from eagle3.target.files import (
     load_tokenizer,
     stated_dtype,
 )
+from eagle3.target.identity import TargetIdentity, template_hash
 
-COMPARED = ("config_hash", "tokenizer_hash", "template_hash", "weights_hash")
 # What says how or where a model was loaded or saved, not which model it is.
 VOLATILE_CONFIG = {"transformers_version", "_name_or_path", "_commit_hash", "dtype", "torch_dtype", "use_cache"}
 
@@ -79,17 +80,21 @@ class Target:
         return self.model.get_output_embeddings().weight  # type: ignore[return-value]
 
     @cached_property
-    def fingerprint(self) -> dict[str, str | None]:
-        """Which model this is. A chat template from a file replaces `template_hash`, see `template_hash`."""
+    def identity(self) -> TargetIdentity:
+        """Return which model this is, with the tokenizer's own chat template."""
         template = self.tokenizer.chat_template
-        return {
-            "name": self.path,
-            "revision": getattr(self.model.config, "_commit_hash", None),
-            "config_hash": self.config_hash,
-            "tokenizer_hash": _tokenizer_hash(self.tokenizer),
-            "template_hash": template_hash(template.get("default") if isinstance(template, dict) else template),
-            "weights_hash": _weights_hash(self.decoder),
-        }
+        return TargetIdentity(
+            name=self.path,
+            revision=getattr(self.model.config, "_commit_hash", None),
+            config_hash=self.config_hash,
+            tokenizer_hash=_tokenizer_hash(self.tokenizer),
+            template_hash=template_hash(template.get("default") if isinstance(template, dict) else template),
+            weights_hash=_weights_hash(self.decoder),
+        )
+
+    @cached_property
+    def facts(self) -> TargetConfig:
+        return target_config(self.text_config, len(self.lm_head), self.checkpoint_dtype)
 
 
 # --- loading ---------------------------------------------------------------------------------------------------------
@@ -183,24 +188,6 @@ def _decoder(model: PreTrainedModel, path: str) -> nn.Module:
 
 
 # --- identity --------------------------------------------------------------------------------------------------------
-
-
-def template_hash(template: str | None) -> str | None:
-    """For a template from a file: `target.fingerprint | {"template_hash": template_hash(text)}`."""
-    return None if template is None else hashlib.sha256(template.encode()).hexdigest()
-
-
-def require_same_target(
-    expected: dict[str, Any], actual: dict[str, Any], *, expected_from: str, actual_from: str
-) -> None:
-    """Raise unless both fingerprints mean one model; folders may differ, what they hold may not."""
-    differing = [part.removesuffix("_hash") for part in COMPARED if expected.get(part) != actual.get(part)]
-    if differing:
-        raise InputError(
-            f"{expected_from} was made with target {expected.get('name')}, {actual_from} is {actual.get('name')}: "
-            f"they differ in {', '.join(differing)}; use the same target, tokenizer and chat template, or make "
-            f"{expected_from} again with this one"
-        )
 
 
 def _without_volatile(config: Any) -> Any:

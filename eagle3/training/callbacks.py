@@ -1,7 +1,6 @@
-"""What Lightning does not have: checkpoints that survive a kill and a full disk, throughput in the log, and a progress
-bar that does not wait for the GPU."""
+"""What Lightning does not have: a last checkpoint on signals, throughput in the log, and a progress bar that does not
+wait for the GPU."""
 
-import io
 import math
 import signal
 import time
@@ -11,23 +10,11 @@ from typing import Any
 
 import lightning
 import torch
-from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback, Checkpoint, TQDMProgressBar
 
 from eagle3.data.loader import PackLoader
-from eagle3.data.pack import Pack
+from eagle3.data.pack import Batch
 from eagle3.errors import Interrupted
-from eagle3.storage import atomic_write
-
-
-class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint under a temporary name first: a full disk or a kill leaves the one before as it was."""
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        content = io.BytesIO()  # torch hides what writing to a full disk raises
-        torch.save(checkpoint, content)
-        with atomic_write(Path(path)) as file:
-            file.write(content.getbuffer())
 
 
 def ends_step(trainer: lightning.Trainer, batch_idx: int) -> bool:
@@ -59,7 +46,7 @@ class LastCheckpoint(Checkpoint):
         trainer: lightning.Trainer,
         module: lightning.LightningModule,
         outputs: object,
-        batch: Pack,
+        batch: Batch,
         batch_idx: int,
     ) -> None:
         if not ends_step(trainer, batch_idx):
@@ -75,7 +62,7 @@ class LastCheckpoint(Checkpoint):
 
     # A signal ends the run only here, after the step that was saved has been logged.
     def on_train_batch_start(
-        self, trainer: lightning.Trainer, module: lightning.LightningModule, batch: Pack, batch_idx: int
+        self, trainer: lightning.Trainer, module: lightning.LightningModule, batch: Batch, batch_idx: int
     ) -> None:
         if self.stopped:
             raise Interrupted(f"stopped by a signal; go on with ckpt_path={self.path}")
@@ -126,7 +113,7 @@ class Progress(TQDMProgressBar):
 
 
 class Throughput(Callback):
-    """Logs trained rows (about one per answer token) and tokens a second of all ranks, and this one's wait for data."""
+    """Logs anchors (about one per answer token) and tokens a second of all ranks, and this one's wait for data."""
 
     def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
         self._start(time.perf_counter(), 0.0)
@@ -146,22 +133,22 @@ class Throughput(Callback):
         trainer: lightning.Trainer,
         module: lightning.LightningModule,
         outputs: object,
-        batch: Pack,
+        batch: Batch,
         batch_idx: int,
     ) -> None:
-        self.rows += len(batch.rows)
-        self.tokens += len(batch.input_ids)
+        self.anchors += batch.num_anchors
+        self.tokens += len(batch.pack.input_ids)
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if every and ends_step(trainer, batch_idx) and trainer.global_step % every == 0:
             loader: PackLoader = trainer.train_dataloader  # type: ignore[assignment]
             now, waited = time.perf_counter(), loader.waited
-            counts = torch.tensor([self.rows, self.tokens], dtype=torch.float32, device=module.device)
-            rows, tokens = trainer.strategy.reduce(counts, reduce_op="sum") / (now - self.started)
-            module.log("train/rows_per_s", rows, batch_size=1)
+            counts = torch.tensor([self.anchors, self.tokens], dtype=torch.float32, device=module.device)
+            anchors, tokens = trainer.strategy.reduce(counts, reduce_op="sum") / (now - self.started)
+            module.log("train/anchors_per_s", anchors, batch_size=1)
             module.log("train/tokens_per_s", tokens, batch_size=1)
             module.log("train/data_wait_share", (waited - self.waited) / (now - self.started), batch_size=1)
             self._start(now, waited)  # logging waits for the GPU: that time belongs to the next steps
 
     def _start(self, now: float, waited: float) -> None:
-        self.rows = self.tokens = 0
+        self.anchors = self.tokens = 0
         self.started, self.waited = now, waited

@@ -1,27 +1,109 @@
-"""What a training may go on from: a checkpoint of the same training, and no folder that holds another one."""
+"""Lightning checkpoints of a draft head: written whole, read without pickle, and what a training may go on from."""
 
+import io
+import json
 import logging
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from pickle import UnpicklingError
+from typing import Any, ClassVar
 
 import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from torch import Tensor
 
-from eagle3.data.datamodule import FeatureData
 from eagle3.errors import InputError
+from eagle3.features.source import FeatureSource
 from eagle3.head.draft_head import DraftHead
-from eagle3.target.model import require_same_target
-from eagle3.training.module import read_checkpoint
+from eagle3.storage import Record, atomic_write, parse_record
+from eagle3.target.facts import TargetConfig
+from eagle3.target.identity import TargetIdentity, require_same_target
 
 log = logging.getLogger(__name__)
+KEY = "eagle3"  # of the record in Lightning's dictionary
 GROUPS = ("data", "loss_mask", "loss", "optim")
 # Where the samples lie, how they are read, and in which products and chunks the same loss is computed.
 MAY_CHANGE = (
-    "data._target_", "data.path", "data.prefetch", "data.readers", "data.verify", "loss._target_", "loss.chunk_rows",
+    "data._target_", "data.path", "data.source", "data.prefetch", "data.readers", "data.verify", "loss._target_",
+    "loss.chunk_rows",
 )  # fmt: skip
 
 
+@dataclass(frozen=True, kw_only=True)
+class Origin(Record):
+    """The features that a head is trained on. `counts` are those of the source, for people."""
+
+    target: TargetIdentity
+    target_config: TargetConfig
+    capture_layers: list[int]  # indices into Hugging Face's `hidden_states`
+    path: str | list[str]
+    hash: str
+    val_fraction: float
+
+    @classmethod
+    def of(cls, source: FeatureSource, val_fraction: float) -> "Origin":
+        return cls(
+            target=source.made_from.target,
+            target_config=source.target_config,
+            capture_layers=source.made_from.capture_layers,
+            path=source.location,
+            hash=source.fingerprint,
+            val_fraction=val_fraction,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRecord(Record):
+    """What a checkpoint says beside its weights: which head it is, how it was trained and on what."""
+
+    FORMAT_VERSION: ClassVar[int] = 1
+
+    format_version: int
+    kind: str
+    head_config: dict[str, Any]  # of the kind's config_type
+    ttt_steps: int
+    accept_length: dict[str, float]  # by metric, of the latest validation
+    origin: Origin
+    settings: dict[str, Any]  # by config key: what a training keeps to from its first step to its last
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    path: Path
+    record: TrainingRecord
+    weights: dict[str, Tensor]  # of HeadTraining
+    global_step: int
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint under a temporary name first: a full disk or a kill leaves the one before as it was."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        content = io.BytesIO()  # torch hides what writing to a full disk raises
+        torch.save(checkpoint, content)
+        with atomic_write(Path(path)) as file:
+            file.write(content.getbuffer())
+
+
+def read_checkpoint(path: str | Path, *, setting: str) -> Checkpoint:
+    """Read a checkpoint of HeadTraining; `setting` is the config key and value that name it."""
+    way_out = (
+        "give another one, e.g. RUN/checkpoints/last.ckpt of: python train.py data.path=DIR/features hydra.run.dir=RUN"
+    )
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, UnpicklingError):  # torch's own messages advise to load pickles
+        content = {}
+    if not isinstance(content, dict) or KEY not in content:
+        raise InputError(f"{setting}: {path} is damaged, or no checkpoint of a draft head; {way_out}")
+    record = parse_record(
+        json.dumps(content[KEY]).encode(), TrainingRecord, source=f"{setting}: {path}", way_out=way_out
+    )
+    return Checkpoint(Path(path), record, content["state_dict"], content["global_step"])
+
+
 def decisive_settings(config: dict[str, Any]) -> dict[str, Any]:
-    """What a training keeps to from its first step to its last, by config key; `config` is a composed train.yaml."""
+    """Return what a training keeps to, by config key; `config` is a composed train.yaml."""
     grouped = {f"{group}.{key}": value for group in GROUPS for key, value in config[group].items()}
     settings = {"seed": config["seed"], "ttt_steps": config["ttt_steps"], **grouped}
     return {key: value for key, value in settings.items() if key not in MAY_CHANGE}
@@ -38,38 +120,45 @@ def require_own_folder(run_dir: Path, checkpoint: str | None) -> None:
         )
 
 
-def require_checkpoint_fits(path: str | None, data: FeatureData, head: DraftHead, settings: dict[str, Any]) -> None:
-    """A checkpoint goes on only with its own settings, a head of its making, over features of its target."""
+def read_resumed(path: str | None) -> Checkpoint | None:
+    """Read the checkpoint that `ckpt_path` names."""
     if path is None:
-        return
+        return None
     if not Path(path).is_file():
         there = ", ".join(sorted(each.name for each in Path(path).parent.glob("*.ckpt"))) or "no checkpoint"
         raise InputError(
             f"ckpt_path={path} does not exist (there is {there}); give RUN/checkpoints/last.ckpt of an earlier run"
         )
-    checkpoint = read_checkpoint(path, setting=f"ckpt_path={path}")
+    return read_checkpoint(path, setting=f"ckpt_path={path}")
+
+
+def require_checkpoint_fits(
+    checkpoint: Checkpoint, source: FeatureSource, head: DraftHead, settings: dict[str, Any]
+) -> None:
+    """A checkpoint goes on only with its own settings, a head of its making, over features of its target."""
+    record, path = checkpoint.record, checkpoint.path
     require_same_target(
-        checkpoint["eagle3"]["origin"]["target"],
-        data.store.manifest["made_from"]["target"],
+        record.origin.target,
+        source.made_from.target,
         expected_from=f"ckpt_path={path}",
-        actual_from=f"data.path={data.store.path}",
+        actual_from=f"data.path={source.location}",
     )
-    differing = _differing(checkpoint["eagle3"]["head_config"], head.config.to_dict())
-    if not torch.equal(checkpoint["state_dict"]["head.draft_ids"], head.draft_ids):
+    differing = _differing(record.head_config, asdict(head.config))
+    if not torch.equal(checkpoint.weights["head.draft_ids"], head.draft_ids):
         differing.append("other tokens in the draft vocabulary, which the store's answers decide")
     if differing:
         raise InputError(
             f"ckpt_path={path} holds another head than this run's ({', '.join(differing)}); give the model.* settings "
             f"and the data.path of the run that it comes from"
         )
-    differing = _differing(checkpoint["eagle3"]["settings"], settings)
+    differing = _differing(record.settings, settings)
     if differing:
         raise InputError(
             f"ckpt_path={path} was trained with other settings ({', '.join(differing)}); give those of that run "
             f"(.hydra/overrides.yaml in its folder), or start anew without ckpt_path"
         )
-    if checkpoint["eagle3"]["origin"]["hash"] != data.store.fingerprint:
-        log.warning("data.path=%s has changed since %s: samples may be repeated or skipped", data.store.path, path)
+    if record.origin.hash != source.fingerprint:
+        log.warning("data.path=%s has changed since %s: samples may be repeated or skipped", source.location, path)
 
 
 def _differing(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

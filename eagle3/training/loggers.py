@@ -3,7 +3,6 @@
 import csv
 from pathlib import Path
 
-import torch
 from lightning.fabric.loggers.csv_logs import _ExperimentWriter
 from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
@@ -30,20 +29,16 @@ class MetricsFile(ExperimentWriter):
 class MetricsCSV(CSVLogger):
     """Writes RUN/metrics.csv: one row per log call, empty cells where a metric was not logged."""
 
-    def __init__(self, *, run_dir: str, resume_from: str | None, flush_every_n_steps: int) -> None:
+    def __init__(self, *, run_dir: str, resume_step: int, flush_every_n_steps: int) -> None:
         super().__init__(save_dir=run_dir, name="", version="", flush_logs_every_n_steps=flush_every_n_steps)
-        self.resume_from = resume_from
+        self.resume_step = resume_step
 
     @property
     @rank_zero_experiment
     def experiment(self) -> _ExperimentWriter:
         if self._experiment is None:
-            self._experiment = MetricsFile(self.log_dir, global_step(self.resume_from))
+            self._experiment = MetricsFile(self.log_dir, self.resume_step)
         return self._experiment
-
-
-def global_step(checkpoint: str | None) -> int:
-    return 0 if checkpoint is None else torch.load(checkpoint, map_location="cpu", weights_only=True)["global_step"]
 
 
 def close(loggers: list[Logger], status: str) -> None:

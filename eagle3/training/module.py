@@ -5,8 +5,7 @@ Shapes: V target vocabulary, D draft vocabulary, H hidden size, K steps, S lengt
 
 import logging
 import math
-from pathlib import Path
-from pickle import UnpicklingError
+from dataclasses import asdict
 
 import lightning
 import torch
@@ -15,15 +14,15 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from eagle3.data.pack import Pack
 from eagle3.errors import InputError
-from eagle3.head.attention import MakeAttention
 from eagle3.head.attention_choice import choose_attention, require_known
+from eagle3.head.batch import TttBatch
 from eagle3.head.draft_head import DraftHead
-from eagle3.head.layer import MakeLayer
+from eagle3.head.kernels import KernelPlan
+from eagle3.head.kind import kind_named
 from eagle3.head.layer_choice import choose_layer, require_known_layer
 from eagle3.head.loss import UnrollLoss, UnrollMetrics, accept_length
-from eagle3.head.unroll import unroll
+from eagle3.training.checkpoint import KEY, Origin, TrainingRecord
 from eagle3.training.optim import AdamWCosine
 from eagle3.training.rounds import rounds
 from eagle3.training.sharding import shard_over_ranks
@@ -32,29 +31,14 @@ log = logging.getLogger(__name__)
 SERVED_STEPS = (3, 5)  # chains whose accept length validation promises, beside that of K steps
 
 
-def read_checkpoint(path: str | Path, *, setting: str) -> dict:
-    """A checkpoint of HeadTraining; `setting` is the config key and value that name it."""
-    try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, UnpicklingError):  # torch's own messages advise to load pickles
-        checkpoint = {}
-    if not isinstance(checkpoint, dict) or "eagle3" not in checkpoint:
-        raise InputError(
-            f"{setting}: {path} is damaged, or no checkpoint of a draft head; give another one, e.g. "
-            f"RUN/checkpoints/last.ckpt of: python train.py data.path=DIR/features hydra.run.dir=RUN"
-        )
-    return checkpoint
-
-
 class HeadTraining(lightning.LightningModule):
-    """`origin` says where the head comes from, `settings` how it is trained: plain dicts, kept in every checkpoint."""
+    """`origin` says what the head is trained on, `settings` how: both are kept in every checkpoint."""
 
     embedding: Float[Tensor, "V H"]
     teacher_head: Float[Tensor, "D H"]
     totals: Float[Tensor, " 3K+2"]
     served: Float[Tensor, "S 2"]
-    attention: MakeAttention
-    layer: MakeLayer
+    kernels: KernelPlan
 
     def __init__(
         self,
@@ -67,13 +51,14 @@ class HeadTraining(lightning.LightningModule):
         layer: str,
         embedding: Float[Tensor, "V H"],
         lm_head: Float[Tensor, "V H"],
-        origin: dict,
+        origin: Origin,
         settings: dict,
     ) -> None:
         super().__init__()
         if ttt_steps < 1:
             raise InputError(f"ttt_steps={ttt_steps} must be 1 or more, e.g. ttt_steps=7")
         self.head, self.loss, self.optim = head, loss, optim
+        self.kind = kind_named(head.config.KIND)
         require_known(attention)
         require_known_layer(layer)
         self.ttt_steps, self.attention_name, self.layer_name = ttt_steps, attention, layer
@@ -92,22 +77,22 @@ class HeadTraining(lightning.LightningModule):
 
     def setup(self, stage: str) -> None:
         device, precision, config = self.trainer.strategy.root_device, self.trainer.precision, self.head.config
-        self.attention = choose_attention(
-            self.attention_name, device=device, precision=precision, head_dim=config.head_dim
+        self.kernels = KernelPlan(
+            choose_attention(self.attention_name, device=device, precision=precision, head_dim=config.head_dim),
+            choose_layer(self.layer_name, device=device, precision=precision, config=config),
         )
-        self.layer = choose_layer(self.layer_name, device=device, precision=precision, config=config)
         self.loss.require(device=device, precision=precision, config=config)
 
-    def training_step(self, pack: Pack, batch_idx: int) -> Tensor:
-        loss, metrics = self.compute_loss(pack)
+    def training_step(self, batch: TttBatch, batch_idx: int) -> Tensor:
+        loss, metrics = self.compute_loss(batch)
         self.log("train/loss", loss, batch_size=1)
         self._log("train", metrics.as_tensor())
         return loss
 
-    def validation_step(self, pack: Pack, batch_idx: int) -> None:
-        loss, metrics = self.compute_loss(pack)
-        self.totals += torch.cat([metrics.as_tensor(), (loss * pack.rows_in_step).double()[None]])
-        gained, rows = metrics.gained.cpu(), pack.rows.cpu()
+    def validation_step(self, batch: TttBatch, batch_idx: int) -> None:
+        loss, metrics = self.compute_loss(batch)
+        self.totals += torch.cat([metrics.as_tensor(), (loss * batch.pack.anchors_in_step).double()[None]])
+        gained, rows = metrics.gained.cpu(), batch.anchors.cpu()
         self.served += self.served.new_tensor([rounds(gained, rows, steps=steps) for steps in self.served_steps])
 
     def on_validation_epoch_start(self) -> None:
@@ -147,17 +132,22 @@ class HeadTraining(lightning.LightningModule):
             clip(self.head.parameters(), gradient_clip_val)
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
-        checkpoint["eagle3"] = {
-            "head_config": self.head.config.to_dict(),
-            "ttt_steps": self.ttt_steps,
-            "accept_length": {k: float(v) for k, v in self.trainer.callback_metrics.items() if k.startswith("val/")},
-            "origin": self.origin,
-            "settings": self.settings,
-        }
+        metrics = self.trainer.callback_metrics
+        checkpoint[KEY] = asdict(
+            TrainingRecord(
+                format_version=TrainingRecord.FORMAT_VERSION,
+                kind=self.kind.name,
+                head_config=asdict(self.head.config),
+                ttt_steps=self.ttt_steps,
+                accept_length={key: float(value) for key, value in metrics.items() if key.startswith("val/")},
+                origin=self.origin,
+                settings=self.settings,
+            )
+        )
 
-    def compute_loss(self, pack: Pack) -> tuple[Tensor, UnrollMetrics]:
-        hidden = unroll(self.head, self.embedding, pack, self.ttt_steps, self.attention, self.layer)
-        return self.loss(self.head, hidden, self.teacher_head, pack)
+    def compute_loss(self, batch: TttBatch) -> tuple[Tensor, UnrollMetrics]:
+        hidden = self.kind.unroll(self.head, self.embedding, batch, self.ttt_steps, self.kernels)
+        return self.loss(self.head, hidden, self.teacher_head, batch)
 
     def _log(self, stage: str, sums: Float[Tensor, " 3K+1"]) -> Tensor:
         """Log accept length, which is returned, and per-step accuracy from the sums of `UnrollMetrics`."""

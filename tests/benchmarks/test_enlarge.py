@@ -10,9 +10,9 @@ from stores import ASSETS, ROOT
 from torch import Tensor
 from torch.nn import functional
 
-from eagle3.data.pack import pack_samples
 from eagle3.errors import InputError
 from eagle3.features.sample import Sample
+from eagle3.head.batch import ttt_batch
 from eagle3.head.unroll import unroll
 from eagle3.serving.head.export import export_head
 from eagle3.serving.head.format import load_head
@@ -64,10 +64,10 @@ def test_target_and_head_compute_what_they_did(head_path: Path, tmp_path: Path) 
         logsumexp=torch.zeros(31),
         teacher_rows=torch.arange(50) >= 19,
     )
-    larger = replace(sample, aux=torch.cat([beside_zeros(part) for part in sample.aux.chunk(3, 1)], 1))
+    larger = replace(sample, aux=torch.cat([beside_zeros(part) for part in sample.aux_hidden_states.chunk(3, 1)], 1))
     heads = [load_head(path, dtype=torch.float32).head for path in (head_path, tmp_path / "large" / "head")]
     outputs = [
-        unroll(head, target.embedding, pack_samples([each], ttt_steps=3), 3)
+        unroll(head, target.embedding, ttt_batch([each], ttt_steps=3), 3)
         for head, target, each in zip(heads, (small, large), (sample, larger), strict=True)
     ]
     for theirs, ours in zip(*outputs, strict=True):

@@ -40,14 +40,14 @@ def test_the_flop_of_a_step_are_those_of_its_matrix_products() -> None:
     steps = 3
     config = composed(["ttt_steps=3", "attention=dense", "loss=soft_cross_entropy", "trainer.precision=32-true"])
     step = random_step(SMALL, config)
-    pack = RandomSamples(SMALL, torch.float32, seed=0).pack([40, 30], 0.5, ttt_steps=steps)
+    batch = RandomSamples(SMALL, torch.float32, seed=0).pack([40, 30], 0.5, ttt_steps=steps)
     with FlopCounterMode(display=False) as counter:
-        step(pack)
+        step(batch)
     counted = counter.get_flop_counts()["Global"][torch.ops.aten.mm]
-    rows = len(pack.rows)
+    rows = len(batch.anchors)
     # The plain step also computes pairs that are not trained (a turn's last rows at later steps) and unasked teachers.
     expected = product_flops(SMALL, tokens=70, rows=rows, pairs=steps * rows)
-    unasked = 2 * (len(pack.last) - rows) * SMALL.hidden_size * SMALL.draft_vocab_size
+    unasked = 2 * (len(batch.pack.last_hidden_state) - rows) * SMALL.hidden_size * SMALL.draft_vocab_size
     assert counted == expected + unasked
 
 
@@ -55,9 +55,9 @@ def test_attention_counts_every_key_that_a_trained_row_sees() -> None:
     from random_head import SMALL, RandomSamples
     from step_cost import attention_flops
 
-    pack = RandomSamples(SMALL, torch.float32, seed=0).pack([6], 1, ttt_steps=2)  # rows 0 … 3, and 0 … 2 at step 1
+    batch = RandomSamples(SMALL, torch.float32, seed=0).pack([6], 1, ttt_steps=2)  # rows 0 … 3, and 0 … 2 at step 1
     keys = (1 + 2 + 3 + 4) + (2 + 3 + 4)
-    assert attention_flops(SMALL, pack, 2) == 12 * SMALL.num_heads * SMALL.head_dim * keys
+    assert attention_flops(SMALL, batch, 2) == 12 * SMALL.num_heads * SMALL.head_dim * keys
 
 
 def test_ragged_lengths_sum_up_to_the_tokens_and_differ() -> None:

@@ -92,7 +92,7 @@ def test_packs_copied_while_the_gpu_computes_are_those_of_the_cpu(tmp_path: Path
     """The GPU lags behind the host, so that it reads packs whose Python objects are gone."""
     samples = [random_sample([0] * 300 + [1] * 700, seed=number, sample_id=f"p{number}#0") for number in range(24)]
     for sample in samples:
-        vars(sample).update(aux=sample.aux.float(), last=sample.last.float())
+        vars(sample).update(aux=sample.aux_hidden_states.float(), last=sample.last_hidden_state.float())
     store = write_store(tmp_path / "store", samples)
     device = torch.device("cuda", 0)
     data = data_of(store, pack_tokens=2000, device="cuda:0")

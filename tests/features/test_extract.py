@@ -14,7 +14,7 @@ from eagle3.errors import InputError
 from eagle3.features import extract
 from eagle3.features.extract import extract_features
 from eagle3.features.store import FeatureStore
-from eagle3.head.rows import teacher_rows
+from eagle3.features.turns import teacher_positions
 from eagle3.storage import json_line, write_json
 from eagle3.target.capture import Capture, Features
 from eagle3.target.model import Target, load_target
@@ -71,11 +71,11 @@ def test_stored_features_are_the_targets_own(answered: Path, run: Callable[..., 
         with torch.no_grad():
             output = target.model(input_ids=sample.input_ids[None].long(), output_hidden_states=True)
         aux = torch.cat([output.hidden_states[layer][0] for layer in CAPTURE], dim=-1)
-        torch.testing.assert_close(sample.aux, aux, rtol=1e-4, atol=1e-4)
-        rows = teacher_rows(sample.turns)
-        torch.testing.assert_close(sample.last, output.hidden_states[-1][0][rows], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(sample.aux_hidden_states, aux, rtol=1e-4, atol=1e-4)
+        rows = teacher_positions(sample.turns)
+        torch.testing.assert_close(sample.last_hidden_state, output.hidden_states[-1][0][rows], rtol=1e-4, atol=1e-4)
         logits = output.logits[0][rows]
-        assert torch.equal(sample.argmax.long(), logits.argmax(-1))
+        assert torch.equal(sample.teacher_argmax.long(), logits.argmax(-1))
         torch.testing.assert_close(sample.logsumexp, logits.logsumexp(-1), rtol=1e-4, atol=1e-4)
 
 
@@ -205,7 +205,7 @@ def test_teacher_rows_all_stores_a_teacher_at_every_row(answered: Path, run: Cal
     run(answered, teacher_rows="all")
     store = FeatureStore(answered / "features")
     sample = store.read(store.samples[0])
-    assert len(sample.last) == len(sample.argmax) == len(sample.input_ids)
+    assert len(sample.last_hidden_state) == len(sample.teacher_argmax) == len(sample.input_ids)
 
 
 def test_answers_of_another_target_or_unfinished_ones_are_refused(

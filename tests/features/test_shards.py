@@ -49,7 +49,10 @@ def test_a_sample_read_back_is_the_one_written(tmp_path: Path) -> None:
 def test_samples_are_read_without_a_copy_and_writing_to_one_leaves_the_file_alone(
     tmp_path: Path, dtype: torch.dtype
 ) -> None:
-    samples = [replace(sample, aux=sample.aux.to(dtype), last=sample.last.to(dtype)) for sample in random_samples(3)]
+    samples = [
+        replace(sample, aux=sample.aux_hidden_states.to(dtype), last=sample.last_hidden_state.to(dtype))
+        for sample in random_samples(3)
+    ]
     path, index = write(tmp_path, samples)
     content, shard = path.read_bytes(), reader(path, index)
     entries = [SampleEntry(**entry) for entry in index["samples"]]
@@ -66,7 +69,7 @@ def test_samples_are_read_without_a_copy_and_writing_to_one_leaves_the_file_alon
 
 def test_a_sample_without_teacher_rows_is_read(tmp_path: Path) -> None:
     sample = random_sample([0, 0, 1])
-    sample = replace(sample, aux=sample.aux.float(), last=sample.last.float())
+    sample = replace(sample, aux=sample.aux_hidden_states.float(), last=sample.last_hidden_state.float())
     path, index = write(tmp_path, [sample])
     assert_same(reader(path, index).read(SampleEntry(**index["samples"][0])), sample)
 
@@ -79,7 +82,7 @@ def test_webdataset_reads_our_shards(tmp_path: Path) -> None:
     read = [load(item["safetensors"]) for item in dataset]
     assert len(read) == len(samples)
     for tensors, sample in zip(read, samples, strict=True):
-        assert torch.equal(tensors["aux"], sample.aux)
+        assert torch.equal(tensors["aux"], sample.aux_hidden_states)
         assert torch.equal(tensors["input_ids"].long(), sample.input_ids)
     del dataset
     gc.collect()  # while its warning is still ignored
@@ -89,8 +92,11 @@ def test_no_padding_and_no_pickle_is_stored(tmp_path: Path) -> None:
     samples = random_samples(3)
     path, index = write(tmp_path, samples)
     for sample, entry in zip(samples, index["samples"], strict=True):
-        values = sum(t.numel() * t.element_size() for t in (sample.aux, sample.last)) + sample.input_ids.numel() * 6
-        assert entry["size"] < values + len(sample.argmax) * 8 + 700  # and the safetensors header
+        values = (
+            sum(t.numel() * t.element_size() for t in (sample.aux_hidden_states, sample.last_hidden_state))
+            + sample.input_ids.numel() * 6
+        )
+        assert entry["size"] < values + len(sample.teacher_argmax) * 8 + 700  # and the safetensors header
     assert b"pickle" not in path.read_bytes()
 
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from eagle3.data.pack import Pack, pack_samples
 from eagle3.errors import InputError
 from eagle3.features.sample import Sample
 from eagle3.head.attention import DenseAttention, MakeAttention, PaddedAttention
 from eagle3.head.attention_choice import choose_attention
+from eagle3.head.batch import TttBatch, ttt_batch
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.fast.flash_attention import FlashAttention
 from eagle3.head.fast.flash_kernels import FlashAttnPackage, Segments, TorchFlash, VarlenKernel
@@ -112,7 +112,7 @@ def flash(kernel: VarlenKernel) -> MakeAttention:
 
 def outputs_and_gradients(
     attention: MakeAttention,
-    pack: Pack,
+    batch: TttBatch,
     step: int,
     *,
     heads: tuple[int, int, int] = (QUERY_HEADS, GROUPS, CHANNELS),
@@ -124,15 +124,15 @@ def outputs_and_gradients(
 
     def drawn(*shape: int) -> Tensor:
         x = torch.randn(*shape, channels, generator=generator).bfloat16()
-        return x.to(pack.rows.device, dtype)
+        return x.to(batch.anchors.device, dtype)
 
     def leaf(*shape: int) -> Tensor:
         return drawn(*shape).requires_grad_()
 
-    tokens, rows = len(pack.input_ids), len(pack.rows)
+    tokens, rows = len(batch.pack.input_ids), len(batch.anchors)
     query, key, value = leaf(rows, query_heads), leaf(tokens, groups), leaf(tokens, groups)
     own = [(leaf(rows, groups), leaf(rows, groups)) for _ in range(step)]
-    output = attention((key, value), pack)(query, own)
+    output = attention((key, value), batch)(query, own)
     inputs = [query, key, value, *(part for pair in own for part in pair)]
     return [output.detach(), *torch.autograd.grad(output, inputs, drawn(rows, query_heads))]
 
@@ -148,10 +148,10 @@ def test_fast_attention_equals_the_dense_one(
     ragged_samples: list[Sample], make_sample: Callable[..., Sample], fast: str, step: int, packed: str
 ) -> None:
     samples = ragged_samples if packed == "ragged" else [make_sample(turns) for turns in MANY_TURNS]
-    pack = pack_samples(samples, ttt_steps=STEPS)
-    dense = outputs_and_gradients(DenseAttention, pack, step)
+    batch = ttt_batch(samples, ttt_steps=STEPS)
+    dense = outputs_and_gradients(DenseAttention, batch, step)
     assert dense[0].abs().max() > 0.1
-    for one, other in zip(dense, outputs_and_gradients(FAST[fast], pack, step), strict=True):
+    for one, other in zip(dense, outputs_and_gradients(FAST[fast], batch, step), strict=True):
         torch.testing.assert_close(one, other, **CLOSE)
 
 
@@ -164,8 +164,8 @@ def test_fast_attention_equals_the_dense_one(
 def test_samples_without_trained_rows_change_nothing(
     make_sample: Callable[..., Sample], fast: str, turns: list
 ) -> None:
-    pack = pack_samples([make_sample(one) for one in turns], ttt_steps=STEPS)
-    dense, other = (outputs_and_gradients(make, pack, 1) for make in (DenseAttention, FAST[fast]))
+    batch = ttt_batch([make_sample(one) for one in turns], ttt_steps=STEPS)
+    dense, other = (outputs_and_gradients(make, batch, 1) for make in (DenseAttention, FAST[fast]))
     for one, another in zip(dense, other, strict=True):
         torch.testing.assert_close(one, another, **CLOSE)
 
@@ -173,14 +173,14 @@ def test_samples_without_trained_rows_change_nothing(
 def test_the_gradients_of_flash_attention_are_those_of_its_output_by_finite_differences(
     make_sample: Callable[..., Sample],
 ) -> None:
-    pack = pack_samples([make_sample([0, 1, 1, 1, 0, 2, 2, 3, 3, 3]), make_sample([1, 1, 0])], ttt_steps=STEPS)
-    tokens, rows = len(pack.input_ids), len(pack.rows)
+    batch = ttt_batch([make_sample([0, 1, 1, 1, 0, 2, 2, 3, 3, 3]), make_sample([1, 1, 0])], ttt_steps=STEPS)
+    tokens, rows = len(batch.pack.input_ids), len(batch.anchors)
     torch.manual_seed(0)
     shapes = [(rows, 2), (tokens, 1), (tokens, 1), *[(rows, 1)] * 4]
     inputs = [torch.randn(*shape, 2, dtype=torch.double, requires_grad=True) for shape in shapes]
 
     def attended(query: Tensor, key: Tensor, value: Tensor, *own: Tensor) -> Tensor:
-        return flash(PlainKernel())((key, value), pack)(query, [(own[0], own[1]), (own[2], own[3])])
+        return flash(PlainKernel())((key, value), batch)(query, [(own[0], own[1]), (own[2], own[3])])
 
     assert torch.autograd.gradcheck(attended, inputs)
 
@@ -188,10 +188,10 @@ def test_the_gradients_of_flash_attention_are_those_of_its_output_by_finite_diff
 def test_the_unroll_with_flash_attention_trains_as_with_the_dense_one(
     make_head: Callable[..., DraftHead], embedding: Tensor, ragged_samples: list[Sample]
 ) -> None:
-    head, pack = make_head(), pack_samples(ragged_samples, ttt_steps=STEPS)
+    head, batch = make_head(), ttt_batch(ragged_samples, ttt_steps=STEPS)
     results = []
     for attention in (DenseAttention, FAST["flash"]):
-        outputs = unroll(head, embedding, pack, STEPS, attention)
+        outputs = unroll(head, embedding, batch, STEPS, attention)
         trained = [parameter for name, parameter in head.named_parameters() if not name.startswith(("lm_head", "norm"))]
         results.append([*outputs, *torch.autograd.grad(sum(output.square().mean() for output in outputs), trained)])
     for one, other in zip(*results, strict=True):
@@ -202,10 +202,10 @@ def test_flash_attention_computes_each_pair_once_in_as_many_calls_as_turns_can_b
     make_sample: Callable[..., Sample],
 ) -> None:
     turns = [0, 0] + [turn for turn in range(1, 12) for _ in range(4)]
-    pack = pack_samples([make_sample(turns), make_sample([0, 1, 1, 1])], ttt_steps=STEPS)
+    batch = ttt_batch([make_sample(turns), make_sample([0, 1, 1, 1])], ttt_steps=STEPS)
     kernel = PlainKernel()
-    outputs_and_gradients(flash(kernel), pack, 0)
-    positions = pack.positions[pack.rows]
+    outputs_and_gradients(flash(kernel), batch, 0)
+    positions = batch.pack.positions[batch.anchors]
     assert sum(kernel.pairs) == int((positions + 1).sum())
     assert len(kernel.pairs) == 1 + 4  # 11 turns
 
@@ -226,12 +226,12 @@ class LargestTensor(TorchDispatchMode):
 
 def test_a_long_sample_of_many_turns_needs_no_more_memory_than_its_keys(make_sample: Callable[..., Sample]) -> None:
     turns = [turn * (place >= 2038) for turn in range(1, 33) for place in range(2048)]  # 65,536 tokens, 10 a turn
-    pack = pack_samples([make_sample(turns)], ttt_steps=STEPS)
-    key, query = torch.randn(len(turns), 1, 2), torch.randn(len(pack.rows), 1, 2)
+    batch = ttt_batch([make_sample(turns)], ttt_steps=STEPS)
+    key, query = torch.randn(len(turns), 1, 2), torch.randn(len(batch.anchors), 1, 2)
     kernel = PlainKernel()
     with torch.no_grad(), LargestTensor(kernel) as largest:
-        output = flash(kernel)((key, key), pack)(query, [(query, query)])
-    assert output.isfinite().all() and len(pack.rows) == 32 * 9
+        output = flash(kernel)((key, key), batch)(query, [(query, query)])
+    assert output.isfinite().all() and len(batch.anchors) == 32 * 9
     assert 0 < largest.elements <= key.numel()
 
 
@@ -239,10 +239,14 @@ def test_a_long_sample_of_many_turns_needs_no_more_memory_than_its_keys(make_sam
 def test_the_kernels_of_the_installed_pytorch_take_our_arguments(ragged_samples: list[Sample], step: int) -> None:
     """On tensors without data: PyTorch checks arguments and infers shapes, without a GPU."""
     meta = torch.device("meta")
-    pack = pack_samples(ragged_samples, ttt_steps=STEPS).to(meta)
-    output, *gradients = outputs_and_gradients(flash(TorchFlash()), pack, step, dtype=torch.bfloat16)
-    assert output.device == meta and output.shape == (len(pack.rows), QUERY_HEADS, CHANNELS)
-    assert [len(gradient) for gradient in gradients[:3]] == [len(pack.rows), len(pack.input_ids), len(pack.input_ids)]
+    batch = ttt_batch(ragged_samples, ttt_steps=STEPS).to(meta)
+    output, *gradients = outputs_and_gradients(flash(TorchFlash()), batch, step, dtype=torch.bfloat16)
+    assert output.device == meta and output.shape == (len(batch.anchors), QUERY_HEADS, CHANNELS)
+    assert [len(gradient) for gradient in gradients[:3]] == [
+        len(batch.anchors),
+        len(batch.pack.input_ids),
+        len(batch.pack.input_ids),
+    ]
 
 
 def test_auto_takes_the_fastest_that_can_run_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
@@ -314,12 +318,12 @@ def test_under_autocast_flash_attention_is_as_exact_in_bfloat16_as_the_dense_one
         "long": [[0] * 350 + [1] * 150 + [0] * 55 + [2] * 180, [0] * 129 + [1] * 257],
     }
     samples = [make_sample(one) for one in turns[packed]] if packed in turns else ragged_samples
-    pack = pack_samples(samples, ttt_steps=STEPS).to(torch.device(device))
-    exact = outputs_and_gradients(DenseAttention, pack, step, heads=heads)
+    batch = ttt_batch(samples, ttt_steps=STEPS).to(torch.device(device))
+    exact = outputs_and_gradients(DenseAttention, batch, step, heads=heads)
     with torch.autocast(device, torch.bfloat16):
         half = {"heads": heads, "dtype": torch.bfloat16}
-        dense = outputs_and_gradients(DenseAttention, pack, step, **half)
-        fast = outputs_and_gradients(flash(kernel), pack, step, **half)
+        dense = outputs_and_gradients(DenseAttention, batch, step, **half)
+        fast = outputs_and_gradients(flash(kernel), batch, step, **half)
     for truth, reference, other in zip(exact, dense, fast, strict=True):
         assert other.dtype == torch.bfloat16
         allowed = 2 * (reference.double() - truth).norm() + 1e-3 * truth.norm()
@@ -330,13 +334,13 @@ def test_under_autocast_flash_attention_is_as_exact_in_bfloat16_as_the_dense_one
 def test_a_step_of_flash_attention_does_not_wait_for_the_gpu(
     make_sample: Callable[..., Sample], kernel: VarlenKernel
 ) -> None:
-    pack = pack_samples([make_sample(turns) for turns in MANY_TURNS], ttt_steps=STEPS).to(torch.device("cuda"))
+    batch = ttt_batch([make_sample(turns) for turns in MANY_TURNS], ttt_steps=STEPS).to(torch.device("cuda"))
     key, query = (
         torch.randn(count, 2, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-        for count in (len(pack.input_ids), len(pack.rows))
+        for count in (len(batch.pack.input_ids), len(batch.anchors))
     )
     torch.cuda.set_sync_debug_mode("error")
     try:
-        flash(kernel)((key, key), pack)(query, [(query, query)]).sum().backward()
+        flash(kernel)((key, key), batch)(query, [(query, query)]).sum().backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")

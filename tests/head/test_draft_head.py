@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from eagle3.data.pack import pack_samples
 from eagle3.errors import InputError
 from eagle3.features.sample import Sample
+from eagle3.head.batch import ttt_batch
 from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.head.unroll import unroll
 
@@ -68,13 +68,16 @@ def test_the_head_computes_what_its_weights_say(
 ) -> None:
     head = make_head(**options)
     sample = make_sample([1] * 9)
-    pack = pack_samples([sample], ttt_steps=1)
-    hidden = unroll(head, embedding, pack, 1)[0]
+    batch = ttt_batch([sample], ttt_steps=1)
+    hidden = unroll(head, embedding, batch, 1)[0]
     expected, logits = written_out(
-        head.state_dict(), embedding[sample.input_ids.roll(-1)], sample.aux, fc_norm=bool(options.get("fc_norm"))
+        head.state_dict(),
+        embedding[sample.input_ids.roll(-1)],
+        sample.aux_hidden_states,
+        fc_norm=bool(options.get("fc_norm")),
     )
-    torch.testing.assert_close(hidden, expected[pack.rows])
-    torch.testing.assert_close(head.logits(hidden), logits[pack.rows])
+    torch.testing.assert_close(hidden, expected[batch.anchors])
+    torch.testing.assert_close(head.logits(hidden), logits[batch.anchors])
 
 
 def test_norm_output_feeds_the_normed_state_back(make_head: Callable[..., DraftHead]) -> None:
@@ -98,6 +101,6 @@ def test_the_state_dict_has_the_names_of_a_served_checkpoint(make_head: Callable
     ("change", "message"), [({"num_kv_heads": 3}, r"model\.num_kv_heads=3"), ({"head_dim": 7}, r"model\.head_dim=7")]
 )
 def test_sizes_that_do_not_fit_name_the_key(make_head: Callable[..., DraftHead], change: dict, message: str) -> None:
-    settings = make_head().config.to_dict() | change
+    settings = make_head().config | change
     with pytest.raises(InputError, match=message):
         HeadConfig(**settings)

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from eagle3.data.pack import pack_samples
 from eagle3.errors import InputError
 from eagle3.features.sample import Sample
+from eagle3.head.anchors import anchors_and_steps
+from eagle3.head.batch import ttt_batch
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.loss import UnrollLoss, accept_length
-from eagle3.head.rows import trained_rows
 from eagle3.head.unroll import unroll
 
 STEPS, DECAY = 3, 0.7
@@ -26,33 +26,35 @@ def test_the_loss_is_the_decayed_cross_entropy_over_answer_rows(
     normalize: str,
 ) -> None:
     head = make_head().requires_grad_(False)
-    pack = pack_samples(ragged_samples, ttt_steps=STEPS)
-    outputs = unroll(head, embedding, pack, STEPS)
-    loss, metrics = UnrollLoss(decay=DECAY, normalize=normalize)(head, outputs, teacher_head, pack)
+    batch = ttt_batch(ragged_samples, ttt_steps=STEPS)
+    outputs = unroll(head, embedding, batch, STEPS)
+    loss, metrics = UnrollLoss(decay=DECAY, normalize=normalize)(head, outputs, teacher_head, batch)
 
     total, row_number = 0.0, 0
     correct, alive_sum, trained = [0] * STEPS, [0] * STEPS, [0] * STEPS
     for sample in ragged_samples:
-        teachers = dict(zip(sample.teacher_rows.nonzero().squeeze(1).tolist(), range(len(sample.last)), strict=True))
-        rows, depth = trained_rows(sample.turns, STEPS)
+        teachers = dict(
+            zip(sample.has_teacher.nonzero().squeeze(1).tolist(), range(len(sample.last_hidden_state)), strict=True)
+        )
+        rows, depth = anchors_and_steps(sample.turns, STEPS)
         for row, steps in zip(rows.tolist(), depth.tolist(), strict=True):
-            weight = 1 / len(pack.rows) if normalize == "token" else 1 / (len(rows) * len(ragged_samples))
+            weight = 1 / len(batch.anchors) if normalize == "token" else 1 / (len(rows) * len(ragged_samples))
             alive = True
             for step in range(steps):
                 teacher = teachers[row + 1 + step]
                 logits = head.lm_head(head.norm(outputs[step][row_number]))
                 best = int(head.draft_ids[logits.argmax()])
-                right = best == int(sample.argmax[teacher])
+                right = best == int(sample.teacher_argmax[teacher])
                 alive = alive and right
                 trained[step] += 1
                 correct[step] += right
                 alive_sum[step] += alive
-                if int(sample.argmax[teacher]) in head.draft_ids.tolist():
-                    p = torch.softmax(teacher_head @ sample.last[teacher], dim=0)
+                if int(sample.teacher_argmax[teacher]) in head.draft_ids.tolist():
+                    p = torch.softmax(teacher_head @ sample.last_hidden_state[teacher], dim=0)
                     total += weight * DECAY**step * float(-(p * torch.log_softmax(logits, dim=0)).sum())
             row_number += 1
     assert float(loss) == pytest.approx(total, rel=1e-6)
-    assert metrics.rows == len(pack.rows)
+    assert metrics.rows == len(batch.anchors)
     assert metrics.trained.tolist() == trained
     assert metrics.correct.tolist() == correct
     assert metrics.alive.tolist() == alive_sum
@@ -63,9 +65,11 @@ def test_a_teacher_outside_the_draft_vocabulary_carries_no_loss_and_counts_as_wr
 ) -> None:
     head = make_head()
     outside = next(token for token in range(head.config.vocab_size) if token not in head.draft_ids.tolist())
-    pack = pack_samples([make_sample([0, 1, 1, 1, 1])], ttt_steps=1)
-    pack.argmax[:] = outside
-    loss, metrics = UnrollLoss(decay=1.0, normalize="token")(head, unroll(head, embedding, pack, 1), teacher_head, pack)
+    batch = ttt_batch([make_sample([0, 1, 1, 1, 1])], ttt_steps=1)
+    batch.pack.teacher_argmax[:] = outside
+    loss, metrics = UnrollLoss(decay=1.0, normalize="token")(
+        head, unroll(head, embedding, batch, 1), teacher_head, batch
+    )
     assert float(loss.detach()) == 0
     assert metrics.correct.tolist() == [0]
     assert metrics.trained.tolist() == [3]

@@ -5,7 +5,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from eagle3.head.rows import runs, teacher_rows, tokens_left_in_turn, trained_rows
+from eagle3.features.turns import teacher_positions, tokens_left_in_turn
+from eagle3.head.anchors import anchors_and_steps, runs
 
 PATTERNS = [
     [0, 0, 1, 1, 1, 0],
@@ -37,7 +38,7 @@ def by_definition(turns: list[int], ttt_steps: int) -> dict[int, int]:
 @pytest.mark.parametrize("turns", PATTERNS)
 @pytest.mark.parametrize("ttt_steps", [1, 2, 7])
 def test_trained_rows_are_those_of_the_definition(turns: list[int], ttt_steps: int) -> None:
-    rows, depth = trained_rows(torch.tensor(turns), ttt_steps)
+    rows, depth = anchors_and_steps(torch.tensor(turns), ttt_steps)
     assert dict(zip(rows.tolist(), depth.tolist(), strict=True)) == by_definition(turns, ttt_steps)
 
 
@@ -47,24 +48,24 @@ def test_random_turns_follow_the_definition_too() -> None:
         runs = torch.randint(0, 5, (8,), generator=generator).tolist()
         turns = [number if number % 2 else 0 for number, run in enumerate(runs) for _ in range(run)]
         if turns:
-            rows, depth = trained_rows(torch.tensor(turns), 4)
+            rows, depth = anchors_and_steps(torch.tensor(turns), 4)
             assert dict(zip(rows.tolist(), depth.tolist(), strict=True)) == by_definition(turns, 4)
 
 
 def test_the_row_at_the_last_prompt_token_is_trained_and_none_before_it() -> None:
-    rows, _ = trained_rows(torch.tensor([0, 0, 0, 1, 1, 1]), 7)
+    rows, _ = anchors_and_steps(torch.tensor([0, 0, 0, 1, 1, 1]), 7)
     assert rows.tolist() == [2, 3]
 
 
 def test_one_token_answers_and_empty_answers_train_nothing() -> None:
-    assert len(trained_rows(torch.tensor([0, 0, 1, 0]), 7)[0]) == 0
-    assert len(trained_rows(torch.tensor([0, 0, 0]), 7)[0]) == 0
+    assert len(anchors_and_steps(torch.tensor([0, 0, 1, 0]), 7)[0]) == 0
+    assert len(anchors_and_steps(torch.tensor([0, 0, 0]), 7)[0]) == 0
 
 
 @pytest.mark.parametrize("turns", PATTERNS)
 def test_every_step_of_every_row_finds_its_teacher_stored(turns: list[int]) -> None:
-    stored = teacher_rows(torch.tensor(turns))
-    rows, depth = trained_rows(torch.tensor(turns), 7)
+    stored = teacher_positions(torch.tensor(turns))
+    rows, depth = anchors_and_steps(torch.tensor(turns), 7)
     asked = {row + 1 + step for row, steps in zip(rows.tolist(), depth.tolist(), strict=True) for step in range(steps)}
     assert asked <= set(stored.nonzero().squeeze(1).tolist())
 
@@ -75,7 +76,7 @@ def test_tokens_left_in_turn_counts_down_inside_each_turn() -> None:
 
 @pytest.mark.parametrize("turns", PATTERNS)
 def test_each_run_of_trained_rows_is_that_of_one_turn(turns: list[int]) -> None:
-    rows, _ = trained_rows(torch.tensor(turns), 7)
+    rows, _ = anchors_and_steps(torch.tensor(turns), 7)
     bounds, ends = runs(rows)
     by_run = [rows[first:stop].tolist() for first, stop in pairwise(bounds)]
     predicted = torch.tensor(turns)[rows + 1].tolist()

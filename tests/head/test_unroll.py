@@ -1,16 +1,17 @@
 """The unroll against step-by-step decoding: a cache for each chain, one row at a time, as a server would do it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from eagle3.data.pack import Pack, pack_samples
 from eagle3.features.sample import Sample
+from eagle3.head.anchors import anchors_and_steps
+from eagle3.head.batch import TttBatch, ttt_batch
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.loss import UnrollLoss
-from eagle3.head.rows import trained_rows
 from eagle3.head.unroll import unroll
 
 STEPS = 4
@@ -32,7 +33,7 @@ def decode_chain(head: DraftHead, embedding: Tensor, sample: Sample, row: int, s
     keys, values, hidden = [], [], torch.empty(0)
     for position in range(row + 1 + steps - 1):
         drafting = position > row
-        state = head.feedback(hidden) if drafting else head.fuse(sample.aux[position])
+        state = head.feedback(hidden) if drafting else head.fuse(sample.aux_hidden_states[position])
         x = head.attention_input(embedding[sample.input_ids[position + 1]], state)[None]
         where = torch.tensor([position])
         key, value = head.keys_values(x, where)
@@ -52,23 +53,23 @@ def test_every_step_equals_step_by_step_decoding_with_a_cache(
     make_head: Callable[..., DraftHead], embedding: Tensor, ragged_samples: list[Sample], options: dict
 ) -> None:
     head = make_head(**options)
-    pack = pack_samples(ragged_samples, ttt_steps=STEPS)
-    outputs = unroll(head, embedding, pack, STEPS)
+    batch = ttt_batch(ragged_samples, ttt_steps=STEPS)
+    outputs = unroll(head, embedding, batch, STEPS)
     compared = 0
     for number, sample in enumerate(ragged_samples):
-        rows, depth = trained_rows(sample.turns, STEPS)
+        rows, depth = anchors_and_steps(sample.turns, STEPS)
         for index, (row, steps) in enumerate(zip(rows.tolist(), depth.tolist(), strict=True)):
             chain = decode_chain(head, embedding, sample, row, steps)
             for step in range(steps):
-                torch.testing.assert_close(outputs[step][pack.row_bounds[number] + index], chain[step])
+                torch.testing.assert_close(outputs[step][batch.anchor_bounds[number] + index], chain[step])
                 compared += 1
-    assert compared == int(pack.depth.sum()) > 40
+    assert compared == int(batch.anchor_steps.sum()) > 40
 
 
-def loss_and_gradients(head: DraftHead, embedding: Tensor, teacher_head: Tensor, pack: Pack) -> list[Tensor]:
+def loss_and_gradients(head: DraftHead, embedding: Tensor, teacher_head: Tensor, batch: TttBatch) -> list[Tensor]:
     head.zero_grad()
-    outputs = unroll(head, embedding, pack, STEPS)
-    loss, _ = UnrollLoss(decay=0.8, normalize="token")(head, outputs, teacher_head, pack)
+    outputs = unroll(head, embedding, batch, STEPS)
+    loss, _ = UnrollLoss(decay=0.8, normalize="token")(head, outputs, teacher_head, batch)
     loss.backward()
     return [loss.detach(), *(parameter.grad.clone() for parameter in head.parameters())]
 
@@ -77,12 +78,12 @@ def test_packed_equals_one_by_one(
     make_head: Callable[..., DraftHead], embedding: Tensor, teacher_head: Tensor, ragged_samples: list[Sample]
 ) -> None:
     head = make_head()
-    packed = loss_and_gradients(head, embedding, teacher_head, pack_samples(ragged_samples, ttt_steps=STEPS))
-    total_rows = sum(len(trained_rows(sample.turns, STEPS)[0]) for sample in ragged_samples)
+    packed = loss_and_gradients(head, embedding, teacher_head, ttt_batch(ragged_samples, ttt_steps=STEPS))
+    total_rows = sum(len(anchors_and_steps(sample.turns, STEPS)[0]) for sample in ragged_samples)
     alone = [
-        loss_and_gradients(head, embedding, teacher_head, pack_samples([s], ttt_steps=STEPS, rows_in_step=total_rows))
+        loss_and_gradients(head, embedding, teacher_head, ttt_batch([s], ttt_steps=STEPS, anchors_in_step=total_rows))
         for s in ragged_samples
-        if len(trained_rows(s.turns, STEPS)[0])
+        if len(anchors_and_steps(s.turns, STEPS)[0])
     ]
     for together, parts in zip(packed, zip(*alone, strict=True), strict=True):
         torch.testing.assert_close(together, sum(parts))
@@ -99,12 +100,12 @@ def test_padding_behind_a_sample_changes_nothing(
     padding = {
         "input_ids": torch.zeros(5, dtype=torch.long),
         "turns": torch.zeros(5, dtype=torch.long),
-        "aux": torch.randn(5, sample.aux.shape[1], dtype=torch.double),
-        "teacher_rows": torch.zeros(5, dtype=torch.bool),
+        "aux_hidden_states": torch.randn(5, sample.aux_hidden_states.shape[1], dtype=torch.double),
+        "has_teacher": torch.zeros(5, dtype=torch.bool),
     }
     padded = Sample(**{**vars(sample), **{name: torch.cat([getattr(sample, name), t]) for name, t in padding.items()}})
-    free = loss_and_gradients(head, embedding, teacher_head, pack_samples([sample], ttt_steps=STEPS))
-    with_padding = loss_and_gradients(head, embedding, teacher_head, pack_samples([padded], ttt_steps=STEPS))
+    free = loss_and_gradients(head, embedding, teacher_head, ttt_batch([sample], ttt_steps=STEPS))
+    with_padding = loss_and_gradients(head, embedding, teacher_head, ttt_batch([padded], ttt_steps=STEPS))
     for one, other in zip(free, with_padding, strict=True):
         torch.testing.assert_close(one, other)
 
@@ -118,11 +119,11 @@ def test_gradient_reaches_the_last_prompt_row_and_nothing_after_the_end_of_a_tur
     head = make_head()
     # Only the row's own path is left: with values of zero attention returns nothing.
     head.midlayer.self_attn.v_proj.weight.data.zero_()
-    pack = pack_samples([sample], ttt_steps=STEPS)
-    aux = pack.aux.clone().requires_grad_()
-    pack = Pack(**{**vars(pack), "aux": aux})
-    pack.argmax[:] = head.draft_ids[0]  # every row counts
-    loss, _ = UnrollLoss(decay=1.0, normalize="token")(head, unroll(head, embedding, pack, STEPS), teacher_head, pack)
+    batch = ttt_batch([sample], ttt_steps=STEPS)
+    aux = batch.pack.aux_hidden_states.clone().requires_grad_()
+    batch = replace(batch, pack=replace(batch.pack, aux_hidden_states=aux))
+    batch.pack.teacher_argmax[:] = head.draft_ids[0]  # every row counts
+    loss, _ = UnrollLoss(decay=1.0, normalize="token")(head, unroll(head, embedding, batch, STEPS), teacher_head, batch)
     loss.backward()
     # Rows 2 … 4 predict x_4 … x_6 (x_3 is sampled before the first chain starts); row 8 predicts x_10.
     assert aux.grad.abs().sum(1).nonzero().squeeze(1).tolist() == [2, 3, 4, 8]

@@ -25,9 +25,9 @@ from torch.distributed.tensor import DTensor
 
 from eagle3 import cli
 from eagle3.data.datamodule import FeatureData
-from eagle3.data.pack import pack_samples
 from eagle3.errors import Interrupted
 from eagle3.head.attention import DenseAttention
+from eagle3.head.batch import ttt_batch
 from eagle3.head.loss import UnrollMetrics, accept_length
 from eagle3.head.unroll import unroll
 from eagle3.serving.head.export import read_trained
@@ -148,9 +148,9 @@ class OneProcess:
         self.optimizer, self.schedule = self.module.optim.build(self.module.head, total_steps)
 
     def whole(self, ids: list[str]) -> tuple[torch.Tensor, UnrollMetrics]:
-        pack = pack_samples([self.data.read(self.refs[name]) for name in ids], ttt_steps=self.ttt_steps)
-        hidden = unroll(self.module.head, self.module.embedding, pack, self.ttt_steps, DenseAttention)
-        return self.module.loss(self.module.head, hidden, self.module.teacher_head, pack)
+        batch = ttt_batch([self.data.read(self.refs[name]) for name in ids], ttt_steps=self.ttt_steps)
+        hidden = unroll(self.module.head, self.module.embedding, batch, self.ttt_steps, DenseAttention)
+        return self.module.loss(self.module.head, hidden, self.module.teacher_head, batch)
 
     def step(self, ids: list[str]) -> None:
         self.optimizer.zero_grad()

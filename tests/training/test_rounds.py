@@ -4,9 +4,9 @@ import pytest
 import torch
 from fitted_head import LAYERS, NEW_TOKENS, PROMPT, fitted_head, small_target
 
-from eagle3.data.pack import pack_samples
 from eagle3.decoding.speculate import measure, plain_greedy
-from eagle3.features.sample import Sample, rows_with_teacher
+from eagle3.features.sample import Sample, positions_with_teacher
+from eagle3.head.batch import ttt_batch
 from eagle3.head.loss import UnrollLoss
 from eagle3.head.unroll import unroll
 from eagle3.target.capture import Capture
@@ -20,7 +20,7 @@ def greedy_sample(target, prompt) -> Sample:
     ids = torch.tensor(prompt + plain_greedy(target, prompt, NEW_TOKENS))
     turns = torch.tensor([0] * len(prompt) + [1] * (len(ids) - len(prompt)))
     [features] = Capture(target, LAYERS)(ids[None], [len(ids)])
-    teachers = rows_with_teacher(turns, "answers")
+    teachers = positions_with_teacher(turns, "answers")
     logits = features.last[teachers] @ target.lm_head.T
     return Sample(
         id="",
@@ -38,11 +38,11 @@ def greedy_sample(target, prompt) -> Sample:
 def test_rounds_of_validation_are_those_of_decoding(steps):
     target = small_target()
     head = fitted_head(target, PROMPT)
-    pack = pack_samples([greedy_sample(target, prompt) for prompt in PROMPTS], ttt_steps=3)
-    outputs = unroll(head, target.embedding, pack, 3)
+    batch = ttt_batch([greedy_sample(target, prompt) for prompt in PROMPTS], ttt_steps=3)
+    outputs = unroll(head, target.embedding, batch, 3)
     loss = UnrollLoss(decay=1.0, normalize="token")
-    _, metrics = loss(head, outputs, target.lm_head[head.draft_ids], pack)
-    verifications, accepted = rounds(metrics.gained, pack.rows, steps=steps)
+    _, metrics = loss(head, outputs, target.lm_head[head.draft_ids], batch)
+    verifications, accepted = rounds(metrics.gained, batch.anchors, steps=steps)
     measured = measure(
         target, head, LAYERS, PROMPTS, steps=steps, topk=1, draft_tokens=None, max_new_tokens=NEW_TOKENS,
         temperature=0.0, seed=0, progress=None,

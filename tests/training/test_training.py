@@ -370,4 +370,4 @@ def test_the_normaliser_counts_the_rows_that_the_mask_leaves(train: Callable[...
     done.fit()
     loader = done.data.val_dataloader()
     for pack in loader:
-        assert pack.rows_in_step == len(pack.rows)
+        assert pack.anchors_in_step == len(pack.rows)

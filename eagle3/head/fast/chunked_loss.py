@@ -2,8 +2,8 @@
 
 The plain version in loss.py is the one to read first; this one has its loss, metrics and gradients
 (tests/head/fast/test_chunked_loss.py). Steps that ask the same teacher sit in one chunk, so that each teacher is
-computed once. A chunk's logits turn into their own gradient in place and are multiplied back at once: no tensor of [J, D] or [R, D] ever
-exists. Gradients are thus ready when the loss is, and the backward pass only scales them.
+computed once. A chunk's logits turn into their own gradient in place and are multiplied back at once: no tensor of
+[J, D] or [R, D] ever exists. Gradients are thus ready when the loss is, and the backward pass only scales them.
 
 Shapes: R trained rows, K steps, P trained (step, row) pairs, C teachers and M pairs of a chunk, J teacher rows, H
 hidden size, D draft vocabulary.
@@ -20,8 +20,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from eagle3.data.pack import Pack
 from eagle3.errors import InputError
+from eagle3.head.batch import TttBatch
 from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.head.fast.elementwise import PARTIAL_SUMS, choose_kernels
 from eagle3.head.fast.kernel_choice import runs_triton
@@ -51,13 +51,13 @@ class ChunkedUnrollLoss(UnrollLoss):
             raise InputError(f"loss.chunk_rows={self.chunk_rows} must be 1 or more, e.g. loss.chunk_rows=4096")
 
     def __call__(
-        self, head: DraftHead, hidden: list[Float[Tensor, "R H"]], teacher_head: Float[Tensor, "D H"], pack: Pack
+        self, head: DraftHead, hidden: list[Float[Tensor, "R H"]], teacher_head: Float[Tensor, "D H"], batch: TttBatch
     ) -> tuple[Float[Tensor, ""], UnrollMetrics]:
         with_gradients = torch.is_grad_enabled()
         projection = _Projection(head, product_dtype(head.lm_head.weight), self.make_products)
-        with torch.no_grad(), torch.autocast(pack.rows.device.type, enabled=False):
-            teachers = _Teachers(pack, teacher_head)
-            pairs = self._pairs(head, pack, teachers, len(hidden))
+        with torch.no_grad(), torch.autocast(batch.anchors.device.type, enabled=False):
+            teachers = _Teachers(batch, teacher_head)
+            pairs = self._pairs(head, batch, teachers, len(hidden))
             states = torch.cat(hidden)  # (K·R, H); each state's gradient takes its place
             row_loss, picked = self._chunk_by_chunk(pairs, teachers, projection, states, with_gradients)
             loss, metrics = torch.dot(row_loss, pairs.weight), pairs.metrics(picked)
@@ -89,17 +89,17 @@ class ChunkedUnrollLoss(UnrollLoss):
             del logits  # before the next chunk's are there too
         return losses, picked
 
-    def _pairs(self, head: DraftHead, pack: Pack, teachers: "_Teachers", ttt_steps: int) -> "_Pairs":
-        num_rows, bounds = len(pack.rows), pack.pair_bounds
-        step = torch.arange(ttt_steps, device=pack.rows.device)[:, None]
-        trained = pack.depth > step
+    def _pairs(self, head: DraftHead, batch: TttBatch, teachers: "_Teachers", ttt_steps: int) -> "_Pairs":
+        num_rows, bounds = len(batch.anchors), batch.pair_bounds
+        step = torch.arange(ttt_steps, device=batch.anchors.device)[:, None]
+        trained = batch.anchor_steps > step
         # Rows of a turn are neighbours: row i asks at step k the teacher that row i + k asks at step 0.
         teacher = torch.where(trained, step + torch.arange(num_rows, device=step.device), num_rows)
         of_pair, slots = (part[: bounds[-1]] for part in teacher.flatten().sort(stable=True))
-        token = pack.argmax[teachers.rows[of_pair]]
+        token = batch.pack.teacher_argmax[teachers.rows[of_pair]]
         wanted = torch.searchsorted(head.draft_ids, token).clamp(max=len(head.draft_ids) - 1)
         counted = head.draft_ids[wanted] == token
-        weight = self._row_weight(pack).to(teachers.dtype) * torch.pow(self.decay, step.to(teachers.dtype))
+        weight = self._row_weight(batch).to(teachers.dtype) * torch.pow(self.decay, step.to(teachers.dtype))
         return _Pairs(
             trained, bounds, slots, of_pair, weight.flatten()[slots] * counted, torch.where(counted, wanted, -1)
         )
@@ -108,11 +108,13 @@ class ChunkedUnrollLoss(UnrollLoss):
 class _Teachers:
     """The teachers that are asked, in the order of the rows that ask them at step 0."""
 
-    def __init__(self, pack: Pack, teacher_head: Float[Tensor, "D H"]) -> None:
+    def __init__(self, batch: TttBatch, teacher_head: Float[Tensor, "D H"]) -> None:
         # As the store has both: products of half precision summed in float32 are exact, and the fastest.
-        dtype = torch.promote_types(pack.last.dtype, teacher_head.dtype)
-        self.last, self.head = pack.last, teacher_head.to(dtype)
-        self.rows: Int[Tensor, " R"] = pack.teacher_of[(pack.rows + 1).clamp(max=len(pack.teacher_of) - 1)]
+        dtype = torch.promote_types(batch.pack.last_hidden_state.dtype, teacher_head.dtype)
+        self.last, self.head = batch.pack.last_hidden_state, teacher_head.to(dtype)
+        self.rows: Int[Tensor, " R"] = batch.pack.teacher_index[
+            (batch.anchors + 1).clamp(max=len(batch.pack.teacher_index) - 1)
+        ]
         self.dtype = torch.promote_types(dtype, torch.float32)
 
     def logits(self, asked: slice) -> Float[Tensor, "C D"]:

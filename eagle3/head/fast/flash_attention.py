@@ -25,8 +25,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from eagle3.data.pack import Pack
 from eagle3.head.attention import KeysValues
+from eagle3.head.batch import TttBatch
 from eagle3.head.fast.flash_kernels import Segments, VarlenKernel
 from eagle3.head.fast.own_keys import choose_own_keys
 
@@ -42,10 +42,10 @@ class EarlierTurns:
 
 
 class FlashAttention:
-    def __init__(self, context: KeysValues, pack: Pack, *, kernel: VarlenKernel) -> None:
+    def __init__(self, context: KeysValues, batch: TttBatch, *, kernel: VarlenKernel) -> None:
         self.context, self.kernel = context, kernel
-        num_tokens, device = len(pack.input_ids), pack.rows.device
-        turns_of_samples = _turns_of_samples(pack)
+        num_tokens, device = len(batch.pack.input_ids), batch.anchors.device
+        turns_of_samples = _turns_of_samples(batch)
         stretches = [turn for turns in turns_of_samples for turn in turns]
         self.own_stretch = _segments(stretches, num_tokens, device, causal=True)
         levels: list[list[tuple[Range, Range]]] = []
@@ -140,14 +140,14 @@ def _halves(own: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
     return own[:steps], own[steps:]
 
 
-def _turns_of_samples(pack: Pack) -> list[list[tuple[Range, Range]]]:
+def _turns_of_samples(batch: TttBatch) -> list[list[tuple[Range, Range]]]:
     """For each sample and turn its rows, and its stretch: the tokens since the turn before, up to its last row."""
-    turns_of_samples: list[list[tuple[Range, Range]]] = [[] for _ in pack.sample_ids]
+    turns_of_samples: list[list[tuple[Range, Range]]] = [[] for _ in batch.pack.sample_ids]
     sample, start = 0, 0
-    for rows, stop in zip(pairwise(pack.turn_bounds), pack.turn_ends, strict=True):
-        while stop > pack.token_bounds[sample + 1]:
+    for rows, stop in zip(pairwise(batch.turn_bounds), batch.turn_ends, strict=True):
+        while stop > batch.pack.token_bounds[sample + 1]:
             sample += 1
-            start = pack.token_bounds[sample]
+            start = batch.pack.token_bounds[sample]
         turns_of_samples[sample].append((rows, (start, stop)))
         start = stop
     return turns_of_samples

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from eagle3.head.draft_head import NUM_CAPTURED_LAYERS, DraftHead
+from eagle3.head.draft_head import DraftHead
 from eagle3.head.fast.fused_weights import Norm, Weights
 from eagle3.head.fast.products import Products, product_dtype
 from eagle3.head.layer import Projected
@@ -38,7 +38,7 @@ class _Fuse(torch.autograd.Function):
         x = aux
         if weights.fc_norms:
             x = torch.empty_like(aux, dtype=weights.dtype)
-            for norm, part, out in zip(weights.fc_norms, *_thirds(aux, x), strict=True):
+            for norm, part, out in zip(weights.fc_norms, *_by_layer(weights, aux, x), strict=True):
                 norm.forward(part, out)
         hidden = weights.fc.forward(x.to(weights.dtype))
         weights.fc.forget()  # what goes into it is data, or norms of data: nothing is multiplied back
@@ -51,7 +51,7 @@ class _Fuse(torch.autograd.Function):
         x = aux
         if weights.fc_norms:
             x = torch.empty_like(aux, dtype=weights.dtype)
-            for norm, part, out in zip(weights.fc_norms, *_thirds(aux, x), strict=True):
+            for norm, part, out in zip(weights.fc_norms, *_by_layer(weights, aux, x), strict=True):
                 norm.forward(part, out, weighted=False)
         weights.fc.add(grad, x.to(weights.dtype))
         weights.fc.share_gradient(weights.fc_norms)
@@ -211,7 +211,7 @@ class FusedLayer:
     def fuse(self, aux: Float[Tensor, "T 3H"]) -> Float[Tensor, "T H"]:
         return _Fuse.apply(self.weights, aux, *self.weights.of_fuse.take())
 
-    def first(
+    def project_context(
         self,
         hidden: Float[Tensor, "T H"],
         tokens: Int[Tensor, " T"],
@@ -222,7 +222,7 @@ class FusedLayer:
         hidden, query, key, value = _ProjectPack.apply(*inputs, *self.weights.of_attention.take())
         return hidden, query, (key, value)
 
-    def later(
+    def project_step(
         self, hidden: Float[Tensor, "R H"], tokens: Int[Tensor, " R"], positions: Int[Tensor, " R"], step: int
     ) -> Projected:
         """`tokens` are those of step 0, `step` rows on."""
@@ -242,8 +242,8 @@ class FusedLayer:
         return [part[0, :, : part.shape[-1] // 2] for part in self.rotary(in_float32, positions[None])]
 
 
-def _thirds(*tensors: Tensor) -> list[tuple[Tensor, ...]]:
-    return [tensor.chunk(NUM_CAPTURED_LAYERS, dim=-1) for tensor in tensors]
+def _by_layer(weights: Weights, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
+    return [tensor.chunk(len(weights.fc_norms), dim=-1) for tensor in tensors]
 
 
 def _split(weights: Weights) -> tuple[slice, slice]:

@@ -39,7 +39,8 @@ class Float8Products(Products):
 
     Gradients are e4m3, too: e5m2 gives a bit of precision for range, but with a scale of its own a row needs little,
     and the error would double (tests/head/fast/test_products.py). The weight is rounded once a training step for each
-    of the two products, as each sums over another side of it, and sides that are summed over lie side by side under one scale.
+    of the two products, as each sums over another side of it, and sides that are summed over lie side by side under
+    one scale.
 
     The gradient of the weight, a third of the work, stays in bf16 with float32 sums (`add_product`). It sums over rows,
     whose gradients differ in scale, so that no row's scale can be taken out of the sum; and both factors would have to

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Iterator
 
-from eagle3.head.build import context_factor
 from eagle3.serving.check.finding import Problem, TargetFacts
 from eagle3.serving.head.files import ARCHITECTURE, NESTED, HeadFiles
 from eagle3.serving.head.format import MAPS, head_config, rope_of
+from eagle3.target.facts import context_factor
 
 
 def check_layout(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:

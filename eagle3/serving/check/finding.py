@@ -8,15 +8,15 @@ Shapes: V target vocabulary, H hidden size.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from jaxtyping import Float
 from torch import Tensor
 
 from eagle3.errors import InputError
-from eagle3.head.build import head_facts
 from eagle3.serving.head.files import MAKE_HEAD, HeadFiles
+from eagle3.target.facts import head_facts
 from eagle3.target.model import Target
 
 Level = Literal["ok", "skipped", "warning", "error"]
@@ -51,7 +51,7 @@ def target_facts(target: Target, template_hash: str | None) -> TargetFacts:
     return TargetFacts(
         config=head_facts(target.text_config, len(target.lm_head)),
         dtype=target.checkpoint_dtype,
-        fingerprint=target.fingerprint | {"template_hash": template_hash},
+        fingerprint=asdict(target.identity.with_template(template_hash)),
         embedding=target.embedding,
     )
 

@@ -81,7 +81,7 @@ def readings(files: HeadFiles, num_layers: int) -> list[Layers]:
 @torch.inference_mode()
 def surprise(head: DraftHead, target: Target, layers: Layers, text: Text) -> Surprise:
     ids = torch.tensor([*text.prompt_ids, *text.answer_ids], device=target.device)
-    aux = Capture(target, layers)(ids[None], [len(ids)])[0].aux
+    aux = Capture(target, layers)(ids[None], [len(ids)])[0].aux_hidden_states
     first = len(text.prompt_ids) - 1  # row t predicts the token at t + 2, and prefill gives the answer's first token
     logits = head.logits(outputs(head, head.fuse(aux[:-2]), target.embedding[ids[1:-1]])[first:])
     matches = ids[first + 2 :, None] == head.draft_ids

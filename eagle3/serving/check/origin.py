@@ -5,7 +5,7 @@ from pathlib import PurePath
 
 from eagle3.serving.check.finding import Level, Problem, TargetFacts
 from eagle3.serving.head.files import LAYER_IDS, HeadFiles
-from eagle3.target.model import COMPARED
+from eagle3.target.identity import COMPARED
 
 KEY = f"eagle_config.{LAYER_IDS}"
 

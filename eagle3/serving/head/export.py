@@ -4,7 +4,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from eagle3.serving.head.files import read_files
 from eagle3.serving.head.format import is_head, load_head, save_head
 from eagle3.storage import read_json, write_json
 from eagle3.target.model import DTYPES
-from eagle3.training.module import read_checkpoint
+from eagle3.training.checkpoint import read_checkpoint
 
 MAKE_RUN = "python train.py data.path=DIR/features hydra.run.dir=RUN"
 
@@ -68,8 +68,8 @@ def _existing(path: Path, setting: str) -> Path:
 
 def read_trained(path: Path) -> TrainedHead:
     checkpoint = read_checkpoint(path, setting="run or checkpoint")
-    facts, prefix = checkpoint["eagle3"], "head."
-    weights = {name.removeprefix(prefix): w for name, w in checkpoint["state_dict"].items() if name.startswith(prefix)}
+    facts, prefix = asdict(checkpoint.record), "head."
+    weights = {name.removeprefix(prefix): w for name, w in checkpoint.weights.items() if name.startswith(prefix)}
     head = DraftHead(HeadConfig(**facts["head_config"]), weights["draft_ids"])
     head.load_state_dict(weights)
     return TrainedHead(path, head.eval().requires_grad_(False), facts)

@@ -12,9 +12,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from eagle3.errors import InputError
-from eagle3.head.draft_head import NUM_CAPTURED_LAYERS
 from eagle3.storage import read_json
 
+NUM_CAPTURED_LAYERS = 3
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 MAKE_HEAD = "python serve.py action=export run=RUN head=HEAD"
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"

@@ -17,11 +17,11 @@ from safetensors.torch import save
 from torch import Tensor
 
 from eagle3.errors import InputError
-from eagle3.head.build import ROPE_TYPES
-from eagle3.head.draft_head import NUM_CAPTURED_LAYERS, DraftHead, HeadConfig
+from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.head.draft_vocab import from_offsets, membership, to_offsets
-from eagle3.serving.head.files import ARCHITECTURE, LAYER_IDS, MAKE_HEAD, HeadFiles, read_files
+from eagle3.serving.head.files import ARCHITECTURE, LAYER_IDS, MAKE_HEAD, NUM_CAPTURED_LAYERS, HeadFiles, read_files
 from eagle3.storage import atomic_write, write_json
+from eagle3.target.facts import ROPE_TYPES
 from eagle3.target.model import DTYPES
 
 MAPS = ("d2t", "t2d")
@@ -110,6 +110,7 @@ def head_config(files: HeadFiles) -> HeadConfig:
         if config["hidden_size"] % config["num_attention_heads"]:  # transformers' LlamaConfig refuses to load it
             raise InputError(f"head={files.path}: num_attention_heads in config.json must divide hidden_size; mend it")
         return HeadConfig(
+            num_captured_layers=NUM_CAPTURED_LAYERS,
             hidden_size=config["hidden_size"],
             intermediate_size=config["intermediate_size"],
             num_heads=config["num_attention_heads"],

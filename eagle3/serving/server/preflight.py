@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eagle3.errors import InputError
-from eagle3.head.build import head_facts
 from eagle3.serving.check.checks import run_checks
 from eagle3.serving.check.finding import Finding, TargetFacts
 from eagle3.serving.head.files import read_files
 from eagle3.serving.server.command import LaunchSettings
+from eagle3.target.facts import head_facts
 from eagle3.target.files import TargetFiles
 
 OLDEST = (0, 5, 17)  # whose flags and answers this project was written for

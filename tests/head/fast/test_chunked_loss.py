@@ -2,23 +2,23 @@
 
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from stores import with_last_in_float32
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from triton_interpreter import needs_triton, run_in_interpreter
 
-from eagle3.data.pack import Pack, pack_samples
 from eagle3.errors import InputError
 from eagle3.features.sample import Sample
+from eagle3.head.anchors import pairs_before
+from eagle3.head.batch import TttBatch, ttt_batch
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.fast.chunked_loss import ChunkedUnrollLoss, even_chunks
 from eagle3.head.loss import UnrollLoss, UnrollMetrics
-from eagle3.head.rows import pairs_before
 from eagle3.head.unroll import unroll
 
 STEPS = 3
@@ -37,21 +37,21 @@ def random_turns(seed: int) -> list[int]:
 
 
 @pytest.fixture(params=range(4))
-def pack(request: pytest.FixtureRequest, make_sample: Callable[..., Sample], ragged_samples: list[Sample]) -> Pack:
+def batch(request: pytest.FixtureRequest, make_sample: Callable[..., Sample], ragged_samples: list[Sample]) -> TttBatch:
     """Teachers inside and outside the draft vocabulary, as everywhere in these tests: D is 30 of 50."""
     if request.param == 0:
-        return pack_samples(ragged_samples, ttt_steps=STEPS)
+        return ttt_batch(ragged_samples, ttt_steps=STEPS)
     samples = [make_sample(random_turns(10 * request.param + number), seed=number) for number in range(5)]
-    return pack_samples(samples, ttt_steps=STEPS, rows_in_step=41.5, samples_in_step=3.5)
+    return ttt_batch(samples, ttt_steps=STEPS, anchors_in_step=41.5, samples_in_step=3.5)
 
 
 def run(
-    loss_of: UnrollLoss, head: DraftHead, states: list[Tensor], teacher_head: Tensor, pack: Pack
+    loss_of: UnrollLoss, head: DraftHead, states: list[Tensor], teacher_head: Tensor, batch: TttBatch
 ) -> tuple[Tensor, UnrollMetrics, list[Tensor]]:
     """Loss, metrics and the gradients of the norm, of lm_head and of every step's states; scaled like an average."""
     head.zero_grad()
     states = [state.detach().clone().requires_grad_() for state in states]
-    loss, metrics = loss_of(head, states, teacher_head, pack)
+    loss, metrics = loss_of(head, states, teacher_head, batch)
     (loss * 0.5).backward()
     gradients = [head.norm.weight.grad, head.lm_head.weight.grad, *(state.grad for state in states)]
     return loss.detach(), metrics, [gradient.clone() for gradient in gradients]
@@ -62,20 +62,25 @@ def run(
 def test_loss_metrics_and_every_gradient_are_those_of_the_plain_loss(
     make_head: Callable[..., DraftHead],
     teacher_head: Tensor,
-    pack: Pack,
+    batch: TttBatch,
     normalize: str,
     chunk_rows: int,
 ) -> None:
     head = make_head()
     # Of three teachers two are followed, so that some rows are right at several steps and others at some.
     head.lm_head.weight.data.copy_(teacher_head)
-    favourite = head.draft_ids[(pack.last * head.norm.weight @ teacher_head.T).argmax(-1)]
-    pack.argmax.copy_(torch.where(torch.arange(len(favourite)) % 3 > 0, favourite, pack.argmax))
-    asked = [pack.teacher_of[(pack.rows + 1 + step).clamp(max=len(pack.teacher_of) - 1)] for step in range(STEPS)]
-    states = [pack.last[teacher] for teacher in asked]
-    plain = run(UnrollLoss(decay=0.8, normalize=normalize), head, states, teacher_head, pack)
+    favourite = head.draft_ids[(batch.pack.last_hidden_state * head.norm.weight @ teacher_head.T).argmax(-1)]
+    batch.pack.teacher_argmax.copy_(
+        torch.where(torch.arange(len(favourite)) % 3 > 0, favourite, batch.pack.teacher_argmax)
+    )
+    asked = [
+        batch.pack.teacher_index[(batch.anchors + 1 + step).clamp(max=len(batch.pack.teacher_index) - 1)]
+        for step in range(STEPS)
+    ]
+    states = [batch.pack.last_hidden_state[teacher] for teacher in asked]
+    plain = run(UnrollLoss(decay=0.8, normalize=normalize), head, states, teacher_head, batch)
     chunked_loss = ChunkedUnrollLoss(decay=0.8, normalize=normalize, chunk_rows=chunk_rows)
-    chunked = run(chunked_loss, head, states, teacher_head, pack)
+    chunked = run(chunked_loss, head, states, teacher_head, batch)
     torch.testing.assert_close(chunked[0], plain[0])
     torch.testing.assert_close(vars(chunked[1]), vars(plain[1]))
     assert 0 < plain[1].alive[1] < plain[1].correct[1] < plain[1].trained[1]
@@ -84,11 +89,11 @@ def test_loss_metrics_and_every_gradient_are_those_of_the_plain_loss(
 
 
 def test_the_gradient_of_the_whole_head_is_that_of_the_plain_loss(
-    make_head: Callable[..., DraftHead], embedding: Tensor, teacher_head: Tensor, pack: Pack
+    make_head: Callable[..., DraftHead], embedding: Tensor, teacher_head: Tensor, batch: TttBatch
 ) -> None:
     def gradients(loss_of: UnrollLoss) -> dict[str, Tensor]:
         head = make_head(norm_output=True)  # the final norm is also used inside the unroll
-        loss_of(head, unroll(head, embedding, pack, STEPS), teacher_head, pack)[0].backward()
+        loss_of(head, unroll(head, embedding, batch, STEPS), teacher_head, batch)[0].backward()
         return {name: parameter.grad for name, parameter in head.named_parameters()}
 
     torch.testing.assert_close(
@@ -100,14 +105,14 @@ def test_the_gradient_of_the_whole_head_is_that_of_the_plain_loss(
 def test_a_teacher_outside_the_draft_vocabulary_counts_as_wrong_even_where_the_head_picks_its_neighbour(
     make_head: Callable[..., DraftHead], teacher_head: Tensor, make_sample: Callable[..., Sample]
 ) -> None:
-    head, pack = make_head(), pack_samples([make_sample([0, 1, 1, 1, 1])], ttt_steps=1)
+    head, batch = make_head(), ttt_batch([make_sample([0, 1, 1, 1, 1])], ttt_steps=1)
     neighbour = int((head.draft_ids.diff() > 1).nonzero()[0]) + 1
-    pack.argmax[:] = head.draft_ids[neighbour] - 1
+    batch.pack.teacher_argmax[:] = head.draft_ids[neighbour] - 1
     head.norm.weight.data.fill_(1)
     head.lm_head.weight.data.zero_()[neighbour] = 1
-    states = [torch.ones(len(pack.rows), head.config.hidden_size, dtype=torch.double)]
+    states = [torch.ones(len(batch.anchors), head.config.hidden_size, dtype=torch.double)]
     loss_of = ChunkedUnrollLoss(decay=0.8, normalize="token", chunk_rows=4)
-    loss, metrics, gradients = run(loss_of, head, states, teacher_head, pack)
+    loss, metrics, gradients = run(loss_of, head, states, teacher_head, batch)
     assert (float(loss), metrics.trained.tolist(), metrics.correct.tolist()) == (0, [3], [0])
     assert all(float(gradient.abs().sum()) == 0 for gradient in gradients)
 
@@ -121,10 +126,10 @@ def test_a_pack_without_trained_rows_has_no_loss_and_no_gradient(
     turns: list[int],
 ) -> None:
     head = make_head()
-    pack = pack_samples([make_sample(turns)], ttt_steps=STEPS, rows_in_step=1.0)
+    batch = ttt_batch([make_sample(turns)], ttt_steps=STEPS, anchors_in_step=1.0)
     states = [torch.zeros(0, head.config.hidden_size, dtype=torch.double)] * STEPS
     loss, metrics, gradients = run(
-        ChunkedUnrollLoss(decay=0.8, normalize="token", chunk_rows=4), head, states, teacher_head, pack
+        ChunkedUnrollLoss(decay=0.8, normalize="token", chunk_rows=4), head, states, teacher_head, batch
     )
     assert float(loss) == 0
     assert metrics.as_tensor().sum() == 0
@@ -132,13 +137,13 @@ def test_a_pack_without_trained_rows_has_no_loss_and_no_gradient(
 
 
 def test_without_gradients_the_loss_and_the_metrics_are_the_same(
-    make_head: Callable[..., DraftHead], embedding: Tensor, teacher_head: Tensor, pack: Pack
+    make_head: Callable[..., DraftHead], embedding: Tensor, teacher_head: Tensor, batch: TttBatch
 ) -> None:
     head = make_head()
     loss_of = ChunkedUnrollLoss(decay=0.8, normalize="token", chunk_rows=5)
-    expected = run(loss_of, head, unroll(head, embedding, pack, STEPS), teacher_head, pack)
+    expected = run(loss_of, head, unroll(head, embedding, batch, STEPS), teacher_head, batch)
     with torch.inference_mode():
-        loss, metrics = loss_of(head, unroll(head, embedding, pack, STEPS), teacher_head, pack)
+        loss, metrics = loss_of(head, unroll(head, embedding, batch, STEPS), teacher_head, batch)
     torch.testing.assert_close(loss, expected[0])
     torch.testing.assert_close(vars(metrics), vars(expected[1]))
 
@@ -146,9 +151,9 @@ def test_without_gradients_the_loss_and_the_metrics_are_the_same(
 def test_a_second_backward_pass_is_refused_and_not_wrong(
     make_head: Callable[..., DraftHead], embedding: Tensor, teacher_head: Tensor, ragged_samples: list[Sample]
 ) -> None:
-    head, pack = make_head(), pack_samples(ragged_samples, ttt_steps=STEPS)
+    head, batch = make_head(), ttt_batch(ragged_samples, ttt_steps=STEPS)
     loss_of = ChunkedUnrollLoss(decay=0.8, normalize="token", chunk_rows=5)
-    loss, _ = loss_of(head, unroll(head, embedding, pack, STEPS), teacher_head, pack)
+    loss, _ = loss_of(head, unroll(head, embedding, batch, STEPS), teacher_head, batch)
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
@@ -157,14 +162,14 @@ def test_a_second_backward_pass_is_refused_and_not_wrong(
 def test_states_that_no_step_trains_have_no_gradient_whatever_they_hold(
     make_head: Callable[..., DraftHead], embedding: Tensor, teacher_head: Tensor, ragged_samples: list[Sample]
 ) -> None:
-    head, pack = make_head(), pack_samples(ragged_samples, ttt_steps=STEPS)
-    states = [state.detach() for state in unroll(head, embedding, pack, STEPS)]
-    trained = [pack.depth > step for step in range(STEPS)]
+    head, batch = make_head(), ttt_batch(ragged_samples, ttt_steps=STEPS)
+    states = [state.detach() for state in unroll(head, embedding, batch, STEPS)]
+    trained = [batch.anchor_steps > step for step in range(STEPS)]
     loss_of = ChunkedUnrollLoss(decay=0.8, normalize="token", chunk_rows=5)
-    expected = run(loss_of, head, states, teacher_head, pack)[2]
+    expected = run(loss_of, head, states, teacher_head, batch)[2]
     for state, rows in zip(states, trained, strict=True):
         state[~rows] = torch.inf
-    gradients = run(loss_of, head, states, teacher_head, pack)[2]
+    gradients = run(loss_of, head, states, teacher_head, batch)[2]
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(gradients, expected, strict=True))
     assert not all(rows.all() for rows in trained)
     assert all(float(state[~rows].abs().sum()) == 0 for state, rows in zip(gradients[2:], trained, strict=True))
@@ -173,17 +178,17 @@ def test_states_that_no_step_trains_have_no_gradient_whatever_they_hold(
 def test_the_first_chunk_of_lm_heads_gradient_is_not_rounded_to_half_precision(
     make_head: Callable[..., DraftHead], embedding: Tensor, teacher_head: Tensor, make_sample: Callable[..., Sample]
 ) -> None:
-    head, pack = make_head().float(), wide_pack(make_sample)
-    states = [torch.randn(len(pack.rows), head.config.hidden_size) for _ in range(STEPS)]
+    head, batch = make_head().float(), wide_pack(make_sample)
+    states = [torch.randn(len(batch.anchors), head.config.hidden_size) for _ in range(STEPS)]
     with torch.autocast("cpu", torch.bfloat16):
         loss_of = ChunkedUnrollLoss(decay=0.8, normalize="token", chunk_rows=10_000)
-        run(loss_of, head, states, teacher_head.float(), pack)
+        run(loss_of, head, states, teacher_head.float(), batch)
     gradient = head.lm_head.weight.grad
     assert gradient.dtype == torch.float32 and not torch.equal(gradient, gradient.bfloat16().float())
 
 
-def wide_pack(make_sample: Callable[..., Sample]) -> Pack:
-    return pack_samples([make_sample([0] * 3 + [1] * 60, seed=number) for number in range(4)], ttt_steps=STEPS)
+def wide_pack(make_sample: Callable[..., Sample]) -> TttBatch:
+    return ttt_batch([make_sample([0] * 3 + [1] * 60, seed=number) for number in range(4)], ttt_steps=STEPS)
 
 
 @pytest.mark.parametrize("autocast", [True, False], ids=["autocast", "bf16 weights"])
@@ -194,18 +199,18 @@ def test_bf16_is_no_further_from_float64_than_the_plain_loss_is(
     make_sample: Callable[..., Sample],
     autocast: bool,
 ) -> None:
-    pack, head = wide_pack(make_sample), make_head()
-    pack.argmax[:] = head.draft_ids[0]  # every row counts
+    batch, head = wide_pack(make_sample), make_head()
+    batch.pack.teacher_argmax[:] = head.draft_ids[0]  # every row counts
     for parameter in head.parameters():  # the same numbers in every precision
         parameter.data.copy_(parameter.data.bfloat16())
-    states = [state.detach().bfloat16() for state in unroll(head, embedding, pack, STEPS)]
+    states = [state.detach().bfloat16() for state in unroll(head, embedding, batch, STEPS)]
     plain_loss = UnrollLoss(decay=0.8, normalize="token")
-    exact = run(plain_loss, head, [state.double() for state in states], teacher_head, pack)
+    exact = run(plain_loss, head, [state.double() for state in states], teacher_head, batch)
     head = head.to(torch.float32 if autocast else torch.bfloat16)
 
     def errors(loss_of: UnrollLoss) -> list[float]:
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            loss, _, gradients = run(loss_of, head, states, teacher_head.float(), pack)
+            loss, _, gradients = run(loss_of, head, states, teacher_head.float(), batch)
         pairs = zip([loss, *gradients], [exact[0], *exact[2]], strict=True)
         return [float((ours - theirs).norm() / theirs.norm()) for ours, theirs in pairs]
 
@@ -220,12 +225,12 @@ def test_bf16_is_no_further_from_float64_than_the_plain_loss_is(
 def test_a_teacher_head_in_bf16_still_gives_logits_in_float32(
     make_head: Callable[..., DraftHead], embedding: Tensor, teacher_head: Tensor, make_sample: Callable[..., Sample]
 ) -> None:
-    pack, head, teacher_head = wide_pack(make_sample), make_head(), teacher_head.bfloat16()
-    pack.last.copy_(pack.last.bfloat16())
-    states, head = [state.float() for state in unroll(head, embedding, pack, STEPS)], head.float()
+    batch, head, teacher_head = wide_pack(make_sample), make_head(), teacher_head.bfloat16()
+    batch.pack.last_hidden_state.copy_(batch.pack.last_hidden_state.bfloat16())
+    states, head = [state.float() for state in unroll(head, embedding, batch, STEPS)], head.float()
     loss_of = ChunkedUnrollLoss(decay=0.8, normalize="token", chunk_rows=50)
-    half = run(loss_of, head, states, teacher_head, pack)
-    wide = run(loss_of, head, states, teacher_head.float(), pack)
+    half = run(loss_of, head, states, teacher_head, batch)
+    wide = run(loss_of, head, states, teacher_head.float(), batch)
     torch.testing.assert_close((half[0], half[2]), (wide[0], wide[2]))
 
 
@@ -256,15 +261,15 @@ def test_logits_are_no_larger_than_a_chunk_and_gone_before_the_next(
 ) -> None:
     def live_rows(loss_of: UnrollLoss) -> LiveRows:
         with LiveRows(head.config.draft_vocab_size) as live:
-            run(loss_of, head, states, teacher_head, pack)
+            run(loss_of, head, states, teacher_head, batch)
         return live
 
-    pack, head = wide_pack(make_sample), make_head()
-    states = unroll(head, embedding, pack, STEPS)
+    batch, head = wide_pack(make_sample), make_head()
+    states = unroll(head, embedding, batch, STEPS)
     chunked = live_rows(ChunkedUnrollLoss(decay=0.8, normalize="token", chunk_rows=20))
     assert chunked.largest <= 20 + STEPS - 1
     assert chunked.behind_product < 2 * 20  # a chunk and its teachers, of which there are STEPS times fewer
-    assert live_rows(UnrollLoss(decay=0.8, normalize="token")).largest >= len(pack.rows) > 200
+    assert live_rows(UnrollLoss(decay=0.8, normalize="token")).largest >= len(batch.anchors) > 200
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 8, 20, 100])
@@ -324,12 +329,12 @@ def test_on_a_gpu_it_waits_for_nothing_and_equals_the_cpu(
     make_sample: Callable[..., Sample],
     autocast: bool,
 ) -> None:
-    pack, head = wide_pack(make_sample), make_head()
+    batch, head = wide_pack(make_sample), make_head()
     loss_of = ChunkedUnrollLoss(decay=0.8, normalize="token", chunk_rows=100)
-    states = [state.detach() for state in unroll(head, embedding, pack, STEPS)]
-    exact = run(loss_of, head, states, teacher_head, pack)
+    states = [state.detach() for state in unroll(head, embedding, batch, STEPS)]
+    exact = run(loss_of, head, states, teacher_head, batch)
     device, dtype = torch.device("cuda"), torch.bfloat16 if autocast else torch.float32
-    on_gpu = replace(pack.to(device), last=pack.last.to(device, torch.float32))  # in float64 no kernel would run
+    on_gpu = with_last_in_float32(batch.to(device))  # in float64 no kernel would run
     head, teacher_head = head.float().to(device), teacher_head.float().to(device)
     states = [state.to(device, dtype) for state in states]
     with torch.autocast("cuda", torch.bfloat16, enabled=autocast):

@@ -6,20 +6,19 @@ On the CPU it runs on the references of its kernels (test_elementwise.py), all e
 import weakref
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from statistics import fmean
 from typing import Any
 
 import pytest
 import torch
-from stores import HIDDEN, VOCAB
+from stores import HIDDEN, VOCAB, with_last_in_float32
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from eagle3.data.pack import Pack, pack_samples
 from eagle3.features.sample import Sample
 from eagle3.head.attention import DenseAttention, KeysValues, MakeAttention, PaddedAttention
+from eagle3.head.batch import TttBatch, ttt_batch
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.fast.chunked_loss import ChunkedUnrollLoss
 from eagle3.head.fast.flash_attention import FlashAttention
@@ -60,12 +59,12 @@ LOSSES = {
 
 
 @pytest.fixture
-def make_pack(make_sample: Callable[..., Sample], ragged_samples: list[Sample]) -> Callable[..., Pack]:
+def make_pack(make_sample: Callable[..., Sample], ragged_samples: list[Sample]) -> Callable[..., TttBatch]:
     """Prompts and answers of 0 … 8 tokens in any order."""
 
-    def make(ttt_steps: int, seed: int = 0) -> Pack:
+    def make(ttt_steps: int, seed: int = 0) -> TttBatch:
         samples = [make_sample(random_turns(10 * seed + number), seed=number) for number in range(5)]
-        return pack_samples([*samples, *ragged_samples], ttt_steps=ttt_steps, rows_in_step=41.5, samples_in_step=3.5)
+        return ttt_batch([*samples, *ragged_samples], ttt_steps=ttt_steps, anchors_in_step=41.5, samples_in_step=3.5)
 
     return make
 
@@ -75,7 +74,7 @@ def step(
     head: DraftHead,
     embedding: Tensor,
     teacher_head: Tensor,
-    packs: list[Pack],
+    packs: list[TttBatch],
     ttt_steps: int,
     attention: MakeAttention = PaddedAttention,
     loss_of: UnrollLoss = LOSSES["chunked"],
@@ -83,10 +82,10 @@ def step(
     """Loss and every parameter's gradient, summed over packs."""
     head.zero_grad()
     loss = torch.zeros((), device=embedding.device)
-    for pack in packs:
+    for batch in packs:
         with torch.autocast(embedding.device.type, torch.bfloat16, enabled=embedding.dtype == torch.bfloat16):
-            hidden = unroll(head, embedding, pack, ttt_steps, attention, layer)
-            part, _ = loss_of(head, hidden, teacher_head, pack)
+            hidden = unroll(head, embedding, batch, ttt_steps, attention, layer)
+            part, _ = loss_of(head, hidden, teacher_head, batch)
         part.backward()
         loss = loss + part.detach()
     return {"loss": loss, **{name: parameter.grad.clone() for name, parameter in head.named_parameters()}}
@@ -102,7 +101,7 @@ def errors(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, floa
 @pytest.mark.parametrize("options", HEADS.values(), ids=HEADS)
 def test_loss_and_every_gradient_are_those_of_the_plain_layer(
     make_head: Callable[..., DraftHead],
-    make_pack: Callable[..., Pack],
+    make_pack: Callable[..., TttBatch],
     embedding: Tensor,
     teacher_head: Tensor,
     options: dict,
@@ -110,9 +109,9 @@ def test_loss_and_every_gradient_are_those_of_the_plain_layer(
     attention: str,
     loss: str,
 ) -> None:
-    pack, (make_attention, tolerance) = make_pack(ttt_steps, seed=ttt_steps), ATTENTIONS[attention]
+    batch, (make_attention, tolerance) = make_pack(ttt_steps, seed=ttt_steps), ATTENTIONS[attention]
     plain, fused = (
-        step(layer, make_head(**options), embedding, teacher_head, [pack], ttt_steps, make_attention, LOSSES[loss])
+        step(layer, make_head(**options), embedding, teacher_head, [batch], ttt_steps, make_attention, LOSSES[loss])
         for layer in (PlainLayer, FusedLayer)
     )
     assert all(gradient.abs().max() > 0 for gradient in plain.values())
@@ -120,7 +119,7 @@ def test_loss_and_every_gradient_are_those_of_the_plain_layer(
 
 
 def test_gradients_of_two_packs_add_up(
-    make_head: Callable[..., DraftHead], make_pack: Callable[..., Pack], embedding: Tensor, teacher_head: Tensor
+    make_head: Callable[..., DraftHead], make_pack: Callable[..., TttBatch], embedding: Tensor, teacher_head: Tensor
 ) -> None:
     head, packs = make_head(), [make_pack(3, seed=1), make_pack(3, seed=2)]
     plain, fused = (step(layer, head, embedding, teacher_head, packs, 3) for layer in (PlainLayer, FusedLayer))
@@ -135,32 +134,32 @@ def test_a_pack_without_trained_rows_has_gradients_of_zero(
     teacher_head: Tensor,
     turns: list,
 ) -> None:
-    pack = pack_samples([make_sample(one) for one in turns], ttt_steps=3, rows_in_step=1.0)
-    for value in step(FusedLayer, make_head(), embedding, teacher_head, [pack], 3).values():
+    batch = ttt_batch([make_sample(one) for one in turns], ttt_steps=3, anchors_in_step=1.0)
+    for value in step(FusedLayer, make_head(), embedding, teacher_head, [batch], 3).values():
         assert float(value.abs().sum()) == 0
 
 
 @pytest.mark.parametrize("without_gradients", [torch.no_grad, torch.inference_mode])
 def test_without_gradients_the_outputs_are_those_of_the_plain_layer(
     make_head: Callable[..., DraftHead],
-    make_pack: Callable[..., Pack],
+    make_pack: Callable[..., TttBatch],
     embedding: Tensor,
     without_gradients: Callable[[], Any],
 ) -> None:
-    head, pack = make_head(**HEADS["EAGLE-3.1"]), make_pack(3)
-    expected = unroll(head, embedding, pack, 3)
+    head, batch = make_head(**HEADS["EAGLE-3.1"]), make_pack(3)
+    expected = unroll(head, embedding, batch, 3)
     with without_gradients():
-        outputs = unroll(head, embedding, pack, 3, make_layer=FusedLayer)
+        outputs = unroll(head, embedding, batch, 3, make_layer=FusedLayer)
     assert not any(output.requires_grad for output in outputs)
     for step, (output, plain) in enumerate(zip(outputs, expected, strict=True)):
-        trained = pack.depth > step
+        trained = batch.anchor_steps > step
         assert 0 < trained.sum() < len(trained) or step == 0
         torch.testing.assert_close(output[trained], plain[trained].detach())
 
 
 def test_a_gradient_is_handed_out_once_and_as_soon_as_its_last_product_has_added_its_own(
     make_head: Callable[..., DraftHead],
-    make_pack: Callable[..., Pack],
+    make_pack: Callable[..., TttBatch],
     embedding: Tensor,
     teacher_head: Tensor,
     monkeypatch: pytest.MonkeyPatch,
@@ -195,7 +194,7 @@ def test_a_gradient_is_handed_out_once_and_as_soon_as_its_last_product_has_added
 
 
 def test_a_second_backward_pass_is_refused_and_not_wrong(
-    make_head: Callable[..., DraftHead], make_pack: Callable[..., Pack], embedding: Tensor
+    make_head: Callable[..., DraftHead], make_pack: Callable[..., TttBatch], embedding: Tensor
 ) -> None:
     outputs = unroll(make_head(), embedding, make_pack(2), 2, make_layer=FusedLayer)
     outputs[-1].sum().backward(retain_graph=True)
@@ -214,19 +213,19 @@ def exact_and_in_bf16(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Errors of the plain layer, and of `layer` and `loss`, under autocast on the device against float64 on the CPU."""
     generator = torch.Generator().manual_seed(seed)
-    pack = pack_samples([make_sample([0] * 9 + [1] * 60, seed=10 * seed + i) for i in range(4)], ttt_steps=3)
+    batch = ttt_batch([make_sample([0] * 9 + [1] * 60, seed=10 * seed + i) for i in range(4)], ttt_steps=3)
     head = make_head(seed=seed, **options)
     embedding, teacher_head = (
         torch.randn(rows, HIDDEN, generator=generator).bfloat16() for rows in (VOCAB, len(head.draft_ids))
     )
     for parameter in head.parameters():  # the same numbers in every precision
         parameter.data.copy_(parameter.data.bfloat16())
-    exact = step(PlainLayer, head, embedding.double(), teacher_head.double(), [pack], 3)
+    exact = step(PlainLayer, head, embedding.double(), teacher_head.double(), [batch], 3)
     head = head.float().to(device)
-    pack = replace(pack.to(torch.device(device)), last=pack.last.to(device, torch.float32))  # float64 has no kernels
+    batch = with_last_in_float32(batch.to(torch.device(device)))  # float64 has no kernels
     embedding, teacher_head = embedding.to(device), teacher_head.float().to(device)
-    plain = step(PlainLayer, head, embedding, teacher_head, [pack], 3)
-    fused = step(layer, head, embedding, teacher_head, [pack], 3, loss_of=loss)
+    plain = step(PlainLayer, head, embedding, teacher_head, [batch], 3)
+    fused = step(layer, head, embedding, teacher_head, [batch], 3, loss_of=loss)
     return errors(plain, exact), errors(fused, exact)
 
 
@@ -248,7 +247,7 @@ def test_bf16_is_no_further_from_float64_than_the_plain_layer_is(
 
 
 def test_the_first_product_of_a_sum_is_not_rounded_to_half_precision(
-    make_head: Callable[..., DraftHead], make_pack: Callable[..., Pack], embedding: Tensor
+    make_head: Callable[..., DraftHead], make_pack: Callable[..., TttBatch], embedding: Tensor
 ) -> None:
     head = make_head().float()
     with torch.autocast("cpu", torch.bfloat16):
@@ -258,13 +257,13 @@ def test_the_first_product_of_a_sum_is_not_rounded_to_half_precision(
 
 
 def test_what_fc_is_multiplied_as_is_freed_after_its_one_product(
-    make_head: Callable[..., DraftHead], make_pack: Callable[..., Pack], embedding: Tensor
+    make_head: Callable[..., DraftHead], make_pack: Callable[..., TttBatch], embedding: Tensor
 ) -> None:
     head = make_head().float()
     with torch.autocast("cpu", torch.bfloat16):
         layer = FusedLayer(head, embedding)
         in_half_precision = weakref.ref(layer.weights.fc.parts[0].weight)
-        layer.fuse(make_pack(1).aux).sum().backward()
+        layer.fuse(make_pack(1).pack.aux_hidden_states).sum().backward()
     assert in_half_precision() is None
     assert head.fc.weight.grad is not None
 
@@ -287,7 +286,7 @@ class Products(TorchDispatchMode):
 class NoProducts:
     """An attention whose outputs depend on all it is given."""
 
-    def __init__(self, context: KeysValues, pack: Pack) -> None:
+    def __init__(self, context: KeysValues, batch: TttBatch) -> None:
         self.context = context
 
     def __call__(self, query: Tensor, own: list[KeysValues]) -> Tensor:
@@ -296,11 +295,11 @@ class NoProducts:
 
 @pytest.mark.parametrize("options", ["EAGLE-3", "EAGLE-3.1"])
 def test_prompt_rows_pay_for_fc_keys_and_values_alone_and_embeddings_for_one_step(
-    make_head: Callable[..., DraftHead], make_pack: Callable[..., Pack], embedding: Tensor, options: str
+    make_head: Callable[..., DraftHead], make_pack: Callable[..., TttBatch], embedding: Tensor, options: str
 ) -> None:
-    head, pack, steps = make_head(**HEADS[options]), make_pack(3), 3
+    head, batch, steps = make_head(**HEADS[options]), make_pack(3), 3
     with Products() as products:
-        outputs = unroll(head, embedding, pack, steps, NoProducts, FusedLayer)
+        outputs = unroll(head, embedding, batch, steps, NoProducts, FusedLayer)
         sum(output.sum() for output in outputs).backward()
     attention, mlp = head.midlayer.self_attn, head.midlayer.mlp
 
@@ -309,7 +308,7 @@ def test_prompt_rows_pay_for_fc_keys_and_values_alone_and_embeddings_for_one_ste
 
     query, key_value = size(attention.q_proj), size(attention.k_proj, attention.v_proj)
     every_step = size(attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-    rows, tokens = len(pack.rows), len(pack.input_ids)
+    rows, tokens = len(batch.anchors), len(batch.pack.input_ids)
     assert 0 < rows < tokens
     of_rows = steps * every_step + query + (steps - 1) * (query + key_value) // 2  # half is the embedding's
     # A forward, the gradients of input and weight, but what goes into fc and the embeddings' half, with norms, is data.
@@ -323,13 +322,13 @@ def test_a_step_does_not_wait_for_the_gpu(
     make_head: Callable[..., DraftHead], make_sample: Callable[..., Sample], embedding: Tensor
 ) -> None:
     device = torch.device("cuda")
-    pack = pack_samples([make_sample(turns) for turns in MANY_TURNS], ttt_steps=3).to(device)
+    batch = ttt_batch([make_sample(turns) for turns in MANY_TURNS], ttt_steps=3).to(device)
     head, embedding = make_head(**HEADS["EAGLE-3.1"]).float().to(device), embedding.to(device, torch.bfloat16)
     flash = partial(FlashAttention, kernel=TorchFlash())
 
     def backward() -> None:
         with torch.autocast("cuda", torch.bfloat16):
-            outputs = unroll(head, embedding, pack, 3, flash, FusedLayer)
+            outputs = unroll(head, embedding, batch, 3, flash, FusedLayer)
         sum(output.sum() for output in outputs).backward()
 
     backward()  # compiles the kernels

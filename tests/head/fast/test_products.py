@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from triton_interpreter import needs_triton, run_in_interpreter
 
-from eagle3.data.pack import pack_samples
 from eagle3.errors import InputError
 from eagle3.features.sample import Sample
+from eagle3.head.batch import ttt_batch
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.fast import elementwise
 from eagle3.head.fast.chunked_loss import Float8ChunkedLoss
@@ -93,9 +93,9 @@ def test_without_rounding_layer_and_loss_are_the_plain_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(elementwise, "quantise", lambda x: (x, x.new_ones(len(x), 1)))
-    pack = pack_samples(ragged_samples, ttt_steps=ttt_steps)
+    batch = ttt_batch(ragged_samples, ttt_steps=ttt_steps)
     plain, float8 = (
-        step(layer, make_head(**HEADS[head]), embedding, teacher_head, [pack], ttt_steps, loss_of=loss)
+        step(layer, make_head(**HEADS[head]), embedding, teacher_head, [batch], ttt_steps, loss_of=loss)
         for layer, loss in ((PlainLayer, LOSSES["chunked"]), (Float8Layer, FLOAT8_LOSS))
     )
     assert max(errors(float8, plain).values()) < 1e-7
@@ -122,9 +122,7 @@ def test_all_weights_but_those_of_fc_are_multiplied_in_float8(
     recorded("forward")
     recorded("backward")
     head = make_head()
-    step(
-        Float8Layer, head, embedding, teacher_head, [pack_samples(ragged_samples, ttt_steps=2)], 2, loss_of=FLOAT8_LOSS
-    )
+    step(Float8Layer, head, embedding, teacher_head, [ttt_batch(ragged_samples, ttt_steps=2)], 2, loss_of=FLOAT8_LOSS)
     attention, mlp = head.midlayer.self_attn, head.midlayer.mlp
     qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
     weights = [*torch.cat([each.weight for each in qkv]).chunk(2, dim=1)]  # of the embedding and the hidden state

@@ -1,0 +1,71 @@
+"""The door for who answers: conversations and seeds in, token ids with their finish reasons out."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from tqdm import tqdm
+
+from eagle3.errors import InputError
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`token_ids` holds the stop token when `finish_reason` is "stop"; otherwise the answer was cut ("length")."""
+
+    token_ids: list[int]
+    finish_reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How the target answers: the keys of the same names in conf/responses."""
+
+    temperature: float  # 0: greedy
+    top_p: float
+    top_k: int  # 0: all
+    max_new_tokens: int
+
+    def __post_init__(self) -> None:
+        for key, least in {"max_new_tokens": 1, "temperature": 0, "top_k": 0}.items():
+            if getattr(self, key) < least:
+                raise InputError(f"responses.{key}={getattr(self, key)} must be {least} or more")
+        if not 0 < self.top_p <= 1:
+            raise InputError(f"responses.top_p={self.top_p} must be over 0 and at most 1; 1 keeps all tokens")
+
+
+class Conversation(Protocol):
+    """One conversation on its way: while `waiting`, it asks for the answer to `prompt_ids` with `seed`."""
+
+    @property
+    def waiting(self) -> bool: ...
+
+    @property
+    def prompt_ids(self) -> list[int]: ...
+
+    @property
+    def seed(self) -> int: ...
+
+    def answer(self, answer: Answer) -> None:
+        """Take the answer of this turn; the next turn, if there is one, is asked from here on."""
+
+    def fail(self, reason: str) -> None:
+        """Give up: nothing of this conversation is kept, the next run tries it again."""
+
+
+AnyConversation = TypeVar("AnyConversation", bound=Conversation)
+
+
+class Answerer(Protocol):
+    """Answers every turn of every conversation.
+
+    An answer depends on its prompt, its seed and the sampling, on nothing else that is asked at the same time. What
+    fails for one conversation ends in its `fail`, with a reason that holds no text of it, and costs no other one; only
+    what makes going on senseless is raised, as InputError.
+    """
+
+    name: str  # in the manifest of the responses: another answerer's answers are other answers
+
+    def __call__(self, conversations: Iterable[AnyConversation], progress: tqdm) -> Iterator[list[AnyConversation]]:
+        """Yield conversations that wait no more, some at a time: they are on disk before the next are asked for. Takes
+        as many from the iterable as there is room for. `progress` is updated for each, as soon as it has ended."""

@@ -1,0 +1,89 @@
+"""The plain answerer: the target in this process, by Hugging Face, in batches of prompts of about one length."""
+
+import logging
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from itertools import islice
+
+import torch
+from tqdm import tqdm
+
+from eagle3.answers.answerer import AnyConversation, Conversation, Sampling
+from eagle3.answers.generate import generate
+from eagle3.errors import InputError
+from eagle3.target.model import Target
+
+log = logging.getLogger(__name__)
+
+
+class HuggingFaceAnswerer:
+    """An `Answerer`. `window` conversations are in flight; answered turn after turn, shortest prompts first."""
+
+    name = "huggingface"
+
+    def __init__(self, *, target: Target, sampling: Sampling, batch_size: int, batch_tokens: int, window: int) -> None:
+        for key, value in {"batch_size": batch_size, "batch_tokens": batch_tokens, "window": window}.items():
+            if value < 1:
+                raise InputError(f"answers.{key}={value} must be 1 or more")
+        self.target, self.sampling = target, sampling
+        self.batch_size, self.batch_tokens, self.window = batch_size, batch_tokens, window
+
+    def __call__(self, conversations: Iterable[AnyConversation], progress: tqdm) -> Iterator[list[AnyConversation]]:
+        conversations = iter(conversations)
+        while window := list(islice(conversations, self.window)):
+            self._answer_window(window, progress)
+            yield window
+
+    def _answer_window(self, window: Sequence[Conversation], progress: tqdm) -> None:
+        progress.update(sum(not each.waiting for each in window))
+        answer_tokens, started = 0, time.perf_counter()
+        while waiting := [each for each in window if each.waiting]:
+            waiting.sort(key=lambda each: len(each.prompt_ids))
+            for batch in self._batches(waiting):
+                answer_tokens += self._answer_batch(batch)
+                progress.update(sum(not each.waiting for each in batch))
+                rate = answer_tokens / (time.perf_counter() - started)
+                progress.set_postfix_str(f"{rate:.0f} answer tokens/s")
+
+    def _batches(self, waiting: list[Conversation]) -> Iterator[list[Conversation]]:
+        """Cut into batches; rows are padded to the longest, so a batch takes as many as fit with their answers."""
+        batch: list[Conversation] = []
+        for each in waiting:
+            padded = (len(batch) + 1) * (len(each.prompt_ids) + self.sampling.max_new_tokens)
+            if batch and (len(batch) == self.batch_size or padded > self.batch_tokens):
+                yield batch
+                batch = []
+            batch.append(each)
+        if batch:
+            yield batch
+
+    def _answer_batch(self, batch: list[Conversation], *, may_halve: bool = True) -> int:
+        """Answer one turn of each and count the tokens. A batch that fails is halved: once, or until it fits where
+        memory is what lacked."""
+        out_of_memory = False
+        try:
+            answers = generate(
+                self.target.model,
+                [each.prompt_ids for each in batch],
+                seeds=[each.seed for each in batch],
+                stop_ids=self.target.stop_ids,
+                pad_id=self.target.tokenizer.pad_token_id or 0,
+                **asdict(self.sampling),
+            )
+        except Exception as error:  # whatever it is, the other batches must not be lost
+            out_of_memory = isinstance(error, torch.OutOfMemoryError)
+            reason = f"{type(error).__name__} ({str(error).partition(chr(10))[0][:200]})"
+        else:
+            for each, answer in zip(batch, answers, strict=True):
+                each.answer(answer)
+            return sum(len(answer.token_ids) for answer in answers)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        if (may_halve or out_of_memory) and len(batch) > 1:
+            log.warning("a batch of %d failed (%s); trying its halves (see answers.batch_size)", len(batch), reason)
+            middle = len(batch) // 2
+            return sum(self._answer_batch(half, may_halve=False) for half in (batch[:middle], batch[middle:]))
+        for each in batch:
+            each.fail(reason)
+        return 0

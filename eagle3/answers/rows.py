@@ -1,0 +1,57 @@
+"""A line of responses.jsonl and one of errors.jsonl."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from eagle3.storage import Record
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResponseRow(Record):
+    """Token ids of a conversation, with the answers between `turns` [begin, end).
+
+    A prompt has several rows where a later prompt does not begin with the tokens of the turns before it.
+    """
+
+    id: str
+    prompt_id: str
+    source: str
+    license: str | None
+    input_ids: list[int] = field(default_factory=list)
+    turns: list[tuple[int, int]] = field(default_factory=list)
+    finish_reasons: list[str] = field(default_factory=list)
+    seeds: list[int | None] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    last_of_prompt: bool = False  # without it a killed run has left the prompt's rows behind incomplete
+
+    def continued_by(self, prompt_ids: list[int]) -> bool:
+        return prompt_ids[: len(self.input_ids)] == self.input_ids
+
+    def with_turn(
+        self,
+        prompt_ids: list[int],
+        answer_ids: list[int],
+        finish_reason: str,
+        seed: int | None,
+        messages: list[dict[str, Any]],
+    ) -> "ResponseRow":
+        input_ids = prompt_ids + answer_ids
+        return replace(
+            self,
+            input_ids=input_ids,
+            turns=[*self.turns, (len(prompt_ids), len(input_ids))],
+            finish_reasons=[*self.finish_reasons, finish_reason],
+            seeds=[*self.seeds, seed],
+            messages=list(messages),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResponseError(Record):
+    """A turn without an answer. `retry`: a later run tries the prompt again, unless rows of it are on disk."""
+
+    prompt_id: str
+    source: str
+    turn: int
+    reason: str
+    retry: bool

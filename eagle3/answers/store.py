@@ -1,0 +1,223 @@
+"""The files of OUT/responses: what is done, what is to do, and what it was made with."""
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from eagle3.answers.rows import ResponseError, ResponseRow
+from eagle3.errors import InputError
+from eagle3.storage import (
+    AnyRecord,
+    Record,
+    atomic_write,
+    json_line,
+    parse_record,
+    read_jsonl,
+    record_bytes,
+    sha256_file,
+    write_jsonl,
+)
+from eagle3.target.identity import TargetIdentity, require_same_target
+
+log = logging.getLogger(__name__)
+
+MAKE_PROMPTS = "python precompute.py 'stages=[prompts]'"
+MAKE_RESPONSES = "python precompute.py target.path=TARGET out_dir=DIR 'stages=[responses]'"
+Answered = tuple[list[ResponseRow], list[ResponseError]]  # rows and errors of one prompt
+
+
+@dataclass(frozen=True, kw_only=True)
+class MadeWith(Record):
+    """What decides the answers beside the prompts. Imported answers have no sampling."""
+
+    answers: str  # the answerer's name, or "imported"
+    chat: dict[str, Any]
+    sampling: dict[str, Any] | None
+    seed: int | None
+    on_length: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts(Record):
+    """What the stage made; `finish_reasons` and `errors` count turns by reason."""
+
+    prompts: int
+    rows: int
+    turns: int
+    answer_tokens: int
+    finish_reasons: dict[str, int]
+    errors: dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResponsesManifest(Record):
+    FORMAT_VERSION: ClassVar[int] = 2
+
+    format_version: int
+    target: TargetIdentity
+    made_with: MadeWith
+    prompts_sha256: str
+    complete: bool
+    counts: Counts | None  # of a complete stage
+
+
+def read_responses(folder: Path) -> ResponsesManifest:
+    """Read the manifest of OUT/responses."""
+    path = folder / "manifest.json"
+    if not path.exists():
+        raise InputError(f"{path} does not exist; make it with: {MAKE_RESPONSES}")
+    return parse_record(
+        path.read_bytes(), ResponsesManifest, source=str(path), way_out=f"delete {folder} and run: {MAKE_RESPONSES}"
+    )
+
+
+def read_rows(folder: Path) -> Iterator[ResponseRow]:
+    return _read_lines(folder / "responses.jsonl", ResponseRow)
+
+
+def _read_lines(path: Path, kind: type[AnyRecord]) -> Iterator[AnyRecord]:
+    return (record for record, _ in _lines_and_ends(path, kind))
+
+
+def _lines_and_ends(path: Path, kind: type[AnyRecord]) -> Iterator[tuple[AnyRecord, int]]:
+    """Read records of a file that was written by appending, and where the line of each ends: a last line cut short by a
+    kill is left out."""
+    end, way_out = 0, f"delete {path.parent} and run again"
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.endswith(b"\n"):
+                end += len(line)
+                yield parse_record(line, kind, source=f"{path} line {number}", way_out=way_out), end
+
+
+class ResponseStore:
+    """The stage's folder, open for going on."""
+
+    def __init__(self, out_dir: Path, target: TargetIdentity, made_with: MadeWith) -> None:
+        """Refuse to go on with answers that were made in another way."""
+        self.prompts = out_dir / "prompts" / "prompts.jsonl"
+        self.folder = out_dir / "responses"
+        self.responses = self.folder / "responses.jsonl"
+        self.errors = self.folder / "errors.jsonl"
+        if not self.prompts.is_file():
+            raise InputError(f"{self.prompts} does not exist; make it with: {MAKE_PROMPTS}")
+        self.manifest = ResponsesManifest(
+            format_version=ResponsesManifest.FORMAT_VERSION,
+            target=target,
+            made_with=made_with,
+            prompts_sha256=sha256_file(self.prompts),
+            complete=False,
+            counts=None,
+        )
+        if (self.folder / "manifest.json").exists():
+            self._require_same(read_responses(self.folder))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.done = _keep_whole_prompts(self.responses)
+        final = [error for error in self._read_errors() if error.prompt_id in self.done or not error.retry]
+        self.done |= {error.prompt_id for error in final}
+        self.pending = sum(1 for _ in self.pending_prompts())
+        if self.pending:
+            self._write_manifest()
+            write_jsonl(self.errors, [asdict(error) for error in final])
+
+    def pending_prompts(self) -> Iterator[dict[str, Any]]:
+        return (prompt for prompt in read_jsonl(self.prompts) if prompt["id"] not in self.done)
+
+    def append(self, finished: Iterable[Answered]) -> None:
+        """Add the rows and errors of prompts; errors first: those that a kill leaves without rows are dropped."""
+        finished = list(finished)
+        self._append(self.errors, [asdict(error) for _, errors in finished for error in errors])
+        rows = (replace(row, last_of_prompt=row is rows[-1]) for rows, _ in finished for row in rows)
+        self._append(self.responses, [asdict(row) for row in rows])
+
+    def close(self) -> Counts:
+        """Count what is on disk into the manifest."""
+        counts = _count(read_rows(self.folder), self._read_errors())
+        if not counts.rows:
+            imported = "; drop answers=imported, or give rows with answers and run all stages with it"
+            way_out = imported if self.manifest.made_with.answers == "imported" else ""
+            raise InputError(f"{self.responses} is empty, nothing could be answered: {counts.errors}{way_out}")
+        if counts.errors:
+            log.warning("%d turns or prompts gave no row, see %s", sum(counts.errors.values()), self.errors)
+        self.manifest = replace(self.manifest, complete=True, counts=counts)
+        self._write_manifest()
+        return counts
+
+    def _write_manifest(self) -> None:
+        with atomic_write(self.folder / "manifest.json") as file:
+            file.write(record_bytes(self.manifest))
+
+    def _append(self, path: Path, rows: list[dict]) -> None:
+        try:
+            with path.open("ab") as file:
+                file.write(b"".join(map(json_line, rows)))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise InputError(
+                f"{path} cannot be written ({error.strerror}); make room and run again: it goes on where it stopped"
+            ) from None
+
+    def _read_errors(self) -> Iterator[ResponseError]:
+        return _read_lines(self.errors, ResponseError) if self.errors.exists() else iter(())
+
+    def _require_same(self, before: ResponsesManifest) -> None:
+        require_same_target(
+            before.target, self.manifest.target, expected_from=str(self.folder), actual_from="target.path"
+        )
+        then, now = (
+            _flat({**asdict(manifest.made_with), "prompts_sha256": manifest.prompts_sha256})
+            for manifest in (before, self.manifest)
+        )
+        changes = [
+            f"{key}={then.get(key, 'unset')} then, {now.get(key, 'unset')} now"
+            for key in then | now
+            if then.get(key) != now.get(key)
+        ]
+        if changes:
+            way_out = f"choose another out_dir, or delete {self.folder}"
+            raise InputError(f"{self.folder} was made with other settings ({', '.join(changes)}); {way_out}")
+
+
+def _keep_whole_prompts(path: Path) -> set[str]:
+    """Return the ids of prompts whose rows are all there; what a kill left of another one at the end is cut off."""
+    done: set[str] = set()
+    path.touch()
+    whole = 0
+    for row, end in _lines_and_ends(path, ResponseRow):
+        if row.last_of_prompt:
+            done.add(row.prompt_id)
+            whole = end
+    os.truncate(path, whole)
+    return done
+
+
+def _count(rows: Iterable[ResponseRow], errors: Iterable[ResponseError]) -> Counts:
+    total: Counter[str] = Counter()
+    prompts: set[str] = set()
+    finish_reasons: Counter[str] = Counter()
+    for row in rows:
+        prompts.add(row.prompt_id)
+        finish_reasons.update(row.finish_reasons)
+        total["rows"] += 1
+        total["turns"] += len(row.turns)
+        total["answer_tokens"] += sum(end - start for start, end in row.turns)
+    return Counts(
+        prompts=len(prompts),
+        rows=total["rows"],
+        turns=total["turns"],
+        answer_tokens=total["answer_tokens"],
+        finish_reasons=dict(finish_reasons),
+        errors=dict(Counter(error.reason.partition(" (")[0] for error in errors)),  # what is in brackets differs by row
+    )
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat

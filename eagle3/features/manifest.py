@@ -1,0 +1,144 @@
+"""What a feature store says of itself: the manifest of the whole, and the index beside each shard."""
+
+from collections import Counter
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from eagle3.errors import InputError
+from eagle3.storage import AnyRecord, Record, Storage, parse_record, record_bytes, write_file
+from eagle3.target.facts import TargetConfig
+from eagle3.target.identity import TargetIdentity
+
+FORMAT_VERSION = 3
+MANIFEST = "manifest.json"
+MAKE_FEATURES = "python precompute.py 'stages=[features]'"
+MAKE_STORE = "python precompute.py target.path=TARGET prompts.path=FILE.jsonl out_dir=DIR (then data.path=DIR/features)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MadeFrom(Record):
+    """Everything that decides what a store holds. `responses` are the settings of the answers."""
+
+    target: TargetIdentity
+    responses: dict[str, Any]
+    capture_layers: list[int]  # indices into Hugging Face's `hidden_states`
+    dtype: str
+    max_length: int
+    too_long: str
+    teachers: str
+    reasoning_ids: list[list[int]] | None
+
+    def differences(self, other: "MadeFrom") -> str:
+        """Say which settings differ: this one's then, the other's now."""
+        pairs = {field.name: (getattr(self, field.name), getattr(other, field.name)) for field in fields(self)}
+        return ", ".join(f"{name}={then} then, {now} now" for name, (then, now) in pairs.items() if then != now)
+
+
+@dataclass(frozen=True)
+class SampleEntry(Record):
+    """Where one sample lies in its shard and what it weighs."""
+
+    id: str
+    offset: int
+    size: int
+    tokens: int
+    answer_tokens: int
+    anchors: int  # when every answer is trained
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardIndex(Record):
+    """One shard: its size and hash, its samples, and how often each token occurs in their answers.
+
+    `made_from` is the hash of the store's MadeFrom: a shard made otherwise belongs to another store.
+    """
+
+    FORMAT_VERSION: ClassVar[int] = FORMAT_VERSION
+
+    format_version: int
+    shard: str
+    made_from: str
+    bytes: int
+    sha256: str
+    samples: list[SampleEntry]
+    answer_counts: list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class ShardEntry(Record):
+    name: str
+    bytes: int
+    sha256: str
+    samples: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest(Record):
+    """A finished store; its presence says that the store is complete."""
+
+    FORMAT_VERSION: ClassVar[int] = FORMAT_VERSION
+
+    format_version: int
+    made_from: MadeFrom
+    target_config: TargetConfig
+    target_weights_sha256: str
+    samples: int
+    tokens: int
+    answer_tokens: int
+    bytes: int
+    left_out: dict[str, int]
+    shards: list[ShardEntry]
+    answer_counts: list[tuple[int, int]]
+
+
+def index_name(shard: str) -> str:
+    return f"{shard.removesuffix('.tar')}.json"
+
+
+def read_index(storage: Storage, name: str) -> ShardIndex:
+    way_out = f"delete it with its shard and run: {MAKE_FEATURES}"
+    return _read(storage, name, ShardIndex, made_by=MAKE_FEATURES, way_out=way_out)
+
+
+def read_manifest(storage: Storage) -> Manifest:
+    return _read(storage, MANIFEST, Manifest, made_by=MAKE_STORE, way_out=f"make the store again: {MAKE_FEATURES}")
+
+
+def _read(storage: Storage, name: str, kind: type[AnyRecord], *, made_by: str, way_out: str) -> AnyRecord:
+    source = f"{storage.location}/{name}"
+    try:
+        content = bytes(storage.read(name))
+    except FileNotFoundError:
+        raise InputError(f"{source} does not exist; make it with: {made_by}") from None
+    return parse_record(content, kind, source=source, way_out=way_out)
+
+
+def write_manifest(
+    storage: Storage,
+    *,
+    made_from: MadeFrom,
+    target_config: TargetConfig,
+    target_weights_sha256: str,
+    indices: list[ShardIndex],
+    left_out: dict[str, int],
+) -> Manifest:
+    """Join the shards' indices into the manifest and write it."""
+    counts: Counter[int] = Counter()
+    for index in indices:
+        counts.update(dict(index.answer_counts))
+    entries = [entry for index in indices for entry in index.samples]
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        made_from=made_from,
+        target_config=target_config,
+        target_weights_sha256=target_weights_sha256,
+        samples=len(entries),
+        tokens=sum(entry.tokens for entry in entries),
+        answer_tokens=sum(entry.answer_tokens for entry in entries),
+        bytes=sum(index.bytes for index in indices),
+        left_out=left_out,
+        shards=[ShardEntry(index.shard, index.bytes, index.sha256, len(index.samples)) for index in indices],
+        answer_counts=sorted(counts.items()),
+    )
+    write_file(storage, MANIFEST, record_bytes(manifest))
+    return manifest

@@ -1,0 +1,68 @@
+"""The door for features: what training asks of the place where they come from.
+
+Shapes: V target vocabulary, H hidden size.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from eagle3.features.manifest import MadeFrom, SampleEntry
+from eagle3.features.sample import Sample
+from eagle3.target.facts import TargetConfig
+
+TargetWeights = tuple[Float[Tensor, "V H"], Float[Tensor, "V H"]]  # embedding, lm_head
+
+
+@dataclass(frozen=True)
+class SampleRef:
+    """A sample: the location of its store, its shard and its entry there."""
+
+    store: str
+    shard: str
+    entry: SampleEntry
+
+
+class FeatureSource(Protocol):
+    """Samples of one target, all known by what they weigh before any of them is read.
+
+    The plan of an epoch depends on `samples` and their order alone, so both are the same in every process and after
+    every restart. What is missing, damaged or of another target is an InputError that names it.
+    """
+
+    @property
+    def location(self) -> str | list[str]:
+        """Path or URL, or several; goes into messages, checkpoints and exported heads."""
+
+    @property
+    def made_from(self) -> MadeFrom:
+        """What packs and loss masks count on."""
+
+    @property
+    def target_config(self) -> TargetConfig: ...
+
+    @property
+    def samples(self) -> Sequence[SampleRef]: ...
+
+    @property
+    def answer_counts(self) -> Int[Tensor, " V"]:
+        """How often each target token occurs in the answers."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of everything that decides what training sees."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return counts and settings as plain values, for logs."""
+
+    def read(self, ref: SampleRef) -> Sample:
+        """Read one sample; called from several threads at once."""
+
+    def target_weights(self) -> TargetWeights:
+        """Return the target's embedding and `lm_head`, one tensor where they are tied."""
+
+    def verify(self, *, rank: int = 0, world_size: int = 1) -> None:
+        """Compare this rank's share with its hashes; an InputError names the first file that differs."""

@@ -1,0 +1,50 @@
+"""Which anchors are trained, at which steps of the training-time test (TTT, EAGLE-3's unroll, arXiv:2503.01840).
+
+Anchor t joins feature h_t with the embedding of x_{t+1}; step k predicts x_{t+2+k}. It is trained iff
+x_{t+1} … x_{t+2+k} all are answer tokens of one turn: a chain that serving could start there and accept so far.
+
+    tokens           p0  p1  A  B  C  end        two of the prompt, then an answer
+    anchor 1         takes h_1 and A: predicts B at step 0, C at step 1 (taking B), end at step 2 (taking C)
+    anchor 2         takes h_2 and B: predicts C at step 0, end at step 1
+    anchor 3         takes h_3 and C: predicts end at step 0
+    positions 0, 4, 5    are no anchors
+
+The authors' code and SpecForge mask position t by whether x_t itself is an answer token. That leaves out anchor 1, with
+which every answer's drafts begin, and trains positions whose chains reach past the end of the turn.
+
+Shapes: T tokens of a sample, R anchors, K steps.
+"""
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from eagle3.features.turns import anchors_of, tokens_left_in_turn
+
+
+def anchors_and_steps(turns: Int[Tensor, " T"], ttt_steps: int) -> tuple[Int[Tensor, " R"], Int[Tensor, " R"]]:
+    """Return the anchors, ascending, and the number of steps (1 … ttt_steps) that each is trained for."""
+    anchors = anchors_of(turns)
+    return anchors, (tokens_left_in_turn(turns)[anchors + 1] - 1).clamp(max=ttt_steps)
+
+
+def runs(anchors: Int[Tensor, " R"]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return where runs of consecutive anchors begin and end in R (one more than runs), and the position behind each.
+
+    A run is a turn: the position before a turn's last token is never an anchor.
+    """
+    last_of_run = torch.ones_like(anchors, dtype=torch.bool)
+    last_of_run[:-1] = anchors.diff() != 1
+    ends = last_of_run.nonzero().squeeze(1)
+    return (0, *(ends + 1).tolist()), tuple((anchors[ends] + 1).tolist())
+
+
+def pairs_before(anchor_steps: Int[Tensor, " R"], ttt_steps: int) -> tuple[int, ...]:
+    """Return R + 1 counts: how many trained (step, anchor) pairs ask a teacher before that of anchor i at step 0.
+
+    Anchors of a turn are neighbours, so that anchor i asks at step k the teacher of anchor i + k at step 0. Counted on
+    the CPU when a pack is prepared: a GPU would have to be waited for.
+    """
+    places = torch.arange(len(anchor_steps))
+    teachers = torch.cat([places[anchor_steps > step] + step for step in range(ttt_steps)])
+    return (0, *torch.bincount(teachers, minlength=len(anchor_steps)).cumsum(0).tolist())
