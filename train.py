@@ -53,18 +53,15 @@ def main(config: DictConfig) -> float:
     lightning.seed_everything(config.seed, verbose=False)
     torch.set_float32_matmul_precision(config.matmul_precision)
     resumed = read_resumed(config.ckpt_path)
-    source = open_features(config.data)
-    head = cli.build(config.model, source=source)
-    data = build_data(config, source, head)
-    module = build_module(config, source, head, data)
+    data, module = build_training(config)
     if resumed:
-        require_checkpoint_fits(resumed, source, head, module.settings)
+        require_checkpoint_fits(resumed, data.source, module.head, module.settings)
     resume_step = resumed.global_step if resumed else 0
     (cli.output_dir() / "result.json").unlink(missing_ok=True)  # of the part that is resumed
     loggers = build_loggers(config, resume_step)
     trainer = build_trainer(config, loggers)
     for logger in loggers:
-        logger.log_hyperparams({"config": cli.plain(config), "store": source.describe(), **cli.provenance()})
+        logger.log_hyperparams({"config": cli.plain(config), "store": data.source.describe(), **cli.provenance()})
     try:
         trainer.fit(module, datamodule=data, ckpt_path=config.ckpt_path, weights_only=True)
     except SystemExit:
@@ -84,6 +81,14 @@ def job_of_ranks() -> float:
     return read_json(result, made_by="the job")["accept_length"]
 
 
+def build_training(config: DictConfig) -> tuple[FeatureData, HeadTraining]:
+    """Build what is trained on and what is trained, from a composed train.yaml."""
+    source = open_features(config.data)
+    head = cli.build(config.model, source=source)
+    data = build_data(config, source, head)
+    return data, build_module(config, head, data)
+
+
 def open_features(config: DictConfig) -> FeatureSource:
     """Open the stores of `data.path`, or make what `data.source` names."""
     return cli.build(config.source) if config.source else open_source(cli.plain(config).get("path"))
@@ -100,8 +105,8 @@ def build_data(config: DictConfig, source: FeatureSource, head: DraftHead) -> Fe
     )
 
 
-def build_module(config: DictConfig, source: FeatureSource, head: DraftHead, data: FeatureData) -> HeadTraining:
-    embedding, lm_head = source.target_weights()
+def build_module(config: DictConfig, head: DraftHead, data: FeatureData) -> HeadTraining:
+    embedding, lm_head = data.source.target_weights()
     log.info(
         "head of %.2f M parameters, draft vocabulary %d; %d samples to train, %d to validate",
         sum(parameter.numel() for parameter in head.parameters()) / 1e6,
@@ -118,15 +123,17 @@ def build_module(config: DictConfig, source: FeatureSource, head: DraftHead, dat
         layer=config.layer,
         embedding=embedding,
         lm_head=lm_head,
-        origin=Origin.of(source, data.val_fraction),
+        origin=Origin.of(data.source, data.val_fraction),
         settings=decisive_settings(cli.plain(config)),
     )
 
 
 def build_loggers(config: DictConfig, resume_step: int) -> list[Logger]:
     # Lines of later steps are those of a part that is trained again: metrics.csv leaves them out.
-    part = {"resume_step": resume_step}
-    return [cli.build(logger, **part) if name == "csv" else cli.build(logger) for name, logger in config.logger.items()]
+    return [
+        cli.build(logger, resume_step=resume_step) if name == "csv" else cli.build(logger)
+        for name, logger in config.logger.items()
+    ]
 
 
 def build_trainer(config: DictConfig, loggers: list[Logger]) -> lightning.Trainer:

@@ -30,7 +30,7 @@ from eagle3.storage import write_json
 
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT))  # of the entry script
-from train import build_module  # noqa: E402
+from train import build_training  # noqa: E402
 
 PACKS = 8  # on the GPU at once
 
@@ -67,8 +67,8 @@ def main(arguments: list[str]) -> None:
 def step_alone(config: DictConfig) -> tuple[dict[str, float], int]:
     """Rates without train.py around the step, and the number of packs of an epoch."""
     torch.set_float32_matmul_precision(config.matmul_precision)
-    data = cli.build(config.data, loss_mask=cli.build(config.loss_mask), seed=0, ttt_steps=config.ttt_steps)
-    step = Step(build_module(config, data), config)
+    data, module = build_training(config)
+    step = Step(module, config)
     [planned] = plan_epoch(
         data.train_samples, pack_tokens=config.data.pack_tokens, world_size=1, accumulate=1, shuffle_seed=0
     )

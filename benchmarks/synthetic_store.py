@@ -79,18 +79,18 @@ def write_samples(writer: StoreWriter, shape: HeadConfig, num_bytes: int, tokens
     writer.close_shard()
 
 
-def write_target(directory: Path, shape: HeadConfig) -> None:
+def write_target(storage: Storage, shape: HeadConfig) -> None:
     generator = torch.Generator().manual_seed(2)
     size = (shape.vocab_size, shape.hidden_size)
     embedding, lm_head = (torch.randn(size, generator=generator, dtype=torch.bfloat16) for _ in range(2))
-    save_target_weights(directory / TARGET_WEIGHTS, embedding, lm_head, dtype=torch.bfloat16)
+    save_target_weights(storage, embedding, lm_head, dtype=torch.bfloat16)
 
 
-def target_config(shape: HeadConfig) -> dict:
-    """What a manifest says of its target."""
-    of_head = ("draft_vocab_size", "fc_norm", "norm_output")
-    facts = {key: value for key, value in asdict(shape).items() if key not in of_head}
-    return facts | {"model_type": "llama", "num_layers": 32, "dtype": "bfloat16"}
+def target_config(shape: HeadConfig) -> TargetConfig:
+    """Describe a target of the head's sizes."""
+    shared = {field.name for field in fields(TargetConfig)} & {field.name for field in fields(shape)}
+    of_head = {name: getattr(shape, name) for name in shared}
+    return TargetConfig(**of_head, model_type="llama", num_layers=32, dtype="bfloat16")
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ def fitted_head(target, prompt, steps=3, **changes):
     head = DraftHead(HeadConfig(**settings | changes), draft_ids).to(target.embedding.dtype).requires_grad_(False)
     for parameter in head.midlayer.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    aux = Capture(target, LAYERS)(torch.tensor([ids]), [len(ids)])[0].aux
+    aux = Capture(target, LAYERS)(torch.tensor([ids]), [len(ids)])[0].aux_hidden_states
     outputs, wanted = [], []
     for row in range(len(prompt) - 1, len(ids) - 2):
         for step in range(min(steps, len(ids) - 2 - row)):
@@ -112,7 +112,7 @@ def chain_output(head, target, aux, ids, last_row):
 
 def reference_paths(head, target, ids, *, steps, topk, draft_tokens):
     """The tree behind `ids` as a set of leaf paths, every node's probabilities computed from scratch."""
-    aux = Capture(target, LAYERS)(torch.tensor([ids[:-1]]), [len(ids) - 1])[0].aux
+    aux = Capture(target, LAYERS)(torch.tensor([ids[:-1]]), [len(ids) - 1])[0].aux_hidden_states
     scores, frontier = {}, {(): 1.0}
     for _ in range(steps):
         children = {}

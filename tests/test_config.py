@@ -8,11 +8,11 @@ from omegaconf import DictConfig, OmegaConf
 from stores import CONF, random_samples, write_store
 
 from eagle3 import cli
-from train import build_module
+from train import build_loggers, build_training
 
 ROOTS = {
     "train": ["model", "data", "loss_mask", "loss", "optim", "trainer", "callbacks", "logger", "experiment"],
-    "precompute": ["target", "prompts", "chat", "responses", "features"],
+    "precompute": ["target", "prompts", "chat", "responses", "answers", "features"],
     "serve": ["target", "chat", "serve", "logger"],
 }
 OPTIONS = [
@@ -53,18 +53,17 @@ def test_every_target_names_a_model_or_leaves_it_to_the_user(option: str) -> Non
     + [("loss_mask", path.stem) for path in (CONF / "loss_mask").glob("*.yaml")],
 )
 def test_every_part_of_a_training_can_be_built(tmp_path: Path, group: str, option: str) -> None:
-    store = write_store(tmp_path / "store", random_samples(40), teacher_rows="all", reasoning_ids=[[1], [2]])
+    store = write_store(tmp_path / "store", random_samples(40), teachers="all", reasoning_ids=[[1], [2]])
     config = composed("train", f"{group}={option}", f"data.path={store}", f"run_dir={tmp_path}/run")
     OmegaConf.set_struct(config, False)
     config.model.draft_vocab_size = None  # the store's answers hold 50 tokens
     if "wandb" in config.logger:
         config.logger.wandb.name = "test"  # Hydra's job name exists inside a job only
     OmegaConf.resolve(config)
-    mask = cli.build(config.loss_mask)
-    data = cli.build(config.data, loss_mask=mask, seed=config.seed, ttt_steps=config.ttt_steps)
-    assert build_module(config, data).ttt_steps == config.ttt_steps
-    for part in (*config.callbacks.values(), *config.logger.values()):
-        assert cli.build(part) is not None
+    _, module = build_training(config)
+    assert module.ttt_steps == config.ttt_steps
+    assert all(cli.build(callback) is not None for callback in config.callbacks.values())
+    assert all(logger is not None for logger in build_loggers(config, 0))
     assert cli.build(config.trainer, logger=False) is not None
 
 

@@ -5,25 +5,25 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+import eagle3.answers.huggingface
 import eagle3.answers.stage
+from eagle3.answers.answerer import Answer, Sampling
 from eagle3.answers.chat import Chat
 from eagle3.answers.dialogue import NO_CONTENT, Dialogue
-from eagle3.answers.generate import Answer
-from eagle3.answers.stage import _batches, answer_prompts
+from eagle3.answers.huggingface import HuggingFaceAnswerer
+from eagle3.answers.stage import answer_prompts
+from eagle3.answers.store import ResponseStore, read_responses
 from eagle3.errors import InputError
-from eagle3.storage import read_json, read_jsonl, write_jsonl
+from eagle3.storage import read_jsonl, write_jsonl
 from eagle3.target.model import load_target
 
 SETTINGS = {
-    "answers": "target",
-    "batch_size": 4,
-    "batch_tokens": 4096,
-    "window": 3,
     "max_new_tokens": 8,
     "max_prompt_tokens": None,
     "temperature": 0.7,
@@ -32,6 +32,7 @@ SETTINGS = {
     "seed": 0,
     "on_length": "keep",
 }
+BATCHES = {"batch_size": 4, "batch_tokens": 4096, "window": 3}
 # The bundled target answers these in 6 to 12 tokens.
 QUICK = [
     "How is `sympy.polys.monomials.MonomialOps` used?",
@@ -96,19 +97,24 @@ def errors_of(out_dir):
 
 
 def run(target, chat, out_dir, **changes):
-    return answer_prompts(target=target, chat=chat, out_dir=out_dir, **SETTINGS | changes)
+    settings = SETTINGS | BATCHES | changes
+    sampling = Sampling(**{field.name: settings.pop(field.name) for field in fields(Sampling)})
+    batches = {key: settings.pop(key) for key in BATCHES}
+    imported = settings.pop("answers", None) == "imported"
+    answerer = None if imported else HuggingFaceAnswerer(target=target, sampling=sampling, **batches)
+    return answer_prompts(target=target, chat=chat, answerer=answerer, sampling=sampling, out_dir=out_dir, **settings)
 
 
 @pytest.fixture
 def asked(monkeypatch):
     """The prompts that were handed to the target so far."""
-    generate, asked = eagle3.answers.stage.generate, []
+    generate, asked = eagle3.answers.huggingface.generate, []
 
     def generate_and_note(model, prompts, **settings):
         asked.extend(map(tuple, prompts))
         return generate(model, prompts, **settings)
 
-    monkeypatch.setattr(eagle3.answers.stage, "generate", generate_and_note)
+    monkeypatch.setattr(eagle3.answers.huggingface, "generate", generate_and_note)
     return asked
 
 
@@ -132,15 +138,18 @@ def test_rows_hold_the_prompt_as_served_and_the_answer_with_its_end(target, chat
         assert (row["input_ids"][end - 1] in target.stop_ids) == (reason == "stop")
         assert row["messages"][-1]["role"] == "assistant" and row["license"] == "MIT"
     spans = [(start, end) for row in rows.values() for start, end in row["turns"]]
-    assert manifest["answer_tokens"] == sum(end - start for start, end in spans)
-    assert manifest["turns"] == len(spans) == sum(manifest["finish_reasons"].values())
-    assert manifest["complete"] and manifest["target"]["weights_hash"] and manifest["errors"] == {}
-    assert set(manifest["finish_reasons"]) == {"stop", "length"}
+    assert manifest.answer_tokens == sum(end - start for start, end in spans)
+    assert manifest.turns == len(spans) == sum(manifest.finish_reasons.values())
+    stored = read_responses(out_dir / "responses")
+    assert stored.complete and stored.target.weights_hash and manifest.errors == {}
+    assert set(manifest.finish_reasons) == {"stop", "length"}
 
 
-def test_a_batch_holds_no_more_tokens_than_allowed_and_loses_nobody():
+def test_a_batch_holds_no_more_tokens_than_allowed_and_loses_nobody(target):
+    sampling = Sampling(temperature=0.0, top_p=1.0, top_k=0, max_new_tokens=4)
+    answerer = HuggingFaceAnswerer(target=target, sampling=sampling, batch_size=3, batch_tokens=24, window=9)
     waiting = [SimpleNamespace(prompt_ids=[0] * length) for length in (1, 2, 2, 3, 5, 30, 31)]
-    batches = list(_batches(waiting, rows=3, tokens=24, room=4))
+    batches = list(answerer._batches(waiting))
     assert [[len(dialogue.prompt_ids) for dialogue in batch] for batch in batches] == [[1, 2, 2], [3, 5], [30], [31]]
 
 
@@ -200,13 +209,14 @@ def test_a_cut_answer_ends_its_conversation_and_is_kept_or_dropped(target, chat,
         if on_length == "keep":
             assert rows["p1#0"]["finish_reasons"] == ["length"] and len(rows) == 2
         else:
-            assert "p1#0" not in rows and sum(counts["errors"].values()) == 1
+            assert "p1#0" not in rows and sum(counts.errors.values()) == 1
             (error,) = errors_of(out_dir)
             assert error["prompt_id"] == "p1" and "on_length=drop" in error["reason"]
 
 
 KILLED = """
 import os, signal, sys
+import eagle3.answers.huggingface
 import eagle3.answers.stage
 from tests.test_responses import SETTINGS, make_chat
 from eagle3.target.model import load_target
@@ -238,7 +248,7 @@ def test_a_killed_run_goes_on_to_the_rows_of_an_uninterrupted_one(target, chat, 
     command = [sys.executable, "-c", KILLED, str(tiny_path), str(out_dir), "6"]
     killed = subprocess.run(command, capture_output=True, cwd=tiny_path.parents[2])
     assert killed.returncode == -signal.SIGKILL
-    assert not read_json(out_dir / "responses/manifest.json", made_by="")["complete"]
+    assert not read_responses(out_dir / "responses").complete
     kept = rows_of(out_dir)
     assert 0 < len(kept) < len(rows_of(whole))
     asked.clear()
@@ -292,15 +302,15 @@ def test_a_kill_between_errors_and_rows_loses_neither(target, chat, tmp_path, mo
     prompts = [prompt(0, QUICK[0], "too long " * 30), prompt(1, "too long " * 30), prompt(2, QUICK[1])]
     limits = {"max_prompt_tokens": 40, "temperature": 0.0, "max_new_tokens": 20}
     whole = run(target, chat, write_prompts(tmp_path / "whole", prompts), **limits)
-    assert sum(whole["errors"].values()) == 2
-    append, out_dir = eagle3.answers.stage.ResponseStore._append, write_prompts(tmp_path / "out", prompts)
+    assert sum(whole.errors.values()) == 2
+    append, out_dir = ResponseStore._append, write_prompts(tmp_path / "out", prompts)
 
     def killed(store, path, rows):
         if path.name == name:
             raise KeyboardInterrupt
         append(store, path, rows)
 
-    monkeypatch.setattr(eagle3.answers.stage.ResponseStore, "_append", killed)
+    monkeypatch.setattr(ResponseStore, "_append", killed)
     with pytest.raises(KeyboardInterrupt):
         run(target, chat, out_dir, **limits)
     monkeypatch.undo()
@@ -321,7 +331,7 @@ def test_a_batch_out_of_memory_is_halved_until_it_fits_and_only_its_rest_fails(
 ):
     whole = copy_prompts(out_dir, tmp_path / "whole")
     run(target, chat, whole)
-    generate, poison = eagle3.answers.stage.generate, "!!!!!"
+    generate, poison = eagle3.answers.huggingface.generate, "!!!!!"
 
     def failing(model, prompts, **settings):
         texts = target.tokenizer.batch_decode(prompts)
@@ -329,14 +339,14 @@ def test_a_batch_out_of_memory_is_halved_until_it_fits_and_only_its_rest_fails(
             raise torch.OutOfMemoryError("no room for 5 GB")
         return generate(model, prompts, **settings)
 
-    monkeypatch.setattr(eagle3.answers.stage, "generate", failing)
+    monkeypatch.setattr(eagle3.answers.huggingface, "generate", failing)
     manifest = run(target, chat, out_dir)
     failed = {error["prompt_id"] for error in errors_of(out_dir)}
-    assert failed == {"p5"} and manifest["errors"] == {"OutOfMemoryError": 1}
+    assert failed == {"p5"} and manifest.errors == {"OutOfMemoryError": 1}
     wanted = {key: row for key, row in rows_of(whole).items() if row["prompt_id"] not in failed}
     assert rows_of(out_dir) == wanted
     monkeypatch.undo()
-    assert run(target, chat, out_dir)["errors"] == {}
+    assert run(target, chat, out_dir).errors == {}
     assert rows_of(out_dir) == rows_of(whole) and errors_of(out_dir) == []
 
 
@@ -366,13 +376,13 @@ def test_imported_conversations_give_a_row_for_each_answer(target, chat, tmp_pat
     out_dir = write_prompts(tmp_path, [talk, prompt(1, "no answer")])
     manifest = run(target, chat, out_dir, answers="imported")
     rows = rows_of(out_dir)
-    assert list(rows) == ["p0#0", "p0#2"] and manifest["finish_reasons"] == {"imported": 2}
+    assert list(rows) == ["p0#0", "p0#2"] and manifest.finish_reasons == {"imported": 2}
     for row, text in zip(rows.values(), ("Hi!", "Hello."), strict=True):
         ((start, end),) = row["turns"]
         assert target.tokenizer.decode(row["input_ids"][start:end]) == text + "<|im_end|>"
         assert end == len(row["input_ids"]) and row["messages"][-1]["content"] == text
     refused = [(error["prompt_id"], error["turn"]) for error in errors_of(out_dir)]
-    assert refused == [("p0", 1), ("p1", 0)] and sum(manifest["errors"].values()) == 2
+    assert refused == [("p0", 1), ("p1", 0)] and sum(manifest.errors.values()) == 2
 
 
 def test_another_target_template_or_sampling_is_refused_by_name(target, chat, out_dir, tmp_path):
@@ -430,13 +440,13 @@ def test_a_full_disk_is_one_clear_line_and_loses_nothing(target, chat, out_dir, 
     def full(descriptor):
         raise OSError(28, "No space left on device")
 
-    store_append = eagle3.answers.stage.ResponseStore.append
+    store_append = ResponseStore.append
 
     def append(store, finished):
         monkeypatch.setattr(eagle3.answers.stage.os, "fsync", full)
         store_append(store, finished)
 
-    monkeypatch.setattr(eagle3.answers.stage.ResponseStore, "append", append)
+    monkeypatch.setattr(ResponseStore, "append", append)
     with pytest.raises(InputError, match=r"errors\.jsonl cannot be written \(No space left on device\); make room"):
         run(target, chat, out_dir)
     monkeypatch.undo()

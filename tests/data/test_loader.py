@@ -1,24 +1,27 @@
 """Packs read ahead: in planned order whatever the readers do, errors at their place, and whole on the GPU."""
 
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from stores import random_sample, random_samples, write_store
+from stores import in_float32, open_store, random_sample, random_samples, write_store
 
 from eagle3.data.datamodule import FeatureData
 from eagle3.data.loader import PackLoader
-from eagle3.data.pack import Pack, pack_samples
+from eagle3.data.pack import pack_samples
 from eagle3.errors import InputError
 from eagle3.features.loss_mask import AllTurns
+from eagle3.head.batch import TttBatch, prepare_ttt
 
 
 def data_of(store: Path, *, readers: int = 2, prefetch: int = 2, pack_tokens: int = 48, device: str = "cpu") -> Any:
     data = FeatureData(
-        path=str(store),
+        source=open_store(store),
+        prepare=partial(prepare_ttt, ttt_steps=3),
         pack_tokens=pack_tokens,
         val_fraction=0.05,
         limit_samples=None,
@@ -26,7 +29,6 @@ def data_of(store: Path, *, readers: int = 2, prefetch: int = 2, pack_tokens: in
         readers=readers,
         verify=False,
         seed=0,
-        ttt_steps=3,
         loss_mask=AllTurns(),
     )
     data.trainer = SimpleNamespace(  # type: ignore[assignment]
@@ -40,10 +42,11 @@ def data_of(store: Path, *, readers: int = 2, prefetch: int = 2, pack_tokens: in
     return data
 
 
-def assert_equal(one: Pack, other: Pack) -> None:
-    for name, value in vars(one).items():
-        same = torch.equal(value, getattr(other, name)) if torch.is_tensor(value) else value == getattr(other, name)
-        assert same, name
+def assert_equal(one: TttBatch, other: TttBatch) -> None:
+    for left, right in zip(one.tensors(), other.tensors(), strict=True):
+        assert torch.equal(left, right)
+    assert one.pack.token_bounds == other.pack.token_bounds and one.pack.sample_ids == other.pack.sample_ids
+    assert one.pair_bounds == other.pair_bounds and one.pack.anchors_in_step == other.pack.anchors_in_step
 
 
 @pytest.mark.parametrize(("readers", "prefetch"), [(2, 2), (2, 1), (3, 5)])
@@ -73,7 +76,7 @@ def test_a_damaged_sample_is_named_when_its_pack_is_due(store_path: Path) -> Non
     content[ref.entry.offset : ref.entry.offset + 8] = b"\xff" * 8
     shard.write_bytes(content)
     packs = iter(loader)
-    assert [len(next(packs).sample_ids) for _ in range(3)] == [len(plan.samples) for plan in loader.planned[:3]]
+    assert [len(next(packs).pack.sample_ids) for _ in range(3)] == [len(plan.samples) for plan in loader.planned[:3]]
     with pytest.raises(InputError, match=rf"{ref.shard} cannot be read at sample {ref.entry.id}"):
         next(packs)
     assert loader.consumed == 3
@@ -82,9 +85,9 @@ def test_a_damaged_sample_is_named_when_its_pack_is_due(store_path: Path) -> Non
 @pytest.mark.gpu
 def test_pinned_packs_are_equal() -> None:
     samples = random_samples(5)
-    pinned = pack_samples(samples, ttt_steps=3, pin=True)
-    assert pinned.aux.is_pinned() and pinned.last.is_pinned()
-    assert_equal(pinned, pack_samples(samples, ttt_steps=3))
+    pinned, plain = (pack_samples(samples, anchors_in_step=1, samples_in_step=1, pin=pin) for pin in (True, False))
+    assert pinned.aux_hidden_states.is_pinned() and pinned.last_hidden_state.is_pinned()
+    assert_equal(prepare_ttt(pinned, 3), prepare_ttt(plain, 3))
 
 
 @pytest.mark.gpu
@@ -92,7 +95,7 @@ def test_packs_copied_while_the_gpu_computes_are_those_of_the_cpu(tmp_path: Path
     """The GPU lags behind the host, so that it reads packs whose Python objects are gone."""
     samples = [random_sample([0] * 300 + [1] * 700, seed=number, sample_id=f"p{number}#0") for number in range(24)]
     for sample in samples:
-        vars(sample).update(aux=sample.aux_hidden_states.float(), last=sample.last_hidden_state.float())
+        vars(sample).update(vars(in_float32(sample)))
     store = write_store(tmp_path / "store", samples)
     device = torch.device("cuda", 0)
     data = data_of(store, pack_tokens=2000, device="cuda:0")
@@ -101,11 +104,11 @@ def test_packs_copied_while_the_gpu_computes_are_those_of_the_cpu(tmp_path: Path
     wrong = torch.zeros((), dtype=torch.long, device=device)
     for _ in range(30):
         for pack, correct in zip(data.train_dataloader(), expected, strict=True):
-            assert pack.aux.device == device
+            assert pack.pack.aux_hidden_states.device == device
             pack = data.transfer_batch_to_device(pack, device, 0)
             for _ in range(10):
                 matrix = torch.nn.functional.normalize(matrix @ matrix)
-            for name, tensor in pack.tensors().items():
-                wrong += (tensor != getattr(correct, name)).sum()
+            for tensor, expected_tensor in zip(pack.tensors(), correct.tensors(), strict=True):
+                wrong += (tensor != expected_tensor).sum()
             del pack, tensor
     assert wrong.item() == 0

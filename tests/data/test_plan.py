@@ -3,16 +3,16 @@
 from pathlib import Path
 
 import pytest
-from stores import random_samples, write_store
+from stores import open_store, random_samples, write_store
 
 from eagle3.data.plan import PlannedPack, plan_epoch
 from eagle3.errors import InputError
-from eagle3.features.store import FeatureStore, SampleRef
+from eagle3.features.source import SampleRef
 
 
 @pytest.fixture
 def samples(tmp_path: Path) -> list[SampleRef]:
-    return FeatureStore(write_store(tmp_path, random_samples(37))).samples
+    return open_store(write_store(tmp_path, random_samples(37))).samples
 
 
 def ids(plan: list[PlannedPack]) -> list[str]:
@@ -41,13 +41,13 @@ def test_the_normaliser_is_the_whole_optimizer_steps_over_ranks_and_accumulation
     plans = plan_epoch(samples, pack_tokens=40, world_size=2, accumulate=3, shuffle_seed=0)
     for first in range(0, len(plans[0]), 3):
         step = [pack for plan in plans for pack in plan[first : first + 3]]
-        rows = sum(ref.entry.anchors for pack in step for ref in pack.samples)
-        assert {pack.anchors_in_step for pack in step} == {rows / 6}
+        anchors = sum(ref.entry.anchors for pack in step for ref in pack.samples)
+        assert {pack.anchors_in_step for pack in step} == {anchors / 6}
         assert {pack.samples_in_step for pack in step} == {sum(len(pack.samples) for pack in step) / 6}
 
 
 def test_ranks_train_packs_of_about_the_same_number_of_rows_at_the_same_time(tmp_path: Path) -> None:
-    samples = FeatureStore(write_store(tmp_path, random_samples(300))).samples
+    samples = open_store(write_store(tmp_path, random_samples(300))).samples
     plans = plan_epoch(samples, pack_tokens=60, world_size=4, accumulate=1, shuffle_seed=0)
     steps = [[sum(ref.entry.anchors for ref in pack.samples) for pack in step] for step in zip(*plans, strict=True)]
     waits = [max(rows) - min(rows) for rows in steps]

@@ -20,7 +20,7 @@ def test_drafts_equal_those_of_a_reference_without_cache(shape, changes):
     target = small_target()
     head = fitted_head(target, PROMPT, **changes)
     ids = PROMPT + plain_greedy(target, PROMPT, NEW_TOKENS)
-    aux = Capture(target, LAYERS)(torch.tensor([ids]), [len(ids)])[0].aux
+    aux = Capture(target, LAYERS)(torch.tensor([ids]), [len(ids)])[0].aux_hidden_states
     settings = {"topk": 1, "draft_tokens": shape["steps"] + 1, **shape}
     drafter = Drafter(head, target.embedding, room=len(ids))
     for start, end in pairwise(ROUNDS):
@@ -34,6 +34,6 @@ def test_drafts_equal_those_of_a_reference_without_cache(shape, changes):
 def test_the_largest_tree_of_a_shape_holds_every_candidate():
     target = small_target()
     drafter = Drafter(fitted_head(target, PROMPT), target.embedding, room=len(PROMPT))
-    aux = Capture(target, LAYERS)(torch.tensor([PROMPT]), [len(PROMPT)])[0].aux
+    aux = Capture(target, LAYERS)(torch.tensor([PROMPT]), [len(PROMPT)])[0].aux_hidden_states
     paths = drafter.paths(drafter.confirm(aux[:-1], PROMPT[1:]), steps=3, topk=2, num_drafts=10)
     assert len({tuple(path[:end]) for path in paths for end in range(1, len(path) + 1)}) == 10

@@ -66,7 +66,7 @@ def test_a_replayed_setting_counts_what_decoding_with_it_counts(target, head, re
 def test_every_path_of_a_tree_has_the_place_that_the_drafter_gives_it(target, head, steps, topk):
     """Texts that follow each branch of the largest tree; the target's answer keeps to a few of them."""
     speculator, capture, root = Speculator(target, head, LAYERS), Capture(target, LAYERS), 7
-    aux = capture(torch.tensor([PROMPT]), [len(PROMPT)])[0].aux
+    aux = capture(torch.tensor([PROMPT]), [len(PROMPT)])[0].aux_hidden_states
     drafter = Drafter(head, target.embedding, room=len(PROMPT))
     with torch.inference_mode():
         hidden = drafter.confirm(aux, [*PROMPT[1:], root])

@@ -40,7 +40,7 @@ def test_features_are_those_of_the_kept_tokens_alone():
     target = small_target()
     own = plain_greedy(target, PROMPT, NEW_TOKENS)
     ids = PROMPT + own
-    aux = Capture(target, LAYERS)(torch.tensor([ids]), [len(ids)])[0].aux
+    aux = Capture(target, LAYERS)(torch.tensor([ids]), [len(ids)])[0].aux_hidden_states
     wrong = [(token + 1) % 50 for token in own]
     with Verifier(target, LAYERS, temperature=0.0, seed=0) as verifier:
         assert verifier.advance(PROMPT, [[]]) == own[:1]

@@ -2,21 +2,26 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from stores import open_store
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from eagle3.answers.rows import ResponseRow
+from eagle3.answers.store import Counts, MadeWith, ResponsesManifest
 from eagle3.errors import InputError
 from eagle3.features import extract
 from eagle3.features.extract import extract_features
-from eagle3.features.store import FeatureStore
+from eagle3.features.manifest import Manifest
 from eagle3.features.turns import teacher_positions
-from eagle3.storage import json_line, write_json
+from eagle3.storage import json_line, record_bytes
 from eagle3.target.capture import Capture, Features
+from eagle3.target.identity import TargetIdentity
 from eagle3.target.model import Target, load_target
 
 CAPTURE = [2, 4, 5]  # [2, N//2, N-3] of 8 layers
@@ -32,39 +37,56 @@ def target(tiny_path: Path) -> Target:
 def conversation(number: int, prompt: int, answer: int) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(number)
     ids = torch.randint(5, 4000, (prompt + answer,), generator=generator).tolist()
-    return {"id": f"p{number}#0", "input_ids": ids, "turns": [[prompt, prompt + answer]]}
+    row = ResponseRow(
+        id=f"p{number}#0",
+        prompt_id=f"p{number}",
+        source="test",
+        license="MIT",
+        input_ids=ids,
+        turns=[(prompt, prompt + answer)],
+        last_of_prompt=True,
+    )
+    return asdict(row)
 
 
 @pytest.fixture
 def answered(tmp_path: Path, target: Target) -> Path:
     rows = [conversation(number, 3 + number % 5, 2 + number * 7 % 30) for number in range(24)]
-    write_responses(tmp_path, target.fingerprint, rows)
+    write_responses(tmp_path, target.identity, rows)
     return tmp_path
 
 
-def write_responses(out_dir: Path, fingerprint: dict, rows: list[dict], **changes: Any) -> None:
+def write_responses(out_dir: Path, identity: TargetIdentity, rows: list[dict], *, complete: bool = True) -> None:
     (out_dir / "responses").mkdir(exist_ok=True)
     (out_dir / "responses" / "responses.jsonl").write_bytes(b"".join(map(json_line, rows)))
-    manifest = {"target": fingerprint, "answers": "target", "rows": len(rows), "complete": True}
-    write_json(out_dir / "responses" / "manifest.json", manifest | changes)
+    counts = Counts(prompts=len(rows), rows=len(rows), turns=0, answer_tokens=0, finish_reasons={}, errors={})
+    manifest = ResponsesManifest(
+        format_version=ResponsesManifest.FORMAT_VERSION,
+        target=identity,
+        made_with=MadeWith(answers="huggingface", chat={}, sampling=None, seed=None, on_length=None),
+        prompts_sha256="p",
+        complete=complete,
+        counts=counts,
+    )
+    (out_dir / "responses" / "manifest.json").write_bytes(record_bytes(manifest))
 
 
 @pytest.fixture
-def run(target: Target) -> Callable[..., dict]:
-    def extract_with(out_dir: Path, **changes: Any) -> dict:
+def run(target: Target) -> Callable[..., Manifest]:
+    def extract_with(out_dir: Path, **changes: Any) -> Manifest:
         settings = {
             "capture_layers": None, "dtype": "float32", "max_length": 64, "too_long": "truncate", "reasoning": None,
-            "teacher_rows": "answers", "batch_tokens": 128, "shard_mb": 512,
+            "teachers": "answers", "batch_tokens": 128, "shard_mb": 512,
         }  # fmt: skip
         return extract_features(target=target, out_dir=out_dir, **settings | changes)
 
     return extract_with
 
 
-def test_stored_features_are_the_targets_own(answered: Path, run: Callable[..., dict], target: Target) -> None:
+def test_stored_features_are_the_targets_own(answered: Path, run: Callable[..., Manifest], target: Target) -> None:
     manifest = run(answered)
-    assert manifest["made_from"]["capture_layers"] == CAPTURE
-    store = FeatureStore(answered / "features")
+    assert manifest.made_from.capture_layers == CAPTURE
+    store = open_store(answered / "features")
     assert [ref.entry.id for ref in store.samples] == [f"p{number}#0" for number in range(24)]
     for ref in store.samples:
         sample = store.read(ref)
@@ -76,30 +98,29 @@ def test_stored_features_are_the_targets_own(answered: Path, run: Callable[..., 
         torch.testing.assert_close(sample.last_hidden_state, output.hidden_states[-1][0][rows], rtol=1e-4, atol=1e-4)
         logits = output.logits[0][rows]
         assert torch.equal(sample.teacher_argmax.long(), logits.argmax(-1))
-        torch.testing.assert_close(sample.logsumexp, logits.logsumexp(-1), rtol=1e-4, atol=1e-4)
 
 
 def test_the_store_carries_the_targets_embedding_and_head(
-    answered: Path, run: Callable[..., dict], target: Target
+    answered: Path, run: Callable[..., Manifest], target: Target
 ) -> None:
     run(answered)
-    embedding, lm_head = FeatureStore(answered / "features").target_weights()
+    embedding, lm_head = open_store(answered / "features").target_weights()
     assert torch.equal(embedding, target.embedding)
     assert torch.equal(lm_head, target.lm_head)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_tied_weights_are_stored_once_in_any_dtype(
-    answered: Path, run: Callable[..., dict], target: Target, dtype: str
+    answered: Path, run: Callable[..., Manifest], target: Target, dtype: str
 ) -> None:
     run(answered, dtype=dtype)
-    embedding, lm_head = FeatureStore(answered / "features").target_weights()
+    embedding, lm_head = open_store(answered / "features").target_weights()
     assert torch.equal(embedding, lm_head) and embedding.dtype == extract.STORED[dtype]
     assert (answered / "features" / "target.safetensors").stat().st_size < 1.2 * embedding.nbytes
 
 
 def test_values_that_the_stored_dtype_cannot_hold_are_refused_by_sample(
-    answered: Path, run: Callable[..., dict], monkeypatch: pytest.MonkeyPatch
+    answered: Path, run: Callable[..., Manifest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     capture = Capture.__call__
 
@@ -113,7 +134,7 @@ def test_values_that_the_stored_dtype_cannot_hold_are_refused_by_sample(
 
 
 def test_a_stage_that_finds_nothing_to_do_says_so(
-    answered: Path, run: Callable[..., dict], caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+    answered: Path, run: Callable[..., Manifest], caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level("INFO", "eagle3.features.extract")
     first = run(answered)
@@ -125,13 +146,16 @@ def test_a_stage_that_finds_nothing_to_do_says_so(
 
 
 def test_a_killed_run_resumes_at_the_shard_and_gives_the_same_store(
-    answered: Path, run: Callable[..., dict], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+    answered: Path,
+    run: Callable[..., Manifest],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     whole = tmp_path_factory.mktemp("whole")
     (whole / "responses").symlink_to(answered / "responses")
     small_shards = {"shard_mb": 0.2}
     expected = run(whole, **small_shards)
-    assert len(expected["shards"]) > 3
+    assert len(expected.shards) > 3
     add, added = extract.StoreWriter.add, []
 
     def add_until_killed(writer: extract.StoreWriter, sample: Any) -> None:
@@ -150,77 +174,75 @@ def test_a_killed_run_resumes_at_the_shard_and_gives_the_same_store(
     assert finished
     resumed = run(answered, **small_shards)
     assert all(path.stat().st_mtime_ns == written for path, written in finished.items())
-    read = [
-        [FeatureStore(d / "features").read(r) for r in FeatureStore(d / "features").samples] for d in (whole, answered)
-    ]
+    read = [[open_store(d / "features").read(r) for r in open_store(d / "features").samples] for d in (whole, answered)]
     assert [sample.id for sample in read[1]] == [sample.id for sample in read[0]]
     for one, other in zip(*read, strict=True):
-        torch.testing.assert_close(one.aux, other.aux, rtol=1e-4, atol=1e-4)
-    assert resumed["answer_counts"] == expected["answer_counts"]
+        torch.testing.assert_close(one.aux_hidden_states, other.aux_hidden_states, rtol=1e-4, atol=1e-4)
+    assert resumed.answer_counts == expected.answer_counts
 
 
-def test_a_lost_shard_alone_is_made_again(answered: Path, run: Callable[..., dict]) -> None:
+def test_a_lost_shard_alone_is_made_again(answered: Path, run: Callable[..., Manifest]) -> None:
     first = run(answered, shard_mb=0.2)
-    lost = answered / "features" / first["shards"][1]["name"]
+    lost = answered / "features" / first.shards[1].name
     lost.unlink()
     lost.with_suffix(".json").unlink()
     again = run(answered, shard_mb=0.2)
-    assert again["samples"] == first["samples"]
-    FeatureStore(answered / "features").verify()
+    assert again.samples == first.samples
+    open_store(answered / "features").verify()
 
 
 @pytest.mark.parametrize(("too_long", "samples"), [("truncate", 3), ("drop", 1)])
 def test_a_sample_over_the_limit_is_truncated_or_dropped_and_counted(
-    tmp_path: Path, run: Callable[..., dict], target: Target, too_long: str, samples: int
+    tmp_path: Path, run: Callable[..., Manifest], target: Target, too_long: str, samples: int
 ) -> None:
     rows = [conversation(0, 4, 6), conversation(1, 4, 30), conversation(2, 10, 6), conversation(3, 20, 5)]
-    write_responses(tmp_path, target.fingerprint, rows)
+    write_responses(tmp_path, target.identity, rows)
     manifest = run(tmp_path, max_length=12, too_long=too_long)
-    assert manifest["samples"] == samples
-    assert manifest["left_out"][f"longer than features.max_length=12: {too_long}"] == 3
-    store = FeatureStore(tmp_path / "features")
+    assert manifest.samples == samples
+    assert manifest.left_out[f"longer than features.max_length=12: {too_long}"] == 3
+    store = open_store(tmp_path / "features")
     assert max(ref.entry.tokens for ref in store.samples) <= 12
     # The last one's answer lies behind the limit: nothing of it is left to train.
-    assert ("no answer of two tokens or more" in manifest["left_out"]) == (too_long == "truncate")
+    assert ("no answer of two tokens or more" in manifest.left_out) == (too_long == "truncate")
 
 
 def test_answers_too_short_to_train_are_left_out_and_counted(
-    tmp_path: Path, run: Callable[..., dict], target: Target
+    tmp_path: Path, run: Callable[..., Manifest], target: Target
 ) -> None:
-    write_responses(tmp_path, target.fingerprint, [conversation(0, 4, 1), conversation(1, 4, 5)])
+    write_responses(tmp_path, target.identity, [conversation(0, 4, 1), conversation(1, 4, 5)])
     manifest = run(tmp_path)
-    assert manifest["samples"] == 1
-    assert manifest["left_out"] == {"no answer of two tokens or more": 1}
+    assert manifest.samples == 1
+    assert manifest.left_out == {"no answer of two tokens or more": 1}
 
 
 def test_answers_that_are_all_too_short_name_what_cut_them(
-    tmp_path: Path, run: Callable[..., dict], target: Target
+    tmp_path: Path, run: Callable[..., Manifest], target: Target
 ) -> None:
-    write_responses(tmp_path, target.fingerprint, [conversation(0, 4, 1)])
+    write_responses(tmp_path, target.identity, [conversation(0, 4, 1)])
     with pytest.raises(InputError, match=r"two tokens within features\.max_length=64.*or responses\.max_new_tokens"):
         run(tmp_path)
 
 
-def test_teacher_rows_all_stores_a_teacher_at_every_row(answered: Path, run: Callable[..., dict]) -> None:
-    run(answered, teacher_rows="all")
-    store = FeatureStore(answered / "features")
+def test_teachers_all_stores_a_teacher_at_every_position(answered: Path, run: Callable[..., Manifest]) -> None:
+    run(answered, teachers="all")
+    store = open_store(answered / "features")
     sample = store.read(store.samples[0])
     assert len(sample.last_hidden_state) == len(sample.teacher_argmax) == len(sample.input_ids)
 
 
 def test_answers_of_another_target_or_unfinished_ones_are_refused(
-    answered: Path, run: Callable[..., dict], target: Target
+    answered: Path, run: Callable[..., Manifest], target: Target
 ) -> None:
     rows = [conversation(0, 4, 5)]
-    write_responses(answered, target.fingerprint | {"weights_hash": "other"}, rows)
+    write_responses(answered, replace(target.identity, weights_hash="other"), rows)
     with pytest.raises(InputError, match="differ in weights"):
         run(answered)
-    write_responses(answered, target.fingerprint, rows, complete=False)
+    write_responses(answered, target.identity, rows, complete=False)
     with pytest.raises(InputError, match=r"responses is not complete; finish it with: python precompute\.py"):
         run(answered)
 
 
-def test_features_made_with_other_settings_are_refused(answered: Path, run: Callable[..., dict]) -> None:
+def test_features_made_with_other_settings_are_refused(answered: Path, run: Callable[..., Manifest]) -> None:
     run(answered)
     with pytest.raises(InputError, match=r"capture_layers=\[2, 4, 5\] then, \[1, 2, 3\] now"):
         run(answered, capture_layers=[1, 2, 3])
@@ -231,14 +253,14 @@ def test_features_made_with_other_settings_are_refused(answered: Path, run: Call
     [
         ({"dtype": "int8"}, r"features\.dtype=int8"),
         ({"too_long": "wrap"}, r"features\.too_long=wrap"),
-        ({"teacher_rows": "some"}, r"features\.teacher_rows=some"),
+        ({"teachers": "some"}, r"features\.teachers=some"),
         ({"capture_layers": [5, 4, 2]}, r"features\.capture_layers"),
         ({"reasoning": "<think>"}, r"features\.reasoning=<think> must be two markers"),
         ({"reasoning": ["<think>"]}, r"features\.reasoning=\['<think>'\] must be two markers"),
         ({"reasoning": ["<think>", ""]}, r"features\.reasoning="),
     ],
 )
-def test_bad_settings_name_their_key(answered: Path, run: Callable[..., dict], setting: dict, message: str) -> None:
+def test_bad_settings_name_their_key(answered: Path, run: Callable[..., Manifest], setting: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
         run(answered, **setting)
 
@@ -253,11 +275,11 @@ def test_reasoning_markers_are_the_ids_that_stand_inside_an_answer() -> None:
     assert extract.ids_in_text(tokenizer, "<think>") == [tokenizer.convert_tokens_to_ids("<think>")]
 
 
-def test_no_answers_at_all_is_refused_with_the_way_out(tmp_path: Path, run: Callable[..., dict]) -> None:
+def test_no_answers_at_all_is_refused_with_the_way_out(tmp_path: Path, run: Callable[..., Manifest]) -> None:
     with pytest.raises(InputError, match=r"manifest\.json does not exist; make it with: python precompute\.py"):
         run(tmp_path)
 
 
-def test_the_manifest_is_plain_json(answered: Path, run: Callable[..., dict]) -> None:
+def test_the_manifest_is_plain_json(answered: Path, run: Callable[..., Manifest]) -> None:
     manifest = run(answered)
-    assert json.loads((answered / "features" / "manifest.json").read_text()) == json.loads(json.dumps(manifest))
+    assert json.loads((answered / "features" / "manifest.json").read_text()) == json.loads(json.dumps(asdict(manifest)))

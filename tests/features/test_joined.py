@@ -1,20 +1,20 @@
 """Several stores as one: the union of their samples, and only of stores that go together."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from stores import MADE_FROM, random_samples, write_store
+from stores import IDENTITY, open_store, random_samples, write_store
 
 from eagle3.errors import InputError
-from eagle3.features.joined import JoinedStores, open_store
-from eagle3.features.store import FeatureStore
+from eagle3.features.joined import open_source
 from eagle3.serving.check.prompts import validation_prompts
 from eagle3.storage import sha256_json
 
 
 def test_the_samples_are_those_of_all_stores_each_read_from_its_own(two_stores: list[str]) -> None:
-    joined, parts = open_store(two_stores), [FeatureStore(path) for path in two_stores]
+    joined, parts = open_source(two_stores), [open_store(Path(path)) for path in two_stores]
     own = [part.read(ref) for part in parts for ref in part.samples]
     assert len(joined.samples) == len(own) == 60
     for ref, sample in zip(joined.samples, own, strict=True):
@@ -24,25 +24,25 @@ def test_the_samples_are_those_of_all_stores_each_read_from_its_own(two_stores: 
 
 
 def test_numbers_and_answer_counts_add_up(two_stores: list[str]) -> None:
-    joined, parts = open_store(two_stores), [FeatureStore(path) for path in two_stores]
+    joined, parts = open_source(two_stores), [open_store(Path(path)) for path in two_stores]
     assert torch.equal(joined.answer_counts, parts[0].answer_counts + parts[1].answer_counts)
     assert not torch.equal(parts[0].answer_counts, parts[1].answer_counts)
-    for key in ("samples", "tokens", "answer_tokens", "bytes"):
-        assert joined.manifest[key] == parts[0].manifest[key] + parts[1].manifest[key]
+    for key, total in joined.describe().items():
+        assert key == "stores" or total == sum(getattr(part.manifest, key) for part in parts)
     assert torch.equal(joined.target_weights()[1], parts[0].target_weights()[1])
 
 
 def test_answers_may_be_sampled_in_other_ways_and_each_is_recorded(tmp_path: Path) -> None:
     seeds = [{"seed": seed} for seed in (0, 1)]
     paths = [str(write_store(tmp_path / str(how["seed"]), random_samples(5), responses=how)) for how in seeds]
-    assert [each["responses"] for each in open_store(paths).manifest["made_from"]["stores"]] == seeds
+    assert [each["responses"] for each in open_source(paths).describe()["stores"]] == seeds
 
 
 def test_the_fingerprint_is_that_of_all_stores_in_order_and_one_stays_what_it_is(two_stores: list[str]) -> None:
-    one, other = (FeatureStore(path).fingerprint for path in two_stores)
-    assert open_store(two_stores[0]).fingerprint == open_store(two_stores[:1]).fingerprint == one
-    assert open_store(two_stores).fingerprint == sha256_json([one, other])
-    assert open_store(two_stores[::-1]).fingerprint == sha256_json([other, one])
+    one, other = (open_store(Path(path)).fingerprint for path in two_stores)
+    assert open_source(two_stores[0]).fingerprint == open_source(two_stores[:1]).fingerprint == one
+    assert open_source(two_stores).fingerprint == sha256_json([one, other])
+    assert open_source(two_stores[::-1]).fingerprint == sha256_json([other, one])
 
 
 def test_ranks_share_the_verification_of_every_store(two_stores: list[str]) -> None:
@@ -50,19 +50,19 @@ def test_ranks_share_the_verification_of_every_store(two_stores: list[str]) -> N
     content = bytearray(shard.read_bytes())
     content[1000] ^= 1
     shard.write_bytes(content)
-    open_store(two_stores).verify(rank=0, world_size=2)
+    open_source(two_stores).verify(rank=0, world_size=2)
     with pytest.raises(InputError, match=str(shard)):
-        open_store(two_stores).verify(rank=1, world_size=2)
+        open_source(two_stores).verify(rank=1, world_size=2)
 
 
 @pytest.mark.parametrize(
     ("made_from", "difference"),
     [
-        ({"target": MADE_FROM["target"] | {"weights_hash": "x"}}, "they differ in weights"),
-        ({"target": MADE_FROM["target"] | {"template_hash": "x"}}, "they differ in template"),
+        ({"target": replace(IDENTITY, weights_hash="x")}, "they differ in weights"),
+        ({"target": replace(IDENTITY, template_hash="x")}, "they differ in template"),
         ({"capture_layers": [1, 2, 3]}, r"capture_layers: \[2, 4, 5\] and \[1, 2, 3\]"),
-        ({"dtype": "float16"}, "dtype: None and float16"),
-        ({"teacher_rows": "all"}, "teacher_rows: answers and all"),
+        ({"dtype": "float16"}, "dtype: float64 and float16"),
+        ({"teachers": "all"}, "teachers: answers and all"),
         ({"reasoning_ids": [[1], [2]]}, r"reasoning_ids: None and \[\[1\], \[2\]\]"),
     ],
 )
@@ -72,7 +72,7 @@ def test_stores_that_do_not_go_together_are_named_with_what_differs(
     paths = [str(write_store(tmp_path / "a", random_samples(3)))]
     paths += [str(write_store(tmp_path / "b", random_samples(3), **made_from))]
     with pytest.raises(InputError, match=difference) as refused:
-        JoinedStores(paths)
+        open_source(paths)
     assert all(path in str(refused.value) for path in paths)
 
 
@@ -80,19 +80,19 @@ def test_the_same_store_twice_is_refused_under_any_name(two_stores: list[str], t
     (tmp_path / "link").symlink_to(two_stores[0])
     for name in (two_stores[0], f"{tmp_path}/b/../a", f"{tmp_path}/link"):
         with pytest.raises(InputError, match="names the same features twice") as refused:
-            open_store([*two_stores, name])
+            open_source([*two_stores, name])
         assert f"{two_stores[0]} and {name};" in str(refused.value)
 
 
 @pytest.mark.parametrize("path", ["s3://bucket/features", ["local", "s3://bucket/features"]])
 def test_a_store_behind_a_url_is_refused_with_the_way_out(path: str | list[str]) -> None:
     with pytest.raises(InputError, match=r"data\.path=s3://bucket/features is a URL.*local folder; mount"):
-        open_store(path)
+        open_source(path)
 
 
 def test_validation_prompts_of_two_stores_are_each_prompt_once(two_stores: list[str]) -> None:
     def prompts(path: str | list[str]) -> list[list[int]]:
-        store = {"path": path, "hash": open_store(path).fingerprint, "val_fraction": 0.5}
+        store = {"path": path, "hash": open_source(path).fingerprint, "val_fraction": 0.5}
         return validation_prompts(store, limit=None, max_length=99).prompts
 
-    assert prompts(open_store(two_stores).absolute_path) == prompts(two_stores[0])
+    assert prompts(open_source(two_stores).location) == prompts(two_stores[0])

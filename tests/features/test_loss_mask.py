@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from stores import random_samples, write_store
+from stores import MADE_FROM, random_samples, write_store
 
 from eagle3.data.datamodule import FeatureData
 from eagle3.errors import InputError
@@ -51,7 +51,7 @@ def test_without_reasoning_leaves_out_the_spans_between_the_markers(
     make_sample: Callable[..., Sample], tokens: list[int], kept: list[int]
 ) -> None:
     mask = WithoutReasoning()
-    mask.check({"reasoning_ids": [[7], [8]]})
+    mask.check(replace(MADE_FROM, reasoning_ids=[[7], [8]]))
     assert mask(replace(make_sample(TURNS), input_ids=torch.tensor(tokens))).tolist() == kept
 
 
@@ -67,7 +67,7 @@ def test_markers_of_a_prompt_that_leave_no_reasoning_open_mask_nothing(
     make_sample: Callable[..., Sample], prompt: list[int]
 ) -> None:
     mask = WithoutReasoning()
-    mask.check({"reasoning_ids": [[7], [8]]})
+    mask.check(replace(MADE_FROM, reasoning_ids=[[7], [8]]))
     turns = [0, 0, 0, 1, 1, 1, 0, 2, 2, 2]
     sample = replace(make_sample(turns), input_ids=torch.tensor([*prompt, 9, 9, 9, 9, 9, 9, 9]))
     assert mask(sample).tolist() == turns
@@ -75,13 +75,13 @@ def test_markers_of_a_prompt_that_leave_no_reasoning_open_mask_nothing(
 
 def test_markers_of_several_tokens_are_found(make_sample: Callable[..., Sample]) -> None:
     mask = WithoutReasoning()
-    mask.check({"reasoning_ids": [[7, 6], [8, 6]]})
+    mask.check(replace(MADE_FROM, reasoning_ids=[[7, 6], [8, 6]]))
     sample = replace(make_sample(TURNS), input_ids=torch.tensor([9, 7, 9, 6, 9, 7, 6, 8, 6, 9]))
     assert mask(sample).tolist() == [0, 1, 1, 1, 0, 0, 0, 0, 0, 2]
 
 
 def test_everything_trains_prompts_where_the_store_has_their_teacher(make_sample: Callable[..., Sample]) -> None:
-    Everything().check({"teacher_rows": "all"})
+    Everything().check(replace(MADE_FROM, teachers="all"))
     assert Everything()(make_sample(TURNS, stored="all")).tolist() == [1] * len(TURNS)
 
 
@@ -115,11 +115,11 @@ def test_a_mask_that_changes_nothing_says_so(tmp_path: Path, caplog: pytest.LogC
     ("mask", "made_from", "message"),
     [
         (WithoutReasoning(), {"reasoning_ids": None}, r"loss_mask=without_reasoning .* features\.reasoning"),
-        (Everything(), {"teacher_rows": "answers"}, r"loss_mask=everything .* features\.teacher_rows=all"),
+        (Everything(), {"teachers": "answers"}, r"loss_mask=everything .* features\.teachers=all"),
     ],
 )
 def test_a_store_that_cannot_serve_a_mask_is_refused_with_the_way_out(
     mask: AllTurns, made_from: dict, message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
-        mask.check(made_from)
+        mask.check(replace(MADE_FROM, **made_from))

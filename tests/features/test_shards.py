@@ -10,27 +10,30 @@ import pytest
 import torch
 import webdataset
 from safetensors.torch import load
-from stores import MADE_FROM, random_sample, random_samples
+from stores import MADE_FROM, in_float32, random_sample, random_samples
 
 from eagle3.errors import InputError
+from eagle3.features.manifest import ShardEntry, ShardIndex
 from eagle3.features.sample import Sample
-from eagle3.features.shards import SampleEntry, ShardReader, ShardWriter, verify_file
+from eagle3.features.shards import ShardReader, ShardWriter, verify_file
+from eagle3.storage import LocalFolder
 
 
-def write(directory: Path, samples: list[Sample]) -> tuple[Path, dict]:
-    writer = ShardWriter(directory, 0, first_sample=0)
+def write(directory: Path, samples: list[Sample]) -> tuple[Path, ShardIndex]:
+    writer = ShardWriter(LocalFolder(directory), 0, first_sample=0)
     for sample in samples:
         writer.add(sample)
     return directory / "shard-000000.tar", writer.finish("made from")
 
 
-def reader(path: Path, index: dict) -> ShardReader:
-    return ShardReader(path, expected_bytes=index["bytes"], stored_teacher_rows=str(MADE_FROM["teacher_rows"]))
+def reader(path: Path, index: ShardIndex) -> ShardReader:
+    entry = ShardEntry(path.name, index.bytes, index.sha256, len(index.samples))
+    return ShardReader(LocalFolder(path.parent), entry, teachers=MADE_FROM.teachers)
 
 
 def assert_same(one: Sample, other: Sample) -> None:
     assert one.id == other.id
-    for name in ("input_ids", "turns", "aux", "last", "argmax", "logsumexp", "teacher_rows"):
+    for name in ("input_ids", "turns", "aux_hidden_states", "last_hidden_state", "teacher_argmax", "has_teacher"):
         left, right = getattr(one, name), getattr(other, name)
         assert torch.equal(left.to(right.dtype), right), name
 
@@ -39,10 +42,10 @@ def test_a_sample_read_back_is_the_one_written(tmp_path: Path) -> None:
     samples = random_samples(9)
     path, index = write(tmp_path, samples)
     shard = reader(path, index)
-    for sample, entry in zip(samples, index["samples"], strict=True):
-        assert_same(shard.read(SampleEntry(**entry)), sample)
-        assert entry["tokens"] == len(sample.input_ids)
-        assert entry["answer_tokens"] == int((sample.turns > 0).sum())
+    for sample, entry in zip(samples, index.samples, strict=True):
+        assert_same(shard.read(entry), sample)
+        assert entry.tokens == len(sample.input_ids)
+        assert entry.answer_tokens == int((sample.turns > 0).sum())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -50,28 +53,32 @@ def test_samples_are_read_without_a_copy_and_writing_to_one_leaves_the_file_alon
     tmp_path: Path, dtype: torch.dtype
 ) -> None:
     samples = [
-        replace(sample, aux=sample.aux_hidden_states.to(dtype), last=sample.last_hidden_state.to(dtype))
+        replace(
+            sample,
+            aux_hidden_states=sample.aux_hidden_states.to(dtype),
+            last_hidden_state=sample.last_hidden_state.to(dtype),
+        )
         for sample in random_samples(3)
     ]
     path, index = write(tmp_path, samples)
     content, shard = path.read_bytes(), reader(path, index)
-    entries = [SampleEntry(**entry) for entry in index["samples"]]
+    entries = index.samples
     read = [shard.read(entry) for entry in entries]
     for sample, one in zip(samples, read, strict=True):
-        assert one.aux.dtype == one.last.dtype == dtype
+        assert one.aux_hidden_states.dtype == one.last_hidden_state.dtype == dtype
         assert_same(one, sample)
-    read[1].aux.fill_(7)
-    assert (shard.read(entries[1]).aux == 7).all()  # the same memory
+    read[1].aux_hidden_states.fill_(7)
+    assert (shard.read(entries[1]).aux_hidden_states == 7).all()  # the same memory
     assert_same(shard.read(entries[0]), samples[0])
     assert path.read_bytes() == content
     assert_same(reader(path, index).read(entries[1]), samples[1])
 
 
-def test_a_sample_without_teacher_rows_is_read(tmp_path: Path) -> None:
+def test_a_sample_without_teachers_is_read(tmp_path: Path) -> None:
     sample = random_sample([0, 0, 1])
-    sample = replace(sample, aux=sample.aux_hidden_states.float(), last=sample.last_hidden_state.float())
+    sample = in_float32(sample)
     path, index = write(tmp_path, [sample])
-    assert_same(reader(path, index).read(SampleEntry(**index["samples"][0])), sample)
+    assert_same(reader(path, index).read(index.samples[0]), sample)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # webdataset leaves the file open
@@ -82,7 +89,7 @@ def test_webdataset_reads_our_shards(tmp_path: Path) -> None:
     read = [load(item["safetensors"]) for item in dataset]
     assert len(read) == len(samples)
     for tensors, sample in zip(read, samples, strict=True):
-        assert torch.equal(tensors["aux"], sample.aux_hidden_states)
+        assert torch.equal(tensors["aux_hidden_states"], sample.aux_hidden_states)
         assert torch.equal(tensors["input_ids"].long(), sample.input_ids)
     del dataset
     gc.collect()  # while its warning is still ignored
@@ -91,17 +98,17 @@ def test_webdataset_reads_our_shards(tmp_path: Path) -> None:
 def test_no_padding_and_no_pickle_is_stored(tmp_path: Path) -> None:
     samples = random_samples(3)
     path, index = write(tmp_path, samples)
-    for sample, entry in zip(samples, index["samples"], strict=True):
+    for sample, entry in zip(samples, index.samples, strict=True):
         values = (
             sum(t.numel() * t.element_size() for t in (sample.aux_hidden_states, sample.last_hidden_state))
             + sample.input_ids.numel() * 6
         )
-        assert entry["size"] < values + len(sample.teacher_argmax) * 8 + 700  # and the safetensors header
+        assert entry.size < values + len(sample.teacher_argmax) * 4 + 700  # and the safetensors header
     assert b"pickle" not in path.read_bytes()
 
 
 def test_nothing_appears_under_the_shards_name_before_it_is_whole(tmp_path: Path) -> None:
-    writer = ShardWriter(tmp_path, 0, first_sample=0)
+    writer = ShardWriter(LocalFolder(tmp_path), 0, first_sample=0)
     writer.add(random_samples(1)[0])
     assert list(tmp_path.glob("shard-*")) == []
     writer.discard()
@@ -110,7 +117,7 @@ def test_nothing_appears_under_the_shards_name_before_it_is_whole(tmp_path: Path
 
 def test_a_truncated_shard_is_named_and_refused(tmp_path: Path) -> None:
     path, index = write(tmp_path, random_samples(4))
-    os.truncate(path, index["bytes"] - 700)
+    os.truncate(path, index.bytes - 700)
     with pytest.raises(InputError, match=r"shard-000000\.tar holds .* refused"):
         reader(path, index)
 
@@ -121,12 +128,12 @@ def test_a_corrupted_shard_is_named_and_refused(tmp_path: Path) -> None:
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"shard-000000\.tar has sha256 .* refused"):
-        verify_file(path, index["sha256"])
+        verify_file(LocalFolder(tmp_path), path.name, index.sha256)
 
 
 def test_a_damaged_sample_header_is_named_and_refused(tmp_path: Path) -> None:
     path, index = write(tmp_path, random_samples(4))
-    entry = SampleEntry(**index["samples"][1])
+    entry = index.samples[1]
     content = bytearray(path.read_bytes())
     content[entry.offset : entry.offset + 40] = b"\xff" * 40
     path.write_bytes(content)
@@ -139,7 +146,7 @@ def test_a_damaged_sample_header_is_named_and_refused(tmp_path: Path) -> None:
     [
         (rb'"F32"', b'"F99"'),  # no such type
         (rb'"F32"', b'"F16"'),  # another one
-        (rb'"aux"', b'"axu"'),  # a tensor missing
+        (rb'"turns"', b'"truns"'),  # a tensor missing
         (rb'"shape":\[\d', b'"shape":[0'),
         (rb'"shape":\[', b'"shape":{'),
         (rb'"data_offsets":\[\d', b'"data_offsets":[9'),  # a gap or an overlap
@@ -151,7 +158,7 @@ def test_a_damaged_sample_header_is_named_and_refused(tmp_path: Path) -> None:
 )
 def test_a_header_that_does_not_fit_its_data_is_refused(tmp_path: Path, pattern: bytes, damage: bytes) -> None:
     path, index = write(tmp_path, random_samples(4))
-    entry = SampleEntry(**index["samples"][1])
+    entry = index.samples[1]
     content = path.read_bytes()
     before, sample = content[: entry.offset], content[entry.offset :]
     damaged, count = re.subn(pattern, damage, sample, count=1)
@@ -164,7 +171,7 @@ def test_a_header_that_does_not_fit_its_data_is_refused(tmp_path: Path, pattern:
 @pytest.mark.parametrize("size", [0, 7, 2**40, 2**63])
 def test_a_header_length_that_is_wrong_is_refused(tmp_path: Path, size: int) -> None:
     path, index = write(tmp_path, random_samples(4))
-    entry = SampleEntry(**index["samples"][1])
+    entry = index.samples[1]
     content = bytearray(path.read_bytes())
     content[entry.offset : entry.offset + 8] = size.to_bytes(8, "little")
     path.write_bytes(content)
@@ -175,7 +182,7 @@ def test_a_header_length_that_is_wrong_is_refused(tmp_path: Path, size: int) -> 
 @pytest.mark.parametrize("change", [{"offset": 10**9}, {"size": 100}, {"size": 10**9}, {"size": 0}])
 def test_an_index_that_does_not_fit_its_shard_is_refused(tmp_path: Path, change: dict) -> None:
     path, index = write(tmp_path, random_samples(4))
-    entry = SampleEntry(**index["samples"][1] | change)
+    entry = replace(index.samples[1], **change)
     with pytest.raises(InputError, match=r"cannot be read at sample p1#0"):
         reader(path, index).read(entry)
 

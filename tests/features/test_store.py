@@ -6,31 +6,32 @@ from pathlib import Path
 
 import pytest
 import torch
-from stores import random_samples, write_store
+from stores import open_store, random_samples, write_store
 
 from eagle3.errors import InputError
-from eagle3.features.store import FeatureStore, save_target_weights
+from eagle3.features.store import save_target_weights
+from eagle3.storage import LocalFolder
 
 
 def test_the_manifest_counts_what_the_shards_hold(store_path: Path) -> None:
-    store = FeatureStore(store_path)
+    store = open_store(store_path)
     samples = [store.read(ref) for ref in store.samples]
-    assert len(store.manifest["shards"]) > 1
-    assert store.manifest["samples"] == len(samples) == 60
-    assert store.manifest["tokens"] == sum(len(sample.input_ids) for sample in samples)
+    assert len(store.manifest.shards) > 1
+    assert store.manifest.samples == len(samples) == 60
+    assert store.manifest.tokens == sum(len(sample.input_ids) for sample in samples)
     counted = Counter(token for sample in samples for token in sample.input_ids[sample.turns > 0].tolist())
     assert store.answer_counts.tolist() == [counted[token] for token in range(len(store.answer_counts))]
-    assert store.manifest["answer_tokens"] == sum(counted.values())
+    assert store.manifest.answer_tokens == sum(counted.values())
 
 
 def test_verify_passes_a_sound_store_and_names_a_damaged_shard(store_path: Path) -> None:
-    FeatureStore(store_path).verify()
+    open_store(store_path).verify()
     shard = store_path / "shard-000001.tar"
     content = bytearray(shard.read_bytes())
     content[1000] ^= 1
     shard.write_bytes(content)
     with pytest.raises(InputError, match=r"shard-000001\.tar"):
-        FeatureStore(store_path).verify()
+        open_store(store_path).verify()
 
 
 def test_ranks_share_the_verification(store_path: Path) -> None:
@@ -38,39 +39,39 @@ def test_ranks_share_the_verification(store_path: Path) -> None:
     damaged = bytearray(shards[1].read_bytes())
     damaged[1000] ^= 1
     shards[1].write_bytes(damaged)
-    FeatureStore(store_path).verify(rank=0, world_size=len(shards))
+    open_store(store_path).verify(rank=0, world_size=len(shards))
     with pytest.raises(InputError, match=shards[1].name):
-        FeatureStore(store_path).verify(rank=1, world_size=len(shards))
+        open_store(store_path).verify(rank=1, world_size=len(shards))
 
 
 def test_tied_weights_are_stored_once_and_read_as_both(store_path: Path) -> None:
-    embedding, lm_head = FeatureStore(store_path).target_weights()
+    embedding, lm_head = open_store(store_path).target_weights()
     assert torch.equal(embedding, lm_head)
     assert (store_path / "target.safetensors").stat().st_size < 1.2 * embedding.numel() * embedding.element_size()
 
 
 def test_target_weights_of_another_shape_are_refused(store_path: Path) -> None:
-    save_target_weights(store_path / "target.safetensors", torch.zeros(3, 4), torch.ones(3, 4), dtype=torch.float32)
+    save_target_weights(LocalFolder(store_path), torch.zeros(3, 4), torch.ones(3, 4), dtype=torch.float32)
     with pytest.raises(InputError, match=r"features/target\.safetensors does not fit its manifest"):
-        FeatureStore(store_path).target_weights()
+        open_store(store_path).target_weights()
 
 
 def test_a_folder_that_is_no_store_is_named_with_the_way_out(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"manifest\.json does not exist; make it with: python precompute\.py"):
-        FeatureStore(tmp_path)
+        open_store(tmp_path)
 
 
 def test_a_store_of_another_format_is_refused(store_path: Path) -> None:
     manifest = json.loads((store_path / "manifest.json").read_text())
     (store_path / "manifest.json").write_text(json.dumps(manifest | {"format_version": 99}))
     with pytest.raises(InputError, match="format_version 99"):
-        FeatureStore(store_path)
+        open_store(store_path)
 
 
 def test_the_fingerprint_changes_with_content_and_with_origin(tmp_path: Path) -> None:
-    one = FeatureStore(write_store(tmp_path / "a", random_samples(5))).fingerprint
-    same = FeatureStore(write_store(tmp_path / "b", random_samples(5))).fingerprint
-    content = FeatureStore(write_store(tmp_path / "c", random_samples(6))).fingerprint
-    origin = FeatureStore(write_store(tmp_path / "d", random_samples(5), capture_layers=[1, 2, 3])).fingerprint
+    one = open_store(write_store(tmp_path / "a", random_samples(5))).fingerprint
+    same = open_store(write_store(tmp_path / "b", random_samples(5))).fingerprint
+    content = open_store(write_store(tmp_path / "c", random_samples(6))).fingerprint
+    origin = open_store(write_store(tmp_path / "d", random_samples(5), capture_layers=[1, 2, 3])).fingerprint
     assert one == same
     assert len({one, content, origin}) == 3

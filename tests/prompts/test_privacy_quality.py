@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 from personal_data import Case, cases
 
+from stores import ASSETS
+
 from eagle3.prompts.privacy.policy import readable
 from tests.prompts.test_privacy import build_privacy
 
-ASSETS = Path(__file__).parent / "assets" / "prompts"
+PROMPTS = ASSETS / "prompts"
 # Of these the finding is more or less than what was put in: a token without "Bearer", a URL's account, a street's city.
 OTHER_EDGES = {"TOKEN", "URL_PASSWORD", "STREET_ADDRESS"}
 

@@ -10,7 +10,7 @@ import transformers
 from torch.testing import assert_close
 
 from eagle3.errors import InputError
-from eagle3.target.capture import Capture, capture_layers, check_capture_layers, check_lm_head
+from eagle3.target.capture import Capture, check_capture_layers, check_lm_head, default_capture_layers
 from eagle3.target.model import load_target
 from tests.target.test_model import OPTIONS, TINY, edit_json
 
@@ -115,7 +115,7 @@ def padded_batch(padding_seed=0):
 @pytest.mark.parametrize("family", [*FAMILIES, *WRAPPERS])
 def test_batched_features_equal_hidden_states_of_unpadded_samples(family_target, family, num_layers):
     target = family_target(family, num_layers)
-    layers = capture_layers(num_layers)
+    layers = default_capture_layers(num_layers)
     batch = padded_batch()
     for sample, (ids, length) in enumerate(zip(batch, LENGTHS, strict=True)):
         with torch.no_grad():
@@ -190,13 +190,13 @@ def test_bf16_target_gives_bf16_features():
     ("num_layers", "layers"), [(7, [2, 3, 4]), (8, [2, 4, 5]), (32, [2, 16, 29]), (61, [2, 30, 58])]
 )
 def test_captured_layers_are_low_middle_high(num_layers, layers):
-    assert capture_layers(num_layers) == layers
+    assert default_capture_layers(num_layers) == layers
 
 
 @pytest.mark.parametrize("num_layers", [2, 3, 4, 5, 6])
 def test_too_few_layers_name_the_config_key_and_a_choice_that_works(num_layers):
     with pytest.raises(InputError, match=rf"features\.capture_layers=.*{num_layers} layers") as caught:
-        capture_layers(num_layers)
+        default_capture_layers(num_layers)
     choice = str(caught.value).rpartition("features.capture_layers=")[2]
     if num_layers >= 4:
         assert check_capture_layers(json.loads(choice), num_layers) == json.loads(choice)

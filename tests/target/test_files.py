@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from eagle3.errors import InputError
-from eagle3.head.build import head_facts
+from eagle3.target.facts import target_config
 from eagle3.target.files import read_target_files
 from eagle3.target.model import load_target
 
@@ -23,7 +23,7 @@ def test_the_files_alone_tell_what_the_loaded_target_does(
     settings = {"revision": None, "dtype": "float32", "device": "cpu", "attention": None, "trust_remote_code": False}
     target = load_target(path=str(folder), **settings)
     assert files.stop_ids == target.stop_ids
-    assert head_facts(files.text_config, 512) == head_facts(target.text_config, 512)
+    assert target_config(files.text_config, 512, None) == target_config(target.text_config, 512, None)
     assert files.checkpoint_dtype == target.checkpoint_dtype
     assert files.tokenizer.get_vocab() == target.tokenizer.get_vocab()
     assert files.architecture == type(target.model).__name__

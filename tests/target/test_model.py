@@ -11,12 +11,13 @@ import torch
 import transformers
 from hydra import compose, initialize_config_dir
 from safetensors.torch import save_file
-from stores import CONF
+from stores import ASSETS, CONF
 
 from eagle3.errors import InputError
-from eagle3.target.model import load_target, require_same_target, template_hash
+from eagle3.target.identity import require_same_target, template_hash
+from eagle3.target.model import load_target
 
-TINY = Path(__file__).parent / "assets/tiny"
+TINY = ASSETS / "tiny"
 OPTIONS = {"revision": None, "dtype": "auto", "device": "cpu", "attention": None, "trust_remote_code": False}
 
 
@@ -25,8 +26,8 @@ def tiny_copy(tmp_path):
     return shutil.copytree(TINY, tmp_path / "tiny")
 
 
-def fingerprint(path, **changes):
-    return load_target(path=str(path), **{**OPTIONS, **changes}).fingerprint
+def identity(path, **changes):
+    return load_target(path=str(path), **{**OPTIONS, **changes}).identity
 
 
 def edit_json(path, **changes):
@@ -42,17 +43,17 @@ def test_cpu_targets_are_float32_unless_told_otherwise():
     assert load_target(path=str(TINY), **OPTIONS).model.dtype == torch.float32
 
 
-def test_fingerprint_does_not_depend_on_folder_dtype_or_who_saved_it(tiny_copy):
+def test_identity_does_not_depend_on_folder_dtype_or_who_saved_it(tiny_copy):
     edit_json(tiny_copy / "config.json", transformers_version="4.40.0", torch_dtype="float32", use_cache=False)
-    original, copy = fingerprint(TINY), fingerprint(tiny_copy, dtype="bfloat16")
-    assert original["name"] != copy["name"]
+    original, copy = identity(TINY), identity(tiny_copy, dtype="bfloat16")
+    assert original.name != copy.name
     require_same_target(original, copy, expected_from="the store", actual_from="the run")
 
 
-def test_fingerprint_survives_use_of_the_tokenizer():
+def test_identity_survives_use_of_the_tokenizer():
     target = load_target(path=str(TINY), **OPTIONS)
     target.tokenizer(["one", "and two"], padding=True, truncation=True, max_length=1)
-    assert target.fingerprint == fingerprint(TINY)
+    assert target.identity == identity(TINY)
 
 
 def fine_tune(folder):
@@ -84,12 +85,12 @@ def change_template(folder):
 def test_another_target_is_refused_and_the_part_that_differs_named(tiny_copy, change, part):
     change(tiny_copy)
     with pytest.raises(InputError, match=rf"the store was made with .* differ in {part};"):
-        require_same_target(fingerprint(TINY), fingerprint(tiny_copy), expected_from="the store", actual_from="the run")
+        require_same_target(identity(TINY), identity(tiny_copy), expected_from="the store", actual_from="the run")
 
 
 def test_template_hash_is_that_of_the_template_in_use():
     template = (TINY / "chat_template.jinja").read_text()
-    assert fingerprint(TINY)["template_hash"] == template_hash(template) != template_hash(template + " ")
+    assert identity(TINY).template_hash == template_hash(template) != template_hash(template + " ")
     assert template_hash(None) is None
 
 

@@ -89,8 +89,8 @@ def composed(directory: Path, case: str, *overrides: str) -> DictConfig:
 def parts(config: DictConfig) -> tuple[FeatureData, HeadTraining]:
     """Data and module in float64, so that the order of a sum decides nothing."""
     lightning.seed_everything(config.seed, verbose=False)
-    data = cli.build(config.data, loss_mask=cli.build(config.loss_mask), seed=config.seed, ttt_steps=config.ttt_steps)
-    return data, build_module(config, data).double()
+    data, module = build_training(config)
+    return data, module.double()
 
 
 def train_rank(rank: int, directory: Path, port: int) -> None:
@@ -144,7 +144,7 @@ class OneProcess:
     def __init__(self, config: DictConfig, total_steps: int) -> None:
         self.data, self.module = parts(config)
         self.ttt_steps = config.ttt_steps
-        self.refs = {ref.entry.id: ref for ref in self.data.store.samples}
+        self.refs = {ref.entry.id: ref for ref in self.data.source.samples}
         self.optimizer, self.schedule = self.module.optim.build(self.module.head, total_steps)
 
     def whole(self, ids: list[str]) -> tuple[torch.Tensor, UnrollMetrics]:

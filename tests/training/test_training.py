@@ -14,7 +14,7 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
-from stores import CONF, random_samples, write_store
+from stores import CONF, ROOT, random_samples, write_store
 
 from eagle3 import cli
 from eagle3.data.datamodule import FeatureData, split_fraction
@@ -62,13 +62,11 @@ class Run:
     def __init__(self, directory: Path, store: Path, *overrides: str, signal_after: int | None = None) -> None:
         config = composed(directory, store, *overrides)
         lightning.seed_everything(config.seed, verbose=False)
-        self.data: FeatureData = cli.build(
-            config.data, loss_mask=cli.build(config.loss_mask), seed=config.seed, ttt_steps=config.ttt_steps
-        )
-        self.module: HeadTraining = build_module(config, self.data)
+        self.data, self.module = build_training(config)
         self.recorder = Recorder(signal_after)
         callbacks = [cli.build(callback) for callback in config.callbacks.values() if callback]
-        loggers = [cli.build(logger) for logger in config.logger.values()]
+        resumed = read_resumed(config.ckpt_path)
+        loggers = build_loggers(config, resumed.global_step if resumed else 0)
         self.trainer = cli.build(config.trainer, callbacks=[*callbacks, self.recorder], logger=loggers)
         self.checkpoint = config.ckpt_path
         self.directory = directory
@@ -137,7 +135,7 @@ def test_an_unknown_layer_is_refused_before_training(train: Callable[..., Run]) 
 def test_the_loss_curve_is_the_golden_one(train: Callable[..., Run], loss: str) -> None:
     """A refactor that should not change numbers must not; new numbers: write them down here with their reason."""
     done = train("run", "trainer.max_epochs=2", f"loss={loss}").fit()
-    golden = json.loads((Path(__file__).parent / "golden" / "training.json").read_text())
+    golden = json.loads((ROOT / "tests" / "golden" / "training.json").read_text())
     losses = [float(row["train/loss"]) for row in metrics(done) if row["train/loss"]]
     assert losses == pytest.approx(golden["train_loss"], rel=2e-3)
 
