@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from result import write_result
+
 from eagle3 import cli
 from eagle3.data.datamodule import split_fraction
 from eagle3.features.joined import open_store
@@ -137,7 +139,7 @@ def main() -> None:
         rows = [{"name": "reference", "decoded": each.result()} for each in reference]
         rows += [each.result() for each in measured]
     if not options.no_decoding:
-        write_json(options.out / "head_quality.json", {"heads": rows, "versions": cli.provenance()})
+        write_result(options.out / "head_quality.json", {"heads": rows})
         print(table(rows))
 
 
