@@ -148,10 +148,8 @@ def steps() -> str:
                 thousands(quick["tokens_per_s"]) if quick else "-",
             ]
         )
-    return markdown(
-        "tokens in a batch | SpecForge (one document) | eagle3 | ratio | a step | of the ceiling | with `kernels.fp8=true`",
-        rows,
-    )
+    titles = "tokens in a batch | SpecForge (one document) | eagle3 | ratio | a step | of the ceiling"
+    return markdown(f"{titles} | with `kernels.fp8=true`", rows)
 
 
 def share(answers: float) -> str:

@@ -22,8 +22,8 @@ def main() -> None:
 def pipeline() -> None:
     """Folders in the order in which they are made, and the command behind each arrow."""
     axes = canvas(12.6, 2.3)
-    folders = ["raw\nconversations", "clean\nprompts", "the target's\nanswers", "feature\nshards", "draft head\ncheckpoint",
-               "SGLang\ncheckpoint"]  # fmt: skip
+    folders = ["raw\nconversations", "clean\nprompts", "the target's\nanswers", "feature\nshards"]
+    folders += ["draft head\ncheckpoint", "SGLang\ncheckpoint"]
     made_by = ["prompts", "answers", "features", "train.py", "serve.py\nexport"]
     for number, folder in enumerate(folders):
         box(axes, 2.15 * number, 0.75, 1.6, 0.8, folder, GREY if number == 0 else GREEN)
