@@ -121,7 +121,7 @@ def summarise(
         "train_seconds": round(seconds["train"], 1),
         "seconds": {stage: round(value, 1) for stage, value in seconds.items()},
         "total_seconds": round(sum(seconds.values()), 1),
-        "export_dir": str(head),
+        "export_dir": str(head).removeprefix(f"{ROOT}/"),
     }
 
 

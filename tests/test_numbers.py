@@ -185,6 +185,18 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
             assert (ROOT / file).exists() or (page.parent / file).exists(), f"{name(page)} names {file}"
 
 
+def test_the_tree_of_the_readme_is_that_of_the_folders() -> None:
+    [tree] = re.findall(r"```text\n(train\.py.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    places = set()
+    for line in tree.splitlines():
+        names = re.split(r"  +", line.strip())[0].split()
+        folder = ROOT / "eagle3" if line.startswith(" ") else ROOT
+        places |= {folder / each for each in names}
+    assert all(place.exists() for place in places)
+    rooms = {path.parent for path in (ROOT / "eagle3").glob("*/__init__.py")}
+    assert rooms <= places, "a package is not in the tree"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_lines_are_short_but_those_of_tables(page: Path) -> None:
     long = [line for line in page.read_text().splitlines() if len(line) > 150 and not line.startswith("|")]
