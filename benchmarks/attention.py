@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from result import write_result
 from step_cost import seconds_of
 from torch import Tensor
 
-from eagle3 import cli
 from eagle3.head.fast.flash_kernels import Segments, TorchFlash, VarlenKernel
-from eagle3.storage import write_json
 
 QUERY_HEADS, GROUPS = 32, 8  # Llama-3.1-8B's
 SECONDS_EACH = 0.2
@@ -72,9 +71,7 @@ def main(arguments: list[str]) -> None:
         for row in measure(CASES[number], options.channels):
             rows.append(row)
             print(printed(row), flush=True)
-    facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    write_json(options.out, [row | facts | cli.provenance() for row in rows])
+    write_result(options.out, {"rows": rows}, arguments)
 
 
 def measure(case: Case, channels: int) -> Iterator[dict[str, Any]]:

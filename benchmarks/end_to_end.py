@@ -20,13 +20,13 @@ from typing import Any
 import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
+from result import write_result
 from step_cost import timed
-from train_step import Step, device, device_name, optimizer_seconds
+from train_step import Step, device, optimizer_seconds
 
 from eagle3 import cli
 from eagle3.data.plan import plan_epoch
 from eagle3.head.batch import ttt_batch
-from eagle3.storage import write_json
 
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT))  # of the entry script
@@ -60,8 +60,7 @@ def main(arguments: list[str]) -> None:
             | {"over_linear": of_rank * rows[0]["devices"] / rows[0]["tokens_per_s"] if rows else 1.0, **rates}
         )
         print(rows[-1], flush=True)
-        facts = {"device": device_name(), "command": " ".join(["python benchmarks/end_to_end.py", *arguments])}
-        write_json(options.out, {"step_alone": alone, "runs": rows, **facts, **cli.provenance()})
+        write_result(options.out, {"step_alone": alone, "runs": rows}, arguments)
 
 
 def step_alone(config: DictConfig) -> tuple[dict[str, float], int]:

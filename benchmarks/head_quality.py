@@ -3,10 +3,10 @@
 python benchmarks/head_quality.py --target TARGET --prompts train.jsonl --held-out heldout.jsonl \
     --questions mt_bench.jsonl gsm8k.jsonl --out OUT [--jobs 10] [train.py overrides for every head]
 
-Writes OUT/head_quality.json and prints the table of the README; the heads lie in OUT/heads. Held-out prompts and
-questions are decoded at the end and decide nothing. Stores, heads and decoded files that OUT holds already are taken as
-they are; a head of which OUT/rows has the training needs no store, so that another machine can decode: --no-decoding
-there, then OUT/heads and OUT/rows copied, then the same command without it.
+Writes OUT/head_quality.json, of which docs/head-quality.md has the table; the heads lie in OUT/heads. Held-out prompts
+and questions are decoded at the end and decide nothing. Stores, heads and decoded files that OUT holds already are
+taken as they are; a head of which OUT/rows has the training needs no store, so that another machine can decode:
+--no-decoding there, then OUT/heads and OUT/rows copied, then the same command without it.
 """
 
 import argparse
@@ -21,9 +21,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from result import write_result
+
 from eagle3 import cli
 from eagle3.data.datamodule import split_fraction
-from eagle3.features.joined import open_store
+from eagle3.features.joined import open_source
 from eagle3.storage import read_json, write_json
 
 ROOT = Path(__file__).parent.parent
@@ -137,7 +139,7 @@ def main() -> None:
         rows = [{"name": "reference", "decoded": each.result()} for each in reference]
         rows += [each.result() for each in measured]
     if not options.no_decoding:
-        write_json(options.out / "head_quality.json", {"heads": rows, "versions": cli.provenance()})
+        write_result(options.out / "head_quality.json", {"heads": rows})
         print(table(rows))
 
 
@@ -211,7 +213,7 @@ def train(head: Head, gpu: str | None, options: argparse.Namespace) -> dict[str,
 
 
 def trained_answer_tokens(stores: list[str], val_fraction: float) -> int:
-    entries = (ref.entry for ref in open_store(stores).samples)
+    entries = (ref.entry for ref in open_source(stores).samples)
     return sum(entry.answer_tokens for entry in entries if split_fraction(entry.id) >= val_fraction)
 
 

@@ -8,15 +8,15 @@ of 128 tokens is answered with 256 tokens each; those conversations are then run
 
 import argparse
 import json
-import platform
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from random_head import LLAMA_8B, random_head
+from result import write_result
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from eagle3 import cli
 from eagle3.answers.generate import generate
 from eagle3.features.extract import Conversation, Extractor
 from eagle3.features.sample import Sample, to_bytes
@@ -36,7 +36,7 @@ def main() -> None:
     out: Path = parser.parse_args().out
     torch.manual_seed(0)
     target = random_target()
-    results = {"gpu": torch.cuda.get_device_name(), "host": platform.node() and platform.machine(), **cli.provenance()}
+    results: dict[str, Any] = {}
     conversations = measure_answers(target, results)
     samples = measure_features(target, conversations, results)
     embedding, lm_head = target.embedding.float(), target.lm_head
@@ -50,9 +50,7 @@ def main() -> None:
         batch = ttt_batch(samples[:count], ttt_steps=STEPS).to(torch.device("cuda"))
         results[f"training_{pack_tokens}"] = measure_training(head, embedding, teacher_head, batch)
         print(json.dumps(results[f"training_{pack_tokens}"]))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(results, indent=1) + "\n")
-    print(json.dumps(results, indent=1))
+    print(json.dumps(write_result(out, results), indent=1))
 
 
 def random_target() -> Target:

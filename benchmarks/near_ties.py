@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+from result import write_result
 from sglang_parity import read_prompts
 
 from eagle3 import cli
@@ -21,7 +22,6 @@ from eagle3.decoding.replay import record
 from eagle3.decoding.speculate import Speculator
 from eagle3.serving.head.format import load_head
 from eagle3.serving.tune.predict import Setting
-from eagle3.storage import write_json
 from eagle3.target.model import load_target
 
 SETTINGS = [Setting(4, 8, 24), Setting(7, 8, 16), Setting(5, 4, 16), Setting(1, 8, 4)]
@@ -52,8 +52,7 @@ def main() -> None:
             moved[setting].append(lengths[setting] / greedy_lengths[setting] - 1)
     rows = {"/".join(map(str, one)): summary(greedy_lengths[one], moved[one]) for one in SETTINGS}
     result = {"prompts": len(prompts), "seeds": options.seeds, "same_answers": [min(same), max(same)], "settings": rows}
-    write_json(options.out, result)
-    print(json.dumps(result, indent=1))
+    print(json.dumps(write_result(options.out, result), indent=1))
 
 
 def answered(

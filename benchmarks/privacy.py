@@ -10,13 +10,13 @@ listed apart, as they are real.
 
 import argparse
 import json
-import platform
 import sys
 import time
 from collections import Counter
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
+from result import write_result
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
@@ -41,8 +41,6 @@ def main() -> None:
     with initialize_config_dir(str(ROOT / "conf" / "prompts"), version_base="1.3"):
         privacy = cli.build(compose(overrides=["+privacy=patterns"]).privacy)
     results = {
-        "machine": platform.processor() or platform.machine(),
-        **cli.provenance(),
         "labelled": measure_quality(privacy, options.seed, options.per_kind),
         "false_positives": {
             **{path.stem: share(privacy, texts_of(path)) for path in options.clean},
@@ -50,9 +48,7 @@ def main() -> None:
         },
         "prompts_per_second_one_core": measure_rate(privacy, options.prompts),
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(results, indent=1) + "\n")
-    print(json.dumps(results, indent=1))
+    print(json.dumps(write_result(options.out, results), indent=1))
 
 
 def measure_quality(privacy: Privacy, seed: int, per_kind: int) -> dict:

@@ -27,6 +27,7 @@ from datasketch import MinHash, MinHashLSH
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
+from result import write_result
 
 from eagle3.prompts import Prompt, plain_source, prepare_prompts, read_prompts, stage
 from eagle3.prompts.rules import GROUPS, Rules
@@ -59,7 +60,7 @@ def main() -> None:
         for peak in ("own_peak_mb", "peak_mb"):
             slope = (large[peak] - small[peak]) / (large["rows"] - small["rows"]) * 1e6
             result[f"{peak}_per_million_rows"] = round(slope, 1)
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    write_result(options.out, result)
     print(json.dumps({key: value for key, value in result.items() if key != "sizes"}, indent=1))
 
 

@@ -19,6 +19,7 @@ import matplotlib
 matplotlib.use("Agg")
 import torch
 from matplotlib import pyplot
+from result import write_result
 
 from eagle3 import cli
 from eagle3.answers.chat import Chat
@@ -60,7 +61,7 @@ def main() -> None:
     prompts, measured = decode_held_out(head, options.held_out)
     seconds["decode"] = time.perf_counter() - started
     summary = summarise(data, trained, head, measured, seconds)
-    (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    write_result(out / "summary.json", summary)
     plot_training(trained / "metrics.csv", out / "training.png")
     plot_sources(prompts, measured, out / "accept_length_by_source.png")
     print(table(summary, out))
@@ -120,8 +121,7 @@ def summarise(
         "train_seconds": round(seconds["train"], 1),
         "seconds": {stage: round(value, 1) for stage, value in seconds.items()},
         "total_seconds": round(sum(seconds.values()), 1),
-        "export_dir": str(head),
-        **cli.provenance(),
+        "export_dir": str(head).removeprefix(f"{ROOT}/"),
     }
 
 

@@ -6,11 +6,11 @@ Shapes: T tokens, H hidden size, J teacher rows, V target vocabulary, D draft vo
 from dataclasses import replace
 
 import torch
-from eagle3.head.rows import teacher_rows
 from jaxtyping import Int
 from torch import Tensor
 
 from eagle3.features.sample import Sample
+from eagle3.features.turns import teacher_positions
 from eagle3.head.batch import TttBatch, ttt_batch
 from eagle3.head.draft_head import DraftHead, HeadConfig
 
@@ -57,7 +57,7 @@ class RandomSamples:
         self.block = torch.randn(BLOCK_TOKENS, 3 * config.hidden_size, generator=self.generator).to(dtype)
 
     def sample(self, name: str, turns: Int[Tensor, " T"]) -> Sample:
-        has_teacher = teacher_rows(turns)
+        has_teacher = teacher_positions(turns)
         num_teachers = int(has_teacher.sum())
         return Sample(
             id=name,
@@ -65,9 +65,8 @@ class RandomSamples:
             turns=turns,
             aux_hidden_states=self._features(len(turns)),
             last_hidden_state=self._features(num_teachers)[:, : self.config.hidden_size].contiguous(),
-            argmax=torch.randint(self.config.draft_vocab_size, (num_teachers,), generator=self.generator),
-            logsumexp=torch.zeros(num_teachers),
-            teacher_rows=has_teacher,
+            teacher_argmax=torch.randint(self.config.draft_vocab_size, (num_teachers,), generator=self.generator),
+            has_teacher=has_teacher,
         )
 
     def pack(self, lengths: list[int], answer_share: float, *, ttt_steps: int) -> TttBatch:

@@ -18,6 +18,7 @@ from typing import Any
 
 import hydra
 from omegaconf import DictConfig
+from result import write_result
 
 from eagle3 import cli
 from eagle3.answers.chat import Chat
@@ -80,10 +81,8 @@ def main() -> None:
         "simulated_in_training": read_json(Path(config.head) / "training.json", made_by="export")[
             "simulated_accept_length"
         ],
-        "versions": cli.provenance(),
     }
-    write_json(options.out / "sglang_parity.json", result)
-    print(json.dumps(result, indent=1))
+    print(json.dumps(write_result(options.out / "sglang_parity.json", result), indent=1))
 
 
 def read_prompts(config: DictConfig, target: TargetFiles | Target) -> list[list[int]]:

@@ -8,7 +8,7 @@ Written by the store's own writer: shards, indices, hashes and manifest are real
 
 import argparse
 import sys
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 
 import torch
@@ -16,24 +16,31 @@ from random_head import SHAPES, RandomSamples, answered
 from tqdm import tqdm
 
 from eagle3.errors import InputError
+from eagle3.features.manifest import MadeFrom, ShardIndex, write_manifest
 from eagle3.features.shards import StoreWriter
-from eagle3.features.store import TARGET_WEIGHTS, save_target_weights, write_manifest
+from eagle3.features.store import TARGET_WEIGHTS, save_target_weights
 from eagle3.head.draft_head import HeadConfig
+from eagle3.storage import LocalFolder, Storage, sha256_stored
+from eagle3.target.facts import TargetConfig
+from eagle3.target.identity import TargetIdentity
 
-MADE_FROM = {
-    "target": {
-        "name": "random",
-        "revision": None,
-        "config_hash": "random",
-        "tokenizer_hash": "random",
-        "template_hash": "random",
-        "weights_hash": "random",
-    },
-    "capture_layers": [2, 16, 29],
-    "dtype": "bfloat16",
-    "teacher_rows": "answers",
-    "reasoning_ids": None,
-}
+MADE_FROM = MadeFrom(
+    target=TargetIdentity(
+        name="random",
+        revision=None,
+        config_hash="random",
+        tokenizer_hash="random",
+        template_hash="random",
+        weights_hash="random",
+    ),
+    responses={},
+    capture_layers=[2, 16, 29],
+    dtype="bfloat16",
+    max_length=1 << 20,
+    too_long="truncate",
+    teachers="answers",
+    reasoning_ids=None,
+)
 
 
 def main(arguments: list[str]) -> None:
@@ -47,18 +54,20 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     if options.out.exists() and any(options.out.iterdir()):
         raise InputError(f"--out={options.out} is not empty; name a new folder")
-    options.out.mkdir(parents=True, exist_ok=True)
-    shape = SHAPES[options.shape]
-    indices: list[dict] = []
-    writer = StoreWriter(options.out, MADE_FROM, indices, shard_bytes=int(options.shard_mb * 2**20))
+    shape, storage = SHAPES[options.shape], LocalFolder(options.out)
+    indices: list[ShardIndex] = []
+    writer = StoreWriter(storage, MADE_FROM, indices, shard_bytes=int(options.shard_mb * 2**20))
     write_samples(writer, shape, int(options.gigabytes * 1e9), options.tokens, options.answer_share)
-    write_target(options.out, shape)
+    write_target(storage, shape)
     manifest = write_manifest(
-        options.out, made_from=MADE_FROM, target_config=target_config(shape), indices=indices, left_out={}
+        storage,
+        made_from=MADE_FROM,
+        target_config=target_config(shape),
+        target_weights_sha256=sha256_stored(storage, TARGET_WEIGHTS),
+        indices=indices,
+        left_out={},
     )
-    print(
-        f"{manifest['samples']} samples, {manifest['tokens']} tokens, {manifest['bytes'] / 1e9:.2f} GB in {options.out}"
-    )
+    print(f"{manifest.samples} samples, {manifest.tokens} tokens, {manifest.bytes / 1e9:.2f} GB in {options.out}")
 
 
 def write_samples(writer: StoreWriter, shape: HeadConfig, num_bytes: int, tokens: int, answer_share: float) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 from omegaconf import OmegaConf
+from result import write_result
 
 from eagle3.prompts import configured_sources, read_prompts
 from eagle3.prompts.language import UNKNOWN, LanguageDetector, split_code
@@ -44,9 +45,7 @@ def main() -> None:
     if arguments.catalogs:
         results["languages"] = accuracy(detector, arguments.catalogs)
     results["draw"] = [draw(rows, detector) for rows in (1_000_000, 10_000_000)]
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(results, indent=1) + "\n")
-    print(json.dumps(results, indent=1))
+    print(json.dumps(write_result(arguments.out, results), indent=1))
 
 
 def measure_speed(detector: LanguageDetector) -> dict:

@@ -26,6 +26,7 @@ import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 from random_head import LLAMA_8B, LLAMA_70B, SMALL, RandomSamples, ragged_lengths, random_head
+from result import write_result
 from step_cost import attention_flops, group_of, matrix_product_ceiling, product_flops, time_by_kernel, timed
 from torch._dynamo.utils import counters
 
@@ -36,7 +37,6 @@ from eagle3.head.draft_head import HeadConfig
 from eagle3.head.fast import chunked_loss
 from eagle3.head.layer_choice import choose_layer
 from eagle3.head.loss import UnrollMetrics
-from eagle3.storage import write_json
 from eagle3.training.module import HeadTraining
 
 REFERENCE = ["attention=dense", "layer=plain", "loss=soft_cross_entropy"]
@@ -78,12 +78,10 @@ def main(arguments: list[str]) -> None:
         cases = [cases[number] for number in options.case]
     shape = SMALL if options.small else LLAMA_70B if options.wide else LLAMA_8B
     logging.basicConfig(level=logging.INFO, format="%(message)s")  # which attention was chosen, and why
-    facts = {"device": device_name(), "command": " ".join(["python benchmarks/train_step.py", *arguments])}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     for row in measured(shape, cases, options.overrides):
         rows.append(row)
-        write_json(options.out, [each | facts | cli.provenance() for each in rows])
+        write_result(options.out, {"rows": rows}, arguments)
         print(printed(row), flush=True)
     print(table(rows))
 
@@ -277,10 +275,6 @@ def on_gpu() -> bool:
 
 def device() -> torch.device:
     return torch.device("cuda" if on_gpu() else "cpu")
-
-
-def device_name() -> str:
-    return torch.cuda.get_device_name() if on_gpu() else "CPU"
 
 
 def printed(row: dict[str, Any]) -> str:

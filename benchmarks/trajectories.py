@@ -22,9 +22,9 @@ import lightning
 import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
+from result import write_result
 
 from eagle3 import cli
-from eagle3.storage import write_json
 
 ROOT = Path(__file__).parent.parent
 RULE = """Within: the mean over the seeds lies at most 2 standard errors (noise / sqrt(seeds)) from that of the run it
@@ -114,8 +114,8 @@ def main(arguments: list[str]) -> None:
     rows = [row(variant, runs[variant.name], runs[variant.against]) for variant in variants]
     on_gpu = torch.cuda.is_available() and "trainer=cpu" not in options.overrides
     facts = {"device": torch.cuda.get_device_name() if on_gpu else "CPU", "seeds": options.seeds, "rule": RULE}
-    facts |= {"reference": PLAIN, "command": " ".join(["python benchmarks/trajectories.py", *arguments])}
-    write_json(options.out / "trajectories.json", {"rows": rows, **facts, **cli.provenance()})
+    facts |= {"reference": PLAIN}
+    write_result(options.out / "trajectories.json", {"rows": rows, **facts}, arguments)
     print(table(rows))
 
 

@@ -1,18 +1,15 @@
 """Prompts as a server would build them, and answer masks that are exact or refused, over 14 families' templates."""
 
 import datetime
-from pathlib import Path
 
 import pytest
+from stores import ASSETS
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from stores import ASSETS
-
 from eagle3.answers.chat import END_OF_TURN_INSIDE, NO_END_OF_TURN, NOT_CONTINUED, Chat, RefusedConversation
 from eagle3.errors import InputError
-
 
 CHATML = ["<|im_start|>", "<|im_end|>"]
 LLAMA = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from personal_data import Case, cases
-
 from stores import ASSETS
 
 from eagle3.prompts.privacy.policy import readable

@@ -4,7 +4,6 @@ import inspect
 import json
 import shutil
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch

@@ -14,17 +14,16 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
-from stores import CONF, ROOT, random_samples, write_store
+from stores import CONF, IDENTITY, ROOT, random_samples, write_store
 
 from eagle3 import cli
-from eagle3.data.datamodule import FeatureData, split_fraction
+from eagle3.data.datamodule import split_fraction
 from eagle3.errors import InputError, Interrupted
 from eagle3.head.attention import DenseAttention, PaddedAttention
 from eagle3.head.fast.fused_layer import FusedLayer
 from eagle3.head.layer import PlainLayer
-from eagle3.training.checkpoint import require_checkpoint_fits, require_own_folder
-from eagle3.training.module import HeadTraining
-from train import build_module
+from eagle3.training.checkpoint import read_resumed, require_checkpoint_fits, require_own_folder
+from train import build_loggers, build_training
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*GPU available but not used.*",
@@ -313,26 +312,25 @@ def test_bad_input_names_the_key_the_value_and_the_way_out(
 def test_a_mask_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
     samples = [replace(sample, input_ids=torch.full_like(sample.input_ids, 7)) for sample in random_samples(6)]
     store = write_store(tmp_path / "store", samples, reasoning_ids=[[7], [8]])
-    with pytest.raises(InputError, match="loss_mask=WithoutReasoning leaves no row to train"):
+    with pytest.raises(InputError, match="loss_mask=WithoutReasoning leaves nothing to train"):
         Run(tmp_path / "run", store, "loss_mask=without_reasoning")
 
 
 def test_a_checkpoint_of_another_target_is_refused(train: Callable[..., Run], tmp_path: Path) -> None:
     first = train("run", "trainer.max_epochs=1").fit()
-    other = {"name": "other", "config_hash": "x", "tokenizer_hash": "t", "template_hash": "m", "weights_hash": "w"}
-    store = write_store(tmp_path / "other", random_samples(60), target=other)
-    second = Run(tmp_path / "second", store)
+    other = replace(IDENTITY, name="other", config_hash="x")
+    second = Run(tmp_path / "second", write_store(tmp_path / "other", random_samples(60), target=other))
+    last = read_resumed(f"{first.directory}/checkpoints/last.ckpt")
     with pytest.raises(InputError, match=r"ckpt_path=.*they differ in config"):
-        require_checkpoint_fits(f"{first.directory}/checkpoints/last.ckpt", second.data, second.module.head, {})
+        require_checkpoint_fits(last, second.data.source, second.module.head, {})
 
 
 def test_a_checkpoint_goes_on_only_with_the_settings_that_decide_its_training(train: Callable[..., Run]) -> None:
     first = train("run", "trainer.max_epochs=1").fit()
+    last = read_resumed(f"{first.directory}/checkpoints/last.ckpt")
     second = train("second", "seed=1", "optim.lr=1e-5", "optim=muon", "loss.chunk_rows=64", "data.readers=1")
     with pytest.raises(InputError) as refused:
-        require_checkpoint_fits(
-            f"{first.directory}/checkpoints/last.ckpt", second.data, second.module.head, second.module.settings
-        )
+        require_checkpoint_fits(last, second.data.source, second.module.head, second.module.settings)
     assert re.search(r"seed=0 then, 1 now, .*optim\._target_=.*, optim\.lr=0\.003 then, 1e-05 now", str(refused.value))
     assert not re.search("chunk_rows|readers", str(refused.value))
 
@@ -359,7 +357,7 @@ def test_a_checkpoint_of_another_head_is_refused(train: Callable[..., Run]) -> N
     first = train("run", "trainer.max_epochs=1").fit()
     second = train("second", "model.draft_vocab_size=40", "model.norm_output=true")
     with pytest.raises(InputError, match=r"draft_vocab_size=50 then, 40 now, norm_output=False then, True now"):
-        require_checkpoint_fits(f"{first.directory}/checkpoints/last.ckpt", second.data, second.module.head, {})
+        require_checkpoint_fits(last, second.data.source, second.module.head, {})
 
 
 @pytest.mark.parametrize("mask", ["last_turn", "all_turns"])

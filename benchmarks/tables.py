@@ -1,0 +1,281 @@
+"""The tables of the pages, made from the files in benchmarks/results.
+
+    python benchmarks/tables.py        # writes them between the markers <!-- table: NAME --> and <!-- end of table -->
+
+tests/test_numbers.py fails while a page and its files differ.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "eagle3").glob("*/README.md"))]
+MARKED = re.compile(r"(<!-- table: (\w+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
+SETS = ("held out 3", "held out 7", "mt_bench 3", "gsm8k 3")
+BEST = "8 answers to each prompt, 1 epoch, weight decay 0.1, Muon"
+
+
+def main() -> None:
+    for page in PAGES:
+        text = page.read_text()
+        if (new := filled(text)) != text:
+            page.write_text(new)
+            print(f"{page.relative_to(ROOT)} has new tables")
+
+
+def filled(text: str) -> str:
+    """The page with all its tables made again."""
+    return MARKED.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n\n{found[4]}", text)
+
+
+def result(name: str) -> Any:
+    return json.loads((RESULTS / name).read_text())
+
+
+def markdown(titles: str, rows: Iterable[Iterable[str]]) -> str:
+    columns = titles.split(" | ")
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def quickstart() -> str:
+    """The last lines of benchmarks/quickstart.py."""
+    found = result("quickstart.json")
+    lines = ["chain steps   accept length (decoded)   validation, sampled answers"]
+    for steps, value in found["accept_length"].items():
+        lines.append(f"{steps:>11}   {value:>23.3f}   {found['simulated_accept_length_by_steps'][steps]:>27.3f}")
+    lines += [
+        f"lossless: {found['lossless']:.0%} of {found['held_out_prompts']} held-out prompts decode to the target's own "
+        "tokens",
+        f"{found['answer_tokens']} answer tokens, {found['train_seconds']:.0f} s of training, "
+        f"{found['total_seconds']:.0f} s in all",
+    ]
+    return "\n".join(["```text", *lines, "```"])
+
+
+def best() -> str:
+    """The one table of the README."""
+    heads, steps, others = by_name(), result("train_step.json")["rows"], result("specforge_step.json")["rows"]
+    rows = []
+    for steps_of_chain in (3, 7):
+        ours, reference = (kept(heads[name], f"held out {steps_of_chain}") for name in (BEST, "reference"))
+        what = f"accept length on held-out prompts, {steps_of_chain} drafts in a row"
+        rows.append([what, f"{reference:.3f}", f"**{ours:.3f}**", f"{ours / reference - 1:+.1%}".replace("%", " %")])
+    for what, ours, other in (
+        ("training speed, 16,384 tokens, all of them answers", steps[1], others[1]),
+        ("training speed, 16,384 tokens, a tenth of them answers", steps[3], others[2]),
+    ):
+        rate, reference = ours["tokens_per_s"], other["tokens_per_s"]
+        rows.append([what, thousands(reference), f"**{thousands(rate)}**", f"{rate / reference:.3g} x"])
+    return markdown("what | SpecForge | eagle3 | gain", rows)
+
+
+def heads() -> str:
+    found, rows = by_name(), []
+    for title, name in HEADS.items():
+        head = found[name]
+        cells = [f"{kept(head, where):.3f}" for where in SETS]
+        if name == BEST:
+            gains = [kept(head, where) / kept(found["reference"], where) - 1 for where in SETS]
+            cells = [f"**{cell}** ({gain:+.1%})".replace("%", " %") for cell, gain in zip(cells, gains, strict=True)]
+        rows.append([title, seen(head), *cells])
+    return markdown("head | answer tokens x epochs | held out, 3 steps | 7 steps | MT-bench, 3 | GSM8K, 3", rows)
+
+
+EIGHT = "8 answers to each prompt, 1 epoch"
+HEADS = {
+    "SpecForge's loss": "reference",
+    "ours with its settings (EAGLE-3, lr 1e-3, batches of 8,192)": "EAGLE-3, settings of the reference",
+    "`experiment=head_quality`": "recipe",
+    "- seed 1": "recipe, seed 1",
+    "- seed 2": "recipe, seed 2",
+    "- without EAGLE-3.1's norms": "EAGLE-3 without norms",
+    "- `lm_head` not started from the target's rows": "lm_head not from the target",
+    "- batches of 8,192 tokens": "batches of 8,192 tokens",
+    "- 6 key/value heads, MLP of 672": "6 key/value heads, narrower MLP",
+    "- layers 2, 6, 11 captured": "layers 2, 6, 11 captured",
+    "- float8 products, MLP of 1,008": "float8 products",
+    "- 16 epochs": "16 epochs",
+    "- more data: conversations of many turns too": "more data: all rows",
+    "- answers sampled at T = 1": "answers sampled at T = 1",
+    "- greedy answers": "greedy answers",
+    "- 2 answers to each prompt": "2 answers to each prompt, 4 epochs",
+    "- 8 answers to each prompt, once each": EIGHT,
+    "- 8 answers, seed 1": f"{EIGHT}, seed 1",
+    "- 8 answers, seed 2": f"{EIGHT}, seed 2",
+    "- 8 answers, one of them greedy": f"{EIGHT}, one of them greedy",
+    "- 8 answers, weight decay 0.1 instead of 0.5": f"{EIGHT}, weight decay 0.1",
+    "- **8 answers, weight decay 0.1, `optim=muon`**": BEST,
+}
+EPOCHS = 8  # of experiment=head_quality
+
+
+def by_name() -> dict[str, Any]:
+    return {head["name"]: head for head in result("head_quality.json")["heads"]}
+
+
+def kept(head: Any, where: str) -> float:
+    """Accept length without drafts behind an answer's end."""
+    return head["decoded"][where]["accept_length_kept"]
+
+
+def seen(head: Any) -> str:
+    """Answer tokens of an epoch, and epochs."""
+    given = dict(override.split("=", 1) for override in head.get("overrides", ()))
+    return f"{head['answer_tokens_of_an_epoch']:,} x {given.get('trainer.max_epochs', EPOCHS)}"
+
+
+def steps() -> str:
+    others = {(row["tokens"], row["answer_share"]): row for row in result("specforge_step.json")["rows"]}
+    float8 = {(row["tokens"], row["answer_share"]): row for row in result("train_step_fp8.json")["rows"]}
+    rows = []
+    for row in result("train_step.json")["rows"]:
+        case, rate = (row["tokens"], row["answer_share"]), row["tokens_per_s"]
+        documents = "1 document" if row["documents"] == 1 else f"{row['documents']} documents"
+        other, quick = others.get(case), float8.get(case)
+        rows.append(
+            [
+                f"{row['tokens']:,}, {documents}, {share(row['answer_share'])}",
+                f"{thousands(other['tokens_per_s'])}, {other['peak_gb']:g} GB" if other else "-",
+                f"**{thousands(rate)}**, {row['peak_gb']:.1f} GB",
+                f"{rate / other['tokens_per_s']:.3g} x" if other else "-",
+                f"{row['step_ms']:.0f} ms",
+                f"{row['share_of_ceiling']:.0%}".replace("%", " %"),
+                thousands(quick["tokens_per_s"]) if quick else "-",
+            ]
+        )
+    titles = "tokens in a batch | SpecForge (one document) | eagle3 | ratio | a step | of the ceiling"
+    return markdown(f"{titles} | with `kernels.fp8=true`", rows)
+
+
+def share(answers: float) -> str:
+    return "all answers" if answers == 1 else f"{answers:.0%} answers".replace("%", " %")
+
+
+def thousands(rate: float) -> str:
+    """Tokens a second, to three digits."""
+    return f"{rate / 1000:.0f} k" if rate >= 100_000 else f"{rate / 1000:.1f} k"
+
+
+def trajectories() -> str:
+    on_cpu, on_gpu = (
+        {row["name"]: row["val/accept_length"] for row in result(name)["rows"]}
+        for name in ("trajectories.json", "trajectories_gpu.json")
+    )
+    rows = []
+    for title, name, follower in TRAJECTORIES:
+        cells = []
+        for found in (on_cpu, on_gpu):
+            noise = f" (noise {found[follower]['noise']:.3f})" if follower and follower in found else ""
+            cells.append(f"{found[name]['mean']:.3f}{noise}" if name in found else "-")
+        rows.append([title, *cells])
+    return markdown("run | CPU, packs of 512 tokens | H200, packs of 4,096", rows)
+
+
+TRAJECTORIES = [  # what it is, its name, and the run whose noise is that of this one's seeds
+    ("plain, float32", "reference", "reference"),
+    ("bf16 autocast", "autocast", ""),
+    ("chunked loss", "chunked", ""),
+    ("padded attention", "padded", ""),
+    ("fused layer", "fused", ""),
+    ("bf16, flash attention, fused layer, chunked loss together", "fast", ""),
+    ("gradient accumulation", "accumulation", ""),
+    ("plain, float32, tight clipping", "clip", "clip-accumulation"),
+    ("tight clipping, bf16 autocast", "clip-autocast", ""),
+    ("tight clipping, all fast paths", "clip-fast", ""),
+    ("tight clipping, gradient accumulation", "clip-accumulation", ""),
+]
+
+
+def costs() -> str:
+    found, training = result("llama8b_cost.json"), result("end_to_end.json")["runs"][0]
+    answers, features = found["answers"], found["features"]
+    batch, tokens = answers["batch"], training["tokens_per_s"]
+    return markdown(
+        "step | rate | GPU memory | on disk",
+        [
+            [
+                f"answers ({batch} in a batch, 256 new tokens each)",
+                f"{answers['answer_tokens_per_s']:,} answer tokens/s",
+                f"{answers['peak_gb']:.0f} GB",
+                "-",
+            ],
+            [
+                "features (16,384 tokens a forward pass)",
+                f"{features['tokens_per_s']:,} tokens/s",
+                f"{features['peak_gb']:.0f} GB",
+                f"{features['bytes_per_token'] / 1000:.1f} kB a token",
+            ],
+            [
+                "training (packs of 16,384 tokens, half of them answers)",
+                f"{thousands(tokens)} tokens/s, {thousands(training['rows_per_s'])} of them answers",
+                "-",
+                "-",
+            ],
+        ],
+    )
+
+
+def parity() -> str:
+    rows = []
+    for title, shape in result("sglang_parity.json")["shapes"].items():
+        served = shape["served"]
+        ours = [shape["decoded"]["bfloat16"], shape["decoded"]["float32"], shape["replayed"]]
+        cells = [f"{value:.3f} ({served / value - 1:+.1%})".replace("%", " %") for value in ours]
+        same = [f"{shape['lossless'][dtype]:.1%}".replace("%", " %") for dtype in ("bfloat16", "float32")]
+        rows.append([title, f"{served:.3f}", *cells, *same])
+    return markdown(
+        "draft | SGLang | our decoder, bf16 | our decoder, float32 | our drafter on SGLang's own texts | "
+        "same answers, bf16 | float32",
+        rows,
+    )
+
+
+def bench() -> str:
+    rows = []
+    for cell in result("sglang_bench/results.json")["cells"]:
+        plain, head, gain = cell["sides"]["plain"], cell["sides"]["head"], cell["speed_up"]["tpot"]
+        times = " -> ".join(f"{1000 * side['tpot']['median']:.2f}" for side in (plain, head))
+        value = f"{gain['value']:.2f}"
+        rows.append(
+            [
+                cell["prompt_set"],
+                str(cell["concurrency"]),
+                times,
+                f"**{value}**" if gain["low"] > 1 else value,
+                f"{gain['low']:.2f} to {gain['high']:.2f}",
+                f"{head['accept_length']:.2f}",
+            ]
+        )
+    return markdown(
+        "prompts | concurrency | ms a token, plain -> head | speed-up | 95 % interval | accept length", rows
+    )
+
+
+def tuned() -> str:
+    found = result("sglang_tune/tune.json")
+    plain, rows = found["plain"]["seconds_per_token"], []
+    timed = [setting for setting in found["settings"] if setting["timed"]]
+    for setting in sorted(timed, key=lambda each: each["timed"]["seconds_per_token"]):
+        expected, measured = setting["accept_length"], setting["timed"]["gain"]["accept_length"]
+        rows.append(
+            [
+                f"{setting['steps']}/{setting['topk']}/{setting['draft_tokens']}",
+                f"{plain / setting['timed']['seconds_per_token']:.2f}",
+                f"{expected:.3f}",
+                f"{measured:.3f} ({measured / expected - 1:+.1%})".replace("%", " %"),
+            ]
+        )
+    return markdown("steps/topk/draft tokens | speed-up | accept length replayed | served", rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    table.__name__: table for table in (quickstart, best, heads, steps, trajectories, costs, parity, bench, tuned)
+}
+
+if __name__ == "__main__":
+    main()

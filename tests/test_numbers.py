@@ -1,0 +1,337 @@
+"""The pages say what the result files say, name files that exist, and show commands that Hydra takes.
+
+A number in a page's text comes from a file, named in a comment in the same paragraph that no reader sees:
+
+    trains 76.7 k tokens/s and waits for data 0.1 % of the time
+    <!-- end_to_end.json: 76.7 k = runs[0].tokens_per_s; 0.1 % = runs[0].data_wait_share -->
+
+or is no measurement, a setting for instance, which a comment says too: <!-- given: 0.7 -->. Tables between the markers
+`table:` and `end of table` are written by benchmarks/tables.py.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tables
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+from result import FACTS
+from stores import CONF, ROOT
+
+RESULTS = ROOT / "benchmarks" / "results"
+# The page on prompts has numbers without comments yet; its links and commands are held like all others.
+COUNTED = [page for page in tables.PAGES if page.parent.name != "prompts"]
+PAGES = [*tables.PAGES, ROOT / "benchmarks" / "README.md"]
+JSON_RESULTS = sorted(RESULTS.rglob("*.json"))
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+# Numbers
+
+CLAIM = re.compile(r"<!-- ([\w/]+\.(?:json|md)|given):\s(.*?) -->", re.DOTALL)
+SHOWN = re.compile(r"([+-]?)([\d,]*\d(?:\.\d+)?)(?: ?(k|%|M)\b)?".replace(r"\b", r"(?!\w)"))
+SCALES = {"k": 1e-3, "M": 1e-6, "%": 100, None: 1}
+# Names and places that hold digits, code, and the targets of links.
+NO_NUMBERS = re.compile(
+    r"```.*?```|^    .*$|`[^`]*`|\]\([^)]*\)|<!--.*?-->|arXiv:[\d.]+|EAGLE-3\.1|Llama-3\.\d|Apache-[\d.]+|"
+    r"Python [\d.]+(?: to [\d.]+)?|(?:Qwen|SGLang|torch|lightning|webdataset) ?[\d.]+",
+    re.DOTALL | re.MULTILINE,
+)
+MEASURED = re.compile(r"(?<![\w.])[+-]?\d[\d,]*(?:\.\d+)?(?: ?(?:%|k\b(?! ?B)))?")
+
+
+class Node:
+    """A JSON value, read as in a program: `heads["recipe"].decoded["held out 3"].accept_length`; lists by name too."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __getattr__(self, key: str) -> Any:
+        return self[key]
+
+    def __getitem__(self, key: str | int) -> Any:
+        found = self._value
+        if isinstance(found, list) and isinstance(key, str):
+            [found] = [each for each in found if each["name"] == key]
+        else:
+            found = found[key]
+        return Node(found) if isinstance(found, (dict, list)) else found
+
+    def __iter__(self) -> Iterator[Any]:
+        values = self._value.values() if isinstance(self._value, dict) else self._value
+        return (Node(each) if isinstance(each, (dict, list)) else each for each in values)
+
+
+@dataclass(frozen=True)
+class Claim:
+    page: str
+    file: str
+    shown: str
+    expression: str
+
+    def value(self) -> float:
+        top = json.loads((RESULTS / self.file).read_text())
+        names = {key: Node(each) if isinstance(each, (dict, list)) else each for key, each in top.items()}
+        allowed = {"min": min, "max": max, "sum": sum, "len": lambda node: len(list(node)), "abs": abs}
+        return eval(self.expression, {"__builtins__": {}, **allowed, **names})
+
+    def holds(self) -> bool:
+        if self.file.endswith(".md"):
+            text = (RESULTS / self.file).read_text()
+            return re.search(rf"(?<![\d.,]){re.escape(self.shown)}(?!\d)", text) is not None
+        sign, digits, unit = SHOWN.fullmatch(self.shown).groups()  # type: ignore[union-attr]
+        shown = float(digits.replace(",", "")) * (-1 if sign == "-" else 1)
+        half = 0.5 * 10.0 ** -len(digits.partition(".")[2])
+        return abs(self.value() * SCALES[unit] - shown) <= half * (1 + 1e-9)
+
+
+def paragraphs(page: Path) -> list[str]:
+    """Outside of generated tables and fenced code."""
+    text = tables.MARKED.sub("", page.read_text())
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    return [each for each in re.split(r"\n\s*\n", text) if each.strip()]
+
+
+def claims(page: Path) -> list[tuple[str, list[Claim], list[str]]]:
+    """Of each paragraph its text, what it takes from files, and the numbers that are none of a file's."""
+    found = []
+    for paragraph in paragraphs(page):
+        taken, given = [], []
+        for file, body in CLAIM.findall(paragraph):
+            parts = [" ".join(part.split()) for part in body.split(";")]
+            if file == "given":
+                given += parts
+            else:
+                taken += [Claim(name(page), file, *map(str.strip, f"{part} = ".split(" = ")[:2])) for part in parts]
+        found.append((NO_NUMBERS.sub(" ", paragraph), taken, given))
+    return found
+
+
+CLAIMS = [claim for page in COUNTED for _, taken, _ in claims(page) for claim in taken]
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: f"{claim.page}: {claim.shown}")
+def test_a_number_in_the_text_is_that_of_its_file(claim: Claim) -> None:
+    assert claim.holds(), claim if claim.file.endswith(".md") else f"{claim}: the file has {claim.value()}"
+
+
+@pytest.mark.parametrize("page", COUNTED, ids=name)
+def test_every_number_in_the_text_names_its_file(page: Path) -> None:
+    missing = []
+    for text, taken, given in claims(page):
+        for number in sorted([claim.shown for claim in taken] + given, key=len, reverse=True):
+            text, places = re.subn(rf"(?<![\d.,]){re.escape(number)}(?!\d)", " ", text)
+            assert places, f"{name(page)}: {number} is in a comment and not in its paragraph"
+        missing += [found for found in MEASURED.findall(text) if re.search(r"[.,%k]", found.strip(",."))]
+    assert not missing, f"{name(page)}: no file is named for {missing}"
+
+
+@pytest.mark.parametrize("page", tables.PAGES, ids=name)
+def test_tables_are_those_of_the_result_files(page: Path) -> None:
+    assert tables.filled(page.read_text()) == page.read_text(), "run: python benchmarks/tables.py"
+
+
+def test_every_table_is_on_a_page() -> None:
+    shown = {found[1] for page in tables.PAGES for found in tables.MARKED.findall(page.read_text())}
+    assert shown == set(tables.TABLES)
+
+
+@pytest.mark.parametrize("path", JSON_RESULTS, ids=name)
+def test_a_result_says_where_it_comes_from(path: Path) -> None:
+    result = json.loads(path.read_text())
+    assert [fact for fact in FACTS if not result.get(fact)] == []
+
+
+# Links and files
+
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+FILE = re.compile(r"`((?:[\w.-]+/)+[\w.-]*\w\.\w+|(?:[\w-]+/)+)`")
+MOVED = ("../../README.md#prompts-that-may-be-used",)  # now docs/data.md; until the page on prompts says so
+OF_A_RUN = ("outputs/", "RUN/", "DIR/", "HEAD/", "data/prompts/")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    for target in LINK.findall(page.read_text()):
+        if target.startswith("http"):
+            continue
+        file, _, heading = target.partition("#")
+        path = (page.parent / file).resolve() if file else page
+        assert path.exists(), f"{name(page)} links to {target}"
+        if heading and target not in MOVED:
+            assert heading in headings(path), f"{name(page)} links to {target}"
+
+
+def headings(path: Path) -> set[str]:
+    """As GitHub names them."""
+    titles = re.findall(r"^#+ (.*)$", path.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    for file in FILE.findall(page.read_text()):
+        if not file.startswith(OF_A_RUN):
+            assert (ROOT / file).exists() or (page.parent / file).exists(), f"{name(page)} names {file}"
+
+
+def test_the_tree_of_the_readme_is_that_of_the_folders() -> None:
+    [tree] = re.findall(r"```text\n(train\.py.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    places = set()
+    for line in tree.splitlines():
+        names = re.split(r"  +", line.strip())[0].split()
+        folder = ROOT / "eagle3" if line.startswith(" ") else ROOT
+        places |= {folder / each for each in names}
+    assert all(place.exists() for place in places)
+    rooms = {path.parent for path in (ROOT / "eagle3").glob("*/__init__.py")}
+    assert rooms <= places, "a package is not in the tree"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_lines_are_short_but_those_of_tables(page: Path) -> None:
+    long = [line for line in page.read_text().splitlines() if len(line) > 150 and not line.startswith("|")]
+    assert not long
+
+
+# Commands
+
+COMMAND = re.compile(r"(?<![\w/])(?:python )?(train|precompute|serve)\.py((?:\s+(?!#|`|\||;)[^\n;`]*)?)")
+KNOWN_TO_FAIL = {
+    "bench.limit=16": "the report of sglang_bench was made before `limit` was the key of every action",
+}
+RENAMED = {"kernels.": "attention", "answers=": "responses.answers", "features.teachers": "features.teacher_rows"}
+FILES = (".py", ".json", ".jsonl", ".png", ".md")
+SECTIONS = [path.name for path in CONF.iterdir()] + ["kernels", "bench", "launch", "tune", "check"]
+
+
+@dataclass(frozen=True)
+class Command:
+    where: str
+    script: str
+    words: tuple[str, ...]
+
+
+def commands(where: str, text: str) -> Iterator[Command]:
+    """Of a page's code, or of a string in a result; lines that end in a backslash are one."""
+    joined = re.sub(r"\\\n\s*", " ", text)
+    for script, rest in COMMAND.findall(joined):
+        try:
+            words = shlex.split(rest.partition("  #")[0], comments=True)
+        except ValueError:
+            pytest.fail(f"{where}: unbalanced quotes in {rest}")
+        overrides = tuple(word for word in words if "=" in word and not word.startswith("-"))
+        if overrides:
+            yield Command(where, script, overrides)
+
+
+def code(page: Path) -> Iterator[str]:
+    text = page.read_text()
+    yield from re.findall(r"```.*?\n(.*?)```", text, flags=re.DOTALL)
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    yield from re.findall(r"(?:^ {4,}\S.*\n)+", text, flags=re.MULTILINE)
+    yield from re.findall(r"(?<!`)`([^`]+)`(?!`)", re.sub(r"^ {4,}\S.*$", "", text, flags=re.MULTILINE))
+
+
+def strings(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for each in value:
+            yield from strings(each)
+    elif isinstance(value, str):
+        yield value
+
+
+COMMANDS = [
+    *(command for page in PAGES for text in code(page) for command in commands(name(page), text)),
+    *(
+        command
+        for path in JSON_RESULTS
+        for text in strings(json.loads(path.read_text()))
+        for command in commands(name(path), text)
+    ),
+    *(command for path in RESULTS.rglob("*.md") for text in code(path) for command in commands(name(path), text)),
+]
+
+
+DIFFERENT = list({(command.script, command.words): command for command in reversed(COMMANDS)}.values())[::-1]
+
+
+def marked(command: Command) -> Any:
+    reasons = [reason for word, reason in KNOWN_TO_FAIL.items() if word in command.words]
+    marks = [pytest.mark.xfail(strict=True, reason=reason) for reason in reasons]
+    return pytest.param(command, marks=marks, id=f"{command.where}: {command.script} {' '.join(command.words)[:60]}")
+
+
+@pytest.mark.parametrize("command", [marked(command) for command in DIFFERENT])
+def test_commands_compose(command: Command) -> None:
+    words = [first_of_a_sweep(word.replace("…", "x")) for word in command.words if word.strip(".…")]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        assert compose(command.script, overrides=words)
+
+
+# Keys
+
+NAMED = re.compile(r"(?<!`)`([a-z][a-z0-9_/]*(?:\.[a-z0-9_]+)*)(?:=([^`\s]+))?`(?!`)")
+KEYS = sorted(
+    {
+        (name(page), key, value)
+        for page in PAGES
+        for key, value in NAMED.findall(page.read_text())
+        if value or ("." in key and key.partition(".")[0] in SECTIONS and not key.endswith(FILES))
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def configs() -> list[Any]:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        privacy = ["prompts/privacy/model=huggingface", "prompts/traffic=production"]
+        return [
+            compose("train"),
+            compose("precompute", overrides=privacy),
+            compose("serve"),
+            compose("train", ["logger=wandb"]),
+        ]
+
+
+@pytest.mark.parametrize(("page", "key", "value"), KEYS)
+def test_keys_that_a_page_names_exist(page: str, key: str, value: str, configs: list[Any]) -> None:
+    option = CONF / key / f"{value}.yaml"
+    if option.exists() or any(has(config, key) for config in configs):
+        return
+    old = next((old for new, old in RENAMED.items() if f"{key}={value}".startswith(new)), None)
+    if old and any(has(config, old) for config in configs):
+        pytest.xfail(f"{old} has its old name here")
+    pytest.fail(f"{page} names {key}, which is no key and no option of conf")
+
+
+def has(config: Any, key: str) -> bool:
+    *folders, last = key.split(".")
+    for folder in folders:
+        config = config.get(folder) if OmegaConf.is_dict(config) else None
+    return OmegaConf.is_dict(config) and last in config.keys()  # noqa: SIM118 (`in config` leaves out what is ???)
+
+
+def first_of_a_sweep(word: str) -> str:
+    override = OverridesParser.create().parse_override(word)
+    if not override.is_sweep_override():
+        return word
+    return f"{word.partition('=')[0]}={next(iter(override.sweep_string_iterator()))}"
+
+
+def test_the_checks_find_what_they_look_for() -> None:
+    assert len(CLAIMS) >= 30
+    assert len(COMMANDS) >= 25
+    assert not Claim("", "end_to_end.json", "76.8 k", "runs[0].tokens_per_s").holds()
+    assert Claim("", "end_to_end.json", "76.7 k", "runs[0].tokens_per_s").holds()
