@@ -1,7 +1,7 @@
 """An exported head of random weights for the bundled target, and its files to spoil: what tests of the checks share."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,11 @@ from safetensors.torch import load_file, save_file
 from stores import ASSETS
 from transformers import AutoConfig
 
-from eagle3.head.build import head_facts
 from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.serving.check.finding import Finding, TargetFacts
 from eagle3.serving.head.export import TrainedHead
 from eagle3.storage import write_json
+from eagle3.target.facts import head_facts
 from eagle3.target.model import Target, load_target
 
 LAYERS = [2, 4, 5]
@@ -39,7 +39,13 @@ def random_head(
 ) -> TrainedHead:
     """A head that fits the tiny target."""
     settings = {key: facts.config[key] for key in HeadConfig.__dataclass_fields__ if key in facts.config}
-    options = {"draft_vocab_size": len(draft_ids), "fc_norm": False, "norm_output": False, "intermediate_size": 64}
+    options = {
+        "num_captured_layers": 3,
+        "draft_vocab_size": len(draft_ids),
+        "fc_norm": False,
+        "norm_output": False,
+        "intermediate_size": 64,
+    }
     torch.manual_seed(0)
     head = DraftHead(HeadConfig(**settings | options | changes), draft_ids)
     origin = {
@@ -51,7 +57,7 @@ def random_head(
         "val_fraction": 0.5,
     }
     stated = {
-        "head_config": head.config.to_dict(),
+        "head_config": asdict(head.config),
         "ttt_steps": 7,
         "accept_length": {"val/served_accept_length_7": 1.0},
         "origin": origin,

@@ -64,6 +64,7 @@ def fitted_head(target, prompt, steps=3, **changes):
     vocab_size, hidden_size = target.embedding.shape
     draft_ids = torch.tensor(sorted({*ids[len(prompt) :], *range(3, 20)}))
     settings = {
+        "num_captured_layers": 3,
         "hidden_size": hidden_size,
         "intermediate_size": 48,
         "num_heads": 4,

@@ -103,11 +103,7 @@ def random_samples(count: int) -> list[Sample]:
         turns = [0] * (1 + number % 6) + [1] * (2 + number * 5 % 12)
         turns += [0, 0, 2, 2, 2] if number % 3 == 0 else [0]
         sample = random_sample(turns, seed=number, sample_id=f"p{number}#0")
-        samples.append(
-            Sample(
-                **{**vars(sample), "aux": sample.aux_hidden_states.float(), "last": sample.last_hidden_state.float()}
-            )
-        )
+        samples.append(in_float32(sample))
     return samples
 
 

@@ -67,7 +67,7 @@ class Recorder(lightning.Callback):
         self.signal_after = signal_after
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.batches.append((trainer.current_epoch, batch.sample_ids, len(batch.rows)))
+        self.batches.append((trainer.current_epoch, batch.pack.sample_ids, batch.num_anchors))
         if len(self.batches) == self.signal_after:
             signal.raise_signal(signal.SIGINT)
 
@@ -118,7 +118,7 @@ def train_case(config: DictConfig, rank: int, *, interrupt: bool) -> dict[str, A
         "batches": before + recorder.batches,
         "weights": trainer.strategy.lightning_module_state_dict(),
         "metrics": {name: value.item() for name, value in trainer.callback_metrics.items() if "val/" in name},
-        "rows_per_s": trainer.callback_metrics["train/rows_per_s"].item(),
+        "anchors_per_s": trainer.callback_metrics["train/anchors_per_s"].item(),
         "numbers_read": torch.tensor(counter.at_start).diff().tolist(),
         "steps": int(trainer.estimated_stepping_batches),
         "held": sum(local(parameter).numel() for parameter in trainer.lightning_module.head.parameters()),
@@ -229,7 +229,7 @@ def test_muon_on_shards_ends_near_muon_on_whole_weights(trained: Path) -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_rates_are_those_of_all_ranks(trained: Path, strategy: str) -> None:
-    one, other = (rank["rows_per_s"] for rank in results(trained / strategy, "token"))
+    one, other = (rank["anchors_per_s"] for rank in results(trained / strategy, "token"))
     assert one == pytest.approx(other)
 
 

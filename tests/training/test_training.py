@@ -41,7 +41,7 @@ class Recorder(lightning.Callback):
         self.signal_after = signal_after
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.batches.append(batch.sample_ids)
+        self.batches.append(batch.pack.sample_ids)
         if len(self.batches) == self.signal_after:
             signal.raise_signal(signal.SIGINT)
 
@@ -355,6 +355,7 @@ def test_a_training_that_starts_anew_leaves_an_earlier_one_alone(train: Callable
 
 def test_a_checkpoint_of_another_head_is_refused(train: Callable[..., Run]) -> None:
     first = train("run", "trainer.max_epochs=1").fit()
+    last = read_resumed(f"{first.directory}/checkpoints/last.ckpt")
     second = train("second", "model.draft_vocab_size=40", "model.norm_output=true")
     with pytest.raises(InputError, match=r"draft_vocab_size=50 then, 40 now, norm_output=False then, True now"):
         require_checkpoint_fits(last, second.data.source, second.module.head, {})
@@ -366,4 +367,4 @@ def test_the_normaliser_counts_the_rows_that_the_mask_leaves(train: Callable[...
     done.fit()
     loader = done.data.val_dataloader()
     for pack in loader:
-        assert pack.anchors_in_step == len(pack.rows)
+        assert pack.pack.anchors_in_step == pack.num_anchors
