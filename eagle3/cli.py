@@ -1,5 +1,6 @@
 """What the entry scripts share: errors as one line, the one place that instantiates a config, seeds, loggers."""
 
+import copy
 import errno
 import functools
 import logging
@@ -20,7 +21,7 @@ import hydra.utils
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, InstantiationException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException
 from tqdm import tqdm
 
@@ -130,7 +131,10 @@ def build(config: DictConfig, *, leave_out: Sequence[str] = (), **parts: Any) ->
     The call itself is ours, not Hydra's: parts stay the objects they are, and errors keep their type.
     """
     try:
-        config = OmegaConf.masked_copy(config, [str(key) for key in config if key not in leave_out])
+        config = copy.deepcopy(config)  # with its parent, for interpolations
+        with open_dict(config):
+            for key in leave_out:
+                config.pop(key)
         return hydra.utils.instantiate(config, _convert_="all", _partial_=True)(**parts)
     except InstantiationException as error:  # of a part inside
         if isinstance(error.__cause__, InputError):

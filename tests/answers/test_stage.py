@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import eagle3.answers.huggingface
-import eagle3.answers.stage
+import eagle3.answers.store
 from eagle3.answers.answerer import Answer, Sampling
 from eagle3.answers.chat import Chat
 from eagle3.answers.dialogue import NO_CONTENT, Dialogue
@@ -196,8 +196,8 @@ def test_an_answer_without_a_content_is_kept_and_ends_its_conversation_only_if_a
         dialogue = Dialogue(prompt(0, *questions), chat, seed=0, max_prompt_tokens=None, on_length="keep")
         dialogue.answer(answer)
         (row,) = dialogue.rows
-        assert row["input_ids"][slice(*row["turns"][0])] == answer.token_ids and row["messages"][-1]["content"] is None
-        assert [error["reason"] for error in dialogue.errors] == reasons and not dialogue.waiting
+        assert row.input_ids[slice(*row.turns[0])] == answer.token_ids and row.messages[-1]["content"] is None
+        assert [error.reason for error in dialogue.errors] == reasons and not dialogue.waiting
 
 
 def test_a_cut_answer_ends_its_conversation_and_is_kept_or_dropped(target, chat, tmp_path):
@@ -216,9 +216,8 @@ def test_a_cut_answer_ends_its_conversation_and_is_kept_or_dropped(target, chat,
 
 KILLED = """
 import os, signal, sys
-import eagle3.answers.huggingface
-import eagle3.answers.stage
-from tests.test_responses import SETTINGS, make_chat
+sys.path += ['tests']
+from tests.answers.test_stage import make_chat, run
 from eagle3.target.model import load_target
 import torch
 
@@ -237,7 +236,7 @@ target = load_target(
     path=sys.argv[1], revision=None, dtype="auto", device="cpu", attention=None, trust_remote_code=False
 )
 os.fsync = killing_fsync
-eagle3.answers.stage.answer_prompts(target=target, chat=make_chat(target), out_dir=sys.argv[2], **SETTINGS)
+run(target, make_chat(target), sys.argv[2])
 """
 
 
@@ -278,7 +277,7 @@ def test_a_file_torn_at_any_byte_is_mended(target, tmp_path):
 def test_ctrl_c_loses_only_the_window_in_flight(target, chat, out_dir, tmp_path, monkeypatch, asked):
     whole = copy_prompts(out_dir, tmp_path / "whole")
     run(target, chat, whole)
-    answer_window, calls = eagle3.answers.stage.answer_window, []
+    answer_window, calls = HuggingFaceAnswerer._answer_window, []
 
     def interrupted(*args, **kwargs):
         calls.append(1)
@@ -286,7 +285,7 @@ def test_ctrl_c_loses_only_the_window_in_flight(target, chat, out_dir, tmp_path,
             raise KeyboardInterrupt
         answer_window(*args, **kwargs)
 
-    monkeypatch.setattr(eagle3.answers.stage, "answer_window", interrupted)
+    monkeypatch.setattr(HuggingFaceAnswerer, "_answer_window", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(target, chat, out_dir)
     kept = rows_of(out_dir)
@@ -411,14 +410,13 @@ def test_a_template_variable_set_changed_or_left_out_is_another_setting(target, 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"answers": "nobody"}, r"responses\.answers=nobody is unknown; choose target or imported"),
         ({"on_length": "cry"}, r"responses\.on_length=cry"),
-        ({"batch_size": 0}, r"responses\.batch_size=0 must be 1 or more"),
+        ({"batch_size": 0}, r"answers\.batch_size=0 must be 1 or more"),
         ({"temperature": -1}, r"responses\.temperature=-1 must be 0 or more"),
         ({"top_p": 0}, r"responses\.top_p=0 must be over 0"),
         ({"max_new_tokens": 4096}, r"responses\.max_new_tokens=4096 leaves no room"),
         ({"max_prompt_tokens": 2}, "nothing could be answered: .*max_prompt_tokens"),
-        ({"answers": "imported"}, r"no assistant turn to import.*; drop responses\.answers=imported, or give rows"),
+        ({"answers": "imported"}, r"no assistant turn to import.*; drop answers=imported, or give rows"),
     ],
 )
 def test_bad_settings_name_their_key(target, chat, out_dir, changes, message):
@@ -432,7 +430,7 @@ def test_missing_prompts_and_damaged_responses_name_the_file(target, chat, out_d
     run(target, chat, out_dir)
     path = out_dir / "responses/responses.jsonl"
     path.write_bytes(b"\0\0\0\n" + path.read_bytes())
-    with pytest.raises(InputError, match=r"responses\.jsonl line 1 is damaged"):
+    with pytest.raises(InputError, match=r"responses\.jsonl line 1: .*delete .* and run again"):
         run(target, chat, out_dir)
 
 
@@ -443,7 +441,7 @@ def test_a_full_disk_is_one_clear_line_and_loses_nothing(target, chat, out_dir, 
     store_append = ResponseStore.append
 
     def append(store, finished):
-        monkeypatch.setattr(eagle3.answers.stage.os, "fsync", full)
+        monkeypatch.setattr(eagle3.answers.store.os, "fsync", full)
         store_append(store, finished)
 
     monkeypatch.setattr(ResponseStore, "append", append)

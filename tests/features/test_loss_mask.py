@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from stores import MADE_FROM, random_samples, write_store
+from stores import MADE_FROM, open_store, random_samples, write_store
 
 from eagle3.data.datamodule import FeatureData
 from eagle3.errors import InputError
@@ -14,6 +15,7 @@ from eagle3.features.loss_mask import AllTurns, Everything, LastTurn, WithoutRea
 from eagle3.features.sample import Sample
 from eagle3.features.shards import SampleEntry
 from eagle3.features.store import SampleRef
+from eagle3.head.batch import prepare_ttt
 
 TURNS = [0, 1, 1, 1, 0, 2, 2, 2, 2, 2]
 
@@ -87,8 +89,8 @@ def test_everything_trains_prompts_where_the_store_has_their_teacher(make_sample
 
 def samples_under(mask: AllTurns, store: Path) -> list[str]:
     data = FeatureData(
-        path=str(store), pack_tokens=99, val_fraction=0.5, limit_samples=None, prefetch=1, readers=1, verify=False,
-        seed=0, ttt_steps=3, loss_mask=mask,
+        source=open_store(store), prepare=partial(prepare_ttt, ttt_steps=3), pack_tokens=99, val_fraction=0.5,
+        limit_samples=None, prefetch=1, readers=1, verify=False, seed=0, loss_mask=mask,
     )  # fmt: skip
     return [ref.entry.id for ref in data.train_samples + data.val_samples]
 

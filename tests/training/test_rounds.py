@@ -21,16 +21,15 @@ def greedy_sample(target, prompt) -> Sample:
     turns = torch.tensor([0] * len(prompt) + [1] * (len(ids) - len(prompt)))
     [features] = Capture(target, LAYERS)(ids[None], [len(ids)])
     teachers = positions_with_teacher(turns, "answers")
-    logits = features.last[teachers] @ target.lm_head.T
+    logits = features.last_hidden_state[teachers] @ target.lm_head.T
     return Sample(
         id="",
         input_ids=ids,
         turns=turns,
         aux_hidden_states=features.aux_hidden_states,
         last_hidden_state=features.last_hidden_state[teachers],
-        argmax=logits.argmax(-1),
-        logsumexp=logits.logsumexp(-1),
-        teacher_rows=teachers,
+        teacher_argmax=logits.argmax(-1),
+        has_teacher=teachers,
     )
 
 

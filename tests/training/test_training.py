@@ -111,7 +111,7 @@ def test_training_lowers_the_loss_and_writes_metrics_and_checkpoints(train: Call
     assert losses[-1] < 0.9 * losses[0]
     assert done.trainer.checkpoint_callback.best_model_score >= 1
     assert (done.directory / "checkpoints" / "last.ckpt").is_file()
-    assert {"train/rows_per_s", "train/data_wait_share", "val/accuracy_2", "val/accept_length"} <= set(rows[0])
+    assert {"train/anchors_per_s", "train/data_wait_share", "val/accuracy_2", "val/accept_length"} <= set(rows[0])
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_training_runs_with_the_attention_and_the_layer_of_the_config(
     train: Callable[..., Run], settings: tuple[str, ...], attention: type, layer: type
 ) -> None:
     done = train("run", "trainer.max_epochs=1", *settings).fit()
-    assert (done.module.attention, done.module.layer) == (attention, layer)
+    assert (done.module.kernels.attention, done.module.kernels.layer) == (attention, layer)
 
 
 def test_an_unknown_layer_is_refused_before_training(train: Callable[..., Run]) -> None:
@@ -167,7 +167,7 @@ def test_a_training_without_an_end_is_refused(train: Callable[..., Run]) -> None
 def test_rates_are_logged_wherever_losses_are(train: Callable[..., Run]) -> None:
     settings = ["trainer.log_every_n_steps=4", "trainer.accumulate_grad_batches=2"]
     rows = metrics(train("run", *settings).fit())
-    assert [bool(row["train/rows_per_s"]) for row in rows] == [bool(row["train/loss"]) for row in rows]
+    assert [bool(row["train/anchors_per_s"]) for row in rows] == [bool(row["train/loss"]) for row in rows]
     assert sum(bool(row["train/loss"]) for row in rows) > 3
 
 
