@@ -1,24 +1,29 @@
 """An exported head of random weights for the bundled target, and its files to spoil: what tests of the checks share."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from stores import ASSETS
+from torch import nn
 from transformers import AutoConfig
 
 from eagle3.head.build import head_facts
 from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.serving.check.finding import Finding, TargetFacts
-from eagle3.serving.head.export import TrainedHead
+from eagle3.serving.head.export import SIMULATED, TrainedHead
+from eagle3.serving.head.record import FORMAT_VERSION, HeadRecord, MeasuredAcceptLength, StoreRecord, TargetRecord
 from eagle3.storage import write_json
 from eagle3.target.model import Target, load_target
 
 LAYERS = [2, 4, 5]
-FINGERPRINT = {"name": "tiny", "config_hash": "c", "tokenizer_hash": "t", "template_hash": "m", "weights_hash": "w"}
+FINGERPRINT = {
+    "name": "tiny", "revision": None, "config_hash": "c", "tokenizer_hash": "t", "template_hash": "m",
+    "weights_hash": "w",
+}  # fmt: skip
 DRAFT_IDS = torch.cat([torch.arange(10, 42), torch.arange(100, 196, 3)])
 IDS = "eagle_aux_hidden_state_layer_ids"
 
@@ -42,27 +47,74 @@ def random_head(
     options = {"draft_vocab_size": len(draft_ids), "fc_norm": False, "norm_output": False, "intermediate_size": 64}
     torch.manual_seed(0)
     head = DraftHead(HeadConfig(**settings | options | changes), draft_ids)
+    return TrainedHead(head, record_of(head, TargetRecord(**fingerprint)), {**facts.config, "dtype": facts.dtype})
+
+
+def record_of(head: DraftHead, target: TargetRecord) -> HeadRecord:
+    return HeadRecord(
+        format_version=FORMAT_VERSION,
+        head_config=head.config,
+        capture_layers=LAYERS,
+        ttt_steps=7,
+        simulated_accept_length={7: 1.0},
+        accept_length=None,
+        target=target,
+        store=StoreRecord(path="/nowhere/features", hash="h", val_fraction=0.5),
+        checkpoint="/nowhere/best.ckpt",
+        versions={},
+    )
+
+
+def measured(**changes: Any) -> MeasuredAcceptLength:
+    """An accept length of 2 with a standard error of 0.04, by a chain of 2 on validation prompts, in float32."""
+    result = MeasuredAcceptLength(
+        accept_length=2.0,
+        standard_error=0.04,
+        accept_length_kept=2.0,
+        per_depth=[0.6, 0.4],
+        lossless=1.0,
+        tokens=18,
+        verifications=9,
+        seconds=1.0,
+        prompts=9,
+        prompts_from="here",
+        from_validation=True,
+        prompts_hash="h",
+        left_out={},
+        dtype="float32",
+        max_new_tokens=6,
+        temperature=0.0,
+        seed=0,
+        steps=2,
+        topk=1,
+        draft_tokens=None,
+    )
+    return replace(result, **changes)
+
+
+def with_record(trained: TrainedHead, **changes: Any) -> TrainedHead:
+    return replace(trained, record=replace(trained.record, **changes))
+
+
+def save_checkpoint(path: Path, trained: TrainedHead) -> Path:
+    """As Lightning and HeadTraining write it."""
+    record = trained.record
     origin = {
-        "capture_layers": LAYERS,
-        "target": fingerprint,
-        "target_config": {**facts.config, "dtype": facts.dtype},
-        "path": "/nowhere/features",
-        "hash": "h",
-        "val_fraction": 0.5,
+        "capture_layers": record.capture_layers,
+        "target": asdict(record.target),
+        "target_config": trained.target_config,
+        **asdict(record.store),
     }
-    stated = {
-        "head_config": head.config.to_dict(),
-        "ttt_steps": 7,
-        "accept_length": {"val/served_accept_length_7": 1.0},
+    simulated = {f"{SIMULATED}{steps}": value for steps, value in record.simulated_accept_length.items()}
+    facts = {
+        "head_config": trained.head.config.to_dict(),
+        "ttt_steps": record.ttt_steps,
+        "accept_length": {"val/accept_length": 2.5, **simulated},
         "origin": origin,
     }
-    return TrainedHead(Path("best.ckpt"), head, stated)
-
-
-def with_simulated(trained: TrainedHead, **accept_lengths: float) -> TrainedHead:
-    """`steps_3=1.5`: validation simulated that accept length at 3 steps."""
-    values = {f"val/served_accept_length_{key.removeprefix('steps_')}": value for key, value in accept_lengths.items()}
-    return replace(trained, facts=trained.facts | {"accept_length": values})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save({"state_dict": nn.ModuleDict({"head": trained.head}).state_dict(), "eagle3": facts}, path)
+    return path
 
 
 class Editable:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from eagle3.head.build import context_factor
 from eagle3.serving.check.finding import Problem, TargetFacts
 from eagle3.serving.head.files import ARCHITECTURE, NESTED, HeadFiles
-from eagle3.serving.head.format import MAPS, head_config, rope_of
+from eagle3.serving.head.format import VOCABULARY_MAPS, head_config, rope_of
 
 
 def check_layout(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
@@ -66,13 +66,13 @@ def check_options(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
 def check_rope(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
     """RoPE is stated, and that of training.json or else of the target."""
     stated = rope_of(files.config)
-    expected = rope_of(files.training["head_config"] if files.training else facts.config)
+    expected = rope_of({"rope_parameters": files.record.head_config.rope_parameters} if files.record else facts.config)
     older = rope_of({key: value for key, value in files.config.items() if key != "rope_parameters"})
     if stated is None:
         yield "error", f"rope_theta is missing: SGLang assumes 10000; set rope_parameters to {expected}"
     elif older not in (None, stated):
         yield "error", f"rope_theta and rope_scaling say {older}, rope_parameters {stated}; make them agree"
-    elif stated != expected and files.training:
+    elif stated != expected and files.record:
         yield "error", f"RoPE {stated} is not that of the training, {expected}; set rope_parameters to it"
     elif stated != expected:
         yield "warning", f"RoPE {stated} is not the target's, {expected}: if the head was trained with that, set it"
@@ -95,7 +95,11 @@ def check_context(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
 def check_dtype(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
     """config.json and the tensors are in the target's dtype."""
     stated = files.config.get("dtype") or files.config.get("torch_dtype")
-    stored = {str(tensor.dtype).removeprefix("torch.") for name, tensor in files.tensors.items() if name not in MAPS}
+    stored = {
+        str(tensor.dtype).removeprefix("torch.")
+        for name, tensor in files.tensors.items()
+        if name not in VOCABULARY_MAPS
+    }
     if facts.dtype is None:
         yield "skipped", "the target's config.json names no dtype"
         return

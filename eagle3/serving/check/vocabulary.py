@@ -53,7 +53,7 @@ def check_d2t(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
 
 
 def holds_absolute_ids(d2t: Int[Tensor, " D"], t2d: Tensor | None) -> bool:
-    """Offsets stay equal wherever two neighbours of the target vocabulary both are draft tokens; ids never do."""
+    """Say whether d2t ascends as ids do: offsets stay equal where two neighbours of the vocabulary both are drafted."""
     ascends = len(d2t) > 1 and bool((d2t.diff() > 0).all())
     return ascends and not (t2d is not None and _marks(t2d, from_offsets(d2t)))
 

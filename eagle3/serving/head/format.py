@@ -1,7 +1,7 @@
 """The exported head: config.json and model.safetensors as SGLang's LlamaForCausalLMEagle3 reads them, both ways.
 
 Two notations of the captured layers meet here and nowhere else: the project counts Hugging Face `hidden_states`
-(input of layer i), the checkpoint the outputs of layers (i - 1).
+(input of layer i), config.json the outputs of layers (i - 1).
 
 Shapes: V target vocabulary, D draft vocabulary.
 """
@@ -22,15 +22,15 @@ from eagle3.head.draft_head import NUM_CAPTURED_LAYERS, DraftHead, HeadConfig
 from eagle3.head.draft_vocab import from_offsets, membership, to_offsets
 from eagle3.serving.head.files import ARCHITECTURE, LAYER_IDS, MAKE_HEAD, HeadFiles, read_files
 from eagle3.storage import atomic_write, write_json
-from eagle3.target.model import DTYPES
+from eagle3.target.files import DTYPES
 
-MAPS = ("d2t", "t2d")
+VOCABULARY_MAPS = ("d2t", "t2d")
 EMBEDDING = "embed_tokens.weight"  # some trainers store a copy; servers share the target's
 
 
 @dataclass(frozen=True)
 class LoadedHead:
-    """A head ready to run. `capture_layers` are indices into Hugging Face's `hidden_states`."""
+    """An exported head, ready to run. `capture_layers` are indices into Hugging Face's `hidden_states`."""
 
     head: DraftHead
     capture_layers: list[int]
@@ -41,13 +41,14 @@ class LoadedHead:
 
 
 def save_head(directory: Path, head: DraftHead, capture_layers: list[int], dtype: str) -> None:
-    """Write config.json and model.safetensors in the target's `dtype`."""
-    write_json(directory / "config.json", checkpoint_config(head.config, capture_layers, dtype))
+    """Write config.json and model.safetensors in the target's `dtype`; `capture_layers` index `hidden_states`."""
+    write_json(directory / "config.json", sglang_config(head.config, capture_layers, dtype))
     with atomic_write(directory / "model.safetensors") as file:
-        file.write(save(checkpoint_tensors(head, DTYPES[dtype]), {"format": "pt"}))
+        file.write(save(sglang_tensors(head, DTYPES[dtype]), {"format": "pt"}))
 
 
-def checkpoint_config(config: HeadConfig, capture_layers: list[int], dtype: str) -> dict[str, Any]:
+def sglang_config(config: HeadConfig, capture_layers: list[int], dtype: str) -> dict[str, Any]:
+    """Return config.json as SGLang reads it."""
     rope = {"rope_type": "default", **config.rope_parameters}
     scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
     options = {key: True for key in ("fc_norm", "norm_output") if getattr(config, key)}
@@ -79,7 +80,8 @@ def checkpoint_config(config: HeadConfig, capture_layers: list[int], dtype: str)
     }
 
 
-def checkpoint_tensors(head: DraftHead, dtype: torch.dtype) -> dict[str, Tensor]:
+def sglang_tensors(head: DraftHead, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the weights in `dtype`, d2t as offsets and t2d as a mask."""
     weights = {name: weight.detach().to("cpu", dtype).contiguous() for name, weight in head.named_parameters()}
     draft_ids = head.draft_ids.cpu().long()
     return weights | {"d2t": to_offsets(draft_ids), "t2d": membership(draft_ids, head.config.vocab_size)}
@@ -89,12 +91,12 @@ def checkpoint_tensors(head: DraftHead, dtype: torch.dtype) -> dict[str, Tensor]
 
 
 def load_head(path: str | Path, *, num_layers: int | None = None, dtype: torch.dtype | None = None) -> LoadedHead:
-    """Read a head, ours or another trainer's, in the dtype of its file unless told otherwise.
+    """Read an exported head, ours or another trainer's, in the dtype of its file unless told otherwise.
 
     A config that names no layers is read only with the target's `num_layers`, which SGLang's default depends on."""
     files = read_files(path)
     config = head_config(files)
-    head = draft_head(files, config, draft_ids(files, config))
+    head = build_draft_head(files, config, draft_ids(files, config))
     require_tensors(files, config)
     weights = {name: files.tensors[name].to(dtype or files.tensors[name].dtype) for name, _ in head.named_parameters()}
     # Assigned, not cast with .to(): RoPE's frequencies must stay in float32.
@@ -104,6 +106,7 @@ def load_head(path: str | Path, *, num_layers: int | None = None, dtype: torch.d
 
 
 def head_config(files: HeadFiles) -> HeadConfig:
+    """Read the head's sizes and options from config.json; InputError for a head that DraftHead does not compute."""
     config = files.config
     require_readable(files)
     try:
@@ -130,7 +133,7 @@ def head_config(files: HeadFiles) -> HeadConfig:
 
 
 def require_readable(files: HeadFiles) -> None:
-    """Raise for what SGLang serves, or tries to, and this project's DraftHead does not compute."""
+    """Raise InputError for what SGLang serves, or tries to, and this project's DraftHead does not compute."""
     config, eagle_config = files.config, files.eagle_config
     rule = "this project reads heads of one Llama layer without biases that take three layers of the target's width"
     foreign = {
@@ -154,7 +157,7 @@ def require_readable(files: HeadFiles) -> None:
 
 
 def rope_of(config: dict[str, Any]) -> dict[str, Any] | None:
-    """RoPE in transformers 5's notation, from rope_parameters or else rope_theta and rope_scaling; None if absent."""
+    """Return RoPE in transformers 5's notation: rope_parameters, else rope_theta and rope_scaling; None if absent."""
     rope = config.get("rope_parameters") or {}
     if not rope and config.get("rope_theta"):
         rope = {**(config.get("rope_scaling") or {}), "rope_theta": config["rope_theta"]}
@@ -165,7 +168,7 @@ def rope_of(config: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def draft_ids(files: HeadFiles, config: HeadConfig) -> Int[Tensor, " D"]:
-    """Target ids of the draft vocabulary; without d2t it can only be the whole vocabulary."""
+    """Return the target ids of the draft vocabulary; without d2t it can only be the whole vocabulary."""
     if "d2t" in files.tensors:
         ids = from_offsets(files.tensors["d2t"].long())
         if len(ids) != config.draft_vocab_size or not 0 <= int(ids.min()) <= int(ids.max()) < config.vocab_size:
@@ -182,13 +185,14 @@ def draft_ids(files: HeadFiles, config: HeadConfig) -> Int[Tensor, " D"]:
 
 
 def expected_shapes(files: HeadFiles, config: HeadConfig) -> dict[str, tuple[int, ...]]:
-    """Every weight that a server expects, by the names of DraftHead."""
+    """Return the shape of every weight that a server expects, by the names of DraftHead."""
     with torch.device("meta"):
-        head = draft_head(files, config, torch.empty(config.draft_vocab_size, dtype=torch.long))
+        head = build_draft_head(files, config, torch.empty(config.draft_vocab_size, dtype=torch.long))
     return {name: tuple(weight.shape) for name, weight in head.named_parameters()}
 
 
-def draft_head(files: HeadFiles, config: HeadConfig, ids: Int[Tensor, " D"]) -> DraftHead:
+def build_draft_head(files: HeadFiles, config: HeadConfig, ids: Int[Tensor, " D"]) -> DraftHead:
+    """Build the head with weights of no meaning; InputError where its RoPE is incomplete."""
     try:
         return DraftHead(config, ids)
     except (KeyError, TypeError) as error:  # of transformers' RoPE, which takes the rest of its settings for granted
@@ -197,14 +201,15 @@ def draft_head(files: HeadFiles, config: HeadConfig, ids: Int[Tensor, " D"]) -> 
 
 
 def require_tensors(files: HeadFiles, config: HeadConfig) -> None:
+    """Raise InputError unless the file holds every weight in the shape that config.json gives it."""
     for name, shape in expected_shapes(files, config).items():
         if name not in files.tensors or tuple(files.tensors[name].shape) != shape:
             found = tuple(files.tensors[name].shape) if name in files.tensors else "nothing"
             raise InputError(f"head={files.path}: {name} must have shape {shape} by config.json, the file has {found}")
 
 
-def is_head(path: Path) -> bool:
-    """Whether the folder holds an exported head, so that a new one may take its place."""
+def is_exported_head(path: Path) -> bool:
+    """Say whether the folder holds an exported head, so that a new one may take its place."""
     try:
         return ARCHITECTURE in json.loads((path / "config.json").read_bytes()).get("architectures", [])
     except (OSError, ValueError):
