@@ -7,16 +7,16 @@ import pytest
 from eagle3.errors import InputError
 from eagle3.serving.tune.predict import (
     Gain,
-    RoundCost,
     Setting,
+    VerificationCost,
     all_settings,
     assumed_cost,
     chain_gains,
     fitted_cost,
 )
 
-ASSUMED = RoundCost(fixed=8.0, draft_token=0.5, step=1.0)
-TRUE = RoundCost(fixed=10.0, draft_token=0.1, step=2.0)
+ASSUMED = VerificationCost(fixed=8.0, draft_token=0.5, step=1.0)
+TRUE = VerificationCost(fixed=10.0, draft_token=0.1, step=2.0)
 
 
 def test_settings_are_chains_of_every_length_and_trees_that_can_be_filled() -> None:
@@ -92,8 +92,13 @@ def test_one_timing_corrects_the_setting_that_was_timed() -> None:
 def test_what_is_like_a_timed_setting_is_known_better_than_what_is_not() -> None:
     timed, like, unlike = Setting(5, 4, 16), Setting(5, 4, 20), Setting(7, 8, 64)
     before, after = fitted_cost({}, ASSUMED), fitted_cost({timed: TRUE.seconds(timed)}, ASSUMED)
-    assert after.doubt(timed) == pytest.approx(0.02 * TRUE.seconds(timed), rel=0.01)
-    assert after.doubt(timed) < after.doubt(like) < after.doubt(unlike) < before.doubt(unlike)
+    assert after.standard_deviation(timed) == pytest.approx(0.02 * TRUE.seconds(timed), rel=0.01)
+    assert (
+        after.standard_deviation(timed)
+        < after.standard_deviation(like)
+        < after.standard_deviation(unlike)
+        < before.standard_deviation(unlike)
+    )
 
 
 def test_no_part_of_a_round_costs_less_than_nothing() -> None:
