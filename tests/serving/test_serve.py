@@ -1,6 +1,7 @@
 """serve.py: export, check and decode as a user meets them, and its settings."""
 
 import json
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,7 +19,7 @@ from eagle3.errors import InputError
 from eagle3.serving.check.finding import Finding
 from eagle3.serving.head.export import TrainedHead, export_head
 from eagle3.serving.head.files import read_files
-from eagle3.storage import write_jsonl
+from eagle3.storage import read_json, write_jsonl
 from eagle3.target.model import Target
 from serve import export_head as export_action
 from serve import require_limit
@@ -32,6 +33,13 @@ def target() -> Target:
 @pytest.fixture
 def trained_on_tiny(target: Target) -> TrainedHead:
     return random_head(tiny_facts(target), target.fingerprint)
+
+
+def test_a_command_in_a_stored_report_composes_today() -> None:
+    command = read_json(ROOT / "benchmarks/results/sglang_bench/results.json", made_by="action=bench")["command"]
+    script, *overrides = shlex.split(command)
+    config = serve_config(*(override for override in overrides if not override.startswith("hydra.")))
+    assert (script, config.action, config.limit) == ("serve.py", "bench", 16)
 
 
 def serve(*settings: str, cwd: Path) -> subprocess.CompletedProcess:

@@ -1,5 +1,6 @@
 """The exported head: config.json and model.safetensors as SGLang's LlamaForCausalLMEagle3 reads them, both ways.
 
+The head is EAGLE-3's (arXiv:2503.01840); its options `fc_norm` and `norm_output` are EAGLE-3.1's (arXiv:2605.09992).
 Two notations of the captured layers meet here and nowhere else: the project counts Hugging Face `hidden_states`
 (input of layer i), config.json the outputs of layers (i - 1).
 

@@ -52,6 +52,7 @@ def test_bench_starts_both_servers_one_after_the_other_and_compares_them(
     assert re.match(r"chat: speculation (pays|stops paying) at", capsys.readouterr().out)
 
 
+@pytest.mark.timeout(900)  # it waits for what is there, however slow the machine
 def test_a_bench_that_is_stopped_midway_reports_what_it_measured(started: Any, head_folder: Path) -> None:
     sets = f"bench.prompts={{chat:'{PROMPTS}',code:'{PROMPTS}'}}"
     long = ("bench.concurrency=[1,2]", "bench.repeats=1000", "limit=2", "max_new_tokens=8")
