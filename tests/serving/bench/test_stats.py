@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 from statistics import NormalDist
 
 import numpy as np
@@ -22,7 +23,7 @@ from eagle3.serving.bench.stats import (
     summarise,
 )
 from eagle3.serving.server.client import ServedAnswer
-from eagle3.serving.server.load import LoadResult
+from eagle3.serving.server.load import Agreement, LoadResult
 
 T_975 = {1: 12.7062, 2: 4.30265, 4: 2.77645}  # Student's t, by degrees of freedom: any printed table
 
@@ -136,6 +137,17 @@ def test_repeats_are_paired_in_order() -> None:
     assert found.tpot is not None and found.throughput is not None
     for ratio in (found.tpot, found.throughput):
         assert (ratio.value, ratio.low, ratio.high) == pytest.approx((2.0, 2.0, 2.0))
+
+
+def test_a_repeat_that_was_measured_on_one_side_alone_has_no_pair() -> None:
+    found = compare([load(answer(0.2)), load(answer(0.9))], [load(answer(0.1))])
+    assert found.tpot == Interval(pytest.approx(2.0), None, None)
+
+
+def test_the_share_of_same_answers_is_over_all_that_were_compared() -> None:
+    repeats = [replace(load(answer(0.1)), agreement=Agreement(same, 4)) for same in (1, 4)]
+    assert summarise(repeats).same_answers == 5 / 8
+    assert summarise([load(answer(0.1))]).same_answers is None
 
 
 def gain(value: float, low: float | None = None) -> SpeedUp:

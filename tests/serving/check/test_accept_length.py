@@ -56,7 +56,7 @@ def test_two_standard_errors_are_allowed_where_near_ties_may_have_flipped(
     finding = make_judge().judged(measured(dtype=now), record)
     assert finding.level == ("error" if fails else "ok")
     assert "the export measured 2.160 on the same" in finding.message
-    record = recorded(trained_on_tiny, measured(dtype=then, accept_length=2.4))
+    record = recorded(trained_on_tiny, measured(dtype=then, accept_length=2.2))  # two errors excuse up to 2.189
     assert make_judge().judged(measured(dtype=now), record).level == "error"
 
 
@@ -64,7 +64,7 @@ def test_two_standard_errors_are_allowed_where_near_ties_may_have_flipped(
     ("simulated", "changes", "compared", "fails"),
     [
         (2.15, {}, True, False),  # 7 % less, but 3 % are within two standard errors
-        (2.25, {}, True, True),
+        (2.21, {}, True, True),  # 9.5 %: three standard errors would do
         (2.25, {"standard_error": 0.2}, True, False),
         (2.25, {"standard_error": None}, True, False),
         (1.5, {}, True, False),

@@ -3,7 +3,9 @@
 from random import Random
 
 import pytest
+import torch
 
+from eagle3.decoding.replay import Recording
 from eagle3.errors import InputError
 from eagle3.serving.tune.predict import (
     Gain,
@@ -13,6 +15,7 @@ from eagle3.serving.tune.predict import (
     assumed_cost,
     chain_gains,
     fitted_cost,
+    replayed_gains,
 )
 
 ASSUMED = VerificationCost(fixed=8.0, draft_token=0.5, step=1.0)
@@ -63,6 +66,20 @@ def test_what_the_longest_chain_accepts_says_what_shorter_ones_gain() -> None:
         counted = chain_rounds(is_right, chain.steps)
         assert gain.accept_length == pytest.approx(1 + sum(counted) / len(counted), rel=0.025)
         assert gain.tokens / gain.accept_length == pytest.approx(2.0 / longest.accept_length)
+
+
+def test_what_is_replayed_is_summed_over_answers_and_sure_over_prompts() -> None:
+    """Two answers of 3 and 4 tokens behind the first: drafts are right at every place (0) or at none (9)."""
+    right, wrong = torch.zeros(3, 2, 2), torch.full((4, 2, 2), 9.0)
+    recording = Recording({1: [right.int(), wrong.int(), wrong.int()[:0]]})  # the third is one token long
+    chain = Setting(2, 1, 3)
+    [gain] = replayed_gains(recording, [chain]).values()
+    assert (gain.accept_length, gain.tokens) == (1 + 2 / 5, 7 / 5)  # one verification and four
+    assert gain.standard_error == pytest.approx(1.0)  # the accept lengths without one or the other: 1 and 3
+    [alone] = replayed_gains(Recording({1: [right.int()]}), [chain]).values()
+    assert (alone.accept_length, alone.tokens, alone.standard_error) == (3.0, 3.0, None)
+    with pytest.raises(InputError, match=r"no answer was longer than one token"):
+        replayed_gains(Recording({1: [right.int()[:0]]}), [chain])
 
 
 def test_depths_that_no_round_reached_may_be_left_out_as_servers_do() -> None:
