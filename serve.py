@@ -1,4 +1,4 @@
-"""Export a trained head as an SGLang checkpoint; check one, decode with it, serve it, measure and tune the server.
+"""Export a trained head in SGLang's format; check it, decode with it, serve it, measure and tune the server.
 
 python serve.py action=export run=RUN head=HEAD
 python serve.py action=check target.path=TARGET head=HEAD           # exit status 1 and a reason if something is wrong
@@ -10,7 +10,7 @@ python serve.py action=tune target.path=TARGET head=HEAD prompts.path=FILE.jsonl
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,22 +22,24 @@ from omegaconf import DictConfig
 from eagle3 import cli
 from eagle3.answers.chat import Chat
 from eagle3.errors import InputError
-from eagle3.serving.bench.loads import BenchSettings, Plan
-from eagle3.serving.bench.run import benchmark, prompt_sets
+from eagle3.serving.bench.loads import BenchPlan
+from eagle3.serving.bench.run import bench, prompt_sets
+from eagle3.serving.bench.settings import BenchSettings
 from eagle3.serving.check.accept_length import Judge
 from eagle3.serving.check.checks import check_head
-from eagle3.serving.check.finding import Finding, require_no_errors, table
+from eagle3.serving.check.export import check_export
+from eagle3.serving.check.finding import Finding, findings_table, require_no_errors
 from eagle3.serving.check.prompts import prompt_source
 from eagle3.serving.check.settings import Answering, Decoding
 from eagle3.serving.head import export
 from eagle3.serving.head.files import MAKE_HEAD, read_files
 from eagle3.serving.server.command import Draft, LaunchSettings
 from eagle3.serving.server.launch import launch
-from eagle3.serving.tune.evidence import TuneSettings
 from eagle3.serving.tune.run import tune
+from eagle3.serving.tune.settings import TuneSettings
 from eagle3.storage import write_json
 from eagle3.target.files import TargetFiles, read_target_files
-from eagle3.target.model import load_target
+from eagle3.target.model import Target, load_target
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +64,7 @@ def require_limit(limit: int | None) -> None:
 
 
 def warn_of_unread(overrides: Sequence[str]) -> None:
-    """Of keys that other actions read and tune chooses itself."""
+    """Warn of keys that other actions read and tune chooses itself."""
     given = {override.partition("=")[0] for override in overrides}
     for key in ("steps", "topk", "draft_tokens"):
         if key in given:
@@ -70,9 +72,9 @@ def warn_of_unread(overrides: Sequence[str]) -> None:
 
 
 def without_head(config: DictConfig) -> bool:
-    """Whether the plain target is launched, or servers that run already are measured."""
-    measured = config.bench.plain_url or config.bench.head_url
-    return config.action == "launch" or (config.action == "bench" and measured is not None)
+    """Say whether the plain target is launched, or servers that run already are measured."""
+    running = config.bench.plain_url or config.bench.head_url
+    return config.action == "launch" or (config.action == "bench" and running is not None)
 
 
 def export_head(config: DictConfig) -> None:
@@ -91,7 +93,7 @@ def export_head(config: DictConfig) -> None:
         judge = f"{absent} (target.path is the one recorded at training)"
     else:
         judge = make_judge(config, target)
-    conclude(export.check_export(trained, head, judge), config)
+    conclude(check_export(trained, head, judge), config)
 
 
 def check(config: DictConfig) -> None:
@@ -103,7 +105,7 @@ def decode(config: DictConfig) -> None:
     if config.prompts.path is None:
         raise InputError("prompts.path is not set; give conversations to decode, e.g. prompts.path=FILE.jsonl")
     judge = make_judge(config, cli.plain(config.target))
-    print(json.dumps(judge.measured(Path(config.head), judge.prompts(None))))
+    print(json.dumps(asdict(judge.measured(Path(config.head), judge.prompts(None)))))
 
 
 def launch_server(config: DictConfig) -> None:
@@ -111,19 +113,17 @@ def launch_server(config: DictConfig) -> None:
     launch(settings, target_files(cli.plain(config.target)), drafts, dry_run=config.dry_run, folder=cli.output_dir())
 
 
-def bench(config: DictConfig) -> None:
+def bench_servers(config: DictConfig) -> None:
     settings, drafts, answers = BenchSettings(**cli.plain(config.bench)), draft(config), answering(config)
     target = target_files(cli.plain(config.target))
-    chat = Chat(target.tokenizer, stop_ids=target.stop_ids, **cli.plain(config.chat))
     paths = settings.prompts or ({"prompts": config.prompts.path} if config.prompts.path is not None else {})
-    room = target.text_config.max_position_embeddings - config.max_new_tokens - config.steps - 1
-    prompts = prompt_sets(chat, paths, split=config.prompts.split, limit=config.limit, max_length=room)
+    prompts = served_prompts(config, paths, target, answers, steps=config.steps)
     sampling = {"temperature": answers.temperature, "max_new_tokens": answers.max_new_tokens}
-    benchmark(
+    bench(
         LaunchSettings(**cli.plain(config.launch)),
         target,
         drafts,
-        Plan(settings, prompts, sampling | dict(settings.sampling or {})),
+        BenchPlan(settings, prompts, sampling | dict(settings.sampling or {})),
         provenance=cli.provenance(),
         folder=cli.output_dir(),
         dry_run=config.dry_run,
@@ -140,19 +140,31 @@ def tune_head(config: DictConfig) -> None:
         )
     settings, answers = TuneSettings(**cli.plain(config.tune)), answering(config)
     target = target_files(cli.plain(config.target))
-    chat = Chat(target.tokenizer, stop_ids=target.stop_ids, **cli.plain(config.chat))
-    room = target.text_config.max_position_embeddings - config.max_new_tokens - max(settings.steps) - 1
-    own = {"prompts": config.prompts.path}
+    paths = {"prompts": config.prompts.path}
     tune(
         settings,
         LaunchSettings(**cli.plain(config.launch)),
         target,
         config.head,
-        prompt_sets(chat, own, split=config.prompts.split, limit=config.limit, max_length=room)["prompts"],
+        served_prompts(config, paths, target, answers, steps=max(settings.steps))["prompts"],
         answers,
         target_settings=cli.plain(config.target),
         folder=cli.output_dir(),
     )
+
+
+def served_prompts(
+    config: DictConfig, paths: Mapping[str, str], target: TargetFiles, answers: Answering, *, steps: int
+) -> dict[str, list[list[int]]]:
+    """Return token ids of the conversations at each path, as far as they leave room for answer and drafts."""
+    room = answers.longest_prompt(target.text_config.max_position_embeddings, steps=steps)
+    return prompt_sets(
+        make_chat(config, target), paths, split=config.prompts.split, limit=config.limit, max_length=room
+    )
+
+
+def make_chat(config: DictConfig, target: TargetFiles | Target) -> Chat:
+    return Chat(target.tokenizer, stop_ids=target.stop_ids, **cli.plain(config.chat))
 
 
 def draft(config: DictConfig) -> Draft | None:
@@ -178,7 +190,7 @@ def make_judge(config: DictConfig, target_settings: dict[str, Any]) -> Judge:
     target = load_target(**target_settings)
     return Judge(
         target=target,
-        chat=Chat(target.tokenizer, stop_ids=target.stop_ids, **cli.plain(config.chat)),
+        chat=make_chat(config, target),
         decoding=how,
         source=source,
         limit=config.limit,
@@ -187,7 +199,8 @@ def make_judge(config: DictConfig, target_settings: dict[str, Any]) -> Judge:
 
 
 def conclude(findings: list[Finding], config: DictConfig) -> None:
-    print(table(findings))
+    """Print and write the table; InputError if it holds an error."""
+    print(findings_table(findings))
     if config.findings is not None:
         write_json(Path(config.findings), [asdict(finding) for finding in findings])
     require_no_errors(findings, config.head)
@@ -198,7 +211,7 @@ ACTIONS = {
     "check": check,
     "decode": decode,
     "launch": launch_server,
-    "bench": bench,
+    "bench": bench_servers,
     "tune": tune_head,
 }
 

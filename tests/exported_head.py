@@ -8,17 +8,22 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from stores import ASSETS
+from torch import nn
 from transformers import AutoConfig
 
 from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.serving.check.finding import Finding, TargetFacts
-from eagle3.serving.head.export import TrainedHead
+from eagle3.serving.head.export import SIMULATED, TrainedHead
+from eagle3.serving.head.record import HeadRecord, MeasuredAcceptLength, StoreRecord
 from eagle3.storage import write_json
-from eagle3.target.facts import head_facts
+from eagle3.target.facts import target_config
+from eagle3.target.identity import TargetIdentity
 from eagle3.target.model import Target, load_target
 
 LAYERS = [2, 4, 5]
-FINGERPRINT = {"name": "tiny", "config_hash": "c", "tokenizer_hash": "t", "template_hash": "m", "weights_hash": "w"}
+FINGERPRINT = TargetIdentity(
+    name="tiny", revision=None, config_hash="c", tokenizer_hash="t", template_hash="m", weights_hash="w"
+)  # fmt: skip
 DRAFT_IDS = torch.cat([torch.arange(10, 42), torch.arange(100, 196, 3)])
 IDS = "eagle_aux_hidden_state_layer_ids"
 
@@ -30,15 +35,17 @@ def tiny_target() -> Target:
 
 def tiny_facts(target: Target) -> TargetFacts:
     config = AutoConfig.from_pretrained(ASSETS / "tiny")
-    facts = head_facts(config, config.vocab_size)
-    return TargetFacts(config=facts, dtype="bfloat16", fingerprint=FINGERPRINT, embedding=target.embedding)
+    facts = target_config(config, config.vocab_size, "bfloat16")
+    return TargetFacts(config=facts, dtype="bfloat16", identity=FINGERPRINT, embedding=target.embedding)
 
 
 def random_head(
-    facts: TargetFacts, fingerprint: dict, draft_ids: torch.Tensor = DRAFT_IDS, **changes: object
+    facts: TargetFacts, fingerprint: TargetIdentity, draft_ids: torch.Tensor = DRAFT_IDS, **changes: object
 ) -> TrainedHead:
     """A head that fits the tiny target."""
-    settings = {key: facts.config[key] for key in HeadConfig.__dataclass_fields__ if key in facts.config}
+    settings = {
+        key: getattr(facts.config, key) for key in HeadConfig.__dataclass_fields__ if hasattr(facts.config, key)
+    }
     options = {
         "num_captured_layers": 3,
         "draft_vocab_size": len(draft_ids),
@@ -48,27 +55,80 @@ def random_head(
     }
     torch.manual_seed(0)
     head = DraftHead(HeadConfig(**settings | options | changes), draft_ids)
+    return TrainedHead(head, record_of(head, fingerprint), replace(facts.config, dtype=facts.dtype))
+
+
+def record_of(head: DraftHead, target: TargetIdentity) -> HeadRecord:
+    return HeadRecord(
+        format_version=HeadRecord.FORMAT_VERSION,
+        kind=head.config.KIND,
+        head_config=asdict(head.config),
+        capture_layers=LAYERS,
+        ttt_steps=7,
+        simulated_accept_length={7: 1.0},
+        accept_length=None,
+        target=target,
+        store=StoreRecord(path="/nowhere/features", hash="h", val_fraction=0.5),
+        checkpoint="/nowhere/best.ckpt",
+        versions={},
+    )
+
+
+def measured(**changes: Any) -> MeasuredAcceptLength:
+    """An accept length of 2 with a standard error of 0.04, by a chain of 2 on validation prompts, in float32."""
+    result = MeasuredAcceptLength(
+        accept_length=2.0,
+        standard_error=0.04,
+        accept_length_kept=2.0,
+        per_depth=[0.6, 0.4],
+        lossless=1.0,
+        tokens=18,
+        verifications=9,
+        seconds=1.0,
+        prompts=9,
+        prompts_from="here",
+        from_validation=True,
+        prompts_hash="h",
+        left_out={},
+        dtype="float32",
+        max_new_tokens=6,
+        temperature=0.0,
+        seed=0,
+        steps=2,
+        topk=1,
+        draft_tokens=None,
+    )
+    return replace(result, **changes)
+
+
+def with_record(trained: TrainedHead, **changes: Any) -> TrainedHead:
+    return replace(trained, record=replace(trained.record, **changes))
+
+
+def save_checkpoint(path: Path, trained: TrainedHead) -> Path:
+    """As Lightning and HeadTraining write it."""
+    record = trained.record
     origin = {
-        "capture_layers": LAYERS,
-        "target": fingerprint,
-        "target_config": {**facts.config, "dtype": facts.dtype},
-        "path": "/nowhere/features",
-        "hash": "h",
-        "val_fraction": 0.5,
+        "capture_layers": record.capture_layers,
+        "target": asdict(record.target),
+        "target_config": asdict(trained.target_config),
+        **asdict(record.store),
     }
-    stated = {
-        "head_config": asdict(head.config),
-        "ttt_steps": 7,
-        "accept_length": {"val/served_accept_length_7": 1.0},
+    simulated = {f"{SIMULATED}{steps}": value for steps, value in record.simulated_accept_length.items()}
+    facts = {
+        "format_version": 1,
+        "kind": record.kind,
+        "head_config": asdict(trained.head.config),
+        "ttt_steps": record.ttt_steps,
+        "settings": {},
+        "accept_length": {"val/accept_length": 2.5, **simulated},
         "origin": origin,
     }
-    return TrainedHead(Path("best.ckpt"), head, stated)
-
-
-def with_simulated(trained: TrainedHead, **accept_lengths: float) -> TrainedHead:
-    """`steps_3=1.5`: validation simulated that accept length at 3 steps."""
-    values = {f"val/served_accept_length_{key.removeprefix('steps_')}": value for key, value in accept_lengths.items()}
-    return replace(trained, facts=trained.facts | {"accept_length": values})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(
+        {"state_dict": nn.ModuleDict({"head": trained.head}).state_dict(), "eagle3": facts, "global_step": 1}, path
+    )
+    return path
 
 
 class Editable:

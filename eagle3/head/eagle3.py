@@ -1,13 +1,16 @@
-"""EAGLE-3 (arXiv:2503.01840) and EAGLE-3.1 (arXiv:2605.09992) as a kind of head.
+"""EAGLE-3 (arXiv:2503.01840) and EAGLE-3.1 (arXiv:2605.09992) as a kind of head, in SGLang's format.
 
 Shapes: R anchors, H hidden size, V target and D draft vocabulary.
 """
+
+from typing import Any
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from eagle3.data.pack import Pack
 from eagle3.head.batch import TttBatch, prepare_ttt
+from eagle3.head.cached import CachedHead
 from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.head.kernels import KernelPlan
 from eagle3.head.kind import register
@@ -18,6 +21,7 @@ class Eagle3:
     """One Llama layer over fused captured states, trained by the training-time test."""
 
     name = HeadConfig.KIND
+    architecture = "LlamaForCausalLMEagle3"
     config_type = HeadConfig
 
     def new_head(self, config: HeadConfig, draft_ids: Int[Tensor, " D"]) -> DraftHead:
@@ -31,5 +35,67 @@ class Eagle3:
     ) -> list[Float[Tensor, "R H"]]:
         return unroll(head, embedding, batch, ttt_steps, kernels.attention, kernels.layer)
 
+    def cached(self, head: DraftHead, embedding: Float[Tensor, "V H"], room: int) -> CachedHead:
+        return CachedHead(head, embedding, room)
 
-register(Eagle3())
+    def to_json(self, config: HeadConfig) -> dict[str, Any]:
+        rope = {"rope_type": "default", **config.rope_parameters}
+        scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
+        options: dict[str, Any] = {key: True for key in ("fc_norm", "norm_output") if getattr(config, key)}
+        if config.num_captured_layers != 3:
+            options["num_aux_hidden_states"] = config.num_captured_layers
+        return {
+            "model_type": "llama",
+            "hidden_size": config.hidden_size,
+            "intermediate_size": config.intermediate_size,
+            "num_attention_heads": config.num_heads,
+            "num_key_value_heads": config.num_kv_heads,
+            "head_dim": config.head_dim,
+            "num_hidden_layers": 1,
+            "vocab_size": config.vocab_size,
+            "draft_vocab_size": config.draft_vocab_size,
+            "rms_norm_eps": config.rms_norm_eps,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "mlp_bias": False,
+            "tie_word_embeddings": False,
+            # The same twice: transformers 5 reads rope_parameters, servers on transformers 4 the other two.
+            "rope_theta": rope["rope_theta"],
+            "rope_scaling": None if rope["rope_type"] == "default" else scaling,
+            "rope_parameters": rope,
+            "max_position_embeddings": config.max_position_embeddings,
+            **options,
+        }
+
+    def from_json(self, config: dict[str, Any]) -> HeadConfig:
+        heads = config["num_attention_heads"]
+        return HeadConfig(
+            num_captured_layers=config.get("num_aux_hidden_states") or 3,
+            hidden_size=config["hidden_size"],
+            intermediate_size=config["intermediate_size"],
+            num_heads=heads,
+            num_kv_heads=config.get("num_key_value_heads") or heads,
+            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            vocab_size=config["vocab_size"],
+            draft_vocab_size=config.get("draft_vocab_size") or config["vocab_size"],
+            rms_norm_eps=config["rms_norm_eps"],
+            rope_parameters=rope_of(config) or {"rope_type": "default", "rope_theta": 10000.0},  # as servers assume
+            max_position_embeddings=config["max_position_embeddings"],
+            fc_norm=bool(config.get("fc_norm") or config.get("use_aux_norm")),
+            norm_output=bool(config.get("norm_output")),
+        )
+
+
+def rope_of(config: dict[str, Any]) -> dict[str, Any] | None:
+    """Return RoPE in transformers 5's notation: rope_parameters, else rope_theta and rope_scaling; None if absent."""
+    rope = config.get("rope_parameters") or {}
+    if not rope and config.get("rope_theta"):
+        rope = {**(config.get("rope_scaling") or {}), "rope_theta": config["rope_theta"]}
+    if "rope_theta" not in rope:
+        return None
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    return {"rope_type": kind} | {key: value for key, value in rope.items() if key not in ("type", "rope_type")}
+
+
+EAGLE3 = Eagle3()
+register(EAGLE3)

@@ -1,6 +1,6 @@
 """What a head must know of its target, read from the target's text config."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import PretrainedConfig
@@ -55,10 +55,6 @@ def target_config(config: PretrainedConfig, vocab_size: int, dtype: str | None) 
         max_position_embeddings=int(config.max_position_embeddings * stretch),
         dtype=dtype,
     )
-
-
-def head_facts(config: PretrainedConfig, vocab_size: int) -> dict[str, Any]:
-    return {key: value for key, value in asdict(target_config(config, vocab_size, None)).items() if key != "dtype"}
 
 
 def plain_rope(config: PretrainedConfig) -> dict[str, Any]:

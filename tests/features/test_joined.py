@@ -10,6 +10,7 @@ from stores import IDENTITY, open_store, random_samples, write_store
 from eagle3.errors import InputError
 from eagle3.features.joined import open_source
 from eagle3.serving.check.prompts import validation_prompts
+from eagle3.serving.head.record import StoreRecord
 from eagle3.storage import sha256_json
 
 
@@ -92,7 +93,7 @@ def test_a_store_behind_a_url_is_refused_with_the_way_out(path: str | list[str])
 
 def test_validation_prompts_of_two_stores_are_each_prompt_once(two_stores: list[str]) -> None:
     def prompts(path: str | list[str]) -> list[list[int]]:
-        store = {"path": path, "hash": open_source(path).fingerprint, "val_fraction": 0.5}
+        store = StoreRecord(path=path, hash=open_source(path).fingerprint, val_fraction=0.5)
         return validation_prompts(store, limit=None, max_length=99).prompts
 
     assert prompts(open_source(two_stores).location) == prompts(two_stores[0])

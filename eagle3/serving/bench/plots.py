@@ -1,36 +1,37 @@
-"""The benchmark's pictures: time per token and throughput over concurrency, accept length of each prompt set."""
+"""Pictures of a bench run: time per token and throughput over concurrency, accept length of each prompt set."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from eagle3.serving.bench.loads import Side
+from eagle3.serving.bench.settings import Side
 from eagle3.serving.bench.stats import Cell, Summary
 
 PICTURES = ("tpot.png", "throughput.png", "accept_length.png")
-SIDES: dict[Side, str] = {"plain": "--", "head": "-"}
+LINE_STYLES: dict[Side, str] = {"plain": "--", "head": "-"}
 
 
-def draw(sets: Mapping[str, Sequence[Cell]], folder: Path) -> None:
-    """`sets` holds the cells of each prompt set by rising concurrency."""
-    over_concurrency(
+def draw_pictures(sets: Mapping[str, Sequence[Cell]], folder: Path) -> None:
+    """Draw all pictures; `sets` holds the cells of each prompt set by rising concurrency."""
+    draw_over_concurrency(
         sets,
         lambda side: 1000 * side.tpot.median if side.tpot else None,
         "time per output token, median [ms]",
         folder / "tpot.png",
     )
-    over_concurrency(sets, lambda side: side.throughput, "output tokens/s", folder / "throughput.png")
-    accept_lengths(sets, folder / "accept_length.png")
+    draw_over_concurrency(sets, lambda side: side.throughput, "output tokens/s", folder / "throughput.png")
+    draw_accept_lengths(sets, folder / "accept_length.png")
 
 
-def over_concurrency(
+def draw_over_concurrency(
     sets: Mapping[str, Sequence[Cell]], value: Callable[[Summary], float | None], label: str, path: Path
 ) -> None:
+    """Draw a line of `value` for each prompt set and side."""
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     for number, (name, cells) in enumerate(sets.items()):
-        for side, line in SIDES.items():
+        for side, line in LINE_STYLES.items():
             measured = {cell.concurrency: value(cell.sides[side]) for cell in cells if side in cell.sides}
             points = {key: height for key, height in measured.items() if height is not None}
             if points:
@@ -47,8 +48,8 @@ def over_concurrency(
     figure.savefig(path, dpi=120)
 
 
-def accept_lengths(sets: Mapping[str, Sequence[Cell]], path: Path) -> None:
-    """A bar for each prompt set and concurrency: batching must not change what is accepted."""
+def draw_accept_lengths(sets: Mapping[str, Sequence[Cell]], path: Path) -> None:
+    """Draw a bar for each prompt set and concurrency: batching must not change what is accepted."""
     lengths = {
         (name, cell.concurrency): cell.sides["head"].accept_length
         for name, cells in sets.items()

@@ -1,4 +1,4 @@
-"""The benchmark's report: results.json, report.md, the pictures, and the same in W&B."""
+"""The report of a bench run: results.json, report.md, the pictures, and the same in W&B."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -7,27 +7,27 @@ from typing import Any
 
 from lightning.pytorch.loggers import WandbLogger
 
-from eagle3.serving.bench.loads import Measurement
-from eagle3.serving.bench.plots import PICTURES, draw
-from eagle3.serving.bench.stats import CONFIDENCE, Cell, Interval, Spread, by_set, cells, stops_paying
+from eagle3.serving.bench.loads import MeasuredLoad
+from eagle3.serving.bench.plots import PICTURES, draw_pictures
+from eagle3.serving.bench.stats import CONFIDENCE, Cell, Interval, Spread, by_set, gather_cells, stops_paying
 from eagle3.storage import atomic_write, write_json
 
 NONE = "-"
 
 
-def write_report(measurements: Sequence[Measurement], facts: Mapping[str, Any], folder: Path) -> str:
-    """Write the files of the report; what it comes to, in one line for each prompt set. `facts` go in as they are."""
-    found = cells(measurements)
+def write_bench_report(loads: Sequence[MeasuredLoad], facts: Mapping[str, Any], folder: Path) -> str:
+    """Write the report's files and return its verdicts, a line for each prompt set. `facts` go in as they are."""
+    found = gather_cells(loads)
     verdicts = [verdict(prompt_set, of_set) for prompt_set, of_set in by_set(found).items()]
     write_json(folder / "results.json", {**facts, "verdicts": verdicts, "cells": [asdict(cell) for cell in found]})
-    draw(by_set(found), folder)
+    draw_pictures(by_set(found), folder)
     with atomic_write(folder / "report.md") as file:
-        file.write(markdown(found, verdicts, facts).encode())
+        file.write(report_text(found, verdicts, facts).encode())
     return "\n".join(verdicts)
 
 
 def verdict(prompt_set: str, found: Sequence[Cell]) -> str:
-    """From which concurrency on speculation stops paying."""
+    """Say from which concurrency on speculation stops paying."""
     speed_ups = {cell.concurrency: cell.speed_up for cell in found if cell.speed_up and cell.speed_up.tpot}
     if not speed_ups:
         return f"{prompt_set}: plain target and head were not both measured"
@@ -35,11 +35,11 @@ def verdict(prompt_set: str, found: Sequence[Cell]) -> str:
     if end is None:
         return f"{prompt_set}: speculation pays at every concurrency measured, {min(speed_ups)} to {max(speed_ups)}"
     way_out = f"action=tune tune.concurrency={end} looks for settings that pay there"
-    speed_up = interval(speed_ups[end].tpot)
+    speed_up = format_ratio(speed_ups[end].tpot)
     return f"{prompt_set}: speculation stops paying at concurrency {end}, speed-up {speed_up}; {way_out}"
 
 
-# --- Markdown --------------------------------------------------------------------------------------------------------
+# --- report.md -------------------------------------------------------------------------------------------------------
 
 DEFINITIONS = f"""\
 - Time per output token (TPOT) of an answer: (latency - time to first token) / (tokens - 1). Time to first token (TTFT):
@@ -55,17 +55,20 @@ DEFINITIONS = f"""\
 - Answers end at the end of the turn. Warm-up requests count nowhere, failed ones in no column but their own."""
 
 
-def markdown(found: Sequence[Cell], verdicts: Sequence[str], facts: Mapping[str, Any]) -> str:
+def report_text(found: Sequence[Cell], verdicts: Sequence[str], facts: Mapping[str, Any]) -> str:
     sets = by_set(found)
-    parts = ["# Benchmark: the plain target and the head", "", *(f"- {line}" for line in verdicts), "", DEFINITIONS]
+    parts = ["# Bench: the plain target and the head", "", *(f"- {line}" for line in verdicts), "", DEFINITIONS]
     for prompt_set, of_set in sets.items():
         parts += ["", f"## {prompt_set}", "", *load_table(of_set), "", *depth_table(of_set)]
-        parts += [f"\nFailed at concurrency {cell.concurrency}: {failures(cell)}" for cell in of_set if failures(cell)]
+        parts += [
+            f"\nFailed at concurrency {cell.concurrency}: {errors}" for cell in of_set if (errors := count_errors(cell))
+        ]
     parts += ["", *(f"![{name}]({name})" for name in PICTURES), "", "## How it was measured", "", *fact_lines(facts)]
     return "\n".join(parts) + "\n"
 
 
 def load_table(found: Sequence[Cell]) -> list[str]:
+    """Return a row for each concurrency and side."""
     head = ["concurrency", "side", "TPOT ms: median", "p90", "p99", "TTFT ms: median", "p90", "p99", "tokens/s"]
     head += ["accept length", "same answers", "answers", "failed", "speed-up TPOT", "speed-up tokens/s"]
     rows = [head, ["---:"] * len(head)]
@@ -73,22 +76,22 @@ def load_table(found: Sequence[Cell]) -> list[str]:
         for side, of_side in sorted(cell.sides.items(), reverse=True):  # plain before head
             gain = cell.speed_up if side == "head" else None
             times = [*milliseconds(of_side.tpot), *milliseconds(of_side.ttft), f"{of_side.throughput:.0f}"]
-            shares = [number(of_side.accept_length), share(of_side.same_answers)]
+            shares = [format_number(of_side.accept_length), format_share(of_side.same_answers)]
             counts = [str(of_side.requests - of_side.failed), str(of_side.failed)]
-            gains = [interval(gain.tpot if gain else None), interval(gain.throughput if gain else None)]
+            gains = [format_ratio(gain.tpot if gain else None), format_ratio(gain.throughput if gain else None)]
             rows.append([str(cell.concurrency), side, *times, *shares, *counts, *gains])
     return table_lines(rows)
 
 
 def depth_table(found: Sequence[Cell]) -> list[str]:
-    """Share of verifications that accepted at least so many drafts."""
+    """Return a row for each concurrency: the share of verifications that accepted at least so many drafts."""
     depths = {cell.concurrency: cell.sides["head"].per_depth for cell in found if "head" in cell.sides}
     deepest = max((len(shares) for shares in depths.values()), default=0)
     if not deepest:
         return []
     head = ["accepted at depth", *(str(depth) for depth in range(1, deepest + 1))]
     rows = [
-        [f"concurrency {concurrency}", *(number(share) for share in shares), *[NONE] * (deepest - len(shares))]
+        [f"concurrency {concurrency}", *(format_number(share) for share in shares), *[NONE] * (deepest - len(shares))]
         for concurrency, shares in depths.items()
     ]
     return table_lines([head, ["---:"] * len(head), *rows])
@@ -98,7 +101,7 @@ def table_lines(rows: Iterable[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(row)} |" for row in rows]
 
 
-def failures(cell: Cell) -> str:
+def count_errors(cell: Cell) -> str:
     parts = [
         f"{side}: {count} times {reason}" for side, of in cell.sides.items() for reason, count in of.errors.items()
     ]
@@ -109,22 +112,22 @@ def milliseconds(spread: Spread | None) -> list[str]:
     return [f"{1000 * value:.2f}" for value in asdict(spread).values()] if spread else [NONE] * 3
 
 
-def number(value: float | None) -> str:
+def format_number(value: float | None) -> str:
     return NONE if value is None else f"{value:.3f}"
 
 
-def share(value: float | None) -> str:
+def format_share(value: float | None) -> str:
     return NONE if value is None else f"{value:.0%}"
 
 
-def interval(ratio: Interval | None) -> str:
+def format_ratio(ratio: Interval | None) -> str:
     if ratio is None:
         return NONE
     return f"{ratio.value:.2f}" + ("" if ratio.low is None else f" [{ratio.low:.2f}, {ratio.high:.2f}]")
 
 
 def fact_lines(facts: Mapping[str, Any], depth: int = 0) -> list[str]:
-    """A nested list."""
+    """Return a nested list."""
     lines = []
     for name, value in facts.items():
         nested = isinstance(value, Mapping)
@@ -136,14 +139,12 @@ def fact_lines(facts: Mapping[str, Any], depth: int = 0) -> list[str]:
 # --- W&B -------------------------------------------------------------------------------------------------------------
 
 
-def log_to_wandb(
-    logger: WandbLogger, measurements: Sequence[Measurement], facts: Mapping[str, Any], folder: Path
-) -> None:
-    """One table row a cell and side, the pictures, and `facts` as the run's config."""
+def log_to_wandb(logger: WandbLogger, loads: Sequence[MeasuredLoad], facts: Mapping[str, Any], folder: Path) -> None:
+    """Log a table with a row for each cell and side, the pictures, and `facts` as the run's config."""
     logger.log_hyperparams(dict(facts))
     columns = ["prompt_set", "concurrency", "side", "tpot_ms", "ttft_ms", "tokens_per_second", "accept_length"]
     columns += ["same_answers", "failed", "speed_up_tpot", "speed_up_throughput"]
-    rows = [row for cell in cells(measurements) for row in _wandb_rows(cell)]
+    rows = [row for cell in gather_cells(loads) for row in _wandb_rows(cell)]
     logger.log_table("bench", columns=columns, data=rows)
     for name in PICTURES:
         logger.log_image(name.removesuffix(".png"), [str(folder / name)])

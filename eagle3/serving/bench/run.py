@@ -14,8 +14,9 @@ from lightning.pytorch.loggers import WandbLogger
 
 from eagle3.answers.chat import Chat
 from eagle3.errors import InputError, Interrupted
-from eagle3.serving.bench.loads import RESULTS, Measurement, Plan, Side, measure_launched, measure_running, read_results
-from eagle3.serving.bench.report import log_to_wandb, write_report
+from eagle3.serving.bench.loads import RESULTS, BenchPlan, MeasuredLoad, measure_launched, measure_running, read_results
+from eagle3.serving.bench.report import log_to_wandb, write_bench_report
+from eagle3.serving.bench.settings import Side
 from eagle3.serving.check.prompts import file_prompts, prompt_source
 from eagle3.serving.server.command import Draft, LaunchSettings, launch_command, shell_line
 from eagle3.serving.server.launch import prepare
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 def prompt_sets(
     chat: Chat, paths: Mapping[str, str], *, split: str, limit: int | None, max_length: int
 ) -> dict[str, list[list[int]]]:
-    """Token ids of each set; prompts that are longer than `max_length` are left out, and said to be."""
+    """Return the token ids of each set; prompts that are longer than `max_length` are left out, and said to be."""
     if not paths:
         raise InputError("bench.prompts and prompts.path are not set; try bench.prompts={chat: FILE.jsonl}")
     sets = {}
@@ -41,11 +42,11 @@ def prompt_sets(
     return sets
 
 
-def benchmark(
+def bench(
     launch: LaunchSettings,
     target: TargetFiles,
     draft: Draft | None,
-    plan: Plan,
+    plan: BenchPlan,
     *,
     provenance: Mapping[str, str],
     folder: Path,
@@ -60,11 +61,11 @@ def benchmark(
         print("\n".join(shell_line(launch, command) for command in commands.values()))
         return
     if (folder / RESULTS).exists():
-        raise InputError(f"{folder} holds the results of another benchmark; name a new folder: hydra.run.dir=DIR")
-    facts = known_before(target, plan, commands, provenance)
+        raise InputError(f"{folder} holds the results of another bench run; name a new folder: hydra.run.dir=DIR")
+    facts = gather_facts(target, plan, commands, provenance)
     try:
         if commands:
-            require_room(launch, plan)
+            launch.require_room(max(plan.settings.concurrency), setting="the highest of bench.concurrency")
             prepare(launch, target, draft)
             measure_launched(launch, commands, plan, folder, facts["server_info"])
         else:
@@ -72,59 +73,51 @@ def benchmark(
     except KeyboardInterrupt:
         raise Interrupted(f"what was measured before is in {folder}") from None
     finally:
-        report(plan, facts, folder, logger)
+        report_loads(plan, facts, folder, logger)
 
 
-def known_before(
-    target: TargetFiles, plan: Plan, commands: Mapping[Side, list[str]], provenance: Mapping[str, str]
+def gather_facts(
+    target: TargetFiles, plan: BenchPlan, commands: Mapping[Side, list[str]], provenance: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Facts for the report. Variables of the servers' environment may be secrets and are left out."""
-    own_command = [word for word in sys.argv if "launch.env" not in word]
+    """Return facts for the report. Variables of the servers' environment may be secrets and are left out."""
+    words = [word for word in sys.argv if "launch.env" not in word]
     return {
-        "command": shlex.join(own_command),
+        "command": shlex.join(words),
         "target": target.path,
         "sampling": dict(plan.sampling),
-        "machine": machine(),
+        "machine": describe_machine(),
         "versions": dict(provenance),
         "servers": {side: shlex.join(command) for side, command in commands.items()} or plan.settings.urls,
         "server_info": {},  # filled when they answer
     }
 
 
-def report(plan: Plan, facts: dict[str, Any], folder: Path, logger: WandbLogger | None) -> None:
-    """Of whatever was measured; nothing where nothing was."""
-    measurements = read_results(folder / RESULTS)
-    if not measurements:
+def report_loads(plan: BenchPlan, facts: dict[str, Any], folder: Path, logger: WandbLogger | None) -> None:
+    """Write and print the report of whatever was measured; nothing where nothing was."""
+    loads = read_results(folder / RESULTS)
+    if not loads:
         return
-    facts["notes"] = notes(measurements, facts, plan) or "none"
-    print(write_report(measurements, facts, folder))
+    facts["notes"] = find_notes(loads, facts, plan) or "none"
+    print(write_bench_report(loads, facts, folder))
     print(f"report: {folder / 'report.md'}", flush=True)
     if logger is not None:
-        log_to_wandb(logger, measurements, facts, folder)
+        log_to_wandb(logger, loads, facts, folder)
         close([logger], "success")
 
 
 def bench_commands(launch: LaunchSettings, target: TargetFiles, draft: Draft | None) -> dict[Side, list[str]]:
+    """Return the command of each side's server."""
     sides: dict[Side, Draft | None] = {"plain": None, "head": draft}
     return {
-        side: launch_command(launch, target=target.path, revision=target.revision, draft=own)
-        for side, own in sides.items()
+        side: launch_command(launch, target=target.path, revision=target.revision, draft=of_side)
+        for side, of_side in sides.items()
     }
 
 
-def require_room(launch: LaunchSettings, plan: Plan) -> None:
-    most, room = max(plan.settings.concurrency), launch.max_running_requests
-    if room is None or room < most:
-        raise InputError(
-            f"launch.max_running_requests={room} does not hold the highest of bench.concurrency, {most}: requests "
-            f"would wait in a queue; set launch.max_running_requests={most}"
-        )
-
-
-def notes(measurements: Sequence[Measurement], facts: Mapping[str, Any], plan: Plan) -> dict[str, str]:
-    """What makes the numbers less comparable than they look."""
+def find_notes(loads: Sequence[MeasuredLoad], facts: Mapping[str, Any], plan: BenchPlan) -> dict[str, str]:
+    """Return what makes the numbers less comparable than they look."""
     found = {}
-    if not all(measurement.result.cache_flushed for measurement in measurements):
+    if not all(load.result.cache_flushed for load in loads):
         found["prefix cache"] = "a server refused to empty it: times to first token profit from earlier requests"
     for name, prompts in plan.prompts.items():
         if len(plan.requests(name, max(plan.settings.concurrency))) > len(prompts):
@@ -140,8 +133,8 @@ def notes(measurements: Sequence[Measurement], facts: Mapping[str, Any], plan: P
     return found
 
 
-def machine() -> dict[str, Any]:
-    """Of this process; servers that were not started here may run elsewhere."""
+def describe_machine() -> dict[str, Any]:
+    """Describe that of this process; servers that were not started here may run elsewhere."""
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     try:
         gpus = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()

@@ -1,4 +1,4 @@
-"""The benchmark's arithmetic: what answers become in the report.
+"""The arithmetic of a bench run: what answers become in the report.
 
 A cell is one prompt set at one concurrency. Only complete answers are counted; failed ones are counted beside them.
 """
@@ -12,7 +12,8 @@ from statistics import fmean, median, quantiles, stdev
 
 from scipy import stats
 
-from eagle3.serving.bench.loads import Measurement, Side
+from eagle3.serving.bench.loads import MeasuredLoad
+from eagle3.serving.bench.settings import Side
 from eagle3.serving.server.load import LoadResult
 
 CONFIDENCE = 0.95
@@ -45,7 +46,7 @@ class Summary:
     """All repeats of a cell on one server. Times are in seconds, throughput in output tokens/s.
 
     `per_depth[d - 1]` is the share of verifications that accepted at least d drafts; without a head `accept_length` is
-    None and `per_depth` empty. `same_answers`: the share that is the plain server's first answer to the prompt, None
+    None and `per_depth` empty. `same_answers` is the share that is the plain server's first answer to the prompt, None
     where none was compared. `errors` counts failed requests by reason."""
 
     requests: int
@@ -77,31 +78,32 @@ class Cell:
     speed_up: SpeedUp | None
 
 
-def cells(measurements: Iterable[Measurement]) -> list[Cell]:
-    """In the order in which they were first measured."""
+def gather_cells(loads: Iterable[MeasuredLoad]) -> list[Cell]:
+    """Gather what was measured, in the order in which it first was."""
     found: dict[tuple[str, int], dict[Side, list[LoadResult]]] = defaultdict(lambda: defaultdict(list))
-    for item in measurements:
-        found[item.prompt_set, item.concurrency][item.side].append(item.result)
+    for load in loads:
+        found[load.prompt_set, load.concurrency][load.side].append(load.result)
     return [
         Cell(
             prompt_set,
             concurrency,
-            {side: summary(results) for side, results in sides.items()},
-            speed_up(sides["plain"], sides["head"]) if len(sides) == 2 else None,
+            {side: summarise(results) for side, results in sides.items()},
+            compare(sides["plain"], sides["head"]) if len(sides) == 2 else None,
         )
         for (prompt_set, concurrency), sides in found.items()
     ]
 
 
 def by_set(found: Iterable[Cell]) -> dict[str, list[Cell]]:
-    """Cells of each prompt set by rising concurrency."""
+    """Return the cells of each prompt set by rising concurrency."""
     sets: dict[str, list[Cell]] = defaultdict(list)
     for cell in sorted(found, key=lambda cell: cell.concurrency):
         sets[cell.prompt_set].append(cell)
     return dict(sorted(sets.items()))
 
 
-def summary(repeats: Sequence[LoadResult]) -> Summary:
+def summarise(repeats: Sequence[LoadResult]) -> Summary:
+    """Add up all repeats of a load on one server."""
     complete = [answer for result in repeats for answer in result.complete]
     verifications = sum(answer.verify_ct for answer in complete)
     accepted = sum(answer.correct_drafts for answer in complete)
@@ -110,8 +112,8 @@ def summary(repeats: Sequence[LoadResult]) -> Summary:
         requests=sum(len(result.answers) for result in repeats),
         failed=sum(len(result.failed) for result in repeats),
         errors=dict(Counter(str(answer.error) for result in repeats for answer in result.failed)),
-        tpot=spread([answer.tpot_s for answer in complete]),
-        ttft=spread([answer.ttft_s for answer in complete]),
+        tpot=percentiles([answer.tpot_s for answer in complete]),
+        ttft=percentiles([answer.ttft_s for answer in complete]),
         throughput=sum(answer.output_tokens for answer in complete) / sum(result.seconds for result in repeats),
         accept_length=1 + accepted / verifications if verifications else None,
         per_depth=acceptance_per_depth([answer.histogram for answer in complete]),
@@ -119,24 +121,24 @@ def summary(repeats: Sequence[LoadResult]) -> Summary:
     )
 
 
-def spread(values: Sequence[float | None]) -> Spread | None:
-    """None where there is no value at all; a missing one (an answer of one token has no time per token) is left out."""
+def percentiles(values: Sequence[float | None]) -> Spread | None:
+    """Return median, p90 and p99 of the values that are there (an answer of one token has no time per token)."""
     known = [value for value in values if value is not None]
     if not known:
         return None
-    percentiles = quantiles(known if len(known) > 1 else known * 2, n=100, method="inclusive")
-    return Spread(median(known), percentiles[89], percentiles[98])
+    cuts = quantiles(known if len(known) > 1 else known * 2, n=100, method="inclusive")
+    return Spread(median(known), cuts[89], cuts[98])
 
 
 def acceptance_per_depth(histograms: Sequence[Sequence[int]]) -> list[float]:
-    """From SGLang's counts of verifications that accepted exactly 0, 1, 2, … drafts."""
+    """Return the shares of verifications that accepted 1, 2, … drafts or more, from counts of exactly 0, 1, 2, …"""
     exactly = [sum(column) for column in zip_longest(*histograms, fillvalue=0)]
     return [sum(exactly[depth:]) / sum(exactly) for depth in range(1, len(exactly))]
 
 
-def speed_up(plain: Sequence[LoadResult], head: Sequence[LoadResult]) -> SpeedUp:
-    """Repeat by repeat: the n-th of the plain target against the n-th of the head."""
-    pairs = [(summary([before]), summary([after])) for before, after in zip(plain, head, strict=False)]
+def compare(plain: Sequence[LoadResult], head: Sequence[LoadResult]) -> SpeedUp:
+    """Compare repeat by repeat: the n-th of the plain target with the n-th of the head."""
+    pairs = [(summarise([before]), summarise([after])) for before, after in zip(plain, head, strict=False)]
     times = [(before.tpot, after.tpot) for before, after in pairs]
     return SpeedUp(
         tpot=mean_ratio([before.median / after.median for before, after in times if before and after]),
@@ -147,7 +149,7 @@ def speed_up(plain: Sequence[LoadResult], head: Sequence[LoadResult]) -> SpeedUp
 
 
 def mean_ratio(ratios: Sequence[float]) -> Interval | None:
-    """Geometric mean with a 95 % interval by Student's t on the logarithms, one value a repeat."""
+    """Return the geometric mean with a 95 % interval by Student's t on the logarithms, one value a repeat."""
     if not ratios:
         return None
     logs = [math.log(ratio) for ratio in ratios]
@@ -160,6 +162,6 @@ def mean_ratio(ratios: Sequence[float]) -> Interval | None:
 
 
 def stops_paying(speed_ups: dict[int, SpeedUp]) -> int | None:
-    """The lowest concurrency whose time per output token is not surely better than the plain target's."""
+    """Return the lowest concurrency whose time per output token is not surely better than the plain target's."""
     unsure = (key for key, value in speed_ups.items() if value.tpot is not None and not value.tpot.surely_above_one)
     return min(unsure, default=None)

@@ -1,5 +1,4 @@
-"""What a server would make of a head, as a list of findings: the table's checks, then, where a table cannot tell, its
-accept length by our own decoder."""
+"""All checks of an exported head, as a list of findings: of its files, then, where files cannot tell, by decoding."""
 
 from eagle3.errors import InputError
 from eagle3.serving.check.accept_length import CHECK, Judge
@@ -11,7 +10,7 @@ from eagle3.serving.check.config import (
     check_options,
     check_rope,
 )
-from eagle3.serving.check.finding import Check, Finding, Problem, TargetFacts, has_errors, target_facts
+from eagle3.serving.check.finding import Check, Finding, Problem, TargetFacts, facts_of_target, has_errors
 from eagle3.serving.check.layer_notation import check_notation
 from eagle3.serving.check.origin import check_layer_ids, check_target
 from eagle3.serving.check.tensors import check_embedding, check_tensors
@@ -38,7 +37,7 @@ DECODED_ALL_THE_SAME = ("layout", "options", "layer_ids", "context", "dtype", "e
 
 
 def run_checks(files: HeadFiles, facts: TargetFacts) -> list[Finding]:
-    """Every check of the table. A fault that several of them stumble over is said once."""
+    """Run every check of the files. A fault that several of them stumble over is said once."""
     findings: list[Finding] = []
     for check in CHECKS:
         known = {finding.message for finding in findings}
@@ -60,19 +59,20 @@ def _findings(check: Check, files: HeadFiles, facts: TargetFacts, known: set[str
 
 
 def check_head(files: HeadFiles, judge: Judge) -> list[Finding]:
-    """Every check of a head that was exported some time ago, by this project or another."""
-    findings = run_checks(files, target_facts(judge.target, judge.chat.settings["template_hash"]))
+    """Run every check of a head that was exported some time ago, by this project or another."""
+    findings = run_checks(files, facts_of_target(judge.target, judge.chat.settings["template_hash"]))
     if not can_decode(files, judge, findings):
         return [*findings, Finding(CHECK, "skipped", "mend the errors above first")]
-    prompts = judge.prompts(files.training)
+    prompts = judge.prompts(files.record)
     result = judge.decoded(files.path, prompts)
-    findings.append(judge.judged(judge.facts(result, prompts), files.training))
-    if files.training is None:
+    findings.append(judge.judged(judge.summary(result, prompts), files.record))
+    if files.record is None:
         findings.append(check_notation(files, judge, prompts, [answer.token_ids for answer in result.decoded]))
     return findings
 
 
 def can_decode(files: HeadFiles, judge: Judge, findings: list[Finding]) -> bool:
+    """Say whether our decoder computes what SGLang would, with the errors that were found."""
     if has_errors([finding for finding in findings if finding.check not in DECODED_ALL_THE_SAME]):
         return False
     try:

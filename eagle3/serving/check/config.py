@@ -3,9 +3,10 @@
 import math
 from collections.abc import Iterator
 
+from eagle3.head.eagle3 import rope_of
 from eagle3.serving.check.finding import Problem, TargetFacts
 from eagle3.serving.head.files import ARCHITECTURE, NESTED, HeadFiles
-from eagle3.serving.head.format import MAPS, head_config, rope_of
+from eagle3.serving.head.format import VOCABULARY_MAPS, head_config
 from eagle3.target.facts import context_factor
 
 
@@ -29,8 +30,8 @@ def check_model(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
     if config.get("model_type") != "llama":
         yield "error", f"model_type={config.get('model_type')}: SGLang's head needs a llama config; set it to llama"
     for key in ("hidden_size", "vocab_size"):
-        if config.get(key) != facts.config[key]:
-            found = f"{key}={config.get(key)}, this target has {facts.config[key]}"
+        if config.get(key) != getattr(facts.config, key):
+            found = f"{key}={config.get(key)}, this target has {getattr(facts.config, key)}"
             yield "error", f"{found}: it is a head of another target; give the target that it was trained on"
     if config.get("tie_word_embeddings"):
         yield "error", "tie_word_embeddings=true: SGLang drafts with the target's embedding as lm_head; set it false"
@@ -66,13 +67,14 @@ def check_options(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
 def check_rope(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
     """RoPE is stated, and that of training.json or else of the target."""
     stated = rope_of(files.config)
-    expected = rope_of(files.training["head_config"] if files.training else facts.config)
+    trained_with = files.record.head_config if files.record else {}
+    expected = rope_of({"rope_parameters": trained_with.get("rope_parameters", facts.config.rope_parameters)})
     older = rope_of({key: value for key, value in files.config.items() if key != "rope_parameters"})
     if stated is None:
         yield "error", f"rope_theta is missing: SGLang assumes 10000; set rope_parameters to {expected}"
     elif older not in (None, stated):
         yield "error", f"rope_theta and rope_scaling say {older}, rope_parameters {stated}; make them agree"
-    elif stated != expected and files.training:
+    elif stated != expected and files.record:
         yield "error", f"RoPE {stated} is not that of the training, {expected}; set rope_parameters to it"
     elif stated != expected:
         yield "warning", f"RoPE {stated} is not the target's, {expected}: if the head was trained with that, set it"
@@ -82,7 +84,7 @@ def check_context(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
     """max_position_embeddings, times the factor of RoPE if it has one, covers the target's context."""
     stated, factor = files.config.get("max_position_embeddings") or 0, context_factor(rope_of(files.config) or {})
     length = int(stated * factor)
-    needed = int(facts.config["max_position_embeddings"] * context_factor(facts.config["rope_parameters"]))
+    needed = int(facts.config.max_position_embeddings * context_factor(facts.config.rope_parameters))
     if length < needed:
         yield (
             "error",
@@ -95,7 +97,11 @@ def check_context(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
 def check_dtype(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
     """config.json and the tensors are in the target's dtype."""
     stated = files.config.get("dtype") or files.config.get("torch_dtype")
-    stored = {str(tensor.dtype).removeprefix("torch.") for name, tensor in files.tensors.items() if name not in MAPS}
+    stored = {
+        str(tensor.dtype).removeprefix("torch.")
+        for name, tensor in files.tensors.items()
+        if name not in VOCABULARY_MAPS
+    }
     if facts.dtype is None:
         yield "skipped", "the target's config.json names no dtype"
         return

@@ -1,4 +1,4 @@
-"""What a check of a head finds, and the table of it. The checks are in check_*.py, their list in doctor.py.
+"""What a check of an exported head finds, and the table of findings. All checks are listed in checks.py.
 
 A check is a function that yields its problems; silence means that what its docstring says is so. What a message says
 of SGLang was read in the source of 0.5.17: models/llama_eagle3.py, models/llama.py, configs/model_config.py,
@@ -8,15 +8,16 @@ Shapes: V target vocabulary, H hidden size.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from jaxtyping import Float
 from torch import Tensor
 
 from eagle3.errors import InputError
 from eagle3.serving.head.files import MAKE_HEAD, HeadFiles
-from eagle3.target.facts import head_facts
+from eagle3.target.facts import TargetConfig
+from eagle3.target.identity import TargetIdentity
 from eagle3.target.model import Target
 
 Level = Literal["ok", "skipped", "warning", "error"]
@@ -34,11 +35,11 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class TargetFacts:
-    """What the checks need to know of the target; `fingerprint` and `embedding` are None where it was not at hand."""
+    """What the checks need to know of the target; `identity` and `embedding` are None where it was not at hand."""
 
-    config: dict[str, Any]  # head_facts
+    config: TargetConfig
     dtype: str | None
-    fingerprint: dict[str, str | None] | None
+    identity: TargetIdentity | None
     embedding: Float[Tensor, "V H"] | None
 
 
@@ -46,17 +47,18 @@ Problem = tuple[Level, str]
 Check = Callable[[HeadFiles, TargetFacts], Iterator[Problem]]
 
 
-def target_facts(target: Target, template_hash: str | None) -> TargetFacts:
-    """`template_hash` is that of the template in use, which may come from a file."""
+def facts_of_target(target: Target, template_hash: str | None) -> TargetFacts:
+    """Gather the facts of a loaded target; `template_hash` is of the template in use, which may come from a file."""
     return TargetFacts(
-        config=head_facts(target.text_config, len(target.lm_head)),
+        config=target.facts,
         dtype=target.checkpoint_dtype,
-        fingerprint=asdict(target.identity.with_template(template_hash)),
+        identity=target.identity.with_template(template_hash),
         embedding=target.embedding,
     )
 
 
-def table(findings: list[Finding]) -> str:
+def findings_table(findings: list[Finding]) -> str:
+    """Return a line for each finding."""
     width = max(len(finding.check) for finding in findings)
     return "\n".join(f"{item.level:<8} {item.check:<{width}}  {item.message}" for item in findings)
 
@@ -66,7 +68,7 @@ def has_errors(findings: list[Finding]) -> bool:
 
 
 def require_no_errors(findings: list[Finding], head: str) -> None:
-    """For the end of a run that has shown the table."""
+    """Raise InputError if there is an error, at the end of a run that has shown the table."""
     errors = [finding.check for finding in findings if finding.level == "error"]
     if errors:
         raise InputError(f"head={head} must not be served: {', '.join(errors)}: see the errors in the table above")

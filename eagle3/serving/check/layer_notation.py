@@ -5,23 +5,20 @@ layers a head still drafts, only worse, and often not so much worse that the acc
 with its layers one off, a head for a target of 12 layers accepted 4 and 6 % less, within the error of 6 prompts. How
 probable the head finds the target's own tokens tells: the same tokens are judged under every reading of the ids, so
 what differs between tokens cancels out.
-
-Shapes: T tokens of a text, H hidden size.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 from torch.nn import functional
 
 from eagle3.decoding.jackknife import standard_error
 from eagle3.head.draft_head import DraftHead
 from eagle3.serving.check.accept_length import Judge
 from eagle3.serving.check.finding import Finding
-from eagle3.serving.check.origin import KEY
+from eagle3.serving.check.forward import plain_forward
+from eagle3.serving.check.origin import IDS_KEY
 from eagle3.serving.check.prompts import PromptSet
 from eagle3.serving.head.files import HeadFiles
 from eagle3.serving.head.format import load_head
@@ -33,14 +30,14 @@ SURE = 2.5  # standard errors
 Layers = tuple[int, ...]  # indices into `hidden_states`
 
 
-class Text(NamedTuple):
+class AnsweredPrompt(NamedTuple):
     """A prompt and the target's answer to it."""
 
     prompt_ids: list[int]
     answer_ids: list[int]
 
 
-class Surprise(NamedTuple):
+class CrossEntropy(NamedTuple):
     """Cross-entropy of the head's first drafts, in nats, summed over the answer's tokens in the draft vocabulary."""
 
     nats: float
@@ -48,27 +45,26 @@ class Surprise(NamedTuple):
 
 
 def check_notation(files: HeadFiles, judge: Judge, prompts: PromptSet, answers: Sequence[list[int]]) -> Finding:
-    """An error if the head knows the target's answers to these prompts clearly better with its layers read in another
-    way."""
+    """Find an error if the head knows the target's answers to these prompts clearly better on other layers."""
     target, num_layers = judge.target, len(judge.target.layers)
     head = load_head(files.path, num_layers=num_layers, dtype=target.embedding.dtype).head
     served, *others = readings(files, num_layers)
-    texts = [Text(*text) for text in zip(prompts.prompts, answers, strict=True)]
-    surprises = {layers: [surprise(head, target, layers, text) for text in texts] for layers in (served, *others)}
-    means = {layers: mean(of_texts) for layers, of_texts in surprises.items()}
+    texts = [AnsweredPrompt(*text) for text in zip(prompts.prompts, answers, strict=True)]
+    losses = {layers: [first_draft_loss(head, target, layers, text) for text in texts] for layers in (served, *others)}
+    means = {layers: mean_loss(of_texts) for layers, of_texts in losses.items()}
     best = min(means, key=means.__getitem__)
     told = "; ".join(f"{means[layers]:.3f} on {_ids(layers)}" for layers in others)
     summary = f"cross-entropy of first drafts {means[served]:.3f} on the layer ids {_ids(served)} of SGLang; {told}"
-    saved = [Surprise(s.nats - b.nats, s.tokens) for s, b in zip(surprises[served], surprises[best], strict=True)]
-    if best == served or mean(saved) <= SURE * standard_error(mean, saved):
+    saved = [CrossEntropy(s.nats - b.nats, s.tokens) for s, b in zip(losses[served], losses[best], strict=True)]
+    if best == served or mean_loss(saved) <= SURE * standard_error(mean_loss, saved):
         return Finding(CHECK, "ok", summary)
     accepted = judge.decoded(files.path, prompts, capture_layers=list(best)).accept_length
-    way_out = f"set {KEY} to {_ids(best)}, which gives an accept length of {accepted:.3f}"
+    way_out = f"set {IDS_KEY} to {_ids(best)}, which gives an accept length of {accepted:.3f}"
     return Finding(CHECK, "error", f"{summary}: the head was not trained on these layers; {way_out}")
 
 
 def readings(files: HeadFiles, num_layers: int) -> list[Layers]:
-    """What SGLang takes, all of it one layer lower and higher, and both readings of ids at config.json's top level."""
+    """Return what SGLang takes, all of it one layer lower and higher, and both readings of ids at the top level."""
     served, elsewhere = files.served_layers(num_layers), files.other_layer_ids or []
     shifted = [
         tuple(sorted(layer + shift for layer in base))
@@ -79,31 +75,21 @@ def readings(files: HeadFiles, num_layers: int) -> list[Layers]:
 
 
 @torch.inference_mode()
-def surprise(head: DraftHead, target: Target, layers: Layers, text: Text) -> Surprise:
+def first_draft_loss(head: DraftHead, target: Target, layers: Layers, text: AnsweredPrompt) -> CrossEntropy:
+    """Return the cross-entropy of the drafts that would begin at each token of the answer, reading `layers`."""
     ids = torch.tensor([*text.prompt_ids, *text.answer_ids], device=target.device)
     aux = Capture(target, layers)(ids[None], [len(ids)])[0].aux_hidden_states
     first = len(text.prompt_ids) - 1  # row t predicts the token at t + 2, and prefill gives the answer's first token
-    logits = head.logits(outputs(head, head.fuse(aux[:-2]), target.embedding[ids[1:-1]])[first:])
+    logits = head.logits(plain_forward(head, head.fuse(aux[:-2]), target.embedding[ids[1:-1]])[first:])
     matches = ids[first + 2 :, None] == head.draft_ids
     known = matches.any(-1)
     nats = functional.cross_entropy(logits[known].float(), matches[known].int().argmax(-1), reduction="sum")
-    return Surprise(float(nats), int(known.sum()))
+    return CrossEntropy(float(nats), int(known.sum()))
 
 
-def outputs(head: DraftHead, hidden: Float[Tensor, "T H"], embed: Float[Tensor, "T H"]) -> Float[Tensor, "T H"]:
-    """The head's output at every row, from `hidden` and the embeddings beside it, each row reading those before it.
-
-    On the target's own features, `head.fuse(aux)`, these are the outputs before the first draft."""
-    positions = torch.arange(len(hidden), device=hidden.device)
-    x = head.attention_input(embed, hidden)
-    parts = (head.queries(x, positions), *head.keys_values(x, positions))
-    query, key, value = (part.transpose(0, 1) for part in parts)  # heads first
-    attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
-    return head.output(hidden, attended.transpose(0, 1))
-
-
-def mean(surprises: Sequence[Surprise]) -> float:
-    return sum(item.nats for item in surprises) / max(1, sum(item.tokens for item in surprises))
+def mean_loss(losses: Sequence[CrossEntropy]) -> float:
+    """Return nats per token."""
+    return sum(item.nats for item in losses) / max(1, sum(item.tokens for item in losses))
 
 
 def _ids(layers: Sequence[int]) -> list[int]:

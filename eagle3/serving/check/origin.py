@@ -5,67 +5,67 @@ from pathlib import PurePath
 
 from eagle3.serving.check.finding import Level, Problem, TargetFacts
 from eagle3.serving.head.files import LAYER_IDS, HeadFiles
-from eagle3.target.identity import COMPARED
+from eagle3.target.identity import COMPARED, TargetIdentity
 
-KEY = f"eagle_config.{LAYER_IDS}"
+IDS_KEY = f"eagle_config.{LAYER_IDS}"
 
 
 def check_layer_ids(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
     """config.json names the layers where SGLang looks for them; training.json, if there, names the same."""
-    ids, num_layers = files.layer_ids, facts.config["num_layers"]
+    ids, num_layers = files.layer_ids, facts.config.num_layers
     served = [layer - 1 for layer in files.served_layers(num_layers)]
-    trained = [layer - 1 for layer in files.training["capture_layers"]] if files.training else None
+    trained = [layer - 1 for layer in files.record.capture_layers] if files.record else None
     if trained and served != trained:
         shifted = served == [layer + 1 for layer in trained]
         hint = " (those are the inputs of layers, SGLang counts outputs)" if shifted else ""
-        named = f"layer ids {ids}" if ids else f"{KEY} is missing, and the layer ids of SGLang's default {served}"
-        yield "error", f"{named} are not those of the training, {trained}{hint}; set {KEY} to {trained}"
+        named = f"layer ids {ids}" if ids else f"{IDS_KEY} is missing, and the layer ids of SGLang's default {served}"
+        yield "error", f"{named} are not those of the training, {trained}{hint}; set {IDS_KEY} to {trained}"
     elif ids is None:
         yield from _without_ids(files, served)
     elif ids != served:
         yield (
             "error",
-            f"layer ids {ids} do not ascend: SGLang joins the layers as it passes them, {served}; set {KEY} to that, "
-            f"and reorder the columns of fc.weight likewise if the head was trained in the order of the list",
+            f"layer ids {ids} do not ascend: SGLang joins the layers as it passes them, {served}; set {IDS_KEY} to "
+            f"that, and reorder the columns of fc.weight likewise if the head was trained in the order of the list",
         )
-    elif facts.config["model_type"].startswith("deepseek") and ids[0] != 1:
+    elif facts.config.model_type.startswith("deepseek") and ids[0] != 1:
         # set_eagle3_layers_to_capture in SGLang's models/deepseek_v2.py
         yield (
             "warning",
             f"layer ids {ids} start with another layer than 1: for DeepSeek targets SGLang then takes them for inputs "
-            f"of layers; capture from layer 1 on, or set {KEY} to {[layer + 1 for layer in ids]} for SGLang alone",
+            f"of layers; capture from layer 1 on, or set {IDS_KEY} to {[layer + 1 for layer in ids]} for SGLang alone",
         )
 
 
 def _without_ids(files: HeadFiles, served: list[int]) -> Iterator[Problem]:
-    """Some trainers leave them out, because their layers are the default."""
+    """Judge a head that names no layers where SGLang looks: some trainers leave the default out."""
     elsewhere = files.other_layer_ids
     default = f"SGLang takes its default, the outputs of {served}"
     if not elsewhere:
-        yield "warning", f"config.json names no layers: {default}; set {KEY} to those of the training"
+        yield "warning", f"config.json names no layers: {default}; set {IDS_KEY} to those of the training"
         return
     # Trainers for vLLM count inputs of layers there, others have copied SGLang's ids to this place.
     as_outputs = [layer - 1 for layer in elsewhere]
     level: Level = "warning" if served in (elsewhere, as_outputs) else "error"
     yield (
         level,
-        f"{LAYER_IDS}={elsewhere} stands at the top level, where SGLang does not look: {default}; set {KEY} to "
+        f"{LAYER_IDS}={elsewhere} stands at the top level, where SGLang does not look: {default}; set {IDS_KEY} to "
         f"{as_outputs} if they count inputs of layers, as vLLM does, or to {elsewhere} if outputs",
     )
 
 
 def check_target(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
     """The target is the one that the head was trained on."""
-    if facts.fingerprint is None:
+    if facts.identity is None:
         yield "skipped", "the target was not at hand"
-    elif files.training is None:
-        yield from _by_name(files, str(facts.fingerprint["name"]))
+    elif files.record is None:
+        yield from _by_name(files, facts.identity.name)
     else:
-        yield from _by_fingerprint(files.training["target"], facts.fingerprint)
+        yield from _by_identity(files.record.target, facts.identity)
 
 
 def _by_name(files: HeadFiles, name: str) -> Iterator[Problem]:
-    """The speculators name the target; others say nothing."""
+    """Compare names, where the speculators' config has one; others say nothing."""
     verifier = (files.config.get("speculators_config") or {}).get("verifier") or {}
     trained = verifier.get("name_or_path")
     if not trained:
@@ -74,13 +74,14 @@ def _by_name(files: HeadFiles, name: str) -> Iterator[Problem]:
         yield "warning", f"the head was trained on {trained}, by name another target than {name}; give that"
 
 
-def _by_fingerprint(trained: dict[str, str | None], served: dict[str, str | None]) -> Iterator[Problem]:
+def _by_identity(trained: TargetIdentity, served: TargetIdentity) -> Iterator[Problem]:
+    """Compare what two folders hold, wherever they lie."""
     for part in COMPARED:
-        if trained.get(part) == served.get(part):
+        if getattr(trained, part) == getattr(served, part):
             continue
         if part == "template_hash":
             way_out = "set chat.template to the one that is served"
             yield "warning", f"the chat template is not that of the training; {way_out}"
         else:
             what = part.removesuffix("_hash")
-            yield "error", f"{what}: the head was trained on {trained['name']}, not on {served['name']}; use that"
+            yield "error", f"{what}: the head was trained on {trained.name}, not on {served.name}; use that"

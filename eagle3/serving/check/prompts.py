@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 from eagle3.answers.chat import Chat, RefusedConversation
 from eagle3.data.datamodule import split_fraction
@@ -13,15 +12,16 @@ from eagle3.features.joined import open_source
 from eagle3.features.sample import Sample
 from eagle3.features.source import SampleRef
 from eagle3.prompts import Prompt, Refused, Source, configured_sources, read_prompts
+from eagle3.serving.head.record import StoreRecord
 
 Messages = list[dict[str, str]]
 
 
 @dataclass(frozen=True)
 class PromptSet:
-    """Prompts as token ids, the key or folder they come from, and how many were left out for what reason.
+    """Prompts as token ids, the key or folder that they come from, and how many were left out for what reason.
 
-    `from_validation`: they are of those that validation during training was simulated on."""
+    `from_validation` says that they are of those that validation during training was simulated on."""
 
     origin: str
     prompts: list[list[int]]
@@ -30,6 +30,7 @@ class PromptSet:
 
 
 def prompt_source(*, path: str | None, split: str) -> Source | None:
+    """Turn `prompts.path` into a source; InputError if there is nothing there."""
     if path is None:
         return None
     [source] = configured_sources(path=path, license=None, name=None, split=split, attribution=None, sources=None)
@@ -37,7 +38,7 @@ def prompt_source(*, path: str | None, split: str) -> Source | None:
 
 
 def file_prompts(chat: Chat, source: Source, *, limit: int | None, max_length: int) -> PromptSet:
-    """Conversations of any shape up to their first user turn. They are read, never kept: no licence is asked for."""
+    """Read conversations of any shape up to their first user turn. They are never kept: no licence is asked for."""
     left_out: Counter[str] = Counter()
     conversations = _first_turns((found for _, found in read_prompts(source, keep_answers=False)), left_out)
     prompts = _fitting(_encoded(chat, conversations, left_out), max_length, left_out)
@@ -45,23 +46,24 @@ def file_prompts(chat: Chat, source: Source, *, limit: int | None, max_length: i
 
 
 def question_prompts(chat: Chat, questions: list[str], *, max_length: int) -> PromptSet:
+    """Render each question as a conversation of one turn."""
     left_out: Counter[str] = Counter()
     conversations = ([{"role": "user", "content": question}] for question in questions)
     prompts = _fitting(_encoded(chat, conversations, left_out), max_length, left_out)
     return _not_empty(PromptSet("check.questions", list(prompts), left_out))
 
 
-def validation_prompts(store: dict[str, Any], *, limit: int | None, max_length: int) -> PromptSet:
-    """Prompts that training held out, from the store that training.json names; InputError if it is there no more.
+def validation_prompts(store: StoreRecord, *, limit: int | None, max_length: int) -> PromptSet:
+    """Read prompts that training held out, from the store that it recorded; InputError if it is there no more.
 
     Validation is the lowest shares of the split, so they are taken from the bottom up."""
-    features = open_source(store["path"])
-    if features.fingerprint != store["hash"]:
+    features = open_source(store.path)
+    if features.fingerprint != store.hash:
         raise InputError(f"{features.location} is no longer the store of the training")
     samples: dict[float, SampleRef] = {}  # the first of each prompt
     for ref in features.samples:
         samples.setdefault(split_fraction(ref.entry.id), ref)
-    held_out = (samples[share] for share in sorted(samples) if share < store["val_fraction"])
+    held_out = (samples[share] for share in sorted(samples) if share < store.val_fraction)
     left_out: Counter[str] = Counter()
     prompts = _fitting((_prompt_part(features.read(ref)) for ref in held_out), max_length, left_out)
     origin = f"validation prompts of {features.location}"

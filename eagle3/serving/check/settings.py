@@ -23,10 +23,14 @@ class Answering:
         if not isinstance(self.seed, int):
             raise InputError(f"seed={self.seed} must be a whole number, e.g. seed=0")
 
+    def longest_prompt(self, context: int, *, steps: int) -> int:
+        """Return how many tokens of the target's `context` a prompt may take, beside its answer and the drafts."""
+        return context - self.max_new_tokens - steps - 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding(Answering):
-    """And how our decoder drafts."""
+    """How the target answers, and how the head drafts."""
 
     steps: int
     topk: int

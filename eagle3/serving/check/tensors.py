@@ -11,10 +11,10 @@ from torch import Tensor
 
 from eagle3.serving.check.finding import MAKE_AGAIN, Problem, TargetFacts
 from eagle3.serving.head.files import HeadFiles
-from eagle3.serving.head.format import EMBEDDING, MAPS, expected_shapes, head_config
+from eagle3.serving.head.format import EMBEDDING, VOCABULARY_MAPS, expected_shapes, head_config
 
 BIASES_AND_NORMS = (".bias", "q_norm.weight", "k_norm.weight")
-RECOMPUTED = "rotary_emb.inv_freq"  # old checkpoints store RoPE's frequencies
+RECOMPUTED = "rotary_emb.inv_freq"  # old heads store RoPE's frequencies
 SAME_ROW = 0.01  # of a row's length: rounding to bfloat16 moves it by 0.4 % at most
 CHUNK = 8192
 
@@ -31,7 +31,7 @@ def check_tensors(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
         if shape != expected[name]:
             made = f"config.json makes it {expected[name]}"
             yield "error", f"{name} has shape {shape}, {made}: SGLang stops loading; correct config.json"
-    for name in sorted(files.tensors.keys() - expected.keys() - {*MAPS, EMBEDDING}):
+    for name in sorted(files.tensors.keys() - expected.keys() - {*VOCABULARY_MAPS, EMBEDDING}):
         if not name.endswith(RECOMPUTED):
             yield "error", f"{name} is unknown: SGLang would drop it without a word; {_way_out(name, missing)}"
 
@@ -46,27 +46,28 @@ def _way_out(name: str, missing: list[str]) -> str:
 
 
 def check_embedding(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
-    """Without embeddings of its own, or with a copy of the target's, which SGLang uses for both."""
-    own = files.tensors.get(EMBEDDING)
-    if own is None:
+    """The head has no embeddings or a copy of the target's, which SGLang uses for both."""
+    stored = files.tensors.get(EMBEDDING)
+    if stored is None:
         return
     if facts.embedding is None:
         yield "skipped", f"the target was not at hand to compare {EMBEDDING} with"
-    elif own.shape != facts.embedding.shape:
-        shapes = f"{tuple(own.shape)}, the target's {tuple(facts.embedding.shape)}"
+    elif stored.shape != facts.embedding.shape:
+        shapes = f"{tuple(stored.shape)}, the target's {tuple(facts.embedding.shape)}"
         yield "error", f"{EMBEDDING} has shape {shapes}: it is a head of another target; give the one it was trained on"
-    elif differing := int(_differing_rows(own, facts.embedding)):
+    elif differing := int(_differing_rows(stored, facts.embedding)):
         yield (
             "error",
-            f"{EMBEDDING} differs from the target's in {differing} of {len(own)} rows: SGLang puts the target's in its "
-            f"place, and what was trained into them is lost; train with frozen embeddings, or give the target that "
+            f"{EMBEDDING} differs from the target's in {differing} of {len(stored)} rows: SGLang puts the target's in "
+            f"its place, and what was trained into them is lost; train with frozen embeddings, or give the target that "
             f"they come from",
         )
 
 
-def _differing_rows(own: Float[Tensor, "V H"], target: Float[Tensor, "V H"]) -> Int[Tensor, ""]:
+def _differing_rows(stored: Float[Tensor, "V H"], target: Float[Tensor, "V H"]) -> Int[Tensor, ""]:
+    """Count the rows that are further from the target's than rounding, in chunks: both need not fit in float32."""
     counts = []
-    for ours, theirs in zip(own.split(CHUNK), target.split(CHUNK), strict=True):
+    for ours, theirs in zip(stored.split(CHUNK), target.split(CHUNK), strict=True):
         wide = theirs.float().cpu()
         counts.append(((ours.float() - wide).norm(dim=-1) > SAME_ROW * wide.norm(dim=-1)).sum())
     return torch.stack(counts).sum()

@@ -25,14 +25,14 @@ def check_draft_vocab_size(files: HeadFiles, facts: TargetFacts) -> Iterator[Pro
         yield "error", f"draft_vocab_size is missing: SGLang reads it without asking and stops; set it to {rows}"
     elif size is None:
         yield "error", f"draft_vocab_size=null: SGLang drafts with the target's lm_head instead; set it to {rows}"
-    elif not 0 < size <= facts.config["vocab_size"]:
-        rule = f"it must lie between 1 and the target's {facts.config['vocab_size']} tokens"
+    elif not 0 < size <= facts.config.vocab_size:
+        rule = f"it must lie between 1 and the target's {facts.config.vocab_size} tokens"
         yield "error", f"draft_vocab_size={size}: {rule}; set it to {rows}"
 
 
 def check_d2t(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
     """d2t holds offsets; d2t + arange are different tokens of the target's vocabulary."""
-    size, vocab_size = head_config(files).draft_vocab_size, facts.config["vocab_size"]
+    size, vocab_size = head_config(files).draft_vocab_size, facts.config.vocab_size
     d2t = files.tensors.get("d2t")
     if d2t is None:
         if size != vocab_size:
@@ -53,7 +53,7 @@ def check_d2t(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
 
 
 def holds_absolute_ids(d2t: Int[Tensor, " D"], t2d: Tensor | None) -> bool:
-    """Offsets stay equal wherever two neighbours of the target vocabulary both are draft tokens; ids never do."""
+    """Say whether d2t ascends as ids do: offsets stay equal where two neighbours of the vocabulary both are drafted."""
     ascends = len(d2t) > 1 and bool((d2t.diff() > 0).all())
     return ascends and not (t2d is not None and _marks(t2d, from_offsets(d2t)))
 

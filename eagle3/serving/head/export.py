@@ -1,53 +1,43 @@
-"""Training checkpoint → head in SGLang's format, with training.json saying where it comes from."""
+"""Lightning checkpoint → exported head: its files in SGLang's format, and training.json saying where it comes from."""
 
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from jaxtyping import Float
-from torch import Tensor
-
-from eagle3.decoding.speculate import require_topk
 from eagle3.errors import InputError
-from eagle3.head.draft_head import DraftHead, HeadConfig
-from eagle3.serving.check.accept_length import CHECK, Judge
-from eagle3.serving.check.checks import run_checks
-from eagle3.serving.check.finding import Finding, TargetFacts, has_errors, target_facts
-from eagle3.serving.check.layer_notation import outputs
-from eagle3.serving.head.files import read_files
-from eagle3.serving.head.format import is_head, load_head, save_head
-from eagle3.storage import read_json, write_json
-from eagle3.target.model import DTYPES
-from eagle3.training.checkpoint import read_checkpoint
+from eagle3.head.draft_head import DraftHead
+from eagle3.head.kind import kind_named
+from eagle3.serving.head.format import is_exported_head, save_head
+from eagle3.serving.head.record import HeadRecord, StoreRecord, write_record
+from eagle3.storage import read_json
+from eagle3.target.facts import TargetConfig
+from eagle3.training.checkpoint import Checkpoint, read_checkpoint
 
 MAKE_RUN = "python train.py data.path=DIR/features hydra.run.dir=RUN"
+SIMULATED = "val/served_accept_length_"  # metrics of validation, by the number of steps behind this
 
 
 @dataclass(frozen=True)
 class TrainedHead:
-    """What a training checkpoint holds: the head in float32, and `facts` as HeadTraining writes them."""
+    """A trained head in float32, the record of its training, and what it must know of its target."""
 
-    checkpoint: Path
     head: DraftHead
-    facts: dict[str, Any]
-
-    @property
-    def origin(self) -> dict[str, Any]:
-        return self.facts["origin"]
+    record: HeadRecord
+    target_config: TargetConfig
 
     @property
     def dtype(self) -> str:
         """The target's, which the head is served in."""
-        return self.origin["target_config"]["dtype"]
+        assert self.target_config.dtype is not None  # features.extract writes one
+        return self.target_config.dtype
 
 
 def find_checkpoint(*, run: str | None, checkpoint: str | None) -> Path:
-    """The given checkpoint, or the best of a run: the one result.json names, else the newest that is not the last."""
+    """Return the given checkpoint, or a run's best: the one that result.json names, else the newest but the last."""
     if checkpoint is not None:
         return _existing(Path(checkpoint), f"checkpoint={checkpoint}")
     if run is None:
@@ -67,46 +57,53 @@ def _existing(path: Path, setting: str) -> Path:
 
 
 def read_trained(path: Path) -> TrainedHead:
-    checkpoint = read_checkpoint(path, setting="run or checkpoint")
-    facts, prefix = asdict(checkpoint.record), "head."
+    """Read a Lightning checkpoint of HeadTraining."""
+    return trained_head(read_checkpoint(path, setting="run or checkpoint"))
+
+
+def trained_head(checkpoint: Checkpoint) -> TrainedHead:
+    """Build the head, and its record, from what HeadTraining keeps."""
+    training, origin, prefix = checkpoint.record, checkpoint.record.origin, "head."
+    kind = kind_named(training.kind)
+    record = HeadRecord(
+        format_version=HeadRecord.FORMAT_VERSION,
+        kind=training.kind,
+        head_config=training.head_config,
+        capture_layers=origin.capture_layers,
+        ttt_steps=training.ttt_steps,
+        simulated_accept_length={
+            int(key.removeprefix(SIMULATED)): value
+            for key, value in training.accept_length.items()
+            if key.startswith(SIMULATED)
+        },
+        accept_length=None,
+        target=origin.target,
+        store=StoreRecord(path=origin.path, hash=origin.hash, val_fraction=origin.val_fraction),
+        checkpoint=str(checkpoint.path.resolve()),
+        versions={},
+    )
     weights = {name.removeprefix(prefix): w for name, w in checkpoint.weights.items() if name.startswith(prefix)}
-    head = DraftHead(HeadConfig(**facts["head_config"]), weights["draft_ids"])
+    head = kind.new_head(kind.config_type(**training.head_config), weights["draft_ids"])
     head.load_state_dict(weights)
-    return TrainedHead(path, head.eval().requires_grad_(False), facts)
+    return TrainedHead(head.eval().requires_grad_(False), record, origin.target_config)
+
+
+def target_settings(settings: dict[str, Any], trained: TrainedHead) -> dict[str, Any]:
+    """Return the `target` keys, with the path and revision that the features were made from where no path is set."""
+    recorded = {"path": trained.record.target.name, "revision": trained.record.target.revision}
+    return settings if settings["path"] is not None else settings | recorded
 
 
 def export_head(trained: TrainedHead, directory: Path, *, versions: dict[str, str]) -> None:
     """Write the head's folder, whole or not at all; an older head there is replaced, anything else is not."""
     with atomic_folder(directory) as temporary:
-        save_head(temporary, trained.head, trained.origin["capture_layers"], trained.dtype)
-        write_json(temporary / "training.json", training_facts(trained, versions))
-
-
-def training_facts(trained: TrainedHead, versions: dict[str, str]) -> dict[str, Any]:
-    """training.json: hashes, paths and numbers; nothing of the text that the head learned from."""
-    facts, origin = trained.facts, trained.origin
-    return {
-        "head_config": facts["head_config"],
-        "capture_layers": origin["capture_layers"],  # indices into hidden_states; config.json counts layer outputs
-        "ttt_steps": facts["ttt_steps"],
-        "simulated_accept_length": simulated_accept_length(facts),
-        "accept_length": None,  # by our decoder, once the target has been there
-        "target": origin["target"],
-        "store": {"path": origin["path"], "hash": origin["hash"], "val_fraction": origin["val_fraction"]},
-        "checkpoint": str(trained.checkpoint.resolve()),
-        "versions": versions,
-    }
-
-
-def simulated_accept_length(facts: dict[str, Any]) -> dict[str, float]:
-    """Steps → the accept length that validation measured in rounds, as a server counts them."""
-    prefix = "val/served_accept_length_"
-    return {key.removeprefix(prefix): value for key, value in facts["accept_length"].items() if key.startswith(prefix)}
+        save_head(temporary, trained.head, trained.record.capture_layers, trained.dtype)
+        write_record(temporary, replace(trained.record, versions=versions))
 
 
 @contextmanager
 def atomic_folder(directory: Path) -> Iterator[Path]:
-    """A folder to write into, that takes the place of `directory` when the block ends well."""
+    """Give a folder to write into, that takes the place of `directory` when the block ends well."""
     require_replaceable(directory)
     temporary, replaced = (directory.with_name(f".{directory.name}.{os.getpid()}.{kind}") for kind in ("tmp", "old"))
     temporary.mkdir(parents=True)
@@ -123,82 +120,9 @@ def atomic_folder(directory: Path) -> Iterator[Path]:
 
 
 def require_replaceable(directory: Path) -> None:
+    """Raise InputError unless `directory` is absent, empty or an exported head."""
     if directory.name in ("", ".."):
         raise InputError(f"head={directory} gives the folder no name of its own; name it, e.g. head=heads/first")
-    if directory.exists() and not is_head(directory) and not (directory.is_dir() and not any(directory.iterdir())):
+    empty = directory.is_dir() and not any(directory.iterdir())
+    if directory.exists() and not empty and not is_exported_head(directory):
         raise InputError(f"head={directory} exists and is no exported head: it is left alone; name another folder")
-
-
-# --- checks ----------------------------------------------------------------------------------------------------------
-
-
-def target_settings(settings: dict[str, Any], trained: TrainedHead) -> dict[str, Any]:
-    """The `target` keys, with the path and revision that the features were made from where no path is set."""
-    recorded = {"path": trained.origin["target"]["name"], "revision": trained.origin["target"]["revision"]}
-    return settings if settings["path"] is not None else settings | recorded
-
-
-def check_export(trained: TrainedHead, directory: Path, judge: Judge | str) -> list[Finding]:
-    """All checks of a fresh export; `judge` is the reason where there is no target to measure with.
-
-    The accept length goes into training.json, for later checks to compare with."""
-    files = read_files(directory)
-    if isinstance(judge, str):
-        config = trained.origin["target_config"]
-        facts = TargetFacts(config=config, dtype=trained.dtype, fingerprint=None, embedding=None)
-        return [check_reload(trained, directory), *run_checks(files, facts), Finding(CHECK, "skipped", judge)]
-    facts = target_facts(judge.target, trained.origin["target"]["template_hash"])
-    findings = [check_reload(trained, directory), *run_checks(files, facts)]
-    if has_errors(findings):
-        return [*findings, Finding(CHECK, "skipped", "mend the errors above first")]
-    require_topk(judge.decoding.topk, trained.head.config.draft_vocab_size)
-    prompts = judge.prompts(files.training)
-    try:
-        result = judge.measured(directory, prompts)
-    except InputError as reason:  # of the kind of target, or its answers are one token long: no fault of the export
-        return [*findings, Finding(CHECK, "skipped", str(reason))]
-    write_json(directory / "training.json", (files.training or {}) | {"accept_length": result})
-    return [*findings, excused(judge.judged(result, files.training), trained, judge.min_accept_length)]
-
-
-def excused(finding: Finding, trained: TrainedHead, min_accept_length: float) -> Finding:
-    """A short accept length is no fault of the export if validation during training simulated no more."""
-    simulated = simulated_accept_length(trained.facts).values()
-    if finding.level == "error" and min(simulated, default=min_accept_length) < min_accept_length:
-        return replace(finding, level="warning")
-    return finding
-
-
-# --- reload → same logits --------------------------------------------------------------------------------------------
-
-
-def check_reload(trained: TrainedHead, directory: Path) -> Finding:
-    """Whether the files give, on random input, bit for bit the logits of the trained head in the same dtype."""
-    exported = load_head(directory).head
-    expected = probe(in_dtype(trained.head, DTYPES[trained.dtype]))
-    if torch.equal(probe(exported), expected) and torch.equal(exported.draft_ids, trained.head.draft_ids):
-        return Finding("reload", "ok", "The files give the same logits as the training checkpoint")
-    return Finding("reload", "error", f"{directory} gives other logits than {trained.checkpoint}: export it again")
-
-
-def in_dtype(head: DraftHead, dtype: torch.dtype) -> DraftHead:
-    """A copy with weights in `dtype`; RoPE's frequencies stay in float32, as servers keep them."""
-    copy = DraftHead(head.config, head.draft_ids)
-    weights = {name: weight.to(dtype) for name, weight in head.named_parameters()}
-    copy.load_state_dict(weights | {"draft_ids": head.draft_ids}, assign=True)
-    return copy
-
-
-@torch.no_grad()
-def probe(head: DraftHead) -> Float[Tensor, "2 rows D"]:
-    """Logits of two steps on fixed random input: every tensor and every option of the head has a part in them."""
-    generator = torch.Generator().manual_seed(0)
-    rows, hidden_size, dtype = 8, head.config.hidden_size, head.fc.weight.dtype
-    embed = torch.randn(rows, hidden_size, generator=generator).to(dtype)
-    hidden = head.fuse(torch.randn(rows, head.fc.in_features, generator=generator))
-    logits = []
-    for _ in range(2):
-        hidden = outputs(head, hidden, embed)
-        logits.append(head.logits(hidden))
-        hidden = head.feedback(hidden)
-    return torch.stack(logits)

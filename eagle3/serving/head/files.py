@@ -1,4 +1,4 @@
-"""What lies in a head's folder, unjudged: config.json, the tensors under DraftHead's names, training.json.
+"""The files of a head, read and not yet judged: config.json, the tensors under DraftHead's names, training.json.
 
 Two layouts of config.json are read: SGLang's own, which this project, SpecForge, Model-Optimizer and EAGLE's authors
 write, and that of vLLM's speculators, which nests the draft layer's keys.
@@ -12,15 +12,15 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from eagle3.errors import InputError
+from eagle3.serving.head.record import HeadRecord, read_record
 from eagle3.storage import read_json
 
-NUM_CAPTURED_LAYERS = 3
+USUAL_CAPTURED_LAYERS = 3  # where config.json does not say how many
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 MAKE_HEAD = "python serve.py action=export run=RUN head=HEAD"
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 NESTED = "transformer_layer_config"  # in the layout of vLLM's speculators
 INDEX = "model.safetensors.index.json"
-TRAINING_FACTS = ("capture_layers", "head_config", "target", "store")  # that checks read from training.json
 # What checks count with; a key may be missing or null, which they judge themselves.
 SIZES = (
     "hidden_size",
@@ -50,13 +50,15 @@ OTHER_NAMES = {
 
 @dataclass(frozen=True)
 class HeadFiles:
-    """`config` is flat in either layout; `nested` says that the file's is not."""
+    """The content of a head's folder. `config` is flat in either layout; `nested` says that the file's is not.
+
+    `record` is None for the head of another trainer."""
 
     path: Path
     config: dict[str, Any]
     nested: bool
     tensors: dict[str, Tensor]
-    training: dict[str, Any] | None  # training.json, if this project exported the head
+    record: HeadRecord | None
 
     @property
     def eagle_config(self) -> dict[str, Any]:
@@ -65,12 +67,12 @@ class HeadFiles:
 
     @property
     def layer_ids(self) -> list[int] | None:
-        """Output-of-layer ids where SGLang looks for them; without any it falls back on a default of its own."""
+        """Output-of-layer ids where SGLang looks for them; without any it takes a default."""
         return self.eagle_config.get(LAYER_IDS)
 
     @property
     def other_layer_ids(self) -> list[int] | None:
-        """Ids at the top level, where vLLM looks for them and SGLang does not."""
+        """Layer ids at the top level, where vLLM looks for them and SGLang does not."""
         ids = self.config.get(LAYER_IDS)
         return ids if are_ids(ids) else None
 
@@ -85,7 +87,7 @@ class HeadFiles:
         return [layer + 1 for layer in ids]
 
     def served_layers(self, num_layers: int) -> list[int]:
-        """The layers that SGLang captures from a target of `num_layers`, as indices into `hidden_states`, ascending.
+        """Return what SGLang captures from a target of `num_layers`: indices into `hidden_states`, ascending.
 
         SGLang adds one to the ids, and takes the layers as it passes them, whatever their order in the list; the
         default is that of set_eagle3_layers_to_capture in its target models."""
@@ -95,9 +97,10 @@ class HeadFiles:
         if not are_ids(ids):
             raise InputError(f"head={self.path}: eagle_config.{LAYER_IDS}={ids} is no list of whole numbers; mend it")
         layers = sorted({layer + 1 for layer in ids})
-        if len(layers) != NUM_CAPTURED_LAYERS or layers[0] < 1 or layers[-1] >= num_layers:
+        number = self.config.get("num_aux_hidden_states") or USUAL_CAPTURED_LAYERS
+        if len(layers) != number or layers[0] < 1 or layers[-1] >= num_layers:
             raise InputError(
-                f"head={self.path}: layer ids {ids} are not {NUM_CAPTURED_LAYERS} different ones from 0 to "
+                f"head={self.path}: layer ids {ids} are not {number} different ones from 0 to "
                 f"{num_layers - 2} of the target's {num_layers} layers; set eagle_config.{LAYER_IDS} to those of the "
                 f"training, or give the target that the head was trained on"
             )
@@ -109,6 +112,7 @@ def are_ids(value: Any) -> bool:
 
 
 def read_files(path: str | Path) -> HeadFiles:
+    """Read an exported head of any trainer; InputError for files that are missing, damaged or of the wrong kind."""
     folder = Path(path)
     config = _read_object(folder / "config.json")
     _require_kinds(config, folder)
@@ -117,7 +121,7 @@ def read_files(path: str | Path) -> HeadFiles:
     tensors: dict[str, Tensor] = {}
     for shard in _weight_files(folder):
         tensors |= _read_tensors(shard)
-    return HeadFiles(folder, flat, NESTED in config, tensors, _read_training(folder / "training.json"))
+    return HeadFiles(folder, flat, NESTED in config, tensors, read_record(folder, made_by=MAKE_HEAD))
 
 
 def _require_kinds(config: dict[str, Any], folder: Path) -> None:
@@ -128,17 +132,17 @@ def _require_kinds(config: dict[str, Any], folder: Path) -> None:
 
 
 def _flat(config: dict[str, Any]) -> dict[str, Any]:
-    """The config that SGLang would need; a config of the speculators names defaults as null."""
+    """Return the config that SGLang would need; a config of the speculators names defaults as null."""
     if NESTED not in config:
         return config
-    own = {key: value for key, value in config.items() if key != NESTED and value is not None}
+    stated = {key: value for key, value in config.items() if key != NESTED and value is not None}
     # The nested keys are copied from the target, whose tied embeddings say nothing of the head's own lm_head.
     flat = {"architectures": [ARCHITECTURE], "model_type": "llama", "tie_word_embeddings": False}
-    return (config[NESTED] or {}) | own | flat
+    return (config[NESTED] or {}) | stated | flat
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """Those that the index names, as SGLang reads them; without an index all safetensors files."""
+    """Return the files that the index names, as SGLang reads them; without an index all safetensors files."""
     if (folder / INDEX).exists():
         weight_map = _read_object(folder / INDEX).get("weight_map")
         names = sorted({str(name) for name in weight_map.values()}) if isinstance(weight_map, dict) else []
@@ -171,16 +175,6 @@ def _read_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def _read_training(path: Path) -> dict[str, Any] | None:
-    if not path.exists():
-        return None
-    training = _read_object(path)
-    missing = [key for key in TRAINING_FACTS if key not in training]
-    if missing:
-        raise InputError(f"{path} lacks {missing[0]}, so it is none of this project's; take it out of the folder")
-    return training
-
-
 def _read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         with safe_open(path, "pt") as file:
@@ -190,7 +184,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def plain_name(name: str) -> str:
-    """The name that a tensor of any trainer has in DraftHead, if SGLang would find it under its own."""
+    """Return the name in DraftHead of a tensor that SGLang finds under `name`; any other stays as it is."""
     if name != "model.lm_head.weight":  # lm_head is no part of SGLang's inner model
         name = name.removeprefix("model.")
     for other, ours in OTHER_NAMES.items():

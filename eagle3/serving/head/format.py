@@ -1,7 +1,8 @@
 """The exported head: config.json and model.safetensors as SGLang's LlamaForCausalLMEagle3 reads them, both ways.
 
+The head is EAGLE-3's (arXiv:2503.01840); its options `fc_norm` and `norm_output` are EAGLE-3.1's (arXiv:2605.09992).
 Two notations of the captured layers meet here and nowhere else: the project counts Hugging Face `hidden_states`
-(input of layer i), the checkpoint the outputs of layers (i - 1).
+(input of layer i), config.json the outputs of layers (i - 1).
 
 Shapes: V target vocabulary, D draft vocabulary.
 """
@@ -19,18 +20,20 @@ from torch import Tensor
 from eagle3.errors import InputError
 from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.head.draft_vocab import from_offsets, membership, to_offsets
-from eagle3.serving.head.files import ARCHITECTURE, LAYER_IDS, MAKE_HEAD, NUM_CAPTURED_LAYERS, HeadFiles, read_files
+from eagle3.head.eagle3 import EAGLE3, rope_of
+from eagle3.head.kind import HeadKind, kind_named, kind_of_architecture
+from eagle3.serving.head.files import ARCHITECTURE, LAYER_IDS, MAKE_HEAD, HeadFiles, read_files
 from eagle3.storage import atomic_write, write_json
 from eagle3.target.facts import ROPE_TYPES
-from eagle3.target.model import DTYPES
+from eagle3.target.files import DTYPES
 
-MAPS = ("d2t", "t2d")
+VOCABULARY_MAPS = ("d2t", "t2d")
 EMBEDDING = "embed_tokens.weight"  # some trainers store a copy; servers share the target's
 
 
 @dataclass(frozen=True)
 class LoadedHead:
-    """A head ready to run. `capture_layers` are indices into Hugging Face's `hidden_states`."""
+    """An exported head, ready to run. `capture_layers` are indices into Hugging Face's `hidden_states`."""
 
     head: DraftHead
     capture_layers: list[int]
@@ -41,45 +44,26 @@ class LoadedHead:
 
 
 def save_head(directory: Path, head: DraftHead, capture_layers: list[int], dtype: str) -> None:
-    """Write config.json and model.safetensors in the target's `dtype`."""
-    write_json(directory / "config.json", checkpoint_config(head.config, capture_layers, dtype))
+    """Write config.json and model.safetensors in the target's `dtype`; `capture_layers` index `hidden_states`."""
+    write_json(directory / "config.json", exported_config(head.config, capture_layers, dtype))
     with atomic_write(directory / "model.safetensors") as file:
-        file.write(save(checkpoint_tensors(head, DTYPES[dtype]), {"format": "pt"}))
+        file.write(save(exported_tensors(head, DTYPES[dtype]), {"format": "pt"}))
 
 
-def checkpoint_config(config: HeadConfig, capture_layers: list[int], dtype: str) -> dict[str, Any]:
-    rope = {"rope_type": "default", **config.rope_parameters}
-    scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
-    options = {key: True for key in ("fc_norm", "norm_output") if getattr(config, key)}
+def exported_config(config: HeadConfig, capture_layers: list[int], dtype: str) -> dict[str, Any]:
+    """Return config.json: for EAGLE-3 as SGLang reads it."""
+    kind = kind_named(config.KIND)
     return {
-        "architectures": [ARCHITECTURE],
-        "model_type": "llama",
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "num_hidden_layers": 1,
-        "vocab_size": config.vocab_size,
-        "draft_vocab_size": config.draft_vocab_size,
-        "rms_norm_eps": config.rms_norm_eps,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,
-        # The same twice: transformers 5 reads rope_parameters, servers on transformers 4 the other two.
-        "rope_theta": rope["rope_theta"],
-        "rope_scaling": None if rope["rope_type"] == "default" else scaling,
-        "rope_parameters": rope,
-        "max_position_embeddings": config.max_position_embeddings,
+        "architectures": [kind.architecture],
+        **kind.to_json(config),
         "dtype": dtype,
         "torch_dtype": dtype,
         "eagle_config": {"use_aux_hidden_state": True, LAYER_IDS: [layer - 1 for layer in capture_layers]},
-        **options,
     }
 
 
-def checkpoint_tensors(head: DraftHead, dtype: torch.dtype) -> dict[str, Tensor]:
+def exported_tensors(head: DraftHead, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the weights in `dtype`, d2t as offsets and t2d as a mask."""
     weights = {name: weight.detach().to("cpu", dtype).contiguous() for name, weight in head.named_parameters()}
     draft_ids = head.draft_ids.cpu().long()
     return weights | {"d2t": to_offsets(draft_ids), "t2d": membership(draft_ids, head.config.vocab_size)}
@@ -89,12 +73,12 @@ def checkpoint_tensors(head: DraftHead, dtype: torch.dtype) -> dict[str, Tensor]
 
 
 def load_head(path: str | Path, *, num_layers: int | None = None, dtype: torch.dtype | None = None) -> LoadedHead:
-    """Read a head, ours or another trainer's, in the dtype of its file unless told otherwise.
+    """Read an exported head, ours or another trainer's, in the dtype of its file unless told otherwise.
 
     A config that names no layers is read only with the target's `num_layers`, which SGLang's default depends on."""
     files = read_files(path)
     config = head_config(files)
-    head = draft_head(files, config, draft_ids(files, config))
+    head = build_draft_head(files, config, draft_ids(files, config))
     require_tensors(files, config)
     weights = {name: files.tensors[name].to(dtype or files.tensors[name].dtype) for name, _ in head.named_parameters()}
     # Assigned, not cast with .to(): RoPE's frequencies must stay in float32.
@@ -103,27 +87,20 @@ def load_head(path: str | Path, *, num_layers: int | None = None, dtype: torch.d
     return LoadedHead(head.eval().requires_grad_(False), layers, files.config)
 
 
+def kind_of(files: HeadFiles) -> HeadKind:
+    """Return the kind that config.json names; other trainers' names are taken for EAGLE-3, and the checks say so."""
+    return kind_of_architecture(files.config.get("architectures")) or EAGLE3
+
+
 def head_config(files: HeadFiles) -> HeadConfig:
+    """Read the head's sizes and options from config.json; InputError for a head that DraftHead does not compute."""
     config = files.config
-    require_readable(files)
+    if kind_of(files) is EAGLE3:
+        require_readable(files)
     try:
         if config["hidden_size"] % config["num_attention_heads"]:  # transformers' LlamaConfig refuses to load it
             raise InputError(f"head={files.path}: num_attention_heads in config.json must divide hidden_size; mend it")
-        return HeadConfig(
-            num_captured_layers=NUM_CAPTURED_LAYERS,
-            hidden_size=config["hidden_size"],
-            intermediate_size=config["intermediate_size"],
-            num_heads=config["num_attention_heads"],
-            num_kv_heads=config.get("num_key_value_heads") or config["num_attention_heads"],
-            head_dim=config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
-            vocab_size=config["vocab_size"],
-            draft_vocab_size=config.get("draft_vocab_size") or config["vocab_size"],
-            rms_norm_eps=config["rms_norm_eps"],
-            rope_parameters=rope_of(config) or {"rope_type": "default", "rope_theta": 10000.0},  # as servers assume
-            max_position_embeddings=config["max_position_embeddings"],
-            fc_norm=bool(config.get("fc_norm") or config.get("use_aux_norm")),
-            norm_output=bool(config.get("norm_output")),
-        )
+        return kind_of(files).from_json(config)
     except KeyError as error:
         raise InputError(f"head={files.path}: config.json lacks {error}; add it, or make it: {MAKE_HEAD}") from None
     except TypeError:
@@ -131,15 +108,14 @@ def head_config(files: HeadFiles) -> HeadConfig:
 
 
 def require_readable(files: HeadFiles) -> None:
-    """Raise for what SGLang serves, or tries to, and this project's DraftHead does not compute."""
+    """Raise InputError for what SGLang serves, or tries to, and this project's DraftHead does not compute."""
     config, eagle_config = files.config, files.eagle_config
-    rule = "this project reads heads of one Llama layer without biases that take three layers of the target's width"
+    rule = "this project reads heads of one Llama layer without biases that take layers of the target's width"
     foreign = {
         "num_hidden_layers": config.get("num_hidden_layers", 1) != 1,
         "target_hidden_size": config.get("target_hidden_size") not in (None, config.get("hidden_size")),
         "bias": bool(config.get("bias")),
         "norm_before_fc": bool(eagle_config.get("norm_before_fc", config.get("norm_before_fc"))),
-        "num_aux_hidden_states": config.get("num_aux_hidden_states") not in (None, NUM_CAPTURED_LAYERS),
         "eagle_config.use_aux_hidden_state": not eagle_config.get("use_aux_hidden_state", True),
         "quantization_config": bool(config.get("quantization_config")),
     }
@@ -154,19 +130,8 @@ def require_readable(files: HeadFiles) -> None:
         )
 
 
-def rope_of(config: dict[str, Any]) -> dict[str, Any] | None:
-    """RoPE in transformers 5's notation, from rope_parameters or else rope_theta and rope_scaling; None if absent."""
-    rope = config.get("rope_parameters") or {}
-    if not rope and config.get("rope_theta"):
-        rope = {**(config.get("rope_scaling") or {}), "rope_theta": config["rope_theta"]}
-    if "rope_theta" not in rope:
-        return None
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    return {"rope_type": kind} | {key: value for key, value in rope.items() if key not in ("type", "rope_type")}
-
-
 def draft_ids(files: HeadFiles, config: HeadConfig) -> Int[Tensor, " D"]:
-    """Target ids of the draft vocabulary; without d2t it can only be the whole vocabulary."""
+    """Return the target ids of the draft vocabulary; without d2t it can only be the whole vocabulary."""
     if "d2t" in files.tensors:
         ids = from_offsets(files.tensors["d2t"].long())
         if len(ids) != config.draft_vocab_size or not 0 <= int(ids.min()) <= int(ids.max()) < config.vocab_size:
@@ -183,29 +148,31 @@ def draft_ids(files: HeadFiles, config: HeadConfig) -> Int[Tensor, " D"]:
 
 
 def expected_shapes(files: HeadFiles, config: HeadConfig) -> dict[str, tuple[int, ...]]:
-    """Every weight that a server expects, by the names of DraftHead."""
+    """Return the shape of every weight that a server expects, by the names of DraftHead."""
     with torch.device("meta"):
-        head = draft_head(files, config, torch.empty(config.draft_vocab_size, dtype=torch.long))
+        head = build_draft_head(files, config, torch.empty(config.draft_vocab_size, dtype=torch.long))
     return {name: tuple(weight.shape) for name, weight in head.named_parameters()}
 
 
-def draft_head(files: HeadFiles, config: HeadConfig, ids: Int[Tensor, " D"]) -> DraftHead:
+def build_draft_head(files: HeadFiles, config: HeadConfig, ids: Int[Tensor, " D"]) -> DraftHead:
+    """Build the head with weights of no meaning; InputError where its RoPE is incomplete."""
     try:
-        return DraftHead(config, ids)
+        return kind_of(files).new_head(config, ids)
     except (KeyError, TypeError) as error:  # of transformers' RoPE, which takes the rest of its settings for granted
         rope = f"rope_parameters (or rope_theta and rope_scaling) {config.rope_parameters}"
         raise InputError(f"head={files.path}: {rope} in config.json are incomplete: {error}; mend them") from None
 
 
 def require_tensors(files: HeadFiles, config: HeadConfig) -> None:
+    """Raise InputError unless the file holds every weight in the shape that config.json gives it."""
     for name, shape in expected_shapes(files, config).items():
         if name not in files.tensors or tuple(files.tensors[name].shape) != shape:
             found = tuple(files.tensors[name].shape) if name in files.tensors else "nothing"
             raise InputError(f"head={files.path}: {name} must have shape {shape} by config.json, the file has {found}")
 
 
-def is_head(path: Path) -> bool:
-    """Whether the folder holds an exported head, so that a new one may take its place."""
+def is_exported_head(path: Path) -> bool:
+    """Say whether the folder holds an exported head, so that a new one may take its place."""
     try:
         return ARCHITECTURE in json.loads((path / "config.json").read_bytes()).get("architectures", [])
     except (OSError, ValueError):

@@ -13,8 +13,8 @@ CUT = "the stream ended before the answer did"
 
 
 @dataclass(frozen=True)
-class Answer:
-    """One answer, or in `error` why there is none. Times are in seconds since the request was sent.
+class ServedAnswer:
+    """One answer of a server, or in `error` why there is none. Times are in seconds since the request was sent.
 
     `verify_ct`, `correct_drafts` and `histogram` are SGLang's counts (0 and empty without a head): verifications,
     accepted drafts, and how many verifications accepted 0, 1, 2, … drafts. The token that prefill gives costs no
@@ -39,7 +39,7 @@ class Answer:
 
 
 def new_session(*, timeout_s: float) -> aiohttp.ClientSession:
-    """A session that holds back no request of its own (limit 0) and gives one up after `timeout_s`."""
+    """Open a session that holds back no request (limit 0) and gives one up after `timeout_s`."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),
         timeout=aiohttp.ClientTimeout(total=timeout_s),
@@ -49,21 +49,21 @@ def new_session(*, timeout_s: float) -> aiohttp.ClientSession:
 
 async def generate(
     session: aiohttp.ClientSession, url: str, prompt_ids: list[int], *, sampling: Mapping[str, Any]
-) -> Answer:
+) -> ServedAnswer:
     """Answer one prompt; `sampling` as SGLang's `sampling_params`. What goes wrong is in `error`, never raised."""
     body = {"input_ids": prompt_ids, "sampling_params": dict(sampling), "stream": True}
     try:
         return await _streamed(session, f"{url}/generate", body)
     except TimeoutError:
-        return Answer(error=f"no answer within {session.timeout.total} s")
+        return ServedAnswer(error=f"no answer within {session.timeout.total} s")
     except (aiohttp.ClientError, OSError) as error:
-        return Answer(error=f"{type(error).__name__}: {error}"[:200])
+        return ServedAnswer(error=f"{type(error).__name__}: {error}"[:200])
     except (ValueError, TypeError, KeyError, AttributeError):
-        return Answer(error="what came is no event of SGLang's")
+        return ServedAnswer(error="what came is no event of SGLang's")
 
 
 async def flush_cache(session: aiohttp.ClientSession, url: str) -> bool:
-    """Empty the server's prefix cache; whether it did. The server waits for what still runs, up to 10 s."""
+    """Empty the server's prefix cache and say whether it did. The server waits for what still runs, up to 10 s."""
     try:
         async with session.post(f"{url}/flush_cache", params={"timeout": 10}) as response:
             return response.status == 200
@@ -71,36 +71,38 @@ async def flush_cache(session: aiohttp.ClientSession, url: str) -> bool:
         return False
 
 
-async def _streamed(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Answer:
+async def _streamed(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> ServedAnswer:
     start = time.perf_counter()
-    ttft_s, latency_s, last = None, 0.0, b""
+    ttft_s, latency_s, last_event = None, 0.0, b""
     async with session.post(url, json=body) as response:
         if response.status != 200:
-            return Answer(error=f"HTTP {response.status} {response.reason}: {_message(await response.read())}")
+            return ServedAnswer(error=f"HTTP {response.status} {response.reason}: {_message(await response.read())}")
         async for line in response.content:
             event = line.strip().removeprefix(b"data:").strip()
             if not event or event == b"[DONE]":
                 continue
             # Only the last event is parsed: each repeats the whole answer so far, and the time that takes at high
             # concurrency would count as the server's.
-            latency_s, last = time.perf_counter() - start, event
+            latency_s, last_event = time.perf_counter() - start, event
             ttft_s = latency_s if ttft_s is None else ttft_s
-    return _answer(json.loads(last) if last else {}, ttft_s, latency_s)
+    return _answer(json.loads(last_event) if last_event else {}, ttft_s, latency_s)
 
 
-def _answer(event: dict[str, Any], ttft_s: float | None, latency_s: float) -> Answer:
+def _answer(event: dict[str, Any], ttft_s: float | None, latency_s: float) -> ServedAnswer:
     meta = event.get("meta_info") or {}
     finish = meta.get("finish_reason") or {}
     if "error" in event:
-        return Answer(error=_message(json.dumps(event).encode()))
+        return ServedAnswer(error=_message(json.dumps(event).encode()))
     if finish.get("type") == "abort":
-        return Answer(error=f"aborted: {_without_tokens(str(finish.get('message')))}")
+        return ServedAnswer(error=f"aborted: {_without_tokens(str(finish.get('message')))}")
     if not finish:
-        return Answer(error=CUT)
+        return ServedAnswer(error=CUT)
     tokens, output_ids = meta["completion_tokens"], tuple(event.get("output_ids", ()))
     if len(output_ids) != tokens:
-        return Answer(error="the last event lacks tokens: start the server without --incremental-streaming-output")
-    return Answer(
+        return ServedAnswer(
+            error="the last event lacks tokens: start the server without --incremental-streaming-output"
+        )
+    return ServedAnswer(
         ttft_s=ttft_s,
         latency_s=latency_s,
         output_tokens=tokens,
@@ -113,7 +115,7 @@ def _answer(event: dict[str, Any], ttft_s: float | None, latency_s: float) -> An
 
 
 def _message(content: bytes) -> str:
-    """What an error body of SGLang says: {"error": {"message"}} or {"message"}."""
+    """Read an error body of SGLang: {"error": {"message"}} or {"message"}."""
     try:
         body = json.loads(content)
         body = body.get("error", body)
@@ -123,5 +125,5 @@ def _message(content: bytes) -> str:
 
 
 def _without_tokens(message: str) -> str:
-    """Up to the first list: validation errors quote the request, which is somebody's text."""
+    """Cut a message at its first list: validation errors quote the request, which is somebody's text."""
     return message.partition("[")[0][:200].strip() or "no reason given"

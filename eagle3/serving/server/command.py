@@ -45,14 +45,23 @@ class LaunchSettings:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Ours without PYTHONPATH, which is for this project's interpreter, then `env`."""
+        """Our variables without PYTHONPATH, which is for this project's interpreter, then `env`."""
         inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         return inherited | {name: str(value) for name, value in (self.env or {}).items()}
+
+    def require_room(self, concurrency: int, *, setting: str) -> None:
+        """Raise InputError if requests would wait in a queue; `setting` is the key that `concurrency` comes from."""
+        room = self.max_running_requests
+        if room is None or room < concurrency:
+            raise InputError(
+                f"launch.max_running_requests={room} does not hold {setting}={concurrency}: requests would wait in a "
+                f"queue; set launch.max_running_requests={concurrency}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """A head and how it drafts. `draft_tokens` counts the root of the tree; None is for a chain: steps + 1."""
+    """An exported head and how it drafts. `draft_tokens` counts the tree's root; None is for a chain: steps + 1."""
 
     head: str
     steps: int
@@ -60,12 +69,12 @@ class Draft:
     draft_tokens: int | None
 
     def __post_init__(self) -> None:
-        """InputError for a shape that SGLang would change or refuse."""
+        """Raise InputError for a shape that SGLang would change or refuse."""
         tokens_of_round(self.steps, self.topk, self.draft_tokens)
 
 
 def launch_command(settings: LaunchSettings, *, target: str, revision: str | None, draft: Draft | None) -> list[str]:
-    """The command that serves `target`, alone where `draft` is None."""
+    """Return the command that serves `target`, alone where `draft` is None."""
     flags = _server_flags(settings, target, revision) | (_draft_flags(draft) if draft else {})
     flags |= _extra_flags(settings, speculative=draft is not None)
     words = [word for name, value in flags.items() for word in _words(name, value)]
@@ -73,7 +82,7 @@ def launch_command(settings: LaunchSettings, *, target: str, revision: str | Non
 
 
 def shell_line(settings: LaunchSettings, command: list[str]) -> str:
-    """What a user can paste: the command behind the variables of `launch.env`."""
+    """Return what a user can paste: the command behind the variables of `launch.env`."""
     variables = [f"{name}={shlex.quote(str(value))}" for name, value in (settings.env or {}).items()]
     return " ".join([*variables, shlex.join(command)])
 

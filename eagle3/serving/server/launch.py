@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.errors import Interrupted
-from eagle3.serving.check.finding import require_no_errors, table
+from eagle3.serving.check.finding import findings_table, require_no_errors
 from eagle3.serving.server.command import Draft, LaunchSettings, launch_command, shell_line
 from eagle3.serving.server.preflight import check_files, find_sglang, require_capture, require_devices
 from eagle3.serving.server.process import Server, require_free_port, server_information
@@ -39,14 +39,14 @@ def launch(settings: LaunchSettings, target: TargetFiles, draft: Draft | None, *
 
 
 def prepare(settings: LaunchSettings, target: TargetFiles, draft: Draft | None) -> None:
-    """InputError for what would go wrong at the start, or without a word behind it."""
+    """Raise InputError for what would go wrong at the start, or without a word behind it."""
     require_free_port(settings.host, settings.port)
     if not settings.check:
         return
     installation = find_sglang(settings)
     if draft is not None:
         findings = check_files(draft.head, target)
-        log.info(table(findings))
+        log.info(findings_table(findings))
         require_no_errors(findings, draft.head)
     require_devices(installation, settings)
     if draft is not None:
@@ -54,9 +54,11 @@ def prepare(settings: LaunchSettings, target: TargetFiles, draft: Draft | None) 
 
 
 def announce(server: Server) -> None:
-    """The URL, a request to paste, and whether the overlap scheduler is on."""
+    """Print the URL and a request to paste, and log whether the overlap scheduler is on."""
     information = server_information(server.url)
-    log.info(f"SGLang {information.get('version')}, log in {server.log}; {overlap(server.settings, information)}")
+    log.info(
+        f"SGLang {information.get('version')}, log in {server.log}; {overlap_scheduler(server.settings, information)}"
+    )
     question = {"model": "default", "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
     print(f"{server.url} is ready; ask it with:")
     print(
@@ -66,8 +68,8 @@ def announce(server: Server) -> None:
     )
 
 
-def overlap(settings: LaunchSettings, information: Mapping[str, Any]) -> str:
-    """SGLang turns it off by itself for some targets and options: pipeline parallel, Mamba layers, the CPU."""
+def overlap_scheduler(settings: LaunchSettings, information: Mapping[str, Any]) -> str:
+    """Say whether it is on: SGLang turns it off for some targets and options (pipeline parallel, Mamba, the CPU)."""
     if not information.get("disable_overlap_schedule"):
         return "overlap scheduler on"
     reason = "by SGLang itself, its log says why" if settings.overlap_schedule else "by launch.overlap_schedule=false"

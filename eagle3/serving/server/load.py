@@ -1,4 +1,4 @@
-"""One measured load: many prompts against one server, so many of them at a time."""
+"""One measured load: many prompts sent to one server, `concurrency` of them at a time."""
 
 import asyncio
 import time
@@ -10,7 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 from eagle3.errors import InputError
-from eagle3.serving.server.client import Answer, flush_cache, generate, new_session
+from eagle3.serving.server.client import ServedAnswer, flush_cache, generate, new_session
 
 
 @dataclass(frozen=True)
@@ -23,22 +23,27 @@ class Agreement:
 
 @dataclass(frozen=True)
 class LoadResult:
-    """Answers in the order of their prompts; `seconds` from the first request sent to the last answer complete.
+    """Answers in the order of their prompts; `seconds` are from the first request sent to the last answer complete.
 
-    `cache_flushed`: whether the server emptied its prefix cache before. `agreement`: see same_answers.py."""
+    `cache_flushed` says whether the server emptied its prefix cache before. For `agreement` see same_answers.py."""
 
-    answers: list[Answer]
+    answers: list[ServedAnswer]
     seconds: float
     cache_flushed: bool
     agreement: Agreement = Agreement(0, 0)
 
     @property
-    def complete(self) -> list[Answer]:
+    def complete(self) -> list[ServedAnswer]:
         return [answer for answer in self.answers if answer.error is None]
 
     @property
-    def failed(self) -> list[Answer]:
+    def failed(self) -> list[ServedAnswer]:
         return [answer for answer in self.answers if answer.error is not None]
+
+
+def repeat_prompts(prompts: Sequence[list[int]], *, at_least: int) -> list[list[int]]:
+    """Return every prompt once, and again in turn until there are `at_least` so many."""
+    return list(islice(cycle(prompts), max(len(prompts), at_least)))
 
 
 def measure_load(
@@ -51,7 +56,7 @@ def measure_load(
     timeout_s: float,
     progress: str | None,
 ) -> LoadResult:
-    """Answer each prompt once, `concurrency` at a time: a new request is sent when one is complete.
+    """ServedAnswer each prompt once, `concurrency` at a time: a new request is sent when one is complete.
 
     Before that, `warmup` requests for each place, which count nowhere, and an empty prefix cache, so that no
     measurement profits from the one before. `sampling` as SGLang's `sampling_params`; EOS ends an answer.
@@ -62,7 +67,7 @@ def measure_load(
     async def measure() -> LoadResult:
         async with new_session(timeout_s=timeout_s) as session:
 
-            async def ask(prompt_ids: list[int]) -> Answer:
+            async def ask(prompt_ids: list[int]) -> ServedAnswer:
                 return await generate(session, url, prompt_ids, sampling=sampling)
 
             warming = list(islice(cycle(prompts), warmup * concurrency))
@@ -76,13 +81,13 @@ def measure_load(
 
 
 async def _in_places(
-    ask: Callable[[list[int]], Awaitable[Answer]],
+    ask: Callable[[list[int]], Awaitable[ServedAnswer]],
     prompts: Sequence[list[int]],
     concurrency: int,
     *,
     progress: str | None,
-) -> list[Answer]:
-    answers: dict[int, Answer] = {}
+) -> list[ServedAnswer]:
+    answers: dict[int, ServedAnswer] = {}
     queue = iter(enumerate(prompts))
     with tqdm(total=len(prompts), desc=progress, unit="answer", disable=progress is None) as bar:
 

@@ -9,7 +9,7 @@ EXCEPTION = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b(?::|
 CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 TRACEBACK = "Traceback (most recent call last)"
 # A process of SGLang that dies reports so, and its parent then fails for another, meaningless reason.
-OWN_REPORT = "hit an exception"
+LAST_WORDS = "hit an exception"
 ADVICE = {
     "set_eagle3_layers_to_capture": "SGLang cannot capture hidden states from this target's model class: "
     "take a target that it can serve with EAGLE-3",
@@ -23,7 +23,8 @@ TAIL_BYTES = 1_000_000  # of a log that may have grown for days
 
 
 def failure_reason(log: Path, status: int | None) -> str:
-    """The exception that ended the server, with advice where we have some; else how it ended, else its last line."""
+    """Return the exception that ended the server, with advice where there is some; else how it ended; else its last
+    line."""
     lines = _tail(log)
     advised = [advice for sign, advice in ADVICE.items() if any(sign in line for line in lines)]
     refused = [line for line in lines if re.match(r"^\S*: error: ", line)]  # argparse
@@ -33,12 +34,12 @@ def failure_reason(log: Path, status: int | None) -> str:
 
 
 def last_stage(log: Path) -> str:
-    """The last line, short enough for a progress bar."""
+    """Return the last line, short enough for a progress bar."""
     return next(reversed(_tail(log, num_bytes=4096)), "no output yet")[:100]
 
 
 def _tail(log: Path, num_bytes: int = TAIL_BYTES) -> list[str]:
-    """Lines that are not blank, without time stamps."""
+    """Return the lines that are not blank, without time stamps."""
     with log.open("rb") as file:
         file.seek(max(0, file.seek(0, 2) - num_bytes))
         text = file.read().decode(errors="replace")
@@ -47,14 +48,15 @@ def _tail(log: Path, num_bytes: int = TAIL_BYTES) -> list[str]:
 
 
 def _exception(lines: list[str]) -> str:
-    """Last line of the first traceback that a process reports as its end, else of the last traceback at all."""
+    """Return the last line of the first traceback that a process reports as its end, else of the last one at all."""
     tracebacks = [number for number, line in enumerate(lines) if TRACEBACK in line]
-    reported = [number for number in tracebacks if OWN_REPORT in lines[number]]
+    reported = [number for number in tracebacks if LAST_WORDS in lines[number]]
     chosen = (reported[:1] or tracebacks[-1:]) if tracebacks else []
     return _end_of_chain(lines[chosen[0] + 1 :]) if chosen else ""
 
 
 def _end_of_chain(lines: list[str]) -> str:
+    """Return the exception behind those that it was raised from."""
     found = ""
     for number, line in enumerate(lines):
         if EXCEPTION.match(line):

@@ -12,7 +12,7 @@ from eagle3.serving.check.checks import run_checks
 from eagle3.serving.check.finding import Finding, TargetFacts
 from eagle3.serving.head.files import read_files
 from eagle3.serving.server.command import LaunchSettings
-from eagle3.target.facts import head_facts
+from eagle3.target.facts import target_config
 from eagle3.target.files import TargetFiles
 
 OLDEST = (0, 5, 17)  # whose flags and answers this project was written for
@@ -43,7 +43,7 @@ class Installation:
 
 
 def find_sglang(settings: LaunchSettings) -> Installation:
-    """InputError unless launch.python has SGLang, new enough."""
+    """Ask launch.python for its SGLang; InputError unless it is there and new enough."""
     named = f"launch.python={settings.interpreter}"
     command = [settings.interpreter, "-c", PROBE]
     try:
@@ -62,11 +62,12 @@ def find_sglang(settings: LaunchSettings) -> Installation:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """0.5.17.post1 → (0, 5, 17)."""
+    """Turn 0.5.17.post1 into (0, 5, 17)."""
     return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
 def require_devices(installation: Installation, settings: LaunchSettings) -> None:
+    """Raise InputError if there are fewer GPUs than launch.tp_size."""
     if installation.devices < settings.tp_size:
         raise InputError(
             f"launch.tp_size={settings.tp_size}: PyTorch of {settings.interpreter} sees {installation.devices} GPUs; "
@@ -75,7 +76,7 @@ def require_devices(installation: Installation, settings: LaunchSettings) -> Non
 
 
 def require_capture(installation: Installation, target: TargetFiles) -> None:
-    """InputError if SGLang's class for the target has no way to capture hidden states."""
+    """Raise InputError if SGLang's class for the target has no way to capture hidden states."""
     if captures(installation.folder / "srt" / "models", target.architecture) is False:
         raise InputError(
             f"target.path={target.path} is a {target.architecture}: SGLang {installation.version} cannot capture "
@@ -84,7 +85,7 @@ def require_capture(installation: Installation, target: TargetFiles) -> None:
 
 
 def captures(models: Path, architecture: str | None) -> bool | None:
-    """Whether the class or one that it inherits from defines the capture; None where that cannot be told.
+    """Say whether the class or one that it inherits from defines the capture; None where that cannot be told.
 
     Read, not imported: SGLang's models import CUDA kernels."""
     classes: dict[str, tuple[list[str], bool]] = {}  # name → its bases, whether it defines or delegates the capture
@@ -100,18 +101,18 @@ def captures(models: Path, architecture: str | None) -> bool | None:
                 classes[node.name] = bases, not methods.isdisjoint((CAPTURES, "__getattr__"))
 
     def inherits(name: str) -> bool:
-        bases, own = classes.get(name, ([], False))
-        return own or any(inherits(base) for base in bases if base != name)
+        bases, defined = classes.get(name, ([], False))
+        return defined or any(inherits(base) for base in bases if base != name)
 
     return inherits(architecture) if architecture in classes else None
 
 
 def check_files(head: str, target: TargetFiles) -> list[Finding]:
-    """The doctor's table without decoding and without the target's weights."""
+    """Run the checks that need neither decoding nor the target's weights."""
     facts = TargetFacts(
-        config=head_facts(target.text_config, target.text_config.vocab_size),
+        config=target_config(target.text_config, target.text_config.vocab_size, target.checkpoint_dtype),
         dtype=target.checkpoint_dtype,
-        fingerprint=None,
+        identity=None,
         embedding=None,
     )
     return run_checks(read_files(head), facts)

@@ -84,7 +84,7 @@ class Server:
         return self.process is not None and self.process.poll() is None
 
     def failure(self) -> InputError:
-        """What to raise once the server is no longer alive or does not answer."""
+        """Return what to raise once the server is no longer alive or does not answer."""
         assert self.process is not None
         status = None
         with contextlib.suppress(subprocess.TimeoutExpired):  # its connections close a moment before it ends
@@ -93,7 +93,7 @@ class Server:
         return InputError(f"{self.name} {ended}: {failure_reason(self.log, status)}; its log is {self.log}")
 
     def stop(self) -> None:
-        """SIGTERM and time to free the GPU, then SIGKILL for the whole process group."""
+        """Send SIGTERM, give it time to free the GPU, then send SIGKILL to the whole process group."""
         if self.process is None:
             return
         process, self.process = self.process, None
@@ -109,7 +109,7 @@ class Server:
             process.wait()
 
     def follow(self) -> Iterator[str]:
-        """Lines that the log gets from now on, until the server ends."""
+        """Yield the lines that the log gets from now on, until the server ends."""
         with self.log.open(encoding="utf-8", errors="replace") as file:
             file.seek(0, os.SEEK_END)
             alive = True
@@ -147,13 +147,14 @@ class Server:
 
 
 def _end_with_the_terminal() -> None:
-    """A closed terminal ends us like Ctrl-C, and the server with us; `nohup` keeps both. Handlers are set from the main
-    thread alone."""
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+    """Let a closed terminal end us like Ctrl-C, and the server with us; `nohup` keeps both."""
+    in_main = threading.current_thread() is threading.main_thread()  # which alone may set handlers
+    if in_main and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
         signal.signal(signal.SIGHUP, end_like_ctrl_c)
 
 
 def require_free_port(host: str, port: int) -> None:
+    """Raise InputError where a server could not listen."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a server that has just ended holds nothing
@@ -165,8 +166,8 @@ def require_free_port(host: str, port: int) -> None:
             raise InputError(f"launch.host={host} launch.port={port}: {reason}; {way_out}") from None
 
 
-def answers(url: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = 30) -> Any:
-    """The JSON that the server answers with (None: an empty body). OSError where it does not answer."""
+def request_json(url: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = 30) -> Any:
+    """Return the JSON that the server answers with (None: an empty body). OSError where it does not answer."""
     request = urllib.request.Request(
         f"{url}{path}", None if body is None else json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
@@ -179,19 +180,27 @@ def answers(url: str, path: str, body: dict[str, Any] | None = None, *, timeout_
 
 
 def server_information(url: str) -> dict[str, Any]:
-    """SGLang's version and settings. InputError where no SGLang answers."""
+    """Return SGLang's version and settings. InputError where no SGLang answers."""
     try:
-        information = answers(url, "/server_info")
+        information = request_json(url, "/server_info")
     except (OSError, ValueError) as error:
         raise InputError(f"{url}/server_info does not answer ({error}); name the URL of a running SGLang") from None
     return {key: information[key] for key in REPORTED if key in information}
 
 
-def _healthy(url: str) -> bool:
-    """It says so and makes a token: /health alone may answer before the first kernels are compiled."""
+def is_reachable(url: str) -> bool:
     try:
-        answers(url, "/health")
-        answers(url, "/generate", {"input_ids": [0], "sampling_params": {"max_new_tokens": 1}}, timeout_s=600)
+        request_json(url, "/server_info")
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _healthy(url: str) -> bool:
+    """Say whether it makes a token: /health alone may answer before the first kernels are compiled."""
+    try:
+        request_json(url, "/health")
+        request_json(url, "/generate", {"input_ids": [0], "sampling_params": {"max_new_tokens": 1}}, timeout_s=600)
     except (OSError, ValueError):
         return False
     return True

@@ -1,4 +1,4 @@
-"""Does a server with a head give the plain server's answers? Drafts may change when tokens come, never which.
+"""Whether a server with a head gives the plain server's answers: drafts may change when tokens come, never which.
 
 In bf16 they do now and then: a batch of another shape is computed by other kernels, and near-ties flip. How often shows
 where the plain server answers a prompt again.
@@ -19,9 +19,8 @@ class PlainAnswers:
     first: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
 
     def compared(self, result: LoadResult, prompts: Sequence[list[int]], *, plain: bool) -> LoadResult:
-        """With how many of its complete answers are, token for token, those known before. `plain`: of that server.
-
-        Sampled answers may differ, and are not compared."""
+        """Add how many of its complete answers are, token for token, the known ones. `plain` says that they are that
+        server's, and become known. Sampled answers may differ, and are not compared."""
         if self.sampling["temperature"] != 0:
             return result
         same = compared = 0

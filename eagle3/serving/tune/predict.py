@@ -1,6 +1,6 @@
-"""What a draft setting will be worth: the tokens that a round gains, and the time that a round takes.
+"""What a draft setting will be worth: tokens and time of a verification, with the drafting before it.
 
-time per token = time of a round / tokens of a round
+time per token = time of a verification / tokens of a verification
 """
 
 import math
@@ -36,7 +36,7 @@ class Setting(NamedTuple):
 def all_settings(
     *, steps: Sequence[int], topk: Sequence[int], draft_tokens: Sequence[int], draft_vocab_size: int
 ) -> list[Setting]:
-    """Chains of `steps`, and the trees of these sizes that can hold a path of `steps` and can be filled."""
+    """Return chains of `steps`, and the trees of these sizes that can hold a path of `steps` and can be filled."""
     if max(topk) > draft_vocab_size:
         raise InputError(f"tune.topk={[*topk]}: the head can draft no more than its {draft_vocab_size} tokens")
     found = {
@@ -54,13 +54,15 @@ def all_settings(
     return sorted(found)
 
 
-# --- tokens of a round -----------------------------------------------------------------------------------------------
+# --- tokens of a verification ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Gain:
-    """`accept_length` as SGLang counts it; `tokens` of a round that reach the answer: the last round of an answer may
-    accept more than there is room for. `standard_error` of the accept length over prompts, where it is known."""
+    """What a verification gains: `accept_length` as SGLang counts it, and the `tokens` that reach the answer.
+
+    The last verification of an answer may accept more than there is room for. `standard_error`, of the accept length,
+    is over prompts."""
 
     accept_length: float
     tokens: float
@@ -68,28 +70,28 @@ class Gain:
 
 
 def replayed_gains(recording: Recording, settings: Iterable[Setting]) -> dict[Setting, Gain]:
-    """By our decoder: what it would measure with each setting, exactly as far as numbers are (see replay.py)."""
+    """Return what our decoder would measure with each setting, exactly as far as numbers are (see replay.py)."""
     gains = {}
     for setting in settings:
-        each = [rounds for rounds in recording.replay_each(**setting._asdict()) if rounds.verifications]
-        if not each:
+        answers = [answer for answer in recording.replay_each(**setting._asdict()) if answer.verifications]
+        if not answers:
             raise InputError(
                 "prompts.path: no answer was longer than one token, so no draft was verified; take other prompts "
                 "or raise max_new_tokens"
             )
-        rounds = Rounds.of_all(each)
-        error = standard_error(lambda some: Rounds.of_all(some).accept_length, each)
-        tokens_per_round = rounds.tokens / rounds.verifications
-        gains[setting] = Gain(rounds.accept_length, tokens_per_round, error if math.isfinite(error) else None)
+        replayed = Rounds.of_all(answers)
+        error = standard_error(lambda some: Rounds.of_all(some).accept_length, answers)
+        tokens = replayed.tokens / replayed.verifications
+        gains[setting] = Gain(replayed.accept_length, tokens, error if math.isfinite(error) else None)
     return gains
 
 
 def chain_gains(per_depth: Sequence[float], longest: Gain, chains: Sequence[Setting]) -> dict[Setting, Gain]:
-    """By a server that ran the last of these `chains`, the `longest`: `per_depth` are the shares of its rounds that
-    accepted at least 1, 2, … drafts.
+    """Return what each chain gains, from a server that ran the last of them, the `longest`: `per_depth` are the shares
+    of its verifications that accepted at least 1, 2, … drafts.
 
-    A shorter chain needs several rounds for what one of these gave: k accepted drafts and the target's own token are
-    ⌈(k + 1) / (steps + 1)⌉ rounds, and where the longest chain was right to its end, so that the next round goes on
+    A shorter chain needs several verifications for what one of these gave: k accepted drafts and the target's own token
+    are ⌈(k + 1) / (steps + 1)⌉ of them, and where the longest chain was right to its end, so that the next one goes on
     from there, the plain quotient. That a draft is right more often when fewer come before it is left out."""
     most = chains[-1].steps
     at_least = [1.0, *per_depth, *[0.0] * (most + 1 - len(per_depth))]
@@ -97,17 +99,17 @@ def chain_gains(per_depth: Sequence[float], longest: Gain, chains: Sequence[Sett
     gains = {}
     for chain in chains:
         needed = [math.ceil((k + 1) / (chain.steps + 1)) for k in range(most)] + [(most + 1) / (chain.steps + 1)]
-        rounds = sum(share * count for share, count in zip(exactly, needed, strict=True))
-        gains[chain] = Gain(longest.accept_length / rounds, longest.tokens / rounds)
+        verifications = sum(share * count for share, count in zip(exactly, needed, strict=True))
+        gains[chain] = Gain(longest.accept_length / verifications, longest.tokens / verifications)
     return gains
 
 
-# --- time of a round -------------------------------------------------------------------------------------------------
+# --- time of a verification ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class RoundCost:
-    """Seconds of a round, whatever its size; for each token that it verifies; for each step that drafts."""
+class VerificationCost:
+    """Seconds of a verification, whatever its size; for each token that it verifies; for each draft step before it."""
 
     fixed: float
     draft_token: float
@@ -117,36 +119,38 @@ class RoundCost:
         return self.fixed + self.draft_token * setting.draft_tokens + self.step * setting.steps
 
 
-def assumed_cost(plain_seconds: float, *, concurrency: int, compute_bound_tokens: float, step: float) -> RoundCost:
-    """Before anything is timed. A forward reads the weights once and computes for each of its tokens, of all requests;
-    at `compute_bound_tokens` both take the same time. `step` is in forwards of the plain target."""
+def assumed_cost(
+    plain_seconds: float, *, concurrency: int, compute_bound_tokens: float, step: float
+) -> VerificationCost:
+    """Return what is assumed before anything is timed. A forward reads the weights once and computes for each token of
+    all requests; at `compute_bound_tokens` both take the same time. `step` is in forwards of the plain target."""
     computing = concurrency / (compute_bound_tokens + concurrency)
-    return RoundCost(plain_seconds * (1 - computing), plain_seconds * computing, plain_seconds * step)
+    return VerificationCost(plain_seconds * (1 - computing), plain_seconds * computing, plain_seconds * step)
 
 
 @dataclass(frozen=True)
 class FittedCost:
-    """The cost of a round and, from the `covariance` of its three numbers, how far it is known."""
+    """The cost of a verification and, from the `covariance` of its three numbers, how far it is known."""
 
-    cost: RoundCost
+    cost: VerificationCost
     covariance: np.ndarray
 
-    def doubt(self, setting: Setting) -> float:
-        """Standard deviation of a round's seconds."""
+    def standard_deviation(self, setting: Setting) -> float:
+        """Of a verification's seconds."""
         terms = _terms(setting)
         return float(np.sqrt(terms @ self.covariance @ terms))
 
 
-def fitted_cost(rounds: Mapping[Setting, float], assumed: RoundCost) -> FittedCost:
-    """Bayesian linear regression on timed rounds [s], without numbers below 0.
+def fitted_cost(seconds: Mapping[Setting, float], assumed: VerificationCost) -> FittedCost:
+    """Fit the cost to timed verifications [s]: Bayesian linear regression, without numbers below 0.
 
     Timings are taken to be off by TIMING_ERROR of their value, each assumed number by all of its own."""
     scale = np.array([assumed.fixed, assumed.draft_token, assumed.step])
-    timed = [_terms(setting) * scale / (TIMING_ERROR * seconds) for setting, seconds in rounds.items()]
+    timed = [_terms(setting) * scale / (TIMING_ERROR * measured) for setting, measured in seconds.items()]
     system = np.vstack([*timed, np.eye(3)])
     wanted = np.concatenate([np.full(len(timed), 1 / TIMING_ERROR), np.ones(3)])
     covariance = np.linalg.inv(system.T @ system) * np.outer(scale, scale)
-    return FittedCost(RoundCost(*(nnls(system, wanted)[0] * scale).tolist()), covariance)
+    return FittedCost(VerificationCost(*(nnls(system, wanted)[0] * scale).tolist()), covariance)
 
 
 def _terms(setting: Setting) -> np.ndarray:

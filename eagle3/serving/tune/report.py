@@ -8,8 +8,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from eagle3.serving.tune.predict import Gain, Setting
-from eagle3.serving.tune.search import Search
-from eagle3.serving.tune.timing import Timed
+from eagle3.serving.tune.search import SearchState
+from eagle3.serving.tune.timing import LoadTiming
 from eagle3.storage import write_json
 
 WIDTHS = (12, 4, 6, 13, 9, 10, 9, 9, 9, 12)
@@ -27,8 +27,8 @@ HEADER = (
 )
 
 
-def table(found: Search, *, rows: int) -> str:
-    """The plain target, all settings that were tried and the best predicted ones, `rows` in all, fastest first."""
+def settings_table(found: SearchState, *, rows: int) -> str:
+    """Return the plain target, all settings that were tried, and the best predicted up to `rows`, fastest first."""
     tried = [*found.timed, *found.failed]
     others = [setting for setting in found.predicted() if setting not in tried]
     shown = sorted([*tried, *others[: max(rows - len(tried), 0)]], key=lambda one: _seconds(found, one))
@@ -37,7 +37,7 @@ def table(found: Search, *, rows: int) -> str:
     return "\n".join([f"{'accept length':>47} {f'time per token [{unit}]':>{20}}", *(_aligned(line) for line in lines)])
 
 
-def _plain_row(plain: Timed) -> list[str]:
+def _plain_row(plain: LoadTiming) -> list[str]:
     return [
         "plain target",
         *[""] * 5,
@@ -48,7 +48,7 @@ def _plain_row(plain: Timed) -> list[str]:
     ]
 
 
-def _row(found: Search, setting: Setting) -> list[str]:
+def _row(found: SearchState, setting: Setting) -> list[str]:
     scale, timed = 1000 if found.plain else 1, found.timed.get(setting)
     foreseen = found.expected.get(setting, found.predicted()[setting]) * scale
     return [
@@ -75,13 +75,13 @@ def _aligned(cells: Iterable[str]) -> str:
     return " ".join(cell.rjust(width) for cell, width in zip(cells, WIDTHS, strict=True)).rstrip()
 
 
-def _seconds(found: Search, setting: Setting) -> float:
-    """Per token; measured where it was."""
+def _seconds(found: SearchState, setting: Setting) -> float:
+    """Return the time per token, measured where it was."""
     return found.timed[setting].seconds_per_token if setting in found.timed else found.predicted()[setting]
 
 
-def advice(found: Search, *, target: str, head: str, concurrency: int) -> str:
-    """The flags to use, or that there are none."""
+def advice(found: SearchState, *, target: str, head: str, concurrency: int) -> str:
+    """Return the flags to use, or that there are none."""
     setting, seconds = found.best()
     speed_up = found.speed_up(seconds)
     said = "measured" if found.timed else "predicted from tune.assumed, not timed"
@@ -100,8 +100,8 @@ def advice(found: Search, *, target: str, head: str, concurrency: int) -> str:
     return "\n".join([*lines, *_not_timed(found, max(speed_up, 1.0))])
 
 
-def _not_timed(found: Search, speed_up: float) -> Iterator[str]:
-    """A better setting than that, if one is predicted and timings would tell."""
+def _not_timed(found: SearchState, speed_up: float) -> Iterator[str]:
+    """Name a better setting than that, if one is predicted and timings would tell."""
     if not found.timed:
         return
     for setting, seconds in found.predicted().items():
@@ -110,32 +110,32 @@ def _not_timed(found: Search, speed_up: float) -> Iterator[str]:
             return
 
 
-def failures(found: Search) -> str:
-    """Which loads lost requests: their times are those of the others alone."""
+def failures(found: SearchState) -> str:
+    """Say which loads lost requests: their times are those of the others alone."""
     loads = {"the plain target": found.plain, **{setting.flags: timed for setting, timed in found.timed.items()}}
     lost = {name: load for name, load in loads.items() if load and load.failed}
     return "".join(f"{load.failed} of {load.requests} requests to {name} failed\n" for name, load in lost.items())
 
 
-def write_report(found: Search, directory: Path, conditions: Mapping[str, Any]) -> None:
-    """tune.json, which says under what `conditions` the search was made, and tune.png."""
+def write_tune_report(found: SearchState, directory: Path, conditions: Mapping[str, Any]) -> None:
+    """Write tune.json, which says under what `conditions` the search was made, and tune.png."""
     write_json(directory / "tune.json", {**conditions, **as_json(found)})
     _picture(found, directory / "tune.png")
 
 
-def as_json(found: Search) -> dict[str, Any]:
-    """Everything of the search, settings fastest predicted first; times in seconds, without `plain` in units of it."""
+def as_json(found: SearchState) -> dict[str, Any]:
+    """Return all of the search, settings fastest predicted first; times in seconds, without `plain` in units of it."""
     best, seconds = found.best()
     return {
         "best": best._asdict() | {"speed_up": found.speed_up(seconds), "flags": best.flags},
         "plain": asdict(found.plain) if found.plain else None,
-        "round_cost": asdict(found.cost().cost),
+        "verification_cost": asdict(found.cost().cost),
         "settings": [
             setting._asdict()
             | {
                 "accept_length": found.gains[setting].accept_length,
                 "standard_error": found.gains[setting].standard_error,
-                "tokens_per_round": found.gains[setting].tokens,
+                "tokens_per_verification": found.gains[setting].tokens,
                 "seconds_per_token": seconds,
                 "expected_before_timing": found.expected.get(setting),
                 "timed": asdict(found.timed[setting]) if setting in found.timed else None,
@@ -146,8 +146,8 @@ def as_json(found: Search) -> dict[str, Any]:
     }
 
 
-def _picture(found: Search, path: Path) -> None:
-    """Accept length against time per token: each setting as predicted, and as measured where it was."""
+def _picture(found: SearchState, path: Path) -> None:
+    """Draw accept length against time per token: each setting as predicted, and as measured where it was."""
     scale, predicted = 1000 if found.plain else 1, found.predicted()
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()

@@ -10,9 +10,10 @@ from eagle3.errors import Interrupted
 from eagle3.serving.check.settings import Answering
 from eagle3.serving.server.command import Draft, LaunchSettings
 from eagle3.serving.server.launch import prepare
-from eagle3.serving.tune.evidence import TuneSettings, decoder_gains
-from eagle3.serving.tune.report import advice, failures, table, write_report
-from eagle3.serving.tune.search import Search, search
+from eagle3.serving.tune.evidence import decoder_gains
+from eagle3.serving.tune.report import advice, failures, settings_table, write_tune_report
+from eagle3.serving.tune.search import SearchState, search_settings
+from eagle3.serving.tune.settings import TuneSettings
 from eagle3.serving.tune.timing import ServerTimer
 from eagle3.target.files import TargetFiles
 
@@ -27,8 +28,8 @@ def tune(
     *,
     target_settings: Mapping[str, Any],
     folder: Path,
-) -> Search:
-    """Search, print the table and the flags. tune.json, tune.png and the servers' logs go to `folder`.
+) -> SearchState:
+    """Search, and print the table and the flags. tune.json, tune.png and the servers' logs go to `folder`.
 
     `target_settings` load the target for the evidence of our decoder."""
     timer = ServerTimer(
@@ -45,7 +46,7 @@ def tune(
         log_dir=folder,
     )
     if settings.timed:  # what the servers lack is said before the decoder's minutes, not after
-        timer.require_room()
+        launch.require_room(settings.concurrency, setting="tune.concurrency")
         prepare(launch, target, Draft(head=head, steps=1, topk=1, draft_tokens=None))
     conditions = {
         "target": target.path,
@@ -57,19 +58,19 @@ def tune(
     }
     kept: list[Path] = []
 
-    def keep(found: Search) -> None:
-        write_report(found, folder, {"conditions": conditions})
+    def keep(found: SearchState) -> None:
+        write_tune_report(found, folder, {"conditions": conditions})
         kept.append(folder / "tune.json")
 
     gains = None
     try:
         if settings.evidence == "decoder":
             gains = decoder_gains(settings, target_settings, Path(head), prompts, answering)
-        found = search(settings, gains, timer, keep)
+        found = search_settings(settings, gains, timer, keep)
     except KeyboardInterrupt:
         known = f"what was found before is in {kept[-1]}" if kept else "nothing was found yet"
         raise Interrupted(f"the search is stopped; {known}") from None
-    print(table(found, rows=settings.rows))
+    print(settings_table(found, rows=settings.rows))
     print(failures(found), end="")
     print(advice(found, target=target_settings["path"], head=head, concurrency=settings.concurrency))
     return found

@@ -3,25 +3,24 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 from eagle3.errors import InputError
-from eagle3.serving.bench.stats import summary
+from eagle3.serving.bench.stats import summarise
 from eagle3.serving.server.command import Draft, LaunchSettings, launch_command
-from eagle3.serving.server.load import LoadResult, measure_load
-from eagle3.serving.server.process import Server, answers
+from eagle3.serving.server.load import LoadResult, measure_load, repeat_prompts
+from eagle3.serving.server.process import Server, is_reachable
 from eagle3.serving.server.same_answers import PlainAnswers
 from eagle3.serving.tune.predict import Gain, Setting
 
 
 @dataclass(frozen=True)
-class Timed:
-    """A load's numbers. `seconds_per_token` is the median over answers of their time per output token.
+class LoadTiming:
+    """Numbers of a load. `seconds_per_token` is the median over answers of their time per output token.
 
-    `gain`, and `per_depth`, the share of rounds that accepted at least 1, 2, … drafts, are by the server's own counts;
-    None and empty without a head. `same_answers`: the share that is the plain server's answer."""
+    `gain`, and `per_depth`, the share of verifications that accepted at least 1, 2, … drafts, are by the server's own
+    counts; None and empty without a head. `same_answers` is the share that is the plain server's answer."""
 
     seconds_per_token: float
     tokens_per_second: float
@@ -32,14 +31,14 @@ class Timed:
     failed: int
 
     @property
-    def round_seconds(self) -> float:
+    def verification_seconds(self) -> float:
         assert self.gain is not None
         return self.seconds_per_token * self.gain.tokens
 
 
-def timed(result: LoadResult) -> Timed:
-    """Raises InputError where no answer has a second token."""
-    numbers = summary([result])
+def timing_of(result: LoadResult) -> LoadTiming:
+    """Sum up a load; InputError where no answer has a second token."""
+    numbers = summarise([result])
     if numbers.tpot is None:
         reason = ", ".join(numbers.errors) or "all answers are one token long"
         raise InputError(f"none of {numbers.requests} answers can be timed: {reason}")
@@ -47,7 +46,7 @@ def timed(result: LoadResult) -> Timed:
     if numbers.accept_length is not None:
         tokens = sum(answer.output_tokens - 1 for answer in result.complete)  # the first is prefill's
         gain = Gain(numbers.accept_length, tokens / sum(answer.verify_ct for answer in result.complete))
-    return Timed(
+    return LoadTiming(
         numbers.tpot.median,
         numbers.throughput,
         gain,
@@ -58,7 +57,7 @@ def timed(result: LoadResult) -> Timed:
     )
 
 
-Timer = Callable[[Setting | None], Timed]
+Timer = Callable[[Setting | None], LoadTiming]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,22 +80,13 @@ class ServerTimer:
     def plain_answers(self) -> PlainAnswers:
         return PlainAnswers(self.sampling)
 
-    def require_room(self) -> None:
-        room = self.launch.max_running_requests
-        if room is None or room < self.concurrency:
-            raise InputError(
-                f"launch.max_running_requests={room} is less than tune.concurrency={self.concurrency}: requests would "
-                f"wait in a queue; set launch.max_running_requests={self.concurrency}"
-            )
-
     def command(self, setting: Setting | None) -> list[str]:
         draft = Draft(head=self.head, **setting._asdict()) if setting else None
         return launch_command(self.launch, target=self.target, revision=self.revision, draft=draft)
 
-    def __call__(self, setting: Setting | None) -> Timed:
+    def __call__(self, setting: Setting | None) -> LoadTiming:
         name = "-".join(map(str, setting)) if setting else "plain"
-        number = max(len(self.prompts), self.requests_per_place * self.concurrency)
-        requests = list(islice(cycle(self.prompts), number))
+        requests = repeat_prompts(self.prompts, at_least=self.requests_per_place * self.concurrency)
         log = self.log_dir / f"{name}.log"
         with Server(self.launch, self.command(setting), log=log, name=f"server {name}") as server:
             result = measure_load(
@@ -108,17 +98,9 @@ class ServerTimer:
                 timeout_s=self.timeout_s,
                 progress=f"time {name}",
             )
-            if result.failed:
-                _require_answer(server)
-        found = timed(self.plain_answers.compared(result, requests, plain=setting is None))
+            if result.failed and not is_reachable(server.url):
+                raise server.failure()
+        found = timing_of(self.plain_answers.compared(result, requests, plain=setting is None))
         if setting and found.gain is None:
             raise InputError(f"server {name} counted no verification, so it did not draft; look into {log}")
         return found
-
-
-def _require_answer(server: Server) -> None:
-    """Raise if the server is gone; its process may live a moment longer than its connections."""
-    try:
-        answers(server.url, "/server_info")
-    except (OSError, ValueError):
-        raise server.failure() from None

@@ -2,32 +2,34 @@
 
 import math
 import random
+from dataclasses import replace
 from statistics import NormalDist
 
 import numpy as np
 import pytest
 
-from eagle3.serving.bench.loads import Measurement, Side
+from eagle3.serving.bench.loads import MeasuredLoad
+from eagle3.serving.bench.settings import Side
 from eagle3.serving.bench.stats import (
     Interval,
     SpeedUp,
     acceptance_per_depth,
     by_set,
-    cells,
+    compare,
+    gather_cells,
     mean_ratio,
-    speed_up,
-    spread,
+    percentiles,
     stops_paying,
-    summary,
+    summarise,
 )
-from eagle3.serving.server.client import Answer
-from eagle3.serving.server.load import LoadResult
+from eagle3.serving.server.client import ServedAnswer
+from eagle3.serving.server.load import Agreement, LoadResult
 
 T_975 = {1: 12.7062, 2: 4.30265, 4: 2.77645}  # Student's t, by degrees of freedom: any printed table
 
 
-def answer(tpot_s: float, tokens: int = 11, ttft_s: float = 0.5, histogram: tuple[int, ...] = ()) -> Answer:
-    return Answer(
+def answer(tpot_s: float, tokens: int = 11, ttft_s: float = 0.5, histogram: tuple[int, ...] = ()) -> ServedAnswer:
+    return ServedAnswer(
         ttft_s=ttft_s,
         latency_s=ttft_s + tpot_s * (tokens - 1),
         output_tokens=tokens,
@@ -38,7 +40,7 @@ def answer(tpot_s: float, tokens: int = 11, ttft_s: float = 0.5, histogram: tupl
     )
 
 
-def load(*answers: Answer, seconds: float = 2.0) -> LoadResult:
+def load(*answers: ServedAnswer, seconds: float = 2.0) -> LoadResult:
     return LoadResult(list(answers), seconds, cache_flushed=True)
 
 
@@ -46,19 +48,19 @@ def load(*answers: Answer, seconds: float = 2.0) -> LoadResult:
 def test_percentiles_are_those_of_numpy(count: int) -> None:
     draws = random.Random(count)
     values = [draws.expovariate(1) for _ in range(count)]
-    found = spread([*values, None])
+    found = percentiles([*values, None])
     assert found is not None
     assert (found.median, found.p90, found.p99) == pytest.approx(tuple(np.percentile(values, [50, 90, 99])))
 
 
 def test_without_a_value_there_is_no_percentile() -> None:
-    assert spread([]) is None and spread([None]) is None
+    assert percentiles([]) is None and percentiles([None]) is None
 
 
 def test_time_per_token_leaves_the_first_token_out() -> None:
-    assert Answer(ttft_s=1.0, latency_s=3.0, output_tokens=5).tpot_s == 0.5
-    assert Answer(ttft_s=1.0, latency_s=1.0, output_tokens=1).tpot_s is None
-    assert Answer(error="x").tpot_s is None
+    assert ServedAnswer(ttft_s=1.0, latency_s=3.0, output_tokens=5).tpot_s == 0.5
+    assert ServedAnswer(ttft_s=1.0, latency_s=1.0, output_tokens=1).tpot_s is None
+    assert ServedAnswer(error="x").tpot_s is None
 
 
 def test_acceptance_per_depth_is_the_share_of_rounds_that_went_so_deep() -> None:
@@ -70,18 +72,23 @@ def test_acceptance_per_depth_is_the_share_of_rounds_that_went_so_deep() -> None
 
 
 def test_accept_length_weighs_verifications_not_answers() -> None:
-    found = summary([load(answer(0.1, histogram=(8, 0))), load(answer(0.1, histogram=(0, 2)), answer(0.1))])
+    found = summarise([load(answer(0.1, histogram=(8, 0))), load(answer(0.1, histogram=(0, 2)), answer(0.1))])
     assert found.accept_length == pytest.approx(1 + 2 / 10)
     assert found.accept_length == pytest.approx(1 + sum(found.per_depth))
 
 
 def test_throughput_is_tokens_over_time_of_all_repeats() -> None:
-    found = summary([load(answer(0.1, 10), answer(0.1, 20), seconds=2), load(answer(0.1, 30), seconds=4)])
+    found = summarise([load(answer(0.1, 10), answer(0.1, 20), seconds=2), load(answer(0.1, 30), seconds=4)])
     assert found.throughput == pytest.approx(60 / 6)
 
 
 def test_failed_requests_are_counted_by_reason_and_nowhere_else() -> None:
-    found = summary([load(answer(0.1), Answer(error="no room")), load(Answer(error="no room"), Answer(error="cut"))])
+    found = summarise(
+        [
+            load(answer(0.1), ServedAnswer(error="no room")),
+            load(ServedAnswer(error="no room"), ServedAnswer(error="cut")),
+        ]
+    )
     assert (found.requests, found.failed) == (4, 3)
     assert found.errors == {"no room": 2, "cut": 1}
     assert found.tpot is not None and found.tpot.median == pytest.approx(0.1)
@@ -89,9 +96,9 @@ def test_failed_requests_are_counted_by_reason_and_nowhere_else() -> None:
 
 
 def test_a_load_of_failures_alone_has_no_times() -> None:
-    found = summary([load(Answer(error="cut"))])
+    found = summarise([load(ServedAnswer(error="cut"))])
     assert (found.tpot, found.ttft, found.accept_length, found.throughput) == (None, None, None, 0.0)
-    pair = speed_up([load(Answer(error="cut"))], [load(answer(0.1))])
+    pair = compare([load(ServedAnswer(error="cut"))], [load(answer(0.1))])
     assert pair == SpeedUp(None, None)
 
 
@@ -126,10 +133,21 @@ def test_one_repeat_has_no_interval_and_none_has_no_ratio() -> None:
 def test_repeats_are_paired_in_order() -> None:
     plain = [load(answer(0.2), seconds=4), load(answer(0.4), seconds=8)]
     head = [load(answer(0.1), seconds=2), load(answer(0.2), seconds=4)]
-    found = speed_up(plain, head)
+    found = compare(plain, head)
     assert found.tpot is not None and found.throughput is not None
     for ratio in (found.tpot, found.throughput):
         assert (ratio.value, ratio.low, ratio.high) == pytest.approx((2.0, 2.0, 2.0))
+
+
+def test_a_repeat_that_was_measured_on_one_side_alone_has_no_pair() -> None:
+    found = compare([load(answer(0.2)), load(answer(0.9))], [load(answer(0.1))])
+    assert found.tpot == Interval(pytest.approx(2.0), None, None)
+
+
+def test_the_share_of_same_answers_is_over_all_that_were_compared() -> None:
+    repeats = [replace(load(answer(0.1)), agreement=Agreement(same, 4)) for same in (1, 4)]
+    assert summarise(repeats).same_answers == 5 / 8
+    assert summarise([load(answer(0.1))]).same_answers is None
 
 
 def gain(value: float, low: float | None = None) -> SpeedUp:
@@ -153,12 +171,12 @@ def test_speculation_stops_paying_where_the_interval_is_not_wholly_above_one(
     assert stops_paying(speed_ups) == end
 
 
-def measured(side: Side, prompt_set: str, concurrency: int, repeat: int, tpot_s: float) -> Measurement:
-    return Measurement(side, prompt_set, concurrency, repeat, load(answer(tpot_s)))
+def measured(side: Side, prompt_set: str, concurrency: int, repeat: int, tpot_s: float) -> MeasuredLoad:
+    return MeasuredLoad(side, prompt_set, concurrency, repeat, load(answer(tpot_s)))
 
 
 def test_measurements_are_gathered_by_prompt_set_and_concurrency() -> None:
-    found = cells(
+    found = gather_cells(
         [
             measured("plain", "chat", 8, 0, 0.2),
             measured("plain", "chat", 1, 0, 0.2),

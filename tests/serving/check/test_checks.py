@@ -15,29 +15,16 @@ from exported_head import (
     errors,
     in_another_order,
     random_head,
-    tiny_facts,
-    tiny_target,
 )
 
-from eagle3.errors import InputError
 from eagle3.head.build import head_facts
 from eagle3.serving.check.checks import run_checks
-from eagle3.serving.check.finding import Finding, TargetFacts, require_no_errors, table, target_facts
+from eagle3.serving.check.finding import Finding, TargetFacts
 from eagle3.serving.head.export import export_head
 from eagle3.serving.head.files import read_files
 from eagle3.target.model import Target
 
 Spoil = Callable[[Editable], object]
-
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return tiny_target()
-
-
-@pytest.fixture(scope="module")
-def facts(target: Target) -> TargetFacts:
-    return tiny_facts(target)
 
 
 @pytest.fixture
@@ -312,15 +299,6 @@ def test_a_head_of_another_target_is_found_whatever_its_sizes(
     assert "give the target that the head was trained on" in found["layer_ids"]
 
 
-def test_heads_with_errors_are_refused_with_the_checks_that_found_them() -> None:
-    findings = [Finding("d2t", "error", "wrong"), Finding("rope", "ok", "fine"), Finding("dtype", "error", "other")]
-    with pytest.raises(
-        InputError, match=r"^head=HEAD must not be served: d2t, dtype: see the errors in the table above$"
-    ):
-        require_no_errors(findings, "HEAD")
-    require_no_errors(findings[1:2], "HEAD")
-
-
 def test_stored_copies_and_frequencies_that_are_computed_anyway_are_no_fault(
     exported: Editable, facts: TargetFacts, target: Target
 ) -> None:
@@ -346,14 +324,3 @@ def test_another_chat_template_is_a_warning(exported: Editable, facts: TargetFac
     [finding] = [item for item in findings_of(exported, served) if item.level != "ok"]
     assert (finding.check, finding.level) == ("target", "warning")
     assert "chat.template" in finding.message
-
-
-def test_facts_of_a_target_are_those_of_its_files(target: Target, facts: TargetFacts) -> None:
-    assert target.embedding.dtype == torch.float32  # loaded so; stored and served in bfloat16
-    assert target_facts(target, "m").config == facts.config
-    assert target_facts(target, "m").dtype == "bfloat16"
-
-
-def test_the_table_has_a_line_for_each_finding() -> None:
-    lines = table([Finding("d2t", "ok", "fine"), Finding("layer_ids", "error", "wrong")]).splitlines()
-    assert lines == ["ok       d2t        fine", "error    layer_ids  wrong"]

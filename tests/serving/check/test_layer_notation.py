@@ -1,5 +1,6 @@
 """Layer ids one off are found by what the head knows of the target's answers, without any record of the training."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,18 +16,13 @@ from exported_head import (
     in_another_order,
     random_head,
     tiny_facts,
-    tiny_target,
 )
-from fitted_head import LAYERS as SMALL_LAYERS
-from fitted_head import PROMPT as SMALL_PROMPT
-from fitted_head import chain_output, fitted_head, small_target
 
-from eagle3.answers.chat import Chat
 from eagle3.decoding.speculate import Decoded, Speculator, plain_greedy
 from eagle3.serving.check.accept_length import Judge
 from eagle3.serving.check.checks import check_head
-from eagle3.serving.check.layer_notation import outputs, readings
-from eagle3.serving.check.settings import Decoding
+from eagle3.serving.check.forward import plain_forward
+from eagle3.serving.check.layer_notation import readings
 from eagle3.serving.head.export import TrainedHead, export_head
 from eagle3.serving.head.files import read_files
 from eagle3.target.capture import Capture
@@ -37,18 +33,8 @@ NEW_TOKENS = 24
 
 
 @pytest.fixture(scope="module")
-def target() -> Target:
-    return tiny_target()
-
-
-@pytest.fixture(scope="module")
-def judge(target: Target) -> Judge:
-    chat = Chat(target.tokenizer, template=None, template_kwargs={}, date="2026-01-01", stop_ids=target.stop_ids)
-    decoding = Decoding(steps=2, topk=1, draft_tokens=None, max_new_tokens=NEW_TOKENS, temperature=0.0, seed=0)
-    return Judge(
-        target=target, chat=chat, decoding=decoding, source=None, limit=None, questions=QUESTIONS,
-        min_accept_length=1.0, max_difference=0.05,
-    )  # fmt: skip
+def judge(make_judge: Callable[..., Judge]) -> Judge:
+    return make_judge(questions=QUESTIONS, max_new_tokens=NEW_TOKENS)
 
 
 @pytest.fixture(scope="module")
@@ -57,13 +43,13 @@ def taught(target: Target, judge: Judge) -> TrainedHead:
     prompts = judge.prompts(None).prompts
     texts = [prompt + plain_greedy(target, prompt, NEW_TOKENS) for prompt in prompts]
     answers = {token for text, prompt in zip(texts, prompts, strict=True) for token in text[len(prompt) :]}
-    trained = random_head(tiny_facts(target), target.fingerprint, torch.tensor(sorted(answers)))
+    trained = random_head(tiny_facts(target), target.identity, torch.tensor(sorted(answers)))
     normed: list[torch.Tensor] = []
     wanted = []
     for text, prompt in zip(texts, prompts, strict=True):
         aux = Capture(target, LAYERS)(torch.tensor([text]), [len(text)])[0].aux
         with torch.no_grad():
-            found_outputs = outputs(trained.head, trained.head.fuse(aux[:-2]), target.embedding[text[1:-1]])
+            found_outputs = plain_forward(trained.head, trained.head.fuse(aux[:-2]), target.embedding[text[1:-1]])
         normed.append(trained.head.norm(found_outputs[len(prompt) - 1 :]).detach())
         wanted += text[len(prompt) + 1 :]
     one_hot = (torch.tensor(wanted)[:, None] == trained.head.draft_ids).float()
@@ -148,15 +134,6 @@ def test_a_head_that_cannot_be_decoded_is_not(foreign: Editable, judge: Judge) -
 
 
 def test_a_head_that_knows_nothing_is_not_accused_of_its_layers(target: Target, judge: Judge, tmp_path: Path) -> None:
-    export_head(random_head(tiny_facts(target), target.fingerprint), tmp_path / "head", versions={})
+    export_head(random_head(tiny_facts(target), target.identity), tmp_path / "head", versions={})
     (tmp_path / "head/training.json").unlink()
     assert "layer_notation" not in errors(check_head(read_files(tmp_path / "head"), judge))
-
-
-def test_outputs_before_the_first_draft_are_those_of_a_plain_reference() -> None:
-    target = small_target()
-    head = fitted_head(target, SMALL_PROMPT)
-    aux = Capture(target, SMALL_LAYERS)(torch.tensor([SMALL_PROMPT]), [len(SMALL_PROMPT)])[0].aux
-    rows = outputs(head, head.fuse(aux[:-1]), target.embedding[SMALL_PROMPT[1:]])
-    for row in (0, 7, len(SMALL_PROMPT) - 2):
-        torch.testing.assert_close(rows[row], chain_output(head, target, aux, SMALL_PROMPT[: row + 2], row))

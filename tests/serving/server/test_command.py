@@ -152,3 +152,14 @@ def test_the_printed_line_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
     line = shell_line(settings, words)
     assert shlex.split(line) == ["A=b c", *words]
     assert launch_settings(tmp_path).interpreter == sys.executable
+
+
+@pytest.mark.parametrize(("room", "fits"), [(None, False), (1, False), (2, True), (3, True)])
+def test_a_server_that_would_queue_requests_is_refused(tmp_path: Path, room: int | None, fits: bool) -> None:
+    settings = launch_settings(tmp_path, max_running_requests=room)
+    if fits:
+        settings.require_room(2, setting="tune.concurrency")
+        return
+    message = r"max_running_requests=(None|1) does not hold tune\.concurrency=2: .* set launch\.max_running_requests=2"
+    with pytest.raises(InputError, match=message):
+        settings.require_room(2, setting="tune.concurrency")

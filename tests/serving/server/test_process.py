@@ -5,7 +5,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -13,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving_fixtures import launch_settings, sglang_site
+from serving_fixtures import launch_settings, sglang_site, wait_until
 
 from eagle3.errors import InputError
 from eagle3.serving.server.command import launch_command
-from eagle3.serving.server.log import failure_reason, last_stage
-from eagle3.serving.server.process import Server, answers
+from eagle3.serving.server.process import Server, is_reachable, request_json
 
 Start = Callable[..., Server]
 
@@ -37,8 +35,8 @@ def start(tmp_path: Path, tiny_path: Path) -> Start:
 
 def test_a_server_answers_inside_its_block_and_is_gone_behind_it(start: Start) -> None:
     with start() as server:
-        assert server.alive()
-        assert answers(server.url, "/server_info")["version"] == "0.5.17"
+        assert server.alive() and is_reachable(server.url)
+        assert request_json(server.url, "/server_info")["version"] == "0.5.17"
         process = server.process
         assert process is not None
         assert "fired up" in server.log.read_text()
@@ -46,8 +44,9 @@ def test_a_server_answers_inside_its_block_and_is_gone_behind_it(start: Start) -
     assert process.returncode == 0  # it was asked to end, not killed
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
+    assert not is_reachable(server.url)
     with pytest.raises(OSError, match="refused"):
-        answers(server.url, "/server_info")
+        request_json(server.url, "/server_info")
 
 
 def test_a_taken_port_is_one_line_before_anything_starts(start: Start) -> None:
@@ -119,13 +118,6 @@ def test_what_a_server_has_started_ends_with_it(start: Start) -> None:
     wait_until(lambda: not is_running(pid))
 
 
-def wait_until(holds: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 class Empty(BaseHTTPRequestHandler):
     """Answers every request with an empty object."""
 
@@ -144,13 +136,13 @@ def test_a_server_of_ours_is_not_asked_through_the_users_proxy(monkeypatch: pyte
     monkeypatch.setattr(urllib.request, "_opener", None)  # where urllib keeps the proxies of its first request
     with HTTPServer(("127.0.0.1", 0), Empty) as server:
         threading.Thread(target=server.handle_request).start()
-        assert answers(f"http://127.0.0.1:{server.server_port}", "/") == {}
+        assert request_json(f"http://127.0.0.1:{server.server_port}", "/") == {}
 
 
 def test_a_server_that_dies_midway_is_noticed_and_explained(start: Start) -> None:
     with start(fault="2") as server:  # the first answer is the one that shows it to be healthy
         with pytest.raises(OSError):
-            answers(server.url, "/generate", {"input_ids": [5], "sampling_params": {"max_new_tokens": 1}})
+            request_json(server.url, "/generate", {"input_ids": [5], "sampling_params": {"max_new_tokens": 1}})
         assert "has ended (exit status 9)" in str(server.failure())
         assert not server.alive()
         assert list(server.follow()) == []
@@ -168,65 +160,3 @@ def test_following_the_log_gives_each_line_up_to_the_last(start: Start, tmp_path
     server._start()
     assert list(server.follow()) == ["0", "1", "2"]
     server.stop()
-
-
-# --- log -------------------------------------------------------------------------------------------------------------
-
-CHAIN_OF_ERRORS = """\
-Traceback (most recent call last):
-  File "a.py", line 1, in f
-KeyError: 'x'
-
-During handling of the above exception, another exception occurred:
-
-Traceback (most recent call last):
-  File "a.py", line 2, in f
-ValueError: the head does not fit
-"""
-HARMLESS = """\
-[2026-01-01 00:00:00] Failed to import a plugin: Traceback (most recent call last):
-  File "plugin.py", line 1
-ModuleNotFoundError: No module named 'plugin'
-"""
-REPORTED = """\
-[2026-01-01 00:00:00 TP0] Scheduler hit an exception: Traceback (most recent call last):
-  File "runner.py", line 1
-AttributeError: 'XForCausalLM' object has no attribute 'set_eagle3_layers_to_capture'
-
-"""
-FOLLOWING = "Traceback (most recent call last):\n  File 'engine.py'\nEOFError\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "status", "reason"),
-    [
-        (CHAIN_OF_ERRORS, 1, "ValueError: the head does not fit"),
-        (HARMLESS + CHAIN_OF_ERRORS, 1, "ValueError: the head does not fit"),
-        ("TP0] Scheduler hit an exception: " + CHAIN_OF_ERRORS + FOLLOWING, 1, "ValueError: the head does not fit"),
-        (HARMLESS + REPORTED + FOLLOWING, 1, "SGLang cannot capture hidden states from this target's model class"),
-        (REPORTED + FOLLOWING, 1, "AttributeError: 'XForCausalLM'"),
-        (
-            "usage: launch_server.py\nlaunch_server.py: error: unrecognized arguments: --x\n",
-            2,
-            "unrecognized arguments",
-        ),
-        ("torch.OutOfMemoryError: CUDA out of memory.\n", 1, "lower launch.mem_fraction_static"),
-        ("Loading\n", -9, "ended by SIGKILL"),
-        ("Loading\rLoading 5%\r\n\n", 1, "Loading 5%"),
-        ("/usr/bin/python: No module named 'sglang'\n", 1, "install SGLang in the environment of launch.python"),
-        ("", 1, "it printed nothing"),
-        ("Traceback (most recent call last):\n  File", 1, "File"),
-    ],
-)
-def test_the_reason_of_a_failed_start_is_found_in_the_log(tmp_path: Path, text: str, status: int, reason: str) -> None:
-    log = tmp_path / "server.log"
-    log.write_text(text)
-    assert reason in failure_reason(log, status)
-    assert "\n" not in failure_reason(log, status)
-
-
-def test_a_log_that_is_no_text_or_very_long_is_read_all_the_same(tmp_path: Path) -> None:
-    log = tmp_path / "server.log"
-    log.write_bytes(b"\xff\xfe old\n" * 300_000 + "ValueError: ü\n".encode())
-    assert last_stage(log) == "ValueError: ü"
-    assert failure_reason(log, 1) == "ValueError: ü"

@@ -3,20 +3,23 @@
 from random import Random
 
 import pytest
+import torch
 
+from eagle3.decoding.replay import Recording
 from eagle3.errors import InputError
 from eagle3.serving.tune.predict import (
     Gain,
-    RoundCost,
     Setting,
+    VerificationCost,
     all_settings,
     assumed_cost,
     chain_gains,
     fitted_cost,
+    replayed_gains,
 )
 
-ASSUMED = RoundCost(fixed=8.0, draft_token=0.5, step=1.0)
-TRUE = RoundCost(fixed=10.0, draft_token=0.1, step=2.0)
+ASSUMED = VerificationCost(fixed=8.0, draft_token=0.5, step=1.0)
+TRUE = VerificationCost(fixed=10.0, draft_token=0.1, step=2.0)
 
 
 def test_settings_are_chains_of_every_length_and_trees_that_can_be_filled() -> None:
@@ -65,6 +68,20 @@ def test_what_the_longest_chain_accepts_says_what_shorter_ones_gain() -> None:
         assert gain.tokens / gain.accept_length == pytest.approx(2.0 / longest.accept_length)
 
 
+def test_what_is_replayed_is_summed_over_answers_and_sure_over_prompts() -> None:
+    """Two answers of 3 and 4 tokens behind the first: drafts are right at every place (0) or at none (9)."""
+    right, wrong = torch.zeros(3, 2, 2), torch.full((4, 2, 2), 9.0)
+    recording = Recording({1: [right.int(), wrong.int(), wrong.int()[:0]]})  # the third is one token long
+    chain = Setting(2, 1, 3)
+    [gain] = replayed_gains(recording, [chain]).values()
+    assert (gain.accept_length, gain.tokens) == (1 + 2 / 5, 7 / 5)  # one verification and four
+    assert gain.standard_error == pytest.approx(1.0)  # the accept lengths without one or the other: 1 and 3
+    [alone] = replayed_gains(Recording({1: [right.int()]}), [chain]).values()
+    assert (alone.accept_length, alone.tokens, alone.standard_error) == (3.0, 3.0, None)
+    with pytest.raises(InputError, match=r"no answer was longer than one token"):
+        replayed_gains(Recording({1: [right.int()[:0]]}), [chain])
+
+
 def test_depths_that_no_round_reached_may_be_left_out_as_servers_do() -> None:
     chains = [Setting(1, 1, 2), Setting(5, 1, 6)]
     assert chain_gains([0.5], Gain(1.5, 1.5), chains) == chain_gains([0.5, 0, 0, 0, 0], Gain(1.5, 1.5), chains)
@@ -92,8 +109,13 @@ def test_one_timing_corrects_the_setting_that_was_timed() -> None:
 def test_what_is_like_a_timed_setting_is_known_better_than_what_is_not() -> None:
     timed, like, unlike = Setting(5, 4, 16), Setting(5, 4, 20), Setting(7, 8, 64)
     before, after = fitted_cost({}, ASSUMED), fitted_cost({timed: TRUE.seconds(timed)}, ASSUMED)
-    assert after.doubt(timed) == pytest.approx(0.02 * TRUE.seconds(timed), rel=0.01)
-    assert after.doubt(timed) < after.doubt(like) < after.doubt(unlike) < before.doubt(unlike)
+    assert after.standard_deviation(timed) == pytest.approx(0.02 * TRUE.seconds(timed), rel=0.01)
+    assert (
+        after.standard_deviation(timed)
+        < after.standard_deviation(like)
+        < after.standard_deviation(unlike)
+        < before.standard_deviation(unlike)
+    )
 
 
 def test_no_part_of_a_round_costs_less_than_nothing() -> None:

@@ -1,0 +1,92 @@
+"""Checks of a fresh export: its files against the trained head, then whatever is checked of any exported head.
+
+Shapes: R rows, D draft vocabulary.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from eagle3.decoding.speculate import require_topk
+from eagle3.errors import InputError
+from eagle3.head.draft_head import DraftHead
+from eagle3.serving.check.accept_length import CHECK, Judge
+from eagle3.serving.check.checks import run_checks
+from eagle3.serving.check.finding import Finding, TargetFacts, facts_of_target, has_errors
+from eagle3.serving.check.forward import plain_forward
+from eagle3.serving.head.export import TrainedHead
+from eagle3.serving.head.files import read_files
+from eagle3.serving.head.format import load_head
+from eagle3.serving.head.record import write_record
+from eagle3.target.files import DTYPES
+
+
+def check_export(trained: TrainedHead, directory: Path, judge: Judge | str) -> list[Finding]:
+    """Run all checks of a fresh export; `judge` is the reason where there is no target to measure with.
+
+    The accept length goes into training.json, for later checks to compare with."""
+    files, record = read_files(directory), trained.record
+    if isinstance(judge, str):
+        facts = TargetFacts(config=trained.target_config, dtype=trained.dtype, identity=None, embedding=None)
+    else:
+        facts = facts_of_target(judge.target, record.target.template_hash)
+    findings = [check_reload(trained, directory), *run_checks(files, facts)]
+    if isinstance(judge, str):
+        return [*findings, Finding(CHECK, "skipped", judge)]
+    if has_errors(findings):
+        return [*findings, Finding(CHECK, "skipped", "mend the errors above first")]
+    require_topk(judge.decoding.topk, trained.head.config.draft_vocab_size)
+    prompts = judge.prompts(record)
+    try:
+        result = judge.measured(directory, prompts)
+    except InputError as reason:  # of the kind of target, or its answers are one token long: no fault of the export
+        return [*findings, Finding(CHECK, "skipped", str(reason))]
+    assert files.record is not None
+    write_record(directory, replace(files.record, accept_length=result))
+    return [*findings, excused(judge.judged(result, record), trained, judge.min_accept_length)]
+
+
+def excused(finding: Finding, trained: TrainedHead, min_accept_length: float) -> Finding:
+    """Make an error a warning if validation simulated too short an accept length, too: then the export is sound."""
+    simulated = trained.record.simulated_accept_length.values()
+    if finding.level == "error" and min(simulated, default=min_accept_length) < min_accept_length:
+        return replace(finding, level="warning")
+    return finding
+
+
+# --- reload → same logits --------------------------------------------------------------------------------------------
+
+
+def check_reload(trained: TrainedHead, directory: Path) -> Finding:
+    """Say whether the files give, on random input, bit for bit the logits of the trained head in the same dtype."""
+    exported = load_head(directory).head
+    expected = probe_logits(in_dtype(trained.head, DTYPES[trained.dtype]))
+    if torch.equal(probe_logits(exported), expected) and torch.equal(exported.draft_ids, trained.head.draft_ids):
+        return Finding("reload", "ok", "The files give the same logits as the training checkpoint")
+    return Finding("reload", "error", f"{directory} gives other logits than {trained.record.checkpoint}: export again")
+
+
+def in_dtype(head: DraftHead, dtype: torch.dtype) -> DraftHead:
+    """Copy the head with weights in `dtype`; RoPE's frequencies stay in float32, as servers keep them."""
+    copy = DraftHead(head.config, head.draft_ids)
+    weights = {name: weight.to(dtype) for name, weight in head.named_parameters()}
+    copy.load_state_dict(weights | {"draft_ids": head.draft_ids}, assign=True)
+    return copy
+
+
+@torch.no_grad()
+def probe_logits(head: DraftHead) -> Float[Tensor, "2 R D"]:
+    """Return the logits of two steps on fixed random input: every tensor and option of the head has a part in them."""
+    generator = torch.Generator().manual_seed(0)
+    rows, hidden_size, dtype = 8, head.config.hidden_size, head.fc.weight.dtype
+    embed = torch.randn(rows, hidden_size, generator=generator).to(dtype)
+    hidden = head.fuse(torch.randn(rows, head.fc.in_features, generator=generator))
+    logits = []
+    for _ in range(2):
+        hidden = plain_forward(head, hidden, embed)
+        logits.append(head.logits(hidden))
+        hidden = head.feedback(hidden)
+    return torch.stack(logits)

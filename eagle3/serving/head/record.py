@@ -1,0 +1,92 @@
+"""training.json beside an exported head: what it was trained on and with, and what it was measured to accept.
+
+Hashes, paths and numbers: nothing of the text that the head learned from.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from eagle3.storage import Record, atomic_write, parse_record, record_bytes
+from eagle3.target.identity import TargetIdentity
+
+FILE = "training.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreRecord(Record):
+    """The feature store of the training (several stores joined: their paths) and the share held out for validation."""
+
+    path: str | list[str]
+    hash: str
+    val_fraction: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredAcceptLength(Record):
+    """An accept length by our own decoder, with the prompts and the settings that it was measured on.
+
+    `standard_error` is over prompts, None where it is infinite. `accept_length_kept` leaves out what was made behind a
+    stop token. `per_depth[d - 1]` is the share of verifications that accepted at least d drafts. `lossless` is the
+    share of answers that are the target's own greedy ones, None where they were sampled. `from_validation` says that
+    training held these prompts out, `left_out` how many were for what reason. `dtype` is the one computed in."""
+
+    accept_length: float
+    standard_error: float | None
+    accept_length_kept: float
+    per_depth: list[float]
+    lossless: float | None
+    tokens: int
+    verifications: int
+    seconds: float
+    prompts: int
+    prompts_from: str
+    from_validation: bool
+    prompts_hash: str
+    left_out: dict[str, int]
+    dtype: str
+    max_new_tokens: int
+    temperature: float
+    seed: int
+    steps: int
+    topk: int
+    draft_tokens: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadRecord(Record):
+    """Everything that training.json holds.
+
+    `capture_layers` are indices into `hidden_states`; config.json counts outputs of layers, one less.
+    `simulated_accept_length` maps draft steps to what validation during training simulated, as a server counts it.
+    `accept_length` is measured once the target has been there. `checkpoint` is Lightning's."""
+
+    FORMAT_VERSION: ClassVar[int] = 2
+
+    format_version: int
+    kind: str
+    head_config: dict[str, Any]  # of the kind's config_type
+    capture_layers: list[int]
+    ttt_steps: int
+    simulated_accept_length: dict[int, float]
+    accept_length: MeasuredAcceptLength | None
+    target: TargetIdentity
+    store: StoreRecord
+    checkpoint: str
+    versions: dict[str, str]
+
+
+def write_record(folder: Path, record: HeadRecord) -> None:
+    with atomic_write(folder / FILE) as file:
+        file.write(record_bytes(record))
+
+
+def read_record(folder: Path, *, made_by: str) -> HeadRecord | None:
+    """Read training.json; None where the folder has none, because another trainer made the head.
+
+    Raises InputError for whatever this version did not write; `made_by` is the command that makes the head again."""
+    path = folder / FILE
+    if not path.exists():
+        return None
+    way_out = f"export the head again, or take the file out of the folder: {made_by}"
+    return parse_record(path.read_bytes(), HeadRecord, source=str(path), way_out=way_out)

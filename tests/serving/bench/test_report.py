@@ -1,0 +1,87 @@
+"""The report of a bench run; what it says of speed means nothing here."""
+
+import json
+from pathlib import Path
+
+import pytest
+from fitted_head import LAYERS, NEW_TOKENS, TREE, small_target
+from lightning.pytorch.loggers import WandbLogger
+from small_servers import FACTS, SETS, small_head
+
+from eagle3.decoding.speculate import Speculator
+from eagle3.serving.bench.loads import RESULTS, MeasuredLoad, read_results
+from eagle3.serving.bench.plots import PICTURES
+from eagle3.serving.bench.report import log_to_wandb, verdict, write_bench_report
+from eagle3.serving.bench.stats import Cell, Interval, SpeedUp
+from eagle3.serving.server.client import ServedAnswer
+from eagle3.serving.server.load import LoadResult
+from eagle3.storage import read_json
+from eagle3.training.loggers import close
+
+
+def test_the_reported_accept_length_is_the_decoders(measured: tuple[Path, dict], tmp_path: Path) -> None:
+    write_bench_report(read_results(measured[0] / RESULTS), FACTS, tmp_path)
+    cells = read_json(tmp_path / "results.json", made_by="this test")["cells"]
+    [cell] = [cell for cell in cells if (cell["prompt_set"], cell["concurrency"]) == ("chat", 1)]
+    decoder = Speculator(small_target(), small_head(), LAYERS)
+    made = [decoder.decode(prompt, max_new_tokens=NEW_TOKENS, **TREE) for prompt in SETS["chat"]]
+    verifications = sum(one.verifications for one in made)
+    per_depth = [sum(one.accepted[depth] for one in made) / verifications for depth in range(3)]
+    assert cell["sides"]["head"]["per_depth"] == pytest.approx([share for share in per_depth if share])
+    assert cell["sides"]["head"]["accept_length"] == pytest.approx(1 + sum(per_depth))
+    assert cell["sides"]["plain"]["accept_length"] is None
+    assert [cell["sides"][side]["same_answers"] for side in ("plain", "head")] == [1.0, 1.0]
+
+
+def test_where_speculation_does_not_pay_the_verdict_says_who_looks_for_what_does() -> None:
+    paying, not_paying = (SpeedUp(Interval(value, value - 0.1, value + 0.1), None) for value in (1.5, 1.05))
+    found = [Cell("chat", 1, {}, paying), Cell("chat", 32, {}, not_paying)]
+    assert verdict("chat", found[:1]) == "chat: speculation pays at every concurrency measured, 1 to 1"
+    assert verdict("chat", found) == (
+        "chat: speculation stops paying at concurrency 32, speed-up 1.05 [0.95, 1.15]; "
+        "action=tune tune.concurrency=32 looks for settings that pay there"
+    )
+
+
+def test_the_report_has_all_its_files_and_a_verdict_for_each_set(measured: tuple[Path, dict], tmp_path: Path) -> None:
+    verdicts = write_bench_report(read_results(measured[0] / RESULTS), FACTS, tmp_path)
+    assert [line.split(":")[0] for line in verdicts.splitlines()] == ["chat", "code"]
+    report = (tmp_path / "report.md").read_text()
+    for part in (
+        verdicts.splitlines()[0],
+        "## code",
+        "| 2 | head |",
+        "| 100% |",
+        "accepted at depth",
+        "serve.py action=bench",
+        "a GPU",
+    ):
+        assert part in report
+    for name in PICTURES:
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    widths = {line.count("|") for line in report.splitlines() if line.startswith(("| concurrency |", "| 1 |", "| 2 |"))}
+    assert len(widths) == 1
+
+
+def test_failures_and_one_sided_results_are_shown_as_such(tmp_path: Path) -> None:
+    failing = LoadResult([ServedAnswer(error="HTTP 500")], 1.0, cache_flushed=False)
+    verdicts = write_bench_report([MeasuredLoad("head", "chat", 4, 0, failing)], FACTS, tmp_path)
+    assert verdicts == "chat: plain target and head were not both measured"
+    report = (tmp_path / "report.md").read_text()
+    assert "Failed at concurrency 4: head: 1 times HTTP 500" in report
+    assert "| 4 | head | - |" in report
+
+
+def test_wandb_gets_a_row_for_each_side_of_each_cell(measured: tuple[Path, dict], tmp_path: Path) -> None:
+    results = read_results(measured[0] / RESULTS)
+    write_bench_report(results, FACTS, tmp_path)
+    logger = WandbLogger(project="test", offline=True, save_dir=str(tmp_path))
+    log_to_wandb(logger, results, FACTS, tmp_path)
+    files = Path(logger.experiment.dir) / "media"
+    close([logger], "success")
+    [table] = files.glob("table/bench*.json")
+    rows = json.loads(table.read_text())["data"]
+    assert {tuple(row[:3]) for row in rows} == {
+        (name, n, side) for name in SETS for n in (1, 2) for side in ("plain", "head")
+    }
+    assert len(list(files.glob("images/*.png"))) == len(PICTURES)

@@ -1,0 +1,132 @@
+"""Checks of a fresh export: the files give the trained head's logits, and what was measured is kept for later."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from exported_head import FINGERPRINT, errors, random_head, with_record
+from safetensors.torch import load_file, save_file
+
+from eagle3.errors import InputError
+from eagle3.features.store import FeatureStore
+from eagle3.serving.check.accept_length import Judge
+from eagle3.serving.check.checks import check_head
+from eagle3.serving.check.export import check_export, check_reload, excused, in_dtype, probe_logits
+from eagle3.serving.check.finding import Finding, TargetFacts
+from eagle3.serving.head.export import TrainedHead, export_head
+from eagle3.serving.head.files import read_files
+from eagle3.serving.head.format import load_head
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+OPTIONS = {
+    "plain": {},
+    "fc_norm and norm_output": {"fc_norm": True, "norm_output": True},
+    "llama3": {"rope_parameters": LLAMA3},
+}
+TENSORS = ["fc.weight", "norm.weight", "midlayer.hidden_norm.weight", "midlayer.self_attn.k_proj.weight", "d2t"]
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_exported_head_gives_the_logits_of_the_trained_one(name: str, facts: TargetFacts, tmp_path: Path) -> None:
+    trained = random_head(facts, FINGERPRINT, **OPTIONS[name])
+    export_head(trained, tmp_path / "head", versions={})
+    loaded = load_head(tmp_path / "head").head
+    assert torch.equal(probe_logits(loaded), probe_logits(in_dtype(trained.head, torch.bfloat16)))
+    assert check_reload(trained, tmp_path / "head").level == "ok"
+
+
+@pytest.mark.parametrize("tensor", TENSORS)
+def test_a_changed_tensor_is_found(tensor: str, trained_on_tiny: TrainedHead, tmp_path: Path) -> None:
+    export_head(trained_on_tiny, tmp_path / "head", versions={})
+    path = tmp_path / "head/model.safetensors"
+    tensors = load_file(path)
+    tensors[tensor].view(-1)[0] += 1
+    save_file(tensors, path)
+    finding = check_reload(trained_on_tiny, tmp_path / "head")
+    assert finding.level == "error" and "gives other logits than /nowhere/best.ckpt: export again" in finding.message
+
+
+def test_a_head_that_accepts_nothing_is_an_error_when_served_and_a_warning_when_its_training_said_so(
+    trained_on_tiny: TrainedHead, make_judge: Callable[..., Judge], tmp_path: Path
+) -> None:
+    judge, head = make_judge(min_accept_length=3.5), tmp_path / "head"  # more than two steps can give
+    export_head(trained_on_tiny, head, versions={})
+    at_export = check_export(trained_on_tiny, head, judge)
+    assert [(item.check, item.level) for item in at_export if item.level != "ok"] == [("accept_length", "warning")]
+    later = check_head(read_files(head), judge)
+    assert "min_accept_length is 3.5; if the other checks are well, the head is of another target" in str(errors(later))
+
+
+def test_what_was_measured_at_export_is_recorded_and_compared_with_later(
+    trained_on_tiny: TrainedHead, make_judge: Callable[..., Judge], tmp_path: Path
+) -> None:
+    judge, head = make_judge(), tmp_path / "head"
+    export_head(trained_on_tiny, head, versions={})
+    assert errors(check_export(trained_on_tiny, head, judge)) == {}
+    files = read_files(head)
+    assert files.record is not None and files.record.accept_length is not None
+    recorded = files.record.accept_length
+    assert (recorded.lossless, recorded.from_validation, recorded.prompts) == (1.0, False, 2)
+    assert recorded.prompts_from == "check.questions"  # its store is nowhere
+    assert recorded.standard_error is not None and recorded.standard_error >= 0
+    assert errors(check_head(files, judge)) == {}
+    more = replace(recorded, accept_length=1.1 * recorded.accept_length)
+    found = errors(check_head(replace(files, record=replace(files.record, accept_length=more)), judge))
+    assert "a file of the head or the target has changed, export again" in found["accept_length"]
+
+
+def test_an_export_is_compared_with_what_its_training_simulated_on_the_same_prompts(
+    trained_on_tiny: TrainedHead, make_judge: Callable[..., Judge], store_path: Path, tmp_path: Path
+) -> None:
+    store = replace(trained_on_tiny.record.store, path=str(store_path), hash=FeatureStore(store_path).fingerprint)
+    trained, head = with_record(trained_on_tiny, simulated_accept_length={2: 2.9}, store=store), tmp_path / "head"
+    export_head(trained, head, versions={})
+    found = errors(check_export(trained, head, make_judge()))
+    assert f"(validation prompts of {store_path}); validation during training simulated 2.900" in found["accept_length"]
+
+
+def test_without_the_target_an_export_says_what_it_skipped(trained_on_tiny: TrainedHead, tmp_path: Path) -> None:
+    export_head(trained_on_tiny, tmp_path / "head", versions={})
+    findings = check_export(trained_on_tiny, tmp_path / "head", "target.path=/gone does not exist")
+    skipped = {item.check: item.message for item in findings if item.level == "skipped"}
+    assert skipped == {"target": "the target was not at hand", "accept_length": "target.path=/gone does not exist"}
+
+
+def test_an_export_with_errors_is_not_decoded(
+    trained_on_tiny: TrainedHead, make_judge: Callable[..., Judge], tmp_path: Path
+) -> None:
+    export_head(with_record(trained_on_tiny, capture_layers=[2, 4, 99]), tmp_path / "head", versions={})
+    findings = check_export(trained_on_tiny, tmp_path / "head", make_judge())
+    assert findings[-1] == Finding("accept_length", "skipped", "mend the errors above first")
+
+
+def test_a_measurement_that_cannot_be_made_is_skipped_with_the_reason(
+    trained_on_tiny: TrainedHead, make_judge: Callable[..., Judge], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*given: object) -> None:
+        raise InputError("of that kind of target")
+
+    monkeypatch.setattr(Judge, "measured", fail)
+    export_head(trained_on_tiny, tmp_path / "head", versions={})
+    findings = check_export(trained_on_tiny, tmp_path / "head", make_judge())
+    assert findings[-1] == Finding("accept_length", "skipped", "of that kind of target")
+
+
+@pytest.mark.parametrize(
+    ("simulated", "level"), [({3: 1.04, 7: 1.2}, "warning"), ({3: 1.05, 7: 1.2}, "error"), ({}, "error")]
+)
+def test_an_export_is_excused_where_training_simulated_too_short_an_accept_length(
+    simulated: dict[int, float], level: str, trained_on_tiny: TrainedHead
+) -> None:
+    trained, finding = with_record(trained_on_tiny, simulated_accept_length=simulated), Finding("x", "error", "short")
+    assert excused(finding, trained, 1.05).level == level
+    assert excused(replace(finding, level="ok"), trained, 1.05).level == "ok"

@@ -1,0 +1,51 @@
+"""Prompts that heads are measured on: those that training held out, and conversations of any shape."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from eagle3.data.datamodule import split_fraction
+from eagle3.errors import InputError
+from eagle3.features.store import FeatureStore
+from eagle3.serving.check.accept_length import Judge
+from eagle3.serving.check.prompts import prompt_source, validation_prompts
+from eagle3.serving.head.record import StoreRecord
+from eagle3.storage import write_jsonl
+
+
+def test_validation_prompts_are_the_prompt_parts_of_the_lowest_shares(store_path: Path) -> None:
+    features = FeatureStore(store_path)
+    samples = [features.read(ref) for ref in features.samples]
+    samples = sorted(
+        (sample for sample in samples if sample.turns[0] == 0), key=lambda sample: split_fraction(sample.id)
+    )
+    expected = [sample.input_ids[: sample.turns.tolist().index(1)].tolist() for sample in samples]
+    below = sum(split_fraction(sample.id) < 0.5 for sample in samples)
+    store = StoreRecord(path=str(store_path), hash=features.fingerprint, val_fraction=0.5)
+    assert validation_prompts(store, limit=3, max_length=99).prompts == expected[:3]
+    assert validation_prompts(store, limit=3, max_length=99).from_validation
+    assert validation_prompts(store, limit=None, max_length=99).prompts == expected[:below]
+    with pytest.raises(InputError, match="is no longer the store of the training"):
+        validation_prompts(replace(store, hash="other"), limit=3, max_length=99)
+
+
+def test_prompts_of_every_shape_are_measured_up_to_the_first_user_turn(
+    make_judge: Callable[..., Judge], tmp_path: Path
+) -> None:
+    rows = [
+        {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]},
+        {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho"}]},
+        {"turns": ["Hi", "And then?"]},
+        {"prompt": "Hi"},
+        {"messages": [{"role": "tool", "content": "Hi"}]},
+        {"prompt": "word " * 4096},
+    ]
+    write_jsonl(tmp_path / "rows.jsonl", rows)
+    source = prompt_source(path=str(tmp_path / "rows.jsonl"), split="train")
+    judge = make_judge(source=source, limit=None)
+    found = judge.prompts(None)
+    assert found.prompts == [judge.chat.prompt_ids([{"role": "user", "content": "Hi"}])] * 4
+    assert sorted(found.left_out.values()) == [1, 1]
+    assert "tool turn" in found.left_out

@@ -1,0 +1,120 @@
+"""The format of an exported head: what SGLang and transformers read of ours, what we read of other trainers' heads."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
+
+from eagle3.errors import InputError
+from eagle3.head.draft_head import DraftHead
+from eagle3.serving.head.format import load_head, save_head, sglang_config
+from eagle3.storage import write_json
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+DEFAULT = {"rope_type": "default", "rope_theta": 100.0}
+
+
+def assert_equal(head: DraftHead, expected: DraftHead) -> None:
+    assert head.config == expected.config
+    torch.testing.assert_close(head.state_dict(), expected.state_dict(), rtol=0, atol=0)
+
+
+@pytest.fixture
+def head(make_head: Callable[..., DraftHead]) -> DraftHead:
+    return make_head(fc_norm=True).float()
+
+
+@pytest.fixture
+def saved(head: DraftHead, tmp_path: Path) -> Path:
+    save_head(tmp_path / "head", head, [2, 4, 5], "float32")
+    return tmp_path / "head"
+
+
+def change_config(folder: Path, *unset: str, **changes: object) -> None:
+    config = json.loads((folder / "config.json").read_text()) | changes
+    write_json(folder / "config.json", {key: value for key, value in config.items() if key not in unset})
+
+
+def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def test_files_are_in_the_notation_of_sglang(head: DraftHead, tmp_path: Path) -> None:
+    save_head(tmp_path / "head", head, [2, 4, 5], "bfloat16")
+    tensors = load_file(tmp_path / "head/model.safetensors")
+    config = json.loads((tmp_path / "head/config.json").read_text())
+    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [1, 3, 4]
+    assert config["dtype"] == config["torch_dtype"] == "bfloat16"
+    assert config["draft_vocab_size"] == len(tensors["lm_head.weight"])
+    assert torch.equal(tensors["d2t"] + torch.arange(30), head.draft_ids)
+    assert tensors["d2t"].dtype == torch.int64
+    assert tensors["t2d"].dtype == torch.bool
+    assert tensors["t2d"].nonzero().squeeze(1).tolist() == head.draft_ids.tolist()
+    assert {tensor.dtype for name, tensor in tensors.items() if name not in ("d2t", "t2d")} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("rope", [DEFAULT, LLAMA3], ids=["default", "llama3"])
+@pytest.mark.parametrize("reader", ["as written", "rope_theta and rope_scaling alone"])
+def test_transformers_reads_the_rope_of_the_head(
+    rope: dict, reader: str, make_head: Callable[..., DraftHead], tmp_path: Path
+) -> None:
+    config = sglang_config(make_head(rope_parameters=rope).config, [2, 4, 5], "bfloat16")
+    if reader != "as written":
+        del config["rope_parameters"]
+    write_json(tmp_path / "config.json", config)
+    assert AutoConfig.from_pretrained(tmp_path).rope_parameters == rope
+
+
+@pytest.mark.parametrize("options", [{}, {"fc_norm": True, "norm_output": True}], ids=["eagle3", "eagle3.1"])
+def test_a_head_is_read_as_it_was_written(options: dict, make_head: Callable[..., DraftHead], tmp_path: Path) -> None:
+    head = make_head(**options).float()
+    save_head(tmp_path, head, [2, 4, 5], "float32")
+    loaded = load_head(tmp_path)
+    assert_equal(loaded.head, head)
+    assert loaded.capture_layers == [2, 4, 5]
+
+
+@pytest.mark.parametrize("prefix", ["layers.0.", "model.layers.0."])
+def test_heads_of_other_trainers_are_read(prefix: str, head: DraftHead, saved: Path) -> None:
+    theirs = {
+        "midlayer.": prefix, "fc_norm.0.": "aux_norm_low.", "fc_norm.1.": "aux_norm_mid.",
+        "fc_norm.2.": "aux_norm_high.",
+    }  # fmt: skip
+
+    def rename(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [*tensors]:
+            for ours, other in theirs.items():
+                if name.startswith(ours):
+                    tensors[name.replace(ours, other)] = tensors.pop(name)
+        del tensors["t2d"]
+
+    change_tensors(saved, rename)
+    change_config(saved, "rope_parameters", "dtype", "fc_norm", use_aux_norm=True)
+    assert_equal(load_head(saved).head, head)
+
+
+def test_without_d2t_the_draft_vocabulary_is_the_whole_one(saved: Path) -> None:
+    change_tensors(saved, lambda tensors: tensors.pop("d2t"))
+    with pytest.raises(InputError, match="has no tensor d2t, so its 30 draft ids mean nothing"):
+        load_head(saved)
+    change_config(saved, vocab_size=30)
+    assert load_head(saved).head.draft_ids.tolist() == list(range(30))
+
+
+def test_a_missing_tensor_is_named(saved: Path) -> None:
+    change_tensors(saved, lambda tensors: tensors.pop("fc.weight"))
+    with pytest.raises(InputError, match=r"fc\.weight must have shape \(16, 48\) by config.json, the file has nothing"):
+        load_head(saved)

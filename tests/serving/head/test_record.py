@@ -1,0 +1,91 @@
+"""training.json: read as it was written, and one line of what is wrong with whatever was not."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from exported_head import FINGERPRINT, measured, record_of
+
+from eagle3.errors import InputError
+from eagle3.head.draft_head import DraftHead
+from eagle3.serving.head.record import HeadRecord, StoreRecord, read_record, write_record
+
+
+@pytest.fixture
+def record(make_head: Callable[..., DraftHead]) -> HeadRecord:
+    return record_of(make_head(), FINGERPRINT)
+
+
+def refusal(folder: Path, content: bytes) -> str:
+    (folder / "training.json").write_bytes(content)
+    with pytest.raises(InputError) as refused:
+        read_record(folder, made_by="EXPORT")
+    message = str(refused.value)
+    assert message.startswith(f"{folder / 'training.json'}: ") and "\n" not in message
+    assert message.endswith(", or take the file out of the folder: EXPORT")
+    return message
+
+
+def test_a_record_is_read_as_it_was_written(record: HeadRecord, tmp_path: Path) -> None:
+    joined = replace(record, store=StoreRecord(path=["a", "b"], hash="h", val_fraction=0), accept_length=measured())
+    for each in (record, joined, replace(record, simulated_accept_length={})):
+        write_record(tmp_path, each)
+        assert read_record(tmp_path, made_by="EXPORT") == each
+
+
+def test_a_head_of_another_trainer_has_no_record(tmp_path: Path) -> None:
+    assert read_record(tmp_path, made_by="EXPORT") is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"ttt_steps": "7"}, "ttt_steps='7': Input should be a valid integer; export the head again"),
+        ({"ttt_steps": 7.5}, "ttt_steps=7.5: Input should be a valid integer"),
+        ({"ttt_steps": True}, "ttt_steps=True: Input should be a valid integer"),
+        ({"capture_layers": [2, "4", 5]}, "capture_layers.1='4': Input should be a valid integer"),
+        ({"capture_layers": {"2": 4}}, "capture_layers: Input should be a valid array"),
+        ({"simulated_accept_length": {"three": 1.5}}, "simulated_accept_length.three='three': Input should be"),
+        ({"simulated_accept_length": {"3": "1.5"}}, "simulated_accept_length.3='1.5': Input should be a valid number"),
+        ({"store": {"path": 3, "hash": "h", "val_fraction": 0.5}}, "store.path=3: Input should be a valid string"),
+        ({"store": {"path": "p", "hash": "h"}}, "store.val_fraction is missing; export the head again"),
+        ({"target": FINGERPRINT | {"size": 3}}, "target.size is unknown; export the head again"),
+        ({"target": FINGERPRINT | {"weights_hash": None}}, "target.weights_hash=None: Input should be a valid string"),
+        ({"epochs": 3}, "epochs is unknown; export the head again"),
+        ({"accept_length": {}}, "accept_length.accept_length is missing"),
+        ({"format_version": 2, "epochs": 3}, "format_version=2, this eagle3 reads 1; take the one that wrote it"),
+    ],
+)
+def test_what_this_version_does_not_write_is_refused_by_its_field(
+    changes: dict[str, Any], fault: str, record: HeadRecord, tmp_path: Path
+) -> None:
+    assert f"training.json: {fault}" in refusal(tmp_path, json.dumps(asdict(record) | changes).encode())
+
+
+def test_a_head_that_cannot_be_is_refused_with_its_own_rule(record: HeadRecord, tmp_path: Path) -> None:
+    content = asdict(record)
+    content["head_config"]["head_dim"] = 7
+    assert "training.json: head_config: model.head_dim=7 is odd" in refusal(tmp_path, json.dumps(content).encode())
+
+
+@pytest.mark.parametrize("key", ["format_version", "head_config", "simulated_accept_length", "accept_length"])
+def test_a_missing_key_is_named(key: str, record: HeadRecord, tmp_path: Path) -> None:
+    content = {name: value for name, value in asdict(record).items() if name != key}
+    assert f"training.json: {key} is missing" in refusal(tmp_path, json.dumps(content).encode())
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"a": "\xff"}', b"\xff\xfe{}"])
+def test_what_is_no_json_is_refused(content: bytes, tmp_path: Path) -> None:
+    assert "training.json: Invalid JSON: " in refusal(tmp_path, content)
+
+
+@pytest.mark.parametrize("content", [b"[]", b"null", b"3", b'"{}"'])
+def test_what_is_no_object_is_refused(content: bytes, tmp_path: Path) -> None:
+    assert "training.json: Input should be an object" in refusal(tmp_path, content)
+
+
+def test_the_file_of_another_program_is_refused(tmp_path: Path) -> None:
+    assert "training.json: format_version is missing" in refusal(tmp_path, b'{"epochs": 3}')

@@ -1,0 +1,71 @@
+"""The reason of a failed start is found in the log, in one line."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from eagle3.serving.server.log import failure_reason, last_stage
+from eagle3.serving.server.process import Server
+
+Start = Callable[..., Server]
+
+
+CHAIN_OF_ERRORS = """\
+Traceback (most recent call last):
+  File "a.py", line 1, in f
+KeyError: 'x'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "a.py", line 2, in f
+ValueError: the head does not fit
+"""
+HARMLESS = """\
+[2026-01-01 00:00:00] Failed to import a plugin: Traceback (most recent call last):
+  File "plugin.py", line 1
+ModuleNotFoundError: No module named 'plugin'
+"""
+REPORTED = """\
+[2026-01-01 00:00:00 TP0] Scheduler hit an exception: Traceback (most recent call last):
+  File "runner.py", line 1
+AttributeError: 'XForCausalLM' object has no attribute 'set_eagle3_layers_to_capture'
+
+"""
+FOLLOWING = "Traceback (most recent call last):\n  File 'engine.py'\nEOFError\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "reason"),
+    [
+        (CHAIN_OF_ERRORS, 1, "ValueError: the head does not fit"),
+        (HARMLESS + CHAIN_OF_ERRORS, 1, "ValueError: the head does not fit"),
+        ("TP0] Scheduler hit an exception: " + CHAIN_OF_ERRORS + FOLLOWING, 1, "ValueError: the head does not fit"),
+        (HARMLESS + REPORTED + FOLLOWING, 1, "SGLang cannot capture hidden states from this target's model class"),
+        (REPORTED + FOLLOWING, 1, "AttributeError: 'XForCausalLM'"),
+        (
+            "usage: launch_server.py\nlaunch_server.py: error: unrecognized arguments: --x\n",
+            2,
+            "unrecognized arguments",
+        ),
+        ("torch.OutOfMemoryError: CUDA out of memory.\n", 1, "lower launch.mem_fraction_static"),
+        ("Loading\n", -9, "ended by SIGKILL"),
+        ("Loading\rLoading 5%\r\n\n", 1, "Loading 5%"),
+        ("/usr/bin/python: No module named 'sglang'\n", 1, "install SGLang in the environment of launch.python"),
+        ("", 1, "it printed nothing"),
+        ("Traceback (most recent call last):\n  File", 1, "File"),
+    ],
+)
+def test_the_reason_of_a_failed_start_is_found_in_the_log(tmp_path: Path, text: str, status: int, reason: str) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(text)
+    assert reason in failure_reason(log, status)
+    assert "\n" not in failure_reason(log, status)
+
+
+def test_a_log_that_is_no_text_or_very_long_is_read_all_the_same(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_bytes(b"\xff\xfe old\n" * 300_000 + "ValueError: ü\n".encode())
+    assert last_stage(log) == "ValueError: ü"
+    assert failure_reason(log, 1) == "ValueError: ü"

@@ -1,0 +1,134 @@
+"""serve.py: export, check and decode as a user meets them, and its settings."""
+
+import json
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from exported_head import Editable, errors, random_head, save_checkpoint, tiny_facts, tiny_target, with_record
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+from stores import ROOT
+
+from eagle3 import cli
+from eagle3.errors import InputError
+from eagle3.serving.check.finding import Finding
+from eagle3.serving.head.export import TrainedHead, export_head
+from eagle3.serving.head.files import read_files
+from eagle3.storage import read_json, write_jsonl
+from eagle3.target.model import Target
+from serve import export_head as export_action
+from serve import require_limit
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return tiny_target()
+
+
+@pytest.fixture
+def trained_on_tiny(target: Target) -> TrainedHead:
+    return random_head(tiny_facts(target), target.identity)
+
+
+def test_a_command_in_a_stored_report_composes_today() -> None:
+    command = read_json(ROOT / "benchmarks/results/sglang_bench/results.json", made_by="action=bench")["command"]
+    script, *overrides = shlex.split(command)
+    config = serve_config(*(override for override in overrides if not override.startswith("hydra.")))
+    assert (script, config.action, config.limit) == ("serve.py", "bench", 16)
+
+
+def serve(*settings: str, cwd: Path) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(ROOT / "serve.py"), *settings]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+
+
+def save_run(folder: Path, trained: TrainedHead, *, target: str) -> None:
+    """A finished training, whose features were made from `target`."""
+    made_from = replace(trained.record.target, name=target, revision=None)
+    save_checkpoint(folder / "checkpoints/best.ckpt", with_record(trained, target=made_from))
+
+
+def serve_config(*overrides: str) -> DictConfig:
+    with initialize_config_dir(cli.CONF, version_base="1.3"):
+        return compose("serve", overrides=[*overrides])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (["prompts.path=/no/such.jsonl"], r"prompts\.path=/no/such\.jsonl"),
+        (["target.dtype=flaot16"], r"target\.dtype=flaot16"),
+        (["chat.template=/no/such.jinja"], r"chat\.template=/no/such\.jinja cannot be read"),
+        (["topk=4"], "such a tree"),
+        (["topk=100", "draft_tokens=8"], "topk=100: the head can draft no more than its 64 tokens"),
+        (["temperature=-1"], r"temperature=-1 must be 0"),
+    ],
+)
+def test_a_wrong_option_of_an_export_is_an_error_and_no_reason_to_skip_the_measurement(
+    wrong: list[str], message: str, trained_on_tiny: TrainedHead, tiny_path: Path, tmp_path: Path
+) -> None:
+    save_run(tmp_path / "run", trained_on_tiny, target=str(tiny_path))
+    config = serve_config("action=export", f"run={tmp_path}/run", f"head={tmp_path}/head", *wrong)
+    with pytest.raises(InputError, match=message):
+        export_action(config)
+
+
+@pytest.mark.parametrize("limit", [0, -1, 2.5])
+def test_a_number_of_prompts_starts_at_1(limit: float) -> None:
+    with pytest.raises(InputError, match=rf"limit={limit} must be a whole number of prompts from 1 up"):
+        require_limit(limit)
+    require_limit(None)
+
+
+def test_one_limit_is_for_every_action_and_its_default_for_each() -> None:
+    assert [serve_config(f"action={action}").limit for action in ("check", "bench", "tune")] == [16, 80, 64]
+    assert [serve_config(f"action={action}", "limit=3").limit for action in ("check", "bench", "tune")] == [3, 3, 3]
+
+
+def test_export_writes_the_best_head_of_a_run_without_its_target(trained_on_tiny: TrainedHead, tmp_path: Path) -> None:
+    save_run(tmp_path / "run", trained_on_tiny, target="./gone/target")
+    done = serve("action=export", "run=run", "head=head", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "skipped  accept_length     target.path=./gone/target does not exist" in done.stdout
+    assert read_files(tmp_path / "head").layer_ids == [1, 3, 4]
+
+
+def test_decode_prints_one_json_line(trained_on_tiny: TrainedHead, tiny_path: Path, tmp_path: Path) -> None:
+    export_head(trained_on_tiny, tmp_path / "head", versions={})
+    write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "Hi"}])
+    done = serve(
+        "action=decode", f"target.path={tiny_path}", "head=head", "prompts.path=rows.jsonl", "steps=2",
+        "max_new_tokens=4", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert done.stdout.count("\n") == 1
+    assert result["lossless"] == 1.0
+    assert result["standard_error"] is None  # of one prompt
+    assert result["accept_length"] == pytest.approx(1 + sum(result["per_depth"]))
+    assert 1 <= result["accept_length_kept"] <= result["accept_length"]
+    assert len(result["per_depth"]) == 2
+
+
+def test_check_exits_with_status_1_and_the_reason_and_writes_the_table_as_json(
+    trained_on_tiny: TrainedHead, tiny_path: Path, tmp_path: Path
+) -> None:
+    export_head(trained_on_tiny, tmp_path / "head", versions={})
+    head = Editable(tmp_path / "head")
+    head.tensors["d2t"] = head.tensors["d2t"] + torch.arange(64)
+    head.save()
+    done = serve("action=check", f"target.path={tiny_path}", "head=head", "findings=found.json", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "error    d2t" in done.stdout
+    assert "d2t holds target ids" in done.stdout
+    assert done.stderr.splitlines()[-1] == (
+        "error: head=head must not be served: d2t, t2d: see the errors in the table above"
+    )
+    found = [Finding(**row) for row in json.loads((tmp_path / "found.json").read_text())]
+    assert errors(found).keys() == {"d2t", "t2d"}
+    assert [item.level for item in found if item.check == "accept_length"] == ["skipped"]

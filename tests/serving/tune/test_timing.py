@@ -1,0 +1,104 @@
+"""A load's numbers, and real servers that are started, loaded and stopped for them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from exported_head import tiny_target
+from fitted_head import LAYERS, PROMPT, fitted_head
+from serving_fixtures import launch_settings, sglang_site
+from stores import ASSETS
+from timed_machine import settings
+
+from eagle3.decoding.speculate import measure
+from eagle3.errors import InputError
+from eagle3.serving.head.format import save_head
+from eagle3.serving.server.client import ServedAnswer
+from eagle3.serving.server.load import LoadResult
+from eagle3.serving.tune.predict import Gain, Setting
+from eagle3.serving.tune.search import search_settings
+from eagle3.serving.tune.timing import ServerTimer, timing_of
+
+
+def answer(tpot_s: float, *, tokens: int, histogram: tuple[int, ...]) -> ServedAnswer:
+    accepted = sum(drafts * count for drafts, count in enumerate(histogram))
+    return ServedAnswer(
+        ttft_s=0.5,
+        latency_s=0.5 + tpot_s * (tokens - 1),
+        output_tokens=tokens,
+        verify_ct=sum(histogram),
+        correct_drafts=accepted,
+        histogram=histogram,
+    )
+
+
+def test_a_timing_is_the_median_over_answers_and_the_servers_own_counts() -> None:
+    answers = [
+        answer(0.5, tokens=5, histogram=(1, 2)),
+        answer(0.1, tokens=6, histogram=(0, 1, 1)),
+        answer(0.2, tokens=3, histogram=(0, 0, 1)),
+        ServedAnswer(ttft_s=0.5, latency_s=0.5, output_tokens=1),
+        ServedAnswer(error="HTTP 500"),
+    ]
+    found = timing_of(LoadResult(answers, seconds=5.0, cache_flushed=True))
+    assert found.seconds_per_token == pytest.approx(0.2)
+    assert found.tokens_per_second == 3.0
+    assert found.gain == Gain(accept_length=1 + 7 / 6, tokens=11 / 6)
+    assert found.per_depth == [5 / 6, 2 / 6]
+    assert (found.requests, found.failed) == (5, 1)
+    assert found.verification_seconds == pytest.approx(0.2 * 11 / 6)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (ServedAnswer(error="HTTP 500"), "none of 1 answers can be timed: HTTP 500"),
+        (ServedAnswer(ttft_s=0.5, latency_s=0.5, output_tokens=1), "all answers are one token long"),
+    ],
+)
+def test_a_load_without_a_time_is_refused_with_the_reason(answer: ServedAnswer, reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        timing_of(LoadResult([answer], seconds=1.0, cache_flushed=True))
+
+
+def server_timer(tmp_path: Path, *, fault: str = "", **launch: Any) -> ServerTimer:
+    return ServerTimer(
+        launch=launch_settings(sglang_site(tmp_path), fault=fault, **launch),
+        target=str(ASSETS / "tiny"),
+        revision=None,
+        head=str(tmp_path / "head"),
+        prompts=[PROMPT, PROMPT[3:]],
+        concurrency=2,
+        requests_per_place=2,
+        sampling={"max_new_tokens": 12, "temperature": 0.0},
+        warmup=1,
+        timeout_s=60,
+        log_dir=tmp_path / "logs",
+    )
+
+
+def test_servers_are_started_loaded_counted_and_stopped(tmp_path: Path) -> None:
+    target, timer = tiny_target(), server_timer(tmp_path)
+    head = fitted_head(target, PROMPT)
+    save_head(tmp_path / "head", head, LAYERS, "float32")
+    found = search_settings(settings(steps=[1, 3], timed=1, concurrency=2), None, timer, lambda found: None)
+    ours = measure(
+        target, head, LAYERS, timer.prompts, steps=3, topk=1, draft_tokens=None, max_new_tokens=12, temperature=0.0,
+        seed=0, progress=None,
+    )  # fmt: skip
+    assert found.plain is not None and found.plain.requests == 4 and found.plain.gain is None
+    assert [*found.timed] == [Setting(3, 1, 4)] and [*found.gains] == [Setting(1, 1, 2), Setting(3, 1, 4)]
+    assert ours.accept_length > 1
+    assert [found.plain.same_answers, found.timed[Setting(3, 1, 4)].same_answers] == [1.0, 1.0]
+    assert found.gains[Setting(3, 1, 4)].accept_length == pytest.approx(ours.accept_length)
+    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["3-1-4.log", "plain.log"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [("start", "server plain has ended .* Not enough memory"), ("4", "server plain has ended .*exit status 9")],
+    ids=["at its start", "midway"],
+)
+def test_a_server_that_dies_is_an_error_with_the_reason(tmp_path: Path, fault: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        server_timer(tmp_path, fault=fault)(None)
