@@ -7,9 +7,11 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import NoneType
 from typing import IO, Any, ClassVar, Protocol, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from eagle3.errors import InputError
 
@@ -90,6 +92,8 @@ def sha256_file(path: Path) -> str:
 
 # --- records ---------------------------------------------------------------------------------------------------------
 
+UNION_PARTS = ("str", "list[str]", "[key]")  # in the places that pydantic names
+
 
 class Record:
     """A frozen dataclass that is written as JSON. What is read is checked against its fields: nothing may be missing,
@@ -109,19 +113,27 @@ def parse_record(content: bytes, kind: type[AnyRecord], *, source: str, way_out:
     try:
         return TypeAdapter(kind).validate_json(content)
     except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        field = ".".join(map(str, first["loc"])) or "the whole file"
-        raise InputError(f"{source}: {field}: {first['msg']}; {way_out}") from None
+        raise InputError(f"{source}: {_in_words(error.errors()[0])}; {way_out}") from None
 
 
 def _require_version(content: bytes, expected: int, source: str, way_out: str) -> None:
     try:
-        value = json.loads(content)
-    except ValueError:
+        version = json.loads(content)["format_version"]
+    except (ValueError, KeyError, TypeError):
         return  # for the parser to say
-    version = value.get("format_version") if isinstance(value, dict) else expected
     if version != expected:
-        raise InputError(f"{source} has format_version {version}, this code reads {expected}; {way_out}")
+        raise InputError(f"{source}: format_version={version}, this code reads {expected}; {way_out}")
+
+
+def _in_words(fault: ErrorDetails) -> str:
+    """Say what is wrong in which field; of its value only numbers, for texts may be somebody's."""
+    field = ".".join(str(part) for part in fault["loc"] if part not in UNION_PARTS)
+    if fault["type"] == "missing":
+        return f"{field} is missing"
+    if fault["type"] == "unexpected_keyword_argument":
+        return f"{field} is unknown"
+    given = f"={fault['input']}" if isinstance(fault["input"], int | float | NoneType) else ""
+    return f"{field}{given}: {fault['msg']}" if field else fault["msg"].removeprefix("Value error, ")
 
 
 def record_bytes(record: Record) -> bytes:

@@ -448,4 +448,4 @@ def test_a_full_disk_is_one_clear_line_and_loses_nothing(target, chat, out_dir, 
     with pytest.raises(InputError, match=r"errors\.jsonl cannot be written \(No space left on device\); make room"):
         run(target, chat, out_dir)
     monkeypatch.undo()
-    assert run(target, chat, out_dir)["prompts"] == 7
+    assert run(target, chat, out_dir).prompts == 7

@@ -64,7 +64,7 @@ def test_a_folder_that_is_no_store_is_named_with_the_way_out(tmp_path: Path) -> 
 def test_a_store_of_another_format_is_refused(store_path: Path) -> None:
     manifest = json.loads((store_path / "manifest.json").read_text())
     (store_path / "manifest.json").write_text(json.dumps(manifest | {"format_version": 99}))
-    with pytest.raises(InputError, match="format_version 99"):
+    with pytest.raises(InputError, match="format_version=99"):
         open_store(store_path)
 
 

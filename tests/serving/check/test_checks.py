@@ -17,11 +17,11 @@ from exported_head import (
     random_head,
 )
 
-from eagle3.head.build import head_facts
 from eagle3.serving.check.checks import run_checks
 from eagle3.serving.check.finding import Finding, TargetFacts
 from eagle3.serving.head.export import export_head
 from eagle3.serving.head.files import read_files
+from eagle3.target.facts import target_config
 from eagle3.target.model import Target
 
 Spoil = Callable[[Editable], object]
@@ -93,8 +93,8 @@ def test_a_head_covers_the_context_that_sglang_derives_for_its_target(
     rope: dict, length: int, facts: TargetFacts, target: Target, tmp_path: Path
 ) -> None:
     config = type(target.text_config)(**target.text_config.to_dict() | {"rope_parameters": rope})
-    scaled = replace(facts, config=head_facts(config, 4096))
-    assert scaled.config["max_position_embeddings"] == length
+    scaled = replace(facts, config=target_config(config, 4096, "bfloat16"))
+    assert scaled.config.max_position_embeddings == length
     export_head(random_head(scaled, FINGERPRINT), tmp_path / "head", versions={})
     head = Editable(tmp_path / "head")
     assert levels(findings_of(head, scaled)) == {}
@@ -320,7 +320,7 @@ def test_for_deepseek_targets_sglang_adds_one_only_to_ids_that_start_with_1(
 
 
 def test_another_chat_template_is_a_warning(exported: Editable, facts: TargetFacts) -> None:
-    served = replace(facts, fingerprint={**FINGERPRINT, "template_hash": "other"})
+    served = replace(facts, identity=FINGERPRINT.with_template("other"))
     [finding] = [item for item in findings_of(exported, served) if item.level != "ok"]
     assert (finding.check, finding.level) == ("target", "warning")
     assert "chat.template" in finding.message

@@ -8,9 +8,9 @@ import pytest
 import torch
 from exported_head import FINGERPRINT, errors, random_head, with_record
 from safetensors.torch import load_file, save_file
+from stores import open_store
 
 from eagle3.errors import InputError
-from eagle3.features.store import FeatureStore
 from eagle3.serving.check.accept_length import Judge
 from eagle3.serving.check.checks import check_head
 from eagle3.serving.check.export import check_export, check_reload, excused, in_dtype, probe_logits
@@ -87,7 +87,7 @@ def test_what_was_measured_at_export_is_recorded_and_compared_with_later(
 def test_an_export_is_compared_with_what_its_training_simulated_on_the_same_prompts(
     trained_on_tiny: TrainedHead, make_judge: Callable[..., Judge], store_path: Path, tmp_path: Path
 ) -> None:
-    store = replace(trained_on_tiny.record.store, path=str(store_path), hash=FeatureStore(store_path).fingerprint)
+    store = replace(trained_on_tiny.record.store, path=str(store_path), hash=open_store(store_path).fingerprint)
     trained, head = with_record(trained_on_tiny, simulated_accept_length={2: 2.9}, store=store), tmp_path / "head"
     export_head(trained, head, versions={})
     found = errors(check_export(trained, head, make_judge()))

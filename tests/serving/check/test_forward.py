@@ -10,7 +10,7 @@ from eagle3.target.capture import Capture
 def test_outputs_before_the_first_draft_are_those_of_a_plain_reference() -> None:
     target = small_target()
     head = fitted_head(target, PROMPT)
-    aux = Capture(target, LAYERS)(torch.tensor([PROMPT]), [len(PROMPT)])[0].aux
+    aux = Capture(target, LAYERS)(torch.tensor([PROMPT]), [len(PROMPT)])[0].aux_hidden_states
     rows = plain_forward(head, head.fuse(aux[:-1]), target.embedding[PROMPT[1:]])
     for row in (0, 7, len(PROMPT) - 2):
         torch.testing.assert_close(rows[row], chain_output(head, target, aux, PROMPT[: row + 2], row))

@@ -47,7 +47,7 @@ def taught(target: Target, judge: Judge) -> TrainedHead:
     normed: list[torch.Tensor] = []
     wanted = []
     for text, prompt in zip(texts, prompts, strict=True):
-        aux = Capture(target, LAYERS)(torch.tensor([text]), [len(text)])[0].aux
+        aux = Capture(target, LAYERS)(torch.tensor([text]), [len(text)])[0].aux_hidden_states
         with torch.no_grad():
             found_outputs = plain_forward(trained.head, trained.head.fuse(aux[:-2]), target.embedding[text[1:-1]])
         normed.append(trained.head.norm(found_outputs[len(prompt) - 1 :]).detach())

@@ -5,10 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from stores import open_store
 
 from eagle3.data.datamodule import split_fraction
 from eagle3.errors import InputError
-from eagle3.features.store import FeatureStore
 from eagle3.serving.check.accept_length import Judge
 from eagle3.serving.check.prompts import prompt_source, validation_prompts
 from eagle3.serving.head.record import StoreRecord
@@ -16,7 +16,7 @@ from eagle3.storage import write_jsonl
 
 
 def test_validation_prompts_are_the_prompt_parts_of_the_lowest_shares(store_path: Path) -> None:
-    features = FeatureStore(store_path)
+    features = open_store(store_path)
     samples = [features.read(ref) for ref in features.samples]
     samples = sorted(
         (sample for sample in samples if sample.turns[0] == 0), key=lambda sample: split_fraction(sample.id)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from stores import TARGET_CONFIG
 from torch import Tensor
 
 from eagle3.serving.check.finding import TargetFacts
@@ -15,7 +16,7 @@ VOCAB, HIDDEN = CHUNK + 3, 8  # more than one chunk
 
 def found(stored: Tensor, target: Tensor) -> list[str]:
     files = HeadFiles(Path("head"), {}, False, {"embed_tokens.weight": stored}, None)
-    facts = TargetFacts(config={}, dtype="bfloat16", fingerprint=None, embedding=target)
+    facts = TargetFacts(config=TARGET_CONFIG, dtype="bfloat16", identity=None, embedding=target)
     return [message for _, message in check_embedding(files, facts)]
 
 

@@ -1,11 +1,13 @@
 """Export: the best Lightning checkpoint of a run becomes a head's folder, whole or not at all."""
 
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
 from exported_head import FINGERPRINT, LAYERS, record_of, save_checkpoint
+from stores import TARGET_CONFIG
 
 from eagle3.errors import InputError
 from eagle3.head.draft_head import DraftHead
@@ -18,7 +20,7 @@ from eagle3.storage import write_json
 @pytest.fixture
 def trained(make_head: Callable[..., DraftHead], tmp_path: Path) -> TrainedHead:
     head = make_head().float()
-    written = TrainedHead(head, record_of(head, FINGERPRINT), {"dtype": "bfloat16"})
+    written = TrainedHead(head, record_of(head, FINGERPRINT), replace(TARGET_CONFIG, dtype="bfloat16"))
     return read_trained(save_checkpoint(tmp_path / "run/checkpoints/best-step9-accept2.000.ckpt", written))
 
 
@@ -29,7 +31,7 @@ def test_a_checkpoint_becomes_the_head_and_its_record(trained: TrainedHead, tmp_
     torch.testing.assert_close(dict(loaded.head.named_parameters()), weights, rtol=0, atol=0)
     assert torch.equal(loaded.head.draft_ids, trained.head.draft_ids)
     assert record is not None
-    assert (record.head_config, record.capture_layers) == (trained.head.config, LAYERS)
+    assert (record.head_config, record.capture_layers) == (asdict(trained.head.config), LAYERS)
     assert (record.simulated_accept_length, record.accept_length) == ({7: 1.0}, None)
     assert (record.target, record.versions) == (FINGERPRINT, {"torch": "x"})
     assert record.checkpoint == str(tmp_path / "run/checkpoints/best-step9-accept2.000.ckpt")

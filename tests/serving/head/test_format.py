@@ -11,7 +11,7 @@ from transformers import AutoConfig
 
 from eagle3.errors import InputError
 from eagle3.head.draft_head import DraftHead
-from eagle3.serving.head.format import load_head, save_head, sglang_config
+from eagle3.serving.head.format import exported_config, load_head, save_head
 from eagle3.storage import write_json
 
 LLAMA3 = {
@@ -71,7 +71,7 @@ def test_files_are_in_the_notation_of_sglang(head: DraftHead, tmp_path: Path) ->
 def test_transformers_reads_the_rope_of_the_head(
     rope: dict, reader: str, make_head: Callable[..., DraftHead], tmp_path: Path
 ) -> None:
-    config = sglang_config(make_head(rope_parameters=rope).config, [2, 4, 5], "bfloat16")
+    config = exported_config(make_head(rope_parameters=rope).config, [2, 4, 5], "bfloat16")
     if reader != "as written":
         del config["rope_parameters"]
     write_json(tmp_path / "config.json", config)

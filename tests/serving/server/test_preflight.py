@@ -7,7 +7,6 @@ import torch
 from serving_fixtures import launch_settings, sglang_site
 
 from eagle3.errors import InputError
-from eagle3.head.build import head_facts
 from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.serving.head.format import save_head
 from eagle3.serving.server.preflight import (
@@ -19,6 +18,7 @@ from eagle3.serving.server.preflight import (
     require_devices,
 )
 from eagle3.storage import read_json, write_json
+from eagle3.target.facts import target_config
 from eagle3.target.files import TargetFiles, read_target_files
 
 MODELS = {
@@ -117,7 +117,7 @@ def test_a_target_that_sglang_cannot_capture_from_is_one_line(
 
 
 def test_the_heads_files_are_checked_without_the_targets_weights(target: TargetFiles, tmp_path: Path) -> None:
-    facts = head_facts(target.text_config, target.text_config.vocab_size)
+    facts = target_config(target.text_config, target.text_config.vocab_size, target.checkpoint_dtype)
     settings = {key: facts[key] for key in HeadConfig.__dataclass_fields__ if key in facts}
     config = HeadConfig(**settings | {"draft_vocab_size": 32, "fc_norm": False, "norm_output": False})
     head = tmp_path / "head"
