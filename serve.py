@@ -21,9 +21,7 @@ from omegaconf import DictConfig
 
 from eagle3 import cli
 from eagle3.answers.chat import Chat
-from eagle3.errors import InputError
-from eagle3.serving.bench.loads import BenchSettings, Plan
-from eagle3.serving.bench.run import benchmark, prompt_sets
+from eagle3.errors import InputError, require_packages
 from eagle3.serving.check.accept_length import Judge
 from eagle3.serving.check.checks import check_head
 from eagle3.serving.check.finding import Finding, require_no_errors, table
@@ -33,13 +31,12 @@ from eagle3.serving.head import export
 from eagle3.serving.head.files import MAKE_HEAD, read_files
 from eagle3.serving.server.command import Draft, LaunchSettings
 from eagle3.serving.server.launch import launch
-from eagle3.serving.tune.evidence import TuneSettings
-from eagle3.serving.tune.run import tune
 from eagle3.storage import write_json
 from eagle3.target.files import TargetFiles, read_target_files
 from eagle3.target.model import load_target
 
 log = logging.getLogger(__name__)
+BENCH_LIBRARIES = ("aiohttp", "matplotlib", "scipy")  # what the extra `bench` brings
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="serve")
@@ -112,6 +109,10 @@ def launch_server(config: DictConfig) -> None:
 
 
 def bench(config: DictConfig) -> None:
+    require_packages(*BENCH_LIBRARIES, extra="bench", needed_by="action=bench")
+    from eagle3.serving.bench.loads import BenchSettings, Plan
+    from eagle3.serving.bench.run import benchmark, prompt_sets
+
     settings, drafts, answers = BenchSettings(**cli.plain(config.bench)), draft(config), answering(config)
     target = target_files(cli.plain(config.target))
     chat = Chat(target.tokenizer, stop_ids=target.stop_ids, **cli.plain(config.chat))
@@ -132,6 +133,11 @@ def bench(config: DictConfig) -> None:
 
 
 def tune_head(config: DictConfig) -> None:
+    require_packages(*BENCH_LIBRARIES, extra="bench", needed_by="action=tune")
+    from eagle3.serving.bench.run import prompt_sets
+    from eagle3.serving.tune.evidence import TuneSettings
+    from eagle3.serving.tune.run import tune
+
     if config.prompts.path is None:
         raise InputError("prompts.path is not set; give conversations like those you serve: prompts.path=FILE.jsonl")
     if config.dry_run:

@@ -3,7 +3,7 @@
 from eagle3.errors import InputError
 from eagle3.prompts.checks import Verdict
 from eagle3.prompts.language import UNKNOWN, LanguageDetector, languages, split_code
-from eagle3.prompts.prompt import Prompt
+from eagle3.prompts.reading.prompt import Prompt
 
 
 class LengthCheck:

@@ -5,16 +5,16 @@ from typing import Any
 import numpy as np
 
 from eagle3.prompts.checks import Check
-from eagle3.prompts.duplicates import Duplicates
 from eagle3.prompts.filters import LanguageCheck, LengthCheck
 from eagle3.prompts.language import LanguageDetector
-from eagle3.prompts.leaks import LeakCheck, read_benchmarks
-from eagle3.prompts.licenses import LicenseCheck, LicenseRules
+from eagle3.prompts.licenses.rules import LicenseCheck, LicenseRules
+from eagle3.prompts.overlap.duplicates import Duplicates
+from eagle3.prompts.overlap.leaks import LeakCheck, read_benchmarks
+from eagle3.prompts.overlap.signatures import Signer
 from eagle3.prompts.privacy import Privacy
-from eagle3.prompts.prompt import Prompt
-from eagle3.prompts.reading import read_prompts
-from eagle3.prompts.signatures import Signer
-from eagle3.prompts.sources import Source, file_state, plain_source
+from eagle3.prompts.reading.prompt import Prompt
+from eagle3.prompts.reading.rows import read_prompts
+from eagle3.prompts.reading.sources import Source, file_state, plain_source
 from eagle3.prompts.traffic import MEASURED, TrafficMix
 
 GROUPS = ("licenses", "length", "language", "privacy", "leaks", "duplicates", "traffic")  # of conf/prompts

@@ -17,12 +17,12 @@ from tqdm import tqdm
 
 from eagle3.errors import InputError
 from eagle3.prompts.checks import Check
-from eagle3.prompts.conversation import Refused
-from eagle3.prompts.formats import BLANK, Chunk, chunk_rows, cut
-from eagle3.prompts.prompt import Prompt
-from eagle3.prompts.reading import read_prompt
-from eagle3.prompts.signatures import Signer
-from eagle3.prompts.sources import Source, file_state
+from eagle3.prompts.overlap.signatures import Signer
+from eagle3.prompts.reading.conversation import Refused
+from eagle3.prompts.reading.formats import BLANK, Chunk, chunk_rows, cut
+from eagle3.prompts.reading.prompt import Prompt
+from eagle3.prompts.reading.rows import read_prompt
+from eagle3.prompts.reading.sources import Source, file_state
 from eagle3.prompts.spool import ChunkWriter, ScannedChunk, written_folder
 from eagle3.prompts.traffic import MEASURED, TrafficMix
 from eagle3.storage import json_line, sha256_json

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from eagle3.prompts.duplicates import Choice, Duplicates, Fate
-from eagle3.prompts.sources import Source
+from eagle3.prompts.overlap.duplicates import Choice, Duplicates, Fate
+from eagle3.prompts.reading.sources import Source
 from eagle3.prompts.spool import Scanned
 from eagle3.prompts.traffic import TrafficMix
 

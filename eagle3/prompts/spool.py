@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from eagle3.prompts.prompt import Prompt
+from eagle3.prompts.reading.prompt import Prompt
 from eagle3.storage import json_line, read_jsonl, with_filename
 
 OWN_ROWS = np.dtype([("offset", "u8"), ("line", "u8")])  # place in prompts.jsonl; line of the chunk, from 1

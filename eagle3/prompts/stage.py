@@ -10,15 +10,15 @@ import shutil
 from pathlib import Path
 
 from eagle3.errors import InputError
-from eagle3.prompts.answered import require_not_answered
-from eagle3.prompts.ledger import current_ledger, make_ledger, nothing_left
-from eagle3.prompts.licenses import attribution_text
-from eagle3.prompts.output import write_prompts
-from eagle3.prompts.report import write_report
+from eagle3.prompts.licenses.attribution import attribution_text
+from eagle3.prompts.output.answered import require_not_answered
+from eagle3.prompts.output.files import write_prompts
+from eagle3.prompts.output.ledger import current_ledger, make_ledger, nothing_left
+from eagle3.prompts.output.report import write_report
+from eagle3.prompts.reading.sources import Source, check_limit, configured_sources
 from eagle3.prompts.rules import Rules
 from eagle3.prompts.scan import Enough, Scanner, scan, tasks_of
 from eagle3.prompts.selection import Selection, select
-from eagle3.prompts.sources import Source, check_limit, configured_sources
 from eagle3.prompts.spool import Scanned
 from eagle3.storage import atomic_write, write_json
 

@@ -8,9 +8,9 @@ import pytest
 from prompt_stage import Prepare, chat, prepare, reasons, write
 
 from eagle3.errors import InputError
-from eagle3.prompts import duplicates
-from eagle3.prompts.duplicates import equal_runs
-from eagle3.prompts.words import jaccard, shingles, words_and_symbols
+from eagle3.prompts.overlap import duplicates
+from eagle3.prompts.overlap.duplicates import equal_runs
+from eagle3.prompts.overlap.words import jaccard, shingles, words_and_symbols
 
 __all__ = ["prepare"]
 VOCABULARY = [f"word{number}" for number in range(400)]

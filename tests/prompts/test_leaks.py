@@ -7,9 +7,9 @@ import pytest
 from prompt_stage import Prepare, chat, prepare, reasons, write
 
 from eagle3.errors import InputError
-from eagle3.prompts.leaks import Benchmark, LeakCheck
-from eagle3.prompts.prompt import Prompt
-from eagle3.prompts.words import words
+from eagle3.prompts.overlap.leaks import Benchmark, LeakCheck
+from eagle3.prompts.overlap.words import words
+from eagle3.prompts.reading.prompt import Prompt
 
 __all__ = ["prepare"]
 

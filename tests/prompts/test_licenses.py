@@ -8,15 +8,10 @@ from omegaconf import OmegaConf
 from stores import CONF
 
 from eagle3.errors import InputError
-from eagle3.prompts.licenses import (
-    LicenseCheck,
-    LicenseRules,
-    attribution_entry,
-    attribution_text,
-    source_terms,
-)
-from eagle3.prompts.licenses.terms import names_in
-from eagle3.prompts.prompt import Prompt
+from eagle3.prompts.licenses.attribution import attribution_entry, attribution_text
+from eagle3.prompts.licenses.rules import LicenseCheck, LicenseRules
+from eagle3.prompts.licenses.terms import names_in, source_terms
+from eagle3.prompts.reading.prompt import Prompt
 
 DEFAULTS = OmegaConf.to_container(OmegaConf.load(CONF / "prompts/licenses/default.yaml"))
 

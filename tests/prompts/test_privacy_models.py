@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import sys
 from pathlib import Path
 
 import pytest
@@ -141,10 +142,8 @@ def test_weights_other_than_safetensors_are_refused(classifier, tmp_path):
 
 
 def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch, tmp_path):
-    monkeypatch.setattr("eagle3.prompts.privacy.models.find_spec", lambda name: None)
-    with pytest.raises(
-        InputError, match=r"prompts/privacy/model=spacy needs spacy.*'eagle3\[spacy\]'.*privacy=patterns"
-    ):
+    monkeypatch.setitem(sys.modules, "spacy", None)
+    with pytest.raises(InputError, match=r"prompts/privacy/model=spacy needs the package spacy; .*'eagle3\[spacy\]'"):
         SpacyModel(path=str(tmp_path), actions={"PERSON": "drop"})
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 from personal_data import Case, cases
+from stores import ASSETS
 
 from eagle3.prompts.privacy.policy import readable
 from tests.prompts.test_privacy import build_privacy
 
-ASSETS = Path(__file__).parent / "assets" / "prompts"
 # Of these the finding is more or less than what was put in: a token without "Bearer", a URL's account, a street's city.
 OTHER_EDGES = {"TOKEN", "URL_PASSWORD", "STREET_ADDRESS"}
 
@@ -80,7 +80,7 @@ def test_near_misses_are_let_through(labelled):
 
 
 def benchmark_prompts(name: str) -> list[str]:
-    rows = [json.loads(line) for line in (ASSETS / f"{name}.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (ASSETS / "prompts" / f"{name}.jsonl").read_text().splitlines()]
     return ["\n\n".join(row["turns"]) for row in rows]
 
 

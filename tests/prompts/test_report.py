@@ -5,7 +5,7 @@ from pathlib import Path
 
 from prompt_stage import Prepare, chat, prepare, write
 
-from eagle3.prompts.report import write_report
+from eagle3.prompts.output.report import write_report
 
 __all__ = ["prepare"]
 

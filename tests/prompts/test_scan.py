@@ -14,7 +14,7 @@ from prompt_stage import Prepare, chat, prepare, reasons, some_rows, write
 from stores import CONF
 
 from eagle3.errors import InputError
-from eagle3.prompts.formats import cut
+from eagle3.prompts.reading.formats import cut
 
 __all__ = ["prepare"]
 

@@ -14,7 +14,7 @@ from stores import CONF
 
 from eagle3.errors import InputError
 from eagle3.prompts.language import LanguageDetector
-from eagle3.prompts.prompt import Prompt
+from eagle3.prompts.reading.prompt import Prompt
 from eagle3.prompts.traffic import MEASURED, TrafficMix, target
 from eagle3.prompts.traffic.raking import Margin, effective_sample_size, rake, whole_counts
 

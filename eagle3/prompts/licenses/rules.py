@@ -11,7 +11,7 @@ from license_expression import ExpressionError, get_spdx_licensing
 from eagle3.errors import InputError
 from eagle3.prompts.checks import Verdict
 from eagle3.prompts.licenses.terms import SourceTerms
-from eagle3.prompts.prompt import Prompt
+from eagle3.prompts.reading.prompt import Prompt
 
 # Besides its own error the parser lets out what "()", "(OR MIT WITH x)" and deep nesting do to it.
 UNPARSABLE = (ExpressionError, IndexError, AssertionError, RecursionError)

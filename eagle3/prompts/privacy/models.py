@@ -7,11 +7,10 @@ is pickled to worker processes.
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from eagle3.errors import InputError
+from eagle3.errors import InputError, require_packages
 from eagle3.prompts.privacy.recogniser import Action, Span
 
 MODEL_ENTITIES = frozenset({"PERSON", "LOCATION", "ORGANIZATION"})
@@ -96,7 +95,7 @@ class SpacyModel(NameModel):
 
     def __init__(self, *, path: str, actions: Mapping[str, Action]):
         super().__init__(path=path, actions=actions)
-        _require("spacy", "spacy")
+        require_packages("spacy", extra="spacy", needed_by="prompts/privacy/model=spacy")
         meta = _described(self.path, "meta.json", "a spaCy pipeline (nlp.to_disk)")
         self._check_labels([label for labels in meta.get("labels", {}).values() for label in labels], path)
 
@@ -117,7 +116,6 @@ class HuggingFaceModel(NameModel):
 
     def __init__(self, *, path: str, stride: int, actions: Mapping[str, Action]):
         super().__init__(path=path, actions=actions)
-        _require("transformers", "huggingface")
         self.stride = stride
         config = _described(self.path, "config.json", "a token classification model (save_pretrained)")
         self._check_labels(config.get("id2label", {}).values(), path)
@@ -146,7 +144,7 @@ class PresidioModel(NameModel):
 
     def __init__(self, *, path: str, language: str, score_threshold: float, actions: Mapping[str, Action]):
         super().__init__(path=path, actions=actions)
-        _require("presidio_analyzer", "presidio")
+        require_packages("presidio_analyzer", extra="presidio", needed_by="prompts/privacy/model=presidio")
         self.language, self.score_threshold = language, score_threshold
         if not self.path.is_file():
             raise InputError(f"prompts.privacy.model.path={path} is no file; give a presidio NLP engine configuration")
@@ -183,14 +181,6 @@ def _texts_in(value: Any) -> Iterator[str]:
     elif isinstance(value, (dict, list)):
         for part in value.values() if isinstance(value, dict) else value:
             yield from _texts_in(part)
-
-
-def _require(library: str, option: str) -> None:
-    if find_spec(library) is None:
-        raise InputError(
-            f"prompts/privacy/model={option} needs {library}, which is not installed; pip install "
-            f"'eagle3[{option}]', or choose another model, or prompts/privacy=patterns"
-        )
 
 
 def _described(folder: Path, name: str, what: str) -> dict:

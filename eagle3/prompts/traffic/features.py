@@ -6,7 +6,7 @@ import numpy as np
 
 from eagle3.prompts.filters import prompt_characters, user_turns
 from eagle3.prompts.language import LanguageDetector, split_code
-from eagle3.prompts.prompt import Prompt
+from eagle3.prompts.reading.prompt import Prompt
 
 # One row of the columns that the scan stores: 19 bytes, and free of bins, so that other bins need no other scan.
 MEASURED = np.dtype(

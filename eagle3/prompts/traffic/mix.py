@@ -12,7 +12,7 @@ import numpy as np
 
 from eagle3.errors import InputError
 from eagle3.prompts.language import LanguageDetector
-from eagle3.prompts.prompt import Prompt
+from eagle3.prompts.reading.prompt import Prompt
 from eagle3.prompts.traffic.features import measure
 from eagle3.prompts.traffic.grid import Grid, features
 from eagle3.prompts.traffic.raking import effective_sample_size, missing_share, rake, whole_counts

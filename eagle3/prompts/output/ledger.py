@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.errors import InputError
-from eagle3.prompts.licenses import attribution_entry
-from eagle3.prompts.output import Counts
+from eagle3.prompts.licenses.attribution import attribution_entry
+from eagle3.prompts.output.files import Counts
+from eagle3.prompts.reading.sources import Source
 from eagle3.prompts.rules import Rules
-from eagle3.prompts.sources import Source
 from eagle3.prompts.spool import ScannedChunk
 from eagle3.storage import read_json, sha256_file
 

@@ -16,8 +16,8 @@ import numpy as np
 from tqdm import tqdm
 
 from eagle3.errors import InputError
+from eagle3.prompts.overlap.words import compared_text, jaccard, shingles
 from eagle3.prompts.spool import Column, Scanned, on_disk
-from eagle3.prompts.words import compared_text, jaccard, shingles
 
 PART = 1 << 18  # prompts that are sorted or looked through at a time: some 15 MB
 SHOWN = 20_000  # candidates from which on there is a progress bar

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import fsspec
 
-from eagle3.errors import InputError
-from eagle3.prompts.folders import dataset_splits
-from eagle3.prompts.formats import BLANK, FORMATS, NO_END, chunk_rows, cut, format_of
+from eagle3.errors import InputError, require_packages
 from eagle3.prompts.licenses.terms import SourceTerms, source_terms
+from eagle3.prompts.reading.folders import dataset_splits
+from eagle3.prompts.reading.formats import BLANK, FORMATS, NO_END, PLAIN, chunk_rows, cut, format_of
 
 # What a store says about a file that changes with its content, whichever of them it knows.
 VERSION_KEYS = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "Last-Modified", "last_modified", "updated")
@@ -155,6 +155,8 @@ def _files(setting: str, path: str, split_key: str, split: str) -> list[str]:
         if format_of(file) is None:
             name = file.rpartition("/")[2]
             raise InputError(f"{setting}: {name} ends in none of {', '.join(FORMATS)}; convert or unpack it")
+        if not file.lower().endswith(PLAIN):
+            require_packages("pyarrow", extra="prompts", needed_by=f"{setting}, read as Parquet, arrow, .gz or .zst,")
     return files
 
 

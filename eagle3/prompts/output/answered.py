@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.errors import InputError
-from eagle3.prompts.ledger import MADE_BY
+from eagle3.prompts.output.ledger import MADE_BY
 from eagle3.storage import read_json, sha256_file
 
 NAMED_DIFFERENCES, LONGEST_VALUE = 5, 120  # in an error

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from eagle3.prompts.report_picture import draw
+from eagle3.prompts.output.picture import draw
 from eagle3.storage import atomic_write
 
 PRIVACY = {

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from eagle3.prompts.conversation import Refused, is_unicode, messages_of
-from eagle3.prompts.formats import ID_COLUMNS, LICENSE_COLUMNS
-from eagle3.prompts.prompt import Prompt
-from eagle3.prompts.sources import Row, Source, read_rows
+from eagle3.prompts.reading.conversation import Refused, is_unicode, messages_of
+from eagle3.prompts.reading.formats import ID_COLUMNS, LICENSE_COLUMNS
+from eagle3.prompts.reading.prompt import Prompt
+from eagle3.prompts.reading.sources import Row, Source, read_rows
 from eagle3.storage import sha256_json
 
 

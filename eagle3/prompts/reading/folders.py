@@ -7,7 +7,7 @@ from typing import Any
 
 import fsspec
 
-from eagle3.errors import InputError
+from eagle3.errors import InputError, require_packages
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +28,7 @@ def dataset_splits(setting: str, folder: str) -> dict[str, list[str]]:
         return {str(split): _saved_files(files, f"{path}/{split}") for split in splits}
     if files.exists(f"{path}/{SAVED}") and "_data_files" in _state(files, path):  # any program may write a state.json
         return {"train": _saved_files(files, path)}
+    require_packages("datasets", extra="prompts", needed_by=f"{setting}, a dataset folder,")
     try:
         splits = _found_files(folder, remote="file" not in _protocols(files))
     except (FileNotFoundError, ValueError) as error:

@@ -9,11 +9,11 @@ import numpy as np
 
 from eagle3.errors import InputError
 from eagle3.prompts.checks import Verdict
-from eagle3.prompts.conversation import Refused
-from eagle3.prompts.prompt import Prompt
-from eagle3.prompts.reading import read_prompts
-from eagle3.prompts.sources import Source, plain_source
-from eagle3.prompts.words import grams, hash_words, words
+from eagle3.prompts.overlap.words import grams, hash_words, words
+from eagle3.prompts.reading.conversation import Refused
+from eagle3.prompts.reading.prompt import Prompt
+from eagle3.prompts.reading.rows import read_prompts
+from eagle3.prompts.reading.sources import Source, plain_source
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import fsspec
 
 from eagle3.errors import InputError
-from eagle3.prompts.conversation import SHAPES
+from eagle3.prompts.reading.conversation import SHAPES
 
 ID_COLUMNS = ("id", "conversation_id", "question_id")
 LICENSE_COLUMNS = ("license", "licence")
@@ -218,6 +218,7 @@ def _unreadable(file: str, error: Exception) -> InputError:
     )
 
 
+PLAIN = (".jsonl", ".ndjson", ".json")  # read without pyarrow
 LINES = Format(_cut_lines, _line_rows)
 PACKED_LINES = Format(_cut_whole, _packed_rows)
 FORMATS = {
@@ -226,5 +227,5 @@ FORMATS = {
     ".json": Format(_cut_json, _json_rows),
     ".parquet": Format(_cut_parquet, _parquet_rows),
     ".arrow": Format(_cut_arrow, _arrow_rows),
-    **{f"{lines}{packing}": PACKED_LINES for lines in (".jsonl", ".ndjson", ".json") for packing in (".gz", ".zst")},
+    **{f"{lines}{packing}": PACKED_LINES for lines in PLAIN for packing in (".gz", ".zst")},
 }
