@@ -100,7 +100,7 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(prepare: Prepare, tmp
     expected = prepare.outputs()
     out = tmp_path / "killed"
     script = SCRIPT.format(
-        tests=str(Path(__file__).parent), out=str(out), path=str(tmp_path / "chats.jsonl"), processes=processes
+        tests=str(ROOT / "tests"), out=str(out), path=str(tmp_path / "chats.jsonl"), processes=processes
     )
     run = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL, start_new_session=True)
     chunks = out / "prompts" / ".work" / "chunks"
