@@ -27,7 +27,7 @@ from eagle3 import cli  # noqa: E402
 from eagle3.prompts.privacy import Privacy  # noqa: E402
 from eagle3.prompts.reading.conversation import messages_of  # noqa: E402
 from eagle3.prompts.reading.prompt import Prompt  # noqa: E402
-from tests.prompts.test_privacy_quality import hits, python_prompts  # noqa: E402
+from tests.prompts.privacy.test_quality import hits, python_prompts  # noqa: E402
 
 
 def main() -> None:

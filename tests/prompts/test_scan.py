@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from prompt_stage import Prepare, chat, prepare, reasons, some_rows, write
-from stores import CONF
+from stores import CONF, ROOT
 
 from eagle3.errors import InputError
 from eagle3.prompts.reading.formats import cut

@@ -9,7 +9,7 @@ from stdnum.bitcoin import b58decode, bech32_checksum
 from eagle3.prompts.privacy.recogniser import Pattern, words
 
 BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
-BASE58_VERSIONS = (0x00, 0x05, 0x30, 0x32, 0x1E, 0x16, 0x4C, 0x41)  # Bitcoin, Litecoin, Dogecoin, Dash, Tron
+BASE58_VERSIONS = (0x00, 0x05, 0x30, 0x32, 0x1E, 0x16, 0x4C, 0x10, 0x41)  # Bitcoin, Litecoin, Dogecoin, Dash, Tron
 BASE58_LENGTH = 25  # bytes: version, hash of 20, checksum of 4
 BECH32 = "qpzry9x8gf2tvdw0s3jn54khce6mua7l"
 BECH32_CONSTANTS = (1, 0x2BC830A3)  # BIP-173 and, for taproot addresses, BIP-350

@@ -13,7 +13,7 @@ from personal_data import Case, cases
 from stores import ASSETS
 
 from eagle3.prompts.privacy.policy import readable
-from tests.prompts.test_privacy import build_privacy
+from tests.prompts.privacy.test_policy import build_privacy
 
 # Of these the finding is more or less than what was put in: a token without "Bearer", a URL's account, a street's city.
 OTHER_EDGES = {"TOKEN", "URL_PASSWORD", "STREET_ADDRESS"}

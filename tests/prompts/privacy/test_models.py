@@ -14,7 +14,7 @@ from transformers import BertConfig, BertForTokenClassification, PreTrainedToken
 from eagle3.errors import InputError
 from eagle3.prompts.privacy.models import OVERLAP, WINDOW, SpacyModel, windows
 from eagle3.prompts.rules import GROUPS, Rules
-from tests.prompts.test_privacy import build_privacy, contents, prompt
+from tests.prompts.privacy.test_policy import build_privacy, contents, prompt
 
 LABELS = {0: "O", 1: "B-PER", 2: "B-LOC", 3: "B-ORG"}
 NAMES = {"ada": 1, "grace": 1, "london": 2, "lisbon": 2, "acme": 3, "initech": 3}
