@@ -91,5 +91,5 @@ def user_turns(prompt: Prompt) -> list[str]:
 
 
 def prompt_characters(prompt: Prompt) -> int:
-    """Without imported answers, so that a prompt weighs the same with and without them."""
+    """Count the characters but those of imported answers, so that a prompt weighs the same with and without them."""
     return sum(len(message["content"]) for message in prompt.messages if message["role"] != "assistant")

@@ -50,11 +50,11 @@ class Rules:
         return checks
 
     def checks(self, source: Source) -> list[Check]:
-        """What a row of the source has to pass, in this order."""
+        """Return what a row of the source has to pass, in this order."""
         return [LicenseCheck(self.licenses, source.terms), *self._common]
 
     def inputs(self) -> dict[str, Any]:
-        """What the result depends on beside the sources: all settings, and the state of the files they name."""
+        """Return what the result depends on beside the sources: all settings, and the state of the files they name."""
         files = [benchmark.state for benchmark in self.benchmarks]
         if self.privacy.model is not None:
             files.append([file_state(str(file)) for file in self.privacy.model.files()])
@@ -65,7 +65,7 @@ class Rules:
         return {**self.settings, "files": files}
 
     def measured_sample(self) -> np.ndarray | None:
-        """[M] MEASURED of the sample of production prompts, if the mix has one."""
+        """Measure the sample of production prompts, [M] MEASURED, if the mix has one."""
         if self.traffic is None or self.traffic.sample is None:
             return None
         rows = (found for _, found in read_prompts(self._sample_source(), keep_answers=False))

@@ -136,7 +136,7 @@ def _scan_and_select(
 
 
 def _remove_work(folder: Path) -> None:
-    """Renamed first: what a kill in the middle leaves must not be taken for whole chunks."""
+    """Rename, then remove: what a kill in the middle leaves must not be taken for whole chunks."""
     work, removed = folder / ".work", folder / ".removed"
     shutil.rmtree(removed, ignore_errors=True)
     if work.exists():

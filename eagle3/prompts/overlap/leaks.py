@@ -29,7 +29,7 @@ class Benchmark:
 
 
 def read_benchmarks(entries: list[str | dict]) -> list[Benchmark]:
-    """The benchmarks in prompts.leaks.benchmarks, whose user and system turns count."""
+    """Return the benchmarks in prompts.leaks.benchmarks, whose user and system turns count."""
     if not isinstance(entries, list):
         key = "prompts.leaks.benchmarks"
         raise InputError(f"{key}={entries} is not a list; write {key}=[{entries or ''}]")
@@ -71,7 +71,7 @@ class Overlap:
         self.owners = owners[first].astype(np.int32)
 
     def owner(self, hashes: np.ndarray) -> int | None:
-        """The first benchmark, in their order, that shares a run with the text of these words."""
+        """Return the first benchmark, in their order, that shares a run with the text of these words."""
         found = grams(hashes, self.n)
         if not len(found) or not len(self.runs):
             return None

@@ -36,7 +36,7 @@ class NameModel(ABC):
         return {**self.__dict__, "_loaded": None}
 
     def find(self, text: str) -> Iterator[tuple[str, Span]]:
-        """Entity and place of all that is found; a text of any length is read whole, in windows."""
+        """Yield entity and place of all that is found; a text of any length is read whole, in windows."""
         if self._loaded is None:
             self._loaded = self._load()
         for offset, window in windows(text):
@@ -46,16 +46,16 @@ class NameModel(ABC):
                     yield entity, Span(offset + start, offset + end)
 
     def files(self) -> list[Path]:
-        """All that `path` holds: prompts are made again when one of them changes."""
+        """List all that `path` holds: prompts are made again when one of them changes."""
         return _files_in(self.path)
 
     @abstractmethod
     def _load(self) -> Any:
-        """The model, kept as self._loaded."""
+        """Return the model, kept as self._loaded."""
 
     @abstractmethod
     def _labelled(self, text: str) -> Iterable[tuple[str, int, int]]:
-        """The model's own label, start and end of each entity."""
+        """Yield the model's own label, start and end of each entity."""
 
     def _check_labels(self, labels: Iterable[str], folder: object) -> None:
         labels = sorted(set(labels))
@@ -69,7 +69,7 @@ class NameModel(ABC):
 
 
 def windows(text: str) -> Iterator[tuple[int, str]]:
-    """Pieces of a text with their places, cut at blanks where there are any: half a word may read like a name."""
+    """Yield pieces of a text with their places, cut at blanks where there are any: half a word may read like a name."""
     start = 0
     while True:
         end = len(text) if start + WINDOW >= len(text) else _after_blank(text, start + WINDOW)
@@ -85,7 +85,7 @@ def _after_blank(text: str, position: int) -> int:
 
 
 def entity_of(label: str) -> str | None:
-    """B-PER and GPE are PERSON and LOCATION; None for what is none of the three."""
+    """Return PERSON for B-PER, LOCATION for GPE, and None for what is none of the three."""
     name = label.upper()
     return LABELS.get(name[2:] if name[:2] in ("B-", "I-", "E-", "S-", "L-", "U-") else name)
 
@@ -150,11 +150,11 @@ class PresidioModel(NameModel):
             raise InputError(f"prompts.privacy.model.path={path} is no file; give a presidio NLP engine configuration")
 
     def files(self) -> list[Path]:
-        """The configuration, and the folders that it names."""
+        """Return the configuration, and the folders that it names."""
         import yaml
 
-        named = _texts_in(yaml.safe_load(self.path.read_text()))
-        return [self.path, *(file for name in named if Path(name).is_dir() for file in _files_in(Path(name)))]
+        texts = _texts_in(yaml.safe_load(self.path.read_text()))
+        return [self.path, *(file for text in texts if Path(text).is_dir() for file in _files_in(Path(text)))]
 
     def _load(self) -> Any:
         from presidio_analyzer import AnalyzerEngine
@@ -175,7 +175,7 @@ def _files_in(path: Path) -> list[Path]:
 
 
 def _texts_in(value: Any) -> Iterator[str]:
-    """Every text among the values of a configuration."""
+    """Yield every text among the values of a configuration."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, (dict, list)):

@@ -41,12 +41,12 @@ class CryptoWallet(Pattern):
 
 
 def _one_case(address: str) -> bool:
-    """An Ethereum address without mixed case carries no checksum: any 20 bytes look like it."""
+    """Tell whether an Ethereum address lacks mixed case and with it a checksum: any 20 bytes look like it."""
     return address[2:] in (address[2:].lower(), address[2:].upper())
 
 
 def eip55(address: str) -> str:
-    """The address with its checksum in the case of its letters (ERC-55)."""
+    """Return the address with its checksum in the case of its letters (ERC-55)."""
     digits = address[2:].lower()
     digest = keccak.new(digest_bits=256, data=digits.encode()).hexdigest()
     return "0x" + "".join(

@@ -18,7 +18,7 @@ SAVED_SPLITS = "dataset_dict.json"  # written by DatasetDict.save_to_disk
 
 
 def dataset_splits(setting: str, folder: str) -> dict[str, list[str]]:
-    """Files of each split, from what save_to_disk wrote, or else by file names, folder names and the card.
+    """Return the files of each split, from what save_to_disk wrote, or else by file names, folder names and the card.
 
     Raises InputError that begins with `setting` when the folder is none that `datasets` can read.
     """
@@ -71,7 +71,7 @@ def _found_files(folder: str, *, remote: bool) -> dict[str, list[str]]:
 
 
 def _left_out(files: Any, folder: str, splits: dict[str, list[str]]) -> list[str]:
-    """The folder's data files, as paths in it, that `datasets` put into no split."""
+    """Return the folder's data files, as paths in it, that `datasets` put into no split."""
     from datasets.data_files import FILES_TO_IGNORE
 
     folder = folder.rstrip("/")

@@ -10,7 +10,7 @@ from eagle3.storage import sha256_json
 
 
 def read_prompts(source: Source, *, keep_answers: bool) -> Iterator[tuple[Row, Prompt | Refused]]:
-    """Every row of a source with the prompt it holds, or why it holds none."""
+    """Yield every row of a source with the prompt it holds, or why it holds none."""
     for row in read_rows(source):
         yield row, read_prompt(row.value, source, keep_answers=keep_answers)
 

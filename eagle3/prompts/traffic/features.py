@@ -29,7 +29,7 @@ TOOL_DEFINITIONS = re.compile(
 
 
 def measure(prompt: Prompt, detector: LanguageDetector) -> tuple[int, int, float, str, bool, bool]:
-    """A row of MEASURED. Imported answers count for nothing: traffic is what comes in."""
+    """Return a row of MEASURED. Imported answers count for nothing: traffic is what comes in."""
     turns = user_turns(prompt)
     split = split_code(turns)
     asked = [message for message in prompt.messages if message["role"] != "assistant"]

@@ -309,6 +309,19 @@ def test_raking_equals_the_textbook_loop():
     assert cells == pytest.approx(list(slow.values()), rel=1e-6)
 
 
+def test_raking_stops_when_all_margins_miss_by_less_than_the_tolerance():
+    pool = np.array([10, 1, 1, 10])
+    margins = [
+        Margin(np.array([0, 0, 1, 1]), np.array([0.8, 0.2]), True),
+        Margin(np.array([0, 1, 0, 1]), np.array([0.5, 0.5]), True),
+    ]
+    raked = [
+        rake(pool, margins, size=10, bounded=False, sweeps=sweeps, tolerance=tolerance)
+        for sweeps, tolerance in ((1, 0.0), (100, 1.0), (100, 1e-9))
+    ]
+    assert raked[0].tolist() == raked[1].tolist() != raked[2].tolist()
+
+
 def test_bounded_raking_never_asks_for_more_than_a_cell_holds_and_still_meets_the_margins():
     pool = np.array([2, 100, 100, 100])
     margins = [
