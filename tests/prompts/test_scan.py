@@ -247,3 +247,10 @@ def traffic_settings(**changes) -> dict:
     settings = OmegaConf.to_container(OmegaConf.load(CONF / "prompts" / "traffic" / "production.yaml"))
     assert isinstance(settings, dict)
     return {**settings, **changes}
+
+
+def test_duplicates_are_not_drawn_for_the_traffic_mix(prepare: Prepare, tmp_path: Path) -> None:
+    sample = write(tmp_path / "sample.jsonl", [chat("x"), chat("y"), chat("z")])
+    prepare([chat("a"), chat("A"), chat("b"), chat("c")], traffic=traffic_settings(sample=str(sample), size=3))
+    assert [prompt["messages"][0]["content"] for prompt in prepare.prompts()] == ["a", "b", "c"]
+    assert reasons(prepare) == ["exact duplicate"]

@@ -142,7 +142,8 @@ def test_prompts_past_a_sources_limit_do_not_make_later_ones_duplicates(prepare:
     second = write(tmp_path / "second.jsonl", [chat("a"), chat("b"), chat("d")])
     limited = [{"path": str(path), "limit": 1} for path in (first, second)]
     prepare(sources=[*limited, {"path": str(first), "name": "again"}])
-    assert [prompt["messages"][0]["content"] for prompt in prepare.prompts()] == ["a", "b", "c"]
+    kept = [(prompt["source"], prompt["messages"][0]["content"]) for prompt in prepare.prompts()]
+    assert kept == [("first", "a"), ("second", "b"), ("again", "c")]
 
 
 def test_either_kind_can_be_turned_off_but_ids_stay_unique(prepare: Prepare) -> None:
