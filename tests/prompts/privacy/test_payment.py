@@ -25,7 +25,8 @@ def found(recogniser: Recogniser, text: str) -> list[str]:
 
 @pytest.mark.parametrize("number", CARDS)
 def test_a_published_card_is_found(number: str) -> None:
-    assert found(CreditCard(action="drop"), f"it is {number}.") == [number]
+    for text in (number, f"it is {number}."):
+        assert found(CreditCard(action="drop"), text) == [number]
 
 
 @pytest.mark.parametrize("number", NO_CARDS)
@@ -42,7 +43,8 @@ def test_thirteen_digits_are_a_card_only_if_they_are_called_one() -> None:
 @pytest.mark.parametrize("number", IBANS)
 def test_a_published_iban_is_found_whole_and_with_a_wrong_digit_not_at_all(number: str) -> None:
     iban = Iban(action="drop")
-    assert found(iban, f"it is {number}, thanks") == [number]
+    for text in (number, f"it is {number}, thanks", f"it is {number} a", f"it is {number} or"):
+        assert found(iban, text) == [number]
     wrong = number[:3] + str(9 - int(number[3])) + number[4:]
     assert found(iban, f"it is {wrong}, thanks") == []
 

@@ -39,5 +39,9 @@ def test_a_table_begins_behind_the_last_blank_line_and_its_head_is_one_line(head
     assert named(head + "." * 100 + "\n" + NUMBER) is near
 
 
+def test_a_word_that_begins_the_text_counts_over_a_blank_line() -> None:
+    assert named(f"ssn\n\n{NUMBER}")
+
+
 def test_the_name_of_another_number_right_before_it_wins() -> None:
     assert named(f"my ssn and {NUMBER}") and not named(f"my ssn and order number {NUMBER}")
