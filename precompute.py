@@ -15,9 +15,8 @@ import hydra
 from omegaconf import DictConfig
 
 from eagle3 import cli
-from eagle3.errors import InputError, Interrupted
-from eagle3.prompts import prepare_prompts
-from eagle3.prompts.rules import GROUPS, Rules
+from eagle3.errors import InputError, Interrupted, require_packages
+from eagle3.prompts import LIBRARIES
 from eagle3.storage import require_local
 
 if TYPE_CHECKING:
@@ -35,6 +34,8 @@ def main(config: DictConfig) -> None:
     stages = [config.stages] if isinstance(config.stages, str) else list(config.stages)
     if not stages or set(stages) - set(STAGES):
         raise InputError(f"stages={stages}: take one or more of {', '.join(STAGES)}, e.g. 'stages=[features]'")
+    if "prompts" in stages:
+        require_packages(*LIBRARIES, extra="prompts", needed_by="stages=[prompts]")
     require_local(str(config.out_dir), setting="out_dir")
     out_dir = Path(config.out_dir)
     try:
@@ -59,6 +60,9 @@ def check_ahead(config: DictConfig, stages: list[str]) -> None:
 
 
 def clean_prompts(config: DictConfig, out_dir: Path, *, keep_answers: bool) -> None:
+    from eagle3.prompts.rules import GROUPS, Rules  # with the libraries of an extra, which other stages do without
+    from eagle3.prompts.stage import prepare_prompts
+
     settings = cli.plain(config)
     rules = Rules({group: settings.pop(group) for group in GROUPS}, privacy=cli.build(config.privacy))
     prepare_prompts(rules=rules, keep_answers=keep_answers, out_dir=out_dir, **settings)

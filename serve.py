@@ -21,10 +21,7 @@ from omegaconf import DictConfig
 
 from eagle3 import cli
 from eagle3.answers.chat import Chat
-from eagle3.errors import InputError
-from eagle3.serving.bench.loads import BenchPlan
-from eagle3.serving.bench.run import bench, prompt_sets
-from eagle3.serving.bench.settings import BenchSettings
+from eagle3.errors import InputError, require_packages
 from eagle3.serving.check.accept_length import Judge
 from eagle3.serving.check.checks import check_head
 from eagle3.serving.check.export import check_export
@@ -35,13 +32,12 @@ from eagle3.serving.head import export
 from eagle3.serving.head.files import MAKE_HEAD, read_files
 from eagle3.serving.server.command import Draft, LaunchSettings
 from eagle3.serving.server.launch import launch
-from eagle3.serving.tune.run import tune
-from eagle3.serving.tune.settings import TuneSettings
 from eagle3.storage import write_json
 from eagle3.target.files import TargetFiles, read_target_files
 from eagle3.target.model import Target, load_target
 
 log = logging.getLogger(__name__)
+BENCH_LIBRARIES = ("aiohttp", "matplotlib", "scipy")  # what the extra `bench` brings
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="serve")
@@ -114,6 +110,11 @@ def launch_server(config: DictConfig) -> None:
 
 
 def bench_servers(config: DictConfig) -> None:
+    require_packages(*BENCH_LIBRARIES, extra="bench", needed_by="action=bench")
+    from eagle3.serving.bench.loads import BenchPlan
+    from eagle3.serving.bench.run import bench
+    from eagle3.serving.bench.settings import BenchSettings
+
     settings, drafts, answers = BenchSettings(**cli.plain(config.bench)), draft(config), answering(config)
     target = target_files(cli.plain(config.target))
     paths = settings.prompts or ({"prompts": config.prompts.path} if config.prompts.path is not None else {})
@@ -132,6 +133,10 @@ def bench_servers(config: DictConfig) -> None:
 
 
 def tune_head(config: DictConfig) -> None:
+    require_packages(*BENCH_LIBRARIES, extra="bench", needed_by="action=tune")
+    from eagle3.serving.tune.run import tune
+    from eagle3.serving.tune.settings import TuneSettings
+
     if config.prompts.path is None:
         raise InputError("prompts.path is not set; give conversations like those you serve: prompts.path=FILE.jsonl")
     if config.dry_run:
@@ -157,6 +162,8 @@ def served_prompts(
     config: DictConfig, paths: Mapping[str, str], target: TargetFiles, answers: Answering, *, steps: int
 ) -> dict[str, list[list[int]]]:
     """Return token ids of the conversations at each path, as far as they leave room for answer and drafts."""
+    from eagle3.serving.bench.run import prompt_sets  # with the libraries of the extra `bench`
+
     room = answers.longest_prompt(target.text_config.max_position_embeddings, steps=steps)
     return prompt_sets(
         make_chat(config, target), paths, split=config.prompts.split, limit=config.limit, max_length=room

@@ -24,10 +24,10 @@ sys.path.insert(0, str(ROOT / "tests"))
 from personal_data import cases  # noqa: E402
 
 from eagle3 import cli  # noqa: E402
-from eagle3.prompts.conversation import messages_of  # noqa: E402
 from eagle3.prompts.privacy import Privacy  # noqa: E402
-from eagle3.prompts.prompt import Prompt  # noqa: E402
-from tests.prompts.test_privacy_quality import hits, python_prompts  # noqa: E402
+from eagle3.prompts.reading.conversation import messages_of  # noqa: E402
+from eagle3.prompts.reading.prompt import Prompt  # noqa: E402
+from tests.prompts.privacy.test_quality import hits, python_prompts  # noqa: E402
 
 
 def main() -> None:

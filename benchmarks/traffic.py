@@ -24,7 +24,7 @@ from result import write_result
 
 from eagle3.prompts import configured_sources, read_prompts
 from eagle3.prompts.language import UNKNOWN, LanguageDetector, split_code
-from eagle3.prompts.prompt import Prompt
+from eagle3.prompts.reading.prompt import Prompt
 from eagle3.prompts.traffic import MEASURED, TrafficMix
 
 ROOT = Path(__file__).parent.parent

@@ -1,5 +1,7 @@
 """The one exception for what a user can mend. Entry scripts print it as one line, without a traceback."""
 
+from importlib.util import find_spec
+
 
 class InputError(ValueError):
     """Bad config or bad data: the message names the config key or row, the value, the rule and the way out."""
@@ -7,3 +9,12 @@ class InputError(ValueError):
 
 class Interrupted(Exception):
     """The user or the scheduler asked to stop and the state is saved; the message says how to go on."""
+
+
+def require_packages(*names: str, extra: str, needed_by: str) -> None:
+    """Raise InputError when one of these packages cannot be imported; `extra` of pyproject.toml brings them all."""
+    missing = next((name for name in names if find_spec(name) is None), None)
+    if missing is not None:
+        raise InputError(
+            f"{needed_by} needs the package {missing}; install all that it needs: pip install 'eagle3[{extra}]'"
+        )

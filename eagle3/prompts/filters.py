@@ -3,7 +3,7 @@
 from eagle3.errors import InputError
 from eagle3.prompts.checks import Verdict
 from eagle3.prompts.language import UNKNOWN, LanguageDetector, languages, split_code
-from eagle3.prompts.prompt import Prompt
+from eagle3.prompts.reading.prompt import Prompt
 
 
 class LengthCheck:
@@ -91,5 +91,5 @@ def user_turns(prompt: Prompt) -> list[str]:
 
 
 def prompt_characters(prompt: Prompt) -> int:
-    """Without imported answers, so that a prompt weighs the same with and without them."""
+    """Count the characters but those of imported answers, so that a prompt weighs the same with and without them."""
     return sum(len(message["content"]) for message in prompt.messages if message["role"] != "assistant")

@@ -91,19 +91,19 @@ class LanguageDetector:
 
 
 def _words(prose: str) -> str:
-    """The words alone. A word with other letters than ASCII stays whatever it holds: Chinese has no spaces."""
+    """Return the words alone. A word with other letters than ASCII stays whatever it holds: Chinese has no spaces."""
     words = INLINE_CODE.sub(" ", prose).split()
     return " ".join(word for word in words if not word.isascii() or not NO_WORD.search(word))
 
 
 @cache
 def _identifier() -> Any:
-    """py3langid's model, loaded where it is first needed: 0.8 s, 130 MB, never sent to another process."""
+    """Load py3langid's model where it is first needed: 0.8 s, 130 MB, never sent to another process."""
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
 
 
 def languages() -> list[str]:
-    """The codes that the detector can give besides `unknown`."""
+    """Return the codes that the detector can give besides `unknown`."""
     return sorted(set(_identifier().labels) - {NO_LANGUAGE})

@@ -5,16 +5,16 @@ from typing import Any
 import numpy as np
 
 from eagle3.prompts.checks import Check
-from eagle3.prompts.duplicates import Duplicates
 from eagle3.prompts.filters import LanguageCheck, LengthCheck
 from eagle3.prompts.language import LanguageDetector
-from eagle3.prompts.leaks import LeakCheck, read_benchmarks
-from eagle3.prompts.licenses import LicenseCheck, LicenseRules
+from eagle3.prompts.licenses.rules import LicenseCheck, LicenseRules
+from eagle3.prompts.overlap.duplicates import Duplicates
+from eagle3.prompts.overlap.leaks import LeakCheck, read_benchmarks
+from eagle3.prompts.overlap.signatures import Signer
 from eagle3.prompts.privacy import Privacy
-from eagle3.prompts.prompt import Prompt
-from eagle3.prompts.reading import read_prompts
-from eagle3.prompts.signatures import Signer
-from eagle3.prompts.sources import Source, file_state, plain_source
+from eagle3.prompts.reading.prompt import Prompt
+from eagle3.prompts.reading.rows import read_prompts
+from eagle3.prompts.reading.sources import Source, file_state, plain_source
 from eagle3.prompts.traffic import MEASURED, TrafficMix
 
 GROUPS = ("licenses", "length", "language", "privacy", "leaks", "duplicates", "traffic")  # of conf/prompts
@@ -50,11 +50,11 @@ class Rules:
         return checks
 
     def checks(self, source: Source) -> list[Check]:
-        """What a row of the source has to pass, in this order."""
+        """Return what a row of the source has to pass, in this order."""
         return [LicenseCheck(self.licenses, source.terms), *self._common]
 
     def inputs(self) -> dict[str, Any]:
-        """What the result depends on beside the sources: all settings, and the state of the files they name."""
+        """Return what the result depends on beside the sources: all settings, and the state of the files they name."""
         files = [benchmark.state for benchmark in self.benchmarks]
         if self.privacy.model is not None:
             files.append([file_state(str(file)) for file in self.privacy.model.files()])
@@ -65,7 +65,7 @@ class Rules:
         return {**self.settings, "files": files}
 
     def measured_sample(self) -> np.ndarray | None:
-        """[M] MEASURED of the sample of production prompts, if the mix has one."""
+        """Measure the sample of production prompts, [M] MEASURED, if the mix has one."""
         if self.traffic is None or self.traffic.sample is None:
             return None
         rows = (found for _, found in read_prompts(self._sample_source(), keep_answers=False))

@@ -17,12 +17,12 @@ from tqdm import tqdm
 
 from eagle3.errors import InputError
 from eagle3.prompts.checks import Check
-from eagle3.prompts.conversation import Refused
-from eagle3.prompts.formats import BLANK, Chunk, chunk_rows, cut
-from eagle3.prompts.prompt import Prompt
-from eagle3.prompts.reading import read_prompt
-from eagle3.prompts.signatures import Signer
-from eagle3.prompts.sources import Source, file_state
+from eagle3.prompts.overlap.signatures import Signer
+from eagle3.prompts.reading.conversation import Refused
+from eagle3.prompts.reading.formats import BLANK, Chunk, chunk_rows, cut
+from eagle3.prompts.reading.prompt import Prompt
+from eagle3.prompts.reading.rows import read_prompt
+from eagle3.prompts.reading.sources import Source, file_state
 from eagle3.prompts.spool import ChunkWriter, ScannedChunk, written_folder
 from eagle3.prompts.traffic import MEASURED, TrafficMix
 from eagle3.storage import json_line, sha256_json
@@ -43,7 +43,7 @@ class Task:
 
 
 def tasks_of(sources: list[Source], chunk_bytes: int, settings: Any) -> list[Task]:
-    """In the order of the sources and their files. settings: what else the result of a chunk depends on."""
+    """Cut the sources, in the order of their files. settings: what else the result of a chunk depends on."""
     tasks = []
     for number, source in enumerate(sources):
         for file in source.files:
@@ -86,7 +86,7 @@ class Scanner:
         self.dtype = np.dtype([*signer.dtype.descr, *measured])
 
     def finished(self, task: Task) -> ScannedChunk | None:
-        """What an earlier run that was stopped left of this chunk."""
+        """Return what an earlier run that was stopped left of this chunk."""
         folder = self.folder / task.key
         return ScannedChunk.read(folder, task.source, self.dtype) if folder.exists() else None
 
@@ -126,7 +126,7 @@ class Scanner:
         return replace(found, id=self.safe_id(found.id), source=self._safe_source(found.source))
 
     def _safe_source(self, name: str) -> str:
-        """Also what a row says of its source may be somebody's address; many rows share one."""
+        """Hash what a row says of its source if that is somebody's address; many rows share one."""
         if name not in self.safe_sources:
             if len(self.safe_sources) == REMEMBERED_SOURCES:
                 self.safe_sources.clear()
@@ -139,7 +139,7 @@ class Scanner:
 
 
 def checked(found: Prompt | Refused, checks: list[Check], counts: dict[str, Counter[str]]) -> Prompt | Refused:
-    """The prompt as the checks leave it, or the first reason against it. What they count is added to `counts`."""
+    """Return the prompt as the checks leave it, or the first reason against it, and add what they count to `counts`."""
     for check in checks:
         if isinstance(found, Refused):
             return found
@@ -180,7 +180,7 @@ class Enough:
 
 
 def scan(tasks: list[Task], scanner: Scanner, *, enough: Enough, processes: int) -> Iterator[ScannedChunk]:
-    """The chunks that are needed, in the order of `tasks`.
+    """Yield the chunks that are needed, in the order of `tasks`.
 
     Which chunks are used depends on `enough` and their order alone: what processes scanned ahead in vain is left out.
     """

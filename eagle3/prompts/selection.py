@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from eagle3.prompts.duplicates import Choice, Duplicates, Fate
-from eagle3.prompts.sources import Source
+from eagle3.prompts.overlap.duplicates import Choice, Duplicates, Fate
+from eagle3.prompts.reading.sources import Source
 from eagle3.prompts.spool import Scanned
 from eagle3.prompts.traffic import TrafficMix
 
@@ -19,7 +19,7 @@ class Selection:
     traffic: dict | None  # the report of the mix
 
     def kept(self) -> np.ndarray:
-        """How many prompts of each source are kept."""
+        """Count the prompts of each source that are kept."""
         kept = self.choice.fate == Fate.KEPT
         return np.array([kept[start:end].sum() for start, end in pairwise(self.source_starts)])
 
@@ -53,7 +53,7 @@ def select(
     limit: int | None,
     folder: Path,
 ) -> Selection:
-    """In this order: duplicates and the sources' limits, the mix, the limit over all. `folder` takes what is large."""
+    """Apply duplicates and the sources' limits, then the mix, then the limit over all. `folder` takes what is large."""
     starts = scanned.source_starts(len(sources))
     choice = _unique_within_limits(scanned, sources, starts, duplicates, folder)
     report = None
@@ -70,7 +70,7 @@ def select(
 def _unique_within_limits(
     scanned: Scanned, sources: list[Source], starts: np.ndarray, duplicates: Duplicates, folder: Path
 ) -> Choice:
-    """What is past a source's limit must not make later prompts duplicates: it is left out, and all is done again."""
+    """Leave out what is past a source's limit and do all again: it must not make later prompts duplicates."""
     chosen = np.ones(len(scanned), dtype=bool)
     choice = duplicates.find(scanned, chosen, folder)
     for number, source in enumerate(sources):

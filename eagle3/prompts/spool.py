@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from eagle3.prompts.prompt import Prompt
+from eagle3.prompts.reading.prompt import Prompt
 from eagle3.storage import json_line, read_jsonl, with_filename
 
 OWN_ROWS = np.dtype([("offset", "u8"), ("line", "u8")])  # place in prompts.jsonl; line of the chunk, from 1
@@ -64,7 +64,7 @@ class ChunkWriter:
 
 @contextmanager
 def written_folder(folder: Path) -> Iterator[Path]:
-    """A folder to write into, which gets the name `folder` when the block ends well."""
+    """Give a folder to write into, which gets the name `folder` when the block ends well."""
     temporary = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     with with_filename(temporary):
@@ -97,7 +97,7 @@ class ScannedChunk:
         return self.summary["prompts"]
 
     def rows(self) -> np.ndarray:
-        """On disk, also while it is read."""
+        """Map the rows, which stay on disk."""
         if not self.prompts:
             return np.zeros(0, dtype=self.dtype)
         return np.asarray(np.memmap(self.folder / "rows.bin", mode="r", dtype=self.dtype))
@@ -122,19 +122,19 @@ class Scanned:
         return int(self.starts[-1])
 
     def parts(self) -> Iterator[tuple[ScannedChunk, slice]]:
-        """Each chunk with the numbers of its prompts, from and to."""
+        """Yield each chunk with the numbers of its prompts, from and to."""
         for chunk, (start, end) in zip(self.chunks, pairwise(self.starts.tolist()), strict=True):
             yield chunk, slice(start, end)
 
     def source_starts(self, sources: int) -> np.ndarray:
-        """The number of the first prompt of each source, and N."""
+        """Return the number of the first prompt of each source, and N."""
         counts = np.zeros(sources, dtype=np.int64)
         for chunk in self.chunks:
             counts[chunk.source] += chunk.prompts
         return np.concatenate([[0], np.cumsum(counts)])
 
     def columns(self, folder: Path, name: str) -> list["Column"]:
-        """A field of all rows in files of its own, one for each of the field's values."""
+        """Write a field of all rows into files of its own, one for each of the field's values."""
         kind = self.chunks[0].dtype[name] if self.chunks else np.dtype("u8")
         folder.mkdir(parents=True, exist_ok=True)
         count = int(np.prod(kind.shape))
@@ -177,12 +177,12 @@ class Column:
     length: int
 
     def values(self) -> np.ndarray:
-        """[N], read as it is used; let go of it to give its memory back."""
+        """Map the values, [N], read as they are used; let go of them to give their memory back."""
         return np.asarray(np.memmap(self.path, mode="r", dtype=self.dtype, shape=(self.length,)))
 
 
 def on_disk(path: Path, shape: tuple[Any, ...], kind: Any) -> np.ndarray:
-    """An array of zeros in a new file: the system and not the process holds it, and untouched parts cost nothing."""
+    """Return zeros in a new file: the system and not the process holds them, and untouched parts cost nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if 0 in shape:
         return np.zeros(shape, dtype=kind)

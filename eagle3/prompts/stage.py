@@ -10,15 +10,15 @@ import shutil
 from pathlib import Path
 
 from eagle3.errors import InputError
-from eagle3.prompts.answered import require_not_answered
-from eagle3.prompts.ledger import current_ledger, make_ledger, nothing_left
-from eagle3.prompts.licenses import attribution_text
-from eagle3.prompts.output import write_prompts
-from eagle3.prompts.report import write_report
+from eagle3.prompts.licenses.attribution import attribution_text
+from eagle3.prompts.output.answered import require_not_answered
+from eagle3.prompts.output.files import write_prompts
+from eagle3.prompts.output.ledger import current_ledger, make_ledger, nothing_left
+from eagle3.prompts.output.report import write_report
+from eagle3.prompts.reading.sources import Source, check_limit, configured_sources
 from eagle3.prompts.rules import Rules
 from eagle3.prompts.scan import Enough, Scanner, scan, tasks_of
 from eagle3.prompts.selection import Selection, select
-from eagle3.prompts.sources import Source, check_limit, configured_sources
 from eagle3.prompts.spool import Scanned
 from eagle3.storage import atomic_write, write_json
 
@@ -136,7 +136,7 @@ def _scan_and_select(
 
 
 def _remove_work(folder: Path) -> None:
-    """Renamed first: what a kill in the middle leaves must not be taken for whole chunks."""
+    """Rename, then remove: what a kill in the middle leaves must not be taken for whole chunks."""
     work, removed = folder / ".work", folder / ".removed"
     shutil.rmtree(removed, ignore_errors=True)
     if work.exists():

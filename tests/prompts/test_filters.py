@@ -12,7 +12,7 @@ from stores import CONF
 from eagle3.errors import InputError
 from eagle3.prompts.filters import LanguageCheck, LengthCheck
 from eagle3.prompts.language import UNKNOWN, LanguageDetector, split_code
-from eagle3.prompts.prompt import Prompt
+from eagle3.prompts.reading.prompt import Prompt
 
 DEFAULTS = OmegaConf.to_container(OmegaConf.load(CONF / "prompts/filters/default.yaml"))
 DETECTOR = LanguageDetector(**DEFAULTS["language"]["detector"])

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from prompt_stage import Prepare, chat, prepare, reasons, some_rows, write
-from stores import CONF
+from stores import CONF, ROOT
 
 from eagle3.errors import InputError
-from eagle3.prompts.formats import cut
+from eagle3.prompts.reading.formats import cut
 
 __all__ = ["prepare"]
 
@@ -100,7 +100,7 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(prepare: Prepare, tmp
     expected = prepare.outputs()
     out = tmp_path / "killed"
     script = SCRIPT.format(
-        tests=str(Path(__file__).parent), out=str(out), path=str(tmp_path / "chats.jsonl"), processes=processes
+        tests=str(ROOT / "tests"), out=str(out), path=str(tmp_path / "chats.jsonl"), processes=processes
     )
     run = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL, start_new_session=True)
     chunks = out / "prompts" / ".work" / "chunks"
@@ -247,3 +247,10 @@ def traffic_settings(**changes) -> dict:
     settings = OmegaConf.to_container(OmegaConf.load(CONF / "prompts" / "traffic" / "production.yaml"))
     assert isinstance(settings, dict)
     return {**settings, **changes}
+
+
+def test_duplicates_are_not_drawn_for_the_traffic_mix(prepare: Prepare, tmp_path: Path) -> None:
+    sample = write(tmp_path / "sample.jsonl", [chat("x"), chat("y"), chat("z")])
+    prepare([chat("a"), chat("A"), chat("b"), chat("c")], traffic=traffic_settings(sample=str(sample), size=3))
+    assert [prompt["messages"][0]["content"] for prompt in prepare.prompts()] == ["a", "b", "c"]
+    assert reasons(prepare) == ["exact duplicate"]

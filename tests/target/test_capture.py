@@ -164,7 +164,7 @@ def test_padding_neither_changes_features_nor_is_kept(family_target):
     for one, other, length in zip(first, second, LENGTHS, strict=True):
         assert all(torch.equal(left, right) for left, right in zip(one, other, strict=True))
         assert one.aux_hidden_states.untyped_storage().nbytes() == length * 3 * 32 * 4
-        assert one.last.untyped_storage().nbytes() == length * 32 * 4
+        assert one.last_hidden_state.untyped_storage().nbytes() == length * 32 * 4
 
 
 def hook_ids(target):

@@ -11,7 +11,7 @@ LICENSE_TEXT = "https://spdx.org/licenses/{id}.html"
 def attribution_entry(
     terms: SourceTerms, *, licenses: Mapping[str, int], origins: Mapping[str, int], free_of_credit: Set[str]
 ) -> dict:
-    """What the ledger keeps for one source.
+    """Return what the ledger keeps for one source.
 
     licenses, origins: how many kept prompts have each licence, and each value of `source`; free_of_credit: licences,
     in lower case, that ask for no credit. `missing` is true when a licence asks for credit and nobody is named: no
@@ -33,7 +33,7 @@ def attribution_entry(
 
 
 def attribution_text(entries: list[dict]) -> str:
-    """attribution.txt: plain text to ship with a release, a paragraph a source that gave prompts."""
+    """Return the content of attribution.txt, to ship with a release: a paragraph for each source that gave prompts."""
     paragraphs = [_paragraph(entry) for entry in entries if entry["prompts"]]
     heading = "The prompts come from these sources. Only user and system turns were taken, some of them changed."
     return "\n\n".join([heading, *paragraphs, _license_texts(entries)]) + "\n"

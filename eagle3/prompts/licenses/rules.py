@@ -11,7 +11,7 @@ from license_expression import ExpressionError, get_spdx_licensing
 from eagle3.errors import InputError
 from eagle3.prompts.checks import Verdict
 from eagle3.prompts.licenses.terms import SourceTerms
-from eagle3.prompts.prompt import Prompt
+from eagle3.prompts.reading.prompt import Prompt
 
 # Besides its own error the parser lets out what "()", "(OR MIT WITH x)" and deep nesting do to it.
 UNPARSABLE = (ExpressionError, IndexError, AssertionError, RecursionError)
@@ -57,7 +57,7 @@ class LicenseRules:
         self.free_of_credit = {_spelling(license) for license in free_of_credit}  # for attribution.txt
 
     def license_refusal(self, license: str | None) -> str | None:
-        """Why rows of this licence are refused; never with words that only the row knows."""
+        """Say why rows of this licence are refused, never with words that only the row knows; None: they pass."""
         if not license or not license.strip():
             return "license missing"
         spelling = _spelling(license)
@@ -74,7 +74,7 @@ class LicenseRules:
             return "license unparsable"
 
     def source_refusal(self, *names: str) -> str | None:
-        """Why a source with these names is refused, by the first entry of the list that fits one of them."""
+        """Say why a source with these names is refused, by the first entry that fits one of them; None: it passes."""
         dashed = [_dashed(name) for name in names]
         if self.cleared.intersection(dashed):
             return None
@@ -140,7 +140,7 @@ def _forbidden(index: int, entry: dict) -> ForbiddenSource:
 
 
 def spdx_ids(license: str) -> list[str]:
-    """The SPDX ids that an expression names, in its order; empty for other terms."""
+    """Return the SPDX ids that an expression names, in its order; empty for other terms."""
     try:
         expression = _parsed(license)
         unknown = set(_licensing().unknown_license_keys(expression))
@@ -154,7 +154,7 @@ def _spelling(license: str) -> str:
 
 
 def _dashed(name: str) -> str:
-    """ "ShareGPT_V3 unfiltered" and "sharegpt-v3-unfiltered" are one name."""
+    """Spell "ShareGPT_V3 unfiltered" and "sharegpt-v3-unfiltered" as one name."""
     return re.sub(r"[\s_]+", "-", name.lower())
 
 

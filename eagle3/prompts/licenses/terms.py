@@ -30,7 +30,7 @@ class SourceTerms:
     citation: str | None
 
     def credit(self) -> list[str | None]:
-        """What the ledger and attribution.txt say of the source, and no prompt depends on."""
+        """Return what the ledger and attribution.txt say of the source, and no prompt depends on."""
         return [self.license_from, self.attribution, self.link, self.citation]
 
 
@@ -43,7 +43,7 @@ class Card:
 
     @property
     def license(self) -> str | None:
-        """`license:` of the front matter. Of a list every licence must be allowed; `other` gives `license_name`."""
+        """Return the front matter's `license:`. A list needs every licence allowed; `other` gives `license_name`."""
         named = self.metadata.get("license")
         ids = [id for entry in (named if isinstance(named, list) else [named]) if (id := _text(entry))]
         own = _text(self.metadata.get("license_name"))
@@ -55,7 +55,7 @@ class Card:
 
 
 def source_terms(*, name: str, path: str, license: str | None, attribution: str | None) -> SourceTerms:
-    """The terms of the source `name` at `path`, a file, a dataset folder or an fsspec URL.
+    """Return the terms of the source `name` at `path`, a file, a dataset folder or an fsspec URL.
 
     A licence from the configuration comes before the card's: whoever wrote it had a reason, and the ledger shows both.
     """
@@ -74,7 +74,7 @@ def source_terms(*, name: str, path: str, license: str | None, attribution: str 
 
 
 def read_card(folder: str) -> Card:
-    """The dataset card in `folder`."""
+    """Return the dataset card in `folder`."""
     try:
         files, path = fsspec.core.url_to_fs(folder)
         if not files.isfile(f"{path.rstrip('/')}/{CARD}"):
@@ -101,7 +101,7 @@ def _front_matter(text: str, folder: str) -> dict:
 
 
 def names_in(path: str) -> list[str]:
-    """What a path tells of its source: the folder and file it ends with, and the Hub's id."""
+    """Return what a path tells of its source: the folder and file it ends with, and the Hub's id."""
     return ["/".join(path.rstrip("/").split("/")[-2:]), *filter(None, [hub_id_in(path)])]
 
 

@@ -41,7 +41,7 @@ class StreetAddress(Pattern):
     )
 
     def valid(self, match: re.Match[str]) -> bool:
-        """In 2008 Wall Street is not in house number 2008, and Windows 10 Google Drive is in none."""
+        """Refuse years and versions: "In 2008 Wall Street" names no house, nor does "Windows 10 Google Drive"."""
         before = match.string[max(0, match.start() - 10) : match.start()]
         year = match.group()[:2] in ("19", "20") and YEAR.search(before)
         return not (year or NUMBERED.search(before) or STORAGE.search(match.group()))

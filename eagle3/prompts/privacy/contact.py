@@ -51,7 +51,7 @@ class Email(Recogniser):
 
 @cache
 def public_suffixes() -> PublicSuffixList:
-    """The list of publicsuffix.org that the library brings."""
+    """Return the list of publicsuffix.org that the library brings."""
     return PublicSuffixList(accept_unknown=False)
 
 
@@ -106,20 +106,20 @@ class Phone(Recogniser):
                 yield from self._in_run(text, Span(*run.span()), groups)
 
     def _in_run(self, text: str, run: Span, groups: list[Span]) -> Iterator[Span]:
-        """The parts of a run that are phone numbers, longest first: a table puts other numbers before and after one."""
-        named = has_context(text, run, PHONE_WORDS)
+        """Yield the parts of a run that are phone numbers, longest first: in a table other numbers are around one."""
+        in_context = has_context(text, run, PHONE_WORDS)
         first = 0
         while first < len(groups):
             start = run.start if first == 0 else groups[first].start
             ends = range(len(groups), first, -1)
             last = next(
-                (end for end in ends if self._is_phone(text, Span(start, groups[end - 1].end), run, named)), None
+                (end for end in ends if self._is_phone(text, Span(start, groups[end - 1].end), run, in_context)), None
             )
             if last is not None:
                 yield Span(start, groups[last - 1].end)
             first = last or first + 1
 
-    def _is_phone(self, text: str, span: Span, run: Span, named: bool) -> bool:
+    def _is_phone(self, text: str, span: Span, run: Span, in_context: bool) -> bool:
         number = text[span.start : span.end]
         count = sum(map(str.isdigit, number))
         if not MIN_DIGITS <= count <= MAX_DIGITS or DECIMAL.fullmatch(number) or not stands_alone(text, span):
@@ -131,17 +131,17 @@ class Phone(Recogniser):
         if count < MIN_NATIONAL_DIGITS or DATE.search(number):
             return False
         before = text[max(0, span.start - LOOK_BACK) : span.start]
-        if not named and (span != run or PART_BEFORE.search(before) or PART_AFTER.match(text, span.end)):
+        if not in_context and (span != run or PART_BEFORE.search(before) or PART_AFTER.match(text, span.end)):
             return False
-        return self._is_national(number, named)
+        return self._is_national(number, in_context)
 
-    def _is_national(self, number: str, named: bool) -> bool:
+    def _is_national(self, number: str, in_context: bool) -> bool:
         groups = DIGITS.findall(number)
         # Two groups of digits are a phone number by their looks only with a trunk 0 or an area code in brackets.
-        if not named and (len(groups) == 1 or (len(groups) == 2 and number[0] not in "0(")):
+        if not in_context and (len(groups) == 1 or (len(groups) == 2 and number[0] not in "0(")):
             return False
         phones = (phone for region in self.regions if (phone := _valid(number, region)))
-        return any(_written_as_usual(groups, phone, named=named) for phone in phones)
+        return any(_written_as_usual(groups, phone, in_context=in_context) for phone in phones)
 
 
 def _valid(number: str, region: str | None) -> PhoneNumber | None:
@@ -152,8 +152,8 @@ def _valid(number: str, region: str | None) -> PhoneNumber | None:
     return phone if phonenumbers.is_valid_number(phone) else None
 
 
-def _written_as_usual(groups: list[str], phone: PhoneNumber, *, named: bool) -> bool:
-    """With the digits of the region's national format and, unless it is named, in its groups.
+def _written_as_usual(groups: list[str], phone: PhoneNumber, *, in_context: bool) -> bool:
+    """Tell whether the digits are those of the region's national format and, out of context, in its groups.
 
     The format says whether a trunk 0 belongs to a number; of ten digits and more people leave it out. Behind a 0 the
     area code alone decides: German numbers are grouped at will.
@@ -163,7 +163,7 @@ def _written_as_usual(groups: list[str], phone: PhoneNumber, *, named: bool) -> 
     without_trunk = expected[expected[0] == "0" and len(expected) > LONG_NUMBER :]
     if written not in (expected, without_trunk, f"1{expected}"):
         return False
-    if named:
+    if in_context:
         return True
     if written[0] == "0":
         return groups[0] == usual[0]

@@ -7,11 +7,10 @@ is pickled to worker processes.
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from eagle3.errors import InputError
+from eagle3.errors import InputError, require_packages
 from eagle3.prompts.privacy.recogniser import Action, Span
 
 MODEL_ENTITIES = frozenset({"PERSON", "LOCATION", "ORGANIZATION"})
@@ -37,7 +36,7 @@ class NameModel(ABC):
         return {**self.__dict__, "_loaded": None}
 
     def find(self, text: str) -> Iterator[tuple[str, Span]]:
-        """Entity and place of all that is found; a text of any length is read whole, in windows."""
+        """Yield entity and place of all that is found; a text of any length is read whole, in windows."""
         if self._loaded is None:
             self._loaded = self._load()
         for offset, window in windows(text):
@@ -47,16 +46,16 @@ class NameModel(ABC):
                     yield entity, Span(offset + start, offset + end)
 
     def files(self) -> list[Path]:
-        """All that `path` holds: prompts are made again when one of them changes."""
+        """List all that `path` holds: prompts are made again when one of them changes."""
         return _files_in(self.path)
 
     @abstractmethod
     def _load(self) -> Any:
-        """The model, kept as self._loaded."""
+        """Return the model, kept as self._loaded."""
 
     @abstractmethod
     def _labelled(self, text: str) -> Iterable[tuple[str, int, int]]:
-        """The model's own label, start and end of each entity."""
+        """Yield the model's own label, start and end of each entity."""
 
     def _check_labels(self, labels: Iterable[str], folder: object) -> None:
         labels = sorted(set(labels))
@@ -70,7 +69,7 @@ class NameModel(ABC):
 
 
 def windows(text: str) -> Iterator[tuple[int, str]]:
-    """Pieces of a text with their places, cut at blanks where there are any: half a word may read like a name."""
+    """Yield pieces of a text with their places, cut at blanks where there are any: half a word may read like a name."""
     start = 0
     while True:
         end = len(text) if start + WINDOW >= len(text) else _after_blank(text, start + WINDOW)
@@ -86,7 +85,7 @@ def _after_blank(text: str, position: int) -> int:
 
 
 def entity_of(label: str) -> str | None:
-    """B-PER and GPE are PERSON and LOCATION; None for what is none of the three."""
+    """Return PERSON for B-PER, LOCATION for GPE, and None for what is none of the three."""
     name = label.upper()
     return LABELS.get(name[2:] if name[:2] in ("B-", "I-", "E-", "S-", "L-", "U-") else name)
 
@@ -96,7 +95,7 @@ class SpacyModel(NameModel):
 
     def __init__(self, *, path: str, actions: Mapping[str, Action]):
         super().__init__(path=path, actions=actions)
-        _require("spacy", "spacy")
+        require_packages("spacy", extra="spacy", needed_by="prompts/privacy/model=spacy")
         meta = _described(self.path, "meta.json", "a spaCy pipeline (nlp.to_disk)")
         self._check_labels([label for labels in meta.get("labels", {}).values() for label in labels], path)
 
@@ -117,7 +116,6 @@ class HuggingFaceModel(NameModel):
 
     def __init__(self, *, path: str, stride: int, actions: Mapping[str, Action]):
         super().__init__(path=path, actions=actions)
-        _require("transformers", "huggingface")
         self.stride = stride
         config = _described(self.path, "config.json", "a token classification model (save_pretrained)")
         self._check_labels(config.get("id2label", {}).values(), path)
@@ -146,17 +144,17 @@ class PresidioModel(NameModel):
 
     def __init__(self, *, path: str, language: str, score_threshold: float, actions: Mapping[str, Action]):
         super().__init__(path=path, actions=actions)
-        _require("presidio_analyzer", "presidio")
+        require_packages("presidio_analyzer", extra="presidio", needed_by="prompts/privacy/model=presidio")
         self.language, self.score_threshold = language, score_threshold
         if not self.path.is_file():
             raise InputError(f"prompts.privacy.model.path={path} is no file; give a presidio NLP engine configuration")
 
     def files(self) -> list[Path]:
-        """The configuration, and the folders that it names."""
+        """Return the configuration, and the folders that it names."""
         import yaml
 
-        named = _texts_in(yaml.safe_load(self.path.read_text()))
-        return [self.path, *(file for name in named if Path(name).is_dir() for file in _files_in(Path(name)))]
+        texts = _texts_in(yaml.safe_load(self.path.read_text()))
+        return [self.path, *(file for text in texts if Path(text).is_dir() for file in _files_in(Path(text)))]
 
     def _load(self) -> Any:
         from presidio_analyzer import AnalyzerEngine
@@ -177,20 +175,12 @@ def _files_in(path: Path) -> list[Path]:
 
 
 def _texts_in(value: Any) -> Iterator[str]:
-    """Every text among the values of a configuration."""
+    """Yield every text among the values of a configuration."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, (dict, list)):
         for part in value.values() if isinstance(value, dict) else value:
             yield from _texts_in(part)
-
-
-def _require(library: str, option: str) -> None:
-    if find_spec(library) is None:
-        raise InputError(
-            f"prompts/privacy/model={option} needs {library}, which is not installed; pip install "
-            f"'eagle3[{option}]', or choose another model, or prompts/privacy=patterns"
-        )
 
 
 def _described(folder: Path, name: str, what: str) -> dict:

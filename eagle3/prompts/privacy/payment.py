@@ -62,7 +62,7 @@ class Iban(Pattern):
             position = end or after_word(text, start)
 
     def _ends(self, text: str, match: re.Match[str]) -> Iterator[int]:
-        """Where the number may end, longest first: the pattern runs on into the words that follow."""
+        """Yield where the number may end, longest first: the pattern runs on into the words that follow."""
         for end in range(match.end(), match.start() + self.shortest - 1, -1):
             if stands_alone(text, Span(match.start(), end)):
                 yield end

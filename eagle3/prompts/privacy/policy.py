@@ -11,7 +11,7 @@ from eagle3.errors import InputError
 from eagle3.prompts.checks import Verdict
 from eagle3.prompts.privacy.models import MODEL_ENTITIES, NameModel
 from eagle3.prompts.privacy.recogniser import ACTIONS, Action, Recogniser
-from eagle3.prompts.prompt import Prompt
+from eagle3.prompts.reading.prompt import Prompt
 from eagle3.storage import sha256_json
 
 log = logging.getLogger(__name__)
@@ -63,15 +63,15 @@ class Privacy:
         return Verdict(prompt=_masked(prompt, masks) if masks else None, counts=counts)
 
     def safe_id(self, id: str) -> str:
-        """An id that is personal data itself, such as an email address, as a hash: ids are written of every row."""
+        """Hash an id that is personal data itself, such as an email address: ids are written of every row."""
         return id if self.policy == "off" or not self.find(id) else _hashed(id)
 
     def safe_source(self, name: str) -> str:
-        """As safe_id, by patterns alone: to a model the names of datasets are names, and they have to be credited."""
+        """Hash like safe_id, by patterns alone: a model takes datasets for names, and they have to be credited."""
         return name if self.policy == "off" or not self._matched(readable(name)) else _hashed(name)
 
     def unseen(self) -> list[str]:
-        """The entities that nothing here looks for, for warnings and the report."""
+        """Return the entities that nothing here looks for, for warnings and the report."""
         if self.policy == "off":
             return ["all"]
         return sorted(MODEL_ENTITIES - set(self.model.actions if self.model else ()))
@@ -94,7 +94,7 @@ class Privacy:
             )
 
     def find(self, text: str) -> list[Found]:
-        """Everything found, in order of place and without overlaps."""
+        """Find everything, in order of place and without overlaps."""
         text = readable(text)
         found = self._matched(text)
         if self.model is not None:
@@ -102,7 +102,7 @@ class Privacy:
         return _without_overlaps(found) if len(found) > 1 else found
 
     def _matched(self, text: str) -> list[Found]:
-        """What the recognisers find in readable text, overlaps and all."""
+        """Return what the recognisers find in readable text, overlaps and all."""
         return [
             Found(*span, recogniser.entity, recogniser.action)
             for recogniser in self.recognisers
@@ -111,7 +111,7 @@ class Privacy:
 
 
 def readable(text: str) -> str:
-    """The text as recognisers read it, of the same length."""
+    """Return the text as recognisers read it, of the same length."""
     return text if text.isascii() else text.translate(ASCII_FORMS)
 
 
@@ -125,7 +125,7 @@ def _check_action(key: str, action: str) -> None:
 
 
 def _without_overlaps(found: list[Found]) -> list[Found]:
-    """Of findings that overlap, one: what is dropped before masks, masks before what is kept, then the longest."""
+    """Keep one of findings that overlap: what is dropped before masks, masks before what is kept, then the longest."""
     masks = [item for item in found if item.action == "mask"]
     found = [item for item in found if item.action != "mask"] + _merged(masks)
     preferred = sorted(found, key=lambda item: (ACTIONS.index(item.action), item.start - item.end, item.start))
@@ -139,7 +139,7 @@ def _without_overlaps(found: list[Found]) -> list[Found]:
 
 
 def _merged(masks: list[Found]) -> list[Found]:
-    """Masks that overlap as one over the places of all, called what the longest is: no end of any stays readable."""
+    """Join masks that overlap to one over all of them, called what the longest is: no end of any stays readable."""
     groups: list[list[Found]] = []
     end = 0
     for mask in sorted(masks, key=lambda item: item.start):
@@ -161,7 +161,7 @@ def _masked(prompt: Prompt, masks: list[Found]) -> Prompt:
 
 
 def _masked_contents(contents: Iterable[str], masks: list[Found]) -> Iterator[str]:
-    """Each message with <ENTITY> in the place of its masks; one that runs over several messages is put in each."""
+    """Yield each message with <ENTITY> in place of its masks; one that runs over several messages is put in each."""
     offset = 0
     for content in contents:
         parts, position = [], 0

@@ -44,7 +44,7 @@ class Recogniser(ABC):
 
     @abstractmethod
     def find(self, text: str) -> Iterable[Span]:
-        """Where the entity is. Digits, dashes and blanks come in ASCII (see policy.readable)."""
+        """Yield where the entity is. Digits, dashes and blanks come in ASCII (see policy.readable)."""
 
 
 class Pattern(Recogniser):
@@ -65,34 +65,34 @@ class Pattern(Recogniser):
         while match := self.pattern.search(text, position):
             span = Span(*match.span())
             if stands_alone(text, span) and self.valid(match):
-                if self.named(text, match):
+                if self.in_context(text, match):
                     yield span
                 position = span.end
             else:  # the first word may have been of something else: a year before a card's number
                 position = after_word(text, span.start)
 
     def valid(self, match: re.Match[str]) -> bool:
-        """Checksums and the like."""
+        """Tell whether check digits and the like are right."""
         return True
 
     def needs_context(self, match: re.Match[str]) -> bool:
-        """False for forms that nothing else has."""
+        """Tell whether words around must say what it is; False for forms that nothing else has."""
         return True
 
-    def named(self, text: str, match: re.Match[str]) -> bool:
+    def in_context(self, text: str, match: re.Match[str]) -> bool:
         if self.context is None or not self.needs_context(match):
             return True
         return has_context(text, Span(*match.span()), self.context)
 
 
 def words(*alternatives: str) -> re.Pattern[str]:
-    """Any of these expressions as whole words of lower-cased text; "tax id" is in tax-id too, and ssn in ssn_number."""
+    """Match any of these as whole words of lower-cased text; "tax id" is in tax-id too, and ssn in ssn_number."""
     alternatives = tuple(alternative.replace(" ", "[ _-]") for alternative in alternatives)
     return re.compile(rf"(?<![^\W_])(?:{'|'.join(alternatives)})(?![^\W_])")
 
 
 def after_word(text: str, start: int) -> int:
-    """Where to search on when nothing stands alone from `start`: no later character of the same word can begin it."""
+    """Return where to search on when nothing stands alone from `start`: nothing begins later in the same word."""
     return max(start + 1, WORD.match(text, start).end())  # type: ignore[union-attr]
 
 
@@ -107,14 +107,14 @@ def stands_alone(text: str, span: Span) -> bool:
 
 
 def has_context(text: str, span: Span, context: re.Pattern[str]) -> bool:
-    """Whether the words around, or the head of the table that the span is in, name what it is."""
+    """Tell whether the words around, or the head of the table that the span is in, name what it is."""
     before = text[max(0, span.start - WORDS_BEFORE) : span.start].lower()
-    named = (
+    found = (
         context.search(before)
         or context.search(text[span.end : span.end + WORDS_AFTER].lower())
         or context.search(_table_header(text, span.start).lower())
     )
-    return named is not None and OTHER_NUMBER.search(before[-LONGEST_OTHER:]) is None
+    return found is not None and OTHER_NUMBER.search(before[-LONGEST_OTHER:]) is None
 
 
 def _table_header(text: str, position: int) -> str:

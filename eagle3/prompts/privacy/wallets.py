@@ -9,7 +9,7 @@ from stdnum.bitcoin import b58decode, bech32_checksum
 from eagle3.prompts.privacy.recogniser import Pattern, words
 
 BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
-BASE58_VERSIONS = (0x00, 0x05, 0x30, 0x32, 0x1E, 0x16, 0x4C, 0x41)  # Bitcoin, Litecoin, Dogecoin, Dash, Tron
+BASE58_VERSIONS = (0x00, 0x05, 0x30, 0x32, 0x1E, 0x16, 0x4C, 0x10, 0x41)  # Bitcoin, Litecoin, Dogecoin, Dash, Tron
 BASE58_LENGTH = 25  # bytes: version, hash of 20, checksum of 4
 BECH32 = "qpzry9x8gf2tvdw0s3jn54khce6mua7l"
 BECH32_CONSTANTS = (1, 0x2BC830A3)  # BIP-173 and, for taproot addresses, BIP-350
@@ -41,12 +41,12 @@ class CryptoWallet(Pattern):
 
 
 def _one_case(address: str) -> bool:
-    """An Ethereum address without mixed case carries no checksum: any 20 bytes look like it."""
+    """Tell whether an Ethereum address lacks mixed case and with it a checksum: any 20 bytes look like it."""
     return address[2:] in (address[2:].lower(), address[2:].upper())
 
 
 def eip55(address: str) -> str:
-    """The address with its checksum in the case of its letters (ERC-55)."""
+    """Return the address with its checksum in the case of its letters (ERC-55)."""
     digits = address[2:].lower()
     digest = keccak.new(digest_bits=256, data=digits.encode()).hexdigest()
     return "0x" + "".join(

@@ -6,7 +6,7 @@ import numpy as np
 
 from eagle3.prompts.filters import prompt_characters, user_turns
 from eagle3.prompts.language import LanguageDetector, split_code
-from eagle3.prompts.prompt import Prompt
+from eagle3.prompts.reading.prompt import Prompt
 
 # One row of the columns that the scan stores: 19 bytes, and free of bins, so that other bins need no other scan.
 MEASURED = np.dtype(
@@ -29,7 +29,7 @@ TOOL_DEFINITIONS = re.compile(
 
 
 def measure(prompt: Prompt, detector: LanguageDetector) -> tuple[int, int, float, str, bool, bool]:
-    """A row of MEASURED. Imported answers count for nothing: traffic is what comes in."""
+    """Return a row of MEASURED. Imported answers count for nothing: traffic is what comes in."""
     turns = user_turns(prompt)
     split = split_code(turns)
     asked = [message for message in prompt.messages if message["role"] != "assistant"]

@@ -25,7 +25,7 @@ class Feature:
     edges: tuple[float, ...] | None
 
     def codes(self, columns: np.ndarray) -> np.ndarray:
-        """The bin of each row, [N] int64. A number below the first edge is in the first bin."""
+        """Return the bin of each row, [N] int64. A number below the first edge is in the first bin."""
         values = columns[self.column]
         if self.edges is not None:
             return np.maximum(np.searchsorted(self.edges, values, side="right") - 1, 0)
@@ -37,7 +37,7 @@ class Feature:
         return codes
 
     def code(self, key: object) -> int | None:
-        """The bin that a histogram means: by its lower edge, or by its name."""
+        """Return the bin that a histogram means: by its lower edge, or by its name."""
         names = tuple(map(str, self.edges)) if self.edges is not None else self.bins
         if self.edges is not None and isinstance(key, (int, float, str)):
             try:
@@ -75,7 +75,7 @@ class Grid:
         return tuple(len(self.features[name].bins) for name in names)
 
     def cell_of_row(self, columns: np.ndarray) -> np.ndarray:
-        """[N] int32."""
+        """Return the cell of each row, [N] int32."""
         cells = np.empty(len(columns), dtype=np.int32)
         for start in range(0, len(columns), BLOCK):
             block = columns[start : start + BLOCK]
@@ -84,18 +84,18 @@ class Grid:
         return cells
 
     def bin_of_cell(self, cells: np.ndarray, names: list[str]) -> np.ndarray:
-        """Where each cell falls in the smaller table over `names`, [C]."""
+        """Find where each cell falls in the smaller table over `names`, [C]."""
         codes = dict(zip(self.features, np.unravel_index(cells, self.shape), strict=True))
         return np.ravel_multi_index(tuple(codes[name] for name in names), self.shape_of(names))
 
     def labels(self, names: list[str], bin: int) -> dict[str, str]:
-        """The bin of the table over `names` in words."""
+        """Return the bin of the table over `names` in words."""
         codes = np.unravel_index(bin, self.shape_of(names))
         return {name: self.features[name].bins[code] for name, code in zip(names, codes, strict=True)}
 
 
 def features(bins: dict[str, list], fine_bins: dict[str, list]) -> list[Feature]:
-    """The features of prompts.traffic.bins, tools and system_prompt, then those of prompts.traffic.fine_bins."""
+    """Return the features of prompts.traffic.bins, tools and system_prompt, then those of prompts.traffic.fine_bins."""
     for key, given, known in (("bins", bins, (*NUMERIC, "language")), ("fine_bins", fine_bins, NUMERIC)):
         if set(given) - set(known):
             raise InputError(

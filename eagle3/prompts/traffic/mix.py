@@ -12,7 +12,7 @@ import numpy as np
 
 from eagle3.errors import InputError
 from eagle3.prompts.language import LanguageDetector
-from eagle3.prompts.prompt import Prompt
+from eagle3.prompts.reading.prompt import Prompt
 from eagle3.prompts.traffic.features import measure
 from eagle3.prompts.traffic.grid import Grid, features
 from eagle3.prompts.traffic.raking import effective_sample_size, missing_share, rake, whole_counts
@@ -66,11 +66,11 @@ class TrafficMix:
         self.detector = detector
 
     def measure(self, prompt: Prompt) -> tuple:
-        """A row of MEASURED."""
+        """Return a row of MEASURED."""
         return measure(prompt, self.detector)
 
     def choose(self, columns: np.ndarray, *, sample: np.ndarray | None) -> tuple[np.ndarray, dict]:
-        """Mask of the rows to keep, [N] bool, and the report, plain values for JSON.
+        """Return the mask of the rows to keep, [N] bool, and the report, plain values for JSON.
 
         columns: [N] MEASURED of the pool; sample: [M] MEASURED of the production prompts, None with a histogram. The
         same rows in the same order give the same mask. Raises InputError when nothing can be drawn, or when more
@@ -134,7 +134,7 @@ class TrafficMix:
         }
 
     def _effective_sample_size(self, counts: np.ndarray, cells: np.ndarray, tables: list[Table]) -> float:
-        """Of rows weighted to the target; what bins without rows would ask for is left out."""
+        """Weight the rows to the target; what bins without rows would ask for is left out."""
         return round(effective_sample_size(counts, self._rake(counts, cells, tables, bounded=False)), 1)
 
 

@@ -26,7 +26,7 @@ class Margin:
 def rake(
     pool: Int[np.ndarray, "C"], margins: list[Margin], *, size: float, bounded: bool, sweeps: int, tolerance: float
 ) -> Float[np.ndarray, "C"]:
-    """Expected counts of a draw of `size` rows; every cell of `pool` holds a row or more.
+    """Return the expected counts of a draw of `size` rows; every cell of `pool` holds a row or more.
 
     bounded: never above the pool's counts, as in a draw without replacement. Bins that the pool cannot fill shrink the
     draw, they are not made up for by others, which would move the mix further away. Stops after `sweeps`, or when all
@@ -36,7 +36,7 @@ def rake(
     reach = [np.minimum(margin.shares * size, margin.sums(capacity)) for margin in margins]
     total = min(goal.sum() for goal, margin in zip(reach, margins, strict=True) if margin.binding)
     goals = [goal * (total / goal.sum()) if goal.sum() else goal for goal in reach]
-    cells = pool * (total / max(pool.sum(), 1))
+    cells = pool.astype(float)
     last_to_fit = sorted(zip(margins, goals, strict=True), key=lambda pair: pair[0].binding)
     for _ in range(sweeps):
         for margin, goal in last_to_fit:
@@ -50,14 +50,14 @@ def rake(
 
 
 def missing_share(expected: Float[np.ndarray, "C"], margins: list[Margin], *, size: float) -> float:
-    """The share of `size` that is not where the worst binding margin wants it; 0 when all are met in full."""
+    """Return the share of `size` that is not where the worst binding margin wants it; 0 when all are met in full."""
     gaps = [np.maximum(margin.shares - margin.sums(expected) / size, 0).sum() for margin in margins if margin.binding]
     return float(max(gaps))
 
 
 def whole_counts(expected: Float[np.ndarray, "C"], random: np.random.Generator) -> Int[np.ndarray, "C"]:
-    """Systematic sampling (Madow 1949): each count is its expectation rounded up or down, and so is the sum of any run
-    of neighbours, so that what is kept together in order keeps its total."""
+    """Round by systematic sampling (Madow 1949): each count is its expectation rounded up or down, and so is the sum
+    of any run of neighbours, so that what is kept together in order keeps its total."""
     ends = np.cumsum(expected)
     if len(ends):
         ends[-1] = round(ends[-1])
@@ -65,11 +65,10 @@ def whole_counts(expected: Float[np.ndarray, "C"], random: np.random.Generator) 
 
 
 def effective_sample_size(pool: Int[np.ndarray, "C"], expected: Float[np.ndarray, "C"]) -> float:
-    """How many rows of equal weight the pool is worth when weighted to `expected`: (Σw)² / Σw² (Kish 1965)."""
-    squares = (expected**2 / pool).sum()
-    return float(expected.sum() ** 2 / squares) if squares else 0.0
+    """Count the rows of equal weight that the pool is worth when weighted to `expected`: (Σw)² / Σw² (Kish 1965)."""
+    return float(expected.sum() ** 2 / (expected**2 / pool).sum())
 
 
 def total_variation(first: Float[np.ndarray, "B"], second: Float[np.ndarray, "B"]) -> float:
-    """Half the sum of absolute differences of two mixes: the share that would have to move."""
+    """Halve the sum of absolute differences of two mixes: the share that would have to move."""
     return float(np.abs(first - second).sum() / 2)

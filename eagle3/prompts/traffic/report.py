@@ -11,7 +11,7 @@ from eagle3.prompts.traffic.target import Table, shares
 
 
 def feature_mixes(grid: Grid, tables: list[Table], cells: np.ndarray, before: np.ndarray, after: np.ndarray) -> dict:
-    """By feature: its bins, their wanted shares (null where the target says nothing), before and after, distances."""
+    """Return for each feature bins, wanted shares (null where the target says nothing), before, after, distances."""
     mixes = {}
     for name, feature in grid.features.items():
         table = next((table for table in tables if name in table.features), None)
@@ -29,7 +29,7 @@ def feature_mixes(grid: Grid, tables: list[Table], cells: np.ndarray, before: np
 
 
 def table_distances(tables: list[Table], margins: list[Margin], before: np.ndarray, after: np.ndarray) -> list[dict]:
-    """Total variation of every table of the target, e.g. of the joint strata."""
+    """Return the total variation of every table of the target, e.g. of the joint strata."""
     return [
         {
             "features": table.features,
@@ -43,7 +43,7 @@ def table_distances(tables: list[Table], margins: list[Margin], before: np.ndarr
 def unfilled(
     grid: Grid, tables: list[Table], margins: list[Margin], before: np.ndarray, after: np.ndarray, size: int
 ) -> list[dict]:
-    """The quotas above what the pool holds, the largest gap first."""
+    """Return the quotas above what the pool holds, the largest gap first."""
     found = []
     for table, margin in zip(tables, margins, strict=True):
         wanted, held, kept = table.shares * size, margin.sums(before), margin.sums(after)
@@ -61,7 +61,7 @@ def unfilled(
 
 
 def shortfall_line(report: dict) -> str:
-    """One line about how much is missing, and the quotas that miss most."""
+    """Say in a line how much is missing, and which quotas miss most."""
     worst = "; ".join(
         f"{', '.join(f'{name} {label}' for name, label in quota['stratum'].items())}: "
         f"{quota['in_pool']} of {quota['wanted']:g}"

@@ -32,13 +32,13 @@ class Table:
     binding: bool  # a quota, not a wish: what the pool lacks here leaves the draw smaller
 
     def share_of(self, name: str, grid: Grid) -> np.ndarray:
-        """The table summed to one of its features."""
+        """Return the table summed to one of its features."""
         others = tuple(axis for axis, feature in enumerate(self.features) if feature != name)
         return self.shares.reshape(grid.shape_of(self.features)).sum(axis=others)
 
 
 def sample_tables(sample: np.ndarray, grid: Grid) -> list[Table]:
-    """The joint table of the strata, binding, and a table of every other feature. sample: [M] MEASURED."""
+    """Return the joint table of the strata, binding, and a table of every other feature. sample: [M] MEASURED."""
     cells = grid.cell_of_row(sample)
     groups = [[name] for name in grid.features if name not in grid.strata]
     return [
@@ -48,18 +48,18 @@ def sample_tables(sample: np.ndarray, grid: Grid) -> list[Table]:
 
 
 def margins_of(tables: list[Table], grid: Grid, cells: np.ndarray) -> list[Margin]:
-    """The tables over the cells that hold rows."""
+    """Return the tables over the cells that hold rows."""
     return [Margin(grid.bin_of_cell(cells, table.features), table.shares, table.binding) for table in tables]
 
 
 def shares(grid: Grid, cells: np.ndarray, counts: np.ndarray, names: list[str]) -> np.ndarray:
-    """How `counts` in `cells` spread over the bins of `names`."""
+    """Return the shares of `counts` in `cells` over the bins of `names`."""
     bins = int(np.prod(grid.shape_of(names)))
     return np.bincount(grid.bin_of_cell(cells, names), weights=counts, minlength=bins) / counts.sum()
 
 
 def read_histogram(path: str, grid: Grid) -> list[Table]:
-    """The tables of a histogram file, all binding."""
+    """Return the tables of a histogram file, all binding."""
     key = f"prompts.traffic.histogram={path}"
     try:
         content = yaml.safe_load(Path(path).read_text())

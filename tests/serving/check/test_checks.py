@@ -293,7 +293,7 @@ def test_a_fault_that_several_checks_stumble_over_is_said_once(exported: Editabl
 def test_a_head_of_another_target_is_found_whatever_its_sizes(
     vocab_size: int, exported: Editable, facts: TargetFacts
 ) -> None:
-    other = replace(facts, config=facts.config | {"vocab_size": vocab_size, "num_layers": 4}, embedding=None)
+    other = replace(facts, config=replace(facts.config, vocab_size=vocab_size, num_layers=4), embedding=None)
     found = errors(findings_of(exported, other))
     assert f"vocab_size=4096, this target has {vocab_size}: it is a head of another target" in found["model"]
     assert "give the target that the head was trained on" in found["layer_ids"]
@@ -311,7 +311,7 @@ def test_stored_copies_and_frequencies_that_are_computed_anyway_are_no_fault(
 def test_for_deepseek_targets_sglang_adds_one_only_to_ids_that_start_with_1(
     exported: Editable, facts: TargetFacts
 ) -> None:
-    deepseek = replace(facts, config=facts.config | {"model_type": "deepseek_v3"})
+    deepseek = replace(facts, config=replace(facts.config, model_type="deepseek_v3"))
     assert levels(findings_of(exported, deepseek)) == {}
     layer_ids([2, 3, 4])(exported)
     exported.training = None

@@ -118,8 +118,7 @@ def test_a_target_that_sglang_cannot_capture_from_is_one_line(
 
 def test_the_heads_files_are_checked_without_the_targets_weights(target: TargetFiles, tmp_path: Path) -> None:
     facts = target_config(target.text_config, target.text_config.vocab_size, target.checkpoint_dtype)
-    settings = {key: facts[key] for key in HeadConfig.__dataclass_fields__ if key in facts}
-    config = HeadConfig(**settings | {"draft_vocab_size": 32, "fc_norm": False, "norm_output": False})
+    config = HeadConfig.for_target(facts, num_captured_layers=3, draft_vocab_size=32, fc_norm=False, norm_output=False)
     head = tmp_path / "head"
     head.mkdir()
     assert target.checkpoint_dtype is not None

@@ -16,8 +16,8 @@ import numpy as np
 from tqdm import tqdm
 
 from eagle3.errors import InputError
+from eagle3.prompts.overlap.words import compared_text, jaccard, shingles
 from eagle3.prompts.spool import Column, Scanned, on_disk
-from eagle3.prompts.words import compared_text, jaccard, shingles
 
 PART = 1 << 18  # prompts that are sorted or looked through at a time: some 15 MB
 SHOWN = 20_000  # candidates from which on there is a progress bar
@@ -58,7 +58,9 @@ class Duplicates:
         self.comparisons = comparisons
 
     def find(self, scanned: Scanned, chosen: np.ndarray, folder: Path) -> Choice:
-        """Among the chosen ([N] bool), the others count as past their source's limit. `folder` takes what is large."""
+        """Find duplicates among the chosen, [N] bool; `folder` takes what is large.
+
+        The others count as past their source's limit."""
         choice = Choice(
             np.where(chosen, np.uint8(Fate.KEPT), np.uint8(Fate.SOURCE_LIMIT)),
             on_disk(folder / "repeats", (len(scanned),), np.int32),
@@ -87,7 +89,7 @@ def mark_equal(keys: np.ndarray, choice: Choice, fate: Fate) -> None:
 
 
 def equal_runs(keys: np.ndarray, chosen: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The chosen numbers whose key occurs more than once, each with the lowest number that has the same key.
+    """Yield the chosen numbers whose key occurs more than once, each with the lowest number that has the same key.
 
     Keys are hashes, so that their range cut into equal parts cuts them into parts of about equal size.
     """
@@ -155,7 +157,7 @@ class NearDuplicates:
                 choice.repeats[number] = found
 
     def _kept_before(self, place: int) -> list[int]:
-        """Places to compare with, those that share the most bands first."""
+        """Return the places to compare with, those that share the most bands first."""
         shared: Counter[int] = Counter()
         for band in np.flatnonzero(self.heads[:, place]).tolist():
             other = int(self.latest[band, self.heads[band, place] - 1])
@@ -178,7 +180,7 @@ def _runs_file(folder: Path, band: int) -> Path:
 
 
 def similar(shingles_of: Callable[[int], np.ndarray], threshold: float) -> Callable[[int, int], bool]:
-    """Whether two prompts are near duplicates, by the exact Jaccard similarity of their shingles."""
+    """Tell whether two prompts are near duplicates, by the exact Jaccard similarity of their shingles."""
     remembered = lru_cache(maxsize=REMEMBERED)(shingles_of)
 
     def compare(number: int, other: int) -> bool:

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.errors import InputError
-from eagle3.prompts.licenses import attribution_entry
-from eagle3.prompts.output import Counts
+from eagle3.prompts.licenses.attribution import attribution_entry
+from eagle3.prompts.output.files import Counts
+from eagle3.prompts.reading.sources import Source
 from eagle3.prompts.rules import Rules
-from eagle3.prompts.sources import Source
 from eagle3.prompts.spool import ScannedChunk
 from eagle3.storage import read_json, sha256_file
 
@@ -16,7 +16,7 @@ MADE_BY = "python precompute.py 'stages=[prompts]'"
 
 
 def current_ledger(folder: Path, inputs: dict) -> dict | None:
-    """The ledger, if it was made from these inputs and the prompts are still those it describes."""
+    """Return the ledger, if it was made from these inputs and the prompts are still those it describes."""
     ledger_path, prompts_path = folder / "ledger.json", folder / "prompts.jsonl"
     if not (ledger_path.exists() and prompts_path.exists()):
         return None
@@ -28,7 +28,7 @@ def current_ledger(folder: Path, inputs: dict) -> dict | None:
 def make_ledger(
     folder: Path, sources: list[Source], counts: dict[str, Counts], traffic: dict | None, rules: Rules, inputs: dict
 ) -> dict[str, Any]:
-    """The ledger of the prompts.jsonl in `folder`; traffic: the report of the mix."""
+    """Return the ledger of the prompts.jsonl in `folder`; traffic: the report of the mix."""
     return {
         "rows": sum(count.rows for count in counts.values()),
         "prompts": sum(count.prompts for count in counts.values()),
@@ -50,15 +50,15 @@ def make_ledger(
 
 
 def _sorted(value: Any) -> Any:
-    """Counters by falling number, then name: the order of the ledger does not depend on which came first."""
+    """Sort counters by falling number, then name: the order of the ledger does not depend on which came first."""
     if isinstance(value, Counter):
         return dict(sorted(value.items(), key=lambda item: (-item[1], item[0])))
     return {key: _sorted(part) for key, part in value.items()} if isinstance(value, dict) else value
 
 
 def _leaks(counts: dict[str, Counts], rules: Rules) -> dict[str, dict[str, int]]:
-    """By benchmark: its texts and unreadable rows, prompts dropped as leaks, and prompts with a shorter overlap that
-    passed this check."""
+    """Count for each benchmark its texts and unreadable rows, the prompts dropped as leaks, and those with a shorter
+    overlap that passed this check."""
     rejected = sum((count.rejected for count in counts.values()), Counter())
     reported = sum((count.found.get("leaks", Counter()) for count in counts.values()), Counter())
     return {
@@ -73,7 +73,7 @@ def _leaks(counts: dict[str, Counts], rules: Rules) -> dict[str, dict[str, int]]
 
 
 def nothing_left(sources: list[Source], chunks: list[ScannedChunk]) -> InputError:
-    """Why no prompt is left, with the reasons and what to do about the commonest cause."""
+    """Return the error that says why no prompt is left, and what to do about the commonest cause."""
     rows = sum(chunk.summary["rows"] for chunk in chunks)
     rejected = sum((Counter(chunk.summary["rejected"]) for chunk in chunks), Counter())
     reasons = ", ".join(f"{reason}: {number}" for reason, number in rejected.most_common()) or "the sources are empty"

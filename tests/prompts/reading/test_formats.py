@@ -16,7 +16,7 @@ import pytest
 from prompt_stage import Prepare, chat, prepare, some_rows, write
 
 from eagle3.errors import InputError
-from eagle3.prompts.formats import BLANK, chunk_rows, cut
+from eagle3.prompts.reading.formats import BLANK, chunk_rows, cut
 
 __all__ = ["prepare"]
 

@@ -9,11 +9,11 @@ import numpy as np
 
 from eagle3.errors import InputError
 from eagle3.prompts.checks import Verdict
-from eagle3.prompts.conversation import Refused
-from eagle3.prompts.prompt import Prompt
-from eagle3.prompts.reading import read_prompts
-from eagle3.prompts.sources import Source, plain_source
-from eagle3.prompts.words import grams, hash_words, words
+from eagle3.prompts.overlap.words import grams, hash_words, words
+from eagle3.prompts.reading.conversation import Refused
+from eagle3.prompts.reading.prompt import Prompt
+from eagle3.prompts.reading.rows import read_prompts
+from eagle3.prompts.reading.sources import Source, plain_source
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class Benchmark:
 
 
 def read_benchmarks(entries: list[str | dict]) -> list[Benchmark]:
-    """The benchmarks in prompts.leaks.benchmarks, whose user and system turns count."""
+    """Return the benchmarks in prompts.leaks.benchmarks, whose user and system turns count."""
     if not isinstance(entries, list):
         key = "prompts.leaks.benchmarks"
         raise InputError(f"{key}={entries} is not a list; write {key}=[{entries or ''}]")
@@ -71,7 +71,7 @@ class Overlap:
         self.owners = owners[first].astype(np.int32)
 
     def owner(self, hashes: np.ndarray) -> int | None:
-        """The first benchmark, in their order, that shares a run with the text of these words."""
+        """Return the first benchmark, in their order, that shares a run with the text of these words."""
         found = grams(hashes, self.n)
         if not len(found) or not len(self.runs):
             return None

@@ -14,7 +14,7 @@ from stores import CONF
 
 from eagle3.errors import InputError
 from eagle3.prompts.language import LanguageDetector
-from eagle3.prompts.prompt import Prompt
+from eagle3.prompts.reading.prompt import Prompt
 from eagle3.prompts.traffic import MEASURED, TrafficMix, target
 from eagle3.prompts.traffic.raking import Margin, effective_sample_size, rake, whole_counts
 
@@ -307,6 +307,19 @@ def test_raking_equals_the_textbook_loop():
     axes = [(axis, dict(enumerate(wanted))) for axis, wanted in enumerate(shares)]
     slow = slow_rake(dict(zip(zip(rows, columns, strict=True), pool.astype(float), strict=True)), axes, 10, 500)
     assert cells == pytest.approx(list(slow.values()), rel=1e-6)
+
+
+def test_raking_stops_when_all_margins_miss_by_less_than_the_tolerance():
+    pool = np.array([10, 1, 1, 10])
+    margins = [
+        Margin(np.array([0, 0, 1, 1]), np.array([0.8, 0.2]), True),
+        Margin(np.array([0, 1, 0, 1]), np.array([0.5, 0.5]), True),
+    ]
+    raked = [
+        rake(pool, margins, size=10, bounded=False, sweeps=sweeps, tolerance=tolerance)
+        for sweeps, tolerance in ((1, 0.0), (100, 1.0), (100, 1e-9))
+    ]
+    assert raked[0].tolist() == raked[1].tolist() != raked[2].tolist()
 
 
 def test_bounded_raking_never_asks_for_more_than_a_cell_holds_and_still_meets_the_margins():

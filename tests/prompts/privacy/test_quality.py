@@ -13,7 +13,7 @@ from personal_data import Case, cases
 from stores import ASSETS
 
 from eagle3.prompts.privacy.policy import readable
-from tests.prompts.test_privacy import build_privacy
+from tests.prompts.privacy.test_policy import build_privacy
 
 PROMPTS = ASSETS / "prompts"
 # Of these the finding is more or less than what was put in: a token without "Bearer", a URL's account, a street's city.
@@ -81,7 +81,7 @@ def test_near_misses_are_let_through(labelled):
 
 
 def benchmark_prompts(name: str) -> list[str]:
-    rows = [json.loads(line) for line in (ASSETS / f"{name}.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (ASSETS / "prompts" / f"{name}.jsonl").read_text().splitlines()]
     return ["\n\n".join(row["turns"]) for row in rows]
 
 
@@ -140,7 +140,8 @@ def test_at_most_half_a_percent_of_python_source_is_refused_beside_its_authors_a
         "--- PASS: TestParseConfig2 (0.00s)", "PASS: test_login_2", "PASS: tests/unit-01.sh", "PWD=/home/ubuntu1/app",
         "pwd: ~/src/app2", "bypass=cache1", "compass is N45E20", "mysql -u root -p shop2", "docker run -u a1:a1",
         "See the basic torch.nn.functional.conv2d example", "the basic transformer-block-v2 layer",
-        "Authorization: Basic dXNlcjpwYXNzd29yZDE=", "long n = 30000000L;", "sleep(30000000L)", "int64 x = 12345678909",
+        "Authorization: Basic dXNlcjpwYXNzd29yZDE=", "long n = 30000000L;", "sleep(30000000L)",
+        "passport abcd12345", "int64 x = 12345678909",
         'AssemblyVersion("1.2.3.4")', "<Version>1.2.3.4</Version>", "nginx/1.18.0.1", "numpy >= 1.2.3.4",
         'if version == "1.2.3.4":', "left-pad@1.2.3.4", "cache-key-0cc175b9c0f1b6a831c399e269772661",
     ],
@@ -175,6 +176,7 @@ def test_what_is_not_personal_passes(privacy, text):
         ("Potsdamer Platz 1", "STREET_ADDRESS"), ("Am Marktplatz 5", "STREET_ADDRESS"),
         ("In der Neuen Straße 5", "STREET_ADDRESS"), ("Via XX Settembre 12", "STREET_ADDRESS"),
         ("Kerkweg 5, 1234 AB Delft", "STREET_ADDRESS"), ("DNI 30000000L", "ES_NATIONAL_ID"),
+        ("passport ab123456", "PASSPORT"),
         ("it's 30000000L", "ES_NATIONAL_ID"), ("529.982.247-25", "BR_CPF"), ("CPF 52998224725", "BR_CPF"),
     ],
 )  # fmt: skip

@@ -138,7 +138,7 @@ def test_what_is_to_be_dropped_is_dropped_also_inside_a_longer_mask():
 
 
 def test_a_recogniser_is_one_class_and_one_line_of_config():
-    line = "+privacy.recognisers.badge={_target_: test_privacy.Badge, action: mask}"
+    line = "+privacy.recognisers.badge={_target_: tests.prompts.privacy.test_policy.Badge, action: mask}"
     assert contents(build_privacy(line)(prompt("I am B-1234.")).prompt) == ["I am <BADGE>."]
 
 

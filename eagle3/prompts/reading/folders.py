@@ -7,7 +7,7 @@ from typing import Any
 
 import fsspec
 
-from eagle3.errors import InputError
+from eagle3.errors import InputError, require_packages
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +18,7 @@ SAVED_SPLITS = "dataset_dict.json"  # written by DatasetDict.save_to_disk
 
 
 def dataset_splits(setting: str, folder: str) -> dict[str, list[str]]:
-    """Files of each split, from what save_to_disk wrote, or else by file names, folder names and the card.
+    """Return the files of each split, from what save_to_disk wrote, or else by file names, folder names and the card.
 
     Raises InputError that begins with `setting` when the folder is none that `datasets` can read.
     """
@@ -28,6 +28,7 @@ def dataset_splits(setting: str, folder: str) -> dict[str, list[str]]:
         return {str(split): _saved_files(files, f"{path}/{split}") for split in splits}
     if files.exists(f"{path}/{SAVED}") and "_data_files" in _state(files, path):  # any program may write a state.json
         return {"train": _saved_files(files, path)}
+    require_packages("datasets", extra="prompts", needed_by=f"{setting}, a dataset folder,")
     try:
         splits = _found_files(folder, remote="file" not in _protocols(files))
     except (FileNotFoundError, ValueError) as error:
@@ -70,7 +71,7 @@ def _found_files(folder: str, *, remote: bool) -> dict[str, list[str]]:
 
 
 def _left_out(files: Any, folder: str, splits: dict[str, list[str]]) -> list[str]:
-    """The folder's data files, as paths in it, that `datasets` put into no split."""
+    """Return the folder's data files, as paths in it, that `datasets` put into no split."""
     from datasets.data_files import FILES_TO_IGNORE
 
     folder = folder.rstrip("/")

@@ -2,15 +2,15 @@
 
 from collections.abc import Iterator
 
-from eagle3.prompts.conversation import Refused, is_unicode, messages_of
-from eagle3.prompts.formats import ID_COLUMNS, LICENSE_COLUMNS
-from eagle3.prompts.prompt import Prompt
-from eagle3.prompts.sources import Row, Source, read_rows
+from eagle3.prompts.reading.conversation import Refused, is_unicode, messages_of
+from eagle3.prompts.reading.formats import ID_COLUMNS, LICENSE_COLUMNS
+from eagle3.prompts.reading.prompt import Prompt
+from eagle3.prompts.reading.sources import Row, Source, read_rows
 from eagle3.storage import sha256_json
 
 
 def read_prompts(source: Source, *, keep_answers: bool) -> Iterator[tuple[Row, Prompt | Refused]]:
-    """Every row of a source with the prompt it holds, or why it holds none."""
+    """Yield every row of a source with the prompt it holds, or why it holds none."""
     for row in read_rows(source):
         yield row, read_prompt(row.value, source, keep_answers=keep_answers)
 

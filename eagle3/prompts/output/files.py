@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from eagle3.prompts.duplicates import Fate
+from eagle3.prompts.overlap.duplicates import Fate
+from eagle3.prompts.reading.sources import Source
 from eagle3.prompts.selection import Selection
-from eagle3.prompts.sources import Source
 from eagle3.prompts.spool import Scanned, ScannedChunk
 from eagle3.storage import atomic_write, json_line
 

@@ -25,7 +25,7 @@ class Refused(Exception):
 
 
 def messages_of(row: dict, *, keep_answers: bool) -> list[dict[str, str]]:
-    """The conversation as [{role, content}], ending with a user turn, or with an answer if `keep_answers`."""
+    """Return the conversation as [{role, content}], ending with a user turn, or with an answer if `keep_answers`."""
     turns = [(_role(turn), turn) for turn in _turns(row)]
     if any(role == "tool" for role, _ in turns):
         raise Refused("tool turn")
@@ -92,7 +92,7 @@ def _part(part: Any) -> str:
 
 
 def is_unicode(text: str) -> bool:
-    """False for half a surrogate pair: JSON can carry one, UTF-8 cannot."""
+    """Tell whether UTF-8 can carry the text: half a surrogate pair comes in JSON only."""
     try:
         text.encode()
     except UnicodeEncodeError:

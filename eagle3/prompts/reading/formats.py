@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import fsspec
 
 from eagle3.errors import InputError
-from eagle3.prompts.conversation import SHAPES
+from eagle3.prompts.reading.conversation import SHAPES
 
 ID_COLUMNS = ("id", "conversation_id", "question_id")
 LICENSE_COLUMNS = ("license", "licence")
@@ -39,17 +39,17 @@ class Format(NamedTuple):
 
 
 def format_of(file: str) -> Format | None:
-    """By the file's ending; None for one that is not read."""
+    """Choose by the file's ending; None for one that is not read."""
     return next((found for ending, found in FORMATS.items() if file.lower().endswith(ending)), None)
 
 
 def cut(file: str, chunk_bytes: int) -> list[Chunk]:
-    """The chunks of a file, in its order and independent of everything but the file and `chunk_bytes`."""
+    """Return the chunks of a file, in its order and independent of everything but the file and `chunk_bytes`."""
     return list(_format(file).cut(file, chunk_bytes))
 
 
 def chunk_rows(chunk: Chunk) -> Rows:
-    """The rows of a chunk; memory holds one row, one batch, or one whole JSON array."""
+    """Yield the rows of a chunk; memory holds one row, one batch, or one whole JSON array."""
     return _format(chunk.file).rows(chunk)
 
 
@@ -82,7 +82,7 @@ def _cut_lines(file: str, chunk_bytes: int) -> Iterator[Chunk]:
 
 
 def _line_rows(chunk: Chunk) -> Rows:
-    """The lines that begin in [start, end); the last one may run past the end."""
+    """Yield the lines that begin in [start, end); the last one may run past the end."""
     try:
         with opened(chunk.file) as file:
             position = chunk.start
@@ -110,7 +110,7 @@ def _cut_whole(file: str, chunk_bytes: int) -> Iterator[Chunk]:
 
 
 def _packed_rows(chunk: Chunk) -> Rows:
-    """Lines, or a JSON array, of a gzip or zstd file. It cannot be entered midway: the whole file is one chunk."""
+    """Yield lines, or a JSON array, of a gzip or zstd file. It cannot be entered midway: the file is one chunk."""
     import pyarrow
 
     packing = "gzip" if chunk.file.lower().endswith(".gz") else "zstd"
@@ -154,7 +154,7 @@ def _array_rows(file: str, content: bytes) -> Rows:
 
 
 def _cut_parquet(file: str, chunk_bytes: int) -> Iterator[Chunk]:
-    """Runs of row groups that together hold about `chunk_bytes`."""
+    """Cut into runs of row groups that together hold about `chunk_bytes`."""
     import pyarrow.parquet
 
     try:
@@ -199,7 +199,7 @@ def _cut_arrow(file: str, chunk_bytes: int) -> Iterator[Chunk]:
 
 
 def _arrow_rows(chunk: Chunk) -> Rows:
-    """Batches before the chunk's are skipped: read from disk or the network, but never turned into rows."""
+    """Yield a chunk's rows. Batches before it are read from disk or the network, but never turned into rows."""
     import pyarrow
 
     try:
@@ -218,6 +218,7 @@ def _unreadable(file: str, error: Exception) -> InputError:
     )
 
 
+PLAIN = (".jsonl", ".ndjson", ".json")  # read without pyarrow
 LINES = Format(_cut_lines, _line_rows)
 PACKED_LINES = Format(_cut_whole, _packed_rows)
 FORMATS = {
@@ -226,5 +227,5 @@ FORMATS = {
     ".json": Format(_cut_json, _json_rows),
     ".parquet": Format(_cut_parquet, _parquet_rows),
     ".arrow": Format(_cut_arrow, _arrow_rows),
-    **{f"{lines}{packing}": PACKED_LINES for lines in (".jsonl", ".ndjson", ".json") for packing in (".gz", ".zst")},
+    **{f"{lines}{packing}": PACKED_LINES for lines in PLAIN for packing in (".gz", ".zst")},
 }

@@ -12,7 +12,7 @@ OTHERS = "other reasons"
 
 
 def draw(ledger: dict[str, Any], file: IO[bytes]) -> None:
-    """The same ledger gives the same bytes, with the same version of matplotlib."""
+    """Draw the picture; the same ledger gives the same bytes with the same version of matplotlib."""
     sources, mixes = ledger["sources"], (ledger["traffic"] or {"features": {}})["features"]
     reasons = _reasons(sources)
     heights = [1.2 + 0.35 * len(sources), 1.2 + 0.3 * len(reasons), *[2.2] * len(mixes)]
@@ -28,7 +28,7 @@ def draw(ledger: dict[str, Any], file: IO[bytes]) -> None:
 
 
 def _reasons(sources: dict[str, Any]) -> dict[str, int]:
-    """Rows by reason over all sources, the commonest first."""
+    """Count rows by reason over all sources, the commonest first."""
     total: Counter[str] = sum((Counter(source["rejected"]) for source in sources.values()), Counter())
     ordered = sorted(total.items(), key=lambda item: (-item[1], item[0]))
     rest = sum(rows for _, rows in ordered[SHOWN_REASONS:])
@@ -44,7 +44,7 @@ def _draw_sources(axis: Axes, sources: dict[str, Any]) -> None:
 
 
 def _draw_bars(axis: Axes, title: str, names: list[str], rows: list[int], ends: list[str]) -> None:
-    """Horizontal bars, each with its text at the end."""
+    """Draw horizontal bars, each with its text at the end."""
     bars = axis.barh(range(len(names)), rows, color="tab:orange")
     axis.bar_label(bars, ends, fontsize="small", padding=3)
     axis.set_yticks(range(len(names)), [_label(name) for name in names])
@@ -66,6 +66,6 @@ def _draw_mix(axis: Axes, name: str, mix: dict[str, Any]) -> None:
 
 
 def _label(text: str) -> str:
-    """Short and ASCII: the font has no other letters, and "$" would begin a formula."""
+    """Shorten to ASCII: the font has no other letters, and "$" would begin a formula."""
     plain = text.encode("ascii", "replace").decode().replace("$", "\\$")
     return plain if len(plain) <= LONGEST_LABEL else f"{plain[: LONGEST_LABEL - 3]}..."

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import fsspec
 
-from eagle3.errors import InputError
-from eagle3.prompts.folders import dataset_splits
-from eagle3.prompts.formats import BLANK, FORMATS, NO_END, chunk_rows, cut, format_of
+from eagle3.errors import InputError, require_packages
 from eagle3.prompts.licenses.terms import SourceTerms, source_terms
+from eagle3.prompts.reading.folders import dataset_splits
+from eagle3.prompts.reading.formats import BLANK, FORMATS, NO_END, PLAIN, chunk_rows, cut, format_of
 
 # What a store says about a file that changes with its content, whichever of them it knows.
 VERSION_KEYS = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "Last-Modified", "last_modified", "updated")
@@ -29,15 +29,15 @@ class Source:
 
     @property
     def license(self) -> str | None:
-        """Of rows that name none."""
+        """Return the licence of rows that name none."""
         return self.terms.license
 
     def fingerprint(self) -> list[list[Any]]:
-        """Changes when a file is added, removed, resized or written again."""
+        """Return what changes when a file is added, removed, resized or written again."""
         return [file_state(file) for file in self.files]
 
     def inputs(self) -> dict[str, Any]:
-        """What the prompts of this source depend on, beside the files."""
+        """Return what the prompts of this source depend on, beside the files."""
         return {
             "name": self.name,
             "path": self.path,
@@ -62,7 +62,7 @@ def configured_sources(
     attribution: str | None,
     sources: list[str | dict] | None,
 ) -> list[Source]:
-    """The sources of a `prompts` config, each checked to exist: `path` alone, or the list `sources`."""
+    """Return the sources of a `prompts` config, each checked to exist: `path` alone, or the list `sources`."""
     if (path is None) == (sources is None):
         raise InputError(
             f"prompts.path={path} and prompts.sources={sources}: set exactly one of them, e.g. prompts.path=chats.jsonl"
@@ -85,7 +85,7 @@ def configured_sources(
 
 
 def plain_source(key: str, entry: str | dict, *, split: str) -> Source:
-    """Conversations that are read but never kept: benchmarks, samples. A path, or a dict of path, name and split."""
+    """Return a source that is read but never kept, as a benchmark. `entry`: a path, or a dict of path, name, split."""
     defaults = {"path": None, "name": None, "split": split}
     return _source(
         key, {**_entry(key, entry, defaults), "license": None, "attribution": None, "limit": None}, id_prefix=False
@@ -93,7 +93,7 @@ def plain_source(key: str, entry: str | dict, *, split: str) -> Source:
 
 
 def _entry(key: str, entry: str | dict, defaults: dict) -> dict:
-    """The keys of a source; a path alone leaves the others at their defaults."""
+    """Return the keys of a source; a path alone leaves the others at their defaults."""
     if not isinstance(entry, dict):
         return {**defaults, "path": entry}
     unknown = set(entry) - set(defaults)
@@ -155,11 +155,13 @@ def _files(setting: str, path: str, split_key: str, split: str) -> list[str]:
         if format_of(file) is None:
             name = file.rpartition("/")[2]
             raise InputError(f"{setting}: {name} ends in none of {', '.join(FORMATS)}; convert or unpack it")
+        if not file.lower().endswith(PLAIN):
+            require_packages("pyarrow", extra="prompts", needed_by=f"{setting}, read as Parquet, arrow, .gz or .zst,")
     return files
 
 
 def _is_file(setting: str, path: str) -> bool:
-    """False for a folder. Raises InputError when there is neither, or when the store cannot be asked."""
+    """Tell a file from a folder. Raises InputError when there is neither, or when the store cannot be asked."""
     try:
         files, inner = fsspec.core.url_to_fs(path)
         if files.isfile(inner):
@@ -175,7 +177,7 @@ def _is_file(setting: str, path: str) -> bool:
 
 
 def file_state(file: str) -> list[Any]:
-    """The file's name, size and version, as far as its store knows them."""
+    """Return the file's name, size and version, as far as its store knows them."""
     files, path = fsspec.core.url_to_fs(file)
     info = files.info(path)
     version = next((str(info[key]) for key in VERSION_KEYS if info.get(key) is not None), None)
@@ -183,7 +185,7 @@ def file_state(file: str) -> list[Any]:
 
 
 def read_rows(source: Source) -> Iterator[Row]:
-    """All rows of a source in file order, one after the other."""
+    """Yield all rows of a source in file order, one after the other."""
     for file in source.files:
         offset = 0
         for chunk in cut(file, NO_END):

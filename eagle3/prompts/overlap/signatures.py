@@ -10,8 +10,8 @@ import xxhash
 from datasketch import MinHash
 
 from eagle3.errors import InputError
-from eagle3.prompts.prompt import Prompt
-from eagle3.prompts.words import compared_text, hash_text, shingles, words_and_symbols
+from eagle3.prompts.overlap.words import compared_text, hash_text, shingles, words_and_symbols
+from eagle3.prompts.reading.prompt import Prompt
 
 SCHEME = "affine32"  # of datasketch's permutations: 32-bit values
 SEED = 1

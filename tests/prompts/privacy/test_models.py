@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from transformers import BertConfig, BertForTokenClassification, PreTrainedToken
 from eagle3.errors import InputError
 from eagle3.prompts.privacy.models import OVERLAP, WINDOW, SpacyModel, windows
 from eagle3.prompts.rules import GROUPS, Rules
-from tests.prompts.test_privacy import build_privacy, contents, prompt
+from tests.prompts.privacy.test_policy import build_privacy, contents, prompt
 
 LABELS = {0: "O", 1: "B-PER", 2: "B-LOC", 3: "B-ORG"}
 NAMES = {"ada": 1, "grace": 1, "london": 2, "lisbon": 2, "acme": 3, "initech": 3}
@@ -141,10 +142,8 @@ def test_weights_other_than_safetensors_are_refused(classifier, tmp_path):
 
 
 def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch, tmp_path):
-    monkeypatch.setattr("eagle3.prompts.privacy.models.find_spec", lambda name: None)
-    with pytest.raises(
-        InputError, match=r"prompts/privacy/model=spacy needs spacy.*'eagle3\[spacy\]'.*privacy=patterns"
-    ):
+    monkeypatch.setitem(sys.modules, "spacy", None)
+    with pytest.raises(InputError, match=r"prompts/privacy/model=spacy needs the package spacy; .*'eagle3\[spacy\]'"):
         SpacyModel(path=str(tmp_path), actions={"PERSON": "drop"})
 
 

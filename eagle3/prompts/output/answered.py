@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.errors import InputError
-from eagle3.prompts.ledger import MADE_BY
+from eagle3.prompts.output.ledger import MADE_BY
 from eagle3.storage import read_json, sha256_file
 
 NAMED_DIFFERENCES, LONGEST_VALUE = 5, 120  # in an error
@@ -28,7 +28,7 @@ def require_not_answered(folder: Path, prompts: Path, inputs: dict) -> None:
 
 
 def _changes_since(ledger_path: Path, sha256: str, inputs: dict) -> str:
-    """What differs from the inputs of the prompts that are answered, if the ledger is still theirs."""
+    """Return what differs from the inputs of the prompts that are answered, if the ledger is still theirs."""
     ledger = read_json(ledger_path, made_by=MADE_BY) if ledger_path.exists() else None
     changes = _differences(ledger["inputs"], inputs) if ledger and ledger["sha256"] == sha256 else []
     more = ["…"] if len(changes) > NAMED_DIFFERENCES else []
@@ -46,7 +46,7 @@ def _difference(key: str, before: Any, now: Any) -> str:
 
 
 def _settings(inputs: dict) -> Iterator[tuple[str, Any]]:
-    """What prompts were made from by config key, as far as there is one."""
+    """Yield what prompts were made from by config key, as far as there is one."""
     yield "version of the rules", inputs["format"]
     yield "responses.answers is imported", inputs["keep_answers"]
     yield "prompts.limit", inputs["limit"]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from prompt_stage import Prepare, chat, prepare, write
 
-from eagle3.prompts.report import write_report
+from eagle3.prompts.output.report import write_report
 
 __all__ = ["prepare"]
 
@@ -28,7 +28,7 @@ def test_the_report_is_made_from_the_ledger_alone(prepare: Prepare, tmp_path: Pa
         assert (tmp_path / "again" / name).read_bytes() == (prepare.folder / name).read_bytes()
     report = (prepare.folder / "report.md").read_text()
     assert "| chats | EMAIL_ADDRESS | 1 |" in report and "jane" not in report
-    assert "**Names of people" in report or "names of people" in report
+    assert "Policy `patterns`. Identifiers and secrets were looked for, **names of people" in report
 
 
 def test_every_row_is_in_the_books(prepare: Prepare) -> None:

@@ -35,17 +35,17 @@ _hash_of = WordHashes()
 
 
 def words(text: str) -> list[str]:
-    """Casefolded words alone: how leaks are compared."""
+    """Split a text into casefolded words alone: how leaks are compared."""
     return WORDS.findall(text.casefold())
 
 
 def words_and_symbols(text: str) -> list[str]:
-    """Casefolded words and operators, or the text itself if it holds none: how duplicates are compared."""
+    """Split a text into casefolded words and operators; one without any stays whole: how duplicates are compared."""
     return WORDS_AND_SYMBOLS.findall(text.casefold()) or [text]
 
 
 def compared_text(messages: list[dict[str, str]]) -> str:
-    """The turns that make a prompt a duplicate. System turns do not: all of a product's traffic shares them."""
+    """Return the turns that make a prompt a duplicate. System turns do not: all of a product's traffic shares them."""
     return "\n".join(message["content"] for message in messages if message["role"] != "system")
 
 
@@ -58,7 +58,7 @@ def hash_words(found: Sequence[str]) -> UInt64[np.ndarray, " W"]:
 
 
 def grams(hashes: UInt64[np.ndarray, " W"], n: int) -> UInt64[np.ndarray, " W-n+1"]:
-    """The hash of each run of n words; empty when there are fewer. Two runs share a hash once in 2^64."""
+    """Return the hash of each run of n words; empty when there are fewer. Two runs share a hash once in 2^64."""
     count = max(len(hashes) - n + 1, 0)
     total = np.zeros(count, dtype=np.uint64)
     for place in range(n if count else 0):
@@ -67,12 +67,12 @@ def grams(hashes: UInt64[np.ndarray, " W"], n: int) -> UInt64[np.ndarray, " W-n+
 
 
 def shingles(text: str, n: int) -> UInt64[np.ndarray, " S"]:
-    """The set of n-word runs of a text, ascending; a shorter text is one run. S: their number."""
+    """Return the set of n-word runs of a text, ascending; a shorter text is one run. S: their number."""
     hashes = hash_words(words_and_symbols(text))
     return np.unique(grams(hashes, min(n, len(hashes))))
 
 
 def jaccard(one: UInt64[np.ndarray, " S"], other: UInt64[np.ndarray, " R"]) -> float:
-    """Size of the intersection over size of the union of two sets, each ascending without repeats."""
+    """Divide the size of the intersection by that of the union of two sets, each ascending without repeats."""
     both = len(np.intersect1d(one, other, assume_unique=True))
     return both / (len(one) + len(other) - both)

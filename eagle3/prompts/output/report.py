@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from eagle3.prompts.report_picture import draw
+from eagle3.prompts.output.picture import draw
 from eagle3.storage import atomic_write
 
 PRIVACY = {
@@ -19,7 +19,7 @@ LISTED_LICENSES = 12  # of a source, the commonest: data joined from many others
 
 
 def write_report(folder: Path, ledger: dict[str, Any]) -> None:
-    """Everything comes from the ledger: the report never holds text of a row."""
+    """Write both files from the ledger alone: the report never holds text of a row."""
     with atomic_write(folder / "report.png") as file:
         draw(ledger, file)
     with atomic_write(folder / "report.md") as file:

@@ -8,15 +8,10 @@ from omegaconf import OmegaConf
 from stores import CONF
 
 from eagle3.errors import InputError
-from eagle3.prompts.licenses import (
-    LicenseCheck,
-    LicenseRules,
-    attribution_entry,
-    attribution_text,
-    source_terms,
-)
-from eagle3.prompts.licenses.terms import names_in
-from eagle3.prompts.prompt import Prompt
+from eagle3.prompts.licenses.attribution import attribution_entry, attribution_text
+from eagle3.prompts.licenses.rules import LicenseCheck, LicenseRules
+from eagle3.prompts.licenses.terms import names_in, source_terms
+from eagle3.prompts.reading.prompt import Prompt
 
 DEFAULTS = OmegaConf.to_container(OmegaConf.load(CONF / "prompts/licenses/default.yaml"))
 
@@ -93,6 +88,7 @@ def test_named_terms_pass_whole_and_inside_expressions():
         ({"allowed": ["Apache2"]}, r"prompts\.licenses\.allowed holds 'Apache2', which is no SPDX id"),
         ({"allowed": ["MIT AND ISC"]}, "which is no SPDX id"),
         ({"allowed": [""]}, "which is no SPDX id"),
+        ({"allowed": ["()"]}, "which is no SPDX id"),
         ({"forbidden": [{"name": "x"}]}, r"prompts\.licenses\.forbidden\[0\] has the keys name; it needs name, match"),
         ({"forbidden": [{"name": "x", "match": "*x*", "reason": "y"}]}, r"forbidden\[0\]\.match=\*x\* is not a list"),
     ],

@@ -8,9 +8,9 @@ import pytest
 from prompt_stage import Prepare, chat, prepare, reasons, write
 
 from eagle3.errors import InputError
-from eagle3.prompts import duplicates
-from eagle3.prompts.duplicates import equal_runs
-from eagle3.prompts.words import jaccard, shingles, words_and_symbols
+from eagle3.prompts.overlap import duplicates
+from eagle3.prompts.overlap.duplicates import equal_runs
+from eagle3.prompts.overlap.words import jaccard, shingles, words_and_symbols
 
 __all__ = ["prepare"]
 VOCABULARY = [f"word{number}" for number in range(400)]
@@ -142,7 +142,8 @@ def test_prompts_past_a_sources_limit_do_not_make_later_ones_duplicates(prepare:
     second = write(tmp_path / "second.jsonl", [chat("a"), chat("b"), chat("d")])
     limited = [{"path": str(path), "limit": 1} for path in (first, second)]
     prepare(sources=[*limited, {"path": str(first), "name": "again"}])
-    assert [prompt["messages"][0]["content"] for prompt in prepare.prompts()] == ["a", "b", "c"]
+    kept = [(prompt["source"], prompt["messages"][0]["content"]) for prompt in prepare.prompts()]
+    assert kept == [("first", "a"), ("second", "b"), ("again", "c")]
 
 
 def test_either_kind_can_be_turned_off_but_ids_stay_unique(prepare: Prepare) -> None:

@@ -7,9 +7,9 @@ import pytest
 from prompt_stage import Prepare, chat, prepare, reasons, write
 
 from eagle3.errors import InputError
-from eagle3.prompts.leaks import Benchmark, LeakCheck
-from eagle3.prompts.prompt import Prompt
-from eagle3.prompts.words import words
+from eagle3.prompts.overlap.leaks import Benchmark, LeakCheck
+from eagle3.prompts.overlap.words import words
+from eagle3.prompts.reading.prompt import Prompt
 
 __all__ = ["prepare"]
 
@@ -87,6 +87,19 @@ def test_rows_of_a_benchmark_that_cannot_be_read_are_counted_and_said(prepare: P
     assert "**2 rows of one could not be read**" in (prepare.folder / "report.md").read_text()
 
 
+def test_a_text_of_one_word_leaks_and_one_without_words_never() -> None:
+    check = LeakCheck([Benchmark("one", [], ["Why?", "???", "a b c"], 0)], dropped_words=3, reported_words=1)
+
+    def verdict(text: str) -> tuple[str | None, dict]:
+        found = check(Prompt(id="", source="", license=None, messages=[{"role": "user", "content": text}]))
+        return found.reason, dict(found.counts)
+
+    assert verdict("WHY!") == verdict("x a b c") == ("leak: one", {})
+    assert verdict("but why") == verdict("b a") == (None, {"one": 1})
+    # Hashes below and above all of the benchmark's.
+    assert {verdict(f"x{number} y z")[0] for number in range(50)} == {verdict("!!!")[0]} == {None}
+
+
 @pytest.mark.parametrize("n", [2, 5])
 def test_the_check_agrees_with_comparing_every_run_of_words(n: int) -> None:
     rng = random.Random(n)
@@ -118,6 +131,7 @@ def test_the_check_agrees_with_comparing_every_run_of_words(n: int) -> None:
         ({"benchmarks": ["EMPTY"]}, r"prompts\.leaks\.benchmarks\[0\]\.path=.*empty\.jsonl holds no prompt"),
         ({"benchmarks": "one.jsonl"}, r"prompts\.leaks\.benchmarks=one\.jsonl is not a list; write .*=\[one\.jsonl\]"),
         ({"benchmarks": ["ONE"], "reported_words": 14}, r"prompts\.leaks\.reported_words=14 has to be"),
+        ({"benchmarks": ["ONE"], "reported_words": 0}, r"prompts\.leaks\.reported_words=0 has to be"),
     ],
 )
 def test_a_wrong_setting_is_named(prepare: Prepare, tmp_path: Path, leaks: dict, message: str) -> None:

@@ -1,0 +1,1 @@
+"""Files and dataset folders → rows → conversations. Needs no library of the extra `prompts` for JSON."""

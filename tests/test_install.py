@@ -1,0 +1,151 @@
+"""What each part of the project needs installed: training, precomputing and export do without the extras."""
+
+import ast
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from stores import ROOT
+
+import serve
+from eagle3.errors import InputError
+from eagle3.prompts import LIBRARIES, plain_source
+
+# What may import the packages of an extra; all other code does without.
+NEEDS_EXTRA = {
+    "prompts": ("eagle3/prompts",),
+    "bench": ("eagle3/serving/bench", "eagle3/serving/tune", "eagle3/serving/server"),
+}
+# Imported where they are used, after a look whether they are there.
+GUARDED = {"triton", "flash_attn", "spacy", "presidio_analyzer"}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def distributions(requirements: list[str]) -> set[str]:
+    return {canonicalize_name(Requirement(line).name) for line in requirements}
+
+
+CORE = distributions(PROJECT["dependencies"])
+EXTRAS = {name: distributions(lines) for name, lines in PROJECT["optional-dependencies"].items()}
+
+
+def imports(path: Path) -> set[str]:
+    """The packages other than Python's and ours that a file imports anywhere."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.partition(".")[0])
+    return found - set(sys.stdlib_module_names) - {"eagle3"}
+
+
+def imported() -> Iterator[tuple[str, str, set[str]]]:
+    """Each import of the package and the entry scripts: its file, its name, the distributions that may bring it."""
+    brought_by = packages_distributions()
+    for path in [
+        *sorted((ROOT / "eagle3").rglob("*.py")),
+        *(ROOT / f"{name}.py" for name in ("train", "precompute", "serve")),
+    ]:
+        for name in imports(path) - GUARDED:
+            file = path.relative_to(ROOT).as_posix()
+            yield file, name, {canonicalize_name(distribution) for distribution in brought_by[name]}
+
+
+def test_every_import_is_declared_in_the_core_or_in_the_extra_of_its_folder() -> None:
+    for file, name, brought_by in imported():
+        allowed = CORE.union(*(EXTRAS[extra] for extra, folders in NEEDS_EXTRA.items() if file.startswith(folders)))
+        assert brought_by & allowed, f"{file} imports {name}"
+
+
+@pytest.mark.parametrize(("extra", "libraries"), [("prompts", LIBRARIES), ("bench", serve.BENCH_LIBRARIES)])
+def test_what_a_command_asks_for_is_what_its_extra_brings_and_its_code_imports(
+    extra: str, libraries: tuple[str, ...]
+) -> None:
+    brought_by = packages_distributions()
+    assert {canonicalize_name(brought_by[name][0]) for name in libraries} == EXTRAS[extra]
+    assert set(libraries) <= {name for file, name, _ in imported() if file.startswith(NEEDS_EXTRA[extra])}
+
+
+# Other packages look for what is installed and may import it: only our own code must do without.
+WITHOUT_EXTRAS = """
+import builtins
+real_import = builtins.__import__
+
+def import_without_extras(name, globals=None, *rest, **options):
+    importer = str((globals or {}).get("__name__")).partition(".")[0]
+    if importer in ("eagle3", "__main__", "train", "precompute", "serve") and name.partition(".")[0] in BLOCKED:
+        raise ModuleNotFoundError(f"{importer} imports {name}", name=name)
+    return real_import(name, globals, *rest, **options)
+
+builtins.__import__ = import_without_extras
+"""
+
+
+@pytest.fixture
+def without_extras(tmp_path: Path) -> dict[str, str]:
+    """The environment of a Python in which our code cannot import a package of the extras."""
+    blocked = {*LIBRARIES, *serve.BENCH_LIBRARIES, *GUARDED}
+    (tmp_path / "sitecustomize.py").write_text(f"BLOCKED = {blocked}{WITHOUT_EXTRAS}")
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]), "OMP_NUM_THREADS": "1"}
+
+
+def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
+def test_all_but_the_parts_that_need_an_extra_can_be_imported_without_them(without_extras: dict[str, str]) -> None:
+    files = [
+        path.relative_to(ROOT) for path in sorted((ROOT / "eagle3").rglob("*.py")) if "triton" not in imports(path)
+    ]
+    modules = [
+        ".".join(file.with_suffix("").parts).removesuffix(".__init__")
+        for file in files
+        if file.parts[:3] == ("eagle3", "prompts", "reading")
+        or not file.as_posix().startswith(tuple(sum(NEEDS_EXTRA.values(), ())))
+    ]
+    assert len(modules) > 50
+    done = run(without_extras, "-c", f"import {', '.join(modules)}, train, precompute, serve")
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_prompts_stage_without_its_extra_says_so_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['datasketch'] = None")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = run(environment, "precompute.py", "stages=[prompts]", "prompts.path=x.jsonl", f"out_dir={tmp_path / 'out'}")
+    line = "stages=[prompts] needs the package datasketch; install all that it needs: pip install 'eagle3[prompts]'"
+    assert (done.returncode, done.stderr) == (1, f"error: {line}\n")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["logs"]
+
+
+@pytest.mark.parametrize("action", ["bench", "tune"])
+def test_bench_and_tune_ask_for_their_extra_first(monkeypatch: pytest.MonkeyPatch, action: str) -> None:
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    with pytest.raises(InputError, match=rf"action={action} needs the package scipy; .*'eagle3\[bench\]'"):
+        serve.ACTIONS[action](OmegaConf.create())
+
+
+@pytest.mark.parametrize("script", ["train.py", "precompute.py", "serve.py"])
+def test_a_command_shows_its_settings_without_the_extras(without_extras: dict[str, str], script: str) -> None:
+    done = run(without_extras, script, "--cfg", "job")
+    assert done.returncode == 0, done.stderr
+
+
+def test_formats_and_folders_that_need_the_extra_name_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    for name in ("chats.parquet", "chats.jsonl.gz", "chats.json"):
+        (tmp_path / name).write_text("{}")
+    for name in ("pyarrow", "datasets"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert plain_source("prompts", str(tmp_path / "chats.json"), split="train").name == "chats"
+    for name, package in (("chats.parquet", "pyarrow"), ("chats.jsonl.gz", "pyarrow"), ("folder", "datasets")):
+        with pytest.raises(InputError, match=rf"path=.*{name}.* needs the package {package}; .*'eagle3\[prompts\]'"):
+            plain_source("prompts", str(tmp_path / name), split="train")
