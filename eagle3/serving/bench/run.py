@@ -134,7 +134,7 @@ def find_notes(loads: Sequence[MeasuredLoad], facts: Mapping[str, Any], plan: Be
 
 
 def describe_machine() -> dict[str, Any]:
-    """Describe that of this process; servers that were not started here may run elsewhere."""
+    """Describe the machine of this process; servers that were not started here may run elsewhere."""
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     try:
         gpus = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()

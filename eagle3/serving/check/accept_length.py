@@ -35,8 +35,7 @@ class Judge:
     max_difference: float
 
     def prompts(self, record: HeadRecord | None) -> PromptSet:
-        """Take those of the source; else of the validation that the record names, if its store is there; else ask the
-        questions."""
+        """Take those of the source; else of the record's validation, if its store is there; else the questions."""
         context = self.target.text_config.max_position_embeddings
         room = self.decoding.longest_prompt(context, steps=self.decoding.steps)
         if self.source is not None:
@@ -106,8 +105,9 @@ class Judge:
         return "", ""
 
     def _compared_with_export(self, result: MeasuredAcceptLength, recorded: MeasuredAcceptLength) -> tuple[str, str]:
-        """In float32 the export's measurement gave the same tokens. In half precision, or from one dtype to another,
-        near-ties flip, and then the answers, and how often they are drafted, are others: a matter of sampling."""
+        """Allow two standard errors more unless both were computed in float32, which gives the same tokens again.
+
+        In half precision, or from one dtype to another, near-ties flip: other answers, a matter of sampling."""
         told = f"the export measured {recorded.accept_length:.3f} on the same"
         exact = result.dtype == recorded.dtype == "float32"
         allowed = self.max_difference * recorded.accept_length + (0 if exact else two_errors(result))
@@ -117,6 +117,7 @@ class Judge:
         return told, f"{self._limit}{beyond}: a file of the head or the target has changed, export again"
 
     def _compared_with_training(self, result: MeasuredAcceptLength, simulated: float) -> tuple[str, str]:
+        """Allow two standard errors more: validation walked along other answers than are given here."""
         told = f"validation during training simulated {simulated:.3f}"
         if result.accept_length + two_errors(result) >= simulated * (1 - self.max_difference):
             return told, ""
@@ -138,6 +139,5 @@ def same_measurement(result: MeasuredAcceptLength, other: MeasuredAcceptLength) 
 
 
 def comparable_with_training(result: MeasuredAcceptLength) -> bool:
-    """Say whether validation measured the same: it walks a chain along held-out answers, and a draft is right if it is
-    the target's first choice."""
+    """Say whether validation simulated the same: greedy chains along the answers that training held out."""
     return result.from_validation and result.topk == 1 and result.temperature == 0

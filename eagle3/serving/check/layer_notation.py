@@ -93,5 +93,5 @@ def mean_loss(losses: Sequence[CrossEntropy]) -> float:
 
 
 def _ids(layers: Sequence[int]) -> list[int]:
-    """As config.json counts them."""
+    """Return the ids of layers as config.json counts them."""
     return [layer - 1 for layer in layers]

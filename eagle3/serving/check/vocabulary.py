@@ -25,7 +25,7 @@ def check_draft_vocab_size(files: HeadFiles, facts: TargetFacts) -> Iterator[Pro
         yield "error", f"draft_vocab_size is missing: SGLang reads it without asking and stops; set it to {rows}"
     elif size is None:
         yield "error", f"draft_vocab_size=null: SGLang drafts with the target's lm_head instead; set it to {rows}"
-    elif not 0 < size <= facts.config.vocab_size:
+    elif size > facts.config.vocab_size:  # a size below 1 has been refused
         rule = f"it must lie between 1 and the target's {facts.config.vocab_size} tokens"
         yield "error", f"draft_vocab_size={size}: {rule}; set it to {rows}"
 

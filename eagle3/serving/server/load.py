@@ -56,7 +56,7 @@ def measure_load(
     timeout_s: float,
     progress: str | None,
 ) -> LoadResult:
-    """ServedAnswer each prompt once, `concurrency` at a time: a new request is sent when one is complete.
+    """Answer each prompt once, `concurrency` at a time: a new request is sent when one is complete.
 
     Before that, `warmup` requests for each place, which count nowhere, and an empty prefix cache, so that no
     measurement profits from the one before. `sampling` as SGLang's `sampling_params`; EOS ends an answer.

@@ -136,7 +136,7 @@ class FittedCost:
     covariance: np.ndarray
 
     def standard_deviation(self, setting: Setting) -> float:
-        """Of a verification's seconds."""
+        """Return how far a verification's seconds are uncertain."""
         terms = _terms(setting)
         return float(np.sqrt(terms @ self.covariance @ terms))
 

@@ -148,6 +148,15 @@ def layer_ids(ids: object) -> Spoil:
     return lambda head: head.config["eagle_config"].update({IDS: ids})
 
 
+def recorded_layers(layers: list[int], spoil: Spoil) -> Spoil:
+    def spoilt(head: Editable) -> None:
+        assert head.training is not None
+        head.training["capture_layers"] = layers
+        spoil(head)
+
+    return spoilt
+
+
 def foreign(*spoils: Spoil) -> Spoil:
     """Of another trainer: nothing tells what was trained."""
 
@@ -211,6 +220,7 @@ FAULTS: list[tuple[Spoil, str, str, str, str]] = [
     (absolute_ids_without_t2d, "d2t", "error", "d2t holds target ids", "store d2t - arange(len(d2t))"),
     (offset(1, 9), "d2t", "error", "gives 1 of 64 draft ids a token that another has", AGAIN),
     (offset(63, 4096), "d2t", "error", "to 4159, outside 0 to 4095", AGAIN),
+    (offset(63, 4033), "d2t", "error", "to 4096, outside 0 to 4095", AGAIN),
     (offset(0, -1), "d2t", "error", "from -1 to", AGAIN),
     (without("d2t"), "d2t", "error", "d2t is missing: SGLang takes the 64 draft ids for target ids", AGAIN),
     (lambda head: head.tensors.update(d2t=head.tensors["d2t"].float()), "d2t", "error", "instead of int64", AGAIN),
@@ -223,6 +233,7 @@ FAULTS: list[tuple[Spoil, str, str, str, str]] = [
         f"set {LAYER_KEY} to [1, 3, 4]",
     ),
     (layer_ids([1, 3, 5]), "layer_ids", "error", "[1, 3, 5] are not those of the training", "to [1, 3, 4]"),
+    (recorded_layers([2, 4, 6], layer_ids(None)), "layer_ids", "error", "missing, and the layer ids", "[1, 3, 5]"),
     (layer_ids([4, 3, 1]), "layer_ids", "error", "[4, 3, 1] do not ascend", f"set {LAYER_KEY} to that"),
     (layer_ids([1, 3, 7]), "layer_ids", "error", "different ones from 0 to 6 of the target's 8 layers", "those of the"),
     (layer_ids([]), "layer_ids", "error", "layer ids [] are not 3 different ones", "to those of the training"),
@@ -263,7 +274,8 @@ FAULTS: list[tuple[Spoil, str, str, str, str]] = [
     (setting(norm_before_residual=True), "options", "error", "SGLang does not read it", "or serve it with vLLM"),
     (setting(partial_rotary_factor=0.5), "options", "error", "partial_rotary_factor=0.5: SGLang rotates", "remove the"),
     (setting(rope_is_neox_style=False), "options", "error", "rope_is_neox_style=False: SGLang rotates", "remove the"),
-    (setting(attention_bias=True), "options", "error", "attention_bias=true: of such biases", "train without them"),
+    (setting(attention_bias=True), "options", "error", "SGLang keeps o_proj's alone", "train without them"),
+    (setting(mlp_bias=True), "options", "error", "mlp_bias=true: of such biases SGLang keeps none", "train without"),
     (
         lambda head: head.training["target"].update(weights_hash="other"), "target", "error",
         "weights: the head was trained on tiny", "use that",

@@ -95,7 +95,9 @@ def test_ids_that_are_one_off_are_found_and_the_right_ones_named(shift: int, for
     foreign.config["eagle_config"][IDS] = [1 + shift, 3 + shift, 4 + shift]
     level, message = found(foreign, judge)["layer_notation"]
     assert level == "error"
-    assert f"set eagle_config.{IDS} to [1, 3, 4], which gives an accept length of" in message
+    served = judge.decoded(foreign.path, judge.prompts(None), capture_layers=LAYERS).accept_length
+    assert f"set eagle_config.{IDS} to [1, 3, 4], which gives an accept length of {served:.3f}" in message
+    assert served > judge.decoded(foreign.path, judge.prompts(None)).accept_length
 
 
 def test_ids_at_the_top_level_are_judged_in_both_notations(

@@ -11,7 +11,9 @@ from transformers import AutoConfig
 
 from eagle3.errors import InputError
 from eagle3.head.draft_head import DraftHead
-from eagle3.serving.head.format import exported_config, load_head, save_head
+from eagle3.head.eagle3 import rope_of
+from eagle3.serving.head.files import read_files
+from eagle3.serving.head.format import exported_config, head_config, is_exported_head, load_head, save_head
 from eagle3.storage import write_json
 
 LLAMA3 = {
@@ -85,6 +87,7 @@ def test_a_head_is_read_as_it_was_written(options: dict, make_head: Callable[...
     loaded = load_head(tmp_path)
     assert_equal(loaded.head, head)
     assert loaded.capture_layers == [2, 4, 5]
+    assert not any(weight.requires_grad for weight in loaded.head.parameters())
 
 
 @pytest.mark.parametrize("prefix", ["layers.0.", "model.layers.0."])
@@ -118,3 +121,30 @@ def test_a_missing_tensor_is_named(saved: Path) -> None:
     change_tensors(saved, lambda tensors: tensors.pop("fc.weight"))
     with pytest.raises(InputError, match=r"fc\.weight must have shape \(16, 48\) by config.json, the file has nothing"):
         load_head(saved)
+
+
+@pytest.mark.parametrize("ids", [[*range(29), 50], [*range(31)], [-1, *range(1, 30)]], ids=["V", "one more", "-1"])
+def test_a_d2t_that_leads_outside_the_vocabulary_is_named(ids: list[int], saved: Path) -> None:
+    d2t = torch.tensor(ids) - torch.arange(len(ids))
+    change_tensors(saved, lambda tensors: tensors.update(d2t=d2t))
+    with pytest.raises(InputError, match="d2t does not map 30 draft ids into the vocabulary"):
+        load_head(saved)
+
+
+def test_what_a_config_leaves_out_is_what_servers_assume(head: DraftHead, saved: Path) -> None:
+    change_config(
+        saved, "rope_parameters", "rope_theta", "rope_scaling", "num_hidden_layers", "num_key_value_heads", "head_dim",
+        num_attention_heads=2,
+    )  # fmt: skip
+    config = head_config(read_files(saved))
+    assert config.rope_parameters == {"rope_type": "default", "rope_theta": 10000.0}
+    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (2, 2, 8)
+    assert rope_of({}) is None
+
+
+def test_only_an_exported_head_may_be_replaced_by_one(saved: Path, tmp_path: Path) -> None:
+    assert is_exported_head(saved) and not is_exported_head(tmp_path)
+    change_config(saved, architectures=["LlamaForCausalLM"])
+    assert not is_exported_head(saved)
+    (saved / "config.json").write_text("[")
+    assert not is_exported_head(saved)
