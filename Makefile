@@ -7,10 +7,11 @@ TORCH ?= torch==2.13.0
 quickstart: .venv/ready  ## prompts → answers → features → training → export → check → accept length, on the bundled target
 	.venv/bin/python benchmarks/quickstart.py
 
-test: .venv/ready  ## lint, types, tests
+test: .venv/ready  ## lint, types, the order of the rooms, tests
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+	.venv/bin/lint-imports
 	.venv/bin/python -m pytest -n 2
 
 .venv/ready: pyproject.toml
