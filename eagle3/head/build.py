@@ -7,13 +7,15 @@ import torch
 
 from eagle3.errors import InputError
 from eagle3.features.source import FeatureSource
-from eagle3.head.draft_head import DraftHead, HeadConfig
+from eagle3.head.draft_head import DraftHead
 from eagle3.head.draft_vocab import most_frequent
+from eagle3.head.kind import kind_named
 from eagle3.target.facts import ROPE_TYPES
 
 
 def build_head(
     *,
+    kind: str,
     source: FeatureSource,
     draft_vocab_size: int | None,
     default_draft_vocab_size: int,
@@ -21,21 +23,22 @@ def build_head(
     rope_parameters: dict[str, Any] | None,
     **settings: Any,
 ) -> DraftHead:
-    """Build a freshly initialised head. `settings` are fields of HeadConfig; None takes the target's value."""
+    """Build a freshly initialised head. `settings` are fields of its kind's config; None takes the target's value."""
     rope_type = (rope_parameters or {}).get("rope_type", "default")
     if rope_type not in ROPE_TYPES:
         raise InputError(
             f"model.rope_parameters.rope_type={rope_type} is none of {', '.join(ROPE_TYPES)}, which SGLang computes"
         )
     draft_ids = most_frequent(source.answer_counts, draft_vocab_size, default_draft_vocab_size)
-    config = HeadConfig.for_target(
+    made = kind_named(kind)
+    config = made.config_type.for_target(
         source.target_config,
         num_captured_layers=len(source.made_from.capture_layers),
         draft_vocab_size=len(draft_ids),
         rope_parameters=rope_parameters,
         **settings,
     )
-    head = DraftHead(config, draft_ids)
+    head = made.new_head(config, draft_ids)
     initialise(head, source, lm_head_from_target=lm_head_from_target)
     return head
 

@@ -1,0 +1,74 @@
+"""The door for features: a source in memory, which lives in tests alone, trains as a store of the same samples does."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from stores import MADE_FROM, TARGET_CONFIG, random_samples, write_store
+from torch import Tensor
+
+from eagle3.features.manifest import MadeFrom, SampleEntry
+from eagle3.features.sample import Sample
+from eagle3.features.source import SampleRef, TargetWeights
+from eagle3.features.turns import anchors_of
+from eagle3.target.facts import TargetConfig
+from tests.training.test_training import Run
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")  # between Lightning and PyTorch
+
+
+class InMemory:
+    """A `FeatureSource` that reads nothing from disk."""
+
+    location = "memory"
+
+    def __init__(self, count: int) -> None:
+        self.by_id = {sample.id: sample for sample in random_samples(count)}
+        self.samples = [SampleRef("memory", "", self._entry(sample)) for sample in self.by_id.values()]
+
+    @property
+    def made_from(self) -> MadeFrom:
+        return MADE_FROM
+
+    @property
+    def target_config(self) -> TargetConfig:
+        return TARGET_CONFIG
+
+    @property
+    def answer_counts(self) -> Tensor:
+        answers = torch.cat([sample.input_ids[sample.turns > 0] for sample in self.by_id.values()])
+        return torch.bincount(answers, minlength=TARGET_CONFIG.vocab_size)
+
+    @property
+    def fingerprint(self) -> str:
+        return "in memory"
+
+    def describe(self) -> dict[str, Any]:
+        return {"samples": len(self.samples)}
+
+    def read(self, ref: SampleRef) -> Sample:
+        return self.by_id[ref.entry.id]
+
+    def target_weights(self) -> TargetWeights:
+        size = TARGET_CONFIG.vocab_size, TARGET_CONFIG.hidden_size
+        weights = torch.randn(size, generator=torch.Generator().manual_seed(3))
+        return weights, weights
+
+    def verify(self, *, rank: int = 0, world_size: int = 1) -> None:
+        pass
+
+    @staticmethod
+    def _entry(sample: Sample) -> SampleEntry:
+        answers = int((sample.turns > 0).sum())
+        return SampleEntry(sample.id, 0, 0, len(sample.input_ids), answers, len(anchors_of(sample.turns)))
+
+
+def test_a_source_in_memory_trains_to_the_weights_of_a_store_of_the_same_samples(tmp_path: Path) -> None:
+    store = write_store(tmp_path / "features", random_samples(40))
+    from_store = Run(tmp_path / "store", store, "trainer.max_epochs=1").fit()
+    source = f"+data.source={{_target_: {__name__}.InMemory, count: 40}}"
+    in_memory = Run(tmp_path / "memory", Path("nowhere"), "trainer.max_epochs=1", source.replace("+", "")).fit()
+    assert from_store.trainer.global_step == in_memory.trainer.global_step > 3
+    for name, weight in from_store.weights.items():
+        assert torch.equal(weight, in_memory.weights[name]), name

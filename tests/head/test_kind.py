@@ -1,0 +1,90 @@
+"""The door for kinds of heads: a second kind, which lives in tests alone, trains, is exported and decodes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from fitted_head import LAYERS, PROMPT, small_target
+from stores import random_samples, write_store
+from two_layer_head import TwoLayerConfig, TwoLayerHead
+
+from eagle3.decoding.speculate import measure
+from eagle3.errors import InputError
+from eagle3.head.batch import ttt_batch
+from eagle3.head.kernels import KernelPlan
+from eagle3.head.kind import kind_named
+from eagle3.serving.head.export import export_head, read_trained
+from eagle3.serving.head.files import read_files
+from eagle3.serving.head.format import load_head
+from tests.training.test_training import Run
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")  # between Lightning and PyTorch
+
+CAPTURED = [1, 2, 3, 4]  # one layer more than EAGLE-3's
+
+
+def head_for_target() -> TwoLayerHead:
+    target = small_target()
+    config = TwoLayerConfig.for_target(
+        target.facts, num_captured_layers=len(CAPTURED), draft_vocab_size=40, fc_norm=True, norm_output=True
+    )
+    torch.manual_seed(0)
+    head = TwoLayerHead(config, torch.arange(3, 43)).double().requires_grad_(False)
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return head
+
+
+def test_eagle3_with_a_second_layer_that_adds_nothing_is_eagle3() -> None:
+    """The slow decoding unroll of the second kind against the fast one of the first."""
+    samples = random_samples(4)
+    batch = ttt_batch(samples, ttt_steps=3)
+    two = kind_named("two_layer")
+    torch.manual_seed(1)
+    config = TwoLayerConfig(
+        num_captured_layers=3, hidden_size=16, intermediate_size=24, num_heads=4, num_kv_heads=2, head_dim=8,
+        vocab_size=50, draft_vocab_size=30, rms_norm_eps=1e-5, max_position_embeddings=128, fc_norm=True,
+        norm_output=True, rope_parameters={"rope_type": "default", "rope_theta": 100.0},
+    )  # fmt: skip
+    head = two.new_head(config, torch.arange(30)).double()
+    for part in (head.second_o, head.second_mlp.down_proj):
+        part.weight.data.zero_()
+    embedding = torch.randn(50, 16, dtype=torch.double)
+    slow = two.unroll(head, embedding, batch, 3, KernelPlan())
+    fast = kind_named("eagle3").unroll(head, embedding, batch, 3, KernelPlan())
+    for step, (one, other) in enumerate(zip(slow, fast, strict=True)):
+        trained = batch.anchor_steps > step
+        torch.testing.assert_close(one[trained], other[trained])
+
+
+def test_a_second_kind_trains_and_is_exported(tmp_path: Path) -> None:
+    store = write_store(tmp_path / "features", random_samples(40), capture_layers=[2, 4, 5])
+    settings = ["model.kind=two_layer", "trainer.max_epochs=3", "optim.lr=1e-2", "ttt_steps=2"]
+    run = Run(tmp_path / "run", store, *settings)
+    before = {name: weight.clone() for name, weight in run.weights.items()}
+    run.fit()
+    assert float(run.trainer.callback_metrics["val/accept_length"]) > 1
+    assert not torch.equal(run.weights["second_o.weight"], before["second_o.weight"])
+    trained = read_trained(tmp_path / "run/checkpoints/last.ckpt")
+    export_head(trained, tmp_path / "head", versions={})
+    assert read_files(tmp_path / "head").config["architectures"] == ["TwoLayerHeadForTests"]
+    loaded = load_head(tmp_path / "head").head
+    assert type(loaded) is TwoLayerHead and loaded.config == trained.head.config
+    for name, weight in trained.head.named_parameters():
+        assert torch.equal(loaded.get_parameter(name), weight.bfloat16()), name
+
+
+@pytest.mark.parametrize("shape", [{"steps": 3}, {"steps": 3, "topk": 3, "draft_tokens": 9}], ids=["chain", "tree"])
+def test_a_second_kind_decodes_without_loss(shape: dict[str, int]) -> None:
+    options = {"topk": 1, "draft_tokens": None} | shape
+    result = measure(
+        small_target(), head_for_target(), CAPTURED, [PROMPT], **options, max_new_tokens=12, temperature=0.0, seed=0,
+        progress=None,
+    )  # fmt: skip
+    assert result.lossless == 1.0
+    assert LAYERS != CAPTURED
+
+
+def test_a_kind_that_nobody_registered_is_named_with_those_there_are() -> None:
+    with pytest.raises(InputError, match=r"a head of kind block is none of eagle3, two_layer"):
+        kind_named("block")
