@@ -32,8 +32,10 @@ class HeadKind(Protocol):
     def unroll(
         self, head: Any, embedding: Float[Tensor, "V H"], batch: Any, ttt_steps: int, kernels: KernelPlan
     ) -> list[Float[Tensor, "R H"]]:
-        """Return the state of each step that `norm` and `lm_head` turn into logits, at the positions that are
-        trained."""
+        """Return the state of each step that `norm` and `lm_head` turn into logits, at the positions that are trained.
+
+        A kind takes from the plan of kernels what it has a use for.
+        """
 
 
 _KINDS: dict[str, HeadKind] = {}

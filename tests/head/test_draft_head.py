@@ -1,6 +1,7 @@
 """The head against its arithmetic written out from the weights of a state dict: what a server computes."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -101,6 +102,6 @@ def test_the_state_dict_has_the_names_of_a_served_checkpoint(make_head: Callable
     ("change", "message"), [({"num_kv_heads": 3}, r"model\.num_kv_heads=3"), ({"head_dim": 7}, r"model\.head_dim=7")]
 )
 def test_sizes_that_do_not_fit_name_the_key(make_head: Callable[..., DraftHead], change: dict, message: str) -> None:
-    settings = make_head().config | change
+    settings = asdict(make_head().config) | change
     with pytest.raises(InputError, match=message):
         HeadConfig(**settings)
