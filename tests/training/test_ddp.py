@@ -114,7 +114,7 @@ def train_case(config: DictConfig, rank: int, *, interrupt: bool) -> dict[str, A
             fit(config, recorder)
         before, config.ckpt_path = recorder.batches, f"{config.run_dir}/checkpoints/last.ckpt"
     recorder, counter = Recorder(), CountPerStep()
-    trainer = fit(config, recorder, *([counter] if config.attention == "dense" else []))
+    trainer = fit(config, recorder, *([counter] if config.kernels.attention == "dense" else []))
     return {
         "batches": before + recorder.batches,
         "weights": trainer.strategy.lightning_module_state_dict(),
