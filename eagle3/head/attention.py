@@ -12,7 +12,7 @@ C channels.
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -23,6 +23,7 @@ from eagle3.head.batch import TttBatch
 KeysValues = tuple[Float[Tensor, "_ G C"], Float[Tensor, "_ G C"]]
 
 
+@runtime_checkable
 class Attention(Protocol):
     """Called at every step: `chain` are the anchors' keys and values of steps 1 … k [R, G, C]."""
 

@@ -41,7 +41,7 @@ class KernelSettings:
     layer: str
     loss: str
     loss_chunk: int
-    fp8: bool
+    fp8: bool | str  # Hydra takes yes and no for strings, which are refused
 
     def __post_init__(self) -> None:
         for part, options in OPTIONS.items():

@@ -3,7 +3,7 @@
 Shapes: R positions that are trained, H hidden size, V target and D draft vocabulary, K steps.
 """
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from eagle3.head.draft_head import HeadConfig
 from eagle3.head.kernels import KernelPlan
 
 
+@runtime_checkable
 class HeadKind(Protocol):
     """One kind of head. Its heads are modules with a `config`, `draft_ids` [D], a final `norm` and an `lm_head`.
 

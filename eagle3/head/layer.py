@@ -8,7 +8,7 @@ heads, G key/value heads, C channels.
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -19,6 +19,7 @@ from eagle3.head.draft_head import DraftHead
 Projected = tuple[Float[Tensor, "R H"], Float[Tensor, "R Q C"], KeysValues]
 
 
+@runtime_checkable
 class Layer(Protocol):
     """Made anew for every training step."""
 

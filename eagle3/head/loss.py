@@ -7,7 +7,7 @@ Shapes: R anchors, J positions with a teacher, H hidden size, D draft vocabulary
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -36,6 +36,7 @@ class UnrollMetrics:
         return torch.cat([self.anchors[None], self.trained, self.correct, self.alive]).double()
 
 
+@runtime_checkable
 class ComputeLoss(Protocol):
     """Evaluates an objective: `plain_loss`, or a chunk at a time `ChunkedLoss` in fast/."""
 

@@ -79,7 +79,7 @@ def test_packed_equals_one_by_one(
 ) -> None:
     head = make_head()
     packed = loss_and_gradients(head, embedding, teacher_head, ttt_batch(ragged_samples, ttt_steps=STEPS))
-    total_anchors = sum(len(anchors_and_steps(sample.turns, STEPS)[0]) for sample in ragged_samples)
+    total_anchors = float(sum(len(anchors_and_steps(sample.turns, STEPS)[0]) for sample in ragged_samples))
     alone = [
         loss_and_gradients(
             head, embedding, teacher_head, ttt_batch([s], ttt_steps=STEPS, anchors_in_step=total_anchors)

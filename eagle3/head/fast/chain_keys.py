@@ -9,7 +9,7 @@ Shapes: fast/__init__.py.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -18,6 +18,7 @@ from torch import Tensor
 ChainGradients = tuple[list[Float[Tensor, "R G C"]], list[Float[Tensor, "R G C"]]]
 
 
+@runtime_checkable
 class ChainKeyKernels(Protocol):
     """`PlainChainKeys` is the reference, `TritonChainKeys` runs on a GPU."""
 

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from eagle3.head.fast.chain_keys import ChainGradients
+from eagle3.head.fast.triton_jit import triton_jit
 
 NUM_WARPS = 1  # a program holds a few hundred numbers
 
@@ -68,7 +69,7 @@ def _grid_and_sizes(
 
 
 # The number of anchors differs from pack to pack: it must not make new kernels.
-@triton.jit(do_not_specialize=["num_anchors"])
+@triton_jit(do_not_specialize=["num_anchors"])
 def _merge_chain_keys(
     # Pointers, or tuples of S pointers.
     output,  # [R, Q, C]
@@ -113,7 +114,7 @@ def _merge_chain_keys(
     tl.store(merged_logsumexp + heads * num_anchors + anchor, log_sum, head < OF_GROUP)
 
 
-@triton.jit(do_not_specialize=["num_anchors"])
+@triton_jit(do_not_specialize=["num_anchors"])
 def _chain_keys_backward(
     # Pointers, or tuples of S pointers.
     grad_output,  # [R, Q, C]

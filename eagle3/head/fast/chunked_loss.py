@@ -11,7 +11,7 @@ Shapes: fast/__init__.py; KR = K · R.
 from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -25,6 +25,7 @@ from eagle3.head.fast.products import MakeProducts, add_product, product_dtype, 
 from eagle3.head.loss import UnrollLoss, UnrollMetrics
 
 
+@runtime_checkable
 class LossKernel(Protocol):
     """`plain_loss_and_gradient` is the reference, `triton_loss_and_gradient` runs on a GPU."""
 

@@ -5,7 +5,7 @@ autograd casts, gathers and concatenations are passes of their own. Shapes: fast
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,6 +19,7 @@ ALL = slice(None)
 PARTIAL_SUMS = 264  # X: two programs for each of an H200's 132 multiprocessors, each with a sum of its own
 
 
+@runtime_checkable
 class ElementwiseKernels(Protocol):
     """`PlainElementwise` is the reference, `TritonElementwise` runs on a GPU. All compute in float32 at least."""
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from eagle3.head.fast.elementwise import FP8, FP8_MAX, TINY
+from eagle3.head.fast.triton_jit import triton_jit
 
 BLOCK = 1024  # elements of a row that a program of SwiGLU takes
 LARGEST, LEAST = tl.constexpr(FP8_MAX), tl.constexpr(TINY)
@@ -116,7 +117,7 @@ def _launch_rotate(
     _rotate[(len(heads),)](heads, output, cos, sin, total, step, *strides, number, half, *blocks, direction)
 
 
-@triton.jit
+@triton_jit
 def _rms_norm(
     # Pointers.
     x,  # [rows, H]
@@ -146,7 +147,7 @@ def _rms_norm(
 
 
 # The number of rows differs from pack to pack: it must not make new kernels.
-@triton.jit(do_not_specialize=["num_rows"])
+@triton_jit(do_not_specialize=["num_rows"])
 def _rms_norm_backward(
     # Pointers.
     x,  # [rows, H]
@@ -195,7 +196,7 @@ def _rms_norm_backward(
     tl.store(sums, weight_sum, inside)
 
 
-@triton.jit
+@triton_jit
 def _swiglu(
     # Pointers.
     gate_up,  # [N, 2F]
@@ -214,7 +215,7 @@ def _swiglu(
     tl.store(activation + row * SIZE + column, result.to(activation.dtype.element_ty), inside)
 
 
-@triton.jit
+@triton_jit
 def _swiglu_backward(
     # Pointers; each tensor is read, then overwritten.
     gate_up,  # [N, 2F]: gate and up, then their gradients
@@ -239,7 +240,7 @@ def _swiglu_backward(
     tl.store(activation, (silu * up).to(activation.dtype.element_ty), inside)
 
 
-@triton.jit(do_not_specialize=["step"])
+@triton_jit(do_not_specialize=["step"])
 def _rotate(
     # Pointers.
     heads,  # [N, heads, C]
@@ -283,7 +284,7 @@ def _rotate(
         tl.store(total + HALF, tl.load(total + HALF, inside) + second.to(tl.float32), inside)
 
 
-@triton.jit
+@triton_jit
 def _scale_rows(
     # Pointers.
     x,  # [N, H]
@@ -307,7 +308,7 @@ def _scale_rows(
         tl.store(x, value.to(x.dtype.element_ty), inside)
 
 
-@triton.jit
+@triton_jit
 def _quantise(
     # Pointers.
     x,  # [N, H]

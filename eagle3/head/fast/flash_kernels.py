@@ -7,7 +7,7 @@ Shapes: fast/__init__.py, but that R are any queries.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -31,6 +31,7 @@ class Segments:
     causal: bool
 
 
+@runtime_checkable
 class VarlenKernel(Protocol):
     """FlashAttention-2 (arXiv:2307.08691) of segments; query head q reads key/value head q // P."""
 

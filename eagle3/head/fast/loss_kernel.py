@@ -8,10 +8,11 @@ Shapes: fast/__init__.py.
 """
 
 import torch
-import triton
 import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from eagle3.head.fast.triton_jit import triton_jit
 
 BLOCK = 2048  # vocabulary entries a program holds at a time
 NUM_WARPS = 8
@@ -33,7 +34,7 @@ def triton_loss_and_gradient(
     return loss, best
 
 
-@triton.jit
+@triton_jit
 def _with_logit(highest, total, logit):
     """Take one more logit into a lane's running maximum, and into its sum of exponentials over that maximum.
 
@@ -45,7 +46,7 @@ def _with_logit(highest, total, logit):
 
 
 # PyTorch's own goes over the logits four times.
-@triton.jit
+@triton_jit
 def _log_sum_of_teacher(
     # Pointers.
     teacher_logits,  # [B, D]
@@ -68,7 +69,7 @@ def _log_sum_of_teacher(
 
 
 # Slices of a pack's tensors begin anywhere: a kernel for each alignment would be compiled in the middle of training.
-@triton.jit(do_not_specialize_on_alignment=["teacher_log_sums", "teacher_of", "weights", "losses", "bests"])
+@triton_jit(do_not_specialize_on_alignment=["teacher_log_sums", "teacher_of", "weights", "losses", "bests"])
 def _one_pair(
     # Pointers.
     logits,  # [M, D], which become their gradient

@@ -4,7 +4,7 @@ Shapes: fast/__init__.py; O output and I input size of a weight, Y some of its O
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -16,6 +16,7 @@ from eagle3.head.fast.elementwise import ALL, ElementwiseKernels
 KEEPS_SUMS = torch.__version__ >= "2.10"
 
 
+@runtime_checkable
 class Products(Protocol):
     """The products with one weight [O, I]."""
 

@@ -9,13 +9,13 @@ where dq sums over the keys of a row, dk and dv over the rows (and heads) of a k
 triton_flash_forward.py; X padded rows, see `_sums`.
 """
 
-import triton
 import triton.language as tl
 
 from eagle3.head.fast.triton_flash_blocks import BOUNDS, LOG2_E, block_of, load_rows, reach_of, stretch_of
+from eagle3.head.fast.triton_jit import triton_jit
 
 
-@triton.jit(do_not_specialize=["segments", "num_rows", "padded_rows"], do_not_specialize_on_alignment=BOUNDS)
+@triton_jit(do_not_specialize=["segments", "num_rows", "padded_rows"], do_not_specialize_on_alignment=BOUNDS)
 def flash_prepare(
     # Pointers.
     grad_output,  # [R, Q, C]
@@ -53,7 +53,7 @@ def flash_prepare(
         tl.store(sums + HEADS * padded_rows + place, tl.sum(gradient * result, 1), inside)
 
 
-@triton.jit(do_not_specialize=["segments", "padded_rows"], do_not_specialize_on_alignment=BOUNDS)
+@triton_jit(do_not_specialize=["segments", "padded_rows"], do_not_specialize_on_alignment=BOUNDS)
 def flash_query_gradient(
     # Pointers, and descriptors (desc) of what is read by whole blocks.
     grad_output,  # [R, Q, C]
@@ -107,7 +107,7 @@ def flash_query_gradient(
         tl.store(grad_query + place, (total * scale).to(grad_query.dtype.element_ty), inside[:, None])
 
 
-@triton.jit
+@triton_jit
 def _query_gradient_blocks(
     total, of_rows, blocks, stretch, limit, scale: tl.constexpr, BLOCK_KEYS: tl.constexpr, MASKED: tl.constexpr
 ):
@@ -127,7 +127,7 @@ def _query_gradient_blocks(
     return total
 
 
-@triton.jit(do_not_specialize=["segments", "padded_rows"], do_not_specialize_on_alignment=BOUNDS)
+@triton_jit(do_not_specialize=["segments", "padded_rows"], do_not_specialize_on_alignment=BOUNDS)
 def flash_key_value_gradient(
     # Pointers, and descriptors (desc) of what is read by whole blocks.
     grad_output,  # desc [R, Q, C] in blocks of [BLOCK_QUERIES / PACK, PACK, C]
@@ -190,7 +190,7 @@ def flash_key_value_gradient(
         tl.store(grad_value + place, total_v.to(grad_value.dtype.element_ty), inside)
 
 
-@triton.jit
+@triton_jit
 def _readers_of(first_key, num_keys, num_queries, rows: tl.constexpr, BLOCK_KEYS: tl.constexpr, CAUSAL: tl.constexpr):
     """Return the first row that reads each key of a block; and of rows, in blocks: the first that reads some key, from
     where on all read every key, and the end of whole blocks. The last block of a segment may end behind it.
@@ -210,7 +210,7 @@ def _readers_of(first_key, num_keys, num_queries, rows: tl.constexpr, BLOCK_KEYS
     return first_reader, (first, whole, stop)
 
 
-@triton.jit
+@triton_jit
 def _key_value_gradient_blocks(
     totals,
     kv,
@@ -257,7 +257,7 @@ def _key_value_gradient_blocks(
     return total_k, total_v
 
 
-@triton.jit
+@triton_jit
 def _sums(head, start, segment, padded_rows, PACK: tl.constexpr):
     """Return where the sums of a segment begin: at a multiple of 16 bytes, as blocks of a descriptor should."""
     return (head // PACK * padded_rows + (start // 4 + segment) * 4) * PACK

@@ -14,13 +14,13 @@ Shapes: fast/__init__.py; R rows that ask, I segments. A block has BLOCK_QUERIES
 BLOCK_KEYS keys.
 """
 
-import triton
 import triton.language as tl
 
 from eagle3.head.fast.triton_flash_blocks import BOUNDS, LOG2_E, block_of, load_rows, reach_of, stretch_of
+from eagle3.head.fast.triton_jit import triton_jit
 
 
-@triton.jit(do_not_specialize=["segments", "num_rows"], do_not_specialize_on_alignment=BOUNDS)
+@triton_jit(do_not_specialize=["segments", "num_rows"], do_not_specialize_on_alignment=BOUNDS)
 def flash_forward(
     # Pointers, and descriptors (desc) of what is read by whole blocks.
     query,  # [R, Q, C]
@@ -73,7 +73,7 @@ def flash_forward(
         tl.store(output + place, (total / weight[:, None]).to(output.dtype.element_ty), inside[:, None])
 
 
-@triton.jit
+@triton_jit
 def _forward_blocks(
     sums, q, blocks, stretch, limit, scale: tl.constexpr, BLOCK_KEYS: tl.constexpr, MASKED: tl.constexpr
 ):
