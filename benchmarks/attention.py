@@ -1,4 +1,4 @@
-"""Attention kernels on packs as training has them: PyTorch's FlashAttention-2, and every tile of attention=triton.
+"""Attention kernels on packs as training has them: PyTorch's FlashAttention-2, and every tile of our own in Triton.
 
     python benchmarks/attention.py --out benchmarks/results/attention.json            # on a Hopper GPU
     python benchmarks/attention.py --out /tmp/rows.json --channels 64 --cases 0 2

@@ -68,7 +68,7 @@ class Head:
 DECODING = ThreadPoolExecutor(os.cpu_count())
 PLAIN = ["model=eagle3", "model.intermediate_size=null"]
 WIDE_ATTENTION = ["model.num_kv_heads=6", "model.intermediate_size=672"]  # no more parameters than without
-FLOAT8 = ["layer=fused_fp8", "loss=chunked_fp8", "model.intermediate_size=1008"]  # sizes in sixteens
+FLOAT8 = ["kernels.fp8=true", "model.intermediate_size=1008"]  # sizes in sixteens
 ONE_EPOCH = ["trainer.max_epochs=1"]
 LESS_DECAY = [*ONE_EPOCH, "optim.weight_decay=0.1"]
 EIGHT_ANSWERS = "8 answers to each prompt, 1 epoch"

@@ -40,7 +40,7 @@ STORES=$!
 [ $GPUS -gt 1 ] || wait $TRAINING # what follows is timed
 step $LAST 300 train_step "$PYTHON" benchmarks/train_step.py --out "$OUT/train_step.json"
 step $LAST 150 train_step_fp8 "$PYTHON" benchmarks/train_step.py --out "$OUT/train_step_fp8.json" --case 0 --case 1 \
-    layer=fused_fp8 loss=chunked_fp8
+    kernels.fp8=true
 for channels in 128 64; do
     step $LAST 150 attention_$channels "$PYTHON" benchmarks/attention.py --out "$OUT/attention_$channels.json" --channels $channels
 done

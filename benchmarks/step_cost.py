@@ -14,7 +14,7 @@ from eagle3.head.batch import TttBatch
 from eagle3.head.draft_head import HeadConfig
 
 GROUPS = {  # the first that is found in a kernel's (on the CPU: an operator's) name
-    "attention": r"flash|fmha|attention|own_keys",
+    "attention": r"flash|fmha|attention|chain_keys",
     "loss and softmax": r"_one_pair|softmax|logsumexp|argmax|log_sum",
     "matrix products": r"gemm|nvjet|cutlass|xmma|cublas|aten::(mm|addmm|bmm|baddbmm)",
     "norms and elementwise": r"elementwise|norm|reduce|vectorized|CatArray|_rotate|_swiglu|_quantise|index|Memcpy|"

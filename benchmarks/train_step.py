@@ -1,11 +1,11 @@
 """One training step at the sizes that users have: tokens a second, memory, the share of the machine, what takes it.
 
-    python benchmarks/train_step.py --out benchmarks/results/train_step.json [overrides of train.py, e.g. loss=chunked]
+    python benchmarks/train_step.py --out benchmarks/results/train_step.json [overrides of train.py]
     python benchmarks/train_step.py --out /tmp/rows.json --small          # tiny sizes, also on the CPU: does it run?
 
 Random weights of Llama-3.1-8B's shape, K = 7, bf16 products over float32 masters, as `trainer=gpu`. Forward and
 backward are timed; the optimizer step is timed apart, and its state is not in the memory figure. The plain reference
-(attention=dense layer=plain loss=soft_cross_entropy) runs beside every case in which it fits.
+(kernels=plain) runs beside every case in which it fits.
 """
 
 import argparse
@@ -31,15 +31,14 @@ from step_cost import attention_flops, group_of, matrix_product_ceiling, product
 from torch._dynamo.utils import counters
 
 from eagle3 import cli
-from eagle3.head.attention_choice import choose_attention
 from eagle3.head.batch import TttBatch
 from eagle3.head.draft_head import HeadConfig
 from eagle3.head.fast import chunked_loss
-from eagle3.head.layer_choice import choose_layer
+from eagle3.head.kernels import choose_kernels
 from eagle3.head.loss import UnrollMetrics
 from eagle3.training.module import HeadTraining
 
-REFERENCE = ["attention=dense", "layer=plain", "loss=soft_cross_entropy"]
+REFERENCE = ["kernels=plain"]
 WARM_UP, REPEATS, RAGGED_PACKS = 3, 10, 8
 TOP_KERNELS = 40
 SECONDS_A_PRODUCT = 0.3  # long enough for the clock to settle under load
@@ -71,13 +70,13 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--small", action="store_true", help="tiny sizes")
     parser.add_argument("--wide", action="store_true", help="H 8192, the head of a 70 B target")
     parser.add_argument("--case", type=int, action="append", help="number of a case, from 0; may be repeated")
-    parser.add_argument("overrides", nargs="*", help="of train.py: loss=, attention=, layer=, ttt_steps=, optim=")
+    parser.add_argument("overrides", nargs="*", help="of train.py: kernels.*, ttt_steps=, optim=")
     options = parser.parse_intermixed_args(arguments)
     cases = SMALL_CASES if options.small else CASES
     if options.case is not None:
         cases = [cases[number] for number in options.case]
     shape = SMALL if options.small else LLAMA_70B if options.wide else LLAMA_8B
-    logging.basicConfig(level=logging.INFO, format="%(message)s")  # which attention was chosen, and why
+    logging.basicConfig(level=logging.INFO, format="%(message)s")  # which kernels were chosen, and why
     rows: list[dict[str, Any]] = []
     for row in measured(shape, cases, options.overrides):
         rows.append(row)
@@ -122,11 +121,9 @@ class Step:
 
     def __init__(self, module: HeadTraining, config: DictConfig) -> None:
         self.module, self.precision = module.to(device()), config.trainer.precision
-        shape = module.head.config
-        self.module.attention = choose_attention(
-            config.attention, device=device(), precision=self.precision, head_dim=shape.head_dim
+        self.module.kernels = choose_kernels(
+            module.kernel_settings, device=device(), precision=self.precision, config=module.head.config
         )
-        self.module.layer = choose_layer(config.layer, device=device(), precision=self.precision, config=shape)
 
     def __call__(self, batch: TttBatch) -> None:
         self.module.zero_grad(set_to_none=True)
@@ -150,8 +147,7 @@ def random_step(shape: HeadConfig, config: DictConfig) -> Step:
             loss=cli.build(config.loss),
             optim=cli.build(config.optim),
             ttt_steps=config.ttt_steps,
-            attention=config.attention,
-            layer=config.layer,
+            kernels=cli.build(config.kernels),
             embedding=target,
             lm_head=target,
             origin={},

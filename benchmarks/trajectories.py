@@ -38,8 +38,10 @@ FIXED = """trainer.max_epochs=-1 +trainer.check_val_every_n_epoch=null trainer.v
     trainer.log_every_n_steps=1 trainer.enable_progress_bar=false callbacks.progress=null callbacks.last=null
     callbacks.early_stopping=null +callbacks.validation._target_=trajectories.ValidateAtTheEnd"""
 OWN = "seed data.path trainer.max_steps trainer.accumulate_grad_batches"  # see settings
-PLAIN = "trainer.precision=32-true matmul_precision=highest attention=dense layer=plain loss=soft_cross_entropy"
-FAST = "trainer.precision=bf16-mixed matmul_precision=high attention=auto layer=fused loss=chunked"
+PLAIN = """trainer.precision=32-true matmul_precision=highest kernels.attention=dense kernels.layer=plain
+    kernels.loss=plain"""
+FAST = """trainer.precision=bf16-mixed matmul_precision=high kernels.attention=auto kernels.layer=fused
+    kernels.loss=chunked"""
 # Adam divides a gradient's scale out: clipping at 0.1 moved the loss of 30 steps of the tiny target by 0.0004, bf16 by
 # 0.0013. Below Adam's epsilon the scale counts: 3.7, so that clipping left out or done twice shows.
 TIGHT = "trainer.gradient_clip_val=1e-6"
@@ -62,9 +64,9 @@ VARIANTS = [
     Variant("reference", "", "how far apart seeds are; it clips at 1.0, the default"),
     Variant("repeat", "", "the same again: what the machine itself does not repeat"),
     Variant("tf32", "matmul_precision=high", "10-bit mantissas in products on a GPU; a CPU has none"),
-    Variant("chunked", "loss=chunked", ORDER),
-    Variant("padded", "attention=padded", ORDER),
-    Variant("fused", "layer=fused", ORDER),
+    Variant("chunked", "kernels.loss=chunked", ORDER),
+    Variant("padded", "kernels.attention=padded", ORDER),
+    Variant("fused", "kernels.layer=fused", ORDER),
     Variant("autocast", "trainer.precision=bf16-mixed", "7-bit mantissas in products: a curve nearby, not the same"),
     Variant("fast", FAST, "bf16 products and the fast backends: should be no further away than autocast"),
     Variant("accumulation", "", HALVES, micro_batches=2),

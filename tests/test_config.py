@@ -11,7 +11,7 @@ from eagle3 import cli
 from train import build_loggers, build_training
 
 ROOTS = {
-    "train": ["model", "data", "loss_mask", "loss", "optim", "trainer", "callbacks", "logger", "experiment"],
+    "train": ["model", "data", "loss_mask", "loss", "kernels", "optim", "trainer", "callbacks", "logger", "experiment"],
     "precompute": ["target", "prompts", "chat", "responses", "answers", "features"],
     "serve": ["target", "chat", "serve", "logger"],
 }

@@ -13,7 +13,7 @@ head, D draft vocabulary; AH = A · H, HH = 2 · H.
 """
 
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -25,6 +25,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from eagle3.errors import InputError
 from eagle3.storage import Record
 from eagle3.target.facts import TargetConfig
+
+AnyConfig = TypeVar("AnyConfig", bound="HeadConfig")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +50,7 @@ class HeadConfig(Record):
     norm_output: bool
 
     @classmethod
-    def for_target(cls, target: TargetConfig, **settings: Any) -> Self:
+    def for_target(cls: type[AnyConfig], target: TargetConfig, **settings: Any) -> AnyConfig:
         """Take what `settings` leave out, or give as None, from the target."""
         given = {name: value for name, value in settings.items() if value is not None}
         shared = {field.name for field in fields(cls)} & {field.name for field in fields(target)}

@@ -1,12 +1,164 @@
-"""Which kernels run a training: one plan, chosen once."""
+"""What computes a training step: config group `kernels`, one plan of objects, made once and handed on.
 
+Each part has a plain way, the judge of the faster ones in fast/, which all equal it.
+"""
+
+import logging
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 
-from eagle3.head.attention import MakeAttention, PaddedAttention
+import torch
+
+from eagle3.errors import InputError
+from eagle3.head.attention import DenseAttention, MakeAttention, PaddedAttention
+from eagle3.head.draft_head import HeadConfig
+from eagle3.head.fast.chain_keys import ChainKeyKernels, PlainChainKeys
+from eagle3.head.fast.chunked_loss import ChunkedLoss, LossKernel, plain_loss_and_gradient
+from eagle3.head.fast.elementwise import ElementwiseKernels, PlainElementwise
+from eagle3.head.fast.flash_attention import FlashAttention
+from eagle3.head.fast.flash_choice import FASTEST_FIRST, flash_kernel, flash_obstacle
+from eagle3.head.fast.fused_layer import FusedLayer
+from eagle3.head.fast.products import Float8Products, MakeProducts, PlainProducts, float8_obstacle
 from eagle3.head.layer import MakeLayer, PlainLayer
+from eagle3.head.loss import ComputeLoss, plain_loss
+
+log = logging.getLogger(__name__)
+
+# The fastest first: auto takes the first without an obstacle.
+OPTIONS = {
+    "attention": (*FASTEST_FIRST, "padded", "dense"),
+    "layer": ("fused", "plain"),
+    "loss": ("chunked", "plain"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelSettings:
+    """Config group `kernels`. None of it changes what is computed, but for `fp8`, which rounds products."""
+
+    attention: str
+    layer: str
+    loss: str
+    loss_chunk: int
+    fp8: bool | str  # Hydra takes yes and no for strings, which are refused
+
+    def __post_init__(self) -> None:
+        for part, options in OPTIONS.items():
+            name = getattr(self, part)
+            if name not in ("auto", *options):
+                raise InputError(
+                    f"kernels.{part}={name} is none of auto, {', '.join(options)}; auto takes the fastest that can run"
+                )
+        if self.loss_chunk < 1:
+            raise InputError(f"kernels.loss_chunk={self.loss_chunk} must be 1 or more, e.g. kernels.loss_chunk=4096")
+        if not isinstance(self.fp8, bool):
+            raise InputError(f"kernels.fp8={self.fp8} must be true or false")
+        if self.fp8 and "plain" in (self.layer, self.loss):
+            raise InputError(
+                f"kernels.fp8=true is for kernels.layer=fused and kernels.loss=chunked, or auto, here kernels.layer="
+                f"{self.layer} and kernels.loss={self.loss}; kernels.fp8=false multiplies in the trainer's precision"
+            )
 
 
 @dataclass(frozen=True)
 class KernelPlan:
+    """What each part runs on; plain unless chosen. A kind of head takes what it has a use for."""
+
     attention: MakeAttention = PaddedAttention
     layer: MakeLayer = PlainLayer
+    loss: ComputeLoss = plain_loss
+
+
+@dataclass(frozen=True)
+class BetweenProducts:
+    """The kernels under the fast parts: all in Triton, or all in plain PyTorch."""
+
+    elementwise: ElementwiseKernels
+    chain_keys: ChainKeyKernels
+    loss: LossKernel
+
+
+def triton_obstacle(device: torch.device) -> str | None:
+    """Say why Triton cannot run here; None if it can."""
+    if device.type != "cuda":
+        return f"Triton needs a CUDA GPU, this run is on the {device.type.upper()}"
+    return None if find_spec("triton") else "Triton, a part of PyTorch's CUDA builds for Linux, is not installed"
+
+
+def between_products(device: torch.device) -> BetweenProducts:
+    if triton_obstacle(device):
+        return BetweenProducts(PlainElementwise(), PlainChainKeys(), plain_loss_and_gradient)
+    from eagle3.head.fast.chain_keys_kernel import TritonChainKeys
+    from eagle3.head.fast.elementwise_kernels import TritonElementwise
+    from eagle3.head.fast.loss_kernel import triton_loss_and_gradient
+
+    return BetweenProducts(TritonElementwise(), TritonChainKeys(), triton_loss_and_gradient)
+
+
+def choose_kernels(settings: KernelSettings, *, device: torch.device, precision: str, config: HeadConfig) -> KernelPlan:
+    """Make the plan, and log it as a table: what runs, and why what is faster does not.
+
+    `precision` is the trainer's, e.g. "bf16-mixed". InputError where a named part, or float8, cannot run.
+    """
+    no_triton = triton_obstacle(device)
+    obstacles = {
+        "attention": {name: flash_obstacle(name, device, precision, config.head_dim) for name in FASTEST_FIRST},
+        # Without Triton it runs where it is asked for.
+        "layer": {"fused": no_triton if settings.layer == "auto" and not settings.fp8 else None},
+        "loss": {},
+    }
+    chosen, rows = {}, []
+    for part, options in OPTIONS.items():
+        chosen[part], why = _choose(part, getattr(settings, part), options, obstacles[part])
+        rows.append((part, chosen[part], why))
+    if settings.fp8 and (obstacle := float8_obstacle(device, precision, _sizes(config))):
+        raise InputError(f"kernels.fp8=true {obstacle}; kernels.fp8=false multiplies in the trainer's precision")
+    rows.append(("products", "float8" if settings.fp8 else precision, f"kernels.fp8={str(settings.fp8).lower()}"))
+    rows.append(("in between", "PyTorch" if no_triton else "Triton", no_triton or "the fastest"))
+    log.info("kernels:\n%s", "\n".join(f"  {part:<11} {runs:<12} {why}" for part, runs, why in rows))
+    return _made(settings, chosen, between_products(device))
+
+
+def _choose(part: str, name: str, options: tuple[str, ...], obstacles: dict[str, str | None]) -> tuple[str, str]:
+    """Return what runs and why."""
+    if name != "auto":
+        if obstacles.get(name):
+            raise InputError(
+                f"kernels.{part}={name} {obstacles[name]}; kernels.{part}=auto takes the fastest that can run"
+            )
+        return name, f"kernels.{part}={name}"
+    name = next(each for each in options if not obstacles.get(each))
+    reasons: dict[str | None, list[str]] = {}
+    for each in options[: options.index(name)]:
+        reasons.setdefault(obstacles[each], []).append(each)
+    return name, "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items()) or "the fastest"
+
+
+def _made(settings: KernelSettings, chosen: dict[str, str], kernels: BetweenProducts) -> KernelPlan:
+    elementwise = kernels.elementwise
+    make_products: MakeProducts = partial(Float8Products, elementwise=elementwise) if settings.fp8 else PlainProducts
+    attention: MakeAttention = DenseAttention if chosen["attention"] == "dense" else PaddedAttention
+    layer: MakeLayer = PlainLayer
+    loss: ComputeLoss = plain_loss
+    if chosen["attention"] in FASTEST_FIRST:
+        kernel = flash_kernel(chosen["attention"])
+        attention = partial(FlashAttention, kernel=kernel, chain_keys=kernels.chain_keys)
+    if chosen["layer"] == "fused":
+        layer = partial(FusedLayer, elementwise=elementwise, make_products=make_products)
+    if chosen["loss"] == "chunked":
+        loss = ChunkedLoss(
+            chunk=settings.loss_chunk, elementwise=elementwise, kernel=kernels.loss, make_products=make_products
+        )
+    return KernelPlan(attention, layer, loss)
+
+
+def _sizes(config: HeadConfig) -> dict[str, int]:
+    """Return, by their names, the sizes of all weights but fc's, which float8 leaves out."""
+    return {
+        "the target's hidden size": config.hidden_size,
+        "model.intermediate_size": config.intermediate_size,
+        "model.num_heads x model.head_dim": config.num_heads * config.head_dim,
+        "model.num_kv_heads x model.head_dim": config.num_kv_heads * config.head_dim,
+        "model.draft_vocab_size": config.draft_vocab_size,
+    }

@@ -4,7 +4,7 @@ Shapes: R positions that are trained or confirmed, F drafted nodes, AH captured 
 target and D draft vocabulary.
 """
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -32,6 +32,7 @@ class CachedHead(Protocol):
         """Run nodes of the tree on the output that drafted them and their tokens."""
 
 
+@runtime_checkable
 class HeadKind(Protocol):
     """One kind of head. Its heads are modules with a `config`, `draft_ids` [D], a final `norm` and an `lm_head`.
 
@@ -51,8 +52,10 @@ class HeadKind(Protocol):
     def unroll(
         self, head: Any, embedding: Float[Tensor, "V H"], batch: Any, ttt_steps: int, kernels: KernelPlan
     ) -> list[Float[Tensor, "R H"]]:
-        """Return the state of each step that `norm` and `lm_head` turn into logits, at the positions that are
-        trained."""
+        """Return the state of each step that `norm` and `lm_head` turn into logits, at the positions that are trained.
+
+        A kind takes from the plan of kernels what it has a use for.
+        """
 
     def cached(self, head: Any, embedding: Float[Tensor, "V H"], room: int) -> CachedHead:
         """Begin a decode with room for so many confirmed rows."""

@@ -1,14 +1,14 @@
 """How the unroll runs the head's layer around attention.
 
 `PlainLayer` is the head's own methods on plain autograd: the judge of the fast one, `FusedLayer` in fast/.
-layer_choice.py chooses.
+kernels.py chooses.
 
-Shapes: T tokens of the pack, N rows of a step, R trained rows, H hidden size, V target vocabulary, Q query heads, G
-key/value heads, C channels.
+Shapes: T tokens of the pack, R anchors, H hidden size, AH = A · H of A captured layers, V target vocabulary, Q query
+heads, G key/value heads, C channels.
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -19,31 +19,32 @@ from eagle3.head.draft_head import DraftHead
 Projected = tuple[Float[Tensor, "R H"], Float[Tensor, "R Q C"], KeysValues]
 
 
+@runtime_checkable
 class Layer(Protocol):
     """Made anew for every training step."""
 
-    def fuse(self, aux: Float[Tensor, "T 3H"]) -> Float[Tensor, "T H"]:
-        """What step 0 takes as the hidden state."""
+    def fuse(self, aux_hidden_states: Float[Tensor, "T AH"]) -> Float[Tensor, "T H"]:
+        """Return what step 0 takes as the hidden state."""
 
     def project_context(
         self,
         hidden: Float[Tensor, "T H"],
         tokens: Int[Tensor, " T"],
         positions: Int[Tensor, " T"],
-        rows: Int[Tensor, " R"],
+        anchors: Int[Tensor, " R"],
     ) -> Projected:
-        """Step 0: hidden states and queries of `rows`, keys and values of all; `tokens` are the next ones."""
+        """Return hidden states and queries of anchors, keys and values of all positions. `tokens` are the next ones."""
 
     def project_step(
         self, hidden: Float[Tensor, "R H"], tokens: Int[Tensor, " R"], positions: Int[Tensor, " R"], step: int
     ) -> Projected:
-        """The same for step 1, 2, … on the trained rows alone."""
+        """Return the same at step 1, 2, …, all of the anchors alone."""
 
     def output(self, hidden: Float[Tensor, "R H"], attended: Float[Tensor, "R Q C"]) -> Float[Tensor, "R H"]:
-        """As `DraftHead.output`; `hidden` is what `project_context` or `project_step` returned."""
+        """Compute `DraftHead.output`; `hidden` is what `project_context` or `project_step` returned."""
 
     def feedback(self, hidden: Float[Tensor, "R H"]) -> Float[Tensor, "R H"]:
-        """As `DraftHead.feedback`."""
+        """Compute `DraftHead.feedback`."""
 
 
 # From the head and the target's embedding [V, H].
@@ -60,11 +61,11 @@ class PlainLayer:
         hidden: Float[Tensor, "T H"],
         tokens: Int[Tensor, " T"],
         positions: Int[Tensor, " T"],
-        rows: Int[Tensor, " R"],
+        anchors: Int[Tensor, " R"],
     ) -> Projected:
         x = self.head.attention_input(self.embedding[tokens], hidden)
         keys_values = self.head.keys_values(x, positions)
-        hidden, x, positions = (each.index_select(0, rows) for each in (hidden, x, positions))
+        hidden, x, positions = (each.index_select(0, anchors) for each in (hidden, x, positions))
         return hidden, self.head.queries(x, positions), keys_values
 
     def project_step(

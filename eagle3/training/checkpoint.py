@@ -22,11 +22,8 @@ from eagle3.target.identity import TargetIdentity, require_same_target
 log = logging.getLogger(__name__)
 KEY = "eagle3"  # of the record in Lightning's dictionary
 GROUPS = ("data", "loss_mask", "loss", "optim")
-# Where the samples lie, how they are read, and in which products and chunks the same loss is computed.
-MAY_CHANGE = (
-    "data._target_", "data.path", "data.source", "data.prefetch", "data.readers", "data.verify", "loss._target_",
-    "loss.chunk_rows",
-)  # fmt: skip
+# Where the samples lie, and how they are read. Kernels are in no group: they compute the same.
+MAY_CHANGE = ("data._target_", "data.path", "data.source", "data.prefetch", "data.readers", "data.verify")
 
 
 @dataclass(frozen=True, kw_only=True)

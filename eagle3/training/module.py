@@ -15,12 +15,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from eagle3.errors import InputError
-from eagle3.head.attention_choice import choose_attention, require_known
 from eagle3.head.batch import TttBatch
 from eagle3.head.draft_head import DraftHead
-from eagle3.head.kernels import KernelPlan
+from eagle3.head.kernels import KernelPlan, KernelSettings, choose_kernels
 from eagle3.head.kind import kind_named
-from eagle3.head.layer_choice import choose_layer, require_known_layer
 from eagle3.head.loss import UnrollLoss, UnrollMetrics, accept_length
 from eagle3.training.checkpoint import KEY, Origin, TrainingRecord
 from eagle3.training.optim import AdamWCosine
@@ -47,8 +45,7 @@ class HeadTraining(lightning.LightningModule):
         loss: UnrollLoss,
         optim: AdamWCosine,
         ttt_steps: int,
-        attention: str,
-        layer: str,
+        kernels: KernelSettings,
         embedding: Float[Tensor, "V H"],
         lm_head: Float[Tensor, "V H"],
         origin: Origin,
@@ -59,9 +56,7 @@ class HeadTraining(lightning.LightningModule):
             raise InputError(f"ttt_steps={ttt_steps} must be 1 or more, e.g. ttt_steps=7")
         self.head, self.loss, self.optim = head, loss, optim
         self.kind = kind_named(head.config.KIND)
-        require_known(attention)
-        require_known_layer(layer)
-        self.ttt_steps, self.attention_name, self.layer_name = ttt_steps, attention, layer
+        self.ttt_steps, self.kernel_settings = ttt_steps, kernels
         self.origin, self.settings = origin, settings
         # The target's weights are read from the store at every start: a checkpoint holds the head alone.
         self.register_buffer("embedding", embedding, persistent=False)
@@ -76,12 +71,8 @@ class HeadTraining(lightning.LightningModule):
             shard_over_ranks(self, self.device_mesh, compute_dtype=half)
 
     def setup(self, stage: str) -> None:
-        device, precision, config = self.trainer.strategy.root_device, self.trainer.precision, self.head.config
-        self.kernels = KernelPlan(
-            choose_attention(self.attention_name, device=device, precision=precision, head_dim=config.head_dim),
-            choose_layer(self.layer_name, device=device, precision=precision, config=config),
-        )
-        self.loss.require(device=device, precision=precision, config=config)
+        device, precision = self.trainer.strategy.root_device, self.trainer.precision
+        self.kernels = choose_kernels(self.kernel_settings, device=device, precision=precision, config=self.head.config)
 
     def training_step(self, batch: TttBatch, batch_idx: int) -> Tensor:
         loss, metrics = self.compute_loss(batch)
@@ -92,8 +83,8 @@ class HeadTraining(lightning.LightningModule):
     def validation_step(self, batch: TttBatch, batch_idx: int) -> None:
         loss, metrics = self.compute_loss(batch)
         self.totals += torch.cat([metrics.as_tensor(), (loss * batch.pack.anchors_in_step).double()[None]])
-        gained, rows = metrics.gained.cpu(), batch.anchors.cpu()
-        self.served += self.served.new_tensor([rounds(gained, rows, steps=steps) for steps in self.served_steps])
+        gained, anchors = metrics.gained.cpu(), batch.anchors.cpu()
+        self.served += self.served.new_tensor([rounds(gained, anchors, steps=steps) for steps in self.served_steps])
 
     def on_validation_epoch_start(self) -> None:
         self.totals.zero_()
@@ -147,13 +138,13 @@ class HeadTraining(lightning.LightningModule):
 
     def compute_loss(self, batch: TttBatch) -> tuple[Tensor, UnrollMetrics]:
         hidden = self.kind.unroll(self.head, self.embedding, batch, self.ttt_steps, self.kernels)
-        return self.loss(self.head, hidden, self.teacher_head, batch)
+        return self.loss(self.head, hidden, self.teacher_head, batch, self.kernels.loss)
 
     def _log(self, stage: str, sums: Float[Tensor, " 3K+1"]) -> Tensor:
         """Log accept length, which is returned, and per-step accuracy from the sums of `UnrollMetrics`."""
-        rows, (trained, correct, alive) = sums[0].clamp(min=1), sums[1:].view(3, -1)
+        anchors, (trained, correct, alive) = sums[0].clamp(min=1), sums[1:].view(3, -1)
         accuracy = correct / trained.clamp(min=1)
         values = {f"{stage}/accuracy_{step}": accuracy[step].float() for step in range(self.ttt_steps)}
-        values[f"{stage}/accept_length"] = accept_length(alive, rows).float()
+        values[f"{stage}/accept_length"] = accept_length(alive, anchors).float()
         self.log_dict(values, batch_size=1, sync_dist=stage == "val")
         return values[f"{stage}/accept_length"]

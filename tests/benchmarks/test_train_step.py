@@ -40,7 +40,7 @@ def test_the_flop_of_a_step_are_those_of_its_matrix_products() -> None:
     from train_step import composed, random_step
 
     steps = 3
-    config = composed(["ttt_steps=3", "attention=dense", "loss=soft_cross_entropy", "trainer.precision=32-true"])
+    config = composed(["ttt_steps=3", "kernels=plain", "trainer.precision=32-true"])
     step = random_step(SMALL, config)
     batch = RandomSamples(SMALL, torch.float32, seed=0).pack([40, 30], 0.5, ttt_steps=steps)
     with FlopCounterMode(display=False) as counter:

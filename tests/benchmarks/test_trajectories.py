@@ -29,7 +29,7 @@ def test_two_variants_run_to_their_validation_and_are_taken_as_they_are_afterwar
     assert accumulation["val/accept_length"]["mean"] >= 1
     assert accumulation["val/loss"]["difference"] == pytest.approx(0, abs=0.2)
     config = (tmp_path / "out" / "runs" / "accumulation-0" / ".hydra" / "overrides.yaml").read_text()
-    assert {"- data.pack_tokens=32", "- trainer.accumulate_grad_batches=2", "- attention=dense"} <= set(
+    assert {"- data.pack_tokens=32", "- trainer.accumulate_grad_batches=2", "- kernels.attention=dense"} <= set(
         config.split("\n")
     )
 

@@ -1,6 +1,7 @@
 """The head against its arithmetic written out from the weights of a state dict: what a server computes."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 
 import pytest
 import torch

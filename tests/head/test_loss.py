@@ -18,7 +18,7 @@ STEPS, DECAY = 3, 0.7
 
 
 @pytest.mark.parametrize("normalize", ["token", "sequence"])
-def test_the_loss_is_the_decayed_cross_entropy_over_answer_rows(
+def test_the_loss_is_the_decayed_cross_entropy_over_anchors(
     make_head: Callable[..., DraftHead],
     embedding: Tensor,
     teacher_head: Tensor,
@@ -30,19 +30,19 @@ def test_the_loss_is_the_decayed_cross_entropy_over_answer_rows(
     outputs = unroll(head, embedding, batch, STEPS)
     loss, metrics = UnrollLoss(decay=DECAY, normalize=normalize)(head, outputs, teacher_head, batch)
 
-    total, row_number = 0.0, 0
+    total, number = 0.0, 0
     correct, alive_sum, trained = [0] * STEPS, [0] * STEPS, [0] * STEPS
     for sample in ragged_samples:
         teachers = dict(
             zip(sample.has_teacher.nonzero().squeeze(1).tolist(), range(len(sample.last_hidden_state)), strict=True)
         )
-        rows, depth = anchors_and_steps(sample.turns, STEPS)
-        for row, steps in zip(rows.tolist(), depth.tolist(), strict=True):
-            weight = 1 / len(batch.anchors) if normalize == "token" else 1 / (len(rows) * len(ragged_samples))
+        anchors, steps_of = anchors_and_steps(sample.turns, STEPS)
+        for anchor, steps in zip(anchors.tolist(), steps_of.tolist(), strict=True):
+            weight = 1 / len(batch.anchors) if normalize == "token" else 1 / (len(anchors) * len(ragged_samples))
             alive = True
             for step in range(steps):
-                teacher = teachers[row + 1 + step]
-                logits = head.lm_head(head.norm(outputs[step][row_number]))
+                teacher = teachers[anchor + 1 + step]
+                logits = head.lm_head(head.norm(outputs[step][number]))
                 best = int(head.draft_ids[logits.argmax()])
                 right = best == int(sample.teacher_argmax[teacher])
                 alive = alive and right
@@ -52,9 +52,9 @@ def test_the_loss_is_the_decayed_cross_entropy_over_answer_rows(
                 if int(sample.teacher_argmax[teacher]) in head.draft_ids.tolist():
                     p = torch.softmax(teacher_head @ sample.last_hidden_state[teacher], dim=0)
                     total += weight * DECAY**step * float(-(p * torch.log_softmax(logits, dim=0)).sum())
-            row_number += 1
+            number += 1
     assert float(loss) == pytest.approx(total, rel=1e-6)
-    assert metrics.rows == len(batch.anchors)
+    assert metrics.anchors == len(batch.anchors)
     assert metrics.trained.tolist() == trained
     assert metrics.correct.tolist() == correct
     assert metrics.alive.tolist() == alive_sum

@@ -1,4 +1,4 @@
-"""The unroll against step-by-step decoding: a cache for each chain, one row at a time, as a server would do it."""
+"""The unroll against step-by-step decoding: a cache for each chain, one position at a time, as a server would do it."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +19,7 @@ OPTIONS = [{}, {"fc_norm": True}, {"norm_output": True}, {"num_heads": 2}]
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Softmax attention of one query row [Q, C] over a cache [N, G, C], head by head."""
+    """Softmax attention of one query [Q, C] over a cache [N, G, C], head by head."""
     outputs = []
     for number, head_query in enumerate(query):
         group = number * keys.shape[1] // len(query)
@@ -28,11 +28,11 @@ def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     return torch.stack(outputs)
 
 
-def decode_chain(head: DraftHead, embedding: Tensor, sample: Sample, row: int, steps: int) -> list[Tensor]:
-    """Outputs of the chain that starts at `row`: prefill rows 0 … row with a cache, then draft with the true tokens."""
+def decode_chain(head: DraftHead, embedding: Tensor, sample: Sample, anchor: int, steps: int) -> list[Tensor]:
+    """Outputs of the chain that starts at `anchor`: prefill up to it with a cache, then draft with the true tokens."""
     keys, values, hidden = [], [], torch.empty(0)
-    for position in range(row + 1 + steps - 1):
-        drafting = position > row
+    for position in range(anchor + 1 + steps - 1):
+        drafting = position > anchor
         state = head.feedback(hidden) if drafting else head.fuse(sample.aux_hidden_states[position])
         x = head.attention_input(embedding[sample.input_ids[position + 1]], state)[None]
         where = torch.tensor([position])
@@ -41,7 +41,7 @@ def decode_chain(head: DraftHead, embedding: Tensor, sample: Sample, row: int, s
         values.append(value)
         attended = attend(head.queries(x, where)[0], torch.cat(keys), torch.cat(values))
         hidden = head.output(state[None], attended[None])[0]
-        if position == row:
+        if position == anchor:
             outputs = [hidden]
         elif drafting:
             outputs.append(hidden)
@@ -57,9 +57,9 @@ def test_every_step_equals_step_by_step_decoding_with_a_cache(
     outputs = unroll(head, embedding, batch, STEPS)
     compared = 0
     for number, sample in enumerate(ragged_samples):
-        rows, depth = anchors_and_steps(sample.turns, STEPS)
-        for index, (row, steps) in enumerate(zip(rows.tolist(), depth.tolist(), strict=True)):
-            chain = decode_chain(head, embedding, sample, row, steps)
+        anchors, steps_of = anchors_and_steps(sample.turns, STEPS)
+        for index, (anchor, steps) in enumerate(zip(anchors.tolist(), steps_of.tolist(), strict=True)):
+            chain = decode_chain(head, embedding, sample, anchor, steps)
             for step in range(steps):
                 torch.testing.assert_close(outputs[step][batch.anchor_bounds[number] + index], chain[step])
                 compared += 1
@@ -79,9 +79,11 @@ def test_packed_equals_one_by_one(
 ) -> None:
     head = make_head()
     packed = loss_and_gradients(head, embedding, teacher_head, ttt_batch(ragged_samples, ttt_steps=STEPS))
-    total_rows = sum(len(anchors_and_steps(sample.turns, STEPS)[0]) for sample in ragged_samples)
+    total_anchors = float(sum(len(anchors_and_steps(sample.turns, STEPS)[0]) for sample in ragged_samples))
     alone = [
-        loss_and_gradients(head, embedding, teacher_head, ttt_batch([s], ttt_steps=STEPS, anchors_in_step=total_rows))
+        loss_and_gradients(
+            head, embedding, teacher_head, ttt_batch([s], ttt_steps=STEPS, anchors_in_step=total_anchors)
+        )
         for s in ragged_samples
         if len(anchors_and_steps(s.turns, STEPS)[0])
     ]
@@ -110,20 +112,20 @@ def test_padding_behind_a_sample_changes_nothing(
         torch.testing.assert_close(one, other)
 
 
-def test_gradient_reaches_the_last_prompt_row_and_nothing_after_the_end_of_a_turn(
+def test_gradient_reaches_the_last_prompt_token_and_nothing_after_the_end_of_a_turn(
     make_head: Callable[..., DraftHead], embedding: Tensor, teacher_head: Tensor, make_sample: Callable[..., Sample]
 ) -> None:
-    """Through queries alone: keys and values of prompt rows are used by every later row, so they are cut off here."""
+    """Through queries alone: keys and values of the prompt are used by every later anchor, so they are cut off here."""
     turns = [0, 0, 0, 1, 1, 1, 1, 0, 0, 2, 2, 0]
     sample = make_sample(turns)
     head = make_head()
-    # Only the row's own path is left: with values of zero attention returns nothing.
+    # Only the anchor's own path is left: with values of zero attention returns nothing.
     head.midlayer.self_attn.v_proj.weight.data.zero_()
     batch = ttt_batch([sample], ttt_steps=STEPS)
     aux = batch.pack.aux_hidden_states.clone().requires_grad_()
     batch = replace(batch, pack=replace(batch.pack, aux_hidden_states=aux))
-    batch.pack.teacher_argmax[:] = head.draft_ids[0]  # every row counts
+    batch.pack.teacher_argmax[:] = head.draft_ids[0]  # every anchor counts
     loss, _ = UnrollLoss(decay=1.0, normalize="token")(head, unroll(head, embedding, batch, STEPS), teacher_head, batch)
     loss.backward()
-    # Rows 2 … 4 predict x_4 … x_6 (x_3 is sampled before the first chain starts); row 8 predicts x_10.
+    # Anchors 2 … 4 predict x_4 … x_6 (x_3 is sampled before the first chain starts); anchor 8 predicts x_10.
     assert aux.grad.abs().sum(1).nonzero().squeeze(1).tolist() == [2, 3, 4, 8]

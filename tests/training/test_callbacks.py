@@ -54,7 +54,7 @@ class CountPerStep(lightning.Callback):
 
 def test_a_step_reads_no_number_but_where_it_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # DenseAttention reads nothing; PaddedAttention reads its sizes from tensors that are on the CPU.
-    options = ["attention=dense", "loss=chunked", "trainer.max_epochs=1", f"trainer.log_every_n_steps={LOG_EVERY}"]
+    options = ["kernels.attention=dense", "trainer.max_epochs=1", f"trainer.log_every_n_steps={LOG_EVERY}"]
     run = Run(tmp_path / "run", write_store(tmp_path / "features", random_samples(200)), *options)
     counter = CountPerStep()
     run.trainer.callbacks += [counter, Progress(refresh_seconds=3600, metrics=["train/loss", "val/accept_length"])]

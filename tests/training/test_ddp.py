@@ -42,19 +42,19 @@ CASES = {
     "token": ["loss.normalize=token"],
     "sequence": ["loss.normalize=sequence"],
     "accumulated": ["loss.normalize=token", "trainer.accumulate_grad_batches=2"],
-    "fused": ["loss.normalize=token", "trainer.accumulate_grad_batches=2", "layer=fused"],
+    "fused": ["loss.normalize=token", "trainer.accumulate_grad_batches=2", "kernels.layer=fused"],
     "resumed": ["loss.normalize=token"],
-    "counted": ["loss.normalize=token", "attention=dense"],  # which reads no number of its own
+    "counted": ["loss.normalize=token", "kernels.attention=dense"],  # which reads no number of its own
 }
 LOG_EVERY = 3
 MUON = {"muon": ["optim=muon"]}
 HALF = {
     "half": ["trainer.precision=bf16-mixed"],
-    "half_fused": ["trainer.precision=bf16-mixed", "layer=fused"],
+    "half_fused": ["trainer.precision=bf16-mixed", "kernels.layer=fused"],
 }
 STRATEGIES = {
     "ddp": (["trainer=ddp"], CASES | MUON),
-    "fsdp": (["trainer=fsdp", "loss=chunked"], CASES | HALF | MUON),
+    "fsdp": (["trainer=fsdp", "kernels.loss=chunked"], CASES | HALF | MUON),
 }
 EXACT = [*((strategy, case) for strategy in STRATEGIES for case in CASES), ("ddp", "muon")]
 
@@ -113,7 +113,7 @@ def train_case(config: DictConfig, rank: int, *, interrupt: bool) -> dict[str, A
             fit(config, recorder)
         before, config.ckpt_path = recorder.batches, f"{config.run_dir}/checkpoints/last.ckpt"
     recorder, counter = Recorder(), CountPerStep()
-    trainer = fit(config, recorder, *([counter] if config.attention == "dense" else []))
+    trainer = fit(config, recorder, *([counter] if config.kernels.attention == "dense" else []))
     return {
         "batches": before + recorder.batches,
         "weights": trainer.strategy.lightning_module_state_dict(),
@@ -199,7 +199,7 @@ def assert_same_as_one_process(directory: Path, case: str) -> None:
     with torch.no_grad():
         loss, metrics = judge.whole([ref.entry.id for ref in judge.data.val_samples])
     for rank in ranks:
-        length = accept_length(metrics.alive, metrics.rows).item()
+        length = accept_length(metrics.alive, metrics.anchors).item()
         assert rank["metrics"]["val/accept_length"] == pytest.approx(length, rel=1e-6)
     if case != "sequence":  # validation divides by rows
         assert ranks[0]["metrics"]["val/loss"] == pytest.approx(loss.item(), rel=1e-6)

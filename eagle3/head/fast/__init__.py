@@ -1,10 +1,25 @@
 """The head's training at the speed of its matrix products. Each part stands in for a plain one and equals it.
 
-attention.py: flash_attention.py, on a kernel of flash_kernels.py or triton_flash.py; own_keys.py for later steps' keys
+attention.py: flash_attention.py, on a kernel of flash_kernels.py or triton_flash.py; chain_keys.py for later steps
 layer.py, draft_head.py: fused_layer.py on fused_weights.py; elementwise.py is what it does between products,
   products.py bf16 or float8
 loss.py: chunked_loss.py
 
-A module named …_kernel(s), or triton_flash_…, holds the Triton of the module that it is named after. That one has the
-reference in plain PyTorch, and takes it where Triton does not run.
+A module named …_kernel(s), or triton_flash_…, holds the Triton of the module that it is named after. That one has a
+Protocol, and the reference in plain PyTorch. Which of the two runs is chosen in eagle3/head/kernels.py.
+
+Notation, in shapes and in comments behind a line:
+
+    T   tokens of the pack              K   steps of the unroll        H   hidden size, HH = 2 · H
+    R   anchors, which are trained      S   steps of the chain so far  A   captured layers, AH = A · H
+    N   rows of a matrix, of any kind   J   positions with a teacher   F   width of the MLP, FF = 2 · F: gate, then up
+    Q   query heads, QC = Q · C         C   channels of a head         V   target vocabulary
+    G   key/value heads                 E   C / 2, angles of RoPE      D   draft vocabulary
+    P   Q / G, queries that share one   W   QC + 2 · G · C: queries, keys and values of a row, side by side
+    L   trained (step, anchor) pairs, M of them in a chunk, which ask B teachers
+    X   partial sums of a gradient, one for each program that adds
+
+Tensors are row-major: the last dimension has stride 1, and heads lie side by side in a row ([N, Q, C] is [N, Q · C]).
+Rows may be further apart than they are long, as those of views into a wider product are. Sums, norms and softmaxes are
+float32, whatever the tensors are. Queries of one key/value head are neighbours: head q reads key/value head q // P.
 """

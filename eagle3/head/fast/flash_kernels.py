@@ -3,11 +3,11 @@
 FlashAttention-2 twice: the copy inside PyTorch, and the flash-attn package. Both want CUDA, compute capability 8.0 or
 more, float16 or bfloat16, and C a multiple of 8 up to 256. Our own, faster on Hopper, is in triton_flash.py.
 
-Shapes: T tokens of the pack, R rows that ask, N segments, Q query heads, G key/value heads, C channels.
+Shapes: fast/__init__.py, but that R are any queries.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -18,26 +18,27 @@ Gradients = tuple[Float[Tensor, "R Q C"], Float[Tensor, "T G C"], Float[Tensor, 
 
 @dataclass(frozen=True, kw_only=True)
 class Segments:
-    """What a call does: the queries of a segment read the keys of that segment, all of them or causally.
+    """Where queries and keys of a call lie: those of a segment read the keys of that segment, all of them or causally.
 
     Bounds are int32, on the device. Causal is aligned to the end, as kernels do: the last query of a segment reads all
     its keys, the one before all but the last. A segment may have no queries, but not queries without keys.
     """
 
-    query_bounds: Int[Tensor, " N_plus_1"]
-    key_bounds: Int[Tensor, " N_plus_1"]
+    query_bounds: Int[Tensor, " bounds"]  # one more than segments
+    key_bounds: Int[Tensor, " bounds"]
     most_queries: int
     most_keys: int
     causal: bool
 
 
+@runtime_checkable
 class VarlenKernel(Protocol):
-    """Scores are scaled by C ** -0.5; query head q reads key/value head q // (Q / G)."""
+    """FlashAttention-2 (arXiv:2307.08691) of segments; query head q reads key/value head q // P."""
 
     def forward(
         self, query: Float[Tensor, "R Q C"], key: Float[Tensor, "T G C"], value: Float[Tensor, "T G C"], where: Segments
     ) -> tuple[Float[Tensor, "R Q C"], Float[Tensor, "Q R"]]:
-        """The output, and the log-sum-exp of the scores in float32 or wider."""
+        """Return softmax(query · keyᵀ / √C) · value, and the log-sum-exp of the scores in float32 or wider."""
 
     def backward(
         self,
@@ -49,7 +50,7 @@ class VarlenKernel(Protocol):
         logsumexp: Float[Tensor, "Q R"],
         where: Segments,
     ) -> Gradients:
-        """New tensors: the gradients of query, key and value; zero for keys that no query reads."""
+        """Return the gradients of query, key and value in new tensors; zero for keys that no query reads."""
 
 
 class TorchFlash:

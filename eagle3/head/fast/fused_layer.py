@@ -6,12 +6,11 @@ cast and added in float32, and passes over memory for norms, RoPE, SwiGLU and re
 - weights are cast once a training step, q/k/v and gate/up into one matrix each: fewer and larger products;
 - products add a weight's gradient to one float32 sum over all steps, which autograd gets once, as soon as it is whole;
 - what is cheap is computed again in the backward, in the memory of the gradient that it was made from;
-- what the embeddings give to queries, keys and values, half of those products, is computed once for all steps: rows of
-  a turn are neighbours, so that row i takes at step k the token that row i + k takes at step 0. (Past the end of a turn
-  that is another turn's token, in rows that the step does not train.)
+- what the embeddings give to queries, keys and values, half of those products, is computed once for all steps: anchors
+  of a turn are neighbours, so that anchor i takes at step k the token that anchor i + k takes at step 0. (Past the end
+  of a turn that is another turn's token, at anchors that the step does not train.)
 
-Shapes: T tokens of the pack, N rows of a step, R trained rows, H hidden size, I intermediate size, V target
-vocabulary, Q query heads, G key/value heads, C channels.
+Each node of autograd is a part of `DraftHead`, whose equations those of elementwise.py are. Shapes: fast/__init__.py.
 """
 
 from typing import Any
@@ -23,8 +22,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from eagle3.head.draft_head import DraftHead
+from eagle3.head.fast.elementwise import ElementwiseKernels
 from eagle3.head.fast.fused_weights import Norm, Weights
-from eagle3.head.fast.products import Products, product_dtype
+from eagle3.head.fast.products import MakeProducts, product_dtype
 from eagle3.head.layer import Projected
 
 
@@ -32,34 +32,26 @@ class _Fuse(torch.autograd.Function):
     """`DraftHead.fuse`; the captured states are data and get no gradient."""
 
     @staticmethod
-    def forward(ctx: Any, weights: Weights, aux: Float[Tensor, "T 3H"], *parameters: Tensor) -> Float[Tensor, "T H"]:
+    def forward(
+        ctx: Any, weights: Weights, aux_hidden_states: Float[Tensor, "T AH"], *parameters: Tensor
+    ) -> Float[Tensor, "T H"]:
         ctx.weights = weights
-        ctx.save_for_backward(aux)
-        x = aux
-        if weights.fc_norms:
-            x = torch.empty_like(aux, dtype=weights.dtype)
-            for norm, part, out in zip(weights.fc_norms, *_by_layer(weights, aux, x), strict=True):
-                norm.forward(part, out)
-        hidden = weights.fc.forward(x.to(weights.dtype))
+        ctx.save_for_backward(aux_hidden_states)
+        hidden = weights.fc.forward(_normed_by_layer(weights, aux_hidden_states))
         weights.fc.forget()  # what goes into it is data, or norms of data: nothing is multiplied back
         return hidden
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Float[Tensor, "T H"]) -> tuple[Tensor | None, ...]:
-        (aux,), weights = ctx.saved_tensors, ctx.weights
-        x = aux
-        if weights.fc_norms:
-            x = torch.empty_like(aux, dtype=weights.dtype)
-            for norm, part, out in zip(weights.fc_norms, *_by_layer(weights, aux, x), strict=True):
-                norm.forward(part, out, weighted=False)
-        weights.fc.add(grad, x.to(weights.dtype))
+        (aux_hidden_states,), weights = ctx.saved_tensors, ctx.weights
+        weights.fc.add(grad, _normed_by_layer(weights, aux_hidden_states, weighted=False))
         weights.fc.share_gradient(weights.fc_norms)
         return None, None, *weights.of_fuse.gradients()
 
 
 class _ProjectPack(torch.autograd.Function):
-    """Step 0: keys and values of all tokens, hidden states and queries of the trained rows.
+    """Step 0: keys and values of all tokens, hidden states and queries of the anchors.
 
     Leaves `weights.embed_part` for the later steps; their backward runs first and leaves `weights.grad_embed_part`.
     """
@@ -70,52 +62,58 @@ class _ProjectPack(torch.autograd.Function):
         weights: Weights,
         hidden: Float[Tensor, "T H"],
         tokens: Int[Tensor, " T"],
-        cos: Float[Tensor, "T C/2"],
-        sin: Float[Tensor, "T C/2"],
-        rows: Int[Tensor, " R"],
+        cos: Float[Tensor, "T E"],
+        sin: Float[Tensor, "T E"],
+        anchors: Int[Tensor, " R"],
         *parameters: Tensor,
     ) -> tuple[Tensor, ...]:
         ctx.weights = weights
-        ctx.save_for_backward(hidden, tokens, cos, sin, rows)
+        ctx.save_for_backward(hidden, tokens, cos, sin, anchors)
         embed = weights.embed_norm.forward(weights.embedding, torch.empty_like(hidden), tokens)
         normed = weights.hidden_norm.forward(hidden, torch.empty_like(hidden))
         of_query, of_key_value = _split(weights)
-        query = weights.of_embed.forward(embed.index_select(0, rows), of_query)
-        key_value = weights.of_embed.forward(embed, of_key_value)
-        weights.embed_part = torch.cat([query, key_value.index_select(0, rows)], dim=1)
-        query = _heads(weights, weights.of_hidden.forward(normed.index_select(0, rows), of_query, added=query))
+        query = weights.of_embed.forward(embed.index_select(0, anchors), of_query)  # (R, QC)
+        key_value = weights.of_embed.forward(embed, of_key_value)  # (T, 2 · G · C)
+        weights.embed_part = torch.cat([query, key_value.index_select(0, anchors)], dim=1)  # (R, W)
+        query = _heads(weights, weights.of_hidden.forward(normed.index_select(0, anchors), of_query, added=query))
         key_value = _heads(weights, weights.of_hidden.forward(normed, of_key_value, added=key_value))
-        weights.kernels.rotate(query, cos.index_select(0, rows), sin.index_select(0, rows))
-        weights.kernels.rotate(key_value[:, : weights.num_kv_heads], cos, sin)
-        return hidden.index_select(0, rows), query, *key_value.chunk(2, dim=1)
+        weights.elementwise.rotate(query, cos.index_select(0, anchors), sin.index_select(0, anchors))
+        weights.elementwise.rotate(key_value[:, : weights.num_kv_heads], cos, sin)
+        return hidden.index_select(0, anchors), query, *key_value.chunk(2, dim=1)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_rows: Tensor, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (hidden, tokens, cos, sin, rows), weights = ctx.saved_tensors, ctx.weights
-        angles = cos.index_select(0, rows), sin.index_select(0, rows)
-        query = weights.kernels.join_heads(grads[:1], *angles, num_rotated=1)
-        key_value = weights.kernels.join_heads(grads[1:], cos, sin, num_rotated=1)
+    def backward(ctx: Any, grad_anchors: Float[Tensor, "R H"], *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (hidden, tokens, cos, sin, anchors), weights = ctx.saved_tensors, ctx.weights
+        angles = cos.index_select(0, anchors), sin.index_select(0, anchors)
+        grad_query = weights.elementwise.join_heads(grads[:1], *angles, num_rotated=1)  # (R, QC)
+        grad_key_value = weights.elementwise.join_heads(grads[1:], cos, sin, num_rotated=1)  # (T, 2 · G · C)
         of_query, of_key_value = _split(weights)
-        x = weights.of_hidden.backward(key_value, of_key_value)
+        grad_normed = weights.of_hidden.backward(grad_key_value, of_key_value)  # (T, H)
         # No row is there twice, so none of the atomic additions that `index_add_` makes.
-        x.index_copy_(0, rows, weights.of_hidden.backward(query, of_query, x.index_select(0, rows)))
-        grad_hidden = weights.hidden_norm.backward(hidden, x)
-        grad_hidden.index_copy_(0, rows, grad_hidden.index_select(0, rows).add_(grad_rows))
-        _add_of_pack(weights, query, key_value, x, rows, part=1)
-        del x  # before another one of its size is there too: where most tokens are prompts, memory is highest here
+        grad_normed.index_copy_(
+            0, anchors, weights.of_hidden.backward(grad_query, of_query, grad_normed.index_select(0, anchors))
+        )
+        grad_hidden, normed = weights.hidden_norm.backward(hidden, grad_normed)
+        grad_hidden.index_copy_(0, anchors, grad_hidden.index_select(0, anchors).add_(grad_anchors))
+        _add_of_pack(weights, grad_query, grad_key_value, normed, anchors, part=1)
+        # Before another one of this size is there too: where most tokens are prompts, memory is highest here.
+        del grad_normed, normed
         if weights.grad_embed_part is not None:
-            later_query, later_key_value = weights.grad_embed_part.split([query.shape[1], key_value.shape[1]], dim=1)
-            query.add_(later_query)
-            key_value.index_copy_(0, rows, (later_key_value + key_value.index_select(0, rows)).to(key_value.dtype))
+            sizes = [grad_query.shape[1], grad_key_value.shape[1]]
+            later_query, later_key_value = weights.grad_embed_part.split(sizes, dim=1)
+            grad_query.add_(later_query)
+            grad_key_value.index_copy_(
+                0, anchors, (later_key_value + grad_key_value.index_select(0, anchors)).to(grad_key_value.dtype)
+            )
         embed = weights.embed_norm.forward(weights.embedding, torch.empty_like(hidden), tokens, weighted=False)
-        _add_of_pack(weights, query, key_value, embed, rows, part=0)
+        _add_of_pack(weights, grad_query, grad_key_value, embed, anchors, part=0)
         weights.qkv.share_gradient([weights.embed_norm], part=0)
         return None, grad_hidden, None, None, None, None, *weights.of_attention.gradients()
 
 
 class _Project(torch.autograd.Function):
-    """Later steps, on trained rows alone. Hidden states go through: their gradient is added in the norm's kernel."""
+    """Later steps, at the anchors alone. Hidden states go through: their gradient is added in the norm's kernel."""
 
     @staticmethod
     def forward(
@@ -123,30 +121,32 @@ class _Project(torch.autograd.Function):
         weights: Weights,
         hidden: Float[Tensor, "R H"],
         step: int,
-        cos: Float[Tensor, "R C/2"],
-        sin: Float[Tensor, "R C/2"],
+        cos: Float[Tensor, "R E"],
+        sin: Float[Tensor, "R E"],
     ) -> tuple[Tensor, ...]:
         assert weights.embed_part is not None
         ctx.weights, ctx.step = weights, step
         ctx.save_for_backward(hidden, cos, sin)
         normed = weights.hidden_norm.forward(hidden, torch.empty_like(hidden))
-        # The last rows of the pack take nothing: they end a turn, so that the step does not train them.
-        of_embed = functional.pad(weights.embed_part[step:], (0, 0, 0, min(step, len(hidden))))
-        heads = _heads(weights, weights.of_hidden.forward(normed, added=of_embed))
+        # The last anchors of the pack take nothing: they end a turn, so that the step does not train them.
+        of_embed = functional.pad(weights.embed_part[step:], (0, 0, 0, min(step, len(hidden))))  # (R, W)
+        heads = _heads(weights, weights.of_hidden.forward(normed, added=of_embed))  # (R, Q + 2 · G, C)
         query_key, value = heads.split([weights.num_heads + weights.num_kv_heads, weights.num_kv_heads], dim=1)
-        weights.kernels.rotate(query_key, cos, sin)
+        weights.elementwise.rotate(query_key, cos, sin)
         return hidden, *query_key.split([weights.num_heads, weights.num_kv_heads], dim=1), value
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_hidden: Tensor, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_through: Float[Tensor, "R H"], *grads: Tensor) -> tuple[Tensor | None, ...]:
         (hidden, cos, sin), weights = ctx.saved_tensors, ctx.weights
         if weights.grad_embed_part is None:
             weights.grad_embed_part = torch.zeros_like(weights.embed_part, dtype=weights.qkv.wide)
-        heads = weights.kernels.join_heads(grads, cos, sin, num_rotated=2, total=weights.grad_embed_part, step=ctx.step)
-        x = weights.of_hidden.backward(heads)
-        grad_hidden = weights.hidden_norm.backward(hidden, x, grad_hidden.contiguous())
-        weights.qkv.add(heads, x, part=1)
+        grad_heads = weights.elementwise.join_heads(
+            grads, cos, sin, num_rotated=2, total=weights.grad_embed_part, step=ctx.step
+        )  # (R, W)
+        grad_normed = weights.of_hidden.backward(grad_heads)
+        grad_hidden, normed = weights.hidden_norm.backward(hidden, grad_normed, grad_through.contiguous())
+        weights.qkv.add(grad_heads, normed, part=1)
         return None, grad_hidden, None, None, None
 
 
@@ -162,23 +162,24 @@ class _Output(torch.autograd.Function):
         *parameters: Tensor,
     ) -> Float[Tensor, "R H"]:
         middle = weights.o.forward(attended, added=hidden.clone())
-        gate_up = weights.gate_up.forward(weights.mlp_norm.forward(middle, torch.empty_like(middle)))
+        gate_up = weights.gate_up.forward(weights.mlp_norm.forward(middle, torch.empty_like(middle)))  # (R, FF)
         ctx.weights, ctx.first = weights, bool(parameters)
         ctx.save_for_backward(attended, middle, gate_up)
-        return weights.down.forward(weights.kernels.swiglu(gate_up), added=middle.clone())
+        return weights.down.forward(weights.elementwise.swiglu(gate_up), added=middle.clone())
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Float[Tensor, "R H"]) -> tuple[Tensor | None, ...]:
         (attended, middle, gate_up), weights = ctx.saved_tensors, ctx.weights
         grad = grad.contiguous()
-        activation = weights.down.backward(grad)
-        weights.kernels.swiglu_backward(gate_up, activation)  # now gate_up's gradient, and the activation
+        grad_activation = weights.down.backward(grad)  # (R, F)
+        # In the memory of gate_up and of grad_activation.
+        grad_gate_up, activation = weights.elementwise.swiglu_backward(gate_up, grad_activation)
         weights.down.add(grad, activation)
-        del activation
-        normed = weights.gate_up.backward(gate_up)
-        grad_middle = weights.mlp_norm.backward(middle, normed, added=grad)
-        weights.gate_up.add(gate_up, normed)
+        del grad_activation, activation
+        grad_normed = weights.gate_up.backward(grad_gate_up)
+        grad_middle, normed = weights.mlp_norm.backward(middle, grad_normed, added=grad)
+        weights.gate_up.add(grad_gate_up, normed)
         weights.o.add(grad_middle, attended)
         gradients = weights.of_output.gradients() if ctx.first else []
         return None, grad_middle, weights.o.backward(grad_middle), *gradients
@@ -197,35 +198,42 @@ class _Feedback(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Float[Tensor, "R H"]) -> tuple[Tensor | None, ...]:
         (hidden,) = ctx.saved_tensors
-        grad_hidden = ctx.norm.backward(hidden, grad.contiguous(), give_output=False)
+        grad_hidden, _ = ctx.norm.backward(hidden, grad.contiguous(), give_output=False)
         return None, grad_hidden, *(ctx.norm.gradients() if ctx.first else [])
 
 
 class FusedLayer:
+    """`Layer` whose nodes are the functions above. Made anew for every training step, as its weights are."""
+
     def __init__(
-        self, head: DraftHead, embedding: Float[Tensor, "V H"], make_products: type[Products] = Products
+        self,
+        head: DraftHead,
+        embedding: Float[Tensor, "V H"],
+        *,
+        elementwise: ElementwiseKernels,
+        make_products: MakeProducts,
     ) -> None:
         self.rotary = head.rotary
-        self.weights = Weights(head, embedding, product_dtype(head.fc.weight), make_products)
+        self.weights = Weights(head, embedding, product_dtype(head.fc.weight), elementwise, make_products)
 
-    def fuse(self, aux: Float[Tensor, "T 3H"]) -> Float[Tensor, "T H"]:
-        return _Fuse.apply(self.weights, aux, *self.weights.of_fuse.take())
+    def fuse(self, aux_hidden_states: Float[Tensor, "T AH"]) -> Float[Tensor, "T H"]:
+        return _Fuse.apply(self.weights, aux_hidden_states, *self.weights.of_fuse.take())
 
     def project_context(
         self,
         hidden: Float[Tensor, "T H"],
         tokens: Int[Tensor, " T"],
         positions: Int[Tensor, " T"],
-        rows: Int[Tensor, " R"],
+        anchors: Int[Tensor, " R"],
     ) -> Projected:
-        inputs = (self.weights, hidden, tokens, *self._angles(positions), rows)
+        inputs = (self.weights, hidden, tokens, *self._angles(positions), anchors)
         hidden, query, key, value = _ProjectPack.apply(*inputs, *self.weights.of_attention.take())
         return hidden, query, (key, value)
 
     def project_step(
         self, hidden: Float[Tensor, "R H"], tokens: Int[Tensor, " R"], positions: Int[Tensor, " R"], step: int
     ) -> Projected:
-        """`tokens` are those of step 0, `step` rows on."""
+        """As `Layer.project_step`; `tokens` are not read, being those of step 0, `step` anchors on."""
         hidden, query, key, value = _Project.apply(self.weights, hidden, step, *self._angles(positions))
         return hidden, query, (key, value)
 
@@ -237,27 +245,43 @@ class FusedLayer:
             hidden = _Feedback.apply(norm, hidden, *self.weights.of_feedback.take())
         return hidden
 
-    def _angles(self, positions: Int[Tensor, " N"]) -> list[Float[Tensor, "N C/2"]]:
+    def _angles(self, positions: Int[Tensor, " N"]) -> list[Float[Tensor, "N E"]]:
         in_float32 = positions.new_empty(0, dtype=torch.float32)
         return [part[0, :, : part.shape[-1] // 2] for part in self.rotary(in_float32, positions[None])]
 
 
-def _by_layer(weights: Weights, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
-    return [tensor.chunk(len(weights.fc_norms), dim=-1) for tensor in tensors]
+def _normed_by_layer(
+    weights: Weights, aux_hidden_states: Float[Tensor, "T AH"], weighted: bool = True
+) -> Float[Tensor, "T AH"]:
+    """Return what goes into `fc`: captured states, each layer's through its norm where the head has norms for them."""
+    x = aux_hidden_states
+    if weights.fc_norms:
+        x = torch.empty_like(aux_hidden_states, dtype=weights.dtype)
+        layers = (each.chunk(len(weights.fc_norms), dim=-1) for each in (aux_hidden_states, x))
+        for norm, states, out in zip(weights.fc_norms, *layers, strict=True):
+            norm.forward(states, out, weighted=weighted)
+    return x.to(weights.dtype)
 
 
 def _split(weights: Weights) -> tuple[slice, slice]:
-    """Rows of the matrix that make queries, and those that make keys and values."""
+    """Return which rows of the matrix make queries, and which make keys and values."""
     width = weights.num_heads * weights.head_dim
     return slice(None, width), slice(width, None)
 
 
-def _heads(weights: Weights, product: Float[Tensor, "N W"]) -> Float[Tensor, "N heads C"]:
+def _heads(weights: Weights, product: Float[Tensor, "N _"]) -> Float[Tensor, "N heads C"]:
     return product.unflatten(-1, (-1, weights.head_dim))
 
 
-def _add_of_pack(weights: Weights, query: Tensor, key_value: Tensor, x: Tensor, rows: Tensor, part: int) -> None:
-    """Step 0's part of the gradient of the weights; `x` is what they were multiplied with."""
+def _add_of_pack(
+    weights: Weights,
+    grad_query: Float[Tensor, "R QC"],
+    grad_key_value: Float[Tensor, "T _"],
+    x: Float[Tensor, "T H"],
+    anchors: Int[Tensor, " R"],
+    part: int,
+) -> None:
+    """Add step 0's part of the gradient of the weights; `x` is what they were multiplied with."""
     of_query, of_key_value = _split(weights)
-    weights.qkv.add(query, x.index_select(0, rows), of_query, part)
-    weights.qkv.add(key_value, x, of_key_value, part)
+    weights.qkv.add(grad_query, x.index_select(0, anchors), of_query, part)
+    weights.qkv.add(grad_key_value, x, of_key_value, part)

@@ -1,6 +1,6 @@
 """The weights of `FusedLayer` for one training step: cast once, their gradients summed over all steps of the unroll.
 
-Shapes: N rows of a step, R trained rows, H hidden size, V target vocabulary, W width of queries, keys and values.
+Shapes: fast/__init__.py; O output and I input size of a matrix, Y some of its O rows.
 """
 
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from eagle3.head.draft_head import DraftHead, RMSNorm
-from eagle3.head.fast.elementwise import PARTIAL_SUMS, choose_kernels
-from eagle3.head.fast.products import ALL, Products, add_product, wide_product
+from eagle3.head.fast.elementwise import PARTIAL_SUMS, ElementwiseKernels
+from eagle3.head.fast.products import ALL, MakeProducts, PlainProducts, add_product, wide_product
 
 
 class Matrix:
@@ -22,12 +22,12 @@ class Matrix:
     """
 
     def __init__(
-        self, linears: list[nn.Linear], dtype: torch.dtype, make_products: type[Products], parts: int = 1
+        self, linears: list[nn.Linear], dtype: torch.dtype, make_products: MakeProducts, parts: int = 1
     ) -> None:
         self.parameters = [linear.weight for linear in linears]
         weights = [weight.detach() for weight in self.parameters]
         self.heights = [len(weight) for weight in weights]
-        self.shape = (sum(self.heights), weights[0].shape[1])
+        self.shape = (sum(self.heights), weights[0].shape[1])  # (O, I)
         if len(weights) == 1:
             value = weights[0].to(dtype)
         else:
@@ -38,9 +38,9 @@ class Matrix:
         if parts == 1:
             self.forward, self.backward = self.parts[0].forward, self.parts[0].backward
         self.wide = torch.promote_types(weights[0].dtype, torch.float32)
-        self.total: Tensor | None = None
+        self.total: Tensor | None = None  # (O, I), the gradient so far
 
-    def add(self, grad: Float[Tensor, "N out"], x: Float[Tensor, "N in"], rows: slice = ALL, part: int = 0) -> None:
+    def add(self, grad: Float[Tensor, "N Y"], x: Float[Tensor, "N I"], rows: slice = ALL, part: int = 0) -> None:
         """Add the gradient of these rows of the matrix: `grad` is that of the product, `x` went into it."""
         if self.total is None and rows == ALL and self.num_parts == 1:
             self.total = wide_product(grad.T, x, self.wide)
@@ -50,7 +50,7 @@ class Matrix:
         add_product(self.total.chunk(self.num_parts, dim=1)[part][rows], grad.T, x)
 
     def share_gradient(self, norms: Sequence["Norm"], part: int = 0) -> None:
-        """Where norms of data went into the product, and `total` was summed over their outputs without their weights.
+        """Give norms of data their gradients, where `total` was summed over their outputs without their weights.
 
         matrix @ (weight · normed) is (matrix · weight) @ normed, and `total` the gradient of that bracket, from which
         both factors get theirs: a pass over the matrix in place of a product as large as the forward's.
@@ -80,24 +80,30 @@ class Matrix:
 class Norm:
     """An RMSNorm's weight, and the sums of its gradient."""
 
-    def __init__(self, norm: RMSNorm, dtype: torch.dtype) -> None:
+    def __init__(self, norm: RMSNorm, elementwise: ElementwiseKernels) -> None:
         self.parameters = [norm.weight]
         self.weight, self.eps = norm.weight.detach(), norm.eps
-        self.kernels = choose_kernels(self.weight.device, dtype)
+        self.elementwise = elementwise
         wide = torch.promote_types(self.weight.dtype, torch.float32)
-        self.sums = self.weight.new_zeros((PARTIAL_SUMS, len(self.weight)), dtype=wide)
+        self.sums = self.weight.new_zeros((PARTIAL_SUMS, len(self.weight)), dtype=wide)  # (X, H)
 
     def forward(self, x: Tensor, out: Tensor, index: Tensor | None = None, weighted: bool = True) -> Tensor:
-        self.kernels.rms_norm(x, self.weight if weighted else None, self.eps, out, index)
+        self.elementwise.rms_norm(x, self.weight if weighted else None, self.eps, out, index)
         return out
 
-    def backward(self, x: Tensor, grad: Tensor, added: Tensor | None = None, give_output: bool = True) -> Tensor:
-        """The gradient of x, with `added` on top; `grad` becomes the norm's output, if that is asked for."""
+    def backward(
+        self,
+        x: Float[Tensor, "N H"],
+        grad_output: Float[Tensor, "N H"],
+        added: Float[Tensor, "N H"] | None = None,
+        give_output: bool = True,
+    ) -> tuple[Float[Tensor, "N H"], Float[Tensor, "N H"]]:
+        """Return the gradient of x, with `added` on top, and the norm's output, in the memory of `grad_output`."""
         grad_x = torch.empty_like(x)
-        self.kernels.rms_norm_backward(
-            x, self.weight, self.eps, grad, self.sums, grad_x=grad_x, added=added, give_output=give_output
+        output = self.elementwise.rms_norm_backward(
+            x, self.weight, self.eps, grad_output, self.sums, grad_x=grad_x, added=added, give_output=give_output
         )
-        return grad_x
+        return grad_x, output
 
     def gradients(self) -> list[Tensor]:
         return [self.sums.sum(0).to(self.weight.dtype)]
@@ -114,7 +120,7 @@ class Group:
         self.members, self.taken = members, False
 
     def take(self) -> list[Tensor]:
-        """The parameters for the first node, none for later ones."""
+        """Return the parameters for the first node, none for later ones."""
         first, self.taken = not self.taken, True
         return [parameter for each in self.members for parameter in each.parameters] if first else []
 
@@ -126,31 +132,37 @@ class Weights:
     """All weights of the layer, for one training step."""
 
     def __init__(
-        self, head: DraftHead, embedding: Float[Tensor, "V H"], dtype: torch.dtype, make_products: type[Products]
+        self,
+        head: DraftHead,
+        embedding: Float[Tensor, "V H"],
+        dtype: torch.dtype,
+        elementwise: ElementwiseKernels,
+        make_products: MakeProducts,
     ) -> None:
-        self.dtype = dtype
+        self.dtype, self.elementwise = dtype, elementwise
         self.embedding, config, layer = embedding, head.config, head.midlayer
         attention, mlp = layer.self_attn, layer.mlp
-        self.kernels = choose_kernels(head.fc.weight.device, dtype)
         # Never in float8: captured layers differ in scale, by more than it covers.
-        self.fc = Matrix([head.fc], dtype, Products)
+        self.fc = Matrix([head.fc], dtype, PlainProducts)
         qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
-        self.qkv = Matrix(qkv, dtype, make_products, parts=2)
+        self.qkv = Matrix(qkv, dtype, make_products, parts=2)  # W rows
         self.of_embed, self.of_hidden = self.qkv.parts  # the inputs of attention, next to each other in the checkpoint
         self.o = Matrix([attention.o_proj], dtype, make_products)
         self.gate_up = Matrix([mlp.gate_proj, mlp.up_proj], dtype, make_products)
         self.down = Matrix([mlp.down_proj], dtype, make_products)
-        self.embed_norm, self.hidden_norm = Norm(layer.input_layernorm, dtype), Norm(layer.hidden_norm, dtype)
-        self.mlp_norm = Norm(layer.post_attention_layernorm, dtype)
+        self.embed_norm, self.hidden_norm = (
+            Norm(norm, elementwise) for norm in (layer.input_layernorm, layer.hidden_norm)
+        )
+        self.mlp_norm = Norm(layer.post_attention_layernorm, elementwise)
         fc_norms = cast("list[RMSNorm]", list(head.fc_norm) if config.fc_norm else [])
-        self.fc_norms = [Norm(norm, dtype) for norm in fc_norms]
-        self.output_norms = [Norm(head.norm, dtype)] if config.norm_output else []
+        self.fc_norms = [Norm(norm, elementwise) for norm in fc_norms]
+        self.output_norms = [Norm(head.norm, elementwise)] if config.norm_output else []
         # Whose gradients are whole at the same time.
         self.of_fuse = Group([self.fc, *self.fc_norms])
         self.of_attention = Group([self.qkv, self.embed_norm, self.hidden_norm])
         self.of_output = Group([self.o, self.gate_up, self.down, self.mlp_norm])
         self.of_feedback = Group(self.output_norms)
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        # What embeddings give to queries, keys and values of the trained rows, and its gradient from later steps.
+        # What embeddings give to queries, keys and values of the anchors, and its gradient from later steps.
         self.embed_part: Float[Tensor, "R W"] | None = None
         self.grad_embed_part: Float[Tensor, "R W"] | None = None

@@ -1,40 +1,42 @@
-"""The middle of `ChunkedUnrollLoss` in Triton: logits become loss, argmax and their own gradient in one kernel.
+"""The middle of `ChunkedLoss` in Triton: logits become loss, argmax and their own gradient in one kernel.
 
-Plain PyTorch (`chunked_loss.loss_and_gradient`, the reference) copies the logits to float32, gathers a teacher for each
-pair and goes over both several times; here each is read twice, in blocks, and nothing of their size is allocated.
+Plain PyTorch (`plain_loss_and_gradient`) copies the logits to float32, gathers a teacher for each pair and goes over
+both several times; here each is read twice, in blocks, and nothing of their size is allocated. The equations are those
+of `LossKernel`; a sum of exponentials is taken in one pass, over a running maximum (arXiv:1805.02867).
 
-Shapes: M pairs and C teachers of a chunk, D draft vocabulary.
+Shapes: fast/__init__.py.
 """
 
 import torch
-import triton
 import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from eagle3.head.fast.triton_jit import triton_jit
 
 BLOCK = 2048  # vocabulary entries a program holds at a time
 NUM_WARPS = 8
 
 
-def loss_and_gradient(
+def triton_loss_and_gradient(
     logits: Float[Tensor, "M D"],
-    teacher_logits: Float[Tensor, "C D"],
+    teacher_logits: Float[Tensor, "B D"],
     teacher_of: Int[Tensor, " M"],
     weight: Float[Tensor, " M"],
 ) -> tuple[Float[Tensor, " M"], Int[Tensor, " M"]]:
-    """As `chunked_loss.loss_and_gradient`, for teachers in float32; of equal largest logits the first is the argmax."""
+    """As `LossKernel` says, for teachers in float32; of equal largest logits the first is the argmax."""
     assert logits.is_contiguous() and teacher_logits.is_contiguous() and teacher_logits.dtype == torch.float32
     loss, best = torch.empty_like(weight), torch.empty_like(teacher_of)
     log_sums = teacher_logits.new_empty(len(teacher_logits))
-    sizes = {"DRAFT_VOCAB_SIZE": logits.shape[1], "BLOCK": BLOCK, "num_warps": NUM_WARPS}
-    _log_sum_of_teacher[(len(teacher_logits),)](teacher_logits, log_sums, **sizes)
-    _one_pair[(len(logits),)](logits, teacher_logits, log_sums, teacher_of, weight, loss, best, **sizes)
+    constants = {"DRAFT_VOCAB_SIZE": logits.shape[1], "BLOCK": BLOCK, "num_warps": NUM_WARPS}
+    _log_sum_of_teacher[(len(teacher_logits),)](teacher_logits, log_sums, **constants)
+    _one_pair[(len(logits),)](logits, teacher_logits, log_sums, teacher_of, weight, loss, best, **constants)
     return loss, best
 
 
-@triton.jit
+@triton_jit
 def _with_logit(highest, total, logit):
-    """A lane's running maximum, and its sum of exponentials over that maximum, with one more logit.
+    """Take one more logit into a lane's running maximum, and into its sum of exponentials over that maximum.
 
     Of the two factors, of the sum and of the logit, one is 1: a single exponential gives both.
     """
@@ -44,8 +46,15 @@ def _with_logit(highest, total, logit):
 
 
 # PyTorch's own goes over the logits four times.
-@triton.jit
-def _log_sum_of_teacher(teacher_logits, log_sums, DRAFT_VOCAB_SIZE: tl.constexpr, BLOCK: tl.constexpr):
+@triton_jit
+def _log_sum_of_teacher(
+    # Pointers.
+    teacher_logits,  # [B, D]
+    log_sums,  # [B]
+    # Constants.
+    DRAFT_VOCAB_SIZE: tl.constexpr,  # D
+    BLOCK: tl.constexpr,  # how much of it a program holds at a time
+):
     teacher = tl.program_id(0).to(tl.int64)
     teacher_logits += teacher * DRAFT_VOCAB_SIZE
     lane = tl.arange(0, BLOCK)
@@ -60,17 +69,19 @@ def _log_sum_of_teacher(teacher_logits, log_sums, DRAFT_VOCAB_SIZE: tl.constexpr
 
 
 # Slices of a pack's tensors begin anywhere: a kernel for each alignment would be compiled in the middle of training.
-@triton.jit(do_not_specialize_on_alignment=["teacher_log_sums", "teacher_of", "weights", "losses", "bests"])
+@triton_jit(do_not_specialize_on_alignment=["teacher_log_sums", "teacher_of", "weights", "losses", "bests"])
 def _one_pair(
-    logits,
-    teacher_logits,
-    teacher_log_sums,
-    teacher_of,
-    weights,
-    losses,
-    bests,
-    DRAFT_VOCAB_SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    # Pointers.
+    logits,  # [M, D], which become their gradient
+    teacher_logits,  # [B, D]
+    teacher_log_sums,  # [B]
+    teacher_of,  # [M]
+    weights,  # [M]
+    losses,  # [M]
+    bests,  # [M]
+    # Constants.
+    DRAFT_VOCAB_SIZE: tl.constexpr,  # D
+    BLOCK: tl.constexpr,  # how much of it a program holds at a time
 ):
     pair = tl.program_id(0).to(tl.int64)  # M · D may be past 2^31
     teacher = tl.load(teacher_of + pair).to(tl.int64)

@@ -1,40 +1,59 @@
 """The matrix products of a training step, and in which precision they are: bf16 under autocast, or float8.
 
-Shapes: N rows, O output and I input size of a weight; C, D, H, M any.
+Shapes: fast/__init__.py; O output and I input size of a weight, Y some of its O rows.
 """
+
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from eagle3.head.fast.elementwise import ALL, choose_kernels
+from eagle3.head.fast.elementwise import ALL, ElementwiseKernels
 
 # PyTorch 2.10 and newer can give a GPU's sums in float32 as they are; before, factors are made float32 first.
 KEEPS_SUMS = torch.__version__ >= "2.10"
 
 
-class Products:
-    """Of one weight, in its own dtype."""
+@runtime_checkable
+class Products(Protocol):
+    """The products with one weight [O, I]."""
+
+    def forward(
+        self, x: Float[Tensor, "N I"], rows: slice = ALL, added: Float[Tensor, "N Y"] | None = None
+    ) -> Float[Tensor, "N Y"]:
+        """Return x through some rows of the weight, plus `added`, which becomes the result."""
+
+    def backward(
+        self, grad: Float[Tensor, "N Y"], rows: slice = ALL, added: Float[Tensor, "N I"] | None = None
+    ) -> Float[Tensor, "N I"]:
+        """Return the gradient of what went into `forward`, plus `added`, which becomes the result."""
+
+
+MakeProducts = Callable[[Tensor], Products]  # from a weight [O, I], once a training step
+
+
+class PlainProducts:
+    """In the dtype of the weight."""
 
     def __init__(self, weight: Float[Tensor, "O I"]) -> None:
         self.weight = weight
 
     def forward(
-        self, x: Float[Tensor, "N I"], rows: slice = ALL, added: Float[Tensor, "N P"] | None = None
-    ) -> Float[Tensor, "N P"]:
-        """x through P rows of the weight, plus `added`, which becomes the result."""
+        self, x: Float[Tensor, "N I"], rows: slice = ALL, added: Float[Tensor, "N Y"] | None = None
+    ) -> Float[Tensor, "N Y"]:
         weight = self.weight[rows].T
         return x @ weight if added is None else torch.addmm(added, x, weight, out=added)
 
     def backward(
-        self, grad: Float[Tensor, "N P"], rows: slice = ALL, added: Float[Tensor, "N I"] | None = None
+        self, grad: Float[Tensor, "N Y"], rows: slice = ALL, added: Float[Tensor, "N I"] | None = None
     ) -> Float[Tensor, "N I"]:
-        """The gradient of what went into `forward`, plus `added`, which becomes the result."""
         weight = self.weight[rows]
         return grad @ weight if added is None else torch.addmm(added, grad, weight, out=added)
 
 
-class Float8Products(Products):
+class Float8Products:
     """Both factors in float8 (e4m3), with a scale for every row of the left and every column of the right one.
 
     Gradients are e4m3, too: e5m2 gives a bit of precision for range, but with a scale of its own a row needs little,
@@ -49,31 +68,31 @@ class Float8Products(Products):
     On the CPU the rounding is the same, the products are in float32.
     """
 
-    def __init__(self, weight: Float[Tensor, "O I"]) -> None:
-        self.dtype, self.kernels = weight.dtype, choose_kernels(weight.device, weight.dtype)
-        self.weight, self.scale = self.kernels.quantise(weight)
+    def __init__(self, weight: Float[Tensor, "O I"], *, elementwise: ElementwiseKernels) -> None:
+        self.dtype, self.elementwise = weight.dtype, elementwise
+        self.weight, self.scale = elementwise.quantise(weight)
         if torch.is_grad_enabled():
-            self.transposed, self.transposed_scale = self.kernels.quantise(weight.T.contiguous())
+            self.transposed, self.transposed_scale = elementwise.quantise(weight.T.contiguous())  # (I, O), (I, 1)
 
     def forward(
-        self, x: Float[Tensor, "N I"], rows: slice = ALL, added: Float[Tensor, "N P"] | None = None
-    ) -> Float[Tensor, "N P"]:
+        self, x: Float[Tensor, "N I"], rows: slice = ALL, added: Float[Tensor, "N Y"] | None = None
+    ) -> Float[Tensor, "N Y"]:
         return self._product(x, self.weight[rows], self.scale[rows], added)
 
     def backward(
-        self, grad: Float[Tensor, "N P"], rows: slice = ALL, added: Float[Tensor, "N I"] | None = None
+        self, grad: Float[Tensor, "N Y"], rows: slice = ALL, added: Float[Tensor, "N I"] | None = None
     ) -> Float[Tensor, "N I"]:
         return self._product(grad, self.transposed[:, rows], self.transposed_scale, added)
 
     def _product(
         self,
-        left: Float[Tensor, "N P"],
-        right: Float[Tensor, "Q P"],
-        right_scale: Float[Tensor, "Q 1"],
-        added: Float[Tensor, "N Q"] | None,
-    ) -> Float[Tensor, "N Q"]:
-        """left @ right.T + added, where `right` is rounded already."""
-        values, scale = self.kernels.quantise(left)
+        left: Float[Tensor, "N I"],
+        right: Float[Tensor, "Y I"],
+        right_scale: Float[Tensor, "Y 1"],
+        added: Float[Tensor, "N Y"] | None,
+    ) -> Float[Tensor, "N Y"]:
+        """Return left @ right.T + added, where `right` is rounded already."""
+        values, scale = self.elementwise.quantise(left)
         if left.is_cuda:
             # Any number of rows; the other sizes are multiples of 16. PyTorch takes cuBLAS where that is 12.9 or newer
             # on Hopper, else CUTLASS, whose kernel for rows' scales is slow without fast accumulation.
@@ -84,7 +103,7 @@ class Float8Products(Products):
 
 
 def float8_obstacle(device: torch.device, precision: str, sizes: dict[str, int]) -> str | None:
-    """Why this run cannot multiply in float8; None if it can, as it always can on the CPU.
+    """Say why this run cannot multiply in float8; None if it can, as it always can on the CPU.
 
     `precision` is the trainer's; `sizes`, by name, those of all weights.
     """
@@ -100,16 +119,16 @@ def float8_obstacle(device: torch.device, precision: str, sizes: dict[str, int])
     return None
 
 
-def wide_product(left: Float[Tensor, "C H"], right: Float[Tensor, "H D"], dtype: torch.dtype) -> Float[Tensor, "C D"]:
-    """left @ right, in float32 where the factors are in half precision."""
+def wide_product(left: Float[Tensor, "N I"], right: Float[Tensor, "I Y"], dtype: torch.dtype) -> Float[Tensor, "N Y"]:
+    """Return left @ right, in `dtype` even where the factors are in half precision."""
     if left.is_cuda and KEEPS_SUMS:
         return torch.mm(left, right, out_dtype=dtype)
     # With `out`, autocast leaves the product as it is.
     return torch.mm(left.to(dtype), right.to(dtype), out=left.new_empty((len(left), right.shape[1]), dtype=dtype))
 
 
-def add_product(total: Float[Tensor, "D H"], left: Float[Tensor, "D M"], right: Float[Tensor, "M H"]) -> None:
-    """total += left @ right, summed in the dtype of `total`."""
+def add_product(total: Float[Tensor, "O I"], left: Float[Tensor, "O N"], right: Float[Tensor, "N I"]) -> None:
+    """Add left @ right to `total`, summed in the dtype of `total`."""
     if total.is_cuda and KEEPS_SUMS:
         torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
     else:
@@ -117,5 +136,6 @@ def add_product(total: Float[Tensor, "D H"], left: Float[Tensor, "D M"], right: 
 
 
 def product_dtype(weight: Tensor) -> torch.dtype:
+    """Return what autocast multiplies in, where it is on; else the dtype of the weight."""
     device = weight.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype

@@ -3,7 +3,7 @@
 Nothing depends on the lengths of the segments but how many programs run: no pack compiles anything new, and the host
 waits for nothing. With TILES the backward adds in one order, so that every run gives the same bits.
 
-Shapes: T tokens of the pack, R rows that ask, N segments, Q query heads, G key/value heads, C channels.
+Shapes: fast/__init__.py; R rows that ask.
 """
 
 from dataclasses import dataclass
@@ -123,7 +123,7 @@ class TritonFlash:
 
 
 def _sizes(query: Tensor, key: Tensor, tile: Tile, where: Segments) -> dict[str, int | bool]:
-    """Of each kernel: constants. A program takes as many heads of a group at once as the group is divisible by."""
+    """Return a kernel's constants. A program takes as many heads of a group at once as the group is divisible by."""
     heads, groups = query.shape[1], key.shape[1]
     of_group = heads // groups
     return {
@@ -158,7 +158,7 @@ def _query_blocks(x: Float[Tensor, "R Q C"], blocks: list[int]) -> TensorDescrip
 
 
 def _readable(x: Tensor) -> Tensor:
-    """For descriptors, whose rows begin at multiples of 16 bytes; all views that training hands over do."""
+    """Return x as a descriptor wants it: rows begin at multiples of 16 bytes, as those of all views in training do."""
     aligned = x.data_ptr() % 16 == 0 and _row_stride(x) * x.element_size() % 16 == 0
     return x if aligned else x.contiguous()
 

@@ -1,32 +1,41 @@
 """FlashAttention-2's backward (arXiv:2307.08691, algorithm 2), given the merged output and log-sum-exp.
 
-Shapes and blocks: as in triton_flash_forward.py.
+With scores s = q · k / √C and the log-sum-exp l of a row, p = exp(s - l) are its weights, and with the gradient do of
+its output o and m = do · o:
+
+    dv = Σ p · do        ds = p · (do · v - m)        dq = Σ ds · k / √C        dk = Σ ds · q / √C
+
+where dq sums over the keys of a row, dk and dv over the rows (and heads) of a key. Shapes and blocks: as in
+triton_flash_forward.py; X padded rows, see `_sums`.
 """
 
-import triton
 import triton.language as tl
 
 from eagle3.head.fast.triton_flash_blocks import BOUNDS, LOG2_E, block_of, load_rows, reach_of, stretch_of
+from eagle3.head.fast.triton_jit import triton_jit
 
 
-@triton.jit(do_not_specialize=["segments", "num_rows", "padded_rows"], do_not_specialize_on_alignment=BOUNDS)
+@triton_jit(do_not_specialize=["segments", "num_rows", "padded_rows"], do_not_specialize_on_alignment=BOUNDS)
 def flash_prepare(
-    grad_output,
-    output,
-    logsumexp,
-    sums,
-    query_bounds,
-    segments,
-    num_rows,
-    padded_rows,
+    # Pointers.
+    grad_output,  # [R, Q, C]
+    output,  # [R, Q, C]
+    logsumexp,  # [Q, R]
+    sums,  # [2, Q / PACK, X, PACK]
+    query_bounds,  # [I + 1]
+    # Numbers; strides are between rows.
+    segments,  # I
+    num_rows,  # R
+    padded_rows,  # X
     grad_stride,
     output_stride,
-    HEADS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    PACK: tl.constexpr,
+    # Constants.
+    HEADS: tl.constexpr,  # Q
+    CHANNELS: tl.constexpr,  # C
+    PACK: tl.constexpr,  # heads of a row in a block
     BLOCK_QUERIES: tl.constexpr,
 ):
-    """sums [2, Q / PACK, padded rows, PACK]: log2-sum-exp2 of scaled scores; the mean gradient of a row's weights."""
+    """Lay out what both kernels below need of a row and head: l, in powers of 2, and m."""
     packs: tl.constexpr = HEADS // PACK
     slot, head = tl.program_id(0) // packs, tl.program_id(0) % packs * PACK
     segment, first_row = block_of(slot, query_bounds, segments, BLOCK_QUERIES // PACK)
@@ -44,24 +53,27 @@ def flash_prepare(
         tl.store(sums + HEADS * padded_rows + place, tl.sum(gradient * result, 1), inside)
 
 
-@triton.jit(do_not_specialize=["segments", "padded_rows"], do_not_specialize_on_alignment=BOUNDS)
+@triton_jit(do_not_specialize=["segments", "padded_rows"], do_not_specialize_on_alignment=BOUNDS)
 def flash_query_gradient(
-    grad_output,
-    query,
-    key,  # descriptor of [T, G C], blocks of [K, C]
-    value,
-    sums,
-    grad_query,
-    query_bounds,
-    key_bounds,
-    segments,
-    padded_rows,
+    # Pointers, and descriptors (desc) of what is read by whole blocks.
+    grad_output,  # [R, Q, C]
+    query,  # [R, Q, C]
+    key,  # desc [T, G · C] in blocks of [BLOCK_KEYS, C]
+    value,  # desc, as key
+    sums,  # [2, Q / PACK, X, PACK]
+    grad_query,  # [R, Q, C]
+    query_bounds,  # [I + 1]
+    key_bounds,  # [I + 1]
+    # Numbers; strides are between rows.
+    segments,  # I
+    padded_rows,  # X
     grad_stride,
     query_stride,
-    HEADS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    PACK: tl.constexpr,
+    # Constants.
+    HEADS: tl.constexpr,  # Q
+    GROUPS: tl.constexpr,  # G
+    CHANNELS: tl.constexpr,  # C
+    PACK: tl.constexpr,  # heads of a row in a block
     BLOCK_QUERIES: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
     CAUSAL: tl.constexpr,
@@ -88,35 +100,21 @@ def flash_query_gradient(
         log_sum = tl.load(sums + place)
         mean = tl.load(sums + HEADS * padded_rows + place)
         total = tl.zeros([BLOCK_QUERIES, CHANNELS], tl.float32)
-        total = _query_gradient_blocks(
-            q, gradient, key, value, log_sum, mean, key_start, column, 0, whole, limit, total, scale, BLOCK_KEYS, False
-        )
-        total = _query_gradient_blocks(
-            q, gradient, key, value, log_sum, mean, key_start, column, whole, stop, limit, total, scale, BLOCK_KEYS,
-            True,
-        )  # fmt: skip
+        of_rows, blocks = (q, gradient, log_sum, mean), (key, value, key_start, column)
+        total = _query_gradient_blocks(total, of_rows, blocks, (0, whole), limit, scale, BLOCK_KEYS, MASKED=False)
+        total = _query_gradient_blocks(total, of_rows, blocks, (whole, stop), limit, scale, BLOCK_KEYS, MASKED=True)
         place = (row * HEADS + heads)[:, None] * CHANNELS + tl.arange(0, CHANNELS)[None, :]
         tl.store(grad_query + place, (total * scale).to(grad_query.dtype.element_ty), inside[:, None])
 
 
-@triton.jit
+@triton_jit
 def _query_gradient_blocks(
-    q,
-    gradient,
-    key,
-    value,
-    log_sum,
-    mean,
-    key_start,
-    column,
-    first,
-    stop,
-    limit,
-    total,
-    scale: tl.constexpr,
-    BLOCK_KEYS: tl.constexpr,
-    MASKED: tl.constexpr,
+    total, of_rows, blocks, stretch, limit, scale: tl.constexpr, BLOCK_KEYS: tl.constexpr, MASKED: tl.constexpr
 ):
+    """Go through the keys of a stretch."""
+    q, gradient, log_sum, mean = of_rows
+    key, value, key_start, column = blocks
+    first, stop = stretch
     for first_key in tl.range(first, stop, BLOCK_KEYS):
         k = key.load([key_start + first_key, column])
         v = value.load([key_start + first_key, column])
@@ -129,29 +127,32 @@ def _query_gradient_blocks(
     return total
 
 
-@triton.jit(do_not_specialize=["segments", "padded_rows"], do_not_specialize_on_alignment=BOUNDS)
+@triton_jit(do_not_specialize=["segments", "padded_rows"], do_not_specialize_on_alignment=BOUNDS)
 def flash_key_value_gradient(
-    grad_output,  # descriptor of [R, Q, C], blocks of [M / PACK, PACK, C]
-    query,
-    key,  # descriptor of [T, G C], blocks of [K, C]
-    value,
-    sums,  # descriptor of blocks of M
-    grad_query,  # descriptor, as query; added to if it is not None
-    grad_key,
-    grad_value,
-    query_bounds,
-    key_bounds,
-    segments,
-    padded_rows,
-    HEADS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    PACK: tl.constexpr,
+    # Pointers, and descriptors (desc) of what is read by whole blocks.
+    grad_output,  # desc [R, Q, C] in blocks of [BLOCK_QUERIES / PACK, PACK, C]
+    query,  # desc, as grad_output
+    key,  # desc [T, G · C] in blocks of [BLOCK_KEYS, C]
+    value,  # desc, as key
+    sums,  # desc [2 · Q · X] in blocks of [BLOCK_QUERIES]
+    grad_query,  # desc, as query, float32, added to; or None
+    grad_key,  # [T, G, C]
+    grad_value,  # [T, G, C]
+    query_bounds,  # [I + 1]
+    key_bounds,  # [I + 1]
+    # Numbers.
+    segments,  # I
+    padded_rows,  # X
+    # Constants.
+    HEADS: tl.constexpr,  # Q
+    GROUPS: tl.constexpr,  # G
+    CHANNELS: tl.constexpr,  # C
+    PACK: tl.constexpr,  # heads of a row in a block
     BLOCK_QUERIES: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
     CAUSAL: tl.constexpr,
 ):
-    """Of key and value over all heads of the group, in one order: the same bits in every run.
+    """Sum the gradients of key and value over all heads of the group, in one order: the same bits in every run.
 
     That of the query, if asked for, is added up in memory in any order: two products less, other last bits in each run.
     """
@@ -165,31 +166,19 @@ def flash_key_value_gradient(
         start, num_queries = stretch_of(query_bounds, segment)
         k = key.load([key_start + first_key, group * CHANNELS])
         v = value.load([key_start + first_key, group * CHANNELS])
-        # Blocks of rows that read all of these keys need no mask, unless the last one ends behind the segment.
-        keys = first_key + tl.arange(0, BLOCK_KEYS)
-        stop = num_queries // rows * rows
-        if CAUSAL:
-            earlier = num_keys - num_queries  # keys that every row reads
-            first = tl.maximum(first_key - earlier, 0) // rows * rows
-            whole = tl.cdiv(tl.maximum(first_key + BLOCK_KEYS - 1 - earlier, 0), rows) * rows
-            whole = tl.maximum(tl.minimum(whole, stop), first)
-            first_reader = keys - earlier
-        else:
-            first = 0
-            whole = tl.where(first_key + BLOCK_KEYS <= num_keys, 0, stop)
-            first_reader = tl.where(keys < num_keys, 0, num_queries)
+        first_reader, readers = _readers_of(first_key, num_keys, num_queries, rows, BLOCK_KEYS, CAUSAL)
         total_k = tl.zeros([BLOCK_KEYS, CHANNELS], tl.float32)
         total_v = tl.zeros([BLOCK_KEYS, CHANNELS], tl.float32)
+        totals, kv, tensors = (total_k, total_v), (k, v), (query, grad_output, sums, grad_query)
         for head in tl.range(group * of_group, (group + 1) * of_group, PACK):
-            first_sum = _sums(head, start, segment, padded_rows, PACK)
-            total_k, total_v = _key_value_gradient_blocks(
-                k, v, query, grad_output, sums, grad_query, padded_rows, first_sum, start, num_queries, head, first,
-                whole, stop, first_reader, total_k, total_v, scale, HEADS, CHANNELS, PACK, BLOCK_QUERIES, True,
-            )  # fmt: skip
-            total_k, total_v = _key_value_gradient_blocks(
-                k, v, query, grad_output, sums, grad_query, padded_rows, first_sum, start, num_queries, head, first,
-                whole, stop, first_reader, total_k, total_v, scale, HEADS, CHANNELS, PACK, BLOCK_QUERIES, False,
-            )  # fmt: skip
+            stretch = (start, num_queries, head, _sums(head, start, segment, padded_rows, PACK), padded_rows)
+            totals = _key_value_gradient_blocks(
+                totals, kv, tensors, stretch, readers, first_reader, scale, HEADS, PACK, BLOCK_QUERIES, MASKED=True
+            )
+            totals = _key_value_gradient_blocks(
+                totals, kv, tensors, stretch, readers, first_reader, scale, HEADS, PACK, BLOCK_QUERIES, MASKED=False
+            )
+        total_k, total_v = totals
         # Looked up again: to keep them over the loops would take registers that these lack.
         segment, first_key = block_of(slot, key_bounds, segments, BLOCK_KEYS)
         key_start, num_keys = stretch_of(key_bounds, segment)
@@ -201,33 +190,48 @@ def flash_key_value_gradient(
         tl.store(grad_value + place, total_v.to(grad_value.dtype.element_ty), inside)
 
 
-@triton.jit
+@triton_jit
+def _readers_of(first_key, num_keys, num_queries, rows: tl.constexpr, BLOCK_KEYS: tl.constexpr, CAUSAL: tl.constexpr):
+    """Return the first row that reads each key of a block; and of rows, in blocks: the first that reads some key, from
+    where on all read every key, and the end of whole blocks. The last block of a segment may end behind it.
+    """
+    keys = first_key + tl.arange(0, BLOCK_KEYS)
+    stop = num_queries // rows * rows
+    if CAUSAL:
+        earlier = num_keys - num_queries  # keys that every row reads
+        first = tl.maximum(first_key - earlier, 0) // rows * rows
+        whole = tl.cdiv(tl.maximum(first_key + BLOCK_KEYS - 1 - earlier, 0), rows) * rows
+        whole = tl.maximum(tl.minimum(whole, stop), first)
+        first_reader = keys - earlier
+    else:
+        first = 0
+        whole = tl.where(first_key + BLOCK_KEYS <= num_keys, 0, stop)
+        first_reader = tl.where(keys < num_keys, 0, num_queries)
+    return first_reader, (first, whole, stop)
+
+
+@triton_jit
 def _key_value_gradient_blocks(
-    k,
-    v,
-    query,
-    grad_output,
-    sums,
-    grad_query,
-    padded_rows,
-    first_sum,
-    start,
-    num_queries,
-    head,
-    first,
-    whole,
-    stop,
+    totals,
+    kv,
+    tensors,
+    stretch,
+    readers,
     first_reader,
-    total_k,
-    total_v,
     scale: tl.constexpr,
     HEADS: tl.constexpr,
-    CHANNELS: tl.constexpr,
     PACK: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr,
     MASKED: tl.constexpr,
 ):
+    """Go through the rows that read: those that read every key without a mask, or the others with one."""
+    total_k, total_v = totals
+    k, v = kv
+    query, grad_output, sums, grad_query = tensors
+    start, num_queries, head, first_sum, padded_rows = stretch
+    first, whole, stop = readers
     rows: tl.constexpr = BLOCK_QUERIES // PACK
+    channels: tl.constexpr = k.shape[1]
     lane = tl.arange(0, BLOCK_QUERIES)
     begin, end = whole, stop
     if MASKED:  # those before `whole`, then the one behind `stop`
@@ -235,8 +239,8 @@ def _key_value_gradient_blocks(
     for first_row in tl.range(begin, end, rows):
         if MASKED:
             first_row = tl.where(first_row < whole, first_row, stop)
-        q = query.load([start + first_row, head, 0]).reshape(BLOCK_QUERIES, CHANNELS)
-        gradient = grad_output.load([start + first_row, head, 0]).reshape(BLOCK_QUERIES, CHANNELS)
+        q = query.load([start + first_row, head, 0]).reshape(BLOCK_QUERIES, channels)
+        gradient = grad_output.load([start + first_row, head, 0]).reshape(BLOCK_QUERIES, channels)
         log_sum = sums.load([first_sum + first_row * PACK])
         mean = sums.load([first_sum + HEADS * padded_rows + first_row * PACK])
         weights = tl.exp2(tl.dot(k, q.T) * (scale * LOG2_E) - log_sum[None, :])
@@ -249,11 +253,11 @@ def _key_value_gradient_blocks(
         total_k = tl.dot(grad_scores, q, total_k)
         if grad_query is not None:
             part = tl.dot(grad_scores.T, k) * scale
-            grad_query.atomic_add([start + first_row, head, 0], part.reshape(rows, PACK, CHANNELS))
+            grad_query.atomic_add([start + first_row, head, 0], part.reshape(rows, PACK, channels))
     return total_k, total_v
 
 
-@triton.jit
+@triton_jit
 def _sums(head, start, segment, padded_rows, PACK: tl.constexpr):
-    """Where the sums of a segment begin: at a multiple of 16 bytes, as blocks of a descriptor should."""
+    """Return where the sums of a segment begin: at a multiple of 16 bytes, as blocks of a descriptor should."""
     return (head // PACK * padded_rows + (start // 4 + segment) * 4) * PACK

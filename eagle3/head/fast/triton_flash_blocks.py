@@ -3,16 +3,17 @@
 Shapes: as in triton_flash_forward.py.
 """
 
-import triton
 import triton.language as tl
+
+from eagle3.head.fast.triton_jit import triton_jit
 
 BOUNDS = ["query_bounds", "key_bounds"]  # begin anywhere: a kernel for each alignment would be compiled in training
 LOG2_E = tl.constexpr(1.4426950408889634)  # exp2 is one instruction, exp is two
 
 
-@triton.jit
+@triton_jit
 def block_of(slot, bounds, segments, BLOCK: tl.constexpr):
-    """The segment of a slot, and where in it the slot's block begins, which may be behind its end.
+    """Return the segment of a slot, and where in it the slot's block begins, which may be behind its end.
 
     Segment i has the slots from bounds[i] // BLOCK + i: as many as it has blocks, or one more.
     """
@@ -25,21 +26,23 @@ def block_of(slot, bounds, segments, BLOCK: tl.constexpr):
     return low, (slot - tl.load(bounds + low) // BLOCK - low) * BLOCK
 
 
-@triton.jit
+@triton_jit
 def stretch_of(bounds, segment):
+    """Return where a segment begins, and how long it is."""
     start = tl.load(bounds + segment)
     return start, tl.load(bounds + segment + 1) - start
 
 
-@triton.jit
+@triton_jit
 def load_rows(x, row, stride, heads, inside, CHANNELS: tl.constexpr):
+    """Return x[row, heads], [rows times PACK, C]; zeros where `inside` is false."""
     place = row * stride + heads * CHANNELS
     return tl.load(x + place[:, None] + tl.arange(0, CHANNELS)[None, :], inside[:, None], other=0)
 
 
-@triton.jit
+@triton_jit
 def reach_of(row, first_row, num_keys, num_queries, rows: tl.constexpr, BLOCK_KEYS: tl.constexpr, CAUSAL: tl.constexpr):
-    """How many keys each row reads; where the blocks that all rows read whole end; and those that some row reads."""
+    """Return how many keys each row reads, where keys end that all rows read (in blocks), and that some row reads."""
     if CAUSAL:
         earlier = num_keys - num_queries
         limit = tl.minimum(row + earlier + 1, num_keys)

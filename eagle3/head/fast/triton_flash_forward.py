@@ -7,32 +7,38 @@ key/value head lie in one block, PACK of them for each row: a turn of 32 rows st
 Blocks that loops read come through tensor descriptors (TMA), which read past the end of a segment: what they read there
 is masked, or never stored.
 
-Shapes: T tokens of the pack, R rows that ask, N segments, Q query heads, G key/value heads, C channels; a block has M
-queries, which are rows times PACK, and K keys.
+With scores s = q · k / √C of a row, its output is Σ exp(s) · v / Σ exp(s). Block by block, over the highest score h so
+far: total = Σ exp(s - h) · v and weight = Σ exp(s - h), both times exp(h - h') when h grows to h'.
+
+Shapes: fast/__init__.py; R rows that ask, I segments. A block has BLOCK_QUERIES queries, which are rows times PACK, and
+BLOCK_KEYS keys.
 """
 
-import triton
 import triton.language as tl
 
 from eagle3.head.fast.triton_flash_blocks import BOUNDS, LOG2_E, block_of, load_rows, reach_of, stretch_of
+from eagle3.head.fast.triton_jit import triton_jit
 
 
-@triton.jit(do_not_specialize=["segments", "num_rows"], do_not_specialize_on_alignment=BOUNDS)
+@triton_jit(do_not_specialize=["segments", "num_rows"], do_not_specialize_on_alignment=BOUNDS)
 def flash_forward(
-    query,
-    key,  # descriptor of [T, G C], blocks of [K, C]
-    value,
-    output,
-    logsumexp,
-    query_bounds,
-    key_bounds,
-    segments,
-    num_rows,
-    query_stride,
-    HEADS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    PACK: tl.constexpr,
+    # Pointers, and descriptors (desc) of what is read by whole blocks.
+    query,  # [R, Q, C]
+    key,  # desc [T, G · C] in blocks of [BLOCK_KEYS, C]
+    value,  # desc, as key
+    output,  # [R, Q, C]
+    logsumexp,  # [Q, R]
+    query_bounds,  # [I + 1], where segments begin and end in R
+    key_bounds,  # [I + 1], and in T
+    # Numbers.
+    segments,  # I
+    num_rows,  # R
+    query_stride,  # between rows
+    # Constants.
+    HEADS: tl.constexpr,  # Q
+    GROUPS: tl.constexpr,  # G
+    CHANNELS: tl.constexpr,  # C
+    PACK: tl.constexpr,  # heads of a row in a block
     BLOCK_QUERIES: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
     CAUSAL: tl.constexpr,
@@ -58,35 +64,26 @@ def flash_forward(
         total = tl.zeros([BLOCK_QUERIES, CHANNELS], tl.float32)
         highest = tl.full([BLOCK_QUERIES], float("-inf"), tl.float32)
         weight = tl.zeros([BLOCK_QUERIES], tl.float32)
-        total, weight, highest = _forward_blocks(
-            q, key, value, key_start, column, 0, whole, limit, total, weight, highest, scale, BLOCK_KEYS, False
-        )
-        total, weight, highest = _forward_blocks(
-            q, key, value, key_start, column, whole, stop, limit, total, weight, highest, scale, BLOCK_KEYS, True
-        )
+        sums, blocks = (total, weight, highest), (key, value, key_start, column)
+        sums = _forward_blocks(sums, q, blocks, (0, whole), limit, scale, BLOCK_KEYS, MASKED=False)
+        sums = _forward_blocks(sums, q, blocks, (whole, stop), limit, scale, BLOCK_KEYS, MASKED=True)
+        total, weight, highest = sums
         tl.store(logsumexp + heads * num_rows + row, (highest + tl.log2(weight)) / LOG2_E, inside)
         place = (row * HEADS + heads)[:, None] * CHANNELS + tl.arange(0, CHANNELS)[None, :]
         tl.store(output + place, (total / weight[:, None]).to(output.dtype.element_ty), inside[:, None])
 
 
-@triton.jit
+@triton_jit
 def _forward_blocks(
-    q,
-    key,
-    value,
-    key_start,
-    column,
-    first,
-    stop,
-    limit,
-    total,
-    weight,
-    highest,
-    scale: tl.constexpr,
-    BLOCK_KEYS: tl.constexpr,
-    MASKED: tl.constexpr,
+    sums, q, blocks, stretch, limit, scale: tl.constexpr, BLOCK_KEYS: tl.constexpr, MASKED: tl.constexpr
 ):
-    """Every row reads key 0, which comes first: its highest score is finite before a block that it reads nothing of."""
+    """Go through the keys of a stretch.
+
+    Every row reads key 0, which comes first: its highest score is finite before a block that it reads nothing of.
+    """
+    total, weight, highest = sums
+    key, value, key_start, column = blocks
+    first, stop = stretch
     for first_key in tl.range(first, stop, BLOCK_KEYS):
         k = key.load([key_start + first_key, column])
         scores = tl.dot(q, k.T)

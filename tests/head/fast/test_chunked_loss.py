@@ -12,16 +12,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from triton_interpreter import needs_triton, run_in_interpreter
 
-from eagle3.errors import InputError
 from eagle3.features.sample import Sample
 from eagle3.head.anchors import pairs_before
 from eagle3.head.batch import TttBatch, ttt_batch
 from eagle3.head.draft_head import DraftHead
-from eagle3.head.fast.chunked_loss import ChunkedUnrollLoss, even_chunks
-from eagle3.head.loss import UnrollLoss, UnrollMetrics
+from eagle3.head.fast.chunked_loss import ChunkedLoss, even_chunks, plain_loss_and_gradient
+from eagle3.head.fast.elementwise import PlainElementwise
+from eagle3.head.fast.products import PlainProducts
+from eagle3.head.kernels import between_products
+from eagle3.head.loss import ComputeLoss, UnrollLoss, UnrollMetrics, plain_loss
 from eagle3.head.unroll import unroll
 
 STEPS = 3
+TOKEN = UnrollLoss(decay=0.8, normalize="token")
 PARTS = ["loss", "trained", "correct", "alive", "norm.weight", "lm_head.weight", *(f"step {k}" for k in range(STEPS))]
 
 
@@ -45,29 +48,42 @@ def batch(request: pytest.FixtureRequest, make_sample: Callable[..., Sample], ra
     return ttt_batch(samples, ttt_steps=STEPS, anchors_in_step=41.5, samples_in_step=3.5)
 
 
+def chunked(chunk: int, device: str = "cpu") -> ChunkedLoss:
+    parts = {"elementwise": PlainElementwise(), "kernel": plain_loss_and_gradient}
+    if device != "cpu":
+        kernels = between_products(torch.device(device))
+        parts = {"elementwise": kernels.elementwise, "kernel": kernels.loss}
+    return ChunkedLoss(chunk=chunk, make_products=PlainProducts, **parts)
+
+
 def run(
-    loss_of: UnrollLoss, head: DraftHead, states: list[Tensor], teacher_head: Tensor, batch: TttBatch
+    compute: ComputeLoss,
+    head: DraftHead,
+    states: list[Tensor],
+    teacher_head: Tensor,
+    batch: TttBatch,
+    objective: UnrollLoss = TOKEN,
 ) -> tuple[Tensor, UnrollMetrics, list[Tensor]]:
     """Loss, metrics and the gradients of the norm, of lm_head and of every step's states; scaled like an average."""
     head.zero_grad()
     states = [state.detach().clone().requires_grad_() for state in states]
-    loss, metrics = loss_of(head, states, teacher_head, batch)
+    loss, metrics = objective(head, states, teacher_head, batch, compute)
     (loss * 0.5).backward()
     gradients = [head.norm.weight.grad, head.lm_head.weight.grad, *(state.grad for state in states)]
     return loss.detach(), metrics, [gradient.clone() for gradient in gradients]
 
 
 @pytest.mark.parametrize("normalize", ["token", "sequence"])
-@pytest.mark.parametrize("chunk_rows", [1, 4, 7, 10_000])
+@pytest.mark.parametrize("chunk", [1, 4, 7, 10_000])
 def test_loss_metrics_and_every_gradient_are_those_of_the_plain_loss(
     make_head: Callable[..., DraftHead],
     teacher_head: Tensor,
     batch: TttBatch,
     normalize: str,
-    chunk_rows: int,
+    chunk: int,
 ) -> None:
     head = make_head()
-    # Of three teachers two are followed, so that some rows are right at several steps and others at some.
+    # Of three teachers two are followed, so that some anchors are right at several steps and others at some.
     head.lm_head.weight.data.copy_(teacher_head)
     favourite = head.draft_ids[(batch.pack.last_hidden_state * head.norm.weight @ teacher_head.T).argmax(-1)]
     batch.pack.teacher_argmax.copy_(
@@ -78,28 +94,26 @@ def test_loss_metrics_and_every_gradient_are_those_of_the_plain_loss(
         for step in range(STEPS)
     ]
     states = [batch.pack.last_hidden_state[teacher] for teacher in asked]
-    plain = run(UnrollLoss(decay=0.8, normalize=normalize), head, states, teacher_head, batch)
-    chunked_loss = ChunkedUnrollLoss(decay=0.8, normalize=normalize, chunk_rows=chunk_rows)
-    chunked = run(chunked_loss, head, states, teacher_head, batch)
-    torch.testing.assert_close(chunked[0], plain[0])
-    torch.testing.assert_close(vars(chunked[1]), vars(plain[1]))
+    objective = UnrollLoss(decay=0.8, normalize=normalize)
+    plain, fast = (
+        run(compute, head, states, teacher_head, batch, objective) for compute in (plain_loss, chunked(chunk))
+    )
+    torch.testing.assert_close(fast[0], plain[0])
+    torch.testing.assert_close(vars(fast[1]), vars(plain[1]))
     assert 0 < plain[1].alive[1] < plain[1].correct[1] < plain[1].trained[1]
-    for name, ours, theirs in zip(PARTS[4:], chunked[2], plain[2], strict=True):
+    for name, ours, theirs in zip(PARTS[4:], fast[2], plain[2], strict=True):
         torch.testing.assert_close(ours, theirs, msg=lambda text, name=name: f"{name}: {text}")
 
 
 def test_the_gradient_of_the_whole_head_is_that_of_the_plain_loss(
     make_head: Callable[..., DraftHead], embedding: Tensor, teacher_head: Tensor, batch: TttBatch
 ) -> None:
-    def gradients(loss_of: UnrollLoss) -> dict[str, Tensor]:
+    def gradients(compute: ComputeLoss) -> dict[str, Tensor]:
         head = make_head(norm_output=True)  # the final norm is also used inside the unroll
-        loss_of(head, unroll(head, embedding, batch, STEPS), teacher_head, batch)[0].backward()
+        TOKEN(head, unroll(head, embedding, batch, STEPS), teacher_head, batch, compute)[0].backward()
         return {name: parameter.grad for name, parameter in head.named_parameters()}
 
-    torch.testing.assert_close(
-        gradients(ChunkedUnrollLoss(decay=0.8, normalize="token", chunk_rows=5)),
-        gradients(UnrollLoss(decay=0.8, normalize="token")),
-    )
+    torch.testing.assert_close(gradients(chunked(5)), gradients(plain_loss))
 
 
 def test_a_teacher_outside_the_draft_vocabulary_counts_as_wrong_even_where_the_head_picks_its_neighbour(
@@ -111,14 +125,13 @@ def test_a_teacher_outside_the_draft_vocabulary_counts_as_wrong_even_where_the_h
     head.norm.weight.data.fill_(1)
     head.lm_head.weight.data.zero_()[neighbour] = 1
     states = [torch.ones(len(batch.anchors), head.config.hidden_size, dtype=torch.double)]
-    loss_of = ChunkedUnrollLoss(decay=0.8, normalize="token", chunk_rows=4)
-    loss, metrics, gradients = run(loss_of, head, states, teacher_head, batch)
+    loss, metrics, gradients = run(chunked(4), head, states, teacher_head, batch)
     assert (float(loss), metrics.trained.tolist(), metrics.correct.tolist()) == (0, [3], [0])
     assert all(float(gradient.abs().sum()) == 0 for gradient in gradients)
 
 
 @pytest.mark.parametrize("turns", [[0, 0, 1, 0], [0, 0]], ids=["one-token answer", "no answer"])
-def test_a_pack_without_trained_rows_has_no_loss_and_no_gradient(
+def test_a_pack_without_anchors_has_no_loss_and_no_gradient(
     make_head: Callable[..., DraftHead],
     embedding: Tensor,
     teacher_head: Tensor,
@@ -128,9 +141,7 @@ def test_a_pack_without_trained_rows_has_no_loss_and_no_gradient(
     head = make_head()
     batch = ttt_batch([make_sample(turns)], ttt_steps=STEPS, anchors_in_step=1.0)
     states = [torch.zeros(0, head.config.hidden_size, dtype=torch.double)] * STEPS
-    loss, metrics, gradients = run(
-        ChunkedUnrollLoss(decay=0.8, normalize="token", chunk_rows=4), head, states, teacher_head, batch
-    )
+    loss, metrics, gradients = run(chunked(4), head, states, teacher_head, batch)
     assert float(loss) == 0
     assert metrics.as_tensor().sum() == 0
     assert all(float(gradient.abs().sum()) == 0 for gradient in gradients)
@@ -140,10 +151,9 @@ def test_without_gradients_the_loss_and_the_metrics_are_the_same(
     make_head: Callable[..., DraftHead], embedding: Tensor, teacher_head: Tensor, batch: TttBatch
 ) -> None:
     head = make_head()
-    loss_of = ChunkedUnrollLoss(decay=0.8, normalize="token", chunk_rows=5)
-    expected = run(loss_of, head, unroll(head, embedding, batch, STEPS), teacher_head, batch)
+    expected = run(chunked(5), head, unroll(head, embedding, batch, STEPS), teacher_head, batch)
     with torch.inference_mode():
-        loss, metrics = loss_of(head, unroll(head, embedding, batch, STEPS), teacher_head, batch)
+        loss, metrics = TOKEN(head, unroll(head, embedding, batch, STEPS), teacher_head, batch, chunked(5))
     torch.testing.assert_close(loss, expected[0])
     torch.testing.assert_close(vars(metrics), vars(expected[1]))
 
@@ -152,8 +162,7 @@ def test_a_second_backward_pass_is_refused_and_not_wrong(
     make_head: Callable[..., DraftHead], embedding: Tensor, teacher_head: Tensor, ragged_samples: list[Sample]
 ) -> None:
     head, batch = make_head(), ttt_batch(ragged_samples, ttt_steps=STEPS)
-    loss_of = ChunkedUnrollLoss(decay=0.8, normalize="token", chunk_rows=5)
-    loss, _ = loss_of(head, unroll(head, embedding, batch, STEPS), teacher_head, batch)
+    loss, _ = TOKEN(head, unroll(head, embedding, batch, STEPS), teacher_head, batch, chunked(5))
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
@@ -165,14 +174,13 @@ def test_states_that_no_step_trains_have_no_gradient_whatever_they_hold(
     head, batch = make_head(), ttt_batch(ragged_samples, ttt_steps=STEPS)
     states = [state.detach() for state in unroll(head, embedding, batch, STEPS)]
     trained = [batch.anchor_steps > step for step in range(STEPS)]
-    loss_of = ChunkedUnrollLoss(decay=0.8, normalize="token", chunk_rows=5)
-    expected = run(loss_of, head, states, teacher_head, batch)[2]
-    for state, rows in zip(states, trained, strict=True):
-        state[~rows] = torch.inf
-    gradients = run(loss_of, head, states, teacher_head, batch)[2]
+    expected = run(chunked(5), head, states, teacher_head, batch)[2]
+    for state, anchors in zip(states, trained, strict=True):
+        state[~anchors] = torch.inf
+    gradients = run(chunked(5), head, states, teacher_head, batch)[2]
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(gradients, expected, strict=True))
-    assert not all(rows.all() for rows in trained)
-    assert all(float(state[~rows].abs().sum()) == 0 for state, rows in zip(gradients[2:], trained, strict=True))
+    assert not all(anchors.all() for anchors in trained)
+    assert all(not state[~anchors].any() for state, anchors in zip(gradients[2:], trained, strict=True))
 
 
 def test_the_first_chunk_of_lm_heads_gradient_is_not_rounded_to_half_precision(
@@ -181,8 +189,7 @@ def test_the_first_chunk_of_lm_heads_gradient_is_not_rounded_to_half_precision(
     head, batch = make_head().float(), wide_pack(make_sample)
     states = [torch.randn(len(batch.anchors), head.config.hidden_size) for _ in range(STEPS)]
     with torch.autocast("cpu", torch.bfloat16):
-        loss_of = ChunkedUnrollLoss(decay=0.8, normalize="token", chunk_rows=10_000)
-        run(loss_of, head, states, teacher_head.float(), batch)
+        run(chunked(10_000), head, states, teacher_head.float(), batch)
     gradient = head.lm_head.weight.grad
     assert gradient.dtype == torch.float32 and not torch.equal(gradient, gradient.bfloat16().float())
 
@@ -200,26 +207,24 @@ def test_bf16_is_no_further_from_float64_than_the_plain_loss_is(
     autocast: bool,
 ) -> None:
     batch, head = wide_pack(make_sample), make_head()
-    batch.pack.teacher_argmax[:] = head.draft_ids[0]  # every row counts
+    batch.pack.teacher_argmax[:] = head.draft_ids[0]  # every anchor counts
     for parameter in head.parameters():  # the same numbers in every precision
         parameter.data.copy_(parameter.data.bfloat16())
     states = [state.detach().bfloat16() for state in unroll(head, embedding, batch, STEPS)]
-    plain_loss = UnrollLoss(decay=0.8, normalize="token")
     exact = run(plain_loss, head, [state.double() for state in states], teacher_head, batch)
     head = head.to(torch.float32 if autocast else torch.bfloat16)
 
-    def errors(loss_of: UnrollLoss) -> list[float]:
+    def errors(compute: ComputeLoss) -> list[float]:
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            loss, _, gradients = run(loss_of, head, states, teacher_head.float(), batch)
+            loss, _, gradients = run(compute, head, states, teacher_head.float(), batch)
         pairs = zip([loss, *gradients], [exact[0], *exact[2]], strict=True)
         return [float((ours - theirs).norm() / theirs.norm()) for ours, theirs in pairs]
 
-    plain = errors(plain_loss)
-    chunked = errors(ChunkedUnrollLoss(decay=0.8, normalize="token", chunk_rows=50))
+    plain, fast = errors(plain_loss), errors(chunked(50))
     names = ["loss", *PARTS[4:]]
-    for name, ours, theirs in zip(names, chunked, plain, strict=True):
+    for name, ours, theirs in zip(names, fast, plain, strict=True):
         assert ours < 1.05 * theirs + 1e-6, name
-    assert max(chunked) < 0.02
+    assert max(fast) < 0.02
 
 
 def test_a_teacher_head_in_bf16_still_gives_logits_in_float32(
@@ -228,9 +233,8 @@ def test_a_teacher_head_in_bf16_still_gives_logits_in_float32(
     batch, head, teacher_head = wide_pack(make_sample), make_head(), teacher_head.bfloat16()
     batch.pack.last_hidden_state.copy_(batch.pack.last_hidden_state.bfloat16())
     states, head = [state.float() for state in unroll(head, embedding, batch, STEPS)], head.float()
-    loss_of = ChunkedUnrollLoss(decay=0.8, normalize="token", chunk_rows=50)
-    half = run(loss_of, head, states, teacher_head, batch)
-    wide = run(loss_of, head, states, teacher_head.float(), batch)
+    half = run(chunked(50), head, states, teacher_head, batch)
+    wide = run(chunked(50), head, states, teacher_head.float(), batch)
     torch.testing.assert_close((half[0], half[2]), (wide[0], wide[2]))
 
 
@@ -259,42 +263,38 @@ class LiveRows(TorchDispatchMode):
 def test_logits_are_no_larger_than_a_chunk_and_gone_before_the_next(
     make_head: Callable[..., DraftHead], embedding: Tensor, teacher_head: Tensor, make_sample: Callable[..., Sample]
 ) -> None:
-    def live_rows(loss_of: UnrollLoss) -> LiveRows:
+    def live_rows(compute: ComputeLoss) -> LiveRows:
         with LiveRows(head.config.draft_vocab_size) as live:
-            run(loss_of, head, states, teacher_head, batch)
+            run(compute, head, states, teacher_head, batch)
         return live
 
     batch, head = wide_pack(make_sample), make_head()
     states = unroll(head, embedding, batch, STEPS)
-    chunked = live_rows(ChunkedUnrollLoss(decay=0.8, normalize="token", chunk_rows=20))
-    assert chunked.largest <= 20 + STEPS - 1
-    assert chunked.behind_product < 2 * 20  # a chunk and its teachers, of which there are STEPS times fewer
-    assert live_rows(UnrollLoss(decay=0.8, normalize="token")).largest >= len(batch.anchors) > 200
+    live = live_rows(chunked(20))
+    assert live.largest <= 20 + STEPS - 1
+    assert live.behind_product < 2 * 20  # a chunk and its teachers, of which there are STEPS times fewer
+    assert live_rows(plain_loss).largest >= len(batch.anchors) > 200
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 8, 20, 100])
 def test_chunks_are_even_and_hold_every_pair_once(size: int) -> None:
-    depth = torch.tensor([3, 3, 2, 1, 1, 2, 1, 3, 3, 3, 3, 2, 1])
-    bounds = pairs_before(depth, STEPS)
-    assert bounds[-1] == int(depth.sum())
+    steps = torch.tensor([3, 3, 2, 1, 1, 2, 1, 3, 3, 3, 3, 2, 1])
+    bounds = pairs_before(steps, STEPS)
+    assert bounds[-1] == int(steps.sum())
     chunks = even_chunks(bounds, size)
     assert [index for _, pairs in chunks for index in range(pairs.start, pairs.stop)] == list(range(bounds[-1]))
     assert [index for teachers, _ in chunks for index in range(teachers.start, teachers.stop)] == list(
-        range(len(depth))
+        range(len(steps))
     )
     sizes = [pairs.stop - pairs.start for _, pairs in chunks]
     assert min(sizes) > 0 and max(sizes) <= size + STEPS - 1
     assert max(sizes) - min(sizes) <= 2 * (STEPS - 1)
 
 
-def test_a_chunk_of_no_rows_names_its_key() -> None:
-    with pytest.raises(InputError, match=r"loss\.chunk_rows=0"):
-        ChunkedUnrollLoss(decay=0.8, normalize="token", chunk_rows=0)
-
-
 KERNEL_AGAINST_PYTORCH = """
 import torch
-from eagle3.head.fast import chunked_loss, loss_kernel
+from eagle3.head.fast import loss_kernel
+from eagle3.head.fast.chunked_loss import plain_loss_and_gradient
 generator = torch.Generator().manual_seed(0)
 for draft_vocab_size, block, scale in [(30, 64, 1), (64, 64, 30), (200, 64, 5), (5000, 2048, 100)]:
     loss_kernel.BLOCK = block
@@ -307,8 +307,8 @@ for draft_vocab_size, block, scale in [(30, 64, 1), (64, 64, 30), (200, 64, 5), 
         weight = torch.rand(9, generator=generator)
         weight[3] = 0
         exact = logits.double()
-        expected = chunked_loss.loss_and_gradient(exact, teacher.double(), teacher_of, weight.double())
-        loss, best = loss_kernel.loss_and_gradient(logits, teacher, teacher_of, weight)
+        expected = plain_loss_and_gradient(exact, teacher.double(), teacher_of, weight.double())
+        loss, best = loss_kernel.triton_loss_and_gradient(logits, teacher, teacher_of, weight)
         torch.testing.assert_close(loss.double(), expected[0], rtol=1e-4, atol=1e-4)
         assert torch.equal(best, expected[1])
         torch.testing.assert_close(logits, exact.to(dtype), rtol=1e-4 if dtype is torch.float32 else 0.01, atol=1e-5)
@@ -330,18 +330,17 @@ def test_on_a_gpu_it_waits_for_nothing_and_equals_the_cpu(
     autocast: bool,
 ) -> None:
     batch, head = wide_pack(make_sample), make_head()
-    loss_of = ChunkedUnrollLoss(decay=0.8, normalize="token", chunk_rows=100)
     states = [state.detach() for state in unroll(head, embedding, batch, STEPS)]
-    exact = run(loss_of, head, states, teacher_head, batch)
+    exact = run(chunked(100), head, states, teacher_head, batch)
     device, dtype = torch.device("cuda"), torch.bfloat16 if autocast else torch.float32
     on_gpu = with_last_in_float32(batch.to(device))  # in float64 no kernel would run
     head, teacher_head = head.float().to(device), teacher_head.float().to(device)
     states = [state.to(device, dtype) for state in states]
     with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
-        run(loss_of, head, states, teacher_head, on_gpu)  # compiles the kernel
+        run(chunked(100, "cuda"), head, states, teacher_head, on_gpu)  # compiles the kernel
         torch.cuda.set_sync_debug_mode("error")
         try:
-            loss, metrics, gradients = run(loss_of, head, states, teacher_head, on_gpu)
+            loss, metrics, gradients = run(chunked(100, "cuda"), head, states, teacher_head, on_gpu)
         finally:
             torch.cuda.set_sync_debug_mode("default")
     assert metrics.trained.tolist() == exact[1].trained.tolist()

@@ -8,11 +8,14 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from triton_interpreter import needs_triton, run_in_interpreter
 
+from eagle3.head.fast.elementwise import PlainElementwise
+
 
 def kernels_equal_pytorch(device: str) -> None:
     """Of random numbers in both types, against the references in float64."""
-    from eagle3.head.fast import elementwise, elementwise_kernels
+    from eagle3.head.fast.elementwise_kernels import TritonElementwise
 
+    plain, fast = PlainElementwise(), TritonElementwise()
     generator, num_sums = torch.Generator().manual_seed(0), 4
 
     def random(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -26,8 +29,8 @@ def kernels_equal_pytorch(device: str) -> None:
         copies = {id(x): x.cpu() for x in tree_leaves([inputs, settings]) if isinstance(x, Tensor)}
         copies = {key: x.double() if x.is_floating_point() else x.clone() for key, x in copies.items()}
         exact, exact_settings = tree_map(lambda x: copies.get(id(x), x), (inputs, settings))
-        expected = getattr(elementwise, name)(*exact, **exact_settings)
-        result = getattr(elementwise_kernels, name)(*inputs, **settings)
+        expected = getattr(plain, name)(*exact, **exact_settings)
+        result = getattr(fast, name)(*inputs, **settings)
         pairs = zip(
             tree_leaves([result, inputs, settings]), tree_leaves([expected, exact, exact_settings]), strict=True
         )
@@ -60,7 +63,7 @@ def kernels_equal_pytorch(device: str) -> None:
             query, key, value = make(5, heads, channels), *make(5, 4, channels).chunk(2, dim=1)
             for parts, num_rotated in (([query], 1), ([key, value], 1), ([query, key, value], 2)):
                 compare("join_heads", parts, cos, sin, num_rotated=num_rotated)
-            join = partial(elementwise_kernels.join_heads, [query, key, value], cos, sin, num_rotated=2)
+            join = partial(fast.join_heads, [query, key, value], cos, sin, num_rotated=2)
             joined = join()
             for step in (0, 1, 5, 9):
                 total = torch.ones_like(joined, dtype=torch.float32)
@@ -70,14 +73,14 @@ def kernels_equal_pytorch(device: str) -> None:
                 assert torch.equal(total, expected)
         for factor in (1, 0.25):
             x, scale = make(6, 24), torch.tensor(float(factor), device=device)
-            compare("scale_rows", x, scale)
+            compare("scale_rows", x, scale, None)
             x[2] = torch.inf
             compare("scale_rows", x, scale, torch.tensor([True, True, False] * 2, device=device))
 
 
 @needs_triton
 def test_the_kernels_equal_plain_pytorch() -> None:
-    run_in_interpreter("from test_elementwise import kernels_equal_pytorch as run; run('cpu')")
+    run_in_interpreter("from tests.head.fast.test_elementwise import kernels_equal_pytorch as run; run('cpu')")
 
 
 @pytest.mark.gpu

@@ -20,16 +20,16 @@ from eagle3.features.sample import Sample
 from eagle3.head.attention import DenseAttention, KeysValues, MakeAttention, PaddedAttention
 from eagle3.head.batch import TttBatch, ttt_batch
 from eagle3.head.draft_head import DraftHead
-from eagle3.head.fast.chunked_loss import ChunkedUnrollLoss
-from eagle3.head.fast.flash_attention import FlashAttention
 from eagle3.head.fast.flash_kernels import TorchFlash
 from eagle3.head.fast.fused_layer import FusedLayer
 from eagle3.head.fast.fused_weights import Matrix
+from eagle3.head.fast.products import PlainProducts
+from eagle3.head.kernels import between_products
 from eagle3.head.layer import MakeLayer, PlainLayer
-from eagle3.head.loss import UnrollLoss
+from eagle3.head.loss import ComputeLoss, UnrollLoss, plain_loss
 from eagle3.head.unroll import unroll
-from tests.head.fast.test_chunked_loss import random_turns
-from tests.head.test_attention import MANY_TURNS, PlainKernel
+from tests.head.fast.test_chunked_loss import TOKEN, chunked, random_turns
+from tests.head.test_attention import MANY_TURNS, PlainKernel, flash
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -46,16 +46,16 @@ HEADS = {
     "llama3": {"rope_parameters": LLAMA3},
     "yarn": {"rope_parameters": YARN, "num_kv_heads": 4, "head_dim": 6},
 }
-# With what differences in q and k of a rounding error may become: the first two's softmax is in float32.
-ATTENTIONS = {
-    "dense": (DenseAttention, 1e-7),
-    "padded": (PaddedAttention, 1e-7),
-    "flash": (partial(FlashAttention, kernel=PlainKernel()), 1e-12),
-}
-LOSSES = {
-    "plain": UnrollLoss(decay=0.8, normalize="token"),
-    "chunked": ChunkedUnrollLoss(decay=0.8, normalize="sequence", chunk_rows=7),
-}
+ATTENTIONS = {"dense": DenseAttention, "padded": PaddedAttention, "flash": flash(PlainKernel())}
+Loss = tuple[UnrollLoss, ComputeLoss]
+SEQUENCE = UnrollLoss(decay=0.8, normalize="sequence")
+LOSSES: dict[str, Loss] = {"plain": (TOKEN, plain_loss), "chunked": (SEQUENCE, chunked(7))}
+
+
+def fused(device: str = "cpu") -> MakeLayer:
+    """On the references of its kernels, or on a GPU's."""
+    elementwise = between_products(torch.device(device)).elementwise
+    return partial(FusedLayer, elementwise=elementwise, make_products=PlainProducts)
 
 
 @pytest.fixture
@@ -77,15 +77,16 @@ def step(
     packs: list[TttBatch],
     ttt_steps: int,
     attention: MakeAttention = PaddedAttention,
-    loss_of: UnrollLoss = LOSSES["chunked"],
+    loss_of: Loss = LOSSES["chunked"],
 ) -> dict[str, Tensor]:
     """Loss and every parameter's gradient, summed over packs."""
     head.zero_grad()
+    objective, compute = loss_of
     loss = torch.zeros((), device=embedding.device)
     for batch in packs:
         with torch.autocast(embedding.device.type, torch.bfloat16, enabled=embedding.dtype == torch.bfloat16):
             hidden = unroll(head, embedding, batch, ttt_steps, attention, layer)
-            part, _ = loss_of(head, hidden, teacher_head, batch)
+            part, _ = objective(head, hidden, teacher_head, batch, compute)
         part.backward()
         loss = loss + part.detach()
     return {"loss": loss, **{name: parameter.grad.clone() for name, parameter in head.named_parameters()}}
@@ -109,25 +110,25 @@ def test_loss_and_every_gradient_are_those_of_the_plain_layer(
     attention: str,
     loss: str,
 ) -> None:
-    batch, (make_attention, tolerance) = make_pack(ttt_steps, seed=ttt_steps), ATTENTIONS[attention]
-    plain, fused = (
-        step(layer, make_head(**options), embedding, teacher_head, [batch], ttt_steps, make_attention, LOSSES[loss])
-        for layer in (PlainLayer, FusedLayer)
+    batch, settings = make_pack(ttt_steps, seed=ttt_steps), (ttt_steps, ATTENTIONS[attention], LOSSES[loss])
+    plain, fast = (
+        step(layer, make_head(**options), embedding, teacher_head, [batch], *settings)
+        for layer in (PlainLayer, fused())
     )
     assert all(gradient.abs().max() > 0 for gradient in plain.values())
-    assert max(errors(fused, plain).values()) < tolerance
+    assert max(errors(fast, plain).values()) < 1e-12
 
 
 def test_gradients_of_two_packs_add_up(
     make_head: Callable[..., DraftHead], make_pack: Callable[..., TttBatch], embedding: Tensor, teacher_head: Tensor
 ) -> None:
     head, packs = make_head(), [make_pack(3, seed=1), make_pack(3, seed=2)]
-    plain, fused = (step(layer, head, embedding, teacher_head, packs, 3) for layer in (PlainLayer, FusedLayer))
-    assert max(errors(fused, plain).values()) < 1e-7
+    plain, fast = (step(layer, head, embedding, teacher_head, packs, 3) for layer in (PlainLayer, fused()))
+    assert max(errors(fast, plain).values()) < 1e-12
 
 
 @pytest.mark.parametrize("turns", [[[0, 0, 0]], [[0, 0], [0, 1, 0]]], ids=["prompts alone", "one-token answer"])
-def test_a_pack_without_trained_rows_has_gradients_of_zero(
+def test_a_pack_without_anchors_has_gradients_of_zero(
     make_head: Callable[..., DraftHead],
     make_sample: Callable[..., Sample],
     embedding: Tensor,
@@ -135,7 +136,7 @@ def test_a_pack_without_trained_rows_has_gradients_of_zero(
     turns: list,
 ) -> None:
     batch = ttt_batch([make_sample(one) for one in turns], ttt_steps=3, anchors_in_step=1.0)
-    for value in step(FusedLayer, make_head(), embedding, teacher_head, [batch], 3).values():
+    for value in step(fused(), make_head(), embedding, teacher_head, [batch], 3).values():
         assert float(value.abs().sum()) == 0
 
 
@@ -149,7 +150,7 @@ def test_without_gradients_the_outputs_are_those_of_the_plain_layer(
     head, batch = make_head(**HEADS["EAGLE-3.1"]), make_pack(3)
     expected = unroll(head, embedding, batch, 3)
     with without_gradients():
-        outputs = unroll(head, embedding, batch, 3, make_layer=FusedLayer)
+        outputs = unroll(head, embedding, batch, 3, make_layer=fused())
     assert not any(output.requires_grad for output in outputs)
     for step, (output, plain) in enumerate(zip(outputs, expected, strict=True)):
         trained = batch.anchor_steps > step
@@ -175,9 +176,8 @@ def test_a_gradient_is_handed_out_once_and_as_soon_as_its_last_product_has_added
     monkeypatch.setattr(Matrix, "add", recorded)
     for name, parameter in head.named_parameters():
         parameter.register_post_accumulate_grad_hook(lambda _, name=name: events.append(name))
-    loss, _ = LOSSES["chunked"](
-        head, unroll(head, embedding, make_pack(3), 3, make_layer=FusedLayer), teacher_head, make_pack(3)
-    )
+    outputs = unroll(head, embedding, make_pack(3), 3, make_layer=fused())
+    loss, _ = TOKEN(head, outputs, teacher_head, make_pack(3), chunked(7))
     loss.backward()
     handed_out = [event for event in events if not event.startswith("sum")]
     assert sorted(handed_out) == sorted(names.values())
@@ -196,7 +196,7 @@ def test_a_gradient_is_handed_out_once_and_as_soon_as_its_last_product_has_added
 def test_a_second_backward_pass_is_refused_and_not_wrong(
     make_head: Callable[..., DraftHead], make_pack: Callable[..., TttBatch], embedding: Tensor
 ) -> None:
-    outputs = unroll(make_head(), embedding, make_pack(2), 2, make_layer=FusedLayer)
+    outputs = unroll(make_head(), embedding, make_pack(2), 2, make_layer=fused())
     outputs[-1].sum().backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         outputs[-1].sum().backward()
@@ -208,15 +208,15 @@ def exact_and_in_bf16(
     options: dict,
     seed: int,
     device: str,
-    layer: MakeLayer = FusedLayer,
-    loss: UnrollLoss = LOSSES["chunked"],
+    layer: MakeLayer | None = None,
+    loss: ComputeLoss | None = None,
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Errors of the plain layer, and of `layer` and `loss`, under autocast on the device against float64 on the CPU."""
     generator = torch.Generator().manual_seed(seed)
     batch = ttt_batch([make_sample([0] * 9 + [1] * 60, seed=10 * seed + i) for i in range(4)], ttt_steps=3)
     head = make_head(seed=seed, **options)
     embedding, teacher_head = (
-        torch.randn(rows, HIDDEN, generator=generator).bfloat16() for rows in (VOCAB, len(head.draft_ids))
+        torch.randn(size, HIDDEN, generator=generator).bfloat16() for size in (VOCAB, len(head.draft_ids))
     )
     for parameter in head.parameters():  # the same numbers in every precision
         parameter.data.copy_(parameter.data.bfloat16())
@@ -224,9 +224,11 @@ def exact_and_in_bf16(
     head = head.float().to(device)
     batch = with_last_in_float32(batch.to(torch.device(device)))  # float64 has no kernels
     embedding, teacher_head = embedding.to(device), teacher_head.float().to(device)
-    plain = step(PlainLayer, head, embedding, teacher_head, [batch], 3)
-    fused = step(layer, head, embedding, teacher_head, [batch], 3, loss_of=loss)
-    return errors(plain, exact), errors(fused, exact)
+    plain, fast = (
+        step(each, head, embedding, teacher_head, [batch], 3, loss_of=(SEQUENCE, compute))
+        for each, compute in ((PlainLayer, chunked(7, device)), (layer or fused(device), loss or chunked(7, device)))
+    )
+    return errors(plain, exact), errors(fast, exact)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -237,13 +239,13 @@ def test_bf16_is_no_further_from_float64_than_the_plain_layer_is(
     """In the mean over some heads and over all norms: the gradient of one has few numbers, whose errors are luck."""
     pairs: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for seed in range(6):
-        plain, fused = exact_and_in_bf16(make_head, make_sample, HEADS[head], seed, device)
+        plain, fast = exact_and_in_bf16(make_head, make_sample, HEADS[head], seed, device)
         for name in plain:
-            pairs["norms" if "norm" in name else name].append((plain[name], fused[name]))
+            pairs["norms" if "norm" in name else name].append((plain[name], fast[name]))
     for name, of_name in pairs.items():
-        mean_plain, mean_fused = map(fmean, zip(*of_name, strict=True))
-        assert mean_fused < 1.1 * mean_plain + 1e-3, name
-        assert mean_fused < 0.02, name
+        mean_plain, mean_fast = map(fmean, zip(*of_name, strict=True))
+        assert mean_fast < 1.1 * mean_plain + 1e-3, name
+        assert mean_fast < 0.02, name
 
 
 def test_the_first_product_of_a_sum_is_not_rounded_to_half_precision(
@@ -251,7 +253,7 @@ def test_the_first_product_of_a_sum_is_not_rounded_to_half_precision(
 ) -> None:
     head = make_head().float()
     with torch.autocast("cpu", torch.bfloat16):
-        unroll(head, embedding, make_pack(1), 1, make_layer=FusedLayer)[0].sum().backward()
+        unroll(head, embedding, make_pack(1), 1, make_layer=fused())[0].sum().backward()
         gradient = head.midlayer.mlp.down_proj.weight.grad
     assert gradient.dtype == torch.float32 and not torch.equal(gradient, gradient.bfloat16().float())
 
@@ -261,7 +263,7 @@ def test_what_fc_is_multiplied_as_is_freed_after_its_one_product(
 ) -> None:
     head = make_head().float()
     with torch.autocast("cpu", torch.bfloat16):
-        layer = FusedLayer(head, embedding)
+        layer = fused()(head, embedding)
         in_half_precision = weakref.ref(layer.weights.fc.parts[0].weight)
         layer.fuse(make_pack(1).pack.aux_hidden_states).sum().backward()
     assert in_half_precision() is None
@@ -289,17 +291,17 @@ class NoProducts:
     def __init__(self, context: KeysValues, batch: TttBatch) -> None:
         self.context = context
 
-    def __call__(self, query: Tensor, own: list[KeysValues]) -> Tensor:
-        return query + sum(part.mean() for pair in [self.context, *own] for part in pair)
+    def __call__(self, query: Tensor, chain: list[KeysValues]) -> Tensor:
+        return query + sum(part.mean() for pair in [self.context, *chain] for part in pair)
 
 
 @pytest.mark.parametrize("options", ["EAGLE-3", "EAGLE-3.1"])
-def test_prompt_rows_pay_for_fc_keys_and_values_alone_and_embeddings_for_one_step(
+def test_prompts_pay_for_fc_keys_and_values_alone_and_embeddings_for_one_step(
     make_head: Callable[..., DraftHead], make_pack: Callable[..., TttBatch], embedding: Tensor, options: str
 ) -> None:
     head, batch, steps = make_head(**HEADS[options]), make_pack(3), 3
     with Products() as products:
-        outputs = unroll(head, embedding, batch, steps, NoProducts, FusedLayer)
+        outputs = unroll(head, embedding, batch, steps, NoProducts, fused())
         sum(output.sum() for output in outputs).backward()
     attention, mlp = head.midlayer.self_attn, head.midlayer.mlp
 
@@ -308,12 +310,12 @@ def test_prompt_rows_pay_for_fc_keys_and_values_alone_and_embeddings_for_one_ste
 
     query, key_value = size(attention.q_proj), size(attention.k_proj, attention.v_proj)
     every_step = size(attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-    rows, tokens = len(batch.anchors), len(batch.pack.input_ids)
-    assert 0 < rows < tokens
-    of_rows = steps * every_step + query + (steps - 1) * (query + key_value) // 2  # half is the embedding's
+    anchors, tokens = len(batch.anchors), len(batch.pack.input_ids)
+    assert 0 < anchors < tokens
+    of_anchors = steps * every_step + query + (steps - 1) * (query + key_value) // 2  # half is the embedding's
     # A forward, the gradients of input and weight, but what goes into fc and the embeddings' half, with norms, is data.
-    no_gradient = rows * query // 2 + tokens * (key_value // 2 + size(head.fc))
-    of_weights = rows * of_rows + tokens * (key_value + size(head.fc))
+    no_gradient = anchors * query // 2 + tokens * (key_value // 2 + size(head.fc))
+    of_weights = anchors * of_anchors + tokens * (key_value + size(head.fc))
     assert products.flops == 6 * of_weights - 2 * no_gradient
 
 
@@ -324,11 +326,11 @@ def test_a_step_does_not_wait_for_the_gpu(
     device = torch.device("cuda")
     batch = ttt_batch([make_sample(turns) for turns in MANY_TURNS], ttt_steps=3).to(device)
     head, embedding = make_head(**HEADS["EAGLE-3.1"]).float().to(device), embedding.to(device, torch.bfloat16)
-    flash = partial(FlashAttention, kernel=TorchFlash())
+    kernels = flash(TorchFlash(), "cuda"), fused("cuda")
 
     def backward() -> None:
         with torch.autocast("cuda", torch.bfloat16):
-            outputs = unroll(head, embedding, batch, 3, flash, FusedLayer)
+            outputs = unroll(head, embedding, batch, 3, *kernels)
         sum(output.sum() for output in outputs).backward()
 
     backward()  # compiles the kernels

@@ -1,6 +1,7 @@
 """Products in float8: their rounding, the layer that is made of them, and the GPU's against the CPU's."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,20 +10,26 @@ import torch
 from torch import Tensor
 from triton_interpreter import needs_triton, run_in_interpreter
 
-from eagle3.errors import InputError
 from eagle3.features.sample import Sample
 from eagle3.head.batch import ttt_batch
 from eagle3.head.draft_head import DraftHead
-from eagle3.head.fast import elementwise
-from eagle3.head.fast.chunked_loss import Float8ChunkedLoss
-from eagle3.head.fast.fused_layer import FusedLayer
-from eagle3.head.fast.products import Float8Products, Products
-from eagle3.head.layer import PlainLayer
-from tests.head.fast.test_fused_layer import HEADS, LOSSES, errors, exact_and_in_bf16, step
+from eagle3.head.fast.elementwise import PlainElementwise
+from eagle3.head.fast.products import Float8Products, PlainProducts
+from eagle3.head.kernels import between_products
+from eagle3.head.layer import MakeLayer, PlainLayer
+from tests.head.fast.test_chunked_loss import chunked
+from tests.head.fast.test_fused_layer import HEADS, SEQUENCE, Loss, errors, exact_and_in_bf16, fused, step
 
-Float8Layer = partial(FusedLayer, make_products=Float8Products)
-FLOAT8_LOSS = Float8ChunkedLoss(decay=0.8, normalize="sequence", chunk_rows=50)
 SHAPES = [(1, 16, 16), (5, 32, 48), (300, 208, 64)]  # rows, input, output
+
+
+def products(weight: Tensor) -> Float8Products:
+    return Float8Products(weight, elementwise=between_products(weight.device).elementwise)
+
+
+def in_float8(device: str = "cpu") -> tuple[MakeLayer, Loss]:
+    layer = partial(fused(device), make_products=products)
+    return layer, (SEQUENCE, replace(chunked(50, device), make_products=products))
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -38,7 +45,7 @@ def error(ours: Tensor, theirs: Tensor) -> float:
 
 def test_rounding_keeps_the_largest_of_each_row_and_errs_by_a_sixteenth_at_most() -> None:
     x = torch.cat([random(9, 200), torch.zeros(1, 200).bfloat16()])
-    values, scale = elementwise.quantise(x)
+    values, scale = PlainElementwise().quantise(x)
     assert values.dtype == torch.float8_e4m3fn and scale.dtype == torch.float32
     back = values.float() * scale
     torch.testing.assert_close(back.abs().amax(1), x.float().abs().amax(1))
@@ -61,7 +68,7 @@ def test_for_gradients_e4m3_errs_half_as_much_as_e5m2() -> None:
 @pytest.mark.parametrize("num_rows, size_in, size_out", SHAPES)
 def test_products_are_near_the_exact_ones(num_rows: int, size_in: int, size_out: int) -> None:
     x, weight, grad = random(num_rows, size_in), random(size_out, size_in, seed=1), random(num_rows, size_out, seed=2)
-    float8, exact = Float8Products(weight), Products(weight.double())
+    float8, exact = products(weight), PlainProducts(weight.double())
     for rows in (slice(None), slice(None, 16), slice(16, None) if size_out > 16 else slice(None)):
         added = random(num_rows, len(weight[rows]), seed=3)
         product = float8.forward(x, rows, added.clone())
@@ -78,7 +85,7 @@ def test_products_are_near_the_exact_ones(num_rows: int, size_in: int, size_out:
 
 def test_without_gradients_the_transposed_weight_is_not_made() -> None:
     with torch.no_grad():
-        assert not hasattr(Float8Products(random(16, 32)), "transposed")
+        assert not hasattr(products(random(16, 32)), "transposed")
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -92,11 +99,11 @@ def test_without_rounding_layer_and_loss_are_the_plain_ones(
     teacher_head: Tensor,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(elementwise, "quantise", lambda x: (x, x.new_ones(len(x), 1)))
+    monkeypatch.setattr(PlainElementwise, "quantise", lambda _, x: (x, x.new_ones(len(x), 1)))
     batch = ttt_batch(ragged_samples, ttt_steps=ttt_steps)
     plain, float8 = (
         step(layer, make_head(**HEADS[head]), embedding, teacher_head, [batch], ttt_steps, loss_of=loss)
-        for layer, loss in ((PlainLayer, LOSSES["chunked"]), (Float8Layer, FLOAT8_LOSS))
+        for layer, loss in ((PlainLayer, (SEQUENCE, chunked(7))), in_float8())
     )
     assert max(errors(float8, plain).values()) < 1e-7
 
@@ -122,7 +129,8 @@ def test_all_weights_but_those_of_fc_are_multiplied_in_float8(
     recorded("forward")
     recorded("backward")
     head = make_head()
-    step(Float8Layer, head, embedding, teacher_head, [ttt_batch(ragged_samples, ttt_steps=2)], 2, loss_of=FLOAT8_LOSS)
+    layer, loss = in_float8()
+    step(layer, head, embedding, teacher_head, [ttt_batch(ragged_samples, ttt_steps=2)], 2, loss_of=loss)
     attention, mlp = head.midlayer.self_attn, head.midlayer.mlp
     qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
     weights = [*torch.cat([each.weight for each in qkv]).chunk(2, dim=1)]  # of the embedding and the hidden state
@@ -138,27 +146,16 @@ def test_loss_and_gradients_are_bf16s_within_the_noise_of_float8(
     """In the mean over some heads; the noise is between 1 and 12 % of each gradient, bf16's is below 1 %."""
     sizes = HEADS["EAGLE-3.1"] | {"intermediate_size": 32, "draft_vocab_size": 32}
     seeds = range(6)
-    runs = [
-        exact_and_in_bf16(make_head, make_sample, sizes, seed, device, Float8Layer, FLOAT8_LOSS)[1] for seed in seeds
-    ]
+    layer, (_, loss) = in_float8(device)
+    runs = [exact_and_in_bf16(make_head, make_sample, sizes, seed, device, layer, loss)[1] for seed in seeds]
     noise = {name: sum(run[name] for run in runs) / len(seeds) for name in runs[0]}
     assert noise.pop("loss") < 1e-3
     assert all(0.01 < value < 0.12 for value in noise.values()), noise
 
 
-def test_a_draft_vocabulary_that_float8_cannot_take_is_named(
-    make_head: Callable[..., DraftHead], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    config, cpu, gpu = make_head().config, torch.device("cpu"), torch.device("cuda")
-    FLOAT8_LOSS.require(device=cpu, precision="bf16-mixed", config=config)
-    with pytest.raises(InputError, match=r"loss=chunked_fp8 .* here model\.draft_vocab_size is 30; loss=chunked"):
-        FLOAT8_LOSS.require(device=gpu, precision="bf16-mixed", config=config)
-
-
 def quantised_equal_pytorch(device: str) -> None:
     """On float8's own numbers, as Triton's interpreter does not round to the nearest; on a GPU on all numbers."""
-    from eagle3.head.fast import elementwise_kernels
+    from eagle3.head.fast.elementwise_kernels import TritonElementwise
 
     exact = random(7, 1500).float().clamp(-448, 448).to(torch.float8_e4m3fn).float()
     exact[:, 0], exact[3] = 448, 0
@@ -167,14 +164,16 @@ def quantised_equal_pytorch(device: str) -> None:
     if device == "cuda":
         inputs += [random(9, size) for size in (24, 4096, 14336, 32000)] + [random(9, 4096).float()]
     for x in inputs:
-        for ours, theirs in zip(elementwise_kernels.quantise(x.to(device)), elementwise.quantise(x), strict=True):
+        for ours, theirs in zip(
+            TritonElementwise().quantise(x.to(device)), PlainElementwise().quantise(x), strict=True
+        ):
             assert ours.dtype == theirs.dtype
             assert torch.equal(ours.cpu().float(), theirs.float())
 
 
 @needs_triton
 def test_the_kernel_rounds_as_plain_pytorch() -> None:
-    run_in_interpreter("from test_products import quantised_equal_pytorch as run; run('cpu')")
+    run_in_interpreter("from tests.head.fast.test_products import quantised_equal_pytorch as run; run('cpu')")
 
 
 @pytest.mark.gpu
@@ -187,7 +186,7 @@ def test_the_kernel_rounds_as_plain_pytorch_on_a_gpu() -> None:
 def test_products_on_a_gpu_are_those_of_the_cpu(num_rows: int) -> None:
     """But for the order of sums: fast accumulation keeps fewer bits of them."""
     weight = random(96, 208, seed=1)
-    on_cpu, on_gpu = Float8Products(weight), Float8Products(weight.cuda())
+    on_cpu, on_gpu = products(weight), products(weight.cuda())
     x, grad = random(num_rows + 1, 208)[1:], random(num_rows + 1, 96, seed=2)[1:]
     for rows in (slice(None), slice(None, 64), slice(64, None)):
         added, part = random(num_rows + 1, len(weight[rows]), seed=3)[1:], grad[:, rows].contiguous()

@@ -28,9 +28,8 @@ def segments(*, causal: bool) -> Segments:
 
 def kernels_equal_plain_attention(device: str) -> None:
     """Views of wider projections, as training hands over; output and log-sum-exp that other parts were merged into."""
-    from test_attention import PlainKernel
-
     from eagle3.head.fast.triton_flash import TILES, Tile, Tiles, TritonFlash
+    from tests.head.test_attention import PlainKernel
 
     generator = torch.Generator().manual_seed(0)
     plain = PlainKernel()
@@ -60,15 +59,15 @@ def kernels_equal_plain_attention(device: str) -> None:
                     kernel = TritonFlash(tiles)
                     on_device = [x.to(device) for x in given]
                     results = [*kernel.forward(*on_device[1:4], there), *kernel.backward(*on_device, there)]
-                    for own, truth in zip(results, expected, strict=True):
-                        assert_close(own, truth, tolerance)
+                    for ours, truth in zip(results, expected, strict=True):
+                        assert_close(ours, truth, tolerance)
 
 
-def assert_close(own: Tensor, truth: Tensor, tolerance: float) -> None:
+def assert_close(ours: Tensor, truth: Tensor, tolerance: float) -> None:
     """Not nan, which compares as different from everything."""
-    assert own.is_contiguous()
-    assert (own.cpu().double() - truth).norm() <= tolerance * truth.norm()
-    assert (own.cpu().double() - truth).abs().max() <= 8 * tolerance * truth.abs().max()
+    assert ours.is_contiguous()
+    assert (ours.cpu().double() - truth).norm() <= tolerance * truth.norm()
+    assert (ours.cpu().double() - truth).abs().max() <= 8 * tolerance * truth.abs().max()
 
 
 def mend_interpreter() -> None:
@@ -95,7 +94,9 @@ def mend_interpreter() -> None:
 
 @needs_triton
 def test_the_kernels_equal_plain_attention() -> None:
-    run_in_interpreter("from test_triton_flash import *; mend_interpreter(); kernels_equal_plain_attention('cpu')")
+    run_in_interpreter(
+        "from tests.head.fast.test_triton_flash import *; mend_interpreter(); kernels_equal_plain_attention('cpu')"
+    )
 
 
 @pytest.mark.gpu

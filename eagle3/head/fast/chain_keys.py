@@ -1,0 +1,96 @@
+"""The keys of a chain's later steps, which one anchor alone reads: merged into what a flash kernel returned.
+
+Two parts of a softmax are put together by the log-sum-exp l of their scores (FlashAttention-2, arXiv:2307.08691,
+section 2.3). With scores s_i = query · key_i / √C of the chain's S keys:
+
+    l' = log(exp(l) + Σ exp(s_i))        output' = exp(l - l') · output + Σ exp(s_i - l') · value_i
+
+Shapes: fast/__init__.py.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+ChainGradients = tuple[list[Float[Tensor, "R G C"]], list[Float[Tensor, "R G C"]]]
+
+
+@runtime_checkable
+class ChainKeyKernels(Protocol):
+    """`PlainChainKeys` is the reference, `TritonChainKeys` runs on a GPU."""
+
+    def merge(
+        self,
+        output: Float[Tensor, "R Q C"],
+        logsumexp: Float[Tensor, "Q R"],
+        query: Float[Tensor, "R Q C"],
+        keys: Sequence[Float[Tensor, "R G C"]],
+        values: Sequence[Float[Tensor, "R G C"]],
+    ) -> tuple[Float[Tensor, "R Q C"], Float[Tensor, "Q R"]]:
+        """Return output and log-sum-exp over what `output` was made from and each anchor's chain."""
+
+    def backward(
+        self,
+        grad_output: Float[Tensor, "R Q C"],
+        output: Float[Tensor, "R Q C"],
+        logsumexp: Float[Tensor, "Q R"],
+        query: Float[Tensor, "R Q C"],
+        keys: Sequence[Float[Tensor, "R G C"]],
+        values: Sequence[Float[Tensor, "R G C"]],
+        grad_query: Float[Tensor, "R Q C"],
+    ) -> ChainGradients:
+        """Return the gradients of keys and values; that of the query through them is added to `grad_query`.
+
+        `output` and `logsumexp` are the merged ones: with weight p = exp(s - l') and mean m = grad_output · output',
+        ds = p · (grad_output · value - m) / √C, dkey = ds · query, dquery = Σ ds_i · key_i, dvalue = p · grad_output.
+        """
+
+
+class PlainChainKeys:
+    """In plain PyTorch."""
+
+    def merge(
+        self, output: Tensor, logsumexp: Tensor, query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        scores = _scores(query, torch.stack(tuple(keys)), logsumexp.dtype)
+        merged = torch.logaddexp(logsumexp, scores.logsumexp(-1).flatten(1).T)  # (Q, R)
+        weights, stacked = _weights(scores, merged), torch.stack(tuple(values))
+        added = torch.einsum("rgps,srgc->rgpc", weights.to(stacked.dtype), stacked).flatten(1, 2)  # (R, Q, C)
+        kept = output * (logsumexp - merged).exp().T[..., None]
+        return (kept + added).to(query.dtype), merged.contiguous()
+
+    def backward(
+        self,
+        grad_output: Tensor,
+        output: Tensor,
+        logsumexp: Tensor,
+        query: Tensor,
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+        grad_query: Tensor,
+    ) -> ChainGradients:
+        stacked_keys, stacked_values = torch.stack(tuple(keys)), torch.stack(tuple(values))  # (S, R, G, C)
+        wide, narrow, groups = logsumexp.dtype, query.dtype, stacked_keys.shape[2]
+        weights = _weights(_scores(query, stacked_keys, wide), logsumexp)
+        mean = (grad_output.to(wide) * output).sum(-1).unflatten(1, (groups, -1))  # (R, G, P)
+        query, grad_output = (x.unflatten(1, (groups, -1)) for x in (query, grad_output))  # (R, G, P, C)
+        grad_weights = torch.einsum("rgpc,srgc->rgps", grad_output, stacked_values)
+        grad_scores = (weights * (grad_weights - mean[..., None]) * query.shape[-1] ** -0.5).to(narrow)
+        grad_query += torch.einsum("rgps,srgc->rgpc", grad_scores, stacked_keys).flatten(1, 2)
+        grad_keys = torch.einsum("rgps,rgpc->srgc", grad_scores, query)
+        grad_values = torch.einsum("rgps,rgpc->srgc", weights.to(narrow), grad_output)
+        return list(grad_keys.unbind()), list(grad_values.unbind())
+
+
+def _scores(
+    query: Float[Tensor, "R Q C"], keys: Float[Tensor, "S R G C"], wide: torch.dtype
+) -> Float[Tensor, "R G P S"]:
+    scores = torch.einsum("rgpc,srgc->rgps", query.unflatten(1, (keys.shape[2], -1)), keys)
+    return scores.to(wide) * query.shape[-1] ** -0.5
+
+
+def _weights(scores: Float[Tensor, "R G P S"], logsumexp: Float[Tensor, "Q R"]) -> Float[Tensor, "R G P S"]:
+    return (scores - logsumexp.T.unflatten(1, (scores.shape[1], -1))[..., None]).exp()

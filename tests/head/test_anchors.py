@@ -1,0 +1,87 @@
+"""Which anchors are trained at which step, against the sentence that defines it."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from eagle3.features.turns import teacher_positions
+from eagle3.head.anchors import anchors_and_steps, runs
+
+PATTERNS = [
+    [0, 0, 1, 1, 1, 0],
+    [0, 1, 1, 0, 0, 2, 2, 2, 2],
+    [1, 1, 1, 0],
+    [0, 1],
+    [0, 1, 0, 2, 2],
+    [0, 0, 0],
+    [1, 1, 2, 2, 2],
+    [1] * 9,
+]
+
+
+def by_definition(turns: list[int], ttt_steps: int) -> dict[int, int]:
+    """Anchor t is trained at step k iff x_{t+1} … x_{t+2+k} all are answer tokens of the same turn."""
+    steps_of = {}
+    for anchor in range(len(turns)):
+        steps = 0
+        for step in range(ttt_steps):
+            needed = turns[anchor + 1 : anchor + 3 + step]
+            if len(needed) < 2 + step or needed[0] == 0 or len(set(needed)) > 1:
+                break
+            steps += 1
+        if steps:
+            steps_of[anchor] = steps
+    return steps_of
+
+
+@pytest.mark.parametrize("turns", PATTERNS)
+@pytest.mark.parametrize("ttt_steps", [1, 2, 7])
+def test_anchors_and_their_steps_are_those_of_the_definition(turns: list[int], ttt_steps: int) -> None:
+    anchors, steps = anchors_and_steps(torch.tensor(turns), ttt_steps)
+    assert dict(zip(anchors.tolist(), steps.tolist(), strict=True)) == by_definition(turns, ttt_steps)
+
+
+def test_random_turns_follow_the_definition_too() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(200):
+        runs = torch.randint(0, 5, (8,), generator=generator).tolist()
+        turns = [number if number % 2 else 0 for number, run in enumerate(runs) for _ in range(run)]
+        if turns:
+            anchors, steps = anchors_and_steps(torch.tensor(turns), 4)
+            assert dict(zip(anchors.tolist(), steps.tolist(), strict=True)) == by_definition(turns, 4)
+
+
+def test_the_last_prompt_token_is_an_anchor_and_none_before_it() -> None:
+    anchors, _ = anchors_and_steps(torch.tensor([0, 0, 0, 1, 1, 1]), 7)
+    assert anchors.tolist() == [2, 3]
+
+
+def test_one_token_answers_and_empty_answers_train_nothing() -> None:
+    assert len(anchors_and_steps(torch.tensor([0, 0, 1, 0]), 7)[0]) == 0
+    assert len(anchors_and_steps(torch.tensor([0, 0, 0]), 7)[0]) == 0
+
+
+@pytest.mark.parametrize("turns", PATTERNS)
+def test_every_step_of_every_anchor_finds_its_teacher_stored(turns: list[int]) -> None:
+    stored = teacher_positions(torch.tensor(turns))
+    anchors, steps = anchors_and_steps(torch.tensor(turns), 7)
+    asked = {
+        anchor + 1 + step
+        for anchor, steps_of_it in zip(anchors.tolist(), steps.tolist(), strict=True)
+        for step in range(steps_of_it)
+    }
+    assert asked <= set(stored.nonzero().squeeze(1).tolist())
+
+
+@pytest.mark.parametrize("turns", PATTERNS)
+def test_each_run_of_anchors_is_that_of_one_turn(turns: list[int]) -> None:
+    anchors, _ = anchors_and_steps(torch.tensor(turns), 7)
+    bounds, ends = runs(anchors)
+    by_run = [anchors[first:stop].tolist() for first, stop in pairwise(bounds)]
+    predicted = torch.tensor(turns)[anchors + 1].tolist()
+    assert by_run == [
+        [anchor for anchor, of in zip(anchors.tolist(), predicted, strict=True) if of == turn]
+        for turn in sorted(set(predicted))
+    ]
+    assert list(ends) == [run[-1] + 1 for run in by_run]

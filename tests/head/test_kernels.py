@@ -1,0 +1,204 @@
+"""The plan of kernels: what is named, what `auto` takes and why, and what cannot run."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from triton_interpreter import needs_triton
+
+from eagle3.errors import InputError
+from eagle3.head.attention import DenseAttention, PaddedAttention
+from eagle3.head.draft_head import DraftHead
+from eagle3.head.fast.chain_keys import PlainChainKeys
+from eagle3.head.fast.chunked_loss import ChunkedLoss, plain_loss_and_gradient
+from eagle3.head.fast.elementwise import PlainElementwise
+from eagle3.head.fast.flash_attention import FlashAttention
+from eagle3.head.fast.flash_choice import flash_obstacle
+from eagle3.head.fast.flash_kernels import TorchFlash
+from eagle3.head.fast.fused_layer import FusedLayer
+from eagle3.head.fast.products import Float8Products, PlainProducts
+from eagle3.head.kernels import KernelPlan, KernelSettings, between_products, choose_kernels
+from eagle3.head.layer import PlainLayer
+from eagle3.head.loss import plain_loss
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+AUTO = {"attention": "auto", "layer": "auto", "loss": "auto", "loss_chunk": 8192, "fp8": False}
+
+
+@pytest.fixture
+def choose(make_head: Callable[..., DraftHead]) -> Callable[..., KernelPlan]:
+    def run(
+        device: torch.device = CPU, precision: str = "bf16-mixed", head: dict[str, Any] | None = None, **settings: Any
+    ) -> KernelPlan:
+        config = make_head(**head or {}).config
+        return choose_kernels(KernelSettings(**AUTO | settings), device=device, precision=precision, config=config)
+
+    return run
+
+
+@pytest.fixture
+def gpu_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A GPU of some compute capability, with PyTorch's flash kernel but, as far as one can look, without Triton."""
+
+    def pretend(*capability: int) -> None:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "GPU of 2020")
+        monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+        for module in ("kernels", "fast.flash_choice"):
+            monkeypatch.setattr(f"eagle3.head.{module}.find_spec", lambda _: None)
+
+    return pretend
+
+
+def test_auto_takes_the_fastest_that_can_run_and_one_table_says_why(
+    choose: Callable[..., KernelPlan], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        plan = choose()
+    elementwise, here = plan.loss.elementwise, "this run is on the CPU"
+    assert isinstance(elementwise, PlainElementwise)
+    assert plan == KernelPlan(
+        PaddedAttention,
+        PlainLayer,
+        ChunkedLoss(chunk=8192, elementwise=elementwise, kernel=plain_loss_and_gradient, make_products=PlainProducts),
+    )
+    assert [line.split(maxsplit=2) for line in caplog.messages[0].splitlines()[1:5]] == [
+        ["attention", "padded", f"triton, flash, torch_flash: needs a CUDA GPU (trainer.accelerator=gpu), {here}"],
+        ["layer", "plain", f"fused: Triton needs a CUDA GPU, {here}"],
+        ["loss", "chunked", "the fastest"],
+        ["products", "bf16-mixed", "kernels.fp8=false"],
+    ]
+    assert caplog.messages[0].endswith(f"  in between  PyTorch      Triton needs a CUDA GPU, {here}")
+    assert len(caplog.messages) == 1
+
+
+def test_what_is_named_is_taken(choose: Callable[..., KernelPlan], caplog: pytest.LogCaptureFixture) -> None:
+    plain = {"attention": "dense", "layer": "plain", "loss": "plain"}
+    with caplog.at_level("INFO"):
+        assert choose(precision="32-true", **plain) == KernelPlan(DenseAttention, PlainLayer, plain_loss)
+    assert [line.split()[-1] for line in caplog.messages[0].splitlines()[1:4]] == [
+        f"kernels.{part}={name}" for part, name in plain.items()
+    ]
+    plan = choose(attention="padded", layer="fused", loss="chunked", loss_chunk=7)
+    assert (plan.attention, plan.layer.func, plan.loss.chunk) == (PaddedAttention, FusedLayer, 7)
+    assert plan.layer.keywords["make_products"] is plan.loss.make_products is PlainProducts
+    assert plan.layer.keywords["elementwise"] is plan.loss.elementwise
+
+
+def test_on_a_gpu_without_triton_auto_takes_pytorchs_flash_kernel_and_the_plain_layer(
+    choose: Callable[..., KernelPlan], gpu_of: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    gpu_of(9, 0)
+    with caplog.at_level("INFO"):
+        plan = choose(GPU, head={"head_dim": 64})
+    assert plan.attention.func is FlashAttention and isinstance(plan.attention.keywords["kernel"], TorchFlash)
+    assert isinstance(plan.attention.keywords["chain_keys"], PlainChainKeys)
+    assert plan.layer is PlainLayer
+    assert "triton: needs Triton, a part of PyTorch's CUDA builds for Linux; flash: needs flash-attn" in caplog.text
+    assert "fused: Triton, a part of PyTorch's CUDA builds for Linux, is not installed" in caplog.text
+
+
+@needs_triton
+def test_on_a_gpu_with_triton_its_kernels_run_under_all_fast_parts() -> None:
+    kernels = between_products(GPU)
+    names = type(kernels.elementwise).__name__, type(kernels.chain_keys).__name__, kernels.loss.__name__
+    assert names == ("TritonElementwise", "TritonChainKeys", "triton_loss_and_gradient")
+    assert isinstance(between_products(CPU).elementwise, PlainElementwise)
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"attention": "sdpa"}, r"attention=sdpa is none of auto, triton, flash, torch_flash, padded, dense; auto"),
+        ({"layer": "fast"}, r"kernels\.layer=fast is none of auto, fused, plain; auto takes"),
+        ({"loss": "soft"}, r"kernels\.loss=soft is none of auto, chunked, plain; auto takes"),
+        ({"loss_chunk": 0}, r"kernels\.loss_chunk=0 must be 1 or more, e\.g\. kernels\.loss_chunk=4096"),
+        ({"fp8": "no"}, r"kernels\.fp8=no must be true or false"),
+        ({"fp8": True, "layer": "plain"}, r"kernels\.fp8=true is for kernels\.layer=fused .* kernels\.layer=plain"),
+        ({"fp8": True, "loss": "plain"}, r"here kernels\.layer=auto and kernels\.loss=plain; kernels\.fp8=false"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_before_anything_runs(settings: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        KernelSettings(**AUTO | settings)
+    assert KernelSettings(**AUTO | {"loss_chunk": 1})
+
+
+@pytest.mark.parametrize(
+    "name, capability, changes, obstacle",
+    [
+        ("triton", (9, 0), {}, None),
+        ("triton", (10, 0), {}, r"is made for Hopper \(compute capability 9\), this is a GPU of 2020"),
+        ("triton", (8, 9), {}, r"is made for Hopper"),
+        ("triton", (9, 0), {"head_dim": 100}, r"wants 16, 32, 64, 128 or 256 channels a head, here .*head_dim=100"),
+        ("torch_flash", (8, 0), {}, None),
+        ("torch_flash", (7, 5), {}, r"needs a GPU of compute capability 8\.0 or more, this is a GPU of 2020"),
+        ("torch_flash", (9, 0), {"device": CPU}, r"needs a CUDA GPU \(trainer\.accelerator=gpu\), .* on the CPU"),
+        ("torch_flash", (9, 0), {"precision": "32-true"}, r"half precision .*, here trainer\.precision=32-true"),
+        ("torch_flash", (9, 0), {"head_dim": 100}, r"multiple of 8 channels .* here model\.head_dim=100"),
+        ("torch_flash", (9, 0), {"head_dim": 264}, r"at most 256, here model\.head_dim=264"),
+        ("torch_flash", (9, 0), {"head_dim": 256}, None),
+    ],
+)
+def test_a_flash_kernel_says_why_it_cannot_run(
+    name: str,
+    capability: tuple[int, int],
+    changes: dict,
+    obstacle: str | None,
+    gpu_of: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu_of(*capability)
+    monkeypatch.setattr("eagle3.head.fast.flash_choice.find_spec", lambda _: object())
+    found = flash_obstacle(name, **{"device": GPU, "precision": "bf16-mixed", "head_dim": 64} | changes)
+    assert found is None if obstacle is None else re.search(obstacle, found)
+
+
+def test_pytorchs_flash_kernel_may_be_left_out_of_a_build(
+    gpu_of: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu_of(9, 0)
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: False)
+    assert "is left out of this build" in flash_obstacle("torch_flash", GPU, "bf16-mixed", 64)
+
+
+def test_a_named_attention_that_cannot_run_is_refused_with_the_way_out(choose: Callable[..., KernelPlan]) -> None:
+    with pytest.raises(InputError, match=r"kernels\.attention=triton needs a CUDA GPU .*; kernels\.attention=auto"):
+        choose(attention="triton")
+
+
+def test_float8_takes_the_parts_that_multiply_in_it_also_on_the_cpu(choose: Callable[..., KernelPlan]) -> None:
+    plan = choose(fp8=True)
+    assert plan.layer.func is FusedLayer
+    assert plan.layer.keywords["make_products"] is plan.loss.make_products
+    assert plan.loss.make_products.func is Float8Products
+    assert plan.loss.make_products.keywords == {"elementwise": plan.loss.elementwise}
+
+
+@pytest.mark.parametrize(
+    "capability, precision, head, obstacle",
+    [
+        ((8, 6), "bf16-mixed", {}, r"needs a GPU of compute capability 8\.9 or more, this is a GPU of 2020"),
+        ((9, 0), "32-true", {}, r"is for trainer\.precision=bf16-mixed, here trainer\.precision=32-true"),
+        ((9, 0), "bf16-mixed", {}, r"needs sizes that are multiples of 16, here model\.intermediate_size is 24"),
+        ((9, 0), "bf16-mixed", {"intermediate_size": 32, "num_kv_heads": 1}, r"model\.num_kv_heads x .* is 8"),
+        ((9, 0), "bf16-mixed", {"intermediate_size": 32}, r"model\.draft_vocab_size is 30"),
+        ((8, 9), "bf16-mixed", {"intermediate_size": 32, "draft_vocab_size": 32}, None),
+    ],
+)
+def test_float8_is_refused_where_it_cannot_run(
+    capability: tuple[int, int],
+    precision: str,
+    head: dict[str, int],
+    obstacle: str | None,
+    choose: Callable[..., KernelPlan],
+    gpu_of: Callable[..., None],
+) -> None:
+    gpu_of(*capability)
+    if obstacle is None:
+        assert choose(GPU, precision, head, fp8=True).layer.func is FusedLayer
+    else:
+        with pytest.raises(InputError, match=rf"kernels\.fp8=true .*{obstacle}; kernels\.fp8=false multiplies"):
+            choose(GPU, precision, head, fp8=True, attention="padded")
