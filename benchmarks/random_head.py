@@ -15,6 +15,7 @@ from eagle3.head.batch import TttBatch, ttt_batch
 from eagle3.head.draft_head import DraftHead, HeadConfig
 
 LLAMA_8B = HeadConfig(
+    num_captured_layers=3,
     hidden_size=4096,
     intermediate_size=14336,
     num_heads=32,
