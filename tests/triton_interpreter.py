@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 
@@ -13,5 +14,35 @@ needs_triton = pytest.mark.skipif(not find_spec("triton"), reason="Triton comes 
 def run_in_interpreter(code: str) -> None:
     """In a process of its own: the variable counts when kernels are imported. Modules of the tests can be imported."""
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", f"import triton_interpreter; triton_interpreter.mend(); {code}"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def mend() -> None:
+    """Fill gaps that Triton's interpreter has had in some of the versions 3.5 to 3.9."""
+    from triton.runtime import interpreter
+
+    patch_tensor, splat = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_splat
+
+    def patch_index(tensor: Any, scope: Any) -> None:
+        """The bound of a loop may be a tensor, also with NumPy 2.4."""
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    def splat_bool(builder: Any, shape: Any, value: Any) -> Any:
+        """A mask from one comparison is a mask, not a number."""
+        if value.data.dtype == bool:
+            value = interpreter.TensorHandle(value.data, interpreter.tl.int1)
+        return splat(builder, shape, value)
+
+    def add(builder: Any, _: Any, descriptor: Any, value: Any, indices: Any) -> None:
+        """A descriptor can be added to."""
+        pointers, inside = descriptor.materialize_pointers(indices)
+        inside = inside.data if isinstance(inside, interpreter.TensorHandle) else inside
+        before = interpreter._interpreter.load(pointers.data, inside, 0 * value.data, value.data.dtype)
+        interpreter._interpreter.store(pointers.data, before + value.data, inside)
+
+    interpreter._patch_lang_tensor = patch_index
+    interpreter.InterpreterBuilder.create_splat = splat_bool
+    interpreter.InterpreterBuilder.create_descriptor_reduce = add

@@ -63,7 +63,7 @@ def plain_loss(
         wide = torch.promote_types(teacher_head.dtype, torch.float32)
         teachers = (pack.last_hidden_state.to(wide) @ teacher_head.to(wide).T).softmax(-1)  # (J, D)
     in_vocabulary = membership(head.draft_ids, head.config.vocab_size)[pack.teacher_argmax]  # (J,)
-    weight = objective.anchor_weights(batch)
+    weight = objective.anchor_weights(batch, teachers.dtype)
     alive, gained = torch.ones_like(batch.anchors, dtype=torch.bool), torch.zeros_like(batch.anchors)
     loss = teachers.new_zeros(())
     trained_counts, correct_counts, alive_counts = [], [], []
@@ -113,10 +113,10 @@ class UnrollLoss:
         """Return the loss and the metrics. Another objective may evaluate itself, and not ask `compute`."""
         return compute(self, head, hidden, teacher_head, batch)
 
-    def anchor_weights(self, batch: TttBatch) -> Float[Tensor, " R"]:
+    def anchor_weights(self, batch: TttBatch, dtype: torch.dtype) -> Float[Tensor, " R"]:
         if self.normalize == "token":
-            return torch.full_like(batch.anchors, 1 / batch.pack.anchors_in_step, dtype=torch.float32)
-        return 1 / (batch.anchors_of_sample * batch.pack.samples_in_step)
+            return torch.full_like(batch.anchors, 1 / batch.pack.anchors_in_step, dtype=dtype)
+        return 1 / (batch.anchors_of_sample.to(dtype) * batch.pack.samples_in_step)
 
 
 def soft_cross_entropy(logits: Float[Tensor, "R D"], teacher: Float[Tensor, "R D"]) -> Float[Tensor, " R"]:

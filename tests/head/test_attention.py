@@ -160,8 +160,8 @@ def test_fast_attention_equals_the_dense_one(
 @pytest.mark.parametrize("fast", FAST)
 @pytest.mark.parametrize(
     "turns",
-    [[[0, 0, 0]], [[0, 0], [0, 1, 1, 1], [0, 0, 0]], [[0, 1, 1, 1], [0, 0]]],
-    ids=["no anchors at all", "between samples without anchors", "last sample without anchors"],
+    [[[0, 0, 0]], [[0, 0], [0, 1, 1, 1], [0, 0, 0]], [[0, 1, 1, 1], [0, 0]], [[0, 1, 1, 1], [0, 0, 0, 0]]],
+    ids=["no anchors at all", "between samples without anchors", "last without anchors", "last, of the same length"],
 )
 def test_samples_without_anchors_change_nothing(make_sample: Callable[..., Sample], fast: str, turns: list) -> None:
     batch = ttt_batch([make_sample(one) for one in turns], ttt_steps=STEPS)

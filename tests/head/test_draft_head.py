@@ -11,7 +11,7 @@ from torch.nn import functional
 from eagle3.errors import InputError
 from eagle3.features.sample import Sample
 from eagle3.head.batch import ttt_batch
-from eagle3.head.draft_head import DraftHead, HeadConfig
+from eagle3.head.draft_head import DraftHead, HeadConfig, RMSNorm
 from eagle3.head.unroll import unroll
 
 THETA, EPS, CHANNELS = 100.0, 1e-5, 8
@@ -79,6 +79,16 @@ def test_the_head_computes_what_its_weights_say(
     )
     torch.testing.assert_close(hidden, expected[batch.anchors])
     torch.testing.assert_close(head.logits(hidden), logits[batch.anchors])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_norms_of_half_precision_are_computed_in_float32_and_rounded_once(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    layer, x = RMSNorm(64, EPS), torch.randn(9, 64, generator=generator).to(dtype)
+    layer.weight.data = torch.randn(64, generator=generator)
+    expected = norm(x.double(), layer.weight.double()).detach()
+    assert layer(x).dtype == dtype
+    assert ((layer(x).double() - expected).abs() <= torch.finfo(dtype).eps / 2 * expected.abs() * 1.01).all()
 
 
 def test_norm_output_feeds_the_normed_state_back(make_head: Callable[..., DraftHead]) -> None:

@@ -53,7 +53,7 @@ def test_the_loss_is_the_decayed_cross_entropy_over_anchors(
                     p = torch.softmax(teacher_head @ sample.last_hidden_state[teacher], dim=0)
                     total += weight * DECAY**step * float(-(p * torch.log_softmax(logits, dim=0)).sum())
             number += 1
-    assert float(loss) == pytest.approx(total, rel=1e-6)
+    assert float(loss) == pytest.approx(total, rel=1e-12)
     assert metrics.anchors == len(batch.anchors)
     assert metrics.trained.tolist() == trained
     assert metrics.correct.tolist() == correct

@@ -143,7 +143,7 @@ def _pairs(objective: UnrollLoss, head: DraftHead, batch: TttBatch, teachers: _T
     token = batch.pack.teacher_argmax[teachers.places[of_pair]]
     wanted = torch.searchsorted(head.draft_ids, token).clamp(max=len(head.draft_ids) - 1)
     counted = head.draft_ids[wanted] == token
-    weight = objective.anchor_weights(batch).to(teachers.dtype) * torch.pow(objective.decay, step.to(teachers.dtype))
+    weight = objective.anchor_weights(batch, teachers.dtype) * torch.pow(objective.decay, step.to(teachers.dtype))
     return _Pairs(trained, bounds, slots, of_pair, weight.flatten()[slots] * counted, torch.where(counted, wanted, -1))
 
 
