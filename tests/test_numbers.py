@@ -156,7 +156,6 @@ def test_a_result_says_where_it_comes_from(path: Path) -> None:
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FILE = re.compile(r"`((?:[\w.-]+/)+[\w.-]*\w\.\w+|(?:[\w-]+/)+)`")
-MOVED = ("../../README.md#prompts-that-may-be-used",)  # now docs/data.md; until the page on prompts says so
 OF_A_RUN = ("outputs/", "RUN/", "DIR/", "HEAD/", "data/prompts/")
 
 
@@ -168,7 +167,7 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
         file, _, heading = target.partition("#")
         path = (page.parent / file).resolve() if file else page
         assert path.exists(), f"{name(page)} links to {target}"
-        if heading and target not in MOVED:
+        if heading:
             assert heading in headings(path), f"{name(page)} links to {target}"
 
 
@@ -206,10 +205,6 @@ def test_lines_are_short_but_those_of_tables(page: Path) -> None:
 # Commands
 
 COMMAND = re.compile(r"(?<![\w/])(?:python )?(train|precompute|serve)\.py((?:\s+(?!#|`|\||;)[^\n;`]*)?)")
-KNOWN_TO_FAIL = {
-    "bench.limit=16": "the report of sglang_bench was made before `limit` was the key of every action",
-}
-RENAMED = {"kernels.": "attention", "answers=": "responses.answers", "features.teachers": "features.teacher_rows"}
 FILES = (".py", ".json", ".jsonl", ".png", ".md")
 SECTIONS = [path.name for path in CONF.iterdir()] + ["kernels", "bench", "launch", "tune", "check"]
 
@@ -267,13 +262,7 @@ COMMANDS = [
 DIFFERENT = list({(command.script, command.words): command for command in reversed(COMMANDS)}.values())[::-1]
 
 
-def marked(command: Command) -> Any:
-    reasons = [reason for word, reason in KNOWN_TO_FAIL.items() if word in command.words]
-    marks = [pytest.mark.xfail(strict=True, reason=reason) for reason in reasons]
-    return pytest.param(command, marks=marks, id=f"{command.where}: {command.script} {' '.join(command.words)[:60]}")
-
-
-@pytest.mark.parametrize("command", [marked(command) for command in DIFFERENT])
+@pytest.mark.parametrize("command", DIFFERENT, ids=lambda command: f"{command.where}: {command.script}")
 def test_commands_compose(command: Command) -> None:
     words = [first_of_a_sweep(word.replace("…", "x")) for word in command.words if word.strip(".…")]
     with initialize_config_dir(str(CONF), version_base="1.3"):
@@ -310,9 +299,6 @@ def test_keys_that_a_page_names_exist(page: str, key: str, value: str, configs: 
     option = CONF / key / f"{value}.yaml"
     if option.exists() or any(has(config, key) for config in configs):
         return
-    old = next((old for new, old in RENAMED.items() if f"{key}={value}".startswith(new)), None)
-    if old and any(has(config, old) for config in configs):
-        pytest.xfail(f"{old} has its old name here")
     pytest.fail(f"{page} names {key}, which is no key and no option of conf")
 
 
