@@ -36,8 +36,8 @@ PROMPTS = [
     "prompts.duplicates.near=false",
 ]  # every row, as the reference had
 # Several stores share a GPU: with batches of four times as many tokens some ran out of memory.
-ANSWERS = ["responses.max_new_tokens=256", "responses.batch_size=2048", "responses.batch_tokens=1000000"]
-WINDOW = ["responses.window=16384", "features.batch_tokens=65536"]
+ANSWERS = ["responses.max_new_tokens=256", "answers.batch_size=2048", "answers.batch_tokens=1000000"]
+WINDOW = ["answers.window=16384", "features.batch_tokens=65536"]
 # Small models wait for launches, not for products: trainings have the GPU alone, and cores before decodings.
 DECODED_ON = ["target.device=cpu"]
 ONE_TURN = "prompts.length.max_turns=1"

@@ -3,7 +3,7 @@
 An average over every position promises too much: a round begins where the one before it went wrong, and what was hard
 there is often still hard. On greedy answers of the bundled target, a chain of 7 gained 3.163 tokens begun at every
 position and 2.431 in rounds, as decoding measures it (benchmarks/quickstart.py -- optim=adamw optim.lr=3e-3
-loss.chunk_rows=4096).
+kernels.loss_chunk=4096).
 
 Shapes: R trained rows.
 """

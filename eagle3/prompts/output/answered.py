@@ -48,7 +48,7 @@ def _difference(key: str, before: Any, now: Any) -> str:
 def _settings(inputs: dict) -> Iterator[tuple[str, Any]]:
     """Yield what prompts were made from by config key, as far as there is one."""
     yield "version of the rules", inputs["format"]
-    yield "responses.answers is imported", inputs["keep_answers"]
+    yield "answers is imported", inputs["keep_answers"]
     yield "prompts.limit", inputs["limit"]
     for number, source in enumerate(inputs["sources"]):
         for key in ("path", "name", "license", "limit", "id_prefix", "files"):

@@ -84,6 +84,6 @@ def nothing_left(sources: list[Source], chunks: list[ScannedChunk]) -> InputErro
             "(conf/prompts/licenses/default.yaml)"
         )
     if "no assistant turn" in rejected:
-        way_out = "give rows with answers, or drop responses.answers=imported"
+        way_out = "give rows with answers, or drop answers=imported"
     names = ", ".join(source.name for source in sources)
     return InputError(f"prompts: none of {rows} rows in {names} passed ({reasons}); {way_out}")
