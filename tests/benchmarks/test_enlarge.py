@@ -58,13 +58,13 @@ def test_target_and_head_compute_what_they_did(head_path: Path, tmp_path: Path) 
         id="sample",
         input_ids=ids[0],
         turns=(torch.arange(50) >= 20).long(),
-        aux=torch.cat([theirs.hidden_states[layer][0] for layer in (2, 4, 5)], 1),
-        last=torch.zeros(31, hidden),
-        argmax=torch.zeros(31, dtype=torch.long),
-        logsumexp=torch.zeros(31),
-        teacher_rows=torch.arange(50) >= 19,
+        aux_hidden_states=torch.cat([theirs.hidden_states[layer][0] for layer in (2, 4, 5)], 1),
+        last_hidden_state=torch.zeros(31, hidden),
+        teacher_argmax=torch.zeros(31, dtype=torch.long),
+        has_teacher=torch.arange(50) >= 19,
     )
-    larger = replace(sample, aux=torch.cat([beside_zeros(part) for part in sample.aux_hidden_states.chunk(3, 1)], 1))
+    widened = torch.cat([beside_zeros(part) for part in sample.aux_hidden_states.chunk(3, 1)], 1)
+    larger = replace(sample, aux_hidden_states=widened)
     heads = [load_head(path, dtype=torch.float32).head for path in (head_path, tmp_path / "large" / "head")]
     outputs = [
         unroll(head, target.embedding, ttt_batch([each], ttt_steps=3), 3)
