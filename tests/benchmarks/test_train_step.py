@@ -125,9 +125,9 @@ def test_end_to_end_compares_train_py_with_its_steps(store: Path, tmp_path: Path
 
 
 def test_train_py_runs_on_a_synthetic_store(store: Path, tmp_path: Path) -> None:
-    from test_training import Run
+    from tests.training.test_training import Run
 
     done = Run(tmp_path / "run", store, "data.pack_tokens=128", "trainer.max_epochs=1").fit()
-    assert len(done.data.store.manifest["shards"]) > 1
-    assert done.data.store.manifest["bytes"] == pytest.approx(2e6, rel=0.2)
+    assert len(done.data.source.manifest.shards) > 1
+    assert done.data.source.manifest.bytes == pytest.approx(2e6, rel=0.2)
     assert done.trainer.global_step > 10
