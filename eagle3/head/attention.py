@@ -25,7 +25,7 @@ KeysValues = tuple[Float[Tensor, "_ G C"], Float[Tensor, "_ G C"]]
 
 @runtime_checkable
 class Attention(Protocol):
-    """Called at every step: `chain` are the anchors' keys and values of steps 1 … k [R, G, C]."""
+    """Attention of one batch, called at every step: `chain` are the anchors' keys and values of steps 1 … k."""
 
     def __call__(self, query: Float[Tensor, "R Q C"], chain: list[KeysValues]) -> Float[Tensor, "R Q C"]: ...
 

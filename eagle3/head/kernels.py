@@ -35,7 +35,7 @@ OPTIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class KernelSettings:
-    """Config group `kernels`. None of it changes what is computed, but for `fp8`, which rounds products."""
+    """Config group `kernels`, whose keys change nothing of what is computed, but for `fp8`, which rounds products."""
 
     attention: str
     layer: str

@@ -21,7 +21,7 @@ Projected = tuple[Float[Tensor, "R H"], Float[Tensor, "R Q C"], KeysValues]
 
 @runtime_checkable
 class Layer(Protocol):
-    """Made anew for every training step."""
+    """The head's layer without its attention, made anew for every training step."""
 
     def fuse(self, aux_hidden_states: Float[Tensor, "T AH"]) -> Float[Tensor, "T H"]:
         """Return what step 0 takes as the hidden state."""

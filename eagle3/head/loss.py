@@ -38,7 +38,7 @@ class UnrollMetrics:
 
 @runtime_checkable
 class ComputeLoss(Protocol):
-    """Evaluates an objective: `plain_loss`, or a chunk at a time `ChunkedLoss` in fast/."""
+    """Evaluation of an objective: `plain_loss`, or in chunks `ChunkedLoss` in fast/."""
 
     def __call__(
         self,

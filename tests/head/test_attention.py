@@ -62,6 +62,7 @@ class PlainKernel:
         logsumexp: Tensor,
         where: Segments,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        assert all(x.is_contiguous() for x in (grad_output, output, logsumexp))
         dtype = query.dtype
         grad_output, query, key, value, output = self.wide(grad_output, query, key, value, output)
         grad_query, grad_key, grad_value = (torch.full_like(x, torch.nan) for x in (query, key, value))
@@ -163,11 +164,20 @@ def test_fast_attention_equals_the_dense_one(
     [[[0, 0, 0]], [[0, 0], [0, 1, 1, 1], [0, 0, 0]], [[0, 1, 1, 1], [0, 0]], [[0, 1, 1, 1], [0, 0, 0, 0]]],
     ids=["no anchors at all", "between samples without anchors", "last without anchors", "last, of the same length"],
 )
-def test_samples_without_anchors_change_nothing(make_sample: Callable[..., Sample], fast: str, turns: list) -> None:
+@pytest.mark.parametrize("step", [0, 1])
+def test_samples_without_anchors_change_nothing(
+    make_sample: Callable[..., Sample], fast: str, turns: list, step: int
+) -> None:
     batch = ttt_batch([make_sample(one) for one in turns], ttt_steps=STEPS)
-    dense, other = (outputs_and_gradients(make, batch, 1) for make in (DenseAttention, FAST[fast]))
+    dense, other = (outputs_and_gradients(make, batch, step) for make in (DenseAttention, FAST[fast]))
     for one, another in zip(dense, other, strict=True):
         torch.testing.assert_close(one, another, **CLOSE)
+
+
+def test_a_long_sample_does_not_make_short_ones_long(make_sample: Callable[..., Sample]) -> None:
+    batch = ttt_batch([make_sample([0, 1, 1] * size) for size in (1, 20, 1, 2)], ttt_steps=STEPS)
+    context = (torch.randn(len(batch.pack.input_ids), 1, 2),) * 2
+    assert [tuple(group.key.shape[:2]) for group in PaddedAttention(context, batch).groups] == [(2, 3), (1, 60), (1, 6)]
 
 
 def test_the_gradients_of_flash_attention_are_those_of_its_output_by_finite_differences(
@@ -183,6 +193,13 @@ def test_the_gradients_of_flash_attention_are_those_of_its_output_by_finite_diff
         return flash(PlainKernel())((key, value), batch)(query, [(chain[0], chain[1]), (chain[2], chain[3])])
 
     assert torch.autograd.gradcheck(attended, inputs)
+
+
+def test_a_gradient_that_is_one_number_for_all_reaches_the_kernels_as_memory(ragged_samples: list[Sample]) -> None:
+    batch = ttt_batch(ragged_samples, ttt_steps=STEPS)
+    key, query = torch.randn(len(batch.pack.input_ids), 1, 2), torch.randn(len(batch.anchors), 1, 2, requires_grad=True)
+    flash(PlainKernel())((key, key), batch)(query, [(query, query)]).sum().backward()
+    assert query.grad.isfinite().all()
 
 
 def test_the_unroll_with_flash_attention_trains_as_with_the_dense_one(

@@ -1,6 +1,7 @@
 """The loss and the metrics against direct formulas in float64."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -60,6 +61,25 @@ def test_the_loss_is_the_decayed_cross_entropy_over_anchors(
     assert metrics.alive.tolist() == alive_sum
 
 
+@pytest.mark.parametrize("normalize", ["token", "sequence"])
+def test_a_pack_weighs_its_share_of_the_optimizer_step(
+    make_head: Callable[..., DraftHead],
+    embedding: Tensor,
+    teacher_head: Tensor,
+    ragged_samples: list[Sample],
+    normalize: str,
+) -> None:
+    head, objective = make_head().requires_grad_(False), UnrollLoss(decay=DECAY, normalize=normalize)
+    alone = ttt_batch(ragged_samples, ttt_steps=STEPS)
+    step = {"anchors_in_step": 4.0 * len(alone.anchors), "samples_in_step": 4.0 * len(ragged_samples)}
+    outputs = unroll(head, embedding, alone, STEPS)
+    whole, quarter = (
+        objective(head, outputs, teacher_head, batch)[0]
+        for batch in (alone, ttt_batch(ragged_samples, ttt_steps=STEPS, **step))
+    )
+    torch.testing.assert_close(4 * quarter, whole)
+
+
 def test_a_teacher_outside_the_draft_vocabulary_carries_no_loss_and_counts_as_wrong(
     make_head: Callable[..., DraftHead], embedding: Tensor, teacher_head: Tensor, make_sample: Callable[..., Sample]
 ) -> None:
@@ -73,6 +93,19 @@ def test_a_teacher_outside_the_draft_vocabulary_carries_no_loss_and_counts_as_wr
     assert float(loss.detach()) == 0
     assert metrics.correct.tolist() == [0]
     assert metrics.trained.tolist() == [3]
+
+
+def test_under_autocast_close_teacher_tokens_are_not_blurred(
+    make_head: Callable[..., DraftHead], embedding: Tensor, teacher_head: Tensor, ragged_samples: list[Sample]
+) -> None:
+    head, batch = make_head().requires_grad_(False), ttt_batch(ragged_samples, ttt_steps=STEPS)
+    sharp = 100 * teacher_head.float()  # in bfloat16 its logits would be off by ones
+    batch = replace(batch, pack=replace(batch.pack, last_hidden_state=batch.pack.last_hidden_state.float()))
+    outputs, objective = unroll(head, embedding, batch, STEPS), UnrollLoss(decay=DECAY, normalize="token")
+    expected, _ = objective(head, outputs, sharp, batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, _ = objective(head.float(), [output.float() for output in outputs], sharp, batch)
+    assert float(loss) == pytest.approx(float(expected), rel=2e-3)
 
 
 def test_accept_length_counts_leading_right_steps() -> None:

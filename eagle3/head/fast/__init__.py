@@ -1,6 +1,7 @@
 """The head's training at the speed of its matrix products. Each part stands in for a plain one and equals it.
 
-attention.py: flash_attention.py, on a kernel of flash_kernels.py or triton_flash.py; chain_keys.py for later steps
+attention.py: flash_attention.py, on a kernel of flash_kernels.py or triton_flash.py (flash_choice.py says which can
+  run); chain_keys.py for later steps
 layer.py, draft_head.py: fused_layer.py on fused_weights.py; elementwise.py is what it does between products,
   products.py bf16 or float8
 loss.py: chunked_loss.py

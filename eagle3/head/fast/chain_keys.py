@@ -50,7 +50,7 @@ class ChainKeyKernels(Protocol):
 
 
 class PlainChainKeys:
-    """In plain PyTorch."""
+    """The reference, in plain PyTorch."""
 
     def merge(
         self, output: Tensor, logsumexp: Tensor, query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]

@@ -18,7 +18,7 @@ NUM_WARPS = 1  # a program holds a few hundred numbers
 
 
 class TritonChainKeys:
-    """Launches. Chains of each length compile a kernel of their own, with its loop over steps unrolled."""
+    """What launches the kernels below. Each length of chains compiles one of its own, its loop over steps unrolled."""
 
     def merge(
         self, output: Tensor, logsumexp: Tensor, query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]

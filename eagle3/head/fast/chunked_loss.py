@@ -45,7 +45,7 @@ class LossKernel(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkedLoss:
-    """Evaluates an `UnrollLoss`. Gradients of weights are summed in float32."""
+    """`ComputeLoss` in chunks. Gradients of weights are summed in float32."""
 
     chunk: int  # rows of logits that exist at once, give or take K
     elementwise: ElementwiseKernels
@@ -215,7 +215,7 @@ def plain_loss_and_gradient(
     teacher_of: Int[Tensor, " M"],
     weight: Float[Tensor, " M"],
 ) -> tuple[Float[Tensor, " M"], Int[Tensor, " M"]]:
-    """As `LossKernel` says, in plain PyTorch."""
+    """Do what `LossKernel` says, in plain PyTorch."""
     teacher = teacher_logits.softmax(-1).index_select(0, teacher_of)  # (M, D)
     wide = logits.to(teacher.dtype)
     best = wide.argmax(-1)

@@ -93,7 +93,7 @@ class ElementwiseKernels(Protocol):
 
 
 class PlainElementwise:
-    """In plain PyTorch."""
+    """The reference, in plain PyTorch."""
 
     def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float, out: Tensor, index: Tensor | None = None) -> None:
         rows = _wide(x if index is None else x[index])  # (N, H)

@@ -20,7 +20,7 @@ LARGEST, LEAST = tl.constexpr(FP8_MAX), tl.constexpr(TINY)
 
 
 class TritonElementwise:
-    """Launches; float64 is not known."""
+    """What launches the kernels below. They know no float64."""
 
     def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float, out: Tensor, index: Tensor | None = None) -> None:
         size = x.shape[1]
@@ -108,7 +108,7 @@ def _launch_rotate(
     *,
     direction: int,
 ) -> None:
-    """`direction`: 1 rotates, -1 rotates back, 0 copies."""
+    """Rotate heads into `output` (direction 1), rotate them back (-1) or copy them (0)."""
     number, half = heads.shape[1], cos.shape[1]
     assert heads.stride()[1:] == output.stride()[1:] == (2 * half, 1) and cos.stride() == sin.stride()
     assert total is None or total.stride() == output.stride()

@@ -54,7 +54,7 @@ class VarlenKernel(Protocol):
 
 
 class TorchFlash:
-    """PyTorch's own; signatures as in PyTorch 2.9 to 2.13."""
+    """PyTorch's own copy; signatures as in PyTorch 2.9 to 2.13."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, where: Segments) -> tuple[Tensor, Tensor]:
         output, logsumexp, *_ = torch.ops.aten._flash_attention_forward(
@@ -80,7 +80,7 @@ class TorchFlash:
 
 
 class FlashAttnPackage:
-    """flash-attn 2.7 and 2.8."""
+    """The flash-attn package, 2.7 and 2.8."""
 
     def __init__(self) -> None:
         from flash_attn import flash_attn_interface

@@ -233,7 +233,7 @@ class FusedLayer:
     def project_step(
         self, hidden: Float[Tensor, "R H"], tokens: Int[Tensor, " R"], positions: Int[Tensor, " R"], step: int
     ) -> Projected:
-        """As `Layer.project_step`; `tokens` are not read, being those of step 0, `step` anchors on."""
+        """Do what `Layer.project_step` says; `tokens` are not read, being those of step 0, `step` anchors on."""
         hidden, query, key, value = _Project.apply(self.weights, hidden, step, *self._angles(positions))
         return hidden, query, (key, value)
 

@@ -24,7 +24,7 @@ def triton_loss_and_gradient(
     teacher_of: Int[Tensor, " M"],
     weight: Float[Tensor, " M"],
 ) -> tuple[Float[Tensor, " M"], Int[Tensor, " M"]]:
-    """As `LossKernel` says, for teachers in float32; of equal largest logits the first is the argmax."""
+    """Do what `LossKernel` says, for teachers in float32; of equal largest logits the first is the argmax."""
     assert logits.is_contiguous() and teacher_logits.is_contiguous() and teacher_logits.dtype == torch.float32
     loss, best = torch.empty_like(weight), torch.empty_like(teacher_of)
     log_sums = teacher_logits.new_empty(len(teacher_logits))

@@ -35,7 +35,7 @@ MakeProducts = Callable[[Tensor], Products]  # from a weight [O, I], once a trai
 
 
 class PlainProducts:
-    """In the dtype of the weight."""
+    """Products in the dtype of the weight."""
 
     def __init__(self, weight: Float[Tensor, "O I"]) -> None:
         self.weight = weight
@@ -54,7 +54,7 @@ class PlainProducts:
 
 
 class Float8Products:
-    """Both factors in float8 (e4m3), with a scale for every row of the left and every column of the right one.
+    """Products of factors in float8 (e4m3), with a scale for every row of the left and every column of the right one.
 
     Gradients are e4m3, too: e5m2 gives a bit of precision for range, but with a scale of its own a row needs little,
     and the error would double (tests/head/fast/test_products.py). The weight is rounded once a training step for each

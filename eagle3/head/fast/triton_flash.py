@@ -47,7 +47,7 @@ MOST_HEADS = 16  # of a row in a block, in all kernels: the smallest block of qu
 
 
 class TritonFlash:
-    """Channels are a power of two from 16 to 256."""
+    """`VarlenKernel` for channels that are a power of two from 16 to 256."""
 
     def __init__(self, tiles: Tiles | None = None) -> None:
         self.tiles = tiles
