@@ -125,7 +125,7 @@ def bench_servers(config: DictConfig) -> None:
         target,
         drafts,
         BenchPlan(settings, prompts, sampling | dict(settings.sampling or {})),
-        provenance=cli.provenance(),
+        origin=cli.result_facts(),
         folder=cli.output_dir(),
         dry_run=config.dry_run,
         logger=cli.build(config.logger.wandb) if "logger" in config else None,
@@ -154,6 +154,7 @@ def tune_head(config: DictConfig) -> None:
         served_prompts(config, paths, target, answers, steps=max(settings.steps))["prompts"],
         answers,
         target_settings=cli.plain(config.target),
+        origin=cli.result_facts(),
         folder=cli.output_dir(),
     )
 

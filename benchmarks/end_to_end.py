@@ -78,8 +78,10 @@ def step_alone(config: DictConfig) -> tuple[dict[str, float], int]:
     for batch in packs:
         step(batch)
     seconds = timed(lambda: [step(batch) for batch in packs], 3, device()) / len(packs) + optimizer_seconds(step)
-    tokens, rows = fmean(len(batch.pack.input_ids) for batch in packs), fmean(len(batch.anchors) for batch in packs)
-    return {"tokens_per_s": tokens / seconds, "rows_per_s": rows / seconds, "step_ms": 1000 * seconds}, len(planned)
+    tokens, anchors = fmean(len(batch.pack.input_ids) for batch in packs), fmean(len(batch.anchors) for batch in packs)
+    return {"tokens_per_s": tokens / seconds, "anchors_per_s": anchors / seconds, "step_ms": 1000 * seconds}, len(
+        planned
+    )
 
 
 def trained(directory: Path, devices: int, epochs: int, overrides: list[str]) -> dict[str, float]:
@@ -99,13 +101,14 @@ def trained(directory: Path, devices: int, epochs: int, overrides: list[str]) ->
         logged = [line for line in csv.DictReader(file) if line["train/tokens_per_s"]]
     # The first epoch warms up, the first line of each holds its start.
     later = [line for before, line in pairwise(logged) if before["epoch"] == line["epoch"] != "0"]
-    tokens, rows, waits = (
-        [float(line[f"train/{name}"]) for line in later] for name in ("tokens_per_s", "rows_per_s", "data_wait_share")
+    tokens, anchors, waits = (
+        [float(line[f"train/{name}"]) for line in later]
+        for name in ("tokens_per_s", "anchors_per_s", "data_wait_share")
     )
     # Of rates over about as many tokens each: all tokens over all time.
     return {
         "tokens_per_s": harmonic_mean(tokens),
-        "rows_per_s": harmonic_mean(rows),
+        "anchors_per_s": harmonic_mean(anchors),
         "data_wait_share": fmean(waits),
     }
 

@@ -141,7 +141,7 @@ def measure_training(head: DraftHead, embedding: torch.Tensor, teacher_head: tor
         "documents": len(batch.pack.sample_ids),
         "answer_share": round(len(batch.anchors) / len(batch.pack.input_ids), 3),
         "tokens_per_s": round(len(batch.pack.input_ids) / seconds),
-        "rows_per_s": round(len(batch.anchors) / seconds),
+        "anchors_per_s": round(len(batch.anchors) / seconds),
         "peak_gb": peak_gb(),
     }
 

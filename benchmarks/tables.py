@@ -212,7 +212,7 @@ def costs() -> str:
             ],
             [
                 "training (packs of 16,384 tokens, half of them answers)",
-                f"{thousands(tokens)} tokens/s, {thousands(training['rows_per_s'])} of them answers",
+                f"{thousands(tokens)} tokens/s, {thousands(training['anchors_per_s'])} of them answers",
                 "-",
                 "-",
             ],

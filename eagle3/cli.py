@@ -5,7 +5,9 @@ import errno
 import functools
 import logging
 import os
+import platform
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -28,7 +30,8 @@ from tqdm import tqdm
 from eagle3.errors import InputError, Interrupted
 
 log = logging.getLogger(__name__)
-CONF = str(Path(__file__).parent.parent / "conf")
+ROOT = Path(__file__).resolve().parent.parent
+CONF = str(ROOT / "conf")
 
 
 def report_errors(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], Any]:
@@ -185,6 +188,38 @@ def provenance() -> dict[str, str]:
         **{package: version(package) for package in ("torch", "lightning", "transformers")},
         "python": sys.version.split()[0],
     }
+
+
+def result_facts(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return what a result must say to be made again: commit, command, machine and versions.
+
+    `arguments` are those of a script whose main was called with them, by default the command line's. Variables of
+    servers' environment may be secrets and are left out; servers that run already may run on another machine.
+    """
+    versions = provenance()
+    return {
+        "commit": versions.pop("git_revision"),
+        "command": shell_command(sys.argv[1:] if arguments is None else arguments),
+        "machine": machine(),
+        "versions": versions,
+    }
+
+
+def shell_command(arguments: Sequence[str]) -> str:
+    """This script's command, to paste in the repository's root: its own files are named from there."""
+    words = [str(Path(sys.argv[0]).resolve()), *(word for word in arguments if "launch.env" not in word)]
+    return shlex.join(["python", *(word.replace(f"{ROOT}/", "") for word in words)])
+
+
+def machine() -> str:
+    """GPUs and cores of this machine; nvidia-smi counts GPUs without taking memory on them."""
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        gpus = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        gpus = []
+    counted = [f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)]
+    return ", ".join([*counted, f"{os.cpu_count()} {platform.machine()} cores"])
 
 
 def git_revision() -> str:

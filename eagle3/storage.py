@@ -4,14 +4,13 @@ import hashlib
 import json
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import NoneType
 from typing import IO, Any, ClassVar, Protocol, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
-from pydantic_core import ErrorDetails
 
 from eagle3.errors import InputError
 
@@ -125,7 +124,7 @@ def _require_version(content: bytes, expected: int, source: str, way_out: str) -
         raise InputError(f"{source}: format_version={version}, this code reads {expected}; {way_out}")
 
 
-def _in_words(fault: ErrorDetails) -> str:
+def _in_words(fault: Mapping[str, Any]) -> str:
     """Say what is wrong in which field; of its value only numbers, for texts may be somebody's."""
     field = ".".join(str(part) for part in fault["loc"] if part not in UNION_PARTS)
     if fault["type"] == "missing":

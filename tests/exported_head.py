@@ -28,9 +28,18 @@ DRAFT_IDS = torch.cat([torch.arange(10, 42), torch.arange(100, 196, 3)])
 IDS = "eagle_aux_hidden_state_layer_ids"
 
 
+TINY: dict[str, Any] = {
+    "path": str(ASSETS / "tiny"),
+    "revision": None,
+    "dtype": "float32",
+    "device": "cpu",
+    "attention": None,
+    "trust_remote_code": False,
+}
+
+
 def tiny_target() -> Target:
-    settings = {"revision": None, "dtype": "float32", "device": "cpu", "attention": None, "trust_remote_code": False}
-    return load_target(path=str(ASSETS / "tiny"), **settings)
+    return load_target(**TINY)
 
 
 def tiny_facts(target: Target) -> TargetFacts:

@@ -16,7 +16,7 @@ from eagle3.data.plan import PlannedPack, plan_epoch
 from eagle3.errors import InputError
 from eagle3.features.loss_mask import AllTurns
 from eagle3.features.sample import Sample
-from eagle3.features.source import FeatureSource, SampleRef
+from eagle3.features.source import FeatureSource, SampleRef, as_setting
 from eagle3.features.turns import anchors_of
 
 log = logging.getLogger(__name__)
@@ -148,8 +148,8 @@ class FeatureData(lightning.LightningDataModule):
         train = [ref for ref in samples if split_fraction(ref.entry.id) >= self.val_fraction]
         if not train:
             raise InputError(
-                f"data.val_fraction={val_fraction} leaves none of the {len(samples)} samples of {self.source.location} "
-                f"that can be trained for training; use more prompts or a smaller data.val_fraction"
+                f"data.val_fraction={val_fraction} leaves none of the {len(samples)} samples of "
+                f"{as_setting(self.source.location)} that can be trained for training; use more prompts or a smaller data.val_fraction"
             )
         return train, val
 
@@ -161,14 +161,14 @@ class FeatureData(lightning.LightningDataModule):
                 log.warning(
                     "loss_mask=%s changes nothing: no answer of %s holds what it leaves out (features.reasoning names "
                     "the markers of reasoning)",
-                    type(self.loss_mask).__name__, self.source.location,
+                    type(self.loss_mask).__name__, as_setting(self.source.location),
                 )  # fmt: skip
             samples = counted
         samples = [ref for ref in samples if ref.entry.anchors > 0]
         if not samples:
             raise InputError(
                 f"loss_mask={type(self.loss_mask).__name__} leaves nothing to train in the "
-                f"{len(self.source.samples)} samples of {self.source.location}; choose another loss_mask"
+                f"{len(self.source.samples)} samples of {as_setting(self.source.location)}; choose another loss_mask"
             )
         return samples
 

@@ -26,6 +26,11 @@ class SampleRef:
     entry: SampleEntry
 
 
+def as_setting(location: str | list[str]) -> str:
+    """Return a source's location as `data.path` takes it on a command line."""
+    return location if isinstance(location, str) else f"[{','.join(location)}]"
+
+
 class FeatureSource(Protocol):
     """Samples of one target, all known by what they weigh before any of them is read.
 

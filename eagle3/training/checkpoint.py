@@ -13,7 +13,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from torch import Tensor
 
 from eagle3.errors import InputError
-from eagle3.features.source import FeatureSource
+from eagle3.features.source import FeatureSource, as_setting
 from eagle3.head.draft_head import DraftHead
 from eagle3.storage import Record, atomic_write, parse_record
 from eagle3.target.facts import TargetConfig
@@ -138,7 +138,7 @@ def require_checkpoint_fits(
         record.origin.target,
         source.made_from.target,
         expected_from=f"ckpt_path={path}",
-        actual_from=f"data.path={source.location}",
+        actual_from=f"data.path={as_setting(source.location)}",
     )
     differing = _differing(record.head_config, asdict(head.config))
     if not torch.equal(checkpoint.weights["head.draft_ids"], head.draft_ids):
@@ -155,7 +155,9 @@ def require_checkpoint_fits(
             f"(.hydra/overrides.yaml in its folder), or start anew without ckpt_path"
         )
     if record.origin.hash != source.fingerprint:
-        log.warning("data.path=%s has changed since %s: samples may be repeated or skipped", source.location, path)
+        log.warning(
+            "data.path=%s has changed since %s: samples may be repeated or skipped", as_setting(source.location), path
+        )
 
 
 def _differing(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

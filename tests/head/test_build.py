@@ -15,6 +15,7 @@ from eagle3.head.build import build_head, initialise
 from eagle3.head.draft_head import DraftHead
 
 SETTINGS: dict[str, Any] = {
+    "kind": "eagle3",
     "draft_vocab_size": DRAFT_VOCAB,
     "default_draft_vocab_size": 8,
     "lm_head_from_target": True,

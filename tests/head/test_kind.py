@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from exported_head import FINGERPRINT, TINY, record_of, tiny_target
 from fitted_head import LAYERS, PROMPT, small_target
 from stores import random_samples, write_store
+from timed_machine import settings
 from two_layer_head import TwoLayerConfig, TwoLayerHead
 
 from eagle3.decoding.speculate import measure
@@ -13,9 +15,11 @@ from eagle3.errors import InputError
 from eagle3.head.batch import ttt_batch
 from eagle3.head.kernels import KernelPlan
 from eagle3.head.kind import kind_named
-from eagle3.serving.head.export import export_head, read_trained
+from eagle3.serving.check.settings import Answering
+from eagle3.serving.head.export import TrainedHead, export_head, read_trained
 from eagle3.serving.head.files import read_files
 from eagle3.serving.head.format import load_head
+from eagle3.serving.tune.evidence import decoder_gains
 from tests.training.test_training import Run
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")  # between Lightning and PyTorch
@@ -88,3 +92,16 @@ def test_a_second_kind_decodes_without_loss(shape: dict[str, int]) -> None:
 def test_a_kind_that_nobody_registered_is_named_with_those_there_are() -> None:
     with pytest.raises(InputError, match=r"a head of kind block is none of eagle3, two_layer"):
         kind_named("block")
+
+
+def test_trees_of_a_second_kind_are_left_to_the_server(tmp_path: Path) -> None:
+    """What `tune` replays trees with is EAGLE-3's own."""
+    target = tiny_target()
+    config = TwoLayerConfig.for_target(
+        target.facts, num_captured_layers=3, draft_vocab_size=40, fc_norm=False, norm_output=False
+    )
+    head = TwoLayerHead(config, torch.arange(40))
+    export_head(TrainedHead(head, record_of(head, FINGERPRINT), target.facts), tmp_path / "head", versions={})
+    answering = Answering(max_new_tokens=8, temperature=0.0, seed=0)
+    with pytest.raises(InputError, match=r"grows trees of eagle3 heads, and .*/head is of kind two_layer; .*=server"):
+        decoder_gains(settings(), TINY, tmp_path / "head", [[1, 2]], answering)

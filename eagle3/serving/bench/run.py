@@ -1,11 +1,7 @@
 """`action=bench`: from prompts and servers to the report, which is written of whatever was measured."""
 
 import logging
-import os
-import platform
 import shlex
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,13 +44,14 @@ def bench(
     draft: Draft | None,
     plan: BenchPlan,
     *,
-    provenance: Mapping[str, str],
+    origin: Mapping[str, Any],
     folder: Path,
     dry_run: bool,
     logger: WandbLogger | None,
 ) -> None:
     """Measure the servers that run already, or start both sides; the verdict goes to stdout, the rest to `folder`.
 
+    `origin` goes into the report: commit, command, machine, versions.
     When a server dies or somebody presses Ctrl-C, the report is written of what was measured before."""
     commands = {} if plan.settings.urls else bench_commands(launch, target, draft)
     if dry_run:
@@ -62,7 +59,7 @@ def bench(
         return
     if (folder / RESULTS).exists():
         raise InputError(f"{folder} holds the results of another bench run; name a new folder: hydra.run.dir=DIR")
-    facts = gather_facts(target, plan, commands, provenance)
+    facts = gather_facts(target, plan, commands, origin)
     try:
         if commands:
             launch.require_room(max(plan.settings.concurrency), setting="the highest of bench.concurrency")
@@ -77,16 +74,13 @@ def bench(
 
 
 def gather_facts(
-    target: TargetFiles, plan: BenchPlan, commands: Mapping[Side, list[str]], provenance: Mapping[str, str]
+    target: TargetFiles, plan: BenchPlan, commands: Mapping[Side, list[str]], origin: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return facts for the report. Variables of the servers' environment may be secrets and are left out."""
-    words = [word for word in sys.argv if "launch.env" not in word]
     return {
-        "command": shlex.join(words),
+        **origin,
         "target": target.path,
         "sampling": dict(plan.sampling),
-        "machine": describe_machine(),
-        "versions": dict(provenance),
         "servers": {side: shlex.join(command) for side, command in commands.items()} or plan.settings.urls,
         "server_info": {},  # filled when they answer
     }
@@ -131,13 +125,3 @@ def find_notes(loads: Sequence[MeasuredLoad], facts: Mapping[str, Any], plan: Be
         if information.get("disable_overlap_schedule"):
             found[f"{side} server's scheduler"] = "the overlap scheduler is off"
     return found
-
-
-def describe_machine() -> dict[str, Any]:
-    """Describe the machine of this process; servers that were not started here may run elsewhere."""
-    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    try:
-        gpus = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
-    except (OSError, subprocess.CalledProcessError):
-        gpus = []
-    return {"system": platform.platform(), "processor": platform.machine(), "cores": os.cpu_count(), "gpus": gpus}

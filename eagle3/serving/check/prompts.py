@@ -10,7 +10,7 @@ from eagle3.data.datamodule import split_fraction
 from eagle3.errors import InputError
 from eagle3.features.joined import open_source
 from eagle3.features.sample import Sample
-from eagle3.features.source import SampleRef
+from eagle3.features.source import SampleRef, as_setting
 from eagle3.prompts import Prompt, Refused, Source, configured_sources, read_prompts
 from eagle3.serving.head.record import StoreRecord
 
@@ -59,14 +59,14 @@ def validation_prompts(store: StoreRecord, *, limit: int | None, max_length: int
     Validation is the lowest shares of the split, so they are taken from the bottom up."""
     features = open_source(store.path)
     if features.fingerprint != store.hash:
-        raise InputError(f"{features.location} is no longer the store of the training")
+        raise InputError(f"{as_setting(features.location)} is no longer the store of the training")
     samples: dict[float, SampleRef] = {}  # the first of each prompt
     for ref in features.samples:
         samples.setdefault(split_fraction(ref.entry.id), ref)
     held_out = (samples[share] for share in sorted(samples) if share < store.val_fraction)
     left_out: Counter[str] = Counter()
     prompts = _fitting((_prompt_part(features.read(ref)) for ref in held_out), max_length, left_out)
-    origin = f"validation prompts of {features.location}"
+    origin = f"validation prompts of {as_setting(features.location)}"
     return _not_empty(PromptSet(origin, list(islice(prompts, limit)), left_out, from_validation=True))
 
 

@@ -10,6 +10,8 @@ import torch
 
 from eagle3.decoding.replay import record
 from eagle3.decoding.speculate import Speculator
+from eagle3.errors import InputError
+from eagle3.head.eagle3 import EAGLE3
 from eagle3.serving.check.settings import Answering
 from eagle3.serving.head.format import load_head
 from eagle3.serving.tune.predict import Gain, Setting, all_settings, chain_gains, replayed_gains
@@ -39,6 +41,12 @@ def _replayed(
     settings: TuneSettings, target: Target, head: Path, prompts: Sequence[list[int]], answering: Answering
 ) -> dict[Setting, Gain]:
     loaded = load_head(head, num_layers=len(target.layers), dtype=target.embedding.dtype)
+    kind = loaded.head.config.KIND
+    if kind != EAGLE3.name:
+        raise InputError(
+            f"tune.evidence=decoder grows trees of {EAGLE3.name} heads, and {head} is of kind {kind}; take "
+            "tune.evidence=server"
+        )
     candidates = all_settings(
         steps=settings.steps,
         topk=settings.topk,

@@ -27,11 +27,13 @@ def tune(
     answering: Answering,
     *,
     target_settings: Mapping[str, Any],
+    origin: Mapping[str, Any],
     folder: Path,
 ) -> SearchState:
     """Search, and print the table and the flags. tune.json, tune.png and the servers' logs go to `folder`.
 
-    `target_settings` load the target for the evidence of our decoder."""
+    `target_settings` load the target for the evidence of our decoder; `origin` goes into tune.json: commit, command,
+    machine, versions."""
     timer = ServerTimer(
         launch=launch,
         target=target.path,
@@ -59,7 +61,7 @@ def tune(
     kept: list[Path] = []
 
     def keep(found: SearchState) -> None:
-        write_tune_report(found, folder, {"conditions": conditions})
+        write_tune_report(found, folder, {**origin, "conditions": conditions})
         kept.append(folder / "tune.json")
 
     gains = None

@@ -36,12 +36,13 @@ def test_bench_starts_both_servers_one_after_the_other_and_compares_them(
         target,
         Draft(head=str(head_folder), **CHAIN),
         plan,
-        provenance={"torch": "1"},
+        origin={"commit": "abc"},
         folder=tmp_path,
         dry_run=False,
         logger=None,
     )
     results = read_json(tmp_path / "results.json", made_by="this test")
+    assert results["commit"] == "abc"
     [cell] = results["cells"]
     assert cell["sides"]["head"]["accept_length"] > 1.2  # the head was fitted to what the target says
     assert cell["sides"]["plain"]["requests"] == cell["sides"]["head"]["requests"] == 8
@@ -69,7 +70,7 @@ def test_dry_run_prints_the_commands_and_starts_nothing(
     tmp_path: Path, target: TargetFiles, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings, draft = launch_settings(tmp_path, env={"A": "b"}), Draft(head="/nowhere", **CHAIN)
-    rest: dict[str, Any] = {"provenance": {}, "folder": tmp_path / "out", "logger": None}
+    rest: dict[str, Any] = {"origin": {}, "folder": tmp_path / "out", "logger": None}
     bench(settings, target, draft, BenchPlan(bench_settings(), {}, {}), dry_run=True, **rest)
     plain, drafting = capsys.readouterr().out.splitlines()
     assert plain.startswith("A=b ") and "--speculative" not in plain
@@ -104,7 +105,7 @@ def test_a_server_that_dies_midway_leaves_its_results_and_a_report(
 
 
 def run_bench(settings: LaunchSettings, target: TargetFiles, planned: BenchPlan, folder: Path) -> None:
-    bench(settings, target, None, planned, provenance={}, folder=folder, dry_run=False, logger=None)
+    bench(settings, target, None, planned, origin={}, folder=folder, dry_run=False, logger=None)
 
 
 def test_servers_that_would_queue_requests_are_not_started(tmp_path: Path, target: TargetFiles) -> None:

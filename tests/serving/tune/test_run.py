@@ -89,7 +89,7 @@ def tune_with(target_files: TargetFiles, folder: Path, **launch: Any) -> None:
     answering = Answering(max_new_tokens=8, temperature=0.0, seed=0)
     tune(
         settings(), launch_settings(folder, check=False, **launch), target_files, "head", [PROMPT], answering,
-        target_settings={"path": target_files.path}, folder=folder / "out",
+        target_settings={"path": target_files.path}, origin={}, folder=folder / "out",
     )  # fmt: skip
 
 
