@@ -149,7 +149,8 @@ class FeatureData(lightning.LightningDataModule):
         if not train:
             raise InputError(
                 f"data.val_fraction={val_fraction} leaves none of the {len(samples)} samples of "
-                f"{as_setting(self.source.location)} that can be trained for training; use more prompts or a smaller data.val_fraction"
+                f"{as_setting(self.source.location)} that can be trained for training; use more prompts or a smaller "
+                "data.val_fraction"
             )
         return train, val
 
