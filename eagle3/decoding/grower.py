@@ -1,8 +1,8 @@
 """The trees that eagle3/decoding/drafter.py grows, behind many tokens of a known text at once.
 
 Shapes: N rows of the text, P positions where a round may begin, F nodes that are drafted from (1, then topk), S steps
-of their paths so far, K steps, C candidates of a tree, H hidden size, Q query heads, G key/value heads, E channels of
-a head.
+of their paths so far, K steps, J trees of 1, 2, … steps, C candidates of a tree, H hidden size, X = 2H, Q query heads,
+G key/value heads, E channels of a head.
 """
 
 from typing import NamedTuple
@@ -105,7 +105,7 @@ class Grower:
 
     def _output(
         self,
-        x: Float[Tensor, "P F 2H"],
+        x: Float[Tensor, "P F X"],
         hidden: Float[Tensor, "P F H"],
         positions: Int[Tensor, "P F"],
         roots: Int[Tensor, " P"],
@@ -133,7 +133,7 @@ def _index_of(mark: Bool[Tensor, "P candidates"], *, first: int) -> Int[Tensor, 
     return torch.where(mark.any(dim=1), first + mark.int().argmax(dim=1), NOWHERE)
 
 
-def _places_in_order(scores: Float[Tensor, "P C"], own: Int[Tensor, "P K"], ends: list[int]) -> Int[Tensor, "P K K"]:
+def _places_in_order(scores: Float[Tensor, "P C"], own: Int[Tensor, "P K"], ends: list[int]) -> Int[Tensor, "P J K"]:
     """A tree keeps the best candidates, of equal ones the earlier, as eagle3/decoding/drafter.py does."""
     found = []
     for end in ends:

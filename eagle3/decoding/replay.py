@@ -52,7 +52,7 @@ class Recording:
     `places[topk][answer][p, s - 1, d - 1]`: that many of the candidates that s steps draft behind position p come
     before the one that is the d-th token of the answer there; all of them if it is no candidate."""
 
-    places: dict[int, list[Int[Tensor, "P K K"]]]
+    places: dict[int, list[Int[Tensor, "_ K K"]]]
 
     def replay(self, *, steps: int, topk: int, draft_tokens: int) -> Rounds:
         """The rounds of decoding these answers so. `draft_tokens` counts the root, as SGLang's flag does."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Num
 from torch import Tensor
 
 from eagle3.errors import InputError
@@ -124,7 +124,7 @@ def soft_cross_entropy(logits: Float[Tensor, "R D"], teacher: Float[Tensor, "R D
     return logits.logsumexp(-1) - (teacher * logits).sum(-1)
 
 
-def accept_length(alive: Float[Tensor, " K"], anchors: Float[Tensor, ""]) -> Float[Tensor, ""]:
+def accept_length(alive: Num[Tensor, " K"], anchors: Num[Tensor, ""]) -> Float[Tensor, ""]:
     """Return the joint accept length: 1 + the expected number of leading steps that are all right.
 
     Averaged over every chain start, anchors near the end of a turn included: serving accepts nothing past it either.

@@ -1,6 +1,7 @@
 """The LightningModule: calls the unroll and the loss, logs. No mathematics here.
 
-Shapes: V target vocabulary, D draft vocabulary, H hidden size, K steps, S lengths of chains.
+Shapes: V target vocabulary, D draft vocabulary, H hidden size, K steps, S lengths of chains, M = 3K + 1 sums
+of metrics, N = M + 1.
 """
 
 import logging
@@ -34,7 +35,7 @@ class HeadTraining(lightning.LightningModule):
 
     embedding: Float[Tensor, "V H"]
     teacher_head: Float[Tensor, "D H"]
-    totals: Float[Tensor, " 3K+2"]
+    totals: Float[Tensor, " N"]
     served: Float[Tensor, "S 2"]
     kernels: KernelPlan
 
@@ -140,7 +141,7 @@ class HeadTraining(lightning.LightningModule):
         hidden = self.kind.unroll(self.head, self.embedding, batch, self.ttt_steps, self.kernels)
         return self.loss(self.head, hidden, self.teacher_head, batch, self.kernels.loss)
 
-    def _log(self, stage: str, sums: Float[Tensor, " 3K+1"]) -> Tensor:
+    def _log(self, stage: str, sums: Float[Tensor, " M"]) -> Tensor:
         """Log accept length, which is returned, and per-step accuracy from the sums of `UnrollMetrics`."""
         anchors, (trained, correct, alive) = sums[0].clamp(min=1), sums[1:].view(3, -1)
         accuracy = correct / trained.clamp(min=1)

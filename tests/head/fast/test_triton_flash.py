@@ -120,7 +120,6 @@ def compiled_for_hopper(name: str, channels: int, tile) -> tuple[str, int, int]:
     return compiled.asm["ptx"], compiled.metadata.shared, int(re.findall(r"(\d+) bytes spill stores", said)[0])
 
 
-@pytest.mark.slow
 @needs_triton
 @pytest.mark.parametrize("channels", [16, 32, 64, 128, 256])
 def test_tiles_fit_hopper_and_spill_next_to_nothing(channels: int) -> None:
