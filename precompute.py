@@ -7,6 +7,7 @@ python precompute.py target.path=TARGET out_dir=DIR 'stages=[features]'         
 """
 
 import logging
+from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from omegaconf import DictConfig
 from eagle3 import cli
 from eagle3.errors import InputError, Interrupted, require_packages
 from eagle3.prompts import LIBRARIES
-from eagle3.storage import require_local
+from eagle3.storage import hold, require_local
 
 if TYPE_CHECKING:
     from eagle3.answers.chat import Chat
@@ -41,10 +42,13 @@ def main(config: DictConfig) -> None:
     try:
         if {"responses", "features"} & set(stages):
             check_ahead(config, stages)
-        if "prompts" in stages:
-            clean_prompts(config.prompts, out_dir, keep_answers=config.answers.name == "imported")
-        if {"responses", "features"} & set(stages):
-            answer_and_extract(config, stages, out_dir)
+        with ExitStack() as held:
+            for stage in stages:
+                held.enter_context(hold(out_dir / stage))
+            if "prompts" in stages:
+                clean_prompts(config.prompts, out_dir, keep_answers=config.answers.name == "imported")
+            if {"responses", "features"} & set(stages):
+                answer_and_extract(config, stages, out_dir)
     except KeyboardInterrupt:
         raise Interrupted("interrupted; what was finished is kept, run the same command again to go on") from None
 

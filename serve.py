@@ -11,6 +11,7 @@ python serve.py action=tune target.path=TARGET head=HEAD prompts.path=FILE.jsonl
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,12 @@ from eagle3.serving.head import export
 from eagle3.serving.head.files import MAKE_HEAD, read_files
 from eagle3.serving.server.command import Draft, LaunchSettings
 from eagle3.serving.server.launch import launch
-from eagle3.storage import write_json
+from eagle3.storage import hold, write_json
 from eagle3.target.files import TargetFiles, read_target_files
 from eagle3.target.model import Target, load_target
 
 log = logging.getLogger(__name__)
+MEASURED = ("bench", "tune")  # actions that write their results into the folder of the run
 BENCH_LIBRARIES = ("aiohttp", "matplotlib", "scipy")  # what the extra `bench` brings
 
 
@@ -51,7 +53,8 @@ def main(config: DictConfig) -> None:
     require_limit(config.limit)
     if config.action == "tune":
         warn_of_unread(HydraConfig.get().overrides.task)
-    ACTIONS[config.action](config)
+    with hold(cli.output_dir()) if config.action in MEASURED and not config.dry_run else nullcontext():
+        ACTIONS[config.action](config)
 
 
 def require_limit(limit: int | None) -> None:

@@ -8,6 +8,7 @@ python train.py -m data.path=DIR/features optim.lr=1e-4,3e-4 loss.decay=0.8,1.0 
 """
 
 import logging
+from contextlib import nullcontext
 from functools import partial
 
 import hydra
@@ -18,6 +19,7 @@ from hydra.types import RunMode
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
 from eagle3 import cli
@@ -27,7 +29,7 @@ from eagle3.features.joined import open_source
 from eagle3.features.source import FeatureSource
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.kind import kind_named
-from eagle3.storage import read_json, write_json
+from eagle3.storage import hold, read_json, write_json
 from eagle3.training.checkpoint import (
     Origin,
     decisive_settings,
@@ -49,6 +51,12 @@ def main(config: DictConfig) -> float:
     cli.quiet_libraries()
     if HydraConfig.get().mode is RunMode.MULTIRUN and OmegaConf.is_config(config.trainer.strategy):
         return job_of_ranks()
+    with hold(cli.output_dir()) if rank_zero_only.rank == 0 else nullcontext():  # type: ignore[attr-defined]
+        return train(config)
+
+
+def train(config: DictConfig) -> float:
+    """Train in this run's folder, which no other process writes to meanwhile; return what a sweep maximises."""
     require_own_folder(cli.output_dir(), config.ckpt_path)
     lightning.seed_everything(config.seed, verbose=False)
     torch.set_float32_matmul_precision(config.matmul_precision)

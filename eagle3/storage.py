@@ -4,12 +4,16 @@ import hashlib
 import json
 import mmap
 import os
+import platform
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from types import NoneType
 from typing import IO, Any, ClassVar, Protocol, TypeVar
 
+from filelock import FileLock, Timeout
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from eagle3.errors import InputError
@@ -49,17 +53,24 @@ def with_filename(path: Path) -> Iterator[None]:
 
 def write_json(path: Path, value: Any) -> None:
     with atomic_write(path) as file:
-        file.write(json.dumps(value, indent=1, ensure_ascii=False).encode() + b"\n")
+        file.write(_json_text(value))
 
 
-def read_json(path: Path, *, made_by: str) -> Any:
-    """Parse `path`; `made_by` is the command that makes it, named when it is missing or broken."""
+def _json_text(value: Any) -> bytes:
+    return json.dumps(value, indent=1, ensure_ascii=False).encode() + b"\n"
+
+
+def read_json(path: Path, *, made_by: str) -> dict[str, Any]:
+    """Parse an object; `made_by` is the command that makes the file, named when it is missing or broken."""
     try:
-        return json.loads(path.read_bytes())
+        value = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; make it with: {made_by}") from None
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also of bytes that are not UTF-8
         raise InputError(f"{path} is not valid JSON ({error}); delete it and run: {made_by}") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{path} holds no object in braces; delete it and run: {made_by}")
+    return value
 
 
 def write_jsonl(path: Path, rows: Iterator[dict] | list[dict]) -> None:
@@ -75,9 +86,15 @@ def json_line(row: dict) -> bytes:
 def read_jsonl(path: Path) -> Iterator[dict]:
     """Rows of a file that this project wrote by appending: a last line cut short by a kill is left out."""
     with path.open("rb") as file:
-        for line in file:
+        for number, line in enumerate(file, 1):
             if line.endswith(b"\n"):
-                yield json.loads(line)
+                try:
+                    row = json.loads(line)
+                except (ValueError, RecursionError):
+                    row = None
+                if not isinstance(row, dict):
+                    raise InputError(f"{path} line {number} is damaged: it holds no JSON object; make the file again")
+                yield row
 
 
 def sha256_json(value: Any) -> str:
@@ -87,6 +104,43 @@ def sha256_json(value: Any) -> str:
 def sha256_file(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# --- seals -----------------------------------------------------------------------------------------------------------
+# A file of JSON whose last key is the sha256 of what stands before it: a flipped byte, a cut and an edit all show.
+
+SEAL = re.compile(rb',\n "seal": "([0-9a-f]{64})"\n\}\n')
+
+
+def seal(text: bytes) -> bytes:
+    """Add the seal to a JSON object of one or more keys, indented by 1."""
+    body = text.removesuffix(b"\n}\n")
+    assert body != text
+    return body + b',\n "seal": "%s"\n}\n' % hashlib.sha256(body).hexdigest().encode()
+
+
+def unseal(content: bytes, *, source: str, way_out: str) -> bytes:
+    """Return the JSON without its seal; InputError where they do not fit together."""
+    body, found = content[:-LENGTH_OF_SEAL], SEAL.fullmatch(content[-LENGTH_OF_SEAL:])
+    if found is None or found[1].decode() != hashlib.sha256(body).hexdigest():
+        raise InputError(f"{source}: damaged or edited, it does not have the sha256 in its last line; {way_out}")
+    return body + b"\n}\n"
+
+
+LENGTH_OF_SEAL = len(seal(b"{1\n}\n")) - 2
+
+
+def write_sealed_json(path: Path, value: dict[str, Any]) -> None:
+    with atomic_write(path) as file:
+        file.write(seal(_json_text(value)))
+
+
+def read_sealed_json(path: Path, *, made_by: str) -> dict[str, Any]:
+    """Parse what `write_sealed_json` wrote; errors as in `read_json`."""
+    value = read_json(path, made_by=made_by)
+    unseal(path.read_bytes(), source=str(path), way_out=f"delete it and run: {made_by}")
+    del value["seal"]
+    return value
 
 
 # --- records ---------------------------------------------------------------------------------------------------------
@@ -107,21 +161,28 @@ AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 def parse_record(content: bytes, kind: type[AnyRecord], *, source: str, way_out: str) -> AnyRecord:
     """Read a record from JSON. InputError names `source`, the field, what is wrong with it and the `way_out`."""
-    if kind.FORMAT_VERSION is not None:
-        _require_version(content, kind.FORMAT_VERSION, source, way_out)
+    _require_version(content, kind, source, way_out)
     try:
         return TypeAdapter(kind).validate_json(content)
     except ValidationError as error:
         raise InputError(f"{source}: {_in_words(error.errors()[0])}; {way_out}") from None
 
 
-def _require_version(content: bytes, expected: int, source: str, way_out: str) -> None:
+def parse_sealed(content: bytes, kind: type[AnyRecord], *, source: str, way_out: str) -> AnyRecord:
+    """Read a record from a file of its own. What another version or program wrote is said as such."""
+    _require_version(content, kind, source, way_out)
+    if SEAL.fullmatch(content[-LENGTH_OF_SEAL:]) is None:
+        parse_record(content, kind, source=source, way_out=way_out)
+    return parse_record(unseal(content, source=source, way_out=way_out), kind, source=source, way_out=way_out)
+
+
+def _require_version(content: bytes, kind: type[Record], source: str, way_out: str) -> None:
     try:
         version = json.loads(content)["format_version"]
-    except (ValueError, KeyError, TypeError):
-        return  # for the parser to say
-    if version != expected:
-        raise InputError(f"{source}: format_version={version}, this code reads {expected}; {way_out}")
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return  # for the seal or the parser to say
+    if isinstance(version, int) and version != kind.FORMAT_VERSION is not None:
+        raise InputError(f"{source}: format_version={version}, this code reads {kind.FORMAT_VERSION}; {way_out}")
 
 
 def _in_words(fault: Mapping[str, Any]) -> str:
@@ -137,6 +198,11 @@ def _in_words(fault: Mapping[str, Any]) -> str:
 
 def record_bytes(record: Record) -> bytes:
     return TypeAdapter(type(record)).dump_json(record, indent=1) + b"\n"
+
+
+def sealed_bytes(record: Record) -> bytes:
+    """Return a record as a file of its own, which `parse_sealed` reads."""
+    return seal(record_bytes(record))
 
 
 # --- storage ---------------------------------------------------------------------------------------------------------
@@ -250,3 +316,43 @@ def write_file(storage: Storage, name: str, content: bytes) -> None:
 
 def sha256_stored(storage: Storage, name: str) -> str:
     return hashlib.sha256(storage.read(name)).hexdigest()
+
+
+# --- one writer at a time --------------------------------------------------------------------------------------------
+
+LOCK, HOLDER = ".lock", ".lock.json"
+
+
+@contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """Keep `folder` for this process while the block runs; InputError names the process that holds it already.
+
+    The system gives a lock back when its process ends, however it ends. On a network file system it holds among
+    machines as far as that knows `flock`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise InputError(
+            f"{folder} is being written by {_holder(folder)}; wait for it or stop it, or choose another folder"
+        ) from None
+    try:
+        write_json(
+            folder / HOLDER,
+            {"pid": os.getpid(), "host": platform.node(), "since": datetime.now(UTC).isoformat("T", "seconds")},
+        )
+        yield
+    finally:
+        with suppress(OSError):  # a full disk, or a folder that was deleted meanwhile
+            (folder / HOLDER).unlink(missing_ok=True)
+        lock.release()
+
+
+def _holder(folder: Path) -> str:
+    try:
+        who = read_json(folder / HOLDER, made_by="")
+        return f"process {who['pid']} on {who['host']} since {who['since']}"
+    except (InputError, OSError, KeyError):  # it has just begun, or just ended
+        return "another process"

@@ -15,10 +15,11 @@ from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.serving.check.finding import Finding, TargetFacts
 from eagle3.serving.head.export import SIMULATED, TrainedHead
 from eagle3.serving.head.record import HeadRecord, MeasuredAcceptLength, StoreRecord
-from eagle3.storage import write_json
+from eagle3.storage import read_sealed_json, sha256_file, write_json, write_sealed_json
 from eagle3.target.facts import target_config
 from eagle3.target.identity import TargetIdentity
 from eagle3.target.model import Target, load_target
+from eagle3.training.checkpoint import AtomicCheckpointIO
 
 LAYERS = [2, 4, 5]
 FINGERPRINT = TargetIdentity(
@@ -80,6 +81,7 @@ def record_of(head: DraftHead, target: TargetIdentity) -> HeadRecord:
         store=StoreRecord(path="/nowhere/features", hash="h", val_fraction=0.5),
         checkpoint="/nowhere/best.ckpt",
         versions={},
+        files={},
     )
 
 
@@ -134,9 +136,8 @@ def save_checkpoint(path: Path, trained: TrainedHead) -> Path:
         "origin": origin,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(
-        {"state_dict": nn.ModuleDict({"head": trained.head}).state_dict(), "eagle3": facts, "global_step": 1}, path
-    )
+    weights = nn.ModuleDict({"head": trained.head}).state_dict()
+    AtomicCheckpointIO().save_checkpoint({"state_dict": weights, "eagle3": facts, "global_step": 1}, path)
     return path
 
 
@@ -146,7 +147,8 @@ class Editable:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config: dict[str, Any] = json.loads((path / "config.json").read_text())
-        self.training: dict[str, Any] | None = json.loads((path / "training.json").read_text())
+        record = path / "training.json"
+        self.training = read_sealed_json(record, made_by="") if record.exists() else None
         self.tensors = load_file(path / "model.safetensors")
 
     def save(self) -> None:
@@ -155,7 +157,8 @@ class Editable:
         if self.training is None:
             (self.path / "training.json").unlink(missing_ok=True)
         else:
-            write_json(self.path / "training.json", self.training)
+            files = {name: sha256_file(self.path / name) for name in ("config.json", "model.safetensors")}
+            write_sealed_json(self.path / "training.json", self.training | {"files": files})
 
 
 def in_another_order(head: Editable) -> None:

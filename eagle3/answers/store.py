@@ -16,8 +16,10 @@ from eagle3.storage import (
     atomic_write,
     json_line,
     parse_record,
+    parse_sealed,
     read_jsonl,
-    record_bytes,
+    read_sealed_json,
+    sealed_bytes,
     sha256_file,
     write_jsonl,
 )
@@ -54,8 +56,14 @@ class Counts(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FileSeal(Record):
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class ResponsesManifest(Record):
-    FORMAT_VERSION: ClassVar[int] = 2
+    FORMAT_VERSION: ClassVar[int] = 3
 
     format_version: int
     target: TargetIdentity
@@ -63,6 +71,7 @@ class ResponsesManifest(Record):
     prompts_sha256: str
     complete: bool
     counts: Counts | None  # of a complete stage
+    files: dict[str, FileSeal] | None  # of a complete stage, by name
 
 
 def read_responses(folder: Path) -> ResponsesManifest:
@@ -70,9 +79,26 @@ def read_responses(folder: Path) -> ResponsesManifest:
     path = folder / "manifest.json"
     if not path.exists():
         raise InputError(f"{path} does not exist; make it with: {MAKE_RESPONSES}")
-    return parse_record(
+    return parse_sealed(
         path.read_bytes(), ResponsesManifest, source=str(path), way_out=f"delete {folder} and run: {MAKE_RESPONSES}"
     )
+
+
+def require_whole(folder: Path, manifest: ResponsesManifest) -> None:
+    """Raise InputError unless the files of a complete stage are those that its manifest was written for."""
+    for name, expected in (manifest.files or {}).items():
+        path = folder / name
+        actual = seal_of(path) if path.is_file() else None
+        if actual != expected:
+            held = "is missing" if actual is None else f"holds {actual.bytes} bytes with sha256 {actual.sha256[:12]}…"
+            raise InputError(
+                f"{path} {held}, and the stage ended with {expected.bytes} bytes, {expected.sha256[:12]}…: it is "
+                f"damaged or was edited; bring it back, or delete {folder} and run: {MAKE_RESPONSES}"
+            )
+
+
+def seal_of(path: Path) -> FileSeal:
+    return FileSeal(bytes=path.stat().st_size, sha256=sha256_file(path))
 
 
 def read_rows(folder: Path) -> Iterator[ResponseRow]:
@@ -94,6 +120,16 @@ def _lines_and_ends(path: Path, kind: type[AnyRecord]) -> Iterator[tuple[AnyReco
                 yield parse_record(line, kind, source=f"{path} line {number}", way_out=way_out), end
 
 
+def require_prompts_whole(prompts: Path, sha256: str) -> None:
+    """Raise InputError unless prompts.jsonl is the file that the ledger beside it, if there is one, describes."""
+    ledger = prompts.parent / "ledger.json"
+    if ledger.exists() and read_sealed_json(ledger, made_by=MAKE_PROMPTS)["sha256"] != sha256:
+        raise InputError(
+            f"{prompts} does not have the sha256 that {ledger} says: it is damaged or was edited; make it again with: "
+            f"{MAKE_PROMPTS}"
+        )
+
+
 class ResponseStore:
     """The stage's folder, open for going on."""
 
@@ -112,9 +148,13 @@ class ResponseStore:
             prompts_sha256=sha256_file(self.prompts),
             complete=False,
             counts=None,
+            files=None,
         )
+        require_prompts_whole(self.prompts, self.manifest.prompts_sha256)
         if (self.folder / "manifest.json").exists():
-            self._require_same(read_responses(self.folder))
+            before = read_responses(self.folder)
+            self._require_same(before)
+            require_whole(self.folder, before)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.done = _keep_whole_prompts(self.responses)
         final = [error for error in self._read_errors() if error.prompt_id in self.done or not error.retry]
@@ -136,20 +176,22 @@ class ResponseStore:
 
     def close(self) -> Counts:
         """Count what is on disk into the manifest."""
-        counts = _count(read_rows(self.folder), self._read_errors())
+        counts = _count(self.responses, read_rows(self.folder), self._read_errors())
         if not counts.rows:
             imported = "; drop answers=imported, or give rows with answers and run all stages with it"
             way_out = imported if self.manifest.made_with.answers == "imported" else ""
             raise InputError(f"{self.responses} is empty, nothing could be answered: {counts.errors}{way_out}")
         if counts.errors:
             log.warning("%d turns or prompts gave no row, see %s", sum(counts.errors.values()), self.errors)
-        self.manifest = replace(self.manifest, complete=True, counts=counts)
+        self.errors.touch()
+        files = {path.name: seal_of(path) for path in (self.responses, self.errors)}
+        self.manifest = replace(self.manifest, complete=True, counts=counts, files=files)
         self._write_manifest()
         return counts
 
     def _write_manifest(self) -> None:
         with atomic_write(self.folder / "manifest.json") as file:
-            file.write(record_bytes(self.manifest))
+            file.write(sealed_bytes(self.manifest))
 
     def _append(self, path: Path, rows: list[dict]) -> None:
         try:
@@ -196,11 +238,15 @@ def _keep_whole_prompts(path: Path) -> set[str]:
     return done
 
 
-def _count(rows: Iterable[ResponseRow], errors: Iterable[ResponseError]) -> Counts:
+def _count(source: Path, rows: Iterable[ResponseRow], errors: Iterable[ResponseError]) -> Counts:
     total: Counter[str] = Counter()
     prompts: set[str] = set()
+    ids: set[str] = set()
     finish_reasons: Counter[str] = Counter()
     for row in rows:
+        if row.id in ids:
+            raise InputError(f"{source}: row {row.id} is there twice; delete {source.parent} and run: {MAKE_RESPONSES}")
+        ids.add(row.id)
         prompts.add(row.prompt_id)
         finish_reasons.update(row.finish_reasons)
         total["rows"] += 1

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from eagle3.answers.store import MAKE_RESPONSES, ResponsesManifest, read_responses, read_rows
+from eagle3.answers.store import MAKE_RESPONSES, ResponsesManifest, read_responses, read_rows, require_whole
 from eagle3.errors import InputError
 from eagle3.features.manifest import (
     MANIFEST,
@@ -80,11 +80,16 @@ def extract_features(
         reasoning=reasoning,
     )
     responses = finished_responses(target, out_dir)
+    assert responses.counts is not None and responses.files is not None  # it is complete
     check_lm_head(target)
     layers = check_capture_layers(capture_layers or default_capture_layers(len(target.layers)), len(target.layers))
     made_from = MadeFrom(
         target=responses.target,
-        responses={**asdict(responses.made_with), "prompts_sha256": responses.prompts_sha256},
+        responses={
+            **asdict(responses.made_with),
+            "prompts_sha256": responses.prompts_sha256,
+            "responses_sha256": responses.files["responses.jsonl"].sha256,
+        },
         capture_layers=layers,
         dtype=dtype,
         max_length=max_length,
@@ -102,7 +107,6 @@ def extract_features(
     )
     extractor = Extractor(target, layers, STORED[dtype], teachers)
     writer = StoreWriter(storage, made_from, indices, shard_bytes=shard_mb * 2**20)
-    assert responses.counts is not None
     write_shards(writer, extractor, conversations, total=responses.counts.rows, batch_tokens=batch_tokens)
     if not indices:
         raise InputError(
@@ -133,6 +137,7 @@ def finished_responses(target: Target, out_dir: Path) -> ResponsesManifest:
     )
     if not responses.complete:
         raise InputError(f"{out_dir}/responses is not complete; finish it with: {MAKE_RESPONSES}")
+    require_whole(out_dir / "responses", responses)
     return responses
 
 

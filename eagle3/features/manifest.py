@@ -1,15 +1,16 @@
 """What a feature store says of itself: the manifest of the whole, and the index beside each shard."""
 
+import hashlib
 from collections import Counter
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from eagle3.errors import InputError
-from eagle3.storage import AnyRecord, Record, Storage, parse_record, record_bytes, write_file
+from eagle3.storage import AnyRecord, Record, Storage, parse_sealed, sealed_bytes, write_file
 from eagle3.target.facts import TargetConfig
 from eagle3.target.identity import TargetIdentity
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 MANIFEST = "manifest.json"
 MAKE_FEATURES = "python precompute.py 'stages=[features]'"
 MAKE_STORE = "python precompute.py target.path=TARGET prompts.path=FILE.jsonl out_dir=DIR (then data.path=DIR/features)"
@@ -70,6 +71,7 @@ class ShardEntry(Record):
     bytes: int
     sha256: str
     samples: int
+    index_sha256: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +93,19 @@ class Manifest(Record):
     answer_counts: list[tuple[int, int]]
 
 
+def require_different_ids(storage: Storage, indices: list[ShardIndex]) -> None:
+    """Training would take a sample that is there twice for two."""
+    found: dict[str, str] = {}
+    for index in indices:
+        for entry in index.samples:
+            if entry.id in found:
+                raise InputError(
+                    f"{storage.location}: sample {entry.id} is in {found[entry.id]} and in {index.shard}; delete the "
+                    f"shard that does not belong here with its .json, and run: {MAKE_FEATURES}"
+                )
+            found[entry.id] = index.shard
+
+
 def index_name(shard: str) -> str:
     return f"{shard.removesuffix('.tar')}.json"
 
@@ -110,7 +125,12 @@ def _read(storage: Storage, name: str, kind: type[AnyRecord], *, made_by: str, w
         content = bytes(storage.read(name))
     except FileNotFoundError:
         raise InputError(f"{source} does not exist; make it with: {made_by}") from None
-    return parse_record(content, kind, source=source, way_out=way_out)
+    return parse_sealed(content, kind, source=source, way_out=way_out)
+
+
+def sha256_of(index: ShardIndex) -> str:
+    """Return the hash of the index's file."""
+    return hashlib.sha256(sealed_bytes(index)).hexdigest()
 
 
 def write_manifest(
@@ -122,7 +142,8 @@ def write_manifest(
     indices: list[ShardIndex],
     left_out: dict[str, int],
 ) -> Manifest:
-    """Join the shards' indices into the manifest and write it."""
+    """Join the shards' indices into the manifest and write it; InputError if a sample is in them twice."""
+    require_different_ids(storage, indices)
     counts: Counter[int] = Counter()
     for index in indices:
         counts.update(dict(index.answer_counts))
@@ -137,8 +158,11 @@ def write_manifest(
         answer_tokens=sum(entry.answer_tokens for entry in entries),
         bytes=sum(index.bytes for index in indices),
         left_out=left_out,
-        shards=[ShardEntry(index.shard, index.bytes, index.sha256, len(index.samples)) for index in indices],
+        shards=[
+            ShardEntry(index.shard, index.bytes, index.sha256, len(index.samples), sha256_of(index))
+            for index in indices
+        ],
         answer_counts=sorted(counts.items()),
     )
-    write_file(storage, MANIFEST, record_bytes(manifest))
+    write_file(storage, MANIFEST, sealed_bytes(manifest))
     return manifest

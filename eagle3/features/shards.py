@@ -24,7 +24,7 @@ from eagle3.features.manifest import (
 )
 from eagle3.features.sample import Sample, from_bytes, to_bytes
 from eagle3.features.turns import anchors_of
-from eagle3.storage import PendingFile, Storage, record_bytes, sha256_stored, write_file
+from eagle3.storage import PendingFile, Storage, record_bytes, sealed_bytes, sha256_stored, write_file
 
 
 class HashedFile:
@@ -83,7 +83,7 @@ class ShardWriter:
             answer_counts=sorted(self.answer_counts.items()),
         )
         self.pending.commit()
-        write_file(self.storage, index_name(self.name), record_bytes(index))
+        write_file(self.storage, index_name(self.name), sealed_bytes(index))
         return index
 
     def discard(self) -> None:
@@ -138,9 +138,12 @@ class ShardReader:
         """Read a sample whose large tensors are views of the file: what is never looked at is never read."""
         blob = self.storage.read(self.name, entry.offset, entry.offset + entry.size)
         try:
-            return from_bytes(blob, sample_id=entry.id, teachers=self.teachers)
+            sample = from_bytes(blob, sample_id=entry.id, teachers=self.teachers)
         except Exception as error:  # whatever damaged bytes can make of a header
             raise broken(self.path, f"cannot be read at sample {entry.id} ({error})") from error
+        if (len(sample.input_ids), int((sample.turns > 0).sum())) != (entry.tokens, entry.answer_tokens):
+            raise broken(self.path, f"does not hold what its .json says of sample {entry.id}")
+        return sample
 
 
 def hash_of(made_from: MadeFrom) -> str:

@@ -26,6 +26,7 @@ from eagle3.features.manifest import (
     index_name,
     read_index,
     read_manifest,
+    sha256_of,
 )
 from eagle3.features.sample import Sample, views
 from eagle3.features.shards import ShardReader, broken, hash_of, verify_file
@@ -73,21 +74,20 @@ class FeatureStore:
                 self._reader(shard.name)
                 verify_file(self.storage, shard.name, shard.sha256)
                 progress.update(shard.bytes)
-        if rank == 0:
-            verify_file(self.storage, TARGET_WEIGHTS, self.manifest.target_weights_sha256)
 
     def target_weights(self) -> TargetWeights:
-        path, facts = f"{self.location}/{TARGET_WEIGHTS}", self.target_config
+        path = f"{self.location}/{TARGET_WEIGHTS}"
         try:
+            verify_file(self.storage, TARGET_WEIGHTS, self.manifest.target_weights_sha256)
             tensors = views(self.storage.read(TARGET_WEIGHTS))
             embedding = tensors["embedding"]
+        except InputError:
+            raise
         except Exception as error:  # whatever damaged bytes can make of a header
             raise InputError(
                 f"{path} is missing or damaged ({error}); copy it again, or delete it and run: {MAKE_FEATURES}"
             ) from None
         lm_head = tensors.get("lm_head", embedding)
-        if lm_head.shape != (facts.vocab_size, facts.hidden_size) or embedding.shape[1] != facts.hidden_size:
-            raise InputError(f"{path} does not fit its manifest; delete it and run: {MAKE_FEATURES}")
         return embedding, lm_head
 
     @cached_property
@@ -108,7 +108,7 @@ class FeatureStore:
 
     def _samples_of(self, shard: ShardEntry) -> list[SampleRef]:
         index = read_index(self.storage, index_name(shard.name))
-        if index.sha256 != shard.sha256:
+        if sha256_of(index) != shard.index_sha256:
             path = f"{self.location}/{shard.name}"
             raise broken(path, f"has an index that does not belong to {MANIFEST}")
         return [SampleRef(self.location, shard.name, entry) for entry in index.samples]

@@ -20,7 +20,7 @@ from eagle3.prompts.rules import Rules
 from eagle3.prompts.scan import Enough, Scanner, scan, tasks_of
 from eagle3.prompts.selection import Selection, select
 from eagle3.prompts.spool import Scanned
-from eagle3.storage import atomic_write, write_json
+from eagle3.storage import atomic_write, write_sealed_json
 
 log = logging.getLogger(__name__)
 
@@ -161,5 +161,5 @@ def _write(
     write_report(folder, ledger)
     with atomic_write(folder / "attribution.txt") as file:
         file.write(attribution_text(ledger["attribution"]).encode())
-    write_json(folder / "ledger.json", ledger)
+    write_sealed_json(folder / "ledger.json", ledger)
     return ledger

@@ -1,11 +1,11 @@
 """Lightning checkpoints of a draft head: written whole, read without pickle, and what a training may go on from."""
 
+import hashlib
 import io
 import json
 import logging
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from eagle3.errors import InputError
 from eagle3.features.source import FeatureSource, as_setting
 from eagle3.head.draft_head import DraftHead
-from eagle3.storage import Record, atomic_write, parse_record
+from eagle3.storage import LocalFolder, Record, atomic_write, parse_record
 from eagle3.target.facts import TargetConfig
 from eagle3.target.identity import TargetIdentity, require_same_target
 
@@ -73,13 +73,32 @@ class Checkpoint:
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint under a temporary name first: a full disk or a kill leaves the one before as it was."""
+    """Writes a checkpoint under a temporary name first: a full disk or a kill leaves the one before as it was.
+
+    torch reads a checkpoint without a look at the checksums of its ZIP archive, so the archive's comment, with which
+    the file ends, is the sha256 of all before: it is there when the file is, and goes where the file goes.
+    """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        content = io.BytesIO()  # torch hides what writing to a full disk raises
-        torch.save(checkpoint, content)
+        buffer = io.BytesIO()  # torch hides what writing to a full disk raises
+        torch.save(checkpoint, buffer)
+        content = buffer.getbuffer()
+        content[-2:] = COMMENT_LENGTH.to_bytes(2, "little")  # an archive without a comment ends with its length
         with atomic_write(Path(path)) as file:
-            file.write(content.getbuffer())
+            file.write(content)
+            file.write(_comment(content))
+
+
+def _comment(archive: bytes | memoryview) -> bytes:
+    return b"sha256:" + hashlib.sha256(archive).hexdigest().encode()
+
+
+COMMENT_LENGTH = len(_comment(b""))
+
+
+def _is_whole(path: Path) -> bool:
+    stored = LocalFolder(path.parent).read(path.name)  # mapped: gigabytes that need not be in memory
+    return stored[-COMMENT_LENGTH:] == _comment(stored[:-COMMENT_LENGTH])
 
 
 def read_checkpoint(path: str | Path, *, setting: str) -> Checkpoint:
@@ -87,12 +106,11 @@ def read_checkpoint(path: str | Path, *, setting: str) -> Checkpoint:
     way_out = (
         "give another one, e.g. RUN/checkpoints/last.ckpt of: python train.py data.path=DIR/features hydra.run.dir=RUN"
     )
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, UnpicklingError):  # torch's own messages advise to load pickles
-        content = {}
-    if not isinstance(content, dict) or KEY not in content:
+    if not _is_whole(Path(path)):
         raise InputError(f"{setting}: {path} is damaged, or no checkpoint of a draft head; {way_out}")
+    content = torch.load(path, map_location="cpu", weights_only=True)
+    if KEY not in content:
+        raise InputError(f"{setting}: {path} is a checkpoint of something else than a draft head; {way_out}")
     record = parse_record(
         json.dumps(content[KEY]).encode(), TrainingRecord, source=f"{setting}: {path}", way_out=way_out
     )

@@ -5,7 +5,8 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import fields
+from dataclasses import fields, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,7 +21,7 @@ from eagle3.answers.huggingface import HuggingFaceAnswerer
 from eagle3.answers.stage import answer_prompts
 from eagle3.answers.store import ResponseStore, read_responses
 from eagle3.errors import InputError
-from eagle3.storage import read_jsonl, write_jsonl
+from eagle3.storage import read_jsonl, sealed_bytes, sha256_file, write_jsonl, write_sealed_json
 from eagle3.target.model import load_target
 
 SETTINGS = {
@@ -269,9 +270,52 @@ def test_a_file_torn_at_any_byte_is_mended(target, tmp_path):
     lines = whole.splitlines(keepends=True)
     assert len(lines) == 5
     for size in (0, 10, len(lines[0]) + 1, sum(map(len, lines[:2])), sum(map(len, lines[:4])), len(whole) - 1):
+        unfinish(out_dir)
         path.write_bytes(whole[:size])
         run(target, chat, out_dir, **settings)
         assert path.read_bytes() == whole
+
+
+def unfinish(out_dir: Path) -> None:
+    """Leave the manifest as a kill does."""
+    manifest = read_responses(out_dir / "responses")
+    unfinished = replace(manifest, complete=False, counts=None, files=None)
+    (out_dir / "responses/manifest.json").write_bytes(sealed_bytes(unfinished))
+
+
+@pytest.mark.parametrize("name", ["responses.jsonl", "errors.jsonl"])
+def test_a_finished_file_that_was_cut_or_changed_is_neither_mended_nor_used(target, chat, out_dir, name):
+    run(target, chat, out_dir)
+    path = out_dir / "responses" / name
+    whole = path.read_bytes()
+    for damaged in (whole[: len(whole) // 2], whole.replace(b"1", b"2"), whole + b"\n"):
+        path.write_bytes(damaged)
+        if damaged != whole:
+            with pytest.raises(InputError, match=rf"{name} holds .* bytes with sha256 .*: it is damaged or was edited"):
+                run(target, chat, out_dir)
+            assert path.read_bytes() == damaged
+    path.unlink()
+    with pytest.raises(InputError, match=rf"{name} is missing"):
+        run(target, chat, out_dir)
+
+
+def test_rows_that_are_there_twice_are_refused(target, chat, out_dir):
+    """As two writers would leave them, who took no lock."""
+    run(target, chat, out_dir)
+    path = out_dir / "responses/responses.jsonl"
+    path.write_bytes(2 * path.read_bytes())
+    unfinish(out_dir)
+    with pytest.raises(InputError, match=r"responses\.jsonl: row .* is there twice; delete "):
+        run(target, chat, out_dir)
+
+
+def test_prompts_that_are_no_longer_those_of_their_ledger_are_not_answered(target, chat, out_dir):
+    prompts = out_dir / "prompts/prompts.jsonl"
+    write_sealed_json(out_dir / "prompts/ledger.json", {"sha256": sha256_file(prompts)})
+    run(target, chat, out_dir)
+    prompts.write_bytes(prompts.read_bytes()[:-200])
+    with pytest.raises(InputError, match=r"prompts\.jsonl does not have the sha256 that .*ledger\.json says"):
+        run(target, chat, out_dir)
 
 
 def test_ctrl_c_loses_only_the_window_in_flight(target, chat, out_dir, tmp_path, monkeypatch, asked):
@@ -430,6 +474,7 @@ def test_missing_prompts_and_damaged_responses_name_the_file(target, chat, out_d
     run(target, chat, out_dir)
     path = out_dir / "responses/responses.jsonl"
     path.write_bytes(b"\0\0\0\n" + path.read_bytes())
+    unfinish(out_dir)
     with pytest.raises(InputError, match=r"responses\.jsonl line 1: .*delete .* and run again"):
         run(target, chat, out_dir)
 

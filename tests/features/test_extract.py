@@ -13,13 +13,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from eagle3.answers.rows import ResponseRow
-from eagle3.answers.store import Counts, MadeWith, ResponsesManifest
+from eagle3.answers.store import Counts, MadeWith, ResponsesManifest, seal_of
 from eagle3.errors import InputError
 from eagle3.features import extract
 from eagle3.features.extract import extract_features
 from eagle3.features.manifest import Manifest
 from eagle3.features.turns import teacher_positions
-from eagle3.storage import json_line, record_bytes
+from eagle3.storage import json_line, read_sealed_json, sealed_bytes
 from eagle3.target.capture import Capture, Features
 from eagle3.target.identity import TargetIdentity
 from eagle3.target.model import Target, load_target
@@ -58,7 +58,8 @@ def answered(tmp_path: Path, target: Target) -> Path:
 
 def write_responses(out_dir: Path, identity: TargetIdentity, rows: list[dict], *, complete: bool = True) -> None:
     (out_dir / "responses").mkdir(exist_ok=True)
-    (out_dir / "responses" / "responses.jsonl").write_bytes(b"".join(map(json_line, rows)))
+    path = out_dir / "responses" / "responses.jsonl"
+    path.write_bytes(b"".join(map(json_line, rows)))
     counts = Counts(prompts=len(rows), rows=len(rows), turns=0, answer_tokens=0, finish_reasons={}, errors={})
     manifest = ResponsesManifest(
         format_version=ResponsesManifest.FORMAT_VERSION,
@@ -67,8 +68,9 @@ def write_responses(out_dir: Path, identity: TargetIdentity, rows: list[dict], *
         prompts_sha256="p",
         complete=complete,
         counts=counts,
+        files={path.name: seal_of(path)},
     )
-    (out_dir / "responses" / "manifest.json").write_bytes(record_bytes(manifest))
+    (out_dir / "responses" / "manifest.json").write_bytes(sealed_bytes(manifest))
 
 
 @pytest.fixture
@@ -282,4 +284,5 @@ def test_no_answers_at_all_is_refused_with_the_way_out(tmp_path: Path, run: Call
 
 def test_the_manifest_is_plain_json(answered: Path, run: Callable[..., Manifest]) -> None:
     manifest = run(answered)
-    assert json.loads((answered / "features" / "manifest.json").read_text()) == json.loads(json.dumps(asdict(manifest)))
+    written = read_sealed_json(answered / "features" / "manifest.json", made_by="")
+    assert written == json.loads(json.dumps(asdict(manifest)))

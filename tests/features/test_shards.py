@@ -13,7 +13,7 @@ from safetensors.torch import load
 from stores import MADE_FROM, in_float32, random_sample, random_samples
 
 from eagle3.errors import InputError
-from eagle3.features.manifest import ShardEntry, ShardIndex
+from eagle3.features.manifest import ShardEntry, ShardIndex, sha256_of
 from eagle3.features.sample import Sample
 from eagle3.features.shards import ShardReader, ShardWriter, verify_file
 from eagle3.storage import LocalFolder
@@ -27,7 +27,7 @@ def write(directory: Path, samples: list[Sample]) -> tuple[Path, ShardIndex]:
 
 
 def reader(path: Path, index: ShardIndex) -> ShardReader:
-    entry = ShardEntry(path.name, index.bytes, index.sha256, len(index.samples))
+    entry = ShardEntry(path.name, index.bytes, index.sha256, len(index.samples), sha256_of(index))
     return ShardReader(LocalFolder(path.parent), entry, teachers=MADE_FROM.teachers)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from eagle3.errors import InputError
 from eagle3.prompts.output.ledger import MADE_BY
-from eagle3.storage import read_json, sha256_file
+from eagle3.storage import read_json, read_sealed_json, sha256_file
 
 NAMED_DIFFERENCES, LONGEST_VALUE = 5, 120  # in an error
 
@@ -29,7 +29,7 @@ def require_not_answered(folder: Path, prompts: Path, inputs: dict) -> None:
 
 def _changes_since(ledger_path: Path, sha256: str, inputs: dict) -> str:
     """Return what differs from the inputs of the prompts that are answered, if the ledger is still theirs."""
-    ledger = read_json(ledger_path, made_by=MADE_BY) if ledger_path.exists() else None
+    ledger = read_sealed_json(ledger_path, made_by=MADE_BY) if ledger_path.exists() else None
     changes = _differences(ledger["inputs"], inputs) if ledger and ledger["sha256"] == sha256 else []
     more = ["…"] if len(changes) > NAMED_DIFFERENCES else []
     return ", ".join([*changes[:NAMED_DIFFERENCES], *more]) or "what differs is not known"

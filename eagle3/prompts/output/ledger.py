@@ -10,7 +10,7 @@ from eagle3.prompts.output.files import Counts
 from eagle3.prompts.reading.sources import Source
 from eagle3.prompts.rules import Rules
 from eagle3.prompts.spool import ScannedChunk
-from eagle3.storage import read_json, sha256_file
+from eagle3.storage import read_sealed_json, sha256_file
 
 MADE_BY = "python precompute.py 'stages=[prompts]'"
 
@@ -20,7 +20,7 @@ def current_ledger(folder: Path, inputs: dict) -> dict | None:
     ledger_path, prompts_path = folder / "ledger.json", folder / "prompts.jsonl"
     if not (ledger_path.exists() and prompts_path.exists()):
         return None
-    ledger = read_json(ledger_path, made_by=MADE_BY)
+    ledger = read_sealed_json(ledger_path, made_by=MADE_BY)
     current = ledger["inputs"] == inputs and ledger["sha256"] == sha256_file(prompts_path)
     return ledger if current else None
 

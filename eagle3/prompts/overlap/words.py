@@ -57,7 +57,7 @@ def hash_words(found: Sequence[str]) -> UInt64[np.ndarray, " W"]:
     return np.fromiter(map(_hash_of.__getitem__, found), dtype=np.uint64, count=len(found))
 
 
-def grams(hashes: UInt64[np.ndarray, " W"], n: int) -> UInt64[np.ndarray, " W-n+1"]:
+def grams(hashes: UInt64[np.ndarray, " W"], n: int) -> UInt64[np.ndarray, " G"]:
     """Return the hash of each run of n words; empty when there are fewer. Two runs share a hash once in 2^64."""
     count = max(len(hashes) - n + 1, 0)
     total = np.zeros(count, dtype=np.uint64)

@@ -4,18 +4,22 @@ import io
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import fsspec
 
 from eagle3.errors import InputError
 from eagle3.prompts.reading.conversation import SHAPES
 
+if TYPE_CHECKING:
+    import pyarrow
+
 ID_COLUMNS = ("id", "conversation_id", "question_id")
 LICENSE_COLUMNS = ("license", "licence")
 COLUMNS = (*ID_COLUMNS, *LICENSE_COLUMNS, "source", *SHAPES)
 BLOCK = 1 << 20  # bytes asked of a remote store at a time; its own default of 50 MB would fetch chunks many times over
 
+DAMAGE = (OSError, ValueError, TypeError, MemoryError)  # what damaged bytes make pyarrow raise beside its own
 NO_END = 1 << 62
 HEAD = 4096  # bytes in which a JSON array shows itself
 
@@ -160,7 +164,7 @@ def _cut_parquet(file: str, chunk_bytes: int) -> Iterator[Chunk]:
     try:
         with opened(file) as content, pyarrow.parquet.ParquetFile(content) as table:
             sizes = [table.metadata.row_group(group).total_byte_size for group in range(table.num_row_groups)]
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, *DAMAGE) as error:
         raise _unreadable(file, error) from None
     return _runs(file, sizes, chunk_bytes)
 
@@ -183,7 +187,7 @@ def _parquet_rows(chunk: Chunk) -> Rows:
             groups = list(range(chunk.start, chunk.end))
             batches = table.iter_batches(batch_size=1024, row_groups=groups, columns=columns, use_threads=False)
             yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pyarrow.ArrowException, *DAMAGE) as error:
         raise _unreadable(chunk.file, error) from None
 
 
@@ -192,8 +196,8 @@ def _cut_arrow(file: str, chunk_bytes: int) -> Iterator[Chunk]:
 
     try:
         with opened(file) as content, pyarrow.ipc.open_stream(content) as batches:
-            sizes = [batch.nbytes for batch in batches]
-    except (pyarrow.ArrowException, OSError) as error:
+            sizes = [batch.get_total_buffer_size() for batch in batches]  # nbytes would follow damaged offsets
+    except (pyarrow.ArrowException, *DAMAGE) as error:
         raise _unreadable(file, error) from None
     return _runs(file, sizes, chunk_bytes)
 
@@ -205,10 +209,16 @@ def _arrow_rows(chunk: Chunk) -> Rows:
     try:
         with opened(chunk.file) as content, pyarrow.ipc.open_stream(content) as batches:
             columns = [name for name in batches.schema.names if name in COLUMNS]
-            chosen = (batch for number, batch in enumerate(batches) if chunk.start <= number < chunk.end)
+            chosen = (_validated(batch) for number, batch in enumerate(batches) if chunk.start <= number < chunk.end)
             yield from enumerate((row for batch in chosen for row in batch.select(columns).to_pylist()), 1)
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pyarrow.ArrowException, *DAMAGE) as error:
         raise _unreadable(chunk.file, error) from None
+
+
+def _validated(batch: "pyarrow.RecordBatch") -> "pyarrow.RecordBatch":
+    """Refuse offsets that lead out of a damaged batch's buffers: pyarrow would follow them and crash the process."""
+    batch.validate(full=True)
+    return batch
 
 
 def _unreadable(file: str, error: Exception) -> InputError:

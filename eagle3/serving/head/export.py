@@ -13,7 +13,7 @@ from eagle3.head.draft_head import DraftHead
 from eagle3.head.kind import kind_named
 from eagle3.serving.head.format import is_exported_head, save_head
 from eagle3.serving.head.record import HeadRecord, StoreRecord, write_record
-from eagle3.storage import read_json
+from eagle3.storage import read_json, sha256_file
 from eagle3.target.facts import TargetConfig
 from eagle3.training.checkpoint import Checkpoint, read_checkpoint
 
@@ -81,6 +81,7 @@ def trained_head(checkpoint: Checkpoint) -> TrainedHead:
         store=StoreRecord(path=origin.path, hash=origin.hash, val_fraction=origin.val_fraction),
         checkpoint=str(checkpoint.path.resolve()),
         versions={},
+        files={},
     )
     weights = {name.removeprefix(prefix): w for name, w in checkpoint.weights.items() if name.startswith(prefix)}
     head = kind.new_head(kind.config_type(**training.head_config), weights["draft_ids"])
@@ -98,7 +99,8 @@ def export_head(trained: TrainedHead, directory: Path, *, versions: dict[str, st
     """Write the head's folder, whole or not at all; an older head there is replaced, anything else is not."""
     with atomic_folder(directory) as temporary:
         save_head(temporary, trained.head, trained.record.capture_layers, trained.dtype)
-        write_record(temporary, replace(trained.record, versions=versions))
+        files = {path.name: sha256_file(path) for path in sorted(temporary.iterdir())}
+        write_record(temporary, replace(trained.record, versions=versions, files=files))
 
 
 @contextmanager

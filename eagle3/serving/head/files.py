@@ -13,7 +13,7 @@ from torch import Tensor
 
 from eagle3.errors import InputError
 from eagle3.serving.head.record import HeadRecord, read_record
-from eagle3.storage import read_json
+from eagle3.storage import read_json, sha256_file
 
 USUAL_CAPTURED_LAYERS = 3  # where config.json does not say how many
 ARCHITECTURE = "LlamaForCausalLMEagle3"
@@ -114,14 +114,26 @@ def are_ids(value: Any) -> bool:
 def read_files(path: str | Path) -> HeadFiles:
     """Read an exported head of any trainer; InputError for files that are missing, damaged or of the wrong kind."""
     folder = Path(path)
-    config = _read_object(folder / "config.json")
+    config = read_json(folder / "config.json", made_by=MAKE_HEAD)
     _require_kinds(config, folder)
     flat = _flat(config)
     _require_kinds(flat, folder)
     tensors: dict[str, Tensor] = {}
     for shard in _weight_files(folder):
         tensors |= _read_tensors(shard)
-    return HeadFiles(folder, flat, NESTED in config, tensors, read_record(folder, made_by=MAKE_HEAD))
+    record = read_record(folder, made_by=MAKE_HEAD)
+    if record is not None:
+        _require_as_exported(folder, record)
+    return HeadFiles(folder, flat, NESTED in config, tensors, record)
+
+
+def _require_as_exported(folder: Path, record: HeadRecord) -> None:
+    for name, sha256 in record.files.items():
+        if not (folder / name).is_file() or sha256_file(folder / name) != sha256:
+            raise InputError(
+                f"{folder / name} is not the file that was exported: it does not have the sha256 in training.json; "
+                "copy or export the head again, or take training.json out of the folder if it was changed on purpose"
+            )
 
 
 def _require_kinds(config: dict[str, Any], folder: Path) -> None:
@@ -144,7 +156,7 @@ def _flat(config: dict[str, Any]) -> dict[str, Any]:
 def _weight_files(folder: Path) -> list[Path]:
     """Return the files that the index names, as SGLang reads them; without an index all safetensors files."""
     if (folder / INDEX).exists():
-        weight_map = _read_object(folder / INDEX).get("weight_map")
+        weight_map = read_json(folder / INDEX, made_by=MAKE_HEAD).get("weight_map")
         names = sorted({str(name) for name in weight_map.values()}) if isinstance(weight_map, dict) else []
         missing = [name for name in names if not (folder / name).is_file()]
         if missing or not names:
@@ -163,16 +175,6 @@ def _way_out(others: list[str]) -> str:
         return f"make it: {MAKE_HEAD}"
     convert = f"save_file(torch.load('{others[0]}', weights_only=True), 'model.safetensors')"
     return f"{others[0]} is a pickle, which can run code and is not read: convert it on a safe machine with {convert}"
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        value = read_json(path, made_by=MAKE_HEAD)
-    except UnicodeDecodeError:
-        value = None
-    if not isinstance(value, dict):
-        raise InputError(f"{path} holds no JSON object; copy it again, or make it: {MAKE_HEAD}")
-    return value
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:

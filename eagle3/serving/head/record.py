@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from eagle3.storage import Record, atomic_write, parse_record, record_bytes
+from eagle3.storage import Record, atomic_write, parse_sealed, sealed_bytes
 from eagle3.target.identity import TargetIdentity
 
 FILE = "training.json"
@@ -59,9 +59,10 @@ class HeadRecord(Record):
 
     `capture_layers` are indices into `hidden_states`; config.json counts outputs of layers, one less.
     `simulated_accept_length` maps draft steps to what validation during training simulated, as a server counts it.
-    `accept_length` is measured once the target has been there. `checkpoint` is Lightning's."""
+    `accept_length` is measured once the target has been there. `checkpoint` is Lightning's. `files` are the sha256 of
+    the folder's other files, as they were exported."""
 
-    FORMAT_VERSION: ClassVar[int] = 2
+    FORMAT_VERSION: ClassVar[int] = 3
 
     format_version: int
     kind: str
@@ -74,11 +75,12 @@ class HeadRecord(Record):
     store: StoreRecord
     checkpoint: str
     versions: dict[str, str]
+    files: dict[str, str]
 
 
 def write_record(folder: Path, record: HeadRecord) -> None:
     with atomic_write(folder / FILE) as file:
-        file.write(record_bytes(record))
+        file.write(sealed_bytes(record))
 
 
 def read_record(folder: Path, *, made_by: str) -> HeadRecord | None:
@@ -89,4 +91,4 @@ def read_record(folder: Path, *, made_by: str) -> HeadRecord | None:
     if not path.exists():
         return None
     way_out = f"export the head again, or take the file out of the folder: {made_by}"
-    return parse_record(path.read_bytes(), HeadRecord, source=str(path), way_out=way_out)
+    return parse_sealed(path.read_bytes(), HeadRecord, source=str(path), way_out=way_out)

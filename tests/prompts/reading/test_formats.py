@@ -3,6 +3,9 @@
 import gzip
 import json
 import os
+import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from prompt_stage import Prepare, chat, prepare, some_rows, write
+from stores import ROOT
 
 from eagle3.errors import InputError
 from eagle3.prompts.reading.formats import BLANK, chunk_rows, cut
@@ -125,6 +129,40 @@ def bucket() -> Iterator[str]:
         fsspec.filesystem("s3").mkdir("chats")
         yield "s3://chats"
     server.stop()
+
+
+READ_ALL = """
+import sys
+from eagle3.errors import InputError
+from eagle3.prompts.reading.formats import chunk_rows, cut
+for file in sys.argv[1:]:
+    try:
+        print(len([repr(row) for chunk in cut(file, 1 << 20) for row in chunk_rows(chunk)]))
+    except InputError as refused:
+        print(refused)
+"""
+
+
+@pytest.mark.parametrize("ending", [".arrow", ".parquet"])
+def test_no_damaged_table_ends_the_process(tmp_path: Path, ending: str) -> None:
+    """pyarrow follows offsets out of its buffers: read in a process of its own, which must live to its end."""
+    table = pa.table({"id": [f"c{i}" for i in range(40)], "prompt": ["hello " * i for i in range(40)]})
+    whole = tmp_path / f"whole{ending}"
+    if ending == ".arrow":
+        with pa.ipc.new_stream(str(whole), table.schema) as writer:
+            writer.write_table(table, max_chunksize=10)
+    else:
+        pq.write_table(table, whole)
+    content, drawn, files = whole.read_bytes(), random.Random(0), [whole]
+    for number in range(200):
+        place = drawn.randrange(len(content))
+        files.append(tmp_path / f"{number}{ending}")
+        flipped = bytes([content[place] ^ 1 << drawn.randrange(8)])
+        files[-1].write_bytes(content[:place] + (flipped + content[place + 1 :] if number % 5 else b""))
+    done = subprocess.run([sys.executable, "-c", READ_ALL, *files], capture_output=True, text=True, cwd=ROOT)
+    said = done.stdout.splitlines()
+    assert (done.returncode, len(said), said[0]) == (0, len(files), "40"), done.stderr
+    assert sum("is damaged, not what its ending says" in line for line in said) > 50
 
 
 def test_files_and_dataset_folders_in_a_store_are_read_like_local_ones(

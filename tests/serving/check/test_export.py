@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from exported_head import FINGERPRINT, errors, random_head, with_record
-from safetensors.torch import load_file, save_file
+from exported_head import FINGERPRINT, Editable, errors, random_head, with_record
 from stores import open_store
 
 from eagle3.errors import InputError
@@ -47,10 +46,9 @@ def test_the_exported_head_gives_the_logits_of_the_trained_one(name: str, facts:
 @pytest.mark.parametrize("tensor", TENSORS)
 def test_a_changed_tensor_is_found(tensor: str, trained_on_tiny: TrainedHead, tmp_path: Path) -> None:
     export_head(trained_on_tiny, tmp_path / "head", versions={})
-    path = tmp_path / "head/model.safetensors"
-    tensors = load_file(path)
-    tensors[tensor].view(-1)[0] += 1
-    save_file(tensors, path)
+    written = Editable(tmp_path / "head")
+    written.tensors[tensor].view(-1)[0] += 1
+    written.save()
     finding = check_reload(trained_on_tiny, tmp_path / "head")
     assert finding.level == "error" and "gives other logits than /nowhere/best.ckpt: export again" in finding.message
 

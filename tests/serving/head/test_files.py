@@ -73,7 +73,7 @@ def test_a_truncated_tensor_file_is_named(head: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b'{"a": "\xff"}'])
 def test_odd_json_is_one_clear_line(content: bytes, head: Path) -> None:
     (head / "config.json").write_bytes(content)
-    with pytest.raises(InputError, match=r"config\.json (is not valid JSON|holds no JSON object)"):
+    with pytest.raises(InputError, match=r"config\.json (is not valid JSON|holds no object)"):
         read_files(head)
 
 
@@ -130,7 +130,6 @@ def test_tensors_have_the_names_under_which_sglang_finds_them(theirs: str, ours:
 
 def test_a_head_of_the_speculators_gives_the_same_logits(head: Path) -> None:
     before = load_head(head)
-    write_json(head / "training.json", {})
     editable = Editable(head)
     as_speculators(editable, torch.zeros(50, 16))
     editable.save()

@@ -12,6 +12,7 @@ from exported_head import FINGERPRINT, measured, record_of
 from eagle3.errors import InputError
 from eagle3.head.draft_head import DraftHead
 from eagle3.serving.head.record import HeadRecord, StoreRecord, read_record, write_record
+from eagle3.storage import seal
 
 
 @pytest.fixture
@@ -27,6 +28,18 @@ def refusal(folder: Path, content: bytes) -> str:
     assert message.startswith(f"{folder / 'training.json'}: ") and "\n" not in message
     assert message.endswith(", or take the file out of the folder: EXPORT")
     return message
+
+
+def as_file(content: dict[str, Any]) -> bytes:
+    return seal(json.dumps(content, indent=1).encode() + b"\n")
+
+
+def test_a_flipped_byte_or_a_cut_anywhere_is_refused(record: HeadRecord, tmp_path: Path) -> None:
+    write_record(tmp_path, record)
+    whole = (tmp_path / "training.json").read_bytes()
+    for place in range(len(whole)):
+        assert refusal(tmp_path, whole[:place])
+        assert refusal(tmp_path, whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
 
 
 def test_a_record_is_read_as_it_was_written(record: HeadRecord, tmp_path: Path) -> None:
@@ -59,19 +72,19 @@ def test_a_head_of_another_trainer_has_no_record(tmp_path: Path) -> None:
         ),
         ({"epochs": 3}, "epochs is unknown"),
         ({"accept_length": {}}, "accept_length.accept_length is missing"),
-        ({"format_version": 3, "epochs": 3}, "format_version=3, this code reads 2"),
+        ({"format_version": 2, "epochs": 3}, "format_version=2, this code reads 3"),
     ],
 )
 def test_what_this_version_does_not_write_is_refused_by_its_field(
     changes: dict[str, Any], fault: str, record: HeadRecord, tmp_path: Path
 ) -> None:
-    assert f"training.json: {fault}" in refusal(tmp_path, json.dumps(asdict(record) | changes).encode())
+    assert f"training.json: {fault}" in refusal(tmp_path, as_file(asdict(record) | changes))
 
 
 @pytest.mark.parametrize("key", ["format_version", "head_config", "simulated_accept_length", "accept_length"])
 def test_a_missing_key_is_named(key: str, record: HeadRecord, tmp_path: Path) -> None:
     content = {name: value for name, value in asdict(record).items() if name != key}
-    assert f"training.json: {key} is missing" in refusal(tmp_path, json.dumps(content).encode())
+    assert f"training.json: {key} is missing" in refusal(tmp_path, as_file(content))
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"a": "\xff"}', b"\xff\xfe{}"])
