@@ -8,7 +8,7 @@ entropy.
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Num
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Margin:
     shares: Float[np.ndarray, "B"]  # sum to 1
     binding: bool  # what a binding margin lacks in the pool is left out of the draw; others are met as far as they can
 
-    def sums(self, cells: np.ndarray) -> Float[np.ndarray, "B"]:
+    def sums(self, cells: np.ndarray) -> Num[np.ndarray, " B"]:
         return np.bincount(self.bin_of_cell, weights=cells, minlength=len(self.shares))
 
 
