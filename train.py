@@ -29,6 +29,7 @@ from eagle3.features.joined import open_source
 from eagle3.features.source import FeatureSource
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.kind import kind_named
+from eagle3.secrets import public
 from eagle3.storage import hold, read_json, write_json
 from eagle3.training.checkpoint import (
     Origin,
@@ -69,7 +70,8 @@ def train(config: DictConfig) -> float:
     loggers = build_loggers(config, resume_step)
     trainer = build_trainer(config, loggers)
     for logger in loggers:
-        logger.log_hyperparams({"config": cli.plain(config), "store": data.source.describe(), **cli.provenance()})
+        logged = {"config": cli.plain(config), "store": data.source.describe(), **cli.provenance()}
+        logger.log_hyperparams(public(logged))
     try:
         trainer.fit(module, datamodule=data, ckpt_path=config.ckpt_path, weights_only=True)
     except SystemExit:

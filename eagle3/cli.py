@@ -28,6 +28,7 @@ from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryV
 from tqdm import tqdm
 
 from eagle3.errors import InputError, Interrupted
+from eagle3.secrets import keep_secrets, public
 
 log = logging.getLogger(__name__)
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,6 +43,7 @@ def report_errors(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], A
 
     @functools.wraps(task)
     def run(config: DictConfig) -> Any:
+        keep_secrets(config, _hydra_folders())
         try:
             return task(config)
         except Interrupted as stop:
@@ -60,6 +62,13 @@ def report_errors(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], A
             exit_with(message, 1)
 
     return run
+
+
+def _hydra_folders() -> list[Path]:
+    """Return where Hydra wrote the config of this run, and of the sweep that it is a job of."""
+    hydra_config = HydraConfig.get()
+    folders = [output_dir() / (hydra_config.output_subdir or "")]
+    return [*folders, Path(hydra_config.sweep.dir)] if hydra_config.mode is RunMode.MULTIRUN else folders
 
 
 def start(main: Callable[[], Any]) -> None:
@@ -124,7 +133,7 @@ def exit_with(message: str, status: int) -> NoReturn:
 def report(message: str) -> None:
     for progress in list(getattr(tqdm, "_instances", ())):  # Lightning leaves its bar open: the line would follow it
         progress.close()
-    print(f"error: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    print(f"error: {public(' '.join(message.split()))}", file=sys.stderr, flush=True)
 
 
 def build(config: DictConfig, *, leave_out: Sequence[str] = (), **parts: Any) -> Any:
@@ -146,7 +155,7 @@ def build(config: DictConfig, *, leave_out: Sequence[str] = (), **parts: Any) ->
 
 
 def plain(config: DictConfig) -> Any:
-    """A config as dicts and lists, interpolations resolved."""
+    """Return a config as dicts and lists, interpolations resolved."""
     return OmegaConf.to_container(config, resolve=True)
 
 
@@ -193,8 +202,8 @@ def provenance() -> dict[str, str]:
 def result_facts(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Return what a result must say to be made again: commit, command, machine and versions.
 
-    `arguments` are those of a script whose main was called with them, by default the command line's. Variables of
-    servers' environment may be secrets and are left out; servers that run already may run on another machine.
+    `arguments` are those of a script whose main was called with them, by default the command line's. Servers that run
+    already may run on another machine.
     """
     versions = provenance()
     return {
@@ -207,8 +216,8 @@ def result_facts(arguments: Sequence[str] | None = None) -> dict[str, Any]:
 
 def shell_command(arguments: Sequence[str]) -> str:
     """This script's command, to paste in the repository's root: its own files are named from there."""
-    words = [str(Path(sys.argv[0]).resolve()), *(word for word in arguments if "launch.env" not in word)]
-    return shlex.join(["python", *(word.replace(f"{ROOT}/", "") for word in words)])
+    words = [str(Path(sys.argv[0]).resolve()), *arguments]
+    return shlex.join(["python", *(public(word.replace(f"{ROOT}/", "")) for word in words)])
 
 
 def machine() -> str:

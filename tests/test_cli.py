@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,10 +13,14 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
+from exported_head import Editable
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict, read_write
@@ -25,7 +30,7 @@ import precompute
 import serve
 import train
 from eagle3.features.store import FeatureStore
-from eagle3.storage import read_jsonl, sha256_file
+from eagle3.storage import read_jsonl, sha256_file, write_json
 
 ROOT = Path(__file__).parent.parent
 TINY = ASSETS / "tiny"
@@ -399,9 +404,12 @@ def test_serve_names_the_key(world: World, fails: Callable[..., str], overrides:
 
 def test_a_broken_head_fails_the_check(world: World, fails: Callable[..., str], tmp_path: Path) -> None:
     head = shutil.copytree(world.head, tmp_path / "head")
-    config = json.loads((head / "config.json").read_text())
-    config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = [2, 4, 5]
-    (head / "config.json").write_text(json.dumps(config))
+    edited = Editable(head)
+    edited.config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = [2, 4, 5]
+    write_json(head / "config.json", edited.config)
+    line = fails("serve", "action=check", f"target.path={TINY}", f"head={head}", *SHORT)
+    assert f"{head}/config.json is not the file that was exported" in line
+    edited.save()  # and says so in training.json
     line = fails("serve", "action=check", f"target.path={TINY}", f"head={head}", *SHORT)
     assert f"head={head} must not be served: layer_ids" in line
 
@@ -510,3 +518,69 @@ def test_a_stopped_training_says_how_to_go_on(world: World, tmp_path: Path, stop
     assert error.splitlines()[-1] == f"error: stopped by a signal; go on with ckpt_path={last}"
     done = run_script("train", *settings, f"ckpt_path={last}", "trainer.max_epochs=3")
     assert done.returncode == 0, done.stderr
+
+
+def test_of_two_writers_on_one_folder_the_second_is_told_who_the_first_is(world: World, tmp_path: Path) -> None:
+    settings = (*world.precompute, f"out_dir={tmp_path}/dir", "stages=[prompts,responses]")
+    first = subprocess.Popen(command("precompute", *settings), cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "dir/responses/.lock.json").exists():
+        assert first.poll() is None
+        time.sleep(0.02)
+    second = run_script("precompute", *settings, "stages=[responses]")
+    first.kill()  # of which nothing is left behind that would keep the next one out
+    first.communicate()
+    assert second.returncode == 1
+    assert re.search(
+        rf"error: .*/responses is being written by process {first.pid} on .*; wait for it", second.stderr
+    ), second.stderr
+    third = run_script("precompute", *settings)
+    assert third.returncode == 0, third.stderr
+    rows = Counter(row["prompt_id"] for row in read_jsonl(tmp_path / "dir" / "responses" / "responses.jsonl"))
+    assert set(rows.values()) == {1} and len(rows) > 10
+
+
+SECRET = "hunter2-0123456789abcdef"
+
+
+def test_no_secret_is_written_printed_or_logged(world: World, tmp_path: Path) -> None:
+    """A secret in every key that can hold one, then a look into everything that the commands leave."""
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+    said = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=world.root)) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        place = f"127.0.0.1:{server.server_port}/prompts.jsonl"
+        for number, url in enumerate((f"http://me:{SECRET}@{place}", f"http://{place}?X-Amz-Signature={SECRET}&X=1")):
+            settings = ("prompts/privacy=patterns", f"out_dir={tmp_path}/{number}", "stages=[prompts]")
+            settings += (f"hydra.run.dir={tmp_path}/run{number}", f"prompts.path='{url}'")
+            said.append(run_script("precompute", *settings))
+            assert said[-1].returncode == 0, said[-1].stderr
+            missing = run_script("precompute", *settings[:-1], f"prompts.path='{url.replace('prompts.', 'absent.')}'")
+            assert missing.returncode == 1
+            said.append(missing)
+        server.shutdown()
+    launch = ("action=launch", "dry_run=true", f"target.path={TINY}", f"hydra.run.dir={tmp_path}/launch")
+    for env in (f"launch.env={{HF_TOKEN: {SECRET}, OTHER: x}}", f"+launch.env.HF_TOKEN={SECRET}"):
+        said.append(run_script("serve", *launch, env))
+        assert said[-1].returncode == 0, said[-1].stderr
+        assert 'HF_TOKEN="$HF_TOKEN"' in said[-1].stdout
+    for done in said:
+        assert SECRET not in done.stdout and SECRET not in done.stderr, done
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {"ledger.json", "report.md", "overrides.yaml", "config.yaml", "hydra.yaml"} <= {
+        path.name for path in written
+    }
+    assert [path for path in written if SECRET.encode() in path.read_bytes()] == []
+
+
+def test_the_name_of_a_wandb_run_holds_no_secret() -> None:
+    overrides = ["logger=wandb", "action=bench", "head=x", f"launch.env={{HF_TOKEN: {SECRET}, A: b}}", "steps=3"]
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        config = compose("serve", overrides=overrides, return_hydra_config=True)
+    HydraConfig.instance().set_config(config)
+    with read_write(config), open_dict(config):
+        config.hydra.job.override_dirname = ",".join(overrides)
+    assert config.logger.wandb.name == "logger=wandb,action=bench,head=x,launch.env=***,steps=3"

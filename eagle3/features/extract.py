@@ -27,10 +27,11 @@ from eagle3.features.manifest import (
     ShardIndex,
     read_index,
     read_manifest,
+    require_different_ids,
     write_manifest,
 )
 from eagle3.features.sample import Sample, positions_with_teacher
-from eagle3.features.shards import StoreWriter, hash_of
+from eagle3.features.shards import StoreWriter, broken, hash_of
 from eagle3.features.store import TARGET_WEIGHTS, save_target_weights
 from eagle3.features.turns import anchors_of
 from eagle3.storage import LocalFolder, Storage, sha256_stored
@@ -173,7 +174,11 @@ def ids_in_text(tokenizer: PreTrainedTokenizerBase, marker: str) -> list[int]:
 def complete_shards(storage: Storage, made_from: MadeFrom) -> list[ShardIndex]:
     """Return the indices of the shards that an earlier run finished, in order."""
     indices = [read_index(storage, name) for name in storage.names("shard-*.json")]
+    require_different_ids(storage, indices)
     for index in indices:
+        if storage.names(index.shard) and storage.size(index.shard) != index.bytes:
+            held = f"holds {storage.size(index.shard)} bytes instead of {index.bytes}"
+            raise broken(f"{storage.location}/{index.shard}", held)
         if index.made_from != hash_of(made_from):
             raise InputError(
                 f"{storage.location}/{index.shard} was made otherwise than this run's would be "

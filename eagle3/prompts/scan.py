@@ -22,7 +22,7 @@ from eagle3.prompts.reading.conversation import Refused
 from eagle3.prompts.reading.formats import BLANK, Chunk, chunk_rows, cut
 from eagle3.prompts.reading.prompt import Prompt
 from eagle3.prompts.reading.rows import read_prompt
-from eagle3.prompts.reading.sources import Source, file_state
+from eagle3.prompts.reading.sources import Source, file_name, file_state
 from eagle3.prompts.spool import ChunkWriter, ScannedChunk, written_folder
 from eagle3.prompts.traffic import MEASURED, TrafficMix
 from eagle3.storage import json_line, sha256_json
@@ -111,7 +111,7 @@ class Scanner:
                 else:
                     writer.keep(line, found, self._values(found))
         return {
-            "file": task.chunk.file.rpartition("/")[2],
+            "file": file_name(task.chunk.file),
             "start": task.chunk.start,
             "lines": line,
             "rows": rows,

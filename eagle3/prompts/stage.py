@@ -20,6 +20,7 @@ from eagle3.prompts.rules import Rules
 from eagle3.prompts.scan import Enough, Scanner, scan, tasks_of
 from eagle3.prompts.selection import Selection, select
 from eagle3.prompts.spool import Scanned
+from eagle3.secrets import public
 from eagle3.storage import atomic_write, write_sealed_json
 
 log = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ def _check_settings(rules: Rules, limit: int | None, processes: int | None, chun
 
 
 def _inputs(sources: list[Source], rules: Rules, *, keep_answers: bool, limit: int | None) -> dict:
-    return {
+    inputs = {
         "format": FORMAT,
         "keep_answers": keep_answers,
         "limit": limit,
@@ -95,6 +96,7 @@ def _inputs(sources: list[Source], rules: Rules, *, keep_answers: bool, limit: i
             for source in sources
         ],
     }
+    return public(inputs)
 
 
 def _scan_and_select(
@@ -157,7 +159,7 @@ def _write(
     (folder / "ledger.json").unlink(missing_ok=True)  # it would describe other prompts if the next lines were killed
     for name in ("rejects.jsonl", "prompts.jsonl"):
         (made / name).replace(folder / name)
-    ledger = make_ledger(folder, sources, counts, selection.traffic, rules, inputs)
+    ledger = public(make_ledger(folder, sources, counts, selection.traffic, rules, inputs))
     write_report(folder, ledger)
     with atomic_write(folder / "attribution.txt") as file:
         file.write(attribution_text(ledger["attribution"]).encode())

@@ -1,6 +1,9 @@
 """The feature store: manifest, counts, target weights."""
 
 import json
+import random
+import re
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -32,6 +35,43 @@ def test_verify_passes_a_sound_store_and_names_a_damaged_shard(store_path: Path)
     shard.write_bytes(content)
     with pytest.raises(InputError, match=r"shard-000001\.tar"):
         open_store(store_path).verify()
+
+
+def test_no_flipped_byte_passes_in_any_file(store_path: Path) -> None:
+    drawn = random.Random(0)
+    files = sorted(store_path.iterdir())
+    assert len({path.suffix for path in files}) == 3
+    for number in range(150):
+        path = files[number % len(files)]
+        whole = path.read_bytes()
+        place = drawn.randrange(len(whole))
+        flipped = bytes([whole[place] ^ 1 << drawn.randrange(8)])
+        path.write_bytes(whole[:place] + flipped + whole[place + 1 :])
+        with pytest.raises(InputError, match=re.escape(path.name.removesuffix(".json"))):
+            open_store(store_path).verify()
+            open_store(store_path).target_weights()
+        path.write_bytes(whole)
+    open_store(store_path).verify()
+
+
+@pytest.mark.parametrize("suffixes", [[".json"], [".json", ".tar"]])
+def test_a_shard_of_another_store_is_refused(store_path: Path, tmp_path: Path, suffixes: list[str]) -> None:
+    """Made from the same settings, by the same program, sealed and whole: but not the one of this manifest."""
+    other = write_store(tmp_path / "other", random_samples(80)[20:])
+    for suffix in suffixes:
+        shutil.copy(other / f"shard-000001{suffix}", store_path)
+    with pytest.raises(InputError, match=r"shard-000001\.tar has an index that does not belong to manifest\.json"):
+        open_store(store_path)
+
+
+@pytest.mark.parametrize("change", ['"capture_layers": [\n   2', '"tokens": ', '"answer_tokens": '])
+def test_an_edited_manifest_is_refused(store_path: Path, change: str) -> None:
+    path = store_path / "manifest.json"
+    text = path.read_text()
+    assert change in text
+    path.write_text(text.replace(change, change.replace("2", "1") if "2" in change else f"{change}1", 1))
+    with pytest.raises(InputError, match=r"manifest\.json: damaged or edited"):
+        open_store(store_path)
 
 
 def test_ranks_share_the_verification(store_path: Path) -> None:

@@ -10,6 +10,7 @@ import fsspec
 
 from eagle3.errors import InputError
 from eagle3.prompts.reading.conversation import SHAPES
+from eagle3.secrets import without_query
 
 if TYPE_CHECKING:
     import pyarrow
@@ -44,7 +45,7 @@ class Format(NamedTuple):
 
 def format_of(file: str) -> Format | None:
     """Choose by the file's ending; None for one that is not read."""
-    return next((found for ending, found in FORMATS.items() if file.lower().endswith(ending)), None)
+    return next((found for ending, found in FORMATS.items() if without_query(file).lower().endswith(ending)), None)
 
 
 def cut(file: str, chunk_bytes: int) -> list[Chunk]:
@@ -117,11 +118,11 @@ def _packed_rows(chunk: Chunk) -> Rows:
     """Yield lines, or a JSON array, of a gzip or zstd file. It cannot be entered midway: the file is one chunk."""
     import pyarrow
 
-    packing = "gzip" if chunk.file.lower().endswith(".gz") else "zstd"
+    packing = "gzip" if without_query(chunk.file).lower().endswith(".gz") else "zstd"
     try:
         with opened(chunk.file) as packed, pyarrow.CompressedInputStream(packed, packing) as file:
             lines = io.BufferedReader(file, BLOCK)
-            if ".json." in chunk.file.lower() and _starts_array(lines.peek(HEAD)):
+            if ".json." in without_query(chunk.file).lower() and _starts_array(lines.peek(HEAD)):
                 yield from _array_rows(chunk.file, lines.read())
                 return
             for line, text in enumerate(lines, 1):

@@ -12,6 +12,7 @@ from eagle3.errors import InputError, require_packages
 from eagle3.prompts.licenses.terms import SourceTerms, source_terms
 from eagle3.prompts.reading.folders import dataset_splits
 from eagle3.prompts.reading.formats import BLANK, FORMATS, NO_END, PLAIN, chunk_rows, cut, format_of
+from eagle3.secrets import without_query
 
 # What a store says about a file that changes with its content, whichever of them it knows.
 VERSION_KEYS = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "Last-Modified", "last_modified", "updated")
@@ -40,7 +41,7 @@ class Source:
         """Return what the prompts of this source depend on, beside the files."""
         return {
             "name": self.name,
-            "path": self.path,
+            "path": without_query(self.path),
             "license": self.license,
             "known_as": list(self.terms.known_as),
             "id_prefix": self.id_prefix,
@@ -131,8 +132,12 @@ def _absolute(path: str) -> str:
     return str(path) if "://" in str(path) else os.path.abspath(Path(path).expanduser())
 
 
+def file_name(file: str) -> str:
+    return without_query(file).rpartition("/")[2]
+
+
 def _stem(path: str, *, is_file: bool) -> str:
-    name = path.rstrip("/").rpartition("/")[2]
+    name = file_name(path.rstrip("/"))
     endings = sorted(FORMATS, key=len, reverse=True)
     return next((name[: -len(end)] for end in endings if is_file and name.lower().endswith(end)), name)
 
@@ -153,9 +158,8 @@ def _files(setting: str, path: str, split_key: str, split: str) -> list[str]:
         files = splits[split]
     for file in files:
         if format_of(file) is None:
-            name = file.rpartition("/")[2]
-            raise InputError(f"{setting}: {name} ends in none of {', '.join(FORMATS)}; convert or unpack it")
-        if not file.lower().endswith(PLAIN):
+            raise InputError(f"{setting}: {file_name(file)} ends in none of {', '.join(FORMATS)}; convert or unpack it")
+        if not without_query(file).lower().endswith(PLAIN):
             require_packages("pyarrow", extra="prompts", needed_by=f"{setting}, read as Parquet, arrow, .gz or .zst,")
     return files
 
@@ -181,7 +185,7 @@ def file_state(file: str) -> list[Any]:
     files, path = fsspec.core.url_to_fs(file)
     info = files.info(path)
     version = next((str(info[key]) for key in VERSION_KEYS if info.get(key) is not None), None)
-    return [file, info["size"], version]
+    return [without_query(file), info["size"], version]
 
 
 def read_rows(source: Source) -> Iterator[Row]:
@@ -192,5 +196,5 @@ def read_rows(source: Source) -> Iterator[Row]:
             line = 0
             for line, value in chunk_rows(chunk):
                 if value is not BLANK:
-                    yield Row(file.rpartition("/")[2], offset + line, value if isinstance(value, dict) else None)
+                    yield Row(file_name(file), offset + line, value if isinstance(value, dict) else None)
             offset += line

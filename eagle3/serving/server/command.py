@@ -10,6 +10,7 @@ from typing import Any
 
 from eagle3.decoding.speculate import tokens_of_round
 from eagle3.errors import InputError
+from eagle3.secrets import SAYS_SECRET
 
 REFUSED = {
     "host": "set launch.host instead",
@@ -82,8 +83,12 @@ def launch_command(settings: LaunchSettings, *, target: str, revision: str | Non
 
 
 def shell_line(settings: LaunchSettings, command: list[str]) -> str:
-    """Return what a user can paste: the command behind the variables of `launch.env`."""
-    variables = [f"{name}={shlex.quote(str(value))}" for name, value in (settings.env or {}).items()]
+    """Return what a user can paste: the command behind the variables of `launch.env`, which are to be in the shell
+    where they may be secret."""
+    variables = [
+        f'{name}="${name}"' if SAYS_SECRET.search(name) else f"{name}={shlex.quote(str(value))}"
+        for name, value in (settings.env or {}).items()
+    ]
     return " ".join([*variables, shlex.join(command)])
 
 

@@ -1,0 +1,85 @@
+"""What is secret, and what is shown of it: the one place that logs, files, W&B and errors go through.
+
+Secret are all values of `launch.env`, passwords and signatures in URLs, and the values of those environment variables
+whose names say so. Keys and passwords are best given in the environment: no key of the config asks for one.
+"""
+
+import logging
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from omegaconf import DictConfig, OmegaConf
+
+HIDDEN = "***"
+SHORTEST = 8  # characters of a value that is looked for wherever it may stand: "1" stands everywhere
+SAYS_SECRET = re.compile(r"token|secret|passw|credential|api_?key|access_?key|private_?key|signature", re.IGNORECASE)
+PASSWORD = re.compile(r"(://[^/@\s:]*):[^/@\s]+@")
+SIGNATURE = re.compile(
+    r"([?&][^=&\s]*(?:signature|token|secret|passw|credential|key|sig|policy)[^=&\s]*=)[^&\s'\",\]}]+", re.IGNORECASE
+)
+ENVIRONMENT = re.compile(r"(launch\.env[\w.]*=)(\{[^}]*\}|[^,\s]*)")  # as an override
+_known: set[str] = set()
+
+
+def public(value: Any) -> Any:
+    """Return `value` with what is secret in it hidden: a text, or plain values with texts in them."""
+    if isinstance(value, str):
+        return _public_text(value)
+    if isinstance(value, Mapping):
+        return {
+            _public_text(str(key)) if isinstance(key, str) else key: _hidden(part) if key == "env" else public(part)
+            for key, part in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [public(part) for part in value]
+    return value
+
+
+def _hidden(env: Any) -> Any:
+    return dict.fromkeys(env, HIDDEN) if isinstance(env, Mapping) else public(env)
+
+
+def _public_text(text: str) -> str:
+    for secret in sorted(_known, key=len, reverse=True):
+        text = text.replace(secret, HIDDEN)
+    text = ENVIRONMENT.sub(rf"\1{HIDDEN}", PASSWORD.sub(rf"\1:{HIDDEN}@", text))
+    return SIGNATURE.sub(rf"\1{HIDDEN}", text) if "://" in text else text
+
+
+def learn(config: Mapping[str, Any]) -> None:
+    """Take note of the secrets of this run, so that `public` finds them in any text."""
+    given = [str(value) for value in ((config.get("launch") or {}).get("env") or {}).values()]
+    given += [value for name, value in os.environ.items() if SAYS_SECRET.search(name)]
+    _known.update(value for value in given if len(value) >= SHORTEST)
+
+
+def without_query(url: str) -> str:
+    """Return a URL without what stands behind its path, where signatures stand; a local path as it is."""
+    return url if "://" not in url else urlsplit(url)._replace(query="", fragment="").geturl()
+
+
+class HideSecrets(logging.Filter):
+    """Writes log messages as `public` shows them."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = public(record.getMessage()), None
+        return True
+
+
+def keep_secrets(config: DictConfig, run_folders: list[Path]) -> None:
+    """Hide this run's secrets in all logs from now on, and in what Hydra wrote into its folders before."""
+    learn(OmegaConf.to_container(config, resolve=False))  # type: ignore[arg-type]
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(HideSecrets())
+    for path in (path for folder in run_folders for path in folder.glob("*.yaml")):
+        content = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        shown = public(content)
+        if shown != content:
+            OmegaConf.save(OmegaConf.create(shown), path)
+
+
+OmegaConf.register_new_resolver("public", public, replace=True)

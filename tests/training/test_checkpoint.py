@@ -1,0 +1,63 @@
+"""Checkpoints: whole or refused."""
+
+import io
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from exported_head import FINGERPRINT, random_head, save_checkpoint, tiny_facts, tiny_target
+
+from eagle3.errors import InputError
+from eagle3.training.checkpoint import AtomicCheckpointIO, read_checkpoint
+
+
+@pytest.fixture(scope="module")
+def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("run") / "last.ckpt"
+    save_checkpoint(path, random_head(tiny_facts(tiny_target()), FINGERPRINT))
+    return path.read_bytes()
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(InputError) as refused:
+        read_checkpoint(path, setting=f"ckpt_path={path}")
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def test_a_checkpoint_is_one_that_torch_and_lightning_read(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "last.ckpt"
+    path.write_bytes(content)
+    read = read_checkpoint(path, setting="x")
+    by_torch = torch.load(path, weights_only=True)
+    by_lightning = AtomicCheckpointIO().load_checkpoint(path, weights_only=True)
+    for name, weight in read.weights.items():
+        assert torch.equal(by_torch["state_dict"][name], weight)
+        assert torch.equal(by_lightning["state_dict"][name], weight)
+
+
+def test_no_flipped_byte_and_no_cut_passes(content: bytes, tmp_path: Path) -> None:
+    drawn, path = random.Random(0), tmp_path / "last.ckpt"
+    for number in range(60):
+        place = drawn.randrange(len(content))
+        flipped = bytes([content[place] ^ 1 << drawn.randrange(8)])
+        path.write_bytes(content[:place] + (flipped + content[place + 1 :] if number % 6 else b""))
+        assert f"{path} is damaged, or no checkpoint of a draft head; give another one" in refusal(path)
+
+
+@pytest.mark.parametrize("other", [b"", b"epoch,loss\n0,1.5\n", b"\x80\x04N.", b"PK\x03\x04"])
+def test_what_is_no_checkpoint_is_refused(other: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "last.ckpt"
+    path.write_bytes(other)
+    assert "is damaged, or no checkpoint of a draft head" in refusal(path)
+
+
+def test_what_torch_alone_saved_is_refused(tmp_path: Path) -> None:
+    """It has no checksum."""
+    buffer, path = io.BytesIO(), tmp_path / "last.ckpt"
+    torch.save({"state_dict": {}}, buffer)
+    path.write_bytes(buffer.getvalue())
+    assert "is damaged, or no checkpoint of a draft head" in refusal(path)
+    AtomicCheckpointIO().save_checkpoint({"state_dict": {}}, path)
+    assert "is a checkpoint of something else than a draft head" in refusal(path)
