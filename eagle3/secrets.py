@@ -7,7 +7,7 @@ whose names say so. Keys and passwords are best given in the environment: no key
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,9 +17,9 @@ from omegaconf import DictConfig, OmegaConf
 HIDDEN = "***"
 SHORTEST = 8  # characters of a value that is looked for wherever it may stand: "1" stands everywhere
 SAYS_SECRET = re.compile(r"token|secret|passw|credential|api_?key|access_?key|private_?key|signature", re.IGNORECASE)
-PASSWORD = re.compile(r"(://[^/@\s:]*):[^/@\s]+@")
+PASSWORD = re.compile(r"(://[^/@\s:]*):([^/@\s]+)@")
 SIGNATURE = re.compile(
-    r"([?&][^=&\s]*(?:signature|token|secret|passw|credential|key|sig|policy)[^=&\s]*=)[^&\s'\",\]}]+", re.IGNORECASE
+    r"([?&][^=&\s]*(?:signature|token|secret|passw|credential|key|sig|policy)[^=&\s]*=)([^&\s'\",\]}]+)", re.IGNORECASE
 )
 ENVIRONMENT = re.compile(r"(launch\.env[\w.]*=)(\{[^}]*\}|[^,\s]*)")  # as an override
 _known: set[str] = set()
@@ -54,7 +54,17 @@ def learn(config: Mapping[str, Any]) -> None:
     """Take note of the secrets of this run, so that `public` finds them in any text."""
     given = [str(value) for value in ((config.get("launch") or {}).get("env") or {}).values()]
     given += [value for name, value in os.environ.items() if SAYS_SECRET.search(name)]
+    for text in _texts(config):  # parts of a URL may be shown without what makes it one
+        given += [found[2] for kind in (PASSWORD, SIGNATURE) for found in kind.finditer(text)]
     _known.update(value for value in given if len(value) >= SHORTEST)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(part)
 
 
 def without_query(url: str) -> str:
