@@ -17,6 +17,7 @@ from eagle3.answers.answerer import Answer, Sampling
 from eagle3.answers.chat import Chat
 from eagle3.answers.dialogue import NO_CONTENT, Dialogue
 from eagle3.answers.huggingface import HuggingFaceAnswerer
+from eagle3.answers.imported import ImportedAnswers
 from eagle3.answers.stage import answer_prompts
 from eagle3.answers.store import ResponseStore, read_responses
 from eagle3.errors import InputError
@@ -42,7 +43,7 @@ QUICK = [
 # An earlier answer is shortened, as templates do that strip reasoning: the next prompt never continues the row.
 SHORTENING = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{{ m.content[:3] if m.role == 'assistant' else m.content }}<|im_end|>\n{% endfor %}"
+    "{{ m.content[:3] if m.role == 'assistant' and not loop.last else m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
@@ -69,6 +70,7 @@ def chat(target):
 
 def make_chat(target, template=None, **template_kwargs):
     settings = {"template": template, "template_kwargs": template_kwargs, "date": "2026-01-01"}
+    settings["reasoning_parser"] = "auto"
     return Chat(target.tokenizer, stop_ids=target.stop_ids, **settings)
 
 
@@ -100,8 +102,12 @@ def run(target, chat, out_dir, **changes):
     settings = SETTINGS | BATCHES | changes
     sampling = Sampling(**{field.name: settings.pop(field.name) for field in fields(Sampling)})
     batches = {key: settings.pop(key) for key in BATCHES}
-    imported = settings.pop("answers", None) == "imported"
-    answerer = None if imported else HuggingFaceAnswerer(target=target, sampling=sampling, **batches)
+    imported = settings.pop("imported", None)
+    answerer = (
+        ImportedAnswers(finish_reason=imported)
+        if imported
+        else HuggingFaceAnswerer(target=target, sampling=sampling, **batches)
+    )
     return answer_prompts(target=target, chat=chat, answerer=answerer, sampling=sampling, out_dir=out_dir, **settings)
 
 
@@ -175,7 +181,9 @@ def test_a_conversation_stays_one_row_while_each_prompt_continues_it(target, cha
     assert row["id"] == "p0#0" and row["finish_reasons"] == ["stop"] * 3 and len(set(row["seeds"])) == 3
     for (start, end), index in zip(row["turns"], (1, 3, 5), strict=True):
         assert row["input_ids"][:start] == chat.prompt_ids(row["messages"][:index])
-        assert chat.answer_text(row["input_ids"][start:end]) == row["messages"][index]["content"]
+        assert (
+            chat.answer_text(row["input_ids"][:start], row["input_ids"][start:end]) == row["messages"][index]["content"]
+        )
 
 
 def test_a_prompt_that_rewrites_earlier_answers_begins_a_new_row(target, tmp_path):
@@ -373,9 +381,9 @@ def test_imported_conversations_give_a_row_for_each_answer(target, chat, tmp_pat
         {"role": "assistant", "content": "Hello."},
     ]
     out_dir = write_prompts(tmp_path, [talk, prompt(1, "no answer")])
-    manifest = run(target, chat, out_dir, answers="imported")
+    manifest = run(target, chat, out_dir, imported="stop")
     rows = rows_of(out_dir)
-    assert list(rows) == ["p0#0", "p0#2"] and manifest.finish_reasons == {"imported": 2}
+    assert list(rows) == ["p0#0", "p0#2"] and manifest.finish_reasons == {"unstated": 2}
     for row, text in zip(rows.values(), ("Hi!", "Hello."), strict=True):
         ((start, end),) = row["turns"]
         assert target.tokenizer.decode(row["input_ids"][start:end]) == text + "<|im_end|>"
@@ -416,7 +424,8 @@ def test_a_template_variable_set_changed_or_left_out_is_another_setting(target, 
         ({"top_p": 0}, r"responses\.top_p=0 must be over 0"),
         ({"max_new_tokens": 4096}, r"responses\.max_new_tokens=4096 leaves no room"),
         ({"max_prompt_tokens": 2}, "nothing could be answered: .*max_prompt_tokens"),
-        ({"answers": "imported"}, r"no assistant turn to import.*; drop answers=imported, or give rows"),
+        ({"imported": "never"}, r"answers\.finish_reason=never is unknown; choose stop or length"),
+        ({"imported": "stop"}, r"no assistant turn to import.*; drop answers=imported, or give rows"),
     ],
 )
 def test_bad_settings_name_their_key(target, chat, out_dir, changes, message):

@@ -13,7 +13,7 @@ from eagle3.prompts.reading.conversation import SHAPES
 
 ID_COLUMNS = ("id", "conversation_id", "question_id")
 LICENSE_COLUMNS = ("license", "licence")
-COLUMNS = (*ID_COLUMNS, *LICENSE_COLUMNS, "source", *SHAPES)
+COLUMNS = (*ID_COLUMNS, *LICENSE_COLUMNS, "source", "finish_reason", *SHAPES)
 BLOCK = 1 << 20  # bytes asked of a remote store at a time; its own default of 50 MB would fetch chunks many times over
 
 NO_END = 1 << 62
