@@ -17,10 +17,11 @@ from eagle3.answers.answerer import Answer, Sampling
 from eagle3.answers.chat import Chat
 from eagle3.answers.dialogue import NO_CONTENT, Dialogue
 from eagle3.answers.huggingface import HuggingFaceAnswerer
-from eagle3.answers.imported import ImportedAnswers
+from eagle3.answers.imported import NOT_THE_TEXT, TWO_ANSWERS, ImportedAnswers
 from eagle3.answers.stage import answer_prompts
 from eagle3.answers.store import ResponseStore, read_responses
 from eagle3.errors import InputError
+from eagle3.prompts.reading.conversation import messages_of
 from eagle3.storage import read_jsonl, write_jsonl
 from eagle3.target.model import load_target
 
@@ -390,6 +391,67 @@ def test_imported_conversations_give_a_row_for_each_answer(target, chat, tmp_pat
         assert end == len(row["input_ids"]) and row["messages"][-1]["content"] == text
     refused = [(error["prompt_id"], error["turn"]) for error in errors_of(out_dir)]
     assert refused == [("p0", 1), ("p1", 0)] and sum(manifest.errors.values()) == 2
+
+
+def made_elsewhere(rows, made):
+    """The answers of `rows` as raw conversations, each up to the answer that `made` is said of."""
+    for row in rows.values():
+        answers = [index for index, message in enumerate(row["messages"]) if message["role"] == "assistant"]
+        for (start, end), index, reason in zip(
+            row["turns"], answers[-len(row["turns"]) :], row["finish_reasons"], strict=True
+        ):
+            ids = {"prompt_ids": row["input_ids"][:start], "output_ids": row["input_ids"][start:end]}
+            how = {
+                "finish_reason": {"type": reason, "matched": None},
+                "sampling": {"temperature": 0.7, "seed": 5},
+                **ids,
+            }
+            answer = row["messages"][index] | {key: how[key] for key in made}
+            yield {"messages": [*row["messages"][:index], answer]}, ids, reason
+
+
+def imported_row(target, chat, out_dir, raw):
+    messages = messages_of(raw, keep_answers=True)
+    write_prompts(out_dir, [{"id": "x", "source": "test", "license": "MIT", "messages": messages}])
+    run(target, chat, out_dir, imported="stop")
+    return list(rows_of(out_dir).values())[-1]
+
+
+def test_the_targets_own_answers_come_back_by_token_ids_as_they_were(target, chat, out_dir, tmp_path):
+    run(target, chat, out_dir, max_new_tokens=10)
+    made = ("prompt_ids", "output_ids", "finish_reason", "sampling")
+    reasons = set()
+    for number, (raw, ids, reason) in enumerate(made_elsewhere(rows_of(out_dir), made)):
+        row = imported_row(target, chat, tmp_path / str(number), raw)
+        ((start, end),) = row["turns"]
+        assert (row["input_ids"][:start], row["input_ids"][start:end]) == (ids["prompt_ids"], ids["output_ids"])
+        assert row["finish_reasons"] == [reason] and row["seeds"] == [5]
+        reasons.add(reason)
+    assert reasons == {"stop", "length"}
+
+
+def test_the_targets_own_answers_come_back_by_text_with_the_end_that_they_had(target, chat, out_dir, tmp_path):
+    run(target, chat, out_dir, max_new_tokens=10, temperature=0.0)
+    reasons = set()
+    for number, (raw, ids, reason) in enumerate(made_elsewhere(rows_of(out_dir), ("finish_reason",))):
+        row = imported_row(target, chat, tmp_path / str(number), raw)
+        ((start, end),) = row["turns"]
+        assert row["input_ids"][:start] == ids["prompt_ids"]
+        assert target.tokenizer.decode(row["input_ids"][start:end]) == target.tokenizer.decode(ids["output_ids"])
+        assert (row["input_ids"][end - 1] in target.stop_ids) == (reason == "stop")
+        reasons.add(reason)
+    assert reasons == {"stop", "length"}
+
+
+def test_reasons_for_leaving_out_are_counted_by_name(target, chat, tmp_path):
+    talk = prompt(0, "Say hi")
+    talk["messages"] += [{"role": "assistant", "content": "Hi!"}] * 2
+    fine, foreign = prompt(1, "Say hi"), prompt(2, "Say hi")
+    fine["messages"] += [{"role": "assistant", "content": "Hi!"}]
+    ids = {"prompt_ids": [5, 6], "output_ids": [7, 2], "finish_reason": "stop"}
+    foreign["messages"] += [{"role": "assistant", "content": "Hi!", **ids}]
+    counts = run(target, chat, write_prompts(tmp_path, [talk, fine, foreign]), imported="stop")
+    assert counts.errors == {TWO_ANSWERS: 2, NOT_THE_TEXT: 1} and counts.rows == 1
 
 
 def test_another_target_template_or_sampling_is_refused_by_name(target, chat, out_dir, tmp_path):
