@@ -125,8 +125,8 @@ def _by_ids(chat: Chat, messages: Messages, answer: dict[str, Any], finish_reaso
     text_ids = output_ids[:-1] if ended else output_ids
     if not chat.stop_ids.isdisjoint(text_ids):
         raise RefusedConversation(END_OF_TURN_INSIDE)
-    whole = chat.decode(text_ids, skip_special_tokens=True)
-    if whole.strip(CUT) != answer["content"].strip(CUT):
+    texts = (chat.decode(text_ids, skip_special_tokens=skip).strip(CUT) for skip in (True, False))
+    if answer["content"].strip(CUT) not in texts:
         raise RefusedConversation(NOT_THE_TEXT)
     prompt = chat.decode(prompt_ids)
     if not all(each["content"].strip() in prompt for each in messages[:-1] if each["role"] != "assistant"):

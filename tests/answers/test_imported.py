@@ -348,6 +348,8 @@ def test_token_ids_are_taken_as_they_are():
     assert row.messages[-1] == {
         "role": "assistant", "content": "Hello", "finish_reason": "stop", "sampling": {"temperature": 0.5, "seed": 7},
     }  # fmt: skip
+    for content in ("Hello<|im_start|>", "Hello"):  # as a server gives it that is asked to, or not, for special tokens
+        assert refusals(chat, *by_ids(chat, "Hi", "Hello<|im_start|><|im_end|>", content=content)) == [None]
     (row,) = answer_rows(chat, by_ids(chat, "Hi", "Hello", finish_reason="length"))
     assert row.refused is None and row.answer_ids == chat.encode("Hello")
 
