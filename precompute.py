@@ -98,8 +98,8 @@ def answer(config: DictConfig, target: "Target", chat: "Chat", out_dir: Path) ->
 
     settings = cli.plain(config.responses)
     sampling = Sampling(**{field.name: settings.pop(field.name) for field in fields(Sampling)})
-    imported = config.answers.name == "imported"
-    answerer = None if imported else cli.build(config.answers, leave_out=["name"], target=target, sampling=sampling)
+    parts = {} if config.answers.name == "imported" else {"target": target, "sampling": sampling}
+    answerer = cli.build(config.answers, leave_out=["name"], **parts)
     return answer_prompts(target=target, chat=chat, answerer=answerer, sampling=sampling, out_dir=out_dir, **settings)
 
 

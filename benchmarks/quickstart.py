@@ -98,7 +98,14 @@ def decode_held_out(head: Path, limit: int) -> tuple[list[Prompt], dict[int, Mea
 def held_out_prompts(target: Target, limit: int) -> tuple[list[Prompt], list[list[int]]]:
     """First user turns of the bundled held-out conversations."""
     source = plain_source("held_out", str(HELD_OUT), split="train")
-    chat = Chat(target.tokenizer, template=None, template_kwargs={}, date="2026-01-01", stop_ids=target.stop_ids)
+    chat = Chat(
+        target.tokenizer,
+        template=None,
+        template_kwargs={},
+        date="2026-01-01",
+        reasoning_parser="auto",
+        stop_ids=target.stop_ids,
+    )
     prompts = [found for _, found in read_prompts(source, keep_answers=False) if isinstance(found, Prompt)][:limit]
     return prompts, [chat.prompt_ids(prompt.messages[:1]) for prompt in prompts]
 

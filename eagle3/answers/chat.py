@@ -1,40 +1,29 @@
-"""Chat template → token ids: the prompt a server would build, and the exact answer tokens of imported conversations."""
+"""Chat template → token ids: the prompt that a server would build, and the content that it would return."""
 
 import datetime
 import hashlib
 import json
+import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
+from eagle3.answers.reasoning import reasoning_of
 from eagle3.errors import InputError
 
-NOT_CONTINUED = "the template does not render the answer as a continuation of its generation prompt"
-NO_END_OF_TURN = "no end-of-turn token follows the answer"
-END_OF_TURN_INSIDE = "the answer contains an end-of-turn token"
-# Behind these a server's parser begins a message's content: gpt-oss's last channel, the end of reasoning.
-CONTENT_FOLLOWS = ("<|channel|>final<|message|>", "</think>")
+log = logging.getLogger(__name__)
+
+LOSES_TEXT = "the chat template does not render the whole text of a system or user turn"
+SENTINEL = "Sentinel0451"  # no template changes, cuts or takes it for anything
 
 Messages = list[dict[str, Any]]
 
 
 class RefusedConversation(Exception):
     """The template refuses this conversation. The message never holds text of the conversation."""
-
-
-@dataclass(frozen=True)
-class AnswerRow:
-    """One assistant turn: `answer_ids` ends with the end-of-turn token, or `refused` says why it cannot be exact."""
-
-    turn: int
-    messages: Messages  # up to and including the answer
-    prompt_ids: list[int]
-    answer_ids: list[int]
-    refused: str | None
 
 
 class Chat:
@@ -47,15 +36,20 @@ class Chat:
         template: str | None,
         template_kwargs: dict[str, Any],
         date: str,
+        reasoning_parser: str | list[str] | None,
         stop_ids: Iterable[int],
     ):
         self.tokenizer = tokenizer
         self.stop_ids = frozenset(stop_ids)
+        special = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self.control_ids = special.union(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
         source = _template_source(tokenizer, template)
+        self.reasoning = reasoning_of(reasoning_parser, source)
         self.settings: dict[str, Any] = {
             "template_hash": hashlib.sha256(source.encode()).hexdigest(),
             "template_kwargs": dict(template_kwargs),
             "date": date,
+            "reasoning_parser": reasoning_parser,
         }
         self._source = source
         # A template that joins its BOS to a text fails on a tokenizer that has none; there it means nothing.
@@ -64,71 +58,55 @@ class Chat:
             name: "" for name, token in tokens.items() if token is None and name not in template_kwargs
         }
         self._template = _pin_clock(source, date)
+        self._in_parts = False  # whether a message's content is a list of parts, which some templates want
         self._check_template()
 
     def prompt_ids(self, messages: Messages) -> list[int]:
         """Token ids up to where generation begins. Raises `RefusedConversation` when the template does."""
-        return self._encode(self._render(messages, add_generation_prompt=True))
+        return self.encode(self.prompt(messages))
 
-    def answer_text(self, answer_ids: list[int]) -> str | None:
-        """The content of the message that a server would return for `answer_ids`, None where they do not tell.
+    def prompt(self, messages: Messages) -> str:
+        """Render up to where generation begins. Raises `RefusedConversation`, also when text of a turn is lost."""
+        text = self.render(messages, add_generation_prompt=True)
+        asked = (message["content"].strip() for message in messages if message["role"] != "assistant")
+        if not all(each in text for each in asked):
+            raise RefusedConversation(LOSES_TEXT)
+        return text
 
-        Marks of reasoning that are no special tokens stay in the text: templates look for them there."""
+    def answer_text(self, prompt_ids: list[int], answer_ids: list[int]) -> str | None:
+        """Return the content of the message that a server would return for an answer, None where it has none.
+
+        With `chat.reasoning_parser` the content is what follows the reasoning. Without one it is the whole text, and
+        marks of reasoning that are no special tokens stay in it: templates look for them there."""
         if answer_ids and answer_ids[-1] in self.stop_ids:
             answer_ids = answer_ids[:-1]
-        whole, visible = self._decode(answer_ids), self._decode(answer_ids, skip_special_tokens=True)
-        if whole == visible:
-            return whole
-        for mark in CONTENT_FOLLOWS:
-            content = whole.partition(mark)[2].strip()
-            if content and visible.rstrip().endswith(content):  # else it holds special tokens of its own
-                return content
-        return None
+        whole, visible = self.decode(answer_ids), self.decode(answer_ids, skip_special_tokens=True)
+        if self.settings["reasoning_parser"] is None:
+            return visible
+        if self.reasoning is not None and self.reasoning.end in whole:
+            return self._behind_reasoning(answer_ids)
+        opened = self.reasoning is not None and (
+            self.reasoning.begins(whole) or self.decode(prompt_ids).rstrip().endswith(self.reasoning.start)
+        )
+        return whole if whole == visible and not opened else None
 
-    def answer_rows(self, messages: Messages) -> list[AnswerRow]:
-        """One row per assistant turn: what the template renders from its generation prompt to the end of the turn."""
-        answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
-        return [self._answer_row(turn, messages[: index + 1]) for turn, index in enumerate(answers)]
+    def _behind_reasoning(self, answer_ids: list[int]) -> str | None:
+        assert self.reasoning is not None
+        low, high = 0, len(answer_ids)  # the least number of tokens that hold the end of the reasoning
+        while low < high:
+            middle = (low + high) // 2
+            holds = self.reasoning.end in self.decode(answer_ids[:middle])
+            low, high = (low, middle) if holds else (middle + 1, high)
+        content = self.reasoning.content(self.decode(answer_ids))
+        if self.reasoning.start in content or self.reasoning.end in content:
+            return None  # servers differ in what they return of a second span
+        of_last_token = self.reasoning.content(self.decode(answer_ids[:low]))
+        return (of_last_token + self.decode(answer_ids[low:], skip_special_tokens=True)).strip()
 
-    def _answer_row(self, turn: int, messages: Messages) -> AnswerRow:
-        try:
-            prompt_ids, answer_ids = self._split(messages)
-        except RefusedConversation as refusal:
-            return AnswerRow(turn, messages, [], [], str(refusal))
-        return AnswerRow(turn, messages, prompt_ids, answer_ids, None)
-
-    def _split(self, messages: Messages) -> tuple[list[int], list[int]]:
-        if not self.stop_ids.isdisjoint(self._encode(messages[-1]["content"])):
-            raise RefusedConversation(END_OF_TURN_INSIDE)
-        prompt = self._render(messages[:-1], add_generation_prompt=True)
-        whole = self._render(messages, add_generation_prompt=False)
-        if not whole.startswith(prompt):
-            raise RefusedConversation(NOT_CONTINUED)
-        prompt_ids = self._encode(prompt)
-        rest_ids = self._encode_rest(prompt_ids, whole, whole[len(prompt) :])
-        for position, token in enumerate(rest_ids):
-            if token in self.stop_ids:
-                return prompt_ids, rest_ids[: position + 1]
-        return prompt_ids, [*rest_ids, self._next_turn_token(messages, whole)]
-
-    def _encode_rest(self, prompt_ids: list[int], whole: str, rest: str) -> list[int]:
-        # Generation begins after prompt_ids whatever the text merges to, so the rest is a piece of its own. It is
-        # read in context where that changes nothing else: SentencePiece puts a space before a text that stands alone.
-        in_context = self._encode(whole)
-        starts_alike = in_context[: len(prompt_ids)] == prompt_ids
-        if starts_alike and self._decode(in_context) == self._decode(prompt_ids) + rest:
-            return in_context[len(prompt_ids) :]
-        return self._encode(rest)
-
-    def _next_turn_token(self, messages: Messages, whole: str) -> int:
-        # Templates such as GLM's write no end of turn: the model ends with the token that opens the next turn.
-        longer = self._render([*messages, {"role": "user", "content": "."}], add_generation_prompt=False)
-        following = self._encode(longer[len(whole) :])
-        if not longer.startswith(whole) or not following or following[0] not in self.stop_ids:
-            raise RefusedConversation(NO_END_OF_TURN)
-        return following[0]
-
-    def _render(self, messages: Messages, *, add_generation_prompt: bool) -> str:
+    def render(self, messages: Messages, *, add_generation_prompt: bool) -> str:
+        """Render by the template. Raises `RefusedConversation` when it does."""
+        if self._in_parts:
+            messages = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in messages]
         try:
             text = self.tokenizer.apply_chat_template(
                 messages,
@@ -150,11 +128,11 @@ class Chat:
         said = str(error) if str(error) in self._source else type(error).__name__
         return f"the chat template refuses: {said}"
 
-    def _encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
         # The template writes its own BOS; add_special_tokens would double it.
         return self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
 
-    def _decode(self, ids: list[int], *, skip_special_tokens: bool = False) -> str:
+    def decode(self, ids: list[int], *, skip_special_tokens: bool = False) -> str:
         text = self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
         assert isinstance(text, str)
         return text
@@ -166,13 +144,40 @@ class Chat:
                 f"chat.template_kwargs sets {sorted(taken)}, which are not the template's to choose; remove"
             )
         try:
-            self._render([{"role": "user", "content": "."}], add_generation_prompt=True)
+            lost = self._lost_roles()
+            if lost - {"system"}:  # the template may read a list of parts, and lose text that is none without a word
+                self._in_parts = True
+                lost_in_parts = self._lost_roles()
+                self._in_parts = lost_in_parts < lost
+                lost = lost_in_parts if self._in_parts else lost
         except TemplateSyntaxError as error:
             raise InputError(
                 f"the chat template is not valid Jinja (line {error.lineno}); mend chat.template"
             ) from None
-        except RefusedConversation:
-            pass  # it may want a system message first: that is for each conversation to show
+        if lost - {"system"}:
+            raise InputError(
+                f"the chat template loses the text of {' and '.join(sorted(lost))} turns; give one that renders it "
+                f"with chat.template=FILE.jinja"
+            )
+        if lost:
+            log.warning("the chat template loses the text of system turns: conversations that have one are left out")
+
+    def _lost_roles(self) -> set[str]:
+        """Return the roles whose text does not survive the template. What it refuses, each conversation shows."""
+        lost: set[str] = set()
+        for roles in (["user"], ["user", "assistant"], ["user", "assistant", "user"], ["system", "user"]):
+            messages = [{"role": role, "content": f"{SENTINEL}{number}"} for number, role in enumerate(roles)]
+            try:
+                text = self.render(messages, add_generation_prompt=roles[-1] == "user")
+            except RefusedConversation:
+                if self._in_parts:
+                    lost |= set(roles)
+                continue
+            # Templates may drop earlier answers, or parts of them: the prompt is as served all the same.
+            asked = [each for each in messages if each["role"] != "assistant" or each is messages[-1]]
+            # A list of parts that is written as Python would write it is lost too.
+            lost |= {each["role"] for each in asked if each["content"] not in text or repr(each["content"]) in text}
+        return lost
 
 
 def _template_source(tokenizer: PreTrainedTokenizerBase, path: str | None) -> str:

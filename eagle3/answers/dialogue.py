@@ -1,14 +1,14 @@
-"""One conversation becomes training rows: answered by the target turn by turn, or split at its own answers."""
+"""One conversation becomes training rows: answered by the target, turn by turn."""
 
 import hashlib
 from typing import Any
 
 from eagle3.answers.answerer import Answer
 from eagle3.answers.chat import Chat, Messages, RefusedConversation
-from eagle3.answers.rows import ResponseError, ResponseRow
+from eagle3.answers.rows import ResponseError, ResponseRow, error_row, new_row, too_long
 
 UNFINISHED = "the answer did not end within responses.max_new_tokens and responses.on_length=drop"
-NO_CONTENT = "special tokens in the answer before leave open what a server would put into the next prompt"
+NO_CONTENT = "the answer before has no content that a server would put into the next prompt (see chat.reasoning_parser)"
 
 
 class Dialogue:
@@ -42,7 +42,7 @@ class Dialogue:
         cut = answer.finish_reason == "length"
         if cut and self._on_length == "drop":
             return self._stop(UNFINISHED, retry=False)
-        content = self._chat.answer_text(answer.token_ids)
+        content = self._chat.answer_text(self.prompt_ids, answer.token_ids)
         self._messages.append({"role": "assistant", "content": content})
         self._add_turn(answer)
         self.turn += 1
@@ -87,39 +87,3 @@ class Dialogue:
         # Earlier turns that were answered are whole rows and stay; with them on disk the prompt counts as done.
         self.errors.append(error_row(self.prompt, self.turn, reason, retry=retry or bool(self.rows)))
         self.waiting = False
-
-
-def imported_rows(
-    prompt: dict[str, Any], chat: Chat, *, max_prompt_tokens: int | None, context: int | None
-) -> tuple[list[ResponseRow], list[ResponseError]]:
-    """Rows (one per assistant turn that can be masked exactly) and errors of a conversation that keeps its answers."""
-    rows, refusals = [], []
-    for answer in chat.answer_rows(prompt["messages"]):
-        reason = answer.refused or too_long(answer.prompt_ids, max_prompt_tokens)
-        length = len(answer.prompt_ids) + len(answer.answer_ids)
-        if not reason and context is not None and length > context:
-            reason = f"prompt and answer are longer than the target's context ({length} tokens, at most {context})"
-        if reason:
-            refusals.append((answer.turn, reason))
-            continue
-        row = new_row(prompt, answer.turn)
-        rows.append(row.with_turn(answer.prompt_ids, answer.answer_ids, "imported", None, answer.messages))
-    if not rows and not refusals:
-        refusals.append((0, "the conversation has no assistant turn to import"))
-    return rows, [error_row(prompt, turn, reason, retry=True) for turn, reason in refusals]
-
-
-def new_row(prompt: dict[str, Any], turn: int) -> ResponseRow:
-    return ResponseRow(
-        id=f"{prompt['id']}#{turn}", prompt_id=prompt["id"], source=prompt["source"], license=prompt["license"]
-    )
-
-
-def error_row(prompt: dict[str, Any], turn: int, reason: str, *, retry: bool) -> ResponseError:
-    return ResponseError(prompt_id=prompt["id"], source=prompt["source"], turn=turn, reason=reason, retry=retry)
-
-
-def too_long(prompt_ids: list[int], limit: int | None) -> str | None:
-    if limit is None or len(prompt_ids) <= limit:
-        return None
-    return f"the prompt is longer than responses.max_prompt_tokens ({len(prompt_ids)} tokens, at most {limit})"

@@ -55,3 +55,19 @@ class ResponseError(Record):
     turn: int
     reason: str
     retry: bool
+
+
+def new_row(prompt: dict[str, Any], turn: int) -> ResponseRow:
+    return ResponseRow(
+        id=f"{prompt['id']}#{turn}", prompt_id=prompt["id"], source=prompt["source"], license=prompt["license"]
+    )
+
+
+def error_row(prompt: dict[str, Any], turn: int, reason: str, *, retry: bool) -> ResponseError:
+    return ResponseError(prompt_id=prompt["id"], source=prompt["source"], turn=turn, reason=reason, retry=retry)
+
+
+def too_long(prompt_ids: list[int], limit: int | None) -> str | None:
+    if limit is None or len(prompt_ids) <= limit:
+        return None
+    return f"the prompt is longer than responses.max_prompt_tokens ({len(prompt_ids)} tokens, at most {limit})"

@@ -10,7 +10,8 @@ from tqdm import tqdm
 
 from eagle3.answers.answerer import Answerer, Sampling
 from eagle3.answers.chat import Chat
-from eagle3.answers.dialogue import Dialogue, imported_rows
+from eagle3.answers.dialogue import Dialogue
+from eagle3.answers.imported import ImportedAnswers, imported_rows
 from eagle3.answers.store import Counts, MadeWith, ResponseStore
 from eagle3.errors import InputError
 from eagle3.target.model import Target
@@ -24,22 +25,19 @@ def answer_prompts(
     *,
     target: Target,
     chat: Chat,
-    answerer: Answerer | None,
+    answerer: Answerer | ImportedAnswers,
     sampling: Sampling,
     out_dir: str | Path,
     max_prompt_tokens: int | None,
     seed: int,
     on_length: str,
 ) -> Counts:
-    """Answer the prompts in `out_dir`/prompts that have no answer yet.
-
-    Without an `answerer` the conversations keep the answers they came with.
-    """
+    """Answer the prompts in `out_dir`/prompts that have no answer yet, or keep the answers that they came with."""
     if on_length not in ("keep", "drop"):
         raise InputError(f"responses.on_length={on_length} is unknown; choose keep or drop")
     made_with = (
-        MadeWith(answers="imported", chat=chat.settings, sampling=None, seed=None, on_length=None)
-        if answerer is None
+        MadeWith(answers=answerer.name, chat=chat.settings, sampling=None, seed=None, on_length=None)
+        if isinstance(answerer, ImportedAnswers)
         else MadeWith(
             answers=answerer.name, chat=chat.settings, sampling=asdict(sampling), seed=seed, on_length=on_length
         )
@@ -50,10 +48,10 @@ def answer_prompts(
         return store.close()
     context = getattr(target.text_config, "max_position_embeddings", None)
     with tqdm(total=store.pending, unit="prompt", desc="responses", smoothing=0.05) as progress:
-        if answerer is None:
+        if isinstance(answerer, ImportedAnswers):
             for prompts in _batched(store.pending_prompts(), WRITTEN_TOGETHER):
                 store.append(
-                    imported_rows(prompt, chat, max_prompt_tokens=max_prompt_tokens, context=context)
+                    imported_rows(prompt, chat, answerer, max_prompt_tokens=max_prompt_tokens, context=context)
                     for prompt in prompts
                 )
                 progress.update(len(prompts))

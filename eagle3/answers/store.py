@@ -36,7 +36,7 @@ Answered = tuple[list[ResponseRow], list[ResponseError]]  # rows and errors of o
 class MadeWith(Record):
     """What decides the answers beside the prompts. Imported answers have no sampling."""
 
-    answers: str  # the answerer's name, or "imported"
+    answers: str  # the answerer's name
     chat: dict[str, Any]
     sampling: dict[str, Any] | None
     seed: int | None
@@ -179,7 +179,7 @@ class ResponseStore:
         counts = _count(self.responses, read_rows(self.folder), self._read_errors())
         if not counts.rows:
             imported = "; drop answers=imported, or give rows with answers and run all stages with it"
-            way_out = imported if self.manifest.made_with.answers == "imported" else ""
+            way_out = imported if self.manifest.made_with.sampling is None else ""
             raise InputError(f"{self.responses} is empty, nothing could be answered: {counts.errors}{way_out}")
         if counts.errors:
             log.warning("%d turns or prompts gave no row, see %s", sum(counts.errors.values()), self.errors)

@@ -1,14 +1,13 @@
-"""Prompts as a server would build them, and answer masks that are exact or refused, over 14 families' templates."""
+"""Prompts as a server would build them and contents as it would return them, over 14 families' templates."""
 
 import datetime
 
 import pytest
 from stores import ASSETS
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer
 
-from eagle3.answers.chat import END_OF_TURN_INSIDE, NO_END_OF_TURN, NOT_CONTINUED, Chat, RefusedConversation
+from eagle3.answers.chat import LOSES_TEXT, Chat, RefusedConversation
 from eagle3.errors import InputError
 
 CHATML = ["<|im_start|>", "<|im_end|>"]
@@ -38,15 +37,6 @@ TEMPLATES = {
     "qwen3": ([*CHATML, "<think>", "</think>"], None, "<|im_end|>"),
     "qwen3_instruct_2507": (CHATML, None, "<|im_end|>"),
 }
-# What these templates write between the generation prompt and the answer's text: the target generates it too.
-BEFORE_ANSWER = {
-    "glm4moe": "\n<think></think>\n",
-    "gptoss": "<|channel|>final<|message|>",
-    "qwen3": "<think>\n\n</think>\n\n",
-}
-STRIPPING = {"cohere", "gemma3", "glm4moe", "llama3", "llama3_1", "llama3_2"}
-# Their generation prompt opens a reasoning span which they leave out of, or close at once in, a written answer.
-NEVER_EXACT = {"deepseekv3", "nemotron_3_nano"}
 
 
 def user(content):
@@ -67,6 +57,9 @@ CONVERSATIONS = {
 }
 
 
+SETTINGS = {"template": None, "template_kwargs": {}, "date": "2026-01-01", "reasoning_parser": "auto"}
+
+
 def make_tokenizer(name=None):
     tokenizer = AutoTokenizer.from_pretrained(ASSETS / "tiny")
     if name:
@@ -80,7 +73,7 @@ def make_tokenizer(name=None):
 def make_chat(name, **changes):
     tokenizer = make_tokenizer(name)
     stop_ids = {tokenizer.eos_token_id}
-    settings = {"template": str(ASSETS / f"templates/{name}.jinja"), "template_kwargs": {}, "date": "2026-01-01"}
+    settings = {**SETTINGS, "template": str(ASSETS / f"templates/{name}.jinja")}
     return Chat(tokenizer, **{"stop_ids": stop_ids, **settings, **changes})
 
 
@@ -91,46 +84,6 @@ def decode(chat, ids):
 @pytest.fixture(scope="module", params=TEMPLATES)
 def family(request):
     return request.param, make_chat(request.param)
-
-
-@pytest.mark.parametrize("conversation", CONVERSATIONS)
-def test_the_mask_is_the_rendered_answer_and_its_end_of_turn(family, conversation):
-    name, chat = family
-    messages = CONVERSATIONS[conversation]
-    rows = chat.answer_rows(messages)
-    answers = [message["content"] for message in messages if message["role"] == "assistant"]
-    assert [row.turn for row in rows] == list(range(len(answers)))
-    if name in NEVER_EXACT:
-        assert {row.refused for row in rows} == {NOT_CONTINUED}
-        return
-    for row, answer in zip(rows, answers, strict=True):
-        assert row.refused is None
-        expected = expected_answer(name, answer)
-        assert decode(chat, row.answer_ids) == expected + TEMPLATES[name][2]
-        prompt = decode(chat, row.prompt_ids)
-        assert row.prompt_ids == chat.prompt_ids(row.messages[:-1])
-        last_question = row.messages[-2]["content"].strip()
-        assert last_question in prompt and (not answer or answer not in prompt[prompt.rindex(last_question) :])
-
-
-def expected_answer(name, answer):
-    if name in STRIPPING:
-        answer = answer.strip()
-    if name == "qwen3":
-        answer = answer.lstrip("\n")
-    if name == "glm4moe" and not answer:
-        return "\n<think></think>"
-    return BEFORE_ANSWER.get(name, "") + answer
-
-
-def test_nemotron_is_exact_without_thinking_or_with_written_thoughts():
-    silent = make_chat("nemotron_3_nano", template_kwargs={"enable_thinking": False})
-    for messages in CONVERSATIONS.values():
-        for row in silent.answer_rows(messages):
-            assert decode(silent, row.answer_ids) == row.messages[-1]["content"].rstrip() + "<|im_end|>"
-    thinking = make_chat("nemotron_3_nano")
-    (row,) = thinking.answer_rows([user("2+2?"), assistant("<think>\nEasy.\n</think>\nFour.")])
-    assert decode(thinking, row.answer_ids) == "Easy.\n</think>\nFour.<|im_end|>"
 
 
 def test_bos_appears_once_even_when_the_tokenizer_would_add_its_own(family):
@@ -149,8 +102,6 @@ def test_a_tokenizer_that_adds_bos_gives_one_bos():
     chat.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=template, special_tokens=[bos])
     assert chat.tokenizer("hi")["input_ids"][0] == bos[1]
     assert chat.prompt_ids([user("hi")]).count(bos[1]) == 1
-    (row,) = chat.answer_rows([user("hi"), assistant("ho")])
-    assert [*row.prompt_ids, *row.answer_ids].count(bos[1]) == 1
 
 
 def test_prompts_equal_what_the_tokenizer_itself_renders(family):
@@ -174,11 +125,14 @@ def test_templates_that_read_the_clock_see_the_configured_day(name, wanted):
     assert other.prompt_ids([user("hi")]) != chat.prompt_ids([user("hi")])
 
 
+MESSAGES = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
 @pytest.mark.parametrize("directive", ["%Y-%m-%d", "%d %B %Y", "%A", "%b %-d", "%H:%M"])
 def test_the_pinned_clock_formats_like_the_real_one(tmp_path, directive):
     template = tmp_path / "clock.jinja"
     # Leading white space, then a block: shadowing the clock must not change how the template itself renders.
-    template.write_text("  {% if true %}\n  {{ strftime_now('" + directive + "') }}\n{% endif %}")
+    template.write_text("  {% if true %}\n  {{ strftime_now('" + directive + "') }}\n{% endif %}" + MESSAGES)
     chat = make_chat("llama3", template=str(template), date="2024-02-09")
     assert decode(chat, chat.prompt_ids([user("")])) == f"  {datetime.datetime(2024, 2, 9):{directive}}\n"
 
@@ -187,7 +141,7 @@ def test_a_tokenizer_without_bos_renders_a_template_that_joins_it_to_a_text():
     tokenizer = make_tokenizer()
     assert tokenizer.bos_token is None
     path = str(ASSETS / "templates" / "llama3.jinja")
-    chat = Chat(tokenizer, template=path, template_kwargs={}, date="2026-01-01", stop_ids={2})
+    chat = Chat(tokenizer, **{**SETTINGS, "template": path}, stop_ids={2})
     text = tokenizer.decode(chat.prompt_ids([user("Hi")]))
     assert text.startswith("<|start_header_id|>user<|end_header_id|>")
 
@@ -199,23 +153,10 @@ def test_the_date_of_templates_with_a_default_date_is_left_alone():
     assert "1 May 2025" in decode(chat, chat.prompt_ids([user("hi")]))
 
 
-def test_an_answer_that_contains_the_end_of_turn_is_refused():
-    chat = make_chat("qwen2_5")
-    rows = chat.answer_rows([user("a"), assistant("b<|im_end|>c"), user("d"), assistant("e")])
-    assert [row.refused for row in rows] == [END_OF_TURN_INSIDE, None]
-
-
-def test_an_answer_whose_end_is_no_stop_token_is_refused():
-    chat = make_chat("qwen2_5", stop_ids={0})
-    assert chat.answer_rows(CONVERSATIONS["plain"])[0].refused == NO_END_OF_TURN
-
-
 def test_what_the_template_refuses_is_a_refusal_of_that_conversation_only():
     chat = make_chat("gemma3")
     with pytest.raises(RefusedConversation, match="Conversation roles must alternate"):
         chat.prompt_ids([user("a"), user("b")])
-    first, second = chat.answer_rows([user("a"), assistant("b"), assistant("c")])
-    assert first.refused is None and "roles must alternate" in second.refused
 
 
 def test_refusals_never_quote_the_conversation(tmp_path):
@@ -226,42 +167,33 @@ def test_refusals_never_quote_the_conversation(tmp_path):
     assert "secret" not in str(refusal.value) and refusal.value.__suppress_context__
 
 
-def test_sentencepiece_answers_get_no_space_of_their_own():
-    vocabulary = {token: index for index, token in enumerate(["<unk>", "[INST]", "[/INST]", "</s>", *"▁ahi"])}
-    backend = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-    backend.decoder = decoders.Metaspace(prepend_scheme="first")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", unk_token="<unk>")
-    tokenizer.add_tokens(["[INST]", "[/INST]"], special_tokens=True)
-    tokenizer.chat_template = (
-        "{% for m in messages %}{{ '[INST]' + m.content + '[/INST]' if m.role == 'user' else m.content + eos_token }}"
-        "{% endfor %}"
-    )
-    chat = Chat(tokenizer, template=None, template_kwargs={}, date="2026-01-01", stop_ids={3})
-    (row,) = chat.answer_rows([user("hi"), assistant("ahi")])
-    assert tokenizer.convert_ids_to_tokens(row.answer_ids) == ["a", "h", "i", "</s>"]
-
-
 def test_answer_text_drops_the_end_of_turn_and_keeps_white_space():
     chat = make_chat("qwen2_5")
     ids = chat.tokenizer("  four\n <|im_end|>")["input_ids"]
-    assert chat.answer_text(ids) == chat.answer_text(ids[:-1]) == "  four\n "
+    assert chat.answer_text([], ids) == chat.answer_text([], ids[:-1]) == "  four\n "
+
+
+def content(chat, answer, prompt=""):
+    prompt_ids, ids = (chat.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, answer))
+    return chat.answer_text(prompt_ids, ids)
+
+
+GPT_OSS = "<|channel|>analysis<|message|>Easy.<|end|><|start|>assistant<|channel|>final<|message|>"
 
 
 @pytest.mark.parametrize(
     ("name", "answer"),
     [
-        ("gptoss", "<|channel|>analysis<|message|>Easy.<|end|><|start|>assistant<|channel|>final<|message|>Four."),
+        ("gptoss", GPT_OSS + "Four."),
         ("gptoss", "<|channel|>final<|message|>Four."),
         ("qwen3", "<think>\nEasy.\n</think>\n\nFour."),
         ("nemotron_3_nano", "Easy.\n</think>\nFour."),  # its generation prompt opened the reasoning
+        ("deepseekv3", "Easy.\n</think>Four."),  # no special tokens there
         ("qwen2_5", "Four."),
     ],
 )
 def test_the_content_of_an_answer_is_what_follows_its_reasoning(name, answer):
-    chat = make_chat(name)
-    ids = chat.tokenizer(answer + TEMPLATES[name][2], add_special_tokens=False)["input_ids"]
-    assert chat.answer_text(ids) == "Four."
+    assert content(make_chat(name), answer + TEMPLATES[name][2]) == "Four."
 
 
 @pytest.mark.parametrize(
@@ -276,21 +208,93 @@ def test_the_content_of_an_answer_is_what_follows_its_reasoning(name, answer):
     ],
 )
 def test_an_answer_whose_special_tokens_hide_its_content_has_none(name, answer):
-    chat = make_chat(name)
-    assert chat.answer_text(chat.tokenizer(answer, add_special_tokens=False)["input_ids"]) is None
+    assert content(make_chat(name), answer) is None
+
+
+def test_an_answer_that_never_ends_the_reasoning_which_the_prompt_began_has_no_content():
+    chat = make_chat("deepseekv3")
+    assert content(chat, "Easy.", prompt="<think>\n") is None
+    assert content(chat, "Four.", prompt="<think>\n</think>") == "Four."
+
+
+@pytest.mark.parametrize(
+    ("parser", "answer", "wanted"),
+    [
+        (None, GPT_OSS + "Four.", "analysisEasy.assistantfinalFour."),
+        (["<|message|>", "<|end|>"], "<|message|>Easy.<|end|>Four.<|start|>", "Four."),
+        (["[T]", "[/T]"], "[T]Easy.[/T]\n Four, said <|start|>he. ", "Four, said he."),
+    ],
+)
+def test_what_a_server_returns_is_a_setting_of_its_own(parser, answer, wanted):
+    chat = make_chat("gptoss", reasoning_parser=parser)
+    assert content(chat, answer) == wanted and chat.settings["reasoning_parser"] == parser
+
+
+TURN = "{{ '<|im_start|>' + m.role + '\n' }}{% if WHEN %}TEXT{% endif %}{{ '<|im_end|>\n' }}"
+IMAGES = "{% for part in m.content %}{% if part.type == 'image' %}<image>{% endif %}{% endfor %}"
+
+
+def loop(tmp_path, turn):
+    path = tmp_path / "losing.jinja"
+    end = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    path.write_text("{% for m in messages %}" + turn + "{% endfor %}" + end)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("when", "text", "role"),
+    [
+        ("true", IMAGES, "assistant and system and user"),
+        ("m.role != 'user'", "{{ m.content }}", "user"),
+        ("m.role != 'assistant'", "{{ m.content }}", "assistant"),
+        ("m.role != 'user' or loop.last", "{{ m.content }}", "user"),  # earlier questions
+        ("true", "{{ m.content[:8] }}", "assistant and system and user"),
+    ],
+)
+def test_a_template_that_loses_the_text_of_a_role_is_refused_at_once(tmp_path, when, text, role):
+    path = loop(tmp_path, TURN.replace("WHEN", when).replace("TEXT", text))
+    with pytest.raises(InputError, match=rf"loses the text of .*{role}.* turns; give one .*chat\.template=FILE"):
+        make_chat("qwen2_5", template=path)
+
+
+def test_a_template_that_reads_lists_of_parts_alone_gets_them(tmp_path):
+    parts = "{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}"
+    chat = make_chat("qwen2_5", template=loop(tmp_path, TURN.replace("WHEN", "true").replace("TEXT", parts)))
+    assert chat.prompt([user("Hi")]) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_template_without_system_turns_refuses_conversations_that_have_one(tmp_path):
+    turn = TURN.replace("WHEN", "m.role != 'system'").replace("TEXT", "{{ m.content }}")
+    chat = make_chat("qwen2_5", template=loop(tmp_path, turn))
+    assert chat.prompt_ids([user("Hi")])
+    with pytest.raises(RefusedConversation, match=LOSES_TEXT):
+        chat.prompt_ids([SYSTEM, user("Hi")])
+
+
+def test_text_that_a_template_loses_in_one_conversation_only_refuses_that_one(tmp_path):
+    text = "{{ m.content.split('/flag')[0] }}"
+    chat = make_chat("qwen2_5", template=loop(tmp_path, TURN.replace("WHEN", "true").replace("TEXT", text)))
+    assert chat.prompt_ids([user("Hi")])
+    with pytest.raises(RefusedConversation, match=LOSES_TEXT):
+        chat.prompt_ids([user("Hi /flag there")])
 
 
 def test_bad_settings_name_their_key(tmp_path):
     (tmp_path / "broken.jinja").write_text("{% if %}")
     bare = make_tokenizer()
     bare.chat_template = None
-    good = {"template": None, "template_kwargs": {}, "date": "2026-01-01", "stop_ids": {2}}
+    good = {**SETTINGS, "stop_ids": {2}}
     cases = [
         ({}, r"chat\.template=null .* chat\.template=FILE"),
         ({"template": str(tmp_path / "none.jinja")}, r"chat\.template=.*none\.jinja cannot be read"),
         ({"template": str(tmp_path / "broken.jinja")}, r"not valid Jinja \(line 1\); mend chat\.template"),
         ({"template": str(ASSETS / "templates/phi3.jinja"), "date": "1st of May"}, r"chat\.date=1st of May"),
         ({"template": str(ASSETS / "templates/phi3.jinja"), "template_kwargs": {"tokenize": True}}, "template_kwargs"),
+        (
+            {"template": str(ASSETS / "templates/phi3.jinja"), "reasoning_parser": "qwen"},
+            r"chat\.reasoning_parser=qwen is",
+        ),
+        ({"template": str(ASSETS / "templates/phi3.jinja"), "reasoning_parser": ["<t>"]}, r"chat\.reasoning_parser="),
     ]
     for changes, message in cases:
         with pytest.raises(InputError, match=message):

@@ -18,9 +18,11 @@ from eagle3.answers.answerer import Answer, Sampling
 from eagle3.answers.chat import Chat
 from eagle3.answers.dialogue import NO_CONTENT, Dialogue
 from eagle3.answers.huggingface import HuggingFaceAnswerer
+from eagle3.answers.imported import NOT_THE_TEXT, TWO_ANSWERS, ImportedAnswers
 from eagle3.answers.stage import answer_prompts
 from eagle3.answers.store import ResponseStore, read_responses
 from eagle3.errors import InputError
+from eagle3.prompts.reading.conversation import messages_of
 from eagle3.storage import read_jsonl, sealed_bytes, sha256_file, write_jsonl, write_sealed_json
 from eagle3.target.model import load_target
 
@@ -43,7 +45,7 @@ QUICK = [
 # An earlier answer is shortened, as templates do that strip reasoning: the next prompt never continues the row.
 SHORTENING = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{{ m.content[:3] if m.role == 'assistant' else m.content }}<|im_end|>\n{% endfor %}"
+    "{{ m.content[:3] if m.role == 'assistant' and not loop.last else m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
@@ -70,6 +72,7 @@ def chat(target):
 
 def make_chat(target, template=None, **template_kwargs):
     settings = {"template": template, "template_kwargs": template_kwargs, "date": "2026-01-01"}
+    settings["reasoning_parser"] = "auto"
     return Chat(target.tokenizer, stop_ids=target.stop_ids, **settings)
 
 
@@ -101,8 +104,12 @@ def run(target, chat, out_dir, **changes):
     settings = SETTINGS | BATCHES | changes
     sampling = Sampling(**{field.name: settings.pop(field.name) for field in fields(Sampling)})
     batches = {key: settings.pop(key) for key in BATCHES}
-    imported = settings.pop("answers", None) == "imported"
-    answerer = None if imported else HuggingFaceAnswerer(target=target, sampling=sampling, **batches)
+    imported = settings.pop("imported", None)
+    answerer = (
+        ImportedAnswers(finish_reason=imported)
+        if imported
+        else HuggingFaceAnswerer(target=target, sampling=sampling, **batches)
+    )
     return answer_prompts(target=target, chat=chat, answerer=answerer, sampling=sampling, out_dir=out_dir, **settings)
 
 
@@ -176,7 +183,9 @@ def test_a_conversation_stays_one_row_while_each_prompt_continues_it(target, cha
     assert row["id"] == "p0#0" and row["finish_reasons"] == ["stop"] * 3 and len(set(row["seeds"])) == 3
     for (start, end), index in zip(row["turns"], (1, 3, 5), strict=True):
         assert row["input_ids"][:start] == chat.prompt_ids(row["messages"][:index])
-        assert chat.answer_text(row["input_ids"][start:end]) == row["messages"][index]["content"]
+        assert (
+            chat.answer_text(row["input_ids"][:start], row["input_ids"][start:end]) == row["messages"][index]["content"]
+        )
 
 
 def test_a_prompt_that_rewrites_earlier_answers_begins_a_new_row(target, tmp_path):
@@ -417,15 +426,76 @@ def test_imported_conversations_give_a_row_for_each_answer(target, chat, tmp_pat
         {"role": "assistant", "content": "Hello."},
     ]
     out_dir = write_prompts(tmp_path, [talk, prompt(1, "no answer")])
-    manifest = run(target, chat, out_dir, answers="imported")
+    manifest = run(target, chat, out_dir, imported="stop")
     rows = rows_of(out_dir)
-    assert list(rows) == ["p0#0", "p0#2"] and manifest.finish_reasons == {"imported": 2}
+    assert list(rows) == ["p0#0", "p0#2"] and manifest.finish_reasons == {"unstated": 2}
     for row, text in zip(rows.values(), ("Hi!", "Hello."), strict=True):
         ((start, end),) = row["turns"]
         assert target.tokenizer.decode(row["input_ids"][start:end]) == text + "<|im_end|>"
         assert end == len(row["input_ids"]) and row["messages"][-1]["content"] == text
     refused = [(error["prompt_id"], error["turn"]) for error in errors_of(out_dir)]
     assert refused == [("p0", 1), ("p1", 0)] and sum(manifest.errors.values()) == 2
+
+
+def made_elsewhere(rows, made):
+    """The answers of `rows` as raw conversations, each up to the answer that `made` is said of."""
+    for row in rows.values():
+        answers = [index for index, message in enumerate(row["messages"]) if message["role"] == "assistant"]
+        for (start, end), index, reason in zip(
+            row["turns"], answers[-len(row["turns"]) :], row["finish_reasons"], strict=True
+        ):
+            ids = {"prompt_ids": row["input_ids"][:start], "output_ids": row["input_ids"][start:end]}
+            how = {
+                "finish_reason": {"type": reason, "matched": None},
+                "sampling": {"temperature": 0.7, "seed": 5},
+                **ids,
+            }
+            answer = row["messages"][index] | {key: how[key] for key in made}
+            yield {"messages": [*row["messages"][:index], answer]}, ids, reason
+
+
+def imported_row(target, chat, out_dir, raw):
+    messages = messages_of(raw, keep_answers=True)
+    write_prompts(out_dir, [{"id": "x", "source": "test", "license": "MIT", "messages": messages}])
+    run(target, chat, out_dir, imported="stop")
+    return list(rows_of(out_dir).values())[-1]
+
+
+def test_the_targets_own_answers_come_back_by_token_ids_as_they_were(target, chat, out_dir, tmp_path):
+    run(target, chat, out_dir, max_new_tokens=10)
+    made = ("prompt_ids", "output_ids", "finish_reason", "sampling")
+    reasons = set()
+    for number, (raw, ids, reason) in enumerate(made_elsewhere(rows_of(out_dir), made)):
+        row = imported_row(target, chat, tmp_path / str(number), raw)
+        ((start, end),) = row["turns"]
+        assert (row["input_ids"][:start], row["input_ids"][start:end]) == (ids["prompt_ids"], ids["output_ids"])
+        assert row["finish_reasons"] == [reason] and row["seeds"] == [5]
+        reasons.add(reason)
+    assert reasons == {"stop", "length"}
+
+
+def test_the_targets_own_answers_come_back_by_text_with_the_end_that_they_had(target, chat, out_dir, tmp_path):
+    run(target, chat, out_dir, max_new_tokens=10, temperature=0.0)
+    reasons = set()
+    for number, (raw, ids, reason) in enumerate(made_elsewhere(rows_of(out_dir), ("finish_reason",))):
+        row = imported_row(target, chat, tmp_path / str(number), raw)
+        ((start, end),) = row["turns"]
+        assert row["input_ids"][:start] == ids["prompt_ids"]
+        assert target.tokenizer.decode(row["input_ids"][start:end]) == target.tokenizer.decode(ids["output_ids"])
+        assert (row["input_ids"][end - 1] in target.stop_ids) == (reason == "stop")
+        reasons.add(reason)
+    assert reasons == {"stop", "length"}
+
+
+def test_reasons_for_leaving_out_are_counted_by_name(target, chat, tmp_path):
+    talk = prompt(0, "Say hi")
+    talk["messages"] += [{"role": "assistant", "content": "Hi!"}] * 2
+    fine, foreign = prompt(1, "Say hi"), prompt(2, "Say hi")
+    fine["messages"] += [{"role": "assistant", "content": "Hi!"}]
+    ids = {"prompt_ids": [5, 6], "output_ids": [7, 2], "finish_reason": "stop"}
+    foreign["messages"] += [{"role": "assistant", "content": "Hi!", **ids}]
+    counts = run(target, chat, write_prompts(tmp_path, [talk, fine, foreign]), imported="stop")
+    assert counts.errors == {TWO_ANSWERS: 2, NOT_THE_TEXT: 1} and counts.rows == 1
 
 
 def test_another_target_template_or_sampling_is_refused_by_name(target, chat, out_dir, tmp_path):
@@ -460,7 +530,8 @@ def test_a_template_variable_set_changed_or_left_out_is_another_setting(target, 
         ({"top_p": 0}, r"responses\.top_p=0 must be over 0"),
         ({"max_new_tokens": 4096}, r"responses\.max_new_tokens=4096 leaves no room"),
         ({"max_prompt_tokens": 2}, "nothing could be answered: .*max_prompt_tokens"),
-        ({"answers": "imported"}, r"no assistant turn to import.*; drop answers=imported, or give rows"),
+        ({"imported": "never"}, r"answers\.finish_reason=never is unknown; choose stop or length"),
+        ({"imported": "stop"}, r"no assistant turn to import.*; drop answers=imported, or give rows"),
     ],
 )
 def test_bad_settings_name_their_key(target, chat, out_dir, changes, message):

@@ -9,7 +9,8 @@ import pytest
 from prompt_stage import chat, prepare, reasons, users, write
 
 from eagle3.errors import InputError
-from eagle3.prompts import plain_source, read_prompts
+from eagle3.prompts import Refused, plain_source, read_prompts
+from eagle3.prompts.reading.conversation import messages_of
 
 __all__ = ["prepare"]  # the fixture
 
@@ -44,6 +45,54 @@ __all__ = ["prepare"]  # the fixture
 def test_every_shape_gives_its_user_turns_and_no_answers(prepare, row):
     prepare([row], license="MIT")
     assert prepare.prompts()[0]["messages"] == users("a", "b")
+
+
+IDS = {"prompt_ids": [1, 2], "output_ids": [3]}
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        (IDS | {"finish_reason": "stop"}, IDS | {"finish_reason": "stop"}),
+        (
+            {"finish_reason": {"type": "length", "length": 9}, "sampling": {"seed": 1, "top_p": None}, **IDS},
+            {"finish_reason": "length", "sampling": {"seed": 1, "top_p": None}, **IDS},
+        ),
+        ({"finish_reason": "content_filter"}, {"finish_reason": "other"}),
+        ({"prompt_ids": None, "output_ids": None, "finish_reason": None, "sampling": None}, {}),
+    ],
+)
+def test_how_an_answer_was_made_is_kept_with_it_and_only_then(said, kept):
+    turns = [*users("a"), {"role": "assistant", "content": "x", **said}]
+    assert messages_of({"messages": turns}, keep_answers=True)[1] == {"role": "assistant", "content": "x", **kept}
+    assert messages_of({"messages": turns}, keep_answers=False) == users("a")
+
+
+def test_the_finish_reason_of_a_row_is_that_of_its_last_answer():
+    answer = {"role": "assistant", "content": "x"}
+    row = {"finish_reason": "length", "messages": [*users("a"), answer, *users("b"), answer, *users("c")]}
+    _, first, _, last = messages_of(row, keep_answers=True)
+    assert first == answer and last == answer | {"finish_reason": "length"}
+    row["messages"][3] = answer | {"finish_reason": "stop"}
+    assert messages_of(row, keep_answers=True)[3]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"prompt_ids": [1]}, "only one of prompt_ids and output_ids"),
+        ({"prompt_ids": [1], "output_ids": []}, "no list of whole numbers"),
+        ({"prompt_ids": [1.5], "output_ids": [2]}, "no list of whole numbers"),
+        ({"prompt_ids": [True], "output_ids": [2]}, "no list of whole numbers"),
+        ({"prompt_ids": [-1], "output_ids": [2]}, "no list of whole numbers"),
+        ({"prompt_ids": "12", "output_ids": [2]}, "no list of whole numbers"),
+        ({"sampling": {"user": "Jane"}}, "sampling is no table of numbers"),
+        ({"sampling": [1]}, "sampling is no table of numbers"),
+    ],
+)
+def test_what_cannot_be_how_an_answer_was_made_is_refused(said, reason):
+    with pytest.raises(Refused, match=reason):
+        messages_of({"messages": [*users("a"), {"role": "assistant", "content": "x", **said}]}, keep_answers=True)
 
 
 def test_a_plain_prompt_is_one_user_turn_with_its_whitespace_kept(prepare):

@@ -14,6 +14,9 @@ ROLES = {
 # A turn with any of these says more than its content: without them an answer would not be what the model wrote.
 PARTS_BESIDE_CONTENT = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
 
+# What an answer may say of how it was made, when answers are kept: docs/imported-answers.md.
+MADE = ("prompt_ids", "output_ids", "finish_reason", "sampling")
+
 
 class Refused(Exception):
     """Why a row is no prompt. The reason is one of a few fixed phrases and never quotes the row."""
@@ -24,7 +27,7 @@ class Refused(Exception):
         self.id = id
 
 
-def messages_of(row: dict, *, keep_answers: bool) -> list[dict[str, str]]:
+def messages_of(row: dict, *, keep_answers: bool) -> list[dict[str, Any]]:
     """Return the conversation as [{role, content}], ending with a user turn, or with an answer if `keep_answers`."""
     turns = [(_role(turn), turn) for turn in _turns(row)]
     if any(role == "tool" for role, _ in turns):
@@ -34,6 +37,8 @@ def messages_of(row: dict, *, keep_answers: bool) -> list[dict[str, str]]:
         turns.pop()
     if keep_answers and not turns:
         raise Refused("no assistant turn")
+    if keep_answers and "finish_reason" in row:  # of the last answer
+        turns[-1] = ("assistant", {"finish_reason": row["finish_reason"], **turns[-1][1]})
     messages = [_message(role, turn) for role, turn in turns if role != "assistant" or keep_answers]
     if not any(message["role"] == "user" for message in messages):
         raise Refused("no user turn")
@@ -65,14 +70,38 @@ def _role(turn: dict) -> str:
     return role
 
 
-def _message(role: str, turn: dict) -> dict[str, str]:
+def _message(role: str, turn: dict) -> dict[str, Any]:
     if any(turn.get(part) for part in PARTS_BESIDE_CONTENT):
         raise Refused("turn with parts other than content")
     content = turn.get("content")
     text = _text(turn.get("value") if content is None else content)
     if role == "user" and not text.strip():
         raise Refused("empty user turn")
-    return {"role": role, "content": text}
+    return {"role": role, "content": text} | (_made(turn) if role == "assistant" else {})
+
+
+def _made(turn: dict) -> dict[str, Any]:
+    """Return how an answer was made, so far as it says. No text of it is kept: no check of a prompt would see it."""
+    made = {key: turn[key] for key in MADE if turn.get(key) is not None}
+    if ("prompt_ids" in made) != ("output_ids" in made):
+        raise Refused("only one of prompt_ids and output_ids")
+    if not all(_are_ids(made[key]) for key in ("prompt_ids", "output_ids") if key in made):
+        raise Refused("prompt_ids or output_ids are no list of whole numbers")
+    if "finish_reason" in made:
+        reason = made["finish_reason"]
+        reason = reason.get("type") if isinstance(reason, dict) else reason  # SGLang: {"type": "stop", "matched": 2}
+        made["finish_reason"] = reason if reason in ("stop", "length") else "other"
+    if "sampling" in made:
+        sampling = made["sampling"]
+        if not (
+            isinstance(sampling, dict) and all(isinstance(value, int | float | None) for value in sampling.values())
+        ):
+            raise Refused("sampling is no table of numbers")
+    return made
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(each) is int and each >= 0 for each in value)
 
 
 def _text(content: Any) -> str:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ID_COLUMNS = ("id", "conversation_id", "question_id")
 LICENSE_COLUMNS = ("license", "licence")
-COLUMNS = (*ID_COLUMNS, *LICENSE_COLUMNS, "source", *SHAPES)
+COLUMNS = (*ID_COLUMNS, *LICENSE_COLUMNS, "source", "finish_reason", *SHAPES)
 BLOCK = 1 << 20  # bytes asked of a remote store at a time; its own default of 50 MB would fetch chunks many times over
 
 DAMAGE = (OSError, ValueError, TypeError, MemoryError)  # what damaged bytes make pyarrow raise beside its own

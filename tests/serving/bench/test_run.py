@@ -130,7 +130,14 @@ def test_the_report_holds_no_variable_of_the_environment(
 
 
 def test_prompt_sets_are_rendered_by_the_targets_template(target: TargetFiles, tmp_path: Path) -> None:
-    chat = Chat(target.tokenizer, template=None, template_kwargs={}, date="2026-01-01", stop_ids=target.stop_ids)
+    chat = Chat(
+        target.tokenizer,
+        template=None,
+        template_kwargs={},
+        date="2026-01-01",
+        reasoning_parser="auto",
+        stop_ids=target.stop_ids,
+    )
     (tmp_path / "a.jsonl").write_text('{"prompt": "Grüße?"}\n{"prompt": "' + "long " * 500 + '"}\n')
     found = prompt_sets(chat, {"a": str(tmp_path / "a.jsonl")}, split="train", limit=None, max_length=200)
     assert found == {"a": [chat.prompt_ids([{"role": "user", "content": "Grüße?"}])]}

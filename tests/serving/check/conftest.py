@@ -33,7 +33,14 @@ def make_judge(target: Target) -> Callable[..., Judge]:
             "min_accept_length": 1.0,
             "max_difference": 0.05,
         }
-        chat = Chat(target.tokenizer, template=None, template_kwargs={}, date="2026-01-01", stop_ids=target.stop_ids)
+        chat = Chat(
+            target.tokenizer,
+            template=None,
+            template_kwargs={},
+            date="2026-01-01",
+            reasoning_parser="auto",
+            stop_ids=target.stop_ids,
+        )
         decoding = Decoding(steps=2, topk=1, draft_tokens=None, max_new_tokens=max_new_tokens, temperature=0.0, seed=0)
         return Judge(target=target, chat=chat, decoding=decoding, **settings | changes)
 
