@@ -35,8 +35,6 @@ def answer_prompts(
 
     Without an `answerer` the conversations keep the answers they came with.
     """
-    if on_length not in ("keep", "drop"):
-        raise InputError(f"responses.on_length={on_length} is unknown; choose keep or drop")
     made_with = (
         MadeWith(answers="imported", chat=chat.settings, sampling=None, seed=None, on_length=None)
         if answerer is None

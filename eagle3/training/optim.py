@@ -11,7 +11,6 @@ from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from eagle3.errors import InputError
 from eagle3.head.draft_head import DraftHead
 
 
@@ -22,12 +21,6 @@ class AdamWCosine:
     weight_decay: float
     warmup_fraction: float
     final_lr_fraction: float
-
-    def __post_init__(self) -> None:
-        if not self.lr > 0:
-            raise InputError(f"optim.lr={self.lr} must be above 0, e.g. optim.lr=1e-3")
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise InputError(f"optim.betas={list(self.betas)} must be two numbers from 0 to below 1, e.g. [0.9,0.95]")
 
     def build(self, head: DraftHead, total_steps: int) -> tuple[Optimizer, LambdaLR]:
         optimizer = self.optimizer(head)
