@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,13 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from eagle3.errors import InputError
 from eagle3.settings.precomputing import Precompute
 from eagle3.settings.serving import Serve
 from eagle3.settings.training import WholeTrain
-from eagle3.settings.types import UNKNOWN
+from eagle3.settings.types import UNKNOWN, validated
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 SCHEMAS: dict[str, Any] = {"train": WholeTrain, "precompute": Precompute, "serve": Serve}
@@ -50,15 +51,19 @@ def check_settings(config: DictConfig, script: str) -> None:
 
     Values that are not given yet pass: who needs them says so.
     """
-    values = OmegaConf.to_container(config, resolve=True)
-    assert isinstance(values, dict)
+    values: Any = OmegaConf.to_container(config, resolve=True)
+    require_valid(values, script)
+
+
+def require_valid(values: dict[str, Any], script: str) -> None:
+    """Do so for a config as plain values."""
     if "experiment" in values:
         raise InputError(
             f"experiment: its file sets {', '.join(values['experiment'])} below `experiment`, where nothing reads "
             f"them; begin the file with the line: # @package _global_"
         )
     try:
-        TypeAdapter(SCHEMAS[script]).validate_python(values)
+        validated(SCHEMAS[script], values)
     except ValidationError as error:
         faults = [fault for fault in error.errors() if fault["input"] != MISSING]
         if faults:
@@ -71,10 +76,10 @@ def in_words(fault: Mapping[str, Any], script: str) -> str:
     if kind == UNKNOWN:
         return f"{key} is not a key of this config; --cfg job shows every key"
     default = _default(fault["loc"], script)
-    way_out = f"; the default is {key}={default}" if default not in (None, _shown(fault["input"])) else ""
+    way_out = f"; the default is {key}={default}" if default not in (None, shown(fault["input"])) else ""
     if kind == "missing":
         return f"{key} is left out and must be there{way_out}"
-    value = "…" if key.startswith(SECRET) else _shown(fault["input"])
+    value = "…" if key.startswith(SECRET) else shown(fault["input"])
     return f"{key}={value} {_rule(fault)}{way_out}"
 
 
@@ -92,24 +97,31 @@ def _key(place: tuple[int | str, ...]) -> str:
     return "".join(parts).removeprefix(".")
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """Write a value as YAML, in one line."""
-    text = yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True).removesuffix("...\n").strip()
+    if isinstance(value, str) and not value.isprintable():
+        return ascii(value)
+    text = yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True)
+    text = text.removesuffix("...\n").strip()
     return text if len(text) <= LONGEST else text[:LONGEST] + "…"
 
 
 def _default(place: tuple[int | str, ...], script: str) -> str | None:
     """Return the value that the same options of conf/ have by themselves."""
-    inside = GlobalHydra.instance().is_initialized()
-    with nullcontext() if inside else initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose(script, overrides=_options())
-    value: Any = OmegaConf.to_container(config)
+    value: Any = _defaults(script, tuple(_options()))
     for part in place:
         known = part in value if isinstance(value, dict) else isinstance(value, list) and part in range(len(value))
         if not known:
             return None
         value = value[part]
-    return None if value == MISSING else _shown(value)
+    return None if value == MISSING else shown(value)
+
+
+@cache
+def _defaults(script: str, options: tuple[str, ...]) -> Any:
+    inside = GlobalHydra.instance().is_initialized()
+    with nullcontext() if inside else initialize_config_dir(str(CONF), version_base="1.3"):
+        return OmegaConf.to_container(compose(script, overrides=list(options)))
 
 
 def _options() -> list[str]:

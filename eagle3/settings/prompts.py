@@ -154,7 +154,7 @@ def _mix(traffic: dict[str, Any]) -> dict[str, Any]:
         return traffic
     validated(Traffic, traffic)
     if (traffic["sample"] is None) == (traffic["histogram"] is None):
-        rule = f"and prompts.traffic.histogram={traffic['histogram']}: set one of them, e.g. to production.jsonl"
+        rule = f"and prompts.traffic.histogram={traffic['histogram']!r}: set one of them, e.g. to production.jsonl"
         raise fault("sample", value=traffic["sample"], rule=rule)
     if traffic["size"] is None:
         raise fault("size", value=None, rule="says how many prompts to draw; set it, e.g. to 50000")

@@ -148,7 +148,7 @@ class Serve(TypedDict):
     temperature: Annotated[float, Field(ge=0, le=100)]
     seed: Seed
     prompts: Prompts
-    limit: Count | None
     limits: Limits
+    limit: Count | None
     check: Check
     run_dir: Text

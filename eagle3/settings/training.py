@@ -20,6 +20,7 @@ from eagle3.settings.types import (
     Share,
     Text,
     fault,
+    only,
     part_of,
     text_or,
     wrong,
@@ -170,8 +171,8 @@ class Trainer(TypedDict):
     num_sanity_val_steps: Annotated[int, Field(ge=-1, le=2**31 - 1)]
     enable_model_summary: bool
     enable_progress_bar: bool
-    use_distributed_sampler: Literal[False]  # the plan of an epoch spreads packs over ranks
-    reload_dataloaders_every_n_epochs: Literal[1]  # each epoch has its own plan
+    use_distributed_sampler: Annotated[bool, only(False, "the plan of an epoch spreads packs over ranks")]
+    reload_dataloaders_every_n_epochs: Annotated[int, only(1, "each epoch has its own plan")]
     plugins: list[Part]
     # What can be added with +trainer.KEY=VALUE. Callbacks and loggers are groups of their own.
     gradient_clip_algorithm: NotRequired[Literal["norm", "value"] | None]
@@ -213,7 +214,7 @@ class Ddp(TypedDict):
 
 @part_of("lightning.pytorch.strategies.ModelParallelStrategy", config=OPEN)
 class ModelParallel(TypedDict):
-    save_distributed_checkpoint: Literal[False]  # any later run, and the export, can read whole tensors
+    save_distributed_checkpoint: Annotated[bool, only(False, "later runs and the export read whole tensors")]
 
 
 # --- callbacks and loggers -------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import inspect
 import re
 from collections.abc import Callable
 from datetime import date
+from functools import cache
 from pydoc import ErrorDuringImport, locate
 from typing import Annotated, Any, TypeVar
 
@@ -45,7 +46,12 @@ def fault(*key: str, value: Any, rule: str) -> ValidationError:
 
 def validated(schema: Any, value: Any) -> Any:
     """Return the value; ValidationError if it does not fit. Of a group, the schema says how strict it is."""
-    return TypeAdapter(schema, config=None if is_typeddict(schema) else STRICT).validate_python(value)
+    return _adapter(schema).validate_python(value)
+
+
+@cache
+def _adapter(schema: Any) -> TypeAdapter:
+    return TypeAdapter(schema, config=None if is_typeddict(getattr(schema, "__origin__", schema)) else STRICT)
 
 
 def first_line(error: Exception) -> str:
@@ -59,6 +65,17 @@ def _printable(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_printable)]
+
+
+def only(value: Any, why: str) -> AfterValidator:
+    """Allow one value; `why` says what needs it."""
+
+    def checked(given: Any) -> Any:
+        if given != value:
+            raise wrong(f"must be {str(value).lower()}: {why}")
+        return given
+
+    return AfterValidator(checked)
 
 
 def _is_date(text: str) -> str:
