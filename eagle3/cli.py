@@ -3,6 +3,7 @@
 import copy
 import errno
 import functools
+import inspect
 import logging
 import math
 import os
@@ -102,6 +103,13 @@ def what_to_mend(error: Exception) -> str | None:
         return f"{key} is not set; give {key}=VALUE (--help shows every key)"
     if isinstance(error, OmegaConfBaseException):
         return f"{error.full_key or 'the config'}: {str(error).splitlines()[0]}; --cfg job shows every key"
+    if type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error):  # torch's, GPU and CPU
+        return (
+            f"out of memory ({str(error).splitlines()[0]}); take smaller packs or batches (data.pack_tokens, "
+            f"answers.batch_tokens, features.batch_tokens), a smaller kernels.loss_chunk or smaller model.* sizes"
+        )
+    if isinstance(error, InstantiationException) and "locating target" in str(error):
+        return f"{str(error).partition(',')[0]}: no class or function of that name; give one as module.Class"
     if type(error).__module__.partition(".")[0] == "wandb":
         return f"W&B: {error}; run `wandb login`, or take logger.wandb.offline=true, which needs no account"
     return str(error) if isinstance(error, FileNotFoundError) else None
@@ -155,11 +163,16 @@ def build(config: DictConfig, *, leave_out: Sequence[str] = (), **parts: Any) ->
         with open_dict(config):
             for key in leave_out:
                 config.pop(key)
-        return hydra.utils.instantiate(config, _convert_="all", _partial_=True)(**parts)
+        made = hydra.utils.instantiate(config, _convert_="all", _partial_=True)
     except InstantiationException as error:  # of a part inside
         if isinstance(error.__cause__, InputError):
             raise error.__cause__ from None
         raise
+    try:
+        inspect.signature(made).bind(**parts)
+    except TypeError as error:
+        raise InputError(f"{config._get_full_key(None)}: {config._target_} cannot be built ({error})") from None
+    return made(**parts)
 
 
 def plain(config: DictConfig) -> Any:

@@ -199,9 +199,8 @@ class AnyLoss:
     def __init__(self, *, decay: float, normalize: str) -> None: ...
 
 
-BUILT = [
-    key for key in KEYS if key[0][0] == "train" and key[0][1][0] in ("optim", "loss", "kernels", "trainer", "callbacks")
-]
+PARTS = ("optim", "loss", "kernels", "trainer", "callbacks")
+BUILT = [(place, values) for (script, place), values in KEYS if script == "train" and place[0] in PARTS]
 
 
 @settings(max_examples=40, deadline=None)
