@@ -157,5 +157,5 @@ class HeadTraining(lightning.LightningModule):
         values = {f"{stage}/accuracy_{step}": accuracy[step].float() for step in range(self.ttt_steps)}
         values[f"{stage}/loss"] = (sums[-2] / sums[-1].clamp(min=1)).float()
         values[f"{stage}/accept_length"] = accept_length(alive, anchors).float()
-        self.log_dict(values, batch_size=1, sync_dist=True)
+        self.log_dict(values, batch_size=1, sync_dist=stage == "val")
         return values[f"{stage}/accept_length"]
