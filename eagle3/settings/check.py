@@ -114,7 +114,7 @@ def _default(place: tuple[int | str, ...], script: str) -> str | None:
         if not known:
             return None
         value = value[part]
-    return None if value == MISSING else shown(value)
+    return None if value == MISSING or "${" in str(value) else shown(value)
 
 
 @cache
@@ -128,5 +128,8 @@ def _options() -> list[str]:
     """Return the options that the command takes for groups, but its experiment: that may be what is wrong."""
     if not HydraConfig.initialized():
         return []
-    choices = HydraConfig.get().runtime.choices.items()
-    return [f"{group}={option}" for group, option in choices if not group.startswith(("hydra", "experiment"))]
+    return [
+        f"{group}={option}"
+        for group, option in HydraConfig.get().runtime.choices.items()
+        if isinstance(option, str) and not group.startswith(("hydra", "experiment"))
+    ]

@@ -30,9 +30,8 @@ class AdamWCosine:
         return self.adamw(head.parameters())
 
     def adamw(self, parameters: Iterable[nn.Parameter]) -> AdamW:
-        return AdamW(
-            parameters, lr=self.lr, betas=(self.betas[0], self.betas[1]), weight_decay=self.weight_decay, fused=True
-        )
+        betas = float(self.betas[0]), float(self.betas[1])  # PyTorch refuses whole numbers
+        return AdamW(parameters, lr=self.lr, betas=betas, weight_decay=self.weight_decay, fused=True)
 
     def scale(self, step: int, total_steps: int) -> float:
         """Factor on the learning rate at an optimizer step; past `total_steps` it stays at the final one."""
