@@ -251,7 +251,7 @@ def test_resuming_mid_epoch_repeats_nothing_skips_nothing_and_ends_with_the_same
 
 @pytest.mark.parametrize("stop_after", [3, 4, 15, 19])
 def test_resuming_where_a_validation_is_due_does_not_skip_it(train: Callable[..., Run], stop_after: int) -> None:
-    assert_resumes(train, stop_after, "trainer.val_check_interval=0.25")
+    assert_resumes(train, stop_after, "trainer.val_check_interval=0.25", "callbacks.early_stopping=null")
 
 
 def test_a_kill_after_an_epochs_last_step_loses_no_epoch(train: Callable[..., Run]) -> None:
@@ -272,13 +272,13 @@ def test_resuming_mid_epoch_over_two_stores_ends_with_the_same_weights(
     assert_resumes(train, 7, f"data.path=[{','.join(two_stores)}]")
 
 
-def assert_resumes(train: Callable[..., Run], stop_after: int, option: str) -> None:
-    whole = train("whole", option).fit()
-    first = train("parts", option, signal_after=stop_after)
+def assert_resumes(train: Callable[..., Run], stop_after: int, *options: str) -> None:
+    whole = train("whole", *options).fit()
+    first = train("parts", *options, signal_after=stop_after)
     with pytest.raises(Interrupted, match=r"go on with ckpt_path=.*last\.ckpt"):
         first.fit()
     assert len(first.recorder.batches) < len(whole.recorder.batches)
-    rest = train("parts", option, f"ckpt_path={first.directory}/checkpoints/last.ckpt").fit()
+    rest = train("parts", *options, f"ckpt_path={first.directory}/checkpoints/last.ckpt").fit()
     assert first.recorder.batches + rest.recorder.batches == whole.recorder.batches
     for column in ("train/loss", "val/loss", "val/served_accept_length_3"):
         assert [row[column] for row in metrics(rest)] == [row[column] for row in metrics(whole)]
