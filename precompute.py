@@ -16,8 +16,9 @@ import hydra
 from omegaconf import DictConfig
 
 from eagle3 import cli
-from eagle3.errors import InputError, Interrupted, require_packages
+from eagle3.errors import Interrupted, require_packages
 from eagle3.prompts import LIBRARIES
+from eagle3.settings.check import check_settings
 from eagle3.storage import hold, require_local
 
 if TYPE_CHECKING:
@@ -26,15 +27,14 @@ if TYPE_CHECKING:
     from eagle3.target.model import Target
 
 log = logging.getLogger(__name__)
-STAGES = ("prompts", "responses", "features")
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="precompute")
 @cli.report_errors
 def main(config: DictConfig) -> None:
+    check_settings(config, "precompute")
     stages = [config.stages] if isinstance(config.stages, str) else list(config.stages)
-    if not stages or set(stages) - set(STAGES):
-        raise InputError(f"stages={stages}: take one or more of {', '.join(STAGES)}, e.g. 'stages=[features]'")
+    warn_of_unread(config, stages)
     if "prompts" in stages:
         require_packages(*LIBRARIES, extra="prompts", needed_by="stages=[prompts]")
     require_local(str(config.out_dir), setting="out_dir")
@@ -53,14 +53,23 @@ def main(config: DictConfig) -> None:
         raise Interrupted("interrupted; what was finished is kept, run the same command again to go on") from None
 
 
+def warn_of_unread(config: DictConfig, stages: list[str]) -> None:
+    imported = config.answers.name == "imported"
+    read_by = {
+        "prompts": ("prompts", "answers"),
+        "responses": ("target", "chat", "answers", "responses.max_prompt_tokens" if imported else "responses"),
+        "features": ("target", "features"),
+    }
+    read = ("stages", "out_dir", *(key for stage in stages for key in read_by[stage]))
+    by = f"stages=[{','.join(stages)}]"
+    cli.warn_of_unread(read, by=f"{by} with answers=imported" if imported else by, instead={})
+
+
 def check_ahead(config: DictConfig, stages: list[str]) -> None:
     """What would be found only after hours of earlier stages."""
-    from eagle3.features.extract import check_settings  # torch and transformers: prompts alone start without them
     from eagle3.target.files import checked_path
 
     checked_path(config.target.path)
-    if "features" in stages:
-        check_settings(**cli.plain(config.features))
 
 
 def clean_prompts(config: DictConfig, out_dir: Path, *, keep_answers: bool) -> None:

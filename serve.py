@@ -10,14 +10,13 @@ python serve.py action=tune target.path=TARGET head=HEAD prompts.path=FILE.jsonl
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import hydra
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from eagle3 import cli
@@ -33,12 +32,27 @@ from eagle3.serving.head import export
 from eagle3.serving.head.files import MAKE_HEAD, read_files
 from eagle3.serving.server.command import Draft, LaunchSettings
 from eagle3.serving.server.launch import launch
+from eagle3.settings.check import check_settings
 from eagle3.storage import hold, write_json
 from eagle3.target.files import TargetFiles, read_target_files
 from eagle3.target.model import Target, load_target
 
 log = logging.getLogger(__name__)
 MEASURED = ("bench", "tune")  # actions that write their results into the folder of the run
+# The keys, or groups of them, that have an effect on each action.
+EVERY_ACTION = ("action", "head", "target.path", "target.revision", "target.trust_remote_code", "run_dir")
+DRAFTING = ("steps", "topk", "draft_tokens")
+JUDGING = (*DRAFTING, "max_new_tokens", "temperature", "seed", "target", "chat", "prompts", "limit")
+SERVED_PROMPTS = ("max_new_tokens", "temperature", "chat", "prompts", "limit")
+READ_BY = {
+    "export": (*JUDGING, "limits.export", "run", "checkpoint", "findings", "check"),
+    "check": (*JUDGING, "limits.check", "findings", "check"),
+    "decode": (*JUDGING, "limits.decode"),
+    "launch": (*DRAFTING, "launch", "dry_run"),
+    "bench": (*DRAFTING, *SERVED_PROMPTS, "limits.bench", "launch", "dry_run", "bench", "logger"),
+    "tune": (*SERVED_PROMPTS, "limits.tune", "launch", "dry_run", "tune", "seed", "target"),
+}
+INSTEAD = {"tune": {key: f", which chooses among tune.{key}: set that" for key in DRAFTING}}
 BENCH_LIBRARIES = ("aiohttp", "matplotlib", "scipy")  # what the extra `bench` brings
 
 
@@ -46,28 +60,15 @@ BENCH_LIBRARIES = ("aiohttp", "matplotlib", "scipy")  # what the extra `bench` b
 @cli.report_errors
 def main(config: DictConfig) -> None:
     cli.quiet_libraries()
-    if config.action not in ACTIONS:
+    if config.action not in ACTIONS:  # before limits.ACTION is looked up
         raise InputError(f"action={config.action} is unknown; take one of: {', '.join(ACTIONS)}")
+    check_settings(config, "serve")
     if config.head is None and not without_head(config):
         raise InputError(f"head is not set; give the folder of an exported head, made by: {MAKE_HEAD}")
-    require_limit(config.limit)
-    if config.action == "tune":
-        warn_of_unread(HydraConfig.get().overrides.task)
+    read = (*EVERY_ACTION, *READ_BY[config.action])
+    cli.warn_of_unread(read, by=f"action={config.action}", instead=INSTEAD.get(config.action, {}))
     with hold(cli.output_dir()) if config.action in MEASURED and not config.dry_run else nullcontext():
         ACTIONS[config.action](config)
-
-
-def require_limit(limit: int | None) -> None:
-    if limit is not None and (not isinstance(limit, int) or limit < 1):
-        raise InputError(f"limit={limit} must be a whole number of prompts from 1 up, or null for all of them")
-
-
-def warn_of_unread(overrides: Sequence[str]) -> None:
-    """Warn of keys that other actions read and tune chooses itself."""
-    given = {override.partition("=")[0] for override in overrides}
-    for key in ("steps", "topk", "draft_tokens"):
-        if key in given:
-            log.warning("%s has no effect on action=tune, which chooses among tune.%s: set that", key, key)
 
 
 def without_head(config: DictConfig) -> bool:

@@ -19,6 +19,7 @@ from hydra.types import RunMode
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
@@ -30,6 +31,7 @@ from eagle3.features.source import FeatureSource
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.kind import kind_named
 from eagle3.secrets import public
+from eagle3.settings.check import check_settings
 from eagle3.storage import hold, read_json, write_json
 from eagle3.training.checkpoint import (
     Origin,
@@ -42,16 +44,15 @@ from eagle3.training.loggers import close
 from eagle3.training.module import HeadTraining
 
 log = logging.getLogger(__name__)
-# With 16-mixed, gradients that the loss makes before Lightning scales it would vanish.
-PRECISIONS = ("32-true", "bf16-mixed")
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
 @cli.report_errors
 def main(config: DictConfig) -> float:
+    check_settings(config, "train")
     cli.quiet_libraries()
     if HydraConfig.get().mode is RunMode.MULTIRUN and OmegaConf.is_config(config.trainer.strategy):
-        return job_of_ranks()
+        return job_of_ranks(config)
     with hold(cli.output_dir()) if rank_zero_only.rank == 0 else nullcontext():  # type: ignore[attr-defined]
         return train(config)
 
@@ -65,10 +66,13 @@ def train(config: DictConfig) -> float:
     data, module = build_training(config)
     if resumed:
         require_checkpoint_fits(resumed, data.source, module.head, module.settings)
-    resume_step = resumed.global_step if resumed else 0
+    resume_step = resumed.global_step if resumed else None
     (cli.output_dir() / "result.json").unlink(missing_ok=True)  # of the part that is resumed
-    loggers = build_loggers(config, resume_step)
+    loggers = build_loggers(config, resume_step or 0)
     trainer = build_trainer(config, loggers)
+    if resumed and not isinstance(trainer.strategy, ModelParallelStrategy):  # which takes the file apart itself
+        trainer.strategy.checkpoint_io.read_already = resumed.content  # type: ignore[attr-defined]
+    del resumed  # its memory is Lightning's to free
     for logger in loggers:
         logged = {"config": cli.plain(config), "store": data.source.describe(), **cli.provenance()}
         logger.log_hyperparams(public(logged))
@@ -78,17 +82,17 @@ def train(config: DictConfig) -> float:
         raise KeyboardInterrupt from None  # which Lightning hides, before the first step
     finally:
         close(loggers, "success" if trainer.state.finished else "aborted")
-    if resumed and trainer.global_step == resume_step:
+    if trainer.global_step == resume_step:
         log.warning("ckpt_path=%s has all steps of trainer.max_epochs and max_steps: none added", config.ckpt_path)
     return report(trainer)
 
 
-def job_of_ranks() -> float:
-    """One job of a sweep over several GPUs; nan if it failed."""
+def job_of_ranks(config: DictConfig) -> float:
+    """Run one job of a sweep over several GPUs, and return its score."""
     result = cli.output_dir() / "result.json"
     if cli.in_own_process() != 0 or not result.is_file():
-        return float("nan")
-    return read_json(result, made_by="the job")["accept_length"]
+        return cli.failed_score(config)
+    return read_json(result, made_by="the job")["score"]
 
 
 def build_training(config: DictConfig) -> tuple[FeatureData, HeadTraining]:
@@ -146,8 +150,6 @@ def build_loggers(config: DictConfig, resume_step: int) -> list[Logger]:
 
 
 def build_trainer(config: DictConfig, loggers: list[Logger]) -> lightning.Trainer:
-    if str(config.trainer.precision) not in PRECISIONS:
-        raise InputError(f"trainer.precision={config.trainer.precision} is none of {', '.join(PRECISIONS)}")
     callbacks = [cli.build(callback) for callback in config.callbacks.values() if callback]
     try:
         return cli.build(config.trainer, callbacks=callbacks, logger=loggers)
@@ -156,29 +158,29 @@ def build_trainer(config: DictConfig, loggers: list[Logger]) -> lightning.Traine
 
 
 def report(trainer: lightning.Trainer) -> float:
-    """Write result.json, which a sweep's table is made of; the best accept length is what a sweep maximises."""
+    """Write result.json, which a sweep's table is made of, and return the score that a sweep goes by."""
     best = trainer.checkpoint_callback
     if not isinstance(best, ModelCheckpoint):
         log.warning("callbacks.best is left out: no checkpoint but last.ckpt, no result.json")
-        return float("nan")
+        return 0.0
     if best.best_model_score is None:
         raise InputError(
             f"training ended at step {trainer.global_step}, before the first validation: no best checkpoint, only "
             f"last.ckpt; train longer (trainer.max_epochs, max_steps) or set trainer.val_check_interval lower"
         )
-    accept_length = float(best.best_model_score)
+    score = float(best.best_model_score)
     result = {
-        "accept_length": accept_length,
+        "metric": best.monitor,
+        "mode": best.mode,
+        "score": score,
         "checkpoint": best.best_model_path,
         "steps": trainer.global_step,
         "epochs": trainer.current_epoch,
     }
     if trainer.is_global_zero:
         write_json(cli.output_dir() / "result.json", result)
-        log.info(
-            "best val/accept_length %.3f, over drafts begun at every token: %s", accept_length, best.best_model_path
-        )
-    return accept_length
+        log.info("best %s %.3f: %s", best.monitor, score, best.best_model_path)
+    return score
 
 
 if __name__ == "__main__":

@@ -3,7 +3,9 @@
 import copy
 import errno
 import functools
+import inspect
 import logging
+import math
 import os
 import platform
 import re
@@ -13,7 +15,7 @@ import subprocess
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
@@ -56,7 +58,7 @@ def report_errors(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], A
                 if message is None:
                     traceback.print_exc()
                 report(message or f"{type(error).__name__}: {error}")
-                return float("nan")
+                return failed_score(config)
             if message is None:
                 raise
             exit_with(message, 1)
@@ -69,6 +71,11 @@ def _hydra_folders() -> list[Path]:
     hydra_config = HydraConfig.get()
     folders = [output_dir() / (hydra_config.output_subdir or "")]
     return [*folders, Path(hydra_config.sweep.dir)] if hydra_config.mode is RunMode.MULTIRUN else folders
+
+
+def failed_score(config: DictConfig) -> float:
+    """Return what a sweeper gets from a failed job: worse than any result, and not nan, which ends an Optuna study."""
+    return math.inf if OmegaConf.select(config, "callbacks.best.mode") == "min" else 0.0
 
 
 def start(main: Callable[[], Any]) -> None:
@@ -103,6 +110,15 @@ def what_to_mend(error: Exception) -> str | None:
     if isinstance(error, (MissingMandatoryValue, InterpolationToMissingValueError)):
         key = str(error).partition("Missing mandatory value: ")[2].split()[0]
         return f"{key} is not set; give {key}=VALUE (--help shows every key)"
+    if isinstance(error, OmegaConfBaseException):
+        return f"{error.full_key or 'the config'}: {str(error).splitlines()[0]}; --cfg job shows every key"
+    if type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error):  # torch's, GPU and CPU
+        return (
+            f"out of memory ({str(error).splitlines()[0]}); take smaller packs or batches (data.pack_tokens, "
+            f"answers.batch_tokens, features.batch_tokens), a smaller kernels.loss_chunk or smaller model.* sizes"
+        )
+    if isinstance(error, InstantiationException) and "locating target" in str(error):
+        return f"{str(error).partition(',')[0]}: no class or function of that name; give one as module.Class"
     if type(error).__module__.partition(".")[0] == "wandb":
         return f"W&B: {error}; run `wandb login`, or take logger.wandb.offline=true, which needs no account"
     return str(error) if isinstance(error, FileNotFoundError) else None
@@ -115,6 +131,15 @@ def added_key(error: Exception, overrides: Sequence[str]) -> str | None:
             if f"unexpected keyword argument '{key.rpartition('.')[2]}'" in str(error):
                 return f"{key} is not a key of this config; --cfg job shows every key"
     return None
+
+
+def warn_of_unread(read: Sequence[str], *, by: str, instead: Mapping[str, str]) -> None:
+    """Warn of what the command sets without effect: `read` lists the keys, or groups of them, that have one, `instead`
+    says of a key what decides in its place."""
+    for override in HydraConfig.get().overrides.task:
+        key = override.lstrip("+~").partition("=")[0].partition("@")[0].replace("/", ".")  # of an option: its group
+        if not any(f"{key}.".startswith(f"{each}.") or each.startswith(f"{key}.") for each in read):
+            log.warning("%s has no effect on %s%s", key, by, instead.get(key, "; leave it out"))
 
 
 def wrong_override(error: Exception) -> str:
@@ -147,11 +172,16 @@ def build(config: DictConfig, *, leave_out: Sequence[str] = (), **parts: Any) ->
         with open_dict(config):
             for key in leave_out:
                 config.pop(key)
-        return hydra.utils.instantiate(config, _convert_="all", _partial_=True)(**parts)
+        made = hydra.utils.instantiate(config, _convert_="all", _partial_=True)
     except InstantiationException as error:  # of a part inside
         if isinstance(error.__cause__, InputError):
             raise error.__cause__ from None
         raise
+    try:
+        inspect.signature(made).bind(**parts)
+    except TypeError as error:
+        raise InputError(f"{config._get_full_key(None)}: {config._target_} cannot be built ({error})") from None
+    return made(**parts)
 
 
 def plain(config: DictConfig) -> Any:

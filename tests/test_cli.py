@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import re
 import shutil
@@ -20,6 +21,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
+import torch
 from exported_head import Editable
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
@@ -168,15 +170,95 @@ def test_one_stage_runs_alone_from_what_the_folder_holds(
     assert hashes(tmp_path / "dir" / "features") == hashes(world.store)
 
 
-def test_a_run_is_resumed_in_its_folder(world: World, call: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_run_is_resumed_in_its_folder(
+    world: World,
+    call: Callable[..., Any],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     run = shutil.copytree(world.run, tmp_path / "run")
-    call(
+    reads, load = [], torch.load
+    monkeypatch.setattr(torch, "load", lambda *arguments, **options: reads.append(1) or load(*arguments, **options))
+    resume = (
         "train", f"data.path={world.store}", "data.val_fraction=0.2", f"hydra.run.dir={run}", "trainer.max_epochs=3",
         f"ckpt_path={run}/checkpoints/last.ckpt",
     )  # fmt: skip
+    call(*resume)
+    assert len(reads) == 1
+    assert "none added" not in caplog.text
     assert json.loads((run / "result.json").read_text())["epochs"] == 3
     epochs = [line.split(",")[0] for line in (run / "metrics.csv").read_text().splitlines()[1:]]
     assert set(epochs) == {"0", "1", "2"}
+    call(*resume)
+    assert "has all steps of trainer.max_epochs and max_steps: none added" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("overrides", "unread"),
+    [
+        (["action=export", "head=HEAD", "run=/nowhere", "bench.repeats=2", "steps=3", "findings=f"], ["bench.repeats"]),
+        (["action=check", "head=/nowhere", "run=RUN", "steps=3", "dry_run=true"], ["run", "dry_run"]),
+        (["action=decode", "head=HEAD", "check.max_difference=1", "limits.bench=3", "chat.date=2026-01-02"],
+         ["check.max_difference", "limits.bench"]),
+        (["action=launch", "target.dtype=float32", "temperature=1", "+launch.extra_flags.a=1"],
+         ["target.dtype", "temperature"]),
+        (["action=bench", "head=HEAD", "tune.rows=3", "seed=1", "target.path=/nowhere"], ["tune.rows", "seed"]),
+        (["action=tune", "head=HEAD", "steps=2", "bench.warmup=2", "tune.warmup=2"], ["steps", "bench.warmup"]),
+    ],
+)  # fmt: skip
+def test_serve_names_the_keys_without_effect_on_each_action(
+    fails: Callable[..., str], caplog: pytest.LogCaptureFixture, overrides: list[str], unread: list[str]
+) -> None:
+    fails("serve", *overrides)
+    named = [record.getMessage() for record in caplog.records if "has no effect on action=" in record.getMessage()]
+    assert [message.split()[0] for message in named] == unread
+
+
+@pytest.mark.parametrize(
+    ("overrides", "unread"),
+    [
+        (["stages=[features]", "responses.temperature=0", "chat=default", "features.shard_mb=1"],
+         ["responses.temperature", "chat"]),
+        (["stages=[responses]", "answers=imported", "responses.seed=3", "responses.max_prompt_tokens=9",
+          "prompts.limit=3"], ["responses.seed", "prompts.limit"]),
+        (["stages=[prompts]", "prompts.path=/nowhere", "prompts/privacy=patterns", "target=phi4"], ["target"]),
+    ],
+)  # fmt: skip
+def test_precompute_names_the_keys_without_effect_on_its_stages(
+    fails: Callable[..., str],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    overrides: list[str],
+    unread: list[str],
+) -> None:
+    fails("precompute", f"out_dir={tmp_path}", *overrides)
+    named = [record.getMessage() for record in caplog.records if "has no effect on stages=" in record.getMessage()]
+    assert [message.split()[0] for message in named] == unread
+
+
+@pytest.mark.parametrize(("mode", "score"), [("max", 0.0), ("min", math.inf)])
+def test_a_failed_job_of_a_sweep_is_worse_than_any_other_and_ends_no_study(
+    call: Callable[..., Any], capsys: pytest.CaptureFixture[str], mode: str, score: float
+) -> None:
+    """Optuna refuses nan, and ends with what raises."""
+    settings = ("hydra.mode=MULTIRUN", f"callbacks.best.mode={mode}", "callbacks.best.monitor=val/loss")
+    assert call("train", "data.path=/nowhere", *settings) == score
+    assert "error: /nowhere/manifest.json does not exist" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "optim.lr=1e-300", "optim.lr=10", "optim.warmup_fraction=1", "optim.betas=[0,0]", "data.limit_samples=2",
+        "data.prefetch=2147483647", "data.pack_tokens=16777216", "kernels.loss_chunk=1", "ttt_steps=64",
+        "callbacks.last.every_n_steps=0", "trainer.gradient_clip_val=0", "trainer.log_every_n_steps=2147483647",
+        "trainer.accumulate_grad_batches=1048576", "loss.decay=10",
+    ],
+)  # fmt: skip
+def test_what_is_extreme_and_allowed_runs(world: World, call: Callable[..., Any], override: str) -> None:
+    settings = (f"data.path={world.store}", "data.val_fraction=0.2", "ttt_steps=2", "trainer.max_epochs=1")
+    assert call("train", *settings, "trainer.enable_progress_bar=false", "callbacks.progress=null", override) >= 1
 
 
 def test_decode_prints_one_json_line(
@@ -275,7 +357,7 @@ def test_a_sweep_over_ranks_has_a_result_of_each_job_that_can_run(world: World, 
     )  # fmt: skip
     done = run_script("train", *sweep)
     assert done.returncode == 1  # of the job with a negative rate
-    table = done.stdout[done.stdout.index("rank  accept") :].splitlines()[1:]
+    table = done.stdout[done.stdout.index("rank  val/served_accept_length_2") :].splitlines()[1:]
     assert [line.split()[-1] for line in table[2:]] == ["optim.lr=-1"], table
     assert sorted(line.split()[-1] for line in table[:2]) == ["optim.lr=0.0001", "optim.lr=0.001"], table
     assert (tmp_path / "sweep" / "2" / "checkpoints" / "last.ckpt").is_file()
@@ -289,11 +371,14 @@ def test_a_sweep_over_ranks_has_a_result_of_each_job_that_can_run(world: World, 
         (["target.path=/nowhere"], "target.path=/nowhere does not exist; give"),
         (["prompts.path=/nowhere.jsonl"], "prompts.path=/nowhere.jsonl does not exist; name"),
         (["out_dir=s3://bucket/dir"], "out_dir=s3://bucket/dir is a URL, and must be a local folder; mount the bucket"),
-        (["stages=[answers]"], "stages=['answers']: take one or more of prompts, responses, features"),
-        (["target.dtype=float64"], "target.dtype=float64 is unknown; take one of"),
-        (["features.dtype=fp8"], "features.dtype=fp8 is unknown; take one of"),
+        (["stages=[answers]"], "stages=[answers] must hold one or more of prompts, responses, features"),
+        (
+            ["target.dtype=float64"],
+            "target.dtype=float64 must be 'auto', 'bfloat16', 'float16' or 'float32'; the",
+        ),
+        (["features.dtype=fp8"], "features.dtype=fp8 must be 'bfloat16', 'float16' or 'float32'; the default is"),
         (["features.max_length=0"], "features.max_length=0 must be 2 or more"),
-        (["features.capture_layers=5"], "features.capture_layers=5 is no list"),
+        (["features.capture_layers=5"], "features.capture_layers=5 must be a list"),
         (["features.max_length=64"], "max_length=4096 then, 64 now); choose another out_dir"),
         (["responses.temperature=0"], "sampling.temperature=0.7 then, 0 now"),
     ],
@@ -343,7 +428,7 @@ def test_answers_of_another_template_are_refused(world: World, fails: Callable[.
         (["model.num_heads=5"], "model.num_heads=5 does not divide the target's hidden size of 192"),
         (["data.pack_tokens=8"], "data.pack_tokens=8 is less than"),
         (["ttt_steps=0"], "ttt_steps=0 must be 1 or more"),
-        (["trainer.precision=9"], "trainer.precision=9 is none of 32-true, bf16-mixed"),
+        (["trainer.precision=9"], "trainer.precision=9 must be '32-true' or 'bf16-mixed'"),
     ],
 )
 def test_train_names_the_key(world: World, fails: Callable[..., str], overrides: list[str], message: str) -> None:

@@ -6,8 +6,6 @@ from typing import Protocol, TypeVar
 
 from tqdm import tqdm
 
-from eagle3.errors import InputError
-
 
 @dataclass(frozen=True)
 class Answer:
@@ -25,13 +23,6 @@ class Sampling:
     top_p: float
     top_k: int  # 0: all
     max_new_tokens: int
-
-    def __post_init__(self) -> None:
-        for key, least in {"max_new_tokens": 1, "temperature": 0, "top_k": 0}.items():
-            if getattr(self, key) < least:
-                raise InputError(f"responses.{key}={getattr(self, key)} must be {least} or more")
-        if not 0 < self.top_p <= 1:
-            raise InputError(f"responses.top_p={self.top_p} must be over 0 and at most 1; 1 keeps all tokens")
 
 
 class Conversation(Protocol):

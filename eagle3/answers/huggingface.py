@@ -11,7 +11,6 @@ from tqdm import tqdm
 
 from eagle3.answers.answerer import AnyConversation, Conversation, Sampling
 from eagle3.answers.generate import generate
-from eagle3.errors import InputError
 from eagle3.target.model import Target
 
 log = logging.getLogger(__name__)
@@ -23,9 +22,6 @@ class HuggingFaceAnswerer:
     name = "huggingface"
 
     def __init__(self, *, target: Target, sampling: Sampling, batch_size: int, batch_tokens: int, window: int) -> None:
-        for key, value in {"batch_size": batch_size, "batch_tokens": batch_tokens, "window": window}.items():
-            if value < 1:
-                raise InputError(f"answers.{key}={value} must be 1 or more")
         self.target, self.sampling = target, sampling
         self.batch_size, self.batch_tokens, self.window = batch_size, batch_tokens, window
 

@@ -33,8 +33,6 @@ def answer_prompts(
     on_length: str,
 ) -> Counts:
     """Answer the prompts in `out_dir`/prompts that have no answer yet, or keep the answers that they came with."""
-    if on_length not in ("keep", "drop"):
-        raise InputError(f"responses.on_length={on_length} is unknown; choose keep or drop")
     made_with = (
         MadeWith(answers=answerer.name, chat=chat.settings, sampling=None, seed=None, on_length=None)
         if isinstance(answerer, ImportedAnswers)

@@ -45,11 +45,9 @@ class FeatureData(lightning.LightningDataModule):
         loss_mask: AllTurns,
     ) -> None:
         super().__init__()
-        if not 0 < val_fraction < 1:
-            raise InputError(f"data.val_fraction={val_fraction} must lie between 0 and 1, e.g. data.val_fraction=0.05")
         self.source, self.prepare = source, prepare
         self.pack_tokens, self.check_hashes = pack_tokens, verify
-        self.prefetch, self.readers = max(prefetch, 1), max(readers, 1)
+        self.prefetch, self.readers = prefetch, readers
         self.seed, self.loss_mask = seed, loss_mask
         loss_mask.check(source.made_from)
         self.train_samples, self.val_samples = self._split(val_fraction, limit_samples)

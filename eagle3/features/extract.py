@@ -8,8 +8,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import NoneType
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -70,16 +68,6 @@ def extract_features(
 
     Raises InputError if the answers are another target's, or the folder holds features made otherwise.
     """
-    check_settings(
-        dtype=dtype,
-        too_long=too_long,
-        teachers=teachers,
-        max_length=max_length,
-        batch_tokens=batch_tokens,
-        shard_mb=shard_mb,
-        capture_layers=capture_layers,
-        reasoning=reasoning,
-    )
     responses = finished_responses(target, out_dir)
     assert responses.counts is not None and responses.files is not None  # it is complete
     check_lm_head(target)
@@ -140,27 +128,6 @@ def finished_responses(target: Target, out_dir: Path) -> ResponsesManifest:
         raise InputError(f"{out_dir}/responses is not complete; finish it with: {MAKE_RESPONSES}")
     require_whole(out_dir / "responses", responses)
     return responses
-
-
-def check_settings(*, dtype: str, too_long: str, teachers: str, **others: Any) -> None:
-    """Raise InputError for a value that no target could go with."""
-    choices = {
-        "dtype": (dtype, (*STORED,)),
-        "too_long": (too_long, ("truncate", "drop")),
-        "teachers": (teachers, ("answers", "all")),
-    }
-    for key, (value, allowed) in choices.items():
-        if value not in allowed:
-            raise InputError(f"features.{key}={value} is unknown; take one of: {', '.join(allowed)}")
-    for key, least in {"max_length": 2, "batch_tokens": 1, "shard_mb": 0.001}.items():
-        if others[key] < least:
-            raise InputError(f"features.{key}={others[key]} must be {least} or more")
-    if not isinstance(others["capture_layers"], (list, NoneType)):
-        raise InputError(f"features.capture_layers={others['capture_layers']} is no list; give null or e.g. [2,16,29]")
-    markers = others["reasoning"]
-    texts = isinstance(markers, list) and all(isinstance(marker, str) and marker for marker in markers)
-    if markers is not None and not (texts and len(markers) == 2):
-        raise InputError(f"features.reasoning={markers} must be two markers, [START,END], or null")
 
 
 def ids_in_text(tokenizer: PreTrainedTokenizerBase, marker: str) -> list[int]:

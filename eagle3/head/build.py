@@ -5,12 +5,10 @@ from typing import Any
 
 import torch
 
-from eagle3.errors import InputError
 from eagle3.features.source import FeatureSource
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.draft_vocab import most_frequent
 from eagle3.head.kind import kind_named
-from eagle3.target.facts import ROPE_TYPES
 
 
 def build_head(
@@ -24,11 +22,6 @@ def build_head(
     **settings: Any,
 ) -> DraftHead:
     """Build a freshly initialised head. `settings` are fields of its kind's config; None takes the target's value."""
-    rope_type = (rope_parameters or {}).get("rope_type", "default")
-    if rope_type not in ROPE_TYPES:
-        raise InputError(
-            f"model.rope_parameters.rope_type={rope_type} is none of {', '.join(ROPE_TYPES)}, which SGLang computes"
-        )
     draft_ids = most_frequent(source.answer_counts, draft_vocab_size, default_draft_vocab_size)
     made = kind_named(kind)
     config = made.config_type.for_target(

@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Float, Int, Num
 from torch import Tensor
 
-from eagle3.errors import InputError
 from eagle3.head.batch import TttBatch
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.draft_vocab import membership
@@ -96,12 +95,6 @@ class UnrollLoss:
     decay: float
     normalize: str
 
-    def __post_init__(self) -> None:
-        if self.normalize not in ("token", "sequence"):
-            raise InputError(f"loss.normalize={self.normalize} is unknown; pick loss.normalize=token or sequence")
-        if self.decay <= 0:
-            raise InputError(f"loss.decay={self.decay} must be positive, e.g. loss.decay=0.8")
-
     def __call__(
         self,
         head: DraftHead,
@@ -113,10 +106,18 @@ class UnrollLoss:
         """Return the loss and the metrics. Another objective may evaluate itself, and not ask `compute`."""
         return compute(self, head, hidden, teacher_head, batch)
 
-    def anchor_weights(self, batch: TttBatch, dtype: torch.dtype) -> Float[Tensor, " R"]:
+    def units(self, batch: TttBatch) -> tuple[float, int]:
+        """Return the anchors, or samples, that the loss is divided by, and how many of them are the batch's own."""
+        pack = batch.pack
         if self.normalize == "token":
-            return torch.full_like(batch.anchors, 1 / batch.pack.anchors_in_step, dtype=dtype)
-        return 1 / (batch.anchors_of_sample.to(dtype) * batch.pack.samples_in_step)
+            return pack.anchors_in_step, batch.num_anchors
+        return pack.samples_in_step, len(pack.sample_ids)
+
+    def anchor_weights(self, batch: TttBatch, dtype: torch.dtype) -> Float[Tensor, " R"]:
+        in_step, _ = self.units(batch)
+        if self.normalize == "token":
+            return torch.full_like(batch.anchors, 1 / in_step, dtype=dtype)
+        return 1 / (batch.anchors_of_sample.to(dtype) * in_step)
 
 
 def soft_cross_entropy(logits: Float[Tensor, "R D"], teacher: Float[Tensor, "R D"]) -> Float[Tensor, " R"]:

@@ -9,13 +9,12 @@ import os
 import shutil
 from pathlib import Path
 
-from eagle3.errors import InputError
 from eagle3.prompts.licenses.attribution import attribution_text
 from eagle3.prompts.output.answered import require_not_answered
 from eagle3.prompts.output.files import write_prompts
 from eagle3.prompts.output.ledger import current_ledger, make_ledger, nothing_left
 from eagle3.prompts.output.report import write_report
-from eagle3.prompts.reading.sources import Source, check_limit, configured_sources
+from eagle3.prompts.reading.sources import Source, configured_sources
 from eagle3.prompts.rules import Rules
 from eagle3.prompts.scan import Enough, Scanner, scan, tasks_of
 from eagle3.prompts.selection import Selection, select
@@ -48,8 +47,6 @@ def prepare_prompts(
     Most arguments are keys of conf/prompts. `keep_answers` keeps assistant turns (imported conversations). Raises
     InputError when no prompt is left, or when `out_dir`/responses answers other prompts.
     """
-    check_limit("prompts", limit)
-    _check_settings(rules, limit, processes, chunk_mb)
     found = configured_sources(
         path=path, license=license, name=name, split=split, attribution=attribution, sources=sources
     )
@@ -67,17 +64,6 @@ def prepare_prompts(
     _remove_work(folder)
     log.info("%d of %d rows are prompts: %s", ledger["prompts"], ledger["rows"], folder)
     return ledger
-
-
-def _check_settings(rules: Rules, limit: int | None, processes: int | None, chunk_mb: float) -> None:
-    if rules.traffic is not None and limit is not None and limit < rules.traffic.size:
-        raise InputError(
-            f"prompts.limit={limit} would cut the mix of prompts.traffic.size={rules.traffic.size}; lower the size"
-        )
-    if processes is not None and (not isinstance(processes, int) or processes < 1):
-        raise InputError(f"prompts.processes={processes} has to be 1 or more, or null for one a core")
-    if chunk_mb <= 0:
-        raise InputError(f"prompts.chunk_mb={chunk_mb} has to be above 0, e.g. 8")
 
 
 def _inputs(sources: list[Source], rules: Rules, *, keep_answers: bool, limit: int | None) -> dict:

@@ -1,25 +1,52 @@
-"""What Lightning does not have: a last checkpoint on signals, throughput in the log, and a progress bar that does not
-wait for the GPU."""
+"""What Lightning does not have: best checkpoints without what a kill left, a last one on signals, throughput in the
+log, and a progress bar that does not wait for the GPU."""
 
 import math
 import signal
 import time
+from collections.abc import Set
+from glob import escape
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import lightning
 import torch
-from lightning.pytorch.callbacks import Callback, Checkpoint, TQDMProgressBar
+from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint, TQDMProgressBar
 
 from eagle3.data.loader import PackLoader
 from eagle3.data.pack import Batch
 from eagle3.errors import Interrupted
 
+PATHS = ("best_model_path", "kth_best_model_path")  # in the state of a ModelCheckpoint
+
 
 def ends_step(trainer: lightning.Trainer, batch_idx: int) -> bool:
     """Whether this batch was the last of its optimizer step."""
     return (batch_idx + 1) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch
+
+
+class BestCheckpoint(ModelCheckpoint):
+    """Keeps the best checkpoints. A run that goes on keeps those that its checkpoint knows, also in a folder that has
+    moved, and drops what a kill left beside them: its steps are trained again, or it was about to be deleted."""
+
+    kept: Set[str] = frozenset()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        folder, paths = Path(str(self.dirpath)), state_dict["best_k_models"]
+        self.kept = {Path(path).name for path in paths}
+        if all((folder / name).is_file() for name in self.kept):
+            moved = {key: str(folder / Path(state_dict[key]).name) for key in PATHS if state_dict[key]}
+            here = {str(folder / Path(path).name): score for path, score in paths.items()}
+            state_dict = {**state_dict, **moved, "best_k_models": here, "dirpath": self.dirpath}
+        super().load_state_dict(state_dict)
+
+    def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+        super().on_train_start(trainer, module)
+        beginning = str(self.filename).partition("{")[0]
+        for path in Path(str(self.dirpath)).glob(f"{escape(beginning)}*.ckpt") if beginning else ():
+            if path.name not in {"last.ckpt", *self.kept}:
+                trainer.strategy.remove_checkpoint(path)
 
 
 class LastCheckpoint(Checkpoint):

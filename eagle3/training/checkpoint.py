@@ -68,8 +68,16 @@ class TrainingRecord(Record):
 class Checkpoint:
     path: Path
     record: TrainingRecord
-    weights: dict[str, Tensor]  # of HeadTraining
-    global_step: int
+    content: dict[str, Any]  # Lightning's, of all of it
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """Those of HeadTraining."""
+        return self.content["state_dict"]
+
+    @property
+    def global_step(self) -> int:
+        return self.content["global_step"]
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -78,6 +86,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     torch reads a checkpoint without a look at the checksums of its ZIP archive, so the archive's comment, with which
     the file ends, is the sha256 of all before: it is there when the file is, and goes where the file goes.
     """
+
+    read_already: dict[str, Any] | None = None  # what the run goes on from, so that Lightning does not read it again
+
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
+        content, self.read_already = self.read_already, None
+        return content or super().load_checkpoint(path, map_location, weights_only)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         buffer = io.BytesIO()  # torch hides what writing to a full disk raises
@@ -114,7 +128,7 @@ def read_checkpoint(path: str | Path, *, setting: str) -> Checkpoint:
     record = parse_record(
         json.dumps(content[KEY]).encode(), TrainingRecord, source=f"{setting}: {path}", way_out=way_out
     )
-    return Checkpoint(Path(path), record, content["state_dict"], content["global_step"])
+    return Checkpoint(Path(path), record, content)
 
 
 def decisive_settings(config: dict[str, Any]) -> dict[str, Any]:

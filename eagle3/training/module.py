@@ -1,7 +1,7 @@
 """The LightningModule: calls the unroll and the loss, logs. No mathematics here.
 
-Shapes: V target vocabulary, D draft vocabulary, H hidden size, K steps, S lengths of chains, M = 3K + 1 sums
-of metrics, N = M + 1.
+Shapes: V target vocabulary, D draft vocabulary, H hidden size, K steps, S lengths of chains, N = 3K + 3 sums
+of a step or a validation.
 """
 
 import logging
@@ -21,13 +21,14 @@ from eagle3.head.draft_head import DraftHead
 from eagle3.head.kernels import KernelPlan, KernelSettings, choose_kernels
 from eagle3.head.kind import kind_named
 from eagle3.head.loss import UnrollLoss, UnrollMetrics, accept_length
+from eagle3.settings.training import served_steps
+from eagle3.training.callbacks import ends_step
 from eagle3.training.checkpoint import KEY, Origin, TrainingRecord
 from eagle3.training.optim import AdamWCosine
 from eagle3.training.rounds import rounds
 from eagle3.training.sharding import shard_over_ranks
 
 log = logging.getLogger(__name__)
-SERVED_STEPS = (3, 5)  # chains whose accept length validation promises, beside that of K steps
 
 
 class HeadTraining(lightning.LightningModule):
@@ -35,6 +36,7 @@ class HeadTraining(lightning.LightningModule):
 
     embedding: Float[Tensor, "V H"]
     teacher_head: Float[Tensor, "D H"]
+    step_totals: Float[Tensor, " N"]
     totals: Float[Tensor, " N"]
     served: Float[Tensor, "S 2"]
     kernels: KernelPlan
@@ -53,8 +55,6 @@ class HeadTraining(lightning.LightningModule):
         settings: dict,
     ) -> None:
         super().__init__()
-        if ttt_steps < 1:
-            raise InputError(f"ttt_steps={ttt_steps} must be 1 or more, e.g. ttt_steps=7")
         self.head, self.loss, self.optim = head, loss, optim
         self.kind = kind_named(head.config.KIND)
         self.ttt_steps, self.kernel_settings = ttt_steps, kernels
@@ -62,8 +62,9 @@ class HeadTraining(lightning.LightningModule):
         # The target's weights are read from the store at every start: a checkpoint holds the head alone.
         self.register_buffer("embedding", embedding, persistent=False)
         self.register_buffer("teacher_head", lm_head[head.draft_ids], persistent=False)
-        self.register_buffer("totals", torch.zeros(3 * ttt_steps + 2, dtype=torch.double), persistent=False)
-        self.served_steps = [*(steps for steps in SERVED_STEPS if steps < ttt_steps), ttt_steps]
+        for name in ("step_totals", "totals"):
+            self.register_buffer(name, torch.zeros(3 * ttt_steps + 3, dtype=torch.double), persistent=False)
+        self.served_steps = served_steps(ttt_steps)
         self.register_buffer("served", torch.zeros(len(self.served_steps), 2, dtype=torch.double), persistent=False)
 
     def configure_model(self) -> None:
@@ -77,13 +78,16 @@ class HeadTraining(lightning.LightningModule):
 
     def training_step(self, batch: TttBatch, batch_idx: int) -> Tensor:
         loss, metrics = self.compute_loss(batch)
-        self.log("train/loss", loss, batch_size=1)
-        self._log("train", metrics.as_tensor())
+        self.step_totals += self._totals(loss.detach(), metrics, batch)
+        if ends_step(self.trainer, batch_idx):
+            if (self.trainer.global_step + 1) % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+                self._log("train", self.trainer.strategy.reduce(self.step_totals, reduce_op="sum"))
+            self.step_totals.zero_()
         return loss
 
     def validation_step(self, batch: TttBatch, batch_idx: int) -> None:
         loss, metrics = self.compute_loss(batch)
-        self.totals += torch.cat([metrics.as_tensor(), (loss * batch.pack.anchors_in_step).double()[None]])
+        self.totals += self._totals(loss, metrics, batch)
         gained, anchors = metrics.gained.cpu(), batch.anchors.cpu()
         self.served += self.served.new_tensor([rounds(gained, anchors, steps=steps) for steps in self.served_steps])
 
@@ -93,12 +97,11 @@ class HeadTraining(lightning.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         totals = self.trainer.strategy.reduce(self.totals, reduce_op="sum")
-        # The sums are those of all ranks: without sync_dist, here and below, Lightning would warn that they are not.
-        self.log("val/loss", (totals[-1] / totals[0]).float(), sync_dist=True)
-        length = self._log("val", totals[:-1])
+        length = self._log("val", totals)
         verifications, accepted = self.trainer.strategy.reduce(self.served, reduce_op="sum").T
         served = dict(zip(self.served_steps, 1 + accepted / verifications.clamp(min=1), strict=True))
         for steps, value in served.items():
+            # Of all ranks already: without sync_dist, here and below, Lightning would warn that they are not.
             self.log(f"val/served_accept_length_{steps}", value.float(), sync_dist=True)
         if self.trainer.is_global_zero:
             chains = ", ".join(f"{value:.3f} in {steps}" for steps, value in served.items())
@@ -141,11 +144,18 @@ class HeadTraining(lightning.LightningModule):
         hidden = self.kind.unroll(self.head, self.embedding, batch, self.ttt_steps, self.kernels)
         return self.loss(self.head, hidden, self.teacher_head, batch, self.kernels.loss)
 
-    def _log(self, stage: str, sums: Float[Tensor, " M"]) -> Tensor:
-        """Log accept length, which is returned, and per-step accuracy from the sums of `UnrollMetrics`."""
-        anchors, (trained, correct, alive) = sums[0].clamp(min=1), sums[1:].view(3, -1)
+    def _totals(self, loss: Float[Tensor, ""], metrics: UnrollMetrics, batch: TttBatch) -> Float[Tensor, " N"]:
+        """Return sums that packs and ranks add to: metrics, the loss, and what the loss is divided by."""
+        in_step, own = self.loss.units(batch)
+        loss = loss.double()
+        return torch.cat([metrics.as_tensor(), torch.stack([loss * in_step, torch.full_like(loss, own)])])
+
+    def _log(self, stage: str, sums: Float[Tensor, " N"]) -> Tensor:
+        """Log loss, accept length, which is returned, and per-step accuracy."""
+        anchors, (trained, correct, alive) = sums[0].clamp(min=1), sums[1:-2].view(3, -1)
         accuracy = correct / trained.clamp(min=1)
         values = {f"{stage}/accuracy_{step}": accuracy[step].float() for step in range(self.ttt_steps)}
+        values[f"{stage}/loss"] = (sums[-2] / sums[-1].clamp(min=1)).float()
         values[f"{stage}/accept_length"] = accept_length(alive, anchors).float()
         self.log_dict(values, batch_size=1, sync_dist=stage == "val")
         return values[f"{stage}/accept_length"]

@@ -11,7 +11,6 @@ from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from eagle3.errors import InputError
 from eagle3.head.draft_head import DraftHead
 
 
@@ -23,12 +22,6 @@ class AdamWCosine:
     warmup_fraction: float
     final_lr_fraction: float
 
-    def __post_init__(self) -> None:
-        if not self.lr > 0:
-            raise InputError(f"optim.lr={self.lr} must be above 0, e.g. optim.lr=1e-3")
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise InputError(f"optim.betas={list(self.betas)} must be two numbers from 0 to below 1, e.g. [0.9,0.95]")
-
     def build(self, head: DraftHead, total_steps: int) -> tuple[Optimizer, LambdaLR]:
         optimizer = self.optimizer(head)
         return optimizer, LambdaLR(optimizer, partial(self.scale, total_steps=total_steps))
@@ -37,9 +30,8 @@ class AdamWCosine:
         return self.adamw(head.parameters())
 
     def adamw(self, parameters: Iterable[nn.Parameter]) -> AdamW:
-        return AdamW(
-            parameters, lr=self.lr, betas=(self.betas[0], self.betas[1]), weight_decay=self.weight_decay, fused=True
-        )
+        betas = float(self.betas[0]), float(self.betas[1])  # PyTorch refuses whole numbers
+        return AdamW(parameters, lr=self.lr, betas=betas, weight_decay=self.weight_decay, fused=True)
 
     def scale(self, step: int, total_steps: int) -> float:
         """Factor on the learning rate at an optimizer step; past `total_steps` it stays at the final one."""

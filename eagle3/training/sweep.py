@@ -26,7 +26,7 @@ class RankedTable(Callback):
             return
         directory = Path(config.hydra.sweep.dir)
         print(ranked_table(directory))
-        if any(job["accept_length"] is None for job in read_jobs(directory)):
+        if any(job["score"] is None for job in read_jobs(directory)):
             sys.exit(1)
 
 
@@ -36,16 +36,17 @@ def first_rank() -> bool:
 
 
 def ranked_table(directory: Path) -> str:
-    """Jobs of a sweep with the settings that differ, best accept length first; jobs without a result last."""
+    """Jobs of a sweep with the settings that differ, the best first; jobs without a result last."""
     jobs = sorted(read_jobs(directory), key=rank)
     if not jobs:
         return f"{directory} holds no job of a sweep"
+    metric = jobs[0]["metric"] or "result"
     shared = set.intersection(*(set(job["settings"]) for job in jobs)) if len(jobs) > 1 else set()
-    lines = [f"{'rank':>4}  {'accept length':>13}  {'steps':>6}  job  settings"]
+    lines = [f"{'rank':>4}  {metric:>13}  {'steps':>6}  job  settings"]
     for number, job in enumerate(jobs, start=1):
-        accept_length = f"{job['accept_length']:.4f}" if job["accept_length"] else "no result"
+        score = "no result" if job["score"] is None else f"{job['score']:.4f}"
         settings = " ".join(item for item in job["settings"] if item not in shared)
-        lines.append(f"{number:>4}  {accept_length:>13}  {job['steps']:>6}  {job['name']:>3}  {settings}")
+        lines.append(f"{number:>4}  {score:>{max(len(metric), 13)}}  {job['steps']:>6}  {job['name']:>3}  {settings}")
     return "\n".join(lines)
 
 
@@ -55,13 +56,14 @@ def read_jobs(directory: Path) -> list[dict[str, Any]]:
 
 def read_job(path: Path) -> dict[str, Any]:
     result = path / "result.json"
-    values = json.loads(result.read_text()) if result.is_file() else {"accept_length": None, "steps": 0}
+    values = json.loads(result.read_text()) if result.is_file() else {"metric": None, "score": None, "steps": 0}
     overrides = [str(item) for item in OmegaConf.load(path / ".hydra" / "overrides.yaml")]
     return {"name": path.name, "settings": overrides, **values}
 
 
-def rank(job: dict[str, Any]) -> tuple[float, str]:
-    return -(job["accept_length"] or 0), job["name"]
+def rank(job: dict[str, Any]) -> tuple[bool, float, str]:
+    score = job["score"] or 0.0
+    return job["score"] is None, score if job.get("mode") == "min" else -score, job["name"]
 
 
 if __name__ == "__main__":

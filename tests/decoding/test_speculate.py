@@ -199,9 +199,6 @@ def test_nothing_to_verify_is_refused(target, head):
 @pytest.mark.parametrize(
     ("shape", "way_out"),
     [
-        ({"steps": 0}, "whole numbers from 1 up"),
-        ({"steps": 3, "topk": 0}, "whole numbers from 1 up"),
-        ({"steps": 2.5}, "whole numbers from 1 up"),
         ({"steps": 3, "draft_tokens": 9}, "set draft_tokens=4 or null"),
         ({"steps": 3, "topk": 2}, "from 2 to 11 tokens"),
         ({"steps": 3, "topk": 2, "draft_tokens": 12}, "from 2 to 11 tokens"),

@@ -253,13 +253,7 @@ def test_features_made_with_other_settings_are_refused(answered: Path, run: Call
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"dtype": "int8"}, r"features\.dtype=int8"),
-        ({"too_long": "wrap"}, r"features\.too_long=wrap"),
-        ({"teachers": "some"}, r"features\.teachers=some"),
         ({"capture_layers": [5, 4, 2]}, r"features\.capture_layers"),
-        ({"reasoning": "<think>"}, r"features\.reasoning=<think> must be two markers"),
-        ({"reasoning": ["<think>"]}, r"features\.reasoning=\['<think>'\] must be two markers"),
-        ({"reasoning": ["<think>", ""]}, r"features\.reasoning="),
     ],
 )
 def test_bad_settings_name_their_key(answered: Path, run: Callable[..., Manifest], setting: dict, message: str) -> None:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from stores import DRAFT_VOCAB, HIDDEN, TARGET_CONFIG, VOCAB, in_float32, open_store, random_sample, write_store
 
-from eagle3.errors import InputError
 from eagle3.features.store import FeatureStore
 from eagle3.head.build import build_head, initialise
 from eagle3.head.draft_head import DraftHead
@@ -66,8 +65,3 @@ def test_weights_start_with_a_standard_deviation_of_one_over_the_root_of_their_i
         assert float(weight.std()) * math.sqrt(weight.shape[1]) == pytest.approx(1, rel=0.1), name
         assert abs(float(weight.mean())) * math.sqrt(weight.shape[1]) < 0.1, name
     assert all((parameter == 1).all() for name, parameter in head.named_parameters() if "norm" in name)
-
-
-def test_a_rope_that_servers_do_not_compute_is_refused(store: FeatureStore) -> None:
-    with pytest.raises(InputError, match=r"model\.rope_parameters\.rope_type=spiral is none of default, .*SGLang"):
-        build_head(source=store, **SETTINGS | {"rope_parameters": {"rope_type": "spiral"}})

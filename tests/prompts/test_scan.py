@@ -230,12 +230,6 @@ def test_a_changed_histogram_draws_again(prepare: Prepare, tmp_path: Path) -> No
         assert {len(prompt["messages"]) for prompt in prepare.prompts()} == {bin}
 
 
-def test_a_limit_that_would_spoil_the_mix_is_refused(prepare: Prepare, tmp_path: Path) -> None:
-    sample = write(tmp_path / "sample.jsonl", [chat("one")])
-    with pytest.raises(InputError, match=r"prompts\.limit=3 would cut the mix of prompts\.traffic\.size=4"):
-        prepare([chat("a")], traffic=traffic_settings(sample=str(sample), size=4), limit=3)
-
-
 def rerun(prepare: Prepare, tmp_path: Path, mix: dict) -> list[dict]:
     prepare(path=str(tmp_path / "chats.jsonl"), traffic=mix)
     return prepare.prompts()

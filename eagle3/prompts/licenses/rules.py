@@ -43,13 +43,9 @@ class LicenseRules:
         cleared: list[str],
         free_of_credit: list[str],
     ):
-        for key, names in {"allowed": allowed, "allowed_terms": allowed_terms, "cleared": cleared}.items():
-            if isinstance(names, str):
-                key = f"prompts.licenses.{key}"
-                raise InputError(f"{key}={names} is not a list; write {key}=[{names}]")
         self.allowed = {_spdx_id(entry) for entry in allowed} | {_spelling(term) for term in allowed_terms}
         self.aliases = {_spelling(alias): id.lower() for alias, id in aliases.items()}
-        self.forbidden = [_forbidden(index, entry) for index, entry in enumerate(forbidden)]
+        self.forbidden = [ForbiddenSource(**entry) for entry in forbidden]
         self.patterns = [
             re.compile("|".join(translate(_dashed(match)) for match in entry.match)) for entry in self.forbidden
         ]
@@ -123,20 +119,6 @@ def _spdx_id(entry: str) -> str:
             f"(https://spdx.org/licenses), or name other terms in prompts.licenses.allowed_terms"
         )
     return str(expression).lower()
-
-
-def _forbidden(index: int, entry: dict) -> ForbiddenSource:
-    key = f"prompts.licenses.forbidden[{index}]"
-    try:
-        found = ForbiddenSource(**entry)
-    except TypeError:
-        raise InputError(
-            f"{key} has the keys {', '.join(map(str, entry))}; it needs name, match (a "
-            f"list of patterns such as '*sharegpt*') and reason"
-        ) from None
-    if not isinstance(found.match, list):
-        raise InputError(f"{key}.match={found.match} is not a list; write [{found.match}]")
-    return found
 
 
 def spdx_ids(license: str) -> list[str]:

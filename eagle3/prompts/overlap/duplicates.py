@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from eagle3.errors import InputError
 from eagle3.prompts.overlap.words import compared_text, jaccard, shingles
 from eagle3.prompts.spool import Column, Scanned, on_disk
 
@@ -47,10 +46,6 @@ class Duplicates:
     """What conf/prompts says about duplicates. All methods work on the numbers of the prompts in `scanned`."""
 
     def __init__(self, *, exact: bool, near: bool, threshold: float, shingle_words: int, comparisons: int):
-        if not 0 < threshold <= 1:
-            raise InputError(f"prompts.duplicates.threshold={threshold} has to be above 0 and at most 1")
-        if comparisons < 1:
-            raise InputError(f"prompts.duplicates.comparisons={comparisons} has to be 1 or more")
         self.exact = exact
         self.near = near
         self.threshold = threshold

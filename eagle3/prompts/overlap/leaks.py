@@ -90,11 +90,6 @@ class LeakCheck:
     name = "leaks"
 
     def __init__(self, benchmarks: list[Benchmark], *, dropped_words: int, reported_words: int):
-        if not 1 <= reported_words <= dropped_words:
-            raise InputError(
-                f"prompts.leaks.reported_words={reported_words} has to be 1 or more and at most "
-                f"prompts.leaks.dropped_words={dropped_words}"
-            )
         self.names = [benchmark.name for benchmark in benchmarks]
         self.long = Overlap(benchmarks, dropped_words)
         self.short = Overlap(benchmarks, reported_words)

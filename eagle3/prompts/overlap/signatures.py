@@ -9,7 +9,6 @@ import numpy as np
 import xxhash
 from datasketch import MinHash
 
-from eagle3.errors import InputError
 from eagle3.prompts.overlap.words import compared_text, hash_text, shingles, words_and_symbols
 from eagle3.prompts.reading.prompt import Prompt
 
@@ -21,9 +20,6 @@ class Signer:
     """Rows of `dtype` from prompts. Two texts of Jaccard similarity s share a band with probability 1-(1-s^R)^B."""
 
     def __init__(self, *, shingle_words: int, bands: int, band_rows: int):
-        for key, value in {"shingle_words": shingle_words, "bands": bands, "band_rows": band_rows}.items():
-            if value < 1:
-                raise InputError(f"prompts.duplicates.{key}={value} has to be 1 or more")
         self.shingle_words = shingle_words
         self.bands = bands
         self.band_rows = band_rows

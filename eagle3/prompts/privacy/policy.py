@@ -16,7 +16,6 @@ from eagle3.storage import sha256_json
 
 log = logging.getLogger(__name__)
 
-POLICIES = ("strict", "patterns", "off")
 BETWEEN_MESSAGES = "\n\n"  # no number goes on over it, while the words of one message are context for the next
 
 # One character for one, so that places stay places: digits of every script, full-width forms, dashes and blanks.
@@ -41,15 +40,9 @@ class Privacy:
     name = "privacy"
 
     def __init__(self, *, policy: str, recognisers: Mapping[str, Recogniser], model: NameModel | None):
-        if policy not in POLICIES:
-            raise InputError(f"prompts.privacy.policy={policy} is none of {', '.join(POLICIES)}")
         self.policy = policy
         self.recognisers = list(recognisers.values())
         self.model = model
-        for key, recogniser in recognisers.items():
-            _check_action(f"prompts.privacy.recognisers.{key}.action", recogniser.action)
-        for entity, action in (model.actions if model else {}).items():
-            _check_action(f"prompts.privacy.model.actions.{entity}", action)
         self._check_policy()
 
     def __call__(self, prompt: Prompt) -> Verdict:
@@ -117,11 +110,6 @@ def readable(text: str) -> str:
 
 def _hashed(name: str) -> str:
     return sha256_json(name)[:16]
-
-
-def _check_action(key: str, action: str) -> None:
-    if action not in ACTIONS:
-        raise InputError(f"{key}={action} is none of {', '.join(ACTIONS)}; drop refuses the prompt")
 
 
 def _without_overlaps(found: list[Found]) -> list[Found]:

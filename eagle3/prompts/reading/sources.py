@@ -73,8 +73,6 @@ def configured_sources(
     }  # fmt: skip
     if sources is None:
         return [_source("prompts", defaults, id_prefix=False)]
-    if not isinstance(sources, list):
-        raise InputError(f"prompts.sources={sources} is not a list; write prompts.sources=[{sources}]")
     found = [
         _source(f"prompts.sources[{index}]", _entry(f"prompts.sources[{index}]", entry, defaults), id_prefix=True)
         for index, entry in enumerate(sources)
@@ -97,21 +95,12 @@ def _entry(key: str, entry: str | dict, defaults: dict) -> dict:
     """Return the keys of a source; a path alone leaves the others at their defaults."""
     if not isinstance(entry, dict):
         return {**defaults, "path": entry}
-    unknown = set(entry) - set(defaults)
-    if unknown:
-        raise InputError(f"{key}.{min(unknown)} is no key of a source; keys: {', '.join(defaults)}")
     return {**defaults, **entry}
 
 
 def _source(key: str, entry: dict, *, id_prefix: bool) -> Source:
     if entry["path"] is None:
         raise InputError(f"{key}.path is not set; name a JSONL or Parquet file or a dataset folder")
-    if not isinstance(entry["path"], str):
-        raise InputError(
-            f"{key}.path={entry['path']} is no path of one file or folder; several are a list in prompts.sources, "
-            f"e.g. prompts.sources=[a.jsonl,b.jsonl]"
-        )
-    check_limit(key, entry["limit"])
     path = _absolute(entry["path"])
     files = _files(f"{key}.path={entry['path']}", path, f"{key}.split", entry["split"])
     name = entry["name"] or _stem(path, is_file=files == [path])
@@ -140,13 +129,6 @@ def _stem(path: str, *, is_file: bool) -> str:
     name = file_name(path.rstrip("/"))
     endings = sorted(FORMATS, key=len, reverse=True)
     return next((name[: -len(end)] for end in endings if is_file and name.lower().endswith(end)), name)
-
-
-def check_limit(key: str, limit: int | None) -> None:
-    if limit is not None and not isinstance(limit, int):
-        raise InputError(f"{key}.limit={limit} is no whole number; write e.g. {key}.limit=10000, or null for all")
-    if limit is not None and limit < 1:
-        raise InputError(f"{key}.limit={limit} keeps no prompt; give 1 or more, or null for all")
 
 
 def _files(setting: str, path: str, split_key: str, split: str) -> list[str]:

@@ -1,7 +1,6 @@
 """Bins of the features, and the table over all of them. N rows, C cells."""
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -55,11 +54,6 @@ class Grid:
 
     def __init__(self, features: list[Feature], strata: list[str]):
         names = [feature.name for feature in features]
-        if isinstance(strata, str) or not strata or set(strata) - set(names) or len(set(strata)) < len(strata):
-            raise InputError(
-                f"prompts.traffic.strata={strata} has to list features of prompts.traffic.bins, each once: "
-                f"{', '.join(names)}"
-            )
         self.strata = list(strata)
         inside = [feature for feature in features if feature.name not in strata]
         self.features = {feature.name: feature for feature in [*(features[names.index(n)] for n in strata), *inside]}
@@ -96,12 +90,6 @@ class Grid:
 
 def features(bins: dict[str, list], fine_bins: dict[str, list]) -> list[Feature]:
     """Return the features of prompts.traffic.bins, tools and system_prompt, then those of prompts.traffic.fine_bins."""
-    for key, given, known in (("bins", bins, (*NUMERIC, "language")), ("fine_bins", fine_bins, NUMERIC)):
-        if set(given) - set(known):
-            raise InputError(
-                f"prompts.traffic.{key}.{min(set(given) - set(known))} is no feature with bins of its own; "
-                f"take {', '.join(known)}"
-            )
     found = [_numeric("bins", name, bins[name]) for name in NUMERIC if name in bins]
     if "language" in bins:
         found.append(Feature("language", "language", (*map(str, bins["language"]), OTHER, UNKNOWN), None))
@@ -110,11 +98,6 @@ def features(bins: dict[str, list], fine_bins: dict[str, list]) -> list[Feature]
 
 
 def _numeric(key: str, column: str, edges: list[float]) -> Feature:
-    if not isinstance(edges, list) or len(edges) < 2 or any(low >= high for low, high in pairwise(edges)):
-        raise InputError(
-            f"prompts.traffic.{key}.{column}={edges} has to list the lower edges of two or more bins in ascending "
-            f"order, e.g. [0, 100]"
-        )
     labels = [_label(low, high, column) for low, high in zip(edges, [*edges[1:], None], strict=True)]
     name = column if key == "bins" else f"{column}, fine"
     return Feature(name, column, tuple(labels), tuple(map(float, edges)))

@@ -33,7 +33,7 @@ class TrafficMix:
         *,
         sample: str | None,
         histogram: str | None,
-        size: int | None,
+        size: int,
         seed: int,
         bins: dict[str, list],
         fine_bins: dict[str, list],
@@ -44,15 +44,6 @@ class TrafficMix:
         tolerance: float,
         detector: LanguageDetector,
     ):
-        if (sample is None) == (histogram is None):
-            raise InputError(
-                f"prompts.traffic.sample={sample} and prompts.traffic.histogram={histogram}: set exactly one of them, "
-                f"e.g. prompts.traffic.sample=production.jsonl"
-            )
-        if size is None or size < 1:
-            raise InputError(f"prompts.traffic.size={size}: say how many prompts to draw, e.g. 50000")
-        if on_shortfall not in ("warn", "fail"):
-            raise InputError(f"prompts.traffic.on_shortfall={on_shortfall} is no choice; take warn or fail")
         # A histogram says nothing about bins finer than its own.
         self.grid = Grid(features(bins, fine_bins if sample else {}), strata)
         self.histogram = read_histogram(histogram, self.grid) if histogram else None

@@ -188,11 +188,6 @@ def test_off_looks_for_nothing_and_says_so(caplog):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        (
-            "privacy.recognisers.iban.action=hide",
-            r"prompts\.privacy\.recognisers\.iban\.action=hide is none of drop, mask",
-        ),
-        ("privacy.policy=lax", r"prompts\.privacy\.policy=lax is none of strict, patterns, off"),
         ("privacy.recognisers.phone.regions=[UK]", r"phone\.regions holds UK, no ISO 3166 code.*GB"),
     ],
 )

@@ -360,15 +360,6 @@ def test_effective_sample_size_counts_equal_weights_fully():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({}, r"prompts\.traffic\.sample=None and prompts\.traffic\.histogram=None: set exactly one"),
-        ({"sample": "a", "histogram": "b"}, "set exactly one"),
-        ({"sample": "a", "size": None}, r"prompts\.traffic\.size=None"),
-        ({"sample": "a", "size": 0}, r"prompts\.traffic\.size=0"),
-        ({"sample": "a", "on_shortfall": "stop"}, r"on_shortfall=stop is no choice; take warn or fail"),
-        ({"sample": "a", "strata": []}, r"prompts\.traffic\.strata=\[\] has to list"),
-        ({"sample": "a", "strata": ["topic"]}, "each once: turns, characters"),
-        ({"sample": "a", "bins": {"topic": [1, 2]}}, r"prompts\.traffic\.bins\.topic is no feature"),
-        ({"sample": "a", "bins": {**DEFAULTS["bins"], "turns": [2, 1]}}, r"bins\.turns=\[2, 1\] has to list"),
         ({"sample": "a", "fine_bins": {"characters": list(range(100_000))}}, "take fewer bins"),
         ({"histogram": "/nowhere.yaml"}, "cannot be read as YAML or JSON"),
     ],

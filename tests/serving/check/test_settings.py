@@ -15,14 +15,8 @@ SOUND: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"max_new_tokens": 1}, "max_new_tokens=1 must be a whole number from 2 up"),
-        ({"max_new_tokens": 9.5}, r"max_new_tokens=9\.5 must be a whole number"),
-        ({"temperature": -1}, "temperature=-1 must be 0"),
-        ({"temperature": "hot"}, "temperature=hot must be 0"),
-        ({"seed": 0.5}, r"seed=0\.5 must be a whole number"),
-        ({"steps": 2.5}, r"steps=2\.5 .*whole numbers from 1 up"),
         ({"topk": 4}, "draft_tokens=None: such a tree"),
-        ({"topk": 4, "draft_tokens": 7.5}, "such a tree"),
+        ({"topk": 4, "draft_tokens": 500}, "such a tree"),
     ],
 )
 def test_what_no_decoder_can_do_is_refused_by_its_key(changes: dict[str, Any], message: str) -> None:

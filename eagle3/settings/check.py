@@ -1,0 +1,135 @@
+"""Holds a composed config against its schema, before anything is loaded: one line for the first thing that is wrong."""
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+from pydantic import ValidationError
+
+from eagle3.errors import InputError
+from eagle3.settings.precomputing import Precompute
+from eagle3.settings.serving import Serve
+from eagle3.settings.training import WholeTrain
+from eagle3.settings.types import UNKNOWN, validated
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+SCHEMAS: dict[str, Any] = {"train": WholeTrain, "precompute": Precompute, "serve": Serve}
+MISSING = "???"  # OmegaConf's word for a value that must be given
+SECRET = "launch.env."
+LONGEST = 100  # characters of a value that a message shows
+
+TYPES = {
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+    "string_type": "must be a text; quote what YAML takes for something else, e.g. KEY='\"2024\"'",
+    "list_type": "must be a list",
+    "dict_type": "must be a group of keys",
+    "finite_number": "must be a finite number",
+}
+BOUNDS = {
+    "greater_than_equal": "must be {ge} or more",
+    "greater_than": "must be above {gt}",
+    "less_than_equal": "must be at most {le}",
+    "less_than": "must be below {lt}",
+    "too_short": "must have {min_length} or more entries",
+    "too_long": "must have at most {max_length} entries",
+    "literal_error": "must be {expected}",
+    "rule": "{rule}",
+}
+
+
+def check_settings(config: DictConfig, script: str) -> None:
+    """Raise InputError for a key that is unknown, or whose value has another type or lies out of its range.
+
+    Values that are not given yet pass: who needs them says so.
+    """
+    values: Any = OmegaConf.to_container(config, resolve=True)
+    require_valid(values, script)
+
+
+def require_valid(values: dict[str, Any], script: str) -> None:
+    """Do so for a config as plain values."""
+    if "experiment" in values:
+        raise InputError(
+            f"experiment: its file sets {', '.join(values['experiment'])} below `experiment`, where nothing reads "
+            f"them; begin the file with the line: # @package _global_"
+        )
+    try:
+        validated(SCHEMAS[script], values)
+    except ValidationError as error:
+        faults = [fault for fault in error.errors() if fault["input"] != MISSING]
+        if faults:
+            raise InputError(in_words(faults[0], script)) from None
+
+
+def in_words(fault: Mapping[str, Any], script: str) -> str:
+    """Say which key has which value, the rule, and a value that is right."""
+    key, kind = _key(fault["loc"]), fault["type"]
+    if kind == UNKNOWN:
+        return f"{key} is not a key of this config; --cfg job shows every key"
+    default = _default(fault["loc"], script)
+    way_out = f"; the default is {key}={default}" if default not in (None, shown(fault["input"])) else ""
+    if kind == "missing":
+        return f"{key} is left out and must be there{way_out}"
+    value = "…" if key.startswith(SECRET) else shown(fault["input"])
+    return f"{key}={value} {_rule(fault)}{way_out}"
+
+
+def _rule(fault: Mapping[str, Any]) -> str:
+    kind, context = fault["type"], fault.get("ctx", {})
+    if kind in TYPES:
+        return TYPES[kind]
+    bounds = {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in context.items()}
+    return BOUNDS[kind].format(**bounds) if kind in BOUNDS else fault["msg"]
+
+
+def _key(place: tuple[int | str, ...]) -> str:
+    """Write the place of a value as Hydra does."""
+    parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in place if part != "[key]"]
+    return "".join(parts).removeprefix(".")
+
+
+def shown(value: Any) -> str:
+    """Write a value as YAML, in one line."""
+    if isinstance(value, str) and not value.isprintable():
+        return ascii(value)
+    text = yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True)
+    text = text.removesuffix("...\n").strip()
+    return text if len(text) <= LONGEST else text[:LONGEST] + "…"
+
+
+def _default(place: tuple[int | str, ...], script: str) -> str | None:
+    """Return the value that the same options of conf/ have by themselves."""
+    value: Any = _defaults(script, tuple(_options()))
+    for part in place:
+        known = part in value if isinstance(value, dict) else isinstance(value, list) and part in range(len(value))
+        if not known:
+            return None
+        value = value[part]
+    return None if value == MISSING or "${" in str(value) else shown(value)
+
+
+@cache
+def _defaults(script: str, options: tuple[str, ...]) -> Any:
+    inside = GlobalHydra.instance().is_initialized()
+    with nullcontext() if inside else initialize_config_dir(str(CONF), version_base="1.3"):
+        return OmegaConf.to_container(compose(script, overrides=list(options)))
+
+
+def _options() -> list[str]:
+    """Return the options that the command takes for groups, but its experiment: that may be what is wrong."""
+    if not HydraConfig.initialized():
+        return []
+    return [
+        f"{group}={option}"
+        for group, option in HydraConfig.get().runtime.choices.items()
+        if isinstance(option, str) and not group.startswith(("hydra", "experiment"))
+    ]

@@ -1,0 +1,83 @@
+"""Keys of conf/precompute.yaml and its groups, and of the groups that serve.yaml shares with it."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, with_config
+from typing_extensions import TypedDict
+
+from eagle3.settings.prompts import WholePrompts
+from eagle3.settings.types import STRICT, Count, CountOrZero, Date, Part, Seed, Text, part_of, wrong
+
+STAGES = ("prompts", "responses", "features")
+
+Tokens = Annotated[int, Field(ge=1, le=2**24)]
+
+
+class Target(TypedDict):
+    path: Text | None
+    revision: Text | None
+    dtype: Literal["auto", "bfloat16", "float16", "float32"]
+    device: Text
+    attention: Text | None
+    trust_remote_code: bool
+
+
+class Chat(TypedDict):
+    template: Text | None
+    template_kwargs: dict[Text, Any]
+    date: Date
+    reasoning_parser: Literal["auto"] | Annotated[list[Text], Field(min_length=2, max_length=2)] | None
+
+
+class Responses(TypedDict):
+    temperature: Annotated[float, Field(ge=0, le=100)]
+    top_p: Annotated[float, Field(gt=0, le=1)]
+    top_k: CountOrZero
+    max_new_tokens: Tokens
+    on_length: Literal["keep", "drop"]
+    max_prompt_tokens: Tokens | None
+    seed: Seed
+
+
+@part_of("eagle3.answers.huggingface.HuggingFaceAnswerer")
+class HuggingFaceAnswerer(TypedDict):
+    name: Literal["huggingface"]
+    batch_size: Count
+    batch_tokens: Count
+    window: Count
+
+
+@part_of("eagle3.answers.imported.ImportedAnswers")
+class Imported(TypedDict):
+    name: Literal["imported"]
+    finish_reason: Literal["stop", "length"]
+
+
+class Features(TypedDict):
+    capture_layers: Annotated[list[Annotated[int, Field(ge=1, le=10_000)]], Field(min_length=1)] | None
+    dtype: Literal["bfloat16", "float16", "float32"]
+    max_length: Annotated[int, Field(ge=2, le=2**24)]
+    too_long: Literal["truncate", "drop"]
+    teachers: Literal["answers", "all"]
+    reasoning: Annotated[list[Text], Field(min_length=2, max_length=2)] | None
+    batch_tokens: Tokens
+    shard_mb: Annotated[float, Field(ge=0.001, le=1e6)]
+
+
+def _stages(value: Any) -> Any:
+    stages = value if isinstance(value, list) else [value]
+    if not stages or any(stage not in STAGES for stage in stages):
+        raise wrong(f"must hold one or more of {', '.join(STAGES)}")
+    return value
+
+
+@with_config(STRICT)
+class Precompute(TypedDict):
+    target: Target
+    prompts: WholePrompts
+    chat: Chat
+    responses: Responses
+    answers: Part
+    features: Features
+    stages: Annotated[Any, AfterValidator(_stages)]
+    out_dir: Text

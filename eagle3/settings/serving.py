@@ -1,0 +1,154 @@
+"""Keys of conf/serve.yaml and its groups."""
+
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import AfterValidator, Field, with_config
+from typing_extensions import TypedDict
+
+from eagle3.settings.precomputing import Chat, Target
+from eagle3.settings.types import STRICT, Count, CountOrZero, NotNegative, Part, Places, Seed, Text, fault, wrong
+
+ACTIONS = ("export", "check", "decode", "launch", "bench", "tune")
+
+Seconds = Annotated[float, Field(gt=0, le=1e7)]
+Steps = Annotated[int, Field(ge=1, le=64)]
+TopK = Annotated[int, Field(ge=1, le=1024)]
+DraftTokens = Annotated[int, Field(ge=1, le=100_000)]
+Concurrency = Annotated[int, Field(ge=1, le=100_000)]
+Repeats = Annotated[int, Field(ge=1, le=10_000)]
+RepeatsOrNone = Annotated[int, Field(ge=0, le=10_000)]
+
+
+class Prompts(TypedDict):
+    path: Text | None
+    split: Text
+
+
+class Limits(TypedDict):
+    export: Count | None
+    check: Count | None
+    decode: Count | None
+    launch: Count | None
+    bench: Count | None
+    tune: Count | None
+
+
+class Check(TypedDict):
+    min_accept_length: Annotated[float, Field(ge=0, le=65)]
+    max_difference: NotNegative
+    questions: Annotated[list[Text], Field(min_length=1)]
+
+
+def _variable(name: str) -> str:
+    if not name or "=" in name or "\0" in name:
+        raise wrong("must be the name of a variable of the environment")
+    return name
+
+
+def _value(value: Any) -> Any:
+    if not isinstance(value, str | int | float | bool):
+        raise wrong("must be a text or a number")
+    return value
+
+
+class Launch(TypedDict):
+    python: Text | None
+    env: dict[Annotated[str, AfterValidator(_variable)], Annotated[Any, AfterValidator(_value)]] | None
+    host: Text
+    port: Annotated[int, Field(ge=1, le=65535)]
+    dtype: Literal["auto", "half", "float16", "bfloat16", "float", "float32"]
+    tp_size: Places
+    mem_fraction_static: Annotated[float, Field(gt=0, lt=1)] | None
+    max_running_requests: Count | None
+    cuda_graph_max_bs_decode: Count | None
+    overlap_schedule: bool
+    trust_remote_code: bool
+    extra_flags: dict[Text, Any] | None
+    check: bool
+    start_timeout_s: Seconds
+    stop_timeout_s: Annotated[float, Field(ge=0, le=1e7)]
+
+
+def _address(text: str) -> str:
+    if not text.startswith(("http://", "https://")):
+        raise wrong("must be the address of a server, e.g. http://127.0.0.1:30000")
+    return text
+
+
+Address = Annotated[Text, AfterValidator(_address)]
+
+
+def _sampling(sampling: dict[str, Any]) -> dict[str, Any]:
+    if sampling.get("ignore_eos"):
+        raise fault(
+            "ignore_eos", value=sampling["ignore_eos"],
+            rule="would measure what a target says behind its end of turn, which nobody reads and no head was trained "
+            "on; leave it out",
+        )  # fmt: skip
+    return sampling
+
+
+class Bench(TypedDict):
+    prompts: Annotated[dict[Text, Text], Field(min_length=1)] | None
+    concurrency: Annotated[list[Concurrency], Field(min_length=1)]
+    requests_per_place: RepeatsOrNone
+    repeats: Repeats
+    warmup: RepeatsOrNone
+    sampling: Annotated[dict[Text, Any], AfterValidator(_sampling)] | None
+    timeout_s: Seconds
+    plain_url: Address | None
+    head_url: Address | None
+
+
+class Assumed(TypedDict):
+    compute_bound_tokens: NotNegative
+    step: NotNegative
+
+
+class Tune(TypedDict):
+    concurrency: Concurrency
+    steps: Annotated[list[Steps], Field(min_length=1)]
+    topk: Annotated[list[TopK], Field(min_length=1)]
+    draft_tokens: list[DraftTokens]
+    evidence: Literal["decoder", "server"]
+    batch_size: Count
+    timed: CountOrZero
+    requests_per_place: RepeatsOrNone
+    warmup: RepeatsOrNone
+    timeout_s: Seconds
+    assumed: Assumed
+    rows: Count
+
+
+def _timed(tune: Tune) -> Tune:
+    if tune["evidence"] == "server" and tune["timed"] < 1:
+        raise fault("timed", value=tune["timed"], rule="must be 1 or more for tune.evidence=server")
+    return tune
+
+
+@with_config(STRICT)
+class Serve(TypedDict):
+    target: Target
+    chat: Chat
+    launch: Launch
+    bench: Bench
+    tune: Annotated[Tune, AfterValidator(_timed)]
+    logger: NotRequired[dict[Text, Part]]
+    dry_run: bool
+    action: Literal["export", "check", "decode", "launch", "bench", "tune"]
+    head: Text | None
+    run: Text | None
+    checkpoint: Text | None
+    findings: Text | None
+    steps: Steps
+    topk: TopK
+    draft_tokens: DraftTokens | None
+    # The first token comes from prefill: without a second one no draft is ever verified.
+    max_new_tokens: Annotated[int, Field(ge=2, le=2**24)]
+    temperature: Annotated[float, Field(ge=0, le=100)]
+    seed: Seed
+    prompts: Prompts
+    limits: Limits
+    limit: Count | None
+    check: Check
+    run_dir: Text

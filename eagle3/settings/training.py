@@ -1,0 +1,327 @@
+"""Keys of conf/train.yaml and its groups."""
+
+import re
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import AfterValidator, Field, with_config
+from typing_extensions import TypedDict
+
+from eagle3.settings.types import (
+    OPEN,
+    PARTS,
+    STRICT,
+    Count,
+    CountOrZero,
+    NotNegative,
+    Part,
+    Places,
+    Positive,
+    Seed,
+    Share,
+    Text,
+    fault,
+    only,
+    part_of,
+    text_or,
+    wrong,
+)
+
+SERVED_STEPS = (3, 5)  # chains whose accept length validation promises, beside that of ttt_steps
+
+Steps = Annotated[int, Field(ge=1, le=64)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
+
+
+@part_of("eagle3.training.optim.AdamWCosine", "eagle3.training.optim.MuonCosine")
+class Optim(TypedDict):
+    lr: Annotated[float, Field(gt=0, le=10)]
+    betas: Annotated[list[BelowOne], Field(min_length=2, max_length=2)]
+    weight_decay: Annotated[float, Field(ge=0, le=1000)]
+    warmup_fraction: Share
+    final_lr_fraction: Share
+
+
+@part_of("eagle3.head.loss.UnrollLoss")
+class Loss(TypedDict):
+    decay: Annotated[float, Field(gt=0, le=10)]
+    normalize: Literal["token", "sequence"]
+
+
+@part_of("eagle3.head.kernels.KernelSettings")
+class Kernels(TypedDict):
+    attention: Literal["auto", "triton", "flash", "torch_flash", "padded", "dense"]
+    layer: Literal["auto", "fused", "plain"]
+    loss: Literal["auto", "chunked", "plain"]
+    loss_chunk: Count
+    fp8: bool
+
+
+@part_of("eagle3.features.loss_mask")
+class LossMask(TypedDict):
+    pass
+
+
+@with_config(OPEN)
+class Rope(TypedDict):
+    rope_type: NotRequired[Literal["default", "linear", "llama3", "yarn"]]  # those that SGLang computes
+    rope_theta: Positive
+    factor: NotRequired[Annotated[float, Field(ge=1, le=1e6)]]
+
+
+ROPE_NEEDS = {
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings"),
+}
+
+
+def _whole_rope(rope: Rope) -> Rope:
+    rope_type = rope.get("rope_type", "default")
+    for key in ROPE_NEEDS.get(rope_type, ()):
+        if not isinstance(rope.get(key), int | float):
+            raise fault(key, value=rope.get(key), rule=f"must be a number: rope_type={rope_type} needs it")
+    return rope
+
+
+@part_of("eagle3.head.build.build_head", config=OPEN)
+class Model(TypedDict):
+    kind: Text
+    num_heads: Annotated[int, Field(ge=1, le=4096)] | None
+    num_kv_heads: Annotated[int, Field(ge=1, le=4096)] | None
+    head_dim: Annotated[int, Field(ge=2, le=4096)] | None
+    intermediate_size: Annotated[int, Field(ge=1, le=2**20)] | None
+    rope_parameters: Annotated[Rope, AfterValidator(_whole_rope)] | None
+    draft_vocab_size: Count | None
+    default_draft_vocab_size: Count
+    lm_head_from_target: bool
+    fc_norm: NotRequired[bool]
+    norm_output: NotRequired[bool]
+
+
+@part_of("eagle3.data.datamodule.FeatureData")
+class Data(TypedDict):
+    path: Annotated[Any, text_or(Annotated[list[Text], Field(min_length=1)])] | None
+    source: Part | None
+    pack_tokens: Annotated[int, Field(ge=2, le=2**24)]
+    val_fraction: Annotated[float, Field(gt=0, lt=1)]
+    limit_samples: Count | None
+    prefetch: Count
+    readers: Places
+    verify: bool
+
+
+# --- Lightning -------------------------------------------------------------------------------------------------------
+
+
+def _devices(value: Any) -> Any:
+    one = type(value) is int and (value == -1 or 1 <= value <= 1024)
+    several = isinstance(value, list) and value and all(type(each) is int and 0 <= each < 1024 for each in value)
+    if not (value == "auto" or one or several or (isinstance(value, str) and re.fullmatch(r"\d+(,\d+)*,?", value))):
+        raise wrong("must be a number of devices from 1 up, -1 or auto for all, or a list of their indices")
+    return value
+
+
+def _interval(value: Any) -> Any:
+    if not ((type(value) is int and value >= 1) or (type(value) is float and 0 < value <= 1)):
+        raise wrong("must be a share of an epoch, above 0.0 and at most 1.0, or a whole number of batches from 1 up")
+    return value
+
+
+def _limit(value: Any) -> Any:
+    if not ((type(value) is int and value >= 0) or (type(value) is float and 0 <= value <= 1)):
+        raise wrong("must be a share, from 0.0 to 1.0, or a whole number of batches")
+    return value
+
+
+def _endless_or_count(value: int) -> int:
+    if value != -1 and value < 1:
+        raise wrong("must be 1 or more, or -1 for no bound")
+    return value
+
+
+def _duration(value: Any) -> Any:
+    units = {"weeks", "days", "hours", "minutes", "seconds"}
+    parts = isinstance(value, dict) and value and set(value) <= units
+    if parts and all(type(each) in (int, float) and 0 <= each < 1e9 for each in value.values()):
+        return value
+    if not (isinstance(value, str) and re.fullmatch(r"\d+:\d\d:\d\d:\d\d", value)):
+        raise wrong("must be DAYS:HOURS:MINUTES:SECONDS, each of two digits, e.g. '00:12:00:00', or null")
+    return value
+
+
+Limit = Annotated[Any, AfterValidator(_limit)]
+EndlessOrCount = Annotated[int, Field(le=2**31 - 1), AfterValidator(_endless_or_count)]
+
+
+@part_of("lightning.Trainer", "lightning.pytorch.Trainer")
+class Trainer(TypedDict):
+    accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"]
+    devices: Annotated[Any, AfterValidator(_devices)]
+    num_nodes: Places
+    strategy: Annotated[Any, text_or(Part)]
+    # With 16-mixed, gradients that the loss makes before Lightning scales it would vanish.
+    precision: Literal["32-true", "bf16-mixed"]
+    max_epochs: EndlessOrCount | None
+    max_steps: EndlessOrCount
+    max_time: Annotated[Any, AfterValidator(_duration)] | None
+    accumulate_grad_batches: Annotated[int, Field(ge=1, le=2**20)]
+    gradient_clip_val: NotNegative | None
+    val_check_interval: Annotated[Any, AfterValidator(_interval)]
+    log_every_n_steps: Count
+    num_sanity_val_steps: Annotated[int, Field(ge=-1, le=2**31 - 1)]
+    enable_model_summary: bool
+    enable_progress_bar: bool
+    use_distributed_sampler: Annotated[bool, only(False, "the plan of an epoch spreads packs over ranks")]
+    reload_dataloaders_every_n_epochs: Annotated[int, only(1, "each epoch has its own plan")]
+    plugins: list[Part]
+    # What can be added with +trainer.KEY=VALUE. Callbacks and loggers are groups of their own.
+    gradient_clip_algorithm: NotRequired[Literal["norm", "value"] | None]
+    min_epochs: NotRequired[Count | None]
+    min_steps: NotRequired[Count | None]
+    check_val_every_n_epoch: NotRequired[Count]
+    limit_train_batches: NotRequired[Annotated[Limit, AfterValidator(lambda value: value or _none_left())] | None]
+    limit_val_batches: NotRequired[Limit | None]
+    overfit_batches: NotRequired[Limit]
+    deterministic: NotRequired[Literal[True, False, "warn"] | None]
+    benchmark: NotRequired[bool | None]
+    detect_anomaly: NotRequired[bool]
+    inference_mode: NotRequired[bool]
+    sync_batchnorm: NotRequired[bool]
+    fast_dev_run: NotRequired[bool]
+    profiler: NotRequired[Literal["simple", "advanced"] | None]
+    default_root_dir: NotRequired[Text | None]
+
+
+def _none_left() -> None:
+    raise wrong("leaves no batch to train on; must be above 0")
+
+
+@part_of("eagle3.training.checkpoint.AtomicCheckpointIO")
+class AtomicCheckpointIO(TypedDict):
+    pass
+
+
+@part_of("lightning.pytorch.strategies.DDPStrategy")
+class Ddp(TypedDict):
+    broadcast_buffers: NotRequired[bool]
+    gradient_as_bucket_view: NotRequired[bool]
+    find_unused_parameters: NotRequired[bool]
+    static_graph: NotRequired[bool]
+    bucket_cap_mb: NotRequired[Positive]
+    process_group_backend: NotRequired[Literal["nccl", "gloo"] | None]
+    start_method: NotRequired[Literal["popen"]]
+
+
+@part_of("lightning.pytorch.strategies.ModelParallelStrategy", config=OPEN)
+class ModelParallel(TypedDict):
+    save_distributed_checkpoint: Annotated[bool, only(False, "later runs and the export read whole tensors")]
+
+
+# --- callbacks and loggers -------------------------------------------------------------------------------------------
+
+
+class Monitoring(TypedDict):
+    monitor: Text
+    mode: Literal["max", "min"]
+
+
+@part_of("eagle3.training.callbacks.BestCheckpoint", config=OPEN)
+class Best(Monitoring):
+    dirpath: Text
+    filename: Text
+    auto_insert_metric_name: bool
+    save_top_k: Annotated[int, Field(ge=1, le=1000)]  # without a best one nothing could be exported or ranked
+    every_n_train_steps: NotRequired[Count | None]
+    every_n_epochs: NotRequired[Count | None]
+    save_weights_only: NotRequired[bool]
+    verbose: NotRequired[bool]
+
+
+@part_of("eagle3.training.callbacks.LastCheckpoint")
+class Last(TypedDict):
+    dirpath: Text
+    every_n_steps: CountOrZero  # 0: at the end, and where a signal stops the run
+
+
+@part_of("lightning.pytorch.callbacks.EarlyStopping", config=OPEN)
+class EarlyStopping(Monitoring):
+    strict: bool
+    patience: Count
+    min_delta: NotRequired[NotNegative]
+    verbose: NotRequired[bool]
+    check_finite: NotRequired[bool]
+
+
+@part_of("eagle3.training.callbacks.Throughput")
+class Throughput(TypedDict):
+    pass
+
+
+@part_of("eagle3.training.callbacks.Progress")
+class Progress(TypedDict):
+    refresh_seconds: NotNegative
+    metrics: list[Text]
+
+
+@part_of("eagle3.training.loggers.MetricsCSV")
+class Csv(TypedDict):
+    run_dir: Text
+    flush_every_n_steps: Count
+
+
+@part_of("lightning.pytorch.loggers.WandbLogger", config=OPEN)
+class Wandb(TypedDict):
+    project: Text
+    name: str | None  # Hydra's word for the overrides of a job: empty where there is none
+    group: Text | None
+    offline: bool
+    save_dir: Text
+
+
+# --- all of it -------------------------------------------------------------------------------------------------------
+
+
+@with_config(STRICT)
+class Train(TypedDict):
+    model: Part
+    data: Part
+    loss_mask: Part
+    loss: Part
+    kernels: Part
+    optim: Part
+    trainer: Part
+    callbacks: dict[Text, Part | None]
+    logger: dict[Text, Part]
+    ttt_steps: Steps
+    seed: Seed
+    ckpt_path: Text | None
+    matmul_precision: Literal["highest", "high", "medium"]
+    run_dir: Text
+
+
+def served_steps(ttt_steps: int) -> list[int]:
+    """Return the chains whose accept length in a server is simulated at every validation, the longest last."""
+    return [*(steps for steps in SERVED_STEPS if steps < ttt_steps), ttt_steps]
+
+
+def metric_names(ttt_steps: int) -> set[str]:
+    """Return what a callback can monitor."""
+    both = {"loss", "accept_length", *(f"accuracy_{step}" for step in range(ttt_steps))}
+    served = {f"val/served_accept_length_{steps}" for steps in served_steps(ttt_steps)}
+    return {f"{stage}/{name}" for stage in ("train", "val") for name in both} | served
+
+
+def monitored(train: Train) -> Train:
+    """Refuse a metric that is never logged: Lightning would find out after the first validation."""
+    callbacks = {name: callback for name, callback in train["callbacks"].items() if callback}
+    names = metric_names(train["ttt_steps"])
+    if all(callback["_target_"] in PARTS for callback in callbacks.values()):  # others may log metrics of their own
+        for name, callback in callbacks.items():
+            for monitor in [callback["monitor"]] if "monitor" in callback else []:
+                if monitor not in names:
+                    rule = f"is logged by nothing; take one of {', '.join(sorted(names))}"
+                    raise fault("callbacks", name, "monitor", value=monitor, rule=rule)
+    return train
+
+
+WholeTrain = Annotated[Train, AfterValidator(monitored)]

@@ -1,0 +1,143 @@
+"""Kinds of values that many keys share, and parts: groups that `_target_` names the class or function of.
+
+Bounds at the far end keep a slip of the keyboard from becoming an endless run; none of them is near what is of use.
+"""
+
+import inspect
+import re
+from collections.abc import Callable
+from datetime import date
+from functools import cache
+from pydoc import ErrorDuringImport, locate
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from pydantic_core import PydanticCustomError
+from typing_extensions import is_typeddict
+
+# Hydra has parsed the values: "1" is a text and true is no number.
+STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+OPEN = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)  # of a part that a library has more keys for
+UNKNOWN = "extra_forbidden"  # pydantic's word for a key that nothing takes
+
+Schema = TypeVar("Schema")
+MOST = 2**31 - 1
+
+Count = Annotated[int, Field(ge=1, le=MOST)]
+CountOrZero = Annotated[int, Field(ge=0, le=MOST)]
+Places = Annotated[int, Field(ge=1, le=1024)]  # of threads, processes, GPUs, machines: each takes memory
+Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]  # what NumPy takes
+NotNegative = Annotated[float, Field(ge=0, le=1e9)]
+Positive = Annotated[float, Field(gt=0, le=1e9)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+def wrong(rule: str) -> PydanticCustomError:
+    """Make the error of a validator; `rule` goes behind the key and its value."""
+    return PydanticCustomError("rule", "{rule}", {"rule": rule})
+
+
+def fault(*key: str, value: Any, rule: str) -> ValidationError:
+    """Make the error of a validator of a group, about one of the keys below it."""
+    kind: Any = rule if rule == UNKNOWN else wrong(rule)
+    return ValidationError.from_exception_data("group", [{"type": kind, "loc": key, "input": value}])
+
+
+def validated(schema: Any, value: Any) -> Any:
+    """Return the value; ValidationError if it does not fit. Of a group, the schema says how strict it is."""
+    return _adapter(schema).validate_python(value)
+
+
+@cache
+def _adapter(schema: Any) -> TypeAdapter:
+    return TypeAdapter(schema, config=None if is_typeddict(getattr(schema, "__origin__", schema)) else STRICT)
+
+
+def first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def _printable(text: str) -> str:
+    if not text.strip() or not text.isprintable():
+        raise wrong("must be a text that is not empty, in one line")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_printable)]
+
+
+def only(value: Any, why: str) -> AfterValidator:
+    """Allow one value; `why` says what needs it."""
+
+    def checked(given: Any) -> Any:
+        if given != value:
+            raise wrong(f"must be {str(value).lower()}: {why}")
+        return given
+
+    return AfterValidator(checked)
+
+
+def _is_date(text: str) -> str:
+    if not re.fullmatch(r"\d{4}-\d\d-\d\d", text):
+        raise wrong("must be a date, year-month-day")
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        raise wrong("is not a date") from None
+    return text
+
+
+Date = Annotated[str, AfterValidator(_is_date)]
+
+
+def text_or(schema: Any) -> AfterValidator:
+    """Check a text, or what `schema` says: a union would put names of its own into the key."""
+
+    def checked(value: Any) -> Any:
+        return validated(Text if isinstance(value, str) else schema, value)
+
+    return AfterValidator(checked)
+
+
+# --- parts -----------------------------------------------------------------------------------------------------------
+
+PARTS: dict[str, Any] = {}  # by `_target_`, or the module of it: the schema of the other keys
+
+
+def part_of(*targets: str, config: ConfigDict = STRICT) -> Callable[[type[Schema]], type[Schema]]:
+    """Make a schema that of the parts with these `_target_`s, or with one in these modules."""
+
+    def register(schema: type[Schema]) -> type[Schema]:
+        PARTS.update(dict.fromkeys(targets, with_config(config)(schema)))
+        return schema
+
+    return register
+
+
+def _is_part(value: dict[Any, Any]) -> dict[Any, Any]:
+    """Check the keys of a part by its schema; of one of others, that it is there and takes these keys."""
+    target, keys = value.get("_target_"), {key: given for key, given in value.items() if key != "_target_"}
+    if not isinstance(target, str):
+        raise fault("_target_", value=target, rule="must name the class that the group is built of")
+    schema = PARTS.get(target) or PARTS.get(target.rpartition(".")[0])
+    if schema:
+        validated(schema, keys)
+    if schema is None or schema.__pydantic_config__ == OPEN:
+        _require_taken(target, keys)
+    return value
+
+
+def _require_taken(target: str, keys: dict[Any, Any]) -> None:
+    try:
+        parameters = inspect.signature(locate(target)).parameters  # type: ignore[arg-type]
+    except (ErrorDuringImport, TypeError, ValueError) as error:
+        rule = f"names no class or function that can be imported ({first_line(error)})"
+        raise fault("_target_", value=target, rule=rule) from None
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        for key in keys:
+            if key not in parameters:
+                raise fault(str(key), value=keys[key], rule=UNKNOWN)
+
+
+Part = Annotated[dict[Any, Any], AfterValidator(_is_part)]

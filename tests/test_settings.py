@@ -1,0 +1,244 @@
+"""Every key of conf/ takes values of its own type and range; all others end in one line with key, value and rule."""
+
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import DictConfig, OmegaConf
+from stores import CONF
+
+from eagle3 import cli
+from eagle3.errors import InputError
+from eagle3.settings.check import check_settings, require_valid, shown
+from train import build_trainer
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*GPU available but not used.*", "ignore:.*fraction.*0.*")
+
+MIX = ("prompts/traffic=production", "prompts.traffic.sample=FILE", "prompts.traffic.size=9")
+OPTIONS = [
+    ("train",),
+    ("train", "model=eagle31", "optim=muon", "trainer=ddp", "logger=wandb"),
+    ("train", "trainer=fsdp", "trainer.accelerator=cpu"),
+    ("precompute", "out_dir=DIR"),
+    ("precompute", "out_dir=DIR", "answers=imported", "prompts/privacy/model=presidio", *MIX),
+    ("precompute", "out_dir=DIR", "prompts/privacy/model=huggingface"),
+    ("serve", "action=check"),
+    ("serve", "action=bench", "logger=wandb"),
+]
+
+
+def composed(script: str, *overrides: str) -> DictConfig:
+    """Compose a config, with what Hydra would know of the run."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose(script, overrides=list(overrides))
+    OmegaConf.set_struct(config, False)
+    if script != "precompute":
+        config.run_dir = "RUN"
+        if config.get("logger") and "wandb" in config.logger:
+            config.logger.wandb.name = "job"
+    return config
+
+
+def keys_of(values: Any, place: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    found = [place] if place else []
+    for key, value in values.items() if isinstance(values, dict) else ():
+        found += keys_of(value, (*place, key))
+    return found
+
+
+WHOLE: list[tuple[str, dict[str, Any]]] = [
+    (script, OmegaConf.to_container(composed(script, *overrides), resolve=True))  # type: ignore[misc]
+    for script, *overrides in OPTIONS
+]
+# Each key once, in the first config that has it.
+KEYS = list(
+    {(script, place): values for script, values in reversed(WHOLE) for place in reversed(keys_of(values))}.items()
+)
+
+NASTY = [None, True, -1, 10**30, 1e300, math.nan, "", "1", [[]]]
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9)
+VALUES = SCALARS | st.lists(SCALARS, max_size=3) | st.dictionaries(st.text(max_size=3), SCALARS, max_size=2)
+
+# Whose values are of several types, or anything: what a template, a server or W&B makes of them is theirs to say.
+FREE = ("chat.template_kwargs", "launch.env", "launch.extra_flags", "bench.sampling", "model.rope_parameters")
+SEVERAL = {
+    "trainer.devices", "trainer.strategy", "trainer.val_check_interval", "trainer.max_time", "data.path", "stages",
+    "logger.wandb.name",
+}  # fmt: skip
+ENDLESS = {"trainer.max_steps", "trainer.max_epochs", "trainer.num_sanity_val_steps"}  # -1
+
+
+def changed(values: dict[str, Any], place: tuple[str, ...], value: Any) -> dict[str, Any]:
+    key, *rest = place
+    return {**values, key: changed(values[key], tuple(rest), value) if rest else value}
+
+
+def value_at(values: Any, place: tuple[str, ...]) -> Any:
+    return value_at(values[place[0]], place[1:]) if place else values
+
+
+def refusal(script: str, values: dict[str, Any]) -> str | None:
+    try:
+        require_valid(values, script)
+    except InputError as error:
+        return str(error)
+    return None
+
+
+def is_of_its_type(value: Any, before: Any, key: str) -> bool:
+    """Say it by another rule than the schema's: a value stays of the kind that conf/ gives."""
+    if key.startswith(FREE) or value is None:
+        return True
+    if isinstance(value, float) and not math.isfinite(value):
+        return False
+    if key in SEVERAL:
+        return True
+    if isinstance(before, bool):
+        return isinstance(value, bool)
+    if isinstance(before, int | float):
+        least = -1 if key in ENDLESS else 0
+        return isinstance(value, int | float) and not isinstance(value, bool) and least <= value < 1e10
+    if isinstance(before, str):
+        return isinstance(value, str) and value.isprintable() and bool(value.strip())
+    return before is None or isinstance(value, type(before))
+
+
+def assert_taken_or_named(script: str, values: dict[str, Any], place: tuple[str, ...], value: Any) -> None:
+    key, line = ".".join(place), refusal(script, changed(values, place, value))
+    if line is None:
+        assert is_of_its_type(value, value_at(values, place), key), f"{script}: {key}={value!r} is taken"
+        return
+    assert key in line and "\n" not in line, f"{key}={value!r}: {line}"
+    if not isinstance(value, list | dict):
+        assert shown(value) in line, line
+
+
+@pytest.mark.parametrize(("script", "values"), WHOLE)
+def test_what_conf_says_is_taken(script: str, values: dict[str, Any]) -> None:
+    assert refusal(script, values) is None
+
+
+def test_every_key_takes_a_nasty_value_or_is_named_in_one_line() -> None:
+    assert len(KEYS) > 300
+    for (script, place), values in KEYS:
+        for value in NASTY:
+            assert_taken_or_named(script, values, place, value)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.integers(0, len(KEYS) - 1), VALUES)
+def test_every_key_takes_any_value_or_is_named_in_one_line(number: int, value: Any) -> None:
+    (script, place), values = KEYS[number]
+    assert_taken_or_named(script, values, place, value)
+
+
+@pytest.mark.parametrize(
+    ("script", "override", "line"),
+    [
+        ("train", "trainer.gradient_clip_val=-1", "trainer.gradient_clip_val=-1 must be 0 or more; the default is"),
+        ("train", "optim.final_lr_fraction=-1", "optim.final_lr_fraction=-1 must be 0 or more; the default is"),
+        ("train", "optim.warmup_fraction=2", "optim.warmup_fraction=2 must be at most 1; the default is"),
+        ("train", "data.limit_samples=-1", "data.limit_samples=-1 must be 1 or more; the default is data.limit_sam"),
+        ("train", "callbacks.last.every_n_steps=-5", "callbacks.last.every_n_steps=-5 must be 0 or more; the default"),
+        ("train", "callbacks.best.monitor=val/best", "callbacks.best.monitor=val/best is logged by nothing; take one"),
+        ("train", "optim._target_=eagle3.Adam", "optim._target_=eagle3.Adam names no class or function that can be"),
+        ("train", "+optim.momentum=0.9", "optim.momentum is not a key of this config; --cfg job shows every key"),
+        ("train", "+trainer.limit_val_batch=2", "trainer.limit_val_batch is not a key of this config"),
+        ("train", "+trainer.limit_val_batches=-2", "trainer.limit_val_batches=-2 must be a share"),
+        ("train", "~optim.betas", "optim.betas is left out and must be there; the default is optim.betas=[0.9, 0.95]"),
+        ("train", "optim.betas=[0.9,2]", "optim.betas[1]=2 must be below 1; the default is optim.betas[1]=0.95"),
+        ("train", "model.rope_parameters={rope_type:yarn,rope_theta:1e4}", "model.rope_parameters.factor=null must be"),
+        ("precompute", "prompts.sources=[{path:a,weight:2}]", "prompts.sources[0].weight is not a key of this config"),
+        ("precompute", "prompts.path=[a,b]", "several are a list in prompts.sources, e.g. [a.jsonl,b.jsonl]"),
+        ("precompute", "target.revision=2024", "target.revision=2024 must be a text; quote what YAML takes for"),
+        ("precompute", "prompts.length={min_turns:5,max_turns:2}", "prompts.length.min_turns=5 is above prompts.len"),
+        ("train", "kernels.fp8=no", "kernels.fp8=no must be true or false; the default is kernels.fp8=false"),
+        ("precompute", "prompts.limit=10k", "prompts.limit=10k must be a whole number; the default is prompts"),
+        ("precompute", "prompts.language.allowed=[en,false]", "language.allowed[1]=false must be a text; quote"),
+        ("precompute", "prompts.leaks.reported_words=14", "=14 must be at most prompts.leaks.dropped_words=13"),
+        ("precompute", "prompts.privacy.recognisers.iban.action=hide", "must be 'drop', 'mask' or 'keep'; the default"),
+        ("precompute", "features.reasoning=[a]", "features.reasoning=[a] must have 2 or more entries; the default is"),
+        ("serve", "limit=2.5", "limit=2.5 must be a whole number"),
+        ("serve", "max_new_tokens=1", "max_new_tokens=1 must be 2 or more; the default is max_new_tokens=96"),
+        ("serve", "tune={evidence:server,timed:0}", "tune.timed=0 must be 1 or more for tune.evidence=server"),
+        ("serve", "launch.env={TOKEN:[s3cret]}", "launch.env.TOKEN=… must be a text or a number"),
+        ("serve", "bench.sampling={ignore_eos:true}", "bench.sampling.ignore_eos=true would measure"),
+    ],
+)
+def test_a_wrong_setting_is_one_line_with_the_way_out(script: str, override: str, line: str) -> None:
+    options = {"train": (), "precompute": ("out_dir=DIR",), "serve": ("action=check",)}[script]
+    with pytest.raises(InputError) as refused:
+        check_settings(
+            composed(script, *options, override.replace("+launch", "launch").replace("+bench", "bench")), script
+        )
+    assert line in str(refused.value)
+    assert "s3cret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "+trainer.limit_val_batches=2", "+trainer.gradient_clip_algorithm=value", "+trainer.deterministic=warn",
+        "+callbacks.rate={_target_:lightning.pytorch.callbacks.LearningRateMonitor,logging_interval:step}",
+        "+callbacks.early_stopping.min_delta=0.01", "+logger.wandb.tags=[a]", "trainer.max_time='00:12:00:00'",
+        "trainer.strategy=ddp", "trainer.devices=[0,1]", "loss._target_=test_settings.AnyLoss",
+    ],
+)  # fmt: skip
+def test_what_a_library_or_a_users_own_part_takes_can_be_added(override: str) -> None:
+    check_settings(composed("train", "logger=wandb", override.replace("test_settings", __name__)), "train")
+
+
+class AnyLoss:
+    """A user's own part, which has no schema: its signature says what it takes."""
+
+    def __init__(self, *, decay: float, normalize: str) -> None: ...
+
+
+PARTS = ("optim", "loss", "kernels", "trainer", "callbacks")
+BUILT = [(place, values) for (script, place), values in KEYS if script == "train" and place[0] in PARTS]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, len(BUILT) - 1), VALUES | st.integers(-1, 3) | st.floats(0, 1))
+def test_what_is_taken_can_be_built(number: int, value: Any) -> None:
+    """Lightning may still say that this machine lacks something, in a line of its own."""
+    place, values = BUILT[number]
+    values = changed(values, place, value)
+    if refusal("train", values) is None:
+        config = OmegaConf.create(values)
+        for group in ("optim", "loss", "kernels"):
+            cli.build(config[group])
+        try:
+            assert build_trainer(config, []).callbacks
+        except InputError as error:
+            assert str(error).startswith("trainer."), error
+
+
+# --- experiments -----------------------------------------------------------------------------------------------------
+
+
+def with_experiment(tmp_path: Path, content: str) -> DictConfig:
+    conf = shutil.copytree(CONF, tmp_path / "conf")
+    (conf / "experiment" / "mine.yaml").write_text(content)
+    with initialize_config_dir(str(conf), version_base="1.3"):
+        config = compose("train", overrides=["experiment=mine", "loss.decay=0.7"])
+    config.run_dir = "RUN"
+    return config
+
+
+def test_an_experiment_wins_over_the_primary_config_and_the_command_line_over_both(tmp_path: Path) -> None:
+    content = "# @package _global_\nseed: 3\nttt_steps: 2\nmatmul_precision: medium\nloss:\n  decay: 0.1\n"
+    config = with_experiment(tmp_path, content)
+    check_settings(config, "train")
+    assert (config.seed, config.ttt_steps, config.matmul_precision, config.loss.decay) == (3, 2, "medium", 0.7)
+    assert config.callbacks.best.monitor == "val/served_accept_length_2"
+
+
+def test_an_experiment_that_would_do_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"sets seed, loss below .* the line: # @package _global_"):
+        check_settings(with_experiment(tmp_path, "seed: 3\nloss:\n  decay: 0.1\n"), "train")
