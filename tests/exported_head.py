@@ -36,6 +36,7 @@ TINY: dict[str, Any] = {
     "device": "cpu",
     "attention": None,
     "trust_remote_code": False,
+    "check_health": True,
 }
 
 
