@@ -10,6 +10,7 @@ import torch
 from tqdm import tqdm
 
 from eagle3.answers.answerer import AnyConversation, Conversation, Sampling
+from eagle3.answers.cache import alone_because, require_cache
 from eagle3.answers.generate import generate
 from eagle3.errors import InputError
 from eagle3.target.model import Target
@@ -26,6 +27,9 @@ class HuggingFaceAnswerer:
         for key, value in {"batch_size": batch_size, "batch_tokens": batch_tokens, "window": window}.items():
             if value < 1:
                 raise InputError(f"answers.{key}={value} must be 1 or more")
+        require_cache(target.model, target.path)
+        if reason := alone_because(target.model):
+            log.info("prompts are answered one at a time, whatever answers.batch_size is: %s", reason)
         self.target, self.sampling = target, sampling
         self.batch_size, self.batch_tokens, self.window = batch_size, batch_tokens, window
 
