@@ -56,6 +56,7 @@ def main(config: DictConfig) -> None:
 def check_ahead(config: DictConfig, stages: list[str]) -> None:
     """What would be found only after hours of earlier stages."""
     from eagle3.features.extract import check_settings  # torch and transformers: prompts alone start without them
+    from eagle3.target.capture import check_capture_layers, default_capture_layers
     from eagle3.target.files import read_target_files
     from eagle3.target.sglang import capture_obstacle
 
@@ -66,6 +67,8 @@ def check_ahead(config: DictConfig, stages: list[str]) -> None:
         log.warning("target.path=%s: %s", target.path, obstacle)
     if "features" in stages:
         check_settings(**cli.plain(config.features))
+        num_layers = target.text_config.num_hidden_layers
+        check_capture_layers(config.features.capture_layers or default_capture_layers(num_layers), num_layers)
 
 
 def clean_prompts(config: DictConfig, out_dir: Path, *, keep_answers: bool) -> None:
