@@ -67,9 +67,18 @@ def warn_of_unread(config: DictConfig, stages: list[str]) -> None:
 
 def check_ahead(config: DictConfig, stages: list[str]) -> None:
     """What would be found only after hours of earlier stages."""
-    from eagle3.target.files import checked_path
+    from eagle3.target.capture import check_capture_layers, default_capture_layers  # prompts alone start without torch
+    from eagle3.target.files import read_target_files
+    from eagle3.target.sglang import capture_obstacle
 
-    checked_path(config.target.path)
+    cli.quiet_libraries()
+    settings = cli.plain(config.target)
+    target = read_target_files(**{key: settings[key] for key in ("path", "revision", "trust_remote_code")})
+    if obstacle := capture_obstacle(target.architecture):
+        log.warning("target.path=%s: %s", target.path, obstacle)
+    if "features" in stages:
+        num_layers = target.text_config.num_hidden_layers
+        check_capture_layers(config.features.capture_layers or default_capture_layers(num_layers), num_layers)
 
 
 def clean_prompts(config: DictConfig, out_dir: Path, *, keep_answers: bool) -> None:
@@ -84,10 +93,11 @@ def clean_prompts(config: DictConfig, out_dir: Path, *, keep_answers: bool) -> N
 def answer_and_extract(config: DictConfig, stages: list[str], out_dir: Path) -> None:
     from eagle3.answers.chat import Chat
     from eagle3.features.extract import extract_features
+    from eagle3.target.capture import logit_transform_of
     from eagle3.target.model import load_target
 
-    cli.quiet_libraries()
     target = load_target(**cli.plain(config.target))
+    logit_transform_of(target)  # a target that cannot be a teacher is refused before it answers
     if "responses" in stages:
         chat = Chat(target.tokenizer, stop_ids=target.stop_ids, **cli.plain(config.chat))
         counts = answer(config, target, chat, out_dir)

@@ -136,6 +136,7 @@ def build_module(config: DictConfig, head: DraftHead, data: FeatureData) -> Head
         kernels=cli.build(config.kernels),
         embedding=embedding,
         lm_head=lm_head,
+        logit_transform=data.source.target_config.logit_transform,
         origin=Origin.of(data.source, data.val_fraction),
         settings=decisive_settings(cli.plain(config)),
     )
@@ -150,11 +151,20 @@ def build_loggers(config: DictConfig, resume_step: int) -> list[Logger]:
 
 
 def build_trainer(config: DictConfig, loggers: list[Logger]) -> lightning.Trainer:
+    precision = chosen_precision(config.trainer.precision, config.trainer.accelerator)
     callbacks = [cli.build(callback) for callback in config.callbacks.values() if callback]
     try:
-        return cli.build(config.trainer, callbacks=callbacks, logger=loggers)
+        return cli.build(config.trainer, callbacks=callbacks, logger=loggers, precision=precision)
     except (MisconfigurationException, ValueError, TypeError) as error:
         raise InputError(f"trainer.* does not fit this machine or Lightning: {error}") from error
+
+
+def chosen_precision(precision: str, accelerator: str) -> str:
+    """Return Lightning's name; auto is bf16, which the fast kernels need, where there is a GPU to train on."""
+    if precision == "auto":
+        on_gpu = accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+        return "bf16-mixed" if on_gpu else "32-true"
+    return precision
 
 
 def report(trainer: lightning.Trainer) -> float:

@@ -81,7 +81,13 @@ def decode_held_out(head: Path, limit: int) -> tuple[list[Prompt], dict[int, Mea
     cli.quiet_libraries()
     torch.set_num_threads(1)  # at this size a second thread costs more than it gives
     target = load_target(
-        path=str(TARGET), revision=None, dtype="float32", device="cpu", attention=None, trust_remote_code=False
+        path=str(TARGET),
+        revision=None,
+        dtype="float32",
+        device="cpu",
+        attention=None,
+        trust_remote_code=False,
+        check_health=True,
     )
     prompts, ids = held_out_prompts(target, limit)
     plain = [plain_greedy(target, prompt, MAX_NEW_TOKENS) for prompt in ids]

@@ -36,6 +36,7 @@ from eagle3.head.draft_head import HeadConfig
 from eagle3.head.fast import chunked_loss
 from eagle3.head.kernels import choose_kernels
 from eagle3.head.loss import UnrollMetrics
+from eagle3.target.facts import PLAIN
 from eagle3.training.module import HeadTraining
 
 REFERENCE = ["kernels=plain"]
@@ -150,6 +151,7 @@ def random_step(shape: HeadConfig, config: DictConfig) -> Step:
             kernels=cli.build(config.kernels),
             embedding=target,
             lm_head=target,
+            logit_transform=PLAIN,
             origin={},
             settings={},
         )

@@ -36,6 +36,7 @@ TINY: dict[str, Any] = {
     "device": "cpu",
     "attention": None,
     "trust_remote_code": False,
+    "check_health": True,
 }
 
 
@@ -46,7 +47,13 @@ def tiny_target() -> Target:
 def tiny_facts(target: Target) -> TargetFacts:
     config = AutoConfig.from_pretrained(ASSETS / "tiny")
     facts = target_config(config, config.vocab_size, "bfloat16")
-    return TargetFacts(config=facts, dtype="bfloat16", identity=FINGERPRINT, embedding=target.embedding)
+    return TargetFacts(
+        config=facts,
+        architecture="LlamaForCausalLM",
+        dtype="bfloat16",
+        identity=FINGERPRINT,
+        embedding=target.embedding,
+    )
 
 
 def random_head(

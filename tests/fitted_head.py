@@ -44,7 +44,7 @@ def make_target(config):
         path="random",
         config_hash="",
         checkpoint_dtype=None,
-        decoder=model.model,
+        decoder=model.model if hasattr(model, "model") else model.get_decoder(),
     )
 
 

@@ -73,6 +73,7 @@ def loaded(arguments: argparse.Namespace) -> Decode:
         device="cpu",
         attention=None,
         trust_remote_code=False,
+        check_health=False,
     )
     if arguments.speculative_draft_model_path is None:
         return plain(target)

@@ -428,7 +428,7 @@ def test_answers_of_another_template_are_refused(world: World, fails: Callable[.
         (["model.num_heads=5"], "model.num_heads=5 does not divide the target's hidden size of 192"),
         (["data.pack_tokens=8"], "data.pack_tokens=8 is less than"),
         (["ttt_steps=0"], "ttt_steps=0 must be 1 or more"),
-        (["trainer.precision=9"], "trainer.precision=9 must be '32-true' or 'bf16-mixed'"),
+        (["trainer.precision=9"], "trainer.precision=9 must be 'auto', '32-true' or 'bf16-mixed'"),
     ],
 )
 def test_train_names_the_key(world: World, fails: Callable[..., str], overrides: list[str], message: str) -> None:

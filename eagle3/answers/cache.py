@@ -1,11 +1,24 @@
 """Keys and values of a Hugging Face model in buffers with room: its own cache copies all of them at each token."""
 
+import inspect
+
 import torch
+from jaxtyping import Int
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionCacheLayerMixin
+
+from eagle3.errors import InputError
+from eagle3.target.facts import rope_depends_on_length
 
 CACHE_ROOM = 128  # tokens that the cache grows by at a time
+KEYS_AND_VALUES = (DynamicLayer, DynamicSlidingWindowLayer)  # of every token, for a while at least
+WITHOUT_CACHE = "DummyLayer"  # stands for layers that use another layer's cache, or need none
+# Families with a state instead of keys and values (linear attention, Mamba, short convolutions) whose padding leaves no
+# trace in it: tests/answers/test_hybrid.py runs each in batches.
+STATE_WITHOUT_PADDING = frozenset(
+    {"qwen3_next", "qwen3_5_text", "nemotron_h", "jamba", "bamba", "lfm2", "falcon_h1", "granitemoehybrid"}
+)
 
 
 class PreallocatedLayer(DynamicLayer):
@@ -40,3 +53,37 @@ def preallocated_cache(model: PreTrainedModel) -> DynamicCache:
     cache = DynamicCache(config=model.config)
     cache.layers = [PreallocatedLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
+
+
+def require_cache(model: PreTrainedModel, path: str) -> None:
+    """Raise InputError for a model that decodes in a way of its own, which no cache of transformers could follow."""
+    takes_cache = "past_key_values" in inspect.signature(model.forward).parameters
+    if not (takes_cache and model._supports_default_dynamic_cache()):  # type: ignore[operator]
+        raise InputError(
+            f"target.path={path} is a {type(model).__name__}, which keeps its past otherwise than in a cache of "
+            f"transformers, so it can neither answer nor decode here; import its answers (answers=imported)"
+        )
+
+
+def keeps_keys_and_values(cache: DynamicCache) -> bool:
+    """Say whether all of the past is keys and values, and no state that each token changes."""
+    return all(type(layer) in KEYS_AND_VALUES or type(layer).__name__ == WITHOUT_CACHE for layer in cache.layers)
+
+
+def alone_because(model: PreTrainedModel) -> str | None:
+    """Say why each prompt must be answered alone, not in a batch; None if it need not."""
+    config = model.config.get_text_config(decoder=True)
+    if rope_depends_on_length(config):
+        return "the longest row of a batch would set the RoPE of all"
+    if config.model_type in STATE_WITHOUT_PADDING or keeps_keys_and_values(DynamicCache(config=model.config)):
+        return None
+    return f"padding could change the state that a {config.model_type} keeps"
+
+
+def keep_rows(cache: DynamicCache, rows: Int[Tensor, " kept"]) -> None:
+    """Drop all other rows of the batch. States of transformers can be reordered, but not selected from by its cache."""
+    for layer in cache.layers:
+        if isinstance(layer, LinearAttentionCacheLayerMixin):
+            LinearAttentionCacheLayerMixin.reorder_cache(layer, rows)  # type: ignore[arg-type]
+        if isinstance(layer, DynamicLayer):
+            layer.batch_select_indices(rows)

@@ -9,9 +9,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from eagle3.answers.answerer import Answer
-from eagle3.answers.cache import preallocated_cache
+from eagle3.answers.cache import alone_because, keep_rows, preallocated_cache
 from eagle3.answers.sampling import choose_tokens
-from eagle3.target.facts import rope_depends_on_length
 
 # Finished rows are decoded on, unused, until this share of the batch is done: dropping rows copies the whole cache.
 DONE_SHARE = 0.25
@@ -31,7 +30,7 @@ def generate(
     pad_id: int,
 ) -> list[Answer]:
     """Answer each prompt. An answer depends on its prompt and its seed, not on the rows that share the batch."""
-    if len(prompts) > 1 and rope_depends_on_length(model.config.get_text_config(decoder=True)):
+    if len(prompts) > 1 and alone_because(model):
         options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop_ids": stop_ids, "pad_id": pad_id}
         options |= {"temperature": temperature, "top_p": top_p, "top_k": top_k}
         alone = zip(prompts, seeds, strict=True)
@@ -64,7 +63,7 @@ def generate(
         mask = torch.cat([mask, mask.new_ones(len(rows), 1)], dim=1)
         if done.sum() >= DONE_SHARE * len(rows):
             kept = (~done).nonzero().squeeze(1)
-            cache.batch_select_indices(kept)
+            keep_rows(cache, kept)
             chosen, positions, mask, rows, done = chosen[kept], positions[kept], mask[kept], rows[kept], done[kept]
         tokens = chosen.unsqueeze(1)
     return [_cut(row, stop_ids, steps=step + 1) for row in written.tolist()]

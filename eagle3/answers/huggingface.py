@@ -10,6 +10,7 @@ import torch
 from tqdm import tqdm
 
 from eagle3.answers.answerer import AnyConversation, Conversation, Sampling
+from eagle3.answers.cache import alone_because, require_cache
 from eagle3.answers.generate import generate
 from eagle3.target.model import Target
 
@@ -22,6 +23,9 @@ class HuggingFaceAnswerer:
     name = "huggingface"
 
     def __init__(self, *, target: Target, sampling: Sampling, batch_size: int, batch_tokens: int, window: int) -> None:
+        require_cache(target.model, target.path)
+        if reason := alone_because(target.model):
+            log.info("prompts are answered one at a time, whatever answers.batch_size is: %s", reason)
         self.target, self.sampling = target, sampling
         self.batch_size, self.batch_tokens, self.window = batch_size, batch_tokens, window
 

@@ -12,7 +12,7 @@ import torch
 from tqdm import tqdm
 
 from eagle3.decoding.drafter import Drafter
-from eagle3.decoding.verifier import Verifier
+from eagle3.decoding.verifier import verifier
 from eagle3.errors import InputError
 from eagle3.head.draft_head import DraftHead
 from eagle3.target.capture import check_capture_layers
@@ -112,14 +112,14 @@ class Speculator:
         room = len(prompt_ids) + max_new_tokens + steps
         drafter = Drafter(self.head, self.target.embedding, room)
         accepted, verifications, behind_stop = [0] * steps, 0, 0
-        with Verifier(self.target, self.capture_layers, temperature, seed) as verifier:
-            fresh = verifier.advance(prompt_ids, [[]])
+        with verifier(self.target, self.capture_layers, temperature, seed) as reader:
+            fresh = reader.advance(prompt_ids, [[]])
             answer, finish_reason = _cut(fresh, self.target.stop_ids, max_new_tokens)
             next_tokens = prompt_ids[1:] + fresh  # head row t takes the feature of x_t and the embedding of x_{t+1}
             while not finish_reason:
-                hidden = drafter.confirm(verifier.features(), next_tokens)
+                hidden = drafter.confirm(reader.features(), next_tokens)
                 paths = drafter.paths(hidden, steps=steps, topk=topk, num_drafts=num_drafts)
-                next_tokens = verifier.advance(answer[-1:], paths)
+                next_tokens = reader.advance(answer[-1:], paths)
                 verifications += 1
                 for depth in range(len(next_tokens) - 1):
                     accepted[depth] += 1
@@ -134,9 +134,9 @@ def plain_greedy(target: Target, prompt_ids: list[int], max_new_tokens: int) -> 
     """The target's own greedy answer, token by token, over the same kind of cache."""
     answer: list[int] = []
     known, finish_reason = prompt_ids, ""
-    with Verifier(target, [], temperature=0.0, seed=0) as verifier:
+    with verifier(target, [], temperature=0.0, seed=0) as reader:
         while not finish_reason:
-            known = verifier.advance(known, [[]])
+            known = reader.advance(known, [[]])
             answer, finish_reason = _cut(answer + known, target.stop_ids, max_new_tokens)
     return answer
 

@@ -12,14 +12,23 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import DynamicCache
 
-from eagle3.answers.cache import PreallocatedLayer
+from eagle3.answers.cache import (
+    WITHOUT_CACHE,
+    PreallocatedLayer,
+    keeps_keys_and_values,
+    preallocated_cache,
+    require_cache,
+)
 from eagle3.answers.sampling import choose_tokens
-from eagle3.errors import InputError
 from eagle3.target.capture import layer_input
 from eagle3.target.model import Target
 
-ROLLED_BACK = ("DynamicLayer", "DynamicSlidingWindowLayer")  # kinds of target cache whose tokens can be taken back
-STATELESS = "DummyLayer"  # stands for layers that use another layer's cache
+
+def verifier(target: Target, capture_layers: list[int], temperature: float, seed: int) -> "Verifier":
+    """Return the one that fits what the target keeps of its past."""
+    require_cache(target.model, target.path)
+    plain = keeps_keys_and_values(DynamicCache(config=target.model.config))
+    return (Verifier if plain else StepwiseVerifier)(target, capture_layers, temperature, seed)
 
 
 class Verifier:
@@ -30,7 +39,7 @@ class Verifier:
         self.capture_layers = capture_layers
         self.temperature = temperature
         self.generator = torch.Generator().manual_seed(seed)
-        self.cache = _branching_cache(target)
+        self.cache = self._empty_cache()
         self.inputs: dict[int, Tensor] = {}
         self.handles: list[RemovableHandle] = []
         self.kept = (0, 0)  # path and number of its tokens that the latest walk kept
@@ -78,6 +87,11 @@ class Verifier:
         row, count = self.kept
         return torch.cat([self.inputs[layer][row, :count] for layer in self.capture_layers], dim=-1)
 
+    def _empty_cache(self) -> DynamicCache:
+        cache = DynamicCache(config=self.target.model.config)
+        cache.layers = [layer if type(layer).__name__ == WITHOUT_CACHE else _BranchingLayer() for layer in cache.layers]
+        return cache
+
     def _choose(self, logits: Float[Tensor, " V"]) -> int:
         # One uniform a token, whether it was drafted or not: sampled answers do not depend on the drafts.
         uniform = torch.rand(1, generator=self.generator, dtype=torch.float64).to(logits.device)
@@ -86,6 +100,38 @@ class Verifier:
     def _keep_input(self, layer: int, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         # Copied, because a model may go on in place; the layers of a balanced model lie on several devices.
         self.inputs[layer] = layer_input(args, kwargs).to(self.target.device, copy=True)
+
+
+class StepwiseVerifier(Verifier):
+    """For targets with a state, out of which no token can be taken back: it reads nothing but what it has chosen.
+
+    Each token costs a forward, drafted or not; what is accepted is the same, and no speed is measured by it."""
+
+    def advance(self, known: list[int], paths: list[list[int]]) -> list[int]:
+        """Walk down the tree by the target's own choices, one forward each, as far as they were drafted."""
+        self.inputs = {}
+        chosen: list[int] = []
+        read = known
+        while read:
+            logits = self.target.model(
+                input_ids=torch.tensor([read], device=self.target.device),
+                past_key_values=self.cache,
+                use_cache=True,
+                logits_to_keep=1,
+            ).logits  # (1, 1, V)
+            chosen.append(self._choose(logits[0, -1]))
+            read = chosen[-1:] if any(path[: len(chosen)] == chosen for path in paths) else []
+        self.kept = 0, len(known) + len(chosen) - 1
+        return chosen
+
+    def _empty_cache(self) -> DynamicCache:
+        return preallocated_cache(self.target.model)
+
+    def _keep_input(self, layer: int, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        earlier = self.inputs.get(layer)
+        super()._keep_input(layer, module, args, kwargs)
+        if earlier is not None:
+            self.inputs[layer] = torch.cat([earlier, self.inputs[layer]], dim=1)
 
 
 class _BranchingLayer(PreallocatedLayer):
@@ -112,15 +158,3 @@ class _BranchingLayer(PreallocatedLayer):
 
     def _branched(self, kept: Tensor, states: Tensor) -> Tensor:
         return torch.cat([kept[:, :, : self.used].expand(len(states), -1, -1, -1), states], dim=-2)
-
-
-def _branching_cache(target: Target) -> DynamicCache:
-    cache = DynamicCache(config=target.model.config)
-    kinds = {type(layer).__name__ for layer in cache.layers} - {*ROLLED_BACK, STATELESS}
-    if kinds:
-        raise InputError(
-            f"target.path={target.path} keeps its past in {', '.join(sorted(kinds))}, which cannot take back rejected "
-            f"tokens; choose a target with plain attention layers"
-        )
-    cache.layers = [layer if type(layer).__name__ == STATELESS else _BranchingLayer() for layer in cache.layers]
-    return cache

@@ -33,7 +33,7 @@ from eagle3.features.shards import StoreWriter, broken, hash_of
 from eagle3.features.store import TARGET_WEIGHTS, save_target_weights
 from eagle3.features.turns import anchors_of
 from eagle3.storage import LocalFolder, Storage, sha256_stored
-from eagle3.target.capture import Capture, Features, check_capture_layers, check_lm_head, default_capture_layers
+from eagle3.target.capture import Capture, Features, check_capture_layers, default_capture_layers, logit_transform_of
 from eagle3.target.identity import require_same_target
 from eagle3.target.model import Target
 
@@ -70,7 +70,7 @@ def extract_features(
     """
     responses = finished_responses(target, out_dir)
     assert responses.counts is not None and responses.files is not None  # it is complete
-    check_lm_head(target)
+    transform = logit_transform_of(target)
     layers = check_capture_layers(capture_layers or default_capture_layers(len(target.layers)), len(target.layers))
     made_from = MadeFrom(
         target=responses.target,
@@ -108,7 +108,7 @@ def extract_features(
     return write_manifest(
         storage,
         made_from=made_from,
-        target_config=replace(target.facts, dtype=target.checkpoint_dtype or "bfloat16"),
+        target_config=replace(target.facts, dtype=target.checkpoint_dtype or "bfloat16", logit_transform=transform),
         target_weights_sha256=sha256_stored(storage, TARGET_WEIGHTS),
         indices=indices,
         left_out=dict(left_out),
@@ -267,7 +267,7 @@ class Extractor:
 
     @torch.no_grad()
     def _teacher_argmax(self, last: Float[Tensor, "J H"]) -> Int[Tensor, " J"]:
-        """Return the argmax over the whole vocabulary, 1,024 rows of logits at a time."""
+        """Return the argmax over the whole vocabulary, 1,024 rows at a time; no LogitTransform changes it."""
         head = self.target.lm_head
         chunks = last.to(head.device).split(1024)
         return torch.cat([torch.nn.functional.linear(chunk, head).float().argmax(-1) for chunk in chunks])

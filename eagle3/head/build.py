@@ -43,4 +43,5 @@ def initialise(head: DraftHead, source: FeatureSource, *, lm_head_from_target: b
             torch.nn.init.normal_(module.weight, std=1 / math.sqrt(module.in_features))
     if lm_head_from_target:
         _, lm_head = source.target_weights()
-        head.lm_head.weight.data.copy_(lm_head[head.draft_ids])
+        scale = source.target_config.logit_transform.scale  # servers apply none to the head's own logits
+        head.lm_head.weight.data.copy_(lm_head[head.draft_ids] * scale)

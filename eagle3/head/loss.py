@@ -16,6 +16,7 @@ from torch import Tensor
 from eagle3.head.batch import TttBatch
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.draft_vocab import membership
+from eagle3.target.facts import PLAIN, LogitTransform
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class ComputeLoss(Protocol):
         hidden: list[Float[Tensor, "R H"]],
         teacher_head: Float[Tensor, "D H"],
         batch: TttBatch,
+        transform: LogitTransform,
     ) -> tuple[Float[Tensor, ""], UnrollMetrics]: ...
 
 
@@ -55,12 +57,13 @@ def plain_loss(
     hidden: list[Float[Tensor, "R H"]],
     teacher_head: Float[Tensor, "D H"],
     batch: TttBatch,
+    transform: LogitTransform,
 ) -> tuple[Float[Tensor, ""], UnrollMetrics]:
     """Return the loss and the metrics, step by step: the judge of `ChunkedLoss`."""
     pack = batch.pack
     with torch.autocast(teacher_head.device.type, enabled=False):  # bf16 logits would blur close teacher tokens
         wide = torch.promote_types(teacher_head.dtype, torch.float32)
-        teachers = (pack.last_hidden_state.to(wide) @ teacher_head.to(wide).T).softmax(-1)  # (J, D)
+        teachers = transform(pack.last_hidden_state.to(wide) @ teacher_head.to(wide).T).softmax(-1)  # (J, D)
     in_vocabulary = membership(head.draft_ids, head.config.vocab_size)[pack.teacher_argmax]  # (J,)
     weight = objective.anchor_weights(batch, teachers.dtype)
     alive, gained = torch.ones_like(batch.anchors, dtype=torch.bool), torch.zeros_like(batch.anchors)
@@ -102,9 +105,12 @@ class UnrollLoss:
         teacher_head: Float[Tensor, "D H"],
         batch: TttBatch,
         compute: ComputeLoss = plain_loss,
+        transform: LogitTransform = PLAIN,
     ) -> tuple[Float[Tensor, ""], UnrollMetrics]:
-        """Return the loss and the metrics. Another objective may evaluate itself, and not ask `compute`."""
-        return compute(self, head, hidden, teacher_head, batch)
+        """Return the loss and the metrics. Another objective may evaluate itself, and not ask `compute`.
+
+        `transform` is what the target does to its logits, of which the head's are trained to be the equal."""
+        return compute(self, head, hidden, teacher_head, batch, transform)
 
     def units(self, batch: TttBatch) -> tuple[float, int]:
         """Return the anchors, or samples, that the loss is divided by, and how many of them are the batch's own."""

@@ -20,6 +20,7 @@ class Target(TypedDict):
     device: Text
     attention: Text | None
     trust_remote_code: bool
+    check_health: bool
 
 
 class Chat(TypedDict):

@@ -160,7 +160,7 @@ class Trainer(TypedDict):
     num_nodes: Places
     strategy: Annotated[Any, text_or(Part)]
     # With 16-mixed, gradients that the loss makes before Lightning scales it would vanish.
-    precision: Literal["32-true", "bf16-mixed"]
+    precision: Literal["auto", "32-true", "bf16-mixed"]
     max_epochs: EndlessOrCount | None
     max_steps: EndlessOrCount
     max_time: Annotated[Any, AfterValidator(_duration)] | None

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from eagle3.errors import InputError
-from eagle3.target.facts import rope_depends_on_length
+from eagle3.target.facts import LogitTransform, logit_transforms, rope_depends_on_length
 from eagle3.target.model import Target
 
 
@@ -79,23 +79,30 @@ def _keep_input(places: list[Tensor], layer: nn.Module, args: tuple, kwargs: dic
 
 
 @torch.no_grad()
-def check_lm_head(target: Target) -> None:
-    """Raise unless the target's logits are its `lm_head` times the final-normed last hidden, and nothing else.
+def logit_transform_of(target: Target) -> LogitTransform:
+    """Return what turns `lm_head` times the final-normed last hidden into the target's own logits, proven on some.
 
-    The teacher is computed from the stored hidden that way: a bias, a scale or a soft-cap would be lost in silence."""
+    The teacher is computed from the stored hidden that way; InputError where none that the config names does it."""
     vocab_size = len(target.embedding)
     input_ids = torch.randint(vocab_size, (1, 8), generator=torch.Generator().manual_seed(0)).to(target.device)
     outputs: list[Any] = []
     hook = target.decoder.register_forward_hook(lambda module, args, output: outputs.append(output))
     try:
-        logits = target.model(input_ids=input_ids, use_cache=False).logits
+        logits = target.model(input_ids=input_ids, use_cache=False).logits[0]
     finally:
         hook.remove()
-    product = nn.functional.linear(outputs[0].last_hidden_state.to(target.lm_head.device), target.lm_head)
+    product = nn.functional.linear(outputs[0].last_hidden_state[0].to(target.lm_head.device), target.lm_head)
     # One and the same product: the tolerance is for kernels that round differently.
-    error = (logits.to(product.device) - product).abs().max() / logits.abs().max()
-    if not error <= max(torch.finfo(target.lm_head.dtype).eps, 1e-5):
-        raise InputError(
-            f"target.path={target.path}: its logits are not lm_head times the last hidden (a bias, scale or soft-cap "
-            f"comes in between), so it cannot be a teacher yet; choose another target"
-        )
+    allowed = max(torch.finfo(target.lm_head.dtype).eps, 1e-5)
+    errors = {
+        transform: float((logits.to(product.device) - transform(product)).abs().max() / logits.abs().max())
+        for transform in logit_transforms(target.text_config)
+    }
+    best = min(errors, key=errors.__getitem__)
+    if errors[best] <= allowed:
+        return best
+    raise InputError(
+        f"target.path={target.path}: its logits are not lm_head times the last hidden, nor a scale or soft-cap of its "
+        f"config on top (a bias comes in between, or the model does more), so it cannot be a teacher; choose another "
+        f"target"
+    )

@@ -3,16 +3,50 @@
 from dataclasses import dataclass
 from typing import Any
 
+from jaxtyping import Float
+from torch import Tensor
 from transformers import PretrainedConfig
 
 from eagle3.storage import Record
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # those that SGLang computes as transformers does
+# The types that SGLang computes as transformers does, and what each reads beside rope_theta. What a target keeps there
+# for other tokens (mrope_section: positions of images in three axes, which are one and the same in a text) is left out.
+# So is attention_factor: SGLang takes its own from yarn's other settings.
+ROPE_TYPES = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": (
+        *("factor", "original_max_position_embeddings", "beta_fast", "beta_slow"),
+        *("mscale", "mscale_all_dim", "truncate"),
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogitTransform(Record):
+    """What a target does to `lm_head` times the last hidden before it is the logits: a factor, then a soft cap.
+
+    Neither changes which token comes first."""
+
+    scale: float = 1.0
+    soft_cap: float | None = None
+
+    def __call__(self, product: Float[Tensor, "rows tokens"]) -> Float[Tensor, "rows tokens"]:
+        if self.scale != 1:
+            product = product * self.scale
+        return product if self.soft_cap is None else (product / self.soft_cap).tanh() * self.soft_cap
+
+
+PLAIN = LogitTransform()
+SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier")
+SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "softcap")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TargetConfig(Record):
-    """Sizes and RoPE of a target, as a Llama layer beside it would have them; the dtype it is served in."""
+    """Sizes and RoPE of a target, as a Llama layer beside it would have them; the dtype it is served in; what it does
+    to its logits."""
 
     model_type: str
     num_layers: int
@@ -26,6 +60,7 @@ class TargetConfig(Record):
     rope_parameters: dict[str, Any]
     max_position_embeddings: int
     dtype: str | None
+    logit_transform: LogitTransform = PLAIN
 
 
 def target_config(config: PretrainedConfig, vocab_size: int, dtype: str | None) -> TargetConfig:
@@ -62,11 +97,20 @@ def plain_rope(config: PretrainedConfig) -> dict[str, Any]:
     plain."""
     rope = dict(getattr(config, "rope_parameters", None) or {"rope_type": "default", "rope_theta": 10000.0})
     rope = dict(rope.get("full_attention", rope))
-    rope.pop("partial_rotary_factor", None)  # the head rotates all channels
-    rope.pop("attention_factor", None)  # SGLang takes its own from yarn's other settings
-    if rope.get("rope_type", "default") not in ROPE_TYPES:
-        rope = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
-    return {key: value for key, value in rope.items() if value is not None}
+    kind = rope.get("rope_type", "default")
+    kind = kind if kind in ROPE_TYPES else "default"
+    # The head rotates all channels, so a partial_rotary_factor is left out, too.
+    read = {key: rope.get(key) for key in ("rope_theta", *ROPE_TYPES[kind])}
+    return {"rope_type": kind, **{key: value for key, value in read.items() if value is not None}}
+
+
+def logit_transforms(config: PretrainedConfig) -> list[LogitTransform]:
+    """Return what the config may mean, the plain product first: HyperCLOVA X multiplies by what Granite divides by."""
+    stated = {key: getattr(config, key, None) for key in (*SCALES, *SOFT_CAPS)}
+    numbers = {key: float(value) for key, value in stated.items() if isinstance(value, int | float) and value > 0}
+    factors = {factor for key in SCALES if key in numbers for factor in (numbers[key], 1 / numbers[key])} - {1.0}
+    caps = sorted({numbers[key] for key in SOFT_CAPS if key in numbers})
+    return [LogitTransform(scale=scale, soft_cap=cap) for scale in (1.0, *sorted(factors)) for cap in (None, *caps)]
 
 
 def context_factor(rope: dict[str, Any]) -> float:

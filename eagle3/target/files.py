@@ -9,6 +9,13 @@ import torch
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from eagle3.errors import InputError
+from eagle3.target.checkpoint_files import (
+    require_embedded_tokens,
+    require_known_quantization,
+    require_model_folder,
+    require_no_adapter,
+    require_own_code,
+)
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -19,23 +26,34 @@ class TargetFiles:
 
     path: str
     revision: str | None
-    architecture: str | None
-    text_config: PreTrainedConfig
+    config: PreTrainedConfig
+    config_dict: dict[str, Any]  # config.json as it is written
     checkpoint_dtype: str | None
     tokenizer: PreTrainedTokenizerBase
     stop_ids: frozenset[int]
 
+    @property
+    def architecture(self) -> str | None:
+        return next(iter(self.config.architectures or []), None)
+
+    @property
+    def text_config(self) -> PreTrainedConfig:
+        return self.config.get_text_config(decoder=True)
+
 
 def read_target_files(*, path: str | None, revision: str | None, trust_remote_code: bool) -> TargetFiles:
-    """Of a local folder or the Hugging Face hub; InputError as `load_target` raises it."""
+    """Read a local folder or a model of the Hugging Face hub; InputError for whatever cannot be a target."""
     path = checked_path(path)
+    require_no_adapter(path, revision)
     config_dict, config = load_config(path, revision=revision, trust_remote_code=trust_remote_code)
+    require_known_quantization(path, revision, config_dict)
     tokenizer = load_tokenizer(path, revision=revision, trust_remote_code=trust_remote_code)
+    require_embedded_tokens(path, tokenizer, config.get_text_config(decoder=True))
     return TargetFiles(
         path=path,
         revision=revision,
-        architecture=next(iter(config.architectures or []), None),
-        text_config=config.get_text_config(decoder=True),
+        config=config,
+        config_dict=config_dict,
         checkpoint_dtype=stated_dtype(config_dict),
         tokenizer=tokenizer,
         stop_ids=ends_of_turn(_generation_config(path, revision, config), tokenizer),
@@ -43,24 +61,27 @@ def read_target_files(*, path: str | None, revision: str | None, trust_remote_co
 
 
 def checked_path(path: str | None) -> str:
-    """`target.path`, which is an existing folder or may be a hub id."""
+    """Return `target.path`, which is an existing folder or may be a hub id."""
     if not path:
         raise InputError("target.path is not set; give a model folder or a hub id, e.g. target.path=/models/mine")
     path = str(path)
-    if Path(path).is_dir():
-        if not (Path(path) / "config.json").is_file():
-            raise InputError(f"target.path={path} has no config.json; give the folder of a Hugging Face model")
-    elif not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", path, re.ASCII):
+    require_model_folder(path)
+    if not Path(path).is_dir() and not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", path, re.ASCII):
         raise InputError(f"target.path={path} does not exist; give an existing model folder or a hub id (owner/name)")
     return path
 
 
 def load_config(path: str, *, revision: str | None, trust_remote_code: bool) -> tuple[dict[str, Any], PreTrainedConfig]:
-    """config.json as it is written, and as transformers understands it."""
+    """Return config.json as it is written, and as transformers understands it."""
+    if Path(path).is_dir() and not (Path(path) / "config.json").is_file():
+        raise InputError(f"target.path={path} has no config.json; give the folder of a Hugging Face model")
     try:
         config_dict, _ = PreTrainedConfig.get_config_dict(path, revision=revision)
+        require_own_code(path, config_dict, trust_remote_code=trust_remote_code)
         return config_dict, AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
+    except InputError:
+        raise
+    except Exception as error:  # of code that comes with the model, too
         raise InputError(
             f"target.path={path} is neither a model folder nor a readable hub model: {first_line(error)}"
         ) from error
@@ -69,8 +90,10 @@ def load_config(path: str, *, revision: str | None, trust_remote_code: bool) -> 
 def load_tokenizer(path: str, *, revision: str | None, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     try:
         return AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, ImportError) as error:
+    except Exception as error:  # of code that comes with the model, too
         way_out = "put tokenizer.json and tokenizer_config.json next to config.json"
+        if "trust_remote_code" in str(error):
+            way_out = "it brings Python code of its own: read that, and set target.trust_remote_code=true to run it"
         raise InputError(f"target.path={path} has no usable tokenizer ({first_line(error)}); {way_out}") from error
 
 

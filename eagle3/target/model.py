@@ -4,6 +4,7 @@ Shapes: H hidden size, V target vocabulary."""
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -11,7 +12,6 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -25,16 +25,10 @@ from transformers import (
 
 from eagle3.errors import InputError
 from eagle3.storage import sha256_json
+from eagle3.target.checkpoint_files import PLAIN_CHECKPOINT
 from eagle3.target.facts import TargetConfig, target_config
-from eagle3.target.files import (
-    DTYPES,
-    checked_path,
-    ends_of_turn,
-    first_line,
-    load_config,
-    load_tokenizer,
-    stated_dtype,
-)
+from eagle3.target.files import DTYPES, TargetFiles, ends_of_turn, first_line, read_target_files
+from eagle3.target.health import require_health
 from eagle3.target.identity import TargetIdentity, template_hash
 
 # What says how or where a model was loaded or saved, not which model it is.
@@ -108,27 +102,27 @@ def load_target(
     device: str,
     attention: str | None,
     trust_remote_code: bool,
+    check_health: bool,
 ) -> Target:
     """Load a target from a local folder or the Hugging Face hub, in eval mode, without gradients."""
-    path = checked_path(path)
     place = _resolve_device(device)
     precision = _resolve_dtype(dtype, place)
-    source: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
-    config_dict, config = load_config(path, **source)
-    tokenizer = load_tokenizer(path, **source)
+    files = read_target_files(path=path, revision=revision, trust_remote_code=trust_remote_code)
     placement = {"device_map": "auto"} if place is None else {}
-    options = {**source, **placement, "dtype": precision, "attn_implementation": attention}
-    model = _load_model(path, config, options)
+    source = {"revision": revision, "trust_remote_code": trust_remote_code}
+    model = _load_model(files, {**source, **placement, "dtype": precision, "attn_implementation": attention})
     if place is not None:
         model.to(place)  # type: ignore[arg-type]
     model.eval().requires_grad_(False)
+    if check_health:
+        require_health(model, files.tokenizer, files.path)
     return Target(
         model=model,
-        tokenizer=tokenizer,
-        path=path,
-        config_hash=sha256_json(_without_volatile(config_dict)),
-        checkpoint_dtype=stated_dtype(config_dict),
-        decoder=_decoder(model, path),
+        tokenizer=files.tokenizer,
+        path=files.path,
+        config_hash=sha256_json(_without_volatile(files.config_dict)),
+        checkpoint_dtype=files.checkpoint_dtype,
+        decoder=_decoder(model, files.path),
     )
 
 
@@ -153,26 +147,48 @@ def _resolve_dtype(dtype: str, place: torch.device | None) -> torch.dtype | str:
     return DTYPES[dtype]
 
 
-def _load_model(path: str, config: PreTrainedConfig, options: dict[str, Any]) -> PreTrainedModel:
+def _load_model(files: TargetFiles, options: dict[str, Any]) -> PreTrainedModel:
     # Some multimodal models (Mistral 3.1) are not registered as causal models; their text part is one all the same.
-    image_model = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-    causal_model = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or not image_model
+    image_model = type(files.config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    causal_model = type(files.config) in MODEL_FOR_CAUSAL_LM_MAPPING or not image_model
     loader: Any = AutoModelForCausalLM if causal_model else AutoModelForImageTextToText
     try:  # safetensors only: other weight files are pickles
-        model, report = loader.from_pretrained(path, use_safetensors=True, output_loading_info=True, **options)
-    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
-        keys = f"target.path={path} target.attention={options['attn_implementation']}"
+        model, report = loader.from_pretrained(files.path, use_safetensors=True, output_loading_info=True, **options)
+    except Exception as error:  # of code that comes with the model, too
+        attention = options["attn_implementation"]
+        keys = f"target.path={files.path}" + (f" target.attention={attention}" if attention else "")
         raise InputError(f"{keys} cannot be loaded: {first_line(error)}") from error
     if report["missing_keys"]:  # transformers only warns, and would go on with random numbers
         missing = sorted(report["missing_keys"])
         raise InputError(
-            f"target.path={path} lacks {len(missing)} weights, e.g. {missing[0]}; get the whole checkpoint"
+            f"target.path={files.path} lacks {len(missing)} weights, e.g. {missing[0]}; get the whole checkpoint"
+        )
+    if unused := unused_weights(model, _decoder(model, files.path), sorted(report["unexpected_keys"])):
+        raise InputError(
+            f"target.path={files.path} holds {len(unused)} tensors in layers that transformers computes without them, "
+            f"e.g. {unused[0]}: a scale or a part that would be left out; {PLAIN_CHECKPOINT}"
         )
     if any(parameter.is_meta for parameter in model.parameters()):
         raise InputError(
             "target.device=balanced: the target does not fit the GPUs; use more of them or a smaller dtype"
         )
     return model
+
+
+def unused_weights(model: PreTrainedModel, decoder: nn.Module, unexpected: Iterable[str]) -> list[str]:
+    """Return those keys of a checkpoint that the model does not take though they stand inside a part that it computes.
+
+    What stands elsewhere is no loss: image towers, layers behind the last one that predict several tokens."""
+    layers: nn.ModuleList = decoder.layers  # type: ignore[assignment]
+    parts = {*layers, *decoder.children(), model.get_output_embeddings()} - {layers}
+    names = tuple(f"{name}." for name, part in model.named_modules() if part in parts)
+    prefix = f"{model.base_model_prefix}."  # which checkpoints of the model without lm_head leave out
+    return [
+        key
+        for key in unexpected
+        if (key.startswith(names) or f"{prefix}{key}".startswith(names))
+        and not key.endswith("rotary_emb.inv_freq")  # computed anew from the config
+    ]
 
 
 def _decoder(model: PreTrainedModel, path: str) -> nn.Module:

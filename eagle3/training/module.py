@@ -22,6 +22,7 @@ from eagle3.head.kernels import KernelPlan, KernelSettings, choose_kernels
 from eagle3.head.kind import kind_named
 from eagle3.head.loss import UnrollLoss, UnrollMetrics, accept_length
 from eagle3.settings.training import served_steps
+from eagle3.target.facts import LogitTransform
 from eagle3.training.callbacks import ends_step
 from eagle3.training.checkpoint import KEY, Origin, TrainingRecord
 from eagle3.training.optim import AdamWCosine
@@ -51,6 +52,7 @@ class HeadTraining(lightning.LightningModule):
         kernels: KernelSettings,
         embedding: Float[Tensor, "V H"],
         lm_head: Float[Tensor, "V H"],
+        logit_transform: LogitTransform,
         origin: Origin,
         settings: dict,
     ) -> None:
@@ -58,7 +60,7 @@ class HeadTraining(lightning.LightningModule):
         self.head, self.loss, self.optim = head, loss, optim
         self.kind = kind_named(head.config.KIND)
         self.ttt_steps, self.kernel_settings = ttt_steps, kernels
-        self.origin, self.settings = origin, settings
+        self.logit_transform, self.origin, self.settings = logit_transform, origin, settings
         # The target's weights are read from the store at every start: a checkpoint holds the head alone.
         self.register_buffer("embedding", embedding, persistent=False)
         self.register_buffer("teacher_head", lm_head[head.draft_ids], persistent=False)
@@ -142,7 +144,7 @@ class HeadTraining(lightning.LightningModule):
 
     def compute_loss(self, batch: TttBatch) -> tuple[Tensor, UnrollMetrics]:
         hidden = self.kind.unroll(self.head, self.embedding, batch, self.ttt_steps, self.kernels)
-        return self.loss(self.head, hidden, self.teacher_head, batch, self.kernels.loss)
+        return self.loss(self.head, hidden, self.teacher_head, batch, self.kernels.loss, self.logit_transform)
 
     def _totals(self, loss: Float[Tensor, ""], metrics: UnrollMetrics, batch: TttBatch) -> Float[Tensor, " N"]:
         """Return sums that packs and ranks add to: metrics, the loss, and what the loss is divided by."""

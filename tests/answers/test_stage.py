@@ -61,7 +61,13 @@ def one_thread():
 @pytest.fixture(scope="module")
 def target(tiny_path):
     return load_target(
-        path=str(tiny_path), revision=None, dtype="auto", device="cpu", attention=None, trust_remote_code=False
+        path=str(tiny_path),
+        revision=None,
+        dtype="auto",
+        device="cpu",
+        attention=None,
+        trust_remote_code=False,
+        check_health=True,
     )
 
 
@@ -243,7 +249,8 @@ def killing_fsync(descriptor):
 
 
 target = load_target(
-    path=sys.argv[1], revision=None, dtype="auto", device="cpu", attention=None, trust_remote_code=False
+    path=sys.argv[1], revision=None, dtype="auto", device="cpu", attention=None, trust_remote_code=False,
+    check_health=True,
 )
 os.fsync = killing_fsync
 run(target, make_chat(target), sys.argv[2])

@@ -41,7 +41,14 @@ def test_target_and_head_compute_what_they_did(head_path: Path, tmp_path: Path) 
 
     torch.manual_seed(0)
     enlarge.main([str(ASSETS / "tiny"), str(head_path), str(tmp_path / "large"), *SIZES])
-    settings = {"revision": None, "dtype": "float32", "device": "cpu", "attention": None, "trust_remote_code": False}
+    settings = {
+        "revision": None,
+        "dtype": "float32",
+        "device": "cpu",
+        "attention": None,
+        "trust_remote_code": False,
+        "check_health": True,
+    }
     small, large = tiny_target(), load_target(path=str(tmp_path / "large" / "target"), **settings)
     hidden, vocab = small.text_config.hidden_size, small.text_config.vocab_size
     ids = torch.randint(vocab, (1, 50))

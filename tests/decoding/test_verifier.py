@@ -3,11 +3,10 @@
 import pytest
 import torch
 from fitted_head import CHAIN, LAYERS, NEW_TOKENS, PROMPT, TREE, fitted_head, make_target, small_target
-from transformers import Lfm2Config
+from hybrid_families import hybrid_config
 
 from eagle3.decoding.speculate import Speculator, plain_greedy
-from eagle3.decoding.verifier import Verifier
-from eagle3.errors import InputError
+from eagle3.decoding.verifier import Verifier, verifier
 from eagle3.target.capture import Capture
 from tests.target.test_capture import FAMILIES, text_config
 
@@ -53,18 +52,31 @@ def test_features_are_those_of_the_kept_tokens_alone():
         torch.testing.assert_close(verifier.features(), aux[24:28])
 
 
-def test_a_target_that_cannot_forget_is_refused():
-    config = Lfm2Config(
-        vocab_size=50,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=5,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        layer_types=["conv", "full_attention", "conv", "full_attention", "conv"],
-    )
-    with pytest.raises(InputError, match=r"target\.path=random keeps its past in LinearAttentionLayer"):
-        plain_greedy(make_target(config), PROMPT, 4)
+@pytest.mark.parametrize("family", ["qwen3_next", "falcon_h1"])
+def test_a_target_with_a_state_is_read_step_by_step_and_drafts_are_judged_all_the_same(family):
+    target = make_target(hybrid_config(family))
+    own = hugging_face_greedy(target, PROMPT, NEW_TOKENS)
+    assert plain_greedy(target, PROMPT, NEW_TOKENS) == own
+    speculator = Speculator(target, fitted_head(target, PROMPT), LAYERS)
+    for shape in (CHAIN, TREE):
+        decoded = speculator.decode(PROMPT, max_new_tokens=NEW_TOKENS, **shape)
+        assert decoded.token_ids == own
+        assert 0 < sum(decoded.accepted) < decoded.verifications * shape["steps"]
+
+
+def test_features_of_a_target_with_a_state_are_those_of_the_kept_tokens_alone():
+    target = make_target(hybrid_config("qwen3_next"))
+    own = plain_greedy(target, PROMPT, 10)
+    ids, length = PROMPT + own, len(PROMPT)
+    aux = Capture(target, LAYERS)(torch.tensor([ids]), [len(ids)])[0].aux_hidden_states
+    wrong = [(token + 1) % 50 for token in own]
+    with verifier(target, LAYERS, temperature=0.0, seed=0) as reader:
+        assert reader.advance(PROMPT, [[]]) == own[:1]
+        torch.testing.assert_close(reader.features(), aux[:length], rtol=1e-4, atol=1e-4)
+        assert reader.advance(own[:1], [wrong[1:3], [own[1], own[2], wrong[3]], [own[1], wrong[2]]]) == own[1:4]
+        torch.testing.assert_close(reader.features(), aux[length : length + 3], rtol=1e-4, atol=1e-4)
+        assert reader.advance(own[3:4], [own[4:6]]) == own[4:7]
+        torch.testing.assert_close(reader.features(), aux[length + 3 : length + 6], rtol=1e-4, atol=1e-4)
 
 
 def test_no_hook_is_left_behind_even_by_a_failed_decode():

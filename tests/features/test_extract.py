@@ -30,7 +30,13 @@ CAPTURE = [2, 4, 5]  # [2, N//2, N-3] of 8 layers
 @pytest.fixture(scope="module")
 def target(tiny_path: Path) -> Target:
     return load_target(
-        path=str(tiny_path), revision=None, dtype="float32", device="cpu", attention=None, trust_remote_code=False
+        path=str(tiny_path),
+        revision=None,
+        dtype="float32",
+        device="cpu",
+        attention=None,
+        trust_remote_code=False,
+        check_health=True,
     )
 
 

@@ -14,22 +14,30 @@ from eagle3.head.batch import ttt_batch
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.loss import UnrollLoss, accept_length
 from eagle3.head.unroll import unroll
+from eagle3.target.facts import LogitTransform
 
 STEPS, DECAY = 3, 0.7
 
 
-@pytest.mark.parametrize("normalize", ["token", "sequence"])
+TRANSFORMS = [LogitTransform(), LogitTransform(scale=0.25), LogitTransform(scale=3.0, soft_cap=0.5)]
+
+
+@pytest.mark.parametrize(
+    ("normalize", "transform"), [("sequence", TRANSFORMS[0]), *(("token", transform) for transform in TRANSFORMS)]
+)
 def test_the_loss_is_the_decayed_cross_entropy_over_anchors(
     make_head: Callable[..., DraftHead],
     embedding: Tensor,
     teacher_head: Tensor,
     ragged_samples: list[Sample],
     normalize: str,
+    transform: LogitTransform,
 ) -> None:
     head = make_head().requires_grad_(False)
     batch = ttt_batch(ragged_samples, ttt_steps=STEPS)
     outputs = unroll(head, embedding, batch, STEPS)
-    loss, metrics = UnrollLoss(decay=DECAY, normalize=normalize)(head, outputs, teacher_head, batch)
+    objective = UnrollLoss(decay=DECAY, normalize=normalize)
+    loss, metrics = objective(head, outputs, teacher_head, batch, transform=transform)
 
     total, number = 0.0, 0
     correct, alive_sum, trained = [0] * STEPS, [0] * STEPS, [0] * STEPS
@@ -51,7 +59,9 @@ def test_the_loss_is_the_decayed_cross_entropy_over_anchors(
                 correct[step] += right
                 alive_sum[step] += alive
                 if int(sample.teacher_argmax[teacher]) in head.draft_ids.tolist():
-                    p = torch.softmax(teacher_head @ sample.last_hidden_state[teacher], dim=0)
+                    z = teacher_head @ sample.last_hidden_state[teacher] * transform.scale
+                    z = z if transform.soft_cap is None else transform.soft_cap * torch.tanh(z / transform.soft_cap)
+                    p = torch.softmax(z, dim=0)
                     total += weight * DECAY**step * float(-(p * torch.log_softmax(logits, dim=0)).sum())
             number += 1
     assert float(loss) == pytest.approx(total, rel=1e-12)

@@ -7,10 +7,13 @@ from itertools import pairwise
 import pytest
 import torch
 import transformers
+from fitted_head import make_target
+from hybrid_families import hybrid_config
 from torch.testing import assert_close
 
 from eagle3.errors import InputError
-from eagle3.target.capture import Capture, check_capture_layers, check_lm_head, default_capture_layers
+from eagle3.target.capture import Capture, check_capture_layers, default_capture_layers, logit_transform_of
+from eagle3.target.facts import LogitTransform
 from eagle3.target.model import load_target
 from tests.target.test_model import OPTIONS, TINY, edit_json
 
@@ -133,7 +136,7 @@ def test_batched_features_equal_hidden_states_of_unpadded_samples(family_target,
 @pytest.mark.parametrize("family", [*FAMILIES, *WRAPPERS])
 def test_every_family_has_a_plain_lm_head_and_is_frozen(family_target, family):
     target = family_target(family, 7)
-    check_lm_head(target)
+    assert logit_transform_of(target) == LogitTransform()
     assert target.lm_head.shape == target.embedding.shape == (4096, 32)
     assert not target.model.training and not any(weight.requires_grad for weight in target.model.parameters())
 
@@ -178,13 +181,13 @@ def test_hooks_are_gone_after_a_capture_and_after_a_failed_one(family_target):
     capture(padded_batch(), LENGTHS)
     with pytest.raises(IndexError):
         capture(padded_batch() + 4096, LENGTHS)  # ids outside the vocabulary
-    check_lm_head(target)
+    logit_transform_of(target)
     assert hook_ids(target) == before
 
 
 def test_bf16_target_gives_bf16_features():
     target = load_target(path=str(TINY), **{**OPTIONS, "dtype": "bfloat16"})
-    check_lm_head(target)
+    logit_transform_of(target)
     features = Capture(target, [2, 4, 5])(torch.tensor([[5, 6, 7]]), [3])[0]
     assert features.aux_hidden_states.dtype == features.last_hidden_state.dtype == torch.bfloat16
     assert features.aux_hidden_states.shape == (3, 3 * 192)
@@ -212,19 +215,57 @@ def test_impossible_capture_layers_are_refused(layers):
         check_capture_layers(layers, 8)
 
 
-def plain_head_breakers():
-    gemma2 = transformers.Gemma2Config(**SHAPE, num_hidden_layers=2, head_dim=8)
-    granite = transformers.GraniteConfig(**SHAPE, num_hidden_layers=2, logits_scaling=8.0)
-    cohere = transformers.CohereConfig(**SHAPE, num_hidden_layers=2)
-    phi = transformers.PhiConfig(**SHAPE, num_hidden_layers=2)
-    return {"soft-cap": gemma2, "divided": granite, "scaled": cohere, "bias": phi}
+TRANSFORMS = {
+    "soft-cap": ("Gemma2Config", {"head_dim": 8, "final_logit_softcapping": 1.5}, LogitTransform(soft_cap=1.5)),
+    "cap of Gemma 3": (
+        "Gemma3TextConfig",
+        {"head_dim": 8, "final_logit_softcapping": 2.0},
+        LogitTransform(soft_cap=2.0),
+    ),
+    "divided": ("GraniteConfig", {"logits_scaling": 8.0}, LogitTransform(scale=1 / 8)),
+    "scaled": ("CohereConfig", {"logit_scale": 0.0625}, LogitTransform(scale=0.0625)),
+    "scaled by what others divide by": ("HyperCLOVAXConfig", {"logits_scaling": 8.0}, LogitTransform(scale=8.0)),
+    "plain": ("LlamaConfig", {}, LogitTransform()),
+}
 
 
-@pytest.mark.parametrize("kind", ["soft-cap", "divided", "scaled", "bias"])
-def test_logits_that_are_no_plain_product_are_refused(tmp_path, kind):
-    model = transformers.AutoModelForCausalLM.from_config(plain_head_breakers()[kind])
-    if kind == "bias":
-        torch.nn.init.normal_(model.get_output_embeddings().bias)
-    target = load_target(path=str(save_with_tokenizer(model, tmp_path)), **OPTIONS)
+def random_target(folder, config):
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    if (bias := getattr(model.get_output_embeddings(), "bias", None)) is not None:
+        torch.nn.init.normal_(bias)
+    return load_target(path=str(save_with_tokenizer(model, folder)), **OPTIONS)
+
+
+@pytest.mark.parametrize("kind", TRANSFORMS)
+def test_what_a_target_does_to_its_logits_is_found_and_gives_its_own_logits(tmp_path, kind):
+    name, changes, expected = TRANSFORMS[kind]
+    target = random_target(tmp_path, getattr(transformers, name)(**{**SHAPE, **changes, "num_hidden_layers": 4}))
+    transform = logit_transform_of(target)
+    assert transform == expected
+    ids = torch.tensor([[5, 6, 7, 8, 9]])
+    last = Capture(target, [1, 2])(ids, [5])[0].last_hidden_state
+    with torch.no_grad():
+        assert_close(transform(last @ target.lm_head.T), target.model(ids).logits[0], rtol=1e-5, atol=1e-5)
+
+
+def test_logits_with_a_bias_are_refused(tmp_path):
+    target = random_target(tmp_path, transformers.PhiConfig(**SHAPE, num_hidden_layers=2))
     with pytest.raises(InputError, match=r"target\.path=.*its logits are not lm_head times"):
-        check_lm_head(target)
+        logit_transform_of(target)
+
+
+HYBRID = ["qwen3_next", "qwen3_5_text", "nemotron_h", "jamba", "bamba", "lfm2", "falcon_h1", "granitemoehybrid"]
+
+
+@pytest.mark.parametrize("family", HYBRID)
+def test_features_of_hybrid_targets_in_batches_are_those_of_unpadded_samples(family):
+    target = make_target(hybrid_config(family))
+    layers, batch = [2, 4, 5], padded_batch() % 500
+    captured = Capture(target, layers)(batch, LENGTHS)
+    for ids, length, features in zip(batch, LENGTHS, captured, strict=True):
+        with torch.no_grad():
+            states = target.model(ids[None, :length], output_hidden_states=True, use_cache=False).hidden_states
+        reference = torch.cat([states[layer][0] for layer in layers], dim=1)
+        assert_close(features.aux_hidden_states, reference, rtol=1e-4, atol=1e-4)
+        assert_close(features.last_hidden_state, states[-1][0], rtol=1e-4, atol=1e-4)

@@ -20,7 +20,14 @@ def test_the_files_alone_tell_what_the_loaded_target_does(
     if eos is not None:
         (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
     files = read_target_files(path=str(folder), revision=None, trust_remote_code=False)
-    settings = {"revision": None, "dtype": "float32", "device": "cpu", "attention": None, "trust_remote_code": False}
+    settings = {
+        "revision": None,
+        "dtype": "float32",
+        "device": "cpu",
+        "attention": None,
+        "trust_remote_code": False,
+        "check_health": True,
+    }
     target = load_target(path=str(folder), **settings)
     assert files.stop_ids == target.stop_ids
     assert target_config(files.text_config, 512, None) == target_config(target.text_config, 512, None)

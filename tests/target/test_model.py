@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 import shutil
 from importlib.util import find_spec
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 import transformers
 from hydra import compose, initialize_config_dir
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from stores import ASSETS, CONF
 
 from eagle3.errors import InputError
@@ -17,7 +18,14 @@ from eagle3.target.identity import require_same_target, template_hash
 from eagle3.target.model import load_target
 
 TINY = ASSETS / "tiny"
-OPTIONS = {"revision": None, "dtype": "auto", "device": "cpu", "attention": None, "trust_remote_code": False}
+OPTIONS = {
+    "revision": None,
+    "dtype": "auto",
+    "device": "cpu",
+    "attention": None,
+    "trust_remote_code": False,
+    "check_health": False,
+}
 
 
 @pytest.fixture
@@ -67,9 +75,9 @@ def change_config(folder):
 
 
 def change_tokenizer(folder):
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    tokenizer.add_tokens(["a new token"])
-    tokenizer.save_pretrained(folder)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["model"]["merges"].pop()
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
 
 
 def change_template(folder):
@@ -133,6 +141,47 @@ def test_a_broken_folder_is_refused_under_the_config_key(tiny_copy, spoil, messa
     spoil(tiny_copy)
     with pytest.raises(InputError, match=rf"target\.path=.*{message}"):
         load_target(path=str(tiny_copy), **OPTIONS)
+
+
+def add_weights(folder, *names):
+    weights = load_file(folder / "model.safetensors")
+    weights |= {name: torch.ones(1) for name in names}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.3.mlp.up_proj.weight_scale",
+        "model.layers.0.self_attn.q_proj.weight_scale_inv",
+        "model.layers.7.self_attn.q_proj.input_scale",
+        "model.layers.7.self_attn.k_scale",
+        "model.layers.2.self_attn.q_norm.weight",
+        "model.layers.2.self_attn.q_proj.bias",
+        "layers.2.mlp.down_proj.scales",
+        "model.embed_tokens.weight_scale",
+        "model.norm.bias",
+        "lm_head.weight_scale",
+    ],
+)
+def test_a_tensor_that_a_computed_layer_would_do_without_is_refused(tiny_copy, name):
+    add_weights(tiny_copy, name)
+    with pytest.raises(InputError, match=rf"holds 1 tensors in layers .* e\.g\. (model\.)?{re.escape(name)}: .*give"):
+        load_target(path=str(tiny_copy), **OPTIONS)
+
+
+def test_tensors_of_parts_that_are_not_computed_are_no_fault(tiny_copy):
+    elsewhere = ("model.layers.8.eh_proj.weight", "model.layers.8.mlp.up_proj.weight_scale", "mtp.norm.weight_scale")
+    vision = ("vision_tower.layers.0.mlp.fc.weight_scale", "model.layers.0.self_attn.rotary_emb.inv_freq")
+    add_weights(tiny_copy, *elsewhere, *vision)
+    assert identity(tiny_copy).weights_hash == identity(TINY).weights_hash
+
+
+def test_an_error_of_loading_names_attention_only_where_it_was_set(tiny_copy):
+    truncate_weights(tiny_copy)
+    with pytest.raises(InputError) as caught:
+        load_target(path=str(tiny_copy), **OPTIONS)
+    assert "target.attention" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

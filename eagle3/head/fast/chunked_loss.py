@@ -23,6 +23,7 @@ from eagle3.head.draft_head import DraftHead
 from eagle3.head.fast.elementwise import PARTIAL_SUMS, ElementwiseKernels
 from eagle3.head.fast.products import MakeProducts, add_product, product_dtype, wide_product
 from eagle3.head.loss import UnrollLoss, UnrollMetrics
+from eagle3.target.facts import LogitTransform
 
 
 @runtime_checkable
@@ -59,11 +60,12 @@ class ChunkedLoss:
         hidden: list[Float[Tensor, "R H"]],
         teacher_head: Float[Tensor, "D H"],
         batch: TttBatch,
+        transform: LogitTransform,
     ) -> tuple[Float[Tensor, ""], UnrollMetrics]:
         with_gradients = torch.is_grad_enabled()
         projection = _Projection(head, self.elementwise, self.make_products)
         with torch.no_grad(), torch.autocast(batch.anchors.device.type, enabled=False):
-            teachers = _Teachers(batch, teacher_head)
+            teachers = _Teachers(batch, teacher_head, transform)
             pairs = _pairs(objective, head, batch, teachers, len(hidden))
             states = torch.cat(hidden)  # (KR, H); each state's gradient takes its place
             row_loss, picked = self._chunk_by_chunk(pairs, teachers, projection, states, with_gradients)
@@ -99,7 +101,8 @@ class ChunkedLoss:
 class _Teachers:
     """The teachers that are asked, in the order of the anchors that ask them at step 0."""
 
-    def __init__(self, batch: TttBatch, teacher_head: Float[Tensor, "D H"]) -> None:
+    def __init__(self, batch: TttBatch, teacher_head: Float[Tensor, "D H"], transform: LogitTransform) -> None:
+        self.transform = transform
         # As the store has both: products of half precision summed in float32 are exact, and the fastest.
         dtype = torch.promote_types(batch.pack.last_hidden_state.dtype, teacher_head.dtype)
         self.last_hidden_state, self.head = batch.pack.last_hidden_state, teacher_head.to(dtype)
@@ -111,7 +114,7 @@ class _Teachers:
     def logits(self, asked: slice) -> Float[Tensor, "B D"]:
         """Return logits that are not rounded to half precision, which would blur close tokens."""
         states = self.last_hidden_state.index_select(0, self.places[asked]).to(self.head.dtype)  # (B, H)
-        return wide_product(states, self.head.T, self.dtype)
+        return self.transform(wide_product(states, self.head.T, self.dtype))
 
 
 @dataclass(frozen=True)

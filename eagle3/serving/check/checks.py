@@ -12,7 +12,7 @@ from eagle3.serving.check.config import (
 )
 from eagle3.serving.check.finding import Check, Finding, Problem, TargetFacts, facts_of_target, has_errors
 from eagle3.serving.check.layer_notation import check_notation
-from eagle3.serving.check.origin import check_layer_ids, check_target
+from eagle3.serving.check.origin import check_capture, check_layer_ids, check_target
 from eagle3.serving.check.tensors import check_embedding, check_tensors
 from eagle3.serving.check.vocabulary import check_d2t, check_draft_vocab_size, check_t2d
 from eagle3.serving.head.files import HeadFiles
@@ -30,6 +30,7 @@ CHECKS: tuple[Check, ...] = (
     check_embedding,
     check_d2t,
     check_t2d,
+    check_capture,
     check_target,
 )
 # With errors of these our decoder still computes what SGLang would: the accept length tells how much they cost.

@@ -6,6 +6,7 @@ from pathlib import PurePath
 from eagle3.serving.check.finding import Level, Problem, TargetFacts
 from eagle3.serving.head.files import LAYER_IDS, HeadFiles
 from eagle3.target.identity import COMPARED, TargetIdentity
+from eagle3.target.sglang import capture_obstacle
 
 IDS_KEY = f"eagle_config.{LAYER_IDS}"
 
@@ -52,6 +53,14 @@ def _without_ids(files: HeadFiles, served: list[int]) -> Iterator[Problem]:
         f"{LAYER_IDS}={elsewhere} stands at the top level, where SGLang does not look: {default}; set {IDS_KEY} to "
         f"{as_outputs} if they count inputs of layers, as vLLM does, or to {elsewhere} if outputs",
     )
+
+
+def check_capture(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
+    """SGLang can capture hidden states from the target."""
+    if facts.architecture is None:
+        yield "skipped", "the target's class was not at hand"
+    elif obstacle := capture_obstacle(facts.architecture):
+        yield "warning", obstacle
 
 
 def check_target(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:

@@ -111,6 +111,7 @@ def check_files(head: str, target: TargetFiles) -> list[Finding]:
     """Run the checks that need neither decoding nor the target's weights."""
     facts = TargetFacts(
         config=target_config(target.text_config, target.text_config.vocab_size, target.checkpoint_dtype),
+        architecture=None,  # require_capture asks the installation
         dtype=target.checkpoint_dtype,
         identity=None,
         embedding=None,

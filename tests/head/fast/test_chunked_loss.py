@@ -22,6 +22,7 @@ from eagle3.head.fast.products import PlainProducts
 from eagle3.head.kernels import between_products
 from eagle3.head.loss import ComputeLoss, UnrollLoss, UnrollMetrics, plain_loss
 from eagle3.head.unroll import unroll
+from eagle3.target.facts import PLAIN, LogitTransform
 
 STEPS = 3
 TOKEN = UnrollLoss(decay=0.8, normalize="token")
@@ -63,11 +64,12 @@ def run(
     teacher_head: Tensor,
     batch: TttBatch,
     objective: UnrollLoss = TOKEN,
+    transform: LogitTransform = PLAIN,
 ) -> tuple[Tensor, UnrollMetrics, list[Tensor]]:
     """Loss, metrics and the gradients of the norm, of lm_head and of every step's states; scaled like an average."""
     head.zero_grad()
     states = [state.detach().clone().requires_grad_() for state in states]
-    loss, metrics = objective(head, states, teacher_head, batch, compute)
+    loss, metrics = objective(head, states, teacher_head, batch, compute, transform)
     (loss * 0.5).backward()
     gradients = [head.norm.weight.grad, head.lm_head.weight.grad, *(state.grad for state in states)]
     return loss.detach(), metrics, [gradient.clone() for gradient in gradients]
@@ -103,6 +105,19 @@ def test_loss_metrics_and_every_gradient_are_those_of_the_plain_loss(
     assert 0 < plain[1].alive[1] < plain[1].correct[1] < plain[1].trained[1]
     for name, ours, theirs in zip(PARTS[4:], fast[2], plain[2], strict=True):
         torch.testing.assert_close(ours, theirs, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_what_the_target_does_to_its_logits_counts_in_chunks_as_in_the_plain_loss(
+    make_head: Callable[..., DraftHead], teacher_head: Tensor, batch: TttBatch
+) -> None:
+    head, transform = make_head(), LogitTransform(scale=2.0, soft_cap=0.7)
+    states = [torch.randn(len(batch.anchors), teacher_head.shape[1], dtype=teacher_head.dtype) for _ in range(STEPS)]
+    plain, fast = (
+        run(each, head, states, teacher_head, batch, transform=transform) for each in (plain_loss, chunked(4))
+    )
+    torch.testing.assert_close(fast[0], plain[0])
+    torch.testing.assert_close(fast[2], plain[2])
+    assert not torch.isclose(plain[0], run(plain_loss, head, states, teacher_head, batch)[0])
 
 
 def test_the_gradient_of_the_whole_head_is_that_of_the_plain_loss(

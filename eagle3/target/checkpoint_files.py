@@ -1,0 +1,95 @@
+"""What makes a checkpoint unfit for a target, seen in its files before a weight is read."""
+
+from pathlib import Path
+from typing import Any
+
+from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+from transformers.utils import cached_file
+
+from eagle3.errors import InputError
+
+PLAIN_CHECKPOINT = "give the checkpoint that it was quantised from, or one that transformers can load"
+QUANTIZATION_FILES = (
+    "hf_quant_config.json",
+    "quantize_config.json",
+    "quant_config.json",
+)  # ModelOpt, AutoGPTQ, AutoAWQ
+
+
+def require_model_folder(path: str) -> None:
+    """Raise InputError for a file, and for a folder whose config.json is missing or is not all that it needs."""
+    place = Path(path)
+    if place.suffix.lower() == ".gguf" or (place.is_dir() and _holds_gguf_alone(place)):
+        raise InputError(
+            f"target.path={path} is GGUF, from which no hidden states are captured; give the folder of the safetensors "
+            f"checkpoint that it was made from"
+        )
+    if place.is_file():
+        raise InputError(f"target.path={path} is a file; give the folder of a Hugging Face model, with its config.json")
+
+
+def _holds_gguf_alone(folder: Path) -> bool:
+    return any(folder.glob("*.gguf")) and not any(folder.glob("*.safetensors"))
+
+
+def require_no_adapter(path: str, revision: str | None) -> None:
+    """Raise InputError for an adapter of PEFT, which servers load beside a model and transformers may leave out."""
+    if has_file(path, "adapter_config.json", revision):
+        raise InputError(
+            f"target.path={path} is an adapter (adapter_config.json), a target is one model; merge it into its base "
+            f"(PEFT's merge_and_unload, then save_pretrained) and give that folder"
+        )
+
+
+def has_file(path: str, name: str, revision: str | None) -> bool:
+    """Say whether a folder or a hub model holds a file; one that cannot be asked for is not there."""
+    quiet = {f"_raise_exceptions_for_{reason}": False for reason in ("gated_repo", "missing_entries")}
+    try:
+        found = cached_file(path, name, revision=revision, _raise_exceptions_for_connection_errors=False, **quiet)
+    except (OSError, ValueError):
+        return False
+    return found is not None
+
+
+def require_own_code(path: str, config: dict[str, Any], *, trust_remote_code: bool) -> None:
+    """Raise InputError for a family that only Python code of the checkpoint knows, unless that is allowed."""
+    family = config.get("model_type")
+    if "auto_map" in config and family not in CONFIG_MAPPING and not trust_remote_code:
+        raise InputError(
+            f"target.path={path} is a {family}, which transformers does not know, and brings Python code of its own; "
+            f"read that code, and set target.trust_remote_code=true to run it"
+        )
+
+
+def require_known_quantization(path: str, revision: str | None, config: dict[str, Any]) -> None:
+    """Raise InputError for weights that are quantised in a way that transformers would skip without a word."""
+    stated = [part.get("quantization_config") for part in (config, config.get("text_config") or {})]
+    found = next(filter(None, stated), None)
+    if found is None:
+        beside = next((name for name in QUANTIZATION_FILES if has_file(path, name, revision)), None)
+        if "compression_config" in config or beside:
+            raise InputError(
+                f"target.path={path} is quantised ({beside or 'compression_config'}), but its config.json has no "
+                f"quantization_config: transformers would load weights without their scales; {PLAIN_CHECKPOINT}"
+            )
+        return
+    method = found.get("quant_method") if isinstance(found, dict) else found
+    of_bits = isinstance(found, dict) and (found.get("load_in_8bit") or found.get("load_in_4bit"))
+    if not of_bits and method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
+        raise InputError(
+            f"target.path={path} is quantised by quant_method={method}, which this version of transformers does not "
+            f"know: it would load weights without their scales; {PLAIN_CHECKPOINT}"
+        )
+
+
+def require_embedded_tokens(path: str, tokenizer: PreTrainedTokenizerBase, text_config: PreTrainedConfig) -> None:
+    """Raise InputError if the tokenizer has ids that the embedding has no row for."""
+    rows, vocabulary = text_config.vocab_size, tokenizer.get_vocab()
+    beyond = sorted((token_id, token) for token, token_id in vocabulary.items() if token_id >= rows)
+    if beyond:
+        token_id, token = beyond[0]
+        raise InputError(
+            f"target.path={path}: its tokenizer has {len(beyond)} tokens beyond the {rows} rows of the embedding, from "
+            f"{token_id} ({token!r}) on; take the tokenizer of these weights, or remove those tokens from it"
+        )

@@ -1,0 +1,92 @@
+"""Targets with a state beside or instead of keys and values: right in batches, or alone; drafts are judged for them."""
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from fitted_head import make_target
+from hybrid_families import DELTA, SHAPE, hybrid_config
+from tqdm import tqdm
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from eagle3.answers.answerer import Answer, Sampling
+from eagle3.answers.cache import STATE_WITHOUT_PADDING
+from eagle3.answers.generate import generate
+from eagle3.answers.huggingface import HuggingFaceAnswerer
+from eagle3.errors import InputError
+from eagle3.target.model import Target
+
+PROMPTS = [[5, 6, 7, 8], [9, 10, 11, 12, 13, 14, 15, 16, 17], [20, 21], [30, 31, 32, 33, 34, 35, 36]]
+
+
+def random_model(config: PreTrainedConfig) -> PreTrainedModel:
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+def answers(model: PreTrainedModel, prompts: list[list[int]], stop_ids: frozenset[int]) -> list[Answer]:
+    greedy: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "pad_id": 0}
+    return generate(model, prompts, seeds=[0] * len(prompts), max_new_tokens=12, stop_ids=stop_ids, **greedy)
+
+
+@torch.no_grad()
+def without_cache(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
+    ids = [*prompt]
+    for _ in range(count):
+        ids.append(int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+@pytest.mark.parametrize("family", sorted(STATE_WITHOUT_PADDING))
+def test_answers_that_end_at_different_times_in_a_batch_are_those_given_alone(family: str) -> None:
+    model = random_model(hybrid_config(family))
+    plain = [without_cache(model, prompt, 12) for prompt in PROMPTS]
+    stop_ids = frozenset({plain[0][2], plain[1][6]})
+    together = answers(model, PROMPTS, stop_ids)
+    for prompt, ids, answer in zip(PROMPTS, plain, together, strict=True):
+        assert answer.token_ids == ids[: len(answer.token_ids)]
+        assert [answer] == answers(model, [prompt], stop_ids)
+    lengths = [len(answer.token_ids) for answer in together]
+    assert lengths[0] <= 3 and lengths[1] <= 7 and len(set(lengths)) > 1
+
+
+class Waiting:
+    """A conversation of one turn."""
+
+    seed = 0
+
+    def __init__(self, prompt_ids: list[int]) -> None:
+        self.prompt_ids, self.given, self.waiting = prompt_ids, Answer([], ""), True
+
+    def answer(self, answer: Answer) -> None:
+        self.given, self.waiting = answer, False
+
+    def fail(self, reason: str) -> None:
+        raise AssertionError(reason)
+
+
+def answerer(target: Target) -> HuggingFaceAnswerer:
+    sampling = Sampling(temperature=0.0, top_p=1.0, top_k=0, max_new_tokens=6)
+    return HuggingFaceAnswerer(target=target, sampling=sampling, batch_size=4, batch_tokens=1000, window=4)
+
+
+def test_a_family_whose_padding_is_not_known_to_be_harmless_is_answered_one_at_a_time_and_the_log_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = transformers.OlmoHybridConfig(**SHAPE, **DELTA, layer_types=["linear_attention", "full_attention"] * 4)
+    target = make_target(config)
+    with caplog.at_level(logging.INFO, "eagle3.answers.huggingface"):
+        give = answerer(target)
+    assert "prompts are answered one at a time" in caplog.text and "olmo_hybrid" in caplog.text
+    conversations = [Waiting(prompt) for prompt in PROMPTS]
+    [done] = give(conversations, tqdm(disable=True))
+    assert [each.given.token_ids for each in done] == [without_cache(target.model, prompt, 6) for prompt in PROMPTS]
+
+
+def test_a_model_without_such_a_cache_is_refused_before_it_answers() -> None:
+    sizes = {"num_heads": 8, "head_dim": 8, "n_groups": 1, "state_size": 8}
+    target = make_target(transformers.Mamba2Config(**{**SHAPE, **sizes}))
+    with pytest.raises(InputError, match=r"target\.path=random is a Mamba2ForCausalLM.*answers=imported"):
+        answerer(target)

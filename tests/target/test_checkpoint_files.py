@@ -1,0 +1,103 @@
+"""What cannot be a target is said from its files, in one line with the way out, and no weight is read for it."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from eagle3.errors import InputError
+from eagle3.target.files import read_target_files
+
+
+def read(path: Path | str) -> object:
+    return read_target_files(path=str(path), revision=None, trust_remote_code=False)
+
+
+@pytest.fixture
+def folder(tiny_path: Path, tmp_path: Path) -> Path:
+    """A target without its weights."""
+    return Path(shutil.copytree(tiny_path, tmp_path / "target", ignore=shutil.ignore_patterns("*.safetensors")))
+
+
+def set_config(**changes: object) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | changes))
+
+    return edit
+
+
+def put(name: str, text: str = "{}") -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_text(text)
+
+
+def add_token(folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["a new token"])
+    tokenizer.save_pretrained(folder)
+
+
+def make_gguf(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    (folder / "model-q4.gguf").write_bytes(b"GGUF")
+
+
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8"}
+FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "modelopt": (set_config(quantization_config=MODELOPT), r"quant_method=modelopt.*give the checkpoint"),
+    "modelopt inside": (set_config(text_config={"quantization_config": MODELOPT}), r"quant_method=modelopt"),
+    "no method": (set_config(quantization_config={"quant_algo": "FP8"}), r"quant_method=None"),
+    "unheard of": (set_config(quantization_config={"quant_method": "q9"}), r"quant_method=q9"),
+    "modelopt alone": (put("hf_quant_config.json"), r"quantised \(hf_quant_config\.json\).*give the checkpoint"),
+    "older compressed-tensors": (
+        set_config(compression_config={"format": "float"}),
+        r"quantised \(compression_config\)",
+    ),
+    "adapter": (put("adapter_config.json"), r"is an adapter .*merge"),
+    "gguf": (make_gguf, r"is GGUF.*give the folder of the safetensors"),
+    "own code": (
+        set_config(model_type="mine", auto_map={"AutoConfig": "configuration_mine.MyConfig"}),
+        r"is a mine.*Python code.*target\.trust_remote_code=true",
+    ),
+    "own tokenizer": (
+        put(
+            "tokenizer_config.json",
+            json.dumps({"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["tokenization_mine.Mine", None]}}),
+        ),
+        r"no usable tokenizer.*target\.trust_remote_code=true",
+    ),
+    "larger tokenizer": (add_token, r"1 tokens beyond the 4096 rows .* from 4096 \('a new token'\) on; take"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_one_line_with_its_way_out(folder: Path, fault: str) -> None:
+    spoil, message = FAULTS[fault]
+    spoil(folder)
+    with pytest.raises(InputError, match=rf"target\.path={folder}.*{message}") as caught:
+        read(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_adapter_without_a_config_is_still_called_one(folder: Path) -> None:
+    put("adapter_config.json")(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(InputError, match=r"is an adapter"):
+        read(folder)
+
+
+@pytest.mark.parametrize(("name", "message"), [("model.gguf", "is GGUF"), ("model.safetensors", "is a file; give")])
+def test_a_file_is_no_target(folder: Path, name: str, message: str) -> None:
+    put(name)(folder)
+    with pytest.raises(InputError, match=message):
+        read(folder / name)
+
+
+@pytest.mark.parametrize("known", [{"quant_method": "fp8"}, {"quant_method": "mxfp4"}, {"load_in_8bit": True}])
+def test_quantisation_that_transformers_knows_passes(folder: Path, known: dict[str, object]) -> None:
+    set_config(quantization_config=known)(folder)
+    put("hf_quant_config.json")(folder)
+    assert read(folder)

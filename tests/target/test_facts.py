@@ -1,0 +1,67 @@
+"""What a head must know of its target, read from configs of transformers."""
+
+from typing import Any
+
+import pytest
+import transformers
+
+from eagle3.head.eagle3 import rope_of
+from eagle3.storage import parse_record, record_bytes
+from eagle3.target.facts import LogitTransform, TargetConfig, plain_rope, target_config
+from eagle3.target.sglang import capture_obstacle
+
+MROPE = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 1, 1]}
+WITH_IMAGES = {
+    "Qwen2_5_VLConfig": ("text_config", MROPE),
+    "Qwen3VLConfig": ("text_config", {**MROPE, "mrope_interleaved": True}),
+    "Glm4vConfig": ("text_config", {**MROPE, "partial_rotary_factor": 0.5}),
+}
+SIZES = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 6}
+
+
+def facts_with_images(name: str) -> TargetConfig:
+    part, rope = WITH_IMAGES[name]
+    config = getattr(transformers, name)(**{part: {**SIZES, "rope_parameters": rope}})
+    text_config = config.get_text_config(decoder=True)
+    assert "mrope_section" in text_config.rope_parameters
+    return target_config(text_config, text_config.vocab_size, "bfloat16")
+
+
+@pytest.mark.parametrize("name", WITH_IMAGES)
+def test_rope_with_sections_for_images_is_plain_rope_for_a_head_that_drafts_text(name: str) -> None:
+    facts = facts_with_images(name)
+    assert facts.rope_parameters == {"rope_type": "default", "rope_theta": 1e6}
+    assert rope_of({"rope_parameters": facts.rope_parameters}) == facts.rope_parameters
+
+
+@pytest.mark.parametrize(
+    ("rope", "plain"),
+    [
+        ({"rope_type": "linear", "factor": 2.0, "new": 1}, {"rope_type": "linear", "factor": 2.0}),
+        ({"rope_type": "mrope", "mrope_section": [1, 1]}, {"rope_type": "default"}),
+        ({"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.2}, {"rope_type": "yarn", "factor": 4.0}),
+    ],
+)
+def test_of_rope_only_what_servers_compute_is_kept(rope: dict[str, Any], plain: dict[str, Any]) -> None:
+    config = transformers.PretrainedConfig()
+    config.rope_parameters = {**rope, "rope_theta": 5e5}
+    assert plain_rope(config) == {**plain, "rope_theta": 5e5}
+
+
+def test_the_logit_transform_is_recorded_with_the_target() -> None:
+    config = transformers.LlamaConfig(**SIZES)
+    made = target_config(config, 64, None)
+    assert made.logit_transform == LogitTransform()
+    capped = TargetConfig(**{**vars(made), "logit_transform": LogitTransform(scale=0.5, soft_cap=30.0)})
+    assert parse_record(record_bytes(capped), TargetConfig, source="here", way_out="") == capped
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "Qwen3NextForCausalLM", "Gemma4ForConditionalGeneration"])
+def test_classes_that_sglang_captures_from_pass(name: str) -> None:
+    assert capture_obstacle(name) is None
+
+
+@pytest.mark.parametrize("name", ["JambaForCausalLM", "Gemma2ForCausalLM", "OPTForCausalLM", None])
+def test_a_class_that_sglang_cannot_capture_from_is_named_with_the_version(name: str | None) -> None:
+    obstacle = capture_obstacle(name)
+    assert obstacle and (name or "no architecture") in obstacle and "SGLang 0.5.17" in obstacle

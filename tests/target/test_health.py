@@ -1,0 +1,59 @@
+"""A target that was not loaded as it was trained is refused by what it makes of ordinary text."""
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from eagle3.errors import InputError
+from eagle3.target.health import require_health
+from eagle3.target.model import load_target
+
+OPTIONS = {"revision": None, "dtype": "float32", "device": "cpu", "attention": None, "trust_remote_code": False}
+
+
+def check(model: PreTrainedModel, tiny_path: Path) -> None:
+    require_health(model.eval(), AutoTokenizer.from_pretrained(tiny_path), "here")
+
+
+def test_a_trained_target_passes_and_the_log_says_by_how_much(
+    tiny_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "eagle3.target.health"):
+        load_target(path=str(tiny_path), **OPTIONS, check_health=True)
+    assert "4.66 nats a token on ordinary English text, an untrained model of 4096 tokens 8.32" in caplog.text
+
+
+@pytest.mark.parametrize("std", [0.02, 0.3])
+def test_untrained_weights_are_refused(tiny_path: Path, std: float) -> None:
+    torch.manual_seed(0)
+    config = AutoConfig.from_pretrained(tiny_path, initializer_range=std)
+    with pytest.raises(InputError, match=r"target\.path=here: .* not what was trained.*target\.check_health=false"):
+        check(AutoModelForCausalLM.from_config(config), tiny_path)
+
+
+def test_fp8_weights_without_their_scales_are_refused(tiny_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_path, dtype=torch.float32)
+    for name, weight in model.named_parameters():
+        if name.endswith("_proj.weight"):
+            weight.data.mul_(448 / weight.abs().max())  # FP8 holds them so, with the factor beside it
+    with pytest.raises(InputError, match="nats a token"):
+        check(model, tiny_path)
+
+
+def test_a_loss_that_is_no_number_is_refused(tiny_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_path, dtype=torch.float32)
+    model.model.norm.weight.data.fill_(torch.nan)
+    with pytest.raises(InputError, match="nan nats"):
+        check(model, tiny_path)
+
+
+def test_the_check_can_be_switched_off(tiny_path: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tiny_path)).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(tiny_path).save_pretrained(tmp_path)
+    assert load_target(path=str(tmp_path), **OPTIONS, check_health=False)
+    with pytest.raises(InputError, match=r"target\.check_health=false"):
+        load_target(path=str(tmp_path), **OPTIONS, check_health=True)

@@ -1,0 +1,57 @@
+"""What no later stage could do anything about is said before the first one starts."""
+
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+from stores import CONF
+
+from eagle3.errors import InputError
+from precompute import STAGES, check_ahead
+
+
+def composed(target: Path, *overrides: str) -> DictConfig:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("precompute", [f"target.path={target}", "prompts.path=x", "out_dir=x", *overrides])
+
+
+@pytest.fixture
+def folder(tiny_path: Path, tmp_path: Path) -> Path:
+    """A target without its weights."""
+    return Path(shutil.copytree(tiny_path, tmp_path / "target", ignore=shutil.ignore_patterns("*.safetensors")))
+
+
+def edit_config(folder: Path, **changes: object) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+
+
+def test_a_target_that_sglang_cannot_capture_from_is_a_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    check_ahead(composed(folder), [*STAGES])
+    assert not caplog.records
+    edit_config(folder, architectures=["JambaForCausalLM"])
+    with caplog.at_level(logging.WARNING):
+        check_ahead(composed(folder), [*STAGES])
+    assert "SGLang 0.5.17 cannot capture hidden states from JambaForCausalLM" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "override", "message"),
+    [
+        ({"quantization_config": {"quant_method": "modelopt"}}, "seed=0", "quant_method=modelopt"),
+        ({"vocab_size": 4000}, "seed=0", "96 tokens beyond the 4000 rows"),
+        ({"num_hidden_layers": 5}, "seed=0", r"features\.capture_layers=\[2, 2, 2\] does not fit"),
+        ({}, "features.capture_layers=[2,4,9]", r"features\.capture_layers=\[2, 4, 9\] does not fit"),
+    ],
+)
+def test_a_target_that_cannot_be_used_is_refused_without_its_weights(
+    folder: Path, changes: dict[str, object], override: str, message: str
+) -> None:
+    edit_config(folder, **changes)
+    overrides = [override] if override.startswith("features") else []
+    with pytest.raises(InputError, match=message):
+        check_ahead(composed(folder, *overrides), [*STAGES])
