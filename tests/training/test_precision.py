@@ -2,10 +2,7 @@
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
-from stores import CONF
 
-from eagle3.errors import InputError
 from train import chosen_precision
 
 
@@ -19,14 +16,3 @@ def test_auto_takes_bf16_where_it_trains_on_a_gpu(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     assert chosen_precision("auto", accelerator) == precision
     assert chosen_precision("32-true", accelerator) == "32-true"
-
-
-def test_a_precision_that_training_does_not_know_is_one_line() -> None:
-    with pytest.raises(InputError, match=r"trainer\.precision=16-mixed is none of auto, 32-true, bf16-mixed"):
-        chosen_precision("16-mixed", "auto")
-
-
-def test_the_trainer_that_is_taken_by_default_decides_by_the_machine() -> None:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        trainer = compose("train").trainer
-    assert (trainer.precision, trainer.accelerator) == ("auto", "auto")
