@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
+from stores import CONF
 
 from train import chosen_precision
 
@@ -16,3 +18,9 @@ def test_auto_takes_bf16_where_it_trains_on_a_gpu(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     assert chosen_precision("auto", accelerator) == precision
     assert chosen_precision("32-true", accelerator) == "32-true"
+
+
+def test_the_trainer_that_is_taken_by_default_decides_by_the_machine() -> None:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        trainer = compose("train").trainer
+    assert (trainer.precision, trainer.accelerator) == ("auto", "auto")
