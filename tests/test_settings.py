@@ -157,7 +157,7 @@ def test_every_key_takes_any_value_or_is_named_in_one_line(number: int, value: A
         ("precompute", "prompts.path=[a,b]", "several are a list in prompts.sources, e.g. [a.jsonl,b.jsonl]"),
         ("precompute", "target.revision=2024", "target.revision=2024 must be a text; quote what YAML takes for"),
         ("precompute", "prompts.length={min_turns:5,max_turns:2}", "prompts.length.min_turns=5 is above prompts.len"),
-        ("train", "kernels.fp8=no", "kernels.fp8=no must be true or false; the default is kernels.fp8=false"),
+        ("train", "kernels.fp8=no", "kernels.fp8='no' must be true or false; the default is kernels.fp8=false"),
         ("precompute", "prompts.limit=10k", "prompts.limit=10k must be a whole number; the default is prompts"),
         ("precompute", "prompts.language.allowed=[en,false]", "language.allowed[1]=false must be a text; quote"),
         ("precompute", "prompts.leaks.reported_words=14", "=14 must be at most prompts.leaks.dropped_words=13"),
