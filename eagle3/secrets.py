@@ -1,7 +1,8 @@
 """What is secret, and what is shown of it: the one place that logs, files, W&B and errors go through.
 
-Secret are all values of `launch.env`, passwords and signatures in URLs, and the values of those environment variables
-whose names say so. Keys and passwords are best given in the environment: no key of the config asks for one.
+Secret are all values of `launch.env`, values of keys like `api-key`, passwords and signatures in URLs, and the values
+of those environment variables whose names say so. They are best given in the environment: no key of the config asks for
+one.
 """
 
 import logging
@@ -17,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 HIDDEN = "***"
 SHORTEST = 8  # characters of a value that is looked for wherever it may stand: "1" stands everywhere
 SAYS_SECRET = re.compile(r"token|secret|passw|credential|api_?key|access_?key|private_?key|signature", re.IGNORECASE)
+KEY = re.compile(r"(api|access|private)[-_]?key$|passw|secret$|credential|(^|[-_])token$", re.IGNORECASE)  # of a config
 PASSWORD = re.compile(r"(://[^/@\s:]*):([^/@\s]+)@")
 SIGNATURE = re.compile(
     r"([?&][^=&\s]*(?:signature|token|secret|passw|credential|key|sig|policy)[^=&\s]*=)([^&\s'\",\]}]+)", re.IGNORECASE
@@ -30,13 +32,14 @@ def public(value: Any) -> Any:
     if isinstance(value, str):
         return _public_text(value)
     if isinstance(value, Mapping):
-        return {
-            _public_text(str(key)) if isinstance(key, str) else key: _hidden(part) if key == "env" else public(part)
-            for key, part in value.items()
-        }
+        return {public(key): _hidden(part) if key == "env" else _of_key(str(key), part) for key, part in value.items()}
     if isinstance(value, list | tuple):
         return [public(part) for part in value]
     return value
+
+
+def _of_key(key: str, value: Any) -> Any:
+    return HIDDEN if isinstance(value, str) and KEY.search(key) else public(value)
 
 
 def _hidden(env: Any) -> Any:
@@ -54,17 +57,22 @@ def learn(config: Mapping[str, Any]) -> None:
     """Take note of the secrets of this run, so that `public` finds them in any text."""
     given = [str(value) for value in ((config.get("launch") or {}).get("env") or {}).values()]
     given += [value for name, value in os.environ.items() if SAYS_SECRET.search(name)]
-    for text in _texts(config):  # parts of a URL may be shown without what makes it one
+    given += [value for key, value in _named(config) if KEY.search(key)]
+    for _, text in _named(config):  # parts of a URL may be shown without what makes it one
         given += [found[2] for kind in (PASSWORD, SIGNATURE) for found in kind.finditer(text)]
     _known.update(value for value in given if len(value) >= SHORTEST)
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _named(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield every text with the key that it stands under."""
     if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list):
-        for part in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts(part)
+        yield key, value
+    elif isinstance(value, Mapping):
+        for name, part in value.items():
+            yield from _named(part, str(name))
+    elif isinstance(value, list):
+        for part in value:
+            yield from _named(part, key)
 
 
 def without_query(url: str) -> str:

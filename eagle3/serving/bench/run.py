@@ -10,6 +10,7 @@ from lightning.pytorch.loggers import WandbLogger
 
 from eagle3.answers.chat import Chat
 from eagle3.errors import InputError, Interrupted
+from eagle3.secrets import public
 from eagle3.serving.bench.loads import RESULTS, BenchPlan, MeasuredLoad, measure_launched, measure_running, read_results
 from eagle3.serving.bench.report import log_to_wandb, write_bench_report
 from eagle3.serving.bench.settings import Side
@@ -55,7 +56,7 @@ def bench(
     When a server dies or somebody presses Ctrl-C, the report is written of what was measured before."""
     commands = {} if plan.settings.urls else bench_commands(launch, target, draft)
     if dry_run:
-        print("\n".join(shell_line(launch, command) for command in commands.values()))
+        print(public("\n".join(shell_line(launch, command) for command in commands.values())))
         return
     if (folder / RESULTS).exists():
         raise InputError(f"{folder} holds the results of another bench run; name a new folder: hydra.run.dir=DIR")
@@ -81,7 +82,7 @@ def gather_facts(
         **origin,
         "target": target.path,
         "sampling": dict(plan.sampling),
-        "servers": {side: shlex.join(command) for side, command in commands.items()} or plan.settings.urls,
+        "servers": {side: public(shlex.join(command)) for side, command in commands.items()} or plan.settings.urls,
         "server_info": {},  # filled when they answer
     }
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.errors import Interrupted
+from eagle3.secrets import public
 from eagle3.serving.check.finding import findings_table, require_no_errors
 from eagle3.serving.server.command import Draft, LaunchSettings, launch_command, shell_line
 from eagle3.serving.server.preflight import check_files, find_sglang, require_capture, require_devices
@@ -16,6 +17,7 @@ from eagle3.serving.server.process import Server, require_free_port, server_info
 from eagle3.target.files import TargetFiles
 
 log = logging.getLogger(__name__)
+OPEN_HOSTS = ("0.0.0.0", "::")  # all addresses of the machine
 
 
 def launch(settings: LaunchSettings, target: TargetFiles, draft: Draft | None, *, dry_run: bool, folder: Path) -> None:
@@ -24,9 +26,15 @@ def launch(settings: LaunchSettings, target: TargetFiles, draft: Draft | None, *
     `dry_run` prints the command alone. The URL goes to stdout, the server's log to `folder` and stderr."""
     command = launch_command(settings, target=target.path, revision=target.revision, draft=draft)
     if dry_run:
-        print(shell_line(settings, command))
+        print(public(shell_line(settings, command)))
         return
     prepare(settings, target, draft)
+    if settings.host in OPEN_HOSTS and "api-key" not in (settings.extra_flags or {}):
+        log.warning(
+            "launch.host=%s: whoever reaches this machine can use the server; set launch.extra_flags={api-key: KEY}, "
+            "or launch.host=127.0.0.1",
+            settings.host,
+        )
     log.info(shlex.join(command))  # without launch.env, which may hold secrets
     try:
         with Server(settings, command, log=folder / "server.log", name="the server") as server:

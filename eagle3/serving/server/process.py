@@ -119,7 +119,9 @@ class Server:
                 time.sleep(POLL_S if alive else 0)
 
     def _start(self) -> None:
-        with self.log.open("wb") as file:
+        with os.fdopen(
+            os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb"
+        ) as file:  # SGLang names keys
             try:
                 self.process = subprocess.Popen(
                     self.command,

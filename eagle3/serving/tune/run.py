@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.errors import Interrupted
+from eagle3.secrets import public
 from eagle3.serving.check.settings import Answering
 from eagle3.serving.server.command import Draft, LaunchSettings
 from eagle3.serving.server.launch import prepare
@@ -54,7 +55,7 @@ def tune(
         "target": target.path,
         "head": head,
         "prompts": len(prompts),
-        "launch": shlex.join(timer.command(None)),
+        "launch": public(shlex.join(timer.command(None))),
         **asdict(answering),
         **asdict(settings),
     }
