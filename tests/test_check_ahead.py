@@ -11,7 +11,8 @@ from omegaconf import DictConfig
 from stores import CONF
 
 from eagle3.errors import InputError
-from precompute import STAGES, check_ahead
+from eagle3.settings.precomputing import STAGES
+from precompute import check_ahead
 
 
 def composed(target: Path, *overrides: str) -> DictConfig:

@@ -1,5 +1,6 @@
 """Holds a composed config against its schema, before anything is loaded: one line for the first thing that is wrong."""
 
+import json
 from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import cache
@@ -14,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import ValidationError
 
 from eagle3.errors import InputError
+from eagle3.secrets import public  # and its resolver, which conf/ uses
 from eagle3.settings.precomputing import Precompute
 from eagle3.settings.serving import Serve
 from eagle3.settings.training import WholeTrain
@@ -79,7 +81,7 @@ def in_words(fault: Mapping[str, Any], script: str) -> str:
     way_out = f"; the default is {key}={default}" if default not in (None, shown(fault["input"])) else ""
     if kind == "missing":
         return f"{key} is left out and must be there{way_out}"
-    value = "…" if key.startswith(SECRET) else shown(fault["input"])
+    value = "…" if key.startswith(SECRET) else public(shown(fault["input"]))
     return f"{key}={value} {_rule(fault)}{way_out}"
 
 
@@ -103,12 +105,14 @@ def shown(value: Any) -> str:
         return ascii(value)
     text = yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True)
     text = text.removesuffix("...\n").strip()
+    if not text.isprintable():  # PyYAML breaks lines at some characters
+        text = json.dumps(value, default=str)
     return text if len(text) <= LONGEST else text[:LONGEST] + "…"
 
 
 def _default(place: tuple[int | str, ...], script: str) -> str | None:
     """Return the value that the same options of conf/ have by themselves."""
-    value: Any = _defaults(script, tuple(_options()))
+    value: Any = _defaults(script, tuple(_options(script)))
     for part in place:
         known = part in value if isinstance(value, dict) else isinstance(value, list) and part in range(len(value))
         if not known:
@@ -124,9 +128,9 @@ def _defaults(script: str, options: tuple[str, ...]) -> Any:
         return OmegaConf.to_container(compose(script, overrides=list(options)))
 
 
-def _options() -> list[str]:
+def _options(script: str) -> list[str]:
     """Return the options that the command takes for groups, but its experiment: that may be what is wrong."""
-    if not HydraConfig.initialized():
+    if not HydraConfig.initialized() or HydraConfig.get().job.config_name != script:
         return []
     return [
         f"{group}={option}"

@@ -178,7 +178,7 @@ class Trainer(TypedDict):
     gradient_clip_algorithm: NotRequired[Literal["norm", "value"] | None]
     min_epochs: NotRequired[Count | None]
     min_steps: NotRequired[Count | None]
-    check_val_every_n_epoch: NotRequired[Count]
+    check_val_every_n_epoch: NotRequired[Count | None]
     limit_train_batches: NotRequired[Annotated[Limit, AfterValidator(lambda value: value or _none_left())] | None]
     limit_val_batches: NotRequired[Limit | None]
     overfit_batches: NotRequired[Limit]

@@ -288,7 +288,6 @@ def test_bad_settings_name_their_key(tmp_path):
         ({}, r"chat\.template=null .* chat\.template=FILE"),
         ({"template": str(tmp_path / "none.jinja")}, r"chat\.template=.*none\.jinja cannot be read"),
         ({"template": str(tmp_path / "broken.jinja")}, r"not valid Jinja \(line 1\); mend chat\.template"),
-        ({"template": str(ASSETS / "templates/phi3.jinja"), "date": "1st of May"}, r"chat\.date=1st of May"),
         ({"template": str(ASSETS / "templates/phi3.jinja"), "template_kwargs": {"tokenize": True}}, "template_kwargs"),
         (
             {"template": str(ASSETS / "templates/phi3.jinja"), "reasoning_parser": "qwen"},

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from eagle3.errors import InputError
 from eagle3.features.sample import Sample
 from eagle3.head.anchors import anchors_and_steps
 from eagle3.head.batch import ttt_batch
@@ -121,9 +120,3 @@ def test_under_autocast_close_teacher_tokens_are_not_blurred(
 def test_accept_length_counts_leading_right_steps() -> None:
     # Of four chains one is right twice, two once, one never: 1 + (2 + 1 + 1 + 0) / 4.
     assert float(accept_length(torch.tensor([3.0, 1.0]), torch.tensor(4.0))) == 2.0
-
-
-@pytest.mark.parametrize("setting", [{"decay": 0.0, "normalize": "token"}, {"decay": 0.8, "normalize": "batch"}])
-def test_bad_settings_name_their_key(setting: dict) -> None:
-    with pytest.raises(InputError, match=r"loss\.(decay|normalize)="):
-        UnrollLoss(**setting)

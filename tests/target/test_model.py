@@ -189,7 +189,6 @@ def test_an_error_of_loading_names_attention_only_where_it_was_set(tiny_copy):
     [
         ({"path": None}, r"target\.path is not set"),
         ({"path": "/no/such/folder"}, r"target\.path=/no/such/folder does not exist"),
-        ({"dtype": "int8"}, r"target\.dtype=int8 .* bfloat16"),
         ({"device": "warp"}, r"target\.device=warp"),
         ({"attention": "warp"}, r"target\.attention=warp"),
     ],

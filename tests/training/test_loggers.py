@@ -56,7 +56,7 @@ def test_a_wandb_sweep_has_one_run_a_job_with_config_revision_and_store(tmp_path
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     table = done.stdout.splitlines()
-    assert "accept length" in table[-3]
+    assert "val/served_accept_length_2" in table[-3]
     assert "optim.lr=" in table[-2]
     for job, lr in (("0", b"0.0001"), ("1", b"0.003")):
         [record] = (sweep / job / "wandb").glob("offline-run-*/*.wandb")

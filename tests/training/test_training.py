@@ -27,7 +27,7 @@ from eagle3.head.layer import PlainLayer
 from eagle3.head.loss import UnrollLoss
 from eagle3.settings.check import check_settings
 from eagle3.training.checkpoint import read_resumed, require_checkpoint_fits, require_own_folder
-from train import build_loggers, build_training
+from train import build_loggers, build_training, chosen_precision
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*GPU available but not used.*",
@@ -75,7 +75,10 @@ class Run:
         callbacks = [cli.build(callback) for callback in config.callbacks.values() if callback]
         resumed = read_resumed(config.ckpt_path)
         loggers = build_loggers(config, resumed.global_step if resumed else 0)
-        self.trainer = cli.build(config.trainer, callbacks=[*callbacks, self.recorder], logger=loggers)
+        precision = chosen_precision(config.trainer.precision, config.trainer.accelerator)
+        self.trainer = cli.build(
+            config.trainer, callbacks=[*callbacks, self.recorder], logger=loggers, precision=precision
+        )
         self.checkpoint = config.ckpt_path
         self.directory = directory
 

@@ -29,10 +29,10 @@ def launch(settings: LaunchSettings, target: TargetFiles, draft: Draft | None, *
         print(public(shell_line(settings, command)))
         return
     prepare(settings, target, draft)
-    if settings.host in OPEN_HOSTS and "api-key" not in (settings.extra_flags or {}):
+    if settings.host in OPEN_HOSTS:
         log.warning(
-            "launch.host=%s: whoever reaches this machine can use the server; set launch.extra_flags={api-key: KEY}, "
-            "or launch.host=127.0.0.1",
+            "launch.host=%s: whoever reaches this machine can use the server, which asks for no key; keep it on "
+            "launch.host=127.0.0.1 behind a proxy",
             settings.host,
         )
     log.info(shlex.join(command))  # without launch.env, which may hold secrets

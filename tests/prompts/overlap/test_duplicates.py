@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from prompt_stage import Prepare, chat, prepare, reasons, write
 
-from eagle3.errors import InputError
 from eagle3.prompts.overlap import duplicates
 from eagle3.prompts.overlap.duplicates import equal_runs
 from eagle3.prompts.overlap.words import jaccard, shingles, words_and_symbols
@@ -166,11 +165,3 @@ def test_jaccard_is_that_of_the_sets() -> None:
     one, other = "a b c d e f", "a b c d x"
     assert jaccard(shingles(one, 3), shingles(other, 3)) == pytest.approx(2 / 5)
     assert len(set_of_runs(one) & set_of_runs(other)) / len(set_of_runs(one) | set_of_runs(other)) == 2 / 5
-
-
-@pytest.mark.parametrize(
-    "setting", [{"threshold": 0}, {"threshold": 1.5}, {"bands": 0}, {"comparisons": 0}, {"shingle_words": 0}]
-)
-def test_a_wrong_setting_is_named(prepare: Prepare, setting: dict) -> None:
-    with pytest.raises(InputError, match=rf"prompts\.duplicates\.{next(iter(setting))}="):
-        prepare([chat("a")], duplicates=setting)

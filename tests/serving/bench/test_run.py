@@ -11,6 +11,7 @@ from serving_fixtures import bench_settings, launch_settings, sglang_site, wait_
 from small_servers import plan
 from stores import ASSETS
 
+from eagle3 import cli
 from eagle3.answers.chat import Chat
 from eagle3.errors import InputError
 from eagle3.serving.bench.loads import RESULTS, BenchPlan, MeasuredLoad, read_results
@@ -125,7 +126,7 @@ def test_the_report_holds_no_variable_of_the_environment(
 ) -> None:
     monkeypatch.setattr("sys.argv", ["serve.py", "action=bench", "launch.env={HF_TOKEN: secret}"])
     settings = launch_settings(tmp_path, env={"HF_TOKEN": "secret"})
-    facts = gather_facts(target, plan(), bench_commands(settings, target, None), {})
+    facts = gather_facts(target, plan(), bench_commands(settings, target, None), cli.result_facts())
     assert "action=bench" in str(facts) and "secret" not in str(facts)
 
 

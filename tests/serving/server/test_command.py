@@ -77,7 +77,6 @@ def test_a_tree_has_the_draft_tokens_that_were_set(settings: LaunchSettings) -> 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"steps": 0},
         {"topk": 0},
         {"draft_tokens": 5},
         {"topk": 2, "draft_tokens": None},
