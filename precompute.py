@@ -43,7 +43,7 @@ def main(config: DictConfig) -> None:
         if {"responses", "features"} & set(stages):
             check_ahead(config, stages)
         with ExitStack() as held:
-            for stage in stages:
+            for stage in dict.fromkeys(stages):  # one that is named twice is held once
                 held.enter_context(hold(out_dir / stage))
             if "prompts" in stages:
                 clean_prompts(config.prompts, out_dir, keep_answers=config.answers.name == "imported")

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 HIDDEN = "***"
 SHORTEST = 8  # characters of a value that is looked for wherever it may stand: "1" stands everywhere
-SAYS_SECRET = re.compile(r"token|secret|passw|credential|api_?key|access_?key|private_?key|signature", re.IGNORECASE)
+SAYS_SECRET = re.compile(r"token(?!iz)|secret|passw|credential|(api|access|private)_?key|signature", re.IGNORECASE)
 KEY = re.compile(r"(api|access|private)[-_]?key$|passw|secret$|credential|(^|[-_])token$", re.IGNORECASE)  # of a config
 PASSWORD = re.compile(r"(://[^/@\s:]*):([^/@\s]+)@")
 SIGNATURE = re.compile(
@@ -88,11 +88,14 @@ class HideSecrets(logging.Filter):
         return True
 
 
+HIDE = HideSecrets()  # one, which a handler takes once
+
+
 def keep_secrets(config: DictConfig, run_folders: list[Path]) -> None:
     """Hide this run's secrets in all logs from now on, and in what Hydra wrote into its folders before."""
     learn(OmegaConf.to_container(config, resolve=False))  # type: ignore[arg-type]
     for handler in logging.getLogger().handlers:
-        handler.addFilter(HideSecrets())
+        handler.addFilter(HIDE)
     for path in (path for folder in run_folders for path in folder.glob("*.yaml")):
         content = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
         shown = public(content)

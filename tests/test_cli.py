@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 import torch
+import wandb
 from exported_head import Editable
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
@@ -344,9 +345,13 @@ def test_a_training_that_ends_before_its_first_validation_says_so(world: World, 
 def test_a_training_without_an_account_of_wandb_is_one_line(
     world: World, fails: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    wandb.teardown()  # a test before this one in the same process may have set it up as offline
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("HOME", str(tmp_path))  # no ~/.netrc
-    assert "logger.wandb.offline=true" in fails("train", f"data.path={world.store}", "logger=wandb")
+    try:
+        assert "logger.wandb.offline=true" in fails("train", f"data.path={world.store}", "logger=wandb")
+    finally:
+        wandb.teardown()
 
 
 def test_a_sweep_over_ranks_has_a_result_of_each_job_that_can_run(world: World, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 from eagle3.answers.chat import SENTINEL, Chat, Messages, RefusedConversation
 from eagle3.answers.rows import ResponseError, ResponseRow, error_row, new_row, too_long
-from eagle3.errors import InputError
 
 CONTROL_TOKEN_INSIDE = "the answer's text holds that of a control token"
 END_OF_TURN_INSIDE = "the answer contains an end-of-turn token"
@@ -34,8 +33,6 @@ class ImportedAnswers:
     """Stands where an answerer would: the conversations keep the answers they came with."""
 
     def __init__(self, *, finish_reason: str) -> None:
-        if finish_reason not in ("stop", "length"):
-            raise InputError(f"answers.finish_reason={finish_reason} is unknown; choose stop or length")
         self.unstated = finish_reason
         self.name = "imported" if finish_reason == "stop" else "imported, unstated ends are cuts"
 

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-from eagle3.errors import InputError
-
 AUTO = "auto"
 # What families write around their reasoning; behind the end begins the content.
 KNOWN = (
@@ -61,11 +59,6 @@ class Reasoning:
 
 def reasoning_of(parser: str | list[str] | None, template: str) -> Reasoning | None:
     """Return the marks that `chat.reasoning_parser` names, or those that the template itself writes or looks for."""
-    if isinstance(parser, list) and len(parser) == 2 and all(isinstance(mark, str) and mark for mark in parser):
+    if isinstance(parser, list):
         return Reasoning(*parser)
-    if parser not in (AUTO, None):
-        raise InputError(
-            f"chat.reasoning_parser={parser} is none of: auto, null, or the marks of the reasoning, "
-            f'e.g. chat.reasoning_parser=["<think>","</think>"]'
-        )
     return next((Reasoning(start, end) for start, end in KNOWN if end in template), None)

@@ -76,6 +76,11 @@ class FeatureStore:
                 progress.update(shard.bytes)
 
     def target_weights(self) -> TargetWeights:
+        return self._target_weights
+
+    @cached_property
+    def _target_weights(self) -> TargetWeights:
+        """Read once what the head and the loss both ask for: the hash of gigabytes takes seconds."""
         path = f"{self.location}/{TARGET_WEIGHTS}"
         try:
             verify_file(self.storage, TARGET_WEIGHTS, self.manifest.target_weights_sha256)

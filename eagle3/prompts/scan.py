@@ -3,6 +3,8 @@
 A worker opens its chunk by itself, so that rows do not travel between processes.
 """
 
+import logging
+import shutil
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -25,7 +27,9 @@ from eagle3.prompts.reading.rows import read_prompt
 from eagle3.prompts.reading.sources import Source, file_name, file_state
 from eagle3.prompts.spool import ChunkWriter, ScannedChunk, written_folder
 from eagle3.prompts.traffic import MEASURED, TrafficMix
-from eagle3.storage import json_line, sha256_json
+from eagle3.storage import sha256_json, write_sealed_json
+
+log = logging.getLogger(__name__)
 
 AHEAD = 2  # chunks that each process may be ahead of the one whose turn it is
 REMEMBERED_SOURCES = 1024  # that rows name
@@ -86,13 +90,18 @@ class Scanner:
         self.dtype = np.dtype([*signer.dtype.descr, *measured])
 
     def finished(self, task: Task) -> ScannedChunk | None:
-        """Return what an earlier run that was stopped left of this chunk."""
+        """Return what an earlier run that was stopped left of this chunk; what is damaged is scanned again."""
         folder = self.folder / task.key
-        return ScannedChunk.read(folder, task.source, self.dtype) if folder.exists() else None
+        try:
+            return ScannedChunk.read(folder, task.source, self.dtype) if folder.exists() else None
+        except InputError as damaged:
+            log.warning("%s: the chunk is scanned again", damaged)
+            shutil.rmtree(folder)
+            return None
 
     def __call__(self, task: Task) -> ScannedChunk:
         with written_folder(self.folder / task.key) as folder:
-            (folder / "summary.json").write_bytes(json_line(self._scan(task, folder)))
+            write_sealed_json(folder / "summary.json", self._scan(task, folder))
         return ScannedChunk.read(self.folder / task.key, task.source, self.dtype)
 
     def _scan(self, task: Task, folder: Path) -> dict:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from eagle3.prompts.reading.prompt import Prompt
-from eagle3.storage import json_line, read_jsonl, with_filename
+from eagle3.storage import json_line, read_jsonl, read_sealed_json, with_filename
 
 OWN_ROWS = np.dtype([("offset", "u8"), ("line", "u8")])  # place in prompts.jsonl; line of the chunk, from 1
 WAITING_ROWS = 1024  # rows that a chunk's writer holds
@@ -89,7 +89,7 @@ class ScannedChunk:
 
     @classmethod
     def read(cls, folder: Path, source: int, dtype: np.dtype) -> "ScannedChunk":
-        summary = json.loads((folder / "summary.json").read_bytes())
+        summary = read_sealed_json(folder / "summary.json", made_by="the prompts stage")
         return cls(folder, source, np.dtype([*OWN_ROWS.descr, *dtype.descr]), summary)
 
     @property

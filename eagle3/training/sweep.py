@@ -1,6 +1,5 @@
 """The ranked table at the end of a sweep, and again with: python -m eagle3.training.sweep outputs/sweep/…"""
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from eagle3.cli import exit_with
+from eagle3.storage import read_json
 
 
 class RankedTable(Callback):
@@ -56,7 +56,9 @@ def read_jobs(directory: Path) -> list[dict[str, Any]]:
 
 def read_job(path: Path) -> dict[str, Any]:
     result = path / "result.json"
-    values = json.loads(result.read_text()) if result.is_file() else {"metric": None, "score": None, "steps": 0}
+    values = {"metric": None, "score": None, "steps": 0}
+    if result.is_file():
+        values |= read_json(result, made_by="the sweep's job")
     overrides = [str(item) for item in OmegaConf.load(path / ".hydra" / "overrides.yaml")]
     return {"name": path.name, "settings": overrides, **values}
 

@@ -289,11 +289,6 @@ def test_bad_settings_name_their_key(tmp_path):
         ({"template": str(tmp_path / "none.jinja")}, r"chat\.template=.*none\.jinja cannot be read"),
         ({"template": str(tmp_path / "broken.jinja")}, r"not valid Jinja \(line 1\); mend chat\.template"),
         ({"template": str(ASSETS / "templates/phi3.jinja"), "template_kwargs": {"tokenize": True}}, "template_kwargs"),
-        (
-            {"template": str(ASSETS / "templates/phi3.jinja"), "reasoning_parser": "qwen"},
-            r"chat\.reasoning_parser=qwen is",
-        ),
-        ({"template": str(ASSETS / "templates/phi3.jinja"), "reasoning_parser": ["<t>"]}, r"chat\.reasoning_parser="),
     ]
     for changes, message in cases:
         with pytest.raises(InputError, match=message):

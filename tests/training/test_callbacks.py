@@ -1,7 +1,10 @@
 """What callbacks and logging cost a training step."""
 
-import time
+from collections import defaultdict
+from itertools import count
 from pathlib import Path
+from threading import Semaphore
+from types import SimpleNamespace
 from typing import Any
 
 import lightning
@@ -10,9 +13,11 @@ import torch
 from stores import random_samples, write_store
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from eagle3.data import loader
 from eagle3.data.datamodule import FeatureData
-from eagle3.features.sample import Sample
-from eagle3.features.store import SampleRef
+from eagle3.data.pack import Batch
+from eagle3.data.plan import PlannedPack
+from eagle3.training import callbacks
 from eagle3.training.callbacks import Progress
 from eagle3.training.module import HeadTraining
 from tests.training.test_training import Run
@@ -68,63 +73,80 @@ def test_a_step_reads_no_number_but_where_it_logs(tmp_path: Path, capsys: pytest
     assert "val/accept_length=" in shown
 
 
+class Clock:
+    """Stands still but for what a test says takes time: no machine is too slow or too fast for it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.logged, self.tokens = 0.0, defaultdict[str, list[float]](list), list[int]()
+        self.patch = monkeypatch
+        for module in (callbacks, loader):
+            monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: self.now, monotonic=lambda: 0.0))
+        log, step = HeadTraining.log, HeadTraining.training_step
+
+        def noted_log(module: HeadTraining, name: str, value: Any, **settings: Any) -> None:
+            self.logged[name].append(float(value))
+            log(module, name, value, **settings)
+
+        def noted_step(module: HeadTraining, batch: Batch, batch_idx: int) -> Any:
+            self.tokens.append(len(batch.pack.input_ids))
+            return step(module, batch, batch_idx)
+
+        monkeypatch.setattr(HeadTraining, "log", noted_log)
+        monkeypatch.setattr(HeadTraining, "training_step", noted_step)
+        self.takes("training_step", seconds=1)
+
+    def takes(self, method: str, *, seconds: float) -> None:
+        call = getattr(HeadTraining, method)
+
+        def slow(*given: Any, **settings: Any) -> Any:
+            self.now += seconds
+            return call(*given, **settings)
+
+        self.patch.setattr(HeadTraining, method, slow)
+
+
+def fit_on_small_packs(tmp_path: Path, *options: str) -> None:
+    options = ("trainer.max_epochs=1", "trainer.log_every_n_steps=1", "data.pack_tokens=40", "ttt_steps=1", *options)
+    Run(tmp_path / "run", write_store(tmp_path / "features", random_samples(60)), *options).fit()
+
+
 def test_the_time_that_logging_takes_counts_in_rates_and_is_no_wait_for_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a GPU logging waits until all steps so far are done."""
-    log, rates, waits, pause = HeadTraining.log, [], [], 0.05
-
-    def slow(module: HeadTraining, name: str, value: Any, **settings: Any) -> None:
-        if name == "train/data_wait_share":
-            waits.append(value)
-        if name == "train/tokens_per_s":
-            rates.append(value)
-            time.sleep(pause)
-        log(module, name, value, **settings)
-
-    monkeypatch.setattr(HeadTraining, "log", slow)
-    options = ["trainer.max_epochs=1", "trainer.log_every_n_steps=1", "data.pack_tokens=40", "ttt_steps=1"]
-    Run(tmp_path / "run", write_store(tmp_path / "features", random_samples(60)), *options).fit()
-    assert len(rates) > 10
-    assert max(rates[1:]) < 40 / pause
-    assert max(waits[1:]) < 0.3
+    clock = Clock(monkeypatch)
+    clock.takes("log", seconds=5)
+    fit_on_small_packs(tmp_path)
+    assert len(clock.tokens) > 10
+    seconds = 1 + 5 * sum(name.startswith("train/") for name in clock.logged)
+    assert clock.logged["train/tokens_per_s"][1:] == pytest.approx([tokens / seconds for tokens in clock.tokens[1:]])
+    assert set(clock.logged["train/data_wait_share"]) == {0}
 
 
 def test_a_slow_store_shows_as_wait_for_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, log, waits = FeatureData.read, HeadTraining.log, []
+    clock, asked = Clock(monkeypatch), Semaphore(0)
+    load, calls = FeatureData._load, count()
 
-    def slow(data: FeatureData, ref: SampleRef) -> Sample:
-        time.sleep(0.05)
-        return read(data, ref)
+    def asked_and_answered() -> float:
+        if next(calls) % 2 == 0:
+            asked.release()
+        return clock.now
 
-    def noted(module: HeadTraining, name: str, value: Any, **settings: Any) -> None:
-        if name == "train/data_wait_share":
-            waits.append(value)
-        log(module, name, value, **settings)
+    def slow(data: FeatureData, planned: PlannedPack) -> Any:
+        asked.acquire()  # not before the step waits for it
+        clock.now += 3
+        return load(data, planned)
 
-    monkeypatch.setattr(FeatureData, "read", slow)
-    monkeypatch.setattr(HeadTraining, "log", noted)
-    options = ["trainer.max_epochs=1", "trainer.log_every_n_steps=5", "data.pack_tokens=40", "ttt_steps=1"]
-    Run(tmp_path / "run", write_store(tmp_path / "features", random_samples(60)), *options).fit()
-    assert waits and min(waits) > 0.3
+    monkeypatch.setattr(loader.time, "perf_counter", asked_and_answered)
+    monkeypatch.setattr(FeatureData, "_load", slow)
+    fit_on_small_packs(tmp_path, "data.readers=1", "data.prefetch=1")
+    assert len(clock.tokens) > 10
+    assert clock.logged["train/data_wait_share"] == [3 / (3 + 1)] * len(clock.tokens)
 
 
 def test_rates_leave_validation_in_the_middle_of_an_epoch_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    validate, log, rates = HeadTraining.on_validation_epoch_start, HeadTraining.log, []
-
-    def slow(module: HeadTraining) -> None:
-        time.sleep(1)
-        validate(module)
-
-    def noted(module: HeadTraining, name: str, value: Any, **settings: Any) -> None:
-        if name == "train/tokens_per_s":
-            rates.append(float(value))
-        log(module, name, value, **settings)
-
-    monkeypatch.setattr(HeadTraining, "on_validation_epoch_start", slow)
-    monkeypatch.setattr(HeadTraining, "log", noted)
-    options = ["trainer.max_epochs=1", "trainer.log_every_n_steps=1", "trainer.val_check_interval=0.5"]
-    options += ["data.pack_tokens=40", "ttt_steps=1"]
-    Run(tmp_path / "run", write_store(tmp_path / "features", random_samples(60)), *options).fit()
-    assert len(rates) > 10
-    assert min(rates) > 40  # a pack of 40 tokens and a second of validation would be less
+    clock = Clock(monkeypatch)
+    clock.takes("on_validation_epoch_start", seconds=100)
+    fit_on_small_packs(tmp_path, "trainer.val_check_interval=0.5")
+    assert clock.now > 200, "validation did not take place in the middle"
+    assert clock.logged["train/tokens_per_s"] == clock.tokens

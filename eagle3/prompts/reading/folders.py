@@ -24,8 +24,11 @@ def dataset_splits(setting: str, folder: str) -> dict[str, list[str]]:
     """
     files, path = fsspec.core.url_to_fs(folder)
     if files.exists(f"{path}/{SAVED_SPLITS}"):
-        splits = json.loads(files.cat_file(f"{path}/{SAVED_SPLITS}"))["splits"]
-        return {str(split): _saved_files(files, f"{path}/{split}") for split in splits}
+        try:
+            saved = list(json.loads(files.cat_file(f"{path}/{SAVED_SPLITS}"))["splits"])
+        except (ValueError, KeyError, TypeError):
+            raise InputError(f"{setting}: {path}/{SAVED_SPLITS} is damaged; copy or save the dataset again") from None
+        return {str(split): _saved_files(files, f"{path}/{split}") for split in saved}
     if files.exists(f"{path}/{SAVED}") and "_data_files" in _state(files, path):  # any program may write a state.json
         return {"train": _saved_files(files, path)}
     require_packages("datasets", extra="prompts", needed_by=f"{setting}, a dataset folder,")

@@ -44,7 +44,10 @@ def find_checkpoint(*, run: str | None, checkpoint: str | None) -> Path:
         raise InputError("run is not set; give the folder of a training run: run=RUN (or checkpoint=FILE.ckpt)")
     folder = Path(run) / "checkpoints"
     if (Path(run) / "result.json").is_file():
-        best = Path(read_json(Path(run) / "result.json", made_by=MAKE_RUN)["checkpoint"])
+        named = read_json(Path(run) / "result.json", made_by=MAKE_RUN).get("checkpoint")
+        if not isinstance(named, str):
+            raise InputError(f"{run}/result.json names no checkpoint; give one: checkpoint=FILE.ckpt")
+        best = Path(named)
         return _existing(folder / best.name, f"run={run}")  # by name: the run's folder may have moved
     found = sorted(folder.glob("*.ckpt"), key=lambda path: (path.name != "last.ckpt", path.stat().st_mtime))
     return _existing(found[-1] if found else folder / "last.ckpt", f"run={run}")
@@ -79,7 +82,7 @@ def trained_head(checkpoint: Checkpoint) -> TrainedHead:
         accept_length=None,
         target=origin.target,
         store=StoreRecord(path=origin.path, hash=origin.hash, val_fraction=origin.val_fraction),
-        checkpoint=str(checkpoint.path.resolve()),
+        checkpoint="/".join(checkpoint.path.resolve().parts[-3:]),  # RUN/checkpoints/FILE: not whose disk it was on
         versions={},
         files={},
     )

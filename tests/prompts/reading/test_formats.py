@@ -189,6 +189,14 @@ def test_files_and_dataset_folders_in_a_store_are_read_like_local_ones(
         assert ledger["inputs"]["sources"][0]["files"][0][2], "no version of the file is known"
 
 
+@pytest.mark.parametrize("content", ["[]", "{", '{"splits": 3}', "\xff"])
+def test_a_damaged_list_of_splits_is_one_line(prepare: Prepare, tmp_path: Path, content: str) -> None:
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved/dataset_dict.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(InputError, match=r"prompts\.path=.*/saved: .*dataset_dict\.json is damaged; copy or save"):
+        prepare(path=str(tmp_path / "saved"))
+
+
 def test_a_changed_file_in_a_store_makes_the_prompts_again(prepare: Prepare, bucket: str) -> None:
     store, path = fsspec.filesystem("s3"), f"{bucket}/changing.jsonl"
     for text in ("a", "b"):

@@ -35,15 +35,18 @@ def test_a_checkpoint_becomes_the_head_and_its_record(trained: TrainedHead, tmp_
     assert (record.head_config, record.capture_layers) == (asdict(trained.head.config), LAYERS)
     assert (record.simulated_accept_length, record.accept_length) == ({7: 1.0}, None)
     assert (record.target, record.versions) == (FINGERPRINT, {"torch": "x"})
-    assert record.checkpoint == str(tmp_path / "run/checkpoints/best-step9-accept2.000.ckpt")
+    assert record.checkpoint == "run/checkpoints/best-step9-accept2.000.ckpt"
 
 
 def test_the_best_checkpoint_of_a_run_is_found_where_the_run_is_now(trained: TrainedHead, tmp_path: Path) -> None:
-    run, best = tmp_path / "run", Path(trained.record.checkpoint)
+    run, best = tmp_path / "run", tmp_path / trained.record.checkpoint
     (run / "checkpoints/last.ckpt").write_bytes(best.read_bytes())
     assert find_checkpoint(run=str(run), checkpoint=None) == best
     write_json(run / "result.json", {"checkpoint": f"/elsewhere/run/checkpoints/{best.name}"})
     assert find_checkpoint(run=str(run), checkpoint=None) == best
+    (run / "result.json").write_text("{}")
+    with pytest.raises(InputError, match=r"run/result\.json names no checkpoint; give one: checkpoint=FILE\.ckpt"):
+        find_checkpoint(run=str(run), checkpoint=None)
     assert find_checkpoint(run=str(run), checkpoint=str(run / "checkpoints/last.ckpt")).name == "last.ckpt"
     with pytest.raises(InputError, match="run is not set"):
         find_checkpoint(run=None, checkpoint=None)
