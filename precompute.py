@@ -19,7 +19,8 @@ from eagle3 import cli
 from eagle3.errors import Interrupted, require_packages
 from eagle3.prompts import LIBRARIES
 from eagle3.settings.check import check_settings
-from eagle3.storage import hold, require_local
+from eagle3.storage.files import require_local
+from eagle3.storage.lock import hold
 
 if TYPE_CHECKING:
     from eagle3.answers.chat import Chat

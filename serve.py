@@ -33,7 +33,8 @@ from eagle3.serving.head.files import MAKE_HEAD, read_files
 from eagle3.serving.server.command import Draft, LaunchSettings
 from eagle3.serving.server.launch import launch
 from eagle3.settings.check import check_settings
-from eagle3.storage import hold, write_json
+from eagle3.storage.files import write_json
+from eagle3.storage.lock import hold
 from eagle3.target.files import TargetFiles, read_target_files
 from eagle3.target.model import Target, load_target
 

@@ -32,7 +32,8 @@ from eagle3.head.draft_head import DraftHead
 from eagle3.head.kind import kind_named
 from eagle3.secrets import public
 from eagle3.settings.check import check_settings
-from eagle3.storage import hold, read_json, write_json
+from eagle3.storage.files import read_json, write_json
+from eagle3.storage.lock import hold
 from eagle3.training.checkpoint import (
     Origin,
     decisive_settings,

@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from eagle3.errors import InputError
-from eagle3.storage import write_json
+from eagle3.storage.files import write_json
 
 WRITES_HIDDEN = ("embed_tokens", "o_proj", "down_proj", "fc")
 OF_LAYER = re.compile(r"model\.layers\.(\d+)\.(.*)")

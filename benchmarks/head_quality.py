@@ -26,7 +26,7 @@ from result import write_result
 from eagle3 import cli
 from eagle3.data.datamodule import split_fraction
 from eagle3.features.joined import open_source
-from eagle3.storage import read_json, write_json
+from eagle3.storage.files import read_json, write_json
 
 ROOT = Path(__file__).parent.parent
 MAX_NEW_TOKENS = 96

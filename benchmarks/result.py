@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3 import cli
-from eagle3.storage import write_json
+from eagle3.storage.files import write_json
 
 FACTS = ("commit", "command", "machine", "versions")
 

@@ -32,7 +32,7 @@ from eagle3.serving.server.command import Draft, LaunchSettings, launch_command,
 from eagle3.serving.server.launch import prepare
 from eagle3.serving.server.load import measure_load
 from eagle3.serving.server.process import Server, server_information
-from eagle3.storage import read_json, write_json
+from eagle3.storage.files import read_json, write_json
 from eagle3.target.capture import Capture
 from eagle3.target.files import TargetFiles, read_target_files
 from eagle3.target.model import Target, load_target

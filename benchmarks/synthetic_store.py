@@ -20,7 +20,7 @@ from eagle3.features.manifest import MadeFrom, ShardIndex, write_manifest
 from eagle3.features.shards import StoreWriter
 from eagle3.features.store import TARGET_WEIGHTS, save_target_weights
 from eagle3.head.draft_head import HeadConfig
-from eagle3.storage import LocalFolder, Storage, sha256_stored
+from eagle3.storage.folder import LocalFolder, Storage, sha256_stored
 from eagle3.target.facts import TargetConfig
 from eagle3.target.identity import TargetIdentity
 

@@ -13,7 +13,7 @@ from stores import CONF
 from eagle3 import cli
 from eagle3.prompts import prepare_prompts
 from eagle3.prompts.rules import GROUPS, Rules
-from eagle3.storage import read_jsonl
+from eagle3.storage.files import read_jsonl
 
 OUTPUTS = ("prompts.jsonl", "rejects.jsonl", "ledger.json", "report.md", "report.png", "attribution.txt")
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from eagle3.features.manifest import MadeFrom, write_manifest
+from eagle3.features.manifest import MadeFrom, ShardIndex, write_manifest
 from eagle3.features.sample import Sample, positions_with_teacher
 from eagle3.features.shards import StoreWriter
 from eagle3.features.store import TARGET_WEIGHTS, FeatureStore, save_target_weights
 from eagle3.head.batch import TttBatch
-from eagle3.storage import LocalFolder, sha256_stored
+from eagle3.storage.folder import LocalFolder, Storage, sha256_stored
 from eagle3.target.facts import TargetConfig
 from eagle3.target.identity import TargetIdentity
 
@@ -72,8 +72,13 @@ TARGET_CONFIG = TargetConfig(
 
 
 def write_store(path: Path, samples: list[Sample], *, shard_bytes: int = 20_000, **made_from: Any) -> Path:
+    save_store(LocalFolder(path), samples, shard_bytes=shard_bytes, **made_from)
+    return path
+
+
+def save_store(storage: Storage, samples: list[Sample], *, shard_bytes: int = 20_000, **made_from: Any) -> None:
     """Write a real feature store of random features."""
-    storage, indices = LocalFolder(path), []  # type: ignore[var-annotated]
+    indices: list[ShardIndex] = []
     description = replace(MADE_FROM, **made_from)
     writer = StoreWriter(storage, description, indices, shard_bytes=shard_bytes)
     for sample in samples:
@@ -89,7 +94,6 @@ def write_store(path: Path, samples: list[Sample], *, shard_bytes: int = 20_000,
         indices=indices,
         left_out={},
     )
-    return path
 
 
 def open_store(path: Path) -> FeatureStore:

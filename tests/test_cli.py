@@ -33,7 +33,7 @@ import precompute
 import serve
 import train
 from eagle3.features.store import FeatureStore
-from eagle3.storage import read_jsonl, sha256_file, write_json
+from eagle3.storage.files import read_jsonl, sha256_file, write_json
 
 ROOT = Path(__file__).parent.parent
 TINY = ASSETS / "tiny"

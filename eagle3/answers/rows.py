@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from eagle3.storage import Record
+from eagle3.storage.records import Record
 
 
 @dataclass(frozen=True, kw_only=True)

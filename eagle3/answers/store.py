@@ -10,19 +10,8 @@ from typing import Any, ClassVar
 
 from eagle3.answers.rows import ResponseError, ResponseRow
 from eagle3.errors import InputError
-from eagle3.storage import (
-    AnyRecord,
-    Record,
-    atomic_write,
-    json_line,
-    parse_record,
-    parse_sealed,
-    read_jsonl,
-    read_sealed_json,
-    sealed_bytes,
-    sha256_file,
-    write_jsonl,
-)
+from eagle3.storage.files import atomic_write, json_line, read_jsonl, sha256_file, write_jsonl
+from eagle3.storage.records import AnyRecord, Record, parse_record, parse_sealed, read_sealed_json, sealed_bytes
 from eagle3.target.identity import TargetIdentity, require_same_target
 
 log = logging.getLogger(__name__)

@@ -107,7 +107,7 @@ class Speculator:
 
         At temperature 0 the tokens are the target's greedy ones, otherwise its samples for this seed: the same
         whatever the head drafts (up to rounding, which depends on how many tokens a forward reads)."""
-        num_drafts = tokens_of_round(steps, topk, draft_tokens) - 1
+        num_drafts = num_draft_tokens(steps, topk, draft_tokens) - 1
         require_topk(topk, self.head.config.draft_vocab_size)
         room = len(prompt_ids) + max_new_tokens + steps
         drafter = Drafter(self.head, self.target.embedding, room)
@@ -181,7 +181,7 @@ def measure(
     return Measurement(decoded, equal / len(decoded) if decoded and temperature == 0 else None, seconds)
 
 
-def tokens_of_round(steps: int, topk: int, draft_tokens: int | None) -> int:
+def num_draft_tokens(steps: int, topk: int, draft_tokens: int | None) -> int:
     """Tokens that a round verifies, the root included; InputError for a shape that SGLang would change or refuse."""
     given = f"steps={steps} topk={topk} draft_tokens={draft_tokens}"
     if topk == 1:

@@ -32,7 +32,7 @@ from eagle3.features.sample import Sample, positions_with_teacher
 from eagle3.features.shards import StoreWriter, broken, hash_of
 from eagle3.features.store import TARGET_WEIGHTS, save_target_weights
 from eagle3.features.turns import anchors_of
-from eagle3.storage import LocalFolder, Storage, sha256_stored
+from eagle3.storage.folder import LocalFolder, Storage, sha256_stored
 from eagle3.target.capture import Capture, Features, check_capture_layers, default_capture_layers, logit_transform_of
 from eagle3.target.identity import require_same_target
 from eagle3.target.model import Target

@@ -16,7 +16,8 @@ from eagle3.features.manifest import MadeFrom
 from eagle3.features.sample import Sample
 from eagle3.features.source import FeatureSource, SampleRef, TargetWeights
 from eagle3.features.store import FeatureStore
-from eagle3.storage import LocalFolder, require_local, sha256_json
+from eagle3.storage.files import require_local, sha256_json
+from eagle3.storage.folder import LocalFolder
 from eagle3.target.facts import TargetConfig
 from eagle3.target.identity import require_same_target
 

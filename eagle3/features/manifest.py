@@ -6,7 +6,8 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from eagle3.errors import InputError
-from eagle3.storage import AnyRecord, Record, Storage, parse_sealed, sealed_bytes, write_file
+from eagle3.storage.folder import Storage, write_file
+from eagle3.storage.records import AnyRecord, Record, parse_sealed, sealed_bytes
 from eagle3.target.facts import TargetConfig
 from eagle3.target.identity import TargetIdentity
 

@@ -24,7 +24,8 @@ from eagle3.features.manifest import (
 )
 from eagle3.features.sample import Sample, from_bytes, to_bytes
 from eagle3.features.turns import anchors_of
-from eagle3.storage import PendingFile, Storage, record_bytes, sealed_bytes, sha256_stored, write_file
+from eagle3.storage.folder import PendingFile, Storage, sha256_stored, write_file
+from eagle3.storage.records import record_bytes, sealed_bytes
 
 
 class HashedFile:

@@ -31,7 +31,8 @@ from eagle3.features.manifest import (
 from eagle3.features.sample import Sample, views
 from eagle3.features.shards import ShardReader, broken, hash_of, verify_file
 from eagle3.features.source import SampleRef, TargetWeights
-from eagle3.storage import Storage, sha256_json, write_file
+from eagle3.storage.files import sha256_json
+from eagle3.storage.folder import Storage, write_file
 from eagle3.target.facts import TargetConfig
 
 TARGET_WEIGHTS = "target.safetensors"

@@ -23,7 +23,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from eagle3.errors import InputError
-from eagle3.storage import Record
+from eagle3.storage.records import Record
 from eagle3.target.facts import TargetConfig
 
 AnyConfig = TypeVar("AnyConfig", bound="HeadConfig")

@@ -27,7 +27,8 @@ from eagle3.prompts.reading.rows import read_prompt
 from eagle3.prompts.reading.sources import Source, file_name, file_state
 from eagle3.prompts.spool import ChunkWriter, ScannedChunk, written_folder
 from eagle3.prompts.traffic import MEASURED, TrafficMix
-from eagle3.storage import sha256_json, write_sealed_json
+from eagle3.storage.files import sha256_json
+from eagle3.storage.records import write_sealed_json
 
 log = logging.getLogger(__name__)
 

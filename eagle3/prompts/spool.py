@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from eagle3.prompts.reading.prompt import Prompt
-from eagle3.storage import json_line, read_jsonl, read_sealed_json, with_filename
+from eagle3.storage.files import json_line, read_jsonl, with_filename
+from eagle3.storage.records import read_sealed_json
 
 OWN_ROWS = np.dtype([("offset", "u8"), ("line", "u8")])  # place in prompts.jsonl; line of the chunk, from 1
 WAITING_ROWS = 1024  # rows that a chunk's writer holds

@@ -20,7 +20,8 @@ from eagle3.prompts.scan import Enough, Scanner, scan, tasks_of
 from eagle3.prompts.selection import Selection, select
 from eagle3.prompts.spool import Scanned
 from eagle3.secrets import public
-from eagle3.storage import atomic_write, write_sealed_json
+from eagle3.storage.files import atomic_write
+from eagle3.storage.records import write_sealed_json
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from eagle3.storage import Record
+from eagle3.storage.records import Record
 
 # The types that SGLang computes as transformers does, and what each reads beside rope_theta. What a target keeps there
 # for other tokens (mrope_section: positions of images in three axes, which are one and the same in a text) is left out.

@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass, fields, replace
 
 from eagle3.errors import InputError
-from eagle3.storage import Record
+from eagle3.storage.records import Record
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from eagle3.errors import InputError
-from eagle3.storage import sha256_json
+from eagle3.storage.files import sha256_json
 from eagle3.target.checkpoint_files import PLAIN_CHECKPOINT
 from eagle3.target.facts import TargetConfig, target_config
 from eagle3.target.files import DTYPES, TargetFiles, ends_of_turn, first_line, read_target_files

@@ -15,7 +15,9 @@ from torch import Tensor
 from eagle3.errors import InputError
 from eagle3.features.source import FeatureSource, as_setting
 from eagle3.head.draft_head import DraftHead
-from eagle3.storage import LocalFolder, Record, atomic_write, parse_record
+from eagle3.storage.files import atomic_write
+from eagle3.storage.folder import LocalFolder
+from eagle3.storage.records import Record, parse_record
 from eagle3.target.facts import TargetConfig
 from eagle3.target.identity import TargetIdentity, require_same_target
 

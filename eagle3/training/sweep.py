@@ -9,7 +9,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from eagle3.cli import exit_with
-from eagle3.storage import read_json
+from eagle3.storage.files import read_json
 
 
 class RankedTable(Callback):

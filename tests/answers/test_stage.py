@@ -23,7 +23,8 @@ from eagle3.answers.stage import answer_prompts
 from eagle3.answers.store import ResponseStore, read_responses
 from eagle3.errors import InputError
 from eagle3.prompts.reading.conversation import messages_of
-from eagle3.storage import read_jsonl, sealed_bytes, sha256_file, write_jsonl, write_sealed_json
+from eagle3.storage.files import read_jsonl, sha256_file, write_jsonl
+from eagle3.storage.records import sealed_bytes, write_sealed_json
 from eagle3.target.model import load_target
 
 SETTINGS = {

@@ -19,7 +19,8 @@ from eagle3.features import extract
 from eagle3.features.extract import extract_features
 from eagle3.features.manifest import Manifest
 from eagle3.features.turns import teacher_positions
-from eagle3.storage import json_line, read_sealed_json, sealed_bytes
+from eagle3.storage.files import json_line
+from eagle3.storage.records import read_sealed_json, sealed_bytes
 from eagle3.target.capture import Capture, Features
 from eagle3.target.identity import TargetIdentity
 from eagle3.target.model import Target, load_target

@@ -11,7 +11,7 @@ from eagle3.errors import InputError
 from eagle3.features.joined import open_source
 from eagle3.serving.check.prompts import validation_prompts
 from eagle3.serving.head.record import StoreRecord
-from eagle3.storage import sha256_json
+from eagle3.storage.files import sha256_json
 
 
 def test_the_samples_are_those_of_all_stores_each_read_from_its_own(two_stores: list[str]) -> None:

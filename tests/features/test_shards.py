@@ -16,7 +16,7 @@ from eagle3.errors import InputError
 from eagle3.features.manifest import ShardEntry, ShardIndex, sha256_of
 from eagle3.features.sample import Sample
 from eagle3.features.shards import ShardReader, ShardWriter, verify_file
-from eagle3.storage import LocalFolder
+from eagle3.storage.folder import LocalFolder
 
 
 def write(directory: Path, samples: list[Sample]) -> tuple[Path, ShardIndex]:

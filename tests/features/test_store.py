@@ -13,7 +13,7 @@ from stores import open_store, random_samples, write_store
 
 from eagle3.errors import InputError
 from eagle3.features.store import save_target_weights
-from eagle3.storage import LocalFolder
+from eagle3.storage.folder import LocalFolder
 
 
 def test_the_manifest_counts_what_the_shards_hold(store_path: Path) -> None:

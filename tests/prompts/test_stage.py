@@ -9,7 +9,7 @@ from prompt_stage import OUTPUTS, chat, default_settings, prepare, reasons, user
 from stores import CONF
 
 from eagle3.errors import InputError
-from eagle3.storage import sha256_file, write_json
+from eagle3.storage.files import sha256_file, write_json
 
 __all__ = ["prepare"]  # the fixture
 

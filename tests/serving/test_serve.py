@@ -19,7 +19,7 @@ from eagle3.errors import InputError
 from eagle3.serving.check.finding import Finding
 from eagle3.serving.head.export import TrainedHead, export_head
 from eagle3.serving.head.files import read_files
-from eagle3.storage import read_json, write_jsonl
+from eagle3.storage.files import read_json, write_jsonl
 from eagle3.target.model import Target
 from serve import export_head as export_action
 

@@ -6,7 +6,7 @@ import pytest
 import transformers
 
 from eagle3.head.eagle3 import rope_of
-from eagle3.storage import parse_record, record_bytes
+from eagle3.storage.records import parse_record, record_bytes
 from eagle3.target.facts import LogitTransform, TargetConfig, plain_rope, target_config
 from eagle3.target.sglang import capture_obstacle
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from eagle3.errors import InputError
 from eagle3.prompts.output.ledger import MADE_BY
-from eagle3.storage import read_json, read_sealed_json, sha256_file
+from eagle3.storage.files import read_json, sha256_file
+from eagle3.storage.records import read_sealed_json
 
 NAMED_DIFFERENCES, LONGEST_VALUE = 5, 120  # in an error
 

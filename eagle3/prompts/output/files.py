@@ -12,7 +12,7 @@ from eagle3.prompts.overlap.duplicates import Fate
 from eagle3.prompts.reading.sources import Source
 from eagle3.prompts.selection import Selection
 from eagle3.prompts.spool import Scanned, ScannedChunk
-from eagle3.storage import atomic_write, json_line
+from eagle3.storage.files import atomic_write, json_line
 
 
 @dataclass

@@ -10,7 +10,8 @@ from eagle3.prompts.output.files import Counts
 from eagle3.prompts.reading.sources import Source
 from eagle3.prompts.rules import Rules
 from eagle3.prompts.spool import ScannedChunk
-from eagle3.storage import read_sealed_json, sha256_file
+from eagle3.storage.files import sha256_file
+from eagle3.storage.records import read_sealed_json
 
 MADE_BY = "python precompute.py 'stages=[prompts]'"
 

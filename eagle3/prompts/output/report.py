@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.prompts.output.picture import draw
-from eagle3.storage import atomic_write
+from eagle3.storage.files import atomic_write
 
 PRIVACY = {
     "strict": "Identifiers, secrets and names were looked for, the latter by a model.",

@@ -12,7 +12,7 @@ from eagle3.prompts.checks import Verdict
 from eagle3.prompts.privacy.models import MODEL_ENTITIES, NameModel
 from eagle3.prompts.privacy.recogniser import ACTIONS, Action, Recogniser
 from eagle3.prompts.reading.prompt import Prompt
-from eagle3.storage import sha256_json
+from eagle3.storage.files import sha256_json
 
 log = logging.getLogger(__name__)
 

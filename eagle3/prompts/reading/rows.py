@@ -6,7 +6,7 @@ from eagle3.prompts.reading.conversation import Refused, is_unicode, messages_of
 from eagle3.prompts.reading.formats import ID_COLUMNS, LICENSE_COLUMNS
 from eagle3.prompts.reading.prompt import Prompt
 from eagle3.prompts.reading.sources import Row, Source, read_rows
-from eagle3.storage import sha256_json
+from eagle3.storage.files import sha256_json
 
 
 def read_prompts(source: Source, *, keep_answers: bool) -> Iterator[tuple[Row, Prompt | Refused]]:

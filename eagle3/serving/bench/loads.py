@@ -13,7 +13,7 @@ from eagle3.serving.server.command import LaunchSettings
 from eagle3.serving.server.load import Agreement, LoadResult, measure_load, repeat_prompts
 from eagle3.serving.server.process import Server, is_reachable, server_information
 from eagle3.serving.server.same_answers import PlainAnswers
-from eagle3.storage import json_line, read_jsonl, with_filename
+from eagle3.storage.files import json_line, read_jsonl, with_filename
 
 RESULTS = "results.jsonl"
 

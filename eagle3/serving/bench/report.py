@@ -10,7 +10,7 @@ from lightning.pytorch.loggers import WandbLogger
 from eagle3.serving.bench.loads import MeasuredLoad
 from eagle3.serving.bench.plots import PICTURES, draw_pictures
 from eagle3.serving.bench.stats import CONFIDENCE, Cell, Interval, Spread, by_set, gather_cells, stops_paying
-from eagle3.storage import atomic_write, write_json
+from eagle3.storage.files import atomic_write, write_json
 
 NONE = "-"
 

@@ -14,7 +14,7 @@ from eagle3.serving.check.prompts import PromptSet, file_prompts, question_promp
 from eagle3.serving.check.settings import Decoding
 from eagle3.serving.head.format import load_head
 from eagle3.serving.head.record import HeadRecord, MeasuredAcceptLength
-from eagle3.storage import sha256_json
+from eagle3.storage.files import sha256_json
 from eagle3.target.model import Target
 
 CHECK = "accept_length"

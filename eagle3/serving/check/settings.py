@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from eagle3.decoding.speculate import tokens_of_round
+from eagle3.decoding.speculate import num_draft_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,4 +27,4 @@ class Decoding(Answering):
     draft_tokens: int | None
 
     def __post_init__(self) -> None:
-        tokens_of_round(self.steps, self.topk, self.draft_tokens)
+        num_draft_tokens(self.steps, self.topk, self.draft_tokens)

@@ -13,7 +13,7 @@ from eagle3.head.draft_head import DraftHead
 from eagle3.head.kind import kind_named
 from eagle3.serving.head.format import is_exported_head, save_head
 from eagle3.serving.head.record import HeadRecord, StoreRecord, write_record
-from eagle3.storage import read_json, sha256_file
+from eagle3.storage.files import read_json, sha256_file
 from eagle3.target.facts import TargetConfig
 from eagle3.training.checkpoint import Checkpoint, read_checkpoint
 

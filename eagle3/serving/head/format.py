@@ -23,7 +23,7 @@ from eagle3.head.draft_vocab import from_offsets, membership, to_offsets
 from eagle3.head.eagle3 import EAGLE3, rope_of
 from eagle3.head.kind import HeadKind, kind_named, kind_of_architecture
 from eagle3.serving.head.files import ARCHITECTURE, LAYER_IDS, MAKE_HEAD, HeadFiles, read_files
-from eagle3.storage import atomic_write, write_json
+from eagle3.storage.files import atomic_write, write_json
 from eagle3.target.facts import ROPE_TYPES
 from eagle3.target.files import DTYPES
 

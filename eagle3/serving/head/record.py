@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from eagle3.storage import Record, atomic_write, parse_sealed, sealed_bytes
+from eagle3.storage.files import atomic_write
+from eagle3.storage.records import Record, parse_sealed, sealed_bytes
 from eagle3.target.identity import TargetIdentity
 
 FILE = "training.json"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from eagle3.decoding.speculate import tokens_of_round
+from eagle3.decoding.speculate import num_draft_tokens
 from eagle3.errors import InputError
 from eagle3.secrets import SAYS_SECRET
 
@@ -71,7 +71,7 @@ class Draft:
 
     def __post_init__(self) -> None:
         """Raise InputError for a shape that SGLang would change or refuse."""
-        tokens_of_round(self.steps, self.topk, self.draft_tokens)
+        num_draft_tokens(self.steps, self.topk, self.draft_tokens)
 
 
 def launch_command(settings: LaunchSettings, *, target: str, revision: str | None, draft: Draft | None) -> list[str]:
@@ -115,7 +115,7 @@ def _draft_flags(draft: Draft) -> dict[str, Any]:
         "speculative-draft-model-path": draft.head,
         "speculative-num-steps": draft.steps,
         "speculative-eagle-topk": draft.topk,
-        "speculative-num-draft-tokens": tokens_of_round(draft.steps, draft.topk, draft.draft_tokens),
+        "speculative-num-draft-tokens": num_draft_tokens(draft.steps, draft.topk, draft.draft_tokens),
     }
 
 

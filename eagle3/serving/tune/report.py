@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from eagle3.serving.tune.predict import Gain, Setting
 from eagle3.serving.tune.search import SearchState
 from eagle3.serving.tune.timing import LoadTiming
-from eagle3.storage import write_json
+from eagle3.storage.files import write_json
 
 WIDTHS = (12, 4, 6, 13, 9, 10, 9, 9, 9, 12)
 HEADER = (

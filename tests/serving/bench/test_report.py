@@ -15,7 +15,7 @@ from eagle3.serving.bench.report import log_to_wandb, verdict, write_bench_repor
 from eagle3.serving.bench.stats import Cell, Interval, SpeedUp
 from eagle3.serving.server.client import ServedAnswer
 from eagle3.serving.server.load import LoadResult
-from eagle3.storage import read_json
+from eagle3.storage.files import read_json
 from eagle3.training.loggers import close
 
 

@@ -18,7 +18,7 @@ from eagle3.serving.bench.loads import RESULTS, BenchPlan, MeasuredLoad, read_re
 from eagle3.serving.bench.run import bench, bench_commands, find_notes, gather_facts, prompt_sets
 from eagle3.serving.server.command import Draft, LaunchSettings
 from eagle3.serving.server.load import LoadResult
-from eagle3.storage import read_json
+from eagle3.storage.files import read_json
 from eagle3.target.files import TargetFiles, read_target_files
 
 TINY = ASSETS / "tiny"

@@ -12,7 +12,7 @@ from eagle3.errors import InputError
 from eagle3.serving.check.accept_length import Judge
 from eagle3.serving.check.prompts import prompt_source, validation_prompts
 from eagle3.serving.head.record import StoreRecord
-from eagle3.storage import write_jsonl
+from eagle3.storage.files import write_jsonl
 
 
 def test_validation_prompts_are_the_prompt_parts_of_the_lowest_shares(store_path: Path) -> None:

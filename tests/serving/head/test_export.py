@@ -15,7 +15,7 @@ from eagle3.head.draft_head import DraftHead
 from eagle3.serving.head.export import TrainedHead, export_head, find_checkpoint, read_trained, target_settings
 from eagle3.serving.head.format import load_head
 from eagle3.serving.head.record import read_record
-from eagle3.storage import write_json
+from eagle3.storage.files import write_json
 
 
 @pytest.fixture

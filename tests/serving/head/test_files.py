@@ -13,7 +13,7 @@ from eagle3.errors import InputError
 from eagle3.head.draft_head import DraftHead
 from eagle3.serving.head.files import INDEX, plain_name, read_files
 from eagle3.serving.head.format import load_head, save_head
-from eagle3.storage import write_json
+from eagle3.storage.files import write_json
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from eagle3.serving.server.preflight import (
     require_capture,
     require_devices,
 )
-from eagle3.storage import read_json, write_json
+from eagle3.storage.files import read_json, write_json
 from eagle3.target.facts import target_config
 from eagle3.target.files import TargetFiles, read_target_files
 

@@ -1,0 +1,125 @@
+"""Local files that are whole or absent, JSON, and hashes."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from eagle3.errors import InputError
+
+
+def require_local(path: str, *, setting: str) -> None:
+    """Raise InputError for a URL: as a path it would name a folder below the working directory."""
+    if "://" in path:
+        raise InputError(
+            f"{setting}={path} is a URL, and must be a local folder; mount the bucket, or copy the folder from and to "
+            f"it with its own tool, e.g. aws s3 sync"
+        )
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[IO[bytes]]:
+    """Open `path` for binary writing under a temporary name; it gets its own name only when the block ends well."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pending = LocalPendingFile(path)
+    try:
+        with with_filename(path):
+            yield pending.file
+        pending.commit()
+    finally:
+        pending.discard()
+
+
+@contextmanager
+def with_filename(path: Path) -> Iterator[None]:
+    """Put `path` into an OSError of writing: Python does so at opening only, not when the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    with atomic_write(path) as file:
+        file.write(json_text(value))
+
+
+def json_text(value: Any) -> bytes:
+    return json.dumps(value, indent=1, ensure_ascii=False).encode() + b"\n"
+
+
+def read_json(path: Path, *, made_by: str) -> dict[str, Any]:
+    """Parse an object; `made_by` is the command that makes the file, named when it is missing or broken."""
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist; make it with: {made_by}") from None
+    except (ValueError, RecursionError) as error:  # also of bytes that are not UTF-8
+        raise InputError(f"{path} is not valid JSON ({error}); delete it and run: {made_by}") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{path} holds no object in braces; delete it and run: {made_by}")
+    return value
+
+
+def write_jsonl(path: Path, rows: Iterator[dict] | list[dict]) -> None:
+    with atomic_write(path) as file:
+        for row in rows:
+            file.write(json_line(row))
+
+
+def json_line(row: dict) -> bytes:
+    return json.dumps(row, ensure_ascii=False).encode() + b"\n"
+
+
+def read_jsonl(path: Path) -> Iterator[dict]:
+    """Rows of a file that this project wrote by appending: a last line cut short by a kill is left out."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.endswith(b"\n"):
+                try:
+                    row = json.loads(line)
+                except (ValueError, RecursionError):
+                    row = None
+                if not isinstance(row, dict):
+                    raise InputError(f"{path} line {number} is damaged: it holds no JSON object; make the file again")
+                yield row
+
+
+def sha256_json(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+
+
+def sha256_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class LocalPendingFile:
+    def __init__(self, path: Path, *, committed: Callable[[], object] = lambda: None) -> None:
+        self.path, self.committed = path, committed
+        self.temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        self.file = self.temporary.open("wb")
+
+    def write(self, data: Any) -> int:
+        with with_filename(self.path):
+            return self.file.write(data)
+
+    def tell(self) -> int:
+        return self.file.tell()
+
+    def commit(self) -> None:
+        with with_filename(self.path):
+            self.file.flush()
+            os.fsync(self.file.fileno())
+            self.file.close()
+            self.temporary.replace(self.path)
+        self.committed()
+
+    def discard(self) -> None:
+        with suppress(OSError):  # on a full disk closing fails as writing did
+            self.file.close()
+        self.temporary.unlink(missing_ok=True)

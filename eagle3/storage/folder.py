@@ -1,0 +1,91 @@
+"""The door for where shards lie: a folder of files that are whole or absent; today on this machine."""
+
+import hashlib
+import mmap
+from pathlib import Path
+from typing import Any, Protocol
+
+from eagle3.storage.files import LocalPendingFile
+
+
+class PendingFile(Protocol):
+    """A file that is being written and has no name yet."""
+
+    def write(self, data: Any) -> int: ...
+
+    def tell(self) -> int: ...
+
+    def commit(self) -> None:
+        """Give the file its name: from here on it is there, whole."""
+
+    def discard(self) -> None:
+        """Drop the file; nothing was there and nothing is. Does nothing after `commit`."""
+
+
+class Storage(Protocol):
+    """A folder of files that are whole or absent. Names have no folders. Errors are OSErrors with a `filename`; a name
+    that is not there is a FileNotFoundError."""
+
+    @property
+    def location(self) -> str:
+        """Path or URL, for messages and records."""
+
+    def names(self, pattern: str) -> list[str]:
+        """List the files that match a glob pattern, sorted."""
+
+    def size(self, name: str) -> int: ...
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> memoryview:
+        """Return the bytes of a range, all by default. Safe to call from several threads."""
+
+    def create(self, name: str) -> PendingFile:
+        """Begin a file, which appears under `name` when it is committed and replaces one of that name."""
+
+
+class LocalFolder:
+    """A folder on this machine. Ranges are views of the mapped file: what is never looked at is never read."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._mapped: dict[str, memoryview] = {}
+
+    @property
+    def location(self) -> str:
+        return str(self.path)
+
+    def names(self, pattern: str) -> list[str]:
+        return sorted(path.name for path in self.path.glob(pattern) if not path.name.startswith("."))  # being written
+
+    def size(self, name: str) -> int:
+        return (self.path / name).stat().st_size
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> memoryview:
+        if name not in self._mapped:  # two threads may both map a file; the second view stays
+            self._mapped[name] = self._map(self.path / name)
+        return self._mapped[name][start:stop]
+
+    def create(self, name: str) -> "LocalPendingFile":
+        self.path.mkdir(parents=True, exist_ok=True)
+        return LocalPendingFile(self.path / name, committed=lambda: self._mapped.pop(name, None))
+
+    @staticmethod
+    def _map(path: Path) -> memoryview:
+        with path.open("rb") as file:
+            if not path.stat().st_size:
+                return memoryview(b"")
+            # Copy on write: torch warns of tensors in read-only memory, and the file must never change.
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+
+
+def write_file(storage: Storage, name: str, content: bytes) -> None:
+    """Write a file whole or not at all."""
+    file = storage.create(name)
+    try:
+        file.write(content)
+        file.commit()
+    finally:
+        file.discard()
+
+
+def sha256_stored(storage: Storage, name: str) -> str:
+    return hashlib.sha256(storage.read(name)).hexdigest()

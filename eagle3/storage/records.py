@@ -1,0 +1,109 @@
+"""Records: what lies on disk as plain data, sealed where it is a file of its own."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import NoneType
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from eagle3.errors import InputError
+from eagle3.storage.files import atomic_write, json_text, read_json
+
+# A file of JSON whose last key is the sha256 of what stands before it: a flipped byte, a cut and an edit all show.
+
+SEAL = re.compile(rb',\n "seal": "([0-9a-f]{64})"\n\}\n')
+
+
+def seal(text: bytes) -> bytes:
+    """Add the seal to a JSON object of one or more keys, indented by 1."""
+    body = text.removesuffix(b"\n}\n")
+    assert body != text
+    return body + b',\n "seal": "%s"\n}\n' % hashlib.sha256(body).hexdigest().encode()
+
+
+def unseal(content: bytes, *, source: str, way_out: str) -> bytes:
+    """Return the JSON without its seal; InputError where they do not fit together."""
+    body, found = content[:-LENGTH_OF_SEAL], SEAL.fullmatch(content[-LENGTH_OF_SEAL:])
+    if found is None or found[1].decode() != hashlib.sha256(body).hexdigest():
+        raise InputError(f"{source}: damaged or edited, it does not have the sha256 in its last line; {way_out}")
+    return body + b"\n}\n"
+
+
+LENGTH_OF_SEAL = len(seal(b"{1\n}\n")) - 2
+
+
+def write_sealed_json(path: Path, value: dict[str, Any]) -> None:
+    with atomic_write(path) as file:
+        file.write(seal(json_text(value)))
+
+
+def read_sealed_json(path: Path, *, made_by: str) -> dict[str, Any]:
+    """Parse what `write_sealed_json` wrote; errors as in `read_json`."""
+    value = read_json(path, made_by=made_by)
+    unseal(path.read_bytes(), source=str(path), way_out=f"delete it and run: {made_by}")
+    del value["seal"]
+    return value
+
+
+UNION_PARTS = ("str", "list[str]", "[key]")  # in the places that pydantic names
+
+
+class Record:
+    """A frozen dataclass that is written as JSON. What is read is checked against its fields: nothing may be missing,
+    unknown or of another type. One with a FORMAT_VERSION has a field `format_version` of the same number."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+    FORMAT_VERSION: ClassVar[int | None] = None
+
+
+AnyRecord = TypeVar("AnyRecord", bound=Record)
+
+
+def parse_record(content: bytes, kind: type[AnyRecord], *, source: str, way_out: str) -> AnyRecord:
+    """Read a record from JSON. InputError names `source`, the field, what is wrong with it and the `way_out`."""
+    _require_version(content, kind, source, way_out)
+    try:
+        return TypeAdapter(kind).validate_json(content)
+    except ValidationError as error:
+        raise InputError(f"{source}: {_in_words(error.errors()[0])}; {way_out}") from None
+
+
+def parse_sealed(content: bytes, kind: type[AnyRecord], *, source: str, way_out: str) -> AnyRecord:
+    """Read a record from a file of its own. What another version or program wrote is said as such."""
+    _require_version(content, kind, source, way_out)
+    if SEAL.fullmatch(content[-LENGTH_OF_SEAL:]) is None:
+        parse_record(content, kind, source=source, way_out=way_out)
+    return parse_record(unseal(content, source=source, way_out=way_out), kind, source=source, way_out=way_out)
+
+
+def _require_version(content: bytes, kind: type[Record], source: str, way_out: str) -> None:
+    try:
+        version = json.loads(content)["format_version"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return  # for the seal or the parser to say
+    if isinstance(version, int) and version != kind.FORMAT_VERSION is not None:
+        raise InputError(f"{source}: format_version={version}, this code reads {kind.FORMAT_VERSION}; {way_out}")
+
+
+def _in_words(fault: Mapping[str, Any]) -> str:
+    """Say what is wrong in which field; of its value only numbers, for texts may be somebody's."""
+    field = ".".join(str(part) for part in fault["loc"] if part not in UNION_PARTS)
+    if fault["type"] == "missing":
+        return f"{field} is missing"
+    if fault["type"] == "unexpected_keyword_argument":
+        return f"{field} is unknown"
+    given = f"={fault['input']}" if isinstance(fault["input"], int | float | NoneType) else ""
+    return f"{field}{given}: {fault['msg']}" if field else fault["msg"].removeprefix("Value error, ")
+
+
+def record_bytes(record: Record) -> bytes:
+    return TypeAdapter(type(record)).dump_json(record, indent=1) + b"\n"
+
+
+def sealed_bytes(record: Record) -> bytes:
+    """Return a record as a file of its own, which `parse_sealed` reads."""
+    return seal(record_bytes(record))

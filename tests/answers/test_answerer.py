@@ -1,0 +1,68 @@
+"""The door for who answers: one that looks answers up, which lives in tests alone, makes the rows of the target's."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from eagle3.answers.answerer import Answer, AnyConversation, Sampling
+from eagle3.answers.chat import Chat
+from eagle3.answers.huggingface import HuggingFaceAnswerer
+from eagle3.answers.stage import answer_prompts
+from eagle3.answers.store import read_responses
+from eagle3.storage.files import read_jsonl, write_jsonl
+from eagle3.target.model import load_target
+
+GREEDY = Sampling(temperature=0, top_p=1.0, top_k=0, max_new_tokens=8)
+TARGET: dict[str, Any] = {"revision": None, "dtype": "auto", "attention": None, "trust_remote_code": False}
+TARGET["check_health"] = False
+STAGE: dict[str, Any] = {"sampling": GREEDY, "max_prompt_tokens": None, "seed": 0, "on_length": "keep"}
+Row = dict[str, Any]
+
+
+class LookUp:
+    """An `Answerer`: the whole of one conversation, then the next, the last one first."""
+
+    name = "looked up"
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self.answers = {
+            tuple(row["input_ids"][:start]): Answer(row["input_ids"][start:end], reason)
+            for row in rows
+            for (start, end), reason in zip(row["turns"], row["finish_reasons"], strict=True)
+        }
+
+    def __call__(self, conversations: Iterable[AnyConversation], progress: tqdm) -> Iterator[list[AnyConversation]]:
+        for conversation in [*conversations][::-1]:
+            while conversation.waiting:
+                found = self.answers.get(tuple(conversation.prompt_ids))
+                conversation.answer(found) if found else conversation.fail("not to be found")
+            progress.update()
+            yield [conversation]
+
+
+def test_answers_looked_up_make_the_rows_of_those_that_the_target_gave(tiny_path: Path, tmp_path: Path) -> None:
+    target = load_target(path=str(tiny_path), device="cpu", **TARGET)
+    settings = {"template": None, "template_kwargs": {}, "date": "2026-01-01", "reasoning_parser": "auto"}
+    chat = Chat(target.tokenizer, stop_ids=target.stop_ids, **settings)  # type: ignore[arg-type]
+    questions = [["How is `vfield` used?", "And `sfield`?"], ["What is `to_dict`?"], ["Why?", "Why not?", "When?"]]
+    turns = [[{"role": "user", "content": text} for text in each] for each in questions]
+    prompts = [{"id": f"p{n}", "source": "s", "license": "MIT", "messages": each} for n, each in enumerate(turns)]
+    for name in ("given", "looked_up", "partly"):
+        write_jsonl(tmp_path / name / "prompts/prompts.jsonl", prompts)
+
+    def rows(name: str, answerer: Any) -> dict[str, Row]:
+        answer_prompts(target=target, chat=chat, answerer=answerer, out_dir=tmp_path / name, **STAGE)
+        return {row["id"]: row for row in read_jsonl(tmp_path / name / "responses/responses.jsonl")}
+
+    plain = HuggingFaceAnswerer(target=target, sampling=GREEDY, batch_size=4, batch_tokens=4096, window=4)
+    given = rows("given", plain)
+    assert len(given) == 3
+    assert rows("looked_up", LookUp(given.values())) == given
+    assert read_responses(tmp_path / "looked_up/responses").made_with.answers == "looked up"
+
+    kept = [row for row in given.values() if row["prompt_id"] != "p1"]
+    assert rows("partly", LookUp(kept)) == {row["id"]: row for row in kept}
+    [error] = read_jsonl(tmp_path / "partly/responses/errors.jsonl")
+    assert error["prompt_id"] == "p1" and "not to be found" in error["reason"]

@@ -1,0 +1,41 @@
+"""Files are whole or absent; what is damaged is named."""
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from eagle3.errors import InputError
+from eagle3.storage.files import atomic_write, json_line, read_json, read_jsonl, write_json
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    write_json(path, {"old": 1})
+    with pytest.raises(OSError, match="no space"), atomic_write(path) as file:
+        file.write(b"half")
+        raise OSError(errno.ENOSPC, "no space")
+    assert read_json(path, made_by="x") == {"old": 1}
+    assert [found.name for found in tmp_path.iterdir()] == ["file.json"]
+
+
+def test_a_line_cut_short_by_a_kill_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(json_line({"a": 1}) + json_line({"a": 2})[:-4])
+    assert list(read_jsonl(path)) == [{"a": 1}]
+
+
+def test_missing_and_broken_json_name_the_file_and_the_command(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"x\.json does not exist; make it with: python make\.py"):
+        read_json(tmp_path / "x.json", made_by="python make.py")
+    (tmp_path / "x.json").write_text("{")
+    with pytest.raises(InputError, match=r"x\.json is not valid JSON .*python make\.py"):
+        read_json(tmp_path / "x.json", made_by="python make.py")
+
+
+@pytest.mark.parametrize("line", [b"[]", b"3", b"{", b'"\xff"', b"{'a': 1}"])
+def test_a_damaged_line_is_named_by_its_number(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(json_line({"a": 1}) + line + b"\n")
+    with pytest.raises(InputError, match=r"rows\.jsonl line 2 is damaged"):
+        list(read_jsonl(path))

@@ -1,0 +1,31 @@
+"""A folder is written by one process at a time."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from stores import ROOT
+
+from eagle3.errors import InputError
+from eagle3.storage.lock import hold
+
+HOLDS = """
+import sys, time
+from pathlib import Path
+from eagle3.storage.lock import hold
+with hold(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_folder_has_one_writer_and_a_killed_one_gives_it_back(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLDS, tmp_path], stdout=subprocess.PIPE, cwd=ROOT) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"held\n"
+        with pytest.raises(InputError, match=rf"is being written by process {other.pid} on .* since 20.*; wait for it"):
+            hold(tmp_path).__enter__()
+        other.kill()
+    with hold(tmp_path):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
