@@ -21,6 +21,8 @@ from omegaconf import DictConfig
 
 from eagle3 import cli
 from eagle3.answers.chat import Chat
+from eagle3.engine.command import LaunchSettings
+from eagle3.engine.draft import Draft
 from eagle3.errors import InputError, require_packages
 from eagle3.serving.check.accept_length import Judge
 from eagle3.serving.check.checks import check_head
@@ -30,7 +32,6 @@ from eagle3.serving.check.prompts import prompt_source
 from eagle3.serving.check.settings import Answering, Decoding
 from eagle3.serving.head import export
 from eagle3.serving.head.files import MAKE_HEAD, read_files
-from eagle3.serving.server.command import Draft, LaunchSettings
 from eagle3.serving.server.launch import launch
 from eagle3.settings.check import check_settings
 from eagle3.storage.files import write_json

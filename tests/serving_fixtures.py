@@ -20,8 +20,8 @@ from protocol_server import ProtocolServer
 from stores import ROOT
 
 from eagle3 import cli
+from eagle3.engine.command import LaunchSettings
 from eagle3.serving.bench.settings import BenchSettings
-from eagle3.serving.server.command import LaunchSettings
 
 TESTS = Path(__file__).parent
 

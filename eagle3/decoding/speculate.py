@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from eagle3.decoding.drafter import Drafter
 from eagle3.decoding.verifier import verifier
+from eagle3.engine.draft import num_draft_tokens
 from eagle3.errors import InputError
 from eagle3.head.draft_head import DraftHead
 from eagle3.target.capture import check_capture_layers
@@ -179,19 +180,6 @@ def measure(
             own = plain[number] if plain is not None else plain_greedy(target, prompt_ids, max_new_tokens)
             equal += answer.token_ids == own
     return Measurement(decoded, equal / len(decoded) if decoded and temperature == 0 else None, seconds)
-
-
-def num_draft_tokens(steps: int, topk: int, draft_tokens: int | None) -> int:
-    """Tokens that a round verifies, the root included; InputError for a shape that SGLang would change or refuse."""
-    given = f"steps={steps} topk={topk} draft_tokens={draft_tokens}"
-    if topk == 1:
-        if draft_tokens not in (None, steps + 1):
-            raise InputError(f"{given}: a chain (topk=1) has steps + 1 tokens; set draft_tokens={steps + 1} or null")
-        return steps + 1
-    most = 1 + topk + (steps - 1) * topk**2
-    if draft_tokens is None or not 2 <= draft_tokens <= most:
-        raise InputError(f"{given}: such a tree (topk > 1) has from 2 to {most} tokens; set draft_tokens within that")
-    return draft_tokens
 
 
 def require_topk(topk: int, draft_vocab_size: int) -> None:

@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from eagle3.engine.client import ServedAnswer
+from eagle3.engine.command import LaunchSettings
+from eagle3.engine.process import Server, is_reachable, server_information
 from eagle3.errors import InputError
 from eagle3.serving.bench.settings import BenchSettings, Side
-from eagle3.serving.server.client import ServedAnswer
-from eagle3.serving.server.command import LaunchSettings
 from eagle3.serving.server.load import Agreement, LoadResult, measure_load, repeat_prompts
-from eagle3.serving.server.process import Server, is_reachable, server_information
 from eagle3.serving.server.same_answers import PlainAnswers
 from eagle3.storage.files import json_line, read_jsonl, with_filename
 

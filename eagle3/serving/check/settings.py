@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from eagle3.decoding.speculate import num_draft_tokens
+from eagle3.engine.draft import num_draft_tokens
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from eagle3.engine.command import LaunchSettings, launch_command, shell_line
+from eagle3.engine.draft import Draft
+from eagle3.engine.installation import find_sglang, require_devices
+from eagle3.engine.process import Server, require_free_port, server_information
 from eagle3.errors import Interrupted
 from eagle3.secrets import public
 from eagle3.serving.check.finding import findings_table, require_no_errors
-from eagle3.serving.server.command import Draft, LaunchSettings, launch_command, shell_line
-from eagle3.serving.server.preflight import check_files, find_sglang, require_capture, require_devices
-from eagle3.serving.server.process import Server, require_free_port, server_information
+from eagle3.serving.server.preflight import check_files, require_capture
 from eagle3.target.files import TargetFiles
 
 log = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from eagle3.engine.client import ServedAnswer, flush_cache, generate, new_session
 from eagle3.errors import InputError
-from eagle3.serving.server.client import ServedAnswer, flush_cache, generate, new_session
 
 
 @dataclass(frozen=True)

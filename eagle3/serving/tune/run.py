@@ -6,10 +6,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from eagle3.engine.command import LaunchSettings
+from eagle3.engine.draft import Draft
 from eagle3.errors import Interrupted
 from eagle3.secrets import public
 from eagle3.serving.check.settings import Answering
-from eagle3.serving.server.command import Draft, LaunchSettings
 from eagle3.serving.server.launch import prepare
 from eagle3.serving.tune.evidence import decoder_gains
 from eagle3.serving.tune.report import advice, failures, settings_table, write_tune_report

@@ -9,11 +9,11 @@ from lightning.pytorch.loggers import WandbLogger
 from small_servers import FACTS, SETS, small_head
 
 from eagle3.decoding.speculate import Speculator
+from eagle3.engine.client import ServedAnswer
 from eagle3.serving.bench.loads import RESULTS, MeasuredLoad, read_results
 from eagle3.serving.bench.plots import PICTURES
 from eagle3.serving.bench.report import log_to_wandb, verdict, write_bench_report
 from eagle3.serving.bench.stats import Cell, Interval, SpeedUp
-from eagle3.serving.server.client import ServedAnswer
 from eagle3.serving.server.load import LoadResult
 from eagle3.storage.files import read_json
 from eagle3.training.loggers import close

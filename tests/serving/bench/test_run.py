@@ -13,10 +13,11 @@ from stores import ASSETS
 
 from eagle3 import cli
 from eagle3.answers.chat import Chat
+from eagle3.engine.command import LaunchSettings
+from eagle3.engine.draft import Draft
 from eagle3.errors import InputError
 from eagle3.serving.bench.loads import RESULTS, BenchPlan, MeasuredLoad, read_results
 from eagle3.serving.bench.run import bench, bench_commands, find_notes, gather_facts, prompt_sets
-from eagle3.serving.server.command import Draft, LaunchSettings
 from eagle3.serving.server.load import LoadResult
 from eagle3.storage.files import read_json
 from eagle3.target.files import TargetFiles, read_target_files

@@ -8,6 +8,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
+from eagle3.engine.client import ServedAnswer
 from eagle3.serving.bench.loads import MeasuredLoad
 from eagle3.serving.bench.settings import Side
 from eagle3.serving.bench.stats import (
@@ -22,7 +23,6 @@ from eagle3.serving.bench.stats import (
     stops_paying,
     summarise,
 )
-from eagle3.serving.server.client import ServedAnswer
 from eagle3.serving.server.load import Agreement, LoadResult
 
 T_975 = {1: 12.7062, 2: 4.30265, 4: 2.77645}  # Student's t, by degrees of freedom: any printed table

@@ -10,8 +10,8 @@ import pytest
 from serving_fixtures import launch_settings, sglang_site
 from stores import ASSETS
 
+from eagle3.engine.draft import Draft
 from eagle3.errors import InputError
-from eagle3.serving.server.command import Draft
 from eagle3.serving.server.launch import launch, overlap_scheduler
 from eagle3.target.files import TargetFiles, read_target_files
 

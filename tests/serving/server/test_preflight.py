@@ -6,17 +6,11 @@ import pytest
 import torch
 from serving_fixtures import launch_settings, sglang_site
 
+from eagle3.engine.installation import find_sglang
 from eagle3.errors import InputError
 from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.serving.head.format import save_head
-from eagle3.serving.server.preflight import (
-    captures,
-    check_files,
-    find_sglang,
-    numbers,
-    require_capture,
-    require_devices,
-)
+from eagle3.serving.server.preflight import captures, check_files, require_capture
 from eagle3.storage.files import read_json, write_json
 from eagle3.target.facts import target_config
 from eagle3.target.files import TargetFiles, read_target_files
@@ -42,43 +36,6 @@ def models(tmp_path: Path) -> Path:
 @pytest.fixture
 def target(tiny_path: Path) -> TargetFiles:
     return read_target_files(path=str(tiny_path), revision=None, trust_remote_code=False)
-
-
-def test_the_installation_is_found_where_the_interpreter_would_import_it(tmp_path: Path) -> None:
-    site = sglang_site(tmp_path)
-    found = find_sglang(launch_settings(site))
-    assert (found.version, found.folder) == ("0.5.17", site / "sglang")
-    assert found.devices == torch.cuda.device_count()
-
-
-@pytest.mark.parametrize("version", ["0.5.16", "0.4.9.post6"])
-def test_an_old_sglang_is_one_line(tmp_path: Path, version: str) -> None:
-    with pytest.raises(InputError, match=rf"has SGLang {version}, 0\.5\.17 is the oldest"):
-        find_sglang(launch_settings(sglang_site(tmp_path, version)))
-
-
-@pytest.mark.parametrize("version", ["0.5.17", "0.5.17.post1", "0.5.20rc1", "0.10.0", "1.0"])
-def test_later_versions_are_taken(version: str) -> None:
-    assert numbers(version) >= (0, 5, 17)
-
-
-def test_an_environment_without_sglang_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"launch\.python=.* has no SGLang; install it there"):
-        find_sglang(launch_settings(tmp_path, env=None))
-
-
-def test_an_interpreter_that_is_none_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"launch\.python=/no/python cannot be run"):
-        find_sglang(launch_settings(tmp_path, python="/no/python"))
-    with pytest.raises(InputError, match=r"launch\.python=/bin/false has no working SGLang \(exit status 1\)"):
-        find_sglang(launch_settings(tmp_path, python="/bin/false"))
-
-
-def test_more_gpus_than_there_are_is_one_line(tmp_path: Path) -> None:
-    site = sglang_site(tmp_path)
-    too_many = torch.cuda.device_count() + 1
-    with pytest.raises(InputError, match=rf"launch\.tp_size={too_many}: .* sees {too_many - 1} GPUs"):
-        require_devices(find_sglang(launch_settings(site)), launch_settings(site, tp_size=too_many))
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from serving_fixtures import launch_settings
 
+from eagle3.engine.command import LaunchSettings, launch_command, shell_line
+from eagle3.engine.draft import Draft
 from eagle3.errors import InputError
-from eagle3.serving.server.command import Draft, LaunchSettings, launch_command, shell_line
 
 CHAIN: dict[str, Any] = {"head": "/heads/mine", "steps": 3, "topk": 1, "draft_tokens": None}
 # Of sglang/srt/server_args.py, version 0.5.17.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from eagle3.decoding.speculate import num_draft_tokens
+from eagle3.engine.draft import Draft, num_draft_tokens
 from eagle3.errors import InputError
 from eagle3.secrets import SAYS_SECRET
 
@@ -58,20 +58,6 @@ class LaunchSettings:
                 f"launch.max_running_requests={room} does not hold {setting}={concurrency}: requests would wait in a "
                 f"queue; set launch.max_running_requests={concurrency}"
             )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Draft:
-    """An exported head and how it drafts. `draft_tokens` counts the tree's root; None is for a chain: steps + 1."""
-
-    head: str
-    steps: int
-    topk: int
-    draft_tokens: int | None
-
-    def __post_init__(self) -> None:
-        """Raise InputError for a shape that SGLang would change or refuse."""
-        num_draft_tokens(self.steps, self.topk, self.draft_tokens)
 
 
 def launch_command(settings: LaunchSettings, *, target: str, revision: str | None, draft: Draft | None) -> list[str]:

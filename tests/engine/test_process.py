@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from serving_fixtures import launch_settings, sglang_site, wait_until
 
+from eagle3.engine.command import launch_command
+from eagle3.engine.process import Server, is_reachable, request_json
 from eagle3.errors import InputError
-from eagle3.serving.server.command import launch_command
-from eagle3.serving.server.process import Server, is_reachable, request_json
 
 Start = Callable[..., Server]
 

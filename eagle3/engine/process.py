@@ -19,9 +19,9 @@ from typing import Any, Self
 from tqdm import tqdm
 
 from eagle3.cli import end_like_ctrl_c
+from eagle3.engine.command import LaunchSettings
+from eagle3.engine.log import failure_reason, last_stage
 from eagle3.errors import InputError
-from eagle3.serving.server.command import LaunchSettings
-from eagle3.serving.server.log import failure_reason, last_stage
 
 log = logging.getLogger(__name__)
 

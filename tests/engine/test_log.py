@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from eagle3.serving.server.log import failure_reason, last_stage
-from eagle3.serving.server.process import Server
+from eagle3.engine.log import failure_reason, last_stage
+from eagle3.engine.process import Server
 
 Start = Callable[..., Server]
 

@@ -8,7 +8,7 @@ from fitted_head import PROMPT
 from serving_fixtures import serving
 from small_servers import GREEDY, head_server, load, plain_server
 
-from eagle3.serving.server.client import ServedAnswer, generate, new_session
+from eagle3.engine.client import ServedAnswer, generate, new_session
 
 
 @pytest.mark.parametrize(
