@@ -5,8 +5,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, with_config
 from typing_extensions import TypedDict
 
+from eagle3.settings.engine import Address, DraftTokens, Launch, Seconds, Steps, TopK
 from eagle3.settings.prompts import WholePrompts
-from eagle3.settings.types import STRICT, Count, CountOrZero, Date, Part, Seed, Text, part_of, wrong
+from eagle3.settings.types import STRICT, Count, CountOrZero, Date, Part, Places, Seed, Text, part_of, wrong
 
 STAGES = ("prompts", "responses", "features")
 
@@ -48,6 +49,22 @@ class HuggingFaceAnswerer(TypedDict):
     window: Count
 
 
+@part_of("eagle3.answers.served.ServedAnswerer")
+class ServedAnswerer(TypedDict):
+    name: Literal["sglang", "openai"]
+    urls: list[Address]
+    served_as: Text | None
+    servers: Places | None
+    in_flight: Annotated[int, Field(ge=1, le=100_000)]
+    timeout_s: Seconds
+    attempts: Annotated[int, Field(ge=1, le=1000)]
+    give_up_s: Seconds
+    head: Text | None
+    steps: Steps
+    topk: TopK
+    draft_tokens: DraftTokens | None
+
+
 @part_of("eagle3.answers.imported.ImportedAnswers")
 class Imported(TypedDict):
     name: Literal["imported"]
@@ -80,5 +97,6 @@ class Precompute(TypedDict):
     responses: Responses
     answers: Part
     features: Features
+    launch: Launch
     stages: Annotated[Any, AfterValidator(_stages)]
     out_dir: Text

@@ -31,6 +31,7 @@ from eagle3.target.files import DTYPES, TargetFiles, ends_of_turn, first_line, r
 from eagle3.target.health import require_health
 from eagle3.target.identity import TargetIdentity, template_hash
 
+HASHED = 4096  # values at the start of a tensor
 # What says how or where a model was loaded or saved, not which model it is.
 VOLATILE_CONFIG = {"transformers_version", "_name_or_path", "_commit_hash", "dtype", "torch_dtype", "use_cache"}
 
@@ -75,16 +76,8 @@ class Target:
 
     @cached_property
     def identity(self) -> TargetIdentity:
-        """Return which model this is, with the tokenizer's own chat template."""
-        template = self.tokenizer.chat_template
-        return TargetIdentity(
-            name=self.path,
-            revision=getattr(self.model.config, "_commit_hash", None),
-            config_hash=self.config_hash,
-            tokenizer_hash=_tokenizer_hash(self.tokenizer),
-            template_hash=template_hash(template.get("default") if isinstance(template, dict) else template),
-            weights_hash=_weights_hash(self.decoder),
-        )
+        hashed = weights_hash(parameter for _, parameter in hashed_parameters(self.decoder))
+        return identity_of(self.path, self.model.config, self.config_hash, self.tokenizer, hashed)
 
     @cached_property
     def facts(self) -> TargetConfig:
@@ -120,9 +113,9 @@ def load_target(
         model=model,
         tokenizer=files.tokenizer,
         path=files.path,
-        config_hash=sha256_json(_without_volatile(files.config_dict)),
+        config_hash=config_hash(files.config_dict),
         checkpoint_dtype=files.checkpoint_dtype,
-        decoder=_decoder(model, files.path),
+        decoder=decoder_of(model, files.path),
     )
 
 
@@ -147,11 +140,21 @@ def _resolve_dtype(dtype: str, place: torch.device | None) -> torch.dtype | str:
     return DTYPES[dtype]
 
 
-def _load_model(files: TargetFiles, options: dict[str, Any]) -> PreTrainedModel:
+def _loader(files: TargetFiles) -> Any:
     # Some multimodal models (Mistral 3.1) are not registered as causal models; their text part is one all the same.
     image_model = type(files.config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     causal_model = type(files.config) in MODEL_FOR_CAUSAL_LM_MAPPING or not image_model
-    loader: Any = AutoModelForCausalLM if causal_model else AutoModelForImageTextToText
+    return AutoModelForCausalLM if causal_model else AutoModelForImageTextToText
+
+
+def empty_model(files: TargetFiles) -> PreTrainedModel:
+    """Build the target without memory for its weights, for its names and shapes."""
+    with torch.device("meta"):
+        return _loader(files).from_config(files.config)
+
+
+def _load_model(files: TargetFiles, options: dict[str, Any]) -> PreTrainedModel:
+    loader = _loader(files)
     try:  # safetensors only: other weight files are pickles
         model, report = loader.from_pretrained(files.path, use_safetensors=True, output_loading_info=True, **options)
     except Exception as error:  # of code that comes with the model, too
@@ -163,7 +166,7 @@ def _load_model(files: TargetFiles, options: dict[str, Any]) -> PreTrainedModel:
         raise InputError(
             f"target.path={files.path} lacks {len(missing)} weights, e.g. {missing[0]}; get the whole checkpoint"
         )
-    if unused := unused_weights(model, _decoder(model, files.path), sorted(report["unexpected_keys"])):
+    if unused := unused_weights(model, decoder_of(model, files.path), sorted(report["unexpected_keys"])):
         raise InputError(
             f"target.path={files.path} holds {len(unused)} tensors in layers that transformers computes without them, "
             f"e.g. {unused[0]}: a scale or a part that would be left out; {PLAIN_CHECKPOINT}"
@@ -191,7 +194,7 @@ def unused_weights(model: PreTrainedModel, decoder: nn.Module, unexpected: Itera
     ]
 
 
-def _decoder(model: PreTrainedModel, path: str) -> nn.Module:
+def decoder_of(model: PreTrainedModel, path: str) -> nn.Module:
     decoder = model.get_decoder()
     if not hasattr(decoder, "layers"):  # Llama 4 answers with the whole model
         decoder = getattr(decoder, "model", decoder)
@@ -202,6 +205,25 @@ def _decoder(model: PreTrainedModel, path: str) -> nn.Module:
 
 
 # --- identity --------------------------------------------------------------------------------------------------------
+
+
+def identity_of(
+    path: str, config: PreTrainedConfig, config_hash: str, tokenizer: PreTrainedTokenizerBase, weights_hash: str
+) -> TargetIdentity:
+    """Return which model this is, with the tokenizer's own chat template."""
+    template = tokenizer.chat_template
+    return TargetIdentity(
+        name=path,
+        revision=getattr(config, "_commit_hash", None),
+        config_hash=config_hash,
+        tokenizer_hash=_tokenizer_hash(tokenizer),
+        template_hash=template_hash(template.get("default") if isinstance(template, dict) else template),
+        weights_hash=weights_hash,
+    )
+
+
+def config_hash(config_dict: dict[str, Any]) -> str:
+    return sha256_json(_without_volatile(config_dict))
 
 
 def _without_volatile(config: Any) -> Any:
@@ -219,12 +241,18 @@ def _tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
     return sha256_json({key: value for key, value in content.items() if key not in ("padding", "truncation")})
 
 
-def _weights_hash(decoder: nn.Module) -> str:
-    """The start of each embedding, norm and projection: cheap at any size, another value after any fine-tuning."""
+def hashed_parameters(decoder: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Return those that say which model it is, by name: embedding, norms and projections.
+
+    Fused experts have other names, and are left out: whether they are quantised depends on the device."""
+    named = sorted(decoder.named_parameters())
+    return [pair for pair in named if pair[0].endswith(("embed_tokens.weight", "norm.weight", "_proj.weight"))]
+
+
+def weights_hash(tensors: Iterable[Tensor]) -> str:
+    """The start of each tensor: cheap at any size, another value after any fine-tuning."""
     digest = hashlib.sha256()
-    for name, parameter in sorted(decoder.named_parameters()):
-        # Fused experts have other names, and are left out: whether they are quantised depends on the device.
-        if name.endswith(("embed_tokens.weight", "norm.weight", "_proj.weight")):
-            start = parameter.detach().reshape(-1)[:4096].to(torch.bfloat16)  # the same from fp32 as from bf16
-            digest.update(start.cpu().view(torch.int16).numpy().tobytes())
+    for tensor in tensors:
+        start = tensor.detach().reshape(-1)[:HASHED].to(torch.bfloat16)  # the same from fp32 as from bf16
+        digest.update(start.cpu().view(torch.int16).numpy().tobytes())
     return digest.hexdigest()

@@ -1,0 +1,149 @@
+"""A target as its files say it is, for those who do not run it: an engine does.
+
+Shapes: H hidden size, V target vocabulary."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from jaxtyping import Float
+from safetensors import safe_open
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+from eagle3.errors import InputError
+from eagle3.target.facts import TargetConfig, target_config
+from eagle3.target.files import TargetFiles
+from eagle3.target.identity import TargetIdentity
+from eagle3.target.model import (
+    HASHED,
+    config_hash,
+    decoder_of,
+    empty_model,
+    hashed_parameters,
+    identity_of,
+    weights_hash,
+)
+
+INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, eq=False)
+class StoredTarget:
+    """Has what the stages ask of a target but for the model itself; the same identity as the loaded one."""
+
+    files: TargetFiles
+
+    @property
+    def path(self) -> str:
+        return self.files.path
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return self.files.tokenizer
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        return self.files.stop_ids
+
+    @property
+    def text_config(self) -> PreTrainedConfig:
+        return self.files.text_config
+
+    @property
+    def checkpoint_dtype(self) -> str | None:
+        return self.files.checkpoint_dtype
+
+    @cached_property
+    def embedding(self) -> Float[Tensor, "V H"]:
+        return self._tensor(self._names.embedding)
+
+    @cached_property
+    def lm_head(self) -> Float[Tensor, "V H"]:
+        """The very tensor of the embedding where they are tied."""
+        return self.embedding if self._names.lm_head is None else self._tensor(self._names.lm_head)
+
+    @cached_property
+    def facts(self) -> TargetConfig:
+        return target_config(self.text_config, len(self.lm_head), self.checkpoint_dtype)
+
+    @cached_property
+    def identity(self) -> TargetIdentity:
+        hashed = weights_hash(self._start(name) for name in self._names.hashed)
+        return identity_of(self.path, self.files.config, config_hash(self.files.config_dict), self.tokenizer, hashed)
+
+    # --- tensors of the checkpoint -----------------------------------------------------------------------------------
+
+    @cached_property
+    def _folder(self) -> Path:
+        if Path(self.path).is_dir():
+            return Path(self.path)
+        return Path(snapshot_download(self.path, revision=self.files.revision, allow_patterns=["*.safetensors", INDEX]))
+
+    @cached_property
+    def _file_of(self) -> dict[str, str]:
+        """The file of each tensor."""
+        if (self._folder / INDEX).is_file():
+            return json.loads((self._folder / INDEX).read_bytes())["weight_map"]
+        files = sorted(path.name for path in self._folder.glob("*.safetensors"))
+        return {key: file for file in files for key in self._keys(file)}
+
+    @cached_property
+    def _names(self) -> "TensorNames":
+        return TensorNames.find(self.files, self._file_of)
+
+    def _keys(self, file: str) -> list[str]:
+        with self._open(file) as opened:
+            return [*opened.keys()]
+
+    def _open(self, file: str) -> safe_open:
+        return safe_open(self._folder / file, framework="pt")
+
+    def _tensor(self, name: str) -> Tensor:
+        with self._open(self._file_of[name]) as file:
+            return file.get_tensor(name)
+
+    def _start(self, name: str) -> Tensor:
+        """Return the rows that hold the first values."""
+        with self._open(self._file_of[name]) as file:
+            part = file.get_slice(name)
+            rows, *others = part.get_shape()
+            return part[: min(rows, -(-HASHED // max(1, torch.Size(others).numel())))]
+
+
+@dataclass(frozen=True)
+class TensorNames:
+    """What a checkpoint calls the tensors that are read here; `lm_head` is None where it is the embedding."""
+
+    hashed: list[str]
+    embedding: str
+    lm_head: str | None
+
+    @classmethod
+    def find(cls, files: TargetFiles, keys: Iterable[str]) -> "TensorNames":
+        """Look the names of the model that transformers would build up among the checkpoint's `keys`."""
+        model, keys = empty_model(files), [*keys]
+
+        def find(name: str) -> str:
+            """A checkpoint without lm_head, or one inside a wrapper for images, has other words in front."""
+            within = name[name.index(".layers.") + 1 :] if ".layers." in name else ".".join(name.split(".")[-2:])
+            ends = [key for key in keys if f".{key}".endswith(f".{within}")]
+            shared = {key: len({*key.split(".")} & {*name.split(".")}) for key in ends}  # not of the image tower
+            found = [key for key in ends if shared[key] == max(shared.values())]
+            if len(found) == 1:
+                return found[0]
+            raise InputError(
+                f"target.path={files.path}: its checkpoint has {len(found) or 'no'} tensors {within}, so nothing says "
+                f"which model it is without loading it; take answers=huggingface and features=huggingface"
+            )
+
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        embedding: Any = model.get_input_embeddings().weight
+        lm_head: Any = model.get_output_embeddings().weight
+        hashed = [find(names[parameter]) for _, parameter in hashed_parameters(decoder_of(model, files.path))]
+        return cls(hashed, find(names[embedding]), None if lm_head is embedding else find(names[lm_head]))

@@ -1,0 +1,63 @@
+"""The files alone say which model a target is, and hold its embedding and lm_head: as the loaded target has them."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from eagle3.errors import InputError
+from eagle3.target.files import read_target_files
+from eagle3.target.model import Target, load_target
+from eagle3.target.stored import StoredTarget
+from tests.target.test_capture import FAMILIES, WRAPPERS, build_model, save_with_tokenizer
+
+OPTIONS = {"revision": None, "trust_remote_code": False}
+
+
+def stored(folder: Path | str) -> StoredTarget:
+    return StoredTarget(read_target_files(path=str(folder), **OPTIONS))  # type: ignore[arg-type]
+
+
+def loaded(folder: Path, dtype: str) -> Target:
+    return load_target(path=str(folder), dtype=dtype, device="cpu", attention=None, check_health=False, **OPTIONS)  # type: ignore[arg-type]
+
+
+def assert_same(files: StoredTarget, model: Target) -> None:
+    assert files.identity == model.identity
+    assert files.stop_ids == model.stop_ids
+    for ours, theirs in ((files.embedding, model.embedding), (files.lm_head, model.lm_head)):
+        assert torch.equal(ours.to(theirs.dtype), theirs)
+    assert (files.lm_head is files.embedding) == (model.lm_head.data_ptr() == model.embedding.data_ptr())
+    assert files.facts == model.facts
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *WRAPPERS])
+def test_the_files_of_a_family_are_the_loaded_target(family: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    save_with_tokenizer(build_model(family, 7), tmp_path)
+    assert_same(stored(tmp_path), loaded(tmp_path, "float32"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_bundled_target_is_itself_in_any_precision(tiny_path: Path, dtype: str) -> None:
+    files, model = stored(tiny_path), loaded(tiny_path, dtype)
+    assert files.identity == model.identity
+    assert torch.equal(files.lm_head.to(model.lm_head.dtype), model.lm_head)
+
+
+def test_a_changed_weight_and_one_that_is_not_there_show(tiny_path: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_path, tmp_path / "target")
+    [file] = folder.glob("*.safetensors")
+    tensors = load_file(file)
+    name = next(name for name in tensors if name.endswith("o_proj.weight"))
+    tensors[name][0, 0] += 1
+    save_file(tensors, file, metadata={"format": "pt"})
+    assert stored(folder).identity.weights_hash != stored(tiny_path).identity.weights_hash
+    del tensors[name]
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(
+        InputError, match=r"has no tensors layers\.0\.self_attn\.o_proj\.weight.*; take answers=huggingface"
+    ):
+        _ = stored(folder).identity
