@@ -127,23 +127,24 @@ class TensorNames:
     @classmethod
     def find(cls, files: TargetFiles, keys: Iterable[str]) -> "TensorNames":
         """Look the names of the model that transformers would build up among the checkpoint's `keys`."""
-        model, keys = empty_model(files), [*keys]
+        model, keys = empty_model(files), {*keys}
+        decoder: Any = decoder_of(model, files.path)
+        relative = {parameter: name for name, parameter in decoder.named_parameters()}
+        embedding: Any = model.get_input_embeddings().weight
+        lm_head: Any = model.get_output_embeddings().weight
 
-        def find(name: str) -> str:
-            """A checkpoint without lm_head, or one inside a wrapper for images, has other words in front."""
-            within = name[name.index(".layers.") + 1 :] if ".layers." in name else ".".join(name.split(".")[-2:])
-            ends = [key for key in keys if f".{key}".endswith(f".{within}")]
-            shared = {key: len({*key.split(".")} & {*name.split(".")}) for key in ends}  # not of the image tower
-            found = [key for key in ends if shared[key] == max(shared.values())]
+        def the_one(name: str, found: list[str]) -> str:
             if len(found) == 1:
                 return found[0]
             raise InputError(
-                f"target.path={files.path}: its checkpoint has {len(found) or 'no'} tensors {within}, so nothing says "
+                f"target.path={files.path}: its checkpoint has {len(found) or 'no'} tensors {name}, so nothing says "
                 f"which model it is without loading it; take answers=huggingface and features=huggingface"
             )
 
-        names = {parameter: name for name, parameter in model.named_parameters()}
-        embedding: Any = model.get_input_embeddings().weight
-        lm_head: Any = model.get_output_embeddings().weight
-        hashed = [find(names[parameter]) for _, parameter in hashed_parameters(decoder_of(model, files.path))]
-        return cls(hashed, find(names[embedding]), None if lm_head is embedding else find(names[lm_head]))
+        def ending(name: str) -> str:
+            return the_one(name, [key for key in keys if f".{key}".endswith(f".{name}")])
+
+        at = ending(relative[embedding])
+        front = at.removesuffix(relative[embedding])  # checkpoints with images put other words there than the model
+        hashed = [the_one(name, [*({front + name} & keys)]) for name, _ in hashed_parameters(decoder)]
+        return cls(hashed, at, None if lm_head is embedding else ending("lm_head.weight"))
