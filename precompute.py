@@ -10,7 +10,7 @@ import logging
 from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hydra
 from omegaconf import DictConfig
@@ -23,11 +23,12 @@ from eagle3.storage.files import require_local
 from eagle3.storage.lock import hold
 
 if TYPE_CHECKING:
-    from eagle3.answers.chat import Chat
     from eagle3.answers.store import Counts
     from eagle3.target.model import Target
+    from eagle3.target.stored import StoredTarget
 
 log = logging.getLogger(__name__)
+SERVED = ("sglang", "openai")  # answers of a serving engine
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="precompute")
@@ -56,9 +57,16 @@ def main(config: DictConfig) -> None:
 
 def warn_of_unread(config: DictConfig, stages: list[str]) -> None:
     imported = config.answers.name == "imported"
+    servers = ("launch",) if config.answers.name == "sglang" and not config.answers.urls else ()
     read_by = {
         "prompts": ("prompts", "answers"),
-        "responses": ("target", "chat", "answers", "responses.max_prompt_tokens" if imported else "responses"),
+        "responses": (
+            "target",
+            "chat",
+            "answers",
+            "responses.max_prompt_tokens" if imported else "responses",
+            *servers,
+        ),
         "features": ("target", "features"),
     }
     read = ("stages", "out_dir", *(key for stage in stages for key in read_by[stage]))
@@ -92,19 +100,15 @@ def clean_prompts(config: DictConfig, out_dir: Path, *, keep_answers: bool) -> N
 
 
 def answer_and_extract(config: DictConfig, stages: list[str], out_dir: Path) -> None:
-    from eagle3.answers.chat import Chat
     from eagle3.features.extract import extract_features
-    from eagle3.target.capture import logit_transform_of
-    from eagle3.target.model import load_target
 
-    target = load_target(**cli.plain(config.target))
-    logit_transform_of(target)  # a target that cannot be a teacher is refused before it answers
+    loaded: Target | None = None
     if "responses" in stages:
-        chat = Chat(target.tokenizer, stop_ids=target.stop_ids, **cli.plain(config.chat))
-        counts = answer(config, target, chat, out_dir)
+        loaded = None if config.answers.name in SERVED else checked_target(config)
+        counts = answer(config, loaded or stored_target(config), out_dir)
         log.info("responses: %d rows, %d answer tokens", counts.rows, counts.answer_tokens)
     if "features" in stages:
-        store = extract_features(target=target, out_dir=out_dir, **cli.plain(config.features))
+        store = extract_features(target=loaded or checked_target(config), out_dir=out_dir, **cli.plain(config.features))
         log.info(
             "features: %d samples, %d tokens, %d answer tokens, %.2f GB in %d shards; left out: %s",
             store.samples, store.tokens, store.answer_tokens, store.bytes / 1e9, len(store.shards),
@@ -112,13 +116,38 @@ def answer_and_extract(config: DictConfig, stages: list[str], out_dir: Path) -> 
         )  # fmt: skip
 
 
-def answer(config: DictConfig, target: "Target", chat: "Chat", out_dir: Path) -> "Counts":
-    from eagle3.answers.answerer import Sampling
-    from eagle3.answers.stage import answer_prompts
+def checked_target(config: DictConfig) -> "Target":
+    """Load the target; one that cannot be a teacher is refused before it answers."""
+    from eagle3.target.capture import logit_transform_of
+    from eagle3.target.model import load_target
 
+    target = load_target(**cli.plain(config.target))
+    logit_transform_of(target)
+    return target
+
+
+def stored_target(config: DictConfig) -> "StoredTarget":
+    from eagle3.target.files import read_target_files
+    from eagle3.target.stored import StoredTarget
+
+    settings = cli.plain(config.target)
+    return StoredTarget(read_target_files(**{key: settings[key] for key in ("path", "revision", "trust_remote_code")}))
+
+
+def answer(config: DictConfig, target: "Target | StoredTarget", out_dir: Path) -> "Counts":
+    from eagle3.answers.answerer import Sampling
+    from eagle3.answers.chat import Chat
+    from eagle3.answers.stage import answer_prompts
+    from eagle3.engine.command import LaunchSettings
+
+    chat = Chat(target.tokenizer, stop_ids=target.stop_ids, **cli.plain(config.chat))
     settings = cli.plain(config.responses)
     sampling = Sampling(**{field.name: settings.pop(field.name) for field in fields(Sampling)})
-    parts = {} if config.answers.name == "imported" else {"target": target, "sampling": sampling}
+    parts: dict[str, Any] = {} if config.answers.name == "imported" else {"target": target, "sampling": sampling}
+    if config.answers.name in SERVED:
+        require_packages("aiohttp", extra="engine", needed_by=f"answers={config.answers.name}")
+        launch = LaunchSettings(**cli.plain(config.launch))
+        parts |= {"name": config.answers.name, "chat": chat, "launch": launch, "folder": out_dir / "logs"}
     answerer = cli.build(config.answers, leave_out=["name"], **parts)
     return answer_prompts(target=target, chat=chat, answerer=answerer, sampling=sampling, out_dir=out_dir, **settings)
 

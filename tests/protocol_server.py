@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 VERSION = "0.5.17"
@@ -36,8 +37,9 @@ def main() -> None:
     arguments = parsed(sys.argv[1:])
     from aiohttp import web  # after the faults: imports take seconds
 
-    model = loaded(arguments)
-    server = ProtocolServer(model, vars(arguments), die_at=int(fault) if fault.isdigit() else None)
+    model, tokenizer = loaded(arguments)
+    died = int(fault) if fault.isdigit() else None
+    server = ProtocolServer(model, vars(arguments), die_at=died, tokenizer=tokenizer)
     print("[2026-01-01 00:00:02] The server is fired up and ready to roll!", flush=True)
     if fault == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -50,19 +52,22 @@ def parsed(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="launch_server.py")
     for name in ("model-path", "host", "dtype", "speculative-algorithm", "speculative-draft-model-path"):
         parser.add_argument(f"--{name}")
-    for name in ("port", "tp-size", "max-running-requests", "cuda-graph-max-bs-decode"):
+    for name in ("port", "tp-size", "max-running-requests", "cuda-graph-max-bs-decode", "base-gpu-id"):
         parser.add_argument(f"--{name}", type=int)
     for name in ("num-steps", "eagle-topk", "num-draft-tokens"):
         parser.add_argument(f"--speculative-{name}", type=int)
     parser.add_argument("--disable-overlap-schedule", action="store_true")
-    return parser.parse_args(words)
+    parser.add_argument("--config")
+    arguments = parser.parse_args(words)
+    arguments.api_key = json.loads(Path(arguments.config).read_text())["api-key"] if arguments.config else None
+    return arguments
 
 
 Decode = Callable[[list[int], dict[str, Any]], dict[str, Any]]
 
 
-def loaded(arguments: argparse.Namespace) -> Decode:
-    """The target of the flags, with the head of the flags if there is one, in float32."""
+def loaded(arguments: argparse.Namespace) -> tuple[Decode, Any]:
+    """The target of the flags, with the head of the flags if there is one, in float32; and its tokenizer."""
     from eagle3.serving.head.format import load_head
     from eagle3.target.model import load_target
 
@@ -76,9 +81,9 @@ def loaded(arguments: argparse.Namespace) -> Decode:
         check_health=False,
     )
     if arguments.speculative_draft_model_path is None:
-        return plain(target)
+        return plain(target), target.tokenizer
     head = load_head(arguments.speculative_draft_model_path, dtype=target.embedding.dtype)
-    return speculative(
+    decode = speculative(
         target,
         head.head,
         head.capture_layers,
@@ -86,6 +91,7 @@ def loaded(arguments: argparse.Namespace) -> Decode:
         topk=arguments.speculative_eagle_topk,
         draft_tokens=arguments.speculative_num_draft_tokens,
     )
+    return decode, target.tokenizer
 
 
 def plain(target: Any) -> Decode:
@@ -129,8 +135,13 @@ def speculative(target: Any, head: Any, capture_layers: list[int], **draft: int)
 class ProtocolServer:
     """The endpoints that this project uses; `received` keeps the bodies of /generate."""
 
-    def __init__(self, decode: Decode, arguments: dict[str, Any], *, die_at: int | None = None) -> None:
-        self.decode = decode
+    def __init__(
+        self, decode: Decode, arguments: dict[str, Any], *, die_at: int | None = None, tokenizer: Any = None
+    ) -> None:
+        self.decode, self.tokenizer = decode, tokenizer
+        self.key = arguments.pop("api_key", None)
+        self.fault: Callable[[int], Any] = lambda number: None  # of a request by its number: a response in its place
+        self.stops_in_answers = True
         self.arguments = arguments
         self.die_at = die_at
         self.received: list[dict[str, Any]] = []
@@ -143,12 +154,57 @@ class ProtocolServer:
     def application(self) -> Any:
         from aiohttp import web
 
-        application = web.Application(client_max_size=2**26)
+        @web.middleware
+        async def authorized(request: Any, handler: Any) -> Any:
+            if self.key is not None and request.headers.get("Authorization") != f"Bearer {self.key}":
+                return web.json_response({"error": "Unauthorized"}, status=401)
+            return await handler(request)
+
+        application = web.Application(client_max_size=2**26, middlewares=[authorized])
         application.router.add_get("/health", self.health)
         application.router.add_get("/server_info", self.server_info)
         application.router.add_post("/flush_cache", self.flush_cache)
         application.router.add_post("/generate", self.generate)
+        application.router.add_post("/v1/completions", self.completions)
+        application.router.add_get("/v1/models", self.models)
+        if self.tokenizer is not None:
+            application.router.add_post("/tokenize", self.tokenize)
         return application
+
+    async def models(self, request: Any) -> Any:
+        from aiohttp import web
+
+        return web.json_response({"data": [{"id": self.arguments.get("model_path")}]})
+
+    async def tokenize(self, request: Any) -> Any:
+        from aiohttp import web
+
+        body = await request.json()
+        if "messages" in body:
+            settings = {"add_generation_prompt": True, **body.get("chat_template_kwargs", {})}
+            text = self.tokenizer.apply_chat_template(body["messages"], tokenize=False, **settings)
+        else:
+            text = body["prompt"]
+        return web.json_response({"tokens": self.tokenizer.encode(text, add_special_tokens=False)})
+
+    async def completions(self, request: Any) -> Any:
+        """As vLLM answers."""
+        from aiohttp import web
+
+        body = await request.json()
+        self.received.append(body)
+        if (response := self.fault(len(self.received))) is not None:
+            return response
+        sampling = {"max_new_tokens": body["max_tokens"], "temperature": body["temperature"]}
+        await asyncio.sleep(self.delay_s)
+        async with self.one_at_a_time:
+            made = await asyncio.to_thread(self.decode, body["prompt"], sampling)
+        choice = {"text": "", "finish_reason": made["finish"], "stop_reason": None, "token_ids": made["output_ids"]}
+        if made["finish"] == "stop" and not self.stops_in_answers:
+            choice |= {"stop_reason": made["output_ids"][-1], "token_ids": made["output_ids"][:-1]}
+        if not body.get("return_token_ids"):
+            del choice["token_ids"]
+        return web.json_response({"choices": [choice]})
 
     async def health(self, request: Any) -> Any:
         from aiohttp import web
@@ -173,6 +229,8 @@ class ProtocolServer:
         self.received.append(body)
         if len(self.received) == self.die_at:
             os._exit(9)
+        if (response := self.fault(len(self.received))) is not None:
+            return response
         if not body["input_ids"]:
             return web.json_response({"error": {"message": "input_ids is empty"}}, status=400)
         self.running += 1
@@ -181,7 +239,8 @@ class ProtocolServer:
             await asyncio.sleep(self.delay_s)
             async with self.one_at_a_time:  # hooks on one model
                 made = await asyncio.to_thread(self.decode, body["input_ids"], body["sampling_params"])
-            events = [self.event(made, number) for number in range(1, len(made["output_ids"]) + 1)]
+            counts = range(min(1, len(made["output_ids"])), len(made["output_ids"]) + 1)
+            events = [self.event(made, number) for number in counts]
             events = events if self.last_event is None else [self.last_event]
             if not body.get("stream"):
                 return web.json_response(events[-1])

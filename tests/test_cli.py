@@ -616,6 +616,7 @@ def test_of_two_writers_on_one_folder_the_second_is_told_who_the_first_is(world:
     while not (tmp_path / "dir/responses/.lock.json").exists():
         assert first.poll() is None
         time.sleep(0.02)
+    first.send_signal(signal.SIGSTOP)  # it would be done before the second looks, on a machine that is slow in turns
     second = run_script("precompute", *settings, "stages=[responses]")
     first.kill()  # of which nothing is left behind that would keep the next one out
     first.communicate()

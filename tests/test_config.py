@@ -12,8 +12,8 @@ from train import build_loggers, build_trainer, build_training
 
 ROOTS = {
     "train": ["model", "data", "loss_mask", "loss", "kernels", "optim", "trainer", "callbacks", "logger", "experiment"],
-    "precompute": ["target", "prompts", "chat", "responses", "answers", "features"],
-    "serve": ["target", "chat", "serve", "logger"],
+    "precompute": ["target", "prompts", "chat", "responses", "answers", "features", "launch"],
+    "serve": ["target", "chat", "launch", "serve", "logger"],
 }
 OPTIONS = [
     (root, group, option.stem)

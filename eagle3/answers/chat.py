@@ -52,6 +52,7 @@ class Chat:
             "reasoning_parser": reasoning_parser,
         }
         self._source = source
+        self.reads_clock = "strftime_now" in source
         # A template that joins its BOS to a text fails on a tokenizer that has none; there it means nothing.
         tokens = {"bos_token": tokenizer.bos_token, "eos_token": tokenizer.eos_token}
         self._unset_tokens: dict[str, Any] = {

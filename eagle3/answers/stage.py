@@ -15,6 +15,7 @@ from eagle3.answers.imported import ImportedAnswers, imported_rows
 from eagle3.answers.store import Counts, MadeWith, ResponseStore
 from eagle3.errors import InputError
 from eagle3.target.model import Target
+from eagle3.target.stored import StoredTarget
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +24,7 @@ WRITTEN_TOGETHER = 1024  # imported prompts; of others the answerer decides
 
 def answer_prompts(
     *,
-    target: Target,
+    target: Target | StoredTarget,
     chat: Chat,
     answerer: Answerer | ImportedAnswers,
     sampling: Sampling,

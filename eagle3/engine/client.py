@@ -8,6 +8,8 @@ from typing import Any
 
 import aiohttp
 
+from eagle3.engine.process import key_header
+
 LONGEST_LINE = 16 * 2**20  # bytes: each event repeats the whole answer so far
 CUT = "the stream ended before the answer did"
 
@@ -44,6 +46,7 @@ def new_session(*, timeout_s: float) -> aiohttp.ClientSession:
         connector=aiohttp.TCPConnector(limit=0),
         timeout=aiohttp.ClientTimeout(total=timeout_s),
         read_bufsize=LONGEST_LINE,
+        headers=key_header(),
     )
 
 
@@ -76,7 +79,7 @@ async def _streamed(session: aiohttp.ClientSession, url: str, body: dict[str, An
     ttft_s, latency_s, last_event = None, 0.0, b""
     async with session.post(url, json=body) as response:
         if response.status != 200:
-            return ServedAnswer(error=f"HTTP {response.status} {response.reason}: {_message(await response.read())}")
+            return ServedAnswer(error=f"HTTP {response.status} {response.reason}: {message_of(await response.read())}")
         async for line in response.content:
             event = line.strip().removeprefix(b"data:").strip()
             if not event or event == b"[DONE]":
@@ -92,9 +95,9 @@ def _answer(event: dict[str, Any], ttft_s: float | None, latency_s: float) -> Se
     meta = event.get("meta_info") or {}
     finish = meta.get("finish_reason") or {}
     if "error" in event:
-        return ServedAnswer(error=_message(json.dumps(event).encode()))
+        return ServedAnswer(error=message_of(json.dumps(event).encode()))
     if finish.get("type") == "abort":
-        return ServedAnswer(error=f"aborted: {_without_tokens(str(finish.get('message')))}")
+        return ServedAnswer(error=f"aborted: {without_tokens(str(finish.get('message')))}")
     if not finish:
         return ServedAnswer(error=CUT)
     tokens, output_ids = meta["completion_tokens"], tuple(event.get("output_ids", ()))
@@ -114,16 +117,16 @@ def _answer(event: dict[str, Any], ttft_s: float | None, latency_s: float) -> Se
     )
 
 
-def _message(content: bytes) -> str:
+def message_of(content: bytes) -> str:
     """Read an error body of SGLang: {"error": {"message"}} or {"message"}."""
     try:
         body = json.loads(content)
         body = body.get("error", body)
-        return _without_tokens(str(body["message"]))
+        return without_tokens(str(body["message"]))
     except (ValueError, TypeError, KeyError, AttributeError):
         return "no reason given"
 
 
-def _without_tokens(message: str) -> str:
+def without_tokens(message: str) -> str:
     """Cut a message at its first list: validation errors quote the request, which is somebody's text."""
     return message.partition("[")[0][:200].strip() or "no reason given"

@@ -15,8 +15,8 @@ from eagle3.secrets import SAYS_SECRET
 REFUSED = {
     "host": "set launch.host instead",
     "port": "set launch.port instead",
-    "api-key": "requests of this project carry none; keep the server on launch.host=127.0.0.1 behind a proxy",
-    "admin-api-key": "the prefix cache is emptied without one; keep the server on launch.host=127.0.0.1",
+    "api-key": "everybody can read a command line; set EAGLE3_API_KEY in the environment instead",
+    "admin-api-key": "the prefix cache is emptied without one; EAGLE3_API_KEY in the environment is for all",
 }
 
 

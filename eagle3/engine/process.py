@@ -8,13 +8,14 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from tqdm import tqdm
 
@@ -25,6 +26,7 @@ from eagle3.errors import InputError
 
 log = logging.getLogger(__name__)
 
+KEY = "EAGLE3_API_KEY"  # the variable that holds the key
 POLL_S = 0.5
 END_S = 5  # from the last sign of life to the end of the process
 # Not urllib's default opener: it would send requests for this machine through the user's proxy.
@@ -50,6 +52,22 @@ REPORTED = (
 )
 
 
+# Run beside a server: once this process is gone, however it ended, the server is stopped as `stop` does.
+GUARD = """
+import contextlib, os, signal, sys, time
+sys.stdin.read()
+server, patience = int(sys.argv[1]), float(sys.argv[2])
+with contextlib.suppress(ProcessLookupError):
+    os.kill(server, signal.SIGTERM)
+    end = time.monotonic() + patience
+    while time.monotonic() < end:
+        os.kill(server, 0)
+        time.sleep(0.2)
+with contextlib.suppress(ProcessLookupError):
+    os.killpg(server, signal.SIGKILL)
+"""
+
+
 class Server:
     """A server's process, running from `with` to the end of the block; all it prints goes to the file `log`."""
 
@@ -62,9 +80,10 @@ class Server:
         host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
         self.url = f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
         self.process: subprocess.Popen[bytes] | None = None
+        self.guard: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        _end_with_the_terminal()
+        end_with_the_terminal()
         require_free_port(self.settings.host, self.settings.port)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -94,6 +113,7 @@ class Server:
 
     def stop(self) -> None:
         """Send SIGTERM, give it time to free the GPU, then send SIGKILL to the whole process group."""
+        self._key_file.unlink(missing_ok=True)
         if self.process is None:
             return
         process, self.process = self.process, None
@@ -107,6 +127,9 @@ class Server:
         finally:  # also on a second Ctrl-C
             _kill_group(process.pid)
             process.wait()
+            if self.guard is not None:
+                self.guard.kill()
+                self.guard.communicate()
 
     def follow(self) -> Iterator[str]:
         """Yield the lines that the log gets from now on, until the server ends."""
@@ -119,12 +142,15 @@ class Server:
                 time.sleep(POLL_S if alive else 0)
 
     def _start(self) -> None:
-        with os.fdopen(
-            os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb"
-        ) as file:  # SGLang names keys
+        command = [*self.command]
+        if key := api_key():  # in a file, as everybody can read a command line
+            with _own_file(self._key_file) as file:
+                file.write(json.dumps({"api-key": key}).encode())
+            command += ["--config", str(self._key_file)]
+        with _own_file(self.log) as file:  # SGLang names keys
             try:
                 self.process = subprocess.Popen(
-                    self.command,
+                    command,
                     env=self.settings.environment,
                     stdin=subprocess.DEVNULL,
                     stdout=file,
@@ -133,6 +159,8 @@ class Server:
                 )
             except OSError as error:
                 raise InputError(f"launch.python={self.command[0]} cannot be run: {error.strerror}") from error
+        watch = [sys.executable, "-S", "-c", GUARD, str(self.process.pid), str(self.settings.stop_timeout_s)]
+        self.guard = subprocess.Popen(watch, stdin=subprocess.PIPE, start_new_session=True)
 
     def _wait_until_healthy(self) -> None:
         deadline = time.monotonic() + self.settings.start_timeout_s
@@ -146,9 +174,29 @@ class Server:
                 progress.set_description_str(f"start {self.name}: {last_stage(self.log)}")
                 time.sleep(POLL_S)
             progress.set_description_str(f"{self.name} is up")
+        self._key_file.unlink(missing_ok=True)
+
+    @property
+    def _key_file(self) -> Path:
+        return self.log.with_suffix(".key.yaml")
 
 
-def _end_with_the_terminal() -> None:
+def _own_file(path: Path) -> IO[bytes]:
+    """Open a file that its owner alone can read."""
+    path.unlink(missing_ok=True)
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+
+
+def api_key() -> str | None:
+    """Return the key of all servers, started here or asked."""
+    return os.environ.get(KEY) or None
+
+
+def key_header() -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"} if (key := api_key()) else {}
+
+
+def end_with_the_terminal() -> None:
     """Let a closed terminal end us like Ctrl-C, and the server with us; `nohup` keeps both."""
     in_main = threading.current_thread() is threading.main_thread()  # which alone may set handlers
     if in_main and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
@@ -171,7 +219,9 @@ def require_free_port(host: str, port: int) -> None:
 def request_json(url: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = 30) -> Any:
     """Return the JSON that the server answers with (None: an empty body). OSError where it does not answer."""
     request = urllib.request.Request(
-        f"{url}{path}", None if body is None else json.dumps(body).encode(), {"Content-Type": "application/json"}
+        f"{url}{path}",
+        None if body is None else json.dumps(body).encode(),
+        {"Content-Type": "application/json", **key_header()},
     )
     try:
         with OPENER.open(request, timeout=timeout_s) as response:

@@ -122,7 +122,9 @@ def test_extra_flags_override_ours_in_either_spelling(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["port", "--host", "api_key", "admin-api-key"])
 def test_what_would_keep_us_from_reaching_the_server_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InputError, match=r"launch\.extra_flags holds (port|host|api-key|admin-api-key): .*launch\."):
+    with pytest.raises(
+        InputError, match=r"launch\.extra_flags holds (port|host|api-key|admin-api-key): .*(launch\.|EAGLE3_API_KEY)"
+    ):
         command(launch_settings(tmp_path, extra_flags={name: "1"}))
 
 

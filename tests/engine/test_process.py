@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import urllib.request
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 from serving_fixtures import launch_settings, sglang_site, wait_until
+from stores import ROOT
 
 from eagle3.engine.command import launch_command
 from eagle3.engine.process import Server, is_reachable, request_json
@@ -115,6 +117,32 @@ def test_what_a_server_has_started_ends_with_it(start: Start) -> None:
     pid = int(server.log.read_text())
     assert is_running(pid)
     server.stop()
+    wait_until(lambda: not is_running(pid))
+
+
+ORPHANED = """
+import sys, time
+from pathlib import Path
+from eagle3.engine.process import Server
+from serving_fixtures import launch_settings
+folder = Path(sys.argv[1])
+sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+server = Server(launch_settings(folder, stop_timeout_s=1), sleep, log=folder / "server.log", name="it")
+server._start()
+print(server.process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_server_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    path = f"{ROOT}:{ROOT / 'tests'}"
+    with subprocess.Popen(
+        [sys.executable, "-c", ORPHANED, tmp_path], stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path}
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert is_running(pid)
+        parent.kill()
     wait_until(lambda: not is_running(pid))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from eagle3.engine.command import LaunchSettings, launch_command, shell_line
 from eagle3.engine.draft import Draft
 from eagle3.engine.installation import find_sglang, require_devices
-from eagle3.engine.process import Server, require_free_port, server_information
+from eagle3.engine.process import KEY, Server, api_key, require_free_port, server_information
 from eagle3.errors import Interrupted
 from eagle3.secrets import public
 from eagle3.serving.check.finding import findings_table, require_no_errors
@@ -31,11 +31,12 @@ def launch(settings: LaunchSettings, target: TargetFiles, draft: Draft | None, *
         print(public(shell_line(settings, command)))
         return
     prepare(settings, target, draft)
-    if settings.host in OPEN_HOSTS:
+    if settings.host in OPEN_HOSTS and api_key() is None:
         log.warning(
-            "launch.host=%s: whoever reaches this machine can use the server, which asks for no key; keep it on "
-            "launch.host=127.0.0.1 behind a proxy",
+            "launch.host=%s: whoever reaches this machine can use the server, which asks for no key; set %s in the "
+            "environment, or keep it on launch.host=127.0.0.1 behind a proxy",
             settings.host,
+            KEY,
         )
     log.info(shlex.join(command))  # without launch.env, which may hold secrets
     try:
@@ -70,9 +71,10 @@ def announce(server: Server) -> None:
         f"SGLang {information.get('version')}, log in {server.log}; {overlap_scheduler(server.settings, information)}"
     )
     question = {"model": "default", "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
+    authorized = f'-H "Authorization: Bearer ${KEY}" ' if api_key() else ""
     print(f"{server.url} is ready; ask it with:")
     print(
-        f"curl -s {server.url}/v1/chat/completions -H 'Content-Type: application/json' "
+        f"curl -s {server.url}/v1/chat/completions -H 'Content-Type: application/json' {authorized}"
         f"-d {shlex.quote(json.dumps(question))}",
         flush=True,
     )

@@ -1,0 +1,199 @@
+"""The answerer that asks serving engines: running servers, or SGLang servers that it starts and stops."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+
+import aiohttp
+from tqdm import tqdm
+
+from eagle3.answers.answerer import Answer, AnyConversation, Conversation, Sampling
+from eagle3.answers.chat import Chat
+from eagle3.engine.command import LaunchSettings
+from eagle3.engine.draft import Draft
+from eagle3.engine.endpoint import (
+    Endpoint,
+    OpenAICompletions,
+    Request,
+    RequestRefused,
+    ServerFailed,
+    SGLang,
+    new_session,
+)
+from eagle3.engine.own import servers_of, serving
+from eagle3.engine.pool import Pool
+from eagle3.engine.same_target import SENTENCE, require_same_model, require_same_tokens
+from eagle3.errors import InputError
+from eagle3.target.stored import StoredTarget
+
+log = logging.getLogger(__name__)
+
+WRITTEN_TOGETHER, WRITTEN_EVERY_S = 64, 2.0  # conversations that a kill can lose
+
+
+class ServedAnswerer:
+    """An `Answerer`. Keeps `in_flight` requests at every server; settings are the keys of conf/answers/sglang.yaml."""
+
+    def __init__(
+        self,
+        *,
+        target: StoredTarget,
+        chat: Chat,
+        sampling: Sampling,
+        launch: LaunchSettings,
+        folder: Path,
+        name: str,
+        urls: Sequence[str],
+        served_as: str | None,
+        servers: int | None,
+        in_flight: int,
+        timeout_s: float,
+        attempts: int,
+        give_up_s: float,
+        head: str | None,
+        steps: int,
+        topk: int,
+        draft_tokens: int | None,
+    ) -> None:
+        """`folder` takes the logs of servers that are started here."""
+        if name == "openai" and not urls:
+            raise InputError("answers.urls is empty; give running servers, e.g. answers.urls=[http://127.0.0.1:8000]")
+        if urls and head is not None:
+            raise InputError(f"answers.head={head} is for servers that are started; running ones draft as they do")
+        self.name = name
+        self.target, self.chat, self.sampling = target, chat, sampling
+        self.launch, self.folder, self.urls, self.served_as, self.servers = launch, folder, urls, served_as, servers
+        self.in_flight, self.timeout_s, self.attempts, self.give_up_s = in_flight, timeout_s, attempts, give_up_s
+        self.draft = None if head is None else Draft(head=head, steps=steps, topk=topk, draft_tokens=draft_tokens)
+
+    def __call__(self, conversations: Iterable[AnyConversation], progress: tqdm) -> Iterator[list[AnyConversation]]:
+        with ExitStack() as stack:
+            urls = [*self.urls] or self._started(stack)
+            runner = stack.enter_context(asyncio.Runner())
+            session = runner.run(_open(self.timeout_s))
+            stack.callback(lambda: runner.run(session.close()))
+            endpoints = [self._endpoint(url) for url in urls]
+            runner.run(self._require_same_target(session, endpoints))
+            pool = Pool(endpoints, session, in_flight=self.in_flight, attempts=self.attempts, give_up_s=self.give_up_s)
+            yield from self._answered(runner, pool, iter(conversations), progress)
+            for line in pool.report():
+                log.warning(line)
+
+    def _started(self, stack: ExitStack) -> list[str]:
+        servers = servers_of(
+            self.launch,
+            self.servers,
+            target=self.target.path,
+            revision=self.target.files.revision,
+            draft=self.draft,
+            folder=self.folder,
+            extra_flags={},
+        )
+        return [server.url for server in stack.enter_context(serving(servers))]
+
+    def _endpoint(self, url: str) -> Endpoint:
+        if self.name == "openai":
+            return OpenAICompletions(url, model=self.served_as or self.target.path)
+        return SGLang(url)
+
+    async def _require_same_target(self, session: aiohttp.ClientSession, endpoints: list[Endpoint]) -> None:
+        sentence_ids = self.chat.encode(SENTENCE)
+        prompt_ids = self.chat.prompt_ids([{"role": "user", "content": SENTENCE}])
+        if self.chat.reads_clock:
+            log.info("the chat template reads the clock, and chat.date pins it here: not compared with the servers'")
+        for endpoint in endpoints:
+            try:
+                await require_same_model(
+                    session,
+                    endpoint,
+                    path=self.target.path,
+                    hash_of_config=self.target.identity.config_hash,
+                    served_as=self.served_as,
+                )
+                await require_same_tokens(
+                    session,
+                    endpoint,
+                    model=self.served_as or self.target.path,
+                    sentence_ids=sentence_ids,
+                    prompt_ids=prompt_ids if self.urls and not self.chat.reads_clock else None,
+                    template_kwargs=self.chat.settings["template_kwargs"],
+                )
+            except (ServerFailed, RequestRefused) as failure:
+                raise InputError(
+                    f"answers.urls: {endpoint.url} does not answer as answers={self.name} needs ({failure}); start it, "
+                    f"choose another protocol, or leave it out"
+                ) from None
+
+    def _answered(
+        self, runner: asyncio.Runner, pool: Pool, conversations: Iterator[AnyConversation], progress: tqdm
+    ) -> Iterator[list[AnyConversation]]:
+        rate, ended = Rate(pool, progress), asyncio.Queue[asyncio.Task[None]]()
+        running: dict[asyncio.Task[None], AnyConversation] = {}
+        places = self.in_flight * len(pool.members)
+        try:
+            while True:
+                for conversation in islice(conversations, places - len(running)):
+                    task = runner.get_loop().create_task(self._answer(conversation, pool, rate))
+                    task.add_done_callback(ended.put_nowait)
+                    running[task] = conversation
+                if not running:
+                    break
+                done = runner.run(_some(ended, at_most=len(running)))
+                for task in done:
+                    task.result()
+                progress.update(len(done))
+                rate.show()
+                yield [running.pop(task) for task in done]
+        finally:
+            for task in running:
+                task.cancel()
+            runner.run(_all_ended(running))
+
+    async def _answer(self, conversation: Conversation, pool: Pool, rate: "Rate") -> None:
+        while conversation.waiting:
+            request = Request(
+                conversation.prompt_ids, conversation.seed, stop_ids=self.target.stop_ids, **asdict(self.sampling)
+            )
+            try:
+                completion = await pool.complete(request)
+            except RequestRefused as refused:
+                conversation.fail(str(refused))
+            else:
+                rate.tokens += len(completion.token_ids)
+                conversation.answer(Answer(completion.token_ids, completion.finish_reason))
+
+
+class Rate:
+    """Answer tokens a second, shown beside the progress."""
+
+    def __init__(self, pool: Pool, progress: tqdm) -> None:
+        self.pool, self.progress = pool, progress
+        self.tokens, self.started = 0, time.perf_counter()
+
+    def show(self) -> None:
+        rate = self.tokens / (time.perf_counter() - self.started)
+        down = len(self.pool.members) - self.pool.working
+        failing = f", {down} of {len(self.pool.members)} servers do not answer" if down else ""
+        self.progress.set_postfix_str(f"{rate:.0f} answer tokens/s{failing}")
+
+
+async def _open(timeout_s: float) -> aiohttp.ClientSession:
+    return new_session(timeout_s=timeout_s)
+
+
+async def _some(ended: "asyncio.Queue[asyncio.Task[None]]", *, at_most: int) -> list[asyncio.Task[None]]:
+    """Wait for many tasks, or for one and then a while: each time they are written to disk."""
+    done, end = [await ended.get()], time.monotonic() + WRITTEN_EVERY_S
+    with suppress(TimeoutError):
+        while len(done) < min(WRITTEN_TOGETHER, at_most) and done[-1].exception() is None:
+            done.append(await asyncio.wait_for(ended.get(), end - time.monotonic()))
+    return done
+
+
+async def _all_ended(tasks: Iterable[asyncio.Task[None]]) -> None:
+    await asyncio.gather(*tasks, return_exceptions=True)

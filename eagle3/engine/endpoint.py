@@ -1,0 +1,174 @@
+"""A running server and how it is asked for answers: token ids in, token ids with their finish reason out.
+
+Two protocols: SGLang's native /generate, and the OpenAI completions of servers that return token ids (vLLM's).
+"""
+
+from collections.abc import Set
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import aiohttp
+
+from eagle3.engine.client import message_of, without_tokens
+from eagle3.engine.process import KEY, key_header
+from eagle3.errors import InputError
+
+
+@dataclass(frozen=True)
+class Request:
+    """One answer that is wanted. `temperature` 0 is greedy, `top_k` 0 all; `stop_ids` end the answer and stay in it."""
+
+    prompt_ids: list[int]
+    seed: int
+    temperature: float
+    top_p: float
+    top_k: int
+    max_new_tokens: int
+    stop_ids: Set[int] = field(default_factory=frozenset)
+
+
+@dataclass(frozen=True)
+class Completion:
+    """`token_ids` holds the stop token when `finish_reason` is "stop"; otherwise it is "length"."""
+
+    token_ids: list[int]
+    finish_reason: str
+
+
+class ServerFailed(Exception):
+    """The server is down, busy, slow or broken: another one, or the same later, may answer."""
+
+
+class RequestRefused(Exception):
+    """The server works and does not answer this request: no other would."""
+
+
+class Endpoint(Protocol):
+    """A server at `url`. Errors are those of this module, with a message that holds no text of a conversation."""
+
+    url: str
+
+    async def complete(self, session: aiohttp.ClientSession, request: Request) -> Completion: ...
+
+    async def describe(self, session: aiohttp.ClientSession) -> dict[str, Any]:
+        """Return `model`, what the server calls what it serves, and under `settings` what else it tells of itself."""
+
+
+def new_session(*, timeout_s: float) -> aiohttp.ClientSession:
+    """Open a session that holds back no request, gives one up after `timeout_s`, and carries the key."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),
+        timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(30, timeout_s)),
+        headers=key_header(),
+    )
+
+
+async def ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any] | None = None) -> Any:
+    """Return the JSON of an answer: POST where there is a body."""
+    try:
+        async with session.request("GET" if body is None else "POST", url, json=body) as response:
+            if response.status == 200:
+                return await response.json(content_type=None)
+            said = f"HTTP {response.status} {response.reason}: {message_of(await response.read())}"
+    except TimeoutError:
+        raise ServerFailed(f"no answer within {session.timeout.total:g} s") from None
+    except (aiohttp.ClientError, OSError) as error:
+        raise ServerFailed(f"{type(error).__name__}: {error}"[:200]) from None
+    except ValueError:
+        raise ServerFailed("what came is no JSON") from None
+    if response.status in (401, 403):
+        raise InputError(f"{url} asks for a key ({said}); set {KEY} in the environment")
+    if response.status in (408, 429) or response.status >= 500:
+        raise ServerFailed(said)
+    raise RequestRefused(said)
+
+
+class SGLang:
+    """SGLang's native protocol."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+
+    async def complete(self, session: aiohttp.ClientSession, request: Request) -> Completion:
+        sampling = {
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "top_k": request.top_k or -1,
+            "max_new_tokens": request.max_new_tokens,
+            "stop_token_ids": sorted(request.stop_ids),
+            "sampling_seed": request.seed,  # heeded with --enable-deterministic-inference
+            "skip_special_tokens": False,
+        }
+        answer = await ask(
+            session, f"{self.url}/generate", {"input_ids": request.prompt_ids, "sampling_params": sampling}
+        )
+        try:
+            finish, token_ids = answer["meta_info"]["finish_reason"], [*answer["output_ids"]]
+            kind, matched = finish["type"], finish.get("matched")
+        except (KeyError, TypeError, AttributeError):
+            raise ServerFailed("what came is no answer of SGLang's") from None
+        if kind == "abort":
+            said = f"aborted: {without_tokens(str(finish.get('message')))}"
+            raise RequestRefused(said) if finish.get("status_code") == 400 else ServerFailed(said)
+        return checked(token_ids, kind, matched, request)
+
+    async def describe(self, session: aiohttp.ClientSession) -> dict[str, Any]:
+        settings = await ask(session, f"{self.url}/server_info")
+        return {"model": settings.get("model_path"), "settings": settings}
+
+
+class OpenAICompletions:
+    """Completions with `return_token_ids`."""
+
+    def __init__(self, url: str, *, model: str) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self.model = model
+
+    async def complete(self, session: aiohttp.ClientSession, request: Request) -> Completion:
+        body = {
+            "model": self.model,
+            "prompt": request.prompt_ids,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "top_k": request.top_k or -1,
+            "max_tokens": request.max_new_tokens,
+            "stop_token_ids": sorted(request.stop_ids),
+            "seed": request.seed,
+            "skip_special_tokens": False,
+            "return_token_ids": True,
+        }
+        answer = await ask(session, f"{self.url}/v1/completions", body)
+        try:
+            [choice] = answer["choices"]
+            token_ids, kind = choice.get("token_ids"), choice["finish_reason"]
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise ServerFailed("what came is no completion of the OpenAI protocol") from None
+        if token_ids is None:
+            raise InputError(
+                f"{self.url} returns text and no token ids, which training needs as the target said them; serve it "
+                f"with vLLM 0.10.2 or later or with SGLang (answers=sglang)"
+            )
+        return checked([*token_ids], kind, choice.get("stop_reason"), request)
+
+    async def describe(self, session: aiohttp.ClientSession) -> dict[str, Any]:
+        models = (await ask(session, f"{self.url}/v1/models")).get("data") or [{}]
+        served = [model.get("id") for model in models]
+        return {"model": self.model if self.model in served else served[0], "settings": models[0]}
+
+
+def checked(token_ids: list[int], kind: Any, matched: Any, request: Request) -> Completion:
+    """Hold an answer against what was asked for."""
+    if kind not in ("stop", "length"):
+        raise ServerFailed(f"the answer ended by {str(kind)[:50]!r}")
+    if not token_ids or not all(type(token) is int for token in token_ids):
+        raise ServerFailed("the answer holds no token ids")
+    if len(token_ids) > request.max_new_tokens:
+        raise ServerFailed("the answer is longer than responses.max_new_tokens")
+    if kind == "stop" and token_ids[-1] not in request.stop_ids:
+        if matched not in request.stop_ids:  # some leave out the token that ended the answer, and name it
+            raise RequestRefused("the answer ended at what is no end of turn of the target: look at the server's stops")
+        token_ids.append(matched)
+    early = next((place for place, token in enumerate(token_ids[:-1]) if token in request.stop_ids), None)
+    if early is not None:
+        raise RequestRefused("the answer goes on behind an end of turn: the server ignores stop_token_ids or EOS")
+    return Completion(token_ids, "stop" if token_ids[-1] in request.stop_ids else kind)

@@ -1,0 +1,143 @@
+"""Several servers as one: the freest that works is asked, and one that fails is left alone for a while."""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import aiohttp
+
+from eagle3.engine.endpoint import Completion, Endpoint, Request, RequestRefused, ServerFailed
+from eagle3.errors import InputError
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+PROBE_S = 60.0  # for one token of a server that failed
+POLL_S = 0.2
+
+
+@dataclass(eq=False)
+class Member:
+    """One server and what became of the requests to it."""
+
+    endpoint: Endpoint
+    in_flight: int = 0
+    answered: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    pause_s: float = FIRST_PAUSE_S
+    again_at: float = 0.0
+    works: bool = True
+    probing: bool = False
+
+
+class Pool:
+    """Asks servers until one answers. Works inside one event loop."""
+
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        session: aiohttp.ClientSession,
+        *,
+        in_flight: int,
+        attempts: int,
+        give_up_s: float,
+    ) -> None:
+        """`in_flight`: requests that a server has at a time; `attempts`: of one request; `give_up_s`: without any
+        server that works."""
+        self.members = [Member(endpoint) for endpoint in endpoints]
+        self.session = session
+        self.in_flight, self.attempts, self.give_up_s = in_flight, attempts, give_up_s
+        self.freed = asyncio.Condition()
+        self.down_since: float | None = None
+
+    @property
+    def working(self) -> int:
+        return sum(member.works for member in self.members)
+
+    async def complete(self, request: Request) -> Completion:
+        """Answer, or raise RequestRefused: by a server, or after `attempts`. InputError where all servers are gone."""
+        reason = ""
+        for _ in range(self.attempts):
+            member = await self._take()
+            try:
+                completion = await member.endpoint.complete(self.session, request)
+            except ServerFailed as failure:
+                reason = str(failure)
+                self._failed(member, reason)
+            else:
+                member.answered += 1
+                member.pause_s = FIRST_PAUSE_S
+                return completion
+            finally:
+                member.in_flight -= 1
+                async with self.freed:
+                    self.freed.notify()
+        raise RequestRefused(f"{self.attempts} attempts failed, the last with: {reason}")
+
+    def report(self) -> list[str]:
+        """Say of each server that failed how often and why."""
+        return [
+            f"{member.endpoint.url}: {member.answered} answers, {sum(member.failures.values())} failures ("
+            + "; ".join(f"{count} times {reason}" for reason, count in member.failures.most_common(3))
+            + ")"
+            for member in self.members
+            if member.failures
+        ]
+
+    async def _take(self) -> Member:
+        """Wait for a place on a server that works."""
+        while True:
+            free = [member for member in self.members if member.works and member.in_flight < self.in_flight]
+            if free:
+                chosen = min(free, key=lambda member: (member.in_flight, member.answered))
+                chosen.in_flight += 1
+                return chosen
+            if not self.working:
+                self._require_hope()
+            for member in self.members:
+                if not member.works and not member.probing and time.monotonic() >= member.again_at:
+                    await self._probe(member)
+            async with self.freed:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self.freed.wait(), POLL_S)
+
+    def _failed(self, member: Member, reason: str) -> None:
+        member.failures[reason] += 1
+        if member.works:  # of many requests that fail together the first decides
+            log.warning("%s: %s; asked again in %.0f s", member.endpoint.url, reason, member.pause_s)
+            member.works = False
+            self._pause(member)
+        if not self.working and self.down_since is None:
+            self.down_since = time.monotonic()
+
+    def _pause(self, member: Member) -> None:
+        member.again_at = time.monotonic() + member.pause_s
+        member.pause_s = min(2 * member.pause_s, LONGEST_PAUSE_S)
+
+    async def _probe(self, member: Member) -> None:
+        """Take a server back once it makes a token."""
+        member.probing = True
+        try:
+            one = Request([0], seed=0, temperature=0, top_p=1, top_k=0, max_new_tokens=1)
+            await asyncio.wait_for(member.endpoint.complete(self.session, one), PROBE_S)
+        except RequestRefused:
+            pass  # it answers
+        except (ServerFailed, TimeoutError):
+            self._pause(member)
+            return
+        finally:
+            member.probing = False
+        member.works, self.down_since = True, None
+        log.info("%s answers again", member.endpoint.url)
+
+    def _require_hope(self) -> None:
+        assert self.down_since is not None
+        if time.monotonic() - self.down_since > self.give_up_s:
+            raise InputError(
+                f"answers.give_up_s={self.give_up_s:g}: no server answers: {'; '.join(self.report())}; what was "
+                f"answered is kept: mend the servers and run the same command again"
+            )

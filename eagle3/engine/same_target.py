@@ -1,0 +1,78 @@
+"""Whether a running server serves the target that the run means: the same model, tokenizer and chat template."""
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from eagle3.engine.endpoint import Endpoint, RequestRefused, ask
+from eagle3.errors import InputError
+from eagle3.target.model import config_hash
+
+log = logging.getLogger(__name__)
+
+SENTENCE = "Zebras don't count 1,234 µ-ops; naïve café owners do!\n\tif x != y: return 'z'  # 日本語"
+
+
+async def require_same_model(
+    session: aiohttp.ClientSession, endpoint: Endpoint, *, path: str, hash_of_config: str, served_as: str | None
+) -> Mapping[str, Any]:
+    """Compare what the server says of its model with the target; returns what the server tells of itself.
+
+    A folder that can be read here is known by its config.json, any other name must be `served_as` or `path`."""
+    told = await endpoint.describe(session)
+    model = told["model"]
+    if served_as is not None and model == served_as:
+        return told["settings"]
+    if model == path or (isinstance(model, str) and _config_hash_in(model) == hash_of_config):
+        return told["settings"]
+    raise InputError(
+        f"{endpoint.url} serves {model}, the target is target.path={path}: if it is the same model under another name, "
+        f"say so with answers.served_as={model}; else give the URL of a server of the target"
+    )
+
+
+async def require_same_tokens(
+    session: aiohttp.ClientSession,
+    endpoint: Endpoint,
+    *,
+    model: str,
+    sentence_ids: list[int],
+    prompt_ids: list[int] | None,
+    template_kwargs: Mapping[str, Any],
+) -> None:
+    """Compare the ids of SENTENCE alone, and those of the prompt that asks it (None: that is not compared)."""
+    own = {"prompt": SENTENCE, "add_special_tokens": False}
+    asked = [{"role": "user", "content": SENTENCE}]
+    try:
+        theirs = await _tokens(session, endpoint.url, {"model": model, **own})
+        chat = {"messages": asked, "chat_template_kwargs": dict(template_kwargs)}
+        rendered = await _tokens(session, endpoint.url, {"model": model, **chat}) if prompt_ids is not None else []
+    except RequestRefused as refused:
+        log.warning("%s cannot tokenize (%s): tokenizer and template are not compared", endpoint.url, refused)
+        return
+    if theirs != sentence_ids:
+        raise InputError(f"{endpoint.url} has another tokenizer than target.path; serve the target with its own")
+    if prompt_ids is not None and rendered != prompt_ids:
+        raise InputError(
+            f"{endpoint.url} renders other prompts than this run ({len(rendered)} ids instead of {len(prompt_ids)} for "
+            f"one sentence), so a head would be trained for other prompts than it serves; give both the same chat "
+            f"template: chat.template, chat.template_kwargs and chat.date here, --chat-template there"
+        )
+
+
+async def _tokens(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> list[int]:
+    answer = await ask(session, f"{url}/tokenize", body)
+    if not isinstance(answer, dict) or not isinstance(answer.get("tokens"), list):
+        raise RequestRefused("no list of tokens came")
+    return answer["tokens"]
+
+
+def _config_hash_in(folder: str) -> str | None:
+    try:
+        return config_hash(json.loads((Path(folder) / "config.json").read_bytes()))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,234 @@
+"""Answers of a server are those of the target in this process, whatever happens to the servers meanwhile."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from aiohttp import web
+from protocol_server import ProtocolServer, plain
+from serving_fixtures import free_port, launch_settings, serving, sglang_site
+
+from eagle3.answers.answerer import Sampling
+from eagle3.answers.chat import Chat
+from eagle3.answers.huggingface import HuggingFaceAnswerer
+from eagle3.answers.served import ServedAnswerer
+from eagle3.answers.stage import answer_prompts
+from eagle3.engine import pool
+from eagle3.engine.process import KEY, require_free_port
+from eagle3.errors import InputError
+from eagle3.storage.files import read_jsonl, write_jsonl
+from eagle3.target.files import read_target_files
+from eagle3.target.model import Target, load_target
+from eagle3.target.stored import StoredTarget
+
+GREEDY = Sampling(temperature=0, top_p=1.0, top_k=0, max_new_tokens=8)
+STAGE: dict[str, Any] = {"sampling": GREEDY, "max_prompt_tokens": None, "seed": 0, "on_length": "keep"}
+SERVED: dict[str, Any] = {
+    "name": "sglang", "served_as": None, "servers": None, "in_flight": 4, "timeout_s": 600, "attempts": 5,
+    "give_up_s": 600, "head": None, "steps": 3, "topk": 1, "draft_tokens": None,
+}  # fmt: skip
+Rows = dict[str, dict[str, Any]]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(pool, "LONGEST_PAUSE_S", 0.0)
+
+
+@pytest.fixture(scope="module")
+def target(tiny_path: Path) -> Target:
+    return load_target(
+        path=str(tiny_path), revision=None, dtype="auto", device="cpu", attention=None, trust_remote_code=False,
+        check_health=False,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def stored(tiny_path: Path) -> StoredTarget:
+    return StoredTarget(read_target_files(path=str(tiny_path), revision=None, trust_remote_code=False))
+
+
+@pytest.fixture(scope="module")
+def chat(stored: StoredTarget) -> Chat:
+    settings: dict[str, Any] = {"template": None, "template_kwargs": {}, "date": "2026-01-01"}
+    return Chat(stored.tokenizer, stop_ids=stored.stop_ids, reasoning_parser="auto", **settings)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[dict[str, Any]]:
+    questions = [
+        ["How is `vfield` used?", "And `sfield`?"],
+        ["Why?", "Why not?"],
+        *([f"What is {n}?"] for n in range(18)),
+    ]
+    turns = [[{"role": "user", "content": text} for text in each] for each in questions]
+    return [{"id": f"p{n}", "source": "s", "license": "MIT", "messages": each} for n, each in enumerate(turns)]
+
+
+@pytest.fixture(scope="module")
+def expected(target: Target, chat: Chat, prompts: Any, tmp_path_factory: pytest.TempPathFactory) -> Rows:
+    answerer = HuggingFaceAnswerer(target=target, sampling=GREEDY, batch_size=1, batch_tokens=4096, window=64)
+    return rows_of(tmp_path_factory.mktemp("plain"), prompts, target, chat, answerer)
+
+
+def rows_of(folder: Path, prompts: Any, target: Any, chat: Chat, answerer: Any) -> Rows:
+    write_jsonl(folder / "prompts/prompts.jsonl", prompts)
+    answer_prompts(target=target, chat=chat, answerer=answerer, out_dir=folder, **STAGE)
+    rows = [*read_jsonl(folder / "responses/responses.jsonl")]
+    assert {*Counter(row["id"] for row in rows).values()} == {1}
+    return {row["id"]: row for row in rows}
+
+
+def errors_of(folder: Path) -> list[dict[str, Any]]:
+    return [*read_jsonl(folder / "responses/errors.jsonl")]
+
+
+Ask = Callable[..., Rows]
+
+
+@pytest.fixture
+def ask(stored: StoredTarget, chat: Chat, prompts: Any, tmp_path: Path) -> Ask:
+    """Answer the prompts by servers."""
+
+    def run(urls: list[str], *, launch: Any = None, **changes: Any) -> Rows:
+        launch = launch or launch_settings(sglang_site(tmp_path))
+        parts = {"target": stored, "chat": chat, "sampling": GREEDY, "launch": launch, "folder": tmp_path / "logs"}
+        answerer = ServedAnswerer(**parts, **(SERVED | {"urls": urls} | changes))
+        return rows_of(tmp_path / "out", prompts, stored, chat, answerer)
+
+    return run
+
+
+@pytest.fixture
+def server(target: Target) -> ProtocolServer:
+    return ProtocolServer(plain(target), {"model_path": target.path}, tokenizer=target.tokenizer)
+
+
+@pytest.mark.parametrize("name", ["sglang", "openai"])
+def test_answers_of_a_server_are_those_of_the_target_here(
+    ask: Ask, server: ProtocolServer, expected: Rows, name: str
+) -> None:
+    with serving(server) as url:
+        assert ask([url], name=name) == expected
+    assert len(expected) >= 20 and server.most_running <= 4
+
+
+def test_servers_that_fail_now_and_then_lose_and_double_nothing(
+    ask: Ask, server: ProtocolServer, expected: Rows, caplog: pytest.LogCaptureFixture
+) -> None:
+    dying = ProtocolServer(server.decode, dict(server.arguments), tokenizer=server.tokenizer)
+    server.fault = lambda number: web.Response(status=500) if number % 3 == 0 else None
+    dying.fault = lambda number: web.Response(status=503) if number > 3 else None
+    with serving(server) as url, serving(dying) as other:
+        assert ask([url, other], attempts=100) == expected
+    assert "times HTTP 500" in caplog.text and f"{other}: 3 answers" in caplog.text
+
+
+def test_what_no_server_answers_is_counted_and_asked_again_by_the_next_run(
+    ask: Ask, server: ProtocolServer, expected: Rows, tmp_path: Path
+) -> None:
+    refused = web.json_response({"error": {"message": "The input (9 tokens) is too long"}}, status=400).body
+    server.fault = lambda number: web.Response(body=refused, status=400) if number == 5 else None
+    with serving(server) as url:
+        some = ask([url])
+        assert len(some) < len(expected) and all(expected[name] == row for name, row in some.items())
+        [error] = errors_of(tmp_path / "out")
+        assert error["reason"] == "HTTP 400 Bad Request: The input (9 tokens) is too long"
+        assert ask([url]) == expected
+
+
+def test_a_run_without_servers_ends_in_one_line_and_the_next_one_goes_on(
+    ask: Ask, server: ProtocolServer, expected: Rows
+) -> None:
+    server.fault = lambda number: web.Response(status=503) if number > 12 else None
+    with serving(server) as url:
+        with pytest.raises(InputError, match=r"answers\.give_up_s=0\.2: no server answers: http.*HTTP 503"):
+            ask([url], give_up_s=0.2, attempts=100)
+        asked = len(server.received)
+        server.fault = lambda number: None
+        assert ask([url]) == expected
+        assert len(server.received) - asked < asked + len(expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_path": "/another"}, r"serves /another, the target is target\.path=.*answers\.served_as=/another"),
+        ({"template": "{% for m in messages %}{{ m.content }}{% endfor %}"}, "renders other prompts than this run"),
+        ({"vocabulary": True}, "has another tokenizer than target.path"),
+    ],
+)
+def test_a_server_of_another_target_is_refused_before_it_answers(
+    ask: Ask, server: ProtocolServer, target: Target, change: dict[str, Any], message: str
+) -> None:
+    class Other:
+        def encode(self, text: str, **settings: Any) -> list[int]:
+            ids = target.tokenizer.encode(text, **settings)
+            return ids[::-1] if "vocabulary" in change else ids
+
+        def apply_chat_template(self, messages: Any, **settings: Any) -> Any:
+            return target.tokenizer.apply_chat_template(messages, chat_template=change.get("template"), **settings)
+
+    server.arguments |= {key: value for key, value in change.items() if key == "model_path"}
+    server.tokenizer = Other()
+    with serving(server) as url, pytest.raises(InputError, match=message):
+        ask([url])
+    assert server.received == []
+
+
+def test_a_copy_of_the_target_and_a_name_that_is_said_are_taken(
+    ask: Ask, server: ProtocolServer, expected: Rows
+) -> None:
+    server.arguments["model_path"] = "prod-v7"
+    with serving(server) as url:
+        assert ask([url], served_as="prod-v7") == expected
+
+
+def test_servers_are_started_with_a_key_and_stopped(
+    ask: Ask, expected: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY, "k3y-0123456789")
+    settings = launch_settings(sglang_site(tmp_path), check=False)
+    assert ask([], launch=settings, servers=1) == expected
+    assert [path.name for path in (tmp_path / "logs").iterdir()] == ["server-0.log"]
+    require_free_port(settings.host, settings.port)
+
+
+def test_a_server_that_is_not_there_is_one_line_at_the_start(ask: Ask) -> None:
+    with pytest.raises(InputError, match=r"answers\.urls: http://127\.0\.0\.1:\d+ does not answer .*Cannot connect"):
+        ask([f"http://127.0.0.1:{free_port()}"])
+
+
+def test_a_server_that_does_not_start_says_why(ask: Ask, tmp_path: Path) -> None:
+    settings = launch_settings(sglang_site(tmp_path), check=False, fault="start")
+    with pytest.raises(InputError, match=r"server 0 has ended .*Not enough memory"):
+        ask([], launch=settings, servers=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"urls": [], "name": "openai"}, r"answers\.urls is empty"),
+        ({"urls": ["http://x"], "head": "h"}, r"answers\.head=h is for servers that are started"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_one_line(ask: Ask, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        ask(**settings)
+
+
+def test_more_servers_than_gpus_are_one_line(ask: Ask, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"launch\.tp_size=1: PyTorch of .* sees 0 GPUs"):
+        ask([], launch=launch_settings(sglang_site(tmp_path)))

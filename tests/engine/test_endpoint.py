@@ -1,0 +1,129 @@
+"""Both protocols against a server that speaks them, and what each says of answers that are not what was asked for."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from aiohttp import web
+from protocol_server import ProtocolServer
+from serving_fixtures import free_port, serving
+
+from eagle3.engine.endpoint import (
+    Completion,
+    Endpoint,
+    OpenAICompletions,
+    Request,
+    RequestRefused,
+    ServerFailed,
+    SGLang,
+    new_session,
+)
+from eagle3.engine.process import KEY
+from eagle3.errors import InputError
+
+REQUEST = Request([5, 6], seed=3, temperature=0.7, top_p=0.9, top_k=0, max_new_tokens=8, stop_ids=frozenset({2}))
+PROTOCOLS: list[Callable[[str], Endpoint]] = [SGLang, lambda url: OpenAICompletions(url, model="m")]
+by_protocol = pytest.mark.parametrize("protocol", PROTOCOLS, ids=["sglang", "openai"])
+
+
+def answering(token_ids: list[int], finish: str, **arguments: Any) -> ProtocolServer:
+    made = {"output_ids": token_ids, "finish": finish, "spec": {}}
+    return ProtocolServer(lambda prompt_ids, sampling: made, {"model_path": "m", **arguments})
+
+
+def complete(endpoint: Endpoint, request: Request = REQUEST, *, timeout_s: float = 60) -> Completion:
+    async def run() -> Completion:
+        async with new_session(timeout_s=timeout_s) as session:
+            return await endpoint.complete(session, request)
+
+    return asyncio.run(run())
+
+
+@by_protocol
+@pytest.mark.parametrize(("token_ids", "finish"), [([7, 8, 2], "stop"), ([7] * 8, "length")])
+def test_token_ids_and_the_finish_reason_come_back(protocol: Any, token_ids: list[int], finish: str) -> None:
+    server = answering(token_ids, finish)
+    with serving(server) as url:
+        assert complete(protocol(url)) == Completion(token_ids, finish)
+    [body] = server.received
+    assert (body.get("input_ids") or body["prompt"]) == [5, 6]
+    sampling = body.get("sampling_params") or body
+    assert (sampling["temperature"], sampling["top_p"], sampling["top_k"]) == (0.7, 0.9, -1)
+    assert (sampling["stop_token_ids"], sampling.get("sampling_seed", body.get("seed"))) == ([2], 3)
+
+
+def test_a_stop_token_that_is_left_out_and_named_is_put_back() -> None:
+    server = answering([7, 8, 2], "stop")
+    server.stops_in_answers = False
+    with serving(server) as url:
+        assert complete(OpenAICompletions(f"{url}/v1", model="m")) == Completion([7, 8, 2], "stop")
+
+
+@by_protocol
+@pytest.mark.parametrize(
+    ("token_ids", "finish", "message"),
+    [
+        ([7, 8], "stop", "no end of turn of the target"),
+        ([7, 2, 8, 2], "stop", "goes on behind an end of turn"),
+        ([7] * 9, "length", "longer than responses.max_new_tokens"),
+        ([], "length", "no token ids"),
+        (["7"], "length", "no token ids"),
+        ([7], "content_filter", "ended by 'content_filter'"),
+    ],
+)
+def test_an_answer_that_is_not_what_was_asked_for_is_no_answer(
+    protocol: Any, token_ids: list[Any], finish: str, message: str
+) -> None:
+    with serving(answering(token_ids, finish)) as url, pytest.raises((ServerFailed, RequestRefused), match=message):
+        complete(protocol(url))
+
+
+@by_protocol
+@pytest.mark.parametrize(
+    ("status", "kind"), [(400, RequestRefused), (404, RequestRefused), (429, ServerFailed), (503, ServerFailed)]
+)
+def test_a_status_says_whether_another_server_may_answer(protocol: Any, status: int, kind: type[Exception]) -> None:
+    server = answering([7, 2], "stop")
+    error = {"error": {"message": "The input (9 tokens) is too long: [1, 2, 3]"}}
+    server.fault = lambda number: web.json_response(error, status=status)
+    with serving(server) as url, pytest.raises(kind, match=f"HTTP {status}.*is too long: ?$"):
+        complete(protocol(url))
+
+
+@by_protocol
+@pytest.mark.parametrize("text", ["[]", "{}", "{", '{"choices": 3, "meta_info": 3}', "null"])
+def test_a_body_that_is_no_answer_is_the_servers_failure(protocol: Any, text: str) -> None:
+    server = answering([7, 2], "stop")
+    server.fault = lambda number: web.Response(text=text)
+    with serving(server) as url, pytest.raises(ServerFailed):
+        complete(protocol(url))
+
+
+@by_protocol
+def test_a_server_that_is_not_there_or_too_slow_has_failed(protocol: Any) -> None:
+    with pytest.raises(ServerFailed, match="Cannot connect"):
+        complete(protocol(f"http://127.0.0.1:{free_port()}"))
+    server = answering([7, 2], "stop")
+    server.delay_s = 600
+    with serving(server) as url, pytest.raises(ServerFailed, match=r"no answer within 0\.2 s"):
+        complete(protocol(url), timeout_s=0.2)
+
+
+def test_a_server_of_text_alone_is_refused_with_the_way_out() -> None:
+    server = answering([7, 2], "stop")
+    text = {"choices": [{"text": "hello", "finish_reason": "stop"}]}
+    server.fault = lambda number: web.json_response(text)
+    with serving(server) as url, pytest.raises(InputError, match="returns text and no token ids"):
+        complete(OpenAICompletions(url, model="m"))
+
+
+@by_protocol
+def test_the_key_comes_from_the_environment(protocol: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(answering([7, 2], "stop", api_key="k3y-0123456789")) as url:
+        monkeypatch.delenv(KEY, raising=False)
+        with pytest.raises(InputError, match=r"asks for a key .*; set EAGLE3_API_KEY in the environment"):
+            complete(protocol(url))
+        monkeypatch.setenv(KEY, "k3y-0123456789")
+        assert complete(protocol(url), replace(REQUEST, seed=4)).token_ids == [7, 2]

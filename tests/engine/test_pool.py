@@ -1,0 +1,110 @@
+"""Many requests over servers that die, come back, refuse and hang: each is answered once, or says why not."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import aiohttp
+import pytest
+
+from eagle3.engine import pool as pool_module
+from eagle3.engine.endpoint import Completion, Request, RequestRefused, ServerFailed
+from eagle3.engine.pool import Pool
+from eagle3.errors import InputError
+
+
+class Scripted:
+    """An `Endpoint` without a network, which fails as its plan says: number of the request → the error."""
+
+    def __init__(self, url: str, plan: Any = lambda number: None) -> None:
+        self.url, self.plan, self.asked, self.most, self.now = url, plan, 0, 0, 0
+        self.answered: Counter[int] = Counter()
+
+    async def complete(self, session: aiohttp.ClientSession, request: Request) -> Completion:
+        self.asked += 1
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            number = self.asked
+            await asyncio.sleep(0)
+            if (error := self.plan(number)) is not None:
+                raise error
+            self.answered[request.seed] += 1
+            return Completion([request.seed], "length")
+        finally:
+            self.now -= 1
+
+    async def describe(self, session: aiohttp.ClientSession) -> dict[str, Any]:
+        return {}
+
+
+def ask_all(endpoints: Sequence[Scripted], count: int, **settings: Any) -> list[Completion | BaseException]:
+    settings = {"in_flight": 4, "attempts": 3, "give_up_s": 60, **settings}
+
+    async def run() -> list[Completion | BaseException]:
+        pool = Pool(endpoints, None, **settings)  # type: ignore[arg-type]
+        requests = [Request([1], number, 0, 1, 0, 8) for number in range(count)]
+        try:
+            return await asyncio.gather(*map(pool.complete, requests), return_exceptions=True)
+        finally:
+            reports.extend(pool.report())
+
+    reports.clear()
+    return asyncio.run(run())
+
+
+reports: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(pool_module, "LONGEST_PAUSE_S", 0.0)
+    monkeypatch.setattr(pool_module, "POLL_S", 0.001)
+
+
+def test_requests_are_spread_and_no_server_gets_more_than_its_places() -> None:
+    servers = [Scripted("a"), Scripted("b"), Scripted("c")]
+    answers = ask_all(servers, 300)
+    assert [answer.token_ids for answer in answers] == [[number] for number in range(300)]  # type: ignore[union-attr]
+    assert [server.most for server in servers] == [4, 4, 4]
+    assert min(server.asked for server in servers) > 60 and reports == []
+
+
+def test_what_a_dying_server_had_is_answered_by_the_others_once() -> None:
+    dying = Scripted("a", lambda number: ServerFailed("gone") if number > 20 else None)
+    other = Scripted("b")
+    answers = ask_all([dying, other], 200)
+    assert all(isinstance(answer, Completion) for answer in answers)
+    once = dying.answered + other.answered
+    assert {once[number] for number in range(1, 200)} == {1}
+    assert len(reports) == 1 and reports[0].startswith("a: 20 answers") and "times gone" in reports[0]
+
+
+def test_a_server_that_comes_back_is_used_again() -> None:
+    server = Scripted("a", lambda number: ServerFailed("restarting") if 10 < number <= 17 else None)
+    answers = ask_all([server], 50, attempts=20)
+    assert all(isinstance(answer, Completion) for answer in answers)
+
+
+def test_a_request_that_breaks_every_server_ends_after_its_attempts() -> None:
+    broken = [
+        Scripted(name, lambda number: ServerFailed("illegal memory access") if number % 2 else None) for name in "ab"
+    ]
+    [error] = ask_all(broken, 1, attempts=2)
+    assert isinstance(error, RequestRefused) and "2 attempts failed, the last with: illegal memory" in str(error)
+
+
+def test_what_a_server_refuses_no_other_is_asked() -> None:
+    servers = [Scripted(name, lambda number: RequestRefused("too long")) for name in "ab"]
+    errors = ask_all(servers, 10)
+    assert all(isinstance(error, RequestRefused) and str(error) == "too long" for error in errors)
+    assert sum(server.asked for server in servers) == 10
+
+
+def test_without_a_server_that_works_the_run_ends_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    servers = [Scripted(name, lambda number: ServerFailed("Cannot connect")) for name in "ab"]
+    errors = ask_all(servers, 5, give_up_s=0.05, attempts=10_000)
+    assert all(isinstance(error, InputError) for error in errors)
+    assert "no server answers: a: 0 answers" in str(errors[0]) and "run the same command again" in str(errors[0])
