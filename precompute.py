@@ -24,6 +24,8 @@ from eagle3.storage.lock import hold
 
 if TYPE_CHECKING:
     from eagle3.answers.store import Counts
+    from eagle3.features.extractor import Extractor
+    from eagle3.features.manifest import Manifest
     from eagle3.target.model import Target
     from eagle3.target.stored import StoredTarget
 
@@ -58,6 +60,7 @@ def main(config: DictConfig) -> None:
 def warn_of_unread(config: DictConfig, stages: list[str]) -> None:
     imported = config.answers.name == "imported"
     servers = ("launch",) if config.answers.name == "sglang" and not config.answers.urls else ()
+    capturing = ("launch",) if config.features.engine else ()
     read_by = {
         "prompts": ("prompts", "answers"),
         "responses": (
@@ -67,7 +70,7 @@ def warn_of_unread(config: DictConfig, stages: list[str]) -> None:
             "responses.max_prompt_tokens" if imported else "responses",
             *servers,
         ),
-        "features": ("target", "features"),
+        "features": ("target", "features", *capturing),
     }
     read = ("stages", "out_dir", *(key for stage in stages for key in read_by[stage]))
     by = f"stages=[{','.join(stages)}]"
@@ -100,20 +103,73 @@ def clean_prompts(config: DictConfig, out_dir: Path, *, keep_answers: bool) -> N
 
 
 def answer_and_extract(config: DictConfig, stages: list[str], out_dir: Path) -> None:
-    from eagle3.features.extract import extract_features
-
     loaded: Target | None = None
     if "responses" in stages:
         loaded = None if config.answers.name in SERVED else checked_target(config)
         counts = answer(config, loaded or stored_target(config), out_dir)
         log.info("responses: %d rows, %d answer tokens", counts.rows, counts.answer_tokens)
     if "features" in stages:
-        store = extract_features(target=loaded or checked_target(config), out_dir=out_dir, **cli.plain(config.features))
+        if config.features.engine:  # whose GPU it is
+            loaded = None
+        store = extract(config, loaded, out_dir)
         log.info(
             "features: %d samples, %d tokens, %d answer tokens, %.2f GB in %d shards; left out: %s",
             store.samples, store.tokens, store.answer_tokens, store.bytes / 1e9, len(store.shards),
             store.left_out or "none",
         )  # fmt: skip
+
+
+def extract(config: DictConfig, loaded: "Target | None", out_dir: Path) -> "Manifest":
+    from eagle3.features.extract import STORED, extract_features
+    from eagle3.features.huggingface import HuggingFaceExtractor
+    from eagle3.target.capture import check_capture_layers, default_capture_layers
+
+    settings = cli.plain(config.features)
+    engine, batch_tokens = settings.pop("engine"), settings.pop("batch_tokens")
+    num_layers = stored_target(config).text_config.num_hidden_layers
+    layers = check_capture_layers(settings.pop("capture_layers") or default_capture_layers(num_layers), num_layers)
+    parts: dict[str, Any] = {"layers": layers, "dtype": STORED[settings["dtype"]], "batch_tokens": batch_tokens}
+    parts |= {"teachers": settings["teachers"]}
+    target: Target | StoredTarget
+    extractor: Extractor
+    if engine is None:
+        target = loaded or checked_target(config)
+        extractor = HuggingFaceExtractor(target=target, **parts)
+    else:
+        target = stored_target(config)
+        extractor = served_extractor(config, target, out_dir, **parts, **engine)
+    return extract_features(target=target, extractor=extractor, out_dir=out_dir, capture_layers=layers, **settings)
+
+
+def served_extractor(
+    config: DictConfig, target: "StoredTarget", out_dir: Path, *, layers: list[int], **settings: Any
+) -> "Extractor":
+    from eagle3.engine.command import LaunchSettings
+    from eagle3.features.sentinel import computed_sentinels, plain_sentinels
+    from eagle3.features.served import ServedExtractor
+    from eagle3.target.model import free_bytes, load_target, unload
+
+    require_packages("aiohttp", extra="engine", needed_by="features=sglang")
+    free = free_bytes(config.target.device)
+    if target.weights_bytes < free / 2:  # twice: in float32 on a CPU
+        loaded = load_target(**cli.plain(config.target))
+        sentinels = computed_sentinels(loaded, layers)
+        del loaded
+        unload()
+    else:
+        sentinels = plain_sentinels(target)
+        log.warning(
+            "target: its %.0f GB do not fit into half of %.0f GB of free memory: what SGLang captures is held against "
+            "its own logits alone", target.weights_bytes / 1e9, free / 1e9,
+        )  # fmt: skip
+    return ServedExtractor(
+        target=target,
+        layers=layers,
+        sentinels=sentinels,
+        launch=LaunchSettings(**cli.plain(config.launch)),
+        folder=out_dir / "logs",
+        **settings,
+    )
 
 
 def checked_target(config: DictConfig) -> "Target":

@@ -18,7 +18,7 @@ from result import write_result
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from eagle3.answers.generate import generate
-from eagle3.features.extract import Conversation, Extractor
+from eagle3.features.conversation import Conversation
 from eagle3.features.sample import Sample, to_bytes
 from eagle3.head.attention import DenseAttention
 from eagle3.head.batch import TttBatch, ttt_batch
@@ -100,11 +100,13 @@ def measure_answers(target: Target, results: dict) -> list[Conversation]:
 
 
 def measure_features(target: Target, conversations: list[Conversation], results: dict) -> list[Sample]:
-    extractor = Extractor(target, [2, 16, 29], torch.bfloat16, "answers")
-    extractor(conversations[:40], 16384)
+    extractor = HuggingFaceExtractor(
+        target=target, layers=[2, 16, 29], dtype=torch.bfloat16, teachers="answers", batch_tokens=16384
+    )
+    list(extractor(iter(conversations[:40])))
     torch.cuda.reset_peak_memory_stats()
     started = time.perf_counter()
-    samples = extractor(conversations, 16384)
+    samples = list(extractor(iter(conversations)))
     seconds = time.perf_counter() - started
     tokens = sum(len(conversation.input_ids) for conversation in conversations)
     stored = sum(len(to_bytes(sample)) for sample in samples)

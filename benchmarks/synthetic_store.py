@@ -34,6 +34,7 @@ MADE_FROM = MadeFrom(
         weights_hash="random",
     ),
     responses={},
+    captured_by="nobody",
     capture_layers=[2, 16, 29],
     dtype="bfloat16",
     max_length=1 << 20,

@@ -40,6 +40,11 @@ def main() -> None:
     model, tokenizer = loaded(arguments)
     died = int(fault) if fault.isdigit() else None
     server = ProtocolServer(model, vars(arguments), die_at=died, tokenizer=tokenizer)
+    if arguments.forward_hooks:
+        from standin_engine import StandInEngine
+
+        hooks, shift = json.loads(arguments.forward_hooks), int(os.environ.get("SHIFT", "0"))
+        server.engine = StandInEngine(target_of(arguments), hooks, arguments.chunked_prefill_size, shift=shift)
     print("[2026-01-01 00:00:02] The server is fired up and ready to roll!", flush=True)
     if fault == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -57,6 +62,10 @@ def parsed(words: list[str]) -> argparse.Namespace:
     for name in ("num-steps", "eagle-topk", "num-draft-tokens"):
         parser.add_argument(f"--speculative-{name}", type=int)
     parser.add_argument("--disable-overlap-schedule", action="store_true")
+    parser.add_argument("--disable-radix-cache", action="store_true")
+    parser.add_argument("--forward-hooks")
+    parser.add_argument("--chunked-prefill-size", type=int)
+    parser.add_argument("--cuda-graph-backend-prefill")
     parser.add_argument("--config")
     arguments = parser.parse_args(words)
     arguments.api_key = json.loads(Path(arguments.config).read_text())["api-key"] if arguments.config else None
@@ -69,17 +78,8 @@ Decode = Callable[[list[int], dict[str, Any]], dict[str, Any]]
 def loaded(arguments: argparse.Namespace) -> tuple[Decode, Any]:
     """The target of the flags, with the head of the flags if there is one, in float32; and its tokenizer."""
     from eagle3.serving.head.format import load_head
-    from eagle3.target.model import load_target
 
-    target = load_target(
-        path=arguments.model_path,
-        revision=None,
-        dtype="float32",
-        device="cpu",
-        attention=None,
-        trust_remote_code=False,
-        check_health=False,
-    )
+    target = target_of(arguments)
     if arguments.speculative_draft_model_path is None:
         return plain(target), target.tokenizer
     head = load_head(arguments.speculative_draft_model_path, dtype=target.embedding.dtype)
@@ -92,6 +92,20 @@ def loaded(arguments: argparse.Namespace) -> tuple[Decode, Any]:
         draft_tokens=arguments.speculative_num_draft_tokens,
     )
     return decode, target.tokenizer
+
+
+def target_of(arguments: argparse.Namespace) -> Any:
+    from eagle3.target.model import load_target
+
+    return load_target(
+        path=arguments.model_path,
+        revision=None,
+        dtype="float32",
+        device="cpu",
+        attention=None,
+        trust_remote_code=False,
+        check_health=False,
+    )
 
 
 def plain(target: Any) -> Decode:
@@ -142,6 +156,7 @@ class ProtocolServer:
         self.key = arguments.pop("api_key", None)
         self.fault: Callable[[int], Any] = lambda number: None  # of a request by its number: a response in its place
         self.stops_in_answers = True
+        self.engine: Callable[[dict[str, Any]], dict[str, Any]] | None = None  # runs prompts in place of `decode`
         self.arguments = arguments
         self.die_at = die_at
         self.received: list[dict[str, Any]] = []
@@ -238,7 +253,10 @@ class ProtocolServer:
         try:
             await asyncio.sleep(self.delay_s)
             async with self.one_at_a_time:  # hooks on one model
-                made = await asyncio.to_thread(self.decode, body["input_ids"], body["sampling_params"])
+                if self.engine is not None:
+                    made = await asyncio.to_thread(self.engine, body)
+                else:
+                    made = await asyncio.to_thread(self.decode, body["input_ids"], body["sampling_params"])
             counts = range(min(1, len(made["output_ids"])), len(made["output_ids"]) + 1)
             events = [self.event(made, number) for number in counts]
             events = events if self.last_event is None else [self.last_event]

@@ -48,6 +48,7 @@ IDENTITY = TargetIdentity(
 MADE_FROM = MadeFrom(
     target=IDENTITY,
     responses={},
+    captured_by="huggingface",
     capture_layers=[2, 4, 5],
     dtype="float64",
     max_length=4096,

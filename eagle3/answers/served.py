@@ -92,7 +92,6 @@ class ServedAnswerer:
             revision=self.target.files.revision,
             draft=self.draft,
             folder=self.folder,
-            extra_flags={},
         )
         return [server.url for server in stack.enter_context(serving(servers))]
 

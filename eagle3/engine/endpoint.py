@@ -99,18 +99,23 @@ class SGLang:
             "sampling_seed": request.seed,  # heeded with --enable-deterministic-inference
             "skip_special_tokens": False,
         }
-        answer = await ask(
-            session, f"{self.url}/generate", {"input_ids": request.prompt_ids, "sampling_params": sampling}
-        )
+        body = {"input_ids": request.prompt_ids, "sampling_params": sampling}
+        token_ids, meta = await self.generate(session, body)
+        finish = meta["finish_reason"]
+        return checked(token_ids, finish["type"], finish.get("matched"), request)
+
+    async def generate(self, session: aiohttp.ClientSession, body: dict[str, Any]) -> tuple[list[int], dict[str, Any]]:
+        """Return `output_ids` and `meta_info` of a request that has not been aborted."""
+        answer = await ask(session, f"{self.url}/generate", body)
         try:
-            finish, token_ids = answer["meta_info"]["finish_reason"], [*answer["output_ids"]]
-            kind, matched = finish["type"], finish.get("matched")
+            meta, token_ids = answer["meta_info"], [*answer["output_ids"]]
+            kind, message = meta["finish_reason"]["type"], str(meta["finish_reason"].get("message"))
         except (KeyError, TypeError, AttributeError):
             raise ServerFailed("what came is no answer of SGLang's") from None
         if kind == "abort":
-            said = f"aborted: {without_tokens(str(finish.get('message')))}"
-            raise RequestRefused(said) if finish.get("status_code") == 400 else ServerFailed(said)
-        return checked(token_ids, kind, matched, request)
+            said = f"aborted: {without_tokens(message)}"
+            raise RequestRefused(said) if meta["finish_reason"].get("status_code") == 400 else ServerFailed(said)
+        return token_ids, meta
 
     async def describe(self, session: aiohttp.ClientSession) -> dict[str, Any]:
         settings = await ask(session, f"{self.url}/server_info")

@@ -1,6 +1,6 @@
 """Servers that a stage starts for itself: one for each group of GPUs, all at once, and stopped with the stage."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -22,11 +22,12 @@ def servers_of(
     revision: str | None,
     draft: Draft | None,
     folder: Path,
-    extra_flags: Mapping[str, Any],
+    flags_of: Callable[[int], Mapping[str, Any]] = lambda place: {},
 ) -> list[Server]:
     """Return servers on ports from `launch.port` on; `count` None: one for every `launch.tp_size` GPUs.
 
-    InputError where SGLang or GPUs are missing. `extra_flags` are what the stage needs; launch.extra_flags go first."""
+    InputError where SGLang or GPUs are missing. `flags_of` gives what the stage needs of a server, by its place;
+    launch.extra_flags go first."""
     number = count or 1
     if settings.check:
         installation = find_sglang(settings)
@@ -35,12 +36,12 @@ def servers_of(
         number = count or most
         if number > most:
             raise InputError(
-                f"answers.servers={number} of launch.tp_size={settings.tp_size} need {number * settings.tp_size} GPUs, "
+                f"{number} servers of launch.tp_size={settings.tp_size} need {number * settings.tp_size} GPUs, "
                 f"PyTorch of {settings.interpreter} sees {installation.devices}; lower one of the two"
             )
     servers = []
     for place in range(number):
-        flags = {**extra_flags, "base-gpu-id": place * settings.tp_size or None, **(settings.extra_flags or {})}
+        flags = {**flags_of(place), "base-gpu-id": place * settings.tp_size or None, **(settings.extra_flags or {})}
         own = replace(settings, port=settings.port + place, extra_flags=flags)
         command = launch_command(own, target=target, revision=revision, draft=draft)
         servers.append(Server(own, command, log=folder / f"server-{place}.log", name=f"server {place}"))

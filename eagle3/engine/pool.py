@@ -4,9 +4,10 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import aiohttp
 
@@ -20,11 +21,15 @@ PROBE_S = 60.0  # for one token of a server that failed
 POLL_S = 0.2
 
 
+Result = TypeVar("Result")
+AnyEndpoint = TypeVar("AnyEndpoint", bound=Endpoint)
+
+
 @dataclass(eq=False)
-class Member:
+class Member(Generic[AnyEndpoint]):
     """One server and what became of the requests to it."""
 
-    endpoint: Endpoint
+    endpoint: AnyEndpoint
     in_flight: int = 0
     answered: int = 0
     failures: Counter[str] = field(default_factory=Counter)
@@ -34,12 +39,12 @@ class Member:
     probing: bool = False
 
 
-class Pool:
+class Pool(Generic[AnyEndpoint]):
     """Asks servers until one answers. Works inside one event loop."""
 
     def __init__(
         self,
-        endpoints: Sequence[Endpoint],
+        endpoints: Sequence[AnyEndpoint],
         session: aiohttp.ClientSession,
         *,
         in_flight: int,
@@ -59,19 +64,23 @@ class Pool:
         return sum(member.works for member in self.members)
 
     async def complete(self, request: Request) -> Completion:
-        """Answer, or raise RequestRefused: by a server, or after `attempts`. InputError where all servers are gone."""
+        return await self.run(lambda endpoint: endpoint.complete(self.session, request))
+
+    async def run(self, ask: Callable[[AnyEndpoint], Awaitable[Result]]) -> Result:
+        """Return what a server answers. RequestRefused: by a server, or after `attempts`; InputError where all servers
+        are gone."""
         reason = ""
         for _ in range(self.attempts):
             member = await self._take()
             try:
-                completion = await member.endpoint.complete(self.session, request)
+                result = await ask(member.endpoint)
             except ServerFailed as failure:
                 reason = str(failure)
                 self._failed(member, reason)
             else:
                 member.answered += 1
                 member.pause_s = FIRST_PAUSE_S
-                return completion
+                return result
             finally:
                 member.in_flight -= 1
                 async with self.freed:
@@ -88,7 +97,7 @@ class Pool:
             if member.failures
         ]
 
-    async def _take(self) -> Member:
+    async def _take(self) -> Member[AnyEndpoint]:
         """Wait for a place on a server that works."""
         while True:
             free = [member for member in self.members if member.works and member.in_flight < self.in_flight]
@@ -105,7 +114,7 @@ class Pool:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self.freed.wait(), POLL_S)
 
-    def _failed(self, member: Member, reason: str) -> None:
+    def _failed(self, member: Member[AnyEndpoint], reason: str) -> None:
         member.failures[reason] += 1
         if member.works:  # of many requests that fail together the first decides
             log.warning("%s: %s; asked again in %.0f s", member.endpoint.url, reason, member.pause_s)
@@ -114,11 +123,11 @@ class Pool:
         if not self.working and self.down_since is None:
             self.down_since = time.monotonic()
 
-    def _pause(self, member: Member) -> None:
+    def _pause(self, member: Member[AnyEndpoint]) -> None:
         member.again_at = time.monotonic() + member.pause_s
         member.pause_s = min(2 * member.pause_s, LONGEST_PAUSE_S)
 
-    async def _probe(self, member: Member) -> None:
+    async def _probe(self, member: Member[AnyEndpoint]) -> None:
         """Take a server back once it makes a token."""
         member.probing = True
         try:
@@ -138,6 +147,6 @@ class Pool:
         assert self.down_since is not None
         if time.monotonic() - self.down_since > self.give_up_s:
             raise InputError(
-                f"answers.give_up_s={self.give_up_s:g}: no server answers: {'; '.join(self.report())}; what was "
+                f"give_up_s={self.give_up_s:g}: no server answers: {'; '.join(self.report())}; what was "
                 f"answered is kept: mend the servers and run the same command again"
             )

@@ -6,18 +6,17 @@ Shapes: T tokens of a sample, H hidden size, V target vocabulary, J teacher rows
 import logging
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from eagle3.answers.store import MAKE_RESPONSES, ResponsesManifest, read_responses, read_rows, require_whole
+from eagle3.answers.store import MAKE_RESPONSES, ResponsesManifest, read_responses, require_whole
 from eagle3.errors import InputError
+from eagle3.features.conversation import Conversation, read_conversations
+from eagle3.features.extractor import Extractor
 from eagle3.features.manifest import (
     MANIFEST,
     MadeFrom,
@@ -28,40 +27,28 @@ from eagle3.features.manifest import (
     require_different_ids,
     write_manifest,
 )
-from eagle3.features.sample import Sample, positions_with_teacher
 from eagle3.features.shards import StoreWriter, broken, hash_of
 from eagle3.features.store import TARGET_WEIGHTS, save_target_weights
-from eagle3.features.turns import anchors_of
 from eagle3.storage.folder import LocalFolder, Storage, sha256_stored
-from eagle3.target.capture import Capture, Features, check_capture_layers, default_capture_layers, logit_transform_of
 from eagle3.target.identity import require_same_target
 from eagle3.target.model import Target
+from eagle3.target.stored import StoredTarget
 
 log = logging.getLogger(__name__)
 STORED = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-BATCHES_IN_WINDOW = 16  # samples sorted by length together, so that little of a batch is padding
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """A row of responses.jsonl as tensors."""
-
-    id: str
-    input_ids: Int[Tensor, " T"]
-    turns: Int[Tensor, " T"]
 
 
 def extract_features(
     *,
-    target: Target,
+    target: Target | StoredTarget,
+    extractor: Extractor,
     out_dir: Path,
-    capture_layers: list[int] | None,
+    capture_layers: list[int],
     dtype: str,
     max_length: int,
     too_long: str,
     teachers: str,
     reasoning: list[str] | None,
-    batch_tokens: int,
     shard_mb: int,
 ) -> Manifest:
     """Write DIR/features from DIR/responses and return the manifest; samples that shards already hold are skipped.
@@ -70,8 +57,6 @@ def extract_features(
     """
     responses = finished_responses(target, out_dir)
     assert responses.counts is not None and responses.files is not None  # it is complete
-    transform = logit_transform_of(target)
-    layers = check_capture_layers(capture_layers or default_capture_layers(len(target.layers)), len(target.layers))
     made_from = MadeFrom(
         target=responses.target,
         responses={
@@ -79,7 +64,8 @@ def extract_features(
             "prompts_sha256": responses.prompts_sha256,
             "responses_sha256": responses.files["responses.jsonl"].sha256,
         },
-        capture_layers=layers,
+        capture_layers=capture_layers,
+        captured_by=extractor.captured_by,
         dtype=dtype,
         max_length=max_length,
         too_long=too_long,
@@ -94,9 +80,9 @@ def extract_features(
     conversations = read_conversations(
         out_dir / "responses", max_length=max_length, too_long=too_long, left_out=left_out
     )
-    extractor = Extractor(target, layers, STORED[dtype], teachers)
     writer = StoreWriter(storage, made_from, indices, shard_bytes=shard_mb * 2**20)
-    write_shards(writer, extractor, conversations, total=responses.counts.rows, batch_tokens=batch_tokens)
+    write_shards(writer, extractor, conversations, total=responses.counts.rows)
+    left_out += extractor.left_out
     if not indices:
         raise InputError(
             f"{out_dir}/responses holds no answer that can be trained; left out: {dict(left_out)}; an answer needs "
@@ -108,14 +94,16 @@ def extract_features(
     return write_manifest(
         storage,
         made_from=made_from,
-        target_config=replace(target.facts, dtype=target.checkpoint_dtype or "bfloat16", logit_transform=transform),
+        target_config=replace(
+            target.facts, dtype=target.checkpoint_dtype or "bfloat16", logit_transform=extractor.logit_transform()
+        ),
         target_weights_sha256=sha256_stored(storage, TARGET_WEIGHTS),
         indices=indices,
         left_out=dict(left_out),
     )
 
 
-def finished_responses(target: Target, out_dir: Path) -> ResponsesManifest:
+def finished_responses(target: Target | StoredTarget, out_dir: Path) -> ResponsesManifest:
     """Read the manifest of finished answers of this target."""
     responses = read_responses(out_dir / "responses")
     require_same_target(
@@ -161,113 +149,27 @@ def what_differs(storage: Storage, made_from: MadeFrom) -> str:
     return read_manifest(storage).made_from.differences(made_from)
 
 
-def read_conversations(
-    responses: Path, *, max_length: int, too_long: str, left_out: Counter[str]
-) -> Iterator[Conversation]:
-    """Yield rows with something to train; the others are counted in `left_out` by reason."""
-    if not (responses / "responses.jsonl").is_file():
-        raise InputError(f"{responses}/responses.jsonl does not exist; make it with: {MAKE_RESPONSES}")
-    for row in read_rows(responses):
-        input_ids = torch.tensor(row.input_ids)
-        turns = torch.zeros_like(input_ids)
-        for number, (start, end) in enumerate(row.turns, start=1):
-            turns[start:end] = number
-        if len(input_ids) > max_length:
-            left_out[f"longer than features.max_length={max_length}: {too_long}"] += 1
-            if too_long == "drop":
-                continue
-            input_ids, turns = input_ids[:max_length], turns[:max_length]
-        if len(anchors_of(turns)) == 0:
-            left_out["no answer of two tokens or more"] += 1
-            continue
-        yield Conversation(row.id, input_ids, turns)
-
-
-def windows(conversations: Iterator[Conversation], num_tokens: int) -> Iterator[list[Conversation]]:
-    """Consecutive conversations of about `num_tokens` together."""
-    window: list[Conversation] = []
-    total = 0
-    for conversation in conversations:
-        window.append(conversation)
-        total += len(conversation.input_ids)
-        if total >= num_tokens:
-            yield window
-            window, total = [], 0
-    if window:
-        yield window
-
-
 def write_shards(
-    writer: StoreWriter,
-    extractor: "Extractor",
-    conversations: Iterator[Conversation],
-    *,
-    total: int,
-    batch_tokens: int,
+    writer: StoreWriter, extractor: Extractor, conversations: Iterator[Conversation], *, total: int
 ) -> None:
     """Extract what the writer's finished shards do not hold yet; an unfinished shard leaves nothing behind."""
     done = {entry.id for index in writer.indices for entry in index.samples}
     try:
         with tqdm(desc="features", unit="sample", total=total) as progress:
-            for window in windows(conversations, batch_tokens * BATCHES_IN_WINDOW):
-                todo = [item for item in window if item.id not in done]
-                for sample in extractor(todo, batch_tokens):
-                    writer.add(sample)
-                progress.update(len(window))
-                if todo:
-                    progress.set_postfix_str(f"{extractor.tokens / progress.format_dict['elapsed']:.0f} tokens/s")
+            for sample in extractor(_not_done(conversations, done, progress)):
+                writer.add(sample)
+                progress.update()
+                progress.set_postfix_str(
+                    f"{extractor.tokens / progress.format_dict['elapsed']:.0f} tokens/s", refresh=False
+                )
         writer.close_shard()
     finally:
         writer.discard()
 
 
-class Extractor:
-    """Runs the target over conversations and keeps what training needs."""
-
-    def __init__(self, target: Target, layers: list[int], dtype: torch.dtype, teachers: str) -> None:
-        self.target, self.dtype, self.teachers = target, dtype, teachers
-        self.capture = Capture(target, layers)
-        self.tokens = 0
-
-    def __call__(self, conversations: list[Conversation], batch_tokens: int) -> list[Sample]:
-        """Samples in the order given; batches are formed by length."""
-        by_length = sorted(range(len(conversations)), key=lambda number: len(conversations[number].input_ids))
-        samples: dict[int, Sample] = {}
-        while by_length:
-            longest = len(conversations[by_length[-1]].input_ids)
-            take = max(1, batch_tokens // longest)
-            numbers, by_length = by_length[-take:], by_length[:-take]
-            batch = [conversations[number] for number in numbers]
-            padded = pad_sequence([item.input_ids for item in batch], batch_first=True)
-            self.tokens += sum(len(item.input_ids) for item in batch)
-            captured = self.capture(padded, [len(item.input_ids) for item in batch])
-            for number, item, features in zip(numbers, batch, captured, strict=True):
-                samples[number] = self._sample(item, features)
-        return [samples[number] for number in range(len(conversations))]
-
-    def _sample(self, item: Conversation, features: Features) -> Sample:
-        has_teacher = positions_with_teacher(item.turns, self.teachers)
-        last = features.last_hidden_state[has_teacher.to(features.last_hidden_state.device)]
-        argmax = self._teacher_argmax(last)
-        aux, stored = features.aux_hidden_states.to(self.dtype), last.to(self.dtype)
-        if not (aux.isfinite().all() and stored.isfinite().all()):
-            raise InputError(
-                f"features.dtype={str(self.dtype).removeprefix('torch.')}: hidden states of sample {item.id} are not "
-                f"finite in it; take features.dtype=bfloat16 (float16 ends at 65504) and no target.dtype=float16"
-            )
-        return Sample(
-            id=item.id,
-            input_ids=item.input_ids,
-            turns=item.turns,
-            aux_hidden_states=aux.cpu(),
-            last_hidden_state=stored.cpu(),
-            teacher_argmax=argmax.cpu(),
-            has_teacher=has_teacher,
-        )
-
-    @torch.no_grad()
-    def _teacher_argmax(self, last: Float[Tensor, "J H"]) -> Int[Tensor, " J"]:
-        """Return the argmax over the whole vocabulary, 1,024 rows at a time; no LogitTransform changes it."""
-        head = self.target.lm_head
-        chunks = last.to(head.device).split(1024)
-        return torch.cat([torch.nn.functional.linear(chunk, head).float().argmax(-1) for chunk in chunks])
+def _not_done(conversations: Iterator[Conversation], done: set[str], progress: tqdm) -> Iterator[Conversation]:
+    for conversation in conversations:
+        if conversation.id in done:
+            progress.update()
+        else:
+            yield conversation

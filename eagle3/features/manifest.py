@@ -11,7 +11,7 @@ from eagle3.storage.records import AnyRecord, Record, parse_sealed, sealed_bytes
 from eagle3.target.facts import TargetConfig
 from eagle3.target.identity import TargetIdentity
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 MANIFEST = "manifest.json"
 MAKE_FEATURES = "python precompute.py 'stages=[features]'"
 MAKE_STORE = "python precompute.py target.path=TARGET prompts.path=FILE.jsonl out_dir=DIR (then data.path=DIR/features)"
@@ -24,6 +24,7 @@ class MadeFrom(Record):
     target: TargetIdentity
     responses: dict[str, Any]
     capture_layers: list[int]  # indices into Hugging Face's `hidden_states`
+    captured_by: str  # the extractor
     dtype: str
     max_length: int
     too_long: str

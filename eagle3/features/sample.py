@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from safetensors.torch import save
 from torch import Tensor
 
+from eagle3.errors import InputError
 from eagle3.features.turns import teacher_positions
 
 # What safetensors calls the types that tensors are stored in.
@@ -40,6 +41,15 @@ class Sample:
 def positions_with_teacher(turns: Int[Tensor, " T"], kind: str) -> Bool[Tensor, " T"]:
     """Mark positions whose teacher is stored: `answers` (what answers are trained on) or `all` (every position)."""
     return torch.ones_like(turns, dtype=torch.bool) if kind == "all" else teacher_positions(turns)
+
+
+def require_finite(aux: Tensor, last: Tensor, *, sample_id: str) -> None:
+    """Raise InputError for hidden states that the stored type cannot hold."""
+    if not (aux.isfinite().all() and last.isfinite().all()):
+        raise InputError(
+            f"features.dtype={str(aux.dtype).removeprefix('torch.')}: hidden states of sample {sample_id} are not "
+            f"finite in it; take features.dtype=bfloat16 (float16 ends at 65504) and no target.dtype=float16"
+        )
 
 
 def to_bytes(sample: Sample) -> bytes:

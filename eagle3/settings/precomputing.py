@@ -71,6 +71,15 @@ class Imported(TypedDict):
     finish_reason: Literal["stop", "length"]
 
 
+class FeatureEngine(TypedDict):
+    servers: Places | None
+    memory: Text
+    memory_gb: Annotated[float, Field(ge=0.001, le=1e6)]
+    timeout_s: Seconds
+    attempts: Annotated[int, Field(ge=1, le=1000)]
+    give_up_s: Seconds
+
+
 class Features(TypedDict):
     capture_layers: Annotated[list[Annotated[int, Field(ge=1, le=10_000)]], Field(min_length=1)] | None
     dtype: Literal["bfloat16", "float16", "float32"]
@@ -79,6 +88,7 @@ class Features(TypedDict):
     teachers: Literal["answers", "all"]
     reasoning: Annotated[list[Text], Field(min_length=2, max_length=2)] | None
     batch_tokens: Tokens
+    engine: FeatureEngine | None
     shard_mb: Annotated[float, Field(ge=0.001, le=1e6)]
 
 

@@ -2,12 +2,15 @@
 
 Shapes: H hidden size, V target vocabulary."""
 
+import gc
 import hashlib
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -132,6 +135,23 @@ def _resolve_device(device: str) -> torch.device | None:
     except (RuntimeError, AssertionError) as error:
         rule = "it must be auto, balanced, cpu, cuda or cuda:INDEX and be there"
         raise InputError(f"target.device={device}: {rule} ({first_line(error)})") from error
+
+
+def free_bytes(device: str) -> int:
+    """Return the memory that a target could be loaded into."""
+    place = _resolve_device(device)
+    if place is None or place.type == "cuda":
+        gpus = range(torch.cuda.device_count()) if place is None else [place]
+        return sum(torch.cuda.mem_get_info(gpu)[0] for gpu in gpus)
+    found = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
+    return int(found[1]) * 1024 if found else 0
+
+
+def unload() -> None:
+    """Give the GPU back what a target held that nothing refers to any more."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _resolve_dtype(dtype: str, place: torch.device | None) -> torch.dtype | str:

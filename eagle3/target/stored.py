@@ -77,6 +77,11 @@ class StoredTarget:
         hashed = weights_hash(self._start(name) for name in self._names.hashed)
         return identity_of(self.path, self.files.config, config_hash(self.files.config_dict), self.tokenizer, hashed)
 
+    @property
+    def weights_bytes(self) -> int:
+        """Return the size of the checkpoint's files."""
+        return sum((self._folder / file).stat().st_size for file in {*self._file_of.values()})
+
     # --- tensors of the checkpoint -----------------------------------------------------------------------------------
 
     @cached_property

@@ -16,7 +16,8 @@ from eagle3.answers.rows import ResponseRow
 from eagle3.answers.store import Counts, MadeWith, ResponsesManifest, seal_of
 from eagle3.errors import InputError
 from eagle3.features import extract
-from eagle3.features.extract import extract_features
+from eagle3.features.extract import STORED, extract_features
+from eagle3.features.huggingface import HuggingFaceExtractor
 from eagle3.features.manifest import Manifest
 from eagle3.features.turns import teacher_positions
 from eagle3.storage.files import json_line
@@ -87,7 +88,13 @@ def run(target: Target) -> Callable[..., Manifest]:
             "capture_layers": None, "dtype": "float32", "max_length": 64, "too_long": "truncate", "reasoning": None,
             "teachers": "answers", "batch_tokens": 128, "shard_mb": 512,
         }  # fmt: skip
-        return extract_features(target=target, out_dir=out_dir, **settings | changes)
+        settings |= changes
+        layers = settings["capture_layers"] or CAPTURE
+        parts = {"dtype": STORED[settings["dtype"]], "batch_tokens": settings.pop("batch_tokens")}
+        extractor = HuggingFaceExtractor(target=target, layers=layers, teachers=settings["teachers"], **parts)
+        return extract_features(
+            target=target, extractor=extractor, out_dir=out_dir, **settings | {"capture_layers": layers}
+        )
 
     return extract_with
 

@@ -1,0 +1,202 @@
+"""Hidden states from inside SGLang servers: what hooks/eagle3_capture.py writes, put together request by request.
+
+Shapes: T tokens of a request, A captured layers, H hidden size, AH = A · H, J positions with a teacher.
+"""
+
+import asyncio
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import torch
+from jaxtyping import Float, Int
+from safetensors import safe_open
+from torch import Tensor
+
+from eagle3.engine.command import LaunchSettings
+from eagle3.engine.endpoint import ServerFailed, SGLang
+from eagle3.engine.hooks.eagle3_capture import FAILED, MARK
+from eagle3.engine.installation import Installation
+from eagle3.errors import InputError
+
+HOOKS = Path(__file__).parent / "hooks"
+POLL_S = 0.005
+ROWS_S = 60.0  # from the answer of a request to its rows: the copy from the GPU, and readers that are slow
+NUMBERS = itertools.count()
+# What the hooks count on, and where SGLang has it.
+USED = {
+    "srt/server_args.py": ("forward_hooks", "cuda_graph_backend_prefill"),
+    "srt/model_executor/forward_batch_info.py": ("rids", "extend_seq_lens_cpu", "extend_prefix_lens_cpu"),
+    "srt/layers/logits_processor.py": ("class LogitsProcessor",),
+}
+
+
+@dataclass(frozen=True)
+class Captured:
+    """`aux_hidden_states` of all tokens, `last_hidden_state` and `teacher_argmax` where a teacher was asked for."""
+
+    aux_hidden_states: Float[Tensor, "T AH"]
+    last_hidden_state: Float[Tensor, "J H"]
+    teacher_argmax: Int[Tensor, " J"]
+
+
+def require_hooks(installation: Installation) -> None:
+    """Raise InputError for an SGLang without what the hooks use."""
+    for file, words in USED.items():
+        try:
+            text = (installation.folder / file).read_text()
+        except OSError:
+            text = ""
+        for word in words:
+            if word not in text:
+                raise InputError(
+                    f"features.engine: SGLang {installation.version} has no {word} in {file}, through which hidden "
+                    f"states are captured; take 0.5.17, or features=huggingface"
+                )
+
+
+def capture_flags(layers: Sequence[int], folder: Path, *, batch_tokens: int, most_bytes: int) -> dict[str, Any]:
+    """Return the flags of a server that writes what requests with our mark leave behind `layers`, into `folder`."""
+    common = {"folder": str(folder), "most_bytes": most_bytes, "slots": len(layers)}
+    hooks = [
+        {
+            "name": f"layer {layer}",  # Hugging Face's hidden_states[layer] is what goes into it
+            "target_modules": [f"*layers.{layer - 1}", f"*.h.{layer - 1}", f"*blocks.{layer - 1}"],
+            "hook_factory": "eagle3_capture:layer",
+            "config": {**common, "slot": slot},
+        }
+        for slot, layer in enumerate(layers)
+    ]
+    hooks.append(
+        {
+            "name": "logits",
+            "target_modules": ["*logits_processor"],
+            "hook_factory": "eagle3_capture:logits",
+            "config": common,
+        }
+    )
+    return {
+        "forward-hooks": json.dumps(hooks),
+        "disable-radix-cache": True,  # what is cached is not computed
+        "cuda-graph-backend-prefill": "disabled",  # hooks do not run in a replayed graph
+        "chunked-prefill-size": batch_tokens,
+    }
+
+
+def with_hooks(settings: LaunchSettings) -> LaunchSettings:
+    """Let the server find the module with the hooks."""
+    env = dict(settings.env or {})
+    paths = [str(HOOKS), *filter(None, [env.get("PYTHONPATH")])]
+    return replace(settings, env={**env, "PYTHONPATH": os.pathsep.join(map(str, paths))})
+
+
+@dataclass
+class Wanted:
+    """The rows of one request so far, by the position of their first."""
+
+    tokens: int
+    done: asyncio.Future[Captured]
+    parts: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
+
+    def add(self, start: int, part: tuple[Tensor, Tensor, Tensor]) -> None:
+        self.parts[start] = part
+        if sum(len(aux) for aux, _, _ in self.parts.values()) == self.tokens and not self.done.done():
+            aux, last, argmax = zip(*(self.parts[start] for start in sorted(self.parts)), strict=True)
+            self.done.set_result(Captured(_joined(aux), _joined(last), _joined(argmax).long()))
+
+
+def _joined(parts: tuple[Tensor, ...]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+class CaptureFolder:
+    """The folder that one server writes into; files are gone once they are read."""
+
+    def __init__(self, path: Path) -> None:
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(parents=True, mode=0o700)
+        self.path = path
+        self.wanted: dict[str, Wanted] = {}
+
+    async def watch(self) -> None:
+        """Hand out rows for ever; ends with the reason why the hooks failed, if they did."""
+        while True:
+            names = sorted(entry.name for entry in os.scandir(self.path))
+            for name in names:
+                if name.endswith(".safetensors"):
+                    self._hand_out(*await asyncio.to_thread(_read, self.path / name))
+            if FAILED in names:
+                reason = (self.path / FAILED).read_text().partition("\n")[0][:300]
+                raise InputError(
+                    f"features.engine: capturing inside SGLang failed ({reason}); take features=huggingface, and "
+                    f"report it"
+                )
+            await asyncio.sleep(POLL_S)
+
+    def _hand_out(self, tensors: dict[str, Tensor], parts: list[dict[str, Any]]) -> None:
+        if not tensors["finite"]:
+            raise InputError(
+                "features.engine: the server's hidden states are not finite; look at its dtype and quantisation"
+            )
+        row = taught = 0
+        for part in parts:
+            rows, teachers = slice(row, row + part["rows"]), slice(taught, taught + part["teachers"])
+            row, taught = rows.stop, teachers.stop
+            if wanted := self.wanted.get(part["id"]):  # else of an attempt that was given up
+                aux, last = tensors["aux_hidden_states"][rows], tensors["last_hidden_state"][teachers]
+                wanted.add(part["start"], (aux, last, tensors["teacher_argmax"][teachers]))
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        parts = json.loads(file.metadata()["parts"])
+    path.unlink()
+    return tensors, parts
+
+
+class CapturingServer(SGLang):
+    """An `Endpoint` whose prompts leave their hidden states in `folder`."""
+
+    def __init__(self, url: str, folder: CaptureFolder) -> None:
+        super().__init__(url)
+        self.folder = folder
+
+    async def capture(
+        self, session: aiohttp.ClientSession, input_ids: list[int], teachers: Sequence[tuple[int, int]]
+    ) -> Captured:
+        """Run one prompt; `teachers` are the spans of positions with a teacher."""
+        captured, _ = await self.capture_with(session, input_ids, teachers, {})
+        return captured
+
+    async def capture_with(
+        self,
+        session: aiohttp.ClientSession,
+        input_ids: list[int],
+        teachers: Sequence[tuple[int, int]],
+        options: Mapping[str, Any],
+    ) -> tuple[Captured, dict[str, Any]]:
+        """Run one prompt with more options of /generate, and return its `meta_info` too."""
+        spans = ",".join(f"{begin}-{end}" for begin, end in teachers)
+        rid = f"{MARK}{next(NUMBERS)}:{spans}"
+        done = asyncio.get_running_loop().create_future()
+        self.folder.wanted[rid] = Wanted(len(input_ids), done)
+        sampling = {"max_new_tokens": 1, "temperature": 0.0}
+        try:
+            _, meta = await self.generate(
+                session, {"input_ids": input_ids, "sampling_params": sampling, "rid": rid, **options}
+            )
+            return await asyncio.wait_for(done, ROWS_S), meta
+        except TimeoutError:
+            raise ServerFailed("rows of a request are missing: its hooks did not run") from None
+        finally:
+            del self.folder.wanted[rid]
+            with suppress(asyncio.CancelledError):
+                done.cancel()

@@ -1,0 +1,48 @@
+"""Answered conversations as tensors: what is extracted from.
+
+Shapes: T tokens of a conversation.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from eagle3.answers.store import MAKE_RESPONSES, read_rows
+from eagle3.errors import InputError
+from eagle3.features.turns import anchors_of
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A row of responses.jsonl as tensors."""
+
+    id: str
+    input_ids: Int[Tensor, " T"]
+    turns: Int[Tensor, " T"]
+
+
+def read_conversations(
+    responses: Path, *, max_length: int, too_long: str, left_out: Counter[str]
+) -> Iterator[Conversation]:
+    """Yield rows with something to train; the others are counted in `left_out` by reason."""
+    if not (responses / "responses.jsonl").is_file():
+        raise InputError(f"{responses}/responses.jsonl does not exist; make it with: {MAKE_RESPONSES}")
+    for row in read_rows(responses):
+        input_ids = torch.tensor(row.input_ids)
+        turns = torch.zeros_like(input_ids)
+        for number, (start, end) in enumerate(row.turns, start=1):
+            turns[start:end] = number
+        if len(input_ids) > max_length:
+            left_out[f"longer than features.max_length={max_length}: {too_long}"] += 1
+            if too_long == "drop":
+                continue
+            input_ids, turns = input_ids[:max_length], turns[:max_length]
+        if len(anchors_of(turns)) == 0:
+            left_out["no answer of two tokens or more"] += 1
+            continue
+        yield Conversation(row.id, input_ids, turns)

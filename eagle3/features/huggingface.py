@@ -1,0 +1,93 @@
+"""The plain extractor: the target in this process, by Hugging Face.
+
+Shapes: J teacher rows, H hidden size.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from eagle3.features.conversation import Conversation
+from eagle3.features.sample import Sample, positions_with_teacher, require_finite
+from eagle3.target.capture import Capture, Features, logit_transform_of
+from eagle3.target.facts import LogitTransform
+from eagle3.target.model import Target
+
+BATCHES_IN_WINDOW = 16  # samples sorted by length together, so that little of a batch is padding
+
+
+def windows(conversations: Iterator[Conversation], num_tokens: int) -> Iterator[list[Conversation]]:
+    """Consecutive conversations of about `num_tokens` together."""
+    window: list[Conversation] = []
+    total = 0
+    for conversation in conversations:
+        window.append(conversation)
+        total += len(conversation.input_ids)
+        if total >= num_tokens:
+            yield window
+            window, total = [], 0
+    if window:
+        yield window
+
+
+class HuggingFaceExtractor:
+    """An `Extractor`. Batches are formed by length, inside windows of many batches."""
+
+    captured_by = "huggingface"
+
+    def __init__(
+        self, *, target: Target, layers: list[int], dtype: torch.dtype, teachers: str, batch_tokens: int
+    ) -> None:
+        self.target, self.dtype, self.teachers, self.batch_tokens = target, dtype, teachers, batch_tokens
+        self.capture = Capture(target, layers)
+        self.tokens = 0
+        self.left_out: Counter[str] = Counter()
+
+    def logit_transform(self) -> LogitTransform:
+        return logit_transform_of(self.target)
+
+    def __call__(self, conversations: Iterator[Conversation]) -> Iterator[Sample]:
+        for window in windows(conversations, self.batch_tokens * BATCHES_IN_WINDOW):
+            yield from self._extract(window)
+
+    def _extract(self, conversations: list[Conversation]) -> list[Sample]:
+        by_length = sorted(range(len(conversations)), key=lambda number: len(conversations[number].input_ids))
+        samples: dict[int, Sample] = {}
+        while by_length:
+            longest = len(conversations[by_length[-1]].input_ids)
+            take = max(1, self.batch_tokens // longest)
+            numbers, by_length = by_length[-take:], by_length[:-take]
+            batch = [conversations[number] for number in numbers]
+            padded = pad_sequence([item.input_ids for item in batch], batch_first=True)
+            self.tokens += sum(len(item.input_ids) for item in batch)
+            captured = self.capture(padded, [len(item.input_ids) for item in batch])
+            for number, item, features in zip(numbers, batch, captured, strict=True):
+                samples[number] = self._sample(item, features)
+        return [samples[number] for number in range(len(conversations))]
+
+    def _sample(self, item: Conversation, features: Features) -> Sample:
+        has_teacher = positions_with_teacher(item.turns, self.teachers)
+        last = features.last_hidden_state[has_teacher.to(features.last_hidden_state.device)]
+        argmax = self._teacher_argmax(last)
+        aux, stored = features.aux_hidden_states.to(self.dtype), last.to(self.dtype)
+        require_finite(aux, stored, sample_id=item.id)
+        return Sample(
+            id=item.id,
+            input_ids=item.input_ids,
+            turns=item.turns,
+            aux_hidden_states=aux.cpu(),
+            last_hidden_state=stored.cpu(),
+            teacher_argmax=argmax.cpu(),
+            has_teacher=has_teacher,
+        )
+
+    @torch.no_grad()
+    def _teacher_argmax(self, last: Float[Tensor, "J H"]) -> Int[Tensor, " J"]:
+        """Return the argmax over the whole vocabulary, 1,024 rows at a time; no LogitTransform changes it."""
+        head = self.target.lm_head
+        chunks = last.to(head.device).split(1024)
+        return torch.cat([torch.nn.functional.linear(chunk, head).float().argmax(-1) for chunk in chunks])

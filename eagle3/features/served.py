@@ -1,0 +1,237 @@
+"""The extractor that captures inside serving engines: SGLang servers that it starts, one for each group of GPUs.
+
+Shapes: T tokens of a text, A captured layers, H hidden size, AH = A · H, V target vocabulary.
+"""
+
+import asyncio
+import logging
+import shutil
+import threading
+from collections import Counter, deque
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from eagle3.engine.capture import (
+    Captured,
+    CaptureFolder,
+    CapturingServer,
+    capture_flags,
+    require_hooks,
+    with_hooks,
+)
+from eagle3.engine.command import LaunchSettings
+from eagle3.engine.endpoint import RequestRefused, new_session
+from eagle3.engine.installation import find_sglang
+from eagle3.engine.own import servers_of, serving
+from eagle3.engine.pool import Pool
+from eagle3.errors import InputError
+from eagle3.features.conversation import Conversation
+from eagle3.features.sample import Sample, positions_with_teacher, require_finite
+from eagle3.features.sentinel import Sentinel, check_against_engine
+from eagle3.target.facts import LogitTransform
+from eagle3.target.stored import StoredTarget
+
+log = logging.getLogger(__name__)
+
+AHEAD = 8  # forward passes whose tokens are asked for or wait for their turn
+REQUESTS = 512  # that a server has at a time: short prompts fill a forward pass too
+
+
+class ServedExtractor:
+    """An `Extractor`. Samples come in the order of their conversations; settings are the keys of `features.engine`."""
+
+    captured_by = "sglang"
+
+    def __init__(
+        self,
+        *,
+        target: StoredTarget,
+        layers: list[int],
+        dtype: torch.dtype,
+        teachers: str,
+        batch_tokens: int,
+        launch: LaunchSettings,
+        folder: Path,
+        sentinels: list[Sentinel],
+        servers: int | None,
+        memory: str,
+        memory_gb: float,
+        timeout_s: float,
+        attempts: int,
+        give_up_s: float,
+    ) -> None:
+        """`folder` takes the logs; `sentinels` are texts whose features are held against those of the engine."""
+        self.target, self.layers, self.dtype, self.teachers = target, layers, dtype, teachers
+        self.batch_tokens, self.launch, self.folder, self.sentinels = batch_tokens, launch, folder, sentinels
+        self.servers, self.memory, self.memory_bytes = servers, Path(memory), int(memory_gb * 2**30)
+        self.timeout_s, self.attempts, self.give_up_s = timeout_s, attempts, give_up_s
+        self.tokens = 0
+        self.left_out: Counter[str] = Counter()
+        self._transform: LogitTransform | None = None
+
+    def logit_transform(self) -> LogitTransform:
+        """Return what the engine does to its logits, found where the sentinels were checked."""
+        if self._transform is None:
+            for _ in self(iter(())):
+                pass
+        assert self._transform is not None
+        return self._transform
+
+    def __call__(self, conversations: Iterator[Conversation]) -> Iterator[Sample]:
+        with ExitStack() as stack:
+            engines = stack.enter_context(Engines(self._started(stack), self))
+            self._transform = check_against_engine(engines.ask_with, self.sentinels, self.target, self.layers)
+            yield from self._in_order(engines, conversations)
+            for line in engines.report():
+                log.warning(line)
+
+    def _started(self, stack: ExitStack) -> list[CapturingServer]:
+        if self.launch.check:
+            require_hooks(find_sglang(self.launch))
+        require_memory(self.memory, self.memory_bytes)
+        folder = self.memory / f"eagle3-{self.target.identity.config_hash[:8]}-{self.launch.port}"
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        servers = servers_of(
+            with_hooks(self.launch),
+            self.servers,
+            target=self.target.path,
+            revision=self.target.files.revision,
+            draft=None,
+            folder=self.folder,
+            flags_of=lambda place: capture_flags(
+                self.layers, folder / str(place), batch_tokens=self.batch_tokens, most_bytes=self.memory_bytes
+            ),
+        )
+        folders = [CaptureFolder(folder / str(place)) for place in range(len(servers))]
+        stack.enter_context(serving(servers))
+        return [CapturingServer(server.url, each) for server, each in zip(servers, folders, strict=True)]
+
+    def _in_order(self, engines: "Engines", conversations: Iterator[Conversation]) -> Iterator[Sample]:
+        asked: deque[tuple[Conversation, Future[Captured]]] = deque()
+        ahead, most = 0, AHEAD * self.batch_tokens * engines.number
+        for conversation in conversations:
+            while asked and (ahead + len(conversation.input_ids) > most or len(asked) >= REQUESTS * engines.number):
+                ahead -= len(asked[0][0].input_ids)
+                yield from self._sample(*asked.popleft())
+            ahead += len(conversation.input_ids)
+            spans = spans_of(positions_with_teacher(conversation.turns, self.teachers))
+            asked.append((conversation, engines.ask(conversation.input_ids.tolist(), spans)))
+        while asked:
+            yield from self._sample(*asked.popleft())
+
+    def _sample(self, item: Conversation, asked: "Future[Captured]") -> Iterator[Sample]:
+        try:
+            captured = asked.result()
+        except RequestRefused as refused:
+            self.left_out[f"refused by the engine: {refused}"] += 1
+            return
+        self.tokens += len(item.input_ids)
+        aux, last = captured.aux_hidden_states.to(self.dtype), captured.last_hidden_state.to(self.dtype)
+        if self.dtype is torch.float16:  # which the engine's states may not fit; that they are finite it has checked
+            require_finite(aux, last, sample_id=item.id)
+        yield Sample(
+            id=item.id,
+            input_ids=item.input_ids,
+            turns=item.turns,
+            aux_hidden_states=aux,
+            last_hidden_state=last,
+            teacher_argmax=captured.teacher_argmax,
+            has_teacher=positions_with_teacher(item.turns, self.teachers),
+        )
+
+
+def spans_of(marked: Tensor) -> list[tuple[int, int]]:
+    """Return where runs of True begin and end."""
+    edges = torch.diff(marked.int(), prepend=torch.zeros(1, dtype=torch.int), append=torch.zeros(1, dtype=torch.int))
+    begins, ends = (edges == 1).nonzero().flatten().tolist(), (edges == -1).nonzero().flatten().tolist()
+    return list(zip(begins, ends, strict=True))
+
+
+def require_memory(folder: Path, most_bytes: int) -> None:
+    """Raise InputError where the states on their way do not fit."""
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise InputError(f"features.engine.memory={folder}: {error.strerror}; give a folder in memory") from None
+    if free < most_bytes:
+        raise InputError(
+            f"features.engine.memory={folder} has {free / 2**30:.1f} GB free, features.engine.memory_gb is "
+            f"{most_bytes / 2**30:g}; lower that, or give the container more (docker run --shm-size)"
+        )
+
+
+class Engines:
+    """Asks servers from a thread with an event loop of its own, so that writing samples holds up nothing."""
+
+    def __init__(self, servers: list[CapturingServer], settings: ServedExtractor) -> None:
+        self.servers, self.settings, self.number = servers, settings, len(servers)
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.watching: list[asyncio.Task[None]] = []
+
+    def __enter__(self) -> Self:
+        self.thread.start()
+        self.session = self._run(self._open()).result()
+        self.pool = Pool(
+            self.servers,
+            self.session,
+            in_flight=REQUESTS,
+            attempts=self.settings.attempts,
+            give_up_s=self.settings.give_up_s,
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._run(self._end()).result()
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()
+
+    def ask(self, input_ids: list[int], teachers: list[tuple[int, int]]) -> "Future[Captured]":
+        """Begin to capture one prompt; RequestRefused or InputError are the future's."""
+        return self._run(
+            self._unless_failed(self.pool.run(lambda server: server.capture(self.session, input_ids, teachers)))
+        )
+
+    def ask_with(
+        self, input_ids: list[int], teachers: list[tuple[int, int]], options: dict[str, Any]
+    ) -> "Future[tuple[Captured, dict[str, Any]]]":
+        """Do so with more options of /generate; with its `meta_info`."""
+        return self._run(
+            self._unless_failed(
+                self.pool.run(lambda server: server.capture_with(self.session, input_ids, teachers, options))
+            )
+        )
+
+    def report(self) -> list[str]:
+        return self.pool.report()
+
+    async def _unless_failed(self, work: Any) -> Any:
+        """Wait for `work`, or for the reason why no more rows will come."""
+        task = asyncio.ensure_future(work)
+        done, _ = await asyncio.wait([task, *self.watching], return_when=asyncio.FIRST_COMPLETED)
+        if task in done:
+            return task.result()
+        task.cancel()
+        return next(iter(done)).result()
+
+    def _run(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    async def _open(self) -> Any:
+        self.watching = [asyncio.ensure_future(server.folder.watch()) for server in self.servers]
+        return new_session(timeout_s=self.settings.timeout_s)
+
+    async def _end(self) -> None:
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        with suppress(Exception):
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await self.session.close()

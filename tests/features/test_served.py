@@ -1,0 +1,176 @@
+"""Features captured in an engine are those of Hugging Face, and a wrong layer, row or order stops the run.
+
+The engine is a stand-in that calls modules as SGLang does; the hooks, servers, files and checks are the real ones.
+"""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from serving_fixtures import environment, launch_settings, sglang_site
+from stores import open_store
+
+from eagle3.engine.capture import Captured, Wanted
+from eagle3.engine.hooks import eagle3_capture
+from eagle3.errors import InputError
+from eagle3.features.extract import extract_features
+from eagle3.features.huggingface import HuggingFaceExtractor
+from eagle3.features.manifest import Manifest
+from eagle3.features.sentinel import Sentinel, computed_sentinels, plain_sentinels
+from eagle3.features.served import ServedExtractor, require_memory, spans_of
+from eagle3.target.capture import default_capture_layers
+from eagle3.target.files import read_target_files
+from eagle3.target.model import Target, load_target
+from eagle3.target.stored import StoredTarget
+from tests.features.test_extract import conversation, write_responses
+
+ENGINE: dict[str, Any] = {"servers": 1, "memory_gb": 0.5, "timeout_s": 600, "attempts": 3, "give_up_s": 60}
+STAGE: dict[str, Any] = {"max_length": 64, "too_long": "truncate", "reasoning": None, "shard_mb": 512}
+
+
+@pytest.fixture(scope="module")
+def target(tiny_path: Path) -> Target:
+    return load_target(
+        path=str(tiny_path), revision=None, dtype="auto", device="cpu", attention=None, trust_remote_code=False,
+        check_health=False,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def stored(tiny_path: Path) -> StoredTarget:
+    return StoredTarget(read_target_files(path=str(tiny_path), revision=None, trust_remote_code=False))
+
+
+Run = Callable[..., Manifest]
+
+
+@pytest.fixture
+def run(target: Target, stored: StoredTarget, tmp_path: Path) -> Run:
+    layers = default_capture_layers(len(target.layers))
+    rows = [conversation(number, 3 + number % 5, 2 + number * 7 % 30) for number in range(24)]
+
+    def extract(name: str, *, teachers: str = "answers", fault: str = "", shift: int = 0, **changes: Any) -> Manifest:
+        out_dir = tmp_path / name
+        out_dir.mkdir(exist_ok=True)
+        write_responses(out_dir, target.identity, rows)
+        parts: dict[str, Any] = {"layers": layers, "dtype": torch.float32, "teachers": teachers, "batch_tokens": 16}
+        extractor: Any
+        if name == "plain":
+            extractor = HuggingFaceExtractor(target=target, **parts)
+        else:
+            site = sglang_site(tmp_path)
+            env = environment(site, fault) | {"SHIFT": str(shift)}
+            launch = launch_settings(site, check=False, env=env)
+            (tmp_path / "memory").mkdir(exist_ok=True)
+            engine = ENGINE | {"memory": str(tmp_path / "memory"), "sentinels": computed_sentinels(target, layers)}
+            engine |= {"launch": launch, "folder": tmp_path / "logs", **changes}
+            extractor = ServedExtractor(target=stored, **parts, **engine)
+        settings = {"capture_layers": layers, "dtype": "float32", "teachers": teachers, **STAGE}
+        return extract_features(
+            target=target if name == "plain" else stored, extractor=extractor, out_dir=out_dir, **settings
+        )
+
+    return extract
+
+
+@pytest.mark.parametrize("teachers", ["answers", "all"])
+def test_the_store_of_an_engine_is_that_of_hugging_face(run: Run, tmp_path: Path, teachers: str) -> None:
+    plain, served = run("plain", teachers=teachers), run("served", teachers=teachers)
+    assert (plain.samples, plain.tokens, plain.left_out) == (served.samples, served.tokens, served.left_out)
+    assert served.made_from.captured_by == "sglang" and served.target_config == plain.target_config
+    stores = [open_store(tmp_path / name / "features") for name in ("plain", "served")]
+    for ours, theirs in zip(*(store.samples for store in stores), strict=True):
+        one, other = stores[0].read(ours), stores[1].read(theirs)
+        assert one.id == other.id and torch.equal(one.input_ids, other.input_ids)
+        assert torch.equal(one.has_teacher, other.has_teacher) and torch.equal(one.turns, other.turns)
+        assert torch.equal(one.teacher_argmax, other.teacher_argmax)
+        torch.testing.assert_close(one.aux_hidden_states, other.aux_hidden_states, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(one.last_hidden_state, other.last_hidden_state, rtol=1e-4, atol=1e-4)
+    assert all(torch.equal(*pair) for pair in zip(*(store.target_weights() for store in stores), strict=True))
+    assert [*(tmp_path / "memory").iterdir()] == []
+
+
+def test_states_of_another_layer_are_found_before_a_sample_is_written(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"for layer 2 of .* is nearer to Hugging Face's layer 3"):
+        run("served", shift=1)
+    assert not [*(tmp_path / "served/features").glob("shard-*")]
+
+
+def test_a_text_that_the_engine_reads_otherwise_is_found(run: Run, target: Target) -> None:
+    [one, *_] = computed_sentinels(target, default_capture_layers(len(target.layers)))
+    assert one.states is not None and one.last is not None
+    states = {layer: torch.randn_like(state) for layer, state in one.states.items()}
+    with pytest.raises(InputError, match=r"(apart from|nearer to) Hugging Face's"):
+        run("served", sentinels=[Sentinel(one.input_ids, states, one.last)])
+
+
+def test_without_hugging_faces_forward_the_engines_logits_judge(
+    run: Run, stored: StoredTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("served", sentinels=plain_sentinels(stored)).samples == 24
+    monkeypatch.setitem(stored.__dict__, "lm_head", stored.lm_head.flip(0))
+    with pytest.raises(InputError, match="does not give the engine's own logits"):
+        run("again", sentinels=plain_sentinels(stored))
+
+
+def test_a_server_that_dies_ends_the_run_with_its_reason(run: Run) -> None:
+    with pytest.raises(InputError, match=r"no server answers: .*(disconnected|Cannot connect|reset)"):
+        run("served", fault="12", give_up_s=0.1, attempts=100)
+
+
+def test_an_interrupted_store_goes_on_where_it_was(run: Run, tmp_path: Path) -> None:
+    whole = run("served")
+    shard = tmp_path / "served/features/manifest.json"
+    shard.unlink()
+    assert run("served").shards == whole.shards
+
+
+def test_memory_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"features\.engine\.memory=.*GB free, features\.engine\.memory_gb is 1e\+06"):
+        require_memory(tmp_path, 10**6 * 2**30)
+    with pytest.raises(InputError, match=r"features\.engine\.memory=.*none: No such file"):
+        require_memory(tmp_path / "none", 1)
+
+
+@pytest.mark.parametrize("marks", [[], [0], [1], [0, 1, 1, 0, 1], [1, 0, 0, 1]])
+def test_spans_are_where_a_mask_is_set_and_the_hooks_read_them_so(marks: list[int]) -> None:
+    mask = torch.tensor(marks, dtype=torch.bool)
+    spans = spans_of(mask)
+    rid = f"eagle3:7:{','.join(f'{begin}-{end}' for begin, end in spans)}"
+    assert eagle3_capture.teachers_in(rid, 0, len(marks)) == mask.nonzero().flatten().tolist()
+    assert eagle3_capture.teachers_in(rid, 1, 4) == [
+        place for place in mask.nonzero().flatten().tolist() if 1 <= place < 4
+    ]
+
+
+def test_the_argmax_is_over_the_vocabulary_without_its_padding() -> None:
+    torch.manual_seed(0)
+    weight, rows = torch.randn(40, 8), torch.randn(5000, 8)
+    weight[32:] *= 100
+
+    class Shard:
+        num_org_elements, org_vocab_start_index = 32, 0
+
+    class Head:
+        def __init__(self) -> None:
+            self.weight, self.shard_indices = weight, Shard()
+
+    assert torch.equal(eagle3_capture.teacher_argmax(rows, Head()), (rows @ weight[:32].T).argmax(-1))
+
+
+def test_chunks_are_joined_in_the_order_of_their_tokens() -> None:
+    async def joined() -> Captured:
+        wanted = Wanted(5, asyncio.get_running_loop().create_future())
+        aux, last = torch.arange(10.0).view(5, 2), torch.arange(3.0).view(3, 1)
+        wanted.add(3, (aux[3:], last[2:], torch.tensor([9])))
+        assert not wanted.done.done()
+        wanted.add(0, (aux[:3], last[:2], torch.tensor([7, 8])))
+        return await wanted.done
+
+    captured = asyncio.run(joined())
+    assert captured.aux_hidden_states.flatten().tolist() == [*range(10)]
+    assert captured.last_hidden_state.flatten().tolist() == [0, 1, 2]
+    assert captured.teacher_argmax.tolist() == [7, 8, 9]
