@@ -1,0 +1,180 @@
+"""How full the clients keep an SGLang server, at Llama-3.1-8B's shape on one GPU: answers and captured features, each
+beside the same requests sent in one offline batch to the same server.
+
+    python benchmarks/engine_rates.py --work DIR --out RESULT.json --launch '{"python": "python3", "env": {…}}'
+
+The weights are random: rates do not depend on them, acceptance would.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from result import write_result
+from tqdm import tqdm
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from eagle3 import cli
+from eagle3.answers.answerer import Answer, Sampling
+from eagle3.answers.chat import Chat
+from eagle3.answers.served import ServedAnswerer
+from eagle3.engine.command import LaunchSettings
+from eagle3.engine.endpoint import ask, new_session
+from eagle3.engine.own import servers_of, serving
+from eagle3.features.conversation import Conversation
+from eagle3.features.sentinel import plain_sentinels
+from eagle3.features.served import Engines, ServedExtractor
+from eagle3.target.files import read_target_files
+from eagle3.target.stored import StoredTarget
+
+ROOT = Path(__file__).resolve().parents[1]
+PROMPT_TOKENS, ANSWER_TOKENS = 128, 256
+LAYERS = [2, 16, 29]
+
+
+@dataclass
+class OneTurn:
+    """A `Conversation` of the answerer's door."""
+
+    prompt_ids: list[int]
+    seed: int
+    waiting: bool = True
+    given: list[int] = field(default_factory=list)
+
+    def answer(self, answer: Answer) -> None:
+        self.given, self.waiting = answer.token_ids, False
+
+    def fail(self, reason: str) -> None:
+        raise RuntimeError(reason)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--requests", type=int, default=2048)
+    parser.add_argument("--launch", type=json.loads, default={})
+    parser.add_argument("--tokenizer", type=Path, default=ROOT / "tests/assets/tiny")
+    given = parser.parse_args()
+    folder = random_target(given.work / "llama8b", given.tokenizer)
+    target = StoredTarget(read_target_files(path=str(folder), revision=None, trust_remote_code=False))
+    settings = OmegaConf.to_container(OmegaConf.load(ROOT / "conf/launch/default.yaml"))
+    own = {"trust_remote_code": False, "max_running_requests": 256, "cuda_graph_max_bs_decode": 256}
+    launch = LaunchSettings(**{**settings, **own, **given.launch})  # type: ignore[dict-item]
+    results = {"answers": answers(target, launch, given.work, given.requests)}
+    print(json.dumps(results), flush=True)
+    results["features"] = features(target, launch, given.work, given.requests)
+    print(json.dumps(write_result(given.out, results), indent=1))
+
+
+def random_target(folder: Path, tokenizer: Path) -> Path:
+    """Llama-3.1-8B's sizes with random weights, which never end an answer early."""
+    if not (folder / "config.json").exists():
+        config = LlamaConfig(
+            vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
+            num_key_value_heads=8, head_dim=128, rms_norm_eps=1e-5, rope_theta=500000.0, dtype="bfloat16",
+            max_position_embeddings=16384, tie_word_embeddings=False,
+        )  # fmt: skip
+        torch.manual_seed(0)
+        torch.set_default_dtype(torch.bfloat16)
+        with torch.device("cuda"):
+            model = LlamaForCausalLM(config)
+        torch.set_default_dtype(torch.float32)
+        model.save_pretrained(folder)
+        AutoTokenizer.from_pretrained(tokenizer).save_pretrained(folder)
+        del model
+        torch.cuda.empty_cache()
+    return folder
+
+
+def random_ids(count: int, rng: random.Random) -> list[int]:
+    return [rng.randrange(100, 128000) for _ in range(count)]
+
+
+def timed(work: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def offline(url: str, prompts: list[list[int]], sampling: dict[str, Any]) -> float:
+    """All requests in one body: what the server can do with them."""
+
+    async def send() -> None:
+        async with new_session(timeout_s=3600) as session:
+            await ask(session, f"{url}/generate", {"input_ids": prompts, "sampling_params": sampling})
+
+    return timed(lambda: asyncio.run(send()))
+
+
+def answers(target: StoredTarget, launch: LaunchSettings, work: Path, count: int) -> dict[str, Any]:
+    rng = random.Random(0)
+    prompts = [random_ids(PROMPT_TOKENS, rng) for _ in range(count)]
+    sampling = Sampling(temperature=0.7, top_p=1.0, top_k=0, max_new_tokens=ANSWER_TOKENS)
+    chat = Chat(target.tokenizer, stop_ids=target.stop_ids, template=None, template_kwargs={}, date="2026-01-01",
+                reasoning_parser=None)  # fmt: skip
+    settings = OmegaConf.to_container(OmegaConf.load(ROOT / "conf/answers/sglang.yaml"))
+    settings = {key: value for key, value in settings.items() if key != "_target_"}  # type: ignore[union-attr]
+    servers = servers_of(launch, 1, target=target.path, revision=None, draft=None, folder=work / "logs")
+    with serving(servers) as [server]:
+        settings |= {"urls": [server.url]}
+        answerer = ServedAnswerer(target=target, chat=chat, sampling=sampling, launch=launch, folder=work, **settings)
+        at_once = {"temperature": 0.7, "max_new_tokens": ANSWER_TOKENS}
+        offline(server.url, prompts[:256], {**at_once, "max_new_tokens": 16})
+        rates = {"offline_batch": [], "client": []}  # type: ignore[var-annotated]
+        for _ in range(2):
+            turns = [OneTurn(prompt, number) for number, prompt in enumerate(prompts)]
+            seconds = timed(lambda turns=turns: [*answerer(turns, tqdm(disable=True))])
+            rates["client"].append(sum(len(turn.given) for turn in turns) / seconds)
+            rates["offline_batch"].append(count * ANSWER_TOKENS / offline(server.url, prompts, at_once))
+    return summary(rates, "client", "offline_batch", requests=count)
+
+
+def features(target: StoredTarget, launch: LaunchSettings, work: Path, count: int) -> dict[str, Any]:
+    rng = random.Random(1)
+    turns = torch.tensor([0] * PROMPT_TOKENS + [1] * ANSWER_TOKENS)
+    conversations = [
+        Conversation(f"c{number}", torch.tensor(random_ids(len(turns), rng)), turns) for number in range(count)
+    ]
+    prompts = [item.input_ids.tolist() for item in conversations]
+    settings = OmegaConf.to_container(OmegaConf.load(ROOT / "conf/features/sglang.yaml"))
+    engine: dict[str, Any] = settings["engine"]  # type: ignore[index,call-overload,assignment]
+    extractor = ServedExtractor(
+        target=target, layers=LAYERS, dtype=torch.bfloat16, teachers="answers", batch_tokens=16384,
+        launch=replace(launch, port=launch.port + 10), folder=work / "logs", sentinels=plain_sentinels(target), **engine
+    )  # fmt: skip
+    rates = {"prefill": [], "captured": []}  # type: ignore[var-annotated]
+    tokens = count * len(turns)
+    with ExitStack() as stack, Engines(extractor._started(stack), extractor) as engines:
+        [server] = engines.servers
+        one = {"temperature": 0, "max_new_tokens": 1}
+        offline(server.url, prompts[:64], one)
+        [*extractor._in_order(engines, iter(conversations[:64]))]
+        for _ in range(2):
+            rates["captured"].append(tokens / timed(lambda: drain(extractor._in_order(engines, iter(conversations)))))
+            rates["prefill"].append(tokens / offline(server.url, prompts, one))
+    return summary(rates, "captured", "prefill", conversations=count)
+
+
+def drain(samples: Any) -> None:
+    for _ in samples:
+        pass
+
+
+def summary(rates: dict[str, list[float]], ours: str, other: str, **facts: Any) -> dict[str, Any]:
+    best = {name: max(each) for name, each in rates.items()}
+    return {**facts, "tokens_per_s": best, "all": rates, "ratio": best[ours] / best[other]}
+
+
+if __name__ == "__main__":
+    cli.quiet_libraries()
+    main()
