@@ -32,8 +32,8 @@ from eagle3.head.draft_head import DraftHead
 from eagle3.head.kind import kind_named
 from eagle3.secrets import public
 from eagle3.settings.check import check_settings
-from eagle3.storage.files import read_json, write_json
 from eagle3.storage.lock import hold
+from eagle3.storage.records import read_sealed_json, write_sealed_json
 from eagle3.training.checkpoint import (
     Origin,
     decisive_settings,
@@ -93,7 +93,7 @@ def job_of_ranks(config: DictConfig) -> float:
     result = cli.output_dir() / "result.json"
     if cli.in_own_process() != 0 or not result.is_file():
         return cli.failed_score(config)
-    return read_json(result, made_by="the job")["score"]
+    return read_sealed_json(result, made_by="the job")["score"]
 
 
 def build_training(config: DictConfig) -> tuple[FeatureData, HeadTraining]:
@@ -189,7 +189,7 @@ def report(trainer: lightning.Trainer) -> float:
         "epochs": trainer.current_epoch,
     }
     if trainer.is_global_zero:
-        write_json(cli.output_dir() / "result.json", result)
+        write_sealed_json(cli.output_dir() / "result.json", result)
         log.info("best %s %.3f: %s", best.monitor, score, best.best_model_path)
     return score
 

@@ -10,8 +10,17 @@ from typing import Any, ClassVar
 
 from eagle3.answers.rows import ResponseError, ResponseRow
 from eagle3.errors import InputError
-from eagle3.storage.files import atomic_write, json_line, read_jsonl, sha256_file, write_jsonl
-from eagle3.storage.records import AnyRecord, Record, parse_record, parse_sealed, read_sealed_json, sealed_bytes
+from eagle3.storage.files import atomic_write, read_jsonl, sha256_file
+from eagle3.storage.records import (
+    AnyRecord,
+    Record,
+    checked_line,
+    parse_record,
+    parse_sealed,
+    read_sealed_json,
+    sealed_bytes,
+    unchecked_line,
+)
 from eagle3.target.identity import TargetIdentity, require_same_target
 
 log = logging.getLogger(__name__)
@@ -52,7 +61,7 @@ class FileSeal(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ResponsesManifest(Record):
-    FORMAT_VERSION: ClassVar[int] = 3
+    FORMAT_VERSION: ClassVar[int] = 4
 
     format_version: int
     target: TargetIdentity
@@ -106,7 +115,9 @@ def _lines_and_ends(path: Path, kind: type[AnyRecord]) -> Iterator[tuple[AnyReco
         for number, line in enumerate(file, 1):
             if line.endswith(b"\n"):
                 end += len(line)
-                yield parse_record(line, kind, source=f"{path} line {number}", way_out=way_out), end
+                source = f"{path} line {number}"
+                content = unchecked_line(line, source=source, way_out=way_out)
+                yield parse_record(content, kind, source=source, way_out=way_out), end
 
 
 def require_prompts_whole(prompts: Path, sha256: str) -> None:
@@ -151,7 +162,8 @@ class ResponseStore:
         self.pending = sum(1 for _ in self.pending_prompts())
         if self.pending:
             self._write_manifest()
-            write_jsonl(self.errors, [asdict(error) for error in final])
+            with atomic_write(self.errors) as file:
+                file.write(b"".join(checked_line(asdict(error)) for error in final))
 
     def pending_prompts(self) -> Iterator[dict[str, Any]]:
         return (prompt for prompt in read_jsonl(self.prompts) if prompt["id"] not in self.done)
@@ -185,7 +197,7 @@ class ResponseStore:
     def _append(self, path: Path, rows: list[dict]) -> None:
         try:
             with path.open("ab") as file:
-                file.write(b"".join(map(json_line, rows)))
+                file.write(b"".join(map(checked_line, rows)))
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from types import NoneType
@@ -11,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from eagle3.errors import InputError
-from eagle3.storage.files import atomic_write, json_text, read_json
+from eagle3.storage.files import atomic_write, json_line, json_text, read_json
 
 # A file of JSON whose last key is the sha256 of what stands before it: a flipped byte, a cut and an edit all show.
 
@@ -48,6 +49,29 @@ def read_sealed_json(path: Path, *, made_by: str) -> dict[str, Any]:
     del value["seal"]
     return value
 
+
+# --- lines -----------------------------------------------------------------------------------------------------------
+# Of a file that grows until it is finished, each line has a check of its own as its last key.
+
+CHECK = re.compile(rb', "crc32": "([0-9a-f]{8})"\}\n')
+LENGTH_OF_CHECK = len(b', "crc32": "00000000"}\n')
+
+
+def checked_line(row: dict[str, Any]) -> bytes:
+    """Write a row of one or more keys as a line of JSON with its check."""
+    body = json_line(row)[:-2]
+    return body + b', "crc32": "%08x"}\n' % zlib.crc32(body)
+
+
+def unchecked_line(line: bytes, *, source: str, way_out: str) -> bytes:
+    """Return the line without its check; InputError where they do not fit together."""
+    body, found = line[:-LENGTH_OF_CHECK], CHECK.fullmatch(line[-LENGTH_OF_CHECK:])
+    if found is None or int(found[1], 16) != zlib.crc32(body):
+        raise InputError(f"{source}: damaged or edited, it does not have the crc32 at its end; {way_out}")
+    return body + b"}\n"
+
+
+# --- records ---------------------------------------------------------------------------------------------------------
 
 UNION_PARTS = ("str", "list[str]", "[key]")  # in the places that pydantic names
 

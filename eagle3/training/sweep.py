@@ -9,7 +9,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from eagle3.cli import exit_with
-from eagle3.storage.files import read_json
+from eagle3.storage.records import read_sealed_json
 
 
 class RankedTable(Callback):
@@ -58,7 +58,7 @@ def read_job(path: Path) -> dict[str, Any]:
     result = path / "result.json"
     values = {"metric": None, "score": None, "steps": 0}
     if result.is_file():
-        values |= read_json(result, made_by="the sweep's job")
+        values |= read_sealed_json(result, made_by="the sweep's job")
     overrides = [str(item) for item in OmegaConf.load(path / ".hydra" / "overrides.yaml")]
     return {"name": path.name, "settings": overrides, **values}
 

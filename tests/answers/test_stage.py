@@ -316,6 +316,17 @@ def test_a_finished_file_that_was_cut_or_changed_is_neither_mended_nor_used(targ
         run(target, chat, out_dir)
 
 
+def test_a_changed_byte_of_an_unfinished_file_is_found(target, chat, out_dir):
+    run(target, chat, out_dir)
+    path = out_dir / "responses/responses.jsonl"
+    whole = path.read_bytes()
+    unfinish(out_dir)
+    for place in range(0, whole.index(b"\n"), 7):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(InputError, match=r"responses\.jsonl line 1: damaged or edited, .* and run again"):
+            run(target, chat, out_dir)
+
+
 def test_rows_that_are_there_twice_are_refused(target, chat, out_dir):
     """As two writers would leave them, who took no lock."""
     run(target, chat, out_dir)

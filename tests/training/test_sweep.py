@@ -1,8 +1,8 @@
 """The ranked table of a sweep."""
 
-import json
 from pathlib import Path
 
+from eagle3.storage.records import write_sealed_json
 from eagle3.training.sweep import ranked_table
 
 METRIC = "val/served_accept_length_3"
@@ -13,7 +13,7 @@ def job(directory: Path, name: str, overrides: list[str], score: float | None, m
     (directory / name / ".hydra" / "overrides.yaml").write_text("".join(f"- {item}\n" for item in overrides))
     if score is not None:
         result = {"metric": METRIC, "mode": mode, "score": score, "checkpoint": "c", "steps": 12, "epochs": 1}
-        (directory / name / "result.json").write_text(json.dumps(result))
+        write_sealed_json(directory / name / "result.json", result)
 
 
 def test_jobs_are_ranked_by_accept_length_and_failed_ones_come_last(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from eagle3.head.draft_head import DraftHead
 from eagle3.head.kind import kind_named
 from eagle3.serving.head.format import is_exported_head, save_head
 from eagle3.serving.head.record import HeadRecord, StoreRecord, write_record
-from eagle3.storage.files import read_json, sha256_file
+from eagle3.storage.files import sha256_file
+from eagle3.storage.records import read_sealed_json
 from eagle3.target.facts import TargetConfig
 from eagle3.training.checkpoint import Checkpoint, read_checkpoint
 
@@ -44,7 +45,7 @@ def find_checkpoint(*, run: str | None, checkpoint: str | None) -> Path:
         raise InputError("run is not set; give the folder of a training run: run=RUN (or checkpoint=FILE.ckpt)")
     folder = Path(run) / "checkpoints"
     if (Path(run) / "result.json").is_file():
-        named = read_json(Path(run) / "result.json", made_by=MAKE_RUN).get("checkpoint")
+        named = read_sealed_json(Path(run) / "result.json", made_by=MAKE_RUN).get("checkpoint")
         if not isinstance(named, str):
             raise InputError(f"{run}/result.json names no checkpoint; give one: checkpoint=FILE.ckpt")
         best = Path(named)

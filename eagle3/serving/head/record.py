@@ -3,7 +3,9 @@
 Hashes, paths and numbers: nothing of the text that the head learned from.
 """
 
-from dataclasses import dataclass
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -80,8 +82,19 @@ class HeadRecord(Record):
 
 
 def write_record(folder: Path, record: HeadRecord) -> None:
+    """Write training.json. A head is handed on, so paths of this machine are written as seen from its folder."""
+
+    def seen(path: str) -> str:
+        return os.path.relpath(path, folder) if os.path.isabs(path) else path
+
     with atomic_write(folder / FILE) as file:
-        file.write(sealed_bytes(record))
+        file.write(sealed_bytes(_with_paths(record, seen)))
+
+
+def _with_paths(record: HeadRecord, change: Callable[[str], str]) -> HeadRecord:
+    path = record.store.path
+    store = replace(record.store, path=change(path) if isinstance(path, str) else [change(each) for each in path])
+    return replace(record, store=store, target=replace(record.target, name=change(record.target.name)))
 
 
 def read_record(folder: Path, *, made_by: str) -> HeadRecord | None:
@@ -92,4 +105,9 @@ def read_record(folder: Path, *, made_by: str) -> HeadRecord | None:
     if not path.exists():
         return None
     way_out = f"export the head again, or take the file out of the folder: {made_by}"
-    return parse_sealed(path.read_bytes(), HeadRecord, source=str(path), way_out=way_out)
+    record = parse_sealed(path.read_bytes(), HeadRecord, source=str(path), way_out=way_out)
+
+    def from_here(given: str) -> str:
+        return os.path.abspath(folder / given) if given.startswith(os.pardir) else given
+
+    return _with_paths(record, from_here)

@@ -15,7 +15,7 @@ from eagle3.head.draft_head import DraftHead
 from eagle3.serving.head.export import TrainedHead, export_head, find_checkpoint, read_trained, target_settings
 from eagle3.serving.head.format import load_head
 from eagle3.serving.head.record import read_record
-from eagle3.storage.files import write_json
+from eagle3.storage.records import write_sealed_json
 
 
 @pytest.fixture
@@ -42,9 +42,9 @@ def test_the_best_checkpoint_of_a_run_is_found_where_the_run_is_now(trained: Tra
     run, best = tmp_path / "run", tmp_path / trained.record.checkpoint
     (run / "checkpoints/last.ckpt").write_bytes(best.read_bytes())
     assert find_checkpoint(run=str(run), checkpoint=None) == best
-    write_json(run / "result.json", {"checkpoint": f"/elsewhere/run/checkpoints/{best.name}"})
+    write_sealed_json(run / "result.json", {"checkpoint": f"/elsewhere/run/checkpoints/{best.name}"})
     assert find_checkpoint(run=str(run), checkpoint=None) == best
-    (run / "result.json").write_text("{}")
+    write_sealed_json(run / "result.json", {"score": 1})
     with pytest.raises(InputError, match=r"run/result\.json names no checkpoint; give one: checkpoint=FILE\.ckpt"):
         find_checkpoint(run=str(run), checkpoint=None)
     assert find_checkpoint(run=str(run), checkpoint=str(run / "checkpoints/last.ckpt")).name == "last.ckpt"

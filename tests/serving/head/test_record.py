@@ -49,6 +49,15 @@ def test_a_record_is_read_as_it_was_written(record: HeadRecord, tmp_path: Path) 
         assert read_record(tmp_path, made_by="EXPORT") == each
 
 
+def test_no_path_of_this_machine_is_written_and_what_lies_near_is_found(record: HeadRecord, tmp_path: Path) -> None:
+    store = StoreRecord(path=[str(tmp_path / "a"), "s3://b/c"], hash="h", val_fraction=0)
+    here = replace(record, store=store, target=replace(record.target, name=str(tmp_path / "target")))
+    (tmp_path / "heads/one").mkdir(parents=True)
+    write_record(tmp_path / "heads/one", here)
+    assert str(tmp_path) not in (tmp_path / "heads/one/training.json").read_text()
+    assert read_record(tmp_path / "heads/one", made_by="EXPORT") == here
+
+
 def test_a_head_of_another_trainer_has_no_record(tmp_path: Path) -> None:
     assert read_record(tmp_path, made_by="EXPORT") is None
 
