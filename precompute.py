@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hydra
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from eagle3 import cli
-from eagle3.errors import Interrupted, require_packages
+from eagle3.errors import InputError, Interrupted, require_packages
 from eagle3.prompts import LIBRARIES
 from eagle3.settings.check import check_settings
 from eagle3.storage.files import require_local
@@ -37,6 +37,7 @@ SERVED = ("sglang", "openai")  # answers of a serving engine
 @cli.report_errors
 def main(config: DictConfig) -> None:
     check_settings(config, "precompute")
+    choose_engine(config)
     stages = [config.stages] if isinstance(config.stages, str) else list(config.stages)
     warn_of_unread(config, stages)
     if "prompts" in stages:
@@ -55,6 +56,29 @@ def main(config: DictConfig) -> None:
                 answer_and_extract(config, stages, out_dir)
     except KeyboardInterrupt:
         raise Interrupted("interrupted; what was finished is kept, run the same command again to go on") from None
+
+
+def choose_engine(config: DictConfig) -> None:
+    """Replace `auto` by what is possible here."""
+    auto = config.answers.name == "auto", config.features.engine is not None and not config.features.engine.required
+    if not any(auto):
+        return
+    from eagle3.engine.command import LaunchSettings
+    from eagle3.engine.installation import find_sglang, require_devices
+
+    settings = LaunchSettings(**cli.plain(config.launch))
+    try:
+        require_devices(find_sglang(settings), settings)
+    except InputError as missing:
+        log.info("answers and features by Hugging Face in this process: %s", missing)
+        if auto[0]:
+            config.answers = OmegaConf.load(Path(cli.CONF) / "answers/huggingface.yaml")
+        if auto[1]:
+            config.features.engine = None
+    else:
+        log.info("answers and features by SGLang, which %s has, and a GPU", settings.interpreter)
+        if auto[0]:
+            config.answers.name = "sglang"
 
 
 def warn_of_unread(config: DictConfig, stages: list[str]) -> None:
@@ -168,7 +192,7 @@ def served_extractor(
         sentinels=sentinels,
         launch=LaunchSettings(**cli.plain(config.launch)),
         folder=out_dir / "logs",
-        **settings,
+        **{key: value for key, value in settings.items() if key != "required"},
     )
 
 

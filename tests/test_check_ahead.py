@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
+from serving_fixtures import sglang_site
 from stores import CONF
 
 from eagle3.errors import InputError
+from eagle3.settings.check import check_settings
 from eagle3.settings.precomputing import STAGES
-from precompute import check_ahead
+from precompute import check_ahead, choose_engine
 
 
 def composed(target: Path, *overrides: str) -> DictConfig:
@@ -56,3 +58,23 @@ def test_a_target_that_cannot_be_used_is_refused_without_its_weights(
     overrides = [override] if override.startswith("features") else []
     with pytest.raises(InputError, match=message):
         check_ahead(composed(folder, *overrides), [*STAGES])
+
+
+@pytest.mark.parametrize("gpus", [None, 0, 2])
+def test_auto_takes_the_engine_where_it_and_a_gpu_are(
+    tmp_path: Path, gpus: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`gpus` None: there is no SGLang at all."""
+    overrides = ["answers=auto", "features=auto"]
+    if gpus is not None:
+        site = sglang_site(tmp_path)
+        (site / "torch.py").write_text(f"class cuda:\n    device_count = staticmethod(lambda: {gpus})\n")
+        overrides.append(f"launch.env={{PYTHONPATH:'{site}'}}")
+    config = composed(tmp_path, *overrides)
+    with caplog.at_level(logging.INFO):
+        choose_engine(config)
+    possible = bool(gpus)
+    assert config.answers.name == ("sglang" if possible else "huggingface")
+    assert (config.features.engine is not None) == possible
+    assert ("by SGLang" in caplog.text) == possible and ("by Hugging Face" in caplog.text) != possible
+    check_settings(config, "precompute")

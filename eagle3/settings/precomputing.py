@@ -51,7 +51,7 @@ class HuggingFaceAnswerer(TypedDict):
 
 @part_of("eagle3.answers.served.ServedAnswerer")
 class ServedAnswerer(TypedDict):
-    name: Literal["sglang", "openai"]
+    name: Literal["sglang", "openai", "auto"]
     urls: list[Address]
     served_as: Text | None
     servers: Places | None
@@ -72,6 +72,7 @@ class Imported(TypedDict):
 
 
 class FeatureEngine(TypedDict):
+    required: bool
     servers: Places | None
     memory: Text
     memory_gb: Annotated[float, Field(ge=0.001, le=1e6)]
