@@ -110,7 +110,7 @@ class Scanner:
         counts: dict[str, Counter[str]] = {check.name: Counter() for check in checks}
         rows = line = 0
         with ChunkWriter(folder, self.dtype) as writer:
-            for line, value in chunk_rows(task.chunk):
+            for line, value in chunk_rows(task.chunk, source.shape.columns):
                 if value is BLANK:
                     continue
                 rows += 1

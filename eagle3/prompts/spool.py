@@ -41,7 +41,7 @@ class ChunkWriter:
         return self
 
     def keep(self, line: int, prompt: Prompt, values: tuple) -> None:
-        text = json_line(vars(prompt))
+        text = json_line(prompt.record())
         self.files["prompts.jsonl"].write(text)
         self.waiting.append((self.offset, line, *values))
         self.offset += len(text)

@@ -25,7 +25,7 @@ from eagle3.storage.records import write_sealed_json
 
 log = logging.getLogger(__name__)
 
-FORMAT = 3  # raise it when the same rows would give other prompts, so that prompts made by older rules are made again
+FORMAT = 4  # raise it when the same rows would give other prompts, so that prompts made by older rules are made again
 
 
 def prepare_prompts(
@@ -37,6 +37,8 @@ def prepare_prompts(
     attribution: str | None,
     limit: int | None,
     sources: list[str | dict] | None,
+    fields: dict[str, str | list[str]],
+    roles: dict[str, str],
     rules: Rules,
     processes: int | None,
     chunk_mb: float,
@@ -49,8 +51,9 @@ def prepare_prompts(
     InputError when no prompt is left, or when `out_dir`/responses answers other prompts.
     """
     found = configured_sources(
-        path=path, license=license, name=name, split=split, attribution=attribution, sources=sources
-    )
+        path=path, license=license, name=name, split=split, attribution=attribution, sources=sources,
+        fields=fields, roles=roles,
+    )  # fmt: skip
     folder = Path(out_dir) / "prompts"
     inputs = _inputs(found, rules, keep_answers=keep_answers, limit=limit)
     ledger = current_ledger(folder, inputs)

@@ -28,6 +28,39 @@ Hashes = Annotated[int, Field(ge=1, le=1024)]  # of a signature: their product t
 Words = Annotated[int, Field(ge=1, le=1000)]
 
 
+def _names(value: Any) -> Any:
+    return validated(Text if isinstance(value, str) else list[Text], value)
+
+
+Names = Annotated[Any, AfterValidator(_names)]
+
+
+@with_config(STRICT)
+class Fields(TypedDict, total=False):
+    """Columns of a row, by what they hold (eagle3/prompts/reading/shapes.py): a name, or some in their order."""
+
+    id: Names
+    license: Names
+    source: Names
+    model: Names
+    messages: Names
+    turns: Names
+    prompt: Names
+    context: Names
+    history: Names
+    system: Names
+    answer: Names
+    role: Names
+    content: Names
+    finish_reason: Names
+    part_of: Names
+    beside: Names
+    token_ids: Names
+
+
+Roles = dict[Text, Literal["system", "user", "assistant", "tool"]]
+
+
 @with_config(STRICT)
 class OtherSource(TypedDict):
     """A source that is read and never kept."""
@@ -35,6 +68,8 @@ class OtherSource(TypedDict):
     path: Text
     name: NotRequired[Text | None]
     split: NotRequired[Text]
+    fields: NotRequired[Fields]
+    roles: NotRequired[Roles]
 
 
 @with_config(STRICT)
@@ -230,6 +265,8 @@ class Prompts(TypedDict):
     split: Text
     limit: Count | None
     sources: Annotated[list[Annotated[Any, text_or(Source)]], Field(min_length=1)] | None
+    fields: Fields
+    roles: Roles
     licenses: Licenses
     length: Annotated[Length, AfterValidator(_in_order)]
     language: Language

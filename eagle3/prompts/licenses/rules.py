@@ -102,8 +102,8 @@ class LicenseCheck:
 
     def __call__(self, prompt: Prompt) -> Verdict:
         reason = self.source_refusal
-        if reason is None and prompt.source != self.source:
-            reason = self.rules.source_refusal(prompt.source)
+        if reason is None and (names := {prompt.source, *prompt.known_as} - {self.source}):
+            reason = self.rules.source_refusal(*sorted(names))
         return Verdict(reason=reason or self.rules.license_refusal(prompt.license))
 
 

@@ -78,7 +78,13 @@ def nothing_left(sources: list[Source], chunks: list[ScannedChunk]) -> InputErro
     rows = sum(chunk.summary["rows"] for chunk in chunks)
     rejected = sum((Counter(chunk.summary["rejected"]) for chunk in chunks), Counter())
     reasons = ", ".join(f"{reason}: {number}" for reason, number in rejected.most_common()) or "the sources are empty"
-    way_out = "give rows with messages, conversations, turns or prompt"
+    way_out = (
+        "give rows with messages or prompts; what their columns are called is said in prompts.fields and prompts.roles"
+    )
+    if "no column of messages or prompts" in rejected:
+        way_out = "say which column holds them, e.g. '+prompts.fields.prompt=COLUMN' (conf/prompts/default.yaml)"
+    if "unknown role" in rejected:
+        way_out = "say whose turns they are, e.g. '+prompts.roles.NAME=user' (conf/prompts/default.yaml)"
     if any(reason.startswith("license") for reason in rejected):
         way_out = (
             "declare what licence the rows have with prompts.license=MIT, or extend prompts.licenses.allowed "
