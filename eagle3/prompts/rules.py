@@ -51,7 +51,7 @@ class Rules:
 
     def checks(self, source: Source) -> list[Check]:
         """Return what a row of the source has to pass, in this order."""
-        return [LicenseCheck(self.licenses, source.terms), *self._common]
+        return [LicenseCheck(self.licenses, source.terms, self.privacy.safe_source), *self._common]
 
     def inputs(self) -> dict[str, Any]:
         """Return what the result depends on beside the sources: all settings, and the state of the files they name."""

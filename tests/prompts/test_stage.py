@@ -94,8 +94,8 @@ def test_no_text_of_a_refused_row_is_written_or_logged(prepare, caplog, capfd):
         {"messages": users([{"type": secret, secret: secret}])},
         {secret: secret},
         chat(secret, license=None),
-        chat(secret, license=secret),
-        chat(secret, license=f"{secret} AND"),
+        chat(secret, license="our own terms"),
+        chat(secret, license="ask jane@acme.com"),
         {"messages": [*users(secret), {"role": "tool", "content": secret}]},
     ]
     ledger = prepare(rows)
@@ -103,6 +103,14 @@ def test_no_text_of_a_refused_row_is_written_or_logged(prepare, caplog, capfd):
     written = "".join((prepare.folder / name).read_text(errors="replace") for name in OUTPUTS)
     output = capfd.readouterr()
     assert secret not in written + caplog.text + output.out + output.err
+    # Licences are what people need to see, to allow them: in the ledger alone, and without anybody's address.
+    assert list(ledger["sources"]["chats"]["found"]["licenses"].values()) == [1, 1]
+    assert "our own terms" in ledger["sources"]["chats"]["found"]["licenses"]
+    assert "jane" not in written
+    assert (
+        "our own terms"
+        not in (prepare.folder / "report.md").read_text() + (prepare.folder / "rejects.jsonl").read_text()
+    )
 
 
 def test_the_package_imports_without_torch():

@@ -1,6 +1,7 @@
 """ledger.json: what became of every row, by source and reason, and what it was made from. Counts, never text."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from eagle3.prompts.spool import ScannedChunk
 from eagle3.storage.files import sha256_file
 from eagle3.storage.records import read_sealed_json
 
+NAMED = 200  # licences that were refused, the commonest of a source; many files name a holder with each
 MADE_BY = "python precompute.py 'stages=[prompts]'"
 
 
@@ -34,7 +36,7 @@ def make_ledger(
         "rows": sum(count.rows for count in counts.values()),
         "prompts": sum(count.prompts for count in counts.values()),
         "sha256": sha256_file(folder / "prompts.jsonl"),
-        "sources": {name: _sorted(vars(count)) for name, count in counts.items()},
+        "sources": {name: _sorted(vars(_with_commonest(count))) for name, count in counts.items()},
         "leaks": _leaks(counts, rules),
         "traffic": traffic,
         "attribution": [
@@ -48,6 +50,14 @@ def make_ledger(
         ],
         "inputs": inputs,
     }
+
+
+def _with_commonest(count: Counts) -> Counts:
+    """Keep the commonest of the refused licences, and the sum of the others: the ledger stays small."""
+    refused = count.found.get("licenses", Counter())
+    commonest = dict(sorted(refused.items(), key=lambda item: (-item[1], item[0]))[:NAMED])
+    rest = refused.total() - sum(commonest.values())
+    return replace(count, found={**count.found, "licenses": Counter(commonest | ({"others": rest} if rest else {}))})
 
 
 def _sorted(value: Any) -> Any:
