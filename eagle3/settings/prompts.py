@@ -219,9 +219,12 @@ class Phone(Recogniser):
     regions: list[Text]
 
 
-@part_of("eagle3.prompts.privacy.network.IpAddress")
-class IpAddress(Recogniser):
-    private: bool
+@part_of("eagle3.prompts.privacy.allowed.Allowed")
+class Allowed(TypedDict):
+    nobodys: bool
+    values: list[Text]
+    patterns: list[Text]
+    domains: list[Text]
 
 
 @part_of("eagle3.prompts.privacy.models.SpacyModel")
@@ -245,6 +248,7 @@ class PresidioModel(NameModel):
 class Privacy(TypedDict):
     policy: Literal["strict", "patterns", "off"]
     model: Part | None
+    allowed: Part | None
     recognisers: dict[Text, Part]
 
 

@@ -19,11 +19,10 @@ URL_ACCOUNT = re.compile(r"://[^\s/?#@]{0,128}\Z")  # user@host of a URL; passwo
 MACHINE_USERS = re.compile(
     r"git|hg|svn|(?:\d+\+)?.*no[-_.]?reply.*|do[-_.]?not[-_.]?reply|mailer-daemon", re.IGNORECASE
 )
-DOCUMENTATION_DOMAINS = re.compile(r"(?:.*\.)?(?:example\.[a-z.]+|users\.noreply\.github\.com)", re.IGNORECASE)
 
 
 class Email(Recogniser):
-    """Addresses under a public suffix; not git@ and other machine users, no-reply or example domains (RFC 2606)."""
+    """Addresses under a public suffix; not git@ and other machine users or no-reply."""
 
     entity = "EMAIL_ADDRESS"
 
@@ -43,10 +42,8 @@ class Email(Recogniser):
                 yield Span(start, domain.end())
 
     def _personal(self, user: str, domain: str) -> bool:
-        if MACHINE_USERS.fullmatch(user) or DOCUMENTATION_DOMAINS.fullmatch(domain):
-            return False
         # A matrix product `weights@x.transpose` ends in no public suffix.
-        return public_suffixes().publicsuffix(domain.lower()) is not None
+        return not MACHINE_USERS.fullmatch(user) and public_suffixes().publicsuffix(domain.lower()) is not None
 
 
 @cache

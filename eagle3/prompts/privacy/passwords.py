@@ -19,10 +19,10 @@ def is_random(value: str) -> bool:
 
 
 class UrlPassword(Recogniser):
-    """The user and password of a URL, e.g. of a database; not the placeholders of documentation."""
+    """A URL with user and password up to its host, e.g. of a database; not the placeholders of documentation."""
 
     entity = "URL_PASSWORD"
-    account = re.compile(r"://([^\s:/@\"'<>]{0,128}):([^\s/@\"'<>]{1,256})@(?=[\w\[])")
+    account = re.compile(r"://([^\s:/@\"'<>]{0,128}):([^\s/@\"'<>]{1,256})@(?:\[[0-9A-Fa-f:.]{2,45}\]|[\w.-]{0,252}\w)")
     scheme = re.compile(r"[a-z0-9.]{1,10}(?:\+[a-z0-9]{1,20})?\Z", re.IGNORECASE)
 
     def find(self, text: str) -> Iterator[Span]:

@@ -26,8 +26,15 @@ def privacy():
 
 
 @pytest.fixture(scope="module")
-def labelled(privacy) -> list[tuple[Case, list]]:
-    return [(case, privacy.find(case.text)) for case in cases(0, per_kind=110, per_near_miss=75)]
+def recognisers():
+    """What is found before anything is let through: generated addresses may be of private networks."""
+    return build_privacy("privacy.allowed.nobodys=false")
+
+
+@pytest.fixture(scope="module")
+def labelled(privacy, recognisers) -> list[tuple[Case, list]]:
+    found = cases(0, per_kind=110, per_near_miss=75)
+    return [(case, (recognisers if case.entity else privacy).find(case.text)) for case in found]
 
 
 def hits(case: Case, found: list) -> list:
@@ -180,8 +187,8 @@ def test_what_is_not_personal_passes(privacy, text):
         ("it's 30000000L", "ES_NATIONAL_ID"), ("529.982.247-25", "BR_CPF"), ("CPF 52998224725", "BR_CPF"),
     ],
 )  # fmt: skip
-def test_what_is_personal_is_found(privacy, text, entity):
-    assert entity in [item.entity for item in privacy.find(text)]
+def test_what_is_personal_is_found(recognisers, text, entity):
+    assert entity in [item.entity for item in recognisers.find(text)]
 
 
 # Crafted text
