@@ -206,8 +206,8 @@ def _mix(traffic: dict[str, Any]) -> dict[str, Any]:
 @part_of(
     *(
         f"eagle3.prompts.privacy.{module}"
-        for module in ("contact", "payment", "wallets", "national_ids", "network", "places", "addresses", "secrets",
-                       "passwords")
+        for module in ("contact", "payment", "wallets", "national_ids", "other_ids", "network", "places", "addresses",
+                       "secrets", "passwords")
     )
 )  # fmt: skip
 class Recogniser(TypedDict):
@@ -217,6 +217,11 @@ class Recogniser(TypedDict):
 @part_of("eagle3.prompts.privacy.contact.Phone")
 class Phone(Recogniser):
     regions: list[Text]
+
+
+@part_of("eagle3.prompts.privacy.rule_files.RuleFile")
+class RuleFile(Recogniser):
+    path: Text
 
 
 @part_of("eagle3.prompts.privacy.allowed.Allowed")

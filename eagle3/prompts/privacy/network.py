@@ -24,6 +24,7 @@ AFTER_VERSION = re.compile(
 LONGEST_VERSION_WORDS, LONGEST_LOGIN = 30, 80
 # Where hosts have addresses; elsewhere hex digits with colons are slices, durations or names in C++.
 IPV6_HOSTS = [ipaddress.ip_network(network) for network in ("::1", "2000::/3", "fc00::/7", "fe80::/10", "64:ff9b::/96")]
+EIGHT_GROUPS = re.compile(r"[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{1,4}){7}")  # nothing else is written so
 IpAddress4or6 = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
@@ -48,14 +49,15 @@ class IpAddress(Recogniser):
         except ValueError:
             return
         whole_network = network is not None and host == network.network_address and network.num_addresses > 1
-        if not whole_network and self._personal(host):
+        written_out = EIGHT_GROUPS.fullmatch(address) is not None and not address.replace(":", "").isdecimal()
+        if not whole_network and self._personal(host, written_out=written_out):
             yield Span(match.start(), match.start() + len(address))
 
-    def _personal(self, host: IpAddress4or6) -> bool:
+    def _personal(self, host: IpAddress4or6, *, written_out: bool = False) -> bool:
         if isinstance(host, ipaddress.IPv6Address):
             if host.ipv4_mapped is not None:
                 return self._personal(host.ipv4_mapped)
-            if not any(host in network for network in IPV6_HOSTS):
+            if not (written_out or any(host in network for network in IPV6_HOSTS)):
                 return False
         elif host.packed.endswith(b"\0\0") or host.packed[0] in (0, 255):  # 10.0.0.0, 255.255.255.0
             return False

@@ -5,6 +5,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 from eagle3.errors import InputError
@@ -61,6 +62,11 @@ class Privacy:
             return Verdict(reason=f"personal data: {', '.join(dropped)}", counts=counts)
         masks = [item for item in found if item.action == "mask"]
         return Verdict(prompt=_masked(prompt, masks) if masks else None, counts=counts)
+
+    def files(self) -> list[Path]:
+        """List what recognisers and model read."""
+        own = [file for recogniser in self.recognisers for file in recogniser.files()]
+        return own + (self.model.files() if self.model else [])
 
     def safe_id(self, id: str) -> str:
         """Hash an id that is personal data itself, such as an email address: ids are written of every row."""
