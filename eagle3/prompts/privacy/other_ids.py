@@ -46,9 +46,12 @@ class OtherNationalId(Recogniser):
     entity = "NATIONAL_ID"
     part = re.compile(r"[A-Z0-9](?:[./+-]?[A-Z0-9]){0,23}", re.IGNORECASE)  # numbers are written in groups
     name = re.compile(rf"(?<![^\W_])(?:{'|'.join([*PERSONAL.values(), ANY])})(?![^\W_])", re.IGNORECASE)
+    digits = re.compile(r"\d(?:[^\d\n]{0,9}\d){5}")  # most texts hold no such run and are done at its sight
     behind, before = 60, 30  # characters between the name and the number
 
     def find(self, text: str) -> Iterator[Span]:
+        if not self.digits.search(text):
+            return
         end = 0
         for name in self.name.finditer(text):
             for start, stop in ((name.end(), name.end() + self.behind), (name.start() - self.before, name.start())):
