@@ -283,6 +283,7 @@ class Prompts(TypedDict):
     duplicates: Duplicates
     privacy: Part
     traffic: Annotated[dict[str, Any], AfterValidator(_mix)] | None
+    refused_sample: Annotated[int, Field(ge=0, le=1000)]
     processes: Places | None
     chunk_mb: Annotated[float, Field(gt=0, le=4096)]
 

@@ -63,6 +63,10 @@ class Privacy:
         masks = [item for item in found if item.action == "mask"]
         return Verdict(prompt=_masked(prompt, masks) if masks else None, counts=counts)
 
+    def masked(self, text: str) -> str:
+        """Return the text with all that is found masked, whatever is done with it: for people who look at rows."""
+        return next(_masked_contents([text], [item._replace(action="mask") for item in self.find(text)]))
+
     def files(self) -> list[Path]:
         """List what recognisers and model read."""
         own = [file for recogniser in self.recognisers for file in recogniser.files()]
