@@ -15,7 +15,10 @@ from eagle3.prompts import prepare_prompts
 from eagle3.prompts.rules import GROUPS, Rules
 from eagle3.storage.files import read_jsonl
 
-OUTPUTS = ("prompts.jsonl", "rejects.jsonl", "ledger.json", "report.md", "report.png", "attribution.txt")
+OUTPUTS = (
+    "prompts.jsonl", "rejects.jsonl", "refused_sample.jsonl", "ledger.json", "report.md", "report.png",
+    "attribution.txt",
+)  # fmt: skip
 
 
 def write(path: Path, rows: list) -> Path:

@@ -51,13 +51,12 @@ class Rules:
 
     def checks(self, source: Source) -> list[Check]:
         """Return what a row of the source has to pass, in this order."""
-        return [LicenseCheck(self.licenses, source.terms), *self._common]
+        return [LicenseCheck(self.licenses, source.terms, self.privacy.safe_source), *self._common]
 
     def inputs(self) -> dict[str, Any]:
         """Return what the result depends on beside the sources: all settings, and the state of the files they name."""
         files = [benchmark.state for benchmark in self.benchmarks]
-        if self.privacy.model is not None:
-            files.append([file_state(str(file)) for file in self.privacy.model.files()])
+        files.append([file_state(str(file)) for file in self.privacy.files()])
         if self.traffic is not None and self.traffic.sample is not None:
             files.append(self._sample_source().fingerprint())
         elif self.traffic is not None:

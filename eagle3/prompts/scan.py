@@ -32,6 +32,7 @@ from eagle3.storage.records import write_sealed_json
 
 log = logging.getLogger(__name__)
 
+SHOWN_CHARACTERS = 500  # of a row in the sample of refused rows
 AHEAD = 2  # chunks that each process may be ahead of the one whose turn it is
 REMEMBERED_SOURCES = 1024  # that rows name
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # of a worker: the processes share the cores already
@@ -62,7 +63,7 @@ class Scanner:
     """Reads, checks and spools one chunk; sent to every worker once.
 
     checks: of each source, in the order they are asked; the first reason counts. safe_id, safe_source: both as they may
-    be written.
+    be written; masked: a text of which no finding may be read. refused_sample: rows of each reason that are shown.
     """
 
     def __init__(
@@ -76,6 +77,8 @@ class Scanner:
         signer: Signer,
         traffic: TrafficMix | None,
         keep_answers: bool,
+        refused_sample: int,
+        masked: Callable[[str], str],
     ):
         self.folder = folder
         self.sources = sources
@@ -86,6 +89,8 @@ class Scanner:
         self.signer = signer
         self.traffic = traffic
         self.keep_answers = keep_answers
+        self.refused_sample = refused_sample
+        self.masked = masked
 
         measured = [("traffic", MEASURED)] if traffic else []
         self.dtype = np.dtype([*signer.dtype.descr, *measured])
@@ -110,14 +115,16 @@ class Scanner:
         counts: dict[str, Counter[str]] = {check.name: Counter() for check in checks}
         rows = line = 0
         with ChunkWriter(folder, self.dtype) as writer:
-            for line, value in chunk_rows(task.chunk):
+            for line, value in chunk_rows(task.chunk, source.shape.columns):
                 if value is BLANK:
                     continue
                 rows += 1
-                found = checked(read_prompt(value, source, keep_answers=self.keep_answers), checks, counts)
+                read = read_prompt(value, source, keep_answers=self.keep_answers)
+                found = checked(read, checks, counts)
                 found = self._with_safe_names(found)  # after the licence check, which has to see the row's own `source`
                 if isinstance(found, Refused):
-                    writer.reject(line, found.id, found.reason)
+                    shown = isinstance(read, Prompt) and writer.rejected[found.reason] < self.refused_sample
+                    writer.reject(line, found.id, found.reason, self._shown(read) if shown else None)
                 else:
                     writer.keep(line, found, self._values(found))
         return {
@@ -129,6 +136,11 @@ class Scanner:
             "rejected": writer.rejected,
             "counts": counts,
         }
+
+    def _shown(self, read: Prompt | Refused) -> str:
+        """Mask the whole, then cut: a finding that is cut might not be found."""
+        assert isinstance(read, Prompt)
+        return self.masked(whole_text(vars(read)))[:SHOWN_CHARACTERS]
 
     def _with_safe_names(self, found: Prompt | Refused) -> Prompt | Refused:
         if isinstance(found, Refused):
@@ -146,6 +158,10 @@ class Scanner:
     def _values(self, prompt: Prompt) -> tuple:
         values = self.signer(prompt)
         return (*values, self.traffic.measure(prompt)) if self.traffic else values
+
+
+def whole_text(prompt: dict[str, Any]) -> str:
+    return "\n\n".join(message["content"] for message in prompt["messages"])
 
 
 def checked(found: Prompt | Refused, checks: list[Check], counts: dict[str, Counter[str]]) -> Prompt | Refused:

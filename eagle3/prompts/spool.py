@@ -41,7 +41,7 @@ class ChunkWriter:
         return self
 
     def keep(self, line: int, prompt: Prompt, values: tuple) -> None:
-        text = json_line(vars(prompt))
+        text = json_line(prompt.record())
         self.files["prompts.jsonl"].write(text)
         self.waiting.append((self.offset, line, *values))
         self.offset += len(text)
@@ -49,9 +49,11 @@ class ChunkWriter:
         if len(self.waiting) == WAITING_ROWS:
             self._flush()
 
-    def reject(self, line: int, id: str | None, reason: str) -> None:
+    def reject(self, line: int, id: str | None, reason: str, text: str | None) -> None:
+        """Take a refused row; `text` of those that people may look at."""
         self.rejected[reason] += 1
-        self.files["rejects.jsonl"].write(json_line({"line": line, "id": id, "reason": reason}))
+        row = {"line": line, "id": id, "reason": reason} | ({} if text is None else {"text": text})
+        self.files["rejects.jsonl"].write(json_line(row))
 
     def _flush(self) -> None:
         self.files["rows.bin"].write(np.array(self.waiting, dtype=self.dtype).tobytes())

@@ -25,7 +25,7 @@ from eagle3.storage.records import write_sealed_json
 
 log = logging.getLogger(__name__)
 
-FORMAT = 3  # raise it when the same rows would give other prompts, so that prompts made by older rules are made again
+FORMAT = 4  # raise it when the same rows would give other prompts, so that prompts made by older rules are made again
 
 
 def prepare_prompts(
@@ -37,9 +37,12 @@ def prepare_prompts(
     attribution: str | None,
     limit: int | None,
     sources: list[str | dict] | None,
+    fields: dict[str, str | list[str]],
+    roles: dict[str, str],
     rules: Rules,
     processes: int | None,
     chunk_mb: float,
+    refused_sample: int,
     keep_answers: bool,
     out_dir: str | Path,
 ) -> dict:
@@ -49,29 +52,32 @@ def prepare_prompts(
     InputError when no prompt is left, or when `out_dir`/responses answers other prompts.
     """
     found = configured_sources(
-        path=path, license=license, name=name, split=split, attribution=attribution, sources=sources
-    )
+        path=path, license=license, name=name, split=split, attribution=attribution, sources=sources,
+        fields=fields, roles=roles,
+    )  # fmt: skip
     folder = Path(out_dir) / "prompts"
-    inputs = _inputs(found, rules, keep_answers=keep_answers, limit=limit)
+    inputs = _inputs(found, rules, keep_answers=keep_answers, limit=limit, refused_sample=refused_sample)
     ledger = current_ledger(folder, inputs)
     if ledger is not None:
         log.info("prompts are up to date: %d in %s", ledger["prompts"], folder)
         _remove_work(folder)
         return ledger
     scanned, selection = _scan_and_select(
-        folder / ".work", found, rules, keep_answers=keep_answers, limit=limit, processes=processes, chunk_mb=chunk_mb
-    )
+        folder / ".work", found, rules, keep_answers=keep_answers, limit=limit, processes=processes, chunk_mb=chunk_mb,
+        refused_sample=refused_sample,
+    )  # fmt: skip
     ledger = _write(folder, found, scanned, selection, rules, inputs)
     _remove_work(folder)
     log.info("%d of %d rows are prompts: %s", ledger["prompts"], ledger["rows"], folder)
     return ledger
 
 
-def _inputs(sources: list[Source], rules: Rules, *, keep_answers: bool, limit: int | None) -> dict:
+def _inputs(sources: list[Source], rules: Rules, *, keep_answers: bool, limit: int | None, refused_sample: int) -> dict:
     inputs = {
         "format": FORMAT,
         "keep_answers": keep_answers,
         "limit": limit,
+        "refused_sample": refused_sample,
         "rules": rules.inputs(),
         "sources": [
             {
@@ -95,6 +101,7 @@ def _scan_and_select(
     limit: int | None,
     processes: int | None,
     chunk_mb: float,
+    refused_sample: int,
 ) -> tuple[Scanned, Selection]:
     """Scan as much as the limits ask for; more, when duplicates leave too few of what was scanned."""
     scanner = Scanner(
@@ -106,8 +113,10 @@ def _scan_and_select(
         signer=rules.signer,
         traffic=rules.traffic,
         keep_answers=keep_answers,
+        refused_sample=refused_sample,
+        masked=rules.privacy.masked,
     )
-    tasks = tasks_of(sources, int(chunk_mb * 1e6), [FORMAT, keep_answers, rules.inputs()])
+    tasks = tasks_of(sources, int(chunk_mb * 1e6), [FORMAT, keep_answers, refused_sample, rules.inputs()])
     sample = rules.measured_sample()
     # The mix draws from all there is.
     enough = Enough(sources, limit=None if rules.traffic else limit)
@@ -141,10 +150,10 @@ def _write(
     folder: Path, sources: list[Source], scanned: Scanned, selection: Selection, rules: Rules, inputs: dict
 ) -> dict:
     made = folder / ".work" / "made"
-    counts = write_prompts(made, sources, scanned, selection)
+    counts = write_prompts(made, sources, scanned, selection, refused_sample=inputs["refused_sample"])
     require_not_answered(folder, made / "prompts.jsonl", inputs)
     (folder / "ledger.json").unlink(missing_ok=True)  # it would describe other prompts if the next lines were killed
-    for name in ("rejects.jsonl", "prompts.jsonl"):
+    for name in ("rejects.jsonl", "refused_sample.jsonl", "prompts.jsonl"):
         (made / name).replace(folder / name)
     ledger = public(make_ledger(folder, sources, counts, selection.traffic, rules, inputs))
     write_report(folder, ledger)

@@ -28,6 +28,39 @@ Hashes = Annotated[int, Field(ge=1, le=1024)]  # of a signature: their product t
 Words = Annotated[int, Field(ge=1, le=1000)]
 
 
+def _names(value: Any) -> Any:
+    return validated(Text if isinstance(value, str) else list[Text], value)
+
+
+Names = Annotated[Any, AfterValidator(_names)]
+
+
+@with_config(STRICT)
+class Fields(TypedDict, total=False):
+    """Columns of a row, by what they hold (eagle3/prompts/reading/shapes.py): a name, or some in their order."""
+
+    id: Names
+    license: Names
+    source: Names
+    model: Names
+    messages: Names
+    turns: Names
+    prompt: Names
+    context: Names
+    history: Names
+    system: Names
+    answer: Names
+    role: Names
+    content: Names
+    finish_reason: Names
+    part_of: Names
+    beside: Names
+    token_ids: Names
+
+
+Roles = dict[Text, Literal["system", "user", "assistant", "tool"]]
+
+
 @with_config(STRICT)
 class OtherSource(TypedDict):
     """A source that is read and never kept."""
@@ -35,6 +68,8 @@ class OtherSource(TypedDict):
     path: Text
     name: NotRequired[Text | None]
     split: NotRequired[Text]
+    fields: NotRequired[Fields]
+    roles: NotRequired[Roles]
 
 
 @with_config(STRICT)
@@ -171,8 +206,8 @@ def _mix(traffic: dict[str, Any]) -> dict[str, Any]:
 @part_of(
     *(
         f"eagle3.prompts.privacy.{module}"
-        for module in ("contact", "payment", "wallets", "national_ids", "network", "places", "addresses", "secrets",
-                       "passwords")
+        for module in ("contact", "payment", "wallets", "national_ids", "other_ids", "network", "places", "addresses",
+                       "secrets", "passwords")
     )
 )  # fmt: skip
 class Recogniser(TypedDict):
@@ -184,9 +219,17 @@ class Phone(Recogniser):
     regions: list[Text]
 
 
-@part_of("eagle3.prompts.privacy.network.IpAddress")
-class IpAddress(Recogniser):
-    private: bool
+@part_of("eagle3.prompts.privacy.rule_files.RuleFile")
+class RuleFile(Recogniser):
+    path: Text
+
+
+@part_of("eagle3.prompts.privacy.allowed.Allowed")
+class Allowed(TypedDict):
+    nobodys: bool
+    values: list[Text]
+    patterns: list[Text]
+    domains: list[Text]
 
 
 @part_of("eagle3.prompts.privacy.models.SpacyModel")
@@ -210,6 +253,7 @@ class PresidioModel(NameModel):
 class Privacy(TypedDict):
     policy: Literal["strict", "patterns", "off"]
     model: Part | None
+    allowed: Part | None
     recognisers: dict[Text, Part]
 
 
@@ -230,6 +274,8 @@ class Prompts(TypedDict):
     split: Text
     limit: Count | None
     sources: Annotated[list[Annotated[Any, text_or(Source)]], Field(min_length=1)] | None
+    fields: Fields
+    roles: Roles
     licenses: Licenses
     length: Annotated[Length, AfterValidator(_in_order)]
     language: Language
@@ -237,6 +283,7 @@ class Prompts(TypedDict):
     duplicates: Duplicates
     privacy: Part
     traffic: Annotated[dict[str, Any], AfterValidator(_mix)] | None
+    refused_sample: Annotated[int, Field(ge=0, le=1000)]
     processes: Places | None
     chunk_mb: Annotated[float, Field(gt=0, le=4096)]
 

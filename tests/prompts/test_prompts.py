@@ -122,7 +122,7 @@ def test_keep_answers_keeps_the_answers_up_to_the_last_one(prepare):
     ("row", "reason"),
     [
         ([], "not a JSON object"),
-        ({}, "none of messages, conversations, conversation, turns, prompt"),
+        ({}, "no column of messages or prompts"),
         ({"messages": "a"}, "messages is not a list"),
         ({"messages": ["a"]}, "messages holds something other than turns"),
         ({"turns": [["a"]]}, "turns holds something other than turns"),
@@ -135,7 +135,7 @@ def test_keep_answers_keeps_the_answers_up_to_the_last_one(prepare):
         ({"messages": users(None)}, "content is not text"),
         ({"messages": users([{"type": "text", "text": "a"}, {"type": "image"}])}, "content with parts other than text"),
         ({"messages": users("half a pair \ud83d")}, "content is not valid Unicode"),
-        ({"prompt": "a", "license": ["MIT"]}, "license is not text"),
+        ({"prompt": "a", "license": [["MIT"]]}, "license is not text"),
     ],
 )
 def test_a_row_that_is_no_prompt_is_refused_with_its_reason_and_its_neighbours_stay(prepare, row, reason):

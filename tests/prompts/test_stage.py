@@ -1,5 +1,6 @@
 """The stage as a whole: what makes it run again, what a failing run leaves, and what is never written."""
 
+import json
 import subprocess
 import sys
 
@@ -77,7 +78,9 @@ def test_a_failing_run_leaves_the_earlier_prompts_whole(prepare, tmp_path):
 def test_no_prompt_left_is_an_error_with_counts_and_the_way_out(prepare):
     with pytest.raises(InputError, match=r"none of 3 rows in chats passed \(license missing: 2.*prompts\.license=MIT"):
         prepare([{"prompt": "a"}, {"prompt": "b"}, "broken"])
-    with pytest.raises(InputError, match=r"none of 0 rows in chats passed \(the sources are empty\); give rows with"):
+    with pytest.raises(
+        InputError, match=r"none of 0 rows in chats passed \(the sources are empty\); give rows with messages"
+    ):
         prepare([])
     assert not any((prepare.folder / name).exists() for name in OUTPUTS)
 
@@ -92,15 +95,23 @@ def test_no_text_of_a_refused_row_is_written_or_logged(prepare, caplog, capfd):
         {"messages": users([{"type": secret, secret: secret}])},
         {secret: secret},
         chat(secret, license=None),
-        chat(secret, license=secret),
-        chat(secret, license=f"{secret} AND"),
+        chat(secret, license="our own terms"),
+        chat(secret, license="ask jane@acme.com"),
         {"messages": [*users(secret), {"role": "tool", "content": secret}]},
     ]
-    ledger = prepare(rows)
+    ledger = prepare(rows, refused_sample=0)
     assert ledger["prompts"] == 1 and ledger["rows"] == len(rows)
     written = "".join((prepare.folder / name).read_text(errors="replace") for name in OUTPUTS)
     output = capfd.readouterr()
     assert secret not in written + caplog.text + output.out + output.err
+    # Licences are what people need to see, to allow them: in the ledger alone, and without anybody's address.
+    assert list(ledger["sources"]["chats"]["found"]["licenses"].values()) == [1, 1]
+    assert "our own terms" in ledger["sources"]["chats"]["found"]["licenses"]
+    assert "jane" not in written
+    assert (
+        "our own terms"
+        not in (prepare.folder / "report.md").read_text() + (prepare.folder / "rejects.jsonl").read_text()
+    )
 
 
 def test_the_package_imports_without_torch():
@@ -171,3 +182,20 @@ def test_answered_prompts_may_be_made_again_when_they_come_out_the_same(prepare,
     answer(prepare)
     ledger = prepare([chat("a")], limit=5)
     assert ledger["inputs"]["limit"] == 5
+
+
+def test_a_few_refused_rows_of_each_reason_are_shown_to_the_owner_with_findings_masked(prepare):
+    rows = [chat(f"write to anna{number}@web.de, please") for number in range(4)]
+    rows += [chat("call +49 30 901820 now", license="GPL-3.0-only"), chat("same"), chat("same"), "{broken"]
+    prepare(rows, refused_sample=2)
+    path = prepare.folder / "refused_sample.jsonl"
+    shown = [(row["reason"], row["line"], row["text"]) for row in map(json.loads, path.read_text().splitlines())]
+    assert shown == [
+        ("personal data: EMAIL_ADDRESS", 1, "write to <EMAIL_ADDRESS>, please"),
+        ("personal data: EMAIL_ADDRESS", 2, "write to <EMAIL_ADDRESS>, please"),
+        ("license not allowed: GPL-3.0-only", 5, "call <PHONE_NUMBER> now"),
+        ("exact duplicate", 7, "same"),
+    ]
+    assert path.stat().st_mode & 0o777 == 0o600
+    prepare(rows, refused_sample=0)
+    assert path.read_text() == ""

@@ -24,6 +24,7 @@ def attribution_entry(
         "prompts": sum(licenses.values()),
         "licenses": dict(sorted(licenses.items())),
         "license_from": terms.license_from,
+        "card_license": terms.card_license,
         "origins": dict(sorted(origins.items())),
         "attribution": terms.attribution,
         "link": terms.link,

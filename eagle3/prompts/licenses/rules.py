@@ -1,7 +1,11 @@
 """Whether a row may be used: SPDX expressions against an allow-list, and sources refused by name."""
 
+import logging
 import re
-from dataclasses import dataclass
+import unicodedata
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from fnmatch import translate
 from functools import cache, lru_cache
 from typing import Any
@@ -10,8 +14,13 @@ from license_expression import ExpressionError, get_spdx_licensing
 
 from eagle3.errors import InputError
 from eagle3.prompts.checks import Verdict
+from eagle3.prompts.licenses.spelling import spdx_id, spelling
 from eagle3.prompts.licenses.terms import SourceTerms
 from eagle3.prompts.reading.prompt import Prompt
+
+log = logging.getLogger(__name__)
+
+LONGEST_NAMED = 80  # characters of a refused licence in the ledger; longer ones are texts of licences
 
 # Besides its own error the parser lets out what "()", "(OR MIT WITH x)" and deep nesting do to it.
 UNPARSABLE = (ExpressionError, IndexError, AssertionError, RecursionError)
@@ -43,39 +52,44 @@ class LicenseRules:
         cleared: list[str],
         free_of_credit: list[str],
     ):
-        self.allowed = {_spdx_id(entry) for entry in allowed} | {_spelling(term) for term in allowed_terms}
-        self.aliases = {_spelling(alias): id.lower() for alias, id in aliases.items()}
+        self.allowed = {_spdx_id(entry) for entry in allowed} | {_spaced(term) for term in allowed_terms}
+        self.aliases = {spelling(alias): id for alias, id in aliases.items()}
         self.forbidden = [ForbiddenSource(**entry) for entry in forbidden]
-        self.patterns = [
-            re.compile("|".join(translate(_dashed(match)) for match in entry.match)) for entry in self.forbidden
-        ]
-        self.cleared = {_dashed(name) for name in cleared}
-        self.free_of_credit = {_spelling(license) for license in free_of_credit}  # for attribution.txt
+        self.patterns = [re.compile("|".join(_pattern(match) for match in entry.match)) for entry in self.forbidden]
+        self.cleared = {_letters(name) for name in cleared}
+        self.free_of_credit = {_spaced(license) for license in free_of_credit}  # for attribution.txt
+
+    def id_of(self, license: str) -> str:
+        """Return the SPDX id or allowed terms that a spelling means; what means none stays as it is."""
+        if _spaced(license) in self.allowed:
+            return license
+        return self.aliases.get(spelling(license)) or (license if _parses(license) else spdx_id(license) or license)
 
     def license_refusal(self, license: str | None) -> str | None:
         """Say why rows of this licence are refused, never with words that only the row knows; None: they pass."""
         if not license or not license.strip():
             return "license missing"
-        spelling = _spelling(license)
-        if self.aliases.get(spelling, spelling) in self.allowed:
+        license = self.id_of(license)
+        if _spaced(license) in self.allowed:
             return None
         try:
             expression = _parsed(license)
             if self._permits(expression):
                 return None
             unknown = {self._id(key) for key in _licensing().unknown_license_keys(expression)}
-            ours = self.allowed.union(self.aliases.values())
-            return "license unknown" if unknown - ours else f"license not allowed: {expression}"
+            return "license unknown" if unknown - self.allowed else f"license not allowed: {expression}"
         except UNPARSABLE:
-            return "license unparsable"
+            parts = license.split(" AND ")  # of a list, one of which no expression can hold
+            refusals = [self.license_refusal(part) for part in parts] if len(parts) > 1 else ["license unparsable"]
+            return next(filter(None, refusals), None)
 
     def source_refusal(self, *names: str) -> str | None:
         """Say why a source with these names is refused, by the first entry that fits one of them; None: it passes."""
-        dashed = [_dashed(name) for name in names]
-        if self.cleared.intersection(dashed):
+        letters = [_letters(name) for name in names]
+        if self.cleared.intersection(letters):
             return None
         for entry, pattern in zip(self.forbidden, self.patterns, strict=True):
-            if any(pattern.match(name) for name in dashed):
+            if any(pattern.match(name) for name in letters):
                 return f"source forbidden: {entry.name}: {entry.reason}"
         return None
 
@@ -87,7 +101,7 @@ class LicenseRules:
         return self._id(str(expression)) in self.allowed
 
     def _id(self, symbol: str) -> str:
-        return self.aliases.get(symbol.lower(), symbol.lower())
+        return self.id_of(symbol).lower()
 
 
 class LicenseCheck:
@@ -95,16 +109,40 @@ class LicenseCheck:
 
     name = "licenses"
 
-    def __init__(self, rules: LicenseRules, terms: SourceTerms):
+    def __init__(self, rules: LicenseRules, terms: SourceTerms, safe_name: Callable[[str], str]):
+        """safe_name: a refused licence as it may stand in the ledger."""
         self.rules = rules
         self.source = terms.name
+        self.safe_name = safe_name
         self.source_refusal = rules.source_refusal(*terms.known_as)
+        _warn_of_overruled(rules, terms)
 
     def __call__(self, prompt: Prompt) -> Verdict:
         reason = self.source_refusal
-        if reason is None and prompt.source != self.source:
-            reason = self.rules.source_refusal(prompt.source)
-        return Verdict(reason=reason or self.rules.license_refusal(prompt.license))
+        if reason is None and (names := {prompt.source, *prompt.known_as} - {self.source}):
+            reason = self.rules.source_refusal(*sorted(names))
+        if reason is not None or not prompt.license:
+            return Verdict(reason=reason or self.rules.license_refusal(prompt.license))
+        if reason := self.rules.license_refusal(prompt.license):
+            return Verdict(reason=reason, counts=Counter([self._named(prompt.license)]))
+        id = self.rules.id_of(prompt.license)
+        return Verdict(prompt=replace(prompt, license=id) if id != prompt.license else None)
+
+    def _named(self, license: str) -> str:
+        """Return a refused licence, so that it can be allowed or aliased."""
+        name = self.safe_name(" ".join(license.split()))
+        return name if len(name) <= LONGEST_NAMED else f"{name[:LONGEST_NAMED]}…"
+
+
+def _warn_of_overruled(rules: LicenseRules, terms: SourceTerms) -> None:
+    """Say it when settings let a source pass that its card or its name forbids."""
+    if terms.license_from == "config" and terms.card_license and (refusal := rules.license_refusal(terms.card_license)):
+        log.warning(
+            "the licence %s set for source %s OVERRULES its dataset card, which says %s (%s): be sure that you may",
+            terms.license, terms.name, terms.card_license, refusal,
+        )  # fmt: skip
+    if cleared := rules.cleared.intersection(map(_letters, terms.known_as)):
+        log.warning("prompts.licenses.cleared lets source %s pass whatever `forbidden` says: %s", terms.name, *cleared)
 
 
 def _spdx_id(entry: str) -> str:
@@ -131,13 +169,26 @@ def spdx_ids(license: str) -> list[str]:
         return []
 
 
-def _spelling(license: str) -> str:
+def _parses(license: str) -> bool:
+    try:
+        return not _licensing().unknown_license_keys(_parsed(license))
+    except UNPARSABLE:
+        return False
+
+
+def _spaced(license: str) -> str:
     return " ".join(license.lower().split())
 
 
-def _dashed(name: str) -> str:
-    """Spell "ShareGPT_V3 unfiltered" and "sharegpt-v3-unfiltered" as one name."""
-    return re.sub(r"[\s_]+", "-", name.lower())
+def _letters(name: str) -> str:
+    """Spell "ShareGPT_V3 unfiltered", "sharegpt-v3.unfiltered" and full-width forms of it as one name."""
+    return "".join(filter(str.isalnum, unicodedata.normalize("NFKC", name).casefold()))
+
+
+def _pattern(match: str) -> str:
+    """Return the regular expression of a shell-like pattern on such a spelling."""
+    parts = re.split(r"(\[[^]]*\]|[*?])", match)
+    return translate("".join(part if index % 2 else _letters(part) for index, part in enumerate(parts)))
 
 
 @lru_cache(maxsize=4096)  # many rows share few licences

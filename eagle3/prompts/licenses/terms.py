@@ -6,10 +6,14 @@ from dataclasses import dataclass, field
 
 import fsspec
 
+from eagle3.secrets import without_query
+
 log = logging.getLogger(__name__)
 
 CARD = "README.md"
 CARD_BYTES = 1_000_000  # of a card are read
+PARENTS = 3  # folders above a source that are asked for a card
+HOME = re.compile(r"/(?:home|Users)/[^/]+")  # says who keeps the data, not what they are
 CITATION = re.compile(
     r"^#{1,6} [^\n]*\bcitation\b[^\n]*\n(.*?)(?=^#{1,6} |\Z)", re.IGNORECASE | re.MULTILINE | re.DOTALL
 )
@@ -24,6 +28,7 @@ class SourceTerms:
     name: str
     license: str | None  # of rows that name none: an SPDX expression or named terms
     license_from: str | None  # "config" or "card"
+    card_license: str | None
     known_as: tuple[str, ...]  # what the list of forbidden sources is asked with
     attribution: str | None  # the text to credit with, from the configuration
     link: str | None
@@ -50,6 +55,12 @@ class Card:
         return " AND ".join(own if own and id.lower() == "other" else id for id in ids) or None
 
     @property
+    def made_of(self) -> list[str]:
+        """Return the data sets that the card says this one was made of."""
+        named = self.metadata.get("source_datasets")
+        return [name for entry in (named if isinstance(named, list) else [named]) if (name := _text(entry))]
+
+    @property
     def title(self) -> str | None:
         return _text(self.metadata.get("pretty_name"))
 
@@ -59,18 +70,30 @@ def source_terms(*, name: str, path: str, license: str | None, attribution: str 
 
     A licence from the configuration comes before the card's: whoever wrote it had a reason, and the ledger shows both.
     """
-    card = read_card(path)
+    card = nearest_card(path)
     hub_id = hub_id_in(path)
-    names = (name, *names_in(path), card.title)
+    names = (name, *names_in(path), card.title, *card.made_of)
     return SourceTerms(
         name=name,
         license=license or card.license,
         license_from="config" if license else "card" if card.license else None,
+        card_license=card.license,
         known_as=tuple(dict.fromkeys(known for known in names if known)),
         attribution=attribution,
         link=f"https://huggingface.co/datasets/{hub_id}" if hub_id else _text(card.metadata.get("homepage")),
         citation=card.citation,
     )
+
+
+def nearest_card(path: str) -> Card:
+    """Return the card in the source's folder, or in the nearest of those above it: data often lie in DATASET/data."""
+    folder, card = path.rstrip("/"), Card()
+    for _ in range(1 + PARENTS):
+        card = read_card(folder)
+        if card.metadata or "/" not in folder.partition("://")[2 if "://" in folder else 0].lstrip("/"):
+            break
+        folder = folder.rpartition("/")[0]
+    return card
 
 
 def read_card(folder: str) -> Card:
@@ -101,8 +124,9 @@ def _front_matter(text: str, folder: str) -> dict:
 
 
 def names_in(path: str) -> list[str]:
-    """Return what a path tells of its source: the folder and file it ends with, and the Hub's id."""
-    return ["/".join(path.rstrip("/").split("/")[-2:]), *filter(None, [hub_id_in(path)])]
+    """Return what a path tells of its source: each folder in it, the file, and the Hub's id."""
+    parts = without_query(HOME.sub("", path, count=1)).split("/")
+    return [*filter(None, [hub_id_in(path), *parts])]
 
 
 def hub_id_in(path: str) -> str | None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from eagle3.prompts.overlap.duplicates import Fate
 from eagle3.prompts.reading.sources import Source
+from eagle3.prompts.scan import SHOWN_CHARACTERS, whole_text
 from eagle3.prompts.selection import Selection
 from eagle3.prompts.spool import Scanned, ScannedChunk
 from eagle3.storage.files import atomic_write, json_line
@@ -44,12 +45,23 @@ class Judged(NamedTuple):
     id: str | None
     reason: str | None
     text: bytes
+    shown: str | None  # of a refused row, in the sample of them
 
 
-def write_prompts(folder: Path, sources: list[Source], scanned: Scanned, selection: Selection) -> dict[str, Counts]:
-    """Write both files whole, in the order of the sources, and count by source."""
+def write_prompts(
+    folder: Path, sources: list[Source], scanned: Scanned, selection: Selection, *, refused_sample: int
+) -> dict[str, Counts]:
+    """Write the files whole, in the order of the sources, and count by source.
+
+    refused_sample: rows of each reason in refused_sample.jsonl, which the owner of the run alone may read.
+    """
     counts = {source.name: Counts() for source in sources}
-    with atomic_write(folder / "rejects.jsonl") as rejects, atomic_write(folder / "prompts.jsonl") as prompts:
+    shown: Counter[str] = Counter()
+    with (
+        atomic_write(folder / "rejects.jsonl") as rejects,
+        atomic_write(folder / "refused_sample.jsonl") as sample,
+        atomic_write(folder / "prompts.jsonl") as prompts,
+    ):
         lines = 0  # of the file, before the chunk
         for chunk, numbers in scanned.parts():
             name = sources[chunk.source].name
@@ -62,7 +74,11 @@ def write_prompts(folder: Path, sources: list[Source], scanned: Scanned, selecti
                     count.rejected[row.reason] += 1
                     place = {"file": chunk.summary["file"], "line": lines + row.line}
                     rejects.write(json_line({"id": row.id, "source": name, **place, "reason": row.reason}))
+                    if row.shown is not None and shown[row.reason] < refused_sample:
+                        shown[row.reason] += 1
+                        sample.write(json_line({"reason": row.reason, "source": name, **place, "text": row.shown}))
             lines += chunk.summary["lines"]
+    (folder / "refused_sample.jsonl").chmod(0o600)
     return counts
 
 
@@ -72,11 +88,11 @@ def _passed(chunk: ScannedChunk, first: int, selection: Selection, count: Counts
         prompt = json.loads(text)
         if selection.choice.fate[number] == Fate.KEPT:
             count.keep(prompt)
-            yield Judged(int(line), None, None, text)
+            yield Judged(int(line), None, None, text, None)
         else:
-            yield Judged(int(line), prompt["id"], selection.reason(number), text)
+            yield Judged(int(line), prompt["id"], selection.reason(number), text, whole_text(prompt)[:SHOWN_CHARACTERS])
 
 
 def _refused(chunk: ScannedChunk) -> Iterator[Judged]:
     for row in chunk.rejects():
-        yield Judged(row["line"], row["id"], row["reason"], b"")
+        yield Judged(row["line"], row["id"], row["reason"], b"", row.get("text"))

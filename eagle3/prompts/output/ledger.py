@@ -1,6 +1,7 @@
 """ledger.json: what became of every row, by source and reason, and what it was made from. Counts, never text."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from eagle3.prompts.spool import ScannedChunk
 from eagle3.storage.files import sha256_file
 from eagle3.storage.records import read_sealed_json
 
+NAMED = 200  # licences that were refused, the commonest of a source; many files name a holder with each
 MADE_BY = "python precompute.py 'stages=[prompts]'"
 
 
@@ -34,7 +36,7 @@ def make_ledger(
         "rows": sum(count.rows for count in counts.values()),
         "prompts": sum(count.prompts for count in counts.values()),
         "sha256": sha256_file(folder / "prompts.jsonl"),
-        "sources": {name: _sorted(vars(count)) for name, count in counts.items()},
+        "sources": {name: _sorted(vars(_with_commonest(count))) for name, count in counts.items()},
         "leaks": _leaks(counts, rules),
         "traffic": traffic,
         "attribution": [
@@ -48,6 +50,14 @@ def make_ledger(
         ],
         "inputs": inputs,
     }
+
+
+def _with_commonest(count: Counts) -> Counts:
+    """Keep the commonest of the refused licences, and the sum of the others: the ledger stays small."""
+    refused = count.found.get("licenses", Counter())
+    commonest = dict(sorted(refused.items(), key=lambda item: (-item[1], item[0]))[:NAMED])
+    rest = refused.total() - sum(commonest.values())
+    return replace(count, found={**count.found, "licenses": Counter(commonest | ({"others": rest} if rest else {}))})
 
 
 def _sorted(value: Any) -> Any:
@@ -78,7 +88,13 @@ def nothing_left(sources: list[Source], chunks: list[ScannedChunk]) -> InputErro
     rows = sum(chunk.summary["rows"] for chunk in chunks)
     rejected = sum((Counter(chunk.summary["rejected"]) for chunk in chunks), Counter())
     reasons = ", ".join(f"{reason}: {number}" for reason, number in rejected.most_common()) or "the sources are empty"
-    way_out = "give rows with messages, conversations, turns or prompt"
+    way_out = (
+        "give rows with messages or prompts; what their columns are called is said in prompts.fields and prompts.roles"
+    )
+    if "no column of messages or prompts" in rejected:
+        way_out = "say which column holds them, e.g. '+prompts.fields.prompt=COLUMN' (conf/prompts/default.yaml)"
+    if "unknown role" in rejected:
+        way_out = "say whose turns they are, e.g. '+prompts.roles.NAME=user' (conf/prompts/default.yaml)"
     if any(reason.startswith("license") for reason in rejected):
         way_out = (
             "declare what licence the rows have with prompts.license=MIT, or extend prompts.licenses.allowed "

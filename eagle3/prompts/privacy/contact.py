@@ -19,11 +19,10 @@ URL_ACCOUNT = re.compile(r"://[^\s/?#@]{0,128}\Z")  # user@host of a URL; passwo
 MACHINE_USERS = re.compile(
     r"git|hg|svn|(?:\d+\+)?.*no[-_.]?reply.*|do[-_.]?not[-_.]?reply|mailer-daemon", re.IGNORECASE
 )
-DOCUMENTATION_DOMAINS = re.compile(r"(?:.*\.)?(?:example\.[a-z.]+|users\.noreply\.github\.com)", re.IGNORECASE)
 
 
 class Email(Recogniser):
-    """Addresses under a public suffix; not git@ and other machine users, no-reply or example domains (RFC 2606)."""
+    """Addresses under a public suffix; not git@ and other machine users or no-reply."""
 
     entity = "EMAIL_ADDRESS"
 
@@ -43,10 +42,8 @@ class Email(Recogniser):
                 yield Span(start, domain.end())
 
     def _personal(self, user: str, domain: str) -> bool:
-        if MACHINE_USERS.fullmatch(user) or DOCUMENTATION_DOMAINS.fullmatch(domain):
-            return False
         # A matrix product `weights@x.transpose` ends in no public suffix.
-        return public_suffixes().publicsuffix(domain.lower()) is not None
+        return not MACHINE_USERS.fullmatch(user) and public_suffixes().publicsuffix(domain.lower()) is not None
 
 
 @cache
@@ -56,8 +53,10 @@ def public_suffixes() -> PublicSuffixList:
 
 
 # Groups of digits with what people write between them. A run of more than 10 groups is a table of numbers.
-NUMBER_RUN = re.compile(r"[+(\d] ?\(?\d{0,15}(?:(?:\) ?[-/.]? ?| ?[-/.] ?| )\(?\d{1,15}){0,31}")
+NUMBER_RUN = re.compile(r"[+(\d] ?\(?\d{0,15}(?:(?:\(0\) ?[-/.]? ?|\) ?[-/.]? ?| ?[-/.] ?| )\(?\d{1,15}){0,31}")
 DIGITS = re.compile(r"\d+")
+EXTENSION = re.compile(r" ?(?:x|ext\.? ?)\d{1,6}(?!\w)", re.IGNORECASE)
+NORTH_AMERICAN = re.compile(r"(?:(?:001|1)[-. ])?(?:\(\d{3}\) ?|\d{3}[-. ])\d{3}[-. ]\d{4}")  # area codes come and go
 MAX_GROUPS = 10
 MIN_DIGITS, MIN_NATIONAL_DIGITS, MAX_DIGITS = 7, 8, 18
 INTERNATIONAL_PREFIX = re.compile(r"(?:00|011)[ -]?(?=[1-9])")
@@ -67,10 +66,20 @@ PART_BEFORE, PART_AFTER = re.compile(r"\d\w{0,8}[ -]\Z|[-#/]\Z"), re.compile(r" 
 DECIMAL = re.compile(r"\+?\d+\.\d+")
 DATE = re.compile(r"\b\d{1,2}([-./ ])\d{1,2}\1(?:19|20)\d\d\b|\b(?:19|20)\d\d([-./ ])\d{1,2}\2\d{1,2}\b")
 
+# Right before a number of any country, also of one that is not in `regions` or that has no such plan.
+CALLED = re.compile(
+    r"(?:\b(?:(?:tele)?(?:phone|fax)|tel|mobile?|cell|handy|whatsapp|t[ée]l[ée]fon[oe]?|desk|office)"
+    r"(?: (?:number|no|nr))?\.?|\bcall (?:(?:me|us|him|her|them) )?(?:on|at|under)"
+    r"|\b(?:answering|reached|reach me) (?:at|on))(?: is)?[\s:=\"']{1,4}\Z",
+    re.IGNORECASE,
+)
+LONGEST_CALLED = 30
+
 PHONE_WORDS = words(
     r"(?:tele)?phones?", "tel", "call", "calling", "mobile", "cell", "text me", "whatsapp", "sms", "fax", "ring",
     "dial",
-    "reach", "contact", "hotline", "signal", "telegram", "my number", r"t[ée]l[ée]phon\w{0,9}", "t[ée]l",
+    "reach", "contact", "hotline", "signal", "telegram", "(?:my|his|her|their|our) numbers?", r"messag\w{1,4}",
+    "answering", "office", r"t[ée]l[ée]phon\w{0,9}", "t[ée]l",
     "portable", r"appell?e\w{0,3}", r"joi\w{2,5}", "handy(?:nummer)?", r"tel[eé]f[oó]n\w{0,9}", r"(?:an)?ruf\w{0,6}",
     r"erreich\w{0,5}", "mobil", "m[óo]vil", "celular", r"ll[áa]m\w{1,6}", "cellulare", r"chiam\w{1,6}",
     r"telefoon\w{0,6}", r"mobiel\w{0,6}", "bel", "bellen", r"liga\w{0,3}", "ligue", "zap", "फ़ोन", "फोन", "मोबाइल",
@@ -122,10 +131,17 @@ class Phone(Recogniser):
     def _is_phone(self, text: str, span: Span, run: Span, in_context: bool) -> bool:
         number = text[span.start : span.end]
         count = sum(map(str.isdigit, number))
-        if not MIN_DIGITS <= count <= MAX_DIGITS or DECIMAL.fullmatch(number) or not stands_alone(text, span):
+        extension = EXTENSION.match(text, span.end)  # "x123" right behind the number
+        whole = Span(span.start, extension.end()) if extension else span
+        if not MIN_DIGITS <= count <= MAX_DIGITS or DECIMAL.fullmatch(number) or not stands_alone(text, whole):
             return False
+        if CALLED.search(text[max(0, span.start - LONGEST_CALLED) : span.start]) and not DATE.search(number):
+            return True
+        number = number.replace("(0)", "")  # +44 (0)20 …
         if number[0] == "+":
-            return _valid(number, None) is not None
+            return _valid(number, None) is not None or (in_context and _possible(number))
+        if NORTH_AMERICAN.fullmatch(number) and (in_context or extension or number[0] == "("):
+            return True
         if (prefix := INTERNATIONAL_PREFIX.match(number)) and _valid(f"+{number[prefix.end() :]}", None):
             return True
         if count < MIN_NATIONAL_DIGITS or DATE.search(number):
@@ -150,6 +166,14 @@ def _valid(number: str, region: str | None) -> PhoneNumber | None:
     except NumberParseException:
         return None
     return phone if phonenumbers.is_valid_number(phone) else None
+
+
+def _possible(number: str) -> bool:
+    """Tell whether a country has numbers of this length: plans change, and people mistype."""
+    try:
+        return phonenumbers.is_possible_number(phonenumbers.parse(number, None))
+    except NumberParseException:
+        return False
 
 
 def _written_as_usual(groups: list[str], phone: PhoneNumber, *, in_context: bool) -> bool:

@@ -4,7 +4,7 @@ import ipaddress
 import re
 from collections.abc import Iterator
 
-from eagle3.prompts.privacy.recogniser import Action, Pattern, Recogniser, Span, stands_alone
+from eagle3.prompts.privacy.recogniser import Pattern, Recogniser, Span, stands_alone
 
 IPV4 = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}(/\d{1,2})?(?!\d)")
 IPV6 = re.compile(r"[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,40}(?:(?<=:)\d{1,3}(?:\.\d{1,3}){3})?(/\d{1,3})?")
@@ -22,26 +22,16 @@ AFTER_VERSION = re.compile(
     r"[-+](?:rc|alpha|beta|a|b|dev|snapshot|final|r|\d)|\.(?:tar|zip|whl|jar|deb|rpm|exe|dll|so|post|dev|in-addr)", re.I
 )
 LONGEST_VERSION_WORDS, LONGEST_LOGIN = 30, 80
-DOCUMENTATION = [
-    ipaddress.ip_network(network)
-    for network in ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32", "3fff::/20")
-]
 # Where hosts have addresses; elsewhere hex digits with colons are slices, durations or names in C++.
-IPV6_HOSTS = [ipaddress.ip_network(network) for network in ("2000::/3", "fc00::/7", "fe80::/10", "64:ff9b::/96")]
+IPV6_HOSTS = [ipaddress.ip_network(network) for network in ("::1", "2000::/3", "fc00::/7", "fe80::/10", "64:ff9b::/96")]
+EIGHT_GROUPS = re.compile(r"[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{1,4}){7}")  # nothing else is written so
 IpAddress4or6 = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class IpAddress(Recogniser):
-    """IPv4 and IPv6 addresses of hosts: not loopback, documentation, multicast, network or mask, nor versions.
-
-    `private` says whether addresses of private networks (10/8, 192.168/16, fc00::/7, …) count too.
-    """
+    """IPv4 and IPv6 addresses of hosts: not multicast, network or mask, nor versions."""
 
     entity = "IP_ADDRESS"
-
-    def __init__(self, *, private: bool, action: Action):
-        super().__init__(action=action)
-        self.private = private
 
     def find(self, text: str) -> Iterator[Span]:
         for match in IPV4.finditer(text) if "." in text else ():
@@ -59,22 +49,19 @@ class IpAddress(Recogniser):
         except ValueError:
             return
         whole_network = network is not None and host == network.network_address and network.num_addresses > 1
-        if not whole_network and self._personal(host):
+        written_out = EIGHT_GROUPS.fullmatch(address) is not None and not address.replace(":", "").isdecimal()
+        if not whole_network and self._personal(host, written_out=written_out):
             yield Span(match.start(), match.start() + len(address))
 
-    def _personal(self, host: IpAddress4or6) -> bool:
+    def _personal(self, host: IpAddress4or6, *, written_out: bool = False) -> bool:
         if isinstance(host, ipaddress.IPv6Address):
             if host.ipv4_mapped is not None:
                 return self._personal(host.ipv4_mapped)
-            if not any(host in network for network in IPV6_HOSTS):
+            if not (written_out or any(host in network for network in IPV6_HOSTS)):
                 return False
         elif host.packed.endswith(b"\0\0") or host.packed[0] in (0, 255):  # 10.0.0.0, 255.255.255.0
             return False
-        if any(host in network for network in DOCUMENTATION if network.version == host.version):
-            return False
-        if host.is_loopback or host.is_multicast or host.is_unspecified or (host.version == 4 and host.is_reserved):
-            return False
-        return self.private or not host.is_private
+        return not (host.is_multicast or host.is_unspecified or (host.version == 4 and host.is_reserved))
 
 
 def _is_version(text: str, match: re.Match[str]) -> bool:

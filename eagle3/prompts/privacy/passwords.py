@@ -1,6 +1,8 @@
 """What opens doors for persons: passwords in URLs, and values that are called a password or secret."""
 
+import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 from eagle3.prompts.privacy.recogniser import Recogniser, Span, mentions
@@ -11,6 +13,7 @@ PLACEHOLDER = re.compile(
     r"|\A(?:pass|passwd|password|pwd|pw|secret|token|key|user(?:name)?|test|foo|bar|none|null|true|false|string|str)\d?\Z",
     re.IGNORECASE,
 )
+KEY_ENTROPY = 3.3  # bits of a value that is called a key; names in code have less
 MANY_KINDS = 8  # of characters in a random key of 16 and more; aaaa… and 1234-1234 have fewer
 
 
@@ -18,11 +21,17 @@ def is_random(value: str) -> bool:
     return len(set(value)) >= MANY_KINDS and not PLACEHOLDER.search(value)
 
 
+def entropy(text: str) -> float:
+    """Return Shannon's entropy of the characters, in bits."""
+    counts, length = Counter(text).values(), len(text)
+    return -sum(count / length * math.log2(count / length) for count in counts)
+
+
 class UrlPassword(Recogniser):
-    """The user and password of a URL, e.g. of a database; not the placeholders of documentation."""
+    """A URL with user and password up to its host, e.g. of a database; not the placeholders of documentation."""
 
     entity = "URL_PASSWORD"
-    account = re.compile(r"://([^\s:/@\"'<>]{0,128}):([^\s/@\"'<>]{1,256})@(?=[\w\[])")
+    account = re.compile(r"://([^\s:/@\"'<>]{0,128}):([^\s/@\"'<>]{1,256})@(?:\[[0-9A-Fa-f:.]{2,45}\]|[\w.-]{0,252}\w)")
     scheme = re.compile(r"[a-z0-9.]{1,10}(?:\+[a-z0-9]{1,20})?\Z", re.IGNORECASE)
 
     def find(self, text: str) -> Iterator[Span]:
@@ -41,14 +50,17 @@ class Password(Recogniser):
 
     entity = "PASSWORD"
     gates = (
-        "pass", "pwd", "secret", "key", "token", "kennwort", "contrase", "senha", "wachtwoord", "пароль", "密码",
+        "pass", "pwd", "secret", "key", "token", "credential", "auth", "webhook",
+        "kennwort", "contrase", "senha", "wachtwoord", "пароль", "密码",
         "密碼", "identified", "curl", "mysql",
     )  # fmt: skip
     called = (
         r"(?:(?P<password>(?<!reise)(?<!by)(?<!com)(?<!tres)(?<!sur)(?<!over)(?<!under)pass(?:word|wd|phrase|wort|code)?"
         r"|pwd|kennwort|mot[ _]de[ _]passe|contrase[nñ]a"
         r"|senha|wachtwoord|пароль|密码|密碼)"
-        r"|(?:secret|(?:secret|api|access|account|auth)[ _-]?(?:access[ _-]?)?(?:key|token)|client[ _-]?secret))"
+        r"|(?:(?:secret|api|access|account|auth|private|app|master|service|encryption|signing)"
+        r"[ _-]?(?:access[ _-]?)?key"
+        r"|secret|token|credentials?|auth[ _-]?code|webhook[ _-]?url))"
     )
     assigned = (
         r"(?:[_-]\w{0,12})?\d?[\"'`]?(?:"
@@ -107,5 +119,6 @@ class Password(Recogniser):
             and digits
             and len(value) >= 16
             and is_random(value)
+            and entropy(value) >= KEY_ENTROPY
             and (quoted or not self.dotted_name.fullmatch(value))
         )

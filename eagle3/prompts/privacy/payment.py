@@ -25,7 +25,7 @@ SHORT_CARD = 13  # digits; so many are on few old cards and on every barcode
 
 
 class CreditCard(Pattern):
-    """Numbers of a card network that pass Luhn's test, in one piece or in the groups that are printed on cards."""
+    """Numbers of a card network, or called a card, that pass Luhn's test; in one piece or in groups as on cards."""
 
     entity = "CREDIT_CARD"
     pattern = re.compile(
@@ -38,11 +38,11 @@ class CreditCard(Pattern):
     )  # fmt: skip
 
     def valid(self, match: re.Match[str]) -> bool:
-        digits = re.sub(r"\D", "", match.group())
-        return ISSUERS.fullmatch(digits) is not None and luhn.is_valid(digits)
+        return luhn.is_valid(re.sub(r"\D", "", match.group()))
 
     def needs_context(self, match: re.Match[str]) -> bool:
-        return len(match.group()) <= SHORT_CARD
+        """Tell short numbers and those of other issuers by the word: old cards, store cards, new ranges."""
+        return len(match.group()) <= SHORT_CARD or ISSUERS.fullmatch(re.sub(r"\D", "", match.group())) is None
 
 
 class Iban(Pattern):

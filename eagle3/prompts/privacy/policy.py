@@ -5,10 +5,12 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 from eagle3.errors import InputError
 from eagle3.prompts.checks import Verdict
+from eagle3.prompts.privacy.allowed import Allowed
 from eagle3.prompts.privacy.models import MODEL_ENTITIES, NameModel
 from eagle3.prompts.privacy.recogniser import ACTIONS, Action, Recogniser
 from eagle3.prompts.reading.prompt import Prompt
@@ -35,25 +37,40 @@ class Found(NamedTuple):
 
 
 class Privacy:
-    """Refuses or masks prompts with personal data or secrets; counts what it found by entity, never what it was."""
+    """Refuses or masks prompts with personal data or secrets; counts what it found by entity, never what it was.
+
+    What `allowed` lets through is counted as `ENTITY let through`.
+    """
 
     name = "privacy"
 
-    def __init__(self, *, policy: str, recognisers: Mapping[str, Recogniser], model: NameModel | None):
+    def __init__(
+        self, *, policy: str, recognisers: Mapping[str, Recogniser], model: NameModel | None, allowed: Allowed | None
+    ):
         self.policy = policy
         self.recognisers = list(recognisers.values())
         self.model = model
+        self.allowed = allowed
         self._check_policy()
 
     def __call__(self, prompt: Prompt) -> Verdict:
         if self.policy == "off":
             return Verdict()
-        found = self.find(BETWEEN_MESSAGES.join(message["content"] for message in prompt.messages))
-        counts = Counter(item.entity for item in found)
+        found, passed = self._look(BETWEEN_MESSAGES.join(message["content"] for message in prompt.messages))
+        counts = Counter([item.entity for item in found] + [f"{item.entity} let through" for item in passed])
         if dropped := sorted({item.entity for item in found if item.action == "drop"}):
             return Verdict(reason=f"personal data: {', '.join(dropped)}", counts=counts)
         masks = [item for item in found if item.action == "mask"]
         return Verdict(prompt=_masked(prompt, masks) if masks else None, counts=counts)
+
+    def masked(self, text: str) -> str:
+        """Return the text with all that is found masked, whatever is done with it: for people who look at rows."""
+        return next(_masked_contents([text], [item._replace(action="mask") for item in self.find(text)]))
+
+    def files(self) -> list[Path]:
+        """List what recognisers and model read."""
+        own = [file for recogniser in self.recognisers for file in recogniser.files()]
+        return own + (self.model.files() if self.model else [])
 
     def safe_id(self, id: str) -> str:
         """Hash an id that is personal data itself, such as an email address: ids are written of every row."""
@@ -88,11 +105,18 @@ class Privacy:
 
     def find(self, text: str) -> list[Found]:
         """Find everything, in order of place and without overlaps."""
+        return self._look(text)[0]
+
+    def _look(self, text: str) -> tuple[list[Found], list[Found]]:
+        """Return what is found and what of it is let through, each in order of place and without overlaps."""
         text = readable(text)
         found = self._matched(text)
         if self.model is not None:
             found += [Found(*span, entity, self.model.actions[entity]) for entity, span in self.model.find(text)]
-        return _without_overlaps(found) if len(found) > 1 else found
+        if not found or self.allowed is None:
+            return _without_overlaps(found), []
+        passed = [item for item in found if self.allowed(item.entity, text[item.start : item.end])]
+        return _without_overlaps([item for item in found if item not in passed]), _without_overlaps(passed)
 
     def _matched(self, text: str) -> list[Found]:
         """Return what the recognisers find in readable text, overlaps and all."""
@@ -114,6 +138,8 @@ def _hashed(name: str) -> str:
 
 def _without_overlaps(found: list[Found]) -> list[Found]:
     """Keep one of findings that overlap: what is dropped before masks, masks before what is kept, then the longest."""
+    if len(found) < 2:
+        return found
     masks = [item for item in found if item.action == "mask"]
     found = [item for item in found if item.action != "mask"] + _merged(masks)
     preferred = sorted(found, key=lambda item: (ACTIONS.index(item.action), item.start - item.end, item.start))

@@ -3,6 +3,7 @@
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 Action = Literal["drop", "mask", "keep"]
@@ -41,6 +42,10 @@ class Recogniser(ABC):
 
     def __init__(self, *, action: Action):
         self.action = action
+
+    def files(self) -> list[Path]:
+        """List what it reads: prompts are made again when one of them changes."""
+        return []
 
     @abstractmethod
     def find(self, text: str) -> Iterable[Span]:

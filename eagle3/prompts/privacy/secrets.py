@@ -5,6 +5,7 @@ import binascii
 import json
 import re
 from collections.abc import Iterator
+from itertools import chain
 from typing import ClassVar
 
 from eagle3.prompts.privacy.passwords import PLACEHOLDER, is_random
@@ -65,8 +66,10 @@ class Token(Recogniser):
 
     entity = "TOKEN"
     jwt = re.compile(r"(?<![\w-])(eyJ[\w-]{8,1000})\.[\w-]{2,8000}\.[\w-]{10,2000}", re.ASCII)
-    authorization = re.compile(
-        r"\b(bearer|basic|authorization[\"']?\s{0,2}[:=]\s{0,2}[\"']?token)\b[\s:=\"']{1,4}([\w.~+/-]{16,4000}={0,2})",
+    authorization = re.compile(r"\b(bearer|basic)\b[\s:=\"']{1,4}([\w.~+/-]{16,4000}={0,2})", re.ASCII | re.IGNORECASE)
+    header = re.compile(
+        r"\b(authorization|(?:x-)?(?:api|auth|access|private)-(?:token|key))[\"']?\s{0,2}[:=]\s{0,2}[\"']?"
+        r"(?:(?!bearer|basic)[a-z-]{1,20}\s)?([\w.~+/-]{16,4000}={0,2})",
         re.ASCII | re.IGNORECASE,
     )
 
@@ -74,7 +77,7 @@ class Token(Recogniser):
         for match in self.jwt.finditer(text) if "eyJ" in text else ():
             if _is_json(match[1]):
                 yield Span(*match.span())
-        for match in self.authorization.finditer(text):
+        for match in chain(self.authorization.finditer(text), self.header.finditer(text)):
             value = match[2]
             letters_and_digits = any(map(str.isdigit, value)) and any(map(str.isalpha, value))
             if letters_and_digits and is_random(value) and (match[1].lower() != "basic" or _is_login(value)):
@@ -100,7 +103,10 @@ class PrivateKey(Recogniser):
     """PEM, OpenSSH, PGP and PuTTY private keys, from their first line to their last, or to the end of a cut text."""
 
     entity = "PRIVATE_KEY"
-    begin = re.compile(r"-----BEGIN (?:[A-Z0-9]{1,12} ){0,3}PRIVATE KEY(?: BLOCK)?-----|PuTTY-User-Key-File-\d:")
+    begin = re.compile(
+        r"-----BEGIN (?:[A-Z0-9]{1,12} ){0,3}PRIVATE KEY(?: BLOCK)?-----"
+        r"|PuTTY-User-Key-File-\d: ?[\w-]{0,40}"
+    )
     # Line ends, quotes and joins of code, headers such as "Proc-Type: 4,ENCRYPTED", then base64. A header runs to
     # the end of its line, so that there is one way to read it: else crafted ones would have exponentially many.
     body = re.compile(r"(?:\s|\\[nr]|[\"'+,>#|]|[A-Za-z-]{1,30}: [^\n\\]{0,80}(?=[\n\\])){0,60}[A-Za-z0-9+/]{32}")

@@ -1,21 +1,23 @@
 """One raw row → chat messages: the usual shapes, user and system turns kept, answers dropped or kept as they are."""
 
+import re
 from typing import Any
 
-LISTS_OF_MESSAGES = ("messages", "conversations", "conversation")
-SHAPES = (*LISTS_OF_MESSAGES, "turns", "prompt")
+from eagle3.prompts.reading.shapes import CONVERSATION, USUAL, Columns, Shape, from_json
 
-ROLES = {
-    "system": "system",
-    **dict.fromkeys(("user", "human"), "user"),
-    **dict.fromkeys(("assistant", "gpt", "chatgpt", "bing", "bard", "model"), "assistant"),
-    **dict.fromkeys(("tool", "function", "function_call", "function_response", "observation", "ipython"), "tool"),
-}
 # A turn with any of these says more than its content: without them an answer would not be what the model wrote.
 PARTS_BESIDE_CONTENT = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
 
 # What an answer may say of how it was made, when answers are kept: docs/imported-answers.md.
 MADE = ("prompt_ids", "output_ids", "finish_reason", "sampling")
+
+# Conversations that somebody rendered into one text: their turns cannot be told from what a user wrote about them.
+RENDERED = re.compile(
+    r"<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|\[/INST\]|^###? ?(?:Human|Assistant|Response):"
+    r"|^Human: .*^Assistant:",
+    re.MULTILINE | re.DOTALL,
+)
+TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 class Refused(Exception):
@@ -27,9 +29,17 @@ class Refused(Exception):
         self.id = id
 
 
-def messages_of(row: dict, *, keep_answers: bool) -> list[dict[str, Any]]:
+def messages_of(row: dict, *, keep_answers: bool, shape: Shape = USUAL) -> list[dict[str, Any]]:
     """Return the conversation as [{role, content}], ending with a user turn, or with an answer if `keep_answers`."""
-    turns = [(_role(turn), turn) for turn in _turns(row)]
+    return conversation(row, shape.read(row), keep_answers=keep_answers, shape=shape)
+
+
+def conversation(row: dict, columns: Columns, *, keep_answers: bool, shape: Shape) -> list[dict[str, Any]]:
+    """Return what messages_of does, of a row whose columns have been read."""
+    if beside := columns.name("beside"):
+        raise Refused(f"row with {beside}")
+    turns = [(_role(turn, shape), turn) for turn in _turns(columns, row, shape)]
+    turns = _with_columns(turns, columns)
     if any(role == "tool" for role, _ in turns):
         raise Refused("tool turn")
     last = "assistant" if keep_answers else "user"
@@ -37,44 +47,81 @@ def messages_of(row: dict, *, keep_answers: bool) -> list[dict[str, Any]]:
         turns.pop()
     if keep_answers and not turns:
         raise Refused("no assistant turn")
-    if keep_answers and "finish_reason" in row:  # of the last answer
-        turns[-1] = ("assistant", {"finish_reason": row["finish_reason"], **turns[-1][1]})
-    messages = [_message(role, turn) for role, turn in turns if role != "assistant" or keep_answers]
+    if keep_answers and (reason := columns.first("finish_reason")):  # of the last answer
+        turns[-1] = ("assistant", {"finish_reason": reason, **turns[-1][1]})
+    messages = [_message(role, turn, shape) for role, turn in turns if role != "assistant" or keep_answers]
     if not any(message["role"] == "user" for message in messages):
         raise Refused("no user turn")
     # A blank system turn is how many exports write "none"; a template would still render its header.
     return [message for message in messages if message["role"] != "system" or message["content"].strip()]
 
 
-def _turns(row: dict) -> list[dict]:
-    shape = next((key for key in SHAPES if row.get(key) is not None), None)
-    if shape is None:
-        raise Refused(f"none of {', '.join(SHAPES)}")
-    turns = row[shape]
-    if shape == "prompt" and isinstance(turns, str):
-        turns = [turns]
+def _turns(columns: Columns, row: dict, shape: Shape) -> list[dict]:
+    kind = next((kind for kind in CONVERSATION if columns.name(kind)), None)
+    if kind is None:
+        raise Refused("token ids without their text" if columns.name("token_ids") else _nothing(row, shape))
+    name, turns = columns.name(kind), columns.first(kind)
+    if isinstance(turns, str) and kind != "prompt":
+        turns = from_json(turns)
+    if isinstance(turns, str):
+        return _of_prompt(turns, columns, row, shape)
     if not isinstance(turns, list):
-        raise Refused(f"{shape} is not a list")
-    if shape not in LISTS_OF_MESSAGES:
+        raise Refused(f"{name} is not a list")
+    if kind != "messages":
         turns = [{"role": "user", "content": turn} if isinstance(turn, str) else turn for turn in turns]
     if not all(isinstance(turn, dict) for turn in turns):
-        raise Refused(f"{shape} holds something other than turns")
+        raise Refused(f"{name} holds something other than turns")
     return turns
 
 
-def _role(turn: dict) -> str:
-    name = turn.get("role") or turn.get("from")
-    role = ROLES.get(name.strip().lower()) if isinstance(name, str) else None
+def _nothing(row: dict, shape: Shape) -> str:
+    """Say why a row without a conversation has none: its columns have other names, or are empty."""
+    names = {name.lower() for kind in CONVERSATION for name in shape.fields[kind]}
+    return "no user turn" if any(str(column).lower() in names for column in row) else "no column of messages or prompts"
+
+
+def _of_prompt(text: str, columns: Columns, row: dict, shape: Shape) -> list[dict]:
+    """Return the turns of a row whose columns hold one question, with what it speaks of and what came before."""
+    if columns.name("part_of") or shape.role_of(shape.of_turn(row, "role")) not in (None, "user"):
+        raise Refused("one turn of a conversation")
+    if columns.name("prompt") == "text" and RENDERED.search(text):
+        raise Refused("text with the turns of a rendered conversation")
+    context = next((value for value in columns.all("context") if value != text), None)
+    if context is not None and not isinstance(context, str):
+        raise Refused("context is not text")
+    history = columns.first("history") or []
+    if not (isinstance(history, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in history)):
+        raise Refused("history is no list of pairs")
+    before = [
+        {"role": role, "content": said}
+        for pair in history for role, said in zip(("user", "assistant"), pair, strict=True)
+    ]  # fmt: skip
+    return [*before, {"role": "user", "content": f"{text}\n\n{context}" if context else text}]
+
+
+def _with_columns(turns: list[tuple[str, dict]], columns: Columns) -> list[tuple[str, dict]]:
+    """Add the system turn and the answer that stand in columns of their own, where the turns have none."""
+    system, answer = columns.first("system"), columns.first("answer")
+    if system is not None:
+        if any(role == "system" for role, _ in turns):
+            raise Refused("a system prompt in the turns and one in a column")
+        turns = [("system", {"content": system}), *turns]
+    if isinstance(answer, str) and turns and turns[-1][0] == "user":
+        turns = [*turns, ("assistant", {"content": answer})]
+    return turns
+
+
+def _role(turn: dict, shape: Shape) -> str:
+    role = shape.role_of(shape.of_turn(turn, "role"))
     if role is None:
         raise Refused("unknown role")
     return role
 
 
-def _message(role: str, turn: dict) -> dict[str, Any]:
+def _message(role: str, turn: dict, shape: Shape) -> dict[str, Any]:
     if any(turn.get(part) for part in PARTS_BESIDE_CONTENT):
         raise Refused("turn with parts other than content")
-    content = turn.get("content")
-    text = _text(turn.get("value") if content is None else content)
+    text = _text(shape.of_turn(turn, "content"))
     if role == "user" and not text.strip():
         raise Refused("empty user turn")
     return {"role": role, "content": text} | (_made(turn) if role == "assistant" else {})
@@ -115,7 +162,7 @@ def _text(content: Any) -> str:
 
 
 def _part(part: Any) -> str:
-    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
+    if isinstance(part, dict) and part.get("type") in TEXT_PARTS and isinstance(part.get("text"), str):
         return part["text"]
     raise Refused("content with parts other than text")
 

@@ -2,22 +2,18 @@
 
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import fsspec
 
 from eagle3.errors import InputError
-from eagle3.prompts.reading.conversation import SHAPES
 from eagle3.secrets import without_query
 
 if TYPE_CHECKING:
     import pyarrow
 
-ID_COLUMNS = ("id", "conversation_id", "question_id")
-LICENSE_COLUMNS = ("license", "licence")
-COLUMNS = (*ID_COLUMNS, *LICENSE_COLUMNS, "source", "finish_reason", *SHAPES)
 BLOCK = 1 << 20  # bytes asked of a remote store at a time; its own default of 50 MB would fetch chunks many times over
 
 DAMAGE = (OSError, ValueError, TypeError, MemoryError)  # what damaged bytes make pyarrow raise beside its own
@@ -25,6 +21,7 @@ NO_END = 1 << 62
 HEAD = 4096  # bytes in which a JSON array shows itself
 
 BLANK = object()  # a line without text: it is no row, but it counts as a line
+Names = Set[str] | None  # of the columns that are read, in lower case; None: all
 Rows = Iterator[tuple[int, Any]]  # (line within the chunk, from 1; the row's value, None when it is not JSON, or BLANK)
 
 
@@ -40,7 +37,7 @@ class Chunk:
 
 class Format(NamedTuple):
     cut: Callable[[str, int], Iterator[Chunk]]  # file, bytes of a chunk
-    rows: Callable[[Chunk], Rows]
+    rows: Callable[[Chunk, Names], Rows]
 
 
 def format_of(file: str) -> Format | None:
@@ -53,9 +50,12 @@ def cut(file: str, chunk_bytes: int) -> list[Chunk]:
     return list(_format(file).cut(file, chunk_bytes))
 
 
-def chunk_rows(chunk: Chunk) -> Rows:
-    """Yield the rows of a chunk; memory holds one row, one batch, or one whole JSON array."""
-    return _format(chunk.file).rows(chunk)
+def chunk_rows(chunk: Chunk, names: Names = None) -> Rows:
+    """Yield the rows of a chunk; memory holds one row, one batch, or one whole JSON array.
+
+    Of tables the columns in `names` are read, JSON whole.
+    """
+    return _format(chunk.file).rows(chunk, names)
 
 
 def _format(file: str) -> Format:
@@ -86,7 +86,7 @@ def _cut_lines(file: str, chunk_bytes: int) -> Iterator[Chunk]:
         yield Chunk(file, start, end, end - start)
 
 
-def _line_rows(chunk: Chunk) -> Rows:
+def _line_rows(chunk: Chunk, names: Names) -> Rows:
     """Yield the lines that begin in [start, end); the last one may run past the end."""
     try:
         with opened(chunk.file) as file:
@@ -114,7 +114,7 @@ def _cut_whole(file: str, chunk_bytes: int) -> Iterator[Chunk]:
     yield Chunk(file, 0, size, size)
 
 
-def _packed_rows(chunk: Chunk) -> Rows:
+def _packed_rows(chunk: Chunk, names: Names) -> Rows:
     """Yield lines, or a JSON array, of a gzip or zstd file. It cannot be entered midway: the file is one chunk."""
     import pyarrow
 
@@ -144,9 +144,9 @@ def _starts_array(head: bytes) -> bool:
     return head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
 
 
-def _json_rows(chunk: Chunk) -> Rows:
+def _json_rows(chunk: Chunk, names: Names) -> Rows:
     if not _is_array(chunk.file):
-        return _line_rows(chunk)
+        return _line_rows(chunk, names)
     with opened(chunk.file) as file:
         return _array_rows(chunk.file, file.read())
 
@@ -179,17 +179,21 @@ def _runs(file: str, sizes: list[int], chunk_bytes: int) -> Iterator[Chunk]:
             start, total = number, 0
 
 
-def _parquet_rows(chunk: Chunk) -> Rows:
+def _parquet_rows(chunk: Chunk, names: Names) -> Rows:
     import pyarrow.parquet
 
     try:
         with opened(chunk.file) as content, pyarrow.parquet.ParquetFile(content) as table:
-            columns = [name for name in table.schema_arrow.names if name in COLUMNS]
+            columns = _chosen(table.schema_arrow.names, names)
             groups = list(range(chunk.start, chunk.end))
             batches = table.iter_batches(batch_size=1024, row_groups=groups, columns=columns, use_threads=False)
             yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)
     except (pyarrow.ArrowException, *DAMAGE) as error:
         raise _unreadable(chunk.file, error) from None
+
+
+def _chosen(columns: list[str], names: Names) -> list[str]:
+    return [column for column in columns if names is None or column.lower() in names]
 
 
 def _cut_arrow(file: str, chunk_bytes: int) -> Iterator[Chunk]:
@@ -203,13 +207,13 @@ def _cut_arrow(file: str, chunk_bytes: int) -> Iterator[Chunk]:
     return _runs(file, sizes, chunk_bytes)
 
 
-def _arrow_rows(chunk: Chunk) -> Rows:
+def _arrow_rows(chunk: Chunk, names: Names) -> Rows:
     """Yield a chunk's rows. Batches before it are read from disk or the network, but never turned into rows."""
     import pyarrow
 
     try:
         with opened(chunk.file) as content, pyarrow.ipc.open_stream(content) as batches:
-            columns = [name for name in batches.schema.names if name in COLUMNS]
+            columns = _chosen(batches.schema.names, names)
             chosen = (_validated(batch) for number, batch in enumerate(batches) if chunk.start <= number < chunk.end)
             yield from enumerate((row for batch in chosen for row in batch.select(columns).to_pylist()), 1)
     except (pyarrow.ArrowException, *DAMAGE) as error:

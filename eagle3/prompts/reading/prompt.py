@@ -10,3 +10,8 @@ class Prompt:
     source: str
     license: str | None
     messages: list[dict[str, Any]]
+    known_as: tuple[str, ...] = ()  # what the row says it is from, and the models that it names: for the licence check
+
+    def record(self) -> dict[str, Any]:
+        """Return what is written."""
+        return {key: value for key, value in vars(self).items() if key != "known_as"}

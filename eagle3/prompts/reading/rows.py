@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from eagle3.prompts.reading.conversation import Refused, is_unicode, messages_of
-from eagle3.prompts.reading.formats import ID_COLUMNS, LICENSE_COLUMNS
+from eagle3.prompts.reading.conversation import Refused, conversation, is_unicode
 from eagle3.prompts.reading.prompt import Prompt
+from eagle3.prompts.reading.shapes import Columns
 from eagle3.prompts.reading.sources import Row, Source, read_rows
 from eagle3.storage.files import sha256_json
 
@@ -25,23 +25,25 @@ def read_prompt(value: object, source: Source, *, keep_answers: bool) -> Prompt 
 def _prompt(row: object, source: Source, keep_answers: bool) -> Prompt:
     if not isinstance(row, dict):
         raise Refused("not a JSON object")
-    id = _id(row)
+    columns = source.shape.read(row)
+    id = _id(columns)
     try:
-        messages = messages_of(row, keep_answers=keep_answers)
-        license = _license(row, source)
+        messages = conversation(row, columns, keep_answers=keep_answers, shape=source.shape)
+        license = _license(columns, source)
     except Refused as refused:
         raise Refused(refused.reason, source.id_prefix + id if id else None) from None
+    origins = [name for each in columns.texts("source") if (name := _name(each))]
     return Prompt(
         id=source.id_prefix + (id or sha256_json(messages)[:16]),
-        source=_name(row.get("source")) or source.name,
+        source=origins[0] if origins else source.name,
         license=license,
         messages=messages,
+        known_as=tuple(dict.fromkeys([*origins, *columns.texts("model")])),
     )
 
 
-def _id(row: dict) -> str | None:
-    for column in ID_COLUMNS:
-        value = row.get(column)
+def _id(columns: Columns) -> str | None:
+    for value in columns.all("id"):
         if isinstance(value, int):
             return str(value)
         if name := _name(value):
@@ -49,11 +51,14 @@ def _id(row: dict) -> str | None:
     return None
 
 
-def _license(row: dict, source: Source) -> str | None:
-    license = next((row[column] for column in LICENSE_COLUMNS if row.get(column)), source.license)
-    if license is not None and not isinstance(license, str):
+def _license(columns: Columns, source: Source) -> str | None:
+    """Return the row's licences, all of which have to be allowed, or its source's."""
+    if not columns.name("license"):
+        return source.license
+    given = [each for value in columns.all("license") for each in (value if isinstance(value, list) else [value])]
+    if not all(isinstance(each, str) for each in given):
         raise Refused("license is not text")
-    return license
+    return " AND ".join({" ".join(each.lower().split()): each for each in given}.values())
 
 
 def _name(value: object) -> str | None:

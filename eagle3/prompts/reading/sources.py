@@ -12,6 +12,7 @@ from eagle3.errors import InputError, require_packages
 from eagle3.prompts.licenses.terms import SourceTerms, source_terms
 from eagle3.prompts.reading.folders import dataset_splits
 from eagle3.prompts.reading.formats import BLANK, FORMATS, NO_END, PLAIN, chunk_rows, cut, format_of
+from eagle3.prompts.reading.shapes import Shape, shape_of
 from eagle3.secrets import without_query
 
 # What a store says about a file that changes with its content, whichever of them it knows.
@@ -27,6 +28,7 @@ class Source:
     terms: SourceTerms
     limit: int | None  # prompts kept
     id_prefix: str
+    shape: Shape
 
     @property
     def license(self) -> str | None:
@@ -45,6 +47,8 @@ class Source:
             "license": self.license,
             "known_as": list(self.terms.known_as),
             "id_prefix": self.id_prefix,
+            "fields": {kind: list(names) for kind, names in self.shape.fields.items()},
+            "roles": dict(self.shape.roles),
         }
 
 
@@ -62,6 +66,8 @@ def configured_sources(
     split: str,
     attribution: str | None,
     sources: list[str | dict] | None,
+    fields: dict[str, str | list[str]] | None = None,  # serve.py, which keeps no prompt, has no such keys
+    roles: dict[str, str] | None = None,
 ) -> list[Source]:
     """Return the sources of a `prompts` config, each checked to exist: `path` alone, or the list `sources`."""
     if (path is None) == (sources is None):
@@ -70,6 +76,7 @@ def configured_sources(
         )
     defaults = {
         "path": path, "license": license, "name": name, "split": split, "attribution": attribution, "limit": None,
+        "fields": fields, "roles": roles,
     }  # fmt: skip
     if sources is None:
         return [_source("prompts", defaults, id_prefix=False)]
@@ -85,7 +92,7 @@ def configured_sources(
 
 def plain_source(key: str, entry: str | dict, *, split: str) -> Source:
     """Return a source that is read but never kept, as a benchmark. `entry`: a path, or a dict of path, name, split."""
-    defaults = {"path": None, "name": None, "split": split}
+    defaults = {"path": None, "name": None, "split": split, "fields": None, "roles": None}
     return _source(
         key, {**_entry(key, entry, defaults), "license": None, "attribution": None, "limit": None}, id_prefix=False
     )
@@ -113,6 +120,7 @@ def _source(key: str, entry: dict, *, id_prefix: bool) -> Source:
         terms=terms,
         limit=entry["limit"],
         id_prefix=f"{name}/" if id_prefix else "",
+        shape=shape_of(entry["fields"], entry["roles"]),
     )
 
 
@@ -176,7 +184,7 @@ def read_rows(source: Source) -> Iterator[Row]:
         offset = 0
         for chunk in cut(file, NO_END):
             line = 0
-            for line, value in chunk_rows(chunk):
+            for line, value in chunk_rows(chunk, source.shape.columns):
                 if value is not BLANK:
                     yield Row(file_name(file), offset + line, value if isinstance(value, dict) else None)
             offset += line

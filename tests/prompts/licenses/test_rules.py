@@ -26,7 +26,7 @@ def terms(path: str = "/data/chats.jsonl", *, name: str = "chats", license: str 
 
 def verdict(license: str | None, *, source: str = "chats", of=None, **config) -> str | None:
     row = Prompt(id="1", source=source, license=license, messages=[{"role": "user", "content": "hello"}])
-    return LicenseCheck(rules(**config), of or terms())(row).reason
+    return LicenseCheck(rules(**config), of or terms(), str)(row).reason
 
 
 def card(folder: Path, front_matter: str, body: str = "") -> str:
@@ -51,6 +51,22 @@ def card(folder: Path, front_matter: str, body: str = "") -> str:
         ("MIT AND public-domain", None),
         ("odc-by", None),
         ("MIT AND pddl", None),
+        ("mit license", None),
+        ("The MIT License (MIT)", None),
+        ("Apache License, Version 2.0", None),
+        ("CC BY 4.0", None),
+        ("Creative Commons Attribution 4.0 International (CC BY 4.0)", None),
+        ("CC0", None),
+        ("https://creativecommons.org/licenses/by/4.0/legalcode", None),
+        ("https://opensource.org/licenses/MIT", None),
+        ("3-Clause BSD License", None),
+        ("Apache License 2.0 AND mit license", None),
+        ("https://creativecommons.org/licenses/by-nc/4.0/", "license not allowed: CC-BY-NC-4.0"),
+        ("CC BY-NC 4.0", "license not allowed: CC-BY-NC-4.0"),
+        ("mit license AND CC BY-NC 4.0", "license not allowed: CC-BY-NC-4.0"),
+        ("CC BY", "license unknown"),
+        ("BSD", "license unknown"),
+        ("Apache License 2.0 (CC BY 4.0)", "license unparsable"),
         ("MIT AND GPL-3.0-only", "license not allowed: MIT AND GPL-3.0-only"),
         ("cc-by-nc-4.0", "license not allowed: CC-BY-NC-4.0"),
         ("CC-BY-SA-4.0", "license not allowed: CC-BY-SA-4.0"),
@@ -100,7 +116,20 @@ def test_a_bad_config_names_the_key(config, message):
 
 @pytest.mark.parametrize(
     "name",
-    ["ShareGPT_V3_unfiltered", "sharegpt", "my ShareGPT copy", "lmsys/lmsys-chat-1m", "WildChat-1M", "made-by-gpt-4o"],
+    [
+        "Share GPT",
+        "Open Orca",
+        "Share\uff27PT",
+        "gpt_4o",
+        "GPT 3.5",
+        "ultra.chat",
+        "ShareGPT_V3_unfiltered",
+        "sharegpt",
+        "my ShareGPT copy",
+        "lmsys/lmsys-chat-1m",
+        "WildChat-1M",
+        "made-by-gpt-4o",
+    ],
 )
 def test_a_source_whose_terms_forbid_it_is_refused_with_the_reason_whatever_its_licence(name):
     reason = verdict("MIT", of=terms(name=name))
@@ -113,6 +142,8 @@ def test_a_source_whose_terms_forbid_it_is_refused_with_the_reason_whatever_its_
     [
         "/data/sharegpt/train.jsonl",
         "/data/ShareGPT.jsonl",
+        "/data/sharegpt/a/b/c/train.jsonl",
+        "s3://bucket/wild_chat/2024/train.jsonl.gz",
         "/home/me/.cache/hub/datasets--lmsys--lmsys-chat-1m/snapshots/0123/data",
         "hf://datasets/lmsys/lmsys-chat-1m/data/train.parquet",
         "https://huggingface.co/datasets/allenai/WildChat/resolve/main/train.parquet",
@@ -124,6 +155,15 @@ def test_the_folder_and_the_hub_id_give_a_source_away(path):
 
 def test_the_title_of_a_card_gives_a_source_away(tmp_path):
     assert verdict("MIT", of=terms(card(tmp_path, "license: mit\npretty_name: ShareGPT 90k"))).startswith("source forb")
+
+
+def test_whose_home_the_data_are_in_says_nothing_of_them():
+    assert rules().source_refusal(*names_in("/home/claude/data/chats.jsonl")) is None
+
+
+def test_what_a_card_says_it_was_made_of_gives_a_source_away(tmp_path):
+    found = terms(card(tmp_path, "license: mit\nsource_datasets: [extended|ShareGPT]"))
+    assert verdict("MIT", of=found).startswith("source forbidden: ShareGPT")
 
 
 @pytest.mark.parametrize("name", ["chats", "oasst2", "gpt-oss-120b-answers", "shared", "dolly"])
@@ -163,6 +203,36 @@ def test_a_cleared_name_passes_and_only_that_one_and_still_needs_its_licence():
 def test_a_card_gives_the_licence_of_rows_that_name_none(tmp_path, front_matter, license):
     found = terms(card(tmp_path, front_matter))
     assert (found.license, found.license_from) == (license, "card" if license else None)
+
+
+def test_the_card_of_a_folder_above_counts_and_the_nearest_first(tmp_path):
+    card(tmp_path, "license: mit\npretty_name: Above")
+    (tmp_path / "data" / "en").mkdir(parents=True)
+    assert terms(str(tmp_path / "data" / "en" / "chats.jsonl")).license == "mit"
+    card(tmp_path / "data", "license: cc-by-nc-4.0")
+    assert terms(str(tmp_path / "data" / "en" / "chats.jsonl")).license == "cc-by-nc-4.0"
+
+
+def test_a_setting_that_overrules_a_card_or_a_name_says_so(tmp_path, caplog):
+    folder = card(tmp_path, "license: cc-by-nc-4.0")
+    verdict("MIT", of=terms(folder, license="MIT"))
+    assert "OVERRULES its dataset card, which says cc-by-nc-4.0 (license not allowed: CC-BY-NC-4.0)" in caplog.text
+    caplog.clear()
+    verdict("MIT", of=terms(name="ShareGPT"), cleared=["share-gpt"])
+    assert "cleared lets source ShareGPT pass" in caplog.text
+    caplog.clear()
+    verdict("MIT", of=terms(card(tmp_path, "license: mit"), license="Apache-2.0"))
+    assert not caplog.text
+
+
+def test_a_spelling_becomes_its_id_and_a_refused_one_is_counted_as_it_stands():
+    check = LicenseCheck(rules(), terms(), str)
+    row = {"id": "1", "source": "chats", "messages": []}
+    assert check(Prompt(license="Apache License 2.0", **row)).prompt.license == "Apache-2.0"
+    assert check(Prompt(license="mit", **row)).prompt is None
+    assert check(Prompt(license="My  terms", **row)).counts == {"My terms": 1}
+    [(named, _)] = check(Prompt(license="word " * 100, **row)).counts.items()
+    assert len(named) < 100
 
 
 def test_every_licence_of_a_cards_list_has_to_be_allowed(tmp_path):
@@ -232,5 +302,5 @@ def test_a_source_that_gave_no_prompt_is_not_credited():
 
 
 def test_the_check_survives_the_way_to_a_worker_process():
-    check = pickle.loads(pickle.dumps(LicenseCheck(rules(), terms(name="sharegpt"))))
+    check = pickle.loads(pickle.dumps(LicenseCheck(rules(), terms(name="sharegpt"), str)))
     assert check(Prompt(id="1", source="a", license="MIT", messages=[])).reason.startswith("source forbidden: ShareGPT")

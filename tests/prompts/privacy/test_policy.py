@@ -15,7 +15,7 @@ from eagle3.prompts import Prompt
 from eagle3.prompts.privacy import Privacy, Recogniser, Span
 
 PROMPTS_CONF = str(CONF / "prompts")
-EMAIL, CARD, PHONE = "anna.berg@web.de", "4111 1111 1111 1111", "+49 30 901820"
+EMAIL, CARD, PHONE = "anna.berg@web.de", "4539 5787 6362 1486", "+49 30 901820"
 
 
 def build_privacy(*overrides: str, policy: str = "patterns") -> Privacy:
@@ -127,13 +127,15 @@ class NumberAndMore(Recogniser):
 
 def test_masks_that_overlap_are_one_over_all_of_their_places():
     recognisers = {"badge": Badge(action="mask"), "number": NumberAndMore(action="mask")}
-    verdict = Privacy(policy="patterns", recognisers=recognisers, model=None)(prompt("I am B-1234 Smith, ok"))
+    verdict = Privacy(policy="patterns", recognisers=recognisers, model=None, allowed=None)(
+        prompt("I am B-1234 Smith, ok")
+    )
     assert contents(verdict.prompt) == ["I am <NUMBER>, ok"]
 
 
 def test_what_is_to_be_dropped_is_dropped_also_inside_a_longer_mask():
     recognisers = {"badge": Badge(action="mask"), "digit": EveryDigit(action="drop")}
-    verdict = Privacy(policy="patterns", recognisers=recognisers, model=None)(prompt("B-1234"))
+    verdict = Privacy(policy="patterns", recognisers=recognisers, model=None, allowed=None)(prompt("B-1234"))
     assert verdict.reason == "personal data: DIGIT"
 
 
@@ -144,14 +146,14 @@ def test_a_recogniser_is_one_class_and_one_line_of_config():
 
 def test_of_findings_that_overlap_the_longest_counts_and_of_equals_the_first():
     recognisers = {"digit": EveryDigit(action="mask"), "badge": Badge(action="mask"), "again": Again(action="mask")}
-    verdict = Privacy(policy="patterns", recognisers=recognisers, model=None)(prompt("B-1234 7"))
+    verdict = Privacy(policy="patterns", recognisers=recognisers, model=None, allowed=None)(prompt("B-1234 7"))
     assert contents(verdict.prompt) == ["<BADGE> <DIGIT>"]
     assert verdict.counts == {"BADGE": 1, "DIGIT": 1}
 
 
 def test_a_longer_finding_that_is_kept_does_not_hide_a_shorter_one_that_is_not():
     recognisers = {"badge": Badge(action="keep"), "digit": EveryDigit(action="drop")}
-    verdict = Privacy(policy="patterns", recognisers=recognisers, model=None)(prompt("B-1234"))
+    verdict = Privacy(policy="patterns", recognisers=recognisers, model=None, allowed=None)(prompt("B-1234"))
     assert verdict.reason == "personal data: DIGIT"
 
 

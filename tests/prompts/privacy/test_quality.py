@@ -26,8 +26,15 @@ def privacy():
 
 
 @pytest.fixture(scope="module")
-def labelled(privacy) -> list[tuple[Case, list]]:
-    return [(case, privacy.find(case.text)) for case in cases(0, per_kind=110, per_near_miss=75)]
+def recognisers():
+    """What is found before anything is let through: generated addresses may be of private networks."""
+    return build_privacy("privacy.allowed.nobodys=false")
+
+
+@pytest.fixture(scope="module")
+def labelled(privacy, recognisers) -> list[tuple[Case, list]]:
+    found = cases(0, per_kind=110, per_near_miss=75)
+    return [(case, (recognisers if case.entity else privacy).find(case.text)) for case in found]
 
 
 def hits(case: Case, found: list) -> list:
@@ -36,7 +43,8 @@ def hits(case: Case, found: list) -> list:
 
 def test_the_labelled_set_is_large_and_has_every_entity(labelled, privacy):
     assert len(labelled) >= 5000
-    assert {case.entity for case, _ in labelled} - {None} == {recogniser.entity for recogniser in privacy.recognisers}
+    entities = {recogniser.entity for recogniser in privacy.recognisers} - {"NATIONAL_ID"}  # test_other_ids.py
+    assert {case.entity for case, _ in labelled} - {None} == entities
     assert len({case.text for case, _ in labelled}) > 4500
 
 
@@ -68,7 +76,7 @@ def test_precision_is_at_least_97_percent_for_each_entity(labelled):
         wrong.update(item.entity for item in found if item not in hits(case, found))
     precision = {entity: right[entity] / (right[entity] + wrong[entity]) for entity in right}
     assert {entity: value for entity, value in precision.items() if value < 0.97} == {}
-    assert not set(wrong) - set(right)
+    assert not set(wrong) - set(right), wrong
 
 
 def test_near_misses_are_let_through(labelled):
@@ -173,6 +181,16 @@ def test_what_is_not_personal_passes(privacy, text):
         ("ssh root@51.15.22.33", "IP_ADDRESS"), ("ssh -i key.pem anna@51.15.22.33", "IP_ADDRESS"),
         ("scp a.txt deploy@51.15.22.33:/srv", "IP_ADDRESS"), ('if ip == "51.15.22.33":', "IP_ADDRESS"),
         ("https://ipinfo.io/51.15.22.33", "IP_ADDRESS"), ("/dev/tcp/51.15.22.33/4444", "IP_ADDRESS"),
+        ("call me on 467 3395", "PHONE_NUMBER"), ("Phone: 72 128 827", "PHONE_NUMBER"),
+        ("write to +31(0)45 6029061 or phone", "PHONE_NUMBER"), ("reach us at 271-542-8512x400", "PHONE_NUMBER"),
+        ("my card 180016070420458 is lost", "CREDIT_CARD"),
+        ("address 6e40:4041:c617:e898:c11:40d2:c669:2eb4 blocked", "IP_ADDRESS"),
+        ("curl -H 'Authorization: 5eb4223e-5008-46e5-be67-c7b8f2732305'", "TOKEN"),
+        (
+            "PuTTY-User-Key-File-3: ssh-ed25519\nEncryption: none\nComment: a\nPublic-Lines: 2\n"
+            "AAAAC3NzaC1lZDI1NTE5AAAAIFkq0yLz5n7V3Tn0s9bX1mQe\nPrivate-Lines: 1\nAAAAIGsq\nPrivate-MAC: 0f",
+            "PRIVATE_KEY",
+        ),
         ("Potsdamer Platz 1", "STREET_ADDRESS"), ("Am Marktplatz 5", "STREET_ADDRESS"),
         ("In der Neuen Straße 5", "STREET_ADDRESS"), ("Via XX Settembre 12", "STREET_ADDRESS"),
         ("Kerkweg 5, 1234 AB Delft", "STREET_ADDRESS"), ("DNI 30000000L", "ES_NATIONAL_ID"),
@@ -180,8 +198,8 @@ def test_what_is_not_personal_passes(privacy, text):
         ("it's 30000000L", "ES_NATIONAL_ID"), ("529.982.247-25", "BR_CPF"), ("CPF 52998224725", "BR_CPF"),
     ],
 )  # fmt: skip
-def test_what_is_personal_is_found(privacy, text, entity):
-    assert entity in [item.entity for item in privacy.find(text)]
+def test_what_is_personal_is_found(recognisers, text, entity):
+    assert entity in [item.entity for item in recognisers.find(text)]
 
 
 # Crafted text

@@ -1,0 +1,172 @@
+"""Which columns of a row hold what, and who speaks under which role: the usual names, and those that `prompts` gives.
+
+Names are compared without case; a dot leads into a column: body.messages. Of many names the first that a row fills
+counts, but for licences and names of origin, of which all count.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from operator import itemgetter
+from typing import Any
+
+METADATA = ("metadata", "meta")
+ORIGINS = ("source", "dataset", "dataset_name", "dataset_id", "data_source", "source_dataset", "origin", "subset")
+MODELS = ("model", "models", "model_name", "model_id", "generator", "generated_by", "teacher", "teacher_model")
+LICENSES = ("license", "licence", "licenses", "licences", "license_name")
+
+
+def _with_metadata(*names: str) -> tuple[str, ...]:
+    return (*names, *(f"{inside}.{name}" for inside in METADATA for name in names))
+
+
+FIELDS: dict[str, tuple[str, ...]] = {
+    "id": ("id", "conversation_id", "question_id", "custom_id"),
+    "license": _with_metadata(*LICENSES),
+    "source": _with_metadata(*ORIGINS),  # the first goes with the prompt; none may be of a forbidden source
+    "model": _with_metadata(*MODELS),  # that answered: none may be of a forbidden source
+    # A conversation is read from the first of these three kinds that a row fills.
+    "messages": ("messages", "conversations", "conversation", "body.messages"),
+    "turns": ("turns",),  # the user's
+    "prompt": (
+        "prompt", "instruction", "question", "query", "problem", "inputs", "body.input", "body.prompt", "input", "text",
+    ),
+    "context": ("input", "context"),  # what a prompt speaks of; follows it after an empty line
+    "history": ("history",),  # pairs of question and answer before the prompt
+    "system": ("system", "system_prompt", "body.instructions"),
+    "answer": ("output", "response", "answer", "completion", "solution", "targets"),
+    "role": ("role", "from", "speaker"),  # of a turn
+    "content": ("content", "value", "text"),  # of a turn
+    "finish_reason": ("finish_reason",),
+    "part_of": ("parent_id",),  # of a row that holds one turn of a conversation
+    # A prompt without them would be another one, and no chat template is given them: such rows are refused.
+    "beside": (
+        "tools", "functions", "body.tools", "body.functions", "image", "images", "video", "videos", "audio", "audios",
+    ),
+    "token_ids": ("input_ids", "token_ids", "prompt_ids", "prompt_token_ids"),
+}  # fmt: skip
+CONVERSATION = ("messages", "turns", "prompt")
+OF_TURNS = ("role", "content")
+LONGEST_EMPTY = 40  # characters of a text that may be blank
+
+ROLES = {
+    **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("user", "human", "prompter", "customer", "client", "caller", "visitor", "end-user"), "user"),
+    **dict.fromkeys(
+        ("assistant", "gpt", "chatgpt", "bing", "bard", "model", "ai", "bot", "chatbot", "agent", "llm"), "assistant"
+    ),
+    **dict.fromkeys(
+        ("tool", "function", "function_call", "function_response", "observation", "ipython", "tool_call",
+         "tool_response", "tool_result"),
+        "tool",
+    ),
+}  # fmt: skip
+
+Wanted = tuple[str, int, str, list[str]]  # kind, rank, name, the way inside
+
+
+@dataclass(frozen=True)
+class Shape:
+    """fields: names by kind, the preferred first; roles: name in lower case → system, user, assistant or tool."""
+
+    fields: Mapping[str, Sequence[str]]
+    roles: Mapping[str, str]
+
+    @cached_property
+    def columns(self) -> frozenset[str]:
+        """Return the columns that are read, in lower case."""
+        return frozenset(self._wanted)
+
+    @cached_property
+    def _wanted(self) -> dict[str, list[Wanted]]:
+        """Return what is read from each column."""
+        wanted: dict[str, list[Wanted]] = {}
+        for kind, names in self.fields.items():
+            for rank, name in enumerate(names if kind not in OF_TURNS else ()):
+                column, *inside = name.lower().split(".")
+                wanted.setdefault(column, []).append((kind, rank, name, inside))
+        return wanted
+
+    def read(self, row: dict) -> "Columns":
+        found: dict[str, list[tuple[int, str, Any]]] = {}
+        for column, value in row.items():
+            if value is None:
+                continue
+            for kind, rank, name, inside in self._wanted.get(column.lower(), ()):
+                if not is_empty(part := _inside(value, inside) if inside else value):
+                    found.setdefault(kind, []).append((rank, name, part))
+        for several in found.values():
+            if len(several) > 1:
+                several.sort(key=itemgetter(0))
+        return Columns(found)
+
+    def role_of(self, name: object) -> str | None:
+        return self.roles.get(name.strip().lower()) if isinstance(name, str) else None
+
+    def of_turn(self, turn: dict, kind: str) -> Any:
+        """Return the first of a turn's values of a kind that is there, be it empty."""
+        return next((turn[name] for name in self.fields[kind] if turn.get(name) is not None), None)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What a row fills, by kind: rank, name and value."""
+
+    found: Mapping[str, Sequence[tuple[int, str, Any]]]
+
+    def first(self, kind: str) -> Any:
+        entries = self.found.get(kind)
+        return entries[0][2] if entries else None
+
+    def name(self, kind: str) -> str | None:
+        entries = self.found.get(kind)
+        return entries[0][1] if entries else None
+
+    def all(self, kind: str) -> list[Any]:
+        return [value for _, _, value in self.found.get(kind, ())]
+
+    def texts(self, kind: str) -> Iterator[str]:
+        """Yield the texts of all values of a kind, those in lists too."""
+        for value in self.all(kind):
+            yield from (each for each in (value if isinstance(value, list) else [value]) if isinstance(each, str))
+
+
+def shape_of(fields: Mapping[str, str | Sequence[str]] | None, roles: Mapping[str, str] | None) -> Shape:
+    """Return the usual shape with the names of `fields` in place of its own, and `roles` beside its own.
+
+    Whoever names a column for the conversation wants it: the other kinds of conversations are not looked for then.
+    """
+    given = {kind: [names] if isinstance(names, str) else list(names) for kind, names in (fields or {}).items()}
+    others = dict.fromkeys(CONVERSATION, ()) if any(given.get(kind) for kind in CONVERSATION) else {}
+    return Shape(
+        {**FIELDS, **others, **given}, {**ROLES, **{name.lower(): role for name, role in (roles or {}).items()}}
+    )
+
+
+USUAL = shape_of(None, None)
+
+
+def is_empty(value: Any) -> bool:
+    """Tell whether a column says nothing, also as JSON in a text."""
+    if isinstance(value, str):  # long ones say something
+        return len(value) < LONGEST_EMPTY and value.strip() in ("", "[]", "{}", "null")
+    return value is None or (isinstance(value, list | dict) and not value)
+
+
+def _inside(value: Any, path: list[str]) -> Any:
+    for name in path:
+        if isinstance(value, str) and value.lstrip().startswith("{"):
+            value = from_json(value)
+        if not isinstance(value, dict):
+            return None
+        value = next((part for key, part in value.items() if str(key).lower() == name), None)
+    return value
+
+
+def from_json(text: str) -> Any:
+    """Return the value that a text holds as JSON, None if it holds none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

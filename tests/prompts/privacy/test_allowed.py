@@ -1,0 +1,78 @@
+"""Values that are nobody's pass by default, counted; a switch keeps them out, and a team lets its own through."""
+
+import pytest
+from omegaconf import OmegaConf
+from stores import CONF
+
+from eagle3 import cli
+from eagle3.errors import InputError
+from eagle3.prompts.privacy import Privacy
+from eagle3.prompts.privacy.allowed import Allowed
+from eagle3.prompts.reading.prompt import Prompt
+
+
+def privacy(**allowed) -> Privacy:
+    config = OmegaConf.load(CONF / "prompts/privacy/patterns.yaml")
+    del config["defaults"]
+    config.allowed.update(allowed)
+    return cli.build(config)
+
+
+def verdict(text: str, **allowed):
+    return privacy(**allowed)(Prompt(id="1", source="s", license="MIT", messages=[{"role": "user", "content": text}]))
+
+
+NOBODYS = [
+    ("write to jane@example.com", "EMAIL_ADDRESS"),
+    ("write to jane.doe@your-company.com", "EMAIL_ADDRESS"),
+    ("ping 192.0.2.17 first", "IP_ADDRESS"),
+    ("ping 10.1.2.3 first", "IP_ADDRESS"),
+    ("the server runs on 127.0.0.1:8080", "IP_ADDRESS"),
+    ("nameserver 8.8.8.8", "IP_ADDRESS"),
+    ("listen on fe80::1:2 and 2001:db8::17", "IP_ADDRESS"),
+    ("pay with 4242 4242 4242 4242", "CREDIT_CARD"),
+    ("pay with 378282246310005", "CREDIT_CARD"),
+    ("transfer to GB82 WEST 1234 5698 7654 32", "IBAN"),
+    ("call +44 20 7946 0123", "PHONE_NUMBER"),
+    ("DATABASE_URL=postgres://admin:s3cr3t99@localhost:5432/app", "URL_PASSWORD"),
+    ("mac 00:11:22:33:44:55", "MAC_ADDRESS"),
+]
+
+
+@pytest.mark.parametrize(("text", "entity"), NOBODYS)
+def test_values_that_are_nobodys_pass_and_are_counted_unless_switched_off(text: str, entity: str) -> None:
+    passed = verdict(text)
+    assert passed.reason is None and passed.prompt is None
+    assert f"{entity} let through" in passed.counts
+    assert verdict(text, nobodys=False).counts[entity] > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "entity"),
+    [
+        ("write to jane@acme.com", "EMAIL_ADDRESS"),
+        ("write to jane@notexample.com", "EMAIL_ADDRESS"),
+        ("ping 93.184.216.34 first", "IP_ADDRESS"),
+        ("call +44 20 7946 9123", "PHONE_NUMBER"),
+        ("DATABASE_URL=postgres://admin:s3cr3t99@db.acme.com:5432/app", "URL_PASSWORD"),
+        ("pay with 4539 5787 6362 1486", "CREDIT_CARD"),
+    ],
+)
+def test_values_that_may_be_somebodys_do_not(text: str, entity: str) -> None:
+    assert verdict(text).counts == {entity: 1}
+
+
+def test_a_teams_own_values_patterns_and_domains_pass_and_are_counted() -> None:
+    text = "write to Help@Acme.com, jane@eu.acme.com or 93.184.216.34; not to jane@notacme.com"
+    found = verdict(text, values=["93.184.216.34"], domains=["acme.com"])
+    assert found.counts == {"EMAIL_ADDRESS": 1, "EMAIL_ADDRESS let through": 2, "IP_ADDRESS let through": 1}
+    assert verdict(text, patterns=[r"[\w.]+@(eu\.|not)?acme\.com", r"93\..*"]).reason is None
+
+
+def test_a_broken_pattern_names_the_key() -> None:
+    with pytest.raises(InputError, match=r"prompts\.privacy\.allowed\.patterns holds '\(', which is no regular expr"):
+        Allowed(nobodys=True, values=[], patterns=["("], domains=[])
+
+
+def test_what_belongs_to_a_machine_is_masked_and_the_rest_of_the_prompt_stays() -> None:
+    assert verdict("ssh root@93.184.216.34 fails").prompt.messages[0]["content"] == "ssh root@<IP_ADDRESS> fails"
