@@ -23,6 +23,7 @@ from eagle3.features.manifest import (
     MadeFrom,
     Manifest,
     ShardIndex,
+    index_name,
     read_index,
     read_manifest,
     require_different_ids,
@@ -32,7 +33,8 @@ from eagle3.features.sample import Sample, positions_with_teacher
 from eagle3.features.shards import StoreWriter, broken, hash_of
 from eagle3.features.store import TARGET_WEIGHTS, save_target_weights
 from eagle3.features.turns import anchors_of
-from eagle3.storage.folder import LocalFolder, Storage, sha256_stored
+from eagle3.storage.folder import Storage, sha256_stored
+from eagle3.storage.place import open_folder
 from eagle3.target.capture import Capture, Features, check_capture_layers, default_capture_layers, logit_transform_of
 from eagle3.target.identity import require_same_target
 from eagle3.target.model import Target
@@ -55,6 +57,7 @@ def extract_features(
     *,
     target: Target,
     out_dir: Path,
+    path: str | None,
     capture_layers: list[int] | None,
     dtype: str,
     max_length: int,
@@ -64,7 +67,7 @@ def extract_features(
     batch_tokens: int,
     shard_mb: int,
 ) -> Manifest:
-    """Write DIR/features from DIR/responses and return the manifest; samples that shards already hold are skipped.
+    """Write `path`, or DIR/features, from DIR/responses and return the manifest; finished shards are kept.
 
     Raises InputError if the answers are another target's, or the folder holds features made otherwise.
     """
@@ -86,7 +89,8 @@ def extract_features(
         teachers=teachers,
         reasoning_ids=None if reasoning is None else [ids_in_text(target.tokenizer, each) for each in reasoning],
     )
-    storage = LocalFolder(out_dir / "features")
+    storage = open_folder(path or out_dir / "features", setting="features.path")
+    before = storage.version(MANIFEST)
     indices = complete_shards(storage, made_from)
     if not (indices and storage.names(TARGET_WEIGHTS)):  # gigabytes; those beside finished shards are this target's
         save_target_weights(storage, target.embedding, target.lm_head, dtype=STORED[dtype])
@@ -112,6 +116,7 @@ def extract_features(
         target_weights_sha256=sha256_stored(storage, TARGET_WEIGHTS),
         indices=indices,
         left_out=dict(left_out),
+        instead_of=before,
     )
 
 
@@ -140,10 +145,11 @@ def ids_in_text(tokenizer: PreTrainedTokenizerBase, marker: str) -> list[int]:
 
 def complete_shards(storage: Storage, made_from: MadeFrom) -> list[ShardIndex]:
     """Return the indices of the shards that an earlier run finished, in order."""
-    indices = [read_index(storage, name) for name in storage.names("shard-*.json")]
+    there = {index_name(name) for name in storage.names("shard-*.tar")}
+    indices = [read_index(storage, name) for name in storage.names("shard-*.json") if name in there]
     require_different_ids(storage, indices)
     for index in indices:
-        if storage.names(index.shard) and storage.size(index.shard) != index.bytes:
+        if storage.size(index.shard) != index.bytes:
             held = f"holds {storage.size(index.shard)} bytes instead of {index.bytes}"
             raise broken(f"{storage.location}/{index.shard}", held)
         if index.made_from != hash_of(made_from):
@@ -151,7 +157,7 @@ def complete_shards(storage: Storage, made_from: MadeFrom) -> list[ShardIndex]:
                 f"{storage.location}/{index.shard} was made otherwise than this run's would be "
                 f"({what_differs(storage, made_from)}); choose another out_dir, or delete {storage.location}"
             )
-    return [index for index in indices if storage.names(index.shard)]
+    return indices
 
 
 def what_differs(storage: Storage, made_from: MadeFrom) -> str:

@@ -16,8 +16,8 @@ from eagle3.features.manifest import MadeFrom
 from eagle3.features.sample import Sample
 from eagle3.features.source import FeatureSource, SampleRef, TargetWeights
 from eagle3.features.store import FeatureStore
-from eagle3.storage.files import require_local, sha256_json
-from eagle3.storage.folder import LocalFolder
+from eagle3.storage.files import sha256_json
+from eagle3.storage.place import open_folder
 from eagle3.target.facts import TargetConfig
 from eagle3.target.identity import require_same_target
 
@@ -79,9 +79,7 @@ def open_source(path: str | list[str] | None) -> FeatureSource:
     if not path:
         raise InputError("data.path is not set; give a feature store, e.g. data.path=DIR/features")
     paths = [path] if isinstance(path, str) else path
-    for each in paths:
-        require_local(each, setting="data.path")
-    stores = [FeatureStore(LocalFolder(each)) for each in paths]
+    stores = [FeatureStore(open_folder(each, setting="data.path")) for each in paths]
     return stores[0] if len(stores) == 1 else JoinedStores(stores)
 
 

@@ -2,11 +2,13 @@
 
 import hashlib
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from eagle3.errors import InputError
-from eagle3.storage.folder import Storage, write_file
+from eagle3.storage.folder import WHATEVER, Storage, write_file
 from eagle3.storage.records import AnyRecord, Record, parse_sealed, sealed_bytes
 from eagle3.target.facts import TargetConfig
 from eagle3.target.identity import TargetIdentity
@@ -107,6 +109,18 @@ def require_different_ids(storage: Storage, indices: list[ShardIndex]) -> None:
             found[entry.id] = index.shard
 
 
+@contextmanager
+def one_writer(storage: Storage, name: str) -> Iterator[None]:
+    """Say it in a line when the block finds a file that another process has written meanwhile."""
+    try:
+        yield
+    except FileExistsError:
+        raise InputError(
+            f"{storage.location}/{name} has been written by another process since this one began; let one run at a "
+            f"time write {storage.location}, then run this command again: what is finished is kept"
+        ) from None
+
+
 def index_name(shard: str) -> str:
     return f"{shard.removesuffix('.tar')}.json"
 
@@ -142,8 +156,9 @@ def write_manifest(
     target_weights_sha256: str,
     indices: list[ShardIndex],
     left_out: dict[str, int],
+    instead_of: str | None = WHATEVER,
 ) -> Manifest:
-    """Join the shards' indices into the manifest and write it."""
+    """Join the shards' indices into the manifest and write it, in place of the version that this run has seen."""
     counts: Counter[int] = Counter()
     for index in indices:
         counts.update(dict(index.answer_counts))
@@ -164,5 +179,6 @@ def write_manifest(
         ],
         answer_counts=sorted(counts.items()),
     )
-    write_file(storage, MANIFEST, sealed_bytes(manifest))
+    with one_writer(storage, MANIFEST):
+        write_file(storage, MANIFEST, sealed_bytes(manifest), instead_of=instead_of)
     return manifest

@@ -21,6 +21,7 @@ from eagle3.features.manifest import (
     ShardEntry,
     ShardIndex,
     index_name,
+    one_writer,
 )
 from eagle3.features.sample import Sample, from_bytes, to_bytes
 from eagle3.features.turns import anchors_of
@@ -83,8 +84,12 @@ class ShardWriter:
             samples=self.entries,
             answer_counts=sorted(self.answer_counts.items()),
         )
-        self.pending.commit()
-        write_file(self.storage, index_name(self.name), sealed_bytes(index))
+        name = index_name(self.name)
+        with one_writer(self.storage, name):
+            if self.storage.version(name) is not None:  # before its tar is replaced by ours
+                raise FileExistsError
+            self.pending.commit()
+            write_file(self.storage, name, sealed_bytes(index), instead_of=None)
         return index
 
     def discard(self) -> None:
@@ -97,13 +102,14 @@ class StoreWriter:
     def __init__(self, storage: Storage, made_from: MadeFrom, indices: list[ShardIndex], *, shard_bytes: int) -> None:
         self.storage, self.made_from, self.indices = storage, hash_of(made_from), indices
         self.shard_bytes = shard_bytes
+        self.next_number = max((int(name[6:12]) + 1 for name in storage.names("shard-*.json")), default=0)
         self.shard: ShardWriter | None = None
 
     def add(self, sample: Sample) -> None:
         if self.shard is None:
-            number = max((int(index.shard[6:12]) + 1 for index in self.indices), default=0)
             first_sample = sum(len(index.samples) for index in self.indices)
-            self.shard = ShardWriter(self.storage, number, first_sample)
+            self.shard = ShardWriter(self.storage, self.next_number, first_sample)
+            self.next_number += 1
         self.shard.add(sample)
         if self.shard.size >= self.shard_bytes:
             self.close_shard()

@@ -84,8 +84,8 @@ def write_responses(out_dir: Path, identity: TargetIdentity, rows: list[dict], *
 def run(target: Target) -> Callable[..., Manifest]:
     def extract_with(out_dir: Path, **changes: Any) -> Manifest:
         settings = {
-            "capture_layers": None, "dtype": "float32", "max_length": 64, "too_long": "truncate", "reasoning": None,
-            "teachers": "answers", "batch_tokens": 128, "shard_mb": 512,
+            "path": None, "capture_layers": None, "dtype": "float32", "max_length": 64, "too_long": "truncate",
+            "reasoning": None, "teachers": "answers", "batch_tokens": 128, "shard_mb": 512,
         }  # fmt: skip
         return extract_features(target=target, out_dir=out_dir, **settings | changes)
 
