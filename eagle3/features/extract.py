@@ -18,11 +18,11 @@ from transformers import PreTrainedTokenizerBase
 
 from eagle3.answers.store import MAKE_RESPONSES, ResponsesManifest, read_responses, read_rows, require_whole
 from eagle3.errors import InputError
+from eagle3.features.index import ShardIndex
 from eagle3.features.manifest import (
     MANIFEST,
     MadeFrom,
     Manifest,
-    ShardIndex,
     index_name,
     read_index,
     read_manifest,
@@ -146,15 +146,16 @@ def ids_in_text(tokenizer: PreTrainedTokenizerBase, marker: str) -> list[int]:
 def complete_shards(storage: Storage, made_from: MadeFrom) -> list[ShardIndex]:
     """Return the indices of the shards that an earlier run finished, in order."""
     there = {index_name(name) for name in storage.names("shard-*.tar")}
-    indices = [read_index(storage, name) for name in storage.names("shard-*.json") if name in there]
+    indices = [read_index(storage, name) for name in storage.names("shard-*.index") if name in there]
     require_different_ids(storage, indices)
     for index in indices:
-        if storage.size(index.shard) != index.bytes:
-            held = f"holds {storage.size(index.shard)} bytes instead of {index.bytes}"
-            raise broken(f"{storage.location}/{index.shard}", held)
-        if index.made_from != hash_of(made_from):
+        facts = index.facts
+        if storage.size(facts.shard) != facts.bytes:
+            held = f"holds {storage.size(facts.shard)} bytes instead of {facts.bytes}"
+            raise broken(f"{storage.location}/{facts.shard}", held)
+        if facts.made_from != hash_of(made_from):
             raise InputError(
-                f"{storage.location}/{index.shard} was made otherwise than this run's would be "
+                f"{storage.location}/{facts.shard} was made otherwise than this run's would be "
                 f"({what_differs(storage, made_from)}); choose another out_dir, or delete {storage.location}"
             )
     return indices
@@ -212,7 +213,7 @@ def write_shards(
     batch_tokens: int,
 ) -> None:
     """Extract what the writer's finished shards do not hold yet; an unfinished shard leaves nothing behind."""
-    done = {entry.id for index in writer.indices for entry in index.samples}
+    done = {sample_id for index in writer.indices for sample_id in index.ids()}
     try:
         with tqdm(desc="features", unit="sample", total=total) as progress:
             for window in windows(conversations, batch_tokens * BATCHES_IN_WINDOW):

@@ -14,7 +14,8 @@ from torch import Tensor
 from eagle3.errors import InputError
 from eagle3.features.manifest import MadeFrom
 from eagle3.features.sample import Sample
-from eagle3.features.source import FeatureSource, SampleRef, TargetWeights
+from eagle3.features.samples import SampleRef, Samples
+from eagle3.features.source import FeatureSource, TargetWeights
 from eagle3.features.store import FeatureStore
 from eagle3.storage.files import sha256_json
 from eagle3.storage.place import open_folder
@@ -33,7 +34,8 @@ class JoinedStores:
         for store in stores[1:]:
             require_joinable(stores[0], store)
         require_different(stores)
-        self.samples = [ref for store in stores for ref in store.samples]
+        self.samples = Samples.joined([store.samples for store in stores])
+        self.remote = any(store.remote for store in stores)
         self._store_at = {store.location: store for store in stores}
 
     @property

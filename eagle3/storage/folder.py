@@ -2,7 +2,6 @@
 
 import errno
 import hashlib
-import mmap
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,7 +28,7 @@ class Storage(Protocol):
     """A folder of files that are whole or absent. Names have no folders. Errors are OSErrors with a `filename`, or
     InputErrors; a name that is not there is a FileNotFoundError."""
 
-    reads_at_once: int  # that are of use; 1 where reading waits for nothing
+    remote: bool  # reading waits for a network: several reads at once are of use
 
     @property
     def location(self) -> str:
@@ -58,7 +57,7 @@ class Storage(Protocol):
 class LocalFolder:
     """A folder on this machine. Ranges are views of the mapped file: what is never looked at is never read."""
 
-    reads_at_once = 1
+    remote = False
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -94,11 +93,14 @@ class LocalFolder:
 
     @staticmethod
     def _map(path: Path) -> memoryview:
-        with path.open("rb") as file:
-            if not path.stat().st_size:
-                return memoryview(b"")
-            # Copy on write: torch warns of tensors in read-only memory, and the file must never change.
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+        import torch  # stages without a target do without it
+
+        size = path.stat().st_size
+        if not size:
+            return memoryview(b"")
+        # Not Python's mmap, which keeps a file open: a thousand shards are more than a process may. Copy on write:
+        # torch warns of tensors in read-only memory, and the file must never change.
+        return memoryview(torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).numpy().data)
 
 
 def _version(path: Path) -> str | None:

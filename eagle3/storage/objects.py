@@ -34,7 +34,7 @@ Found = TypeVar("Found")
 class Bucket:
     """A `Storage` in an object store. What has no name yet is the store's unfinished upload, which nobody can read."""
 
-    reads_at_once = REQUESTS
+    remote = True
 
     def __init__(self, url: str, *, setting: str, max_retries: int = 10, timeout: float = 60) -> None:
         self.location, self.setting, self.max_retries = url.rstrip("/"), setting, max_retries

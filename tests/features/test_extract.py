@@ -194,7 +194,7 @@ def test_a_lost_shard_alone_is_made_again(answered: Path, run: Callable[..., Man
     first = run(answered, shard_mb=0.2)
     lost = answered / "features" / first.shards[1].name
     lost.unlink()
-    lost.with_suffix(".json").unlink()
+    lost.with_suffix(".index").unlink()
     again = run(answered, shard_mb=0.2)
     assert again.samples == first.samples
     open_store(answered / "features").verify()

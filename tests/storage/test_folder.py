@@ -21,7 +21,7 @@ class InMemory:
     """A `Storage` that writes nothing to disk."""
 
     location = "memory://store"
-    reads_at_once = 1
+    remote = False
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}

@@ -164,7 +164,7 @@ def test_two_writers_of_one_store_are_found_out_and_damage_nothing(server: str) 
     late.add(samples[-1])
     save_store(folder, samples)
     before = {name: bytes(folder.read(name)) for name in folder.names("*")}
-    with pytest.raises(InputError, match=r"shard-000000\.json has been written by another process"):
+    with pytest.raises(InputError, match=r"shard-000000\.index has been written by another process"):
         late.close_shard()
     late.discard()
     assert before == {name: bytes(folder.read(name)) for name in folder.names("*")}
