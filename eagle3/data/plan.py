@@ -77,13 +77,12 @@ def plan_epoch(
 def fill(tokens: np.ndarray, pack_tokens: int) -> np.ndarray:
     """Put samples into the current pack until the next one would not fit; the bounds of the packs."""
     ends = np.cumsum(tokens, dtype=np.int64)
-    bounds, before = [0], 0
+    # Where the next pack would begin, for a pack that begins at each sample: only a few of them are followed.
+    following = np.searchsorted(ends, ends - tokens + pack_tokens, side="right")
+    following = memoryview(np.maximum(following, np.arange(1, len(ends) + 1)))  # a sample that is too long goes alone
+    bounds = [0]
     while bounds[-1] < len(tokens):
-        first = bounds[-1]
-        nearby = ends[first : first + pack_tokens]  # a sample has a token or more
-        first += max(1, int(np.searchsorted(nearby, before + pack_tokens, side="right")))
-        bounds.append(first)
-        before = int(ends[first - 1])
+        bounds.append(following[bounds[-1]])
     return np.array(bounds)
 
 

@@ -5,6 +5,7 @@ Shapes: V target vocabulary, H hidden size.
 
 from dataclasses import asdict
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ from eagle3.features.sample import Sample
 from eagle3.features.samples import SampleRef, Samples
 from eagle3.features.source import FeatureSource, TargetWeights
 from eagle3.features.store import FeatureStore
-from eagle3.storage.files import sha256_json
+from eagle3.storage.cache import CachedFolder
+from eagle3.storage.files import require_local, sha256_json
 from eagle3.storage.place import open_folder
 from eagle3.target.facts import TargetConfig
 from eagle3.target.identity import require_same_target
@@ -76,12 +78,17 @@ class JoinedStores:
         return sha256_json([store.fingerprint for store in self.stores])
 
 
-def open_source(path: str | list[str] | None) -> FeatureSource:
-    """Open what `data.path` names. A list of one is that store."""
+def open_source(path: str | list[str] | None, *, cache_dir: str | None = None, cache_gb: float = 0) -> FeatureSource:
+    """Open what `data.path` names, stores in buckets through a cache if there is one. A list of one is that store."""
     if not path:
         raise InputError("data.path is not set; give a feature store, e.g. data.path=DIR/features")
     paths = [path] if isinstance(path, str) else path
-    stores = [FeatureStore(open_folder(each, setting="data.path")) for each in paths]
+    folders = [open_folder(each, setting="data.path") for each in paths]
+    if cache_dir is not None:
+        require_local(cache_dir, setting="data.cache_dir")
+        limit = int(cache_gb * 1e9)
+        folders = [CachedFolder(each, Path(cache_dir), limit=limit) if each.remote else each for each in folders]
+    stores = [FeatureStore(folder) for folder in folders]
     return stores[0] if len(stores) == 1 else JoinedStores(stores)
 
 
