@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from eagle3.answers.store import MAKE_RESPONSES, ResponsesManifest, read_responses, read_rows, require_whole
 from eagle3.errors import InputError
+from eagle3.features.fp8 import ScaledRows, scaled
 from eagle3.features.index import ShardIndex
 from eagle3.features.manifest import (
     MANIFEST,
@@ -40,7 +41,7 @@ from eagle3.target.identity import require_same_target
 from eagle3.target.model import Target
 
 log = logging.getLogger(__name__)
-STORED = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+STORED = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "fp8": torch.float8_e4m3fn}
 BATCHES_IN_WINDOW = 16  # samples sorted by length together, so that little of a batch is padding
 
 
@@ -93,7 +94,8 @@ def extract_features(
     before = storage.version(MANIFEST)
     indices = complete_shards(storage, made_from)
     if not (indices and storage.names(TARGET_WEIGHTS)):  # gigabytes; those beside finished shards are this target's
-        save_target_weights(storage, target.embedding, target.lm_head, dtype=STORED[dtype])
+        weights_dtype = torch.bfloat16 if dtype == "fp8" else STORED[dtype]
+        save_target_weights(storage, target.embedding, target.lm_head, dtype=weights_dtype)
     left_out: Counter[str] = Counter()
     conversations = read_conversations(
         out_dir / "responses", max_length=max_length, too_long=too_long, left_out=left_out
@@ -256,7 +258,8 @@ class Extractor:
         has_teacher = positions_with_teacher(item.turns, self.teachers)
         last = features.last_hidden_state[has_teacher.to(features.last_hidden_state.device)]
         argmax = self._teacher_argmax(last)
-        aux, stored = features.aux_hidden_states.to(self.dtype), last.to(self.dtype)
+        dtype = torch.float32 if self.dtype is torch.float8_e4m3fn else self.dtype
+        aux, stored = features.aux_hidden_states.to(dtype), last.to(dtype)
         if not (aux.isfinite().all() and stored.isfinite().all()):
             raise InputError(
                 f"features.dtype={str(self.dtype).removeprefix('torch.')}: hidden states of sample {item.id} are not "
@@ -266,11 +269,14 @@ class Extractor:
             id=item.id,
             input_ids=item.input_ids,
             turns=item.turns,
-            aux_hidden_states=aux.cpu(),
-            last_hidden_state=stored.cpu(),
+            aux_hidden_states=self._packed(aux, len(self.capture.layers)).cpu(),
+            last_hidden_state=self._packed(stored, 1).cpu(),
             teacher_argmax=argmax.cpu(),
             has_teacher=has_teacher,
         )
+
+    def _packed(self, rows: Float[Tensor, "_ W"], layers: int) -> Float[Tensor, "_ W"] | ScaledRows:
+        return scaled(rows, layers) if self.dtype is torch.float8_e4m3fn else rows
 
     @torch.no_grad()
     def _teacher_argmax(self, last: Float[Tensor, "J H"]) -> Int[Tensor, " J"]:

@@ -57,7 +57,7 @@ class Imported(TypedDict):
 class Features(TypedDict):
     path: Text | None
     capture_layers: Annotated[list[Annotated[int, Field(ge=1, le=10_000)]], Field(min_length=1)] | None
-    dtype: Literal["bfloat16", "float16", "float32"]
+    dtype: Literal["bfloat16", "float16", "float32", "fp8"]
     max_length: Annotated[int, Field(ge=2, le=2**24)]
     too_long: Literal["truncate", "drop"]
     teachers: Literal["answers", "all"]
