@@ -4,6 +4,8 @@ python precompute.py target.path=TARGET prompts.path=FILE.jsonl prompts/privacy=
 python precompute.py target=llama31_8b prompts.path=FILE.jsonl out_dir=DIR prompts/privacy/model=spacy \
     prompts.privacy.model.path=FOLDER                                                # one GPU, names filtered too
 python precompute.py target.path=TARGET out_dir=DIR 'stages=[features]'              # one stage, from what DIR holds
+python precompute.py out_dir=DIR 'stages=[verify]'                                   # which shards are damaged
+python precompute.py target.path=TARGET out_dir=DIR 'stages=[repair]'                # those shards anew, and no others
 """
 
 import logging
@@ -16,7 +18,7 @@ import hydra
 from omegaconf import DictConfig
 
 from eagle3 import cli
-from eagle3.errors import Interrupted, require_packages
+from eagle3.errors import InputError, Interrupted, require_packages
 from eagle3.prompts import LIBRARIES
 from eagle3.settings.check import check_settings
 from eagle3.storage.files import require_local
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from eagle3.target.model import Target
 
 log = logging.getLogger(__name__)
+FOLDERS = {"verify": "features", "repair": "features"}
+CHECKS = set(FOLDERS)
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="precompute")
@@ -35,6 +39,8 @@ log = logging.getLogger(__name__)
 def main(config: DictConfig) -> None:
     check_settings(config, "precompute")
     stages = [config.stages] if isinstance(config.stages, str) else list(config.stages)
+    if "repair" in stages:
+        stages.append("features")  # which makes what is not there
     warn_of_unread(config, stages)
     if "prompts" in stages:
         require_packages(*LIBRARIES, extra="prompts", needed_by="stages=[prompts]")
@@ -44,8 +50,10 @@ def main(config: DictConfig) -> None:
         if {"responses", "features"} & set(stages):
             check_ahead(config, stages)
         with ExitStack() as held:
-            for stage in dict.fromkeys(stages):  # one that is named twice is held once
-                held.enter_context(hold(out_dir / stage))
+            for folder in dict.fromkeys(FOLDERS.get(stage, stage) for stage in stages):  # once, if named twice
+                held.enter_context(hold(out_dir / folder))
+            if CHECKS & set(stages):
+                check_features(config, out_dir, repair="repair" in stages)
             if "prompts" in stages:
                 clean_prompts(config.prompts, out_dir, keep_answers=config.answers.name == "imported")
             if {"responses", "features"} & set(stages):
@@ -60,6 +68,8 @@ def warn_of_unread(config: DictConfig, stages: list[str]) -> None:
         "prompts": ("prompts", "answers"),
         "responses": ("target", "chat", "answers", "responses.max_prompt_tokens" if imported else "responses"),
         "features": ("target", "features"),
+        "verify": ("features.path",),
+        "repair": ("target", "features"),
     }
     read = ("stages", "out_dir", *(key for stage in stages for key in read_by[stage]))
     by = f"stages=[{','.join(stages)}]"
@@ -80,6 +90,28 @@ def check_ahead(config: DictConfig, stages: list[str]) -> None:
     if "features" in stages:
         num_layers = target.text_config.num_hidden_layers
         check_capture_layers(config.features.capture_layers or default_capture_layers(num_layers), num_layers)
+
+
+def check_features(config: DictConfig, out_dir: Path, *, repair: bool) -> None:
+    """Say of each damaged file what is wrong, and end with an error, or take it away for the features stage."""
+    from eagle3.features.repair import find_damage, take_away
+    from eagle3.storage.place import open_folder
+
+    storage = open_folder(config.features.path or out_dir / "features", setting="features.path")
+    damage, foreign = find_damage(storage)
+    for name, wrong in damage.items():
+        log.warning("%s/%s %s", storage.location, name, wrong)
+    for name in foreign:
+        log.warning("%s/%s is in no manifest: of another store, or of a run that has not ended", storage.location, name)
+    if repair:
+        take_away(storage, damage)
+    elif damage:
+        raise InputError(
+            f"{storage.location}: {len(damage)} files are damaged or missing (see above); make exactly those anew "
+            f"with: python precompute.py target.path=TARGET out_dir={out_dir} 'stages=[repair]'"
+        )
+    else:
+        log.info("%s is whole", storage.location)
 
 
 def clean_prompts(config: DictConfig, out_dir: Path, *, keep_answers: bool) -> None:

@@ -8,7 +8,7 @@ from typing_extensions import TypedDict
 from eagle3.settings.prompts import WholePrompts
 from eagle3.settings.types import STRICT, Count, CountOrZero, Date, Part, Seed, Text, part_of, wrong
 
-STAGES = ("prompts", "responses", "features")
+STAGES = ("prompts", "responses", "features", "verify", "repair")
 
 Tokens = Annotated[int, Field(ge=1, le=2**24)]
 

@@ -50,6 +50,9 @@ class CachedFolder:
     def version(self, name: str) -> str | None:
         return self.storage.version(name)
 
+    def delete(self, name: str) -> None:
+        self.storage.delete(name)
+
     def create(self, name: str, *, instead_of: str | None = WHATEVER) -> PendingFile:
         return self.storage.create(name, instead_of=instead_of)
 

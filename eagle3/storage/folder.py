@@ -47,6 +47,9 @@ class Storage(Protocol):
 
         What comes over a network is held against the `sha256`; files of this machine are so by `verify` alone."""
 
+    def delete(self, name: str) -> None:
+        """Delete a file; nothing happens if it is not there."""
+
     def create(self, name: str, *, instead_of: str | None = WHATEVER) -> PendingFile:
         """Begin a file, which appears under `name` when it is committed and replaces one of that name.
 
@@ -80,6 +83,10 @@ class LocalFolder:
         if name not in self._mapped:  # two threads may both map a file; the second view stays
             self._mapped[name] = self._map(self.path / name)
         return self._mapped[name][start:stop]
+
+    def delete(self, name: str) -> None:
+        (self.path / name).unlink(missing_ok=True)
+        self._mapped.pop(name, None)
 
     def create(self, name: str, *, instead_of: str | None = WHATEVER) -> "LocalPendingFile":
         self.path.mkdir(parents=True, exist_ok=True)

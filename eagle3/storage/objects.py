@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cached_property
 from typing import Any, TypeVar
@@ -74,6 +74,10 @@ class Bucket:
             f"{self._named(name)}: bytes {start} to {start + len(content)} came {REFETCHED + 1} times with another "
             f"sha256 than {str(sha256)[:12]}…: the file is damaged and is refused; copy it again, or make it again"
         )
+
+    def delete(self, name: str) -> None:
+        with suppress(FileNotFoundError), self._errors(name):
+            obstore.delete(self.store, name)
 
     def create(self, name: str, *, instead_of: str | None = WHATEVER) -> "PendingObject | PendingConditional":
         if instead_of == WHATEVER:

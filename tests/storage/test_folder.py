@@ -38,6 +38,9 @@ class InMemory:
     def read(self, name: str, start: int = 0, stop: int | None = None, *, sha256: str | None = None) -> memoryview:
         return memoryview(bytearray(self._content(name)))[start:stop]
 
+    def delete(self, name: str) -> None:
+        self.files.pop(name, None)
+
     def create(self, name: str, *, instead_of: str | None = WHATEVER) -> "PendingBytes":
         return PendingBytes(self, name, instead_of)
 
@@ -116,6 +119,16 @@ def test_a_file_that_is_to_replace_a_version_replaces_no_other(folder: Storage) 
     with pytest.raises(FileExistsError):
         write_file(folder, "a.bin", b"fourth", instead_of=seen)
     assert (bytes(folder.read("a.bin")), folder.names("*")) == (b"third", ["a.bin"])
+
+
+def test_a_deleted_file_is_gone(folder: Storage) -> None:
+    write_file(folder, "a.bin", b"old")
+    assert bytes(folder.read("a.bin")) == b"old"
+    for _ in range(2):
+        folder.delete("a.bin")
+        assert folder.names("*") == [] and folder.version("a.bin") is None
+    with pytest.raises(FileNotFoundError):
+        folder.read("a.bin")
 
 
 def test_a_range_ends_where_the_file_does(folder: Storage) -> None:
