@@ -2,13 +2,14 @@
 
 import fnmatch
 import hashlib
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from object_stores import new_folder, s3_server
+from object_stores import azure_server, new_folder, s3_server
 from stores import open_store, random_samples, save_store
 
 from eagle3.errors import InputError
@@ -76,11 +77,22 @@ def server() -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(params=["local", "memory", "s3"])
+@pytest.fixture(scope="module")
+def azure() -> Iterator[None]:
+    if shutil.which("azurite-blob") is None:
+        pytest.skip("needs Azurite: npm install -g azurite")
+    with azure_server():
+        yield
+
+
+@pytest.fixture(params=["local", "memory", "s3", "az"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     if request.param == "s3":
         request.getfixturevalue("server")
         return open_folder(new_folder(), setting="data.path")
+    if request.param == "az":
+        request.getfixturevalue("azure")
+        return open_folder(new_folder("az"), setting="data.path")
     return InMemory() if request.param == "memory" else open_folder(tmp_path, setting="data.path")
 
 
