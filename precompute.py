@@ -4,6 +4,8 @@ python precompute.py target.path=TARGET prompts.path=FILE.jsonl prompts/privacy=
 python precompute.py target=llama31_8b prompts.path=FILE.jsonl out_dir=DIR prompts/privacy/model=spacy \
     prompts.privacy.model.path=FOLDER                                                # one GPU, names filtered too
 python precompute.py target.path=TARGET out_dir=DIR 'stages=[features]'              # one stage, from what DIR holds
+python precompute.py out_dir=DIR 'stages=[verify]'                                   # which shards are damaged
+python precompute.py target.path=TARGET out_dir=DIR 'stages=[repair]'                # those shards anew, and no others
 """
 
 import logging
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 SERVED = ("sglang", "openai")  # answers of a serving engine
+FOLDERS = {"verify": "features", "repair": "features"}
+CHECKS = set(FOLDERS)
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="precompute")
@@ -39,6 +43,8 @@ def main(config: DictConfig) -> None:
     check_settings(config, "precompute")
     choose_engine(config)
     stages = [config.stages] if isinstance(config.stages, str) else list(config.stages)
+    if "repair" in stages:
+        stages.append("features")  # which makes what is not there
     warn_of_unread(config, stages)
     if "prompts" in stages:
         require_packages(*LIBRARIES, extra="prompts", needed_by="stages=[prompts]")
@@ -48,8 +54,10 @@ def main(config: DictConfig) -> None:
         if {"responses", "features"} & set(stages):
             check_ahead(config, stages)
         with ExitStack() as held:
-            for stage in dict.fromkeys(stages):  # one that is named twice is held once
-                held.enter_context(hold(out_dir / stage))
+            for folder in dict.fromkeys(FOLDERS.get(stage, stage) for stage in stages):  # once, if named twice
+                held.enter_context(hold(out_dir / folder))
+            if CHECKS & set(stages):
+                check_features(config, out_dir, repair="repair" in stages)
             if "prompts" in stages:
                 clean_prompts(config.prompts, out_dir, keep_answers=config.answers.name == "imported")
             if {"responses", "features"} & set(stages):
@@ -83,18 +91,14 @@ def choose_engine(config: DictConfig) -> None:
 
 def warn_of_unread(config: DictConfig, stages: list[str]) -> None:
     imported = config.answers.name == "imported"
-    servers = ("launch",) if config.answers.name == "sglang" and not config.answers.urls else ()
+    own = ("launch",) if config.answers.name == "sglang" and not config.answers.urls else ()
     capturing = ("launch",) if config.features.engine else ()
     read_by = {
         "prompts": ("prompts", "answers"),
-        "responses": (
-            "target",
-            "chat",
-            "answers",
-            "responses.max_prompt_tokens" if imported else "responses",
-            *servers,
-        ),
+        "responses": ("target", "chat", "answers", "responses.max_prompt_tokens" if imported else "responses", *own),
         "features": ("target", "features", *capturing),
+        "verify": ("features.path",),
+        "repair": ("target", "features"),
     }
     read = ("stages", "out_dir", *(key for stage in stages for key in read_by[stage]))
     by = f"stages=[{','.join(stages)}]"
@@ -115,6 +119,28 @@ def check_ahead(config: DictConfig, stages: list[str]) -> None:
     if "features" in stages:
         num_layers = target.text_config.num_hidden_layers
         check_capture_layers(config.features.capture_layers or default_capture_layers(num_layers), num_layers)
+
+
+def check_features(config: DictConfig, out_dir: Path, *, repair: bool) -> None:
+    """Say of each damaged file what is wrong, and end with an error, or take it away for the features stage."""
+    from eagle3.features.repair import find_damage, take_away
+    from eagle3.storage.place import open_folder
+
+    storage = open_folder(config.features.path or out_dir / "features", setting="features.path")
+    damage, foreign = find_damage(storage)
+    for name, wrong in damage.items():
+        log.warning("%s/%s %s", storage.location, name, wrong)
+    for name in foreign:
+        log.warning("%s/%s is in no manifest: of another store, or of a run that has not ended", storage.location, name)
+    if repair:
+        take_away(storage, damage)
+    elif damage:
+        raise InputError(
+            f"{storage.location}: {len(damage)} files are damaged or missing (see above); make exactly those anew "
+            f"with: python precompute.py target.path=TARGET out_dir={out_dir} 'stages=[repair]'"
+        )
+    else:
+        log.info("%s is whole", storage.location)
 
 
 def clean_prompts(config: DictConfig, out_dir: Path, *, keep_answers: bool) -> None:

@@ -106,13 +106,17 @@ def build_training(config: DictConfig) -> tuple[FeatureData, HeadTraining]:
 
 def open_features(config: DictConfig) -> FeatureSource:
     """Open the stores of `data.path`, or make what `data.source` names."""
-    return cli.build(config.source) if config.source else open_source(cli.plain(config).get("path"))
+    return (
+        cli.build(config.source)
+        if config.source
+        else open_source(cli.plain(config).get("path"), cache_dir=config.cache_dir, cache_gb=config.cache_gb)
+    )
 
 
 def build_data(config: DictConfig, source: FeatureSource, head: DraftHead) -> FeatureData:
     return cli.build(
         config.data,
-        leave_out=["path", "source"],
+        leave_out=["path", "source", "cache_dir", "cache_gb"],
         source=source,
         prepare=partial(kind_named(head.config.KIND).prepare, ttt_steps=config.ttt_steps),
         loss_mask=cli.build(config.loss_mask),

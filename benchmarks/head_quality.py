@@ -24,7 +24,6 @@ from typing import Any
 from result import write_result
 
 from eagle3 import cli
-from eagle3.data.datamodule import split_fraction
 from eagle3.features.joined import open_source
 from eagle3.storage.files import read_json, write_json
 
@@ -214,7 +213,7 @@ def train(head: Head, gpu: str | None, options: argparse.Namespace) -> dict[str,
 
 def trained_answer_tokens(stores: list[str], val_fraction: float) -> int:
     entries = (ref.entry for ref in open_source(stores).samples)
-    return sum(entry.answer_tokens for entry in entries if split_fraction(entry.id) >= val_fraction)
+    return sum(entry.answer_tokens for entry in entries if entry.split >= val_fraction)
 
 
 def tasks(options: argparse.Namespace) -> list[tuple[str, Path, int]]:

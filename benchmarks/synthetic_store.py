@@ -16,7 +16,8 @@ from random_head import SHAPES, RandomSamples, answered
 from tqdm import tqdm
 
 from eagle3.errors import InputError
-from eagle3.features.manifest import MadeFrom, ShardIndex, write_manifest
+from eagle3.features.index import ShardIndex
+from eagle3.features.manifest import MadeFrom, write_manifest
 from eagle3.features.shards import StoreWriter
 from eagle3.features.store import TARGET_WEIGHTS, save_target_weights
 from eagle3.head.draft_head import HeadConfig

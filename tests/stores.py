@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from eagle3.features.manifest import MadeFrom, ShardIndex, write_manifest
+from eagle3.features.index import ShardIndex
+from eagle3.features.manifest import MadeFrom, write_manifest
 from eagle3.features.sample import Sample, positions_with_teacher
 from eagle3.features.shards import StoreWriter
 from eagle3.features.store import TARGET_WEIGHTS, FeatureStore, save_target_weights

@@ -1,22 +1,25 @@
 """Streams packed samples from a feature store into training, resumable in the middle of an epoch."""
 
-import hashlib
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import lightning
+import numpy as np
 import torch
 from tqdm import tqdm
 
 from eagle3.data.loader import PackLoader, SideStream
 from eagle3.data.pack import Batch, Pack, pack_samples
-from eagle3.data.plan import PlannedPack, plan_epoch
+from eagle3.data.plan import EpochPlan, PlannedPack, plan_epoch
 from eagle3.errors import InputError
 from eagle3.features.loss_mask import AllTurns
 from eagle3.features.sample import Sample
-from eagle3.features.source import FeatureSource, SampleRef, as_setting
+from eagle3.features.samples import SampleRef, Samples
+from eagle3.features.source import REQUESTS, FeatureSource, as_setting
+from eagle3.features.split import hash64
 from eagle3.features.turns import anchors_of
 
 log = logging.getLogger(__name__)
@@ -49,6 +52,7 @@ class FeatureData(lightning.LightningDataModule):
         self.pack_tokens, self.check_hashes = pack_tokens, verify
         self.prefetch, self.readers = prefetch, readers
         self.seed, self.loss_mask = seed, loss_mask
+        self.requests = ThreadPoolExecutor(REQUESTS) if source.remote else None
         loss_mask.check(source.made_from)
         self.train_samples, self.val_samples = self._split(val_fraction, limit_samples)
         self.resume_from = {"epoch": 0, "consumed": 0}
@@ -114,12 +118,13 @@ class FeatureData(lightning.LightningDataModule):
         sample = self.source.read(ref)
         return replace(sample, turns=self.loss_mask(sample))
 
-    def _loader(self, planned: list[PlannedPack], *, epoch: int) -> PackLoader:
+    def _loader(self, planned: EpochPlan, *, epoch: int) -> PackLoader:
         return PackLoader(planned, self._load, prefetch=self.prefetch, readers=self.readers, epoch=epoch)
 
     def _load(self, planned: PlannedPack) -> Batch:
+        read = self.requests.map if self.requests else map
         pack = pack_samples(
-            [self.read(ref) for ref in planned.samples],
+            list(read(self.read, planned.samples)),
             anchors_in_step=planned.anchors_in_step,
             samples_in_step=planned.samples_in_step,
             pin=self.side_stream is not None,
@@ -127,7 +132,7 @@ class FeatureData(lightning.LightningDataModule):
         batch = self.prepare(pack)
         return batch if self.side_stream is None else self.side_stream.copy(batch)
 
-    def _plan(self, samples: Sequence[SampleRef], *, accumulate: int, shuffle_seed: int | None) -> list[PlannedPack]:
+    def _plan(self, samples: Samples, *, accumulate: int, shuffle_seed: int | None) -> EpochPlan:
         return plan_epoch(
             samples,
             pack_tokens=self.pack_tokens,
@@ -136,15 +141,14 @@ class FeatureData(lightning.LightningDataModule):
             shuffle_seed=shuffle_seed,
         )[self._lightning.global_rank]
 
-    def _split(self, val_fraction: float, limit: int | None) -> tuple[list[SampleRef], list[SampleRef]]:
+    def _split(self, val_fraction: float, limit: int | None) -> tuple[Samples, Samples]:
         samples = self._samples_with_anchors(limit)
         self._check_lengths(samples)
         # Of a few prompts none may lie below the fraction: then the lowest one validates.
-        lowest = min(split_fraction(ref.entry.id) for ref in samples)
-        self.val_fraction = max(val_fraction, math.nextafter(lowest, 1))
-        val = [ref for ref in samples if split_fraction(ref.entry.id) < self.val_fraction]
-        train = [ref for ref in samples if split_fraction(ref.entry.id) >= self.val_fraction]
-        if not train:
+        self.val_fraction = max(val_fraction, math.nextafter(float(samples.split.min()), 1))
+        validates = samples.split < self.val_fraction
+        train, val = samples.take(~validates), samples.take(validates)
+        if not len(train):
             raise InputError(
                 f"data.val_fraction={val_fraction} leaves none of the {len(samples)} samples of "
                 f"{as_setting(self.source.location)} that can be trained for training; use more prompts or a smaller "
@@ -152,45 +156,33 @@ class FeatureData(lightning.LightningDataModule):
             )
         return train, val
 
-    def _samples_with_anchors(self, limit: int | None) -> list[SampleRef]:
+    def _samples_with_anchors(self, limit: int | None) -> Samples:
         samples = self.loss_mask.select(self.source.samples)[:limit]
         if type(self.loss_mask) is not AllTurns:  # the index counts anchors of unmasked answers only
-            counted = [self._counted(ref) for ref in tqdm(samples, desc="count anchors under the loss mask")]
-            if counted == list(self.source.samples[:limit]):
+            counted = [self._count_anchors(ref) for ref in tqdm(samples, desc="count anchors under the loss mask")]
+            if np.array_equal(counted, self.source.samples.anchors[:limit]):
                 log.warning(
                     "loss_mask=%s changes nothing: no answer of %s holds what it leaves out (features.reasoning names "
                     "the markers of reasoning)",
                     type(self.loss_mask).__name__, as_setting(self.source.location),
                 )  # fmt: skip
-            samples = counted
-        samples = [ref for ref in samples if ref.entry.anchors > 0]
-        if not samples:
+            samples = samples.with_anchors(np.array(counted))
+        samples = samples.take(samples.anchors > 0)
+        if not len(samples):
             raise InputError(
                 f"loss_mask={type(self.loss_mask).__name__} leaves nothing to train in the "
                 f"{len(self.source.samples)} samples of {as_setting(self.source.location)}; choose another loss_mask"
             )
         return samples
 
-    def _counted(self, ref: SampleRef) -> SampleRef:
-        anchors = anchors_of(self.read(ref).turns)
-        return replace(ref, entry=replace(ref.entry, anchors=len(anchors)))
+    def _count_anchors(self, ref: SampleRef) -> int:
+        return len(anchors_of(self.read(ref).turns))
 
-    def _check_lengths(self, samples: Sequence[SampleRef]) -> None:
-        too_long = [ref.entry for ref in samples if ref.entry.tokens > self.pack_tokens]
-        if too_long:
-            longest = max(too_long, key=lambda entry: entry.tokens)
+    def _check_lengths(self, samples: Samples) -> None:
+        longest = samples[int(samples.tokens.argmax())].entry
+        if longest.tokens > self.pack_tokens:
+            too_long = int((samples.tokens > self.pack_tokens).sum())
             raise InputError(
-                f"data.pack_tokens={self.pack_tokens} is less than {len(too_long)} samples hold (the longest, "
+                f"data.pack_tokens={self.pack_tokens} is less than {too_long} samples hold (the longest, "
                 f"{longest.id}: {longest.tokens} tokens); set data.pack_tokens={longest.tokens} or more"
             )
-
-
-def split_fraction(sample_id: str) -> float:
-    """A number in [0, 1) from the prompt's id (a sample is PROMPT or PROMPT#TURN): the split never depends on order."""
-    prompt = sample_id.rsplit("#", 1)[0]
-    return hash64("split", prompt) / 2**64
-
-
-def hash64(*values: int | str) -> int:
-    """64 bits that depend on all of `values`."""
-    return int.from_bytes(hashlib.sha256(repr(values).encode()).digest()[:8])

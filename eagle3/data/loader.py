@@ -4,7 +4,7 @@ Worker processes would copy every sample through shared memory.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
@@ -22,7 +22,7 @@ class PackLoader:
 
     def __init__(
         self,
-        planned: list[PlannedPack],
+        planned: Sequence[PlannedPack],
         load: Callable[[PlannedPack], Batch],
         *,
         prefetch: int,
@@ -38,7 +38,7 @@ class PackLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         self.consumed, self.start = self.start, 0  # validation goes over one loader many times, from its first pack
-        waiting = iter(self.planned[self.consumed :])
+        waiting = (self.planned[number] for number in range(self.consumed, len(self.planned)))
         # One thread for a reader's tensors too: teams of threads would fight the training step for the cores.
         with ThreadPoolExecutor(self.readers, initializer=torch.set_num_threads, initargs=(1,)) as readers:
             ahead = [readers.submit(self.load, pack) for pack in islice(waiting, self.prefetch)]

@@ -5,13 +5,14 @@ Shapes: N samples, T tokens of the pack, A captured layers, H hidden size, AH = 
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int, Shaped, UInt8
 from torch import Tensor
 
-from eagle3.features.sample import Sample
+from eagle3.features.fp8 import ScaledRows, unpacked
+from eagle3.features.sample import ROWS, Sample
 
 
 class OnDevice:
@@ -38,14 +39,29 @@ class Pack(OnDevice):
     input_ids: Int[Tensor, " T"]
     turns: Int[Tensor, " T"]  # 0 at prompt tokens, i at the tokens of a sample's i-th answer; the loss mask is applied
     positions: Int[Tensor, " T"]  # RoPE position inside the sample
-    aux_hidden_states: Float[Tensor, "T AH"]
-    last_hidden_state: Float[Tensor, "J H"]  # final-normed
+    aux_hidden_states: Shaped[Tensor, "T AH"]  # floats; of fp8 the bits of e4m3, until `to`
+    last_hidden_state: Shaped[Tensor, "J H"]  # final-normed; the same
     teacher_argmax: Int[Tensor, " J"]  # over the whole target vocabulary
     teacher_index: Int[Tensor, " T"]  # a position's place in J; 0 where it has no teacher
     token_bounds: tuple[int, ...]  # N + 1: where samples begin and end in T
     sample_ids: tuple[str, ...]
     anchors_in_step: float  # anchors of the optimizer step, over ranks and accumulation, per pack
     samples_in_step: float
+    aux_exponents: UInt8[Tensor, "T A"] | None = None  # of fp8, until `to`
+    last_exponents: UInt8[Tensor, "J 1"] | None = None
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Self:
+        """Move the pack; what is packed as fp8 travels so and is unpacked there."""
+        moved = super().to(device, non_blocking)
+        if moved.aux_exponents is None or moved.last_exponents is None:
+            return moved
+        return replace(
+            moved,
+            aux_hidden_states=unpacked(moved.aux_hidden_states, moved.aux_exponents),
+            last_hidden_state=unpacked(moved.last_hidden_state, moved.last_exponents),
+            aux_exponents=None,
+            last_exponents=None,
+        )
 
 
 class Batch(Protocol):
@@ -80,18 +96,28 @@ def pack_samples(samples: list[Sample], *, anchors_in_step: float, samples_in_st
         input_ids=torch.cat([sample.input_ids for sample in samples]).long(),
         turns=torch.cat([sample.turns for sample in samples]),
         positions=torch.cat([torch.arange(len(sample.input_ids)) for sample in samples]),
-        aux_hidden_states=laid_end_to_end([sample.aux_hidden_states for sample in samples], pin=pin),
-        last_hidden_state=laid_end_to_end([sample.last_hidden_state for sample in samples], pin=pin),
         teacher_argmax=torch.cat([sample.teacher_argmax for sample in samples]).long(),
         teacher_index=torch.cat(teacher_index),
         token_bounds=tuple(token_bounds),
         sample_ids=tuple(sample.id for sample in samples),
         anchors_in_step=anchors_in_step,
         samples_in_step=samples_in_step,
+        **rows_of("aux", [sample.aux_hidden_states for sample in samples], pin=pin),
+        **rows_of("last", [sample.last_hidden_state for sample in samples], pin=pin),
     )
 
 
-def laid_end_to_end(parts: list[Float[Tensor, "_ W"]], *, pin: bool) -> Float[Tensor, "_ W"]:
+def rows_of(name: str, parts: list[Any], *, pin: bool) -> dict[str, Any]:
+    """Lay rows end to end, packed ones as they are."""
+    if isinstance(parts[0], ScaledRows):
+        columns = {ROWS[name]: "values", f"{name}_exponents": "exponents"}
+        return {
+            key: laid_end_to_end([getattr(part, column) for part in parts], pin=pin) for key, column in columns.items()
+        }
+    return {ROWS[name]: laid_end_to_end(parts, pin=pin)}
+
+
+def laid_end_to_end(parts: list[Shaped[Tensor, "_ W"]], *, pin: bool) -> Shaped[Tensor, "_ W"]:
     # Pinned memory is reused by torch from pack to pack; fresh memory costs more than the copy into it.
     shape = sum(len(part) for part in parts), parts[0].shape[1]
     return torch.cat(parts, out=torch.empty(shape, dtype=parts[0].dtype, pin_memory=pin))

@@ -2,15 +2,18 @@
 
 A plan depends on (seed, epoch, world size) alone, so that a resumed run and every rank compute the same one: nothing
 but the number of packs already trained has to be remembered, and each sample is trained exactly once an epoch.
+
+It is arrays, for ten million samples are planned in seconds so. Shapes: N samples, P packs of all ranks.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, overload
 
 import numpy as np
 
 from eagle3.errors import InputError
-from eagle3.features.source import SampleRef
+from eagle3.features.samples import SampleRef, Samples
 
 
 @dataclass(frozen=True)
@@ -22,65 +25,82 @@ class PlannedPack:
     samples_in_step: float
 
 
+@dataclass(frozen=True, eq=False)
+class EpochPlan(Sequence[PlannedPack]):
+    """The packs of one rank. Pack p of all holds the samples at `order[bounds[p]:bounds[p + 1]]`."""
+
+    samples: Samples
+    order: np.ndarray  # N
+    bounds: np.ndarray  # P + 1
+    packs: np.ndarray  # this rank's, in order
+    anchors_in_step: np.ndarray  # of each of them
+    samples_in_step: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.packs)
+
+    @overload
+    def __getitem__(self, place: int) -> PlannedPack: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[PlannedPack]: ...
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return [self[number] for number in range(len(self))[place]]
+        pack = self.packs[place]
+        refs = tuple(self.samples[number] for number in self.order[self.bounds[pack] : self.bounds[pack + 1]])
+        return PlannedPack(refs, float(self.anchors_in_step[place]), float(self.samples_in_step[place]))
+
+
 def plan_epoch(
-    samples: Sequence[SampleRef], *, pack_tokens: int, world_size: int, accumulate: int, shuffle_seed: int | None
-) -> list[list[PlannedPack]]:
+    samples: Samples, *, pack_tokens: int, world_size: int, accumulate: int, shuffle_seed: int | None
+) -> list[EpochPlan]:
     """Packs of each rank, the same number on all; `shuffle_seed=None` keeps the order of the store."""
     drawn = None if shuffle_seed is None else np.random.default_rng(shuffle_seed)
-    if drawn:
-        samples = [samples[number] for number in drawn.permutation(len(samples))]
-    packs = fill(samples, pack_tokens)
-    split_until_divisible(packs, world_size)
+    order = drawn.permutation(len(samples)) if drawn else np.arange(len(samples))
+    bounds = split_until_divisible(fill(samples.tokens[order], pack_tokens), world_size)
+    sizes, anchors = np.diff(bounds), np.add.reduceat(samples.anchors[order], bounds[:-1], dtype=np.int64)
+    packs = np.arange(len(sizes))
     if drawn and world_size > 1:
-        packs = alike_side_by_side(packs, world_size, drawn)
-    planned: list[list[PlannedPack]] = [[] for _ in range(world_size)]
+        packs = alike_side_by_side(anchors, world_size, drawn)
     step_size = world_size * accumulate
-    for first in range(0, len(packs), step_size):
-        step = packs[first : first + step_size]
-        anchors_in_step = sum(num_anchors(pack) for pack in step)
-        samples_in_step = sum(len(pack) for pack in step)
-        # Ranks and micro-batches are averaged, by step_size even where an epoch's last step is short of packs.
-        for number, pack in enumerate(step):
-            planned[number % world_size].append(
-                PlannedPack(tuple(pack), max(anchors_in_step, 1) / step_size, samples_in_step / step_size)
-            )
-    return planned
+    steps = np.arange(0, len(packs), step_size)
+    step_of = np.arange(len(packs)) // step_size
+    # Ranks and micro-batches are averaged, by step_size even where an epoch's last step is short of packs.
+    anchors_in_step = np.maximum(np.add.reduceat(anchors[packs], steps), 1)[step_of] / step_size
+    samples_in_step = np.add.reduceat(sizes[packs], steps)[step_of] / step_size
+    ranks = [slice(rank, None, world_size) for rank in range(world_size)]
+    return [
+        EpochPlan(samples, order, bounds, packs[rank], anchors_in_step[rank], samples_in_step[rank]) for rank in ranks
+    ]
 
 
-def fill(samples: Sequence[SampleRef], pack_tokens: int) -> list[list[SampleRef]]:
-    """Put samples into the current pack until the next one would not fit."""
-    packs: list[list[SampleRef]] = []
-    room = 0
-    for ref in samples:
-        if ref.entry.tokens > room:
-            packs.append([])
-            room = pack_tokens
-        packs[-1].append(ref)
-        room -= ref.entry.tokens
-    return packs
+def fill(tokens: np.ndarray, pack_tokens: int) -> np.ndarray:
+    """Put samples into the current pack until the next one would not fit; the bounds of the packs."""
+    ends = np.cumsum(tokens, dtype=np.int64)
+    # Where the next pack would begin, for a pack that begins at each sample: only a few of them are followed.
+    following = np.searchsorted(ends, ends - tokens + pack_tokens, side="right")
+    following = memoryview(np.maximum(following, np.arange(1, len(ends) + 1)))  # a sample that is too long goes alone
+    bounds = [0]
+    while bounds[-1] < len(tokens):
+        bounds.append(following[bounds[-1]])
+    return np.array(bounds)
 
 
-def split_until_divisible(packs: list[list[SampleRef]], world_size: int) -> None:
+def split_until_divisible(bounds: np.ndarray, world_size: int) -> np.ndarray:
     """Halve the packs with the most samples until all ranks get the same number: nothing dropped, nothing repeated."""
-    while len(packs) % world_size:
-        largest = max(range(len(packs)), key=lambda number: len(packs[number]))
-        pack = packs[largest]
-        if len(pack) < 2:
+    while (len(bounds) - 1) % world_size:
+        sizes = np.diff(bounds)
+        largest = int(sizes.argmax())
+        if sizes[largest] < 2:
             raise InputError(
-                f"{len(packs)} packs of one sample do not spread over trainer.devices={world_size} ranks; "
+                f"{len(sizes)} packs of one sample do not spread over trainer.devices={world_size} ranks; "
                 f"use fewer devices or more data"
             )
-        packs[largest : largest + 1] = [pack[: len(pack) // 2], pack[len(pack) // 2 :]]
+        bounds = np.insert(bounds, largest + 1, bounds[largest] + sizes[largest] // 2)
+    return bounds
 
 
-def alike_side_by_side(
-    packs: list[list[SampleRef]], world_size: int, drawn: np.random.Generator
-) -> list[list[SampleRef]]:
+def alike_side_by_side(anchors: np.ndarray, world_size: int, drawn: np.random.Generator) -> np.ndarray:
     """Put packs of about the same number of anchors side by side: the slowest rank makes the others wait."""
-    by_anchors = sorted(packs, key=num_anchors)
-    groups = [by_anchors[first : first + world_size] for first in range(0, len(packs), world_size)]
-    return [pack for number in drawn.permutation(len(groups)) for pack in groups[number]]
-
-
-def num_anchors(pack: list[SampleRef]) -> int:
-    return sum(ref.entry.anchors for ref in pack)
+    groups = np.argsort(anchors, kind="stable").reshape(-1, world_size)
+    return groups[drawn.permutation(len(groups))].ravel()

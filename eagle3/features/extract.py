@@ -17,11 +17,12 @@ from eagle3.answers.store import MAKE_RESPONSES, ResponsesManifest, read_respons
 from eagle3.errors import InputError
 from eagle3.features.conversation import Conversation, read_conversations
 from eagle3.features.extractor import Extractor
+from eagle3.features.index import ShardIndex
 from eagle3.features.manifest import (
     MANIFEST,
     MadeFrom,
     Manifest,
-    ShardIndex,
+    index_name,
     read_index,
     read_manifest,
     require_different_ids,
@@ -29,13 +30,14 @@ from eagle3.features.manifest import (
 )
 from eagle3.features.shards import StoreWriter, broken, hash_of
 from eagle3.features.store import TARGET_WEIGHTS, save_target_weights
-from eagle3.storage.folder import LocalFolder, Storage, sha256_stored
+from eagle3.storage.folder import Storage, sha256_stored
+from eagle3.storage.place import open_folder
 from eagle3.target.identity import require_same_target
 from eagle3.target.model import Target
 from eagle3.target.stored import StoredTarget
 
 log = logging.getLogger(__name__)
-STORED = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+STORED = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "fp8": torch.float8_e4m3fn}
 
 
 def extract_features(
@@ -43,6 +45,7 @@ def extract_features(
     target: Target | StoredTarget,
     extractor: Extractor,
     out_dir: Path,
+    path: str | None,
     capture_layers: list[int],
     dtype: str,
     max_length: int,
@@ -51,7 +54,7 @@ def extract_features(
     reasoning: list[str] | None,
     shard_mb: int,
 ) -> Manifest:
-    """Write DIR/features from DIR/responses and return the manifest; samples that shards already hold are skipped.
+    """Write `path`, or DIR/features, from DIR/responses and return the manifest; finished shards are kept.
 
     Raises InputError if the answers are another target's, or the folder holds features made otherwise.
     """
@@ -72,10 +75,12 @@ def extract_features(
         teachers=teachers,
         reasoning_ids=None if reasoning is None else [ids_in_text(target.tokenizer, each) for each in reasoning],
     )
-    storage = LocalFolder(out_dir / "features")
+    storage = open_folder(path or out_dir / "features", setting="features.path")
+    before = storage.version(MANIFEST)
     indices = complete_shards(storage, made_from)
     if not (indices and storage.names(TARGET_WEIGHTS)):  # gigabytes; those beside finished shards are this target's
-        save_target_weights(storage, target.embedding, target.lm_head, dtype=STORED[dtype])
+        weights_dtype = torch.bfloat16 if dtype == "fp8" else STORED[dtype]
+        save_target_weights(storage, target.embedding, target.lm_head, dtype=weights_dtype)
     left_out: Counter[str] = Counter()
     conversations = read_conversations(
         out_dir / "responses", max_length=max_length, too_long=too_long, left_out=left_out
@@ -100,6 +105,7 @@ def extract_features(
         target_weights_sha256=sha256_stored(storage, TARGET_WEIGHTS),
         indices=indices,
         left_out=dict(left_out),
+        instead_of=before,
     )
 
 
@@ -128,18 +134,20 @@ def ids_in_text(tokenizer: PreTrainedTokenizerBase, marker: str) -> list[int]:
 
 def complete_shards(storage: Storage, made_from: MadeFrom) -> list[ShardIndex]:
     """Return the indices of the shards that an earlier run finished, in order."""
-    indices = [read_index(storage, name) for name in storage.names("shard-*.json")]
+    there = {index_name(name) for name in storage.names("shard-*.tar")}
+    indices = [read_index(storage, name) for name in storage.names("shard-*.index") if name in there]
     require_different_ids(storage, indices)
     for index in indices:
-        if storage.names(index.shard) and storage.size(index.shard) != index.bytes:
-            held = f"holds {storage.size(index.shard)} bytes instead of {index.bytes}"
-            raise broken(f"{storage.location}/{index.shard}", held)
-        if index.made_from != hash_of(made_from):
+        facts = index.facts
+        if storage.size(facts.shard) != facts.bytes:
+            held = f"holds {storage.size(facts.shard)} bytes instead of {facts.bytes}"
+            raise broken(f"{storage.location}/{facts.shard}", held)
+        if facts.made_from != hash_of(made_from):
             raise InputError(
-                f"{storage.location}/{index.shard} was made otherwise than this run's would be "
+                f"{storage.location}/{facts.shard} was made otherwise than this run's would be "
                 f"({what_differs(storage, made_from)}); choose another out_dir, or delete {storage.location}"
             )
-    return [index for index in indices if storage.names(index.shard)]
+    return indices
 
 
 def what_differs(storage: Storage, made_from: MadeFrom) -> str:
@@ -153,7 +161,7 @@ def write_shards(
     writer: StoreWriter, extractor: Extractor, conversations: Iterator[Conversation], *, total: int
 ) -> None:
     """Extract what the writer's finished shards do not hold yet; an unfinished shard leaves nothing behind."""
-    done = {entry.id for index in writer.indices for entry in index.samples}
+    done = {sample_id for index in writer.indices for sample_id in index.ids()}
     try:
         with tqdm(desc="features", unit="sample", total=total) as progress:
             for sample in extractor(_not_done(conversations, done, progress)):

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from eagle3.features.conversation import Conversation
-from eagle3.features.sample import Sample, positions_with_teacher, require_finite
+from eagle3.features.sample import Sample, positions_with_teacher, stored_rows
 from eagle3.target.capture import Capture, Features, logit_transform_of
 from eagle3.target.facts import LogitTransform
 from eagle3.target.model import Target
@@ -73,14 +73,13 @@ class HuggingFaceExtractor:
         has_teacher = positions_with_teacher(item.turns, self.teachers)
         last = features.last_hidden_state[has_teacher.to(features.last_hidden_state.device)]
         argmax = self._teacher_argmax(last)
-        aux, stored = features.aux_hidden_states.to(self.dtype), last.to(self.dtype)
-        require_finite(aux, stored, sample_id=item.id)
+        layers = len(self.capture.layers)
         return Sample(
             id=item.id,
             input_ids=item.input_ids,
             turns=item.turns,
-            aux_hidden_states=aux.cpu(),
-            last_hidden_state=stored.cpu(),
+            aux_hidden_states=stored_rows(features.aux_hidden_states, self.dtype, layers=layers, sample_id=item.id),
+            last_hidden_state=stored_rows(last, self.dtype, layers=1, sample_id=item.id),
             teacher_argmax=argmax.cpu(),
             has_teacher=has_teacher,
         )

@@ -5,6 +5,7 @@ Shapes: V target vocabulary, H hidden size.
 
 from dataclasses import asdict
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,10 +15,12 @@ from torch import Tensor
 from eagle3.errors import InputError
 from eagle3.features.manifest import MadeFrom
 from eagle3.features.sample import Sample
-from eagle3.features.source import FeatureSource, SampleRef, TargetWeights
+from eagle3.features.samples import SampleRef, Samples
+from eagle3.features.source import FeatureSource, TargetWeights
 from eagle3.features.store import FeatureStore
+from eagle3.storage.cache import CachedFolder
 from eagle3.storage.files import require_local, sha256_json
-from eagle3.storage.folder import LocalFolder
+from eagle3.storage.place import open_folder
 from eagle3.target.facts import TargetConfig
 from eagle3.target.identity import require_same_target
 
@@ -33,7 +36,8 @@ class JoinedStores:
         for store in stores[1:]:
             require_joinable(stores[0], store)
         require_different(stores)
-        self.samples = [ref for store in stores for ref in store.samples]
+        self.samples = Samples.joined([store.samples for store in stores])
+        self.remote = any(store.remote for store in stores)
         self._store_at = {store.location: store for store in stores}
 
     @property
@@ -74,14 +78,17 @@ class JoinedStores:
         return sha256_json([store.fingerprint for store in self.stores])
 
 
-def open_source(path: str | list[str] | None) -> FeatureSource:
-    """Open what `data.path` names. A list of one is that store."""
+def open_source(path: str | list[str] | None, *, cache_dir: str | None = None, cache_gb: float = 0) -> FeatureSource:
+    """Open what `data.path` names, stores in buckets through a cache if there is one. A list of one is that store."""
     if not path:
         raise InputError("data.path is not set; give a feature store, e.g. data.path=DIR/features")
     paths = [path] if isinstance(path, str) else path
-    for each in paths:
-        require_local(each, setting="data.path")
-    stores = [FeatureStore(LocalFolder(each)) for each in paths]
+    folders = [open_folder(each, setting="data.path") for each in paths]
+    if cache_dir is not None:
+        require_local(cache_dir, setting="data.cache_dir")
+        limit = int(cache_gb * 1e9)
+        folders = [CachedFolder(each, Path(cache_dir), limit=limit) if each.remote else each for each in folders]
+    stores = [FeatureStore(folder) for folder in folders]
     return stores[0] if len(stores) == 1 else JoinedStores(stores)
 
 

@@ -3,8 +3,7 @@
 Shapes: T tokens of a sample.
 """
 
-from collections.abc import Sequence
-
+import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -12,7 +11,7 @@ from torch import Tensor
 from eagle3.errors import InputError
 from eagle3.features.manifest import MadeFrom
 from eagle3.features.sample import Sample
-from eagle3.features.source import SampleRef
+from eagle3.features.samples import Samples
 from eagle3.features.turns import answers_of
 
 
@@ -22,7 +21,7 @@ class AllTurns:
     def check(self, made_from: MadeFrom) -> None:
         pass
 
-    def select(self, samples: Sequence[SampleRef]) -> Sequence[SampleRef]:
+    def select(self, samples: Samples) -> Samples:
         """Those of a store's samples that are trained at all."""
         return samples
 
@@ -33,12 +32,13 @@ class AllTurns:
 class LastTurn(AllTurns):
     """The last answer of a conversation, which is several samples where its template rewrites earlier answers."""
 
-    def select(self, samples: Sequence[SampleRef]) -> Sequence[SampleRef]:
-        turns: dict[tuple[str, str], dict[int, SampleRef]] = {}
-        for ref in samples:
-            prompt, _, turn = ref.entry.id.rpartition("#")
-            turns.setdefault((ref.store, prompt), {})[int(turn)] = ref
-        return [of_prompt[max(of_prompt)] for of_prompt in turns.values()]
+    def select(self, samples: Samples) -> Samples:
+        last: dict[tuple[str, str], tuple[int, int]] = {}  # of a prompt: the turn, and the sample's place
+        for place, (store, sample_id) in enumerate(samples.names()):
+            prompt, _, turn = sample_id.rpartition("#")
+            if last.get((store, prompt), (-1, 0))[0] < int(turn):
+                last[store, prompt] = int(turn), place
+        return samples.take(np.array([place for _, place in last.values()], np.int64))
 
     def __call__(self, sample: Sample) -> Int[Tensor, " T"]:
         return torch.where(sample.turns == sample.turns.max(), sample.turns, 0)

@@ -1,17 +1,20 @@
-"""What a feature store says of itself: the manifest of the whole, and the index beside each shard."""
+"""What a feature store says of itself: the manifest of the whole; and its indices (index.py) read and held together."""
 
 import hashlib
-from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+import numpy as np
+
 from eagle3.errors import InputError
-from eagle3.storage.folder import Storage, write_file
-from eagle3.storage.records import AnyRecord, Record, parse_sealed, sealed_bytes
+from eagle3.features.index import FORMAT_VERSION, ShardIndex, index_bytes, parse_index
+from eagle3.storage.folder import WHATEVER, Storage, write_file
+from eagle3.storage.records import Record, parse_sealed, sealed_bytes
 from eagle3.target.facts import TargetConfig
 from eagle3.target.identity import TargetIdentity
 
-FORMAT_VERSION = 5
 MANIFEST = "manifest.json"
 MAKE_FEATURES = "python precompute.py 'stages=[features]'"
 MAKE_STORE = "python precompute.py target.path=TARGET prompts.path=FILE.jsonl out_dir=DIR (then data.path=DIR/features)"
@@ -35,36 +38,6 @@ class MadeFrom(Record):
         """Say which settings differ: this one's then, the other's now."""
         pairs = {field.name: (getattr(self, field.name), getattr(other, field.name)) for field in fields(self)}
         return ", ".join(f"{name}={then} then, {now} now" for name, (then, now) in pairs.items() if then != now)
-
-
-@dataclass(frozen=True)
-class SampleEntry(Record):
-    """Where one sample lies in its shard and what it weighs."""
-
-    id: str
-    offset: int
-    size: int
-    tokens: int
-    answer_tokens: int
-    anchors: int  # when every answer is trained
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShardIndex(Record):
-    """One shard: its size and hash, its samples, and how often each token occurs in their answers.
-
-    `made_from` is the hash of the store's MadeFrom: a shard made otherwise belongs to another store.
-    """
-
-    FORMAT_VERSION: ClassVar[int] = FORMAT_VERSION
-
-    format_version: int
-    shard: str
-    made_from: str
-    bytes: int
-    sha256: str
-    samples: list[SampleEntry]
-    answer_counts: list[tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -99,40 +72,61 @@ def require_different_ids(storage: Storage, indices: list[ShardIndex]) -> None:
     """Raise InputError for a sample that is there twice: training would take it for two."""
     found: dict[str, str] = {}
     for index in indices:
-        for entry in index.samples:
-            if entry.id in found:
+        for sample_id in index.ids():
+            if sample_id in found:
                 raise InputError(
-                    f"{storage.location}: sample {entry.id} is in {found[entry.id]} and in {index.shard}; delete the "
-                    f"shard that does not belong here with its .json, and run: {MAKE_FEATURES}"
+                    f"{storage.location}: sample {sample_id} is in {found[sample_id]} and in {index.facts.shard}; "
+                    f"delete the shard that does not belong here with its .index, and run: {MAKE_FEATURES}"
                 )
-            found[entry.id] = index.shard
+            found[sample_id] = index.facts.shard
+
+
+@contextmanager
+def one_writer(storage: Storage, name: str) -> Iterator[None]:
+    """Say it in a line when the block finds a file that another process has written meanwhile."""
+    try:
+        yield
+    except FileExistsError:
+        raise InputError(
+            f"{storage.location}/{name} has been written by another process since this one began; let one run at a "
+            f"time write {storage.location}, then run this command again: what is finished is kept"
+        ) from None
 
 
 def index_name(shard: str) -> str:
-    return f"{shard.removesuffix('.tar')}.json"
+    return f"{shard.removesuffix('.tar')}.index"
 
 
-def read_index(storage: Storage, name: str) -> ShardIndex:
-    way_out = f"delete it with its shard and run: {MAKE_FEATURES}"
-    return _read(storage, name, ShardIndex, made_by=MAKE_FEATURES, way_out=way_out)
+def read_index(storage: Storage, name: str, expected_sha256: str | None = None) -> ShardIndex:
+    """Read an index, and hold it against the manifest's hash of it, or else against its own."""
+    source, way_out = f"{storage.location}/{name}", f"delete it with its shard and run: {MAKE_FEATURES}"
+    content = _content(storage, name, made_by=MAKE_FEATURES)
+    listed = expected_sha256 is not None and hashlib.sha256(content).hexdigest() == expected_sha256
+    index = parse_index(content, source=source, way_out=way_out, check_seal=not listed)
+    if expected_sha256 is not None and not listed:
+        raise InputError(
+            f"{storage.location}/{index.facts.shard} has an index that does not belong to {MANIFEST}: copy the shard "
+            f"again with its .index, or delete both and rerun precompute.py stages=[features]"
+        )
+    return index
 
 
 def read_manifest(storage: Storage) -> Manifest:
-    return _read(storage, MANIFEST, Manifest, made_by=MAKE_STORE, way_out=f"make the store again: {MAKE_FEATURES}")
+    content = bytes(_content(storage, MANIFEST, made_by=MAKE_STORE))
+    way_out = f"make the store again: {MAKE_FEATURES}"
+    return parse_sealed(content, Manifest, source=f"{storage.location}/{MANIFEST}", way_out=way_out)
 
 
-def _read(storage: Storage, name: str, kind: type[AnyRecord], *, made_by: str, way_out: str) -> AnyRecord:
-    source = f"{storage.location}/{name}"
+def _content(storage: Storage, name: str, *, made_by: str) -> memoryview:
     try:
-        content = bytes(storage.read(name))
+        return storage.read(name)
     except FileNotFoundError:
-        raise InputError(f"{source} does not exist; make it with: {made_by}") from None
-    return parse_sealed(content, kind, source=source, way_out=way_out)
+        raise InputError(f"{storage.location}/{name} does not exist; make it with: {made_by}") from None
 
 
 def sha256_of(index: ShardIndex) -> str:
     """Return the hash of the index's file."""
-    return hashlib.sha256(sealed_bytes(index)).hexdigest()
+    return hashlib.sha256(index_bytes(index)).hexdigest()
 
 
 def write_manifest(
@@ -143,27 +137,28 @@ def write_manifest(
     target_weights_sha256: str,
     indices: list[ShardIndex],
     left_out: dict[str, int],
+    instead_of: str | None = WHATEVER,
 ) -> Manifest:
-    """Join the shards' indices into the manifest and write it."""
-    counts: Counter[int] = Counter()
+    """Join the shards' indices into the manifest and write it, in place of the version that this run has seen."""
+    counts = np.zeros(target_config.vocab_size, np.int64)
     for index in indices:
-        counts.update(dict(index.answer_counts))
-    entries = [entry for index in indices for entry in index.samples]
+        counts[index.columns["token"]] += index.columns["times"]
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         made_from=made_from,
         target_config=target_config,
         target_weights_sha256=target_weights_sha256,
-        samples=len(entries),
-        tokens=sum(entry.tokens for entry in entries),
-        answer_tokens=sum(entry.answer_tokens for entry in entries),
-        bytes=sum(index.bytes for index in indices),
+        samples=sum(len(index) for index in indices),
+        tokens=sum(index.tokens() for index in indices),
+        answer_tokens=sum(index.answer_tokens() for index in indices),
+        bytes=sum(index.facts.bytes for index in indices),
         left_out=left_out,
         shards=[
-            ShardEntry(index.shard, index.bytes, index.sha256, len(index.samples), sha256_of(index))
+            ShardEntry(index.facts.shard, index.facts.bytes, index.facts.sha256, len(index), sha256_of(index))
             for index in indices
         ],
-        answer_counts=sorted(counts.items()),
+        answer_counts=[(int(token), int(counts[token])) for token in counts.nonzero()[0]],
     )
-    write_file(storage, MANIFEST, sealed_bytes(manifest))
+    with one_writer(storage, MANIFEST):
+        write_file(storage, MANIFEST, sealed_bytes(manifest), instead_of=instead_of)
     return manifest

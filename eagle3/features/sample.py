@@ -1,18 +1,26 @@
 """One training sample: a tokenised conversation with the target's features, as a safetensors blob.
 
-Shapes: T tokens, A captured layers, H hidden size, AH = A · H, J positions with a teacher.
+    input_ids           U8 [T, W]     each id in W bytes, the lowest first; W is the least that all ids fit in
+    turns               I32 [X, 3]    of each answer: where it begins, where it ends, its number from 1 up
+    aux_hidden_states   [T, AH]       BF16, F16, F32; or F8_E4M3 with
+    aux_exponents       U8 [T, A]     each layer's values are to be multiplied by 2^(exponent - 127)
+    last_hidden_state   [J, H]        the same, with last_exponents U8 [J, 1]
+    teacher_argmax      U8 [J, W]     as input_ids
+
+Shapes: T tokens, A captured layers, H hidden size, AH = A · H, J positions with a teacher, X answers.
 """
 
 import json
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, UInt8
 from safetensors.torch import save
 from torch import Tensor
 
 from eagle3.errors import InputError
-from eagle3.features.turns import teacher_positions
+from eagle3.features.fp8 import ScaledRows, scaled
+from eagle3.features.turns import answers_of, teacher_positions
 
 # What safetensors calls the types that tensors are stored in.
 DTYPES = {
@@ -20,8 +28,11 @@ DTYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
     "I32": torch.int32,
-    "I16": torch.int16,
+    "U8": torch.uint8,
+    "F8_E4M3": torch.uint8,  # the bits; fp8.py
 }
+
+ROWS = {"aux": "aux_hidden_states", "last": "last_hidden_state"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +43,8 @@ class Sample:
     id: str
     input_ids: Int[Tensor, " T"]
     turns: Int[Tensor, " T"]
-    aux_hidden_states: Float[Tensor, "T AH"]
-    last_hidden_state: Float[Tensor, "J H"]
+    aux_hidden_states: Float[Tensor, "T AH"] | ScaledRows
+    last_hidden_state: Float[Tensor, "J H"] | ScaledRows
     teacher_argmax: Int[Tensor, " J"]
     has_teacher: Bool[Tensor, " T"]
 
@@ -43,33 +54,74 @@ def positions_with_teacher(turns: Int[Tensor, " T"], kind: str) -> Bool[Tensor, 
     return torch.ones_like(turns, dtype=torch.bool) if kind == "all" else teacher_positions(turns)
 
 
-def require_finite(aux: Tensor, last: Tensor, *, sample_id: str) -> None:
-    """Raise InputError for hidden states that the stored type cannot hold."""
-    if not (aux.isfinite().all() and last.isfinite().all()):
+def stored_rows(
+    rows: Float[Tensor, "N W"], dtype: torch.dtype, *, layers: int, sample_id: str
+) -> Float[Tensor, "N W"] | ScaledRows:
+    """Return rows of `layers` hidden states side by side as the store keeps them, on the CPU; InputError for values
+    that its type cannot hold."""
+    fp8 = dtype is torch.float8_e4m3fn
+    rows = rows.to(torch.float32 if fp8 else dtype)
+    if not rows.isfinite().all():
         raise InputError(
-            f"features.dtype={str(aux.dtype).removeprefix('torch.')}: hidden states of sample {sample_id} are not "
-            f"finite in it; take features.dtype=bfloat16 (float16 ends at 65504) and no target.dtype=float16"
+            f"features.dtype={str(dtype).removeprefix('torch.')}: hidden states of sample {sample_id} are not finite "
+            f"in it; take features.dtype=bfloat16 (float16 ends at 65504) and no target.dtype=float16"
         )
+    return (scaled(rows, layers) if fp8 else rows).cpu()
 
 
 def to_bytes(sample: Sample) -> bytes:
-    return save(
-        {
-            "input_ids": sample.input_ids.int(),
-            "turns": sample.turns.short(),
-            "aux_hidden_states": sample.aux_hidden_states.contiguous(),
-            "last_hidden_state": sample.last_hidden_state.contiguous(),
-            "teacher_argmax": sample.teacher_argmax.int(),
-        },
-        metadata={"id": sample.id},
-    )
+    answers = [(begin, end, int(sample.turns[begin])) for begin, end in answers_of(sample.turns)]
+    tensors = {
+        "input_ids": in_bytes(sample.input_ids),
+        "turns": torch.tensor(answers, dtype=torch.int32).reshape(-1, 3),
+        "teacher_argmax": in_bytes(sample.teacher_argmax),
+    }
+    for name in ("aux", "last"):
+        rows = getattr(sample, ROWS[name])
+        if isinstance(rows, ScaledRows):
+            tensors |= {ROWS[name]: rows.values.view(torch.float8_e4m3fn), f"{name}_exponents": rows.exponents}
+        else:
+            tensors[ROWS[name]] = rows.contiguous()
+    return save(tensors, metadata={"id": sample.id})
 
 
 def from_bytes(blob: memoryview, *, sample_id: str, teachers: str) -> Sample:
     """Read a sample whose large tensors are views of `blob`; any exception means that the blob is damaged."""
     tensors = views(blob)
-    turns = tensors["turns"].long()
-    return Sample(id=sample_id, **tensors | {"turns": turns}, has_teacher=positions_with_teacher(turns, teachers))
+    input_ids = from_ids_in_bytes(tensors.pop("input_ids"))
+    turns = torch.zeros(len(input_ids), dtype=torch.long)
+    before = 0
+    for begin, end, number in tensors.pop("turns").tolist():
+        if not (before <= begin < end <= len(turns) and number > 0):
+            raise ValueError("its answers do not lie in it")
+        turns[begin:end], before = number, end
+    argmax = from_ids_in_bytes(tensors.pop("teacher_argmax"))
+    rows = {
+        ROWS[name]: ScaledRows(tensors.pop(ROWS[name]), tensors.pop(f"{name}_exponents"))
+        if f"{name}_exponents" in tensors
+        else tensors.pop(ROWS[name])
+        for name in ROWS
+    }
+    has_teacher = positions_with_teacher(turns, teachers)
+    lengths = len(turns), int(has_teacher.sum())
+    if tensors or (*map(len, rows.values()), len(argmax)) != (*lengths, lengths[1]):
+        raise ValueError("its tensors do not fit together")
+    return Sample(
+        id=sample_id, input_ids=input_ids, turns=turns, teacher_argmax=argmax, has_teacher=has_teacher, **rows
+    )
+
+
+def in_bytes(ids: Int[Tensor, " T"]) -> UInt8[Tensor, "T W"]:
+    width = max(1, (int(ids.max()).bit_length() + 7) // 8) if len(ids) else 1
+    return ids.int().unsqueeze(1).contiguous().view(torch.uint8)[:, :width].contiguous()
+
+
+def from_ids_in_bytes(ids: UInt8[Tensor, "T W"]) -> Int[Tensor, " T"]:
+    if ids.shape[1] > 4:
+        raise ValueError("its ids are wider than four bytes")
+    wide = torch.zeros(len(ids), 4, dtype=torch.uint8)
+    wide[:, : ids.shape[1]] = ids
+    return wide.view(torch.int32).squeeze(1)
 
 
 def views(blob: memoryview) -> dict[str, Tensor]:

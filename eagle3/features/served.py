@@ -32,7 +32,7 @@ from eagle3.engine.own import servers_of, serving
 from eagle3.engine.pool import Pool
 from eagle3.errors import InputError
 from eagle3.features.conversation import Conversation
-from eagle3.features.sample import Sample, positions_with_teacher, require_finite
+from eagle3.features.sample import Sample, positions_with_teacher, stored_rows
 from eagle3.features.sentinel import Sentinel, check_against_engine
 from eagle3.target.facts import LogitTransform
 from eagle3.target.stored import StoredTarget
@@ -132,15 +132,13 @@ class ServedExtractor:
             self.left_out[f"refused by the engine: {refused}"] += 1
             return
         self.tokens += len(item.input_ids)
-        aux, last = captured.aux_hidden_states.to(self.dtype), captured.last_hidden_state.to(self.dtype)
-        if self.dtype is torch.float16:  # which the engine's states may not fit; that they are finite it has checked
-            require_finite(aux, last, sample_id=item.id)
+        layers, aux = len(self.layers), captured.aux_hidden_states
         yield Sample(
             id=item.id,
             input_ids=item.input_ids,
             turns=item.turns,
-            aux_hidden_states=aux,
-            last_hidden_state=last,
+            aux_hidden_states=stored_rows(aux, self.dtype, layers=layers, sample_id=item.id),
+            last_hidden_state=stored_rows(captured.last_hidden_state, self.dtype, layers=1, sample_id=item.id),
             teacher_argmax=captured.teacher_argmax,
             has_teacher=positions_with_teacher(item.turns, self.teachers),
         )

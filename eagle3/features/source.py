@@ -3,27 +3,20 @@
 Shapes: V target vocabulary, H hidden size.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from eagle3.features.manifest import MadeFrom, SampleEntry
+from eagle3.features.manifest import MadeFrom
 from eagle3.features.sample import Sample
+from eagle3.features.samples import SampleRef, Samples
 from eagle3.target.facts import TargetConfig
 
 TargetWeights = tuple[Float[Tensor, "V H"], Float[Tensor, "V H"]]  # embedding, lm_head
 
 
-@dataclass(frozen=True)
-class SampleRef:
-    """A sample: the location of its store, its shard and its entry there."""
-
-    store: str
-    shard: str
-    entry: SampleEntry
+REQUESTS = 32  # to a store behind a network, at once
 
 
 def as_setting(location: str | list[str]) -> str:
@@ -50,7 +43,11 @@ class FeatureSource(Protocol):
     def target_config(self) -> TargetConfig: ...
 
     @property
-    def samples(self) -> Sequence[SampleRef]: ...
+    def samples(self) -> Samples: ...
+
+    @property
+    def remote(self) -> bool:
+        """Reading waits for a network, so that samples of a pack are worth reading at once."""
 
     @property
     def answer_counts(self) -> Int[Tensor, " V"]:

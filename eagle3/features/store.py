@@ -2,11 +2,12 @@
 
     manifest.json         what made the store: target, template, capture, dtype, counts; sha256 of every shard
     target.safetensors    embedding [V, H] and lm_head [V, H] (one tensor if tied)
-    shard-*.tar, *.json   samples (shards.py)
+    shard-*.tar, *.index  samples (shards.py)
 
 Shapes: V target vocabulary, H hidden size.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import cached_property
 from typing import Any
@@ -20,17 +21,16 @@ from tqdm import tqdm
 from eagle3.errors import InputError
 from eagle3.features.manifest import (
     MAKE_FEATURES,
-    MANIFEST,
     MadeFrom,
     ShardEntry,
     index_name,
     read_index,
     read_manifest,
-    sha256_of,
 )
 from eagle3.features.sample import Sample, views
-from eagle3.features.shards import ShardReader, broken, hash_of, verify_file
-from eagle3.features.source import SampleRef, TargetWeights
+from eagle3.features.samples import IndexedShard, SampleRef, Samples
+from eagle3.features.shards import ShardReader, hash_of, require_sha256, verify_file
+from eagle3.features.source import REQUESTS, TargetWeights
 from eagle3.storage.files import sha256_json
 from eagle3.storage.folder import Storage, write_file
 from eagle3.target.facts import TargetConfig
@@ -44,7 +44,8 @@ class FeatureStore:
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
         self.manifest = read_manifest(storage)
-        self.samples = [ref for shard in self.manifest.shards for ref in self._samples_of(shard)]
+        with ThreadPoolExecutor(REQUESTS if storage.remote else 2) as readers:  # hashing lets go of the interpreter
+            self.samples = Samples.of_shards(list(readers.map(self._samples_of, self.manifest.shards)))
         self._shards = {shard.name: shard for shard in self.manifest.shards}
         self._readers: dict[str, ShardReader] = {}
 
@@ -67,13 +68,18 @@ class FeatureStore:
     def read(self, ref: SampleRef) -> Sample:
         return self._reader(ref.shard).read(ref.entry)
 
+    @property
+    def remote(self) -> bool:
+        return self.storage.remote
+
     def verify(self, *, rank: int = 0, world_size: int = 1) -> None:
         shards = self.manifest.shards[rank::world_size]
         total = sum(shard.bytes for shard in shards)
         with tqdm(total=total, unit="B", unit_scale=True, desc="verify shards", disable=rank > 0) as progress:
             for shard in shards:
                 self._reader(shard.name)
-                verify_file(self.storage, shard.name, shard.sha256)
+                if not self.remote:  # else each sample is held against its hash when it comes
+                    verify_file(self.storage, shard.name, shard.sha256)
                 progress.update(shard.bytes)
 
     def target_weights(self) -> TargetWeights:
@@ -84,8 +90,9 @@ class FeatureStore:
         """Read once what the head and the loss both ask for: the hash of gigabytes takes seconds."""
         path = f"{self.location}/{TARGET_WEIGHTS}"
         try:
-            verify_file(self.storage, TARGET_WEIGHTS, self.manifest.target_weights_sha256)
-            tensors = views(self.storage.read(TARGET_WEIGHTS))
+            content = self.storage.read(TARGET_WEIGHTS)
+            require_sha256(content, path, self.manifest.target_weights_sha256)
+            tensors = views(content)
             embedding = tensors["embedding"]
         except InputError:
             raise
@@ -112,12 +119,9 @@ class FeatureStore:
             self._readers[shard] = ShardReader(self.storage, self._shards[shard], teachers=self.made_from.teachers)
         return self._readers[shard]
 
-    def _samples_of(self, shard: ShardEntry) -> list[SampleRef]:
-        index = read_index(self.storage, index_name(shard.name))
-        if sha256_of(index) != shard.index_sha256:
-            path = f"{self.location}/{shard.name}"
-            raise broken(path, f"has an index that does not belong to {MANIFEST}")
-        return [SampleRef(self.location, shard.name, entry) for entry in index.samples]
+    def _samples_of(self, shard: ShardEntry) -> IndexedShard:
+        index = read_index(self.storage, index_name(shard.name), shard.index_sha256)
+        return IndexedShard(self.location, shard.name, index)
 
 
 def save_target_weights(storage: Storage, embedding: Tensor, lm_head: Tensor, *, dtype: torch.dtype) -> None:

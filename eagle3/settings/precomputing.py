@@ -9,7 +9,7 @@ from eagle3.settings.engine import Address, DraftTokens, Launch, Seconds, Steps,
 from eagle3.settings.prompts import WholePrompts
 from eagle3.settings.types import STRICT, Count, CountOrZero, Date, Part, Places, Seed, Text, part_of, wrong
 
-STAGES = ("prompts", "responses", "features")
+STAGES = ("prompts", "responses", "features", "verify", "repair")
 
 Tokens = Annotated[int, Field(ge=1, le=2**24)]
 
@@ -82,8 +82,9 @@ class FeatureEngine(TypedDict):
 
 
 class Features(TypedDict):
+    path: Text | None
     capture_layers: Annotated[list[Annotated[int, Field(ge=1, le=10_000)]], Field(min_length=1)] | None
-    dtype: Literal["bfloat16", "float16", "float32"]
+    dtype: Literal["bfloat16", "float16", "float32", "fp8"]
     max_length: Annotated[int, Field(ge=2, le=2**24)]
     too_long: Literal["truncate", "drop"]
     teachers: Literal["answers", "all"]

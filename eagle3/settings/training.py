@@ -102,6 +102,8 @@ class Model(TypedDict):
 class Data(TypedDict):
     path: Annotated[Any, text_or(Annotated[list[Text], Field(min_length=1)])] | None
     source: Part | None
+    cache_dir: Text | None
+    cache_gb: Positive
     pack_tokens: Annotated[int, Field(ge=2, le=2**24)]
     val_fraction: Annotated[float, Field(gt=0, lt=1)]
     limit_samples: Count | None

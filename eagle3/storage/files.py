@@ -15,8 +15,8 @@ def require_local(path: str, *, setting: str) -> None:
     """Raise InputError for a URL: as a path it would name a folder below the working directory."""
     if "://" in path:
         raise InputError(
-            f"{setting}={path} is a URL, and must be a local folder; mount the bucket, or copy the folder from and to "
-            f"it with its own tool, e.g. aws s3 sync"
+            f"{setting}={path} is a URL, and must be a local folder; only features lie in buckets: features.path, "
+            f"data.path"
         )
 
 
@@ -99,8 +99,14 @@ def sha256_file(path: Path) -> str:
 
 
 class LocalPendingFile:
-    def __init__(self, path: Path, *, committed: Callable[[], object] = lambda: None) -> None:
-        self.path, self.committed = path, committed
+    def __init__(
+        self,
+        path: Path,
+        *,
+        check: Callable[[], object] = lambda: None,
+        committed: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.path, self.check, self.committed = path, check, committed
         self.temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         self.file = self.temporary.open("wb")
 
@@ -116,6 +122,7 @@ class LocalPendingFile:
             self.file.flush()
             os.fsync(self.file.fileno())
             self.file.close()
+            self.check()
             self.temporary.replace(self.path)
         self.committed()
 

@@ -1,11 +1,13 @@
-"""The door for where shards lie: a folder of files that are whole or absent; today on this machine."""
+"""The door for where shards lie: a folder of files that are whole or absent, on this machine or in an object store."""
 
+import errno
 import hashlib
-import mmap
 from pathlib import Path
 from typing import Any, Protocol
 
 from eagle3.storage.files import LocalPendingFile
+
+WHATEVER = "*"  # is there under a name that is written
 
 
 class PendingFile(Protocol):
@@ -23,8 +25,10 @@ class PendingFile(Protocol):
 
 
 class Storage(Protocol):
-    """A folder of files that are whole or absent. Names have no folders. Errors are OSErrors with a `filename`; a name
-    that is not there is a FileNotFoundError."""
+    """A folder of files that are whole or absent. Names have no folders. Errors are OSErrors with a `filename`, or
+    InputErrors; a name that is not there is a FileNotFoundError."""
+
+    remote: bool  # reading waits for a network: several reads at once are of use
 
     @property
     def location(self) -> str:
@@ -35,15 +39,28 @@ class Storage(Protocol):
 
     def size(self, name: str) -> int: ...
 
-    def read(self, name: str, start: int = 0, stop: int | None = None) -> memoryview:
-        """Return the bytes of a range, all by default. Safe to call from several threads."""
+    def version(self, name: str) -> str | None:
+        """Return a word that changes when the file does; None if it is not there."""
 
-    def create(self, name: str) -> PendingFile:
-        """Begin a file, which appears under `name` when it is committed and replaces one of that name."""
+    def read(self, name: str, start: int = 0, stop: int | None = None, *, sha256: str | None = None) -> memoryview:
+        """Return the bytes of a range as far as there are, all by default. Safe to call from several threads.
+
+        What comes over a network is held against the `sha256`; files of this machine are so by `verify` alone."""
+
+    def delete(self, name: str) -> None:
+        """Delete a file; nothing happens if it is not there."""
+
+    def create(self, name: str, *, instead_of: str | None = WHATEVER) -> PendingFile:
+        """Begin a file, which appears under `name` when it is committed and replaces one of that name.
+
+        Committing is a FileExistsError unless the version that is there is `instead_of`: so two writers are found out.
+        """
 
 
 class LocalFolder:
     """A folder on this machine. Ranges are views of the mapped file: what is never looked at is never read."""
+
+    remote = False
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -59,27 +76,51 @@ class LocalFolder:
     def size(self, name: str) -> int:
         return (self.path / name).stat().st_size
 
-    def read(self, name: str, start: int = 0, stop: int | None = None) -> memoryview:
+    def version(self, name: str) -> str | None:
+        return _version(self.path / name)
+
+    def read(self, name: str, start: int = 0, stop: int | None = None, *, sha256: str | None = None) -> memoryview:
         if name not in self._mapped:  # two threads may both map a file; the second view stays
             self._mapped[name] = self._map(self.path / name)
         return self._mapped[name][start:stop]
 
-    def create(self, name: str) -> "LocalPendingFile":
+    def delete(self, name: str) -> None:
+        (self.path / name).unlink(missing_ok=True)
+        self._mapped.pop(name, None)
+
+    def create(self, name: str, *, instead_of: str | None = WHATEVER) -> "LocalPendingFile":
         self.path.mkdir(parents=True, exist_ok=True)
-        return LocalPendingFile(self.path / name, committed=lambda: self._mapped.pop(name, None))
+        path = self.path / name
+
+        def check() -> None:  # a folder has one writer at a time (lock.py), so nobody comes in between
+            if instead_of not in (WHATEVER, _version(path)):
+                raise FileExistsError(errno.EEXIST, "another process has written it", str(path))
+
+        return LocalPendingFile(path, check=check, committed=lambda: self._mapped.pop(name, None))
 
     @staticmethod
     def _map(path: Path) -> memoryview:
-        with path.open("rb") as file:
-            if not path.stat().st_size:
-                return memoryview(b"")
-            # Copy on write: torch warns of tensors in read-only memory, and the file must never change.
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+        import torch  # stages without a target do without it
+
+        size = path.stat().st_size
+        if not size:
+            return memoryview(b"")
+        # Not Python's mmap, which keeps a file open: a thousand shards are more than a process may. Copy on write:
+        # torch warns of tensors in read-only memory, and the file must never change.
+        return memoryview(torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).numpy().data)
 
 
-def write_file(storage: Storage, name: str, content: bytes) -> None:
+def _version(path: Path) -> str | None:
+    try:
+        facts = path.stat()
+    except FileNotFoundError:
+        return None
+    return f"{facts.st_ino}-{facts.st_size}-{facts.st_mtime_ns}"
+
+
+def write_file(storage: Storage, name: str, content: bytes, *, instead_of: str | None = WHATEVER) -> None:
     """Write a file whole or not at all."""
-    file = storage.create(name)
+    file = storage.create(name, instead_of=instead_of)
     try:
         file.write(content)
         file.commit()

@@ -25,7 +25,10 @@ log = logging.getLogger(__name__)
 KEY = "eagle3"  # of the record in Lightning's dictionary
 GROUPS = ("data", "loss_mask", "loss", "optim")
 # Where the samples lie, and how they are read. Kernels are in no group: they compute the same.
-MAY_CHANGE = ("data._target_", "data.path", "data.source", "data.prefetch", "data.readers", "data.verify")
+MAY_CHANGE = (
+    "data._target_", "data.path", "data.source", "data.cache_dir", "data.cache_gb", "data.prefetch", "data.readers",
+    "data.verify",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

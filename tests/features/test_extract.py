@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from object_stores import new_folder, s3_server
 from stores import open_store
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -17,9 +18,14 @@ from eagle3.answers.store import Counts, MadeWith, ResponsesManifest, seal_of
 from eagle3.errors import InputError
 from eagle3.features import extract
 from eagle3.features.extract import STORED, extract_features
+from eagle3.features.fp8 import scaled
 from eagle3.features.huggingface import HuggingFaceExtractor
+from eagle3.features.joined import open_source
 from eagle3.features.manifest import Manifest
+from eagle3.features.repair import find_damage, take_away
 from eagle3.features.turns import teacher_positions
+from eagle3.storage.folder import LocalFolder
+from eagle3.storage.place import open_folder
 from eagle3.storage.records import checked_line, read_sealed_json, sealed_bytes
 from eagle3.target.capture import Capture, Features
 from eagle3.target.identity import TargetIdentity
@@ -84,8 +90,8 @@ def write_responses(out_dir: Path, identity: TargetIdentity, rows: list[dict], *
 def run(target: Target) -> Callable[..., Manifest]:
     def extract_with(out_dir: Path, **changes: Any) -> Manifest:
         settings = {
-            "capture_layers": None, "dtype": "float32", "max_length": 64, "too_long": "truncate", "reasoning": None,
-            "teachers": "answers", "batch_tokens": 128, "shard_mb": 512,
+            "path": None, "capture_layers": None, "dtype": "float32", "max_length": 64, "too_long": "truncate",
+            "reasoning": None, "teachers": "answers", "batch_tokens": 128, "shard_mb": 512,
         }  # fmt: skip
         settings |= changes
         layers = settings["capture_layers"] or CAPTURE
@@ -200,10 +206,59 @@ def test_a_lost_shard_alone_is_made_again(answered: Path, run: Callable[..., Man
     first = run(answered, shard_mb=0.2)
     lost = answered / "features" / first.shards[1].name
     lost.unlink()
-    lost.with_suffix(".json").unlink()
+    lost.with_suffix(".index").unlink()
     again = run(answered, shard_mb=0.2)
     assert again.samples == first.samples
     open_store(answered / "features").verify()
+
+
+def test_repair_makes_what_is_damaged_anew_and_touches_nothing_else(
+    answered: Path, run: Callable[..., Manifest]
+) -> None:
+    first = run(answered, shard_mb=0.2)
+    folder = LocalFolder(answered / "features")
+    ids = sorted(ref.entry.id for ref in open_store(folder.path).samples)
+    damaged = ("shard-000001", "shard-000002")
+    kept = {path.name: path.read_bytes() for path in folder.path.glob("shard-*") if path.stem not in damaged}
+    flipped = bytearray((folder.path / first.shards[1].name).read_bytes())
+    flipped[1000] ^= 1
+    (folder.path / first.shards[1].name).write_bytes(flipped)
+    (folder.path / first.shards[2].name).unlink()
+    damage, _ = find_damage(folder)
+    assert sorted(damage) == ["shard-000001.tar", "shard-000002.tar"]
+    take_away(folder, damage)
+    run(answered, shard_mb=0.2)
+    assert find_damage(LocalFolder(folder.path)) == ({}, [])
+    assert sorted(ref.entry.id for ref in open_store(folder.path).samples) == ids
+    assert {name: (folder.path / name).read_bytes() for name in kept} == kept
+
+
+def test_features_in_fp8_are_those_of_float32_packed(answered: Path, run: Callable[..., Manifest]) -> None:
+    run(answered)
+    run(answered, dtype="fp8", path=str(answered / "fp8"))
+    plain, packed, cpu = open_store(answered / "features"), open_store(answered / "fp8"), torch.device("cpu")
+    for one, other in zip(plain.samples, packed.samples, strict=True):
+        rows, fp8 = plain.read(one), packed.read(other)
+        assert torch.equal(fp8.aux_hidden_states.to(cpu), scaled(rows.aux_hidden_states, 3).to(cpu))
+        assert torch.equal(fp8.last_hidden_state.to(cpu), scaled(rows.last_hidden_state, 1).to(cpu))
+    assert packed.target_weights()[0].dtype == torch.bfloat16
+
+
+def test_a_stage_that_writes_to_a_bucket_goes_on_where_it_was_killed(
+    answered: Path, run: Callable[..., Manifest]
+) -> None:
+    with s3_server():
+        url = new_folder()
+        expected = run(answered, shard_mb=0.2)
+        run(answered, shard_mb=0.2, path=url)
+        bucket = open_folder(url, setting="features.path")
+        for name in ("manifest.json", *bucket.names("shard-00000[2-9].*")):
+            bucket.delete(name)
+        resumed = run(answered, shard_mb=0.2, path=url)
+        assert [shard.samples for shard in resumed.shards] == [shard.samples for shard in expected.shards]
+        source = open_source(url)
+        source.verify()
+        assert len([source.read(ref) for ref in source.samples]) == 24
 
 
 @pytest.mark.parametrize(("too_long", "samples"), [("truncate", 3), ("drop", 1)])

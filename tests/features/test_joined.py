@@ -85,12 +85,6 @@ def test_the_same_store_twice_is_refused_under_any_name(two_stores: list[str], t
         assert f"{two_stores[0]} and {name};" in str(refused.value)
 
 
-@pytest.mark.parametrize("path", ["s3://bucket/features", ["local", "s3://bucket/features"]])
-def test_a_store_behind_a_url_is_refused_with_the_way_out(path: str | list[str]) -> None:
-    with pytest.raises(InputError, match=r"data\.path=s3://bucket/features is a URL.*local folder; mount"):
-        open_source(path)
-
-
 def test_validation_prompts_of_two_stores_are_each_prompt_once(two_stores: list[str]) -> None:
     def prompts(path: str | list[str]) -> list[list[int]]:
         store = StoreRecord(path=path, hash=open_source(path).fingerprint, val_fraction=0.5)

@@ -11,10 +11,10 @@ from stores import MADE_FROM, open_store, random_samples, write_store
 
 from eagle3.data.datamodule import FeatureData
 from eagle3.errors import InputError
+from eagle3.features.index import SampleEntry
 from eagle3.features.loss_mask import AllTurns, Everything, LastTurn, WithoutReasoning
 from eagle3.features.sample import Sample
-from eagle3.features.shards import SampleEntry
-from eagle3.features.store import SampleRef
+from eagle3.features.samples import SampleRef, Samples
 from eagle3.head.batch import prepare_ttt
 
 TURNS = [0, 1, 1, 1, 0, 2, 2, 2, 2, 2]
@@ -30,7 +30,7 @@ def test_last_turn_keeps_the_last_answer(make_sample: Callable[..., Sample]) -> 
 
 def test_last_turn_trains_the_last_sample_of_each_conversation_of_each_store() -> None:
     ids = [("a", "p#0"), ("a", "p#2"), ("a", "q#0"), ("b", "p#0"), ("a", "p#1"), ("a", "p#10")]
-    samples = [SampleRef(Path(store), "shard", SampleEntry(name, 0, 0, 9, 5, 4)) for store, name in ids]
+    samples = Samples.of([SampleRef(store, "shard", SampleEntry(name, 0, 0, 9, 5, 4, 0.5, "")) for store, name in ids])
     assert [(str(ref.store), ref.entry.id) for ref in LastTurn().select(samples)] == [
         ("a", "p#10"), ("a", "q#0"), ("b", "p#0"),
     ]  # fmt: skip
@@ -92,7 +92,7 @@ def samples_under(mask: AllTurns, store: Path) -> list[str]:
         source=open_store(store), prepare=partial(prepare_ttt, ttt_steps=3), pack_tokens=99, val_fraction=0.5,
         limit_samples=None, prefetch=1, readers=1, verify=False, seed=0, loss_mask=mask,
     )  # fmt: skip
-    return [ref.entry.id for ref in data.train_samples + data.val_samples]
+    return [ref.entry.id for side in (data.train_samples, data.val_samples) for ref in side]
 
 
 def test_training_reads_what_the_mask_selects(tmp_path: Path) -> None:

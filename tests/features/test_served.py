@@ -28,7 +28,7 @@ from eagle3.target.stored import StoredTarget
 from tests.features.test_extract import conversation, write_responses
 
 ENGINE: dict[str, Any] = {"servers": 1, "memory_gb": 0.5, "timeout_s": 600, "attempts": 3, "give_up_s": 60}
-STAGE: dict[str, Any] = {"max_length": 64, "too_long": "truncate", "reasoning": None, "shard_mb": 512}
+STAGE: dict[str, Any] = {"path": None, "max_length": 64, "too_long": "truncate", "reasoning": None, "shard_mb": 512}
 
 
 @pytest.fixture(scope="module")

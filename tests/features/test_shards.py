@@ -13,8 +13,9 @@ from safetensors.torch import load
 from stores import MADE_FROM, in_float32, random_sample, random_samples
 
 from eagle3.errors import InputError
-from eagle3.features.manifest import ShardEntry, ShardIndex, sha256_of
-from eagle3.features.sample import Sample
+from eagle3.features.index import ShardIndex
+from eagle3.features.manifest import ShardEntry, sha256_of
+from eagle3.features.sample import Sample, from_ids_in_bytes
 from eagle3.features.shards import ShardReader, ShardWriter, verify_file
 from eagle3.storage.folder import LocalFolder
 
@@ -27,7 +28,7 @@ def write(directory: Path, samples: list[Sample]) -> tuple[Path, ShardIndex]:
 
 
 def reader(path: Path, index: ShardIndex) -> ShardReader:
-    entry = ShardEntry(path.name, index.bytes, index.sha256, len(index.samples), sha256_of(index))
+    entry = ShardEntry(path.name, index.facts.bytes, index.facts.sha256, len(index), sha256_of(index))
     return ShardReader(LocalFolder(path.parent), entry, teachers=MADE_FROM.teachers)
 
 
@@ -90,7 +91,7 @@ def test_webdataset_reads_our_shards(tmp_path: Path) -> None:
     assert len(read) == len(samples)
     for tensors, sample in zip(read, samples, strict=True):
         assert torch.equal(tensors["aux_hidden_states"], sample.aux_hidden_states)
-        assert torch.equal(tensors["input_ids"].long(), sample.input_ids)
+        assert torch.equal(from_ids_in_bytes(tensors["input_ids"]).long(), sample.input_ids)
     del dataset
     gc.collect()  # while its warning is still ignored
 
@@ -117,7 +118,7 @@ def test_nothing_appears_under_the_shards_name_before_it_is_whole(tmp_path: Path
 
 def test_a_truncated_shard_is_named_and_refused(tmp_path: Path) -> None:
     path, index = write(tmp_path, random_samples(4))
-    os.truncate(path, index.bytes - 700)
+    os.truncate(path, index.facts.bytes - 700)
     with pytest.raises(InputError, match=r"shard-000000\.tar holds .* refused"):
         reader(path, index)
 
@@ -128,7 +129,7 @@ def test_a_corrupted_shard_is_named_and_refused(tmp_path: Path) -> None:
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"shard-000000\.tar has sha256 .* refused"):
-        verify_file(LocalFolder(tmp_path), path.name, index.sha256)
+        verify_file(LocalFolder(tmp_path), path.name, index.facts.sha256)
 
 
 def test_a_damaged_sample_header_is_named_and_refused(tmp_path: Path) -> None:

@@ -8,9 +8,12 @@ import torch
 from stores import MADE_FROM, TARGET_CONFIG, random_samples, write_store
 from torch import Tensor
 
-from eagle3.features.manifest import MadeFrom, SampleEntry
+from eagle3.features.index import SampleEntry
+from eagle3.features.manifest import MadeFrom
 from eagle3.features.sample import Sample
-from eagle3.features.source import SampleRef, TargetWeights
+from eagle3.features.samples import SampleRef, Samples
+from eagle3.features.source import TargetWeights
+from eagle3.features.split import split_fraction
 from eagle3.features.turns import anchors_of
 from eagle3.target.facts import TargetConfig
 from tests.training.test_training import Run
@@ -22,10 +25,11 @@ class InMemory:
     """A `FeatureSource` that reads nothing from disk."""
 
     location = "memory"
+    remote = False
 
     def __init__(self, count: int) -> None:
         self.by_id = {sample.id: sample for sample in random_samples(count)}
-        self.samples = [SampleRef("memory", "", self._entry(sample)) for sample in self.by_id.values()]
+        self.samples = Samples.of([SampleRef("memory", "", self._entry(sample)) for sample in self.by_id.values()])
 
     @property
     def made_from(self) -> MadeFrom:
@@ -61,7 +65,8 @@ class InMemory:
     @staticmethod
     def _entry(sample: Sample) -> SampleEntry:
         answers = int((sample.turns > 0).sum())
-        return SampleEntry(sample.id, 0, 0, len(sample.input_ids), answers, len(anchors_of(sample.turns)))
+        length, anchors = len(sample.input_ids), len(anchors_of(sample.turns))
+        return SampleEntry(sample.id, 0, 0, length, answers, anchors, split_fraction(sample.id), "")
 
 
 def test_a_source_in_memory_trains_to_the_weights_of_a_store_of_the_same_samples(tmp_path: Path) -> None:

@@ -40,21 +40,21 @@ def test_verify_passes_a_sound_store_and_names_a_damaged_shard(store_path: Path)
 def test_no_flipped_byte_passes_in_any_file(store_path: Path) -> None:
     drawn = random.Random(0)
     files = sorted(store_path.iterdir())
-    assert len({path.suffix for path in files}) == 3
+    assert len({path.suffix for path in files}) == 4
     for number in range(150):
         path = files[number % len(files)]
         whole = path.read_bytes()
         place = drawn.randrange(len(whole))
         flipped = bytes([whole[place] ^ 1 << drawn.randrange(8)])
         path.write_bytes(whole[:place] + flipped + whole[place + 1 :])
-        with pytest.raises(InputError, match=re.escape(path.name.removesuffix(".json"))):
+        with pytest.raises(InputError, match=re.escape(path.name.removesuffix(".index"))):
             open_store(store_path).verify()
             open_store(store_path).target_weights()
         path.write_bytes(whole)
     open_store(store_path).verify()
 
 
-@pytest.mark.parametrize("suffixes", [[".json"], [".json", ".tar"]])
+@pytest.mark.parametrize("suffixes", [[".index"], [".index", ".tar"]])
 def test_a_shard_of_another_store_is_refused(store_path: Path, tmp_path: Path, suffixes: list[str]) -> None:
     """Made from the same settings, by the same program, sealed and whole: but not the one of this manifest."""
     other = write_store(tmp_path / "other", random_samples(80)[20:])

@@ -1,23 +1,28 @@
-"""The door for where shards lie: a folder in memory, which lives in tests alone, keeps the promises of a local one."""
+"""The door for where shards lie: a bucket, and a folder in memory (of the tests), keep the promises of a local one."""
 
 import fnmatch
-from collections.abc import Callable
+import hashlib
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from object_stores import azure_server, new_folder, s3_server
 from stores import open_store, random_samples, save_store
 
 from eagle3.errors import InputError
 from eagle3.features.store import FeatureStore
-from eagle3.storage.folder import LocalFolder, Storage, write_file
+from eagle3.storage.folder import WHATEVER, LocalFolder, Storage, write_file
+from eagle3.storage.place import open_folder
 
 
 class InMemory:
     """A `Storage` that writes nothing to disk."""
 
     location = "memory://store"
+    remote = False
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
@@ -28,11 +33,17 @@ class InMemory:
     def size(self, name: str) -> int:
         return len(self._content(name))
 
-    def read(self, name: str, start: int = 0, stop: int | None = None) -> memoryview:
+    def version(self, name: str) -> str | None:
+        return hashlib.sha256(self.files[name]).hexdigest() if name in self.files else None
+
+    def read(self, name: str, start: int = 0, stop: int | None = None, *, sha256: str | None = None) -> memoryview:
         return memoryview(bytearray(self._content(name)))[start:stop]
 
-    def create(self, name: str) -> "PendingBytes":
-        return PendingBytes(self.files, name)
+    def delete(self, name: str) -> None:
+        self.files.pop(name, None)
+
+    def create(self, name: str, *, instead_of: str | None = WHATEVER) -> "PendingBytes":
+        return PendingBytes(self, name, instead_of)
 
     def _content(self, name: str) -> bytes:
         if name not in self.files:
@@ -41,8 +52,8 @@ class InMemory:
 
 
 class PendingBytes:
-    def __init__(self, files: dict[str, bytes], name: str) -> None:
-        self.files, self.name, self.content = files, name, bytearray()
+    def __init__(self, folder: InMemory, name: str, instead_of: str | None) -> None:
+        self.folder, self.name, self.instead_of, self.content = folder, name, instead_of, bytearray()
 
     def write(self, data: Any) -> int:
         self.content += data
@@ -52,16 +63,37 @@ class PendingBytes:
         return len(self.content)
 
     def commit(self) -> None:
-        self.files[self.name] = bytes(self.content)
+        if self.instead_of not in (WHATEVER, self.folder.version(self.name)):
+            raise FileExistsError(17, "another process has written it", self.name)
+        self.folder.files[self.name] = bytes(self.content)
 
     def discard(self) -> None:
         pass
 
 
-@pytest.fixture(params=[LocalFolder, InMemory])
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with s3_server() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def azure() -> Iterator[None]:
+    if shutil.which("azurite-blob") is None:
+        pytest.skip("needs Azurite: npm install -g azurite")
+    with azure_server():
+        yield
+
+
+@pytest.fixture(params=["local", "memory", "s3", "az"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
-    make: Callable[..., Storage] = request.param
-    return make(tmp_path) if make is LocalFolder else make()
+    if request.param == "s3":
+        request.getfixturevalue("server")
+        return open_folder(new_folder(), setting="data.path")
+    if request.param == "az":
+        request.getfixturevalue("azure")
+        return open_folder(new_folder("az"), setting="data.path")
+    return InMemory() if request.param == "memory" else open_folder(tmp_path, setting="data.path")
 
 
 def test_a_file_is_there_whole_or_not_at_all(folder: Storage) -> None:
@@ -85,6 +117,40 @@ def test_a_new_file_replaces_the_old_one_of_its_name(folder: Storage) -> None:
     pending.commit()
     pending.discard()  # does nothing any more
     assert (bytes(folder.read("a.bin")), folder.size("a.bin"), bytes(read)) == (b"newer", 5, b"old")
+
+
+def test_a_file_that_is_to_replace_a_version_replaces_no_other(folder: Storage) -> None:
+    assert folder.version("a.bin") is None
+    write_file(folder, "a.bin", b"first", instead_of=None)
+    seen = folder.version("a.bin")
+    assert seen is not None and seen == folder.version("a.bin")
+    with pytest.raises(FileExistsError):
+        write_file(folder, "a.bin", b"second", instead_of=None)
+    write_file(folder, "a.bin", b"third", instead_of=seen)
+    assert bytes(folder.read("a.bin")) == b"third" and folder.version("a.bin") != seen
+    with pytest.raises(FileExistsError):
+        write_file(folder, "a.bin", b"fourth", instead_of=seen)
+    assert (bytes(folder.read("a.bin")), folder.names("*")) == (b"third", ["a.bin"])
+
+
+def test_a_deleted_file_is_gone(folder: Storage) -> None:
+    write_file(folder, "a.bin", b"old")
+    assert bytes(folder.read("a.bin")) == b"old"
+    for _ in range(2):
+        folder.delete("a.bin")
+        assert folder.names("*") == [] and folder.version("a.bin") is None
+    with pytest.raises(FileNotFoundError):
+        folder.read("a.bin")
+
+
+def test_a_range_ends_where_the_file_does(folder: Storage) -> None:
+    write_file(folder, "a.bin", b"0123456789")
+    assert [bytes(folder.read("a.bin", *cut)) for cut in [(8, 12), (10, 12), (12, 20), (5, 5)]] == [
+        b"89",
+        b"",
+        b"",
+        b"",
+    ]
 
 
 def test_a_name_that_is_not_there_is_a_file_not_found(folder: Storage) -> None:

@@ -18,8 +18,8 @@ from omegaconf import DictConfig, OmegaConf
 from stores import CONF, IDENTITY, ROOT, random_samples, write_store
 
 from eagle3 import cli
-from eagle3.data.datamodule import split_fraction
 from eagle3.errors import InputError, Interrupted
+from eagle3.features.split import split_fraction
 from eagle3.head.attention import DenseAttention, PaddedAttention
 from eagle3.head.batch import ttt_batch
 from eagle3.head.fast.fused_layer import FusedLayer

@@ -5,12 +5,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+import numpy as np
+
 from eagle3.answers.chat import Chat, RefusedConversation
-from eagle3.data.datamodule import split_fraction
 from eagle3.errors import InputError
 from eagle3.features.joined import open_source
 from eagle3.features.sample import Sample
-from eagle3.features.source import SampleRef, as_setting
+from eagle3.features.source import as_setting
 from eagle3.prompts import Prompt, Refused, Source, configured_sources, read_prompts
 from eagle3.serving.head.record import StoreRecord
 
@@ -60,10 +61,8 @@ def validation_prompts(store: StoreRecord, *, limit: int | None, max_length: int
     features = open_source(store.path)
     if features.fingerprint != store.hash:
         raise InputError(f"{as_setting(features.location)} is no longer the store of the training")
-    samples: dict[float, SampleRef] = {}  # the first of each prompt
-    for ref in features.samples:
-        samples.setdefault(split_fraction(ref.entry.id), ref)
-    held_out = (samples[share] for share in sorted(samples) if share < store.val_fraction)
+    shares, firsts = np.unique(features.samples.split, return_index=True)  # the first sample of each prompt
+    held_out = (features.samples[int(first)] for first in firsts[shares < store.val_fraction])
     left_out: Counter[str] = Counter()
     prompts = _fitting((_prompt_part(features.read(ref)) for ref in held_out), max_length, left_out)
     origin = f"validation prompts of {as_setting(features.location)}"

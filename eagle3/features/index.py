@@ -1,0 +1,176 @@
+"""The index beside each shard: what its samples weigh and where they lie, as columns that are mapped, not parsed.
+
+    shard-000000.index   a safetensors file: COLUMNS; in its metadata what the shard is (JSON), and the sha256 of all
+
+Shapes: N samples, C different tokens in their answers.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from eagle3.errors import InputError
+from eagle3.storage.records import Record, parse_record, record_bytes
+
+FORMAT_VERSION = 5
+
+# Widest first, so that each begins at a multiple of its width. Of safetensors' names for types, NumPy's.
+COLUMNS = {
+    "offset": "I64",  # of a sample in the tar
+    "size": "I64",
+    "split": "F64",  # split.py
+    "id_end": "I64",  # where the sample's id ends in `ids`
+    "times": "I64",  # C: how often each token occurs in answers
+    "tokens": "I32",
+    "answer_tokens": "I32",
+    "anchors": "I32",  # when every answer is trained
+    "token": "I32",  # C
+    "sha256": "U8",  # N x 32, of the sample's bytes
+    "ids": "U8",  # UTF-8, end to end
+}
+NUMPY = {"I64": "<i8", "F64": "<f8", "I32": "<i4", "U8": "u1"}
+
+
+@dataclass(frozen=True)
+class SampleEntry:
+    """Where one sample lies in its shard and what it weighs."""
+
+    id: str
+    offset: int
+    size: int
+    tokens: int
+    answer_tokens: int
+    anchors: int
+    split: float
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardFacts(Record):
+    """One shard. `made_from` is the hash of the store's MadeFrom: a shard made otherwise belongs to another store."""
+
+    FORMAT_VERSION: ClassVar[int] = FORMAT_VERSION
+
+    format_version: int
+    shard: str
+    made_from: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, eq=False)
+class ShardIndex:
+    facts: ShardFacts
+    columns: Mapping[str, np.ndarray]
+
+    def __len__(self) -> int:
+        return len(self.columns["offset"])
+
+    def ids(self) -> list[str]:
+        text, ends = bytes(self.columns["ids"]), self.columns["id_end"].tolist()
+        return [text[begin:end].decode() for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
+
+    def entry(self, number: int) -> SampleEntry:
+        at = self.columns
+        begin = int(at["id_end"][number - 1]) if number else 0
+        return SampleEntry(
+            id=bytes(at["ids"][begin : int(at["id_end"][number])]).decode(),
+            offset=int(at["offset"][number]),
+            size=int(at["size"][number]),
+            tokens=int(at["tokens"][number]),
+            answer_tokens=int(at["answer_tokens"][number]),
+            anchors=int(at["anchors"][number]),
+            split=float(at["split"][number]),
+            sha256=bytes(at["sha256"][number]).hex(),
+        )
+
+    @property
+    def samples(self) -> list[SampleEntry]:
+        return [self.entry(number) for number in range(len(self))]
+
+    def tokens(self) -> int:
+        return int(self.columns["tokens"].sum(dtype=np.int64))
+
+    def answer_tokens(self) -> int:
+        return int(self.columns["answer_tokens"].sum(dtype=np.int64))
+
+
+def index_of(facts: ShardFacts, entries: Sequence[SampleEntry], answer_counts: Mapping[int, int]) -> ShardIndex:
+    """Turn entries into columns."""
+    ids = [entry.id.encode() for entry in entries]
+    values: dict[str, Any] = {
+        name: [getattr(entry, name) for entry in entries]
+        for name in ("offset", "size", "split", "tokens", "answer_tokens", "anchors")
+    }
+    values["id_end"] = np.cumsum([len(each) for each in ids])
+    values["sha256"] = np.frombuffer(b"".join(bytes.fromhex(entry.sha256) for entry in entries), "u1").reshape(-1, 32)
+    values["ids"] = np.frombuffer(b"".join(ids), "u1")
+    values["token"], values["times"] = sorted(answer_counts), [answer_counts[token] for token in sorted(answer_counts)]
+    return ShardIndex(facts, {name: np.asarray(values[name], NUMPY[kind]) for name, kind in COLUMNS.items()})
+
+
+def index_bytes(index: ShardIndex) -> bytes:
+    """Return the index as a file; the same index gives the same bytes."""
+    columns = [index.columns[name].tobytes() for name in COLUMNS]
+    facts = record_bytes(index.facts)
+    digest = hashlib.sha256(facts)
+    for column in columns:
+        digest.update(column)
+    shapes = {name: index.columns[name].shape for name in COLUMNS}
+    return b"".join([_header(facts, digest.hexdigest(), shapes), *columns])
+
+
+def parse_index(content: memoryview, *, source: str, way_out: str, check_seal: bool = True) -> ShardIndex:
+    """Read an index whose columns are views of `content`. `check_seal=False` where a hash of the file was compared."""
+    damaged = InputError(f"{source}: damaged or edited, it does not have the sha256 in its header; {way_out}")
+    try:
+        size = 8 + int.from_bytes(content[:8], "little")
+        header = json.loads(bytes(content[8:size]))
+        facts, seal = header["__metadata__"]["shard"].encode(), header["__metadata__"]["sha256"]
+        shapes = {name: tuple(header[name]["shape"]) for name in COLUMNS}
+        whole = _header(facts, seal, shapes) == content[:size]  # then no other name, type or place is in it
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError, MemoryError):
+        raise damaged from None
+    parsed = parse_record(facts, ShardFacts, source=source, way_out=way_out)
+    if not whole or not _belong_together(shapes):
+        raise damaged
+    if check_seal and hashlib.sha256(facts + content[size:]).hexdigest() != seal:
+        raise damaged
+    columns, begin = {}, size
+    for name, kind in COLUMNS.items():
+        count = int(np.prod(shapes[name]))
+        if begin + count * int(kind[1:]) // 8 > len(content):
+            raise damaged
+        columns[name] = np.frombuffer(content, NUMPY[kind], count, begin).reshape(shapes[name])
+        begin += columns[name].nbytes
+    if begin != len(content):
+        raise damaged
+    return ShardIndex(parsed, columns)
+
+
+def _header(facts: bytes, digest: str, shapes: Mapping[str, tuple[int, ...]]) -> bytes:
+    header: dict[str, Any] = {"__metadata__": {"shard": facts.decode(), "sha256": digest}}
+    begin = 0
+    for name, kind in COLUMNS.items():
+        end = begin + int(np.prod(shapes[name])) * int(kind[1:]) // 8
+        header[name] = {"dtype": kind, "shape": list(shapes[name]), "data_offsets": [begin, end]}
+        begin = end
+    text = json.dumps(header, ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _belong_together(shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    count, tokens = shapes["offset"], shapes["token"]
+    of_samples = ("size", "split", "id_end", "tokens", "answer_tokens", "anchors")
+    return (
+        len(count) == len(tokens) == len(shapes["ids"]) == 1
+        and all(isinstance(size, int) and size >= 0 for shape in shapes.values() for size in shape)
+        and all(shapes[name] == count for name in of_samples)
+        and shapes["sha256"] == (*count, 32)
+        and shapes["times"] == tokens
+    )

@@ -1,0 +1,71 @@
+"""What of a feature store is damaged, and taking exactly that away, so that the features stage makes it anew."""
+
+import hashlib
+
+from tqdm import tqdm
+
+from eagle3.errors import InputError
+from eagle3.features.index import ShardIndex
+from eagle3.features.manifest import MANIFEST, Manifest, index_name, read_index, read_manifest
+from eagle3.features.store import TARGET_WEIGHTS
+from eagle3.storage.folder import Storage
+
+
+def find_damage(storage: Storage) -> tuple[dict[str, str], list[str]]:
+    """Hold every byte of a store against its hashes; what is wrong with each file that is not whole, and the shards
+    that the manifest does not list: of another store, or of a run that has not ended."""
+    damage: dict[str, str] = {}
+    manifest = _manifest(storage, damage)
+    names = set(storage.names("*"))
+    shards = {name for name in names if name.startswith("shard-") and name.endswith(".tar")}
+    listed = {} if manifest is None else {shard.name: shard for shard in manifest.shards}
+    foreign = sorted(shards - set(listed)) if listed else []
+    for name in tqdm(sorted(listed or shards), desc="verify", unit="shard"):
+        index = _index(storage, name, listed[name].index_sha256 if listed else None, damage)
+        if name not in names:
+            damage[name] = "is missing"
+        elif index is not None and (wrong := _wrong(storage, name, index.facts.sha256)):
+            damage[name] = wrong
+    if manifest is not None:
+        expected = manifest.target_weights_sha256
+        wrong = _wrong(storage, TARGET_WEIGHTS, expected) if TARGET_WEIGHTS in names else "is missing"
+        damage |= {TARGET_WEIGHTS: wrong} if wrong else {}
+    return damage, foreign
+
+
+def take_away(storage: Storage, damage: dict[str, str]) -> None:
+    """Delete damaged files, a shard together with its index."""
+    for name in damage:
+        storage.delete(name)
+        if name.startswith("shard-"):
+            storage.delete(f"{name.partition('.')[0]}.tar")
+            storage.delete(f"{name.partition('.')[0]}.index")
+
+
+def _manifest(storage: Storage, damage: dict[str, str]) -> Manifest | None:
+    try:
+        return read_manifest(storage)
+    except InputError as error:
+        require_this_version(error)
+        damage[MANIFEST] = "is missing, damaged or edited"
+        return None
+
+
+def require_this_version(error: InputError) -> None:
+    """What another version wrote is no damage, and must not be taken away as such."""
+    if "format_version=" in str(error):
+        raise error
+
+
+def _index(storage: Storage, shard: str, expected: str | None, damage: dict[str, str]) -> ShardIndex | None:
+    try:
+        return read_index(storage, index_name(shard), expected)
+    except InputError as error:
+        require_this_version(error)
+        damage[index_name(shard)] = f"is missing, damaged, or not that of {shard}"
+        return None
+
+
+def _wrong(storage: Storage, name: str, expected: str) -> str:
+    actual = hashlib.sha256(storage.read(name)).hexdigest()
+    return "" if actual == expected else f"has sha256 {actual[:12]}… instead of {expected[:12]}…"

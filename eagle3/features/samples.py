@@ -1,0 +1,144 @@
+"""The samples of a source as columns: what an epoch is planned by. A sample's own entry is made when it is asked for.
+
+Shapes: N samples.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, overload
+
+import numpy as np
+
+from eagle3.features.index import SampleEntry, ShardIndex
+
+
+@dataclass(frozen=True)
+class SampleRef:
+    """A sample: the location of its store, its shard and its entry there."""
+
+    store: str
+    shard: str
+    entry: SampleEntry
+
+
+class Shard(Protocol):
+    """Samples side by side."""
+
+    def __len__(self) -> int: ...
+
+    def ref(self, number: int) -> SampleRef: ...
+
+    def names(self) -> Iterator[tuple[str, str]]:
+        """Yield the store's location and the id of each sample."""
+
+
+@dataclass(frozen=True)
+class IndexedShard:
+    store: str
+    name: str
+    index: ShardIndex
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def ref(self, number: int) -> SampleRef:
+        return SampleRef(self.store, self.name, self.index.entry(number))
+
+    def names(self) -> Iterator[tuple[str, str]]:
+        return ((self.store, sample_id) for sample_id in self.index.ids())
+
+
+@dataclass(frozen=True)
+class ListedShard:
+    """Samples of a source that has no shards."""
+
+    refs: Sequence[SampleRef]
+
+    def __len__(self) -> int:
+        return len(self.refs)
+
+    def ref(self, number: int) -> SampleRef:
+        return self.refs[number]
+
+    def names(self) -> Iterator[tuple[str, str]]:
+        return ((ref.store, ref.entry.id) for ref in self.refs)
+
+
+@dataclass(frozen=True, eq=False)
+class Samples(Sequence[SampleRef]):
+    """`numbers` count through the shards; `tokens`, `anchors` and `split` are those of the samples, in this order."""
+
+    shards: tuple[Shard, ...]
+    numbers: np.ndarray
+    tokens: np.ndarray
+    anchors: np.ndarray
+    split: np.ndarray
+
+    @classmethod
+    def of_shards(cls, shards: Sequence[IndexedShard]) -> "Samples":
+        def column(name: str) -> np.ndarray:
+            return np.concatenate([np.empty(0, np.int32), *(shard.index.columns[name] for shard in shards)])
+
+        count = sum(len(shard) for shard in shards)
+        tokens, anchors = column("tokens").astype(np.int32), column("anchors").astype(np.int32)
+        return cls(tuple(shards), np.arange(count), tokens, anchors, column("split"))
+
+    @classmethod
+    def of(cls, refs: Sequence[SampleRef]) -> "Samples":
+        """Make them of references, for sources of few samples."""
+        entries = [ref.entry for ref in refs]
+        return cls(
+            (ListedShard(refs),),
+            np.arange(len(refs)),
+            np.array([entry.tokens for entry in entries], np.int32),
+            np.array([entry.anchors for entry in entries], np.int32),
+            np.array([entry.split for entry in entries]),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence["Samples"]) -> "Samples":
+        sizes = [sum(len(shard) for shard in part.shards) for part in parts]
+        firsts = np.cumsum([0, *sizes[:-1]])
+        return cls(
+            tuple(shard for part in parts for shard in part.shards),
+            np.concatenate([part.numbers + first for part, first in zip(parts, firsts, strict=True)]),
+            np.concatenate([part.tokens for part in parts]),
+            np.concatenate([part.anchors for part in parts]),
+            np.concatenate([part.split for part in parts]),
+        )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_ends", np.cumsum([len(shard) for shard in self.shards]))
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, place: int) -> SampleRef: ...
+    @overload
+    def __getitem__(self, place: slice) -> "Samples": ...
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return self.take(np.arange(len(self))[place])
+        number, ends = int(self.numbers[place]), self._ends  # type: ignore[attr-defined]
+        shard = int(np.searchsorted(ends, number, side="right"))
+        ref = self.shards[shard].ref(number - int(ends[shard]) + len(self.shards[shard]))
+        anchors = int(self.anchors[place])  # those under the loss mask, where it was counted
+        return ref if ref.entry.anchors == anchors else replace(ref, entry=replace(ref.entry, anchors=anchors))
+
+    def take(self, chosen: np.ndarray) -> "Samples":
+        """Return those at these places, in this order; or those marked."""
+        columns = (self.numbers, self.tokens, self.anchors, self.split)
+        return Samples(self.shards, *(column[chosen] for column in columns))
+
+    def with_anchors(self, anchors: np.ndarray) -> "Samples":
+        return replace(self, anchors=anchors.astype(np.int32))
+
+    def names(self) -> Iterator[tuple[str, str]]:
+        """Yield the store's location and the id of each sample, in this order."""
+        if len(self) == sum(len(shard) for shard in self.shards) and bool((np.diff(self.numbers) == 1).all()):
+            for shard in self.shards:
+                yield from shard.names()
+        else:
+            for ref in self:
+                yield ref.store, ref.entry.id

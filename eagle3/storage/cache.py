@@ -1,0 +1,121 @@
+"""A cache on the local disk for a folder behind a network, shared by all processes of a machine.
+
+What was read lies in sparse files, one for each file of the folder, at the same place. Nothing says what is there:
+bytes are taken from the cache if they have the sha256 that the reader expects, else they are fetched and laid there. So
+kills, restarts, full disks and flipped bits cost time and nothing else, and processes need not agree on anything.
+"""
+
+import hashlib
+import logging
+import os
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from eagle3.storage.folder import WHATEVER, PendingFile, Storage
+
+log = logging.getLogger(__name__)
+LOCK = ".lock"
+
+
+class CachedFolder:
+    """A `Storage` whose ranges with a sha256 are kept below `path`, in `limit` bytes together with all that lies there.
+
+    Over the limit, the files that were read from longest ago are deleted.
+    """
+
+    remote = True
+
+    def __init__(self, storage: Storage, path: Path, *, limit: int) -> None:
+        self.storage, self.root, self.limit = storage, path, limit
+        self.path = path / hashlib.sha256(storage.location.encode()).hexdigest()[:32]
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.hits = self.misses = 0  # bytes
+        self._until_check = 0  # bytes that may be written before the next look at the limit
+        self._counting = threading.Lock()
+        self._failed = False
+
+    @property
+    def location(self) -> str:
+        return self.storage.location
+
+    def names(self, pattern: str) -> list[str]:
+        return self.storage.names(pattern)
+
+    def size(self, name: str) -> int:
+        return self.storage.size(name)
+
+    def version(self, name: str) -> str | None:
+        return self.storage.version(name)
+
+    def delete(self, name: str) -> None:
+        self.storage.delete(name)
+
+    def create(self, name: str, *, instead_of: str | None = WHATEVER) -> PendingFile:
+        return self.storage.create(name, instead_of=instead_of)
+
+    def read(self, name: str, start: int = 0, stop: int | None = None, *, sha256: str | None = None) -> memoryview:
+        if sha256 is None or stop is None:
+            return self.storage.read(name, start, stop, sha256=sha256)
+        content = self._kept(name, start, stop)
+        if content is not None and hashlib.sha256(content).hexdigest() == sha256:
+            with self._counting:
+                self.hits += len(content)
+            return content
+        content = self.storage.read(name, start, stop, sha256=sha256)
+        self._keep(name, start, content)
+        with self._counting:
+            self.misses += len(content)
+        return content
+
+    def _kept(self, name: str, start: int, stop: int) -> memoryview | None:
+        try:
+            with (self.path / name).open("rb", buffering=0) as file:
+                if os.lseek(file.fileno(), start, os.SEEK_DATA) >= stop:  # a hole: no need to read zeros
+                    return None
+                os.utime(file.fileno())
+                content = memoryview(bytearray(stop - start))
+                done = 0
+                while done < len(content):
+                    count = os.preadv(file.fileno(), [content[done:]], start + done)
+                    if not count:
+                        return None
+                    done += count
+                return content
+        except OSError:  # not there, a hole up to its end, or a disk that fails
+            return None
+
+    def _keep(self, name: str, start: int, content: memoryview) -> None:
+        with self._counting:
+            self._until_check -= len(content)
+            check = self._until_check < 0
+        try:
+            if check:
+                self._make_room(len(content))
+            descriptor = os.open(self.path / name, os.O_WRONLY | os.O_CREAT, 0o600)
+            try:
+                done = 0
+                while done < len(content):
+                    done += os.pwrite(descriptor, content[done:], start + done)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            if not self._failed:
+                log.warning("data.cache_dir=%s: %s; what it cannot hold is fetched anew", self.root, error.strerror)
+            self._failed = True
+
+    def _make_room(self, size: int) -> None:
+        """Delete files until an eighth of the limit is free."""
+        room = self.limit // 8
+        with suppress(Timeout), FileLock(self.root / LOCK, timeout=0):  # else another process is at it
+            files = [(found.stat(), found) for found in self.root.glob("*/*")]
+            used = sum(facts.st_blocks * 512 for facts, _ in files)
+            for facts, found in sorted(files, key=lambda each: each[0].st_mtime_ns):
+                if used + max(room, size) <= self.limit:
+                    break
+                found.unlink(missing_ok=True)
+                used -= facts.st_blocks * 512
+        with self._counting:
+            self._until_check = room // 16  # what each of 16 processes may write before the next look

@@ -1,0 +1,228 @@
+"""A folder in an object store: s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, az://CONTAINER/FOLDER.
+
+Credentials come from the environment or from the platform's own chain (roles of machines, pods and workloads), never
+from a config, and are in no message. Requests that fail with 5xx, throttling or a cut connection are made again, with
+growing waits; what stays wrong is one line.
+"""
+
+import fnmatch
+import hashlib
+import random
+import re
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from functools import cached_property
+from typing import Any, TypeVar
+
+import obstore
+from obstore import exceptions
+from obstore.store import from_url
+
+from eagle3.errors import InputError
+from eagle3.storage.folder import WHATEVER
+
+PART = 8 * 2**20  # bytes of one request; S3 takes parts from 5 MB on, and 10,000 of them in an object
+REQUESTS = 32  # at once, of one process
+REFETCHED = 3  # times that bytes with another hash than expected are asked for again
+
+Found = TypeVar("Found")
+
+
+class Bucket:
+    """A `Storage` in an object store. What has no name yet is the store's unfinished upload, which nobody can read."""
+
+    remote = True
+
+    def __init__(self, url: str, *, setting: str, max_retries: int = 10, timeout: float = 60) -> None:
+        self.location, self.setting, self.max_retries = url.rstrip("/"), setting, max_retries
+        try:
+            self.store = from_url(
+                self.location,
+                # Only an endpoint that the environment names can be without TLS: a store of one's own.
+                client_options={"timeout": timedelta(seconds=timeout), "allow_http": True},
+                retry_config={"max_retries": max_retries, "retry_timeout": timedelta(minutes=3)},
+            )
+        except exceptions.BaseError as error:
+            raise InputError(f"{setting}={url}: {_reason(error)}; {ACCESS}") from None
+
+    def names(self, pattern: str) -> list[str]:
+        with self._errors(pattern):
+            found = self.again(lambda: obstore.list_with_delimiter(self.store)["objects"])
+        names = [entry["path"].rpartition("/")[2] for entry in found]
+        return sorted(fnmatch.filter(names, pattern))
+
+    def size(self, name: str) -> int:
+        with self._errors(name):
+            return obstore.head(self.store, name)["size"]
+
+    def version(self, name: str) -> str | None:
+        try:
+            with self._errors(name):
+                return obstore.head(self.store, name)["e_tag"]
+        except FileNotFoundError:
+            return None
+
+    def read(self, name: str, start: int = 0, stop: int | None = None, *, sha256: str | None = None) -> memoryview:
+        for _ in range(REFETCHED + 1):
+            content = self._read(name, start, stop)
+            if sha256 is None or hashlib.sha256(content).hexdigest() == sha256:
+                return content
+        raise InputError(
+            f"{self._named(name)}: bytes {start} to {start + len(content)} came {REFETCHED + 1} times with another "
+            f"sha256 than {str(sha256)[:12]}…: the file is damaged and is refused; copy it again, or make it again"
+        )
+
+    def delete(self, name: str) -> None:
+        with suppress(FileNotFoundError), self._errors(name):
+            obstore.delete(self.store, name)
+
+    def create(self, name: str, *, instead_of: str | None = WHATEVER) -> "PendingObject | PendingConditional":
+        if instead_of == WHATEVER:
+            return PendingObject(self, name)
+        return PendingConditional(self, name, instead_of)
+
+    def _read(self, name: str, start: int, stop: int | None) -> memoryview:
+        with self._errors(name):
+            if stop is None or stop - start > PART:
+                found = obstore.get(self.store, name)  # its body is asked for below, if at all
+                size, version = found.meta["size"], found.meta["e_tag"]
+                if start == 0 and stop is None and size <= PART:
+                    return memoryview(bytearray(found.buffer()))
+                del found
+                return self._in_parts(name, start, min(size, stop or size), version)
+            if stop <= start:
+                return memoryview(bytearray())
+            try:
+                return memoryview(bytearray(obstore.get_range(self.store, name, start=start, end=stop)))
+            except exceptions.GenericError:
+                if start >= obstore.head(self.store, name)["size"]:  # stores say so in different words
+                    return memoryview(bytearray())
+                raise
+
+    def _in_parts(self, name: str, start: int, stop: int, version: str | None) -> memoryview:
+        """Read with several requests at once, all of one version of the file."""
+        content = memoryview(bytearray(max(0, stop - start)))
+
+        def fetch(first: int) -> None:
+            last = min(first + PART, stop)
+            options: Any = {"range": (first, last), "if_match": version}
+            content[first - start : last - start] = memoryview(
+                obstore.get(self.store, name, options=options).buffer()
+            )  # ValueError where it is shorter
+
+        for _ in self._requests.map(fetch, range(start, stop, PART)):
+            pass
+        return content
+
+    def again(self, ask: Callable[[], Found]) -> Found:
+        """Ask again where obstore does not: when a listing is cut off, or a conditional write without an answer."""
+        for retry in range(self.max_retries):
+            try:
+                return ask()
+            except exceptions.GenericError as error:
+                if "HTTP error" not in str(error) or re.search(r"after \d+ retries", str(error)):
+                    raise
+                time.sleep(min(15, 0.1 * 2**retry) * random.uniform(0.5, 1))
+        return ask()
+
+    @cached_property
+    def _requests(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(REQUESTS, thread_name_prefix="bucket")
+
+    def _named(self, name: str) -> str:
+        return f"{self.setting}: {self.location}/{name}"
+
+    @contextmanager
+    def _errors(self, name: str) -> Iterator[None]:
+        """Turn what a request ends with into errors of the door."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise FileNotFoundError(2, "no such file", f"{self.location}/{name}") from None
+        except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
+            raise FileExistsError(17, "another process has written it", f"{self.location}/{name}") from error
+        except InputError:
+            raise
+        except (exceptions.BaseError, OSError, ValueError) as error:
+            reason = _reason(error)
+            denied = isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError)
+            if denied or re.match("40[013] ", reason):
+                raise InputError(f"{self._named(name)}: access is denied ({reason}); {ACCESS}") from None
+            way_out = "run the same command again when the store can be reached: what is finished is kept"
+            raise InputError(f"{self._named(name)}: {reason}; {way_out}") from None
+
+
+class PendingObject:
+    """Goes up in parts while it is written; the last request gives it its name."""
+
+    def __init__(self, bucket: Bucket, name: str) -> None:
+        self.bucket, self.name, self.written = bucket, name, 0
+        self.upload: Any = obstore.open_writer(bucket.store, name, buffer_size=PART, max_concurrency=REQUESTS // 4)
+
+    def write(self, data: Any) -> int:
+        with self.bucket._errors(self.name):
+            self.written += self.upload.write(data)
+        return len(data)
+
+    def tell(self) -> int:
+        return self.written
+
+    def commit(self) -> None:
+        with self.bucket._errors(self.name):
+            self.upload.close()
+        self.upload = None
+
+    def discard(self) -> None:
+        if self.upload is not None:
+            with self.bucket._errors(self.name):
+                self.upload.__exit__(InputError, InputError(), None)  # obstore's way to take an upload back
+            self.upload = None
+
+
+class PendingConditional:
+    """Goes up in one request, which the store refuses if the file is not the one that it replaces."""
+
+    def __init__(self, bucket: Bucket, name: str, instead_of: str | None) -> None:
+        self.bucket, self.name, self.instead_of = bucket, name, instead_of
+        self.content = bytearray()
+
+    def write(self, data: Any) -> int:
+        self.content += data
+        return len(data)
+
+    def tell(self) -> int:
+        return len(self.content)
+
+    def commit(self) -> None:
+        mode: Any = "create" if self.instead_of is None else {"e_tag": self.instead_of}
+        with self.bucket._errors(self.name):
+            try:
+                self.bucket.again(lambda: obstore.put(self.bucket.store, self.name, self.content, mode=mode))
+            except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
+                # A cut connection may have lost the answer to our own request, which was then made again.
+                if self.bucket._read(self.name, 0, None) != self.content:
+                    raise
+
+    def discard(self) -> None:
+        self.content = bytearray()
+
+
+ACCESS = (
+    "give credentials in the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+    "GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY) or a role"
+)
+
+
+def _reason(error: Exception) -> str:
+    """Say what went wrong in words that hold no secret: no URL, whose query may be signed, and no answer's body."""
+    text = str(error)
+    parts = [
+        *re.findall(r"status code: (\d+ [A-Za-z ]+)", text)[:1],
+        *re.findall(r"<Code>(\w+)</Code>", text)[:1],
+        *re.findall(r"HTTP error: ([a-z ]+)", text)[:1],
+        *re.findall(r"after \d+ retries", text)[:1],
+    ]
+    return ", ".join(part.strip() for part in parts) or type(error).__name__

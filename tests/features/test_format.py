@@ -1,0 +1,127 @@
+"""The page on the format says what is so, and no input makes the reader end in anything but its own error."""
+
+import os
+import random
+import re
+import resource
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from stores import ROOT, open_store, random_samples, write_store
+
+from eagle3.errors import InputError
+from eagle3.features.fp8 import ScaledRows, scaled
+from eagle3.features.index import parse_index
+from eagle3.features.sample import Sample, from_bytes, to_bytes
+from eagle3.features.shards import ShardReader
+
+INPUTS = int(os.environ.get("FUZZ_INPUTS", "4000"))  # a million: FUZZ_INPUTS=1000000 python -m pytest FILE
+
+
+def in_fp8(sample: Sample) -> Sample:
+    rows: Any = sample
+    return replace(
+        sample,
+        aux_hidden_states=scaled(rows.aux_hidden_states, 3),
+        last_hidden_state=scaled(rows.last_hidden_state, 1),
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "fp8"])
+def test_the_reader_on_the_page_reads_what_ours_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    samples = random_samples(3)
+    store = open_store(write_store(tmp_path, samples if dtype == "float32" else [in_fp8(each) for each in samples]))
+    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "format.md").read_text(), re.DOTALL)
+    assert len(code.splitlines()) <= 11
+    monkeypatch.chdir(tmp_path)
+    found: dict[str, Any] = {}
+    exec(code, found)
+    ours = store.read(store.samples[0])
+    rows: Any = ours.aux_hidden_states
+    assert torch.equal(found["ids"], ours.input_ids.long())
+    assert torch.equal(found["aux"], rows.to(torch.device("cpu")).float() if isinstance(rows, ScaledRows) else rows)
+
+
+def damaged(whole: bytes, drawn: random.Random) -> bytes:
+    """Change one to eight things: a byte, a run of bytes, a number's digit, the length; mostly in the header."""
+    content = bytearray(whole)
+    header = min(len(content), 900)
+    for _ in range(drawn.randint(1, 8)):
+        place = drawn.randrange(header if drawn.random() < 0.8 else len(content)) % max(1, len(content))
+        kind = drawn.randrange(5)
+        if kind == 0:
+            content[place] ^= 1 << drawn.randrange(8)
+        elif kind == 1:
+            content[place : place + drawn.randrange(20)] = drawn.randbytes(drawn.randrange(20))
+        elif kind == 2:
+            digits = [at for at, byte in enumerate(content[:header]) if 48 <= byte <= 57]
+            if digits:
+                content[drawn.choice(digits)] = drawn.randrange(48, 58)
+        elif kind == 3:
+            content = content[: drawn.randrange(len(content) + 1)]
+        else:
+            content[:8] = drawn.choice([0, 1, len(content), 2**31, 2**63, 2**64 - 1]).to_bytes(8, "little")
+        content = content or bytearray(b"\0")
+    return bytes(content)
+
+
+def blobs() -> list[bytes]:
+    return [to_bytes(each) for sample in random_samples(4) for each in (sample, in_fp8(sample))]
+
+
+def test_no_sample_ends_in_anything_but_an_error_of_the_reader(store_path: Path) -> None:
+    """In no more memory than the sample: 256 MB above what the process holds would be a header that was believed."""
+    store, drawn, whole = open_store(store_path), random.Random(0), blobs()
+    shard: ShardReader = store._reader(store.manifest.shards[0].name)
+    entry, refused = store.samples[0].entry, 0
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(INPUTS):
+        content = memoryview(bytearray(damaged(drawn.choice(whole), drawn)))
+        shard.storage = OneFile(content)  # type: ignore[assignment]
+        try:
+            shard.read(entry)
+        except InputError as error:
+            refused += 1
+            assert "\n" not in str(error).split("(")[0]
+    assert refused > INPUTS // 2
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 * 1024  # kB
+
+
+def test_no_index_ends_in_anything_but_an_error_of_the_reader(store_path: Path) -> None:
+    drawn, whole = random.Random(1), [path.read_bytes() for path in sorted(store_path.glob("*.index"))]
+    for _ in range(INPUTS):
+        original = drawn.choice(whole)
+        content = damaged(original, drawn)
+        if content != original:
+            with pytest.raises(InputError, match=r"^an index: "):
+                parse_index(memoryview(bytearray(content)), source="an index", way_out="delete it")
+
+
+def test_a_sample_that_is_whole_is_read() -> None:
+    for blob in blobs():
+        from_bytes(memoryview(bytearray(blob)), sample_id="p", teachers="answers")
+
+
+class OneFile:
+    """A folder of one file."""
+
+    location = "fuzz"
+
+    def __init__(self, content: memoryview) -> None:
+        self.content = content
+
+    def read(self, name: str, start: int = 0, stop: int | None = None, *, sha256: str | None = None) -> memoryview:
+        return self.content
+
+
+def test_a_store_of_nothing_but_rubbish_is_refused(tmp_path: Path) -> None:
+    drawn = random.Random(2)
+    for _ in range(200):
+        (tmp_path / "manifest.json").write_bytes(drawn.randbytes(drawn.randrange(300)))
+        with pytest.raises(InputError):
+            open_store(tmp_path)

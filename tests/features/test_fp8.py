@@ -1,0 +1,123 @@
+"""Hidden states as e4m3 with one scale a token and layer, against a slow reference of the format."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from stores import HIDDEN, open_store, random_samples, write_store
+
+from eagle3.data.pack import pack_samples
+from eagle3.features.fp8 import LARGEST, scaled, unpacked
+from eagle3.features.sample import Sample, from_bytes, to_bytes
+from eagle3.features.turns import teacher_positions
+
+
+def values_of_e4m3() -> list[float]:
+    """Every finite value that the format has, from its definition: 4 exponent bits with bias 7, 3 mantissa bits."""
+    normal = [(1 + m / 8) * 2.0 ** (e - 7) for e in range(1, 16) for m in range(8) if (e, m) != (15, 7)]
+    return sorted({0.0, *(m / 8 * 2.0**-6 for m in range(8)), *normal})
+
+
+def plainly(row: list[float]) -> list[float]:
+    """Quantise one token of one layer, value by value."""
+    largest = max(map(abs, row))
+    exponent = 0
+    if largest:
+        exponent = max(-126, math.floor(math.log2(largest / LARGEST)) + 1)
+    grid = values_of_e4m3()
+
+    def nearest(value: float) -> float:
+        distances = [(abs(abs(value) - each), number % 2, each) for number, each in enumerate(grid)]  # ties to even
+        return math.copysign(min(distances)[2], value)
+
+    return [nearest(value * 2.0**-exponent) * 2.0**exponent for value in row]
+
+
+@pytest.mark.parametrize("spread", [0.1, 1, 100, 1e30, 1e-30])
+def test_packed_rows_are_those_of_the_format(spread: float) -> None:
+    rows = torch.randn(20, 3 * HIDDEN, generator=torch.Generator().manual_seed(0)) * spread
+    rows[0] = 0
+    rows[1, 5] *= 5000  # a channel that dwarfs the others
+    packed = scaled(rows, 3)
+    assert packed.values.shape == rows.shape and packed.exponents.shape == (20, 3)
+    expected = [plainly(layer) for row in rows.unflatten(1, (3, -1)).tolist() for layer in row]
+    found = unpacked(packed.values, packed.exponents).float().unflatten(1, (3, -1)).flatten(0, 1)
+    assert torch.equal(found, torch.tensor(expected))
+
+
+def test_a_value_is_off_by_a_sixteenth_at_most() -> None:
+    rows = torch.randn(200, 64, generator=torch.Generator().manual_seed(1)).exp()
+    off = (scaled(rows, 1).to(torch.device("cpu")).float() / rows - 1).abs()
+    largest = rows.amax(1, keepdim=True)
+    assert off[rows > largest / 2**14].max() <= 1 / 16
+
+
+@pytest.fixture
+def packed() -> list[Sample]:
+    return [
+        replace(
+            sample,
+            aux_hidden_states=scaled(sample.aux_hidden_states, 3),
+            last_hidden_state=scaled(sample.last_hidden_state, 1),
+        )
+        for sample in random_samples(40)
+    ]
+
+
+def test_a_store_of_fp8_gives_back_what_was_packed(tmp_path: Path, packed: list[Sample]) -> None:
+    store = open_store(write_store(tmp_path, packed, dtype="fp8"))
+    cpu = torch.device("cpu")
+    for ref, sample in zip(store.samples, packed, strict=True):
+        read = store.read(ref)
+        for name in ("aux_hidden_states", "last_hidden_state"):
+            assert torch.equal(getattr(read, name).to(cpu), getattr(sample, name).to(cpu))
+        assert torch.equal(read.input_ids.long(), sample.input_ids) and torch.equal(read.turns, sample.turns)
+        assert torch.equal(read.teacher_argmax.long(), sample.teacher_argmax)
+
+
+def test_a_pack_travels_packed_and_arrives_unpacked(packed: list[Sample]) -> None:
+    pack = pack_samples(packed, anchors_in_step=1, samples_in_step=1)
+    assert pack.aux_hidden_states.dtype == torch.uint8
+    arrived = pack.to(torch.device("cpu"))
+    each = [sample.aux_hidden_states.to(torch.device("cpu")) for sample in packed]
+    assert arrived.aux_hidden_states.dtype == torch.bfloat16
+    assert torch.equal(arrived.aux_hidden_states, torch.cat(each))
+
+
+@pytest.mark.parametrize("largest", [1, 200, 60_000, 2**24 - 1, 2**31 - 1])
+def test_ids_are_as_wide_as_the_largest_and_come_back(largest: int) -> None:
+    [sample] = random_samples(1)
+    ids = torch.randint(largest, (len(sample.input_ids),))
+    ids[3] = largest
+    read = from_bytes(
+        memoryview(bytearray(to_bytes(replace(sample, input_ids=ids)))), sample_id="p", teachers="answers"
+    )
+    assert torch.equal(read.input_ids.long(), ids)
+
+
+def wide(rows: int, *, answers: float, hidden: int = 4096) -> Sample:
+    turns = [int(place >= rows * (1 - answers)) for place in range(rows)]
+    [small] = random_samples(1)
+    has = teacher_positions(torch.tensor(turns))
+    count = int(has.sum())
+    sample = replace(
+        small, input_ids=torch.randint(128_000, (rows,)), turns=torch.tensor(turns), has_teacher=has,
+        aux_hidden_states=torch.randn(rows, 3 * hidden).bfloat16(),
+        last_hidden_state=torch.randn(count, hidden).bfloat16(),
+        teacher_argmax=torch.randint(128_000, (count,)),
+    )  # fmt: skip
+    return sample
+
+
+@pytest.mark.parametrize("answers", [0.1, 0.5, 1.0])
+def test_a_sample_of_an_8b_target_takes_half_the_bytes(answers: float) -> None:
+    """Of what it takes in bf16, within a thousandth: ids and scales are 10 bytes a token beside 16,384."""
+    sample = wide(600, answers=answers)
+    half = replace(
+        sample,
+        aux_hidden_states=scaled(sample.aux_hidden_states, 3),
+        last_hidden_state=scaled(sample.last_hidden_state, 1),
+    )
+    assert len(to_bytes(half)) / len(to_bytes(sample)) < 0.501

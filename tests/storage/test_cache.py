@@ -1,0 +1,114 @@
+"""The local cache of a folder behind a network."""
+
+import hashlib
+import os
+import random
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from stores import random_samples, save_store
+
+from eagle3.features.store import FeatureStore
+from eagle3.storage.cache import CachedFolder
+from eagle3.storage.folder import write_file
+from tests.storage.test_folder import InMemory
+
+CONTENT = random.Random(0).randbytes(3_000_000)
+
+
+class Counted(InMemory):
+    """A folder that counts what is read from it."""
+
+    remote = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fetched = 0
+        write_file(self, "a.bin", CONTENT)
+
+    def read(self, name: str, start: int = 0, stop: int | None = None, *, sha256: str | None = None) -> memoryview:
+        content = super().read(name, start, stop, sha256=sha256)
+        self.fetched += len(content)
+        return content
+
+
+def part(folder: CachedFolder, start: int, stop: int) -> bytes:
+    return bytes(folder.read("a.bin", start, stop, sha256=hashlib.sha256(CONTENT[start:stop]).hexdigest()))
+
+
+def used(path: Path) -> int:
+    return sum(each.stat().st_blocks * 512 for each in path.glob("*/*"))
+
+
+def test_what_was_read_once_is_fetched_once_by_all_processes_and_after_a_restart(tmp_path: Path) -> None:
+    far = Counted()
+    ranges = [(0, 10_000), (500_000, 900_000), (2_999_000, 3_000_000)]
+    for _ in range(3):
+        folder = CachedFolder(far, tmp_path, limit=10**9)
+        for start, stop in ranges * 2:
+            assert part(folder, start, stop) == CONTENT[start:stop]
+        assert far.fetched == sum(stop - start for start, stop in ranges)
+    assert folder.hits == 2 * far.fetched and folder.misses == 0
+
+
+def test_no_byte_is_served_that_does_not_match(tmp_path: Path) -> None:
+    far, drawn = Counted(), random.Random(1)
+    folder = CachedFolder(far, tmp_path, limit=10**9)
+    part(folder, 1000, 300_000)
+    [kept] = (path for path in folder.path.iterdir())
+    for damage in range(30):
+        with kept.open("r+b") as file:
+            if damage % 3 == 0:
+                file.truncate(drawn.randrange(1000, 300_000))
+            file.seek(drawn.randrange(1000, 299_990))
+            file.write(b"\0" * drawn.randrange(1, 10) if damage % 3 else b"")
+        assert part(folder, 1000, 300_000) == CONTENT[1000:300_000]
+    assert far.fetched > 299_000
+    kept.write_bytes(b"")
+    assert part(folder, 1000, 300_000) == CONTENT[1000:300_000]
+
+
+def test_the_cache_stays_under_its_limit_and_keeps_what_was_read_last(tmp_path: Path) -> None:
+    far, limit = Counted(), 12_000_000
+    for number in range(20):
+        far.files[f"{number}.bin"] = CONTENT
+    expected = hashlib.sha256(CONTENT[:1_000_000]).hexdigest()
+    folders = [CachedFolder(far, tmp_path, limit=limit) for _ in range(3)]
+    for number in range(20):
+        folders[number % 3].read(f"{number}.bin", 0, 1_000_000, sha256=expected)
+        os.utime(folders[0].path / f"{number}.bin", (number, number))
+        assert used(tmp_path) <= limit
+    left = sorted(int(path.stem) for path in folders[0].path.iterdir())
+    assert len(left) >= 9 and left[-8:] == list(range(12, 20))
+
+
+def test_a_disk_that_takes_nothing_is_said_and_costs_only_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = CachedFolder(Counted(), tmp_path, limit=10**9)
+    (folder.path / "a.bin").mkdir()
+    for _ in range(3):
+        assert part(folder, 0, 1000) == CONTENT[:1000]
+    assert [f"data.cache_dir={tmp_path}" in line for line in caplog.messages] == [True]
+
+
+def test_threads_and_processes_that_read_at_once_agree(tmp_path: Path) -> None:
+    far, drawn = Counted(), random.Random(2)
+    folders = [CachedFolder(far, tmp_path, limit=2_000_000) for _ in range(4)]
+    starts = [drawn.randrange(2_900_000) for _ in range(400)]
+    with ThreadPoolExecutor(8) as threads:
+        read = threads.map(lambda at: part(folders[at % 4], at, at + 90_000), starts)
+        assert all(found == CONTENT[at : at + 90_000] for found, at in zip(read, starts, strict=True))
+
+
+def test_a_store_behind_a_cache_is_the_store(tmp_path: Path) -> None:
+    far = Counted()
+    save_store(far, random_samples(40))
+    plain = FeatureStore(far)
+    for _ in range(2):
+        cached = FeatureStore(CachedFolder(far, tmp_path, limit=10**9))
+        for one, other in zip(plain.samples, cached.samples, strict=True):
+            assert torch.equal(plain.read(one).aux_hidden_states, cached.read(other).aux_hidden_states)
+    assert isinstance(cached.storage, CachedFolder) and cached.storage.misses == 0 < cached.storage.hits

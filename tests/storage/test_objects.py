@@ -1,0 +1,197 @@
+"""Features in a bucket, on a real S3 server behind a proxy that puts faults in between."""
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from object_stores import SECRET, FaultyProxy, client, new_folder, s3_server
+from stores import MADE_FROM, ROOT, open_store, random_samples, save_store, write_store
+
+from eagle3.errors import InputError
+from eagle3.features.joined import open_source
+from eagle3.features.shards import StoreWriter
+from eagle3.features.store import FeatureStore
+from eagle3.storage.folder import write_file
+from eagle3.storage.objects import PART, Bucket
+from eagle3.storage.place import open_folder
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with s3_server() as url:
+        yield url
+
+
+@pytest.fixture
+def proxy(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
+    with FaultyProxy(server) as between:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", between.url)
+        yield between
+
+
+def bucket(url: str, **settings: float) -> Bucket:
+    return Bucket(url, setting="data.path", **settings)  # type: ignore[arg-type]
+
+
+def unfinished_uploads() -> list[str]:
+    return [each["Key"] for each in client().list_multipart_uploads(Bucket="features").get("Uploads", [])]
+
+
+CONTENT = os.urandom(3 * PART + 12345)
+
+
+@pytest.mark.parametrize("fault", ["503", "429", "reset", "half", 0.2])
+def test_reading_and_writing_come_through_faults(proxy: FaultyProxy, fault: str | float) -> None:
+    """Every second request fails; what arrives is what was sent."""
+    folder = bucket(new_folder())
+    seen: set[tuple[str, str]] = set()
+
+    def first_of_each(number: int, method: str, path: str) -> str | float:
+        new = (method, path) not in seen
+        seen.add((method, path))
+        return fault if new and (fault != "half" or method == "GET") else "pass"
+
+    proxy.fault = first_of_each
+    upload = folder.create("big.bin")
+    upload.write(CONTENT)
+    upload.commit()
+    write_file(folder, "small.json", b"{}", instead_of=None)
+    assert bytes(folder.read("big.bin")) == CONTENT
+    assert bytes(folder.read("big.bin", 5, PART + 17)) == CONTENT[5 : PART + 17]
+    assert bytes(folder.read("big.bin", 5, 17)) == CONTENT[5:17]
+    assert bytes(folder.read("small.json")) == b"{}"
+    assert folder.names("*") == ["big.bin", "small.json"] and folder.size("big.bin") == len(CONTENT)
+
+
+def test_parts_go_up_while_the_next_is_made_and_nothing_is_there_before_the_end(proxy: FaultyProxy) -> None:
+    folder = bucket(new_folder())
+    upload = folder.create("big.bin")
+    upload.write(CONTENT[: 2 * PART])
+    upload.write(CONTENT[2 * PART :])
+    waited = time.monotonic() + 20
+    while not any(method == "PUT" for method, _ in proxy.requests) and time.monotonic() < waited:
+        time.sleep(0.01)
+    assert any(method == "PUT" for method, _ in proxy.requests)
+    assert folder.names("*") == [] and len(unfinished_uploads()) == 1
+    upload.discard()
+    assert folder.names("*") == [] and unfinished_uploads() == []
+
+
+def test_ranges_of_a_large_file_are_read_at_once(proxy: FaultyProxy) -> None:
+    folder = bucket(new_folder())
+    write_file(folder, "big.bin", CONTENT)
+    proxy.fault = lambda number, method, path: 0.5 if method == "GET" else "pass"
+    before = time.monotonic()
+    assert bytes(folder.read("big.bin")) == CONTENT
+    assert time.monotonic() - before < 5 * 0.5  # five requests, one after the other
+
+
+@pytest.mark.parametrize("fault", ["503", "429", "reset", "half"])
+def test_what_stays_wrong_is_one_line_that_names_key_url_rule_and_way_out(proxy: FaultyProxy, fault: str) -> None:
+    folder = bucket(new_folder(), max_retries=2)
+    write_file(folder, "a.bin", CONTENT[:1000])
+    proxy.fault = lambda number, method, path: fault
+    with pytest.raises(InputError) as refused:
+        folder.read("a.bin", 0, 1000)
+    said = str(refused.value)
+    assert re.fullmatch(rf"data\.path: {folder.location}/a\.bin: .+; run the same command again .+", said), said
+    assert {"503": "503", "429": "429"}.get(fault, "") in said and len(proxy.requests) >= 2
+    if fault != "half":
+        with pytest.raises(InputError, match=r"data\.path: "):
+            write_file(folder, "b.bin", b"1")
+
+
+def test_a_store_that_nobody_answers_for_is_one_line_without_secrets(
+    proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(InputError, match=r"^data\.path: s3://features/none/manifest\.json: ") as refused:
+        FeatureStore(bucket("s3://features/none", max_retries=1))
+    assert SECRET not in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("fault", ["wrong", "short"])
+def test_bytes_that_came_wrong_are_asked_for_again_and_never_handed_out(proxy: FaultyProxy, fault: str) -> None:
+    folder = bucket(new_folder())
+    write_file(folder, "a.bin", CONTENT[:1000])
+    expected = hashlib.sha256(CONTENT[10:500]).hexdigest()
+    turns = iter([fault, fault])
+    proxy.fault = lambda number, method, path: next(turns, "pass")
+    assert bytes(folder.read("a.bin", 10, 500, sha256=expected)) == CONTENT[10:500]
+    proxy.fault = lambda number, method, path: fault
+    with pytest.raises(InputError, match=r"data\.path: .*a\.bin: bytes 10 to .* another sha256 .* damaged"):
+        folder.read("a.bin", 10, 500, sha256=expected)
+
+
+def test_a_large_file_that_changes_while_it_is_read_is_no_mixture(proxy: FaultyProxy) -> None:
+    folder = bucket(new_folder())
+    write_file(folder, "big.bin", CONTENT)
+
+    def replace(number: int, method: str, path: str) -> str:
+        if method == "GET" and number == start + 2:
+            key = f"{folder.location.removeprefix('s3://features/')}/big.bin"
+            client().put_object(Bucket="features", Key=key, Body=CONTENT[::-1])
+        return "pass"
+
+    start, proxy.fault = len(proxy.requests), replace
+    with pytest.raises((InputError, FileExistsError)):
+        folder.read("big.bin")
+
+
+def test_a_feature_store_in_a_bucket_is_that_on_disk(server: str, tmp_path: Path) -> None:
+    samples, url = random_samples(40), new_folder()
+    save_store(open_folder(url, setting="features.path"), samples)
+    write_store(tmp_path, samples)
+    on_disk, in_bucket = open_store(tmp_path), open_source(url)
+    assert in_bucket.fingerprint == on_disk.fingerprint and in_bucket.location == url
+    in_bucket.verify()
+    assert torch.equal(in_bucket.target_weights()[0], on_disk.target_weights()[0])
+    for here, there in zip(in_bucket.samples, on_disk.samples, strict=True):
+        ours, theirs = in_bucket.read(here), on_disk.read(there)
+        assert torch.equal(ours.aux_hidden_states, theirs.aux_hidden_states), here.entry.id
+
+
+def test_two_writers_of_one_store_are_found_out_and_damage_nothing(server: str) -> None:
+    folder, samples = open_folder(new_folder(), setting="features.path"), random_samples(60)
+    late = StoreWriter(folder, MADE_FROM, [], shard_bytes=20_000)
+    late.add(samples[-1])
+    save_store(folder, samples)
+    before = {name: bytes(folder.read(name)) for name in folder.names("*")}
+    with pytest.raises(InputError, match=r"shard-000000\.index has been written by another process"):
+        late.close_shard()
+    late.discard()
+    assert before == {name: bytes(folder.read(name)) for name in folder.names("*")}
+    assert unfinished_uploads() == []
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("s3://", "must be a local folder, or a URL of a bucket and a folder in it: s3://BUCKET/FOLDER"),
+        ("s3://bucket", "must be a local folder, or a URL of a bucket and a folder in it"),
+        ("ftp://host/folder", "must be a local folder, or a URL of a bucket and a folder in it"),
+        (f"s3://key:{SECRET}@bucket/folder", "is a URL with more than a bucket and a folder"),
+        (f"az://container/folder?sig={SECRET}", "is a URL with more than a bucket and a folder"),
+    ],
+)
+def test_what_names_no_folder_is_refused(place: str, said: str) -> None:
+    with pytest.raises(InputError) as refused:
+        open_folder(place, setting="data.path")
+    assert said in str(refused.value) and SECRET not in str(refused.value)
+
+
+def test_without_the_package_the_extra_is_named() -> None:
+    code = (
+        "import sys; sys.modules['obstore'] = None\n"
+        "from eagle3.storage.place import open_folder\n"
+        "open_folder('s3://bucket/folder', setting='data.path')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert "data.path=s3://bucket/folder needs the package obstore; install all that it needs" in done.stderr
