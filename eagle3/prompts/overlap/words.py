@@ -1,6 +1,7 @@
 """Texts as words, and words as numbers: what duplicates and leaks are compared by. W words of a text, n of a gram."""
 
 import re
+import unicodedata
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,6 +17,8 @@ WORDS = re.compile(WORD)
 PUNCTUATION = ".,;:!?'\"`‘’“”«»…。、，；：！？"  # noqa: RUF001 these are meant
 OPERATOR = r"[!:?](?==)|(?<![\w!])!+(?=[\w(])"
 WORDS_AND_SYMBOLS = re.compile(f"{WORD}|[^\\w\\s{PUNCTUATION}]|{OPERATOR}")
+
+UNSEEN = re.compile("[\u00ad\u200b-\u200f\u2060\ufeff]")  # soft hyphens, characters without width
 
 HASHED_WORDS = 1 << 18  # words whose hash is remembered, some 30 MB
 FACTOR = np.uint64(0x9E3779B97F4A7C15)  # of the polynomial over a gram; odd, so that no bit of a word is lost
@@ -35,12 +38,20 @@ _hash_of = WordHashes()
 
 
 def words(text: str) -> list[str]:
-    """Split a text into casefolded words alone: how leaks are compared."""
+    """Split a text into casefolded words alone, without diacritics and in plain letters: how leaks are compared."""
+    if not text.isascii():
+        parts = unicodedata.normalize("NFKD", UNSEEN.sub("", text))
+        text = "".join(part for part in parts if not unicodedata.combining(part))
     return WORDS.findall(text.casefold())
 
 
 def words_and_symbols(text: str) -> list[str]:
-    """Split a text into casefolded words and operators; one without any stays whole: how duplicates are compared."""
+    """Split a text into casefolded words and operators; one without any stays whole: how duplicates are compared.
+
+    One character is one, however it is composed; "résumé" is not "resume", nor "x²" "x2": their answers differ.
+    """
+    if not text.isascii():
+        text = unicodedata.normalize("NFC", UNSEEN.sub("", text))
     return WORDS_AND_SYMBOLS.findall(text.casefold()) or [text]
 
 

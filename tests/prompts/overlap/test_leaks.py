@@ -8,7 +8,7 @@ from prompt_stage import Prepare, chat, prepare, reasons, write
 
 from eagle3.errors import InputError
 from eagle3.prompts.overlap.leaks import Benchmark, LeakCheck
-from eagle3.prompts.overlap.words import words
+from eagle3.prompts.overlap.words import words, words_and_symbols
 from eagle3.prompts.reading.prompt import Prompt
 
 __all__ = ["prepare"]
@@ -137,3 +137,12 @@ def test_a_wrong_setting_is_named(prepare: Prepare, tmp_path: Path, leaks: dict,
         entries = [files.get(entry, entry) if isinstance(entry, str) else entry for entry in entries]
     with pytest.raises(InputError, match=message):
         prepare([chat("a")], leaks={**leaks, "benchmarks": entries})
+
+
+def test_a_text_is_one_however_its_characters_are_composed():
+    assert (
+        words("Ecole cafe 12") == words("\u00c9cole cafe\u0301 \uff11\uff12") == words("E\u0301co\u200ble caf\u00e9 12")
+    )
+    assert words_and_symbols("caf\u00e9 a\u200bb") == words_and_symbols("cafe\u0301 ab")
+    assert words_and_symbols("x\u00b2") != words_and_symbols("x2")
+    assert words_and_symbols("r\u00e9sum\u00e9") != words_and_symbols("resume")
