@@ -102,13 +102,13 @@ def open_store(path: Path) -> FeatureStore:
     return FeatureStore(LocalFolder(path))
 
 
-def random_samples(count: int) -> list[Sample]:
+def random_samples(count: int, *, stored: str = "answers") -> list[Sample]:
     """Prompts of 1 … 6 tokens, answers of 2 … 13, every third with a second turn; features in float32."""
     samples = []
     for number in range(count):
         turns = [0] * (1 + number % 6) + [1] * (2 + number * 5 % 12)
         turns += [0, 0, 2, 2, 2] if number % 3 == 0 else [0]
-        sample = random_sample(turns, seed=number, sample_id=f"p{number}#0")
+        sample = random_sample(turns, seed=number, stored=stored, sample_id=f"p{number}#0")
         samples.append(in_float32(sample))
     return samples
 

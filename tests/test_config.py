@@ -53,7 +53,7 @@ def test_every_target_names_a_model_or_leaves_it_to_the_user(option: str) -> Non
     + [("loss_mask", path.stem) for path in (CONF / "loss_mask").glob("*.yaml")],
 )
 def test_every_part_of_a_training_can_be_built(tmp_path: Path, group: str, option: str) -> None:
-    store = write_store(tmp_path / "store", random_samples(40), teachers="all", reasoning_ids=[[1], [2]])
+    store = write_store(tmp_path / "store", random_samples(40, stored="all"), teachers="all", reasoning_ids=[[1], [2]])
     config = composed("train", f"{group}={option}", f"data.path={store}", f"run_dir={tmp_path}/run")
     OmegaConf.set_struct(config, False)
     config.model.draft_vocab_size = None  # the store's answers hold 50 tokens
@@ -69,4 +69,4 @@ def test_every_part_of_a_training_can_be_built(tmp_path: Path, group: str, optio
 
 @pytest.mark.parametrize("path", sorted(CONF.rglob("*.yaml")), ids=lambda path: str(path.relative_to(CONF)))
 def test_no_config_file_grows_past_what_one_can_read(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 60
+    assert len(path.read_text().splitlines()) <= 75
