@@ -8,6 +8,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 from tqdm import tqdm
@@ -79,7 +80,8 @@ class ServedAnswerer:
             stack.callback(lambda: runner.run(session.close()))
             endpoints = [self._endpoint(url) for url in urls]
             runner.run(self._require_same_target(session, endpoints))
-            pool = Pool(endpoints, session, in_flight=self.in_flight, attempts=self.attempts, give_up_s=self.give_up_s)
+            limits: dict[str, Any] = {"attempts": self.attempts, "give_up_s": self.give_up_s}
+            pool = Pool(endpoints, session, in_flight=self.in_flight, setting="answers", **limits)
             yield from self._answered(runner, pool, iter(conversations), progress)
             for line in pool.report():
                 log.warning(line)

@@ -50,12 +50,13 @@ class Pool(Generic[AnyEndpoint]):
         in_flight: int,
         attempts: int,
         give_up_s: float,
+        setting: str,
     ) -> None:
         """`in_flight`: requests that a server has at a time; `attempts`: of one request; `give_up_s`: without any
-        server that works."""
+        server that works; `setting`: the group of these keys."""
         self.members = [Member(endpoint) for endpoint in endpoints]
         self.session = session
-        self.in_flight, self.attempts, self.give_up_s = in_flight, attempts, give_up_s
+        self.in_flight, self.attempts, self.give_up_s, self.setting = in_flight, attempts, give_up_s, setting
         self.freed = asyncio.Condition()
         self.down_since: float | None = None
 
@@ -147,6 +148,6 @@ class Pool(Generic[AnyEndpoint]):
         assert self.down_since is not None
         if time.monotonic() - self.down_since > self.give_up_s:
             raise InputError(
-                f"give_up_s={self.give_up_s:g}: no server answers: {'; '.join(self.report())}; what was "
+                f"{self.setting}.give_up_s={self.give_up_s:g}: no server answers: {'; '.join(self.report())}; what was "
                 f"answered is kept: mend the servers and run the same command again"
             )

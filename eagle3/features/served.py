@@ -182,6 +182,7 @@ class Engines:
             in_flight=REQUESTS,
             attempts=self.settings.attempts,
             give_up_s=self.settings.give_up_s,
+            setting="features.engine",
         )
         return self
 

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from eagle3.target.checkpoint_files import (
     require_no_adapter,
     require_own_code,
 )
+from eagle3.target.facts import text_part
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -36,9 +38,9 @@ class TargetFiles:
     def architecture(self) -> str | None:
         return next(iter(self.config.architectures or []), None)
 
-    @property
+    @cached_property
     def text_config(self) -> PreTrainedConfig:
-        return self.config.get_text_config(decoder=True)
+        return text_part(self.config)
 
 
 def read_target_files(*, path: str | None, revision: str | None, trust_remote_code: bool) -> TargetFiles:

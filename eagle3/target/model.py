@@ -29,7 +29,7 @@ from transformers import (
 from eagle3.errors import InputError
 from eagle3.storage.files import sha256_json
 from eagle3.target.checkpoint_files import PLAIN_CHECKPOINT
-from eagle3.target.facts import TargetConfig, target_config
+from eagle3.target.facts import TargetConfig, target_config, text_part
 from eagle3.target.files import DTYPES, TargetFiles, ends_of_turn, first_line, read_target_files
 from eagle3.target.health import require_health
 from eagle3.target.identity import TargetIdentity, template_hash
@@ -64,9 +64,9 @@ class Target:
     def layers(self) -> nn.ModuleList:
         return self.decoder.layers  # type: ignore[return-value]
 
-    @property
+    @cached_property
     def text_config(self) -> PreTrainedConfig:
-        return self.model.config.get_text_config(decoder=True)
+        return text_part(self.model.config)
 
     @property
     def embedding(self) -> Float[Tensor, "V H"]:

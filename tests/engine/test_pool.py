@@ -40,7 +40,7 @@ class Scripted:
 
 
 def ask_all(endpoints: Sequence[Scripted], count: int, **settings: Any) -> list[Completion | BaseException]:
-    settings = {"in_flight": 4, "attempts": 3, "give_up_s": 60, **settings}
+    settings = {"in_flight": 4, "attempts": 3, "give_up_s": 60, "setting": "answers", **settings}
 
     async def run() -> list[Completion | BaseException]:
         pool = Pool(endpoints, None, **settings)  # type: ignore[arg-type]

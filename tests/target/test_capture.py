@@ -54,6 +54,18 @@ FAMILIES = {
     "qwen3_moe": ("Qwen3MoeConfig", {**EXPERTS, "num_experts": 4, "head_dim": 8}),
     "mistral": ("MistralConfig", {"sliding_window": 8}),
     "gemma3_text": ("Gemma3TextConfig", {"head_dim": 8, "sliding_window": 8, "query_pre_attn_scalar": 8}),
+    "gemma4_text": (  # heads of two sizes, an embedding for each layer
+        "Gemma4TextConfig",
+        {
+            "head_dim": 8,
+            "global_head_dim": 16,
+            "sliding_window": 8,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 4096,
+            "num_kv_shared_layers": 0,
+            "final_logit_softcapping": None,
+        },
+    ),
     "gpt_oss": ("GptOssConfig", {"head_dim": 8, "sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "deepseek_v3": (
         "DeepseekV3Config",
@@ -220,6 +232,11 @@ TRANSFORMS = {
     "cap of Gemma 3": (
         "Gemma3TextConfig",
         {"head_dim": 8, "final_logit_softcapping": 2.0},
+        LogitTransform(soft_cap=2.0),
+    ),
+    "cap of Gemma 4": (
+        "Gemma4TextConfig",
+        {"head_dim": 8, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "final_logit_softcapping": 2.0},
         LogitTransform(soft_cap=2.0),
     ),
     "divided": ("GraniteConfig", {"logits_scaling": 8.0}, LogitTransform(scale=1 / 8)),

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from stores import open_store
 
-from eagle3.data.datamodule import split_fraction
 from eagle3.errors import InputError
+from eagle3.features.split import split_fraction
 from eagle3.serving.check.accept_length import Judge
 from eagle3.serving.check.prompts import prompt_source, validation_prompts
 from eagle3.serving.head.record import StoreRecord
