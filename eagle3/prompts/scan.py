@@ -27,7 +27,7 @@ from eagle3.prompts.reading.rows import read_prompt
 from eagle3.prompts.reading.sources import Source, file_name, file_state
 from eagle3.prompts.spool import ChunkWriter, ScannedChunk, written_folder
 from eagle3.prompts.traffic import MEASURED, TrafficMix
-from eagle3.storage.files import sha256_json
+from eagle3.storage.files import sha256_file, sha256_json
 from eagle3.storage.records import write_sealed_json
 
 log = logging.getLogger(__name__)
@@ -99,7 +99,11 @@ class Scanner:
         """Return what an earlier run that was stopped left of this chunk; what is damaged is scanned again."""
         folder = self.folder / task.key
         try:
-            return ScannedChunk.read(folder, task.source, self.dtype) if folder.exists() else None
+            if not folder.exists():
+                return None
+            chunk = ScannedChunk.read(folder, task.source, self.dtype)
+            chunk.require_whole()
+            return chunk
         except InputError as damaged:
             log.warning("%s: the chunk is scanned again", damaged)
             shutil.rmtree(folder)
@@ -107,7 +111,9 @@ class Scanner:
 
     def __call__(self, task: Task) -> ScannedChunk:
         with written_folder(self.folder / task.key) as folder:
-            write_sealed_json(folder / "summary.json", self._scan(task, folder))
+            summary = self._scan(task, folder)
+            hashes = {path.name: sha256_file(path) for path in folder.iterdir()}
+            write_sealed_json(folder / "summary.json", {**summary, "sha256": hashes})
         return ScannedChunk.read(self.folder / task.key, task.source, self.dtype)
 
     def _scan(self, task: Task, folder: Path) -> dict:

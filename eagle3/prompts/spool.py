@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from eagle3.errors import InputError
 from eagle3.prompts.reading.prompt import Prompt
-from eagle3.storage.files import json_line, read_jsonl, with_filename
+from eagle3.storage.files import json_line, read_jsonl, sha256_file, with_filename
 from eagle3.storage.records import read_sealed_json
 
 OWN_ROWS = np.dtype([("offset", "u8"), ("line", "u8")])  # place in prompts.jsonl; line of the chunk, from 1
@@ -83,7 +84,7 @@ def written_folder(folder: Path) -> Iterator[Path]:
 @dataclass(frozen=True)
 class ScannedChunk:
     """A finished chunk. `summary`: its file's name, start there, lines, rows, prompts, rejected (by reason), counts (by
-    check)."""
+    check), and the sha256 of its other files."""
 
     folder: Path
     source: int  # its place in the list of sources
@@ -94,6 +95,13 @@ class ScannedChunk:
     def read(cls, folder: Path, source: int, dtype: np.dtype) -> "ScannedChunk":
         summary = read_sealed_json(folder / "summary.json", made_by="the prompts stage")
         return cls(folder, source, np.dtype([*OWN_ROWS.descr, *dtype.descr]), summary)
+
+    def require_whole(self) -> None:
+        """Raise InputError where a file is not the one that was written."""
+        for name, expected in self.summary["sha256"].items():
+            path = self.folder / name
+            if not path.is_file() or sha256_file(path) != expected:
+                raise InputError(f"{path} is damaged or was edited")
 
     @property
     def prompts(self) -> int:

@@ -111,11 +111,13 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(prepare: Prepare, tmp
     run.wait()
     assert not (out / "prompts" / "prompts.jsonl").exists()
     (chunks / finished[0] / "summary.json").write_bytes(b"{}")  # damaged meanwhile
+    rows = chunks / finished[1] / "prompts.jsonl"
+    rows.write_bytes(rows.read_bytes()[:-2])
     again = Prepare(tmp_path)
     again.out_dir, again.folder = out, out / "prompts"
     scanned_again = count_scans(again, tmp_path)
     assert again.outputs() == expected
-    assert scanned_again <= len(cut(str(tmp_path / "chats.jsonl"), 500)) - len(finished) + 1
+    assert scanned_again <= len(cut(str(tmp_path / "chats.jsonl"), 500)) - len(finished) + 2
     assert not (out / "prompts" / ".work").exists()
 
 
