@@ -10,9 +10,10 @@ python precompute.py target.path=TARGET out_dir=DIR 'stages=[repair]'           
 
 import logging
 from contextlib import ExitStack
-from dataclasses import fields
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
@@ -26,13 +27,11 @@ from eagle3.storage.lock import hold
 
 if TYPE_CHECKING:
     from eagle3.answers.store import Counts
-    from eagle3.features.extractor import Extractor
     from eagle3.features.manifest import Manifest
-    from eagle3.target.model import Target
     from eagle3.target.stored import StoredTarget
+    from eagle3.workers.task import Workers
 
 log = logging.getLogger(__name__)
-SERVED = ("sglang", "openai")  # answers of a serving engine
 FOLDERS = {"verify": "features", "repair": "features"}
 CHECKS = set(FOLDERS)
 
@@ -95,8 +94,12 @@ def warn_of_unread(config: DictConfig, stages: list[str]) -> None:
     capturing = ("launch",) if config.features.engine else ()
     read_by = {
         "prompts": ("prompts", "answers"),
-        "responses": ("target", "chat", "answers", "responses.max_prompt_tokens" if imported else "responses", *own),
-        "features": ("target", "features", *capturing),
+        "responses": (
+            ("target", "chat", "answers", "responses.max_prompt_tokens")
+            if imported
+            else ("target", "chat", "answers", "responses", "workers", *own)
+        ),
+        "features": ("target", "features", "workers", *capturing),
         "verify": ("features.path",),
         "repair": ("target", "features"),
     }
@@ -153,15 +156,14 @@ def clean_prompts(config: DictConfig, out_dir: Path, *, keep_answers: bool) -> N
 
 
 def answer_and_extract(config: DictConfig, stages: list[str], out_dir: Path) -> None:
-    loaded: Target | None = None
+    from eagle3.target.stored import stored_target
+
+    target = stored_target(**cli.plain(config.target))
     if "responses" in stages:
-        loaded = None if config.answers.name in SERVED else checked_target(config)
-        counts = answer(config, loaded or stored_target(config), out_dir)
+        counts = answer(config, target, out_dir)
         log.info("responses: %d rows, %d answer tokens", counts.rows, counts.answer_tokens)
     if "features" in stages:
-        if config.features.engine:  # whose GPU it is
-            loaded = None
-        store = extract(config, loaded, out_dir)
+        store = extract(config, target, out_dir)
         log.info(
             "features: %d samples, %d tokens, %d answer tokens, %.2f GB in %d shards; left out: %s",
             store.samples, store.tokens, store.answer_tokens, store.bytes / 1e9, len(store.shards),
@@ -169,93 +171,79 @@ def answer_and_extract(config: DictConfig, stages: list[str], out_dir: Path) -> 
         )  # fmt: skip
 
 
-def extract(config: DictConfig, loaded: "Target | None", out_dir: Path) -> "Manifest":
-    from eagle3.features.extract import STORED, extract_features
-    from eagle3.features.huggingface import HuggingFaceExtractor
-    from eagle3.target.capture import check_capture_layers, default_capture_layers
+def answer(config: DictConfig, target: "StoredTarget", out_dir: Path) -> "Counts":
+    from eagle3.answers.build import SERVED, answering, chat_of, sampling_of
+    from eagle3.answers.stage import answer_prompts, import_answers, prompt_limit
+    from eagle3.answers.store import MadeWith
 
-    settings = cli.plain(config.features)
-    engine, batch_tokens = settings.pop("engine"), settings.pop("batch_tokens")
-    num_layers = stored_target(config).text_config.num_hidden_layers
-    layers = check_capture_layers(settings.pop("capture_layers") or default_capture_layers(num_layers), num_layers)
-    parts: dict[str, Any] = {"layers": layers, "dtype": STORED[settings["dtype"]], "batch_tokens": batch_tokens}
-    parts |= {"teachers": settings["teachers"]}
-    target: Target | StoredTarget
-    extractor: Extractor
-    if engine is None:
-        target = loaded or checked_target(config)
-        extractor = HuggingFaceExtractor(target=target, **parts)
-    else:
-        target = stored_target(config)
-        extractor = served_extractor(config, target, out_dir, **parts, **engine)
-    return extract_features(target=target, extractor=extractor, out_dir=out_dir, capture_layers=layers, **settings)
-
-
-def served_extractor(
-    config: DictConfig, target: "StoredTarget", out_dir: Path, *, layers: list[int], **settings: Any
-) -> "Extractor":
-    from eagle3.engine.command import LaunchSettings
-    from eagle3.features.sentinel import computed_sentinels, plain_sentinels
-    from eagle3.features.served import ServedExtractor
-    from eagle3.target.model import free_bytes, load_target, unload
-
-    require_packages("aiohttp", extra="engine", needed_by="features=sglang")
-    free = free_bytes(config.target.device)
-    if target.weights_bytes < free / 2:  # twice: in float32 on a CPU
-        loaded = load_target(**cli.plain(config.target))
-        sentinels = computed_sentinels(loaded, layers)
-        del loaded
-        unload()
-    else:
-        sentinels = plain_sentinels(target)
-        log.warning(
-            "target: its %.0f GB do not fit into half of %.0f GB of free memory: what SGLang captures is held against "
-            "its own logits alone", target.weights_bytes / 1e9, free / 1e9,
-        )  # fmt: skip
-    return ServedExtractor(
-        target=target,
-        layers=layers,
-        sentinels=sentinels,
-        launch=LaunchSettings(**cli.plain(config.launch)),
-        folder=out_dir / "logs",
-        **{key: value for key, value in settings.items() if key != "required"},
+    chat, responses = chat_of(config, target), config.responses
+    if config.answers.name == "imported":
+        answers = cli.build(config.answers, leave_out=["name"])
+        limit = responses.max_prompt_tokens
+        return import_answers(target=target, chat=chat, answers=answers, max_prompt_tokens=limit, out_dir=out_dir)
+    sampling = sampling_of(config)
+    made_with = MadeWith(
+        answers=config.answers.name,
+        chat=chat.settings,
+        sampling=asdict(sampling),
+        seed=responses.seed,
+        on_length=responses.on_length,
+    )
+    prompt_limit(
+        target.context, sampling.max_new_tokens, responses.max_prompt_tokens
+    )  # an error before anything starts
+    served = config.answers.name in SERVED
+    gpus = (
+        0 if served and config.answers.urls else gpus_of(config, served=served, servers=config.answers.get("servers"))
+    )
+    ahead = 2 * (config.answers.in_flight if served else config.answers.window)
+    build = partial(answering, resolved(config), out_dir / "logs")
+    return answer_prompts(
+        target=target, made_with=made_with, workers=workers_of(config, gpus), build=build, ahead=ahead, out_dir=out_dir
     )
 
 
-def checked_target(config: DictConfig) -> "Target":
-    """Load the target; one that cannot be a teacher is refused before it answers."""
-    from eagle3.target.capture import logit_transform_of
-    from eagle3.target.model import load_target
+def extract(config: DictConfig, target: "StoredTarget", out_dir: Path) -> "Manifest":
+    from eagle3.features.build import feature_settings, sharding
+    from eagle3.features.extract import extract_features
+    from eagle3.features.huggingface import BATCHES_IN_WINDOW
 
-    target = load_target(**cli.plain(config.target))
-    logit_transform_of(target)
-    return target
+    engine = config.features.engine
+    gpus = gpus_of(config, served=engine is not None, servers=engine and engine.servers)
+    return extract_features(
+        target=target,
+        settings=feature_settings(config, target),
+        workers=workers_of(config, gpus),
+        build=partial(sharding, resolved(config), out_dir / "logs"),
+        out_dir=out_dir,
+        path=config.features.path,
+        shard_mb=config.features.shard_mb,
+        window_tokens=config.features.batch_tokens * BATCHES_IN_WINDOW,
+    )
 
 
-def stored_target(config: DictConfig) -> "StoredTarget":
-    from eagle3.target.files import read_target_files
-    from eagle3.target.stored import StoredTarget
-
-    settings = cli.plain(config.target)
-    return StoredTarget(read_target_files(**{key: settings[key] for key in ("path", "revision", "trust_remote_code")}))
+def resolved(config: DictConfig) -> DictConfig:
+    """Return a config that needs nothing of this process any more."""
+    return OmegaConf.create(cli.plain(config))
 
 
-def answer(config: DictConfig, target: "Target | StoredTarget", out_dir: Path) -> "Counts":
-    from eagle3.answers.answerer import Sampling
-    from eagle3.answers.chat import Chat
-    from eagle3.answers.stage import answer_prompts
-    from eagle3.engine.command import LaunchSettings
+def gpus_of(config: DictConfig, *, served: bool, servers: int | None) -> int:
+    """Return the GPUs that one worker needs."""
+    if served:
+        return config.launch.tp_size * (servers or 1)
+    if config.target.device == "auto" and config.workers.get("address", "") == "":  # a cluster's nodes are not this one
+        import torch
 
-    chat = Chat(target.tokenizer, stop_ids=target.stop_ids, **cli.plain(config.chat))
-    settings = cli.plain(config.responses)
-    sampling = Sampling(**{field.name: settings.pop(field.name) for field in fields(Sampling)})
-    parts: dict[str, Any] = {} if config.answers.name == "imported" else {"target": target, "sampling": sampling}
-    if config.answers.name in SERVED:
-        require_packages("aiohttp", extra="engine", needed_by=f"answers={config.answers.name}")
-        launch = LaunchSettings(**cli.plain(config.launch))
-        parts |= {"name": config.answers.name, "chat": chat, "launch": launch, "folder": out_dir / "logs"}
-    answerer = cli.build(config.answers, leave_out=["name"], **parts)
-    return answer_prompts(target=target, chat=chat, answerer=answerer, sampling=sampling, out_dir=out_dir, **settings)
+        return int(torch.cuda.is_available())
+    return int(config.target.device != "cpu")
+
+
+def workers_of(config: DictConfig, gpus: int) -> "Workers":
+    if "gpus" not in config.workers:
+        return cli.build(config.workers)
+    chosen = gpus if config.workers.gpus is None else config.workers.gpus
+    logs = Path(config.out_dir) / "logs"
+    return cli.build(config.workers, leave_out=["gpus"], gpus=chosen, logs=logs.absolute())
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 from result import write_result
-from tqdm import tqdm
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from eagle3 import cli
@@ -32,9 +31,10 @@ from eagle3.engine.endpoint import ask, new_session
 from eagle3.engine.own import servers_of, serving
 from eagle3.features.conversation import Conversation
 from eagle3.features.sentinel import plain_sentinels
-from eagle3.features.served import Engines, ServedExtractor
+from eagle3.features.served import ServedExtractor
 from eagle3.target.files import read_target_files
 from eagle3.target.stored import StoredTarget
+from eagle3.workers.meter import Tally
 
 ROOT = Path(__file__).resolve().parents[1]
 PROMPT_TOKENS, ANSWER_TOKENS = 128, 256
@@ -125,15 +125,16 @@ def answers(target: StoredTarget, launch: LaunchSettings, work: Path, count: int
     settings = OmegaConf.to_container(OmegaConf.load(ROOT / "conf/answers/sglang.yaml"))
     settings = {key: value for key, value in settings.items() if key != "_target_"}  # type: ignore[union-attr]
     servers = servers_of(launch, 1, target=target.path, revision=None, draft=None, folder=work / "logs")
-    with serving(servers) as [server]:
+    with serving(servers) as [server], ExitStack() as stack:
         settings |= {"urls": [server.url]}
         answerer = ServedAnswerer(target=target, chat=chat, sampling=sampling, launch=launch, folder=work, **settings)
+        stack.enter_context(answerer)
         at_once = {"temperature": 0.7, "max_new_tokens": ANSWER_TOKENS}
         offline(server.url, prompts[:256], {**at_once, "max_new_tokens": 16})
         rates = {"offline_batch": [], "client": []}  # type: ignore[var-annotated]
         for _ in range(2):
             turns = [OneTurn(prompt, number) for number, prompt in enumerate(prompts)]
-            seconds = timed(lambda turns=turns: [*answerer(turns, tqdm(disable=True))])
+            seconds = timed(lambda turns=turns: [*answerer(turns, Tally())])
             rates["client"].append(sum(len(turn.given) for turn in turns) / seconds)
             rates["offline_batch"].append(count * ANSWER_TOKENS / offline(server.url, prompts, at_once))
     return summary(rates, "client", "offline_batch", requests=count)
@@ -154,13 +155,13 @@ def features(target: StoredTarget, launch: LaunchSettings, work: Path, count: in
     )  # fmt: skip
     rates = {"prefill": [], "captured": []}  # type: ignore[var-annotated]
     tokens = count * len(turns)
-    with ExitStack() as stack, Engines(extractor._started(stack), extractor) as engines:
-        [server] = engines.servers
+    with extractor:
+        [server] = extractor.engines.servers
         one = {"temperature": 0, "max_new_tokens": 1}
         offline(server.url, prompts[:64], one)
-        [*extractor._in_order(engines, iter(conversations[:64]))]
+        [*extractor(iter(conversations[:64]))]
         for _ in range(2):
-            rates["captured"].append(tokens / timed(lambda: drain(extractor._in_order(engines, iter(conversations)))))
+            rates["captured"].append(tokens / timed(lambda: drain(extractor(iter(conversations)))))
             rates["prefill"].append(tokens / offline(server.url, prompts, one))
     return summary(rates, "captured", "prefill", conversations=count)
 

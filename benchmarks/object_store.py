@@ -29,18 +29,14 @@ import obstore
 import torch
 from random_head import SHAPES, RandomSamples, answered
 from result import write_result
-from synthetic_store import MADE_FROM, target_config, write_target
+from synthetic_store import write_store
 
 from eagle3.data.loader import PackLoader
 from eagle3.data.pack import pack_samples
 from eagle3.data.plan import PlannedPack, plan_epoch
-from eagle3.features.index import ShardIndex
 from eagle3.features.joined import open_source
-from eagle3.features.manifest import write_manifest
-from eagle3.features.shards import StoreWriter
+from eagle3.features.sample import Sample
 from eagle3.features.source import REQUESTS, FeatureSource
-from eagle3.features.store import TARGET_WEIGHTS
-from eagle3.storage.folder import Storage, sha256_stored
 from eagle3.storage.place import open_folder
 
 SERVER = """
@@ -70,7 +66,8 @@ def main(arguments: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder, server(options.latency):
         local, cache = Path(folder, "local"), Path(folder, "cache")
         for place in (str(local), URL):
-            write(open_folder(place, setting="features.path"), options.megabytes * 10**6)
+            storage = open_folder(place, setting="features.path")
+            write_store(storage, SHAPE, samples_of(options.megabytes * 10**6), shard_bytes=100e6)
         for _ in range(options.rounds):
             shutil.rmtree(cache, ignore_errors=True)
             ways: dict[str, Callable[[], float]] = {
@@ -112,25 +109,13 @@ def make_bucket(url: str) -> None:
     boto3.client("s3", endpoint_url=url).create_bucket(Bucket="features")  # tries again until the server is there
 
 
-def write(storage: Storage, num_bytes: int) -> None:
+def samples_of(num_bytes: int) -> Iterator[Sample]:
     samples = RandomSamples(SHAPE, torch.bfloat16, seed=0)
-    indices: list[ShardIndex] = []
-    writer = StoreWriter(storage, MADE_FROM, indices, shard_bytes=100 * 10**6)
     written = 0
     while written < num_bytes:
         sample = samples.sample(f"p{written}#0", answered(300 + written % 700, 0.5))
-        writer.add(sample)
+        yield sample
         written += sample.aux_hidden_states.nbytes + sample.last_hidden_state.nbytes
-    writer.close_shard()
-    write_target(storage, SHAPE)
-    write_manifest(
-        storage,
-        made_from=MADE_FROM,
-        target_config=target_config(SHAPE),
-        target_weights_sha256=sha256_stored(storage, TARGET_WEIGHTS),
-        indices=indices,
-        left_out={},
-    )
 
 
 def plain_ranges() -> float:

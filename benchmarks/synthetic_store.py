@@ -8,6 +8,7 @@ Written by the store's own writer: shards, indices, hashes and manifest are real
 
 import argparse
 import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from pathlib import Path
 
@@ -17,8 +18,9 @@ from tqdm import tqdm
 
 from eagle3.errors import InputError
 from eagle3.features.index import ShardIndex
-from eagle3.features.manifest import MadeFrom, write_manifest
-from eagle3.features.shards import StoreWriter
+from eagle3.features.manifest import MadeFrom, Manifest, write_manifest
+from eagle3.features.sample import Sample
+from eagle3.features.shards import write_shards
 from eagle3.features.store import TARGET_WEIGHTS, save_target_weights
 from eagle3.head.draft_head import HeadConfig
 from eagle3.storage.folder import LocalFolder, Storage, sha256_stored
@@ -57,11 +59,20 @@ def main(arguments: list[str]) -> None:
     if options.out.exists() and any(options.out.iterdir()):
         raise InputError(f"--out={options.out} is not empty; name a new folder")
     shape, storage = SHAPES[options.shape], LocalFolder(options.out)
-    indices: list[ShardIndex] = []
-    writer = StoreWriter(storage, MADE_FROM, indices, shard_bytes=int(options.shard_mb * 2**20))
-    write_samples(writer, shape, int(options.gigabytes * 1e9), options.tokens, options.answer_share)
+    samples = random_samples(shape, int(options.gigabytes * 1e9), options.tokens, options.answer_share)
+    manifest = write_store(storage, shape, samples, shard_bytes=options.shard_mb * 2**20)
+    print(f"{manifest.samples} samples, {manifest.tokens} tokens, {manifest.bytes / 1e9:.2f} GB in {options.out}")
+
+
+def write_store(storage: Storage, shape: HeadConfig, samples: Iterable[Sample], *, shard_bytes: float) -> Manifest:
+    """Write a store that says it is of a random target of the head's sizes."""
+    indices = write_shards(storage, MADE_FROM, samples, shard_bytes=shard_bytes)
     write_target(storage, shape)
-    manifest = write_manifest(
+    return finish_store(storage, shape, indices)
+
+
+def finish_store(storage: Storage, shape: HeadConfig, indices: list[ShardIndex]) -> Manifest:
+    return write_manifest(
         storage,
         made_from=MADE_FROM,
         target_config=target_config(shape),
@@ -69,11 +80,10 @@ def main(arguments: list[str]) -> None:
         indices=indices,
         left_out={},
     )
-    print(f"{manifest.samples} samples, {manifest.tokens} tokens, {manifest.bytes / 1e9:.2f} GB in {options.out}")
 
 
-def write_samples(writer: StoreWriter, shape: HeadConfig, num_bytes: int, tokens: int, answer_share: float) -> None:
-    """Samples until they are `num_bytes` together."""
+def random_samples(shape: HeadConfig, num_bytes: int, tokens: int, answer_share: float) -> Iterator[Sample]:
+    """Yield samples until they are `num_bytes` together."""
     samples = RandomSamples(shape, torch.bfloat16, seed=0)
     generator = torch.Generator().manual_seed(1)
     number = written = 0
@@ -83,11 +93,10 @@ def write_samples(writer: StoreWriter, shape: HeadConfig, num_bytes: int, tokens
             sample = samples.sample(
                 f"p{number}#0", answered(max(8, round(tokens * length)), min(1, answer_share * share))
             )
-            writer.add(sample)
+            yield sample
             size = sample.aux_hidden_states.nbytes + sample.last_hidden_state.nbytes
             number, written = number + 1, written + size
             progress.update(size)
-    writer.close_shard()
 
 
 def write_target(storage: Storage, shape: HeadConfig) -> None:

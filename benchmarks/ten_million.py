@@ -26,20 +26,18 @@ import numpy as np
 import torch
 from random_head import SHAPES, RandomSamples, answered
 from result import write_result
-from synthetic_store import MADE_FROM, target_config, write_target
+from synthetic_store import MADE_FROM, finish_store, write_target
 
 from eagle3.data.datamodule import FeatureData
-from eagle3.features.index import NUMPY, SampleEntry, ShardFacts, ShardIndex, index_bytes, index_of
+from eagle3.features.index import NUMPY, SampleEntry, ShardFacts, ShardIndex, index_bytes, index_name, index_of
 from eagle3.features.joined import open_source
 from eagle3.features.loss_mask import AllTurns
-from eagle3.features.manifest import index_name, write_manifest
 from eagle3.features.sample import to_bytes
 from eagle3.features.shards import hash_of
 from eagle3.features.split import split_fraction
-from eagle3.features.store import TARGET_WEIGHTS
 from eagle3.features.turns import anchors_of
 from eagle3.head.batch import prepare_ttt
-from eagle3.storage.folder import LocalFolder, sha256_stored
+from eagle3.storage.folder import LocalFolder
 
 SHAPE = replace(
     SHAPES["8b"],
@@ -51,7 +49,6 @@ SHAPE = replace(
     num_kv_heads=2,
     head_dim=8,
 )
-MADE = replace(MADE_FROM, dtype="bfloat16")
 PACK_TOKENS, PACKS = 1024, 3000
 
 
@@ -84,7 +81,7 @@ def write(storage: LocalFolder, shards: int, samples: int) -> None:
     indices: list[ShardIndex] = []
     first = write_shard(storage, samples)
     for number in range(shards):
-        name = f"shard-{number:06d}.tar"
+        name = f"shard-{number:06d}-00000000.tar"
         if number:
             os.link(storage.path / first.facts.shard, storage.path / name)
         ids = [f"p{number * samples + place}#0" for place in range(samples)]
@@ -95,14 +92,7 @@ def write(storage: LocalFolder, shards: int, samples: int) -> None:
         indices.append(ShardIndex(replace(first.facts, shard=name), columns))
         (storage.path / index_name(name)).write_bytes(index_bytes(indices[-1]))
     write_target(storage, SHAPE)
-    write_manifest(
-        storage,
-        made_from=MADE,
-        target_config=target_config(SHAPE),
-        target_weights_sha256=sha256_stored(storage, TARGET_WEIGHTS),
-        indices=indices,
-        left_out={},
-    )
+    finish_store(storage, SHAPE, indices)
 
 
 def write_shard(storage: LocalFolder, samples: int, apart: int = 50_000) -> ShardIndex:
@@ -110,7 +100,7 @@ def write_shard(storage: LocalFolder, samples: int, apart: int = 50_000) -> Shar
     storage.path.mkdir(parents=True)
     drawn, made = np.random.default_rng(0), RandomSamples(SHAPE, torch.bfloat16, seed=0)
     different = [made.sample("p", answered(int(drawn.integers(50, 200)), 0.5)) for _ in range(200)]
-    name, entries, counts = "shard-000000.tar", [], Counter[int]()
+    name, entries, counts = "shard-000000-00000000.tar", [], Counter[int]()
     with (storage.path / name).open("wb") as file:
         for number in range(samples):
             sample = different[number % len(different)]
@@ -130,7 +120,7 @@ def write_shard(storage: LocalFolder, samples: int, apart: int = 50_000) -> Shar
             file.write(blob)
         file.truncate(samples * apart)
     facts = ShardFacts(
-        format_version=5, shard=name, made_from=hash_of(MADE), bytes=samples * apart, sha256="not looked at"
+        format_version=5, shard=name, made_from=hash_of(MADE_FROM), bytes=samples * apart, sha256="not looked at"
     )
     return index_of(facts, entries, counts)
 

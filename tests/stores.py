@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from eagle3.features.index import ShardIndex
 from eagle3.features.manifest import MadeFrom, write_manifest
 from eagle3.features.sample import Sample, positions_with_teacher
-from eagle3.features.shards import StoreWriter
+from eagle3.features.shards import write_shards
 from eagle3.features.store import TARGET_WEIGHTS, FeatureStore, save_target_weights
 from eagle3.head.batch import TttBatch
 from eagle3.storage.folder import LocalFolder, Storage, sha256_stored
@@ -80,12 +79,8 @@ def write_store(path: Path, samples: list[Sample], *, shard_bytes: int = 20_000,
 
 def save_store(storage: Storage, samples: list[Sample], *, shard_bytes: int = 20_000, **made_from: Any) -> None:
     """Write a real feature store of random features."""
-    indices: list[ShardIndex] = []
     description = replace(MADE_FROM, **made_from)
-    writer = StoreWriter(storage, description, indices, shard_bytes=shard_bytes)
-    for sample in samples:
-        writer.add(sample)
-    writer.close_shard()
+    indices = write_shards(storage, description, samples, shard_bytes=shard_bytes)
     weights = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(3))
     save_target_weights(storage, weights, weights, dtype=torch.float32)
     write_manifest(
@@ -96,6 +91,12 @@ def save_store(storage: Storage, samples: list[Sample], *, shard_bytes: int = 20
         indices=indices,
         left_out={},
     )
+
+
+def shard_of(store: Path, number: int) -> Path:
+    """Return the tar of a shard, whose name its writer made up in part."""
+    [path] = store.glob(f"shard-{number:06d}-*.tar")
+    return path
 
 
 def open_store(path: Path) -> FeatureStore:

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, Self, TypeVar
 
-from tqdm import tqdm
+from eagle3.workers.meter import Progress
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ AnyConversation = TypeVar("AnyConversation", bound=Conversation)
 
 
 class Answerer(Protocol):
-    """Answers every turn of every conversation.
+    """Answers every turn of every conversation, ready inside `with`.
 
     An answer depends on its prompt, its seed and the sampling, on nothing else that is asked at the same time. What
     fails for one conversation ends in its `fail`, with a reason that holds no text of it, and costs no other one; only
@@ -57,6 +57,11 @@ class Answerer(Protocol):
 
     name: str  # in the manifest of the responses: another answerer's answers are other answers
 
-    def __call__(self, conversations: Iterable[AnyConversation], progress: tqdm) -> Iterator[list[AnyConversation]]:
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def __call__(self, conversations: Iterable[AnyConversation], progress: Progress) -> Iterator[list[AnyConversation]]:
         """Yield conversations that wait no more, some at a time: they are on disk before the next are asked for. Takes
-        as many from the iterable as there is room for. `progress` is updated for each, as soon as it has ended."""
+        as many from the iterable as there is room for; called again, for more. `progress` is told of each, as soon as
+        it has ended."""

@@ -1,18 +1,18 @@
 """The plain answerer: the target in this process, by Hugging Face, in batches of prompts of about one length."""
 
 import logging
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import islice
+from typing import Self
 
 import torch
-from tqdm import tqdm
 
 from eagle3.answers.answerer import AnyConversation, Conversation, Sampling
 from eagle3.answers.cache import alone_because, require_cache
 from eagle3.answers.generate import generate
 from eagle3.target.model import Target
+from eagle3.workers.meter import Progress
 
 log = logging.getLogger(__name__)
 
@@ -29,22 +29,25 @@ class HuggingFaceAnswerer:
         self.target, self.sampling = target, sampling
         self.batch_size, self.batch_tokens, self.window = batch_size, batch_tokens, window
 
-    def __call__(self, conversations: Iterable[AnyConversation], progress: tqdm) -> Iterator[list[AnyConversation]]:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def __call__(self, conversations: Iterable[AnyConversation], progress: Progress) -> Iterator[list[AnyConversation]]:
         conversations = iter(conversations)
         while window := list(islice(conversations, self.window)):
             self._answer_window(window, progress)
             yield window
 
-    def _answer_window(self, window: Sequence[Conversation], progress: tqdm) -> None:
-        progress.update(sum(not each.waiting for each in window))
-        answer_tokens, started = 0, time.perf_counter()
+    def _answer_window(self, window: Sequence[Conversation], progress: Progress) -> None:
+        progress.add(ended=sum(not each.waiting for each in window))
         while waiting := [each for each in window if each.waiting]:
             waiting.sort(key=lambda each: len(each.prompt_ids))
             for batch in self._batches(waiting):
-                answer_tokens += self._answer_batch(batch)
-                progress.update(sum(not each.waiting for each in batch))
-                rate = answer_tokens / (time.perf_counter() - started)
-                progress.set_postfix_str(f"{rate:.0f} answer tokens/s")
+                answer_tokens = self._answer_batch(batch)
+                progress.add(ended=sum(not each.waiting for each in batch), tokens=answer_tokens)
 
     def _batches(self, waiting: list[Conversation]) -> Iterator[list[Conversation]]:
         """Cut into batches; rows are padded to the longest, so a batch takes as many as fit with their answers."""

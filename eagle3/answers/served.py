@@ -8,10 +8,9 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import aiohttp
-from tqdm import tqdm
 
 from eagle3.answers.answerer import Answer, AnyConversation, Conversation, Sampling
 from eagle3.answers.chat import Chat
@@ -31,6 +30,7 @@ from eagle3.engine.pool import Pool
 from eagle3.engine.same_target import SENTENCE, require_same_model, require_same_tokens
 from eagle3.errors import InputError
 from eagle3.target.stored import StoredTarget
+from eagle3.workers.meter import Progress
 
 log = logging.getLogger(__name__)
 
@@ -72,19 +72,24 @@ class ServedAnswerer:
         self.in_flight, self.timeout_s, self.attempts, self.give_up_s = in_flight, timeout_s, attempts, give_up_s
         self.draft = None if head is None else Draft(head=head, steps=steps, topk=topk, draft_tokens=draft_tokens)
 
-    def __call__(self, conversations: Iterable[AnyConversation], progress: tqdm) -> Iterator[list[AnyConversation]]:
+    def __enter__(self) -> Self:
+        """Start servers, if they are ours, and hold them against the target."""
         with ExitStack() as stack:
             urls = [*self.urls] or self._started(stack)
-            runner = stack.enter_context(asyncio.Runner())
-            session = runner.run(_open(self.timeout_s))
-            stack.callback(lambda: runner.run(session.close()))
+            self.runner = stack.enter_context(asyncio.Runner())
+            session = self.runner.run(_open(self.timeout_s))
+            stack.callback(lambda: self.runner.run(session.close()))
             endpoints = [self._endpoint(url) for url in urls]
-            runner.run(self._require_same_target(session, endpoints))
+            self.runner.run(self._require_same_target(session, endpoints))
             limits: dict[str, Any] = {"attempts": self.attempts, "give_up_s": self.give_up_s}
-            pool = Pool(endpoints, session, in_flight=self.in_flight, setting="answers", **limits)
-            yield from self._answered(runner, pool, iter(conversations), progress)
-            for line in pool.report():
-                log.warning(line)
+            self.pool = Pool(endpoints, session, in_flight=self.in_flight, setting="answers", **limits)
+            self.up = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for line in self.pool.report():
+            log.warning(line)
+        self.up.close()
 
     def _started(self, stack: ExitStack) -> list[str]:
         servers = servers_of(
@@ -130,57 +135,42 @@ class ServedAnswerer:
                     f"choose another protocol, or leave it out"
                 ) from None
 
-    def _answered(
-        self, runner: asyncio.Runner, pool: Pool, conversations: Iterator[AnyConversation], progress: tqdm
-    ) -> Iterator[list[AnyConversation]]:
-        rate, ended = Rate(pool, progress), asyncio.Queue[asyncio.Task[None]]()
+    def __call__(self, conversations: Iterable[AnyConversation], progress: Progress) -> Iterator[list[AnyConversation]]:
+        conversations, ended = iter(conversations), asyncio.Queue[asyncio.Task[None]]()
         running: dict[asyncio.Task[None], AnyConversation] = {}
-        places = self.in_flight * len(pool.members)
+        places = self.in_flight * len(self.pool.members)
         try:
             while True:
                 for conversation in islice(conversations, places - len(running)):
-                    task = runner.get_loop().create_task(self._answer(conversation, pool, rate))
+                    task = self.runner.get_loop().create_task(self._answer(conversation, progress))
                     task.add_done_callback(ended.put_nowait)
                     running[task] = conversation
                 if not running:
                     break
-                done = runner.run(_some(ended, at_most=len(running)))
+                done = self.runner.run(_some(ended, at_most=len(running)))
                 for task in done:
                     task.result()
-                progress.update(len(done))
-                rate.show()
+                down = len(self.pool.members) - self.pool.working
+                progress.note = f"{down} of {len(self.pool.members)} servers do not answer" if down else ""
+                progress.add(ended=len(done))
                 yield [running.pop(task) for task in done]
         finally:
             for task in running:
                 task.cancel()
-            runner.run(_all_ended(running))
+            self.runner.run(_all_ended(running))
 
-    async def _answer(self, conversation: Conversation, pool: Pool, rate: "Rate") -> None:
+    async def _answer(self, conversation: Conversation, progress: Progress) -> None:
         while conversation.waiting:
             request = Request(
                 conversation.prompt_ids, conversation.seed, stop_ids=self.target.stop_ids, **asdict(self.sampling)
             )
             try:
-                completion = await pool.complete(request)
+                completion = await self.pool.complete(request)
             except RequestRefused as refused:
                 conversation.fail(str(refused))
             else:
-                rate.tokens += len(completion.token_ids)
+                progress.add(tokens=len(completion.token_ids))
                 conversation.answer(Answer(completion.token_ids, completion.finish_reason))
-
-
-class Rate:
-    """Answer tokens a second, shown beside the progress."""
-
-    def __init__(self, pool: Pool, progress: tqdm) -> None:
-        self.pool, self.progress = pool, progress
-        self.tokens, self.started = 0, time.perf_counter()
-
-    def show(self) -> None:
-        rate = self.tokens / (time.perf_counter() - self.started)
-        down = len(self.pool.members) - self.pool.working
-        failing = f", {down} of {len(self.pool.members)} servers do not answer" if down else ""
-        self.progress.set_postfix_str(f"{rate:.0f} answer tokens/s{failing}")
 
 
 async def _open(timeout_s: float) -> aiohttp.ClientSession:

@@ -1,21 +1,18 @@
-"""The responses stage: prompts.jsonl → responses.jsonl, by an answerer or imported; resumes prompt by prompt."""
+"""The responses stage: prompts.jsonl → responses.jsonl, by workers or imported; resumes prompt by prompt."""
 
 import logging
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 
-from tqdm import tqdm
-
-from eagle3.answers.answerer import Answerer, Sampling
 from eagle3.answers.chat import Chat
-from eagle3.answers.dialogue import Dialogue
 from eagle3.answers.imported import ImportedAnswers, imported_rows
 from eagle3.answers.store import Counts, MadeWith, ResponseStore
 from eagle3.errors import InputError
 from eagle3.target.model import Target
 from eagle3.target.stored import StoredTarget
+from eagle3.workers.meter import Meter
+from eagle3.workers.task import Build, Workers
 
 log = logging.getLogger(__name__)
 
@@ -25,47 +22,48 @@ WRITTEN_TOGETHER = 1024  # imported prompts; of others the answerer decides
 def answer_prompts(
     *,
     target: Target | StoredTarget,
-    chat: Chat,
-    answerer: Answerer | ImportedAnswers,
-    sampling: Sampling,
+    made_with: MadeWith,
+    workers: Workers,
+    build: Build,
+    ahead: int,
     out_dir: str | Path,
-    max_prompt_tokens: int | None,
-    seed: int,
-    on_length: str,
 ) -> Counts:
-    """Answer the prompts in `out_dir`/prompts that have no answer yet, or keep the answers that they came with."""
-    made_with = (
-        MadeWith(answers=answerer.name, chat=chat.settings, sampling=None, seed=None, on_length=None)
-        if isinstance(answerer, ImportedAnswers)
-        else MadeWith(
-            answers=answerer.name, chat=chat.settings, sampling=asdict(sampling), seed=seed, on_length=on_length
-        )
-    )
-    store = ResponseStore(Path(out_dir), target.identity.with_template(chat.settings["template_hash"]), made_with)
+    """Answer the prompts in `out_dir`/prompts that have no answer yet, by tasks of work.Answering."""
+    store = _open_store(target, made_with, out_dir)
     if not store.pending:
-        log.info("%s is up to date", store.responses)
         return store.close()
-    context = getattr(target.text_config, "max_position_embeddings", None)
-    with tqdm(total=store.pending, unit="prompt", desc="responses", smoothing=0.05) as progress:
-        if isinstance(answerer, ImportedAnswers):
-            for prompts in _batched(store.pending_prompts(), WRITTEN_TOGETHER):
-                store.append(
-                    imported_rows(prompt, chat, answerer, max_prompt_tokens=max_prompt_tokens, context=context)
-                    for prompt in prompts
-                )
-                progress.update(len(prompts))
-        else:
-            limit = _prompt_limit(context, sampling.max_new_tokens, max_prompt_tokens)
-            dialogues = (
-                Dialogue(prompt, chat, seed=seed, max_prompt_tokens=limit, on_length=on_length)
-                for prompt in store.pending_prompts()
-            )
-            for finished in answerer(dialogues, progress):
-                store.append((dialogue.rows, dialogue.errors) for dialogue in finished)
+    items = ((prompt["id"], prompt) for prompt in store.pending_prompts())
+    with Meter(store.pending, desc="responses", unit="prompt", of="answer tokens") as progress:
+        for finished in workers(build, items, progress, ahead=ahead, total=store.pending):
+            store.append(answered for _, answered in finished)
     return store.close()
 
 
-def _prompt_limit(context: int | None, max_new_tokens: int, max_prompt_tokens: int | None) -> int | None:
+def import_answers(
+    *,
+    target: Target | StoredTarget,
+    chat: Chat,
+    answers: ImportedAnswers,
+    max_prompt_tokens: int | None,
+    out_dir: str | Path,
+) -> Counts:
+    """Keep the answers that the prompts in `out_dir`/prompts came with."""
+    made_with = MadeWith(answers=answers.name, chat=chat.settings, sampling=None, seed=None, on_length=None)
+    store = _open_store(target, made_with, out_dir)
+    context = getattr(target.text_config, "max_position_embeddings", None)
+    with Meter(store.pending, desc="responses", unit="prompt", of="answer tokens") as progress:
+        for prompts in _batched(store.pending_prompts(), WRITTEN_TOGETHER):
+            rows = [
+                imported_rows(prompt, chat, answers, max_prompt_tokens=max_prompt_tokens, context=context)
+                for prompt in prompts
+            ]
+            store.append(rows)
+            progress.add(ended=len(prompts))
+    return store.close()
+
+
+def prompt_limit(context: int | None, max_new_tokens: int, max_prompt_tokens: int | None) -> int | None:
+    """Return the most tokens of a prompt that leave room for its answer in the target's context."""
     if context is None:
         return max_prompt_tokens
     if max_new_tokens >= context:
@@ -75,6 +73,13 @@ def _prompt_limit(context: int | None, max_new_tokens: int, max_prompt_tokens: i
         )
     room = context - max_new_tokens
     return room if max_prompt_tokens is None else min(room, max_prompt_tokens)
+
+
+def _open_store(target: Target | StoredTarget, made_with: MadeWith, out_dir: str | Path) -> ResponseStore:
+    store = ResponseStore(Path(out_dir), target.identity.with_template(made_with.chat["template_hash"]), made_with)
+    if not store.pending:
+        log.info("%s is up to date", store.responses)
+    return store
 
 
 def _batched(items: Iterable, size: int) -> Iterator[list]:

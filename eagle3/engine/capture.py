@@ -170,20 +170,14 @@ class CapturingServer(SGLang):
         self.folder = folder
 
     async def capture(
-        self, session: aiohttp.ClientSession, input_ids: list[int], teachers: Sequence[tuple[int, int]]
-    ) -> Captured:
-        """Run one prompt; `teachers` are the spans of positions with a teacher."""
-        captured, _ = await self.capture_with(session, input_ids, teachers, {})
-        return captured
-
-    async def capture_with(
         self,
         session: aiohttp.ClientSession,
         input_ids: list[int],
         teachers: Sequence[tuple[int, int]],
         options: Mapping[str, Any],
     ) -> tuple[Captured, dict[str, Any]]:
-        """Run one prompt with more options of /generate, and return its `meta_info` too."""
+        """Run one prompt with more `options` of /generate, and return its `meta_info` too; `teachers` are the spans of
+        positions with a teacher."""
         spans = ",".join(f"{begin}-{end}" for begin, end in teachers)
         rid = f"{MARK}{next(NUMBERS)}:{spans}"
         done = asyncio.get_running_loop().create_future()

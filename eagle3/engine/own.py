@@ -1,5 +1,6 @@
 """Servers that a stage starts for itself: one for each group of GPUs, all at once, and stopped with the stage."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -10,8 +11,11 @@ from typing import Any
 from eagle3.engine.command import LaunchSettings, launch_command
 from eagle3.engine.draft import Draft
 from eagle3.engine.installation import find_sglang, require_devices
-from eagle3.engine.process import Server, end_with_the_terminal
+from eagle3.engine.process import END_S, POLL_S, Server, end_with_the_terminal, is_free_port
 from eagle3.errors import InputError
+from eagle3.workers.task import Place
+
+PORTS = 8  # of one worker: servers for the GPUs of a machine
 
 
 def servers_of(
@@ -46,6 +50,16 @@ def servers_of(
         command = launch_command(own, target=target, revision=revision, draft=draft)
         servers.append(Server(own, command, log=folder / f"server-{place}.log", name=f"server {place}"))
     return servers
+
+
+def for_place(settings: LaunchSettings, place: Place) -> LaunchSettings:
+    """Give each worker ports of its own, as others of its machine have servers, too; waits for servers that a lost one
+    has left there, which are about to end (process.GUARD)."""
+    own = replace(settings, port=settings.port + place.number * PORTS)
+    end = time.monotonic() + own.stop_timeout_s + END_S
+    while place.one_of_many and not is_free_port(own.host, own.port) and time.monotonic() < end:
+        time.sleep(POLL_S)
+    return own
 
 
 @contextmanager

@@ -216,6 +216,14 @@ def require_free_port(host: str, port: int) -> None:
             raise InputError(f"launch.host={host} launch.port={port}: {reason}; {way_out}") from None
 
 
+def is_free_port(host: str, port: int) -> bool:
+    try:
+        require_free_port(host, port)
+    except InputError:
+        return False
+    return True
+
+
 def request_json(url: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = 30) -> Any:
     """Return the JSON that the server answers with (None: an empty body). OSError where it does not answer."""
     request = urllib.request.Request(

@@ -5,6 +5,7 @@ Shapes: J teacher rows, H hidden size.
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Self
 
 import torch
 from jaxtyping import Float, Int
@@ -37,15 +38,18 @@ def windows(conversations: Iterator[Conversation], num_tokens: int) -> Iterator[
 class HuggingFaceExtractor:
     """An `Extractor`. Batches are formed by length, inside windows of many batches."""
 
-    captured_by = "huggingface"
-
     def __init__(
         self, *, target: Target, layers: list[int], dtype: torch.dtype, teachers: str, batch_tokens: int
     ) -> None:
         self.target, self.dtype, self.teachers, self.batch_tokens = target, dtype, teachers, batch_tokens
         self.capture = Capture(target, layers)
-        self.tokens = 0
         self.left_out: Counter[str] = Counter()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
 
     def logit_transform(self) -> LogitTransform:
         return logit_transform_of(self.target)
@@ -63,7 +67,6 @@ class HuggingFaceExtractor:
             numbers, by_length = by_length[-take:], by_length[:-take]
             batch = [conversations[number] for number in numbers]
             padded = pad_sequence([item.input_ids for item in batch], batch_first=True)
-            self.tokens += sum(len(item.input_ids) for item in batch)
             captured = self.capture(padded, [len(item.input_ids) for item in batch])
             for number, item, features in zip(numbers, batch, captured, strict=True):
                 samples[number] = self._sample(item, features)

@@ -99,6 +99,11 @@ class ShardIndex:
         return int(self.columns["answer_tokens"].sum(dtype=np.int64))
 
 
+def index_name(shard: str) -> str:
+    """Return the name of the index beside a tar."""
+    return f"{shard.rpartition('-')[0]}.index"
+
+
 def index_of(facts: ShardFacts, entries: Sequence[SampleEntry], answer_counts: Mapping[int, int]) -> ShardIndex:
     """Turn entries into columns."""
     ids = [entry.id.encode() for entry in entries]

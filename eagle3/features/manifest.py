@@ -93,10 +93,6 @@ def one_writer(storage: Storage, name: str) -> Iterator[None]:
         ) from None
 
 
-def index_name(shard: str) -> str:
-    return f"{shard.removesuffix('.tar')}.index"
-
-
 def read_index(storage: Storage, name: str, expected_sha256: str | None = None) -> ShardIndex:
     """Read an index, and hold it against the manifest's hash of it, or else against its own."""
     source, way_out = f"{storage.location}/{name}", f"delete it with its shard and run: {MAKE_FEATURES}"

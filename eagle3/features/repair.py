@@ -5,8 +5,8 @@ import hashlib
 from tqdm import tqdm
 
 from eagle3.errors import InputError
-from eagle3.features.index import ShardIndex
-from eagle3.features.manifest import MANIFEST, Manifest, index_name, read_index, read_manifest
+from eagle3.features.index import ShardIndex, index_name
+from eagle3.features.manifest import MANIFEST, Manifest, read_index, read_manifest
 from eagle3.features.store import TARGET_WEIGHTS
 from eagle3.storage.folder import Storage
 
@@ -38,8 +38,9 @@ def take_away(storage: Storage, damage: dict[str, str]) -> None:
     for name in damage:
         storage.delete(name)
         if name.startswith("shard-"):
-            storage.delete(f"{name.partition('.')[0]}.tar")
-            storage.delete(f"{name.partition('.')[0]}.index")
+            number = name[: len("shard-000000")]
+            for each in [f"{number}.index", *storage.names(f"{number}-*.tar")]:
+                storage.delete(each)
 
 
 def _manifest(storage: Storage, damage: dict[str, str]) -> Manifest | None:

@@ -8,7 +8,7 @@ import logging
 import shutil
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -46,8 +46,6 @@ REQUESTS = 512  # that a server has at a time: short prompts fill a forward pass
 class ServedExtractor:
     """An `Extractor`. Samples come in the order of their conversations; settings are the keys of `features.engine`."""
 
-    captured_by = "sglang"
-
     def __init__(
         self,
         *,
@@ -71,25 +69,39 @@ class ServedExtractor:
         self.batch_tokens, self.launch, self.folder, self.sentinels = batch_tokens, launch, folder, sentinels
         self.servers, self.memory, self.memory_bytes = servers, Path(memory), int(memory_gb * 2**30)
         self.timeout_s, self.attempts, self.give_up_s = timeout_s, attempts, give_up_s
-        self.tokens = 0
         self.left_out: Counter[str] = Counter()
-        self._transform: LogitTransform | None = None
+
+    def __enter__(self) -> Self:
+        """Start the servers and hold what they capture against the sentinels."""
+        with ExitStack() as stack:
+            self.engines = stack.enter_context(Engines(self._started(stack), self))
+            self.transform = check_against_engine(self.engines.ask, self.sentinels, self.target, self.layers)
+            self.up = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for line in self.engines.report():
+            log.warning(line)
+        self.up.close()
 
     def logit_transform(self) -> LogitTransform:
-        """Return what the engine does to its logits, found where the sentinels were checked."""
-        if self._transform is None:
-            for _ in self(iter(())):
-                pass
-        assert self._transform is not None
-        return self._transform
+        """Return what the engine does to its logits, as the sentinels showed."""
+        return self.transform
 
     def __call__(self, conversations: Iterator[Conversation]) -> Iterator[Sample]:
-        with ExitStack() as stack:
-            engines = stack.enter_context(Engines(self._started(stack), self))
-            self._transform = check_against_engine(engines.ask_with, self.sentinels, self.target, self.layers)
-            yield from self._in_order(engines, conversations)
-            for line in engines.report():
-                log.warning(line)
+        asked: deque[tuple[Conversation, Future[tuple[Captured, Any]]]] = deque()
+        ahead, most = 0, AHEAD * self.batch_tokens * self.engines.number
+        for conversation in conversations:
+            while asked and (
+                ahead + len(conversation.input_ids) > most or len(asked) >= REQUESTS * self.engines.number
+            ):
+                ahead -= len(asked[0][0].input_ids)
+                yield from self._sample(*asked.popleft())
+            ahead += len(conversation.input_ids)
+            spans = spans_of(positions_with_teacher(conversation.turns, self.teachers))
+            asked.append((conversation, self.engines.ask(conversation.input_ids.tolist(), spans)))
+        while asked:
+            yield from self._sample(*asked.popleft())
 
     def _started(self, stack: ExitStack) -> list[CapturingServer]:
         if self.launch.check:
@@ -112,26 +124,12 @@ class ServedExtractor:
         stack.enter_context(serving(servers))
         return [CapturingServer(server.url, each) for server, each in zip(servers, folders, strict=True)]
 
-    def _in_order(self, engines: "Engines", conversations: Iterator[Conversation]) -> Iterator[Sample]:
-        asked: deque[tuple[Conversation, Future[Captured]]] = deque()
-        ahead, most = 0, AHEAD * self.batch_tokens * engines.number
-        for conversation in conversations:
-            while asked and (ahead + len(conversation.input_ids) > most or len(asked) >= REQUESTS * engines.number):
-                ahead -= len(asked[0][0].input_ids)
-                yield from self._sample(*asked.popleft())
-            ahead += len(conversation.input_ids)
-            spans = spans_of(positions_with_teacher(conversation.turns, self.teachers))
-            asked.append((conversation, engines.ask(conversation.input_ids.tolist(), spans)))
-        while asked:
-            yield from self._sample(*asked.popleft())
-
-    def _sample(self, item: Conversation, asked: "Future[Captured]") -> Iterator[Sample]:
+    def _sample(self, item: Conversation, asked: "Future[tuple[Captured, Any]]") -> Iterator[Sample]:
         try:
-            captured = asked.result()
+            captured, _ = asked.result()
         except RequestRefused as refused:
             self.left_out[f"refused by the engine: {refused}"] += 1
             return
-        self.tokens += len(item.input_ids)
         layers, aux = len(self.layers), captured.aux_hidden_states
         yield Sample(
             id=item.id,
@@ -192,21 +190,13 @@ class Engines:
         self.thread.join()
         self.loop.close()
 
-    def ask(self, input_ids: list[int], teachers: list[tuple[int, int]]) -> "Future[Captured]":
-        """Begin to capture one prompt; RequestRefused or InputError are the future's."""
-        return self._run(
-            self._unless_failed(self.pool.run(lambda server: server.capture(self.session, input_ids, teachers)))
-        )
-
-    def ask_with(
-        self, input_ids: list[int], teachers: list[tuple[int, int]], options: dict[str, Any]
+    def ask(
+        self, input_ids: list[int], teachers: list[tuple[int, int]], options: Mapping[str, Any] | None = None
     ) -> "Future[tuple[Captured, dict[str, Any]]]":
-        """Do so with more options of /generate; with its `meta_info`."""
-        return self._run(
-            self._unless_failed(
-                self.pool.run(lambda server: server.capture_with(self.session, input_ids, teachers, options))
-            )
-        )
+        """Begin to capture one prompt, with more `options` of /generate; the result holds its `meta_info`. Its errors
+        are RequestRefused and InputError."""
+        capture = self.pool.run(lambda server: server.capture(self.session, input_ids, teachers, options or {}))
+        return self._run(self._unless_failed(capture))
 
     def report(self) -> list[str]:
         return self.pool.report()

@@ -1,20 +1,32 @@
 """Shards: tar files that webdataset reads, one safetensors member per sample, each with an index beside it.
 
-    shard-000000.tar    members 00000000.safetensors, 00000001.safetensors, …
-    shard-000000.index  per sample: id, offset, size, sha256, tokens, answer tokens; the tar's; token counts (index.py)
+    shard-000000-8f31c02e.tar    members 000000-000000.safetensors, 000000-000001.safetensors, …
+    shard-000000.index           per sample: id, offset, size, sha256, tokens, …; its tar; token counts (index.py)
 
-The index appears after its tar: a shard is complete if its index exists.
+The index appears after its tar: a shard is complete if its index exists. Whoever writes a shard makes up the second
+part of its tar's name, and an index is never replaced: of several writers of one number only the first has an effect.
 """
 
 import hashlib
 import io
+import secrets
 import tarfile
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from eagle3.errors import InputError
-from eagle3.features.index import FORMAT_VERSION, SampleEntry, ShardFacts, ShardIndex, index_bytes, index_of
-from eagle3.features.manifest import MAKE_FEATURES, MadeFrom, ShardEntry, index_name, one_writer
+from eagle3.features.index import (
+    FORMAT_VERSION,
+    SampleEntry,
+    ShardFacts,
+    ShardIndex,
+    index_bytes,
+    index_name,
+    index_of,
+    parse_index,
+)
+from eagle3.features.manifest import MAKE_FEATURES, MadeFrom, ShardEntry, one_writer
 from eagle3.features.sample import Sample, from_bytes, to_bytes
 from eagle3.features.split import split_fraction
 from eagle3.features.turns import anchors_of
@@ -40,15 +52,14 @@ class HashedFile:
 class ShardWriter:
     """Writes one shard; nothing appears under `name` before `finish`."""
 
-    def __init__(self, storage: Storage, number: int, first_sample: int) -> None:
-        self.name = f"shard-{number:06d}.tar"
+    def __init__(self, storage: Storage, number: int) -> None:
+        self.number, self.name = number, f"shard-{number:06d}-{secrets.token_hex(4)}.tar"
         self.storage = storage
         self.pending = storage.create(self.name)
         self.file = HashedFile(self.pending)
         self.tar = tarfile.TarFile(fileobj=self.file, mode="w", format=tarfile.USTAR_FORMAT)  # type: ignore[arg-type]
         self.entries: list[SampleEntry] = []
         self.answer_counts: Counter[int] = Counter()
-        self.first_sample = first_sample
 
     @property
     def size(self) -> int:
@@ -56,7 +67,7 @@ class ShardWriter:
 
     def add(self, sample: Sample) -> None:
         blob = to_bytes(sample)
-        member = tarfile.TarInfo(f"{self.first_sample + len(self.entries):08d}.safetensors")
+        member = tarfile.TarInfo(f"{self.number:06d}-{len(self.entries):06d}.safetensors")
         member.size = len(blob)
         offset = self.file.tell() + tarfile.BLOCKSIZE  # the member's header is one block
         self.tar.addfile(member, io.BytesIO(blob))
@@ -76,8 +87,8 @@ class ShardWriter:
         )
         self.answer_counts.update(answers)
 
-    def finish(self, made_from: str) -> ShardIndex:
-        """Close and publish the shard. `made_from` is the hash of what decides its content."""
+    def finish(self, made_from: str) -> bytes:
+        """Close and publish the shard, and return its index. `made_from` is the hash of what decides its content."""
         self.tar.close()
         facts = ShardFacts(
             format_version=FORMAT_VERSION,
@@ -86,47 +97,44 @@ class ShardWriter:
             bytes=self.file.tell(),
             sha256=self.file.hash.hexdigest(),
         )
-        index = index_of(facts, self.entries, self.answer_counts)
-        name = index_name(self.name)
-        with one_writer(self.storage, name):
-            if self.storage.version(name) is not None:  # before its tar is replaced by ours
-                raise FileExistsError
-            self.pending.commit()
-            write_file(self.storage, name, index_bytes(index), instead_of=None)
-        return index
+        content = index_bytes(index_of(facts, self.entries, self.answer_counts))
+        self.pending.commit()
+        try:
+            write_file(self.storage, index_name(self.name), content, instead_of=None)
+        except FileExistsError:
+            self.storage.delete(self.name)
+            raise
+        return content
 
     def discard(self) -> None:
         self.pending.discard()
 
 
-class StoreWriter:
-    """Puts samples into shards of about `shard_bytes`; finished shards are appended to `indices`."""
+def write_shards(
+    storage: Storage, made_from: MadeFrom, samples: Iterable[Sample], *, shard_bytes: float
+) -> list[ShardIndex]:
+    """Write samples that were made otherwise than by the features stage, into shards of about `shard_bytes`."""
+    indices: list[ShardIndex] = []
+    writer: ShardWriter | None = None
 
-    def __init__(self, storage: Storage, made_from: MadeFrom, indices: list[ShardIndex], *, shard_bytes: int) -> None:
-        self.storage, self.made_from, self.indices = storage, hash_of(made_from), indices
-        self.shard_bytes = shard_bytes
-        self.next_number = max((int(name[6:12]) + 1 for name in storage.names("shard-*.index")), default=0)
-        self.shard: ShardWriter | None = None
+    def finish(full: ShardWriter) -> None:
+        with one_writer(storage, index_name(full.name)):
+            content = memoryview(full.finish(hash_of(made_from)))
+        indices.append(parse_index(content, source=full.name, way_out="", check_seal=False))
 
-    def add(self, sample: Sample) -> None:
-        if self.shard is None:
-            first_sample = sum(len(index) for index in self.indices)
-            self.shard = ShardWriter(self.storage, self.next_number, first_sample)
-            self.next_number += 1
-        self.shard.add(sample)
-        if self.shard.size >= self.shard_bytes:
-            self.close_shard()
-
-    def close_shard(self) -> None:
-        if self.shard is not None:
-            self.indices.append(self.shard.finish(self.made_from))
-            self.shard = None
-
-    def discard(self) -> None:
-        """Drop an unfinished shard."""
-        if self.shard is not None:
-            self.shard.discard()
-            self.shard = None
+    try:
+        for sample in samples:
+            writer = writer or ShardWriter(storage, len(indices))
+            writer.add(sample)
+            if writer.size >= shard_bytes:
+                finish(writer)
+                writer = None
+        if writer:
+            finish(writer)
+    finally:
+        if writer:
+            writer.discard()
+    return indices
 
 
 class ShardReader:

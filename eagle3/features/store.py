@@ -19,11 +19,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from eagle3.errors import InputError
+from eagle3.features.index import index_name
 from eagle3.features.manifest import (
     MAKE_FEATURES,
     MadeFrom,
     ShardEntry,
-    index_name,
     read_index,
     read_manifest,
 )

@@ -94,6 +94,27 @@ class Features(TypedDict):
     shard_mb: Annotated[float, Field(ge=0.001, le=1e6)]
 
 
+@part_of("eagle3.workers.here.Here")
+class Here(TypedDict):
+    pass
+
+
+@part_of("eagle3.workers.processes.Processes")
+class Processes(TypedDict):
+    count: Places | None
+    gpus: CountOrZero | None
+    restarts: CountOrZero
+
+
+@part_of("eagle3.workers.cluster.OnRay")
+class OnRay(TypedDict):
+    address: Text | None
+    count: Places | None
+    gpus: CountOrZero | None
+    cpus: Annotated[float, Field(ge=0, le=10_000)]
+    restarts: CountOrZero
+
+
 def _stages(value: Any) -> Any:
     stages = value if isinstance(value, list) else [value]
     if not stages or any(stage not in STAGES for stage in stages):
@@ -110,5 +131,6 @@ class Precompute(TypedDict):
     answers: Part
     features: Features
     launch: Launch
+    workers: Part
     stages: Annotated[Any, AfterValidator(_stages)]
     out_dir: Text

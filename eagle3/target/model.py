@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -122,6 +122,12 @@ def load_target(
     )
 
 
+@lru_cache(maxsize=1)
+def loaded_target(**settings: Any) -> Target:
+    """Load a target once for all stages of this process."""
+    return load_target(**settings)
+
+
 def _resolve_device(device: str) -> torch.device | None:
     """None stands for `balanced`: layers spread over every GPU."""
     if device == "balanced":
@@ -148,7 +154,8 @@ def free_bytes(device: str) -> int:
 
 
 def unload() -> None:
-    """Give the GPU back what a target held that nothing refers to any more."""
+    """Give the GPU back what the target of earlier stages held."""
+    loaded_target.cache_clear()
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from eagle3.errors import InputError
 from eagle3.target.facts import TargetConfig, target_config
-from eagle3.target.files import TargetFiles
+from eagle3.target.files import TargetFiles, read_target_files
 from eagle3.target.identity import TargetIdentity
 from eagle3.target.model import (
     HASHED,
@@ -54,6 +54,11 @@ class StoredTarget:
     @property
     def text_config(self) -> PreTrainedConfig:
         return self.files.text_config
+
+    @property
+    def context(self) -> int | None:
+        """Return the most tokens that the target reads at once."""
+        return getattr(self.text_config, "max_position_embeddings", None)
 
     @property
     def checkpoint_dtype(self) -> str | None:
@@ -153,3 +158,10 @@ class TensorNames:
         front = at.removesuffix(relative[embedding])  # checkpoints with images put other words there than the model
         hashed = [the_one(name, [*({front + name} & keys)]) for name, _ in hashed_parameters(decoder)]
         return cls(hashed, at, None if lm_head is embedding else ending("lm_head.weight"))
+
+
+def stored_target(
+    *, path: str | None, revision: str | None, trust_remote_code: bool, **loading: object
+) -> StoredTarget:
+    """Read a target's files; takes the keys of conf/target, of which those for loading have no effect."""
+    return StoredTarget(read_target_files(path=path, revision=revision, trust_remote_code=trust_remote_code))

@@ -2,22 +2,20 @@
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
-
-from tqdm import tqdm
+from typing import Any, Self
 
 from eagle3.answers.answerer import Answer, AnyConversation, Sampling
 from eagle3.answers.chat import Chat
 from eagle3.answers.huggingface import HuggingFaceAnswerer
-from eagle3.answers.stage import answer_prompts
 from eagle3.answers.store import read_responses
 from eagle3.storage.files import read_jsonl, write_jsonl
 from eagle3.target.model import load_target
+from eagle3.workers.meter import Progress
+from tests.answers.test_stage import answer_by
 
 GREEDY = Sampling(temperature=0, top_p=1.0, top_k=0, max_new_tokens=8)
 TARGET: dict[str, Any] = {"revision": None, "dtype": "auto", "attention": None, "trust_remote_code": False}
 TARGET["check_health"] = False
-STAGE: dict[str, Any] = {"sampling": GREEDY, "max_prompt_tokens": None, "seed": 0, "on_length": "keep"}
 Row = dict[str, Any]
 
 
@@ -33,12 +31,18 @@ class LookUp:
             for (start, end), reason in zip(row["turns"], row["finish_reasons"], strict=True)
         }
 
-    def __call__(self, conversations: Iterable[AnyConversation], progress: tqdm) -> Iterator[list[AnyConversation]]:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def __call__(self, conversations: Iterable[AnyConversation], progress: Progress) -> Iterator[list[AnyConversation]]:
         for conversation in [*conversations][::-1]:
             while conversation.waiting:
                 found = self.answers.get(tuple(conversation.prompt_ids))
                 conversation.answer(found) if found else conversation.fail("not to be found")
-            progress.update()
+            progress.add(ended=1)
             yield [conversation]
 
 
@@ -53,7 +57,7 @@ def test_answers_looked_up_make_the_rows_of_those_that_the_target_gave(tiny_path
         write_jsonl(tmp_path / name / "prompts/prompts.jsonl", prompts)
 
     def rows(name: str, answerer: Any) -> dict[str, Row]:
-        answer_prompts(target=target, chat=chat, answerer=answerer, out_dir=tmp_path / name, **STAGE)
+        answer_by(answerer, target, chat, GREEDY, tmp_path / name)
         return {row["id"]: row for row in read_jsonl(tmp_path / name / "responses/responses.jsonl")}
 
     plain = HuggingFaceAnswerer(target=target, sampling=GREEDY, batch_size=4, batch_tokens=4096, window=4)

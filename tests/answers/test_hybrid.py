@@ -8,7 +8,6 @@ import torch
 import transformers
 from fitted_head import make_target
 from hybrid_families import DELTA, SHAPE, hybrid_config
-from tqdm import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from eagle3.answers.answerer import Answer, Sampling
@@ -17,6 +16,7 @@ from eagle3.answers.generate import generate
 from eagle3.answers.huggingface import HuggingFaceAnswerer
 from eagle3.errors import InputError
 from eagle3.target.model import Target
+from eagle3.workers.meter import Tally
 
 PROMPTS = [[5, 6, 7, 8], [9, 10, 11, 12, 13, 14, 15, 16, 17], [20, 21], [30, 31, 32, 33, 34, 35, 36]]
 
@@ -81,7 +81,7 @@ def test_a_family_whose_padding_is_not_known_to_be_harmless_is_answered_one_at_a
         give = answerer(target)
     assert "prompts are answered one at a time" in caplog.text and "olmo_hybrid" in caplog.text
     conversations = [Waiting(prompt) for prompt in PROMPTS]
-    [done] = give(conversations, tqdm(disable=True))
+    [done] = give(conversations, Tally())
     assert [each.given.token_ids for each in done] == [without_cache(target.model, prompt, 6) for prompt in PROMPTS]
 
 

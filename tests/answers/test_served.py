@@ -15,7 +15,6 @@ from eagle3.answers.answerer import Sampling
 from eagle3.answers.chat import Chat
 from eagle3.answers.huggingface import HuggingFaceAnswerer
 from eagle3.answers.served import ServedAnswerer
-from eagle3.answers.stage import answer_prompts
 from eagle3.engine import pool
 from eagle3.engine.process import KEY, require_free_port
 from eagle3.errors import InputError
@@ -23,9 +22,9 @@ from eagle3.storage.files import read_jsonl, write_jsonl
 from eagle3.target.files import read_target_files
 from eagle3.target.model import Target, load_target
 from eagle3.target.stored import StoredTarget
+from tests.answers.test_stage import answer_by
 
 GREEDY = Sampling(temperature=0, top_p=1.0, top_k=0, max_new_tokens=8)
-STAGE: dict[str, Any] = {"sampling": GREEDY, "max_prompt_tokens": None, "seed": 0, "on_length": "keep"}
 SERVED: dict[str, Any] = {
     "name": "sglang", "served_as": None, "servers": None, "in_flight": 4, "timeout_s": 600, "attempts": 5,
     "give_up_s": 600, "head": None, "steps": 3, "topk": 1, "draft_tokens": None,
@@ -85,7 +84,7 @@ def expected(target: Target, chat: Chat, prompts: Any, tmp_path_factory: pytest.
 
 def rows_of(folder: Path, prompts: Any, target: Any, chat: Chat, answerer: Any) -> Rows:
     write_jsonl(folder / "prompts/prompts.jsonl", prompts)
-    answer_prompts(target=target, chat=chat, answerer=answerer, out_dir=folder, **STAGE)
+    answer_by(answerer, target, chat, GREEDY, folder)
     rows = [*read_jsonl(folder / "responses/responses.jsonl")]
     assert {*Counter(row["id"] for row in rows).values()} == {1}
     return {row["id"]: row for row in rows}

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,13 +19,15 @@ from eagle3.answers.chat import Chat
 from eagle3.answers.dialogue import NO_CONTENT, Dialogue
 from eagle3.answers.huggingface import HuggingFaceAnswerer
 from eagle3.answers.imported import NOT_THE_TEXT, TWO_ANSWERS, ImportedAnswers
-from eagle3.answers.stage import answer_prompts
-from eagle3.answers.store import ResponseStore, read_responses
+from eagle3.answers.stage import answer_prompts, import_answers, prompt_limit
+from eagle3.answers.store import MadeWith, ResponseStore, read_responses
+from eagle3.answers.work import Answering
 from eagle3.errors import InputError
 from eagle3.prompts.reading.conversation import messages_of
 from eagle3.storage.files import read_jsonl, sha256_file, write_jsonl
 from eagle3.storage.records import sealed_bytes, write_sealed_json
 from eagle3.target.model import load_target
+from eagle3.workers.here import Here
 
 SETTINGS = {
     "max_new_tokens": 8,
@@ -111,13 +113,24 @@ def run(target, chat, out_dir, **changes):
     settings = SETTINGS | BATCHES | changes
     sampling = Sampling(**{field.name: settings.pop(field.name) for field in fields(Sampling)})
     batches = {key: settings.pop(key) for key in BATCHES}
-    imported = settings.pop("imported", None)
-    answerer = (
-        ImportedAnswers(finish_reason=imported)
-        if imported
-        else HuggingFaceAnswerer(target=target, sampling=sampling, **batches)
+    if imported := settings.pop("imported", None):
+        answers, limit = ImportedAnswers(finish_reason=imported), settings["max_prompt_tokens"]
+        return import_answers(target=target, chat=chat, answers=answers, max_prompt_tokens=limit, out_dir=out_dir)
+    answerer = HuggingFaceAnswerer(target=target, sampling=sampling, **batches)
+    return answer_by(answerer, target, chat, sampling, out_dir, **settings)
+
+
+def answer_by(answerer, target, chat, sampling, out_dir, *, seed=0, max_prompt_tokens=None, on_length="keep"):
+    """Let this process answer the prompts in `out_dir`."""
+    made_with = MadeWith(
+        answers=answerer.name, chat=chat.settings, sampling=asdict(sampling), seed=seed, on_length=on_length
     )
-    return answer_prompts(target=target, chat=chat, answerer=answerer, sampling=sampling, out_dir=out_dir, **settings)
+    limit = prompt_limit(target.text_config.max_position_embeddings, sampling.max_new_tokens, max_prompt_tokens)
+    parts = {"seed": seed, "max_prompt_tokens": limit, "on_length": on_length}
+    return answer_prompts(
+        target=target, made_with=made_with, workers=Here(), build=lambda place: Answering(answerer, chat, **parts),
+        ahead=1, out_dir=out_dir,
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -236,6 +249,7 @@ import os, signal, sys
 sys.path += ['tests']
 from tests.answers.test_stage import make_chat, run
 from eagle3.target.model import load_target
+from eagle3.workers.here import Here
 import torch
 
 torch.set_num_threads(1)

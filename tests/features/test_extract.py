@@ -16,20 +16,22 @@ from transformers import PreTrainedTokenizerFast
 from eagle3.answers.rows import ResponseRow
 from eagle3.answers.store import Counts, MadeWith, ResponsesManifest, seal_of
 from eagle3.errors import InputError
-from eagle3.features import extract
-from eagle3.features.extract import STORED, extract_features
+from eagle3.features.extract import STORED, FeatureSettings, extract_features
 from eagle3.features.fp8 import scaled
 from eagle3.features.huggingface import HuggingFaceExtractor
 from eagle3.features.joined import open_source
 from eagle3.features.manifest import Manifest
 from eagle3.features.repair import find_damage, take_away
+from eagle3.features.shards import ShardWriter
 from eagle3.features.turns import teacher_positions
+from eagle3.features.work import Sharding
 from eagle3.storage.folder import LocalFolder
 from eagle3.storage.place import open_folder
 from eagle3.storage.records import checked_line, read_sealed_json, sealed_bytes
 from eagle3.target.capture import Capture, Features
 from eagle3.target.identity import TargetIdentity
 from eagle3.target.model import Target, load_target
+from eagle3.workers.here import Here
 
 CAPTURE = [2, 4, 5]  # [2, N//2, N-3] of 8 layers
 
@@ -86,6 +88,16 @@ def write_responses(out_dir: Path, identity: TargetIdentity, rows: list[dict], *
     (out_dir / "responses" / "manifest.json").write_bytes(sealed_bytes(manifest))
 
 
+def extract_by(extractor: Any, target: Any, out_dir: Path, *, path: Any, shard_mb: float, **settings: Any) -> Manifest:
+    """Let this process extract features of the answers in `out_dir`."""
+    storage = open_folder(path or out_dir / "features", setting="features.path")
+    return extract_features(
+        target=target, settings=FeatureSettings(**settings), workers=Here(),
+        build=lambda place: Sharding(extractor, storage), out_dir=out_dir, path=path, shard_mb=shard_mb,
+        window_tokens=1,
+    )  # fmt: skip
+
+
 @pytest.fixture
 def run(target: Target) -> Callable[..., Manifest]:
     def extract_with(out_dir: Path, **changes: Any) -> Manifest:
@@ -94,12 +106,10 @@ def run(target: Target) -> Callable[..., Manifest]:
             "reasoning": None, "teachers": "answers", "batch_tokens": 128, "shard_mb": 512,
         }  # fmt: skip
         settings |= changes
-        layers = settings["capture_layers"] or CAPTURE
+        layers = settings.pop("capture_layers") or CAPTURE
         parts = {"dtype": STORED[settings["dtype"]], "batch_tokens": settings.pop("batch_tokens")}
         extractor = HuggingFaceExtractor(target=target, layers=layers, teachers=settings["teachers"], **parts)
-        return extract_features(
-            target=target, extractor=extractor, out_dir=out_dir, **settings | {"capture_layers": layers}
-        )
+        return extract_by(extractor, target, out_dir, captured_by="huggingface", capture_layers=layers, **settings)
 
     return extract_with
 
@@ -157,7 +167,7 @@ def test_values_that_the_stored_dtype_cannot_hold_are_refused_by_sample(
 def test_a_stage_that_finds_nothing_to_do_says_so(
     answered: Path, run: Callable[..., Manifest], caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    caplog.set_level("INFO", "eagle3.features.extract")
+    caplog.set_level("INFO", "eagle3.features.making")
     first = run(answered)
     assert not caplog.messages
     capsys.readouterr()
@@ -177,15 +187,15 @@ def test_a_killed_run_resumes_at_the_shard_and_gives_the_same_store(
     small_shards = {"shard_mb": 0.2}
     expected = run(whole, **small_shards)
     assert len(expected.shards) > 3
-    add, added = extract.StoreWriter.add, []
+    add, added = ShardWriter.add, []
 
-    def add_until_killed(writer: extract.StoreWriter, sample: Any) -> None:
+    def add_until_killed(writer: ShardWriter, sample: Any) -> None:
         if len(added) == 13:
             raise KeyboardInterrupt
         added.append(sample.id)
         add(writer, sample)
 
-    monkeypatch.setattr(extract.StoreWriter, "add", add_until_killed)
+    monkeypatch.setattr(ShardWriter, "add", add_until_killed)
     with pytest.raises(KeyboardInterrupt):
         run(answered, **small_shards)
     monkeypatch.undo()
@@ -204,9 +214,8 @@ def test_a_killed_run_resumes_at_the_shard_and_gives_the_same_store(
 
 def test_a_lost_shard_alone_is_made_again(answered: Path, run: Callable[..., Manifest]) -> None:
     first = run(answered, shard_mb=0.2)
-    lost = answered / "features" / first.shards[1].name
-    lost.unlink()
-    lost.with_suffix(".index").unlink()
+    (answered / "features" / first.shards[1].name).unlink()
+    (answered / "features/shard-000001.index").unlink()
     again = run(answered, shard_mb=0.2)
     assert again.samples == first.samples
     open_store(answered / "features").verify()
@@ -219,13 +228,13 @@ def test_repair_makes_what_is_damaged_anew_and_touches_nothing_else(
     folder = LocalFolder(answered / "features")
     ids = sorted(ref.entry.id for ref in open_store(folder.path).samples)
     damaged = ("shard-000001", "shard-000002")
-    kept = {path.name: path.read_bytes() for path in folder.path.glob("shard-*") if path.stem not in damaged}
+    kept = {path.name: path.read_bytes() for path in folder.path.glob("shard-*") if path.name[:12] not in damaged}
     flipped = bytearray((folder.path / first.shards[1].name).read_bytes())
     flipped[1000] ^= 1
     (folder.path / first.shards[1].name).write_bytes(flipped)
     (folder.path / first.shards[2].name).unlink()
     damage, _ = find_damage(folder)
-    assert sorted(damage) == ["shard-000001.tar", "shard-000002.tar"]
+    assert sorted(damage) == [shard.name for shard in first.shards[1:3]]
     take_away(folder, damage)
     run(answered, shard_mb=0.2)
     assert find_damage(LocalFolder(folder.path)) == ({}, [])
@@ -252,7 +261,7 @@ def test_a_stage_that_writes_to_a_bucket_goes_on_where_it_was_killed(
         expected = run(answered, shard_mb=0.2)
         run(answered, shard_mb=0.2, path=url)
         bucket = open_folder(url, setting="features.path")
-        for name in ("manifest.json", *bucket.names("shard-00000[2-9].*")):
+        for name in ("manifest.json", *bucket.names("shard-00000[2-9]*")):
             bucket.delete(name)
         resumed = run(answered, shard_mb=0.2, path=url)
         assert [shard.samples for shard in resumed.shards] == [shard.samples for shard in expected.shards]

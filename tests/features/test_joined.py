@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from stores import IDENTITY, open_store, random_samples, write_store
+from stores import IDENTITY, open_store, random_samples, shard_of, write_store
 
 from eagle3.errors import InputError
 from eagle3.features.joined import open_source
@@ -47,7 +47,7 @@ def test_the_fingerprint_is_that_of_all_stores_in_order_and_one_stays_what_it_is
 
 
 def test_ranks_share_the_verification_of_every_store(two_stores: list[str]) -> None:
-    shard = Path(two_stores[1]) / "shard-000001.tar"
+    shard = shard_of(Path(two_stores[1]), 1)
     content = bytearray(shard.read_bytes())
     content[1000] ^= 1
     shard.write_bytes(content)

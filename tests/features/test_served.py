@@ -16,7 +16,6 @@ from stores import open_store
 from eagle3.engine.capture import Captured, Wanted
 from eagle3.engine.hooks import eagle3_capture
 from eagle3.errors import InputError
-from eagle3.features.extract import extract_features
 from eagle3.features.huggingface import HuggingFaceExtractor
 from eagle3.features.manifest import Manifest
 from eagle3.features.sentinel import Sentinel, computed_sentinels, plain_sentinels
@@ -25,7 +24,7 @@ from eagle3.target.capture import default_capture_layers
 from eagle3.target.files import read_target_files
 from eagle3.target.model import Target, load_target
 from eagle3.target.stored import StoredTarget
-from tests.features.test_extract import conversation, write_responses
+from tests.features.test_extract import conversation, extract_by, write_responses
 
 ENGINE: dict[str, Any] = {"servers": 1, "memory_gb": 0.5, "timeout_s": 600, "attempts": 3, "give_up_s": 60}
 STAGE: dict[str, Any] = {"path": None, "max_length": 64, "too_long": "truncate", "reasoning": None, "shard_mb": 512}
@@ -69,9 +68,8 @@ def run(target: Target, stored: StoredTarget, tmp_path: Path) -> Run:
             engine |= {"launch": launch, "folder": tmp_path / "logs", **changes}
             extractor = ServedExtractor(target=stored, **parts, **engine)
         settings = {"capture_layers": layers, "dtype": "float32", "teachers": teachers, **STAGE}
-        return extract_features(
-            target=target if name == "plain" else stored, extractor=extractor, out_dir=out_dir, **settings
-        )
+        captured_by = "huggingface" if name == "plain" else "sglang"
+        return extract_by(extractor, stored, out_dir, captured_by=captured_by, **settings)
 
     return extract
 

@@ -13,7 +13,7 @@ from safetensors.torch import load
 from stores import MADE_FROM, in_float32, random_sample, random_samples
 
 from eagle3.errors import InputError
-from eagle3.features.index import ShardIndex
+from eagle3.features.index import ShardIndex, parse_index
 from eagle3.features.manifest import ShardEntry, sha256_of
 from eagle3.features.sample import Sample, from_ids_in_bytes
 from eagle3.features.shards import ShardReader, ShardWriter, verify_file
@@ -21,10 +21,11 @@ from eagle3.storage.folder import LocalFolder
 
 
 def write(directory: Path, samples: list[Sample]) -> tuple[Path, ShardIndex]:
-    writer = ShardWriter(LocalFolder(directory), 0, first_sample=0)
+    writer = ShardWriter(LocalFolder(directory), 0)
     for sample in samples:
         writer.add(sample)
-    return directory / "shard-000000.tar", writer.finish("made from")
+    index = parse_index(memoryview(writer.finish("made from")), source="new", way_out="")
+    return directory / writer.name, index
 
 
 def reader(path: Path, index: ShardIndex) -> ShardReader:
@@ -109,7 +110,7 @@ def test_no_padding_and_no_pickle_is_stored(tmp_path: Path) -> None:
 
 
 def test_nothing_appears_under_the_shards_name_before_it_is_whole(tmp_path: Path) -> None:
-    writer = ShardWriter(LocalFolder(tmp_path), 0, first_sample=0)
+    writer = ShardWriter(LocalFolder(tmp_path), 0)
     writer.add(random_samples(1)[0])
     assert list(tmp_path.glob("shard-*")) == []
     writer.discard()
@@ -119,7 +120,7 @@ def test_nothing_appears_under_the_shards_name_before_it_is_whole(tmp_path: Path
 def test_a_truncated_shard_is_named_and_refused(tmp_path: Path) -> None:
     path, index = write(tmp_path, random_samples(4))
     os.truncate(path, index.facts.bytes - 700)
-    with pytest.raises(InputError, match=r"shard-000000\.tar holds .* refused"):
+    with pytest.raises(InputError, match=r"shard-000000-\w+\.tar holds .* refused"):
         reader(path, index)
 
 
@@ -128,7 +129,7 @@ def test_a_corrupted_shard_is_named_and_refused(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(InputError, match=r"shard-000000\.tar has sha256 .* refused"):
+    with pytest.raises(InputError, match=r"shard-000000-\w+\.tar has sha256 .* refused"):
         verify_file(LocalFolder(tmp_path), path.name, index.facts.sha256)
 
 
@@ -191,5 +192,5 @@ def test_an_index_that_does_not_fit_its_shard_is_refused(tmp_path: Path, change:
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     path, index = write(tmp_path, random_samples(1))
     path.unlink()
-    with pytest.raises(InputError, match=r"shard-000000\.tar is missing"):
+    with pytest.raises(InputError, match=r"shard-000000-\w+\.tar is missing"):
         reader(path, index)

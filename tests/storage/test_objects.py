@@ -16,7 +16,7 @@ from stores import MADE_FROM, ROOT, open_store, random_samples, save_store, writ
 
 from eagle3.errors import InputError
 from eagle3.features.joined import open_source
-from eagle3.features.shards import StoreWriter
+from eagle3.features.shards import ShardWriter, write_shards
 from eagle3.features.store import FeatureStore
 from eagle3.storage.folder import write_file
 from eagle3.storage.objects import PART, Bucket
@@ -160,13 +160,14 @@ def test_a_feature_store_in_a_bucket_is_that_on_disk(server: str, tmp_path: Path
 
 def test_two_writers_of_one_store_are_found_out_and_damage_nothing(server: str) -> None:
     folder, samples = open_folder(new_folder(), setting="features.path"), random_samples(60)
-    late = StoreWriter(folder, MADE_FROM, [], shard_bytes=20_000)
+    late = ShardWriter(folder, 0)
     late.add(samples[-1])
     save_store(folder, samples)
     before = {name: bytes(folder.read(name)) for name in folder.names("*")}
+    with pytest.raises(FileExistsError, match=r"another process has written it.*shard-000000\.index"):
+        late.finish("made from")
     with pytest.raises(InputError, match=r"shard-000000\.index has been written by another process"):
-        late.close_shard()
-    late.discard()
+        write_shards(folder, MADE_FROM, samples, shard_bytes=20_000)
     assert before == {name: bytes(folder.read(name)) for name in folder.names("*")}
     assert unfinished_uploads() == []
 

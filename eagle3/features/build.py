@@ -1,0 +1,81 @@
+"""From a config to who extracts features, in the process that does it."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from eagle3 import cli
+from eagle3.answers.build import checked_target
+from eagle3.engine.command import LaunchSettings
+from eagle3.engine.own import for_place
+from eagle3.errors import require_packages
+from eagle3.features.extract import STORED, FeatureSettings
+from eagle3.features.extractor import Extractor
+from eagle3.features.huggingface import HuggingFaceExtractor
+from eagle3.features.sentinel import Sentinel, computed_sentinels, plain_sentinels
+from eagle3.features.served import ServedExtractor
+from eagle3.features.work import Sharding
+from eagle3.storage.place import open_folder
+from eagle3.target.capture import check_capture_layers, default_capture_layers
+from eagle3.target.model import free_bytes, load_target, unload
+from eagle3.target.stored import StoredTarget, stored_target
+from eagle3.workers.task import Place
+
+log = logging.getLogger(__name__)
+
+
+def feature_settings(config: DictConfig, target: StoredTarget) -> FeatureSettings:
+    features, num_layers = cli.plain(config.features), target.text_config.num_hidden_layers
+    layers = features["capture_layers"] or default_capture_layers(num_layers)
+    return FeatureSettings(
+        captured_by="sglang" if features["engine"] else "huggingface",
+        capture_layers=check_capture_layers(layers, num_layers),
+        **{key: features[key] for key in ("dtype", "max_length", "too_long", "teachers", "reasoning")},
+    )
+
+
+@contextmanager
+def sharding(config: DictConfig, folder: Path, place: Place) -> Iterator[Sharding]:
+    """Make the task of a worker; `folder` takes the logs of servers."""
+    target = stored_target(**cli.plain(config.target))
+    settings = feature_settings(config, target)
+    parts: dict[str, Any] = {
+        "layers": settings.capture_layers,
+        "dtype": STORED[settings.dtype],
+        "teachers": settings.teachers,
+        "batch_tokens": config.features.batch_tokens,
+    }
+    extractor: Extractor
+    if config.features.engine is None:
+        extractor = HuggingFaceExtractor(target=checked_target(config), **parts)
+    else:
+        extractor = _served(config, target, folder / place.folder, place, **parts)
+    storage = open_folder(config.features.path or Path(config.out_dir) / "features", setting="features.path")
+    with Sharding(extractor, storage) as task:
+        yield task
+
+
+def _served(config: DictConfig, target: StoredTarget, folder: Path, place: Place, **parts: Any) -> ServedExtractor:
+    require_packages("aiohttp", extra="engine", needed_by="features=sglang")
+    unload()  # the GPU is the servers'
+    settings = {key: value for key, value in cli.plain(config.features.engine).items() if key != "required"}
+    launch = for_place(LaunchSettings(**cli.plain(config.launch)), place)
+    sentinels = _sentinels(config, target, parts["layers"])
+    return ServedExtractor(target=target, sentinels=sentinels, launch=launch, folder=folder, **parts, **settings)
+
+
+def _sentinels(config: DictConfig, target: StoredTarget, layers: list[int]) -> list[Sentinel]:
+    free = free_bytes(config.target.device)
+    if target.weights_bytes < free / 2:  # twice: in float32 on a CPU
+        sentinels = computed_sentinels(load_target(**cli.plain(config.target)), layers)
+        unload()
+        return sentinels
+    log.warning(
+        "target: its %.0f GB do not fit into half of %.0f GB of free memory: what SGLang captures is held against its "
+        "own logits alone", target.weights_bytes / 1e9, free / 1e9,
+    )  # fmt: skip
+    return plain_sentinels(target)

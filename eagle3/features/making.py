@@ -1,0 +1,113 @@
+"""A feature store while it is made: what it holds already, what comes to it, and its end."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import torch
+
+from eagle3.errors import InputError
+from eagle3.features.index import ShardIndex, parse_index
+from eagle3.features.manifest import (
+    MANIFEST,
+    MadeFrom,
+    Manifest,
+    read_index,
+    read_manifest,
+    require_different_ids,
+    write_manifest,
+)
+from eagle3.features.pieces import Piece
+from eagle3.features.shards import broken, hash_of
+from eagle3.features.store import TARGET_WEIGHTS, save_target_weights
+from eagle3.features.work import Made
+from eagle3.storage.folder import Storage, sha256_stored
+from eagle3.target.facts import LogitTransform
+from eagle3.target.stored import StoredTarget
+
+log = logging.getLogger(__name__)
+
+
+class StoreInMaking:
+    """The driver's view of a store: workers write its shards."""
+
+    def __init__(self, storage: Storage, made_from: MadeFrom) -> None:
+        """Keep the shards that an earlier run finished; InputError if they were made otherwise."""
+        self.storage, self.made_from, self.hash = storage, made_from, hash_of(made_from)
+        self.before = storage.version(MANIFEST)
+        self.indices = self._finished_shards()
+        self.new = 0
+        self.logit_transform: LogitTransform | None = None
+        if self.before is not None and self.indices:
+            self.logit_transform = read_manifest(storage).target_config.logit_transform
+
+    def ids(self) -> set[str]:
+        return {sample_id for index in self.indices for sample_id in index.ids()}
+
+    def numbers(self) -> set[int]:
+        """Return the numbers of shards that are taken, if only by an index whose tar is gone."""
+        return {int(name[6:12]) for name in self.storage.names("shard-*.index")}
+
+    def save_weights(self, target: StoredTarget, *, dtype: torch.dtype) -> None:
+        """Write the target's embedding and `lm_head`, unless they are there: those beside finished shards are its."""
+        if not (self.indices and self.storage.names(TARGET_WEIGHTS)):
+            save_target_weights(self.storage, target.embedding, target.lm_head, dtype=dtype)
+
+    def at_least_one(self, pieces: Iterator[tuple[int, Piece]]) -> Iterator[tuple[int, Piece]]:
+        """Yield the pieces, or an empty one where a worker must still say what the target does to its logits."""
+        number = None
+        for number, piece in pieces:
+            yield number, piece
+        if number is None and self.indices and self.logit_transform is None:
+            yield -1, Piece(self.hash, [])
+
+    def take(self, made: Made) -> None:
+        """Add what a worker has made."""
+        self.logit_transform = made.logit_transform
+        if made.index is not None:
+            self.indices.append(parse_index(memoryview(made.index), source="a new shard", way_out="", check_seal=False))
+            self.new += 1
+
+    def finish(self, target: StoredTarget, *, left_out: Mapping[str, int]) -> Manifest:
+        """Write the manifest, and take away what it does not name."""
+        if not self.new:
+            log.info("%s is up to date", self.storage.location)
+        assert self.logit_transform is not None
+        facts = replace(target.facts, dtype=target.checkpoint_dtype or "bfloat16", logit_transform=self.logit_transform)
+        manifest = write_manifest(
+            self.storage,
+            made_from=self.made_from,
+            target_config=facts,
+            target_weights_sha256=sha256_stored(self.storage, TARGET_WEIGHTS),
+            indices=sorted(self.indices, key=lambda index: index.facts.shard),
+            left_out=dict(left_out),
+            instead_of=self.before,
+        )
+        named = {index.facts.shard for index in self.indices}
+        for name in self.storage.names("shard-*.tar"):
+            if name not in named:  # of a worker that was killed
+                self.storage.delete(name)
+        return manifest
+
+    def _finished_shards(self) -> list[ShardIndex]:
+        there = {*self.storage.names("shard-*.tar")}
+        indices = [read_index(self.storage, name) for name in self.storage.names("shard-*.index")]
+        indices = [index for index in indices if index.facts.shard in there]
+        require_different_ids(self.storage, indices)
+        for index in indices:
+            facts = index.facts
+            if self.storage.size(facts.shard) != facts.bytes:
+                held = f"holds {self.storage.size(facts.shard)} bytes instead of {facts.bytes}"
+                raise broken(f"{self.storage.location}/{facts.shard}", held)
+            if facts.made_from != self.hash:
+                raise InputError(
+                    f"{self.storage.location}/{facts.shard} was made otherwise than this run's would be "
+                    f"({self._differences()}); choose another out_dir, or delete {self.storage.location}"
+                )
+        return indices
+
+    def _differences(self) -> str:
+        """Say which settings a finished store has other values of; shards alone hold no more than a hash of them."""
+        if not self.storage.names(MANIFEST):
+            return "another target, template, sampling or features.* setting"
+        return read_manifest(self.storage).made_from.differences(self.made_from)

@@ -1,0 +1,115 @@
+"""What a worker of the features stage does: pieces become shards."""
+
+import logging
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from eagle3.errors import InputError
+from eagle3.features.conversation import Conversation
+from eagle3.features.extractor import Extractor
+from eagle3.features.index import index_bytes, index_name
+from eagle3.features.manifest import one_writer, read_index
+from eagle3.features.pieces import Piece
+from eagle3.features.sample import Sample
+from eagle3.features.shards import ShardWriter
+from eagle3.features.store import TARGET_WEIGHTS
+from eagle3.storage.folder import Storage
+from eagle3.target.facts import LogitTransform
+from eagle3.workers.meter import Progress
+from eagle3.workers.task import Keyed
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Made:
+    """What became of a piece. `index`: the file beside its shard, None where no conversation gave a sample."""
+
+    index: bytes | None
+    left_out: dict[str, int]
+    logit_transform: LogitTransform
+
+
+class Sharding:
+    """A `Task`. Items are pieces by the number of their shard."""
+
+    def __init__(self, extractor: Extractor, storage: Storage) -> None:
+        self.extractor, self.storage = extractor, storage
+
+    def __enter__(self) -> Self:
+        if not self.storage.names(TARGET_WEIGHTS):
+            raise InputError(
+                f"{self.storage.location} is not the folder that the driver sees; let all nodes share it, or write to "
+                f"a bucket: features.path=s3://BUCKET/FOLDER"
+            )
+        self.extractor.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.extractor.__exit__(kind, error, traceback)
+
+    def __call__(self, items: Iterator[Keyed], progress: Progress) -> Iterator[list[Keyed]]:
+        begun: deque[Shard] = deque()
+        try:
+            for sample in self.extractor(self._conversations(items, begun)):
+                while sample.id not in begun[0].ids:
+                    yield [self._finished(begun.popleft(), progress)]
+                begun[0].add(sample)
+                progress.add(ended=1, tokens=len(sample.input_ids))
+            while begun:
+                yield [self._finished(begun.popleft(), progress)]
+        finally:
+            for shard in begun:
+                shard.discard()
+
+    def _conversations(self, items: Iterator[Keyed], begun: "deque[Shard]") -> Iterator[Conversation]:
+        for number, piece in items:
+            assert isinstance(number, int)
+            begun.append(Shard(self.storage, number, piece))
+            yield from piece.conversations
+
+    def _finished(self, shard: "Shard", progress: Progress) -> Keyed:
+        left_out, self.extractor.left_out = self.extractor.left_out, Counter()
+        progress.add(ended=len(shard.ids) - shard.samples)
+        return shard.number, Made(shard.finish(), dict(left_out), self.extractor.logit_transform())
+
+
+class Shard:
+    """A piece on its way to a shard."""
+
+    def __init__(self, storage: Storage, number: int, piece: Piece) -> None:
+        self.storage, self.number, self.made_from = storage, number, piece.made_from
+        self.ids = {conversation.id for conversation in piece.conversations}
+        self.writer: ShardWriter | None = None
+
+    @property
+    def samples(self) -> int:
+        return len(self.writer.entries) if self.writer else 0
+
+    def add(self, sample: Sample) -> None:
+        self.writer = self.writer or ShardWriter(self.storage, self.number)
+        self.writer.add(sample)
+
+    def finish(self) -> bytes | None:
+        """Return the index, of the shard that is there: one who was taken for lost may have finished it meanwhile."""
+        if self.writer is None:
+            return None
+        name = index_name(self.writer.name)
+        with one_writer(self.storage, name):
+            try:
+                return self.writer.finish(self.made_from)
+            except FileExistsError:
+                index = read_index(self.storage, name)
+                if index.facts.made_from != self.made_from or not self.ids.issuperset(index.ids()):
+                    raise
+        log.warning("%s/%s is there already, from another worker or run: it stays", self.storage.location, name)
+        return index_bytes(index)
+
+    def discard(self) -> None:
+        if self.writer:
+            self.writer.discard()

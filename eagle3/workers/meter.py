@@ -1,0 +1,58 @@
+"""One bar over all that is done, with the rate of tokens, wherever it is done."""
+
+import time
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+from tqdm import tqdm
+
+
+class Progress(Protocol):
+    """Is told what has ended and how many tokens that were, as soon as it is known."""
+
+    note: str  # beside the rate: what does not work just now
+
+    def add(self, *, ended: int = 0, tokens: int = 0) -> None: ...
+
+
+class Meter:
+    """A `Progress` that shows a bar."""
+
+    def __init__(self, total: int, *, desc: str, unit: str, of: str) -> None:
+        """`of` names the tokens."""
+        self.of, self.note = of, ""
+        self.tokens, self.since = 0, 0.0
+        self.bar = tqdm(total=total, desc=desc, unit=unit, smoothing=0.05)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.close()
+
+    def add(self, *, ended: int = 0, tokens: int = 0) -> None:
+        if self.since:
+            self.tokens += tokens
+        elif tokens:  # from here on: what came before is the start of servers, and what it made of tokens
+            self.since = time.perf_counter()
+        said = [f"{self.rate:.0f} {self.of}/s"] if self.since else []
+        self.bar.set_postfix_str(", ".join(filter(None, [*said, self.note])), refresh=False)
+        self.bar.update(ended)
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second since the first came."""
+        return self.tokens / max(time.perf_counter() - self.since, 1e-9) if self.since else 0
+
+
+@dataclass
+class Tally:
+    """A `Progress` that remembers, for one who asks now and then."""
+
+    ended: int = 0
+    tokens: int = 0
+    note: str = ""
+
+    def add(self, *, ended: int = 0, tokens: int = 0) -> None:
+        self.ended += ended
+        self.tokens += tokens

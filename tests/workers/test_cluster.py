@@ -1,0 +1,86 @@
+"""A real Ray cluster answers and extracts what one process does, whatever is killed meanwhile.
+
+KILLS=50 ROWS=1500 python -m pytest tests/workers/test_cluster.py    # the long form; by default a short one
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from ray_cluster import OWN_NETWORK, own_network_works
+from stores import ASSETS, ROOT, open_store
+
+from eagle3.storage.files import read_jsonl
+
+KILLS, ROWS = int(os.environ.get("KILLS", "4")), int(os.environ.get("ROWS", "60"))
+pytestmark = [
+    pytest.mark.skipif(not own_network_works(), reason="no network namespace can be made: Ray would open ports"),
+    pytest.mark.timeout(3600),
+]
+
+
+def settings(folder: Path, out_dir: Path) -> list[str]:
+    return [
+        f"target.path={ASSETS}/tiny", "target.device=cpu", f"prompts.path={folder}/prompts.jsonl", f"out_dir={out_dir}",
+        "prompts/privacy=patterns", "responses.max_new_tokens=24", "answers.window=8", "features.batch_tokens=64",
+        "features.shard_mb=0.3",
+    ]  # fmt: skip
+
+
+def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    return subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cluster")
+    lines = (ASSETS / "prompts" / "train.jsonl").read_text().splitlines(keepends=True)[:ROWS]
+    (folder / "prompts.jsonl").write_text("".join(lines))
+    done = run([sys.executable, "precompute.py", *settings(folder, folder / "here")])
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_a_cluster_whose_workers_die_makes_the_store_of_one_process(folder: Path) -> None:
+    command = [sys.executable, "precompute.py", *settings(folder, folder / "ray"), "workers=ray", "workers.restarts=99"]
+    cluster = [sys.executable, "tests/ray_cluster.py", f"--kills={KILLS}", "--nodes=2", "--", *command]
+    done = run([*OWN_NETWORK, *cluster])
+    did = json.loads(done.stdout.splitlines()[-1])
+    print(did)
+    assert did["status"] == 0, done.stderr
+    assert (did["kills"], did["nodes_lost"], did["nodes_added"], did["driver_kills"]) == (KILLS, 1, 1, 1)
+    here, there = (
+        {row["id"]: row for row in read_jsonl(folder / name / "responses/responses.jsonl")} for name in ("here", "ray")
+    )
+    assert [{**row, "last_of_prompt": None, "crc32": None} for row in here.values()] == [
+        {**there[name], "last_of_prompt": None, "crc32": None} for name in here
+    ]
+    one, other = (open_store(folder / name / "features") for name in ("here", "ray"))
+    other.verify()
+    others = {ref.entry.id: ref for ref in other.samples}
+    assert len(others) == len(one.samples) == other.manifest.samples == len(other.samples)
+    for ref in one.samples:
+        ours, theirs = one.read(ref), other.read(others[ref.entry.id])
+        assert torch.equal(ours.input_ids, theirs.input_ids) and torch.equal(ours.turns, theirs.turns)
+        torch.testing.assert_close(ours.aux_hidden_states, theirs.aux_hidden_states, rtol=2e-2, atol=2e-2)  # bf16
+        torch.testing.assert_close(ours.last_hidden_state, theirs.last_hidden_state, rtol=2e-2, atol=2e-2)
+
+
+def test_a_cluster_without_gpus_is_one_line(folder: Path) -> None:
+    command = [sys.executable, "precompute.py", *settings(folder, folder / "none"), "workers=ray", "target.device=auto"]
+    done = run([*OWN_NETWORK, *command])
+    assert done.returncode == 1
+    assert "a worker needs GPU 1, CPU 1, and no node of the cluster has that" in done.stderr.splitlines()[-1]
+    assert "for a target on CPUs: workers.gpus=0" in done.stderr.splitlines()[-1]
+
+
+def test_an_address_without_a_cluster_is_one_line(folder: Path) -> None:
+    command = [sys.executable, "precompute.py", *settings(folder, folder / "none"), "workers=ray"]
+    done = run([*OWN_NETWORK, *command, "workers.address=127.0.0.1:1"])
+    assert done.returncode == 1
+    assert "workers.address=127.0.0.1:1: no Ray cluster answers there" in done.stderr.splitlines()[-1]
