@@ -9,7 +9,7 @@ import shutil
 import threading
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
@@ -40,6 +40,7 @@ from eagle3.target.stored import StoredTarget
 log = logging.getLogger(__name__)
 
 AHEAD = 8  # forward passes whose tokens are asked for or wait for their turn
+PACKERS = 4  # threads that turn what was captured into samples
 REQUESTS = 512  # that a server has at a time: short prompts fill a forward pass too
 
 
@@ -89,19 +90,20 @@ class ServedExtractor:
         return self.transform
 
     def __call__(self, conversations: Iterator[Conversation]) -> Iterator[Sample]:
-        asked: deque[tuple[Conversation, Future[tuple[Captured, Any]]]] = deque()
-        ahead, most = 0, AHEAD * self.batch_tokens * self.engines.number
-        for conversation in conversations:
-            while asked and (
-                ahead + len(conversation.input_ids) > most or len(asked) >= REQUESTS * self.engines.number
-            ):
-                ahead -= len(asked[0][0].input_ids)
-                yield from self._sample(*asked.popleft())
-            ahead += len(conversation.input_ids)
-            spans = spans_of(positions_with_teacher(conversation.turns, self.teachers))
-            asked.append((conversation, self.engines.ask(conversation.input_ids.tolist(), spans)))
-        while asked:
-            yield from self._sample(*asked.popleft())
+        asked: deque[tuple[int, Future[Sample | str]]] = deque()
+        ahead, most, places = 0, AHEAD * self.batch_tokens * self.engines.number, REQUESTS * self.engines.number
+        with ThreadPoolExecutor(PACKERS) as threads:  # each waits for one of the first
+            for conversation in conversations:
+                tokens = len(conversation.input_ids)
+                while asked and (ahead + tokens > most or len(asked) >= places):
+                    ahead -= asked[0][0]
+                    yield from self._counted(asked.popleft()[1].result())
+                spans = spans_of(positions_with_teacher(conversation.turns, self.teachers))
+                captured = self.engines.ask(conversation.input_ids.tolist(), spans)
+                asked.append((tokens, threads.submit(self._sample, conversation, captured)))
+                ahead += tokens
+            while asked:
+                yield from self._counted(asked.popleft()[1].result())
 
     def _started(self, stack: ExitStack) -> list[CapturingServer]:
         if self.launch.check:
@@ -124,14 +126,20 @@ class ServedExtractor:
         stack.enter_context(serving(servers))
         return [CapturingServer(server.url, each) for server, each in zip(servers, folders, strict=True)]
 
-    def _sample(self, item: Conversation, asked: "Future[tuple[Captured, Any]]") -> Iterator[Sample]:
+    def _counted(self, sample: Sample | str) -> Iterator[Sample]:
+        if isinstance(sample, str):
+            self.left_out[f"refused by the engine: {sample}"] += 1
+        else:
+            yield sample
+
+    def _sample(self, item: Conversation, asked: "Future[tuple[Captured, Any]]") -> Sample | str:
+        """Wait for a sample, or for the reason why there is none."""
         try:
             captured, _ = asked.result()
         except RequestRefused as refused:
-            self.left_out[f"refused by the engine: {refused}"] += 1
-            return
+            return str(refused)
         layers, aux = len(self.layers), captured.aux_hidden_states
-        yield Sample(
+        return Sample(
             id=item.id,
             input_ids=item.input_ids,
             turns=item.turns,

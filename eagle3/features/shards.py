@@ -13,6 +13,7 @@ import secrets
 import tarfile
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from eagle3.errors import InputError
@@ -49,6 +50,20 @@ class HashedFile:
         return self.file.tell()
 
 
+@dataclass(frozen=True)
+class Encoded:
+    """A sample as it goes into a shard."""
+
+    sample: Sample
+    blob: bytes
+    sha256: str
+
+
+def encode(sample: Sample) -> Encoded:
+    blob = to_bytes(sample)
+    return Encoded(sample, blob, hashlib.sha256(blob).hexdigest())
+
+
 class ShardWriter:
     """Writes one shard; nothing appears under `name` before `finish`."""
 
@@ -65,8 +80,9 @@ class ShardWriter:
     def size(self) -> int:
         return self.file.tell()
 
-    def add(self, sample: Sample) -> None:
-        blob = to_bytes(sample)
+    def add(self, sample: "Sample | Encoded") -> None:
+        encoded = sample if isinstance(sample, Encoded) else encode(sample)
+        sample, blob = encoded.sample, encoded.blob
         member = tarfile.TarInfo(f"{self.number:06d}-{len(self.entries):06d}.safetensors")
         member.size = len(blob)
         offset = self.file.tell() + tarfile.BLOCKSIZE  # the member's header is one block
@@ -82,7 +98,7 @@ class ShardWriter:
                 answer_tokens=len(answers),
                 anchors=anchors,
                 split=split_fraction(sample.id),
-                sha256=hashlib.sha256(blob).hexdigest(),
+                sha256=encoded.sha256,
             )
         )
         self.answer_counts.update(answers)

@@ -2,7 +2,8 @@
 
 import logging
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -14,7 +15,7 @@ from eagle3.features.index import index_bytes, index_name
 from eagle3.features.manifest import one_writer, read_index
 from eagle3.features.pieces import Piece
 from eagle3.features.sample import Sample
-from eagle3.features.shards import ShardWriter
+from eagle3.features.shards import Encoded, ShardWriter, encode
 from eagle3.features.store import TARGET_WEIGHTS
 from eagle3.storage.folder import Storage
 from eagle3.target.facts import LogitTransform
@@ -22,6 +23,8 @@ from eagle3.workers.meter import Progress
 from eagle3.workers.task import Keyed
 
 log = logging.getLogger(__name__)
+
+ENCODERS = 4  # threads
 
 
 @dataclass(frozen=True)
@@ -56,11 +59,11 @@ class Sharding:
     def __call__(self, items: Iterator[Keyed], progress: Progress) -> Iterator[list[Keyed]]:
         begun: deque[Shard] = deque()
         try:
-            for sample in self.extractor(self._conversations(items, begun)):
-                while sample.id not in begun[0].ids:
+            for encoded in encoded_ahead(self.extractor(self._conversations(items, begun))):
+                while encoded.sample.id not in begun[0].ids:
                     yield [self._finished(begun.popleft(), progress)]
-                begun[0].add(sample)
-                progress.add(ended=1, tokens=len(sample.input_ids))
+                begun[0].add(encoded)
+                progress.add(ended=1, tokens=len(encoded.sample.input_ids))
             while begun:
                 yield [self._finished(begun.popleft(), progress)]
         finally:
@@ -79,6 +82,18 @@ class Sharding:
         return shard.number, Made(shard.finish(), dict(left_out), self.extractor.logit_transform())
 
 
+def encoded_ahead(samples: Iterable[Sample]) -> Iterator[Encoded]:
+    """Yield samples as bytes, in order; other threads copy and hash the next while one is written."""
+    waiting: deque[Future[Encoded]] = deque()
+    with ThreadPoolExecutor(ENCODERS) as threads:
+        for sample in samples:
+            waiting.append(threads.submit(encode, sample))
+            while len(waiting) > 2 * ENCODERS or (waiting and waiting[0].done()):
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
 class Shard:
     """A piece on its way to a shard."""
 
@@ -91,9 +106,9 @@ class Shard:
     def samples(self) -> int:
         return len(self.writer.entries) if self.writer else 0
 
-    def add(self, sample: Sample) -> None:
+    def add(self, encoded: Encoded) -> None:
         self.writer = self.writer or ShardWriter(self.storage, self.number)
-        self.writer.add(sample)
+        self.writer.add(encoded)
 
     def finish(self) -> bytes | None:
         """Return the index, of the shard that is there: one who was taken for lost may have finished it meanwhile."""

@@ -1,10 +1,13 @@
 """One bar over all that is done, with the rate of tokens, wherever it is done."""
 
+import logging
 import time
 from dataclasses import dataclass
 from typing import Protocol, Self
 
 from tqdm import tqdm
+
+log = logging.getLogger(__name__)
 
 
 class Progress(Protocol):
@@ -20,7 +23,7 @@ class Meter:
 
     def __init__(self, total: int, *, desc: str, unit: str, of: str) -> None:
         """`of` names the tokens."""
-        self.of, self.note = of, ""
+        self.desc, self.of, self.note = desc, of, ""
         self.tokens, self.since = 0, 0.0
         self.bar = tqdm(total=total, desc=desc, unit=unit, smoothing=0.05)
 
@@ -29,6 +32,8 @@ class Meter:
 
     def __exit__(self, *_: object) -> None:
         self.bar.close()
+        if self.tokens:
+            log.info("%s: %.0f %s/s since the first", self.desc, self.rate, self.of)
 
     def add(self, *, ended: int = 0, tokens: int = 0) -> None:
         if self.since:
