@@ -1,0 +1,150 @@
+"""From prompts to an exported head with the real commands, for a target of Llama-3.1-8B's shape on one GPU: how long.
+
+    python benchmarks/time_to_head.py --work DIR --out benchmarks/results/time_to_head.json \
+        --launch '{"python": "/path/to/sglang/venv/bin/python"}'          # 16 minutes, 120 GB in DIR
+
+Prompts of random words, 128 tokens each with their template; the weights are random, so an answer ends at its 256th
+token. Steps that DIR/steps.json names are not run again. For 100,000 conversations, what a step does for each token is
+scaled by its own rate, and the start of servers and programs is counted once.
+"""
+
+import argparse
+import csv
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import harmonic_mean
+from typing import Any
+
+from engine_rates import random_target
+from result import write_result
+from transformers import AutoTokenizer
+
+from eagle3.storage.files import read_json, write_json, write_jsonl
+
+ROOT = Path(__file__).resolve().parents[1]
+PROMPT_TOKENS, ANSWER_TOKENS, WANTED = 128, 256, 100_000
+GPU_STEPS = ("answers", "features", "training")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--conversations", type=int, default=20_000)
+    parser.add_argument("--dtype", default="fp8", help="of the features")
+    parser.add_argument("--launch", type=json.loads, default={}, help="keys of conf/launch, as JSON")
+    parser.add_argument("--tokenizer", type=Path, default=ROOT / "tests/assets/tiny")
+    parser.add_argument("--target", type=Path, help="where the weights lie or are made; default: in WORK")
+    parser.add_argument("--until", choices=["prompts", *GPU_STEPS, "export"], default="export")
+    options = parser.parse_args()
+    options.work.mkdir(parents=True, exist_ok=True)
+    target = random_target(options.target or options.work / "llama8b", options.tokenizer)
+    write_prompts(options.work / "prompts.jsonl", target, options.conversations)
+    steps = {}
+    for name, command in commands(options, target).items():
+        steps[name] = timed_once(options.work, name, command)
+        if name == options.until:
+            break
+    if set(GPU_STEPS) <= set(steps):
+        print(json.dumps(write_result(options.out, results(options, steps)), indent=1))
+
+
+def commands(options: argparse.Namespace, target: Path) -> dict[str, list[str]]:
+    work = options.work.resolve()
+    launch = [f"launch.{key}={as_override(value)}" for key, value in options.launch.items()]
+    of_target = [f"target.path={target}", "target.check_health=false", f"out_dir={work}/data"]
+    answer = ["answers=sglang", f"responses.max_new_tokens={ANSWER_TOKENS}", "responses.temperature=0.7"]
+    given = [f"prompts.path={work}/prompts.jsonl", "prompts.license=MIT", "prompts/privacy=patterns"]
+    return {
+        "prompts": ["precompute.py", *of_target, *given, "stages=[prompts]"],
+        "answers": ["precompute.py", *of_target, *answer, *launch, "stages=[responses]"],
+        "features": ["precompute.py", *of_target, "features=sglang", f"features.dtype={options.dtype}", *launch,
+                     "stages=[features]"],
+        "training": ["train.py", f"data.path={work}/data/features", f"hydra.run.dir={work}/run", "trainer=gpu",
+                     "trainer.max_epochs=1", "data.pack_tokens=16384", "data.val_fraction=0.002"],
+        "export": ["serve.py", "action=export", f"run={work}/run", f"head={work}/head", "check.min_accept_length=1.0", "check.max_difference=9", "limit=2", "max_new_tokens=16"],
+    }  # fmt: skip
+
+
+def as_override(value: Any) -> str:
+    """Write a value as Hydra's command line takes it."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}: {as_override(each)}" for key, each in value.items()) + "}"
+    return json.dumps(value)
+
+
+def write_prompts(path: Path, target: Path, count: int) -> None:
+    """Write prompts of random words that have PROMPT_TOKENS tokens as the target is asked."""
+    if path.exists():
+        return
+    tokenizer, drawn = AutoTokenizer.from_pretrained(target), random.Random(0)
+    words = [word for word in map(tokenizer.decode, range(300, 4000)) if re.fullmatch(r" [a-z]{3,}", word)]
+
+    def row(number: int) -> dict[str, Any]:
+        text = f"Question {number}:" + "".join(drawn.choice(words) for _ in range(PROMPT_TOKENS))
+        message = {"role": "user", "content": text}
+        ids = tokenizer.apply_chat_template([message], add_generation_prompt=True, return_dict=False)
+        extra = len(ids) - PROMPT_TOKENS
+        return {"messages": [{"role": "user", "content": text.rsplit(" ", extra)[0] if extra > 0 else text}]}
+
+    write_jsonl(path, (row(number) for number in range(count)))
+
+
+def timed_once(work: Path, name: str, command: list[str]) -> dict[str, Any]:
+    """Run a step unless it has been run, and return its seconds and the rate that it told of itself."""
+    path = work / "steps.json"
+    steps = read_json(path, made_by="") if path.exists() else {}
+    if name not in steps:
+        print("$ python", *command, flush=True)
+        log, began = work / f"{name}.log", time.perf_counter()
+        with log.open("wb") as file:
+            subprocess.run(
+                [sys.executable, *command], cwd=ROOT, check=True, stdout=file, stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+            )  # fmt: skip
+        steps[name] = {"seconds": time.perf_counter() - began, "tokens_per_s": rate(work, name, log.read_text())}
+        write_json(path, steps)
+        print(name, json.dumps(steps[name]), flush=True)
+    return steps[name]
+
+
+def rate(work: Path, name: str, log: str) -> float | None:
+    if name == "training":
+        with (work / "run/metrics.csv").open() as file:
+            told = [float(row["train/tokens_per_s"]) for row in csv.DictReader(file) if row["train/tokens_per_s"]]
+        return harmonic_mean(told[1:])  # the first holds the start
+    found = re.search(rf"{ {'answers': 'responses'}.get(name, name) }: (\d+) [a-z ]*tokens/s since the first", log)
+    return float(found[1]) if found else None
+
+
+def results(options: argparse.Namespace, steps: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    tokens = {
+        "answers": options.conversations * ANSWER_TOKENS,
+        "features": options.conversations * (PROMPT_TOKENS + ANSWER_TOKENS),
+        "training": options.conversations * (PROMPT_TOKENS + ANSWER_TOKENS),
+    }
+    times = WANTED / options.conversations
+    hours = {}
+    for name in GPU_STEPS:
+        at_work = tokens[name] / steps[name]["tokens_per_s"]
+        hours[name] = (steps[name]["seconds"] + (times - 1) * at_work) / 3600
+    stored = sum(path.stat().st_size for path in (options.work / "data/features").iterdir())
+    return {
+        "conversations": options.conversations,
+        "features_dtype": options.dtype,
+        "features_bytes": stored,
+        "bytes_per_token": stored / tokens["features"],
+        "steps": steps,
+        "gpu_seconds": sum(steps[name]["seconds"] for name in GPU_STEPS),
+        "for_100000": {"gpu_hours": sum(hours.values()), **{f"{name}_hours": each for name, each in hours.items()}},
+    }
+
+
+if __name__ == "__main__":
+    main()
