@@ -150,7 +150,7 @@ def features(target: StoredTarget, launch: LaunchSettings, work: Path, count: in
     settings = OmegaConf.to_container(OmegaConf.load(ROOT / "conf/features/sglang.yaml"))
     engine: dict[str, Any] = settings["engine"]  # type: ignore[index,call-overload,assignment]
     extractor = ServedExtractor(
-        target=target, layers=LAYERS, dtype=torch.bfloat16, teachers="answers", batch_tokens=16384,
+        target=target, layers=LAYERS, dtype="bfloat16", teachers="answers", batch_tokens=16384,
         launch=replace(launch, port=launch.port + 10), folder=work / "logs", sentinels=plain_sentinels(target), **engine
     )  # fmt: skip
     rates = {"prefill": [], "captured": []}  # type: ignore[var-annotated]

@@ -30,6 +30,7 @@ from eagle3.features.joined import open_source
 
 ROOT = Path(__file__).parent.parent
 ASSETS = ROOT / "tests" / "assets"
+ANSWERS = ["responses.max_new_tokens=128", "answers.batch_size=256", "answers.batch_tokens=65536"]
 CPU = torch.device("cpu")
 
 
@@ -39,19 +40,18 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--ways", type=json.loads, required=True, help="names and overrides of precompute.py, as JSON")
     parser.add_argument("--target", default=f"{ASSETS}/tiny")
     parser.add_argument("--prompts", type=int, default=1000)
-    parser.add_argument("--answers", type=json.loads, default=[], help="overrides of precompute.py, as JSON")
+    parser.add_argument("--answers", type=json.loads, default=ANSWERS, help="overrides of precompute.py, as JSON")
     parser.add_argument("--val-fraction", type=float, default=0.3)
     parser.add_argument("--seeds", type=int, default=3, help="0: no training")
     parser.add_argument("--folder", type=Path, required=True, help="for everything; what is there is taken as it is")
     parser.add_argument("overrides", nargs="*", help="for train.py, e.g. trainer.max_epochs=1")
     options = parser.parse_args(arguments)
     data = options.folder / "data"
-    if not data.exists():
+    if not (data / "responses/manifest.json").exists():
         call(
             "precompute.py", f"target.path={options.target}", f"prompts.path={ASSETS}/prompts/train.jsonl",
-            f"out_dir={data}", "prompts/privacy=patterns", f"prompts.limit={options.prompts}", "answers.batch_size=256",
-            "responses.max_new_tokens=128", "answers.batch_tokens=65536", "stages=[prompts,responses]",
-            *options.answers,
+            f"out_dir={data}", "prompts/privacy=patterns", f"prompts.limit={options.prompts}",
+            "stages=[prompts,responses]", *options.answers,
         )  # fmt: skip
     rows = {name: run(name, overrides, options) for name, overrides in options.ways.items()}
     [(first, base), *others] = rows.items()
@@ -73,10 +73,11 @@ def run(name: str, overrides: list[str], options: argparse.Namespace) -> dict[st
     source, lengths, seconds = open_source(str(store)), [], []
     for seed in range(options.seeds):
         trained, began = options.folder / f"{folder_of(name)}-{seed}", time.perf_counter()
-        call(
-            "train.py", "experiment=quickstart", f"data.path={store}", f"hydra.run.dir={trained}", f"seed={seed}",
-            f"data.val_fraction={options.val_fraction}", "callbacks.progress=null", *options.overrides,
-        )  # fmt: skip
+        if not (trained / "result.json").exists():
+            call(
+                "train.py", "experiment=quickstart", f"data.path={store}", f"hydra.run.dir={trained}", f"seed={seed}",
+                f"data.val_fraction={options.val_fraction}", "callbacks.progress=null", *options.overrides,
+            )  # fmt: skip
         seconds.append(time.perf_counter() - began)
         lengths.append(json.loads((trained / "result.json").read_text())["score"])
     facts = source.describe()

@@ -59,7 +59,12 @@ def commands(options: argparse.Namespace, target: Path) -> dict[str, list[str]]:
     work = options.work.resolve()
     launch = [f"launch.{key}={as_override(value)}" for key, value in options.launch.items()]
     of_target = [f"target.path={target}", "target.check_health=false", f"out_dir={work}/data"]
-    answer = ["answers=sglang", f"responses.max_new_tokens={ANSWER_TOKENS}", "responses.temperature=0.7"]
+    answer = [
+        "answers=sglang",
+        f"responses.max_new_tokens={ANSWER_TOKENS}",
+        "responses.temperature=0.7",
+        "answers.in_flight=320",
+    ]
     given = [f"prompts.path={work}/prompts.jsonl", "prompts.license=MIT", "prompts/privacy=patterns"]
     return {
         "prompts": ["precompute.py", *of_target, *given, "stages=[prompts]"],
@@ -68,7 +73,8 @@ def commands(options: argparse.Namespace, target: Path) -> dict[str, list[str]]:
                      "stages=[features]"],
         "training": ["train.py", f"data.path={work}/data/features", f"hydra.run.dir={work}/run", "trainer=gpu",
                      "trainer.max_epochs=1", "data.pack_tokens=16384", "data.val_fraction=0.002"],
-        "export": ["serve.py", "action=export", f"run={work}/run", f"head={work}/head", "check.min_accept_length=1.0", "check.max_difference=9", "limit=2", "max_new_tokens=16"],
+        "export": ["serve.py", "action=export", f"run={work}/run", f"head={work}/head", "check.min_accept_length=1.0",
+                   "check.max_difference=9", "limit=2", "max_new_tokens=16"],
     }  # fmt: skip
 
 

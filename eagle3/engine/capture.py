@@ -16,17 +16,18 @@ from typing import Any
 
 import aiohttp
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped, UInt8
 from safetensors import safe_open
 from torch import Tensor
 
 from eagle3.engine.command import LaunchSettings
 from eagle3.engine.endpoint import ServerFailed, SGLang
-from eagle3.engine.hooks.eagle3_capture import FAILED, MARK
+from eagle3.engine.hooks.eagle3_fp8 import unpacked
 from eagle3.engine.installation import Installation
 from eagle3.errors import InputError
 
 HOOKS = Path(__file__).parent / "hooks"
+MARK, FAILED = "eagle3:", "failed.txt"  # those of hooks/eagle3_capture.py
 POLL_S = 0.005
 ROWS_S = 60.0  # from the answer of a request to its rows: the copy from the GPU, and readers that are slow
 NUMBERS = itertools.count()
@@ -40,11 +41,22 @@ USED = {
 
 @dataclass(frozen=True)
 class Captured:
-    """`aux_hidden_states` of all tokens, `last_hidden_state` and `teacher_argmax` where a teacher was asked for."""
+    """`aux` of all tokens, `last` and `teacher_argmax` where a teacher was asked for; in fp8 their bits, with exponents
+    (hooks/eagle3_fp8.py)."""
 
-    aux_hidden_states: Float[Tensor, "T AH"]
-    last_hidden_state: Float[Tensor, "J H"]
+    aux: Shaped[Tensor, "T AH"]
+    last: Shaped[Tensor, "J H"]
     teacher_argmax: Int[Tensor, " J"]
+    aux_exponents: UInt8[Tensor, "T A"] | None = None
+    last_exponents: UInt8[Tensor, "J 1"] | None = None
+
+    @property
+    def aux_hidden_states(self) -> Float[Tensor, "T AH"]:
+        return self.aux if self.aux_exponents is None else unpacked(self.aux, self.aux_exponents)
+
+    @property
+    def last_hidden_state(self) -> Float[Tensor, "J H"]:
+        return self.last if self.last_exponents is None else unpacked(self.last, self.last_exponents)
 
 
 def require_hooks(installation: Installation) -> None:
@@ -62,9 +74,11 @@ def require_hooks(installation: Installation) -> None:
                 )
 
 
-def capture_flags(layers: Sequence[int], folder: Path, *, batch_tokens: int, most_bytes: int) -> dict[str, Any]:
+def capture_flags(
+    layers: Sequence[int], folder: Path, *, dtype: str, batch_tokens: int, most_bytes: int
+) -> dict[str, Any]:
     """Return the flags of a server that writes what requests with our mark leave behind `layers`, into `folder`."""
-    common = {"folder": str(folder), "most_bytes": most_bytes, "slots": len(layers)}
+    common = {"folder": str(folder), "dtype": dtype, "most_bytes": most_bytes, "slots": len(layers)}
     hooks = [
         {
             "name": f"layer {layer}",  # Hugging Face's hidden_states[layer] is what goes into it
@@ -103,16 +117,16 @@ class Wanted:
 
     tokens: int
     done: asyncio.Future[Captured]
-    parts: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
+    parts: dict[int, dict[str, Tensor]] = field(default_factory=dict)
 
-    def add(self, start: int, part: tuple[Tensor, Tensor, Tensor]) -> None:
+    def add(self, start: int, part: dict[str, Tensor]) -> None:
         self.parts[start] = part
-        if sum(len(aux) for aux, _, _ in self.parts.values()) == self.tokens and not self.done.done():
-            aux, last, argmax = zip(*(self.parts[start] for start in sorted(self.parts)), strict=True)
-            self.done.set_result(Captured(_joined(aux), _joined(last), _joined(argmax).long()))
+        if sum(len(each["aux"]) for each in self.parts.values()) == self.tokens and not self.done.done():
+            parts = [self.parts[start] for start in sorted(self.parts)]
+            self.done.set_result(Captured(**{name: _joined([each[name] for each in parts]) for name in part}))
 
 
-def _joined(parts: tuple[Tensor, ...]) -> Tensor:
+def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -141,17 +155,19 @@ class CaptureFolder:
             await asyncio.sleep(POLL_S)
 
     def _hand_out(self, tensors: dict[str, Tensor], parts: list[dict[str, Any]]) -> None:
-        if not tensors["finite"]:
+        if not tensors.pop("finite"):
             raise InputError(
-                "features.engine: the server's hidden states are not finite; look at its dtype and quantisation"
+                "features.engine: the server's hidden states are not finite in features.dtype; look at the server's "
+                "dtype and quantisation, or take features.dtype=bfloat16 (float16 ends at 65504)"
             )
         row = taught = 0
         for part in parts:
             rows, teachers = slice(row, row + part["rows"]), slice(taught, taught + part["teachers"])
             row, taught = rows.stop, teachers.stop
             if wanted := self.wanted.get(part["id"]):  # else of an attempt that was given up
-                aux, last = tensors["aux_hidden_states"][rows], tensors["last_hidden_state"][teachers]
-                wanted.add(part["start"], (aux, last, tensors["teacher_argmax"][teachers]))
+                of_tokens = {name: tensor[rows] for name, tensor in tensors.items() if name.startswith("aux")}
+                others = {name: tensor[teachers] for name, tensor in tensors.items() if name not in of_tokens}
+                wanted.add(part["start"], {**of_tokens, **others, "teacher_argmax": others["teacher_argmax"].long()})
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:

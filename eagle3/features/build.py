@@ -45,15 +45,14 @@ def sharding(config: DictConfig, folder: Path, place: Place) -> Iterator[Shardin
     settings = feature_settings(config, target)
     parts: dict[str, Any] = {
         "layers": settings.capture_layers,
-        "dtype": STORED[settings.dtype],
         "teachers": settings.teachers,
         "batch_tokens": config.features.batch_tokens,
     }
     extractor: Extractor
     if config.features.engine is None:
-        extractor = HuggingFaceExtractor(target=checked_target(config), **parts)
+        extractor = HuggingFaceExtractor(target=checked_target(config), dtype=STORED[settings.dtype], **parts)
     else:
-        extractor = _served(config, target, folder / place.folder, place, **parts)
+        extractor = _served(config, target, folder / place.folder, place, dtype=settings.dtype, **parts)
     storage = open_folder(config.features.path or Path(config.out_dir) / "features", setting="features.path")
     with Sharding(extractor, storage) as task:
         yield task

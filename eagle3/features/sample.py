@@ -12,10 +12,10 @@ Shapes: T tokens, A captured layers, H hidden size, AH = A · H, J positions wit
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
-from safetensors.torch import save
 from torch import Tensor
 
 from eagle3.errors import InputError
@@ -32,6 +32,7 @@ DTYPES = {
     "F8_E4M3": torch.uint8,  # the bits; fp8.py
 }
 
+NAMES = {dtype: name for name, dtype in DTYPES.items()} | {torch.uint8: "U8", torch.float8_e4m3fn: "F8_E4M3"}
 ROWS = {"aux": "aux_hidden_states", "last": "last_hidden_state"}
 
 
@@ -70,6 +71,11 @@ def stored_rows(
 
 
 def to_bytes(sample: Sample) -> bytes:
+    return b"".join(to_buffers(sample))
+
+
+def to_buffers(sample: Sample) -> list[bytes | memoryview]:
+    """Return the sample's file in parts: a header, then the tensors' own memory, which may be large."""
     answers = [(begin, end, int(sample.turns[begin])) for begin, end in answers_of(sample.turns)]
     tensors = {
         "input_ids": in_bytes(sample.input_ids),
@@ -81,8 +87,16 @@ def to_bytes(sample: Sample) -> bytes:
         if isinstance(rows, ScaledRows):
             tensors |= {ROWS[name]: rows.values.view(torch.float8_e4m3fn), f"{name}_exponents": rows.exponents}
         else:
-            tensors[ROWS[name]] = rows.contiguous()
-    return save(tensors, metadata={"id": sample.id})
+            tensors[ROWS[name]] = rows
+    header: dict[str, Any] = {"__metadata__": {"id": sample.id}}
+    end, content = 0, list[bytes | memoryview]()
+    for name, tensor in sorted(tensors.items(), key=lambda pair: (-pair[1].itemsize, pair[0])):  # so each is aligned
+        begin, end = end, end + tensor.nbytes
+        header[name] = {"dtype": NAMES[tensor.dtype], "shape": [*tensor.shape], "data_offsets": [begin, end]}
+        content.append(tensor.contiguous().view(torch.uint8).numpy().reshape(-1).data)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return [len(text).to_bytes(8, "little") + text, *content]
 
 
 def from_bytes(blob: memoryview, *, sample_id: str, teachers: str) -> Sample:

@@ -32,7 +32,8 @@ from eagle3.engine.own import servers_of, serving
 from eagle3.engine.pool import Pool
 from eagle3.errors import InputError
 from eagle3.features.conversation import Conversation
-from eagle3.features.sample import Sample, positions_with_teacher, stored_rows
+from eagle3.features.fp8 import ScaledRows
+from eagle3.features.sample import Sample, positions_with_teacher
 from eagle3.features.sentinel import Sentinel, check_against_engine
 from eagle3.target.facts import LogitTransform
 from eagle3.target.stored import StoredTarget
@@ -52,7 +53,7 @@ class ServedExtractor:
         *,
         target: StoredTarget,
         layers: list[int],
-        dtype: torch.dtype,
+        dtype: str,
         teachers: str,
         batch_tokens: int,
         launch: LaunchSettings,
@@ -119,7 +120,11 @@ class ServedExtractor:
             draft=None,
             folder=self.folder,
             flags_of=lambda place: capture_flags(
-                self.layers, folder / str(place), batch_tokens=self.batch_tokens, most_bytes=self.memory_bytes
+                self.layers,
+                folder / str(place),
+                dtype=self.dtype,
+                batch_tokens=self.batch_tokens,
+                most_bytes=self.memory_bytes,
             ),
         )
         folders = [CaptureFolder(folder / str(place)) for place in range(len(servers))]
@@ -138,16 +143,19 @@ class ServedExtractor:
             captured, _ = asked.result()
         except RequestRefused as refused:
             return str(refused)
-        layers, aux = len(self.layers), captured.aux_hidden_states
         return Sample(
             id=item.id,
             input_ids=item.input_ids,
             turns=item.turns,
-            aux_hidden_states=stored_rows(aux, self.dtype, layers=layers, sample_id=item.id),
-            last_hidden_state=stored_rows(captured.last_hidden_state, self.dtype, layers=1, sample_id=item.id),
+            aux_hidden_states=_rows(captured.aux, captured.aux_exponents),
+            last_hidden_state=_rows(captured.last, captured.last_exponents),
             teacher_argmax=captured.teacher_argmax,
             has_teacher=positions_with_teacher(item.turns, self.teachers),
         )
+
+
+def _rows(values: Tensor, exponents: Tensor | None) -> Tensor | ScaledRows:
+    return values if exponents is None else ScaledRows(values, exponents)
 
 
 def spans_of(marked: Tensor) -> list[tuple[int, int]]:

@@ -8,7 +8,6 @@ part of its tar's name, and an index is never replaced: of several writers of on
 """
 
 import hashlib
-import io
 import secrets
 import tarfile
 from collections import Counter
@@ -28,7 +27,7 @@ from eagle3.features.index import (
     parse_index,
 )
 from eagle3.features.manifest import MAKE_FEATURES, MadeFrom, ShardEntry, one_writer
-from eagle3.features.sample import Sample, from_bytes, to_bytes
+from eagle3.features.sample import Sample, from_bytes, to_buffers
 from eagle3.features.split import split_fraction
 from eagle3.features.turns import anchors_of
 from eagle3.storage.folder import PendingFile, Storage, write_file
@@ -55,13 +54,16 @@ class Encoded:
     """A sample as it goes into a shard."""
 
     sample: Sample
-    blob: bytes
+    buffers: list[bytes | memoryview]
+    size: int
     sha256: str
 
 
 def encode(sample: Sample) -> Encoded:
-    blob = to_bytes(sample)
-    return Encoded(sample, blob, hashlib.sha256(blob).hexdigest())
+    buffers, digest = to_buffers(sample), hashlib.sha256()
+    for buffer in buffers:
+        digest.update(buffer)
+    return Encoded(sample, buffers, sum(map(len, buffers)), digest.hexdigest())
 
 
 class ShardWriter:
@@ -72,7 +74,6 @@ class ShardWriter:
         self.storage = storage
         self.pending = storage.create(self.name)
         self.file = HashedFile(self.pending)
-        self.tar = tarfile.TarFile(fileobj=self.file, mode="w", format=tarfile.USTAR_FORMAT)  # type: ignore[arg-type]
         self.entries: list[SampleEntry] = []
         self.answer_counts: Counter[int] = Counter()
 
@@ -82,18 +83,22 @@ class ShardWriter:
 
     def add(self, sample: "Sample | Encoded") -> None:
         encoded = sample if isinstance(sample, Encoded) else encode(sample)
-        sample, blob = encoded.sample, encoded.blob
+        sample = encoded.sample
         member = tarfile.TarInfo(f"{self.number:06d}-{len(self.entries):06d}.safetensors")
-        member.size = len(blob)
-        offset = self.file.tell() + tarfile.BLOCKSIZE  # the member's header is one block
-        self.tar.addfile(member, io.BytesIO(blob))
+        member.size = encoded.size
+        # Not by tarfile's writer, which copies 16 kB at a time: each a turn of the threads.
+        self.file.write(member.tobuf(tarfile.USTAR_FORMAT))
+        offset = self.file.tell()
+        for buffer in encoded.buffers:
+            self.file.write(buffer)
+        self.file.write(bytes(-encoded.size % tarfile.BLOCKSIZE))
         answers = sample.input_ids[sample.turns > 0].tolist()
         anchors = len(anchors_of(sample.turns))
         self.entries.append(
             SampleEntry(
                 id=sample.id,
                 offset=offset,
-                size=len(blob),
+                size=encoded.size,
                 tokens=len(sample.input_ids),
                 answer_tokens=len(answers),
                 anchors=anchors,
@@ -105,7 +110,8 @@ class ShardWriter:
 
     def finish(self, made_from: str) -> bytes:
         """Close and publish the shard, and return its index. `made_from` is the hash of what decides its content."""
-        self.tar.close()
+        end = self.file.tell() + 2 * tarfile.BLOCKSIZE
+        self.file.write(bytes(2 * tarfile.BLOCKSIZE + -end % tarfile.RECORDSIZE))
         facts = ShardFacts(
             format_version=FORMAT_VERSION,
             shard=self.name,

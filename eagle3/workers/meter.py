@@ -24,7 +24,7 @@ class Meter:
     def __init__(self, total: int, *, desc: str, unit: str, of: str) -> None:
         """`of` names the tokens."""
         self.desc, self.of, self.note = desc, of, ""
-        self.tokens, self.since = 0, 0.0
+        self.tokens, self.since, self.last = 0, 0.0, 0.0
         self.bar = tqdm(total=total, desc=desc, unit=unit, smoothing=0.05)
 
     def __enter__(self) -> Self:
@@ -40,14 +40,15 @@ class Meter:
             self.tokens += tokens
         elif tokens:  # from here on: what came before is the start of servers, and what it made of tokens
             self.since = time.perf_counter()
+        self.last = time.perf_counter()
         said = [f"{self.rate:.0f} {self.of}/s"] if self.since else []
         self.bar.set_postfix_str(", ".join(filter(None, [*said, self.note])), refresh=False)
         self.bar.update(ended)
 
     @property
     def rate(self) -> float:
-        """Tokens a second since the first came."""
-        return self.tokens / max(time.perf_counter() - self.since, 1e-9) if self.since else 0
+        """Tokens a second, from the first to the last that came."""
+        return self.tokens / max(self.last - self.since, 1e-9) if self.since else 0
 
 
 @dataclass

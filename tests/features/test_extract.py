@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from eagle3.answers.rows import ResponseRow
 from eagle3.answers.store import Counts, MadeWith, ResponsesManifest, seal_of
 from eagle3.errors import InputError
-from eagle3.features.extract import STORED, FeatureSettings, extract_features
+from eagle3.features.extract import STORED, FeatureSettings, extract_features, ids_in_text
 from eagle3.features.fp8 import scaled
 from eagle3.features.huggingface import HuggingFaceExtractor
 from eagle3.features.joined import open_source
@@ -192,7 +192,7 @@ def test_a_killed_run_resumes_at_the_shard_and_gives_the_same_store(
     def add_until_killed(writer: ShardWriter, sample: Any) -> None:
         if len(added) == 13:
             raise KeyboardInterrupt
-        added.append(sample.id)
+        added.append(sample.sample.id)
         add(writer, sample)
 
     monkeypatch.setattr(ShardWriter, "add", add_until_killed)
@@ -343,9 +343,9 @@ def test_reasoning_markers_are_the_ids_that_stand_inside_an_answer() -> None:
     backend = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
-    assert tokenizer.convert_ids_to_tokens(extract.ids_in_text(tokenizer, "<think>")) == [*"<think>"]
+    assert tokenizer.convert_ids_to_tokens(ids_in_text(tokenizer, "<think>")) == [*"<think>"]
     tokenizer.add_tokens(["<think>"])
-    assert extract.ids_in_text(tokenizer, "<think>") == [tokenizer.convert_tokens_to_ids("<think>")]
+    assert ids_in_text(tokenizer, "<think>") == [tokenizer.convert_tokens_to_ids("<think>")]
 
 
 def test_no_answers_at_all_is_refused_with_the_way_out(tmp_path: Path, run: Callable[..., Manifest]) -> None:

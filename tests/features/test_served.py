@@ -8,14 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import eagle3_capture
 import pytest
 import torch
 from serving_fixtures import environment, launch_settings, sglang_site
 from stores import open_store
 
 from eagle3.engine.capture import Captured, Wanted
-from eagle3.engine.hooks import eagle3_capture
 from eagle3.errors import InputError
+from eagle3.features.fp8 import scaled
 from eagle3.features.huggingface import HuggingFaceExtractor
 from eagle3.features.manifest import Manifest
 from eagle3.features.sentinel import Sentinel, computed_sentinels, plain_sentinels
@@ -51,14 +52,16 @@ def run(target: Target, stored: StoredTarget, tmp_path: Path) -> Run:
     layers = default_capture_layers(len(target.layers))
     rows = [conversation(number, 3 + number % 5, 2 + number * 7 % 30) for number in range(24)]
 
-    def extract(name: str, *, teachers: str = "answers", fault: str = "", shift: int = 0, **changes: Any) -> Manifest:
+    def extract(
+        name: str, *, teachers: str = "answers", dtype: str = "float32", fault: str = "", shift: int = 0, **changes: Any
+    ) -> Manifest:
         out_dir = tmp_path / name
         out_dir.mkdir(exist_ok=True)
         write_responses(out_dir, target.identity, rows)
-        parts: dict[str, Any] = {"layers": layers, "dtype": torch.float32, "teachers": teachers, "batch_tokens": 16}
+        parts: dict[str, Any] = {"layers": layers, "teachers": teachers, "batch_tokens": 16}
         extractor: Any
         if name == "plain":
-            extractor = HuggingFaceExtractor(target=target, **parts)
+            extractor = HuggingFaceExtractor(target=target, dtype=torch.float32, **parts)
         else:
             site = sglang_site(tmp_path)
             env = environment(site, fault) | {"SHIFT": str(shift)}
@@ -66,8 +69,8 @@ def run(target: Target, stored: StoredTarget, tmp_path: Path) -> Run:
             (tmp_path / "memory").mkdir(exist_ok=True)
             engine = ENGINE | {"memory": str(tmp_path / "memory"), "sentinels": computed_sentinels(target, layers)}
             engine |= {"launch": launch, "folder": tmp_path / "logs", **changes}
-            extractor = ServedExtractor(target=stored, **parts, **engine)
-        settings = {"capture_layers": layers, "dtype": "float32", "teachers": teachers, **STAGE}
+            extractor = ServedExtractor(target=stored, dtype=dtype, **parts, **engine)
+        settings = {"capture_layers": layers, "dtype": dtype, "teachers": teachers, **STAGE}
         captured_by = "huggingface" if name == "plain" else "sglang"
         return extract_by(extractor, stored, out_dir, captured_by=captured_by, **settings)
 
@@ -89,6 +92,20 @@ def test_the_store_of_an_engine_is_that_of_hugging_face(run: Run, tmp_path: Path
         torch.testing.assert_close(one.last_hidden_state, other.last_hidden_state, rtol=1e-4, atol=1e-4)
     assert all(torch.equal(*pair) for pair in zip(*(store.target_weights() for store in stores), strict=True))
     assert [*(tmp_path / "memory").iterdir()] == []
+
+
+def test_what_the_hooks_pack_in_fp8_is_what_this_process_would(run: Run, tmp_path: Path) -> None:
+    run("plain")
+    run("served", dtype="fp8")
+    plain, served = (open_store(tmp_path / name / "features") for name in ("plain", "served"))
+    for one, other in zip(plain.samples, served.samples, strict=True):
+        ours, theirs = plain.read(one), served.read(other)
+        packed = scaled(ours.aux_hidden_states, 3)
+        same = (
+            (theirs.aux_hidden_states.values == packed.values).float().mean()
+        )  # but where the engine rounds otherwise
+        assert same > 0.99 and torch.equal(theirs.aux_hidden_states.exponents, packed.exponents)
+        assert theirs.last_hidden_state.exponents.shape == (len(ours.last_hidden_state), 1)
 
 
 def test_states_of_another_layer_are_found_before_a_sample_is_written(run: Run, tmp_path: Path) -> None:
@@ -159,13 +176,21 @@ def test_the_argmax_is_over_the_vocabulary_without_its_padding() -> None:
     assert torch.equal(eagle3_capture.teacher_argmax(rows, Head()), (rows @ weight[:32].T).argmax(-1))
 
 
+@pytest.mark.parametrize(("dtype", "finite"), [("float16", False), ("bfloat16", True), ("fp8", True)])
+def test_states_that_the_stored_type_cannot_hold_are_told(dtype: str, finite: bool) -> None:
+    states = {"aux": torch.full((3, 6), 1e6), "last": torch.randn(2, 2)}
+    assert bool(eagle3_capture.stored(states, {"dtype": dtype, "slots": 3})["finite"]) is finite
+    states["last"][1, 1] = float("nan")
+    assert not eagle3_capture.stored(states, {"dtype": dtype, "slots": 3})["finite"]
+
+
 def test_chunks_are_joined_in_the_order_of_their_tokens() -> None:
     async def joined() -> Captured:
         wanted = Wanted(5, asyncio.get_running_loop().create_future())
         aux, last = torch.arange(10.0).view(5, 2), torch.arange(3.0).view(3, 1)
-        wanted.add(3, (aux[3:], last[2:], torch.tensor([9])))
+        wanted.add(3, {"aux": aux[3:], "last": last[2:], "teacher_argmax": torch.tensor([9])})
         assert not wanted.done.done()
-        wanted.add(0, (aux[:3], last[:2], torch.tensor([7, 8])))
+        wanted.add(0, {"aux": aux[:3], "last": last[:2], "teacher_argmax": torch.tensor([7, 8])})
         return await wanted.done
 
     captured = asyncio.run(joined())

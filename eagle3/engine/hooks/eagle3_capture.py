@@ -1,9 +1,9 @@
 """Forward hooks that an SGLang server runs in its scheduler: the hidden states of prompts, into files that others read.
 
 SGLang imports this file by its name (--forward-hooks, and PYTHONPATH names this folder), in its own environment: it
-needs PyTorch and safetensors, nothing of this project. One file a forward batch, with the rows of all requests whose id
-is one of ours; a request that prefill cuts into chunks is in several. Nothing is lost when the readers are slow: then
-the server waits.
+needs PyTorch and safetensors, and of this project the file beside it. One file a forward batch, with the rows of all
+requests whose id is one of ours; a request that prefill cuts is in several. Nothing is lost when the readers
+are slow: then the server waits.
 
 Shapes: N rows of a batch that are ours, A captured layers, H hidden size, J rows with a teacher, V vocabulary.
 """
@@ -17,6 +17,7 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
+import eagle3_fp8
 import torch
 from safetensors.torch import save_file
 
@@ -68,7 +69,8 @@ def logits(config: dict):
         taught = last[with_teacher]
         argmax = teacher_argmax(taught, lm_head)
         if writer.writes:
-            writer.put(torch.cat([slot[rows] for slot in slots], dim=-1), taught, argmax, parts)
+            states = {"aux": torch.cat([slot[rows] for slot in slots], dim=-1), "last": taught}
+            writer.put({**stored(states, config), "teacher_argmax": argmax.int()}, parts)
 
     return _unless_failed(config, capture)
 
@@ -99,6 +101,17 @@ def teacher_argmax(taught, lm_head):
     return places.gather(0, values.argmax(0, keepdim=True))[0].long()
 
 
+def stored(states: dict, config: dict) -> dict:
+    """Return rows as the store keeps them, and whether all are finite: here, as the GPU has the time for it."""
+    if config["dtype"] != "fp8":
+        rows = {name: each.to(getattr(torch, config["dtype"])) for name, each in states.items()}
+        return {**rows, "finite": torch.stack([each.isfinite().all() for each in rows.values()]).all()}
+    tensors = {"finite": torch.stack([each.isfinite().all() for each in states.values()]).all()}
+    for name, layers in (("aux", config["slots"]), ("last", 1)):
+        tensors[name], tensors[f"{name}_exponents"] = eagle3_fp8.packed(states[name], layers)
+    return tensors
+
+
 def _gpus_of_the_vocabulary(lm_head):
     """Return the group over which the lm_head is cut, None where one GPU holds it whole."""
     if getattr(lm_head, "tp_size", 1) == 1:
@@ -122,9 +135,7 @@ class Writer:
             for _ in range(2):
                 threading.Thread(target=self._write_all, daemon=True).start()
 
-    def put(self, aux, taught, argmax, parts) -> None:
-        tensors = {"aux_hidden_states": aux, "last_hidden_state": taught, "teacher_argmax": argmax.int()}
-        tensors["finite"] = aux.isfinite().all() & taught.isfinite().all()
+    def put(self, tensors, parts) -> None:
         self.number += 1
         self.waiting.put((self.number, *self._on_host(tensors), parts))
 
