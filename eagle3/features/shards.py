@@ -12,8 +12,8 @@ import secrets
 import tarfile
 from collections import Counter
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 from eagle3.errors import InputError
 from eagle3.features.index import (
@@ -35,18 +35,23 @@ from eagle3.storage.records import record_bytes
 
 
 class HashedFile:
-    """A file whose hash is known when it is written."""
+    """A file whose hash is known when it is written; another thread hashes what is written meanwhile."""
 
     def __init__(self, file: PendingFile) -> None:
-        self.file = file
-        self.hash = hashlib.sha256()
+        self.file, self.hash = file, hashlib.sha256()
+        self.thread = ThreadPoolExecutor(1)
 
-    def write(self, data: Any) -> int:
-        self.hash.update(data)
-        return self.file.write(data)
+    def write(self, data: bytes | memoryview) -> None:
+        self.thread.submit(self.hash.update, data)
+        self.file.write(data)
 
     def tell(self) -> int:
         return self.file.tell()
+
+    def sha256(self) -> str:
+        """Return the hash of all that was written; no more can be."""
+        self.thread.shutdown()
+        return self.hash.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -117,7 +122,7 @@ class ShardWriter:
             shard=self.name,
             made_from=made_from,
             bytes=self.file.tell(),
-            sha256=self.file.hash.hexdigest(),
+            sha256=self.file.sha256(),
         )
         content = index_bytes(index_of(facts, self.entries, self.answer_counts))
         self.pending.commit()
@@ -129,6 +134,7 @@ class ShardWriter:
         return content
 
     def discard(self) -> None:
+        self.file.thread.shutdown()
         self.pending.discard()
 
 

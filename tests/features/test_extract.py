@@ -146,7 +146,7 @@ def test_tied_weights_are_stored_once_in_any_dtype(
 ) -> None:
     run(answered, dtype=dtype)
     embedding, lm_head = open_store(answered / "features").target_weights()
-    assert torch.equal(embedding, lm_head) and embedding.dtype == extract.STORED[dtype]
+    assert torch.equal(embedding, lm_head) and embedding.dtype == STORED[dtype]
     assert (answered / "features" / "target.safetensors").stat().st_size < 1.2 * embedding.nbytes
 
 
