@@ -12,6 +12,7 @@ Shapes: T tokens, A captured layers, H hidden size, AH = A · H, J positions wit
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
@@ -31,6 +32,9 @@ DTYPES = {
     "U8": torch.uint8,
     "F8_E4M3": torch.uint8,  # the bits; fp8.py
 }
+
+STORED_AS = {dtype: name for name, dtype in DTYPES.items() if name != "F8_E4M3"} | {torch.float8_e4m3fn: "F8_E4M3"}
+WIDEST_FIRST = ("F32", "I32", "BF16", "F16", "F8_E4M3", "U8")  # the order of tensors in the file
 
 ROWS = {"aux": "aux_hidden_states", "last": "last_hidden_state"}
 
@@ -70,6 +74,24 @@ def stored_rows(
 
 
 def to_bytes(sample: Sample) -> bytes:
+    return save(stored_tensors(sample), metadata={"id": sample.id})
+
+
+def stored_size(sample: Sample) -> int:
+    """Return the length of `to_bytes`, also of a sample whose features have a shape and no values (device "meta")."""
+    tensors = {name: (STORED_AS[tensor.dtype], tensor) for name, tensor in stored_tensors(sample).items()}
+    header: dict[str, Any] = {"__metadata__": {"id": sample.id}}
+    begin = 0
+    for name, (kind, tensor) in sorted(tensors.items(), key=lambda item: (WIDEST_FIRST.index(item[1][0]), item[0])):
+        end = begin + tensor.nbytes
+        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        begin = end
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    return 8 + len(text) + -len(text) % 8 + begin
+
+
+def stored_tensors(sample: Sample) -> dict[str, Tensor]:
+    """Lay a sample out by the names and in the types of its file."""
     answers = [(begin, end, int(sample.turns[begin])) for begin, end in answers_of(sample.turns)]
     tensors = {
         "input_ids": in_bytes(sample.input_ids),
@@ -82,7 +104,7 @@ def to_bytes(sample: Sample) -> bytes:
             tensors |= {ROWS[name]: rows.values.view(torch.float8_e4m3fn), f"{name}_exponents": rows.exponents}
         else:
             tensors[ROWS[name]] = rows.contiguous()
-    return save(tensors, metadata={"id": sample.id})
+    return tensors
 
 
 def from_bytes(blob: memoryview, *, sample_id: str, teachers: str) -> Sample:
