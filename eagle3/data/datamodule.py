@@ -12,6 +12,7 @@ import torch
 from tqdm import tqdm
 
 from eagle3.data.loader import PackLoader, SideStream
+from eagle3.data.mix import Mixture, Rules
 from eagle3.data.pack import Batch, Pack, pack_samples
 from eagle3.data.plan import EpochPlan, PlannedPack, plan_epoch
 from eagle3.errors import InputError
@@ -41,6 +42,8 @@ class FeatureData(lightning.LightningDataModule):
         pack_tokens: int,
         val_fraction: float,
         limit_samples: int | None,
+        rules: Rules,
+        weights: list[float] | None,
         prefetch: int,
         readers: int,
         verify: bool,
@@ -54,7 +57,9 @@ class FeatureData(lightning.LightningDataModule):
         self.seed, self.loss_mask = seed, loss_mask
         self.requests = ThreadPoolExecutor(REQUESTS) if source.remote else None
         loss_mask.check(source.made_from)
+        self.selected = rules.select(source.samples, source.location)
         self.train_samples, self.val_samples = self._split(val_fraction, limit_samples)
+        self.mixture = Mixture(weights, self.train_samples, source) if weights else None
         self.resume_from = {"epoch": 0, "consumed": 0}
         self.current: PackLoader | None = None
         self.side_stream: SideStream | None = None
@@ -67,10 +72,11 @@ class FeatureData(lightning.LightningDataModule):
 
     def train_dataloader(self) -> PackLoader:
         epoch = self._lightning.current_epoch
+        seed = hash64(self.seed, epoch)
         planned = self._plan(
-            self.train_samples,
+            self.mixture.epoch(seed) if self.mixture else self.train_samples,
             accumulate=self._lightning.accumulate_grad_batches,
-            shuffle_seed=hash64(self.seed, epoch),
+            shuffle_seed=seed,
         )
         self.current = self._loader(planned, epoch=epoch)
         self.current.load_state_dict(self.resume_from)
@@ -157,10 +163,10 @@ class FeatureData(lightning.LightningDataModule):
         return train, val
 
     def _samples_with_anchors(self, limit: int | None) -> Samples:
-        samples = self.loss_mask.select(self.source.samples)[:limit]
+        samples = self.loss_mask.select(self.selected)[:limit]
         if type(self.loss_mask) is not AllTurns:  # the index counts anchors of unmasked answers only
             counted = [self._count_anchors(ref) for ref in tqdm(samples, desc="count anchors under the loss mask")]
-            if np.array_equal(counted, self.source.samples.anchors[:limit]):
+            if np.array_equal(counted, self.selected.anchors[:limit]):
                 log.warning(
                     "loss_mask=%s changes nothing: no answer of %s holds what it leaves out (features.reasoning names "
                     "the markers of reasoning)",
@@ -171,7 +177,7 @@ class FeatureData(lightning.LightningDataModule):
         if not len(samples):
             raise InputError(
                 f"loss_mask={type(self.loss_mask).__name__} leaves nothing to train in the "
-                f"{len(self.source.samples)} samples of {as_setting(self.source.location)}; choose another loss_mask"
+                f"{len(self.selected)} samples of {as_setting(self.source.location)}; choose another loss_mask"
             )
         return samples
 
@@ -184,5 +190,6 @@ class FeatureData(lightning.LightningDataModule):
             too_long = int((samples.tokens > self.pack_tokens).sum())
             raise InputError(
                 f"data.pack_tokens={self.pack_tokens} is less than {too_long} samples hold (the longest, "
-                f"{longest.id}: {longest.tokens} tokens); set data.pack_tokens={longest.tokens} or more"
+                f"{longest.id}: {longest.tokens} tokens); set data.pack_tokens={longest.tokens} or more, or leave "
+                f"them out with data.max_tokens={self.pack_tokens}"
             )
