@@ -144,7 +144,7 @@ def measure(folder: Path, *, resumed: bool) -> dict[str, Any]:
         source=source, prepare=partial(prepare_ttt, ttt_steps=3), pack_tokens=PACK_TOKENS, val_fraction=0.001,
         limit_samples=None, weights=None,
         rules=Rules(min_tokens=None, max_tokens=None, share=None),
-        prefetch=2, readers=2, verify=False, seed=0, loss_mask=AllTurns(),
+        order="shuffled", shuffle_buffer=1, prefetch=2, readers=2, verify=False, seed=0, loss_mask=AllTurns(),
     )  # fmt: skip
     data.trainer = SimpleNamespace(  # type: ignore[assignment]
         current_epoch=0, accumulate_grad_batches=1, world_size=8, global_rank=3,

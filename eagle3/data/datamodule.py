@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import lightning
 import numpy as np
@@ -15,6 +16,7 @@ from eagle3.data.loader import PackLoader, SideStream
 from eagle3.data.mix import Mixture, Rules
 from eagle3.data.pack import Batch, Pack, pack_samples
 from eagle3.data.plan import EpochPlan, PlannedPack, plan_epoch
+from eagle3.data.streaming import AHEAD, StreamReader, plan_stream
 from eagle3.errors import InputError
 from eagle3.features.loss_mask import AllTurns
 from eagle3.features.sample import Sample
@@ -44,6 +46,8 @@ class FeatureData(lightning.LightningDataModule):
         limit_samples: int | None,
         rules: Rules,
         weights: list[float] | None,
+        order: str,
+        shuffle_buffer: int,
         prefetch: int,
         readers: int,
         verify: bool,
@@ -55,6 +59,9 @@ class FeatureData(lightning.LightningDataModule):
         self.pack_tokens, self.check_hashes = pack_tokens, verify
         self.prefetch, self.readers = prefetch, readers
         self.seed, self.loss_mask = seed, loss_mask
+        self.buffer = shuffle_buffer if order == "streaming" else None
+        self.ranges = ThreadPoolExecutor(AHEAD) if self.buffer else None
+        self.stream: StreamReader | None = None
         self.requests = ThreadPoolExecutor(REQUESTS) if source.remote else None
         loss_mask.check(source.made_from)
         self.selected = rules.select(source.samples, source.location)
@@ -121,16 +128,32 @@ class FeatureData(lightning.LightningDataModule):
 
     def read(self, ref: SampleRef) -> Sample:
         """A sample with the loss mask applied."""
-        sample = self.source.read(ref)
+        return self._masked(self.source.read(ref))
+
+    def _masked(self, sample: Sample) -> Sample:
         return replace(sample, turns=self.loss_mask(sample))
 
     def _loader(self, planned: EpochPlan, *, epoch: int) -> PackLoader:
-        return PackLoader(planned, self._load, prefetch=self.prefetch, readers=self.readers, epoch=epoch)
+        load, begin = self._load, lambda consumed: None
+        if planned.stream is not None:
+            load, begin = self._load_of_stream, partial(self._begin_stream, planned)
+        return PackLoader(planned, load, begin=begin, prefetch=self.prefetch, readers=self.readers, epoch=epoch)
+
+    def _begin_stream(self, planned: EpochPlan, consumed: int) -> None:
+        assert self.ranges is not None
+        self.stream = StreamReader(self.source, planned.samples, planned.stream_after(consumed), self.ranges)
+
+    def _load_of_stream(self, planned: PlannedPack) -> Batch:
+        assert self.stream is not None
+        return self._batch(planned, [self._masked(sample) for sample in self.stream.take(planned.places)])
 
     def _load(self, planned: PlannedPack) -> Batch:
         read = self.requests.map if self.requests else map
+        return self._batch(planned, list(read(self.read, planned.samples)))
+
+    def _batch(self, planned: PlannedPack, samples: list[Sample]) -> Batch:
         pack = pack_samples(
-            list(read(self.read, planned.samples)),
+            samples,
             anchors_in_step=planned.anchors_in_step,
             samples_in_step=planned.samples_in_step,
             pin=self.side_stream is not None,
@@ -139,13 +162,11 @@ class FeatureData(lightning.LightningDataModule):
         return batch if self.side_stream is None else self.side_stream.copy(batch)
 
     def _plan(self, samples: Samples, *, accumulate: int, shuffle_seed: int | None) -> EpochPlan:
-        return plan_epoch(
-            samples,
-            pack_tokens=self.pack_tokens,
-            world_size=self._lightning.world_size,
-            accumulate=accumulate,
-            shuffle_seed=shuffle_seed,
-        )[self._lightning.global_rank]
+        world_size, rank = self._lightning.world_size, self._lightning.global_rank
+        options: dict[str, int] = {"pack_tokens": self.pack_tokens, "world_size": world_size, "accumulate": accumulate}
+        if self.buffer and shuffle_seed is not None:
+            return plan_stream(samples, shuffle_seed=shuffle_seed, buffer=self.buffer, **options)[rank]
+        return plan_epoch(samples, shuffle_seed=shuffle_seed, **options)[rank]
 
     def _split(self, val_fraction: float, limit: int | None) -> tuple[Samples, Samples]:
         samples = self._samples_with_anchors(limit)

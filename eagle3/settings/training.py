@@ -111,6 +111,8 @@ class Data(TypedDict):
     max_tokens: Count | None
     share: Annotated[float, Field(gt=0, le=1)] | None
     limit_samples: Count | None
+    order: Literal["shuffled", "streaming"]
+    shuffle_buffer: Count
     prefetch: Count
     readers: Places
     verify: bool

@@ -28,6 +28,8 @@ def data_of(store: Path, *, readers: int = 2, prefetch: int = 2, pack_tokens: in
         limit_samples=None,
         rules=Rules(min_tokens=None, max_tokens=None, share=None),
         weights=None,
+        order="shuffled",
+        shuffle_buffer=1,
         prefetch=prefetch,
         readers=readers,
         verify=False,

@@ -29,7 +29,8 @@ NO_RULES = Rules(min_tokens=None, max_tokens=None, share=None)
 def data_of(path: Any, *, rules: Rules = NO_RULES, weights: list[float] | None = None, **trainer: Any) -> FeatureData:
     data = FeatureData(
         source=open_source(path), prepare=partial(prepare_ttt, ttt_steps=3), pack_tokens=48, val_fraction=0.1,
-        limit_samples=None, rules=rules, weights=weights, prefetch=2, readers=2, verify=False, seed=0,
+        limit_samples=None, rules=rules, weights=weights, order="shuffled", shuffle_buffer=1,
+        prefetch=2, readers=2, verify=False, seed=0,
         loss_mask=AllTurns(),
     )  # fmt: skip
     facts = {"current_epoch": 0, "accumulate_grad_batches": 1, "world_size": 1, "global_rank": 0} | trainer
