@@ -40,6 +40,7 @@ from eagle3.features.manifest import write_manifest
 from eagle3.features.shards import StoreWriter
 from eagle3.features.source import REQUESTS, FeatureSource
 from eagle3.features.store import TARGET_WEIGHTS
+from eagle3.head.draft_head import HeadConfig
 from eagle3.storage.folder import Storage, sha256_stored
 from eagle3.storage.place import open_folder
 
@@ -112,8 +113,8 @@ def make_bucket(url: str) -> None:
     boto3.client("s3", endpoint_url=url).create_bucket(Bucket="features")  # tries again until the server is there
 
 
-def write(storage: Storage, num_bytes: int) -> None:
-    samples = RandomSamples(SHAPE, torch.bfloat16, seed=0)
+def write(storage: Storage, num_bytes: int, shape: HeadConfig = SHAPE) -> None:
+    samples = RandomSamples(shape, torch.bfloat16, seed=0)
     indices: list[ShardIndex] = []
     writer = StoreWriter(storage, MADE_FROM, indices, shard_bytes=100 * 10**6)
     written = 0
@@ -122,11 +123,11 @@ def write(storage: Storage, num_bytes: int) -> None:
         writer.add(sample)
         written += sample.aux_hidden_states.nbytes + sample.last_hidden_state.nbytes
     writer.close_shard()
-    write_target(storage, SHAPE)
+    write_target(storage, shape)
     write_manifest(
         storage,
         made_from=MADE_FROM,
-        target_config=target_config(SHAPE),
+        target_config=target_config(shape),
         target_weights_sha256=sha256_stored(storage, TARGET_WEIGHTS),
         indices=indices,
         left_out={},
