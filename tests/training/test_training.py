@@ -269,10 +269,13 @@ def test_a_kill_after_an_epochs_last_step_loses_no_epoch(train: Callable[..., Ru
         assert torch.equal(weight, rest.weights[name]), name
 
 
+@pytest.mark.parametrize(
+    "options", [[], ["data.weights=[1.5,0.5]"], ["data.order=streaming", "data.shuffle_buffer=9", "data.weights=[2,1]"]]
+)
 def test_resuming_mid_epoch_over_two_stores_ends_with_the_same_weights(
-    train: Callable[..., Run], two_stores: list[str]
+    train: Callable[..., Run], two_stores: list[str], options: list[str]
 ) -> None:
-    assert_resumes(train, 7, f"data.path=[{','.join(two_stores)}]")
+    assert_resumes(train, 7, f"data.path=[{','.join(two_stores)}]", *options)
 
 
 def assert_resumes(train: Callable[..., Run], stop_after: int, *options: str) -> None:
