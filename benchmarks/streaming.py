@@ -48,9 +48,10 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("overrides", nargs="*", help="for train.py, e.g. data.limit_samples=300")
     options = parser.parse_args()
     rates = {kind: measured(kind, options) for kind in HIDDEN}
-    trained = {order: [accept_length(options.store, order, seed) for seed in range(options.seeds)] for order in ORDERS}
+    trained = {order: [accept_length(options, order, seed) for seed in range(options.seeds)] for order in ORDERS}
     change = [new / old - 1 for old, new in zip(*trained.values(), strict=True)]
     settings = {"latency_s": options.latency, "megabytes": options.megabytes, "buffer": 256}
     write_result(
@@ -133,12 +134,12 @@ def data_of(source: FeatureSource, order: str) -> FeatureData:
     return data
 
 
-def accept_length(store: Path, order: str, seed: int) -> float:
+def accept_length(options: argparse.Namespace, order: str, seed: int) -> float:
     with tempfile.TemporaryDirectory() as run:
         command = [
-            sys.executable, "train.py", "experiment=quickstart", f"data.path={store.resolve()}", f"hydra.run.dir={run}",
+            sys.executable, "train.py", "experiment=quickstart", f"data.path={options.store.resolve()}", f"hydra.run.dir={run}",
             f"data.order={order}", "data.shuffle_buffer=100", f"seed={seed}", "callbacks.progress=null",
-            "trainer.max_epochs=1",
+            "trainer.max_epochs=1", *options.overrides,
         ]  # fmt: skip
         subprocess.run(command, cwd=ROOT, check=True)
         return json.loads(Path(run, "result.json").read_text())["score"]

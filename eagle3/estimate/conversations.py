@@ -38,8 +38,8 @@ class Expected:
 def expected_conversations(out_dir: Path, files: TargetFiles, sample: int, rows_of: RowsOf, answers: str) -> Expected:
     """Take about `sample` prompts of DIR/prompts: with their answers where DIR/responses holds some, else `rows_of`."""
     path = out_dir / "prompts" / "prompts.jsonl"
-    if not path.is_file():
-        raise InputError(f"{path} does not exist, and an estimate needs prompts; make it with: {MAKE_PROMPTS}")
+    if not (path.is_file() and path.stat().st_size):
+        raise InputError(f"{path} does not exist or is empty, and an estimate needs prompts; make it: {MAKE_PROMPTS}")
     with path.open("rb") as lines:
         count = sum(1 for _ in lines)
     found = answered(out_dir / "responses", files, count, sample)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 from stores import CONF, ROOT
-from transformers import Qwen3MoeConfig
+from transformers import DeepseekV3Config, GptOssConfig, LlamaConfig, Qwen3MoeConfig
 
 from eagle3.estimate.hours import Rates, active_parameters, gpu_hours, head_parameters
 from eagle3.estimate.sizes import Tokens
 from eagle3.target.facts import target_config
-from eagle3.target.files import read_target_files
+from eagle3.target.files import TargetFiles, read_target_files
 from eagle3.target.model import load_target
 
 
@@ -103,3 +103,26 @@ def test_the_head_of_the_measured_target_has_the_measured_parameters(rates: Rate
     )
     config.head_dim = 128
     assert head_parameters(target_config(config, 128256, None), 3, 32000) == rates.head_parameters
+
+
+@pytest.mark.parametrize(
+    ("config", "published"),
+    [(GptOssConfig(), 5.13e9), (DeepseekV3Config(), 37e9)],  # their model cards: 5.1 B and 37 B active
+)
+def test_known_mixtures_have_the_active_parameters_that_their_makers_name(config: Any, published: float) -> None:
+    assert active_parameters(of_config(config)) == pytest.approx(published, rel=0.02)
+
+
+def test_the_rates_are_for_the_parameters_of_an_8b(rates: Rates) -> None:
+    config = LlamaConfig(
+        vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
+        num_key_value_heads=8,
+    )  # fmt: skip
+    assert active_parameters(of_config(config)) == rates.target_parameters
+
+
+def of_config(config: Any) -> TargetFiles:
+    return TargetFiles(
+        path="x", revision=None, config=config, config_dict={}, checkpoint_dtype=None, tokenizer=None,  # type: ignore
+        stop_ids=frozenset(),
+    )  # fmt: skip

@@ -71,8 +71,8 @@ def test_a_whole_store_takes_what_was_said(tmp_path: Path, dtype: str, teachers:
 
 
 def test_a_share_of_the_conversations_stands_for_all() -> None:
-    rows = some_rows(2000)
-    for dtype in STORED:
+    rows = some_rows(700)
+    for dtype in ("bfloat16", "fp8"):
         whole = store_sizes(LAYOUT.conversations(rows)[0], 1, LAYOUT, 0)[dtype]
         part = store_sizes(LAYOUT.conversations(rows[::7])[0], 7, LAYOUT, 0)[dtype]
         assert part.bytes == pytest.approx(whole.bytes, rel=0.02)

@@ -166,8 +166,11 @@ def require_same(found: dict[str, Any], real: dict[str, Any]) -> None:
 
 
 def test_without_prompts_the_line_says_how_to_make_them(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"prompts\.jsonl does not exist.*stages=\[prompts\]"):
-        estimated(tmp_path)
+    (tmp_path / "empty" / "prompts").mkdir(parents=True)
+    (tmp_path / "empty" / "prompts" / "prompts.jsonl").touch()
+    for out_dir in (tmp_path / "nothing", tmp_path / "empty"):
+        with pytest.raises(InputError, match=r"prompts\.jsonl does not exist or is empty.*stages=\[prompts\]"):
+            estimated(out_dir)
 
 
 def test_answers_of_another_target_are_refused(made: Path, tmp_path: Path) -> None:
