@@ -137,7 +137,8 @@ def data_of(source: FeatureSource, order: str) -> FeatureData:
 def accept_length(options: argparse.Namespace, order: str, seed: int) -> float:
     with tempfile.TemporaryDirectory() as run:
         command = [
-            sys.executable, "train.py", "experiment=quickstart", f"data.path={options.store.resolve()}", f"hydra.run.dir={run}",
+            sys.executable, "train.py", "experiment=quickstart", f"data.path={options.store.resolve()}",
+            f"hydra.run.dir={run}",
             f"data.order={order}", "data.shuffle_buffer=100", f"seed={seed}", "callbacks.progress=null",
             "trainer.max_epochs=1", *options.overrides,
         ]  # fmt: skip
