@@ -4,6 +4,7 @@ python precompute.py target.path=TARGET prompts.path=FILE.jsonl prompts/privacy=
 python precompute.py target=llama31_8b prompts.path=FILE.jsonl out_dir=DIR prompts/privacy/model=spacy \
     prompts.privacy.model.path=FOLDER                                                # one GPU, names filtered too
 python precompute.py target.path=TARGET out_dir=DIR 'stages=[features]'              # one stage, from what DIR holds
+python precompute.py target=llama31_8b out_dir=DIR 'stages=[estimate]'              # tokens, bytes, GPU-hours ahead
 python precompute.py out_dir=DIR 'stages=[verify]'                                   # which shards are damaged
 python precompute.py target.path=TARGET out_dir=DIR 'stages=[repair]'                # those shards anew, and no others
 """
@@ -34,14 +35,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 FOLDERS = {"verify": "features", "repair": "features"}
 CHECKS = set(FOLDERS)
+READ_ONLY = {"estimate"}  # may look at what another process is writing
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="precompute")
 @cli.report_errors
 def main(config: DictConfig) -> None:
     check_settings(config, "precompute")
-    choose_engine(config)
     stages = [config.stages] if isinstance(config.stages, str) else list(config.stages)
+    if {"responses", "features"} & set(stages):
+        choose_engine(config)
     if "repair" in stages:
         stages.append("features")  # which makes what is not there
     warn_of_unread(config, stages)
@@ -50,15 +53,17 @@ def main(config: DictConfig) -> None:
     require_local(str(config.out_dir), setting="out_dir")
     out_dir = Path(config.out_dir)
     try:
-        if {"responses", "features"} & set(stages):
+        if {"responses", "features", "estimate"} & set(stages):
             check_ahead(config, stages)
         with ExitStack() as held:
-            for folder in dict.fromkeys(FOLDERS.get(stage, stage) for stage in stages):  # once, if named twice
+            for folder in dict.fromkeys(FOLDERS.get(stage, stage) for stage in stages if stage not in READ_ONLY):
                 held.enter_context(hold(out_dir / folder))
             if CHECKS & set(stages):
                 check_features(config, out_dir, repair="repair" in stages)
             if "prompts" in stages:
                 clean_prompts(config.prompts, out_dir, keep_answers=config.answers.name == "imported")
+            if "estimate" in stages:
+                estimate_run(config, out_dir)
             if {"responses", "features"} & set(stages):
                 answer_and_extract(config, stages, out_dir)
     except KeyboardInterrupt:
@@ -100,6 +105,7 @@ def warn_of_unread(config: DictConfig, stages: list[str]) -> None:
             else ("target", "chat", "answers", "responses", "workers", *own)
         ),
         "features": ("target", "features", "workers", *capturing),
+        "estimate": ("estimate", "target", "chat", "answers", "responses", "features"),
         "verify": ("features.path",),
         "repair": ("target", "features"),
     }
@@ -119,7 +125,7 @@ def check_ahead(config: DictConfig, stages: list[str]) -> None:
     target = read_target_files(**{key: settings[key] for key in ("path", "revision", "trust_remote_code")})
     if obstacle := capture_obstacle(target.architecture):
         log.warning("target.path=%s: %s", target.path, obstacle)
-    if "features" in stages:
+    if {"features", "estimate"} & set(stages):
         num_layers = target.text_config.num_hidden_layers
         check_capture_layers(config.features.capture_layers or default_capture_layers(num_layers), num_layers)
 
@@ -153,6 +159,35 @@ def clean_prompts(config: DictConfig, out_dir: Path, *, keep_answers: bool) -> N
     settings = cli.plain(config)
     rules = Rules({group: settings.pop(group) for group in GROUPS}, privacy=cli.build(config.privacy))
     prepare_prompts(rules=rules, keep_answers=keep_answers, out_dir=out_dir, **settings)
+
+
+def estimate_run(config: DictConfig, out_dir: Path) -> None:
+    """Say what the stages will make of the prompts, and what it will take."""
+    from eagle3.answers.chat import Chat
+    from eagle3.estimate.hours import Rates
+    from eagle3.estimate.stage import estimate, rows_of_prompts
+    from eagle3.target.capture import default_capture_layers
+    from eagle3.target.stored import stored_target
+
+    target = stored_target(**cli.plain(config.target))
+    chat = Chat(target.tokenizer, stop_ids=target.stop_ids, **cli.plain(config.chat))
+    settings, responses, features = (cli.plain(config[key]) for key in ("estimate", "responses", "features"))
+    imported = cli.build(config.answers, leave_out=["name"]) if config.answers.name == "imported" else None
+    rows_of, answers = rows_of_prompts(
+        chat, target.text_config, responses, imported=imported, mean=settings.pop("answer_tokens")
+    )
+    estimate(
+        files=target.files,
+        rows_of=rows_of,
+        answers=answers,
+        out_dir=out_dir,
+        layers=len(features["capture_layers"] or default_capture_layers(target.text_config.num_hidden_layers)),
+        features={key: features[key] for key in ("max_length", "too_long", "teachers", "shard_mb")},
+        answered_by=None if imported else "huggingface" if config.answers.name == "huggingface" else "sglang",
+        extracted_by="sglang" if features["engine"] else "huggingface",
+        rates=Rates(**settings.pop("rates")),
+        **settings,
+    )
 
 
 def answer_and_extract(config: DictConfig, stages: list[str], out_dir: Path) -> None:

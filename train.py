@@ -4,11 +4,13 @@ python train.py data.path=DIR/features                                     # min
 python train.py data.path=DIR/features trainer=ddp trainer.devices=4
 python train.py data.path=DIR/features hydra.run.dir=RUN ckpt_path=RUN/checkpoints/last.ckpt    # resume
 python train.py 'data.path=[A/features,B/features]'                        # several stores of one target as one
+python train.py 'data.path=[A/features,B/features]' 'data.weights=[1,0.3]'        # and of B a third in each epoch
 python train.py -m data.path=DIR/features optim.lr=1e-4,3e-4 loss.decay=0.8,1.0                 # sweep
 """
 
 import logging
 from contextlib import nullcontext
+from dataclasses import fields
 from functools import partial
 
 import hydra
@@ -25,6 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from eagle3 import cli
 from eagle3.data.datamodule import FeatureData
+from eagle3.data.mix import Rules
 from eagle3.errors import InputError
 from eagle3.features.joined import open_source
 from eagle3.features.source import FeatureSource
@@ -114,10 +117,12 @@ def open_features(config: DictConfig) -> FeatureSource:
 
 
 def build_data(config: DictConfig, source: FeatureSource, head: DraftHead) -> FeatureData:
+    rules = {field.name: config.data[field.name] for field in fields(Rules)}
     return cli.build(
         config.data,
-        leave_out=["path", "source", "cache_dir", "cache_gb"],
+        leave_out=["path", "source", "cache_dir", "cache_gb", *rules],
         source=source,
+        rules=Rules(**rules),
         prepare=partial(kind_named(head.config.KIND).prepare, ttt_steps=config.ttt_steps),
         loss_mask=cli.build(config.loss_mask),
         seed=config.seed,

@@ -37,6 +37,7 @@ from eagle3.data.plan import PlannedPack, plan_epoch
 from eagle3.features.joined import open_source
 from eagle3.features.sample import Sample
 from eagle3.features.source import REQUESTS, FeatureSource
+from eagle3.head.draft_head import HeadConfig
 from eagle3.storage.place import open_folder
 
 SERVER = """
@@ -109,8 +110,8 @@ def make_bucket(url: str) -> None:
     boto3.client("s3", endpoint_url=url).create_bucket(Bucket="features")  # tries again until the server is there
 
 
-def samples_of(num_bytes: int) -> Iterator[Sample]:
-    samples = RandomSamples(SHAPE, torch.bfloat16, seed=0)
+def samples_of(num_bytes: int, shape: HeadConfig = SHAPE) -> Iterator[Sample]:
+    samples = RandomSamples(shape, torch.bfloat16, seed=0)
     written = 0
     while written < num_bytes:
         sample = samples.sample(f"p{written}#0", answered(300 + written % 700, 0.5))

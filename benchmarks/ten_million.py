@@ -29,6 +29,7 @@ from result import write_result
 from synthetic_store import MADE_FROM, finish_store, write_target
 
 from eagle3.data.datamodule import FeatureData
+from eagle3.data.mix import Rules
 from eagle3.features.index import NUMPY, SampleEntry, ShardFacts, ShardIndex, index_bytes, index_name, index_of
 from eagle3.features.joined import open_source
 from eagle3.features.loss_mask import AllTurns
@@ -131,7 +132,9 @@ def measure(folder: Path, *, resumed: bool) -> dict[str, Any]:
     opened = time.perf_counter()
     data = FeatureData(
         source=source, prepare=partial(prepare_ttt, ttt_steps=3), pack_tokens=PACK_TOKENS, val_fraction=0.001,
-        limit_samples=None, prefetch=2, readers=2, verify=False, seed=0, loss_mask=AllTurns(),
+        limit_samples=None, weights=None,
+        rules=Rules(min_tokens=None, max_tokens=None, share=None),
+        order="shuffled", shuffle_buffer=1, prefetch=2, readers=2, verify=False, seed=0, loss_mask=AllTurns(),
     )  # fmt: skip
     data.trainer = SimpleNamespace(  # type: ignore[assignment]
         current_epoch=0, accumulate_grad_batches=1, world_size=8, global_rank=3,

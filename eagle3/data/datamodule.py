@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import lightning
 import numpy as np
@@ -12,8 +13,10 @@ import torch
 from tqdm import tqdm
 
 from eagle3.data.loader import PackLoader, SideStream
+from eagle3.data.mix import Mixture, Rules
 from eagle3.data.pack import Batch, Pack, pack_samples
 from eagle3.data.plan import EpochPlan, PlannedPack, plan_epoch
+from eagle3.data.streaming import AHEAD, StreamReader, plan_stream
 from eagle3.errors import InputError
 from eagle3.features.loss_mask import AllTurns
 from eagle3.features.sample import Sample
@@ -41,6 +44,10 @@ class FeatureData(lightning.LightningDataModule):
         pack_tokens: int,
         val_fraction: float,
         limit_samples: int | None,
+        rules: Rules,
+        weights: list[float] | None,
+        order: str,
+        shuffle_buffer: int,
         prefetch: int,
         readers: int,
         verify: bool,
@@ -52,9 +59,14 @@ class FeatureData(lightning.LightningDataModule):
         self.pack_tokens, self.check_hashes = pack_tokens, verify
         self.prefetch, self.readers = prefetch, readers
         self.seed, self.loss_mask = seed, loss_mask
+        self.buffer = shuffle_buffer if order == "streaming" else None
+        self.ranges = ThreadPoolExecutor(AHEAD) if self.buffer else None
+        self.stream: StreamReader | None = None
         self.requests = ThreadPoolExecutor(REQUESTS) if source.remote else None
         loss_mask.check(source.made_from)
+        self.selected = rules.select(source.samples, source.location)
         self.train_samples, self.val_samples = self._split(val_fraction, limit_samples)
+        self.mixture = Mixture(weights, self.train_samples, source) if weights else None
         self.resume_from = {"epoch": 0, "consumed": 0}
         self.current: PackLoader | None = None
         self.side_stream: SideStream | None = None
@@ -67,10 +79,11 @@ class FeatureData(lightning.LightningDataModule):
 
     def train_dataloader(self) -> PackLoader:
         epoch = self._lightning.current_epoch
+        seed = hash64(self.seed, epoch)
         planned = self._plan(
-            self.train_samples,
+            self.mixture.epoch(seed) if self.mixture else self.train_samples,
             accumulate=self._lightning.accumulate_grad_batches,
-            shuffle_seed=hash64(self.seed, epoch),
+            shuffle_seed=seed,
         )
         self.current = self._loader(planned, epoch=epoch)
         self.current.load_state_dict(self.resume_from)
@@ -115,16 +128,32 @@ class FeatureData(lightning.LightningDataModule):
 
     def read(self, ref: SampleRef) -> Sample:
         """A sample with the loss mask applied."""
-        sample = self.source.read(ref)
+        return self._masked(self.source.read(ref))
+
+    def _masked(self, sample: Sample) -> Sample:
         return replace(sample, turns=self.loss_mask(sample))
 
     def _loader(self, planned: EpochPlan, *, epoch: int) -> PackLoader:
-        return PackLoader(planned, self._load, prefetch=self.prefetch, readers=self.readers, epoch=epoch)
+        load, begin = self._load, lambda consumed: None
+        if planned.stream is not None:
+            load, begin = self._load_of_stream, partial(self._begin_stream, planned)
+        return PackLoader(planned, load, begin=begin, prefetch=self.prefetch, readers=self.readers, epoch=epoch)
+
+    def _begin_stream(self, planned: EpochPlan, consumed: int) -> None:
+        assert self.ranges is not None
+        self.stream = StreamReader(self.source, planned.samples, planned.stream_after(consumed), self.ranges)
+
+    def _load_of_stream(self, planned: PlannedPack) -> Batch:
+        assert self.stream is not None
+        return self._batch(planned, [self._masked(sample) for sample in self.stream.take(planned.places)])
 
     def _load(self, planned: PlannedPack) -> Batch:
         read = self.requests.map if self.requests else map
+        return self._batch(planned, list(read(self.read, planned.samples)))
+
+    def _batch(self, planned: PlannedPack, samples: list[Sample]) -> Batch:
         pack = pack_samples(
-            list(read(self.read, planned.samples)),
+            samples,
             anchors_in_step=planned.anchors_in_step,
             samples_in_step=planned.samples_in_step,
             pin=self.side_stream is not None,
@@ -133,13 +162,11 @@ class FeatureData(lightning.LightningDataModule):
         return batch if self.side_stream is None else self.side_stream.copy(batch)
 
     def _plan(self, samples: Samples, *, accumulate: int, shuffle_seed: int | None) -> EpochPlan:
-        return plan_epoch(
-            samples,
-            pack_tokens=self.pack_tokens,
-            world_size=self._lightning.world_size,
-            accumulate=accumulate,
-            shuffle_seed=shuffle_seed,
-        )[self._lightning.global_rank]
+        world_size, rank = self._lightning.world_size, self._lightning.global_rank
+        options: dict[str, int] = {"pack_tokens": self.pack_tokens, "world_size": world_size, "accumulate": accumulate}
+        if self.buffer and shuffle_seed is not None:
+            return plan_stream(samples, shuffle_seed=shuffle_seed, buffer=self.buffer, **options)[rank]
+        return plan_epoch(samples, shuffle_seed=shuffle_seed, **options)[rank]
 
     def _split(self, val_fraction: float, limit: int | None) -> tuple[Samples, Samples]:
         samples = self._samples_with_anchors(limit)
@@ -157,10 +184,10 @@ class FeatureData(lightning.LightningDataModule):
         return train, val
 
     def _samples_with_anchors(self, limit: int | None) -> Samples:
-        samples = self.loss_mask.select(self.source.samples)[:limit]
+        samples = self.loss_mask.select(self.selected)[:limit]
         if type(self.loss_mask) is not AllTurns:  # the index counts anchors of unmasked answers only
             counted = [self._count_anchors(ref) for ref in tqdm(samples, desc="count anchors under the loss mask")]
-            if np.array_equal(counted, self.source.samples.anchors[:limit]):
+            if np.array_equal(counted, self.selected.anchors[:limit]):
                 log.warning(
                     "loss_mask=%s changes nothing: no answer of %s holds what it leaves out (features.reasoning names "
                     "the markers of reasoning)",
@@ -171,7 +198,7 @@ class FeatureData(lightning.LightningDataModule):
         if not len(samples):
             raise InputError(
                 f"loss_mask={type(self.loss_mask).__name__} leaves nothing to train in the "
-                f"{len(self.source.samples)} samples of {as_setting(self.source.location)}; choose another loss_mask"
+                f"{len(self.selected)} samples of {as_setting(self.source.location)}; choose another loss_mask"
             )
         return samples
 
@@ -184,5 +211,6 @@ class FeatureData(lightning.LightningDataModule):
             too_long = int((samples.tokens > self.pack_tokens).sum())
             raise InputError(
                 f"data.pack_tokens={self.pack_tokens} is less than {too_long} samples hold (the longest, "
-                f"{longest.id}: {longest.tokens} tokens); set data.pack_tokens={longest.tokens} or more"
+                f"{longest.id}: {longest.tokens} tokens); set data.pack_tokens={longest.tokens} or more, or leave "
+                f"them out with data.max_tokens={self.pack_tokens}"
             )

@@ -17,7 +17,8 @@ from eagle3.data.plan import PlannedPack
 class PackLoader:
     """The packs of one epoch on one rank; `consumed` counts those handed out, also by the run that this one resumes.
 
-    `waited`: seconds for which a pack was asked for and not there.
+    `begin` is told how many are behind, before the first is loaded. `waited`: seconds for which a pack was asked for
+    and not there.
     """
 
     def __init__(
@@ -25,11 +26,12 @@ class PackLoader:
         planned: Sequence[PlannedPack],
         load: Callable[[PlannedPack], Batch],
         *,
+        begin: Callable[[int], None] = lambda consumed: None,
         prefetch: int,
         readers: int,
         epoch: int,
     ) -> None:
-        self.planned, self.load, self.epoch = planned, load, epoch
+        self.planned, self.load, self.begin, self.epoch = planned, load, begin, epoch
         self.prefetch, self.readers = prefetch, readers
         self.start, self.consumed, self.waited = 0, 0, 0.0
 
@@ -38,6 +40,7 @@ class PackLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         self.consumed, self.start = self.start, 0  # validation goes over one loader many times, from its first pack
+        self.begin(self.consumed)
         waiting = (self.planned[number] for number in range(self.consumed, len(self.planned)))
         # One thread for a reader's tensors too: teams of threads would fight the training step for the cores.
         with ThreadPoolExecutor(self.readers, initializer=torch.set_num_threads, initargs=(1,)) as readers:

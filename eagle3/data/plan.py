@@ -6,8 +6,8 @@ but the number of packs already trained has to be remembered, and each sample is
 It is arrays, for ten million samples are planned in seconds so. Shapes: N samples, P packs of all ranks.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, overload
 
 import numpy as np
@@ -23,6 +23,7 @@ class PlannedPack:
     samples: tuple[SampleRef, ...]
     anchors_in_step: float
     samples_in_step: float
+    places: tuple[int, ...] = field(default=(), compare=False)  # of these in the plan's samples
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +36,7 @@ class EpochPlan(Sequence[PlannedPack]):
     packs: np.ndarray  # this rank's, in order
     anchors_in_step: np.ndarray  # of each of them
     samples_in_step: np.ndarray
+    stream: np.ndarray | None = None  # in streaming order: this rank's samples as they are read
 
     def __len__(self) -> int:
         return len(self.packs)
@@ -47,8 +49,16 @@ class EpochPlan(Sequence[PlannedPack]):
         if isinstance(place, slice):
             return [self[number] for number in range(len(self))[place]]
         pack = self.packs[place]
-        refs = tuple(self.samples[number] for number in self.order[self.bounds[pack] : self.bounds[pack + 1]])
-        return PlannedPack(refs, float(self.anchors_in_step[place]), float(self.samples_in_step[place]))
+        places = tuple(self.order[self.bounds[pack] : self.bounds[pack + 1]].tolist())
+        refs = tuple(self.samples[number] for number in places)
+        return PlannedPack(refs, float(self.anchors_in_step[place]), float(self.samples_in_step[place]), places)
+
+    def stream_after(self, consumed: int) -> np.ndarray:
+        """Return what of the stream is still to be read when so many packs have been trained."""
+        assert self.stream is not None and self.packs[-1] - self.packs[0] == len(self) - 1  # side by side in `order`
+        taken = np.zeros(len(self.samples), bool)
+        taken[self.order[self.bounds[self.packs[0]] : self.bounds[self.packs[0] + consumed]]] = True
+        return self.stream[~taken[self.stream]]
 
 
 def plan_epoch(
@@ -57,21 +67,38 @@ def plan_epoch(
     """Packs of each rank, the same number on all; `shuffle_seed=None` keeps the order of the store."""
     drawn = None if shuffle_seed is None else np.random.default_rng(shuffle_seed)
     order = drawn.permutation(len(samples)) if drawn else np.arange(len(samples))
-    bounds = split_until_divisible(fill(samples.tokens[order], pack_tokens), world_size)
-    sizes, anchors = np.diff(bounds), np.add.reduceat(samples.anchors[order], bounds[:-1], dtype=np.int64)
-    packs = np.arange(len(sizes))
+    bounds = fill(samples.tokens[order], pack_tokens)
+    bounds = halve_until(bounds, lambda count: count % world_size == 0, world_size)
+    packs = np.arange(len(bounds) - 1)
     if drawn and world_size > 1:
-        packs = alike_side_by_side(anchors, world_size, drawn)
-    step_size = world_size * accumulate
-    steps = np.arange(0, len(packs), step_size)
-    step_of = np.arange(len(packs)) // step_size
+        packs = alike_side_by_side(sums(samples.anchors[order], bounds), world_size, drawn)
+    return spread(samples, order, bounds, packs.reshape(-1, world_size).T, accumulate)
+
+
+def spread(
+    samples: Samples,
+    order: np.ndarray,
+    bounds: np.ndarray,
+    packs: np.ndarray,
+    accumulate: int,
+    streams: Sequence[np.ndarray | None] | None = None,
+) -> list[EpochPlan]:
+    """Make the plans of ranks; `packs` has a row for each, of those that it trains step by step."""
+    step_size = len(packs) * accumulate
+    steps, step_of = np.arange(0, packs.shape[1], accumulate), np.arange(packs.shape[1]) // accumulate
+    anchors, sizes = sums(samples.anchors[order], bounds)[packs].sum(0), np.diff(bounds)[packs].sum(0)
     # Ranks and micro-batches are averaged, by step_size even where an epoch's last step is short of packs.
-    anchors_in_step = np.maximum(np.add.reduceat(anchors[packs], steps), 1)[step_of] / step_size
-    samples_in_step = np.add.reduceat(sizes[packs], steps)[step_of] / step_size
-    ranks = [slice(rank, None, world_size) for rank in range(world_size)]
+    anchors_in_step = np.maximum(np.add.reduceat(anchors, steps), 1)[step_of] / step_size
+    samples_in_step = np.add.reduceat(sizes, steps)[step_of] / step_size
     return [
-        EpochPlan(samples, order, bounds, packs[rank], anchors_in_step[rank], samples_in_step[rank]) for rank in ranks
+        EpochPlan(samples, order, bounds, row, anchors_in_step, samples_in_step, stream)
+        for row, stream in zip(packs, streams or [None] * len(packs), strict=True)
     ]
+
+
+def sums(values: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """Add up the values of each pack."""
+    return np.add.reduceat(values, bounds[:-1], dtype=np.int64)
 
 
 def fill(tokens: np.ndarray, pack_tokens: int) -> np.ndarray:
@@ -86,9 +113,9 @@ def fill(tokens: np.ndarray, pack_tokens: int) -> np.ndarray:
     return np.array(bounds)
 
 
-def split_until_divisible(bounds: np.ndarray, world_size: int) -> np.ndarray:
-    """Halve the packs with the most samples until all ranks get the same number: nothing dropped, nothing repeated."""
-    while (len(bounds) - 1) % world_size:
+def halve_until(bounds: np.ndarray, enough: Callable[[int], bool], world_size: int) -> np.ndarray:
+    """Halve the packs with the most samples until there are enough: nothing dropped, nothing repeated."""
+    while not enough(len(bounds) - 1):
         sizes = np.diff(bounds)
         largest = int(sizes.argmax())
         if sizes[largest] < 2:

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from eagle3.answers.rows import ResponseRow
 from eagle3.answers.store import MAKE_RESPONSES, read_rows
 from eagle3.errors import InputError
 from eagle3.features.turns import anchors_of
@@ -33,16 +34,23 @@ def read_conversations(
     if not (responses / "responses.jsonl").is_file():
         raise InputError(f"{responses}/responses.jsonl does not exist; make it with: {MAKE_RESPONSES}")
     for row in read_rows(responses):
-        input_ids = torch.tensor(row.input_ids)
-        turns = torch.zeros_like(input_ids)
-        for number, (start, end) in enumerate(row.turns, start=1):
-            turns[start:end] = number
-        if len(input_ids) > max_length:
-            left_out[f"longer than features.max_length={max_length}: {too_long}"] += 1
-            if too_long == "drop":
-                continue
-            input_ids, turns = input_ids[:max_length], turns[:max_length]
-        if len(anchors_of(turns)) == 0:
-            left_out["no answer of two tokens or more"] += 1
-            continue
-        yield Conversation(row.id, input_ids, turns)
+        conversation = conversation_of(row, max_length=max_length, too_long=too_long, left_out=left_out)
+        if conversation is not None:
+            yield conversation
+
+
+def conversation_of(row: ResponseRow, *, max_length: int, too_long: str, left_out: Counter[str]) -> Conversation | None:
+    """Return what is extracted of a row; None, counted in `left_out`, if nothing can be trained on it."""
+    input_ids = torch.tensor(row.input_ids)
+    turns = torch.zeros_like(input_ids)
+    for number, (start, end) in enumerate(row.turns, start=1):
+        turns[start:end] = number
+    if len(input_ids) > max_length:
+        left_out[f"longer than features.max_length={max_length}: {too_long}"] += 1
+        if too_long == "drop":
+            return None
+        input_ids, turns = input_ids[:max_length], turns[:max_length]
+    if len(anchors_of(turns)) == 0:
+        left_out["no answer of two tokens or more"] += 1
+        return None
+    return Conversation(row.id, input_ids, turns)

@@ -1,18 +1,22 @@
 """The work of the features stage in pieces: the conversations of one shard each.
 
 Pieces depend on the answers and on the shards that are there, on nothing else: any number of workers makes the same.
+
+Shapes: A captured layers, H hidden size, AH = A · H.
 """
 
 import itertools
+import tarfile
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Shaped
+from torch import Tensor
 
 from eagle3.features.conversation import Conversation
-from eagle3.features.sample import positions_with_teacher
-
-ABOUT_SAMPLE = 1024  # bytes of headers and padding
+from eagle3.features.fp8 import ScaledRows
+from eagle3.features.sample import Sample, positions_with_teacher, stored_size
 
 
 @dataclass(frozen=True)
@@ -25,21 +29,36 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class Weight:
-    """How many bytes a conversation's sample will have, but for headers."""
+    """How many bytes a conversation's sample has in a shard, by the layout that its writer uses."""
 
     layers: int
     hidden_size: int
     dtype: torch.dtype
     teachers: str
 
-    def __call__(self, conversation: Conversation) -> int:
-        row = self.hidden_size * self.dtype.itemsize
-        taught = int(positions_with_teacher(conversation.turns, self.teachers).sum())
-        return ABOUT_SAMPLE + (len(conversation.turns) * self.layers + taught) * row
+    def __call__(self, item: Conversation) -> int:
+        has_teacher = positions_with_teacher(item.turns, self.teachers)
+        sample = Sample(
+            id=item.id,
+            input_ids=item.input_ids,
+            turns=item.turns,
+            aux_hidden_states=self._rows(len(item.input_ids), self.layers),
+            last_hidden_state=self._rows(int(has_teacher.sum()), 1),
+            teacher_argmax=item.input_ids.roll(-1)[has_teacher],  # the target's tokens, or of their kind
+            has_teacher=has_teacher,
+        )
+        return tarfile.BLOCKSIZE * (1 + -(-stored_size(sample) // tarfile.BLOCKSIZE))
 
     def tokens_in(self, num_bytes: float) -> float:
         """Return about how many tokens are so many bytes, all of them with a teacher."""
         return num_bytes / ((self.layers + 1) * self.hidden_size * self.dtype.itemsize)
+
+    def _rows(self, count: int, layers: int) -> Shaped[Tensor, "count AH"] | ScaledRows:
+        """Return rows without values."""
+        if self.dtype is not torch.float8_e4m3fn:
+            return torch.empty(count, layers * self.hidden_size, dtype=self.dtype, device="meta")
+        shapes = (count, layers * self.hidden_size), (count, layers)
+        return ScaledRows(*(torch.empty(shape, dtype=torch.uint8, device="meta") for shape in shapes))
 
 
 def pieces_of(

@@ -76,6 +76,19 @@ def to_bytes(sample: Sample) -> bytes:
 
 def to_buffers(sample: Sample) -> list[bytes | memoryview]:
     """Return the sample's file in parts: a header, then the tensors' own memory, which may be large."""
+    tensors = stored_tensors(sample)
+    content = (tensor.contiguous().view(torch.uint8).numpy() for tensor in tensors.values())
+    return [_header(sample.id, tensors), *(each.reshape(-1).data for each in content)]
+
+
+def stored_size(sample: Sample) -> int:
+    """Return the length of `to_bytes`, also of a sample whose features have a shape and no values (device "meta")."""
+    tensors = stored_tensors(sample)
+    return len(_header(sample.id, tensors)) + sum(tensor.nbytes for tensor in tensors.values())
+
+
+def stored_tensors(sample: Sample) -> dict[str, Tensor]:
+    """Lay a sample out by the names, types and order of its file: widest first, so that each is aligned."""
     answers = [(begin, end, int(sample.turns[begin])) for begin, end in answers_of(sample.turns)]
     tensors = {
         "input_ids": in_bytes(sample.input_ids),
@@ -88,15 +101,18 @@ def to_buffers(sample: Sample) -> list[bytes | memoryview]:
             tensors |= {ROWS[name]: rows.values.view(torch.float8_e4m3fn), f"{name}_exponents": rows.exponents}
         else:
             tensors[ROWS[name]] = rows
-    header: dict[str, Any] = {"__metadata__": {"id": sample.id}}
-    end, content = 0, list[bytes | memoryview]()
-    for name, tensor in sorted(tensors.items(), key=lambda pair: (-pair[1].itemsize, pair[0])):  # so each is aligned
+    return dict(sorted(tensors.items(), key=lambda pair: (-pair[1].itemsize, pair[0])))
+
+
+def _header(sample_id: str, tensors: dict[str, Tensor]) -> bytes:
+    header: dict[str, Any] = {"__metadata__": {"id": sample_id}}
+    end = 0
+    for name, tensor in tensors.items():
         begin, end = end, end + tensor.nbytes
         header[name] = {"dtype": NAMES[tensor.dtype], "shape": [*tensor.shape], "data_offsets": [begin, end]}
-        content.append(tensor.contiguous().view(torch.uint8).numpy().reshape(-1).data)
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return [len(text).to_bytes(8, "little") + text, *content]
+    return len(text).to_bytes(8, "little") + text
 
 
 def from_bytes(blob: memoryview, *, sample_id: str, teachers: str) -> Sample:

@@ -22,7 +22,10 @@ class SampleRef:
 
 
 class Shard(Protocol):
-    """Samples side by side."""
+    """Samples side by side, of one store."""
+
+    @property
+    def store(self) -> str: ...
 
     def __len__(self) -> int: ...
 
@@ -53,6 +56,10 @@ class ListedShard:
     """Samples of a source that has no shards."""
 
     refs: Sequence[SampleRef]
+
+    @property
+    def store(self) -> str:
+        return self.refs[0].store if self.refs else ""
 
     def __len__(self) -> int:
         return len(self.refs)
@@ -125,6 +132,11 @@ class Samples(Sequence[SampleRef]):
         ref = self.shards[shard].ref(number - int(ends[shard]) + len(self.shards[shard]))
         anchors = int(self.anchors[place])  # those under the loss mask, where it was counted
         return ref if ref.entry.anchors == anchors else replace(ref, entry=replace(ref.entry, anchors=anchors))
+
+    def shard_numbers(self) -> np.ndarray:
+        """Return, of each sample, which of `shards` it lies in."""
+        ends: np.ndarray = self._ends  # type: ignore[attr-defined]
+        return np.searchsorted(ends, self.numbers, side="right")
 
     def take(self, chosen: np.ndarray) -> "Samples":
         """Return those at these places, in this order; or those marked."""

@@ -9,7 +9,7 @@ from eagle3.settings.engine import Address, DraftTokens, Launch, Seconds, Steps,
 from eagle3.settings.prompts import WholePrompts
 from eagle3.settings.types import STRICT, Count, CountOrZero, Date, Part, Places, Seed, Text, part_of, wrong
 
-STAGES = ("prompts", "responses", "features", "verify", "repair")
+STAGES = ("prompts", "responses", "features", "estimate", "verify", "repair")
 
 Tokens = Annotated[int, Field(ge=1, le=2**24)]
 
@@ -115,6 +115,25 @@ class OnRay(TypedDict):
     restarts: CountOrZero
 
 
+Rate = Annotated[float, Field(gt=0, le=1e18)]
+
+
+class Rates(TypedDict):
+    target_parameters: Rate
+    head_parameters: Rate
+    answers: dict[Literal["huggingface", "sglang"], Rate]
+    features: dict[Literal["huggingface", "sglang"], Rate]
+    training: dict[Literal["answers", "prompts"], Rate]
+
+
+class Estimate(TypedDict):
+    prompts: Count
+    answer_tokens: Tokens
+    workers: Count
+    gpu: Text
+    rates: Rates
+
+
 def _stages(value: Any) -> Any:
     stages = value if isinstance(value, list) else [value]
     if not stages or any(stage not in STAGES for stage in stages):
@@ -132,5 +151,6 @@ class Precompute(TypedDict):
     features: Features
     launch: Launch
     workers: Part
+    estimate: Estimate
     stages: Annotated[Any, AfterValidator(_stages)]
     out_dir: Text

@@ -106,7 +106,13 @@ class Data(TypedDict):
     cache_gb: Positive
     pack_tokens: Annotated[int, Field(ge=2, le=2**24)]
     val_fraction: Annotated[float, Field(gt=0, lt=1)]
+    weights: Annotated[list[Annotated[float, Field(gt=0, le=1000)]], Field(min_length=1)] | None
+    min_tokens: Count | None
+    max_tokens: Count | None
+    share: Annotated[float, Field(gt=0, le=1)] | None
     limit_samples: Count | None
+    order: Literal["shuffled", "streaming"]
+    shuffle_buffer: Count
     prefetch: Count
     readers: Places
     verify: bool

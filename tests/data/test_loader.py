@@ -12,6 +12,7 @@ from stores import in_float32, open_store, random_sample, random_samples, write_
 
 from eagle3.data.datamodule import FeatureData
 from eagle3.data.loader import PackLoader
+from eagle3.data.mix import Rules
 from eagle3.data.pack import pack_samples
 from eagle3.errors import InputError
 from eagle3.features.loss_mask import AllTurns
@@ -25,6 +26,10 @@ def data_of(store: Path, *, readers: int = 2, prefetch: int = 2, pack_tokens: in
         pack_tokens=pack_tokens,
         val_fraction=0.05,
         limit_samples=None,
+        rules=Rules(min_tokens=None, max_tokens=None, share=None),
+        weights=None,
+        order="shuffled",
+        shuffle_buffer=1,
         prefetch=prefetch,
         readers=readers,
         verify=False,

@@ -10,6 +10,7 @@ import torch
 from stores import MADE_FROM, open_store, random_samples, write_store
 
 from eagle3.data.datamodule import FeatureData
+from eagle3.data.mix import Rules
 from eagle3.errors import InputError
 from eagle3.features.index import SampleEntry
 from eagle3.features.loss_mask import AllTurns, Everything, LastTurn, WithoutReasoning
@@ -90,7 +91,9 @@ def test_everything_trains_prompts_where_the_store_has_their_teacher(make_sample
 def samples_under(mask: AllTurns, store: Path) -> list[str]:
     data = FeatureData(
         source=open_store(store), prepare=partial(prepare_ttt, ttt_steps=3), pack_tokens=99, val_fraction=0.5,
-        limit_samples=None, prefetch=1, readers=1, verify=False, seed=0, loss_mask=mask,
+        limit_samples=None, weights=None,
+        rules=Rules(min_tokens=None, max_tokens=None, share=None),
+        order="shuffled", shuffle_buffer=1, prefetch=1, readers=1, verify=False, seed=0, loss_mask=mask,
     )  # fmt: skip
     return [ref.entry.id for side in (data.train_samples, data.val_samples) for ref in side]
 

@@ -1,5 +1,6 @@
 """The door for features: a source in memory, which lives in tests alone, trains as a store of the same samples does."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,9 @@ class InMemory:
 
     def read(self, ref: SampleRef) -> Sample:
         return self.by_id[ref.entry.id]
+
+    def read_run(self, refs: Sequence[SampleRef]) -> list[Sample]:
+        return [self.read(ref) for ref in refs]
 
     def target_weights(self) -> TargetWeights:
         size = TARGET_CONFIG.vocab_size, TARGET_CONFIG.hidden_size

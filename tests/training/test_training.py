@@ -269,10 +269,13 @@ def test_a_kill_after_an_epochs_last_step_loses_no_epoch(train: Callable[..., Ru
         assert torch.equal(weight, rest.weights[name]), name
 
 
+@pytest.mark.parametrize(
+    "options", [[], ["data.weights=[1.5,0.5]"], ["data.order=streaming", "data.shuffle_buffer=9", "data.weights=[2,1]"]]
+)
 def test_resuming_mid_epoch_over_two_stores_ends_with_the_same_weights(
-    train: Callable[..., Run], two_stores: list[str]
+    train: Callable[..., Run], two_stores: list[str], options: list[str]
 ) -> None:
-    assert_resumes(train, 7, f"data.path=[{','.join(two_stores)}]")
+    assert_resumes(train, 7, f"data.path=[{','.join(two_stores)}]", *options)
 
 
 def assert_resumes(train: Callable[..., Run], stop_after: int, *options: str) -> None:
@@ -345,6 +348,8 @@ def test_early_stopping_ends_a_run_that_no_longer_gains(train: Callable[..., Run
         ("data.path=null", r"data\.path is not set"),
         ("data.path=[]", r"data\.path=\[\] must have 1 or more entries"),
         ("data.path=/nowhere", r"/nowhere/manifest\.json does not exist; make it with"),
+        ("data.weights=[1,2]", r"data\.weights=\[1, 2\] has 2 weights"),
+        ("data.min_tokens=999", r"left out: \d+ by data\.min_tokens=999\); loosen"),
         ("data.pack_tokens=10", r"data\.pack_tokens=10 .* tokens\); set data\.pack_tokens=2\d or more"),
         ("data.val_fraction=0.0", r"data\.val_fraction=0\.0"),
         ("model.draft_vocab_size=51", r"model\.draft_vocab_size=51 but the answers hold 50 distinct tokens"),

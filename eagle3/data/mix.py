@@ -1,0 +1,87 @@
+"""Which samples are used and how often: rules that leave some out for good, and a weight for each store of a list.
+
+Nothing is rewritten, and nothing is asked of a sample but its columns. Shapes: N samples.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from eagle3.errors import InputError
+from eagle3.features.samples import Samples
+from eagle3.features.source import FeatureSource, as_setting
+from eagle3.features.split import hash64, share_fractions
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """Keys of conf/data that a sample must fit to be used at all; None: any does."""
+
+    min_tokens: int | None
+    max_tokens: int | None
+    share: float | None
+
+    def select(self, samples: Samples, location: str | list[str]) -> Samples:
+        """Return what the rules leave; what they leave out is counted in the log, by the first rule against it."""
+        left, left_out = np.ones(len(samples), bool), {}
+        for key, fits in self._set().items():
+            against = left & ~fits(samples)
+            left_out[key], left = int(against.sum()), left & ~against
+        if not left_out:
+            return samples
+        counts = ", ".join(f"{count:,} by {key}" for key, count in left_out.items())
+        if not left.any():
+            raise InputError(
+                f"the rules leave none of the {len(samples):,} samples of data.path={as_setting(location)} (left out: "
+                f"{counts}); loosen data.min_tokens, data.max_tokens or data.share"
+            )
+        log.info("%s: %d of %d samples are used; left out: %s", as_setting(location), left.sum(), len(samples), counts)
+        return samples.take(left)
+
+    def _set(self) -> dict[str, Callable[[Samples], np.ndarray]]:
+        rules: dict[str, Callable[[Samples], np.ndarray]] = {
+            f"data.min_tokens={self.min_tokens}": lambda samples: samples.tokens >= self.min_tokens,
+            f"data.max_tokens={self.max_tokens}": lambda samples: samples.tokens <= self.max_tokens,
+            f"data.share={self.share}": lambda samples: share_fractions(samples.split) < self.share,
+        }
+        return {key: fits for key, fits in rules.items() if not key.endswith("=None")}
+
+
+class Mixture:
+    """Draws the samples of an epoch: of each store `weight` times as many as it has, anew for each epoch.
+
+    A weight of 2.5 takes every sample twice, and half of them a third time."""
+
+    def __init__(self, weights: list[float], samples: Samples, source: FeatureSource) -> None:
+        stores = [source.location] if isinstance(source.location, str) else source.location
+        if len(weights) != len(stores):
+            raise InputError(
+                f"data.weights={weights} has {len(weights)} weights, data.path={as_setting(source.location)} "
+                f"{len(stores)} stores; give one for each, in their order"
+            )
+        store_of = np.zeros(len(samples.shards), np.int64)
+        if len(stores) > 1:
+            store_of[:] = [stores.index(shard.store) for shard in samples.shards]
+        of_samples = store_of[samples.shard_numbers()]
+        self.samples, self.weights = samples, weights
+        self.places = [np.flatnonzero(of_samples == number) for number in range(len(stores))]
+        for store, weight, places in zip(stores, weights, self.places, strict=True):
+            log.info("%s: %d samples to train, %d in an epoch", store, len(places), round(weight * len(places)))
+
+    def epoch(self, seed: int) -> Samples:
+        """Return the samples of the epoch with this seed, in the order of the stores; InputError if there are none."""
+        drawn = np.random.default_rng(hash64("weights", seed))
+        taken = [each for pair in zip(self.places, self.weights, strict=True) for each in self._of_store(*pair, drawn)]
+        places = np.sort(np.concatenate(taken))
+        if not len(places):
+            raise InputError(f"data.weights={self.weights} leave no sample in an epoch; give larger weights")
+        return self.samples.take(places)
+
+    @staticmethod
+    def _of_store(places: np.ndarray, weight: float, drawn: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        whole, more = divmod(round(weight * len(places)), max(1, len(places)))
+        return np.repeat(places, whole), drawn.choice(places, more, replace=False)

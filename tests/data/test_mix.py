@@ -1,0 +1,180 @@
+"""Rules and weights: what they leave out or repeat, the same in every process, counted, at any size."""
+
+import logging
+import time
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from stores import open_store, random_samples, write_store
+
+from eagle3.data.datamodule import FeatureData
+from eagle3.data.mix import Mixture, Rules
+from eagle3.errors import InputError
+from eagle3.features.joined import open_source
+from eagle3.features.loss_mask import AllTurns
+from eagle3.features.samples import ListedShard, Samples
+from eagle3.features.split import share_fractions, split_fraction
+from eagle3.head.batch import prepare_ttt
+
+NO_RULES = Rules(min_tokens=None, max_tokens=None, share=None)
+
+
+def data_of(path: Any, *, rules: Rules = NO_RULES, weights: list[float] | None = None, **trainer: Any) -> FeatureData:
+    data = FeatureData(
+        source=open_source(path), prepare=partial(prepare_ttt, ttt_steps=3), pack_tokens=48, val_fraction=0.1,
+        limit_samples=None, rules=rules, weights=weights, order="shuffled", shuffle_buffer=1,
+        prefetch=2, readers=2, verify=False, seed=0,
+        loss_mask=AllTurns(),
+    )  # fmt: skip
+    facts = {"current_epoch": 0, "accumulate_grad_batches": 1, "world_size": 1, "global_rank": 0} | trainer
+    device = SimpleNamespace(root_device=torch.device("cpu"))
+    data.trainer = SimpleNamespace(**facts, strategy=device)  # type: ignore[assignment]
+    data.setup("fit")
+    return data
+
+
+def trained(data: FeatureData) -> list[tuple[str, str]]:
+    planned = data.train_dataloader().planned
+    return [(ref.store, ref.entry.id) for pack in planned for ref in pack.samples]
+
+
+def names(samples: Samples) -> list[tuple[str, str]]:
+    return [*samples.names()]
+
+
+# --- rules -----------------------------------------------------------------------------------------------------------
+
+
+def test_rules_leave_what_fits_them_on_both_sides_of_the_split(store_path: Path) -> None:
+    rules = Rules(min_tokens=8, max_tokens=16, share=0.7)
+    everything = open_store(store_path).samples
+    fit = {
+        ref.entry.id
+        for ref in everything
+        if 8 <= ref.entry.tokens <= 16 and split_fraction(ref.entry.id) * 2**20 % 1 < 0.7
+    }
+    data = data_of(str(store_path), rules=rules)
+    sides = [{name for _, name in names(side)} for side in (data.train_samples, data.val_samples)]
+    assert sides[0] | sides[1] == fit and not sides[0] & sides[1] and 5 < len(fit) < 50
+
+
+def test_what_is_left_out_is_counted_by_its_first_rule(store_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lengths = [ref.entry.tokens for ref in open_store(store_path).samples]
+    short, long = sum(length < 8 for length in lengths), sum(length > 16 for length in lengths)
+    with caplog.at_level(logging.INFO):
+        data_of(str(store_path), rules=replace(NO_RULES, min_tokens=8, max_tokens=16))
+    assert f"{60 - short - long} of 60 samples are used" in caplog.text
+    assert f"left out: {short} by data.min_tokens=8, {long} by data.max_tokens=16" in caplog.text
+    caplog.clear()
+    data_of(str(store_path))
+    assert "left out" not in caplog.text
+
+
+def test_a_share_keeps_a_prompt_whole_grows_with_itself_and_ignores_the_split() -> None:
+    prompts = np.array([split_fraction(f"p{number}#0") for number in range(20_000)])
+    assert [split_fraction(f"p{number}#1") for number in range(50)] == prompts[:50].tolist()
+    drawn = share_fractions(prompts)
+    assert drawn.min() >= 0 and drawn.max() < 1
+    for share in (0.1, 0.5, 0.9):
+        assert (drawn < share).mean() == pytest.approx(share, abs=0.01)
+        assert (drawn[prompts < 0.05] < share).mean() == pytest.approx(share, abs=0.06)  # of those that validate
+    assert abs(np.corrcoef(prompts, drawn)[0, 1]) < 0.02
+
+
+def test_rules_that_leave_nothing_are_named(store_path: Path) -> None:
+    with pytest.raises(InputError, match=r"left out: 60 by data\.min_tokens=999\); loosen"):
+        data_of(str(store_path), rules=replace(NO_RULES, min_tokens=999))
+
+
+# --- weights ---------------------------------------------------------------------------------------------------------
+
+
+def test_each_store_gives_its_weight_of_samples_and_none_more_often_than_another(two_stores: list[str]) -> None:
+    data = data_of(two_stores, weights=[2.5, 0.4])
+    there = Counter(store for store, _ in names(data.train_samples))
+    times = Counter(trained(data))
+    for store, weight in zip(two_stores, (2.5, 0.4), strict=True):
+        mine = [times[name] for name in names(data.train_samples) if name[0] == store]
+        assert sum(mine) == round(weight * there[store]) and set(mine) == {int(weight), int(weight) + 1}
+    assert set(times) <= set(names(data.train_samples))
+
+
+def test_an_epoch_draws_anew_and_in_the_end_takes_all(two_stores: list[str]) -> None:
+    epochs = [Counter(trained(data_of(two_stores, weights=[1, 0.5], current_epoch=epoch))) for epoch in range(12)]
+    assert epochs[0] == Counter(trained(data_of(two_stores, weights=[1, 0.5]))) != epochs[1]
+    assert set().union(*epochs) == set(names(data_of(two_stores).train_samples))
+
+
+def test_validation_takes_each_sample_once(two_stores: list[str]) -> None:
+    weighted, plain = data_of(two_stores, weights=[3, 0.1]), data_of(two_stores)
+    assert names(weighted.val_samples) == names(plain.val_samples)
+
+
+def test_without_weights_the_plan_is_that_of_weights_of_one(two_stores: list[str]) -> None:
+    assert trained(data_of(two_stores)) == trained(data_of(two_stores, weights=[1, 1]))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_all_ranks_draw_the_same_and_share_it(two_stores: list[str], world_size: int) -> None:
+    ranks = [
+        trained(data_of(two_stores, weights=[1.5, 0.5], world_size=world_size, global_rank=rank))
+        for rank in range(world_size)
+    ]
+    alone = trained(data_of(two_stores, weights=[1.5, 0.5]))
+    assert Counter(name for rank in ranks for name in rank) == Counter(alone)
+
+
+def test_a_resumed_epoch_goes_on_with_the_packs_that_are_left(two_stores: list[str]) -> None:
+    def packs(data: FeatureData) -> list[tuple[str, ...]]:
+        return [pack.pack.sample_ids for pack in data.train_dataloader()]
+
+    whole = data_of(two_stores, weights=[2, 0.5], current_epoch=1)
+    rest = data_of(two_stores, weights=[2, 0.5], current_epoch=1)
+    rest.resume_from = {"epoch": 1, "consumed": 7}
+    assert packs(rest) == packs(whole)[7:]
+
+
+@pytest.mark.parametrize("weights", [[1.0], [1.0, 1.0, 0.5]])
+def test_as_many_weights_as_stores_are_asked_for(two_stores: list[str], weights: list[float]) -> None:
+    with pytest.raises(InputError, match=rf"has {len(weights)} weights, data.path=.* 2 stores"):
+        data_of(two_stores, weights=weights)
+
+
+def test_weights_that_leave_nothing_are_named(store_path: Path) -> None:
+    data = data_of(str(store_path), weights=[0.001])
+    with pytest.raises(InputError, match=r"data\.weights=\[0\.001\] leave no sample"):
+        data.train_dataloader()
+
+
+def test_one_store_may_be_trained_by_parts(store_path: Path) -> None:
+    data = data_of(str(store_path), weights=[0.25])
+    assert len(trained(data)) == round(0.25 * len(data.train_samples))
+
+
+def test_ten_million_samples_are_drawn_in_seconds(tmp_path: Path) -> None:
+    """Columns of a size that no store of a test has, over the shards of a small one."""
+    paths = [str(write_store(tmp_path / name, random_samples(count))) for name, count in (("a", 40), ("b", 30))]
+    source = open_source(paths)
+    first = np.arange(len(source.samples))
+    many = source.samples.take(np.tile(first, 10_000_000 // len(first)))
+    began = time.perf_counter()
+    rules = Rules(min_tokens=4, max_tokens=18, share=0.9)
+    epoch = Mixture([1.5, 0.3], rules.select(many, source.location), source).epoch(3)
+    assert len(epoch) > 5_000_000
+    assert time.perf_counter() - began < 60  # 8 s beside other programs
+
+
+def test_a_source_without_shards_takes_rules_and_one_weight(store_path: Path) -> None:
+    store = open_store(store_path)
+    source = SimpleNamespace(location="elsewhere", samples=Samples.of(list(store.samples)))
+    assert isinstance(source.samples.shards[0], ListedShard) and source.samples.shards[0].store == str(store_path)
+    mixture = Mixture([0.5], source.samples, source)  # type: ignore[arg-type]
+    assert len(mixture.epoch(0)) == 30
+    assert len(replace(NO_RULES, min_tokens=10).select(source.samples, "elsewhere")) < 60
