@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -146,12 +146,12 @@ class Scanner:
     def _shown(self, read: Prompt | Refused) -> str:
         """Mask the whole, then cut: a finding that is cut might not be found."""
         assert isinstance(read, Prompt)
-        return self.masked(whole_text(vars(read)))[:SHOWN_CHARACTERS]
+        return self.masked(whole_text(read.record()))[:SHOWN_CHARACTERS]
 
     def _with_safe_names(self, found: Prompt | Refused) -> Prompt | Refused:
         if isinstance(found, Refused):
             return Refused(found.reason, self.safe_id(found.id)) if found.id else found
-        return replace(found, id=self.safe_id(found.id), source=self._safe_source(found.source))
+        return found._replace(id=self.safe_id(found.id), source=self._safe_source(found.source))
 
     def _safe_source(self, name: str) -> str:
         """Hash what a row says of its source if that is somebody's address; many rows share one."""
@@ -176,7 +176,8 @@ def checked(found: Prompt | Refused, checks: list[Check], counts: dict[str, Coun
         if isinstance(found, Refused):
             return found
         verdict = check(found)
-        counts[check.name].update(verdict.counts)
+        if verdict.counts:
+            counts[check.name].update(verdict.counts)
         if verdict.reason is not None:
             return Refused(verdict.reason, found.id)
         found = verdict.prompt or found

@@ -5,7 +5,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import translate
 from functools import cache, lru_cache
 from typing import Any
@@ -126,7 +126,7 @@ class LicenseCheck:
         if reason := self.rules.license_refusal(prompt.license):
             return Verdict(reason=reason, counts=Counter([self._named(prompt.license)]))
         id = self.rules.id_of(prompt.license)
-        return Verdict(prompt=replace(prompt, license=id) if id != prompt.license else None)
+        return Verdict(prompt=prompt._replace(license=id) if id != prompt.license else None)
 
     def _named(self, license: str) -> str:
         """Return a refused licence, so that it can be allowed or aliased."""
