@@ -6,7 +6,6 @@ from typing import NamedTuple, Protocol
 
 from eagle3.prompts.reading.prompt import Prompt
 
-
 NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
