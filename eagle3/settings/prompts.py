@@ -207,7 +207,7 @@ def _mix(traffic: dict[str, Any]) -> dict[str, Any]:
     *(
         f"eagle3.prompts.privacy.{module}"
         for module in ("contact", "payment", "wallets", "national_ids", "other_ids", "network", "places", "addresses",
-                       "secrets", "passwords")
+                       "secrets", "passwords", "random_values")
     )
 )  # fmt: skip
 class Recogniser(TypedDict):
