@@ -217,6 +217,7 @@ class Recogniser(TypedDict):
 @part_of("eagle3.prompts.privacy.contact.Phone")
 class Phone(Recogniser):
     regions: list[Text]
+    called_regions: list[Text]
 
 
 @part_of("eagle3.prompts.privacy.rule_files.RuleFile")

@@ -16,7 +16,7 @@ from eagle3.prompts.spool import Scanned, ScannedChunk
 from eagle3.prompts.workers import Workers
 from eagle3.storage.files import atomic_write, json_line
 
-FEW = 4  # chunks that a process has to have to be worth its start
+FEW = 16  # chunks that a process has to have to be worth its start
 
 
 @dataclass

@@ -25,7 +25,7 @@ from eagle3.prompts.workers import Workers, in_threads
 
 ROUND = 8192  # candidates
 TASK = 256  # of them, for a worker at a time
-FEW = 20_000  # candidates that one process compares before others have started
+FEW = 100_000  # candidates that one process compares before others have started
 REMEMBERED = 4096  # sets of shingles in the memory of a process
 
 

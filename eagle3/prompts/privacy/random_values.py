@@ -11,16 +11,17 @@ VALUE = re.compile(r"(?<![\w+/.~-])[A-Za-z0-9][\w+/.~:-]{10,400}[\w=+/-]={0,2}(?
 SEPARATORS = re.compile(r"[_.:/~-]")
 UUID = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}", re.IGNORECASE)
 NAMES = re.compile(
-    r"key|secret|token|private|access|auth|passw|credential|(?<![a-z])pat(?![a-z])|bearer|client[ _-]?(?:id|sec)|webhook"
-    r"|api|sid\b|\bpwd",
+    r"key|secret|token|private|access|auth|passw|credential|(?<![a-z])pat(?![a-z])|bearer|client[ _-]?(?:id|sec)"
+    r"|webhook|api|sid\b|\bpwd",
     re.IGNORECASE,
 )
 # What is as random and opens nothing.
 HARMLESS = re.compile(
     r"(?:sha\d*|md5|hash|commit|checksum|digest|integrity|etag|revision|uuid|guid|fingerprint|signature|public|rev|blob"
-    r"|tree|https?|href|src|url|path|version|file|image|import|from|def|class)\W{0,4}\s?\S{0,3}\Z",
+    r"|tree|https?|href|src|url|path|version|file|image|import|from|def|class|basic)\W{0,4}\s?\S{0,3}\Z",
     re.IGNORECASE,
 )
+LOOKED_UP = re.compile(r"(?:cache|primary|foreign|sort|partition|public|idempotency)[ _-]?key", re.IGNORECASE)
 BEFORE = 40  # characters of the line that may name it
 NAMED_LENGTH, NAMED_ENTROPY = 16, 3.0
 ONE_CASE_LENGTH = 22  # of letters alone; words are shorter
@@ -30,7 +31,7 @@ PREFIXED_LENGTH, PREFIXED_ENTROPY, PREFIXED_SWITCHES = 24, 3.5, 0.35  # names in
 class RandomValue(Recogniser):
     """The longest part of a value between dashes, dots and the like has to be random, or the value a UUID."""
 
-    entity = "SECRET"
+    entity = "API_KEY"
 
     def find(self, text: str) -> Iterator[Span]:
         for match in VALUE.finditer(text):
@@ -44,7 +45,7 @@ def _is_secret(value: str, before: str) -> bool:
         return False
     body = max(SEPARATORS.split(value), key=len)
     prefix = value.removesuffix(body) if value.endswith(body) else ""
-    if NAMES.search(before) or NAMES.search(prefix):
+    if NAMES.search(LOOKED_UP.sub("", f"{before} {prefix}")):
         return UUID.search(value) is not None or _is_named_secret(body)
     return bool(prefix) and "/" not in value and _is_prefixed_secret(body)
 
