@@ -29,7 +29,7 @@ class Rules:
         self.privacy = privacy
         self.licenses = LicenseRules(**settings["licenses"])
         self.detector = LanguageDetector(**settings["language"]["detector"])
-        self.benchmarks = read_benchmarks(settings["leaks"]["benchmarks"])
+        self.benchmarks = read_benchmarks(settings["leaks"]["benchmarks"], settings["leaks"]["folder"])
         duplicates = settings["duplicates"]
         self.duplicates = Duplicates(**_part(duplicates, "exact", "near", "threshold", "shingle_words", "comparisons"))
         self.signer = Signer(**_part(duplicates, "shingle_words", "bands", "band_rows"))

@@ -124,6 +124,7 @@ class Language(TypedDict):
 
 class Leaks(TypedDict):
     benchmarks: list[Annotated[Any, text_or(OtherSource)]]
+    folder: Text | None
     dropped_words: Words
     reported_words: Words
 

@@ -34,7 +34,10 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "context": ("input", "context"),  # what a prompt speaks of; follows it after an empty line
     "history": ("history",),  # pairs of question and answer before the prompt
     "system": ("system", "system_prompt", "body.instructions"),
-    "answer": ("output", "response", "answer", "completion", "solution", "targets"),
+    "answer": (
+        "output", "response", "answer", "completion", "solution", "targets", "canonical_solution", "reference",
+        "solutions", "best_answer",
+    ),
     "role": ("role", "from", "speaker"),  # of a turn
     "content": ("content", "value", "text"),  # of a turn
     "finish_reason": ("finish_reason",),
