@@ -88,9 +88,8 @@ def _benchmark(source: Source) -> Benchmark:
             source.key, source.path, unread.total(), len(rows), reasons,
         )  # fmt: skip
     texts = [message["content"] for prompt in prompts for message in prompt.messages]
-    return Benchmark(
-        source.name, source.fingerprint(), texts, unread.total(), [each for _, many in read for each in many]
-    )
+    answers = [answer for _, several in read for answer in several]
+    return Benchmark(source.name, source.fingerprint(), texts, unread.total(), answers)
 
 
 class Overlap:
@@ -98,8 +97,10 @@ class Overlap:
 
     def __init__(self, benchmarks: list[Benchmark], n: int):
         self.n = n
-        runs = [np.unique(np.concatenate([grams(hash_words(words(text)), n) for text in benchmark.texts + benchmark.answers]))
-                for benchmark in benchmarks]  # fmt: skip
+        runs = [
+            np.unique(np.concatenate([grams(hash_words(words(text)), n) for text in (*each.texts, *each.answers)]))
+            for each in benchmarks
+        ]
         owners = np.concatenate([np.full(len(found), index) for index, found in enumerate(runs)])
         self.runs, first = np.unique(np.concatenate(runs), return_index=True)
         self.owners = owners[first].astype(np.int32)
@@ -117,8 +118,8 @@ class Overlap:
 class LeakCheck:
     """Refuses a prompt that shares a long run of words with a benchmark, counts one that shares a short run.
 
-    A benchmark's question that is shorter than the long run leaks when a turn has exactly its words; a short answer does
-    not: many prompts are "42". No run crosses the end of a turn.
+    A benchmark's question that is shorter than the long run leaks when a turn has exactly its words; a short answer
+    does not: many prompts are "42". No run crosses the end of a turn.
     """
 
     name = "leaks"
