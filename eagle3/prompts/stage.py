@@ -40,6 +40,7 @@ def prepare_prompts(
     sources: list[str | dict] | None,
     fields: dict[str, str | list[str]],
     roles: dict[str, str],
+    tokenizer: str | None,
     rules: Rules,
     processes: int | None,
     chunk_mb: float,
@@ -54,7 +55,7 @@ def prepare_prompts(
     """
     found = configured_sources(
         path=path, license=license, name=name, split=split, attribution=attribution, sources=sources,
-        fields=fields, roles=roles,
+        fields=fields, roles=roles, tokenizer=tokenizer,
     )  # fmt: skip
     folder = Path(out_dir) / "prompts"
     inputs = _inputs(found, rules, keep_answers=keep_answers, limit=limit, refused_sample=refused_sample)

@@ -1,9 +1,10 @@
 """One raw row → chat messages: the usual shapes, user and system turns kept, answers dropped or kept as they are."""
 
 import re
-from typing import Any
+from typing import Any, NoReturn
 
 from eagle3.prompts.reading.shapes import CONVERSATION, USUAL, Columns, Shape, from_json
+from eagle3.prompts.reading.tokens import decoded
 
 # A turn with any of these says more than its content: without them an answer would not be what the model wrote.
 PARTS_BESIDE_CONTENT = frozenset(("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking"))
@@ -63,7 +64,7 @@ def _turns(columns: Columns, row: dict, shape: Shape) -> list[dict]:
         if name := columns.name(kind):
             break
     else:
-        raise Refused("token ids without their text" if columns.name("token_ids") else _nothing(row, shape))
+        return _of_token_ids(columns.first("token_ids"), shape) if columns.name("token_ids") else _nothing(row, shape)
     turns = columns.first(kind)
     if isinstance(turns, str) and kind != "prompt":
         turns = from_json(turns)
@@ -79,10 +80,20 @@ def _turns(columns: Columns, row: dict, shape: Shape) -> list[dict]:
     return turns
 
 
-def _nothing(row: dict, shape: Shape) -> str:
+def _of_token_ids(ids: Any, shape: Shape) -> list[dict]:
+    if shape.tokenizer is None:
+        raise Refused("token ids without their text: prompts.tokenizer is not set")
+    text = decoded(shape.tokenizer, ids) if _are_ids(ids) else None
+    if text is None:
+        raise Refused("token ids that are no plain text of prompts.tokenizer")
+    return [{"role": "user", "content": text}]
+
+
+def _nothing(row: dict, shape: Shape) -> NoReturn:
     """Say why a row without a conversation has none: its columns have other names, or are empty."""
     names = {name.lower() for kind in CONVERSATION for name in shape.fields[kind]}
-    return "no user turn" if any(str(column).lower() in names for column in row) else "no column of messages or prompts"
+    found = any(str(column).lower() in names for column in row)
+    raise Refused("no user turn" if found else "no column of messages or prompts")
 
 
 def _of_prompt(text: str, columns: Columns, row: dict, shape: Shape) -> list[dict]:

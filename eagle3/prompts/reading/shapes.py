@@ -72,10 +72,12 @@ REMEMBERED_LAYOUTS = 1024  # sets of columns; a source has one or a few
 
 @dataclass(frozen=True)
 class Shape:
-    """fields: names by kind, the preferred first; roles: name in lower case → system, user, assistant or tool."""
+    """fields: names by kind, the preferred first; roles: name in lower case → system, user, assistant or tool;
+    tokenizer: the folder that says which text token ids are."""
 
     fields: Mapping[str, Sequence[str]]
     roles: Mapping[str, str]
+    tokenizer: str | None = None
 
     @cached_property
     def columns(self) -> frozenset[str]:
@@ -153,7 +155,9 @@ class Columns:
         return [value for value in values if isinstance(value, str)]
 
 
-def shape_of(fields: Mapping[str, str | Sequence[str]] | None, roles: Mapping[str, str] | None) -> Shape:
+def shape_of(
+    fields: Mapping[str, str | Sequence[str]] | None, roles: Mapping[str, str] | None, tokenizer: str | None = None
+) -> Shape:
     """Return the usual shape with the names of `fields` in place of its own, and `roles` beside its own.
 
     Whoever names a column for the conversation wants it: the other kinds of conversations are not looked for then.
@@ -161,7 +165,9 @@ def shape_of(fields: Mapping[str, str | Sequence[str]] | None, roles: Mapping[st
     given = {kind: [names] if isinstance(names, str) else list(names) for kind, names in (fields or {}).items()}
     others = dict.fromkeys(CONVERSATION, ()) if any(given.get(kind) for kind in CONVERSATION) else {}
     return Shape(
-        {**FIELDS, **others, **given}, {**ROLES, **{name.lower(): role for name, role in (roles or {}).items()}}
+        {**FIELDS, **others, **given},
+        {**ROLES, **{name.lower(): role for name, role in (roles or {}).items()}},
+        tokenizer,
     )
 
 

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from datasketch import MinHash
 from prompt_stage import Prepare, chat, prepare, reasons, write
 
 from eagle3.prompts.overlap import near, runs
 from eagle3.prompts.overlap.runs import equal_runs
+from eagle3.prompts.overlap.signatures import Signer
 from eagle3.prompts.overlap.words import FACTOR, grams, jaccard, shingles, words_and_symbols
 
 __all__ = ["prepare"]
@@ -102,6 +104,15 @@ def test_prompts_of_one_template_are_compared_with_a_few_whatever_their_number(p
     settings = {"threshold": 0.99, "bands": 40, "band_rows": 1, "comparisons": 3}
     assert prepare([*rows, *rows[::7]], duplicates=settings)["prompts"] == 300
     assert set(reasons(prepare)) == {"exact duplicate"}
+
+
+def test_signatures_are_those_of_datasketch() -> None:
+    signer = Signer(shingle_words=3, bands=16, band_rows=8)
+    for length in (0, 1, 50, 5000):
+        found = np.random.default_rng(length).integers(0, 1 << 64, size=length, dtype=np.uint64)
+        reference = MinHash(num_perm=128, seed=1, scheme="affine32", hashfunc=int)
+        reference.update_batch((found >> np.uint64(32)).tolist())
+        assert signer.signature(found).tolist() == reference.hashvalues.tolist()
 
 
 @pytest.mark.parametrize("n", [3, 8, 13])
