@@ -41,7 +41,7 @@ class Signer:
         return [xxhash.xxh3_64_intdigest(values[start : start + size]) for start in range(0, len(values), size)]
 
     def signature(self, found: UInt64[np.ndarray, " S"]) -> UInt32[np.ndarray, " V"]:
-        """Return datasketch's MinHash of the upper halves of the hashes, without its object and its lists of Python numbers."""
+        """Return datasketch's MinHash of the upper halves of the hashes, without its object."""
         factors, terms = self.permutations
         values = np.full(len(factors), ALL_BITS, dtype=np.uint32)
         for start in range(0, len(found), BLOCK):
