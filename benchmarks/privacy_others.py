@@ -7,11 +7,14 @@ The texts are not in the repository. DIR: a checkout of github.com/gitleaks/gitl
 (Apache-2.0), Yelp/detect-secrets (Apache-2.0): the examples beside their rules, right and wrong ones. FILE:
 data/synth_dataset_v2.json of microsoft/presidio-research (MIT). Faker (MIT) fills its sentences with the values of each
 locale. Harmless are the descriptions of the installed Python packages, in pieces; their authors' own addresses are
-counted apart. --seen names the sources that were looked at while rules were written: their figures flatter.
+counted apart. --seen names the sources that were looked at while rules were written: their figures flatter. Of every
+source one half, by the hash of its text, was looked at too; `untouched` counts the other half alone. Both halves of
+Faker's values stand in the same sentences.
 """
 
 import argparse
 import ast
+import hashlib
 import json
 import random
 import re
@@ -73,9 +76,13 @@ def main() -> None:
         found = (recognisers if text.kind else privacy).find(text.text)
         right = is_found(text, found) if text.kind else not found
         judged[text.source, text.kind or "harmless"].append(right)
+        if is_untouched(text):
+            judged[text.source, f"{text.kind or 'harmless'}, untouched"].append(right)
         if text.source.startswith("Faker "):
             group = "seen" if text.source in options.seen else "unseen"
             judged[f"Faker, {group} locales", text.kind or ""].append(right)
+            if is_untouched(text):
+                judged[f"Faker, {group} locales", f"{text.kind}, untouched"].append(right)
         if text.kind is None and not {item.entity for item in found} - {"EMAIL_ADDRESS"}:
             judged[text.source, "harmless beside email addresses"].append(True)
         elif text.kind is None:
@@ -85,6 +92,10 @@ def main() -> None:
     for (source, kind), each in sorted(judged.items()):
         results[source][kind] = measured(each, "passed" if kind.startswith("harmless") else "found")
     print(json.dumps(write_result(options.out, {"seen": options.seen, "sources": results}), indent=1))
+
+
+def is_untouched(text: Text) -> bool:
+    return hashlib.sha256(text.text.encode()).digest()[-1] % 2 == 1
 
 
 def measured(right: list[bool], word: str) -> dict:

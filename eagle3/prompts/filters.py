@@ -4,26 +4,48 @@ from eagle3.errors import InputError
 from eagle3.prompts.checks import Verdict
 from eagle3.prompts.language import UNKNOWN, LanguageDetector, languages, split_code
 from eagle3.prompts.reading.prompt import Prompt
+from eagle3.prompts.reading.tokens import count_tokens
 
 
 class LengthCheck:
-    """Characters of the system and user turns together, and the number of user turns; None sets no bound."""
+    """Characters and tokens of the system and user turns together, and the number of user turns; None sets no bound.
+
+    tokenizer: the folder whose tokens are counted.
+    """
 
     name = "length"
 
     def __init__(
-        self, *, min_characters: int | None, max_characters: int | None, min_turns: int | None, max_turns: int | None
+        self,
+        *,
+        min_characters: int | None,
+        max_characters: int | None,
+        min_turns: int | None,
+        max_turns: int | None,
+        min_tokens: int | None,
+        max_tokens: int | None,
+        tokenizer: str | None,
     ):
         self.min_characters = min_characters
         self.max_characters = max_characters
         self.min_turns = min_turns
         self.max_turns = max_turns
+        self.min_tokens = min_tokens
+        self.max_tokens = max_tokens
+        self.tokenizer = None if min_tokens is None and max_tokens is None else tokenizer
 
     def __call__(self, prompt: Prompt) -> Verdict:
         return Verdict(
             reason=_outside("characters", prompt_characters(prompt), self.min_characters, self.max_characters)
             or _outside("turns", len(user_turns(prompt)), self.min_turns, self.max_turns)
+            or (self.tokenizer and _outside("tokens", self._tokens(prompt), self.min_tokens, self.max_tokens))
+            or None
         )
+
+    def _tokens(self, prompt: Prompt) -> int:
+        assert self.tokenizer is not None
+        texts = (message["content"] for message in prompt.messages if message["role"] != "assistant")
+        return sum(count_tokens(self.tokenizer, text) for text in texts)
 
 
 def _outside(unit: str, value: int, low: int | None, high: int | None) -> str | None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from eagle3.errors import require_packages
 from eagle3.prompts.checks import Check
 from eagle3.prompts.filters import LanguageCheck, LengthCheck
 from eagle3.prompts.language import LanguageDetector
@@ -12,12 +13,13 @@ from eagle3.prompts.overlap.duplicates import Duplicates
 from eagle3.prompts.overlap.leaks import LeakCheck, read_benchmarks
 from eagle3.prompts.overlap.signatures import Signer
 from eagle3.prompts.privacy import Privacy
+from eagle3.prompts.quality import QualityCheck, UnicodeRepair
 from eagle3.prompts.reading.prompt import Prompt
 from eagle3.prompts.reading.rows import read_prompts
 from eagle3.prompts.reading.sources import Source, file_state, plain_source
 from eagle3.prompts.traffic import MEASURED, TrafficMix
 
-GROUPS = ("licenses", "length", "language", "privacy", "leaks", "duplicates", "traffic")  # of conf/prompts
+GROUPS = ("licenses", "length", "quality", "language", "privacy", "leaks", "duplicates", "traffic")  # of conf/prompts
 
 
 class Rules:
@@ -29,7 +31,7 @@ class Rules:
         self.privacy = privacy
         self.licenses = LicenseRules(**settings["licenses"])
         self.detector = LanguageDetector(**settings["language"]["detector"])
-        self.benchmarks = read_benchmarks(settings["leaks"]["benchmarks"])
+        self.benchmarks = read_benchmarks(settings["leaks"]["benchmarks"], settings["leaks"]["folder"])
         duplicates = settings["duplicates"]
         self.duplicates = Duplicates(**_part(duplicates, "exact", "near", "threshold", "shingle_words", "comparisons"))
         self.signer = Signer(**_part(duplicates, "shingle_words", "bands", "band_rows"))
@@ -39,7 +41,7 @@ class Rules:
     def _row_checks(self) -> list[Check]:
         language = self.settings["language"]
         checks: list[Check] = [
-            LengthCheck(**self.settings["length"]),
+            *self._quality(),
             LanguageCheck(**_part(language, "allowed", "unknown"), detector=self.detector),
             self.privacy,
         ]
@@ -49,9 +51,17 @@ class Rules:
             )
         return checks
 
+    def _quality(self) -> list[Check]:
+        settings = dict(self.settings["quality"])
+        if not settings.pop("repair_unicode"):
+            return [QualityCheck(**settings)]
+        require_packages("ftfy", extra="unicode", needed_by="prompts.quality.repair_unicode")
+        return [UnicodeRepair(), QualityCheck(**settings)]
+
     def checks(self, source: Source) -> list[Check]:
         """Return what a row of the source has to pass, in this order."""
-        return [LicenseCheck(self.licenses, source.terms, self.privacy.safe_source), *self._common]
+        licenses = LicenseCheck(self.licenses, source.terms, self.privacy.safe_source)
+        return [licenses, LengthCheck(**self.settings["length"], tokenizer=source.shape.tokenizer), *self._common]
 
     def inputs(self) -> dict[str, Any]:
         """Return what the result depends on beside the sources: all settings, and the state of the files they name."""

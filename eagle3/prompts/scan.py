@@ -5,16 +5,13 @@ A worker opens its chunk by itself, so that rows do not travel between processes
 
 import logging
 import shutil
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from loky import ProcessPoolExecutor
 from tqdm import tqdm
 
 from eagle3.errors import InputError
@@ -27,16 +24,14 @@ from eagle3.prompts.reading.rows import read_prompt
 from eagle3.prompts.reading.sources import Source, file_name, file_state
 from eagle3.prompts.spool import ChunkWriter, ScannedChunk, written_folder
 from eagle3.prompts.traffic import MEASURED, TrafficMix
+from eagle3.prompts.workers import Workers
 from eagle3.storage.files import sha256_file, sha256_json
 from eagle3.storage.records import write_sealed_json
 
 log = logging.getLogger(__name__)
 
 SHOWN_CHARACTERS = 500  # of a row in the sample of refused rows
-AHEAD = 2  # chunks that each process may be ahead of the one whose turn it is
 REMEMBERED_SOURCES = 1024  # that rows name
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # of a worker: the processes share the cores already
-IDLE_SECONDS = 60  # after which a worker ends by itself; one that lost its parent to kill -9 has no other way to know
 
 
 @dataclass(frozen=True)
@@ -110,6 +105,9 @@ class Scanner:
             return None
 
     def __call__(self, task: Task) -> ScannedChunk:
+        return self.finished(task) or self.scanned(task)
+
+    def scanned(self, task: Task) -> ScannedChunk:
         with written_folder(self.folder / task.key) as folder:
             summary = self._scan(task, folder)
             hashes = {path.name: sha256_file(path) for path in folder.iterdir()}
@@ -146,12 +144,12 @@ class Scanner:
     def _shown(self, read: Prompt | Refused) -> str:
         """Mask the whole, then cut: a finding that is cut might not be found."""
         assert isinstance(read, Prompt)
-        return self.masked(whole_text(vars(read)))[:SHOWN_CHARACTERS]
+        return self.masked(whole_text(read.record()))[:SHOWN_CHARACTERS]
 
     def _with_safe_names(self, found: Prompt | Refused) -> Prompt | Refused:
         if isinstance(found, Refused):
             return Refused(found.reason, self.safe_id(found.id)) if found.id else found
-        return replace(found, id=self.safe_id(found.id), source=self._safe_source(found.source))
+        return found._replace(id=self.safe_id(found.id), source=self._safe_source(found.source))
 
     def _safe_source(self, name: str) -> str:
         """Hash what a row says of its source if that is somebody's address; many rows share one."""
@@ -176,7 +174,8 @@ def checked(found: Prompt | Refused, checks: list[Check], counts: dict[str, Coun
         if isinstance(found, Refused):
             return found
         verdict = check(found)
-        counts[check.name].update(verdict.counts)
+        if verdict.counts:
+            counts[check.name].update(verdict.counts)
         if verdict.reason is not None:
             return Refused(verdict.reason, found.id)
         found = verdict.prompt or found
@@ -218,56 +217,15 @@ def scan(tasks: list[Task], scanner: Scanner, *, enough: Enough, processes: int)
     """
     rows = 0
     total = sum(task.chunk.size for task in tasks)
-    with tqdm(total=total, desc="prompts", unit="B", unit_scale=True) as progress:
-        for task, chunk in _in_order(tasks, scanner, enough, min(processes, len(tasks))):
+    with (
+        tqdm(total=total, desc="prompts", unit="B", unit_scale=True) as progress,
+        Workers(scanner, min(processes, len(tasks))) as workers,
+    ):
+        for task, chunk in workers(task for task in tasks if not enough(task.source)):
             if not enough(task.source):
                 enough.passing[task.source] += chunk.prompts
                 rows += chunk.summary["rows"]
                 yield chunk
-            progress.set_postfix_str(f"{rows / max(progress.format_dict['elapsed'], 1e-9):,.0f} rows/s", refresh=False)
+            rate = rows / max(progress.format_dict["elapsed"], 1e-9)
+            progress.set_postfix_str(f"{rate:,.0f} rows/s", refresh=False)
             progress.update(task.chunk.size)
-
-
-def _in_order(
-    tasks: list[Task], scanner: Scanner, enough: Enough, processes: int
-) -> Iterator[tuple[Task, ScannedChunk]]:
-    needed = (task for task in tasks if not enough(task.source))
-    if processes < 2:
-        yield from ((task, scanner.finished(task) or scanner(task)) for task in needed)
-        return
-    # loky's workers do not import the entry script, and with it PyTorch, and one that is killed ends the run.
-    workers = ProcessPoolExecutor(
-        processes, timeout=IDLE_SECONDS, initializer=_start, initargs=(scanner,), env=ONE_THREAD
-    )
-    try:
-        waiting: deque[tuple[Task, Future]] = deque()
-        for task in needed:
-            waiting.append((task, workers.submit(_work, task)))
-            if len(waiting) > AHEAD * processes:
-                yield _finished(*waiting.popleft())
-        while waiting:
-            yield _finished(*waiting.popleft())
-    except BrokenProcessPool:
-        raise InputError(
-            f"a process was killed while it read prompts, most likely because memory ran out; what was read is kept: "
-            f"run the same command with fewer of them, e.g. prompts.processes={processes // 2}"
-        ) from None
-    finally:
-        workers.shutdown(kill_workers=True)
-
-
-def _finished(task: Task, future: Future) -> tuple[Task, ScannedChunk]:
-    return task, future.result()
-
-
-_scanner: Scanner | None = None  # of a worker process
-
-
-def _start(scanner: Scanner) -> None:
-    global _scanner
-    _scanner = scanner
-
-
-def _work(task: Task) -> ScannedChunk:
-    assert _scanner is not None
-    return _scanner.finished(task) or _scanner(task)

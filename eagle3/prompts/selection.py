@@ -28,6 +28,11 @@ class Selection:
         across = fate in REPEATING and self._source(number) != self._source(int(self.choice.repeats[number]))
         return REASONS[fate] + (" of another source" if across else "")
 
+    def reasons(self, numbers: slice) -> list[str | None]:
+        """Return why each of these prompts is not kept, None for those that are."""
+        fates = self.choice.fate[numbers].tolist()
+        return [None if fate == Fate.KEPT else self.reason(number) for number, fate in enumerate(fates, numbers.start)]
+
     def _source(self, number: int) -> int:
         return int(np.searchsorted(self.source_starts, number, side="right"))
 
@@ -52,14 +57,15 @@ def select(
     sample: np.ndarray | None,
     limit: int | None,
     folder: Path,
+    processes: int,
 ) -> Selection:
     """Apply duplicates and the sources' limits, then the mix, then the limit over all. `folder` takes what is large."""
     starts = scanned.source_starts(len(sources))
-    choice = _unique_within_limits(scanned, sources, starts, duplicates, folder)
+    choice = _unique_within_limits(scanned, sources, starts, duplicates, folder, processes)
     report = None
     if traffic is not None:
         kept = np.flatnonzero(choice.fate == Fate.KEPT)
-        [measured] = scanned.columns(folder, "traffic")
+        [measured] = scanned.columns(folder, "traffic", threads=processes)
         drawn, report = traffic.choose(measured.values()[kept], sample=sample)
         choice.fate[kept[~drawn]] = Fate.MIX
     if limit is not None:
@@ -68,14 +74,19 @@ def select(
 
 
 def _unique_within_limits(
-    scanned: Scanned, sources: list[Source], starts: np.ndarray, duplicates: Duplicates, folder: Path
+    scanned: Scanned,
+    sources: list[Source],
+    starts: np.ndarray,
+    duplicates: Duplicates,
+    folder: Path,
+    processes: int,
 ) -> Choice:
     """Leave out what is past a source's limit and do all again: it must not make later prompts duplicates."""
     chosen = np.ones(len(scanned), dtype=bool)
-    choice = duplicates.find(scanned, chosen, folder)
+    choice = duplicates.find(scanned, chosen, folder, processes=processes)
     for number, source in enumerate(sources):
         kept = np.flatnonzero(choice.fate[starts[number] : starts[number + 1]] == Fate.KEPT) + starts[number]
         if source.limit is not None and len(kept) > source.limit:
             chosen[kept[source.limit] : starts[number + 1]] = False
-            choice = duplicates.find(scanned, chosen, folder)
+            choice = duplicates.find(scanned, chosen, folder, processes=processes)
     return choice

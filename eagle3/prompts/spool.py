@@ -9,16 +9,17 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from eagle3.errors import InputError
 from eagle3.prompts.reading.prompt import Prompt
+from eagle3.prompts.workers import in_threads
 from eagle3.storage.files import json_line, read_jsonl, sha256_file, with_filename
 from eagle3.storage.records import read_sealed_json
 
@@ -129,6 +130,9 @@ class Scanned:
         self.starts = np.array([0, *accumulate(chunk.prompts for chunk in chunks)])
         self.open: dict[int, tuple[Any, np.ndarray]] = {}
 
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, "open": {}}
+
     def __len__(self) -> int:
         return int(self.starts[-1])
 
@@ -144,18 +148,20 @@ class Scanned:
             counts[chunk.source] += chunk.prompts
         return np.concatenate([[0], np.cumsum(counts)])
 
-    def columns(self, folder: Path, name: str) -> list["Column"]:
+    def columns(self, folder: Path, name: str, *, threads: int) -> list["Column"]:
         """Write a field of all rows into files of its own, one for each of the field's values."""
         kind = self.chunks[0].dtype[name] if self.chunks else np.dtype("u8")
-        folder.mkdir(parents=True, exist_ok=True)
         count = int(np.prod(kind.shape))
-        columns = [Column(folder / f"{name}.{place}", kind.base, len(self)) for place in range(count)]
-        with ExitStack() as stack:
-            files = [stack.enter_context(column.path.open("wb")) for column in columns]
-            for chunk in self.chunks:
-                values = chunk.rows()[name].reshape(chunk.prompts, count)
-                for place, file in enumerate(files):
-                    file.write(values[:, place].tobytes())
+        columns = [Column(folder / f"{name}.{place}", kind.base, (len(self),)) for place in range(count)]
+        written = [column.zeros() for column in columns]
+
+        def copy(part: tuple[ScannedChunk, slice]) -> None:
+            chunk, numbers = part
+            values = chunk.rows()[name].reshape(chunk.prompts, count)
+            for place, column in enumerate(written):
+                column[numbers] = values[:, place]
+
+        in_threads(copy, self.parts(), threads)
         return columns
 
     def prompt(self, number: int) -> dict:
@@ -181,20 +187,22 @@ class Scanned:
 
 @dataclass(frozen=True)
 class Column:
-    """A value of every prompt, on disk."""
+    """A value, or some, of every prompt, on disk. The system and not the process holds them."""
 
     path: Path
     dtype: np.dtype
-    length: int
+    shape: tuple[int, ...]
 
-    def values(self) -> np.ndarray:
-        """Map the values, [N], read as they are used; let go of them to give their memory back."""
-        return np.asarray(np.memmap(self.path, mode="r", dtype=self.dtype, shape=(self.length,)))
+    def zeros(self) -> np.ndarray:
+        """Make the file; parts that are not touched cost nothing."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        return self._mapped("w+")
 
+    def values(self, *, writable: bool = False) -> np.ndarray:
+        """Map the values, read as they are used; let go of them to give their memory back."""
+        return self._mapped("r+" if writable else "r")
 
-def on_disk(path: Path, shape: tuple[Any, ...], kind: Any) -> np.ndarray:
-    """Return zeros in a new file: the system and not the process holds them, and untouched parts cost nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if 0 in shape:
-        return np.zeros(shape, dtype=kind)
-    return np.asarray(np.memmap(path, mode="w+", dtype=kind, shape=shape))
+    def _mapped(self, mode: Literal["w+", "r+", "r"]) -> np.ndarray:
+        if 0 in self.shape:  # an empty file cannot be mapped
+            return np.zeros(self.shape, dtype=self.dtype)
+        return np.asarray(np.memmap(self.path, mode=mode, dtype=self.dtype, shape=self.shape))

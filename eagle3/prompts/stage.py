@@ -17,6 +17,7 @@ from eagle3.prompts.output.report import write_report
 from eagle3.prompts.reading.sources import Source, configured_sources
 from eagle3.prompts.rules import Rules
 from eagle3.prompts.scan import Enough, Scanner, scan, tasks_of
+from eagle3.prompts.scratch import tell_scratch
 from eagle3.prompts.selection import Selection, select
 from eagle3.prompts.spool import Scanned
 from eagle3.secrets import public
@@ -25,7 +26,7 @@ from eagle3.storage.records import write_sealed_json
 
 log = logging.getLogger(__name__)
 
-FORMAT = 4  # raise it when the same rows would give other prompts, so that prompts made by older rules are made again
+FORMAT = 5  # raise it when the same rows would give other prompts, so that prompts made by older rules are made again
 
 
 def prepare_prompts(
@@ -39,6 +40,7 @@ def prepare_prompts(
     sources: list[str | dict] | None,
     fields: dict[str, str | list[str]],
     roles: dict[str, str],
+    tokenizer: str | None,
     rules: Rules,
     processes: int | None,
     chunk_mb: float,
@@ -53,7 +55,7 @@ def prepare_prompts(
     """
     found = configured_sources(
         path=path, license=license, name=name, split=split, attribution=attribution, sources=sources,
-        fields=fields, roles=roles,
+        fields=fields, roles=roles, tokenizer=tokenizer,
     )  # fmt: skip
     folder = Path(out_dir) / "prompts"
     inputs = _inputs(found, rules, keep_answers=keep_answers, limit=limit, refused_sample=refused_sample)
@@ -63,10 +65,10 @@ def prepare_prompts(
         _remove_work(folder)
         return ledger
     scanned, selection = _scan_and_select(
-        folder / ".work", found, rules, keep_answers=keep_answers, limit=limit, processes=processes, chunk_mb=chunk_mb,
-        refused_sample=refused_sample,
+        folder / ".work", found, rules, keep_answers=keep_answers, limit=limit, processes=processes or _cores(),
+        chunk_mb=chunk_mb, refused_sample=refused_sample,
     )  # fmt: skip
-    ledger = _write(folder, found, scanned, selection, rules, inputs)
+    ledger = _write(folder, found, scanned, selection, rules, inputs, processes=processes or _cores())
     _remove_work(folder)
     log.info("%d of %d rows are prompts: %s", ledger["prompts"], ledger["rows"], folder)
     return ledger
@@ -99,7 +101,7 @@ def _scan_and_select(
     *,
     keep_answers: bool,
     limit: int | None,
-    processes: int | None,
+    processes: int,
     chunk_mb: float,
     refused_sample: int,
 ) -> tuple[Scanned, Selection]:
@@ -117,17 +119,18 @@ def _scan_and_select(
         masked=rules.privacy.masked,
     )
     tasks = tasks_of(sources, int(chunk_mb * 1e6), [FORMAT, keep_answers, refused_sample, rules.inputs()])
+    tell_scratch(work, sources, tasks, scanner.dtype)
     sample = rules.measured_sample()
     # The mix draws from all there is.
     enough = Enough(sources, limit=None if rules.traffic else limit)
     while True:
-        chunks = list(scan(tasks, scanner, enough=enough, processes=processes or _cores()))
+        chunks = list(scan(tasks, scanner, enough=enough, processes=processes))
         with Scanned(chunks) as scanned:
             if not len(scanned):
                 raise nothing_left(sources, chunks)
             selection = select(
                 scanned, sources, duplicates=rules.duplicates, traffic=rules.traffic, sample=sample, limit=limit,
-                folder=work / "columns",
+                folder=work / "columns", processes=processes,
             )  # fmt: skip
         if len(chunks) == len(tasks) or not enough.raised(selection.kept().tolist()):
             return scanned, selection
@@ -147,10 +150,19 @@ def _cores() -> int:
 
 
 def _write(
-    folder: Path, sources: list[Source], scanned: Scanned, selection: Selection, rules: Rules, inputs: dict
+    folder: Path,
+    sources: list[Source],
+    scanned: Scanned,
+    selection: Selection,
+    rules: Rules,
+    inputs: dict,
+    *,
+    processes: int,
 ) -> dict:
     made = folder / ".work" / "made"
-    counts = write_prompts(made, sources, scanned, selection, refused_sample=inputs["refused_sample"])
+    counts = write_prompts(
+        made, sources, scanned, selection, refused_sample=inputs["refused_sample"], processes=processes
+    )
     require_not_answered(folder, made / "prompts.jsonl", inputs)
     (folder / "ledger.json").unlink(missing_ok=True)  # it would describe other prompts if the next lines were killed
     for name in ("rejects.jsonl", "refused_sample.jsonl", "prompts.jsonl"):

@@ -99,15 +99,27 @@ class Length(TypedDict):
     max_characters: CountOrZero | None
     min_turns: CountOrZero | None
     max_turns: CountOrZero | None
+    min_tokens: CountOrZero | None
+    max_tokens: CountOrZero | None
 
 
 def _in_order(length: Length) -> Length:
-    for unit in ("characters", "turns"):
+    for unit in ("characters", "turns", "tokens"):
         low, high = length[f"min_{unit}"], length[f"max_{unit}"]  # type: ignore[literal-required]
         if low is not None and high is not None and low > high:
             rule = f"is above prompts.length.max_{unit}={high}, so that no prompt passes; swap them"
             raise fault(f"min_{unit}", value=low, rule=rule)
     return length
+
+
+class Quality(TypedDict):
+    max_repeated_lines: Share | None
+    max_repeated_words: Share | None
+    repeated_run: Words
+    min_words_with_letters: Share | None
+    max_word_characters: Count | None
+    max_control_characters: Share | None
+    repair_unicode: bool
 
 
 class Detector(TypedDict):
@@ -124,6 +136,7 @@ class Language(TypedDict):
 
 class Leaks(TypedDict):
     benchmarks: list[Annotated[Any, text_or(OtherSource)]]
+    folder: Text | None
     dropped_words: Words
     reported_words: Words
 
@@ -207,7 +220,7 @@ def _mix(traffic: dict[str, Any]) -> dict[str, Any]:
     *(
         f"eagle3.prompts.privacy.{module}"
         for module in ("contact", "payment", "wallets", "national_ids", "other_ids", "network", "places", "addresses",
-                       "secrets", "passwords")
+                       "secrets", "passwords", "random_values")
     )
 )  # fmt: skip
 class Recogniser(TypedDict):
@@ -217,6 +230,7 @@ class Recogniser(TypedDict):
 @part_of("eagle3.prompts.privacy.contact.Phone")
 class Phone(Recogniser):
     regions: list[Text]
+    called_regions: list[Text]
 
 
 @part_of("eagle3.prompts.privacy.rule_files.RuleFile")
@@ -276,8 +290,10 @@ class Prompts(TypedDict):
     sources: Annotated[list[Annotated[Any, text_or(Source)]], Field(min_length=1)] | None
     fields: Fields
     roles: Roles
+    tokenizer: Text | None
     licenses: Licenses
     length: Annotated[Length, AfterValidator(_in_order)]
+    quality: Quality
     language: Language
     leaks: Annotated[Leaks, AfterValidator(_reported_first)]
     duplicates: Duplicates
@@ -288,11 +304,16 @@ class Prompts(TypedDict):
     chunk_mb: Annotated[float, Field(gt=0, le=4096)]
 
 
-def _mix_within_limit(prompts: Prompts) -> Prompts:
+def _whole(prompts: Prompts) -> Prompts:
+    for key in ("min_tokens", "max_tokens"):
+        if prompts["length"][key] is not None and prompts["tokenizer"] is None:  # type: ignore[literal-required]
+            raise fault(
+                "tokenizer", value=None, rule=f"counts the tokens of prompts.length.{key}; name the target's folder"
+            )
     traffic, limit = prompts["traffic"], prompts["limit"]
     if traffic and limit is not None and traffic["size"] is not None and limit < traffic["size"]:
         raise fault("limit", value=limit, rule=f"would cut the mix of prompts.traffic.size={traffic['size']}")
     return prompts
 
 
-WholePrompts = Annotated[Prompts, AfterValidator(_mix_within_limit)]
+WholePrompts = Annotated[Prompts, AfterValidator(_whole)]

@@ -55,7 +55,7 @@ def prompt(*texts: str, system: str | None = None) -> Prompt:
 
 
 def length(**bounds) -> LengthCheck:
-    return LengthCheck(**{**DEFAULTS["length"], **bounds})
+    return LengthCheck(**{**DEFAULTS["length"], **bounds}, tokenizer=None)
 
 
 def language(**config) -> LanguageCheck:

@@ -14,7 +14,9 @@ from prompt_stage import Prepare, chat, prepare, reasons, some_rows, write
 from stores import CONF, ROOT
 
 from eagle3.errors import InputError
+from eagle3.prompts import stage
 from eagle3.prompts.reading.formats import cut
+from eagle3.prompts.scratch import tell_scratch
 
 __all__ = ["prepare"]
 
@@ -85,11 +87,11 @@ sys.path.insert(0, {tests!r})
 from pathlib import Path
 from prompt_stage import prepared
 from eagle3.prompts import scan
-wait = scan.Scanner.__call__
+wait = scan.Scanner.scanned
 def slow(self, task):
     time.sleep(0.05)
     return wait(self, task)
-scan.Scanner.__call__ = slow
+scan.Scanner.scanned = slow
 prepared(Path({out!r}), path={path!r}, chunk_mb=0.0005, processes={processes})
 """
 
@@ -129,7 +131,7 @@ def count_scans(prepare: Prepare, tmp_path: Path) -> int:
     from eagle3.prompts.scan import Scanner
 
     scans = 0
-    original = Scanner.__call__
+    original = Scanner.scanned
 
     def counting(self, task):
         nonlocal scans
@@ -137,7 +139,7 @@ def count_scans(prepare: Prepare, tmp_path: Path) -> int:
         return original(self, task)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Scanner, "__call__", counting)
+        patch.setattr(Scanner, "scanned", counting)
         prepare(path=str(tmp_path / "chats.jsonl"), chunk_mb=0.0005)
     return scans
 
@@ -250,3 +252,23 @@ def test_duplicates_are_not_drawn_for_the_traffic_mix(prepare: Prepare, tmp_path
     prepare([chat("a"), chat("A"), chat("b"), chat("c")], traffic=traffic_settings(sample=str(sample), size=3))
     assert [prompt["messages"][0]["content"] for prompt in prepare.prompts()] == ["a", "b", "c"]
     assert reasons(prepare) == ["exact duplicate"]
+
+
+def test_scratch_space_is_told_before_and_is_no_less_than_what_is_taken(
+    prepare: Prepare, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    told, taken, work = [], [], prepare.folder / ".work"
+
+    def telling(*arguments):
+        told.append(tell_scratch(*arguments))
+        return told[-1]
+
+    def remove(folder: Path) -> None:
+        taken.append(sum(path.stat().st_blocks * 512 for path in work.rglob("*") if path.is_file()))
+
+    monkeypatch.setattr(stage, "tell_scratch", telling)
+    monkeypatch.setattr(stage, "_remove_work", remove)
+    with caplog.at_level("INFO"):
+        prepare([chat(f"{'word ' * 50}{number}") for number in range(3000)])
+    assert f"{told[0] / 1e9:.1f} GB of scratch space" in caplog.text
+    assert 0.5 * told[0] < taken[0] < told[0]

@@ -5,7 +5,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import translate
 from functools import cache, lru_cache
 from typing import Any
@@ -33,6 +33,9 @@ class ForbiddenSource:
     name: str
     match: list[str]
     reason: str
+
+
+REMEMBERED = 4096  # combinations of source, licence and models
 
 
 class LicenseRules:
@@ -115,9 +118,21 @@ class LicenseCheck:
         self.source = terms.name
         self.safe_name = safe_name
         self.source_refusal = rules.source_refusal(*terms.known_as)
+        self.judged: dict[tuple, tuple[Verdict, str | None]] = {}
         _warn_of_overruled(rules, terms)
 
     def __call__(self, prompt: Prompt) -> Verdict:
+        """Judge a prompt as the last one of the same source, licence and models: many rows share few of them."""
+        names = (prompt.source, prompt.known_as, prompt.license)
+        if names not in self.judged:
+            if len(self.judged) == REMEMBERED:
+                self.judged.clear()
+            verdict = self._judge(prompt)
+            self.judged[names] = verdict, verdict.prompt.license if verdict.prompt else None
+        verdict, license = self.judged[names]
+        return verdict if license is None else Verdict(prompt=prompt._replace(license=license))
+
+    def _judge(self, prompt: Prompt) -> Verdict:
         reason = self.source_refusal
         if reason is None and (names := {prompt.source, *prompt.known_as} - {self.source}):
             reason = self.rules.source_refusal(*sorted(names))
@@ -126,7 +141,7 @@ class LicenseCheck:
         if reason := self.rules.license_refusal(prompt.license):
             return Verdict(reason=reason, counts=Counter([self._named(prompt.license)]))
         id = self.rules.id_of(prompt.license)
-        return Verdict(prompt=replace(prompt, license=id) if id != prompt.license else None)
+        return Verdict(prompt=prompt._replace(license=id) if id != prompt.license else None)
 
     def _named(self, license: str) -> str:
         """Return a refused licence, so that it can be allowed or aliased."""

@@ -2,18 +2,21 @@
 
 import heapq
 import json
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from eagle3.prompts.overlap.duplicates import Fate
 from eagle3.prompts.reading.sources import Source
 from eagle3.prompts.scan import SHOWN_CHARACTERS, whole_text
 from eagle3.prompts.selection import Selection
 from eagle3.prompts.spool import Scanned, ScannedChunk
+from eagle3.prompts.workers import Workers
 from eagle3.storage.files import atomic_write, json_line
+
+FEW = 16  # chunks that a process has to have to be worth its start
 
 
 @dataclass
@@ -32,6 +35,18 @@ class Counts:
         for check, counts in summary["counts"].items():
             self.found.setdefault(check, Counter()).update(counts)
 
+    def add(self, other: "Counts") -> None:
+        self.rows += other.rows
+        self.prompts += other.prompts
+        for own, more in (
+            (self.rejected, other.rejected),
+            (self.licenses, other.licenses),
+            (self.origins, other.origins),
+        ):
+            own.update(more)
+        for check, found in other.found.items():
+            self.found.setdefault(check, Counter()).update(found)
+
     def keep(self, prompt: dict) -> None:
         self.prompts += 1
         self.licenses[prompt["license"] or ""] += 1
@@ -48,8 +63,17 @@ class Judged(NamedTuple):
     shown: str | None  # of a refused row, in the sample of them
 
 
+class Task(NamedTuple):
+    """A chunk, the number of lines before it in its file, and why each of its prompts is not kept."""
+
+    number: int
+    chunk: ScannedChunk
+    lines: int
+    reasons: list[str | None]
+
+
 def write_prompts(
-    folder: Path, sources: list[Source], scanned: Scanned, selection: Selection, *, refused_sample: int
+    folder: Path, sources: list[Source], scanned: Scanned, selection: Selection, *, refused_sample: int, processes: int
 ) -> dict[str, Counts]:
     """Write the files whole, in the order of the sources, and count by source.
 
@@ -57,40 +81,78 @@ def write_prompts(
     """
     counts = {source.name: Counts() for source in sources}
     shown: Counter[str] = Counter()
+    names = [source.name for source in sources]
     with (
         atomic_write(folder / "rejects.jsonl") as rejects,
         atomic_write(folder / "refused_sample.jsonl") as sample,
         atomic_write(folder / "prompts.jsonl") as prompts,
+        Workers(PartWriter(folder, names, refused_sample), min(processes, len(scanned.chunks) // FEW)) as workers,
     ):
-        lines = 0  # of the file, before the chunk
-        for chunk, numbers in scanned.parts():
-            name = sources[chunk.source].name
-            count, lines = counts[name], 0 if chunk.summary["start"] == 0 else lines
-            count.add_scan(chunk.summary)
-            for row in heapq.merge(_passed(chunk, numbers.start, selection, count), _refused(chunk)):
-                if row.reason is None:
-                    prompts.write(row.text)
-                else:
-                    count.rejected[row.reason] += 1
-                    place = {"file": chunk.summary["file"], "line": lines + row.line}
-                    rejects.write(json_line({"id": row.id, "source": name, **place, "reason": row.reason}))
-                    if row.shown is not None and shown[row.reason] < refused_sample:
-                        shown[row.reason] += 1
-                        sample.write(json_line({"reason": row.reason, "source": name, **place, "text": row.shown}))
-            lines += chunk.summary["lines"]
+        for task, part in workers(_tasks(scanned, selection)):
+            counts[names[task.chunk.source]].add(part.counts)
+            for path, file in ((part.prompts, prompts), (part.rejects, rejects)):
+                with path.open("rb") as written:
+                    shutil.copyfileobj(written, file)
+                path.unlink()
+            for row in part.sample:
+                if shown[row["reason"]] < refused_sample:
+                    shown[row["reason"]] += 1
+                    sample.write(json_line(row))
     (folder / "refused_sample.jsonl").chmod(0o600)
     return counts
 
 
-def _passed(chunk: ScannedChunk, first: int, selection: Selection, count: Counts) -> Iterator[Judged]:
-    lines = chunk.rows()["line"]
-    for number, (line, text) in enumerate(zip(lines, chunk.lines(), strict=True), first):
+def _tasks(scanned: Scanned, selection: Selection) -> Iterator[Task]:
+    lines = 0
+    for number, (chunk, numbers) in enumerate(scanned.parts()):
+        lines = 0 if chunk.summary["start"] == 0 else lines
+        yield Task(number, chunk, lines, selection.reasons(numbers))
+        lines += chunk.summary["lines"]
+
+
+class Part(NamedTuple):
+    """What a chunk adds to the files, and to the sample if there is room."""
+
+    prompts: Path
+    rejects: Path
+    sample: list[dict]
+    counts: Counts
+
+
+class PartWriter:
+    """Writes what one chunk adds; sent to every worker once."""
+
+    def __init__(self, folder: Path, names: list[str], refused_sample: int):
+        self.folder = folder
+        self.names = names  # of the sources
+        self.refused_sample = refused_sample
+
+    def __call__(self, task: Task) -> Part:
+        chunk, name = task.chunk, self.names[task.chunk.source]
+        part = Part(self.folder / f"prompts.{task.number}", self.folder / f"rejects.{task.number}", [], Counts())
+        part.counts.add_scan(chunk.summary)
+        with part.prompts.open("wb") as prompts, part.rejects.open("wb") as rejects:
+            for row in heapq.merge(_passed(chunk, task.reasons, part.counts), _refused(chunk)):
+                if row.reason is None:
+                    prompts.write(row.text)
+                    continue
+                part.counts.rejected[row.reason] += 1
+                place = {"file": chunk.summary["file"], "line": task.lines + row.line}
+                rejects.write(json_line({"id": row.id, "source": name, **place, "reason": row.reason}))
+                if row.shown is not None and part.counts.rejected[row.reason] <= self.refused_sample:
+                    part.sample.append({"reason": row.reason, "source": name, **place, "text": row.shown})
+        return part
+
+
+def _passed(chunk: ScannedChunk, reasons: list[str | None], count: Counts) -> Iterator[Judged]:
+    lines = chunk.rows()["line"].tolist()
+    for line, reason, text in zip(lines, reasons, chunk.lines(), strict=True):
         prompt = json.loads(text)
-        if selection.choice.fate[number] == Fate.KEPT:
+        if reason is None:
             count.keep(prompt)
-            yield Judged(int(line), None, None, text, None)
+            yield Judged(line, None, None, text, None)
         else:
-            yield Judged(int(line), prompt["id"], selection.reason(number), text, whole_text(prompt)[:SHOWN_CHARACTERS])
+            yield Judged(line, prompt["id"], reason, text, whole_text(prompt)[:SHOWN_CHARACTERS])
 
 
 def _refused(chunk: ScannedChunk) -> Iterator[Judged]:

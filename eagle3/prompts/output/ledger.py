@@ -75,6 +75,7 @@ def _leaks(counts: dict[str, Counts], rules: Rules) -> dict[str, dict[str, int]]
     return {
         benchmark.name: {
             "texts": len(benchmark.texts),
+            "answers": len(benchmark.answers),
             "unread": benchmark.unread,
             "dropped": rejected[f"leak: {benchmark.name}"],
             "reported": reported[benchmark.name],

@@ -120,8 +120,17 @@ def _leaks(ledger: dict[str, Any]) -> Iterable[str]:
         return
     dropped, reported = settings["dropped_words"], settings["reported_words"]
     yield table(
-        ("benchmark", "texts", f"dropped: {dropped} words in a row", f"let through: {reported} words in a row"),
-        [(name, leak["texts"], leak["dropped"], leak["reported"]) for name, leak in ledger["leaks"].items()],
+        (
+            "benchmark",
+            "texts",
+            "answers",
+            f"dropped: {dropped} words in a row",
+            f"let through: {reported} words in a row",
+        ),
+        [
+            (name, leak["texts"], leak["answers"], leak["dropped"], leak["reported"])
+            for name, leak in ledger["leaks"].items()
+        ],
     )
     for name, leak in ledger["leaks"].items():
         if leak["unread"]:

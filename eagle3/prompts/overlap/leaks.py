@@ -2,17 +2,20 @@
 
 import logging
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 
 from eagle3.errors import InputError
 from eagle3.prompts.checks import Verdict
 from eagle3.prompts.overlap.words import grams, hash_words, words
 from eagle3.prompts.reading.conversation import Refused
+from eagle3.prompts.reading.formats import FORMATS
 from eagle3.prompts.reading.prompt import Prompt
-from eagle3.prompts.reading.rows import read_prompts
+from eagle3.prompts.reading.rows import read_prompt, read_prompts
 from eagle3.prompts.reading.sources import Source, plain_source
 
 log = logging.getLogger(__name__)
@@ -26,24 +29,53 @@ class Benchmark:
     state: list[list[Any]]
     texts: list[str]
     unread: int  # rows, of which no text is here
+    answers: list[str] = field(default_factory=list)
 
 
-def read_benchmarks(entries: list[str | dict]) -> list[Benchmark]:
-    """Return the benchmarks in prompts.leaks.benchmarks, whose user and system turns count."""
+def read_benchmarks(entries: list[str | dict], folder: str | None) -> list[Benchmark]:
+    """Return the benchmarks in prompts.leaks.benchmarks: paths, or names of what lies in prompts.leaks.folder."""
     if not isinstance(entries, list):
         key = "prompts.leaks.benchmarks"
         raise InputError(f"{key}={entries} is not a list; write {key}=[{entries or ''}]")
     found: list[Benchmark] = []
     for index, entry in enumerate(entries):
-        source = plain_source(f"prompts.leaks.benchmarks[{index}]", entry, split="test")
+        key = f"prompts.leaks.benchmarks[{index}]"
+        source = plain_source(key, _in_folder(key, entry, folder), split="test")
         if source.name in [earlier.name for earlier in found]:
             raise InputError(f"{source.key}.name={source.name} is taken by an earlier one; give it another name")
         found.append(_benchmark(source))
     return found
 
 
+def _in_folder(key: str, entry: str | dict, folder: str | None) -> str | dict:
+    """Return the path of a benchmark that is given by its name alone."""
+    if not isinstance(entry, str) or folder is None or Path(entry).exists() or "/" in entry:
+        return entry
+    files, inner = fsspec.core.url_to_fs(folder)
+    if not files.isdir(inner):
+        raise InputError(f"prompts.leaks.folder={folder} is no folder; name the one that holds your benchmarks")
+    there = {path.rstrip("/").rpartition("/")[2]: path for path in sorted(files.ls(inner, detail=False))}
+    for name in (entry, *(f"{entry}{ending}" for ending in FORMATS)):
+        if name in there:
+            return {"path": files.unstrip_protocol(there[name]) if "://" in folder else there[name], "name": entry}
+    raise InputError(
+        f"{key}={entry} is not in prompts.leaks.folder={folder}, which holds {', '.join(there) or 'nothing'}"
+    )
+
+
+def _answers(value: Any, source: Source) -> list[str]:
+    """Return the solutions of a row: what stands in its columns, and the assistant's turns."""
+    if not isinstance(value, dict):
+        return []
+    answered = read_prompt(value, source, keep_answers=True)
+    turns = answered.messages if isinstance(answered, Prompt) else []
+    in_turns = [message["content"] for message in turns if message["role"] == "assistant"]
+    return list(dict.fromkeys([*source.shape.read(value).texts("answer"), *in_turns]))
+
+
 def _benchmark(source: Source) -> Benchmark:
-    rows = [found for _, found in read_prompts(source, keep_answers=False)]
+    read = [(found, _answers(row.value, source)) for row, found in read_prompts(source, keep_answers=False)]
+    rows = [found for found, _ in read]
     prompts = [found for found in rows if isinstance(found, Prompt)]
     if not prompts:
         raise InputError(f"{source.key}.path={source.path} holds no prompt that can be read; name a benchmark's file")
@@ -56,7 +88,8 @@ def _benchmark(source: Source) -> Benchmark:
             source.key, source.path, unread.total(), len(rows), reasons,
         )  # fmt: skip
     texts = [message["content"] for prompt in prompts for message in prompt.messages]
-    return Benchmark(source.name, source.fingerprint(), texts, unread.total())
+    answers = [answer for _, several in read for answer in several]
+    return Benchmark(source.name, source.fingerprint(), texts, unread.total(), answers)
 
 
 class Overlap:
@@ -64,8 +97,10 @@ class Overlap:
 
     def __init__(self, benchmarks: list[Benchmark], n: int):
         self.n = n
-        runs = [np.unique(np.concatenate([grams(hash_words(words(text)), n) for text in benchmark.texts]))
-                for benchmark in benchmarks]  # fmt: skip
+        runs = [
+            np.unique(np.concatenate([grams(hash_words(words(text)), n) for text in (*each.texts, *each.answers)]))
+            for each in benchmarks
+        ]
         owners = np.concatenate([np.full(len(found), index) for index, found in enumerate(runs)])
         self.runs, first = np.unique(np.concatenate(runs), return_index=True)
         self.owners = owners[first].astype(np.int32)
@@ -83,8 +118,8 @@ class Overlap:
 class LeakCheck:
     """Refuses a prompt that shares a long run of words with a benchmark, counts one that shares a short run.
 
-    A benchmark's text that is shorter than the long run leaks when a turn has exactly its words. No run crosses the end
-    of a turn.
+    A benchmark's question that is shorter than the long run leaks when a turn has exactly its words; a short answer
+    does not: many prompts are "42". No run crosses the end of a turn.
     """
 
     name = "leaks"

@@ -1,19 +1,20 @@
 """What a row is compared by, in fixed width: hashes of its id and text, and the bands of its MinHash signature.
 
-N rows, B bands, R values of the signature in each.
+N rows, B bands, R values of the signature in each, V = B · R, S shingles of a text.
 """
-
-from typing import Any
 
 import numpy as np
 import xxhash
 from datasketch import MinHash
+from jaxtyping import UInt32, UInt64
 
 from eagle3.prompts.overlap.words import compared_text, hash_text, shingles, words_and_symbols
 from eagle3.prompts.reading.prompt import Prompt
 
 SCHEME = "affine32"  # of datasketch's permutations: 32-bit values
 SEED = 1
+ALL_BITS = 0xFFFFFFFF
+BLOCK = 4096  # shingles that are permuted at a time: 2 MB
 
 
 class Signer:
@@ -23,8 +24,7 @@ class Signer:
         self.shingle_words = shingle_words
         self.bands = bands
         self.band_rows = band_rows
-        self.empty = {"num_perm": bands * band_rows, "seed": SEED, "scheme": SCHEME, "hashfunc": int}
-        self.empty["permutations"] = MinHash(**self.empty).permutations
+        self.permutations = MinHash(num_perm=bands * band_rows, seed=SEED, scheme=SCHEME).permutations
 
     @property
     def dtype(self) -> np.dtype:
@@ -36,7 +36,22 @@ class Signer:
         return hash_text(prompt.id), exact, self._band_keys(shingles(text, self.shingle_words))
 
     def _band_keys(self, found: np.ndarray) -> list[int]:
-        signature: Any = MinHash(**self.empty)
-        signature.update_batch((found >> np.uint64(32)).tolist())
-        values = signature.hashvalues.astype("<u4").reshape(self.bands, self.band_rows)
-        return [xxhash.xxh3_64_intdigest(band.tobytes()) for band in values]
+        values = self.signature(found).astype("<u4").tobytes()
+        size = 4 * self.band_rows
+        return [xxhash.xxh3_64_intdigest(values[start : start + size]) for start in range(0, len(values), size)]
+
+    def signature(self, found: UInt64[np.ndarray, " S"]) -> UInt32[np.ndarray, " V"]:
+        """Return datasketch's MinHash of the upper halves of the hashes, without its object."""
+        factors, terms = self.permutations
+        values = np.full(len(factors), ALL_BITS, dtype=np.uint32)
+        for start in range(0, len(found), BLOCK):
+            block = _mixed((found[start : start + BLOCK] >> np.uint64(32)).astype(np.uint32))
+            np.minimum(values, (block[:, None] * factors + terms).min(axis=0), out=values)
+        return values
+
+
+def _mixed(hashes: UInt32[np.ndarray, " S"]) -> UInt32[np.ndarray, " S"]:
+    """Apply MurmurHash3's finalizer, as datasketch does before its permutations."""
+    hashes = (hashes ^ (hashes >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    hashes = (hashes ^ (hashes >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    return hashes ^ (hashes >> np.uint32(16))

@@ -22,6 +22,8 @@ UNSEEN = re.compile("[\u00ad\u200b-\u200f\u2060\ufeff]")  # soft hyphens, charac
 
 HASHED_WORDS = 1 << 18  # words whose hash is remembered, some 30 MB
 FACTOR = np.uint64(0x9E3779B97F4A7C15)  # of the polynomial over a gram; odd, so that no bit of a word is lost
+INVERSE = np.uint64(pow(int(FACTOR), -1, 1 << 64))
+FEW_WORDS = 4  # of a gram that is summed word by word
 
 
 class WordHashes(dict[str, int]):
@@ -69,12 +71,37 @@ def hash_words(found: Sequence[str]) -> UInt64[np.ndarray, " W"]:
 
 
 def grams(hashes: UInt64[np.ndarray, " W"], n: int) -> UInt64[np.ndarray, " G"]:
-    """Return the hash of each run of n words; empty when there are fewer. Two runs share a hash once in 2^64."""
+    """Return the hash of each run of n words, the sum of hash · FACTOR^(words behind it in the run), modulo 2^64.
+
+    Empty when there are fewer words than n. Two runs share a hash once in 2^64.
+    """
     count = max(len(hashes) - n + 1, 0)
+    if n > FEW_WORDS and count:
+        return _long_grams(hashes, n)
     total = np.zeros(count, dtype=np.uint64)
     for place in range(n if count else 0):
         total = total * FACTOR + hashes[place : place + count]
     return total
+
+
+def _long_grams(hashes: UInt64[np.ndarray, " W"], n: int) -> UInt64[np.ndarray, " G"]:
+    """Compute the same as differences of running sums, whatever n is: FACTOR is odd, so that it can be divided by."""
+    sums = np.zeros(len(hashes) + 1, dtype=np.uint64)  # of hash / FACTOR^place
+    np.cumsum(hashes * _powers(INVERSE, len(hashes)), out=sums[1:])
+    return (sums[n:] - sums[:-n]) * _powers(FACTOR, len(hashes))[n - 1 :]
+
+
+_known_powers: dict[np.uint64, UInt64[np.ndarray, " W"]] = {}
+
+
+def _powers(factor: np.uint64, count: int) -> UInt64[np.ndarray, " W"]:
+    """Return factor^0, factor^1, … modulo 2^64; those of the longest text so far are kept."""
+    known = _known_powers.get(factor)
+    if known is None or len(known) < count:
+        known = np.full(max(count, 4096), factor)
+        known[0] = 1
+        _known_powers[factor] = known = np.cumprod(known)
+    return known[:count]
 
 
 def shingles(text: str, n: int) -> UInt64[np.ndarray, " S"]:

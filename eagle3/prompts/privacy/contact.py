@@ -53,7 +53,9 @@ def public_suffixes() -> PublicSuffixList:
 
 
 # Groups of digits with what people write between them. A run of more than 10 groups is a table of numbers.
-NUMBER_RUN = re.compile(r"[+(\d] ?\(?\d{0,15}(?:(?:\(0\) ?[-/.]? ?|\) ?[-/.]? ?| ?[-/.] ?| )\(?\d{1,15}){0,31}")
+NUMBER_RUN = re.compile(
+    r"[+(\d] ?\(?\d{0,15}(?:(?:\(0\) ?[-/.]? ?|\) ?[-/.]? ?| ?[-/.] ?| |(?=\(\d\d))\(?\d{1,15}){0,31}"
+)
 DIGITS = re.compile(r"\d+")
 EXTENSION = re.compile(r" ?(?:x|ext\.? ?)\d{1,6}(?!\w)", re.IGNORECASE)
 NORTH_AMERICAN = re.compile(r"(?:(?:001|1)[-. ])?(?:\(\d{3}\) ?|\d{3}[-. ])\d{3}[-. ]\d{4}")  # area codes come and go
@@ -91,20 +93,24 @@ class Phone(Recogniser):
     """Numbers that are valid in the numbering plan of their country (phonenumbers).
 
     International forms stand by themselves. National ones must be valid in one of `regions` (ISO 3166 codes), and
-    either be written in the groups in which that region writes them or have a word such as "call" around.
+    either be written in the groups in which that region writes them or have a word such as "call" around; in one of
+    `called_regions` they need the word.
     """
 
     entity = "PHONE_NUMBER"
 
-    def __init__(self, *, regions: list[str], action: Action):
+    def __init__(self, *, regions: list[str], called_regions: list[str], action: Action):
         super().__init__(action=action)
-        for region in regions:
+        for key, region in [("regions", each) for each in regions] + [
+            ("called_regions", each) for each in called_regions
+        ]:
             if region not in phonenumbers.SUPPORTED_REGIONS:
                 raise InputError(
-                    f"prompts.privacy.recognisers.phone.regions holds {region}, no ISO 3166 code of a country "
+                    f"prompts.privacy.recognisers.phone.{key} holds {region}, no ISO 3166 code of a country "
                     f"with phone numbers; write e.g. GB"
                 )
         self.regions = regions
+        self.called_regions = [*regions, *called_regions]
 
     def find(self, text: str) -> Iterator[Span]:
         for run in NUMBER_RUN.finditer(text):
@@ -156,7 +162,8 @@ class Phone(Recogniser):
         # Two groups of digits are a phone number by their looks only with a trunk 0 or an area code in brackets.
         if not in_context and (len(groups) == 1 or (len(groups) == 2 and number[0] not in "0(")):
             return False
-        phones = (phone for region in self.regions if (phone := _valid(number, region)))
+        regions = self.called_regions if in_context else self.regions
+        phones = (phone for region in regions if (phone := _valid(number, region)))
         return any(_written_as_usual(groups, phone, in_context=in_context) for phone in phones)
 
 

@@ -36,6 +36,11 @@ ANY = (
     r"|(?:citizen|personal) id\w*|identification card|personal code"
 )
 
+# Right between such a name and a number: then nobody asks for check digits, which some countries have given up.
+CALLED = re.compile(r"(?: (?:number|no|nr))?\.?(?: is| was)?[\s:=#\"']{1,4}", re.IGNORECASE)
+CALLED_NUMBER = re.compile(r"\d(?:[ -]?\d){5,17}|[A-Z]{2} ?\d(?: ?\d){5} ?[A-Z]", re.IGNORECASE)
+SOMEBODYS = re.compile(r"\b(?:my|his|her|our|their|'s)(?: \w{1,12}){0,2} ?\Z", re.IGNORECASE)
+
 IN_GROUPS = re.compile(r"\w+(?:[ ./+-]\w+)*")
 FEWEST_DIGITS, MOST_GROUPS, LENGTHS = 6, 5, (7, 24)  # of a number, and its characters with what stands between
 
@@ -54,6 +59,10 @@ class OtherNationalId(Recogniser):
             return
         end = 0
         for name in self.name.finditer(text):
+            if (number := _somebodys(text, name)) and number.start >= end:
+                yield number
+                end = number.end
+                continue
             for start, stop in ((name.end(), name.end() + self.behind), (name.start() - self.before, name.start())):
                 parts = [Span(*part.span()) for part in self.part.finditer(text, max(end, start), min(len(text), stop))]
                 number = _first_number(text, parts, name.group())
@@ -61,6 +70,18 @@ class OtherNationalId(Recogniser):
                     yield number
                     end = number.end
                     break
+
+
+def _somebodys(text: str, name: re.Match[str]) -> Span | None:
+    """Return the number right behind "my SSN is": whatever its check digits, somebody says that it is theirs."""
+    if re.fullmatch(ANY, name.group(), re.IGNORECASE) and SOMEBODYS.search(
+        text[max(0, name.start() - 30) : name.start()]
+    ):
+        called = CALLED.match(text, name.end())
+        number = CALLED_NUMBER.match(text, called.end()) if called else None
+        if number and stands_alone(text, Span(*number.span())):
+            return Span(*number.span())
+    return None
 
 
 def _first_number(text: str, parts: list[Span], name: str) -> Span | None:
@@ -80,7 +101,14 @@ def _first_number(text: str, parts: list[Span], name: str) -> Span | None:
 
 
 def _is_personal(number: str, name: str) -> bool:
-    return any(module.is_valid(number) for called, module in modules() if called.fullmatch(name))
+    return any(_is_valid(module, number) for called, module in modules() if called.fullmatch(name))
+
+
+def _is_valid(module: ModuleType, number: str) -> bool:
+    try:
+        return module.is_valid(number)
+    except LookupError:  # of stdnum.cn.ric where its table has no county; date and check digit were right
+        return True
 
 
 @cache

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 
 from stdnum import iban, luhn
 from stdnum.es import ccc
+from stdnum.iso7064 import mod_97_10
 
-from eagle3.prompts.privacy.recogniser import Pattern, Span, after_word, stands_alone, words
+from eagle3.prompts.privacy.recogniser import Pattern, Span, after_word, has_context, stands_alone, words
 
 # Who issues which numbers (ISO/IEC 7812 ranges of the networks in use) → lengths. Other numbers that pass Luhn's test,
 # such as IMEIs and serials, are no cards.
@@ -46,20 +47,31 @@ class CreditCard(Pattern):
 
 
 class Iban(Pattern):
-    """ISO 13616: country, length and check digits (mod 97), in one piece or in groups, in either case."""
+    """ISO 13616: country, length and check digits (mod 97), in one piece or in groups, in either case.
+
+    What is called one needs the check digits alone: countries join, and change their lengths.
+    """
 
     entity = "IBAN"
     pattern = re.compile(r"[A-Z]{2}\d\d(?:[ -]?[A-Z0-9]){11,30}", re.IGNORECASE)
     shortest = 15
+    context = words("iban", "transfer(?:red)?", "wire", r"[üu]berweis\w*", "virement", "transferencia", "bonifico")
 
     def find(self, text: str) -> Iterator[Span]:
         position = 0
         while match := self.pattern.search(text, position):
             start = match.start()
-            end = next((end for end in self._ends(text, match) if iban.is_valid(text[start:end])), None)
+            end = next((end for end in self._ends(text, match) if self._is_iban(text, Span(start, end))), None)
             if end is not None:
                 yield Span(start, end)
             position = end or after_word(text, start)
+
+    def _is_iban(self, text: str, span: Span) -> bool:
+        number = iban.compact(text[span.start : span.end])
+        if not mod_97_10.is_valid(number[4:] + number[:4]):
+            return False
+        assert self.context is not None
+        return iban.is_valid(number) or has_context(text, span, self.context)
 
     def _ends(self, text: str, match: re.Match[str]) -> Iterator[int]:
         """Yield where the number may end, longest first: the pattern runs on into the words that follow."""

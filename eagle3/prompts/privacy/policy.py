@@ -4,7 +4,6 @@ import logging
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -171,7 +170,7 @@ def _merged(masks: list[Found]) -> list[Found]:
 def _masked(prompt: Prompt, masks: list[Found]) -> Prompt:
     contents = _masked_contents([message["content"] for message in prompt.messages], masks)
     messages = [{**message, "content": content} for message, content in zip(prompt.messages, contents, strict=True)]
-    return replace(prompt, messages=messages)
+    return prompt._replace(messages=messages)
 
 
 def _masked_contents(contents: Iterable[str], masks: list[Found]) -> Iterator[str]:

@@ -1,12 +1,13 @@
 """One raw row → chat messages: the usual shapes, user and system turns kept, answers dropped or kept as they are."""
 
 import re
-from typing import Any
+from typing import Any, NoReturn
 
 from eagle3.prompts.reading.shapes import CONVERSATION, USUAL, Columns, Shape, from_json
+from eagle3.prompts.reading.tokens import decoded
 
 # A turn with any of these says more than its content: without them an answer would not be what the model wrote.
-PARTS_BESIDE_CONTENT = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
+PARTS_BESIDE_CONTENT = frozenset(("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking"))
 
 # What an answer may say of how it was made, when answers are kept: docs/imported-answers.md.
 MADE = ("prompt_ids", "output_ids", "finish_reason", "sampling")
@@ -38,9 +39,9 @@ def conversation(row: dict, columns: Columns, *, keep_answers: bool, shape: Shap
     """Return what messages_of does, of a row whose columns have been read."""
     if beside := columns.name("beside"):
         raise Refused(f"row with {beside}")
-    turns = [(_role(turn, shape), turn) for turn in _turns(columns, row, shape)]
-    turns = _with_columns(turns, columns)
-    if any(role == "tool" for role, _ in turns):
+    turns = _with_columns([(_role(turn, shape), turn) for turn in _turns(columns, row, shape)], columns)
+    roles = {role for role, _ in turns}
+    if "tool" in roles:
         raise Refused("tool turn")
     last = "assistant" if keep_answers else "user"
     while turns and turns[-1][0] != last:
@@ -50,17 +51,21 @@ def conversation(row: dict, columns: Columns, *, keep_answers: bool, shape: Shap
     if keep_answers and (reason := columns.first("finish_reason")):  # of the last answer
         turns[-1] = ("assistant", {"finish_reason": reason, **turns[-1][1]})
     messages = [_message(role, turn, shape) for role, turn in turns if role != "assistant" or keep_answers]
-    if not any(message["role"] == "user" for message in messages):
+    if "user" not in [message["role"] for message in messages]:
         raise Refused("no user turn")
+    if "system" not in roles:
+        return messages
     # A blank system turn is how many exports write "none"; a template would still render its header.
     return [message for message in messages if message["role"] != "system" or message["content"].strip()]
 
 
 def _turns(columns: Columns, row: dict, shape: Shape) -> list[dict]:
-    kind = next((kind for kind in CONVERSATION if columns.name(kind)), None)
-    if kind is None:
-        raise Refused("token ids without their text" if columns.name("token_ids") else _nothing(row, shape))
-    name, turns = columns.name(kind), columns.first(kind)
+    for kind in CONVERSATION:
+        if name := columns.name(kind):
+            break
+    else:
+        return _of_token_ids(columns.first("token_ids"), shape) if columns.name("token_ids") else _nothing(row, shape)
+    turns = columns.first(kind)
     if isinstance(turns, str) and kind != "prompt":
         turns = from_json(turns)
     if isinstance(turns, str):
@@ -69,15 +74,26 @@ def _turns(columns: Columns, row: dict, shape: Shape) -> list[dict]:
         raise Refused(f"{name} is not a list")
     if kind != "messages":
         turns = [{"role": "user", "content": turn} if isinstance(turn, str) else turn for turn in turns]
-    if not all(isinstance(turn, dict) for turn in turns):
-        raise Refused(f"{name} holds something other than turns")
+    for turn in turns:
+        if not isinstance(turn, dict):
+            raise Refused(f"{name} holds something other than turns")
     return turns
 
 
-def _nothing(row: dict, shape: Shape) -> str:
+def _of_token_ids(ids: Any, shape: Shape) -> list[dict]:
+    if shape.tokenizer is None:
+        raise Refused("token ids without their text: prompts.tokenizer is not set")
+    text = decoded(shape.tokenizer, ids) if _are_ids(ids) else None
+    if text is None:
+        raise Refused("token ids that are no plain text of prompts.tokenizer")
+    return [{"role": "user", "content": text}]
+
+
+def _nothing(row: dict, shape: Shape) -> NoReturn:
     """Say why a row without a conversation has none: its columns have other names, or are empty."""
     names = {name.lower() for kind in CONVERSATION for name in shape.fields[kind]}
-    return "no user turn" if any(str(column).lower() in names for column in row) else "no column of messages or prompts"
+    found = any(str(column).lower() in names for column in row)
+    raise Refused("no user turn" if found else "no column of messages or prompts")
 
 
 def _of_prompt(text: str, columns: Columns, row: dict, shape: Shape) -> list[dict]:
@@ -119,12 +135,13 @@ def _role(turn: dict, shape: Shape) -> str:
 
 
 def _message(role: str, turn: dict, shape: Shape) -> dict[str, Any]:
-    if any(turn.get(part) for part in PARTS_BESIDE_CONTENT):
+    if not PARTS_BESIDE_CONTENT.isdisjoint(turn) and any(turn.get(part) for part in PARTS_BESIDE_CONTENT):
         raise Refused("turn with parts other than content")
     text = _text(shape.of_turn(turn, "content"))
     if role == "user" and not text.strip():
         raise Refused("empty user turn")
-    return {"role": role, "content": text} | (_made(turn) if role == "assistant" else {})
+    message = {"role": role, "content": text}
+    return message | _made(turn) if role == "assistant" else message
 
 
 def _made(turn: dict) -> dict[str, Any]:
@@ -169,6 +186,8 @@ def _part(part: Any) -> str:
 
 def is_unicode(text: str) -> bool:
     """Tell whether UTF-8 can carry the text: half a surrogate pair comes in JSON only."""
+    if text.isascii():
+        return True
     try:
         text.encode()
     except UnicodeEncodeError:

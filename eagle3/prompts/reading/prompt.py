@@ -1,11 +1,9 @@
 """A clean prompt: a conversation with its id, source and licence."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prompt:
+class Prompt(NamedTuple):  # no dataclass: one is made for every row, in half the time
     id: str
     source: str
     license: str | None
@@ -14,4 +12,4 @@ class Prompt:
 
     def record(self) -> dict[str, Any]:
         """Return what is written."""
-        return {key: value for key, value in vars(self).items() if key != "known_as"}
+        return {"id": self.id, "source": self.source, "license": self.license, "messages": self.messages}

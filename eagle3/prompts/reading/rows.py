@@ -32,13 +32,13 @@ def _prompt(row: object, source: Source, keep_answers: bool) -> Prompt:
         license = _license(columns, source)
     except Refused as refused:
         raise Refused(refused.reason, source.id_prefix + id if id else None) from None
-    origins = [name for each in columns.texts("source") if (name := _name(each))]
+    origins = [name for name in columns.texts("source") if _is_name(name)]
     return Prompt(
         id=source.id_prefix + (id or sha256_json(messages)[:16]),
         source=origins[0] if origins else source.name,
         license=license,
         messages=messages,
-        known_as=tuple(dict.fromkeys([*origins, *columns.texts("model")])),
+        known_as=tuple(dict.fromkeys(origins + columns.texts("model"))),
     )
 
 
@@ -46,20 +46,23 @@ def _id(columns: Columns) -> str | None:
     for value in columns.all("id"):
         if isinstance(value, int):
             return str(value)
-        if name := _name(value):
-            return name
+        if isinstance(value, str) and _is_name(value):
+            return value
     return None
 
 
 def _license(columns: Columns, source: Source) -> str | None:
     """Return the row's licences, all of which have to be allowed, or its source's."""
-    if not columns.name("license"):
+    values = columns.all("license")
+    if not values:
         return source.license
-    given = [each for value in columns.all("license") for each in (value if isinstance(value, list) else [value])]
+    if len(values) == 1 and isinstance(values[0], str):
+        return values[0]
+    given = [each for value in values for each in (value if isinstance(value, list) else [value])]
     if not all(isinstance(each, str) for each in given):
         raise Refused("license is not text")
     return " AND ".join({" ".join(each.lower().split()): each for each in given}.values())
 
 
-def _name(value: object) -> str | None:
-    return value if isinstance(value, str) and value.strip() and is_unicode(value) else None
+def _is_name(value: str) -> bool:
+    return is_unicode(value) and not value.isspace() and value != ""

@@ -5,10 +5,9 @@ counts, but for licences and names of origin, of which all count.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from operator import itemgetter
 from typing import Any
 
 METADATA = ("metadata", "meta")
@@ -35,7 +34,10 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "context": ("input", "context"),  # what a prompt speaks of; follows it after an empty line
     "history": ("history",),  # pairs of question and answer before the prompt
     "system": ("system", "system_prompt", "body.instructions"),
-    "answer": ("output", "response", "answer", "completion", "solution", "targets"),
+    "answer": (
+        "output", "response", "answer", "completion", "solution", "targets", "canonical_solution", "reference",
+        "solutions", "best_answer",
+    ),
     "role": ("role", "from", "speaker"),  # of a turn
     "content": ("content", "value", "text"),  # of a turn
     "finish_reason": ("finish_reason",),
@@ -48,6 +50,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 CONVERSATION = ("messages", "turns", "prompt")
 OF_TURNS = ("role", "content")
+EMPTY = frozenset(("", "[]", "{}", "null"))
 LONGEST_EMPTY = 40  # characters of a text that may be blank
 
 ROLES = {
@@ -63,15 +66,18 @@ ROLES = {
     ),
 }  # fmt: skip
 
-Wanted = tuple[str, int, str, list[str]]  # kind, rank, name, the way inside
+Wanted = tuple[int, str, str, list[str]]  # rank, kind, name, the way inside
+REMEMBERED_LAYOUTS = 1024  # sets of columns; a source has one or a few
 
 
 @dataclass(frozen=True)
 class Shape:
-    """fields: names by kind, the preferred first; roles: name in lower case → system, user, assistant or tool."""
+    """fields: names by kind, the preferred first; roles: name in lower case → system, user, assistant or tool;
+    tokenizer: the folder that says which text token ids are."""
 
     fields: Mapping[str, Sequence[str]]
     roles: Mapping[str, str]
+    tokenizer: str | None = None
 
     @cached_property
     def columns(self) -> frozenset[str]:
@@ -85,54 +91,73 @@ class Shape:
         for kind, names in self.fields.items():
             for rank, name in enumerate(names if kind not in OF_TURNS else ()):
                 column, *inside = name.lower().split(".")
-                wanted.setdefault(column, []).append((kind, rank, name, inside))
+                wanted.setdefault(column, []).append((rank, kind, name, inside))
         return wanted
 
+    @cached_property
+    def _layouts(self) -> dict[tuple[str, ...], list[tuple[str, Wanted]]]:
+        return {}
+
+    def _layout(self, columns: tuple[str, ...]) -> list[tuple[str, Wanted]]:
+        """Return what is read of rows with these columns, the preferred names first; most rows have the same ones."""
+        found = self._layouts.get(columns)
+        if found is None:
+            if len(self._layouts) == REMEMBERED_LAYOUTS:
+                self._layouts.clear()
+            found = [(column, wanted) for column in columns for wanted in self._wanted.get(column.lower(), ())]
+            found.sort(key=lambda each: each[1][0])
+            self._layouts[columns] = found
+        return found
+
     def read(self, row: dict) -> "Columns":
-        found: dict[str, list[tuple[int, str, Any]]] = {}
-        for column, value in row.items():
-            if value is None:
+        found: dict[str, list[tuple[str, Any]]] = {}
+        for column, (_, kind, name, inside) in self._layout(tuple(row)):
+            value = _inside(row[column], inside) if inside else row[column]
+            if is_empty(value):
                 continue
-            for kind, rank, name, inside in self._wanted.get(column.lower(), ()):
-                if not is_empty(part := _inside(value, inside) if inside else value):
-                    found.setdefault(kind, []).append((rank, name, part))
-        for several in found.values():
-            if len(several) > 1:
-                several.sort(key=itemgetter(0))
+            if kind in found:
+                found[kind].append((name, value))
+            else:
+                found[kind] = [(name, value)]
         return Columns(found)
 
     def role_of(self, name: object) -> str | None:
-        return self.roles.get(name.strip().lower()) if isinstance(name, str) else None
+        return self.roles.get(name) or self.roles.get(name.strip().lower()) if isinstance(name, str) else None
 
     def of_turn(self, turn: dict, kind: str) -> Any:
         """Return the first of a turn's values of a kind that is there, be it empty."""
-        return next((turn[name] for name in self.fields[kind] if turn.get(name) is not None), None)
+        for name in self.fields[kind]:
+            if (value := turn.get(name)) is not None:
+                return value
+        return None
 
 
-@dataclass(frozen=True)
 class Columns:
-    """What a row fills, by kind: rank, name and value."""
+    """What a row fills, by kind: names and values, the preferred first."""
 
-    found: Mapping[str, Sequence[tuple[int, str, Any]]]
+    def __init__(self, found: Mapping[str, Sequence[tuple[str, Any]]]):
+        self.found = found
 
     def first(self, kind: str) -> Any:
         entries = self.found.get(kind)
-        return entries[0][2] if entries else None
+        return entries[0][1] if entries else None
 
     def name(self, kind: str) -> str | None:
         entries = self.found.get(kind)
-        return entries[0][1] if entries else None
+        return entries[0][0] if entries else None
 
     def all(self, kind: str) -> list[Any]:
-        return [value for _, _, value in self.found.get(kind, ())]
+        return [value for _, value in self.found.get(kind, ())]
 
-    def texts(self, kind: str) -> Iterator[str]:
-        """Yield the texts of all values of a kind, those in lists too."""
-        for value in self.all(kind):
-            yield from (each for each in (value if isinstance(value, list) else [value]) if isinstance(each, str))
+    def texts(self, kind: str) -> list[str]:
+        """Return the texts of all values of a kind, those in lists too."""
+        values = [each for value in self.all(kind) for each in (value if isinstance(value, list) else [value])]
+        return [value for value in values if isinstance(value, str)]
 
 
-def shape_of(fields: Mapping[str, str | Sequence[str]] | None, roles: Mapping[str, str] | None) -> Shape:
+def shape_of(
+    fields: Mapping[str, str | Sequence[str]] | None, roles: Mapping[str, str] | None, tokenizer: str | None = None
+) -> Shape:
     """Return the usual shape with the names of `fields` in place of its own, and `roles` beside its own.
 
     Whoever names a column for the conversation wants it: the other kinds of conversations are not looked for then.
@@ -140,7 +165,9 @@ def shape_of(fields: Mapping[str, str | Sequence[str]] | None, roles: Mapping[st
     given = {kind: [names] if isinstance(names, str) else list(names) for kind, names in (fields or {}).items()}
     others = dict.fromkeys(CONVERSATION, ()) if any(given.get(kind) for kind in CONVERSATION) else {}
     return Shape(
-        {**FIELDS, **others, **given}, {**ROLES, **{name.lower(): role for name, role in (roles or {}).items()}}
+        {**FIELDS, **others, **given},
+        {**ROLES, **{name.lower(): role for name, role in (roles or {}).items()}},
+        tokenizer,
     )
 
 
@@ -150,8 +177,8 @@ USUAL = shape_of(None, None)
 def is_empty(value: Any) -> bool:
     """Tell whether a column says nothing, also as JSON in a text."""
     if isinstance(value, str):  # long ones say something
-        return len(value) < LONGEST_EMPTY and value.strip() in ("", "[]", "{}", "null")
-    return value is None or (isinstance(value, list | dict) and not value)
+        return len(value) < LONGEST_EMPTY and value.strip() in EMPTY
+    return not value and (value is None or isinstance(value, list | dict))
 
 
 def _inside(value: Any, path: list[str]) -> Any:

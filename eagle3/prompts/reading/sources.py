@@ -10,9 +10,11 @@ import fsspec
 
 from eagle3.errors import InputError, require_packages
 from eagle3.prompts.licenses.terms import SourceTerms, source_terms
+from eagle3.prompts.reading import tokens
 from eagle3.prompts.reading.folders import dataset_splits
 from eagle3.prompts.reading.formats import BLANK, FORMATS, NO_END, PLAIN, chunk_rows, cut, format_of
 from eagle3.prompts.reading.shapes import Shape, shape_of
+from eagle3.prompts.reading.tokens import tokenizer_file
 from eagle3.secrets import without_query
 
 # What a store says about a file that changes with its content, whichever of them it knows.
@@ -49,6 +51,7 @@ class Source:
             "id_prefix": self.id_prefix,
             "fields": {kind: list(names) for kind, names in self.shape.fields.items()},
             "roles": dict(self.shape.roles),
+            "tokenizer": self.shape.tokenizer and file_state(str(tokenizer_file(self.shape.tokenizer))),
         }
 
 
@@ -68,6 +71,7 @@ def configured_sources(
     sources: list[str | dict] | None,
     fields: dict[str, str | list[str]] | None = None,  # serve.py, which keeps no prompt, has no such keys
     roles: dict[str, str] | None = None,
+    tokenizer: str | None = None,
 ) -> list[Source]:
     """Return the sources of a `prompts` config, each checked to exist: `path` alone, or the list `sources`."""
     if (path is None) == (sources is None):
@@ -76,8 +80,10 @@ def configured_sources(
         )
     defaults = {
         "path": path, "license": license, "name": name, "split": split, "attribution": attribution, "limit": None,
-        "fields": fields, "roles": roles,
+        "fields": fields, "roles": roles, "tokenizer": tokenizer,
     }  # fmt: skip
+    if tokenizer is not None:
+        tokens.tokenizer(tokenizer)  # a wrong folder is told before the first row is read
     if sources is None:
         return [_source("prompts", defaults, id_prefix=False)]
     found = [
@@ -120,7 +126,7 @@ def _source(key: str, entry: dict, *, id_prefix: bool) -> Source:
         terms=terms,
         limit=entry["limit"],
         id_prefix=f"{name}/" if id_prefix else "",
-        shape=shape_of(entry["fields"], entry["roles"]),
+        shape=shape_of(entry["fields"], entry["roles"], entry.get("tokenizer")),
     )
 
 

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from datasketch import MinHash
 from prompt_stage import Prepare, chat, prepare, reasons, write
 
-from eagle3.prompts.overlap import duplicates
-from eagle3.prompts.overlap.duplicates import equal_runs
-from eagle3.prompts.overlap.words import jaccard, shingles, words_and_symbols
+from eagle3.prompts.overlap import near, runs
+from eagle3.prompts.overlap.runs import equal_runs
+from eagle3.prompts.overlap.signatures import Signer
+from eagle3.prompts.overlap.words import FACTOR, grams, jaccard, shingles, words_and_symbols
 
 __all__ = ["prepare"]
 VOCABULARY = [f"word{number}" for number in range(400)]
@@ -76,9 +78,50 @@ def test_columns_longer_than_a_part_give_the_same_as_one_part(monkeypatch: pytes
         if (chosen & (keys == keys[number])).sum() > 1
     )
     for part in (1 << 20, 64):
-        monkeypatch.setattr(duplicates, "PART", part)
+        monkeypatch.setattr(runs, "PART", part)
         found = [pair for members, heads in equal_runs(keys, chosen) for pair in zip(members, heads, strict=True)]
         assert sorted((int(member), int(head)) for member, head in found) == expected
+
+
+def test_near_copies_depend_on_neither_rounds_nor_processes(prepare: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [chat(text) for text in texts_with_copies(600, seed=3)]
+    settings = {"threshold": 0.6, "bands": 40, "band_rows": 2, "comparisons": 600}
+    prepare(rows, duplicates=settings)
+    expected = prepare.prompts(), prepare.rejects()
+    assert reasons(prepare).count("near duplicate") > 100
+    for size, few, processes in ((7, 1 << 20, 1), (64, 1, 3), (512, 1, 2)):
+        monkeypatch.setattr(near, "ROUND", size)
+        monkeypatch.setattr(near, "TASK", size // 5)
+        monkeypatch.setattr(near, "FEW", few)
+        (prepare.folder / "ledger.json").unlink()
+        prepare(rows, duplicates=settings, processes=processes)
+        assert (prepare.prompts(), prepare.rejects()) == expected
+
+
+def test_prompts_of_one_template_are_compared_with_a_few_whatever_their_number(prepare: Prepare) -> None:
+    frame = " ".join(VOCABULARY[:60])
+    rows = [chat(f"{frame} {' '.join(random.Random(number).choices(VOCABULARY, k=20))}") for number in range(300)]
+    settings = {"threshold": 0.99, "bands": 40, "band_rows": 1, "comparisons": 3}
+    assert prepare([*rows, *rows[::7]], duplicates=settings)["prompts"] == 300
+    assert set(reasons(prepare)) == {"exact duplicate"}
+
+
+def test_signatures_are_those_of_datasketch() -> None:
+    signer = Signer(shingle_words=3, bands=16, band_rows=8)
+    for length in (0, 1, 50, 5000):
+        found = np.random.default_rng(length).integers(0, 1 << 64, size=length, dtype=np.uint64)
+        reference = MinHash(num_perm=128, seed=1, scheme="affine32", hashfunc=int)
+        reference.update_batch((found >> np.uint64(32)).tolist())
+        assert signer.signature(found).tolist() == reference.hashvalues.tolist()
+
+
+@pytest.mark.parametrize("n", [3, 8, 13])
+def test_grams_are_those_of_the_sum_word_by_word(n: int) -> None:
+    for length in (0, 1, n - 1, n, n + 1, 200):
+        hashes = np.random.default_rng(length).integers(0, 1 << 64, size=length, dtype=np.uint64)
+        runs = [hashes[start : start + n].tolist() for start in range(length - n + 1)]
+        expected = [sum(word * int(FACTOR) ** (n - 1 - place) for place, word in enumerate(run)) for run in runs]
+        assert grams(hashes, n).tolist() == [value % (1 << 64) for value in expected]
 
 
 @pytest.mark.parametrize(

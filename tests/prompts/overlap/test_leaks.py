@@ -3,6 +3,8 @@
 import random
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from prompt_stage import Prepare, chat, prepare, reasons, write
 
@@ -33,11 +35,11 @@ def test_thirteen_words_in_a_row_are_dropped_and_eight_are_counted(prepare: Prep
     ledger = prepare(rows, leaks={"benchmarks": benchmarks}, duplicates={"near": False})
     assert reasons(prepare) == ["leak: one"]
     assert ledger["leaks"] == {
-        "one": {"texts": 1, "unread": 0, "dropped": 1, "reported": 1},
-        "two": {"texts": 1, "unread": 0, "dropped": 0, "reported": 1},
+        "one": {"texts": 1, "answers": 0, "unread": 0, "dropped": 1, "reported": 1},
+        "two": {"texts": 1, "answers": 0, "unread": 0, "dropped": 0, "reported": 1},
     }
     report = (prepare.folder / "report.md").read_text()
-    assert "| one | 1 | 1 | 1 |" in report
+    assert "| one | 1 | 0 | 1 | 1 |" in report
 
 
 def test_case_and_punctuation_do_not_hide_a_leak(prepare: Prepare, tmp_path: Path) -> None:
@@ -137,6 +139,31 @@ def test_a_wrong_setting_is_named(prepare: Prepare, tmp_path: Path, leaks: dict,
         entries = [files.get(entry, entry) if isinstance(entry, str) else entry for entry in entries]
     with pytest.raises(InputError, match=message):
         prepare([chat("a")], leaks={**leaks, "benchmarks": entries})
+
+
+def test_benchmarks_are_read_from_their_published_columns_by_name_with_their_answers(
+    prepare: Prepare, tmp_path: Path
+) -> None:
+    """The columns of GSM8K, HumanEval and MMLU on the Hub."""
+    folder = tmp_path / "benchmarks"
+    (folder / "mmlu" / "data").mkdir(parents=True)
+    gsm8k = {"question": [spell(0, 20)], "answer": [f"{spell(100, 120)} #### 42"]}
+    pq.write_table(pa.table(gsm8k), folder / "gsm8k.parquet")
+    humaneval = {"task_id": "HumanEval/0", "prompt": spell(200, 220), "canonical_solution": spell(300, 320)}
+    write(folder / "humaneval.jsonl", [{**humaneval, "test": "assert True"}])
+    mmlu = {"question": ["Why so?"], "choices": [["a", "b"]], "answer": [1]}
+    pq.write_table(pa.table(mmlu), folder / "mmlu" / "data" / "test-00000-of-00001.parquet")
+    texts = [spell(3, 18), spell(103, 118), spell(201, 218), spell(301, 318), "why so", "42", "please why so"]
+    leaks = {"folder": str(folder), "benchmarks": ["gsm8k", "humaneval", "mmlu"]}
+    ledger = prepare([chat(text) for text in texts], leaks=leaks, duplicates={"near": False})
+    assert reasons(prepare) == [f"leak: {name}" for name in ("gsm8k", "gsm8k", "humaneval", "humaneval", "mmlu")]
+    assert {name: leak["answers"] for name, leak in ledger["leaks"].items()} == {"gsm8k": 1, "humaneval": 1, "mmlu": 0}
+
+
+def test_a_name_that_the_folder_lacks_is_told_with_what_it_holds(prepare: Prepare, tmp_path: Path) -> None:
+    named(tmp_path, "gsm8k", spell(0, 20))
+    with pytest.raises(InputError, match=r"benchmarks\[0\]=mmlu is not in .*, which holds .*gsm8k\.jsonl"):
+        prepare([chat("a")], leaks={"folder": str(tmp_path), "benchmarks": ["mmlu"]})
 
 
 def test_a_text_is_one_however_its_characters_are_composed():

@@ -28,5 +28,19 @@ def test_a_number_without_its_name_and_a_name_without_a_valid_number_pass(text: 
         assert list(OtherNationalId(action="drop").find(other)) == []
 
 
+def test_a_chinese_number_of_a_county_that_the_library_lacks_is_found() -> None:
+    """python-stdnum raises KeyError there."""
+    assert len(list(OtherNationalId(action="drop").find("身份证号码: 110007198803200011"))) == 1
+
+
+@pytest.mark.parametrize("number", ["470312-2881820", "ZZ 66 20 82 T", "420602197607100864", "914-48-5809"])
+def test_what_somebody_calls_theirs_needs_no_check_digits(number: str) -> None:
+    """Numbers as Faker writes them for Korea, the United Kingdom, China and India."""
+    for text in (f"Here's my SSN: {number}", f"His social security number is {number}, he said"):
+        [span] = OtherNationalId(action="drop").find(text)
+        assert text[span.start : span.end] == number
+    assert list(OtherNationalId(action="drop").find(f"a form for the SSN, order {number}")) == []
+
+
 def test_the_library_has_every_country_of_the_list() -> None:
     assert len(modules()) == len(PERSONAL)

@@ -1,0 +1,41 @@
+"""Random values by their names and prefixes: forms from the rules of kingfisher (Apache-2.0), and what is as random."""
+
+import pytest
+
+from eagle3.prompts.privacy.random_values import RandomValue
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "audd_key=1234567890abcdef1234567890abcdef",
+        "transferwiseKEY=abcdef01-2345-6789-abcd-ef0123456789",
+        "versioneyeACCESS-abcdef1234567890abcdef1234567890abcdef12",
+        "languagelayer PRIVATE xy12za34vb56ui78op90qs12tr34ew56",
+        "newscatcher_key = 0TmwjGlDiFJcHN_wODUUrEGBjC4Zh9xSnTQ2jiN83oU",
+        "vercelTOKEN abcdefghijklmnopqrstuvwx",
+        "figma pat = figd_rh1234567890123456789012345678901234abcd",
+        "PMAK-5f8d04b3e9a1c70038b2d6a4-9f3e7Kc1XbR8s2LqT5vW0yZ4mN6p",
+    ],
+)
+def test_a_random_value_with_a_name_or_a_prefix_is_a_secret(text: str) -> None:
+    [span] = RandomValue(action="drop").find(text)
+    assert span.end == len(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+        "commit 43582a4f1e2d3c4b5a69788796a5b4c3d2e1f0a9",
+        "cache-key-0cc175b9c0f1b6a831c399e269772661",
+        "request 123e4567-e89b-12d3-a456-426614174000 failed",
+        "the token: internationalization",
+        "public key fingerprint 16:27:ac:a5:76:28:2d:36:63:1b:56:4d:eb:df:a6:48",
+        "secret_name = my_application_configuration",
+        "https://example.com/token/abcdefabcdef1234567890abcdefabcdef",
+        "key = getAuthenticationTokenFromTheServer",
+    ],
+)
+def test_what_is_random_and_opens_nothing_passes(text: str) -> None:
+    assert list(RandomValue(action="drop").find(text)) == []
