@@ -30,7 +30,7 @@ NEEDS_EXTRA = {
     "objects": ("eagle3/storage/objects.py",),
 }  # fmt: skip
 # Imported where they are used, after a look whether they are there.
-GUARDED = {"triton", "flash_attn", "ftfy", "spacy", "presidio_analyzer", "sglang"}
+GUARDED = {"triton", "flash_attn", "ftfy", "spacy", "presidio_analyzer", "ray", "sglang"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -59,7 +59,7 @@ def imports(path: Path) -> set[str]:
             found |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module.partition(".")[0])
-    return found - set(sys.stdlib_module_names) - {"eagle3"}
+    return found - set(sys.stdlib_module_names) - {"eagle3", "eagle3_fp8"}
 
 
 def imported() -> Iterator[tuple[str, str, set[str]]]:
@@ -110,7 +110,8 @@ def without_extras(tmp_path: Path) -> dict[str, str]:
     """The environment of a Python in which our code cannot import a package of the extras."""
     blocked = {*LIBRARIES, *serve.BENCH_LIBRARIES, *GUARDED}
     (tmp_path / "sitecustomize.py").write_text(f"BLOCKED = {blocked}{WITHOUT_EXTRAS}")
-    return os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]), "OMP_NUM_THREADS": "1"}
+    places = (tmp_path, ROOT, ROOT / "eagle3/engine/hooks")  # the last is the path in SGLang's own process
+    return os.environ | {"PYTHONPATH": os.pathsep.join(map(str, places)), "OMP_NUM_THREADS": "1"}
 
 
 def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:

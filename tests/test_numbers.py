@@ -289,7 +289,7 @@ def configs() -> list[Any]:
         return [
             compose("train"),
             compose("precompute", overrides=privacy),
-            compose("precompute", overrides=["answers=sglang", "features=sglang"]),
+            compose("precompute", overrides=["answers=sglang", "features=sglang", "workers=ray"]),
             compose("serve"),
             compose("train", ["logger=wandb"]),
         ]

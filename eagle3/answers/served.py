@@ -27,7 +27,7 @@ from eagle3.engine.endpoint import (
 )
 from eagle3.engine.own import servers_of, serving
 from eagle3.engine.pool import Pool
-from eagle3.engine.same_target import SENTENCE, require_same_model, require_same_tokens
+from eagle3.engine.same_target import SENTENCE, require_same_model, require_same_tokens, require_same_weights
 from eagle3.errors import InputError
 from eagle3.target.stored import StoredTarget
 from eagle3.workers.meter import Progress
@@ -134,6 +134,8 @@ class ServedAnswerer:
                     f"answers.urls: {endpoint.url} does not answer as answers={self.name} needs ({failure}); start it, "
                     f"choose another protocol, or leave it out"
                 ) from None
+        if len(endpoints) > 1:
+            await require_same_weights(session, endpoints, sentence_ids)
 
     def __call__(self, conversations: Iterable[AnyConversation], progress: Progress) -> Iterator[list[AnyConversation]]:
         conversations, ended = iter(conversations), asyncio.Queue[asyncio.Task[None]]()

@@ -2,18 +2,19 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from eagle3.engine.endpoint import Endpoint, RequestRefused, ask
+from eagle3.engine.endpoint import Endpoint, Request, RequestRefused, ServerFailed, ask
 from eagle3.errors import InputError
 from eagle3.target.model import config_hash
 
 log = logging.getLogger(__name__)
 
+PLACES = 8
 SENTENCE = "Zebras don't count 1,234 µ-ops; naïve café owners do!\n\tif x != y: return 'z'  # 日本語"
 
 
@@ -62,6 +63,33 @@ async def require_same_tokens(
             f"one sentence), so a head would be trained for other prompts than it serves; give both the same chat "
             f"template: chat.template, chat.template_kwargs and chat.date here, --chat-template there"
         )
+
+
+async def require_same_weights(
+    session: aiohttp.ClientSession, endpoints: Sequence[Endpoint], sentence_ids: list[int]
+) -> None:
+    """Compare what the servers take for the next token of SENTENCE at PLACES of its places: with other weights most
+    differ, with other kernels a near-tie or two."""
+    lengths = sorted({max(1, len(sentence_ids) * place // PLACES) for place in range(1, PLACES + 1)})
+    requests = [
+        Request(sentence_ids[:length], seed=0, temperature=0, top_p=1, top_k=0, max_new_tokens=1) for length in lengths
+    ]
+
+    async def next_tokens(endpoint: Endpoint) -> list[int]:
+        return [(await endpoint.complete(session, request)).token_ids[0] for request in requests]
+
+    try:
+        first, *others = [await next_tokens(endpoint) for endpoint in endpoints]
+    except (ServerFailed, RequestRefused) as failure:
+        log.warning("the servers' weights are not compared: one does not answer (%s)", failure)
+        return
+    for endpoint, tokens in zip(endpoints[1:], others, strict=True):
+        different = sum(one != other for one, other in zip(first, tokens, strict=True))
+        if different > len(lengths) / 2:
+            raise InputError(
+                f"{endpoint.url} and {endpoints[0].url} do not serve the same weights: of {len(lengths)} next tokens "
+                f"they choose {different} differently; leave one out of answers.urls"
+            )
 
 
 async def _tokens(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> list[int]:

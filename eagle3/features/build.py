@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
@@ -16,14 +16,16 @@ from eagle3.errors import require_packages
 from eagle3.features.extract import STORED, FeatureSettings
 from eagle3.features.extractor import Extractor
 from eagle3.features.huggingface import HuggingFaceExtractor
-from eagle3.features.sentinel import Sentinel, computed_sentinels, plain_sentinels
-from eagle3.features.served import ServedExtractor
 from eagle3.features.work import Sharding
 from eagle3.storage.place import open_folder
 from eagle3.target.capture import check_capture_layers, default_capture_layers
 from eagle3.target.model import free_bytes, load_target, unload
 from eagle3.target.stored import StoredTarget, stored_target
 from eagle3.workers.task import Place
+
+if TYPE_CHECKING:
+    from eagle3.features.sentinel import Sentinel
+    from eagle3.features.served import ServedExtractor
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +60,10 @@ def sharding(config: DictConfig, folder: Path, place: Place) -> Iterator[Shardin
         yield task
 
 
-def _served(config: DictConfig, target: StoredTarget, folder: Path, place: Place, **parts: Any) -> ServedExtractor:
+def _served(config: DictConfig, target: StoredTarget, folder: Path, place: Place, **parts: Any) -> "ServedExtractor":
     require_packages("aiohttp", extra="engine", needed_by="features=sglang")
+    from eagle3.features.served import ServedExtractor
+
     unload()  # the GPU is the servers'
     settings = {key: value for key, value in cli.plain(config.features.engine).items() if key != "required"}
     launch = for_place(LaunchSettings(**cli.plain(config.launch)), place)
@@ -67,7 +71,9 @@ def _served(config: DictConfig, target: StoredTarget, folder: Path, place: Place
     return ServedExtractor(target=target, sentinels=sentinels, launch=launch, folder=folder, **parts, **settings)
 
 
-def _sentinels(config: DictConfig, target: StoredTarget, layers: list[int]) -> list[Sentinel]:
+def _sentinels(config: DictConfig, target: StoredTarget, layers: list[int]) -> "list[Sentinel]":
+    from eagle3.features.sentinel import computed_sentinels, plain_sentinels
+
     free = free_bytes(config.target.device)
     if target.weights_bytes < free / 2:  # twice: in float32 on a CPU
         sentinels = computed_sentinels(load_target(**cli.plain(config.target)), layers)

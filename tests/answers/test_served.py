@@ -187,6 +187,17 @@ def test_a_server_of_another_target_is_refused_before_it_answers(
     assert server.received == []
 
 
+def test_servers_of_the_same_name_with_other_weights_are_told_apart(ask: Ask, server: ProtocolServer) -> None:
+    def otherwise(*arguments: Any) -> dict[str, Any]:
+        answer = server.decode(*arguments)
+        return {**answer, "output_ids": [(token + 1) % 4000 + 5 for token in answer["output_ids"]]}
+
+    other = ProtocolServer(otherwise, dict(server.arguments), tokenizer=server.tokenizer)
+    said = "do not serve the same weights: of 8 next tokens"
+    with serving(server) as url, serving(other) as theirs, pytest.raises(InputError, match=said):
+        ask([url, theirs])
+
+
 def test_a_copy_of_the_target_and_a_name_that_is_said_are_taken(
     ask: Ask, server: ProtocolServer, expected: Rows
 ) -> None:
