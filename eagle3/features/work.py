@@ -24,7 +24,7 @@ from eagle3.workers.task import Keyed
 
 log = logging.getLogger(__name__)
 
-ENCODERS = 4  # threads
+ENCODERS, CLOSERS = 4, 2  # threads
 
 
 @dataclass(frozen=True)
@@ -57,18 +57,23 @@ class Sharding:
         self.extractor.__exit__(kind, error, traceback)
 
     def __call__(self, items: Iterator[Keyed], progress: Progress) -> Iterator[list[Keyed]]:
-        begun: deque[Shard] = deque()
-        try:
-            for encoded in encoded_ahead(self.extractor(self._conversations(items, begun))):
-                while encoded.sample.id not in begun[0].ids:
-                    yield [self._finished(begun.popleft(), progress)]
-                begun[0].add(encoded)
-                progress.add(ended=1, tokens=len(encoded.sample.input_ids))
-            while begun:
-                yield [self._finished(begun.popleft(), progress)]
-        finally:
-            for shard in begun:
-                shard.discard()
+        begun, closing = deque[Shard](), deque[Future[Keyed]]()
+        with ThreadPoolExecutor(CLOSERS) as threads:
+            try:
+                for encoded in encoded_ahead(self.extractor(self._conversations(items, begun))):
+                    while encoded.sample.id not in begun[0].ids:
+                        closing.append(self._close(threads, begun.popleft(), progress))
+                    while len(closing) > CLOSERS or (closing and closing[0].done()):
+                        yield [closing.popleft().result()]
+                    begun[0].add(encoded)
+                    progress.add(ended=1, tokens=len(encoded.sample.input_ids))
+                while begun:
+                    closing.append(self._close(threads, begun.popleft(), progress))
+                while closing:
+                    yield [closing.popleft().result()]
+            finally:
+                for shard in begun:
+                    shard.discard()
 
     def _conversations(self, items: Iterator[Keyed], begun: "deque[Shard]") -> Iterator[Conversation]:
         for number, piece in items:
@@ -76,10 +81,12 @@ class Sharding:
             begun.append(Shard(self.storage, number, piece))
             yield from piece.conversations
 
-    def _finished(self, shard: "Shard", progress: Progress) -> Keyed:
+    def _close(self, threads: ThreadPoolExecutor, shard: "Shard", progress: Progress) -> "Future[Keyed]":
+        """Let another thread wait until the shard is safely where it lies, while the next is written."""
         left_out, self.extractor.left_out = self.extractor.left_out, Counter()
         progress.add(ended=len(shard.ids) - shard.samples)
-        return shard.number, Made(shard.finish(), dict(left_out), self.extractor.logit_transform())
+        transform = self.extractor.logit_transform()
+        return threads.submit(lambda: (shard.number, Made(shard.finish(), dict(left_out), transform)))
 
 
 def encoded_ahead(samples: Iterable[Sample]) -> Iterator[Encoded]:
@@ -122,6 +129,8 @@ class Shard:
                 index = read_index(self.storage, name)
                 if index.facts.made_from != self.made_from or not self.ids.issuperset(index.ids()):
                     raise
+            finally:
+                self.discard()
         log.warning("%s/%s is there already, from another worker or run: it stays", self.storage.location, name)
         return index_bytes(index)
 
