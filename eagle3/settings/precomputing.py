@@ -111,7 +111,7 @@ class OnRay(TypedDict):
     address: Text | None
     count: Places | None
     gpus: CountOrZero | None
-    cpus: Annotated[float, Field(ge=0, le=10_000)]
+    cpus: Annotated[float, Field(gt=0, le=10_000)]
     restarts: CountOrZero
 
 

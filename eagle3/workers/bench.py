@@ -40,7 +40,8 @@ class Bench:
         self.changed = threading.Condition()
         self.results: list[Keyed] = []
         self.tally, self.said = Tally(), Said()
-        self.ready, self.error = False, ""
+        self.ready = False
+        self.error: str | None = None
         self.thread = threading.Thread(target=self._work, daemon=True, name=place.name)
         self.thread.start()
 
@@ -54,15 +55,13 @@ class Bench:
         with self.changed:
             self.changed.wait_for(lambda: self.results or self.error, WAIT_S if items is not None else 0)
             results, self.results = self.results, []
-        tally, self.tally.ended, self.tally.tokens = (self.tally.ended, self.tally.tokens), 0, 0
         return Report(
             host=platform.node(),
             ready=self.ready,
             results=results,
-            ended=tally[0],
-            tokens=tally[1],
             said=self.said.taken(),
-            error=self.error or None,
+            error=self.error,
+            **self.tally.take(),
         )
 
     def _work(self) -> None:
@@ -86,7 +85,7 @@ class Bench:
 
     def _end(self, why: str) -> None:
         with self.changed:
-            self.error = why or "ended"
+            self.error = why
             self.changed.notify()
 
 

@@ -101,7 +101,7 @@ class RayWorker:
     def __init__(self, actor: Any, name: str) -> None:
         self.actor, self.name = actor, name
         self.report: Any = None
-        self.alive = False
+        self.ready = False
 
     def visit(self, items: Sequence[Keyed] | None) -> None:
         self.report = self.actor.visit.remote(items)
@@ -109,7 +109,7 @@ class RayWorker:
     def end(self) -> None:
         import ray
 
-        self.report, self.alive = None, False
+        self.report, self.ready = None, False
         with suppress(Exception):  # it may be gone, and its cluster with it
             ray.kill(self.actor)
 
@@ -121,10 +121,10 @@ class Cluster:
         self.build, self.count, self.logs = build, count, logs
         self.resources = {name: amount for name, amount in resources.items() if amount}
         self.workers: list[RayWorker] = []
-        self.looked_at = 0.0
+        self.looked_at = float("-inf")
 
     def come(self) -> list[RayWorker]:
-        if (self.count is not None and len(self.workers) >= self.count) or time.monotonic() < self.looked_at + LOOK_S:
+        if (self.count is not None and len(self.workers) >= self.count) or time.monotonic() - self.looked_at < LOOK_S:
             return []
         self.looked_at = time.monotonic()
         room = self._room()
@@ -146,7 +146,7 @@ class Cluster:
     def go_home(self) -> None:
         import ray
 
-        last = [worker.actor.visit.remote(None) for worker in self.workers if worker.alive]
+        last = [worker.actor.visit.remote(None) for worker in self.workers if worker.ready]
         if last:
             ray.wait(last, num_returns=len(last), timeout=END_S)
         for worker in self.workers:
@@ -159,7 +159,7 @@ class Cluster:
             report = ray.get(worker.report)
         except ray.exceptions.RayActorError:
             report = None
-        worker.alive = report is not None
+        worker.ready = report is not None and report.ready
         return report
 
     def _room(self) -> int:

@@ -1,8 +1,9 @@
 """One bar over all that is done, with the rate of tokens, wherever it is done."""
 
 import logging
+import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, Self
 
 from tqdm import tqdm
@@ -53,12 +54,21 @@ class Meter:
 
 @dataclass
 class Tally:
-    """A `Progress` that remembers, for one who asks now and then."""
+    """A `Progress` that remembers, for another thread that asks now and then."""
 
     ended: int = 0
     tokens: int = 0
     note: str = ""
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add(self, *, ended: int = 0, tokens: int = 0) -> None:
-        self.ended += ended
-        self.tokens += tokens
+        with self.lock:
+            self.ended += ended
+            self.tokens += tokens
+
+    def take(self) -> dict[str, int]:
+        """Return what has come since the last call."""
+        with self.lock:
+            taken = {"ended": self.ended, "tokens": self.tokens}
+            self.ended = self.tokens = 0
+        return taken

@@ -67,6 +67,7 @@ class Process:
         self.log = logs / f"worker-{place.number}.log"
         self.process: multiprocessing.process.BaseProcess | None = None
         self.connection: Connection | None = None
+        self.ready = False
 
     def visit(self, items: Sequence[Keyed] | None) -> None:
         if self.process is None:
@@ -79,13 +80,15 @@ class Process:
         """Return what the visit ended with, None if it did not."""
         assert self.connection is not None
         try:
-            return self.connection.recv()
+            report: Report = self.connection.recv()
         except (EOFError, OSError):
             self.end()
             return None
+        self.ready = report.ready
+        return report
 
     def end(self) -> None:
-        process, self.process = self.process, None
+        process, self.process, self.ready = self.process, None, False
         if process is not None:
             process.kill()
             process.join()
@@ -117,12 +120,12 @@ class Room:
         return [(by_connection[each], by_connection[each].report()) for each in told if isinstance(each, Connection)]
 
     def go_home(self) -> None:
-        at_work = [worker for worker in self.workers if worker.process is not None]
-        for worker in at_work:
-            worker.visit(None)
-        for worker in at_work:
-            assert worker.process is not None
-            worker.process.join(END_S)
+        for worker in self.workers:
+            if worker.ready:
+                worker.visit(None)
+        for worker in self.workers:
+            if worker.ready and worker.process is not None:
+                worker.process.join(END_S)
             worker.end()
 
 
