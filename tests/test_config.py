@@ -12,7 +12,7 @@ from train import build_loggers, build_trainer, build_training
 
 ROOTS = {
     "train": ["model", "data", "loss_mask", "loss", "kernels", "optim", "trainer", "callbacks", "logger", "experiment"],
-    "precompute": ["target", "prompts", "chat", "responses", "answers", "features", "estimate", "launch"],
+    "precompute": ["target", "prompts", "chat", "responses", "answers", "features", "estimate", "launch", "workers"],
     "serve": ["target", "chat", "launch", "serve", "logger"],
 }
 OPTIONS = [
