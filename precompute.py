@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 FOLDERS = {"verify": "features", "repair": "features"}
 CHECKS = set(FOLDERS)
+AHEAD = 1024  # prompts at hand of an answerer that does not say how many it works on at once
 READ_ONLY = {"estimate"}  # may look at what another process is writing
 
 
@@ -43,10 +44,10 @@ READ_ONLY = {"estimate"}  # may look at what another process is writing
 def main(config: DictConfig) -> None:
     check_settings(config, "precompute")
     stages = [config.stages] if isinstance(config.stages, str) else list(config.stages)
-    if {"responses", "features"} & set(stages):
-        choose_engine(config)
     if "repair" in stages:
         stages.append("features")  # which makes what is not there
+    if {"responses", "features"} & set(stages):
+        choose_engine(config)
     warn_of_unread(config, stages)
     if "prompts" in stages:
         require_packages(*LIBRARIES, extra="prompts", needed_by="stages=[prompts]")
@@ -224,14 +225,13 @@ def answer(config: DictConfig, target: "StoredTarget", out_dir: Path) -> "Counts
         seed=responses.seed,
         on_length=responses.on_length,
     )
-    prompt_limit(
-        target.context, sampling.max_new_tokens, responses.max_prompt_tokens
-    )  # an error before anything starts
+    # Raises its error before anything starts.
+    prompt_limit(target.context, sampling.max_new_tokens, responses.max_prompt_tokens)
     served = config.answers.name in SERVED
-    gpus = (
-        0 if served and config.answers.urls else gpus_of(config, served=served, servers=config.answers.get("servers"))
-    )
-    ahead = 2 * (config.answers.in_flight if served else config.answers.window)
+    gpus = gpus_of(config, served=served, servers=config.answers.get("servers"))
+    if served and config.answers.urls:
+        gpus = 0
+    ahead = 2 * (config.answers.get("in_flight") or config.answers.get("window") or AHEAD)
     build = partial(answering, resolved(config), out_dir / "logs")
     return answer_prompts(
         target=target, made_with=made_with, workers=workers_of(config, gpus), build=build, ahead=ahead, out_dir=out_dir
