@@ -1,8 +1,10 @@
 """Local files that are whole or absent, JSON, and hashes."""
 
+import errno
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -104,10 +106,12 @@ class LocalPendingFile:
         path: Path,
         *,
         check: Callable[[], object] = lambda: None,
+        exclusive: bool = False,
         committed: Callable[[], object] = lambda: None,
     ) -> None:
-        self.path, self.check, self.committed = path, check, committed
-        self.temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        """`exclusive`: committing is a FileExistsError where the name is taken, also in that very moment."""
+        self.path, self.check, self.exclusive, self.committed = path, check, exclusive, committed
+        self.temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")  # two nodes may have equal pids
         self.file = self.temporary.open("wb")
 
     def write(self, data: Any) -> int:
@@ -123,8 +127,18 @@ class LocalPendingFile:
             os.fsync(self.file.fileno())
             self.file.close()
             self.check()
-            self.temporary.replace(self.path)
+            if self.exclusive:
+                self._link()
+            else:
+                self.temporary.replace(self.path)
         self.committed()
+
+    def _link(self) -> None:
+        try:
+            os.link(self.temporary, self.path)
+        except FileExistsError:
+            raise FileExistsError(errno.EEXIST, "another process has written it", str(self.path)) from None
+        self.temporary.unlink()
 
     def discard(self) -> None:
         with suppress(OSError):  # on a full disk closing fails as writing did

@@ -92,11 +92,12 @@ class LocalFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         path = self.path / name
 
-        def check() -> None:  # a folder has one writer at a time (lock.py), so nobody comes in between
+        def check() -> None:  # only new files have several writers (lock.py), so nobody comes in between
             if instead_of not in (WHATEVER, _version(path)):
                 raise FileExistsError(errno.EEXIST, "another process has written it", str(path))
 
-        return LocalPendingFile(path, check=check, committed=lambda: self._mapped.pop(name, None))
+        exclusive = instead_of is None
+        return LocalPendingFile(path, check=check, exclusive=exclusive, committed=lambda: self._mapped.pop(name, None))
 
     @staticmethod
     def _map(path: Path) -> memoryview:

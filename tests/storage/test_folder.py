@@ -177,3 +177,21 @@ def test_a_feature_store_in_memory_is_that_on_disk(tmp_path: Path) -> None:
     memory.files[shard] = memory.files[shard][:-1] + b"!"
     with pytest.raises(InputError, match=rf"memory://store/{shard}"):
         FeatureStore(memory).verify()
+
+
+def test_of_writers_that_commit_a_new_file_at_once_exactly_one_does(tmp_path: Path) -> None:
+    files = [LocalFolder(tmp_path).create("new.bin", instead_of=None) for _ in range(8)]
+    for number, file in enumerate(files):
+        file.write(bytes([number]) * 100)
+        file.check = lambda: None  # all have looked already
+    won = []
+    for number, file in enumerate(files):
+        try:
+            file.commit()
+            won.append(number)
+        except FileExistsError as error:
+            assert error.filename == str(tmp_path / "new.bin")
+        finally:
+            file.discard()
+    assert won == [0] and (tmp_path / "new.bin").read_bytes() == bytes(100)
+    assert [path.name for path in tmp_path.iterdir()] == ["new.bin"]
