@@ -117,7 +117,9 @@ def warn_of_unread(config: DictConfig, stages: list[str]) -> None:
 
 def check_ahead(config: DictConfig, stages: list[str]) -> None:
     """What would be found only after hours of earlier stages."""
-    from eagle3.target.capture import check_capture_layers, default_capture_layers  # prompts alone start without torch
+    from eagle3.answers.stage import prompt_limit  # prompts alone start without torch
+    from eagle3.target.capture import check_capture_layers, default_capture_layers
+    from eagle3.target.facts import context_of
     from eagle3.target.files import read_target_files
     from eagle3.target.sglang import capture_obstacle
 
@@ -126,6 +128,10 @@ def check_ahead(config: DictConfig, stages: list[str]) -> None:
     target = read_target_files(**{key: settings[key] for key in ("path", "revision", "trust_remote_code")})
     if obstacle := capture_obstacle(target.architecture):
         log.warning("target.path=%s: %s", target.path, obstacle)
+    if "responses" in stages and config.answers.name != "imported":
+        prompt_limit(
+            context_of(target.text_config), config.responses.max_new_tokens, config.responses.max_prompt_tokens
+        )
     if {"features", "estimate"} & set(stages):
         num_layers = target.text_config.num_hidden_layers
         check_capture_layers(config.features.capture_layers or default_capture_layers(num_layers), num_layers)
@@ -209,7 +215,7 @@ def answer_and_extract(config: DictConfig, stages: list[str], out_dir: Path) -> 
 
 def answer(config: DictConfig, target: "StoredTarget", out_dir: Path) -> "Counts":
     from eagle3.answers.build import SERVED, answering, chat_of, sampling_of
-    from eagle3.answers.stage import answer_prompts, import_answers, prompt_limit
+    from eagle3.answers.stage import answer_prompts, import_answers
     from eagle3.answers.store import MadeWith
 
     chat, responses = chat_of(config, target), config.responses
@@ -225,8 +231,6 @@ def answer(config: DictConfig, target: "StoredTarget", out_dir: Path) -> "Counts
         seed=responses.seed,
         on_length=responses.on_length,
     )
-    # Raises its error before anything starts.
-    prompt_limit(target.context, sampling.max_new_tokens, responses.max_prompt_tokens)
     served = config.answers.name in SERVED
     gpus = gpus_of(config, served=served, servers=config.answers.get("servers"))
     if served and config.answers.urls:

@@ -17,6 +17,7 @@ from eagle3.engine.command import LaunchSettings
 from eagle3.engine.own import for_place
 from eagle3.errors import require_packages
 from eagle3.target.capture import logit_transform_of
+from eagle3.target.facts import context_of
 from eagle3.target.model import Target, loaded_target
 from eagle3.target.stored import StoredTarget, stored_target
 from eagle3.workers.task import Place
@@ -52,8 +53,7 @@ def answering(config: DictConfig, folder: Path, place: Place) -> Iterator[Answer
         launch = for_place(LaunchSettings(**cli.plain(config.launch)), place)
         parts |= {"name": config.answers.name, "chat": chat, "launch": launch, "folder": folder / place.folder}
     answerer: Answerer = cli.build(config.answers, leave_out=["name"], **parts)
-    context = getattr(target.text_config, "max_position_embeddings", None)
-    limit = prompt_limit(context, sampling.max_new_tokens, config.responses.max_prompt_tokens)
+    limit = prompt_limit(context_of(target.text_config), sampling.max_new_tokens, config.responses.max_prompt_tokens)
     with Answering(
         answerer, chat, seed=config.responses.seed, max_prompt_tokens=limit, on_length=config.responses.on_length
     ) as task:

@@ -9,6 +9,7 @@ from eagle3.answers.chat import Chat
 from eagle3.answers.imported import ImportedAnswers, imported_rows
 from eagle3.answers.store import Counts, MadeWith, ResponseStore
 from eagle3.errors import InputError
+from eagle3.target.facts import context_of
 from eagle3.target.model import Target
 from eagle3.target.stored import StoredTarget
 from eagle3.workers.meter import Meter
@@ -50,7 +51,7 @@ def import_answers(
     """Keep the answers that the prompts in `out_dir`/prompts came with."""
     made_with = MadeWith(answers=answers.name, chat=chat.settings, sampling=None, seed=None, on_length=None)
     store = _open_store(target, made_with, out_dir)
-    context = getattr(target.text_config, "max_position_embeddings", None)
+    context = context_of(target.text_config)
     with Meter(store.pending, desc="responses", unit="prompt", of="answer tokens") as progress:
         for prompts in _batched(store.pending_prompts(), WRITTEN_TOGETHER):
             rows = [

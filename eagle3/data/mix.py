@@ -43,12 +43,13 @@ class Rules:
         return samples.take(left)
 
     def _set(self) -> dict[str, Callable[[Samples], np.ndarray]]:
-        rules: dict[str, Callable[[Samples], np.ndarray]] = {
-            f"data.min_tokens={self.min_tokens}": lambda samples: samples.tokens >= self.min_tokens,
-            f"data.max_tokens={self.max_tokens}": lambda samples: samples.tokens <= self.max_tokens,
-            f"data.share={self.share}": lambda samples: share_fractions(samples.split) < self.share,
+        fits: dict[str, Callable[[Samples], np.ndarray]] = {
+            "min_tokens": lambda samples: samples.tokens >= self.min_tokens,
+            "max_tokens": lambda samples: samples.tokens <= self.max_tokens,
+            "share": lambda samples: share_fractions(samples.split) < self.share,
         }
-        return {key: fits for key, fits in rules.items() if not key.endswith("=None")}
+        values = {name: getattr(self, name) for name in fits}
+        return {f"data.{name}={value}": fits[name] for name, value in values.items() if value is not None}
 
 
 class Mixture:

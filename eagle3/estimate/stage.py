@@ -9,12 +9,13 @@ from transformers import PreTrainedConfig
 
 from eagle3.answers.chat import Chat
 from eagle3.answers.imported import ImportedAnswers, imported_rows
+from eagle3.answers.stage import prompt_limit
 from eagle3.errors import InputError
 from eagle3.estimate.conversations import RowsOf, expected_conversations, stand_ins
 from eagle3.estimate.hours import Rates, active_parameters, gpu_hours, head_parameters
 from eagle3.estimate.sizes import Layout, count_tokens, store_sizes, values_of_target
 from eagle3.storage.files import write_json
-from eagle3.target.facts import target_config
+from eagle3.target.facts import context_of, target_config
 from eagle3.target.files import TargetFiles
 
 log = logging.getLogger(__name__)
@@ -79,18 +80,17 @@ def rows_of_prompts(
     """Return what makes rows of a prompt that has no answer of the target yet, and what it takes for answers.
 
     `responses` are the keys of conf/responses, `mean` the tokens of an answer."""
-    context, most = getattr(config, "max_position_embeddings", None), responses["max_prompt_tokens"]
+    context, most = context_of(config), responses["max_prompt_tokens"]
     if imported:
         limits = {"max_prompt_tokens": most, "context": context}
         return lambda prompt: imported_rows(prompt, chat, imported, **limits)[0], "imported"
     longest = responses["max_new_tokens"]
     tokens = min(mean, longest)
-    room = [limit for limit in (most, context and context - longest) if limit is not None]
     rows_of = stand_ins(
         chat,
         tokens=tokens,
         cut=tokens == longest and responses["on_length"] == "keep",
-        max_prompt_tokens=min(room, default=None),
+        max_prompt_tokens=prompt_limit(context, longest, most),
     )
     bound = "responses.max_new_tokens" if tokens < mean else "estimate.answer_tokens"
     return rows_of, f"of {tokens} tokens each ({bound})"

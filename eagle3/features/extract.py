@@ -1,9 +1,5 @@
-"""The features stage: answered conversations → shards of the target's hidden states, resumable at the shard.
+"""The features stage: answered conversations → shards of the target's hidden states, resumable at the shard."""
 
-Shapes: T tokens of a sample, H hidden size, V target vocabulary, J teacher rows.
-"""
-
-import logging
 import math
 from collections import Counter
 from collections.abc import Iterator
@@ -25,7 +21,6 @@ from eagle3.target.stored import StoredTarget
 from eagle3.workers.meter import Meter, Progress
 from eagle3.workers.task import Build, Workers
 
-log = logging.getLogger(__name__)
 STORED = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "fp8": torch.float8_e4m3fn}
 
 

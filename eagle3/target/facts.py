@@ -72,6 +72,11 @@ def text_part(config: PretrainedConfig) -> PretrainedConfig:
     return text
 
 
+def context_of(text_config: PretrainedConfig) -> int | None:
+    """Return the most tokens that a target reads at once, None where its config does not say."""
+    return getattr(text_config, "max_position_embeddings", None)
+
+
 def target_config(config: PretrainedConfig, vocab_size: int, dtype: str | None) -> TargetConfig:
     """Read the facts of a target's text config; `vocab_size` is that of its `lm_head`."""
     heads = config.num_attention_heads

@@ -56,11 +56,6 @@ class StoredTarget:
         return self.files.text_config
 
     @property
-    def context(self) -> int | None:
-        """Return the most tokens that the target reads at once."""
-        return getattr(self.text_config, "max_position_embeddings", None)
-
-    @property
     def checkpoint_dtype(self) -> str | None:
         return self.files.checkpoint_dtype
 
