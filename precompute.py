@@ -11,10 +11,7 @@ python precompute.py target.path=TARGET out_dir=DIR 'stages=[repair]'           
 
 import logging
 from contextlib import ExitStack
-from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
@@ -26,16 +23,9 @@ from eagle3.settings.check import check_settings
 from eagle3.storage.files import require_local
 from eagle3.storage.lock import hold
 
-if TYPE_CHECKING:
-    from eagle3.answers.store import Counts
-    from eagle3.features.manifest import Manifest
-    from eagle3.target.stored import StoredTarget
-    from eagle3.workers.task import Workers
-
 log = logging.getLogger(__name__)
 FOLDERS = {"verify": "features", "repair": "features"}
 CHECKS = set(FOLDERS)
-AHEAD = 1024  # prompts at hand of an answerer that does not say how many it works on at once
 READ_ONLY = {"estimate"}  # may look at what another process is writing
 
 
@@ -64,9 +54,11 @@ def main(config: DictConfig) -> None:
             if "prompts" in stages:
                 clean_prompts(config.prompts, out_dir, keep_answers=config.answers.name == "imported")
             if "estimate" in stages:
-                estimate_run(config, out_dir)
+                from eagle3.estimate.build import estimate_run
+
+                estimate_run(config)
             if {"responses", "features"} & set(stages):
-                answer_and_extract(config, stages, out_dir)
+                answer_and_extract(config, stages)
     except KeyboardInterrupt:
         raise Interrupted("interrupted; what was finished is kept, run the same command again to go on") from None
 
@@ -168,121 +160,22 @@ def clean_prompts(config: DictConfig, out_dir: Path, *, keep_answers: bool) -> N
     prepare_prompts(rules=rules, keep_answers=keep_answers, out_dir=out_dir, **settings)
 
 
-def estimate_run(config: DictConfig, out_dir: Path) -> None:
-    """Say what the stages will make of the prompts, and what it will take."""
-    from eagle3.answers.chat import Chat
-    from eagle3.estimate.hours import Rates
-    from eagle3.estimate.stage import estimate, rows_of_prompts
-    from eagle3.target.capture import default_capture_layers
-    from eagle3.target.stored import stored_target
-
-    target = stored_target(**cli.plain(config.target))
-    chat = Chat(target.tokenizer, stop_ids=target.stop_ids, **cli.plain(config.chat))
-    settings, responses, features = (cli.plain(config[key]) for key in ("estimate", "responses", "features"))
-    imported = cli.build(config.answers, leave_out=["name"]) if config.answers.name == "imported" else None
-    rows_of, answers = rows_of_prompts(
-        chat, target.text_config, responses, imported=imported, mean=settings.pop("answer_tokens")
-    )
-    estimate(
-        files=target.files,
-        rows_of=rows_of,
-        answers=answers,
-        out_dir=out_dir,
-        layers=len(features["capture_layers"] or default_capture_layers(target.text_config.num_hidden_layers)),
-        features={key: features[key] for key in ("max_length", "too_long", "teachers", "shard_mb")},
-        answered_by=None if imported else "huggingface" if config.answers.name == "huggingface" else "sglang",
-        extracted_by="sglang" if features["engine"] else "huggingface",
-        rates=Rates(**settings.pop("rates")),
-        **settings,
-    )
-
-
-def answer_and_extract(config: DictConfig, stages: list[str], out_dir: Path) -> None:
+def answer_and_extract(config: DictConfig, stages: list[str]) -> None:
+    from eagle3.answers.build import answer
+    from eagle3.features.build import extract
     from eagle3.target.stored import stored_target
 
     target = stored_target(**cli.plain(config.target))
     if "responses" in stages:
-        counts = answer(config, target, out_dir)
+        counts = answer(config, target)
         log.info("responses: %d rows, %d answer tokens", counts.rows, counts.answer_tokens)
     if "features" in stages:
-        store = extract(config, target, out_dir)
+        store = extract(config, target)
         log.info(
             "features: %d samples, %d tokens, %d answer tokens, %.2f GB in %d shards; left out: %s",
             store.samples, store.tokens, store.answer_tokens, store.bytes / 1e9, len(store.shards),
             store.left_out or "none",
         )  # fmt: skip
-
-
-def answer(config: DictConfig, target: "StoredTarget", out_dir: Path) -> "Counts":
-    from eagle3.answers.build import SERVED, answering, chat_of, sampling_of
-    from eagle3.answers.stage import answer_prompts, import_answers
-    from eagle3.answers.store import MadeWith
-
-    chat, responses = chat_of(config, target), config.responses
-    if config.answers.name == "imported":
-        answers = cli.build(config.answers, leave_out=["name"])
-        limit = responses.max_prompt_tokens
-        return import_answers(target=target, chat=chat, answers=answers, max_prompt_tokens=limit, out_dir=out_dir)
-    sampling = sampling_of(config)
-    made_with = MadeWith(
-        answers=config.answers.name,
-        chat=chat.settings,
-        sampling=asdict(sampling),
-        seed=responses.seed,
-        on_length=responses.on_length,
-    )
-    served = config.answers.name in SERVED
-    gpus = gpus_of(config, served=served, servers=config.answers.get("servers"))
-    if served and config.answers.urls:
-        gpus = 0
-    ahead = 2 * (config.answers.get("in_flight") or config.answers.get("window") or AHEAD)
-    build = partial(answering, resolved(config), out_dir / "logs")
-    return answer_prompts(
-        target=target, made_with=made_with, workers=workers_of(config, gpus), build=build, ahead=ahead, out_dir=out_dir
-    )
-
-
-def extract(config: DictConfig, target: "StoredTarget", out_dir: Path) -> "Manifest":
-    from eagle3.features.build import feature_settings, sharding
-    from eagle3.features.extract import extract_features
-    from eagle3.features.huggingface import BATCHES_IN_WINDOW
-
-    engine = config.features.engine
-    gpus = gpus_of(config, served=engine is not None, servers=engine and engine.servers)
-    return extract_features(
-        target=target,
-        settings=feature_settings(config, target),
-        workers=workers_of(config, gpus),
-        build=partial(sharding, resolved(config), out_dir / "logs"),
-        out_dir=out_dir,
-        path=config.features.path,
-        shard_mb=config.features.shard_mb,
-        window_tokens=config.features.batch_tokens * BATCHES_IN_WINDOW,
-    )
-
-
-def resolved(config: DictConfig) -> DictConfig:
-    """Return a config that needs nothing of this process any more."""
-    return OmegaConf.create(cli.plain(config))
-
-
-def gpus_of(config: DictConfig, *, served: bool, servers: int | None) -> int:
-    """Return the GPUs that one worker needs."""
-    if served:
-        return config.launch.tp_size * (servers or 1)
-    if config.target.device == "auto" and config.workers.get("address", "") == "":  # a cluster's nodes are not this one
-        import torch
-
-        return int(torch.cuda.is_available())
-    return int(config.target.device != "cpu")
-
-
-def workers_of(config: DictConfig, gpus: int) -> "Workers":
-    if "gpus" not in config.workers:
-        return cli.build(config.workers)
-    chosen = gpus if config.workers.gpus is None else config.workers.gpus
-    logs = Path(config.out_dir) / "logs"
-    return cli.build(config.workers, leave_out=["gpus"], gpus=chosen, logs=logs.absolute())
 
 
 if __name__ == "__main__":

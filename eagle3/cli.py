@@ -189,6 +189,11 @@ def plain(config: DictConfig) -> Any:
     return OmegaConf.to_container(config, resolve=True)
 
 
+def resolved(config: DictConfig) -> DictConfig:
+    """Return a config that needs nothing of this process any more."""
+    return OmegaConf.create(plain(config))
+
+
 def output_dir() -> Path:
     """The folder of this run, also of one job of a sweep."""
     return Path(HydraConfig.get().runtime.output_dir)

@@ -1,8 +1,9 @@
-"""From a config to who answers, in the process that does it."""
+"""From a config to answers: the stage in the driver, and who answers in the process that does it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from omegaconf import DictConfig
 from eagle3 import cli
 from eagle3.answers.answerer import Answerer, Sampling
 from eagle3.answers.chat import Chat
-from eagle3.answers.stage import prompt_limit
+from eagle3.answers.stage import answer_prompts, import_answers, prompt_limit
+from eagle3.answers.store import Counts, MadeWith
 from eagle3.answers.work import Answering
 from eagle3.engine.command import LaunchSettings
 from eagle3.engine.own import for_place
@@ -20,9 +22,39 @@ from eagle3.target.capture import logit_transform_of
 from eagle3.target.facts import context_of
 from eagle3.target.model import Target, loaded_target
 from eagle3.target.stored import StoredTarget, stored_target
+from eagle3.workers.build import workers_of
 from eagle3.workers.task import Place
 
 SERVED = ("sglang", "openai")  # answers of a serving engine
+AHEAD = 1024  # prompts at hand of an answerer that does not say how many it works on at once
+
+
+def answer(config: DictConfig, target: StoredTarget) -> Counts:
+    """Run the responses stage."""
+    chat, responses, out_dir = chat_of(config, target), config.responses, Path(config.out_dir)
+    if config.answers.name == "imported":
+        answers = cli.build(config.answers, leave_out=["name"])
+        limit = responses.max_prompt_tokens
+        return import_answers(target=target, chat=chat, answers=answers, max_prompt_tokens=limit, out_dir=out_dir)
+    made_with = MadeWith(
+        answers=config.answers.name,
+        chat=chat.settings,
+        sampling=asdict(sampling_of(config)),
+        seed=responses.seed,
+        on_length=responses.on_length,
+    )
+    servers = None
+    if config.answers.name in SERVED:
+        servers = 0 if config.answers.urls else config.answers.get("servers") or 1
+    in_flight = config.answers.get("in_flight") or config.answers.get("window") or AHEAD
+    return answer_prompts(
+        target=target,
+        made_with=made_with,
+        workers=workers_of(config, servers=servers),
+        build=partial(answering, cli.resolved(config), out_dir / "logs"),
+        ahead=2 * in_flight,
+        out_dir=out_dir,
+    )
 
 
 def sampling_of(config: DictConfig) -> Sampling:
@@ -54,7 +86,7 @@ def answering(config: DictConfig, folder: Path, place: Place) -> Iterator[Answer
         parts |= {"name": config.answers.name, "chat": chat, "launch": launch, "folder": folder / place.folder}
     answerer: Answerer = cli.build(config.answers, leave_out=["name"], **parts)
     limit = prompt_limit(context_of(target.text_config), sampling.max_new_tokens, config.responses.max_prompt_tokens)
-    with Answering(
-        answerer, chat, seed=config.responses.seed, max_prompt_tokens=limit, on_length=config.responses.on_length
-    ) as task:
-        yield task
+    with answerer:
+        yield Answering(
+            answerer, chat, seed=config.responses.seed, max_prompt_tokens=limit, on_length=config.responses.on_length
+        )

@@ -1,8 +1,7 @@
 """What a worker of the responses stage does: prompts become rows."""
 
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from eagle3.answers.answerer import Answerer
 from eagle3.answers.chat import Chat
@@ -12,22 +11,14 @@ from eagle3.workers.task import Keyed
 
 
 class Answering:
-    """A `Task`. Items are prompts by their id, results their rows and errors (store.Answered)."""
+    """A `Task`, of an answerer that is entered. Items are prompts by their id, results their rows and errors
+    (store.Answered)."""
 
     def __init__(
         self, answerer: Answerer, chat: Chat, *, seed: int, max_prompt_tokens: int | None, on_length: str
     ) -> None:
         self.answerer, self.chat = answerer, chat
         self.settings: dict[str, Any] = {"seed": seed, "max_prompt_tokens": max_prompt_tokens, "on_length": on_length}
-
-    def __enter__(self) -> Self:
-        self.answerer.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.answerer.__exit__(kind, error, traceback)
 
     def __call__(self, items: Iterator[Keyed], progress: Progress) -> Iterator[list[Keyed]]:
         for finished in self.answerer(map(self._dialogue, items), progress):

@@ -1,8 +1,9 @@
-"""From a config to who extracts features, in the process that does it."""
+"""From a config to features: the stage in the driver, and who extracts in the process that does it."""
 
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,15 +13,18 @@ from eagle3 import cli
 from eagle3.answers.build import checked_target
 from eagle3.engine.command import LaunchSettings
 from eagle3.engine.own import for_place
-from eagle3.errors import require_packages
-from eagle3.features.extract import STORED, FeatureSettings
+from eagle3.errors import InputError, require_packages
+from eagle3.features.extract import STORED, FeatureSettings, extract_features
 from eagle3.features.extractor import Extractor
-from eagle3.features.huggingface import HuggingFaceExtractor
+from eagle3.features.huggingface import BATCHES_IN_WINDOW, HuggingFaceExtractor
+from eagle3.features.manifest import Manifest
+from eagle3.features.store import TARGET_WEIGHTS
 from eagle3.features.work import Sharding
 from eagle3.storage.place import open_folder
 from eagle3.target.capture import check_capture_layers, default_capture_layers
 from eagle3.target.model import free_bytes, load_target, unload
 from eagle3.target.stored import StoredTarget, stored_target
+from eagle3.workers.build import workers_of
 from eagle3.workers.task import Place
 
 if TYPE_CHECKING:
@@ -28,6 +32,21 @@ if TYPE_CHECKING:
     from eagle3.features.served import ServedExtractor
 
 log = logging.getLogger(__name__)
+
+
+def extract(config: DictConfig, target: StoredTarget) -> Manifest:
+    """Run the features stage."""
+    engine, out_dir = config.features.engine, Path(config.out_dir)
+    return extract_features(
+        target=target,
+        settings=feature_settings(config, target),
+        workers=workers_of(config, servers=engine and (engine.servers or 1)),
+        build=partial(sharding, cli.resolved(config), out_dir / "logs"),
+        out_dir=out_dir,
+        path=config.features.path,
+        shard_mb=config.features.shard_mb,
+        window_tokens=config.features.batch_tokens * BATCHES_IN_WINDOW,
+    )
 
 
 def feature_settings(config: DictConfig, target: StoredTarget) -> FeatureSettings:
@@ -56,8 +75,13 @@ def sharding(config: DictConfig, folder: Path, place: Place) -> Iterator[Shardin
     else:
         extractor = _served(config, target, folder / place.folder, place, dtype=settings.dtype, **parts)
     storage = open_folder(config.features.path or Path(config.out_dir) / "features", setting="features.path")
-    with Sharding(extractor, storage) as task:
-        yield task
+    if not storage.names(TARGET_WEIGHTS):
+        raise InputError(
+            f"{storage.location} is not the folder that the driver sees; let all nodes share it, or write to a bucket: "
+            f"features.path=s3://BUCKET/FOLDER"
+        )
+    with extractor:
+        yield Sharding(extractor, storage)
 
 
 def _served(config: DictConfig, target: StoredTarget, folder: Path, place: Place, **parts: Any) -> "ServedExtractor":

@@ -5,10 +5,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
-from eagle3.errors import InputError
 from eagle3.features.conversation import Conversation
 from eagle3.features.extractor import Extractor
 from eagle3.features.index import index_bytes, index_name
@@ -16,7 +13,6 @@ from eagle3.features.manifest import one_writer, read_index
 from eagle3.features.pieces import Piece
 from eagle3.features.sample import Sample
 from eagle3.features.shards import Encoded, ShardWriter, encode
-from eagle3.features.store import TARGET_WEIGHTS
 from eagle3.storage.folder import Storage
 from eagle3.target.facts import LogitTransform
 from eagle3.workers.meter import Progress
@@ -37,24 +33,10 @@ class Made:
 
 
 class Sharding:
-    """A `Task`. Items are pieces by the number of their shard."""
+    """A `Task`, of an extractor that is entered. Items are pieces by the number of their shard."""
 
     def __init__(self, extractor: Extractor, storage: Storage) -> None:
         self.extractor, self.storage = extractor, storage
-
-    def __enter__(self) -> Self:
-        if not self.storage.names(TARGET_WEIGHTS):
-            raise InputError(
-                f"{self.storage.location} is not the folder that the driver sees; let all nodes share it, or write to "
-                f"a bucket: features.path=s3://BUCKET/FOLDER"
-            )
-        self.extractor.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.extractor.__exit__(kind, error, traceback)
 
     def __call__(self, items: Iterator[Keyed], progress: Progress) -> Iterator[list[Keyed]]:
         begun, closing = deque[Shard](), deque[Future[Keyed]]()

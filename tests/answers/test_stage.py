@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -127,10 +128,13 @@ def answer_by(answerer, target, chat, sampling, out_dir, *, seed=0, max_prompt_t
     )
     limit = prompt_limit(target.text_config.max_position_embeddings, sampling.max_new_tokens, max_prompt_tokens)
     parts = {"seed": seed, "max_prompt_tokens": limit, "on_length": on_length}
-    return answer_prompts(
-        target=target, made_with=made_with, workers=Here(), build=lambda place: Answering(answerer, chat, **parts),
-        ahead=1, out_dir=out_dir,
-    )  # fmt: skip
+
+    @contextmanager
+    def build(place):
+        with answerer:
+            yield Answering(answerer, chat, **parts)
+
+    return answer_prompts(target=target, made_with=made_with, workers=Here(), build=build, ahead=1, out_dir=out_dir)
 
 
 @pytest.fixture

@@ -14,10 +14,11 @@ from stores import ASSETS, CONF
 
 from eagle3.answers.store import read_responses
 from eagle3.errors import InputError
+from eagle3.estimate.build import estimate_run
 from eagle3.settings.check import check_settings
 from eagle3.storage.folder import LocalFolder
 from eagle3.storage.records import sealed_bytes
-from precompute import answer_and_extract, clean_prompts, estimate_run
+from precompute import answer_and_extract, clean_prompts
 
 PROMPTS, DTYPES = 80, ("bfloat16", "fp8")
 
@@ -34,7 +35,7 @@ def composed(out_dir: Path, *overrides: str) -> DictConfig:
 
 
 def estimated(out_dir: Path, *overrides: str) -> dict[str, Any]:
-    estimate_run(composed(out_dir, *overrides), out_dir)
+    estimate_run(composed(out_dir, *overrides))
     return json.loads((out_dir / "estimate.json").read_text())
 
 
@@ -52,8 +53,8 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def made(prompts: Path) -> Path:
     """DIR after all stages; features in DIR/fp8 as well."""
     out_dir = Path(shutil.copytree(prompts, prompts.parent / "made"))
-    answer_and_extract(composed(out_dir), ["responses", "features"], out_dir)
-    answer_and_extract(composed(out_dir, "features.dtype=fp8", f"features.path={out_dir}/fp8"), ["features"], out_dir)
+    answer_and_extract(composed(out_dir), ["responses", "features"])
+    answer_and_extract(composed(out_dir, "features.dtype=fp8", f"features.path={out_dir}/fp8"), ["features"])
     return out_dir
 
 
@@ -155,7 +156,7 @@ def test_imported_answers_are_counted_as_they_came(tmp_path: Path) -> None:
     clean_prompts(config.prompts, tmp_path / "dir", keep_answers=True)
     found = estimated(tmp_path / "dir", "answers=imported")
     assert found["answers"] == "imported" and found["gpu_hours"]["responses"] == 0
-    answer_and_extract(config, ["responses", "features"], tmp_path / "dir")
+    answer_and_extract(config, ["responses", "features"])
     require_same(found, json.loads((tmp_path / "dir" / "features" / "manifest.json").read_text()))
 
 

@@ -1,7 +1,8 @@
 """The features stage on the bundled target: what is stored is what the target computes; resume; refusals."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from eagle3.target.capture import Capture, Features
 from eagle3.target.identity import TargetIdentity
 from eagle3.target.model import Target, load_target
 from eagle3.workers.here import Here
+from eagle3.workers.task import Place
 
 CAPTURE = [2, 4, 5]  # [2, N//2, N-3] of 8 layers
 
@@ -91,10 +93,15 @@ def write_responses(out_dir: Path, identity: TargetIdentity, rows: list[dict], *
 def extract_by(extractor: Any, target: Any, out_dir: Path, *, path: Any, shard_mb: float, **settings: Any) -> Manifest:
     """Let this process extract features of the answers in `out_dir`."""
     storage = open_folder(path or out_dir / "features", setting="features.path")
+
+    @contextmanager
+    def build(place: Place) -> Iterator[Sharding]:
+        with extractor:
+            yield Sharding(extractor, storage)
+
     return extract_features(
-        target=target, settings=FeatureSettings(**settings), workers=Here(),
-        build=lambda place: Sharding(extractor, storage), out_dir=out_dir, path=path, shard_mb=shard_mb,
-        window_tokens=1,
+        target=target, settings=FeatureSettings(**settings), workers=Here(), build=build, out_dir=out_dir, path=path,
+        shard_mb=shard_mb, window_tokens=1,
     )  # fmt: skip
 
 
