@@ -40,6 +40,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--ways", type=json.loads, required=True, help="names and overrides of precompute.py, as JSON")
     parser.add_argument("--target", default=f"{ASSETS}/tiny")
     parser.add_argument("--prompts", type=int, default=1000)
+    parser.add_argument("--prompts-file", default=f"{ASSETS}/prompts/train.jsonl")
     parser.add_argument("--answers", type=json.loads, default=ANSWERS, help="overrides of precompute.py, as JSON")
     parser.add_argument("--val-fraction", type=float, default=0.3)
     parser.add_argument("--seeds", type=int, default=3, help="0: no training")
@@ -47,12 +48,12 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("overrides", nargs="*", help="for train.py, e.g. trainer.max_epochs=1")
     options = parser.parse_args(arguments)
     data = options.folder / "data"
-    if not (data / "responses/manifest.json").exists():
+    if not (data / "prompts").exists():
         call(
-            "precompute.py", f"target.path={options.target}", f"prompts.path={ASSETS}/prompts/train.jsonl",
-            f"out_dir={data}", "prompts/privacy=patterns", f"prompts.limit={options.prompts}",
-            "stages=[prompts,responses]", *options.answers,
+            "precompute.py", f"prompts.path={options.prompts_file}", f"out_dir={data}", "prompts/privacy=patterns",
+            f"prompts.limit={options.prompts}", "stages=[prompts]",
         )  # fmt: skip
+    call("precompute.py", f"target.path={options.target}", f"out_dir={data}", "stages=[responses]", *options.answers)
     rows = {name: run(name, overrides, options) for name, overrides in options.ways.items()}
     [(first, base), *others] = rows.items()
     for name, row in others:

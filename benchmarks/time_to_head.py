@@ -2,10 +2,13 @@
 
     python benchmarks/time_to_head.py --work DIR --out benchmarks/results/time_to_head.json \
         --launch '{"python": "/path/to/sglang/venv/bin/python"}'          # 16 minutes, 120 GB in DIR
+    python benchmarks/time_to_head.py --work DIR2 --out benchmarks/results/two_gpus.json --gpus 2 --until features \
+        --conversations 12288 --beside benchmarks/results/time_to_head.json --launch …    # 7 minutes, 80 GB in DIR2
 
 Prompts of random words, 128 tokens each with their template; the weights are random, so an answer ends at its 256th
 token. Steps that DIR/steps.json names are not run again. For 100,000 conversations, what a step does for each token is
-scaled by its own rate, and the start of servers and programs is counted once.
+scaled by its own rate, and the start of servers and programs is counted once. --beside holds the rates against those
+of an earlier run on the same machine, for each GPU.
 """
 
 import argparse
@@ -38,6 +41,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--conversations", type=int, default=20_000)
     parser.add_argument("--dtype", default="fp8", help="of the features")
+    parser.add_argument("--gpus", type=int, default=1, help="of answers and features; training takes one")
+    parser.add_argument("--beside", type=Path, help="the result of a run on other GPUs")
     parser.add_argument("--launch", type=json.loads, default={}, help="keys of conf/launch, as JSON")
     parser.add_argument("--tokenizer", type=Path, default=ROOT / "tests/assets/tiny")
     parser.add_argument("--target", type=Path, help="where the weights lie or are made; default: in WORK")
@@ -51,13 +56,14 @@ def main() -> None:
         steps[name] = timed_once(options.work, name, command)
         if name == options.until:
             break
-    if set(GPU_STEPS) <= set(steps):
-        print(json.dumps(write_result(options.out, results(options, steps)), indent=1))
+    print(json.dumps(write_result(options.out, results(options, steps)), indent=1))
 
 
 def commands(options: argparse.Namespace, target: Path) -> dict[str, list[str]]:
     work = options.work.resolve()
-    launch = [f"launch.{key}={as_override(value)}" for key, value in options.launch.items()]
+    engine = [f"launch.{key}={as_override(value)}" for key, value in options.launch.items()]
+    if options.gpus > 1:
+        engine += ["workers=processes", f"workers.count={options.gpus}"]
     of_target = [f"target.path={target}", "target.check_health=false", f"out_dir={work}/data"]
     answer = [
         "answers=sglang",
@@ -68,8 +74,8 @@ def commands(options: argparse.Namespace, target: Path) -> dict[str, list[str]]:
     given = [f"prompts.path={work}/prompts.jsonl", "prompts.license=MIT", "prompts/privacy=patterns"]
     return {
         "prompts": ["precompute.py", *of_target, *given, "stages=[prompts]"],
-        "answers": ["precompute.py", *of_target, *answer, *launch, "stages=[responses]"],
-        "features": ["precompute.py", *of_target, "features=sglang", f"features.dtype={options.dtype}", *launch,
+        "answers": ["precompute.py", *of_target, *answer, *engine, "stages=[responses]"],
+        "features": ["precompute.py", *of_target, "features=sglang", f"features.dtype={options.dtype}", *engine,
                      "stages=[features]"],
         "training": ["train.py", f"data.path={work}/data/features", f"hydra.run.dir={work}/run", "trainer=gpu",
                      "trainer.max_epochs=1", "data.pack_tokens=16384", "data.val_fraction=0.002"],
@@ -135,21 +141,26 @@ def results(options: argparse.Namespace, steps: dict[str, dict[str, Any]]) -> di
         "features": options.conversations * (PROMPT_TOKENS + ANSWER_TOKENS),
         "training": options.conversations * (PROMPT_TOKENS + ANSWER_TOKENS),
     }
-    times = WANTED / options.conversations
-    hours = {}
-    for name in GPU_STEPS:
-        at_work = tokens[name] / steps[name]["tokens_per_s"]
-        hours[name] = (steps[name]["seconds"] + (times - 1) * at_work) / 3600
-    stored = sum(path.stat().st_size for path in (options.work / "data/features").iterdir())
-    return {
-        "conversations": options.conversations,
-        "features_dtype": options.dtype,
-        "features_bytes": stored,
-        "bytes_per_token": stored / tokens["features"],
-        "steps": steps,
-        "gpu_seconds": sum(steps[name]["seconds"] for name in GPU_STEPS),
-        "for_100000": {"gpu_hours": sum(hours.values()), **{f"{name}_hours": each for name, each in hours.items()}},
-    }
+    found: dict[str, Any] = {"conversations": options.conversations, "gpus": options.gpus, "steps": steps}
+    if "features" in steps:
+        stored = sum(path.stat().st_size for path in (options.work / "data/features").iterdir())
+        found |= {"features_dtype": options.dtype, "features_bytes": stored}
+        found["bytes_per_token"] = stored / tokens["features"]
+    if options.beside:
+        other = read_json(options.beside, made_by="time_to_head.py")
+        found["rates_beside"] = {
+            name: step["tokens_per_s"] / options.gpus / (other["steps"][name]["tokens_per_s"] / other["gpus"])
+            for name, step in steps.items()
+            if name in GPU_STEPS
+        }
+    if set(GPU_STEPS) <= set(steps) and options.gpus == 1:
+        hours = {}
+        for name in GPU_STEPS:
+            at_work = tokens[name] / steps[name]["tokens_per_s"]
+            hours[name] = (steps[name]["seconds"] + (WANTED / options.conversations - 1) * at_work) / 3600
+        found["gpu_seconds"] = sum(steps[name]["seconds"] for name in GPU_STEPS)
+        found["for_100000"] = {"gpu_hours": sum(hours.values()), **{f"{name}_hours": hours[name] for name in hours}}
+    return found
 
 
 if __name__ == "__main__":

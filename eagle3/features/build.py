@@ -91,20 +91,23 @@ def _served(config: DictConfig, target: StoredTarget, folder: Path, place: Place
     unload()  # the GPU is the servers'
     settings = {key: value for key, value in cli.plain(config.features.engine).items() if key != "required"}
     launch = for_place(LaunchSettings(**cli.plain(config.launch)), place)
-    sentinels = _sentinels(config, target, parts["layers"])
+    sentinels = sentinels_for(config, target, parts["layers"])
     return ServedExtractor(target=target, sentinels=sentinels, launch=launch, folder=folder, **parts, **settings)
 
 
-def _sentinels(config: DictConfig, target: StoredTarget, layers: list[int]) -> "list[Sentinel]":
+def sentinels_for(config: DictConfig, target: StoredTarget, layers: list[int]) -> "list[Sentinel]":
+    """Return what an engine is held against: Hugging Face's states, where it fits here and can load the target."""
     from eagle3.features.sentinel import computed_sentinels, plain_sentinels
 
     free = free_bytes(config.target.device)
     if target.weights_bytes < free / 2:  # twice: in float32 on a CPU
-        sentinels = computed_sentinels(load_target(**cli.plain(config.target)), layers)
-        unload()
-        return sentinels
-    log.warning(
-        "target: its %.0f GB do not fit into half of %.0f GB of free memory: what SGLang captures is held against its "
-        "own logits alone", target.weights_bytes / 1e9, free / 1e9,
-    )  # fmt: skip
+        try:
+            return computed_sentinels(load_target(**cli.plain(config.target)), layers)
+        except InputError as error:
+            without = str(error)
+        finally:
+            unload()
+    else:
+        without = f"its {target.weights_bytes / 1e9:.0f} GB do not fit into half of {free / 1e9:.0f} GB of free memory"
+    log.warning("no forward of Hugging Face: %s; what SGLang captures is held against its own logits alone", without)
     return plain_sentinels(target)

@@ -4,6 +4,7 @@ The engine is a stand-in that calls modules as SGLang does; the hooks, servers, 
 """
 
 import asyncio
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,19 @@ from typing import Any
 import eagle3_capture
 import pytest
 import torch
+from omegaconf import OmegaConf
 from serving_fixtures import environment, launch_settings, sglang_site
 from stores import open_store
 
 from eagle3.engine.capture import Captured, Wanted
 from eagle3.errors import InputError
+from eagle3.features.build import sentinels_for
 from eagle3.features.fp8 import scaled
 from eagle3.features.huggingface import HuggingFaceExtractor
 from eagle3.features.manifest import Manifest
 from eagle3.features.sentinel import Sentinel, computed_sentinels, plain_sentinels
 from eagle3.features.served import ServedExtractor, require_memory, spans_of
+from eagle3.storage.files import read_json, write_json
 from eagle3.target.capture import default_capture_layers
 from eagle3.target.files import read_target_files
 from eagle3.target.model import Target, load_target
@@ -129,6 +133,24 @@ def test_without_hugging_faces_forward_the_engines_logits_judge(
     monkeypatch.setitem(stored.__dict__, "lm_head", stored.lm_head.flip(0))
     with pytest.raises(InputError, match="does not give the engine's own logits"):
         run("again", sentinels=plain_sentinels(stored))
+
+
+def test_a_target_that_hugging_face_cannot_load_is_held_against_the_engine_alone(
+    tiny_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = shutil.copytree(tiny_path, tmp_path / "quantised")
+    with_weights = read_json(folder / "config.json", made_by="")
+    write_json(folder / "config.json", {**with_weights, "quantization_config": {"quant_method": "awq", "bits": 4}})
+    options = {"path": str(folder), "revision": None, "trust_remote_code": False}
+    settings = OmegaConf.create(
+        {"target": {**options, "dtype": "auto", "device": "cpu", "attention": None, "check_health": False}}
+    )
+    sentinels = sentinels_for(settings, StoredTarget(read_target_files(**options)), [2, 4, 5])
+    assert [each.states for each in sentinels] == [None] * 3
+    assert "no forward of Hugging Face: target.path" in caplog.text
+    settings.target.path = str(tiny_path)
+    sentinels = sentinels_for(settings, StoredTarget(read_target_files(**{**options, "path": str(tiny_path)})), [2, 4])
+    assert [sorted(each.states or {}) for each in sentinels] == [[1, 2, 3, 4, 5]] * 3
 
 
 def test_a_server_that_dies_ends_the_run_with_its_reason(run: Run) -> None:
