@@ -38,6 +38,7 @@ SHAPE = {
 WINDOW = {"sliding_window": 64, "query_pre_attn_scalar": 64}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 128}
 LATENT = {"kv_lora_rank": 512, "q_lora_rank": 128, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
+GPT_OSS = {"sliding_window": 64, "num_local_experts": 8, "num_experts_per_tok": 2, "swiglu_limit": 7.0}
 BLOCK = 128  # rows and columns that share a scale
 VISION = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2,
           "patch_size": 14, "image_size": 28}  # fmt: skip
@@ -84,15 +85,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], Quantise | None]] = {
         "DeepseekV3Config",
         {
             **EXPERTS, **LATENT, "num_attention_heads": 16, "num_key_value_heads": 16, "n_routed_experts": 8,
-            "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+            "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "moe_layer_freq": 1,
+            "topk_method": "noaux_tc", "scoring_func": "sigmoid",
         },
         None,
     ),
     "gemma3_text": ("Gemma3TextConfig", {**WINDOW, "tie_word_embeddings": True}, None),
     "gemma3": ("Gemma3Config", {**WINDOW, "tie_word_embeddings": True, "vocab_size": 4160}, None),
     "qwen3_fp8": ("Qwen3Config", {}, fp8_blocks),
-    "gpt_oss": ("GptOssConfig", {"sliding_window": 64, "num_local_experts": 8, "num_experts_per_tok": 2}, None),
-    "gpt_oss_mxfp4": ("GptOssConfig", {"sliding_window": 64, "num_local_experts": 8, "num_experts_per_tok": 2}, mxfp4),
+    "gpt_oss": ("GptOssConfig", GPT_OSS, None),
+    "gpt_oss_mxfp4": ("GptOssConfig", GPT_OSS, mxfp4),
 }  # fmt: skip
 
 
@@ -166,6 +168,11 @@ def random_target(name: str, folder: Path) -> Path:
         model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, kind)(**text))
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    if name == "gemma3":  # as published: transformers' later versions save other names
+        weights = load_file(folder / "model.safetensors")
+        old, new = "vision_tower.", "vision_tower.vision_model."
+        named = {key if new in key else key.replace(old, new): each for key, each in weights.items()}
+        save_file(named, folder / "model.safetensors", metadata={"format": "pt"})
     if quantise:
         weights, how = quantise(load_file(folder / "model.safetensors"))
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

@@ -11,6 +11,11 @@ class Interrupted(Exception):
     """The user or the scheduler asked to stop and the state is saved; the message says how to go on."""
 
 
+def first_line(error: BaseException) -> str:
+    """Return that of the message, else the error's name."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def require_packages(*names: str, extra: str, needed_by: str) -> None:
     """Raise InputError when one of these packages cannot be imported; `extra` of pyproject.toml brings them all."""
     missing = next((name for name in names if find_spec(name) is None), None)

@@ -13,7 +13,7 @@ from eagle3 import cli
 from eagle3.answers.build import checked_target
 from eagle3.engine.command import LaunchSettings
 from eagle3.engine.own import for_place
-from eagle3.errors import InputError, require_packages
+from eagle3.errors import InputError, first_line, require_packages
 from eagle3.features.extract import STORED, FeatureSettings, extract_features
 from eagle3.features.extractor import Extractor
 from eagle3.features.huggingface import BATCHES_IN_WINDOW, HuggingFaceExtractor
@@ -103,8 +103,8 @@ def sentinels_for(config: DictConfig, target: StoredTarget, layers: list[int]) -
     if target.weights_bytes < free / 2:  # twice: in float32 on a CPU
         try:
             return computed_sentinels(load_target(**cli.plain(config.target)), layers)
-        except InputError as error:
-            without = str(error)
+        except (InputError, ImportError, RuntimeError) as error:  # at its load, or of kernels that a forward lacks
+            without = first_line(error)
         finally:
             unload()
     else:

@@ -15,6 +15,8 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationE
 from pydantic_core import PydanticCustomError
 from typing_extensions import is_typeddict
 
+from eagle3.errors import first_line
+
 # Hydra has parsed the values: "1" is a text and true is no number.
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -52,10 +54,6 @@ def validated(schema: Any, value: Any) -> Any:
 @cache
 def _adapter(schema: Any) -> TypeAdapter:
     return TypeAdapter(schema, config=None if is_typeddict(getattr(schema, "__origin__", schema)) else STRICT)
-
-
-def first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def _printable(text: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
-from eagle3.errors import InputError
+from eagle3.errors import InputError, first_line
 from eagle3.target.checkpoint_files import (
     require_embedded_tokens,
     require_known_quantization,
@@ -118,8 +118,3 @@ def stated_dtype(config: dict[str, Any]) -> str | None:
     """That of the files, if a head can be served in it."""
     stated = [part.get(key) for part in (config, config.get("text_config") or {}) for key in ("dtype", "torch_dtype")]
     return next((dtype for dtype in stated if dtype in DTYPES), None)  # heads are served in these
-
-
-def first_line(error: BaseException) -> str:
-    """Of the message, else the error's name."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

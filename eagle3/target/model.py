@@ -26,11 +26,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from eagle3.errors import InputError
+from eagle3.errors import InputError, first_line
 from eagle3.storage.files import sha256_json
 from eagle3.target.checkpoint_files import PLAIN_CHECKPOINT
 from eagle3.target.facts import TargetConfig, target_config, text_part
-from eagle3.target.files import DTYPES, TargetFiles, ends_of_turn, first_line, read_target_files
+from eagle3.target.files import DTYPES, TargetFiles, ends_of_turn, read_target_files
 from eagle3.target.health import require_health
 from eagle3.target.identity import TargetIdentity, template_hash
 

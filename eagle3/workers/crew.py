@@ -1,6 +1,7 @@
 """The driver of many workers: hands out items, takes results, and gives what a lost worker held to others."""
 
 import logging
+import math
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -95,11 +96,12 @@ class Driver:
         return item is not None
 
     def _visit(self, worker: Worker) -> None:
-        """Fill its hands once it is ready for work; of the last items each worker gets some."""
+        """Fill its hands once it is ready for work; of the last items each holds as many. With fewer, engines would run
+        half empty: many items at once cost them little more than one."""
         hand, new = self.hands[worker], list[Keyed]()
         most = self.ahead if hand.ready else 0
         if self.left is not None:
-            most = min(most, max(hand.ready, self.left // (2 * len(self.hands))))
+            most = min(most, max(hand.ready, math.ceil(self.left / len(self.hands))))
         while len(hand.held) < most and (item := self._next()) is not None:
             hand.held[item[0]] = item[1]
             new.append(item)
