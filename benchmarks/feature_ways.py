@@ -31,7 +31,7 @@ from eagle3.features.joined import open_source
 ROOT = Path(__file__).parent.parent
 ASSETS = ROOT / "tests" / "assets"
 ANSWERS = ["responses.max_new_tokens=128", "answers.batch_size=256", "answers.batch_tokens=65536"]
-CPU = torch.device("cpu")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def main(arguments: list[str]) -> None:
@@ -114,7 +114,7 @@ def differences(one: Path, other: Path) -> dict[str, float]:
 
 
 def rows_of(rows: Tensor | ScaledRows) -> Tensor:
-    return rows.to(CPU).float()
+    return rows.to(DEVICE).float()
 
 
 def relative(one: Tensor, other: Tensor) -> Tensor:
