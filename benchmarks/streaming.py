@@ -125,7 +125,7 @@ def packs(path: str, order: str) -> float:
 def data_of(source: FeatureSource, order: str) -> FeatureData:
     data = FeatureData(
         source=source, prepare=partial(prepare_ttt, ttt_steps=3), pack_tokens=8192, val_fraction=1e-9,
-        limit_samples=None, rules=Rules(min_tokens=None, max_tokens=None, share=None), weights=None, order=order,
+        limit_samples=None, rules=Rules(), weights=None, order=order,
         shuffle_buffer=256, prefetch=2, readers=2, verify=False, seed=0, loss_mask=AllTurns(),
     )  # fmt: skip
     data.trainer = SimpleNamespace(  # type: ignore[assignment]

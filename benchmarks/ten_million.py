@@ -30,7 +30,16 @@ from synthetic_store import MADE_FROM, finish_store, write_target
 
 from eagle3.data.datamodule import FeatureData
 from eagle3.data.mix import Rules
-from eagle3.features.index import NUMPY, SampleEntry, ShardFacts, ShardIndex, index_bytes, index_name, index_of
+from eagle3.features.index import (
+    FORMAT_VERSION,
+    NUMPY,
+    SampleEntry,
+    ShardFacts,
+    ShardIndex,
+    index_bytes,
+    index_name,
+    index_of,
+)
 from eagle3.features.joined import open_source
 from eagle3.features.loss_mask import AllTurns
 from eagle3.features.sample import to_bytes
@@ -121,7 +130,11 @@ def write_shard(storage: LocalFolder, samples: int, apart: int = 50_000) -> Shar
             file.write(blob)
         file.truncate(samples * apart)
     facts = ShardFacts(
-        format_version=5, shard=name, made_from=hash_of(MADE_FROM), bytes=samples * apart, sha256="not looked at"
+        format_version=FORMAT_VERSION,
+        shard=name,
+        made_from=hash_of(MADE_FROM),
+        bytes=samples * apart,
+        sha256="not looked at",
     )
     return index_of(facts, entries, counts)
 
@@ -133,7 +146,7 @@ def measure(folder: Path, *, resumed: bool) -> dict[str, Any]:
     data = FeatureData(
         source=source, prepare=partial(prepare_ttt, ttt_steps=3), pack_tokens=PACK_TOKENS, val_fraction=0.001,
         limit_samples=None, weights=None,
-        rules=Rules(min_tokens=None, max_tokens=None, share=None),
+        rules=Rules(),
         order="shuffled", shuffle_buffer=1, prefetch=2, readers=2, verify=False, seed=0, loss_mask=AllTurns(),
     )  # fmt: skip
     data.trainer = SimpleNamespace(  # type: ignore[assignment]

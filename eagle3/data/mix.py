@@ -21,9 +21,11 @@ log = logging.getLogger(__name__)
 class Rules:
     """Keys of conf/data that a sample must fit to be used at all; None: any does."""
 
-    min_tokens: int | None
-    max_tokens: int | None
-    share: float | None
+    min_tokens: int | None = None
+    max_tokens: int | None = None
+    share: float | None = None
+    sources: list[str] | None = None
+    whole: bool | None = None
 
     def select(self, samples: Samples, location: str | list[str]) -> Samples:
         """Return what the rules leave; what they leave out is counted in the log, by the first rule against it."""
@@ -37,7 +39,7 @@ class Rules:
         if not left.any():
             raise InputError(
                 f"the rules leave none of the {len(samples):,} samples of data.path={as_setting(location)} (left out: "
-                f"{counts}); loosen data.min_tokens, data.max_tokens or data.share"
+                f"{counts}); loosen them"
             )
         log.info("%s: %d of %d samples are used; left out: %s", as_setting(location), left.sum(), len(samples), counts)
         return samples.take(left)
@@ -47,9 +49,20 @@ class Rules:
             "min_tokens": lambda samples: samples.tokens >= self.min_tokens,
             "max_tokens": lambda samples: samples.tokens <= self.max_tokens,
             "share": lambda samples: share_fractions(samples.split) < self.share,
+            "sources": self._of_sources,
+            "whole": lambda samples: samples.whole() == self.whole,
         }
         values = {name: getattr(self, name) for name in fits}
         return {f"data.{name}={value}": fits[name] for name, value in values.items() if value is not None}
+
+    def _of_sources(self, samples: Samples) -> np.ndarray:
+        names, of_samples = samples.sources()
+        wanted = self.sources or []
+        if unknown := [name for name in wanted if name not in names]:
+            raise InputError(
+                f"data.sources={wanted}: no prompt came from {', '.join(unknown)}; there are {', '.join(sorted(names))}"
+            )
+        return np.isin(of_samples, [names.index(name) for name in wanted])
 
 
 class Mixture:

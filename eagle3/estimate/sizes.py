@@ -102,7 +102,7 @@ def index_size(conversations: list[Conversation]) -> int:
     counts: Counter[int] = Counter()
     for item in conversations:
         counts.update(item.input_ids[item.turns > 0].tolist())
-    entries = [SampleEntry(item.id, 0, 0, 0, 0, 0, 0.0, "00" * 32) for item in conversations]
+    entries = [SampleEntry(item.id, 0, 0, 0, 0, 0, 0.0, "00" * 32, item.source) for item in conversations]
     facts = ShardFacts(format_version=FORMAT_VERSION, shard="", made_from="", bytes=0, sha256="")
     return len(index_bytes(index_of(facts, entries, counts)))
 

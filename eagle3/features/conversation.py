@@ -20,11 +20,13 @@ from eagle3.features.turns import anchors_of
 
 @dataclass(frozen=True)
 class Conversation:
-    """A row of responses.jsonl as tensors."""
+    """A row of responses.jsonl as tensors. `source` is its prompt's; `whole`: no answer was cut at a limit."""
 
     id: str
     input_ids: Int[Tensor, " T"]
     turns: Int[Tensor, " T"]
+    source: str = ""
+    whole: bool = True
 
 
 def read_conversations(
@@ -45,7 +47,8 @@ def conversation_of(row: ResponseRow, *, max_length: int, too_long: str, left_ou
     turns = torch.zeros_like(input_ids)
     for number, (start, end) in enumerate(row.turns, start=1):
         turns[start:end] = number
-    if len(input_ids) > max_length:
+    too_many = len(input_ids) > max_length
+    if too_many:
         left_out[f"longer than features.max_length={max_length}: {too_long}"] += 1
         if too_long == "drop":
             return None
@@ -53,4 +56,6 @@ def conversation_of(row: ResponseRow, *, max_length: int, too_long: str, left_ou
     if len(anchors_of(turns)) == 0:
         left_out["no answer of two tokens or more"] += 1
         return None
-    return Conversation(row.id, input_ids, turns)
+    return Conversation(
+        row.id, input_ids, turns, source=row.source, whole=not too_many and "length" not in row.finish_reasons
+    )

@@ -2,7 +2,7 @@
 
     shard-000000.index   a safetensors file: COLUMNS; in its metadata what the shard is (JSON), and the sha256 of all
 
-Shapes: N samples, C different tokens in their answers.
+Shapes: N samples, C different tokens in their answers, S sources of their prompts.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ import numpy as np
 from eagle3.errors import InputError
 from eagle3.storage.records import Record, parse_record, record_bytes
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 
 # Widest first, so that each begins at a multiple of its width. Of safetensors' names for types, NumPy's.
 COLUMNS = {
@@ -25,12 +25,16 @@ COLUMNS = {
     "split": "F64",  # split.py
     "id_end": "I64",  # where the sample's id ends in `ids`
     "times": "I64",  # C: how often each token occurs in answers
+    "source_end": "I64",  # S: where the name of a source ends in `sources`
     "tokens": "I32",
     "answer_tokens": "I32",
     "anchors": "I32",  # when every answer is trained
     "token": "I32",  # C
+    "source": "I32",  # which of the sources
     "sha256": "U8",  # N x 32, of the sample's bytes
+    "whole": "U8",  # 1: no answer was cut at a limit
     "ids": "U8",  # UTF-8, end to end
+    "sources": "U8",  # the same, in alphabetical order
 }
 NUMPY = {"I64": "<i8", "F64": "<f8", "I32": "<i4", "U8": "u1"}
 
@@ -47,6 +51,8 @@ class SampleEntry:
     anchors: int
     split: float
     sha256: str
+    source: str = ""
+    whole: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +77,11 @@ class ShardIndex:
         return len(self.columns["offset"])
 
     def ids(self) -> list[str]:
-        text, ends = bytes(self.columns["ids"]), self.columns["id_end"].tolist()
-        return [text[begin:end].decode() for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
+        return _texts(self.columns["ids"], self.columns["id_end"])
+
+    def sources(self) -> list[str]:
+        """Return the names that the column `source` counts through."""
+        return _texts(self.columns["sources"], self.columns["source_end"])
 
     def entry(self, number: int) -> SampleEntry:
         at = self.columns
@@ -86,6 +95,8 @@ class ShardIndex:
             anchors=int(at["anchors"][number]),
             split=float(at["split"][number]),
             sha256=bytes(at["sha256"][number]).hex(),
+            source=self.sources()[int(at["source"][number])],
+            whole=bool(at["whole"][number]),
         )
 
     @property
@@ -106,16 +117,29 @@ def index_name(shard: str) -> str:
 
 def index_of(facts: ShardFacts, entries: Sequence[SampleEntry], answer_counts: Mapping[int, int]) -> ShardIndex:
     """Turn entries into columns."""
-    ids = [entry.id.encode() for entry in entries]
     values: dict[str, Any] = {
         name: [getattr(entry, name) for entry in entries]
-        for name in ("offset", "size", "split", "tokens", "answer_tokens", "anchors")
+        for name in ("offset", "size", "split", "tokens", "answer_tokens", "anchors", "whole")
     }
-    values["id_end"] = np.cumsum([len(each) for each in ids])
+    values["ids"], values["id_end"] = _end_to_end([entry.id for entry in entries])
+    sources = sorted({entry.source for entry in entries})
+    numbers = {source: number for number, source in enumerate(sources)}
+    values["source"] = [numbers[entry.source] for entry in entries]
+    values["sources"], values["source_end"] = _end_to_end(sources)
     values["sha256"] = np.frombuffer(b"".join(bytes.fromhex(entry.sha256) for entry in entries), "u1").reshape(-1, 32)
-    values["ids"] = np.frombuffer(b"".join(ids), "u1")
     values["token"], values["times"] = sorted(answer_counts), [answer_counts[token] for token in sorted(answer_counts)]
     return ShardIndex(facts, {name: np.asarray(values[name], NUMPY[kind]) for name, kind in COLUMNS.items()})
+
+
+def _end_to_end(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Return texts as UTF-8 in one column, and where each ends in it."""
+    encoded = [each.encode() for each in texts]
+    return np.frombuffer(b"".join(encoded), "u1"), np.cumsum([len(each) for each in encoded], dtype=np.int64)
+
+
+def _texts(column: np.ndarray, ends: np.ndarray) -> list[str]:
+    text, places = bytes(column), ends.tolist()
+    return [text[begin:end].decode() for begin, end in zip([0, *places[:-1]], places, strict=True)]
 
 
 def index_bytes(index: ShardIndex) -> bytes:
@@ -171,9 +195,9 @@ def _header(facts: bytes, digest: str, shapes: Mapping[str, tuple[int, ...]]) ->
 
 def _belong_together(shapes: Mapping[str, tuple[int, ...]]) -> bool:
     count, tokens = shapes["offset"], shapes["token"]
-    of_samples = ("size", "split", "id_end", "tokens", "answer_tokens", "anchors")
+    of_samples = ("size", "split", "id_end", "tokens", "answer_tokens", "anchors", "source", "whole")
     return (
-        len(count) == len(tokens) == len(shapes["ids"]) == 1
+        len(count) == len(tokens) == len(shapes["ids"]) == len(shapes["sources"]) == len(shapes["source_end"]) == 1
         and all(isinstance(size, int) and size >= 0 for shape in shapes.values() for size in shape)
         and all(shapes[name] == count for name in of_samples)
         and shapes["sha256"] == (*count, 32)

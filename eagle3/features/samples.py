@@ -34,6 +34,12 @@ class Shard(Protocol):
     def names(self) -> Iterator[tuple[str, str]]:
         """Yield the store's location and the id of each sample."""
 
+    def sources(self) -> tuple[list[str], np.ndarray]:
+        """Return names, and of each sample which of them its prompt's source is."""
+
+    def whole(self) -> np.ndarray:
+        """Return of each sample whether no answer in it was cut."""
+
 
 @dataclass(frozen=True)
 class IndexedShard:
@@ -49,6 +55,12 @@ class IndexedShard:
 
     def names(self) -> Iterator[tuple[str, str]]:
         return ((self.store, sample_id) for sample_id in self.index.ids())
+
+    def sources(self) -> tuple[list[str], np.ndarray]:
+        return self.index.sources(), self.index.columns["source"]
+
+    def whole(self) -> np.ndarray:
+        return self.index.columns["whole"] > 0
 
 
 @dataclass(frozen=True)
@@ -69,6 +81,13 @@ class ListedShard:
 
     def names(self) -> Iterator[tuple[str, str]]:
         return ((ref.store, ref.entry.id) for ref in self.refs)
+
+    def sources(self) -> tuple[list[str], np.ndarray]:
+        names = sorted({ref.entry.source for ref in self.refs})
+        return names, np.array([names.index(ref.entry.source) for ref in self.refs], np.int32)
+
+    def whole(self) -> np.ndarray:
+        return np.array([ref.entry.whole for ref in self.refs], bool)
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,6 +156,19 @@ class Samples(Sequence[SampleRef]):
         """Return, of each sample, which of `shards` it lies in."""
         ends: np.ndarray = self._ends  # type: ignore[attr-defined]
         return np.searchsorted(ends, self.numbers, side="right")
+
+    def sources(self) -> tuple[list[str], np.ndarray]:
+        """Return the names of all sources, and of each sample which of them its prompt's is."""
+        numbers: dict[str, int] = {}
+        of_all = [np.empty(0, np.int64)]
+        for shard in self.shards:
+            names, which = shard.sources()
+            of_all.append(np.array([numbers.setdefault(name, len(numbers)) for name in names], np.int64)[which])
+        return [*numbers], np.concatenate(of_all)[self.numbers]
+
+    def whole(self) -> np.ndarray:
+        """Return of each sample whether no answer in it was cut."""
+        return np.concatenate([np.empty(0, bool), *(shard.whole() for shard in self.shards)])[self.numbers]
 
     def take(self, chosen: np.ndarray) -> "Samples":
         """Return those at these places, in this order; or those marked."""

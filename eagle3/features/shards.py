@@ -86,7 +86,8 @@ class ShardWriter:
     def size(self) -> int:
         return self.file.tell()
 
-    def add(self, sample: "Sample | Encoded") -> None:
+    def add(self, sample: "Sample | Encoded", *, source: str = "", whole: bool = True) -> None:
+        """Add a sample of a prompt from `source`; `whole`: none of its answers was cut."""
         encoded = sample if isinstance(sample, Encoded) else encode(sample)
         sample = encoded.sample
         member = tarfile.TarInfo(f"{self.number:06d}-{len(self.entries):06d}.safetensors")
@@ -109,6 +110,8 @@ class ShardWriter:
                 anchors=anchors,
                 split=split_fraction(sample.id),
                 sha256=encoded.sha256,
+                source=source,
+                whole=whole,
             )
         )
         self.answer_counts.update(answers)

@@ -43,7 +43,7 @@ class Sharding:
         with ThreadPoolExecutor(CLOSERS) as threads:
             try:
                 for encoded in encoded_ahead(self.extractor(self._conversations(items, begun))):
-                    while encoded.sample.id not in begun[0].ids:
+                    while encoded.sample.id not in begun[0].conversations:
                         closing.append(self._close(threads, begun.popleft(), progress))
                     while len(closing) > CLOSERS or (closing and closing[0].done()):
                         yield [closing.popleft().result()]
@@ -66,7 +66,7 @@ class Sharding:
     def _close(self, threads: ThreadPoolExecutor, shard: "Shard", progress: Progress) -> "Future[Keyed]":
         """Let another thread wait until the shard is safely where it lies, while the next is written."""
         left_out, self.extractor.left_out = self.extractor.left_out, Counter()
-        progress.add(ended=len(shard.ids) - shard.samples)
+        progress.add(ended=len(shard.conversations) - shard.samples)
         transform = self.extractor.logit_transform()
         return threads.submit(lambda: (shard.number, Made(shard.finish(), dict(left_out), transform)))
 
@@ -88,7 +88,7 @@ class Shard:
 
     def __init__(self, storage: Storage, number: int, piece: Piece) -> None:
         self.storage, self.number, self.made_from = storage, number, piece.made_from
-        self.ids = {conversation.id for conversation in piece.conversations}
+        self.conversations = {conversation.id: conversation for conversation in piece.conversations}
         self.writer: ShardWriter | None = None
 
     @property
@@ -97,7 +97,8 @@ class Shard:
 
     def add(self, encoded: Encoded) -> None:
         self.writer = self.writer or ShardWriter(self.storage, self.number)
-        self.writer.add(encoded)
+        made_of = self.conversations[encoded.sample.id]
+        self.writer.add(encoded, source=made_of.source, whole=made_of.whole)
 
     def finish(self) -> bytes | None:
         """Return the index, of the shard that is there: one who was taken for lost may have finished it meanwhile."""
@@ -109,7 +110,7 @@ class Shard:
                 return self.writer.finish(self.made_from)
             except FileExistsError:
                 index = read_index(self.storage, name)
-                if index.facts.made_from != self.made_from or not self.ids.issuperset(index.ids()):
+                if index.facts.made_from != self.made_from or not self.conversations.keys() >= {*index.ids()}:
                     raise
             finally:
                 self.discard()

@@ -110,6 +110,8 @@ class Data(TypedDict):
     min_tokens: Count | None
     max_tokens: Count | None
     share: Annotated[float, Field(gt=0, le=1)] | None
+    sources: Annotated[list[Text], Field(min_length=1)] | None
+    whole: bool | None
     limit_samples: Count | None
     order: Literal["shuffled", "streaming"]
     shuffle_buffer: Count

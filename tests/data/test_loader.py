@@ -26,7 +26,7 @@ def data_of(store: Path, *, readers: int = 2, prefetch: int = 2, pack_tokens: in
         pack_tokens=pack_tokens,
         val_fraction=0.05,
         limit_samples=None,
-        rules=Rules(min_tokens=None, max_tokens=None, share=None),
+        rules=Rules(),
         weights=None,
         order="shuffled",
         shuffle_buffer=1,

@@ -11,18 +11,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from stores import open_store, random_samples, write_store
+from stores import in_float32, open_store, random_sample, random_samples, write_store
 
 from eagle3.data.datamodule import FeatureData
 from eagle3.data.mix import Mixture, Rules
 from eagle3.errors import InputError
+from eagle3.features.index import parse_index
 from eagle3.features.joined import open_source
 from eagle3.features.loss_mask import AllTurns
-from eagle3.features.samples import ListedShard, Samples
+from eagle3.features.samples import IndexedShard, ListedShard, Samples
+from eagle3.features.shards import ShardWriter
 from eagle3.features.split import share_fractions, split_fraction
 from eagle3.head.batch import prepare_ttt
+from eagle3.storage.folder import LocalFolder
 
-NO_RULES = Rules(min_tokens=None, max_tokens=None, share=None)
+NO_RULES = Rules()
 
 
 def data_of(path: Any, *, rules: Rules = NO_RULES, weights: list[float] | None = None, **trainer: Any) -> FeatureData:
@@ -90,6 +93,36 @@ def test_a_share_keeps_a_prompt_whole_grows_with_itself_and_ignores_the_split() 
 def test_rules_that_leave_nothing_are_named(store_path: Path) -> None:
     with pytest.raises(InputError, match=r"left out: 60 by data\.min_tokens=999\); loosen"):
         data_of(str(store_path), rules=replace(NO_RULES, min_tokens=999))
+
+
+def mixed_shard(storage: LocalFolder, number: int, sources: list[str]) -> IndexedShard:
+    """A shard of six samples, of sources in turn; every third has an answer that was cut."""
+    writer = ShardWriter(storage, number)
+    for place in range(6):
+        sample = in_float32(random_sample([0, 0, 1, 1, 1], sample_id=f"{number}-{place}"))
+        writer.add(sample, source=sources[place % len(sources)], whole=place % 3 > 0)
+    index = parse_index(memoryview(writer.finish("m")), source="index", way_out="")
+    return IndexedShard(storage.location, writer.name, index)
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_rules_by_source_and_by_cut_answers(tmp_path: Path, listed: bool) -> None:
+    storage = LocalFolder(tmp_path)
+    shards = [mixed_shard(storage, 0, ["code", "maths"]), mixed_shard(storage, 1, ["maths", "wörter", "code"])]
+    samples = Samples.joined([Samples.of_shards(shards[:1]), Samples.of_shards(shards[1:])])
+    if listed:
+        samples = Samples.of([*samples])
+    samples = samples.take(np.arange(len(samples))[::-1])
+
+    def left(**rules: Any) -> set[str]:
+        return {name for _, name in names(replace(NO_RULES, **rules).select(samples, "elsewhere"))}
+
+    assert left(sources=["maths"]) == {"0-1", "0-3", "0-5", "1-0", "1-3"}
+    assert left(sources=["wörter", "code"]) == {"0-0", "0-2", "0-4", "1-1", "1-4", "1-2", "1-5"}
+    assert left(whole=False) == {"0-0", "0-3", "1-0", "1-3"}
+    assert left(sources=["maths"], whole=True) == {"0-1", "0-5"}
+    with pytest.raises(InputError, match=r"data\.sources=.*no prompt came from prose; there are code, maths, wörter"):
+        left(sources=["prose", "code"])
 
 
 # --- weights ---------------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ def data_of(path: Any, *, order: str = "streaming", readers: int = 2, buffer: in
     source = path if isinstance(path, FeatureStore) else open_source(path)
     data = FeatureData(
         source=source, prepare=partial(prepare_ttt, ttt_steps=3), pack_tokens=48, val_fraction=0.1,
-        limit_samples=None, rules=Rules(min_tokens=None, max_tokens=None, share=None), order=order,
+        limit_samples=None, rules=Rules(), order=order,
         shuffle_buffer=buffer, readers=readers, verify=False, seed=0, **settings,
     )  # fmt: skip
     device = SimpleNamespace(root_device=torch.device("cpu"))

@@ -196,11 +196,11 @@ def test_a_killed_run_resumes_at_the_shard_and_gives_the_same_store(
     assert len(expected.shards) > 3
     add, added = ShardWriter.add, []
 
-    def add_until_killed(writer: ShardWriter, sample: Any) -> None:
+    def add_until_killed(writer: ShardWriter, sample: Any, **facts: Any) -> None:
         if len(added) == 13:
             raise KeyboardInterrupt
         added.append(sample.sample.id)
-        add(writer, sample)
+        add(writer, sample, **facts)
 
     monkeypatch.setattr(ShardWriter, "add", add_until_killed)
     with pytest.raises(KeyboardInterrupt):
@@ -290,6 +290,23 @@ def test_a_sample_over_the_limit_is_truncated_or_dropped_and_counted(
     assert max(ref.entry.tokens for ref in store.samples) <= 12
     # The last one's answer lies behind the limit: nothing of it is left to train.
     assert ("no answer of two tokens or more" in manifest.left_out) == (too_long == "truncate")
+
+
+def test_the_index_says_where_a_prompt_came_from_and_whether_an_answer_was_cut(
+    tmp_path: Path, target: Target, run: Callable[..., Manifest]
+) -> None:
+    rows = [conversation(number, 4, 6 + 3 * number) for number in range(4)]
+    for row, source, ends in zip(
+        rows, ["code", "maths", "code", "code"], ["stop", "stop", "length", "stop"], strict=True
+    ):
+        row |= {"source": source, "finish_reasons": [ends]}
+    write_responses(tmp_path, target.identity, rows)
+    run(tmp_path, max_length=16)
+    entries = {ref.entry.id: ref.entry for ref in open_store(tmp_path / "features").samples}
+    assert {name: entry.source for name, entry in entries.items()} == {
+        "p0#0": "code", "p1#0": "maths", "p2#0": "code", "p3#0": "code"
+    }  # fmt: skip
+    assert {name for name, entry in entries.items() if entry.whole} == {"p0#0", "p1#0"}  # the last is over 16 tokens
 
 
 def test_answers_too_short_to_train_are_left_out_and_counted(

@@ -92,7 +92,7 @@ def samples_under(mask: AllTurns, store: Path) -> list[str]:
     data = FeatureData(
         source=open_store(store), prepare=partial(prepare_ttt, ttt_steps=3), pack_tokens=99, val_fraction=0.5,
         limit_samples=None, weights=None,
-        rules=Rules(min_tokens=None, max_tokens=None, share=None),
+        rules=Rules(),
         order="shuffled", shuffle_buffer=1, prefetch=1, readers=1, verify=False, seed=0, loss_mask=mask,
     )  # fmt: skip
     return [ref.entry.id for side in (data.train_samples, data.val_samples) for ref in side]
