@@ -1,0 +1,106 @@
+"""Commands that are killed at any moment and started again end with what they would have made without.
+
+KILLS=50 python -m pytest tests/test_kills.py    # the long form of each; by default a short one
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from object_stores import new_folder, s3_server
+from stores import ASSETS, ROOT, random_samples, write_store
+
+from eagle3.features.joined import open_source
+from eagle3.features.repair import find_damage
+from eagle3.storage.place import open_folder
+
+KILLS = int(os.environ.get("KILLS", "2"))
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+pytestmark = pytest.mark.timeout(3600)
+
+
+def finished(*command: str) -> None:
+    done = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env={**os.environ, **ONE_THREAD}, text=True, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def killed(log: Path, at_work: str, drawn: random.Random, *command: str) -> bool:
+    """Run a command and kill it up to a second after it says `at_work`; return whether it still ran then."""
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, *command],
+            cwd=ROOT,
+            env={**os.environ, **ONE_THREAD},
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
+    while at_work not in log.read_text(errors="replace") and process.poll() is None:
+        time.sleep(0.02)
+    time.sleep(drawn.random())
+    alive = process.poll() is None
+    if alive:
+        os.killpg(process.pid, signal.SIGKILL)
+    status = process.wait()
+    assert status in (0, -signal.SIGKILL), log.read_text(errors="replace")
+    return alive
+
+
+def test_features_whose_command_is_killed_while_it_uploads_are_those_of_one_that_is_not(tmp_path: Path) -> None:
+    lines = (ASSETS / "prompts" / "train.jsonl").read_text().splitlines(keepends=True)[: 150 + 30 * KILLS]
+    (tmp_path / "prompts.jsonl").write_text("".join(lines))
+    stages = (
+        "precompute.py", f"target.path={ASSETS}/tiny", "target.device=cpu", f"out_dir={tmp_path}/data",
+        "features.batch_tokens=64", "features.shard_mb=0.2",
+    )  # fmt: skip
+    finished(*stages, f"prompts.path={tmp_path}/prompts.jsonl", "prompts/privacy=off", "answers=imported")
+    with s3_server():
+        url, drawn = new_folder(), random.Random(0)
+        command = (*stages, "stages=[features]", f"features.path={url}")
+        kills = sum(killed(tmp_path / "log", "features:", drawn, *command) for _ in range(KILLS))
+        finished(*command)
+        assert kills == KILLS  # else it was too quick for them
+        folder = open_folder(url, setting="data.path")
+        assert find_damage(folder) == ({}, [])
+        there, here = open_source(url), open_source(str(tmp_path / "data/features"))
+        others = {ref.entry.id: ref for ref in there.samples}
+        assert len(others) == len(there.samples) == len(here.samples)
+        for ref in here.samples:
+            ours, theirs = here.read(ref), there.read(others[ref.entry.id])
+            assert torch.equal(ours.input_ids, theirs.input_ids) and torch.equal(ours.turns, theirs.turns)
+            torch.testing.assert_close(ours.aux_hidden_states, theirs.aux_hidden_states, rtol=2e-2, atol=2e-2)
+
+
+def test_a_training_that_is_killed_ends_with_the_weights_of_one_that_is_not(tmp_path: Path) -> None:
+    write_store(tmp_path / "store", random_samples(60))
+    steps = 60 + 20 * KILLS
+
+    def command(run: Path) -> list[str]:
+        last = run / "checkpoints/last.ckpt"
+        return [
+            "train.py", f"data.path={tmp_path}/store", f"hydra.run.dir={run}", "trainer=cpu", "data.pack_tokens=48",
+            "model.draft_vocab_size=16", "ttt_steps=3", "trainer.max_epochs=-1", f"trainer.max_steps={steps}",
+            "callbacks.last.every_n_steps=3", "callbacks.early_stopping=null",
+            *([f"ckpt_path={last}"] if last.exists() else []),
+        ]  # fmt: skip
+
+    drawn = random.Random(0)
+    finished(*command(tmp_path / "whole"))
+    kills = sum(killed(tmp_path / "log", "train/loss", drawn, *command(tmp_path / "killed")) for _ in range(KILLS))
+    finished(*command(tmp_path / "killed"))
+    assert kills == KILLS
+    one, other = (
+        torch.load(tmp_path / name / "checkpoints/last.ckpt", weights_only=True) for name in ("whole", "killed")
+    )
+    assert one["global_step"] == other["global_step"] == steps
+    assert one["state_dict"].keys() == other["state_dict"].keys()
+    for name, weights in one["state_dict"].items():
+        assert torch.equal(weights, other["state_dict"][name]), name
