@@ -156,7 +156,7 @@ def measure(folder: Path, *, resumed: bool) -> dict[str, Any]:
     data.setup("fit")
     split = time.perf_counter()
     if resumed:
-        data.resume_from = {"epoch": 0, "consumed": 50_000}
+        data.resume_from = {"epoch": 0, "consumed": 50_000, "before": []}
     loader = data.train_dataloader()
     planned = time.perf_counter()
     packs = iter(loader)

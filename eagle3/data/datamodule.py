@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import lightning
 import numpy as np
@@ -15,7 +16,7 @@ from tqdm import tqdm
 from eagle3.data.loader import PackLoader, SideStream
 from eagle3.data.mix import Mixture, Rules
 from eagle3.data.pack import Batch, Pack, pack_samples
-from eagle3.data.plan import EpochPlan, PlannedPack, plan_epoch
+from eagle3.data.plan import EpochPlan, PlannedPack, not_taken, plan_epoch
 from eagle3.data.streaming import AHEAD, StreamReader, plan_stream
 from eagle3.errors import InputError
 from eagle3.features.loss_mask import AllTurns
@@ -67,7 +68,8 @@ class FeatureData(lightning.LightningDataModule):
         self.selected = rules.select(source.samples, source.location)
         self.train_samples, self.val_samples = self._split(val_fraction, limit_samples)
         self.mixture = Mixture(weights, self.train_samples, source) if weights else None
-        self.resume_from = {"epoch": 0, "consumed": 0}
+        self.resume_from: dict[str, Any] = {"epoch": 0, "consumed": 0, "before": []}
+        self.before: list[dict[str, Any]] = []  # plans by which the epoch was trained so far, and how much of each
         self.current: PackLoader | None = None
         self.side_stream: SideStream | None = None
 
@@ -78,19 +80,21 @@ class FeatureData(lightning.LightningDataModule):
         self.side_stream = SideStream(device) if device.type == "cuda" else None
 
     def train_dataloader(self) -> PackLoader:
-        epoch = self._lightning.current_epoch
+        epoch, rank = self._lightning.current_epoch, self._lightning.global_rank
         seed = hash64(self.seed, epoch)
-        planned = self._plan(
-            self.mixture.epoch(seed) if self.mixture else self.train_samples,
-            accumulate=self._lightning.accumulate_grad_batches,
-            shuffle_seed=seed,
-        )
-        self.current = self._loader(planned, epoch=epoch)
+        self.before = self.resume_from["before"] if epoch == self.resume_from["epoch"] else []
+        samples, behind = self.mixture.epoch(seed) if self.mixture else self.train_samples, 0
+        for other in self.before:
+            samples = not_taken(samples, self._plans(samples, other["spread"], shuffle_seed=seed), other["consumed"])
+            behind += other["consumed"]
+        planned = self._plans(samples, self._spread(), shuffle_seed=seed)[rank]
+        self.current = self._loader(planned, epoch=epoch, behind=behind)
         self.current.load_state_dict(self.resume_from)
         return self.current
 
     def val_dataloader(self) -> PackLoader:
-        planned = self._plan(self.val_samples, accumulate=1, shuffle_seed=None)
+        spread = {**self._spread(), "micro_batches": 1}
+        planned = self._plans(self.val_samples, spread, shuffle_seed=None)[self._lightning.global_rank]
         return self._loader(planned, epoch=0)
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
@@ -108,19 +112,24 @@ class FeatureData(lightning.LightningDataModule):
 
     # The trainer restores a data module before it asks for loaders; a loader's own state may come too late, when
     # Lightning has already asked for the first epoch's to count steps.
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         assert self.current is not None
-        return self.current.state_dict() | self._spread()
+        return {**self.current.state_dict(), "spread": self._spread(), "before": self.before}
 
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        before = {key: state_dict[key] for key in self._spread()}
-        if 0 < state_dict["consumed"] < state_dict["packs"] and before != self._spread():
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where a run stopped; with another number of ranks, by a new plan of what it had not trained."""
+        self.resume_from, then, now = state_dict, state_dict["spread"], self._spread()
+        if then == now or state_dict["consumed"] == state_dict["packs"]:
+            return
+        before = [*state_dict["before"], {"spread": then, "consumed": state_dict["consumed"]}]
+        behind = sum(each["consumed"] for each in before)
+        if behind % now["micro_batches"]:
             raise InputError(
-                f"ckpt_path: that run stopped in the middle of an epoch, with {before}, and this one has "
-                f"{self._spread()}: it would repeat some samples and skip others; go on with as many ranks "
-                f"(trainer.devices, num_nodes) and trainer.accumulate_grad_batches as then"
+                f"ckpt_path: that run stopped behind pack {behind} of an epoch, in the middle of a step of "
+                f"trainer.accumulate_grad_batches={now['micro_batches']}; go on with {then['micro_batches']}"
             )
-        self.resume_from = state_dict
+        log.info("%d ranks instead of %d: what the epoch has left is planned anew", now["ranks"], then["ranks"])
+        self.resume_from = {"epoch": state_dict["epoch"], "consumed": 0, "before": before}
 
     def _spread(self) -> dict[str, int]:
         """What the plan of an epoch depends on beside the samples."""
@@ -133,11 +142,12 @@ class FeatureData(lightning.LightningDataModule):
     def _masked(self, sample: Sample) -> Sample:
         return replace(sample, turns=self.loss_mask(sample))
 
-    def _loader(self, planned: EpochPlan, *, epoch: int) -> PackLoader:
+    def _loader(self, planned: EpochPlan, *, epoch: int, behind: int = 0) -> PackLoader:
         load, begin = self._load, lambda consumed: None
         if planned.stream is not None:
             load, begin = self._load_of_stream, partial(self._begin_stream, planned)
-        return PackLoader(planned, load, begin=begin, prefetch=self.prefetch, readers=self.readers, epoch=epoch)
+        options = {"prefetch": self.prefetch, "readers": self.readers, "epoch": epoch, "behind": behind}
+        return PackLoader(planned, load, begin=begin, **options)
 
     def _begin_stream(self, planned: EpochPlan, consumed: int) -> None:
         assert self.ranges is not None
@@ -161,12 +171,13 @@ class FeatureData(lightning.LightningDataModule):
         batch = self.prepare(pack)
         return batch if self.side_stream is None else self.side_stream.copy(batch)
 
-    def _plan(self, samples: Samples, *, accumulate: int, shuffle_seed: int | None) -> EpochPlan:
-        world_size, rank = self._lightning.world_size, self._lightning.global_rank
-        options: dict[str, int] = {"pack_tokens": self.pack_tokens, "world_size": world_size, "accumulate": accumulate}
+    def _plans(self, samples: Samples, spread: dict[str, int], *, shuffle_seed: int | None) -> list[EpochPlan]:
+        options = {
+            "pack_tokens": self.pack_tokens, "world_size": spread["ranks"], "accumulate": spread["micro_batches"]
+        }  # fmt: skip
         if self.buffer and shuffle_seed is not None:
-            return plan_stream(samples, shuffle_seed=shuffle_seed, buffer=self.buffer, **options)[rank]
-        return plan_epoch(samples, shuffle_seed=shuffle_seed, **options)[rank]
+            return plan_stream(samples, shuffle_seed=shuffle_seed, buffer=self.buffer, **options)
+        return plan_epoch(samples, shuffle_seed=shuffle_seed, **options)
 
     def _split(self, val_fraction: float, limit: int | None) -> tuple[Samples, Samples]:
         samples = self._samples_with_anchors(limit)

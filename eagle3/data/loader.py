@@ -17,7 +17,8 @@ from eagle3.data.plan import PlannedPack
 class PackLoader:
     """The packs of one epoch on one rank; `consumed` counts those handed out, also by the run that this one resumes.
 
-    `begin` is told how many are behind, before the first is loaded. `waited`: seconds for which a pack was asked for
+    `behind`: packs of the epoch that a rank had by other plans, which are no part of this one and count for its length.
+    `begin` is told how many were consumed, before the first is loaded. `waited`: seconds for which a pack was asked for
     and not there.
     """
 
@@ -30,13 +31,14 @@ class PackLoader:
         prefetch: int,
         readers: int,
         epoch: int,
+        behind: int = 0,
     ) -> None:
         self.planned, self.load, self.begin, self.epoch = planned, load, begin, epoch
-        self.prefetch, self.readers = prefetch, readers
+        self.prefetch, self.readers, self.behind = prefetch, readers, behind
         self.start, self.consumed, self.waited = 0, 0, 0.0
 
     def __len__(self) -> int:
-        return len(self.planned)
+        return self.behind + len(self.planned)
 
     def __iter__(self) -> Iterator[Batch]:
         self.consumed, self.start = self.start, 0  # validation goes over one loader many times, from its first pack

@@ -75,6 +75,15 @@ def plan_epoch(
     return spread(samples, order, bounds, packs.reshape(-1, world_size).T, accumulate)
 
 
+def not_taken(samples: Samples, plans: Sequence[EpochPlan], consumed: int) -> Samples:
+    """Return the samples that are left when each rank has trained so many packs of these plans."""
+    left = np.ones(len(samples), bool)
+    for plan in plans:
+        for pack in plan.packs[:consumed]:
+            left[plan.order[plan.bounds[pack] : plan.bounds[pack + 1]]] = False
+    return samples.take(left)
+
+
 def spread(
     samples: Samples,
     order: np.ndarray,

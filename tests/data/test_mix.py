@@ -169,7 +169,7 @@ def test_a_resumed_epoch_goes_on_with_the_packs_that_are_left(two_stores: list[s
 
     whole = data_of(two_stores, weights=[2, 0.5], current_epoch=1)
     rest = data_of(two_stores, weights=[2, 0.5], current_epoch=1)
-    rest.resume_from = {"epoch": 1, "consumed": 7}
+    rest.resume_from = {"epoch": 1, "consumed": 7, "before": []}
     assert packs(rest) == packs(whole)[7:]
 
 

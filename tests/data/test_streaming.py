@@ -168,7 +168,7 @@ def test_batches_are_those_of_samples_read_one_by_one(
     store_path: Path, readers: int, prefetch: int, buffer: int
 ) -> None:
     data = data_of(str(store_path), readers=readers, prefetch=prefetch, buffer=buffer)
-    plan = data._plan(data.train_samples, accumulate=1, shuffle_seed=hash64(data.seed, 0))
+    [plan] = data._plans(data.train_samples, data._spread(), shuffle_seed=hash64(data.seed, 0))
     expected = [data._load(pack) for pack in plan]
     found = batches(data)
     assert len(found) == len(expected) > 10
@@ -194,7 +194,7 @@ def test_a_resume_anywhere_in_an_epoch_goes_on_with_the_next_pack(store_path: Pa
         whole = batches(data_of(str(store_path), **where))
         for consumed in range(1, len(whole) + 1):
             data = data_of(str(store_path), **where)
-            data.resume_from = {"epoch": 2, "consumed": consumed}
+            data.resume_from = {"epoch": 2, "consumed": consumed, "before": []}
             rest = batches(data)
             assert [batch.pack.sample_ids for batch in rest] == [batch.pack.sample_ids for batch in whole[consumed:]]
             for one, other in zip(rest, whole[consumed:], strict=True):

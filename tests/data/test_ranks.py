@@ -1,0 +1,128 @@
+"""A run goes on with other numbers of ranks in the middle of an epoch: each sample once, in whatever order."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from stores import ROOT, random_samples, write_store
+
+from eagle3.data.datamodule import FeatureData
+from eagle3.data.mix import Rules
+from eagle3.errors import InputError
+from eagle3.features.joined import open_source
+from eagle3.features.loss_mask import AllTurns
+from eagle3.head.batch import prepare_ttt
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "shuffled": {"order": "shuffled", "weights": None},
+    "streaming": {"order": "streaming", "weights": None},
+    "weighted": {"order": "shuffled", "weights": [1.5]},
+}
+
+
+def data_of(store: Path, state: dict[str, Any] | None, *, rank: int, ranks: int, micro_batches: int, **settings: Any):
+    data = FeatureData(
+        source=open_source(str(store)), prepare=partial(prepare_ttt, ttt_steps=3), pack_tokens=48, val_fraction=0.1,
+        limit_samples=None, rules=Rules(), shuffle_buffer=12, prefetch=2, readers=1, verify=False, seed=0,
+        loss_mask=AllTurns(), **settings,
+    )  # fmt: skip
+    data.trainer = SimpleNamespace(  # type: ignore[assignment]
+        current_epoch=1, world_size=ranks, global_rank=rank, accumulate_grad_batches=micro_batches,
+        strategy=SimpleNamespace(root_device=torch.device("cpu")),
+    )  # fmt: skip
+    data.setup("fit")
+    if state:
+        data.load_state_dict(json.loads(json.dumps(state)))
+    return data
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return write_store(tmp_path / "store", random_samples(120))
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize(
+    "lives",  # ranks, micro-batches, packs that each rank trains before the run ends
+    [
+        [(1, 1, 3), (2, 1, None)],
+        [(4, 1, 2), (2, 2, 2), (1, 1, 3), (3, 1, None)],
+        [(2, 1, 2), (2, 1, 1), (1, 1, 0), (2, 1, 1), (4, 1, None)],
+    ],
+)
+def test_every_sample_is_trained_once_whatever_the_ranks(
+    store: Path, settings: dict[str, Any], lives: list[tuple[int, int, int | None]]
+) -> None:
+    state, trained, behind = None, Counter[str](), 0
+    for ranks, micro_batches, packs in lives:
+        states = []
+        for rank in range(ranks):
+            data = data_of(store, state, rank=rank, ranks=ranks, micro_batches=micro_batches, **settings)
+            loader = data.train_dataloader()
+            left = len(loader) - behind
+            for _, batch in zip(range(left if packs is None else packs), loader, strict=False):
+                trained.update(batch.pack.sample_ids)
+            states.append(data.state_dict())
+        assert all(each == states[0] for each in states)
+        state, behind = states[0], behind + (left if packs is None else packs)
+    whole = data_of(store, None, rank=0, ranks=1, micro_batches=1, **settings)
+    expected = Counter(name for batch in whole.train_dataloader() for name in batch.pack.sample_ids)
+    assert trained == expected
+    following = data_of(store, state, rank=0, ranks=1, micro_batches=1, **settings)
+    assert following.resume_from["before"] == state["before"]  # the epoch was ended: the next one is another
+
+
+def test_a_step_that_would_be_cut_is_refused(store: Path) -> None:
+    data = data_of(store, None, rank=0, ranks=2, micro_batches=1, **SETTINGS["shuffled"])
+    loader = iter(data.train_dataloader())
+    next(loader)
+    with pytest.raises(
+        InputError, match=r"in the middle of a step of trainer\.accumulate_grad_batches=2; go on with 1"
+    ):
+        data_of(store, data.state_dict(), rank=0, ranks=1, micro_batches=2, **SETTINGS["shuffled"])
+
+
+def test_a_training_goes_on_with_fewer_processes_and_with_more(tmp_path: Path) -> None:
+    store, run = write_store(tmp_path / "store", random_samples(600)), tmp_path / "run"
+    last, log = run / "checkpoints/last.ckpt", tmp_path / "log"
+
+    def train(devices: int, *, stopped: bool) -> dict[str, Any]:
+        """Train the epoch, or a few steps of it; return what last.ckpt says then."""
+        command = [
+            sys.executable, "train.py", f"data.path={store}", f"hydra.run.dir={run}", "data.pack_tokens=48",
+            "model.draft_vocab_size=16", "ttt_steps=3", "trainer=ddp", "trainer.accelerator=cpu",
+            "trainer.precision=32-true", f"trainer.devices={devices}", "trainer.max_epochs=1",
+            "callbacks.last.every_n_steps=1", *([f"ckpt_path={last}"] if last.exists() else []),
+        ]  # fmt: skip
+        version = last.stat().st_mtime_ns if last.exists() else 0
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=file, stderr=file,
+                start_new_session=True,
+            )  # fmt: skip
+        while stopped and process.poll() is None and not (last.exists() and last.stat().st_mtime_ns > version):
+            time.sleep(0.01)
+        if stopped:
+            os.killpg(process.pid, signal.SIGKILL)
+        assert process.wait() == (-signal.SIGKILL if stopped else 0), log.read_text()
+        return torch.load(last, weights_only=True)
+
+    lives = [train(2, stopped=True), train(1, stopped=True), train(2, stopped=False)]
+    assert "2 ranks instead of 1: what the epoch has left is planned anew" in log.read_text()
+    states = [each["FeatureData"] for each in lives]
+    assert [state["epoch"] for state in states] == [0, 0, 0]
+    assert [len(state["before"]) for state in states] == [0, 1, 2]
+    done = [*states[2]["before"], states[2]]
+    assert sum(each["consumed"] for each in done) == lives[2]["global_step"]
+    assert states[2]["consumed"] == states[2]["packs"] > 0
+    assert json.loads((run / "result.json").read_text())["epochs"] == 1
