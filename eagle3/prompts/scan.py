@@ -17,6 +17,7 @@ from tqdm import tqdm
 from eagle3.errors import InputError
 from eagle3.prompts.checks import Check
 from eagle3.prompts.overlap.signatures import Signer
+from eagle3.prompts.pool import OrderedPool
 from eagle3.prompts.reading.conversation import Refused
 from eagle3.prompts.reading.formats import BLANK, Chunk, chunk_rows, cut
 from eagle3.prompts.reading.prompt import Prompt
@@ -24,7 +25,6 @@ from eagle3.prompts.reading.rows import read_prompt
 from eagle3.prompts.reading.sources import Source, file_name, file_state
 from eagle3.prompts.spool import ChunkWriter, ScannedChunk, written_folder
 from eagle3.prompts.traffic import MEASURED, TrafficMix
-from eagle3.prompts.workers import Workers
 from eagle3.storage.files import sha256_file, sha256_json
 from eagle3.storage.records import write_sealed_json
 
@@ -219,7 +219,7 @@ def scan(tasks: list[Task], scanner: Scanner, *, enough: Enough, processes: int)
     total = sum(task.chunk.size for task in tasks)
     with (
         tqdm(total=total, desc="prompts", unit="B", unit_scale=True) as progress,
-        Workers(scanner, min(processes, len(tasks))) as workers,
+        OrderedPool(scanner, min(processes, len(tasks))) as workers,
     ):
         for task, chunk in workers(task for task in tasks if not enough(task.source)):
             if not enough(task.source):
