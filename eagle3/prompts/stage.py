@@ -26,7 +26,7 @@ from eagle3.storage.records import write_sealed_json
 
 log = logging.getLogger(__name__)
 
-FORMAT = 5  # raise it when the same rows would give other prompts, so that prompts made by older rules are made again
+FORMAT = 6  # raise it when the same rows would give other prompts, so that prompts made by older rules are made again
 
 
 def prepare_prompts(
