@@ -71,7 +71,8 @@ class Rules:
             files.append(self._sample_source().fingerprint())
         elif self.traffic is not None:
             files.append([file_state(self.settings["traffic"]["histogram"])])
-        return {**self.settings, "files": files}
+        made_with = self.privacy.made_with()
+        return {**self.settings, "files": files, **({"made_with": made_with} if made_with else {})}
 
     def measured_sample(self) -> np.ndarray | None:
         """Measure the sample of production prompts, [M] MEASURED, if the mix has one."""
