@@ -20,7 +20,7 @@ from eagle3.prompts.overlap.signatures import Signer
 from eagle3.prompts.pool import OrderedPool
 from eagle3.prompts.reading.conversation import Refused
 from eagle3.prompts.reading.formats import BLANK, Chunk, chunk_rows, cut
-from eagle3.prompts.reading.prompt import Prompt
+from eagle3.prompts.reading.prompt import Prompt, texts_of
 from eagle3.prompts.reading.rows import read_prompt
 from eagle3.prompts.reading.sources import Source, file_name, file_state
 from eagle3.prompts.spool import ChunkWriter, ScannedChunk, written_folder
@@ -175,7 +175,7 @@ class Scanner:
 
 
 def whole_text(prompt: dict[str, Any]) -> str:
-    return "\n\n".join(message["content"] for message in prompt["messages"])
+    return "\n\n".join(texts_of(prompt))
 
 
 class Row(NamedTuple):
@@ -207,7 +207,7 @@ def in_groups(rows: Iterable[Row]) -> Iterator[list[Row]]:
     for row in rows:
         group.append(row)
         if isinstance(row.found, Prompt):
-            characters += sum(len(message["content"]) for message in row.found.messages)
+            characters += sum(map(len, row.found.texts()))
         if len(group) == GROUP_ROWS or characters >= GROUP_CHARACTERS:
             yield group
             group, characters = [], 0

@@ -238,6 +238,11 @@ class RuleFile(Recogniser):
     path: Text
 
 
+@part_of("eagle3.prompts.privacy.kingfisher.Kingfisher")
+class Kingfisher(Recogniser):
+    path: Text | None
+
+
 @part_of("eagle3.prompts.privacy.allowed.Allowed")
 class Allowed(TypedDict):
     nobodys: bool
@@ -291,6 +296,7 @@ class Prompts(TypedDict):
     fields: Fields
     roles: Roles
     tokenizer: Text | None
+    tools: Literal["refuse", "keep"]
     licenses: Licenses
     length: Annotated[Length, AfterValidator(_in_order)]
     quality: Quality

@@ -13,6 +13,7 @@ from eagle3.prompts.privacy.allowed import Allowed
 from eagle3.prompts.privacy.models import MODEL_ENTITIES, NameModel
 from eagle3.prompts.privacy.recogniser import ACTIONS, Action, BatchRecogniser, Recogniser
 from eagle3.prompts.reading.prompt import Prompt
+from eagle3.prompts.reading.shapes import from_json
 from eagle3.storage.files import sha256_json
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,11 @@ class Privacy:
         if dropped := sorted({item.entity for item in found if item.action == "drop"}):
             return Verdict(reason=f"personal data: {', '.join(dropped)}", counts=counts)
         masks = [item for item in found if item.action == "mask"]
-        return Verdict(prompt=_masked(prompt, masks) if masks else None, counts=counts)
+        if not masks:
+            return Verdict(counts=counts)
+        changed = _masked(prompt, masks)
+        entities = ", ".join(sorted({item.entity for item in masks}))
+        return Verdict(reason=None if changed else f"personal data in tools: {entities}", prompt=changed, counts=counts)
 
     def look_ahead(self, prompts: Iterable[Prompt]) -> None:
         """Let recognisers that read many texts at once read these, which are asked about next."""
@@ -146,7 +151,7 @@ class Privacy:
 
 
 def _whole(prompt: Prompt) -> str:
-    return BETWEEN_MESSAGES.join(message["content"] for message in prompt.messages)
+    return BETWEEN_MESSAGES.join(prompt.texts())
 
 
 def readable(text: str) -> str:
@@ -190,10 +195,14 @@ def _merged(masks: list[Found]) -> list[Found]:
     ]
 
 
-def _masked(prompt: Prompt, masks: list[Found]) -> Prompt:
-    contents = _masked_contents([message["content"] for message in prompt.messages], masks)
-    messages = [{**message, "content": content} for message, content in zip(prompt.messages, contents, strict=True)]
-    return prompt._replace(messages=messages)
+def _masked(prompt: Prompt, masks: list[Found]) -> Prompt | None:
+    """Return the prompt with its masks; None where a mask in its tools would leave no definitions."""
+    contents = list(_masked_contents(prompt.texts(), masks))
+    messages = [{**message, "content": text} for message, text in zip(prompt.messages, contents, strict=False)]
+    if not prompt.tools:
+        return prompt._replace(messages=messages)
+    tools = from_json(contents[-1])  # a mask in place of a number is no JSON
+    return prompt._replace(messages=messages, tools=tools) if tools else None
 
 
 def _masked_contents(contents: Iterable[str], masks: list[Found]) -> Iterator[str]:
