@@ -122,6 +122,13 @@ class Quality(TypedDict):
     repair_unicode: bool
 
 
+class Toxicity(TypedDict):
+    path: Text | None
+    label: Text
+    threshold: Share
+    stride: Annotated[int, Field(ge=0, le=100_000)]
+
+
 class Detector(TypedDict):
     read_characters: Count
     min_bytes: CountOrZero
@@ -301,6 +308,7 @@ class Prompts(TypedDict):
     length: Annotated[Length, AfterValidator(_in_order)]
     quality: Quality
     language: Language
+    toxicity: Toxicity
     leaks: Annotated[Leaks, AfterValidator(_reported_first)]
     duplicates: Duplicates
     privacy: Part
