@@ -5,7 +5,7 @@ from typing import Any
 
 from eagle3.prompts.reading.shapes import Columns, Shape, from_json
 
-NAMES = frozenset(("tools", "functions", "body.tools", "body.functions"))
+NAMES = ("tools", "functions")  # of their columns, or of the last part of such a name
 OF_A_FUNCTION = frozenset(("type", "name", "description", "parameters", "strict"))
 
 Tools = list[dict[str, Any]]
@@ -22,7 +22,7 @@ def tools_of(columns: Columns, shape: Shape) -> Tools | None:
     """
     if not shape.keeps_tools:
         return None
-    value = next((value for name, value in columns.found.get("beside", ()) if name in NAMES), None)
+    value = next((value for name, value in columns.found.get("beside", ()) if holds_tools(name)), None)
     if value is None:
         return None
     tools = from_json(value) if isinstance(value, str) else value
@@ -32,6 +32,10 @@ def tools_of(columns: Columns, shape: Shape) -> Tools | None:
     if not _is_plain(functions):
         raise UnusableTools("tools that are no JSON in valid Unicode")
     return functions
+
+
+def holds_tools(column: str) -> bool:
+    return column.lower().rpartition(".")[2] in NAMES
 
 
 def _function(tool: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import json
 import pytest
 from prompt_stage import Prepare, chat, prepare, reasons, users
 
+from eagle3.errors import InputError
 from eagle3.prompts.reading.shapes import shape_of
 from eagle3.prompts.reading.tools import UnusableTools, tools_of
 
@@ -68,6 +69,26 @@ def test_tools_are_refused_and_counted_unless_they_are_kept(prepare: Prepare) ->
     assert source["rejected"] == {"row with image": 1} and source["rows"] == 3 and source["prompts"] == 2
     assert [prompt.get("tools") for prompt in prepare.prompts()] == [TOOLS, None]
     assert "tools" not in prepare.prompts()[1]
+
+
+def test_rows_as_datatrove_writes_them_are_read_with_their_columns_named(prepare: Prepare) -> None:
+    kept = {"license": "MIT", "source": "support", "messages": chat("Weather?", "Rain.", "Why?")["messages"]}
+    written = {
+        "text": "Weather?\n\nWhy?",
+        "id": "a/1",
+        "media": [],
+        "metadata": {**kept, "tools": TOOLS, "file_path": "x"},
+    }
+    fields = {"messages": "metadata.messages", "beside": ["metadata.tools"]}
+    with pytest.raises(InputError, match=r"row with metadata\.tools: 1"):
+        prepare([written], fields=fields)
+    prepare([written], fields=fields, tools="keep")
+    users_turns = [turn for turn in kept["messages"] if turn["role"] == "user"]
+    assert prepare.prompts() == [
+        {"id": "a/1", "source": "support", "license": "MIT", "messages": users_turns, "tools": TOOLS}
+    ]
+    prepare([written])  # the text alone
+    assert prepare.prompts()[0]["messages"] == users("Weather?\n\nWhy?")
 
 
 def test_tools_make_another_id_of_the_same_question(prepare: Prepare) -> None:
