@@ -23,6 +23,7 @@ HARMLESS = re.compile(
 )
 ASSIGNED = re.compile(r"(?<!\?token)[:=]\s*[\"'`]?\Z", re.IGNORECASE)  # a badge's token is published
 UNNAMED = re.compile(r"\s*(?:default|value)?\s*[:=]?\s*[\"'`]?", re.IGNORECASE)  # then the line above may name it
+OPEN_ENDS = ("=", ":", "(", "{", "[", ",")
 LOOKED_UP = re.compile(r"(?:cache|primary|foreign|sort|partition|public|idempotency)[ _-]?key", re.IGNORECASE)
 BEFORE = 40  # characters of the line that may name it
 NAMED_LENGTH, NAMED_ENTROPY = 16, 3.0
@@ -51,7 +52,8 @@ class RandomValue(Recogniser):
 def _line_before(text: str, start: int) -> str:
     """Return the end of the line before a value, with the one above if the value alone is called nothing there."""
     *above, line = text[max(0, start - BEFORE) : start].rsplit("\n", 2)
-    return above[-1] + line if above and UNNAMED.fullmatch(line) else line
+    goes_on = above and above[-1].rstrip().endswith(OPEN_ENDS) and UNNAMED.fullmatch(line)
+    return above[-1] + line if goes_on else line
 
 
 def _in_url(url: re.Match[str]) -> Iterator[Span]:
@@ -91,7 +93,9 @@ def _is_short_secret(value: str) -> bool:
 
 
 def _is_prefixed_secret(body: str, prefix: str) -> bool:
-    if ISSUER.fullmatch(prefix) and not HARMLESS.search(prefix) and body.islower():
+    if HARMLESS.search(prefix):
+        return False
+    if ISSUER.fullmatch(prefix) and body.islower():
         return len(body) >= ISSUED_LENGTH and sum(map(str.isdigit, body)) >= ISSUED_DIGITS and is_random(body)
     kinds = any(map(str.isdigit, body)) and any(map(str.islower, body)) and any(map(str.isupper, body))
     return (

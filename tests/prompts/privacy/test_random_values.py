@@ -51,6 +51,9 @@ def test_a_random_value_with_a_name_or_a_prefix_is_a_secret(text: str) -> None:
         "commit:\n  43582a4f1e2d3c4b5a69788796a5b4c3d2e1f0a9",
         "rev_7d0f1b9e4c2a8d6f3b5e7c9a1f0d2b4e6c8a0f1d",
         "token = version2",
+        "integrity sha256-a+WECgSc0MTdFtRCGGAFdl5uIy1ZLQXBeFff14edVN8=",
+        "sha256-Z9vpnAn3rl541upWfaAhmTK38wpcBJpkOsrLimAn4o4=",
+        ">>> token_hex(16)\n'f9bf78b9a18ce6d46a0cd2b0b86df9da'",
         "--private-key-file-name",
     ],
 )
