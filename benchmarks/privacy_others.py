@@ -1,10 +1,11 @@
 """What is found in texts that nobody of this project wrote, and refused of harmless ones, with intervals.
 
-    python benchmarks/privacy_others.py --gitleaks DIR --kingfisher DIR --detect-secrets DIR --presidio FILE \\
-        --faker ar_EG de_DE … --out benchmarks/results/privacy_others.json
+    python benchmarks/privacy_others.py --gitleaks DIR --kingfisher DIR --detect-secrets DIR --trufflehog DIR \\
+        --presidio FILE --faker ar_EG de_DE … --out benchmarks/results/privacy_others.json
 
 The texts are not in the repository. DIR: a checkout of github.com/gitleaks/gitleaks (MIT), mongodb/kingfisher
-(Apache-2.0), Yelp/detect-secrets (Apache-2.0): the examples beside their rules, right and wrong ones. FILE:
+(Apache-2.0), Yelp/detect-secrets (Apache-2.0), trufflesecurity/trufflehog (AGPL-3.0, only measured with): the examples
+beside their rules, right and wrong ones; of trufflehog what its detectors' tests find. FILE:
 data/synth_dataset_v2.json of microsoft/presidio-research (MIT). Faker (MIT) fills its sentences with the values of each
 locale. Harmless are the descriptions of the installed Python packages, in pieces; their authors' own addresses are
 counted apart. --seen names the sources that were looked at while rules were written: their figures flatter. Of every
@@ -51,11 +52,12 @@ class Text(NamedTuple):
     text: str
     start: int = 0
     end: int | None = None
+    group: str | None = None  # texts of one group are in one half
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("gitleaks", "kingfisher", "detect-secrets", "presidio"):
+    for name in ("gitleaks", "kingfisher", "detect-secrets", "trufflehog", "presidio"):
         parser.add_argument(f"--{name}", type=Path)
     parser.add_argument("--faker", nargs="*", default=[], help="locales")
     parser.add_argument("--seen", nargs="*", default=[], help="sources, as the result names them")
@@ -72,7 +74,10 @@ def main() -> None:
         recognisers = cli.build(settings)
     results: dict[str, dict] = defaultdict(dict)
     judged: dict[tuple[str, str], list[bool]] = defaultdict(list)
-    for text in texts(options):
+    cases = list(texts(options))
+    for check, harmless in ((privacy, True), (recognisers, False)):
+        check.read_together(text.text for text in cases if (text.kind is None) == harmless)
+    for text in cases:
         found = (recognisers if text.kind else privacy).find(text.text)
         right = is_found(text, found) if text.kind else not found
         judged[text.source, text.kind or "harmless"].append(right)
@@ -95,7 +100,7 @@ def main() -> None:
 
 
 def is_untouched(text: Text) -> bool:
-    return hashlib.sha256(text.text.encode()).digest()[-1] % 2 == 1
+    return hashlib.sha256((text.group or text.text).encode()).digest()[-1] % 2 == 1
 
 
 def measured(right: list[bool], word: str) -> dict:
@@ -122,11 +127,13 @@ def texts(options: argparse.Namespace) -> Iterator[Text]:
         yield from kingfisher(options.kingfisher)
     if options.detect_secrets:
         yield from detect_secrets(options.detect_secrets)
+    if options.trufflehog:
+        yield from trufflehog(options.trufflehog)
     if options.presidio:
         yield from presidio(options.presidio)
     for locale in options.faker:
         yield from faker(locale, options.presidio, options.per_kind)
-    yield from harmless(options.harmless)
+    yield from descriptions(options.harmless)
 
 
 def kingfisher(folder: Path) -> Iterator[Text]:
@@ -169,6 +176,40 @@ def detect_secrets(folder: Path) -> Iterator[Text]:
                     yield Text("detect-secrets", "a secret" if node.elts[1].value else None, text)
 
 
+GO_STRING = r"`[^`]*`|\"(?:[^\"\\\n]|\\.)*\""
+GO_CONSTANT = re.compile(rf"^\s*(\w+)\s*:?=\s*({GO_STRING})\s*$", re.MULTILINE)
+GO_CASE = re.compile(
+    rf"\binput:\s*(?:fmt\.Sprintf\(\s*)?({GO_STRING})((?:,\s*(?:\w+|{GO_STRING}))*)\)?,\s*want:\s*"
+    rf"\[\]string\{{((?:\s*(?:\w+|{GO_STRING})\s*,?)+)\s*\}}"
+)
+GO_VALUE = re.compile(rf"{GO_STRING}|\w+")
+
+
+def trufflehog(folder: Path) -> Iterator[Text]:
+    """Yield what its detectors' tests find: literals, and formats filled with constants. One vendor is in one half."""
+    for file in sorted((folder / "pkg/detectors").glob("**/*_test.go")):
+        code = file.read_text()
+        constants = {name: _go_string(literal) for name, literal in GO_CONSTANT.findall(code)}
+
+        def values(expressions: str, constants: dict[str, str] = constants) -> list[str | None]:
+            found = GO_VALUE.findall(expressions)
+            return [constants.get(value) if value[0] not in '`"' else _go_string(value) for value in found]
+
+        for literal, arguments, wanted in GO_CASE.findall(code):
+            text, filled = _go_string(literal), values(arguments)
+            if None in filled or text.count("%s") != len(filled):
+                continue
+            text = text % tuple(filled) if filled else text
+            places = [(text.index(value), len(value)) for value in values(wanted) if value and value in text]
+            if places:
+                start, length = places[0]
+                yield Text("trufflehog", "a secret", text, start, start + length, str(file.parent.relative_to(folder)))
+
+
+def _go_string(literal: str) -> str:
+    return literal[1:-1] if literal[0] == "`" else (_unquoted(literal) or literal[1:-1])
+
+
 def presidio(file: Path) -> Iterator[Text]:
     for row in json.loads(file.read_text()):
         for span in row["spans"]:
@@ -204,7 +245,7 @@ def _frames(file: Path) -> dict[str, list[tuple[str, str]]]:
     return frames
 
 
-def harmless(count: int) -> Iterator[Text]:
+def descriptions(count: int) -> Iterator[Text]:
     pieces = []
     for package in sorted(distributions(), key=lambda each: each.name or ""):
         text = (package.read_text("METADATA") or "").partition("\n\n")[2]

@@ -10,6 +10,7 @@ duplicates are found and compared. Each size runs in a process of its own, and t
 import argparse
 import json
 import multiprocessing
+import os
 import random
 import resource
 import sys
@@ -17,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
 from types import ModuleType
@@ -43,6 +45,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "prompts.json")
     parser.add_argument("--prompts", type=Path, default=BUNDLED / "train.jsonl", help="for the rates of the checks")
     parser.add_argument("--rows", default="100000,400000,1600000", help="sizes for the memory")
+    parser.add_argument("--privacy", default="off", help="the check that the sizes run with: off or patterns")
     options = parser.parse_args()
     result: dict[str, Any] = {
         "rates_one_core": rates(options.prompts),
@@ -53,7 +56,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "rows.jsonl"
             write_rows(path, rows)
-            result["sizes"].append(in_fresh_process(whole_stage, path, Path(folder) / "out", rows))
+            result["sizes"].append(in_fresh_process(whole_stage, path, Path(folder) / "out", rows, options.privacy))
         print(json.dumps(result["sizes"][-1]), flush=True)
     small, large = result["sizes"][0], result["sizes"][-1]
     if large["rows"] > small["rows"]:
@@ -125,21 +128,23 @@ def generated(count: int) -> Iterator[dict]:
         yield {"id": number, "license": "MIT", "messages": [{"role": "user", "content": " ".join(words)}]}
 
 
-def whole_stage(path: Path, out: Path, rows: int) -> dict[str, Any]:
-    """The stage with two processes. Personal data is not looked for: that takes most of the time and memory of no row.
+def whole_stage(path: Path, out: Path, rows: int, privacy: str) -> dict[str, Any]:
+    """The stage with two processes. Unless asked, personal data is not looked for: it takes most time, and no memory.
 
     Peaks are of this process and of its largest worker. `own`: without the pages of files, which the system takes back
     when it needs them.
     """
-    made, settings = rules(privacy="off")
+    made, settings = rules(privacy=privacy)
     selecting = timed(stage, "select")
-    before, own = peak_mb(resource.RUSAGE_SELF), Peak()
+    before, own = peak_mb(resource.RUSAGE_SELF), Peak(anonymous_mb)
+    scratch = Peak(lambda: folder_mb(out / "prompts" / ".work"), seconds=1)
     started, cpu = time.perf_counter(), cpu_seconds()
     settings |= {"path": str(path), "processes": 2}
     ledger = prepare_prompts(rules=made, keep_answers=False, out_dir=out, **settings)
     seconds = time.perf_counter() - started
     return {
         "rows": rows,
+        "privacy": privacy,
         "prompts": ledger["prompts"],
         "bytes": path.stat().st_size,
         "seconds": round(seconds, 1),
@@ -150,6 +155,7 @@ def whole_stage(path: Path, out: Path, rows: int) -> dict[str, Any]:
         "own_peak_mb": own.stop(),
         "peak_mb": peak_mb(resource.RUSAGE_SELF),
         "worker_peak_mb": peak_mb(resource.RUSAGE_CHILDREN),
+        "scratch_mb": scratch.stop(),
     }
 
 
@@ -174,7 +180,7 @@ def datasketch_index(rows: int) -> float:
     index = MinHashLSH(num_perm=128, params=(16, 8))
     empty = MinHash(num_perm=128, seed=1, scheme="affine32")
     random_values = np.random.default_rng(0)
-    own = Peak()
+    own = Peak(anonymous_mb)
     for number in range(rows):
         signature = empty.copy()
         signature.hashvalues = random_values.integers(1 << 32, size=128, dtype=np.uint32)
@@ -183,26 +189,38 @@ def datasketch_index(rows: int) -> float:
 
 
 class Peak:
-    """Largest RssAnon of this process (Linux) while it is not stopped, in MB; looked at twenty times a second."""
+    """Largest of what `measure` says while it is not stopped, in MB; looked at every so many seconds."""
 
-    def __init__(self) -> None:
-        self.most = self.first = self._now()
+    def __init__(self, measure: Callable[[], float], seconds: float = 0.05) -> None:
+        self.measure, self.seconds = measure, seconds
+        self.most = self.first = measure()
         self.done = Event()
         self.thread = Thread(target=self._watch)
         self.thread.start()
 
     def _watch(self) -> None:
-        while not self.done.wait(0.05):
-            self.most = max(self.most, self._now())
-
-    def _now(self) -> float:
-        [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if "RssAnon" in line]
-        return int(line.split()[1]) * 1024 / 1e6
+        while not self.done.wait(self.seconds):
+            self.most = max(self.most, self.measure())
 
     def stop(self) -> float:
         self.done.set()
         self.thread.join()
         return round(self.most, 1)
+
+
+def anonymous_mb() -> float:
+    """RssAnon of this process (Linux)."""
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if "RssAnon" in line]
+    return int(line.split()[1]) * 1024 / 1e6
+
+
+def folder_mb(folder: Path) -> float:
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):  # the stage removes what it has used
+                total += os.stat(Path(parent) / name).st_size
+    return total / 1e6
 
 
 def cpu_seconds() -> float:

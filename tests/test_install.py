@@ -30,7 +30,7 @@ NEEDS_EXTRA = {
     "objects": ("eagle3/storage/objects.py",),
 }  # fmt: skip
 # Imported where they are used, after a look whether they are there.
-GUARDED = {"triton", "flash_attn", "ftfy", "spacy", "presidio_analyzer", "ray", "sglang"}
+GUARDED = {"triton", "flash_attn", "ftfy", "kingfisher", "spacy", "presidio_analyzer", "ray", "sglang"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 

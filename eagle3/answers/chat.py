@@ -1,5 +1,6 @@
 """Chat template → token ids: the prompt that a server would build, and the content that it would return."""
 
+import copy
 import datetime
 import hashlib
 import json
@@ -16,6 +17,7 @@ from eagle3.errors import InputError
 
 log = logging.getLogger(__name__)
 
+LOSES_TOOLS = "the chat template does not render the tools of the conversation"
 LOSES_TEXT = "the chat template does not render the whole text of a system or user turn"
 SENTINEL = "Sentinel0451"  # no template changes, cuts or takes it for anything
 
@@ -59,8 +61,17 @@ class Chat:
             name: "" for name, token in tokens.items() if token is None and name not in template_kwargs
         }
         self._template = _pin_clock(source, date)
+        self._offered: dict[str, Any] = {}  # to the template, beside the conversation: its tools
         self._in_parts = False  # whether a message's content is a list of parts, which some templates want
         self._check_template()
+
+    def with_tools(self, tools: list[dict[str, Any]] | None) -> "Chat":
+        """Return the same format for a conversation that offers these tools."""
+        if not tools:
+            return self
+        chat = copy.copy(self)
+        chat._offered = {"tools": tools}
+        return chat
 
     def prompt_ids(self, messages: Messages) -> list[int]:
         """Token ids up to where generation begins. Raises `RefusedConversation` when the template does."""
@@ -72,7 +83,20 @@ class Chat:
         asked = (message["content"].strip() for message in messages if message["role"] != "assistant")
         if not all(each in text for each in asked):
             raise RefusedConversation(LOSES_TEXT)
+        if self._offered and not self._has_tools(text, messages):
+            raise RefusedConversation(LOSES_TOOLS)
         return text
+
+    def names_tool(self, answer_ids: list[int]) -> bool:
+        """Tell whether an answer may call a tool of the conversation: in every format a call holds the tool's name."""
+        text = self.decode(answer_ids)
+        return any(tool["function"]["name"] in text for tool in self._offered.get("tools", ()))
+
+    def _has_tools(self, text: str, messages: Messages) -> bool:
+        without = copy.copy(self)
+        without._offered = {}
+        names = [tool["function"]["name"] for tool in self._offered["tools"]]
+        return all(name in text for name in names) and text != without.render(messages, add_generation_prompt=True)
 
     def answer_text(self, prompt_ids: list[int], answer_ids: list[int]) -> str | None:
         """Return the content of the message that a server would return for an answer, None where it has none.
@@ -115,7 +139,7 @@ class Chat:
                 add_generation_prompt=add_generation_prompt,
                 tokenize=False,
                 **self._unset_tokens,
-                **self.settings["template_kwargs"],
+                **{**self.settings["template_kwargs"], **self._offered},
             )
         except TemplateSyntaxError:
             raise

@@ -1,6 +1,7 @@
 """One conversation becomes training rows: answered by the target, turn by turn."""
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 from eagle3.answers.answerer import Answer
@@ -8,6 +9,7 @@ from eagle3.answers.chat import Chat, Messages, RefusedConversation
 from eagle3.answers.rows import ResponseError, ResponseRow, error_row, new_row, too_long
 
 UNFINISHED = "the answer did not end within responses.max_new_tokens and responses.on_length=drop"
+CALLS_TOOL = "the answer before names a tool of the conversation: what the tool would have said is not known"
 NO_CONTENT = "the answer before has no content that a server would put into the next prompt (see chat.reasoning_parser)"
 
 
@@ -24,7 +26,7 @@ class Dialogue:
         self.turn = 0
         self.waiting = True
         self.prompt_ids: list[int] = []
-        self._chat = chat
+        self._chat = chat.with_tools(prompt.get("tools"))
         self._seed = seed
         self._max_prompt_tokens = max_prompt_tokens
         self._on_length = on_length
@@ -49,14 +51,14 @@ class Dialogue:
         if cut:
             self.waiting = False
         else:
-            self._next_prompt()
+            self._next_prompt(after=answer.token_ids)
 
     def fail(self, reason: str) -> None:
         """The answer could not be computed: nothing of this prompt is kept, the next run tries it again."""
         self.rows = []
         self._stop(reason)
 
-    def _next_prompt(self) -> None:
+    def _next_prompt(self, after: Sequence[int] = ()) -> None:
         roles = [message["role"] for message in self._coming]
         if "user" not in roles:
             if self.turn == 0:
@@ -65,9 +67,11 @@ class Dialogue:
             return
         if self._messages and self._messages[-1]["content"] is None:
             return self._stop(NO_CONTENT)
-        after = roles.index("user") + 1
-        self._messages += self._coming[:after]
-        self._coming = self._coming[after:]
+        if self._chat.names_tool(list(after)):
+            return self._stop(CALLS_TOOL)
+        end = roles.index("user") + 1
+        self._messages += self._coming[:end]
+        self._coming = self._coming[end:]
         try:
             self.prompt_ids = self._chat.prompt_ids(self._messages)
         except RefusedConversation as refusal:

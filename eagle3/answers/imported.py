@@ -60,6 +60,7 @@ def imported_rows(
 ) -> tuple[list[ResponseRow], list[ResponseError]]:
     """Rows (one per assistant turn whose tokens are known) and errors of a conversation that keeps its answers."""
     rows, refusals = [], []
+    chat = chat.with_tools(prompt.get("tools"))
     for answer in answer_rows(chat, prompt["messages"], unstated=answers.unstated):
         reason = answer.refused or too_long(answer.prompt_ids, max_prompt_tokens)
         length = len(answer.prompt_ids) + len(answer.answer_ids)

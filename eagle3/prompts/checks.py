@@ -1,8 +1,8 @@
 """What a row check is: it sees one prompt and says whether it passes, changed or not, and what it counted."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from eagle3.prompts.reading.prompt import Prompt
 
@@ -23,3 +23,10 @@ class Check(Protocol):
     name: str  # its section of the ledger: licenses, length, language, privacy, ...
 
     def __call__(self, prompt: Prompt) -> Verdict: ...
+
+
+@runtime_checkable
+class LooksAhead(Protocol):
+    """A check that is shown the prompts of a group before it is asked about each: it reads them at once."""
+
+    def look_ahead(self, prompts: Iterable[Prompt]) -> None: ...

@@ -44,8 +44,7 @@ class LengthCheck:
 
     def _tokens(self, prompt: Prompt) -> int:
         assert self.tokenizer is not None
-        texts = (message["content"] for message in prompt.messages if message["role"] != "assistant")
-        return sum(count_tokens(self.tokenizer, text) for text in texts)
+        return sum(count_tokens(self.tokenizer, text) for text in prompt.asked())
 
 
 def _outside(unit: str, value: int, low: int | None, high: int | None) -> str | None:
@@ -96,5 +95,4 @@ def user_turns(prompt: Prompt) -> list[str]:
 
 
 def prompt_characters(prompt: Prompt) -> int:
-    """Count the characters but those of imported answers, so that a prompt weighs the same with and without them."""
-    return sum(len(message["content"]) for message in prompt.messages if message["role"] != "assistant")
+    return sum(map(len, prompt.asked()))

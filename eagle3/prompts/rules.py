@@ -17,9 +17,12 @@ from eagle3.prompts.quality import QualityCheck, UnicodeRepair
 from eagle3.prompts.reading.prompt import Prompt
 from eagle3.prompts.reading.rows import read_prompts
 from eagle3.prompts.reading.sources import Source, file_state, plain_source
+from eagle3.prompts.toxicity import ToxicityCheck
 from eagle3.prompts.traffic import MEASURED, TrafficMix
 
-GROUPS = ("licenses", "length", "quality", "language", "privacy", "leaks", "duplicates", "traffic")  # of conf/prompts
+GROUPS = (  # of conf/prompts
+    "licenses", "length", "quality", "language", "privacy", "leaks", "toxicity", "duplicates", "traffic",
+)  # fmt: skip
 
 
 class Rules:
@@ -35,6 +38,8 @@ class Rules:
         duplicates = settings["duplicates"]
         self.duplicates = Duplicates(**_part(duplicates, "exact", "near", "threshold", "shingle_words", "comparisons"))
         self.signer = Signer(**_part(duplicates, "shingle_words", "bands", "band_rows"))
+        toxicity = settings["toxicity"]
+        self.toxicity = ToxicityCheck(**toxicity) if toxicity["path"] is not None else None
         self.traffic = TrafficMix(**settings["traffic"], detector=self.detector) if settings["traffic"] else None
         self._common = self._row_checks()
 
@@ -49,7 +54,7 @@ class Rules:
             checks.append(
                 LeakCheck(self.benchmarks, **_part(self.settings["leaks"], "dropped_words", "reported_words"))
             )
-        return checks
+        return [*checks, self.toxicity] if self.toxicity else checks
 
     def _quality(self) -> list[Check]:
         settings = dict(self.settings["quality"])
@@ -67,11 +72,14 @@ class Rules:
         """Return what the result depends on beside the sources: all settings, and the state of the files they name."""
         files = [benchmark.state for benchmark in self.benchmarks]
         files.append([file_state(str(file)) for file in self.privacy.files()])
+        if self.toxicity is not None:
+            files.append([file_state(str(file)) for file in self.toxicity.files()])
         if self.traffic is not None and self.traffic.sample is not None:
             files.append(self._sample_source().fingerprint())
         elif self.traffic is not None:
             files.append([file_state(self.settings["traffic"]["histogram"])])
-        return {**self.settings, "files": files}
+        made_with = self.privacy.made_with()
+        return {**self.settings, "files": files, **({"made_with": made_with} if made_with else {})}
 
     def measured_sample(self) -> np.ndarray | None:
         """Measure the sample of production prompts, [M] MEASURED, if the mix has one."""

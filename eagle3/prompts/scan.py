@@ -6,25 +6,25 @@ A worker opens its chunk by itself, so that rows do not travel between processes
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
 
 from eagle3.errors import InputError
-from eagle3.prompts.checks import Check
+from eagle3.prompts.checks import Check, LooksAhead
 from eagle3.prompts.overlap.signatures import Signer
+from eagle3.prompts.pool import OrderedPool
 from eagle3.prompts.reading.conversation import Refused
 from eagle3.prompts.reading.formats import BLANK, Chunk, chunk_rows, cut
-from eagle3.prompts.reading.prompt import Prompt
+from eagle3.prompts.reading.prompt import Prompt, texts_of
 from eagle3.prompts.reading.rows import read_prompt
 from eagle3.prompts.reading.sources import Source, file_name, file_state
 from eagle3.prompts.spool import ChunkWriter, ScannedChunk, written_folder
 from eagle3.prompts.traffic import MEASURED, TrafficMix
-from eagle3.prompts.workers import Workers
 from eagle3.storage.files import sha256_file, sha256_json
 from eagle3.storage.records import write_sealed_json
 
@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 SHOWN_CHARACTERS = 500  # of a row in the sample of refused rows
 REMEMBERED_SOURCES = 1024  # that rows name
+GROUP_ROWS, GROUP_CHARACTERS = 4096, 4_000_000  # of rows that are checked together; the last one may be of any size
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Scanner:
     """Reads, checks and spools one chunk; sent to every worker once.
 
     checks: of each source, in the order they are asked; the first reason counts. safe_id, safe_source: both as they may
-    be written; masked: a text of which no finding may be read. refused_sample: rows of each reason that are shown.
+    be written; masked: texts of which no finding may be read. refused_sample: rows of each reason that are shown.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Scanner:
         traffic: TrafficMix | None,
         keep_answers: bool,
         refused_sample: int,
-        masked: Callable[[str], str],
+        masked: Callable[[list[str]], list[str]],
     ):
         self.folder = folder
         self.sources = sources
@@ -117,34 +118,43 @@ class Scanner:
     def _scan(self, task: Task, folder: Path) -> dict:
         source, checks = self.sources[task.source], self.checks[task.source]
         counts: dict[str, Counter[str]] = {check.name: Counter() for check in checks}
-        rows = line = 0
+        rows = Rows(task.chunk, source, keep_answers=self.keep_answers)
         with ChunkWriter(folder, self.dtype) as writer:
-            for line, value in chunk_rows(task.chunk, source.shape.columns):
-                if value is BLANK:
-                    continue
-                rows += 1
-                read = read_prompt(value, source, keep_answers=self.keep_answers)
-                found = checked(read, checks, counts)
-                found = self._with_safe_names(found)  # after the licence check, which has to see the row's own `source`
-                if isinstance(found, Refused):
-                    shown = isinstance(read, Prompt) and writer.rejected[found.reason] < self.refused_sample
-                    writer.reject(line, found.id, found.reason, self._shown(read) if shown else None)
-                else:
-                    writer.keep(line, found, self._values(found))
+            for group in in_groups(rows):
+                found = checked([row.found for row in group], checks, counts)
+                # After the licence check, which has to see the row's own `source`.
+                self._write(writer, group, [self._with_safe_names(each) for each in found])
         return {
             "file": file_name(task.chunk.file),
             "start": task.chunk.start,
-            "lines": line,
-            "rows": rows,
+            "lines": rows.lines,
+            "rows": rows.rows,
             "prompts": writer.prompts,
             "rejected": writer.rejected,
             "counts": counts,
         }
 
-    def _shown(self, read: Prompt | Refused) -> str:
-        """Mask the whole, then cut: a finding that is cut might not be found."""
-        assert isinstance(read, Prompt)
-        return self.masked(whole_text(read.record()))[:SHOWN_CHARACTERS]
+    def _write(self, writer: ChunkWriter, group: list["Row"], found: list[Prompt | Refused]) -> None:
+        shown = self._shown(Counter(writer.rejected), group, found)
+        for row, judged in zip(group, found, strict=True):
+            if isinstance(judged, Refused):
+                writer.reject(row.line, judged.id, judged.reason, shown.get(row.line))
+            else:
+                writer.keep(row.line, judged, self._values(judged))
+
+    def _shown(self, rejected: Counter[str], group: list["Row"], found: list[Prompt | Refused]) -> dict[int, str]:
+        """Return by line what is shown of refused rows, for the first of each reason.
+
+        The whole is masked, then cut: a finding that is cut might not be found.
+        """
+        texts = {}
+        for row, judged in zip(group, found, strict=True):
+            if isinstance(judged, Refused):
+                if isinstance(row.found, Prompt) and rejected[judged.reason] < self.refused_sample:
+                    texts[row.line] = whole_text(row.found.record())
+                rejected[judged.reason] += 1
+        masked = self.masked(list(texts.values())) if texts else []
+        return {line: text[:SHOWN_CHARACTERS] for line, text in zip(texts, masked, strict=True)}
 
     def _with_safe_names(self, found: Prompt | Refused) -> Prompt | Refused:
         if isinstance(found, Refused):
@@ -165,21 +175,62 @@ class Scanner:
 
 
 def whole_text(prompt: dict[str, Any]) -> str:
-    return "\n\n".join(message["content"] for message in prompt["messages"])
+    return "\n\n".join(texts_of(prompt))
 
 
-def checked(found: Prompt | Refused, checks: list[Check], counts: dict[str, Counter[str]]) -> Prompt | Refused:
-    """Return the prompt as the checks leave it, or the first reason against it, and add what they count to `counts`."""
+class Row(NamedTuple):
+    line: int
+    found: Prompt | Refused  # as it was read
+
+
+class Rows:
+    """The rows of a chunk; `lines` and `rows` are how many there were, once all are read. Blank lines are no rows."""
+
+    def __init__(self, chunk: Chunk, source: Source, *, keep_answers: bool):
+        self.chunk = chunk
+        self.source = source
+        self.keep_answers = keep_answers
+        self.lines = self.rows = 0
+
+    def __iter__(self) -> Iterator[Row]:
+        for line, value in chunk_rows(self.chunk, self.source.shape.columns):
+            self.lines = line
+            if value is not BLANK:
+                self.rows += 1
+                yield Row(line, read_prompt(value, self.source, keep_answers=self.keep_answers))
+
+
+def in_groups(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Yield rows that are checked together, bounded in number and in size."""
+    group: list[Row] = []
+    characters = 0
+    for row in rows:
+        group.append(row)
+        if isinstance(row.found, Prompt):
+            characters += sum(map(len, row.found.texts()))
+        if len(group) == GROUP_ROWS or characters >= GROUP_CHARACTERS:
+            yield group
+            group, characters = [], 0
+    if group:
+        yield group
+
+
+def checked(
+    group: list[Prompt | Refused], checks: list[Check], counts: dict[str, Counter[str]]
+) -> list[Prompt | Refused]:
+    """Return each prompt as the checks leave it, or the first reason against it; add what they count."""
     for check in checks:
-        if isinstance(found, Refused):
-            return found
-        verdict = check(found)
-        if verdict.counts:
-            counts[check.name].update(verdict.counts)
-        if verdict.reason is not None:
-            return Refused(verdict.reason, found.id)
-        found = verdict.prompt or found
-    return found
+        if isinstance(check, LooksAhead):
+            check.look_ahead(found for found in group if isinstance(found, Prompt))
+        group = [found if isinstance(found, Refused) else _judged(found, check, counts[check.name]) for found in group]
+    return group
+
+
+def _judged(found: Prompt, check: Check, counts: Counter[str]) -> Prompt | Refused:
+    verdict = check(found)
+    if verdict.counts:
+        counts.update(verdict.counts)
+    return verdict.prompt or found if verdict.reason is None else Refused(verdict.reason, found.id)
 
 
 class Enough:
@@ -219,7 +270,7 @@ def scan(tasks: list[Task], scanner: Scanner, *, enough: Enough, processes: int)
     total = sum(task.chunk.size for task in tasks)
     with (
         tqdm(total=total, desc="prompts", unit="B", unit_scale=True) as progress,
-        Workers(scanner, min(processes, len(tasks))) as workers,
+        OrderedPool(scanner, min(processes, len(tasks))) as workers,
     ):
         for task, chunk in workers(task for task in tasks if not enough(task.source)):
             if not enough(task.source):

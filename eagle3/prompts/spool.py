@@ -18,8 +18,8 @@ from typing import Any, Literal
 import numpy as np
 
 from eagle3.errors import InputError
+from eagle3.prompts.pool import in_threads
 from eagle3.prompts.reading.prompt import Prompt
-from eagle3.prompts.workers import in_threads
 from eagle3.storage.files import json_line, read_jsonl, sha256_file, with_filename
 from eagle3.storage.records import read_sealed_json
 

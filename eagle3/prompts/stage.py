@@ -26,7 +26,7 @@ from eagle3.storage.records import write_sealed_json
 
 log = logging.getLogger(__name__)
 
-FORMAT = 5  # raise it when the same rows would give other prompts, so that prompts made by older rules are made again
+FORMAT = 6  # raise it when the same rows would give other prompts, so that prompts made by older rules are made again
 
 
 def prepare_prompts(
@@ -41,6 +41,7 @@ def prepare_prompts(
     fields: dict[str, str | list[str]],
     roles: dict[str, str],
     tokenizer: str | None,
+    tools: str,
     rules: Rules,
     processes: int | None,
     chunk_mb: float,
@@ -55,7 +56,7 @@ def prepare_prompts(
     """
     found = configured_sources(
         path=path, license=license, name=name, split=split, attribution=attribution, sources=sources,
-        fields=fields, roles=roles, tokenizer=tokenizer,
+        fields=fields, roles=roles, tokenizer=tokenizer, tools=tools,
     )  # fmt: skip
     folder = Path(out_dir) / "prompts"
     inputs = _inputs(found, rules, keep_answers=keep_answers, limit=limit, refused_sample=refused_sample)

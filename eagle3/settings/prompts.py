@@ -122,6 +122,13 @@ class Quality(TypedDict):
     repair_unicode: bool
 
 
+class Toxicity(TypedDict):
+    path: Text | None
+    label: Text
+    threshold: Share
+    stride: Annotated[int, Field(ge=0, le=100_000)]
+
+
 class Detector(TypedDict):
     read_characters: Count
     min_bytes: CountOrZero
@@ -238,6 +245,11 @@ class RuleFile(Recogniser):
     path: Text
 
 
+@part_of("eagle3.prompts.privacy.kingfisher.Kingfisher")
+class Kingfisher(Recogniser):
+    path: Text | None
+
+
 @part_of("eagle3.prompts.privacy.allowed.Allowed")
 class Allowed(TypedDict):
     nobodys: bool
@@ -291,10 +303,12 @@ class Prompts(TypedDict):
     fields: Fields
     roles: Roles
     tokenizer: Text | None
+    tools: Literal["refuse", "keep"]
     licenses: Licenses
     length: Annotated[Length, AfterValidator(_in_order)]
     quality: Quality
     language: Language
+    toxicity: Toxicity
     leaks: Annotated[Leaks, AfterValidator(_reported_first)]
     duplicates: Duplicates
     privacy: Part

@@ -14,7 +14,7 @@ from prompt_stage import Prepare, chat, prepare, reasons, some_rows, write
 from stores import CONF, ROOT
 
 from eagle3.errors import InputError
-from eagle3.prompts import stage
+from eagle3.prompts import scan, stage
 from eagle3.prompts.reading.formats import cut
 from eagle3.prompts.scratch import tell_scratch
 
@@ -32,6 +32,24 @@ def test_neither_processes_nor_chunks_show_in_the_output(prepare: Prepare, tmp_p
         prepare(path=str(tmp_path / "chats.jsonl"), **settings)
         assert prepare.outputs() == expected, settings
     assert len({reject["line"] for reject in prepare.rejects()}) == len(prepare.rejects()) > 5
+
+
+@pytest.mark.parametrize(("rows_of_a_group", "characters"), [(1, 4_000_000), (7, 4_000_000), (4096, 60)])
+def test_rows_that_are_checked_together_are_judged_as_if_each_were_alone(
+    prepare: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_of_a_group: int, characters: int
+) -> None:
+    rows = some_rows(40) + [chat(f"mail {number} to anna.berg{number}@web.de", id=f"m{number}") for number in range(9)]
+    prepare(rows, refused_sample=3)
+    expected = prepare.outputs()
+    (prepare.folder / "ledger.json").unlink()
+    sizes = []
+    monkeypatch.setattr(scan, "GROUP_ROWS", rows_of_a_group)
+    monkeypatch.setattr(scan, "GROUP_CHARACTERS", characters)
+    checked = scan.checked
+    monkeypatch.setattr(scan, "checked", lambda group, *rest: sizes.append(len(group)) or checked(group, *rest))
+    prepare(path=str(tmp_path / "chats.jsonl"), refused_sample=3)
+    assert prepare.outputs() == expected
+    assert len(sizes) > 5 and max(sizes) <= rows_of_a_group
 
 
 # Limits

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from eagle3.prompts.pool import OrderedPool
 from eagle3.prompts.reading.sources import Source
 from eagle3.prompts.scan import SHOWN_CHARACTERS, whole_text
 from eagle3.prompts.selection import Selection
 from eagle3.prompts.spool import Scanned, ScannedChunk
-from eagle3.prompts.workers import Workers
 from eagle3.storage.files import atomic_write, json_line
 
 FEW = 16  # chunks that a process has to have to be worth its start
@@ -86,7 +86,7 @@ def write_prompts(
         atomic_write(folder / "rejects.jsonl") as rejects,
         atomic_write(folder / "refused_sample.jsonl") as sample,
         atomic_write(folder / "prompts.jsonl") as prompts,
-        Workers(PartWriter(folder, names, refused_sample), min(processes, len(scanned.chunks) // FEW)) as workers,
+        OrderedPool(PartWriter(folder, names, refused_sample), min(processes, len(scanned.chunks) // FEW)) as workers,
     ):
         for task, part in workers(_tasks(scanned, selection)):
             counts[names[task.chunk.source]].add(part.counts)

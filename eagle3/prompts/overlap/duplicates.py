@@ -11,8 +11,8 @@ import numpy as np
 
 from eagle3.prompts.overlap.near import NearRules, near_duplicates
 from eagle3.prompts.overlap.runs import equal_in_part, parts_of
+from eagle3.prompts.pool import in_threads
 from eagle3.prompts.spool import Column, Scanned
-from eagle3.prompts.workers import in_threads
 
 
 class Fate(IntEnum):

@@ -20,8 +20,8 @@ from tqdm import tqdm
 
 from eagle3.prompts.overlap.runs import PART, equal_runs
 from eagle3.prompts.overlap.words import compared_text, jaccard, shingles
+from eagle3.prompts.pool import OrderedPool, in_threads
 from eagle3.prompts.spool import Column, Scanned
-from eagle3.prompts.workers import Workers, in_threads
 
 ROUND = 8192  # candidates
 TASK = 256  # of them, for a worker at a time
@@ -66,7 +66,7 @@ def near_duplicates(
     numbers, earlier = candidates.numbers.values(), candidates.earlier.values(writable=True)
     count = len(numbers)
     dropped = np.zeros(count, dtype=bool)
-    with Workers(Comparer(scanned, candidates, rules), processes if count >= FEW else 1) as workers:
+    with OrderedPool(Comparer(scanned, candidates, rules), processes if count >= FEW else 1) as workers:
         progress = tqdm(range(0, count, ROUND), desc="near duplicates", unit=" rounds", disable=count < FEW)
         for first in progress:
             for place, other in _round(earlier, dropped, workers, first):
@@ -106,7 +106,7 @@ def find_candidates(folder: Path, bands: list[Column], chosen: np.ndarray, *, th
 
 
 def _round(
-    earlier: np.ndarray, dropped: np.ndarray, workers: Workers[Task, Found], first: int
+    earlier: np.ndarray, dropped: np.ndarray, workers: OrderedPool[Task, Found], first: int
 ) -> Iterator[tuple[int, int]]:
     """Decide the round that begins at the place `first`; yield who is dropped, and for whom."""
     links = np.array(earlier[first : first + ROUND])

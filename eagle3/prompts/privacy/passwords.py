@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from eagle3.prompts.privacy.recogniser import Recogniser, Span, mentions
+from eagle3.prompts.privacy.recogniser import Pattern, Recogniser, Span, mentions
 
 # What documentation puts where a secret goes.
 PLACEHOLDER = re.compile(
@@ -42,6 +42,16 @@ class UrlPassword(Recogniser):
                 yield Span(match.start() - len(scheme.group() if scheme else ""), match.end())
 
 
+class PasswordHash(Pattern):
+    """Hashes of passwords as systems keep them, with salt: what people choose can be guessed from them."""
+
+    entity = "PASSWORD"
+    pattern = re.compile(
+        r"\$(?:1|5|6|y|apr1|2[abxy]?|argon2(?:id|i|d)|scrypt|pbkdf2(?:-sha\d{1,3})?)\$[\w./=,$+-]{20,200}"
+        r"|\$krb5\w{2,8}\$\d{1,2}\$[^\s\"']{32,4000}"
+    )
+
+
 class Password(Recogniser):
     """A value that is assigned to or called a password, or of 16 characters and more a secret, key or token.
 
@@ -63,9 +73,10 @@ class Password(Recogniser):
         r"|secret|token|credentials?|auth[ _-]?code|webhook[ _-]?url))"
     )
     assigned = (
-        r"(?:[_-]\w{0,12})?\d?[\"'`]?(?:"
+        r"(?P<more>[_-]\w{0,12})?\d?[\"'`]?(?:"
         r"(?: (?:of|for|to|von|für|de|du|del|di|do|van) [^\n:=]{1,40}?)?"
-        r"(?:[ \t]{0,16}(?::=|=>|[:=>])[ \t]{0,16}| (?:is|ist|lautet|est|es|é)(?: now)?:? )|(?P<nothing>[ \t]))"
+        r"(?:[ \t]{0,16}(?::=|=>|[:=>]|,[ \t]?(?=[\"']))[ \t]{0,16}| (?:is|ist|lautet|est|es|é)(?: now)?:? )"
+        r"|(?P<nothing>[ \t]))"
     )
     value = (
         r"(?:\"(?P<double>[^\"\s]{4,200})\"|'(?P<single>[^'\s]{4,200})'"
@@ -96,6 +107,8 @@ class Password(Recogniser):
             value = match[group].rstrip(".!?:") if group == "bare" else match[group]
             if self.test_log.match(text, match.start()) and self.identifier.fullmatch(value):
                 continue
+            if match["nothing"] and ("=" in value or (match["more"] or "").startswith("-")):
+                continue  # "pass tol=0.05", "password-protected PKCS#8"
             is_secret = self._is_password if match["password"] else self._is_key
             if is_secret(value, quoted=group != "bare", assigned=not match["nothing"]):
                 yield Span(match.start(group), match.start(group) + len(value))

@@ -3,7 +3,7 @@
 import logging
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,8 +11,9 @@ from eagle3.errors import InputError
 from eagle3.prompts.checks import Verdict
 from eagle3.prompts.privacy.allowed import Allowed
 from eagle3.prompts.privacy.models import MODEL_ENTITIES, NameModel
-from eagle3.prompts.privacy.recogniser import ACTIONS, Action, Recogniser
+from eagle3.prompts.privacy.recogniser import ACTIONS, Action, BatchRecogniser, Recogniser
 from eagle3.prompts.reading.prompt import Prompt
+from eagle3.prompts.reading.shapes import from_json
 from eagle3.storage.files import sha256_json
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,8 @@ class Privacy:
     ):
         self.policy = policy
         self.recognisers = list(recognisers.values())
+        self.batched = [each for each in self.recognisers if isinstance(each, BatchRecogniser)]
+        self.one_by_one = [each for each in self.recognisers if not isinstance(each, BatchRecogniser)]
         self.model = model
         self.allowed = allowed
         self._check_policy()
@@ -55,29 +58,50 @@ class Privacy:
     def __call__(self, prompt: Prompt) -> Verdict:
         if self.policy == "off":
             return Verdict()
-        found, passed = self._look(BETWEEN_MESSAGES.join(message["content"] for message in prompt.messages))
+        found, passed = self._look(_whole(prompt))
         counts = Counter([item.entity for item in found] + [f"{item.entity} let through" for item in passed])
         if dropped := sorted({item.entity for item in found if item.action == "drop"}):
             return Verdict(reason=f"personal data: {', '.join(dropped)}", counts=counts)
         masks = [item for item in found if item.action == "mask"]
-        return Verdict(prompt=_masked(prompt, masks) if masks else None, counts=counts)
+        if not masks:
+            return Verdict(counts=counts)
+        changed = _masked(prompt, masks)
+        entities = ", ".join(sorted({item.entity for item in masks}))
+        return Verdict(reason=None if changed else f"personal data in tools: {entities}", prompt=changed, counts=counts)
 
-    def masked(self, text: str) -> str:
-        """Return the text with all that is found masked, whatever is done with it: for people who look at rows."""
-        return next(_masked_contents([text], [item._replace(action="mask") for item in self.find(text)]))
+    def look_ahead(self, prompts: Iterable[Prompt]) -> None:
+        """Let recognisers that read many texts at once read these, which are asked about next."""
+        if self.batched and self.policy != "off":
+            self.read_together(map(_whole, prompts))
+
+    def masked(self, texts: Sequence[str]) -> list[str]:
+        """Return the texts with all that is found masked, whatever is done with it: for people who look at rows."""
+        self.read_together(texts)
+        found = ([item._replace(action="mask") for item in self.find(text)] for text in texts)
+        return [next(_masked_contents([text], masks)) for text, masks in zip(texts, found, strict=True)]
+
+    def read_together(self, texts: Iterable[str]) -> None:
+        """Give the texts to the recognisers that read many at once; `find` of one of them is then only looked up."""
+        read = [readable(text) for text in texts] if self.batched else []
+        for recogniser in self.batched:
+            recogniser.look_ahead(read)
 
     def files(self) -> list[Path]:
         """List what recognisers and model read."""
         own = [file for recogniser in self.recognisers for file in recogniser.files()]
         return own + (self.model.files() if self.model else [])
 
+    def made_with(self) -> list[str]:
+        """Name programs and versions that recognisers find with, if they can change by themselves."""
+        return [name for name in (recogniser.made_with() for recogniser in self.recognisers) if name is not None]
+
     def safe_id(self, id: str) -> str:
         """Hash an id that is personal data itself, such as an email address: ids are written of every row."""
-        return id if self.policy == "off" or not self.find(id) else _hashed(id)
+        return id if self.policy == "off" or not self._look(id, self.one_by_one)[0] else _hashed(id)
 
     def safe_source(self, name: str) -> str:
         """Hash like safe_id, by patterns alone: a model takes datasets for names, and they have to be credited."""
-        return name if self.policy == "off" or not self._matched(readable(name)) else _hashed(name)
+        return name if self.policy == "off" or not self._matched(readable(name), self.one_by_one) else _hashed(name)
 
     def unseen(self) -> list[str]:
         """Return the entities that nothing here looks for, for warnings and the report."""
@@ -106,10 +130,10 @@ class Privacy:
         """Find everything, in order of place and without overlaps."""
         return self._look(text)[0]
 
-    def _look(self, text: str) -> tuple[list[Found], list[Found]]:
+    def _look(self, text: str, recognisers: list[Recogniser] | None = None) -> tuple[list[Found], list[Found]]:
         """Return what is found and what of it is let through, each in order of place and without overlaps."""
         text = readable(text)
-        found = self._matched(text)
+        found = self._matched(text, self.recognisers if recognisers is None else recognisers)
         if self.model is not None:
             found += [Found(*span, entity, self.model.actions[entity]) for entity, span in self.model.find(text)]
         if not found or self.allowed is None:
@@ -117,13 +141,17 @@ class Privacy:
         passed = [item for item in found if self.allowed(item.entity, text[item.start : item.end])]
         return _without_overlaps([item for item in found if item not in passed]), _without_overlaps(passed)
 
-    def _matched(self, text: str) -> list[Found]:
-        """Return what the recognisers find in readable text, overlaps and all."""
+    def _matched(self, text: str, recognisers: Iterable[Recogniser]) -> list[Found]:
+        """Return what these find in readable text, overlaps and all."""
         return [
             Found(*span, recogniser.entity, recogniser.action)
-            for recogniser in self.recognisers
+            for recogniser in recognisers
             for span in recogniser.find(text)
         ]
+
+
+def _whole(prompt: Prompt) -> str:
+    return BETWEEN_MESSAGES.join(prompt.texts())
 
 
 def readable(text: str) -> str:
@@ -167,10 +195,14 @@ def _merged(masks: list[Found]) -> list[Found]:
     ]
 
 
-def _masked(prompt: Prompt, masks: list[Found]) -> Prompt:
-    contents = _masked_contents([message["content"] for message in prompt.messages], masks)
-    messages = [{**message, "content": content} for message, content in zip(prompt.messages, contents, strict=True)]
-    return prompt._replace(messages=messages)
+def _masked(prompt: Prompt, masks: list[Found]) -> Prompt | None:
+    """Return the prompt with its masks; None where a mask in its tools would leave no definitions."""
+    contents = list(_masked_contents(prompt.texts(), masks))
+    messages = [{**message, "content": text} for message, text in zip(prompt.messages, contents, strict=False)]
+    if not prompt.tools:
+        return prompt._replace(messages=messages)
+    tools = from_json(contents[-1])  # a mask in place of a number is no JSON
+    return prompt._replace(messages=messages, tools=tools) if tools else None
 
 
 def _masked_contents(contents: Iterable[str], masks: list[Found]) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
@@ -47,9 +47,41 @@ class Recogniser(ABC):
         """List what it reads: prompts are made again when one of them changes."""
         return []
 
+    def made_with(self) -> str | None:
+        """Return the program and version that it finds with, if it is one that can change by itself."""
+        return None
+
     @abstractmethod
     def find(self, text: str) -> Iterable[Span]:
         """Yield where the entity is. Digits, dashes and blanks come in ASCII (see policy.readable)."""
+
+
+class BatchRecogniser(Recogniser):
+    """Finds in many texts at once, because each call is dear; rows are given to it in groups before they are judged.
+
+    Ids and names of sources are not: they are looked at one by one, by the other recognisers.
+    """
+
+    def __init__(self, *, action: Action):
+        super().__init__(action=action)
+        self._ahead: dict[str, list[Span]] = {}
+
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, "_ahead": {}}
+
+    def look_ahead(self, texts: Iterable[str]) -> None:
+        """Find in all of these; what was looked at before is forgotten."""
+        known = [text for text in dict.fromkeys(texts) if text]
+        self._ahead = dict(zip(known, self.find_all(known), strict=True)) if known else {}
+
+    def find(self, text: str) -> list[Span]:
+        if text and text not in self._ahead:
+            self.look_ahead([text])
+        return self._ahead.get(text, [])
+
+    @abstractmethod
+    def find_all(self, texts: Sequence[str]) -> list[list[Span]]:
+        """Return what is in each of the texts, none of which is empty."""
 
 
 class Pattern(Recogniser):

@@ -5,6 +5,7 @@ from typing import Any, NoReturn
 
 from eagle3.prompts.reading.shapes import CONVERSATION, USUAL, Columns, Shape, from_json
 from eagle3.prompts.reading.tokens import decoded
+from eagle3.prompts.reading.tools import holds_tools
 
 # A turn with any of these says more than its content: without them an answer would not be what the model wrote.
 PARTS_BESIDE_CONTENT = frozenset(("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking"))
@@ -37,8 +38,9 @@ def messages_of(row: dict, *, keep_answers: bool, shape: Shape = USUAL) -> list[
 
 def conversation(row: dict, columns: Columns, *, keep_answers: bool, shape: Shape) -> list[dict[str, Any]]:
     """Return what messages_of does, of a row whose columns have been read."""
-    if beside := columns.name("beside"):
-        raise Refused(f"row with {beside}")
+    for name, _ in columns.found.get("beside", ()):
+        if not (shape.keeps_tools and holds_tools(name)):
+            raise Refused(f"row with {name}")
     turns = _with_columns([(_role(turn, shape), turn) for turn in _turns(columns, row, shape)], columns)
     roles = {role for role, _ in turns}
     if "tool" in roles:

@@ -6,6 +6,7 @@ from eagle3.prompts.reading.conversation import Refused, conversation, is_unicod
 from eagle3.prompts.reading.prompt import Prompt
 from eagle3.prompts.reading.shapes import Columns
 from eagle3.prompts.reading.sources import Row, Source, read_rows
+from eagle3.prompts.reading.tools import UnusableTools, tools_of
 from eagle3.storage.files import sha256_json
 
 
@@ -29,15 +30,17 @@ def _prompt(row: object, source: Source, keep_answers: bool) -> Prompt:
     id = _id(columns)
     try:
         messages = conversation(row, columns, keep_answers=keep_answers, shape=source.shape)
+        tools = tools_of(columns, source.shape)
         license = _license(columns, source)
-    except Refused as refused:
-        raise Refused(refused.reason, source.id_prefix + id if id else None) from None
+    except (Refused, UnusableTools) as refused:
+        raise Refused(str(refused), source.id_prefix + id if id else None) from None
     origins = [name for name in columns.texts("source") if _is_name(name)]
     return Prompt(
-        id=source.id_prefix + (id or sha256_json(messages)[:16]),
+        id=source.id_prefix + (id or sha256_json([messages, tools] if tools else messages)[:16]),
         source=origins[0] if origins else source.name,
         license=license,
         messages=messages,
+        tools=tools,
         known_as=tuple(dict.fromkeys(origins + columns.texts("model"))),
     )
 

@@ -42,7 +42,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "content": ("content", "value", "text"),  # of a turn
     "finish_reason": ("finish_reason",),
     "part_of": ("parent_id",),  # of a row that holds one turn of a conversation
-    # A prompt without them would be another one, and no chat template is given them: such rows are refused.
+    # A prompt without them would be another one: such rows are refused, or keep their tools (prompts.tools=keep).
     "beside": (
         "tools", "functions", "body.tools", "body.functions", "image", "images", "video", "videos", "audio", "audios",
     ),
@@ -73,11 +73,12 @@ REMEMBERED_LAYOUTS = 1024  # sets of columns; a source has one or a few
 @dataclass(frozen=True)
 class Shape:
     """fields: names by kind, the preferred first; roles: name in lower case → system, user, assistant or tool;
-    tokenizer: the folder that says which text token ids are."""
+    tokenizer: the folder that says which text token ids are; keeps_tools: a row's tools go with its prompt."""
 
     fields: Mapping[str, Sequence[str]]
     roles: Mapping[str, str]
     tokenizer: str | None = None
+    keeps_tools: bool = False
 
     @cached_property
     def columns(self) -> frozenset[str]:
@@ -156,7 +157,11 @@ class Columns:
 
 
 def shape_of(
-    fields: Mapping[str, str | Sequence[str]] | None, roles: Mapping[str, str] | None, tokenizer: str | None = None
+    fields: Mapping[str, str | Sequence[str]] | None,
+    roles: Mapping[str, str] | None,
+    tokenizer: str | None = None,
+    *,
+    keeps_tools: bool = False,
 ) -> Shape:
     """Return the usual shape with the names of `fields` in place of its own, and `roles` beside its own.
 
@@ -168,6 +173,7 @@ def shape_of(
         {**FIELDS, **others, **given},
         {**ROLES, **{name.lower(): role for name, role in (roles or {}).items()}},
         tokenizer,
+        keeps_tools,
     )
 
 

@@ -51,6 +51,7 @@ class Source:
             "id_prefix": self.id_prefix,
             "fields": {kind: list(names) for kind, names in self.shape.fields.items()},
             "roles": dict(self.shape.roles),
+            "keeps_tools": self.shape.keeps_tools,
             "tokenizer": self.shape.tokenizer and file_state(str(tokenizer_file(self.shape.tokenizer))),
         }
 
@@ -72,6 +73,7 @@ def configured_sources(
     fields: dict[str, str | list[str]] | None = None,  # serve.py, which keeps no prompt, has no such keys
     roles: dict[str, str] | None = None,
     tokenizer: str | None = None,
+    tools: str = "refuse",
 ) -> list[Source]:
     """Return the sources of a `prompts` config, each checked to exist: `path` alone, or the list `sources`."""
     if (path is None) == (sources is None):
@@ -80,7 +82,7 @@ def configured_sources(
         )
     defaults = {
         "path": path, "license": license, "name": name, "split": split, "attribution": attribution, "limit": None,
-        "fields": fields, "roles": roles, "tokenizer": tokenizer,
+        "fields": fields, "roles": roles, "tokenizer": tokenizer, "tools": tools,
     }  # fmt: skip
     if tokenizer is not None:
         tokens.tokenizer(tokenizer)  # a wrong folder is told before the first row is read
@@ -126,7 +128,9 @@ def _source(key: str, entry: dict, *, id_prefix: bool) -> Source:
         terms=terms,
         limit=entry["limit"],
         id_prefix=f"{name}/" if id_prefix else "",
-        shape=shape_of(entry["fields"], entry["roles"], entry.get("tokenizer")),
+        shape=shape_of(
+            entry["fields"], entry["roles"], entry.get("tokenizer"), keeps_tools=entry.get("tools") == "keep"
+        ),
     )
 
 

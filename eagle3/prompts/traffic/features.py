@@ -12,10 +12,10 @@ from eagle3.prompts.reading.prompt import Prompt
 MEASURED = np.dtype(
     [
         ("turns", "u2"),  # user turns
-        ("characters", "u4"),  # of system and user turns
+        ("characters", "u4"),  # of system and user turns and of tools
         ("code_share", "f4"),  # of the user turns' characters
         ("language", "S7"),  # ISO 639, or `unknown`
-        ("tools", "?"),  # tool definitions in a system or user turn
+        ("tools", "?"),  # tools beside the conversation, or defined in a system or user turn
         ("system_prompt", "?"),
     ]
 )
@@ -38,6 +38,6 @@ def measure(prompt: Prompt, detector: LanguageDetector) -> tuple[int, int, float
         min(prompt_characters(prompt), np.iinfo("u4").max),
         split.code_share,
         detector(split.prose),
-        any(TOOL_DEFINITIONS.search(message["content"]) for message in asked),
+        bool(prompt.tools) or any(TOOL_DEFINITIONS.search(message["content"]) for message in asked),
         any(message["role"] == "system" for message in asked),
     )

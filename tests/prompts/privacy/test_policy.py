@@ -205,3 +205,14 @@ def test_matched_text_is_neither_logged_nor_in_a_verdict(privacy, caplog, capfd)
     told = f"{verdict.reason} {dict(verdict.counts)} {caplog.text} {output.out} {output.err}"
     assert len(verdict.counts) == 4
     assert not any(part in told for part in (EMAIL, CARD, PHONE, "Sommer", "4111", "anna"))
+
+
+def test_a_mask_that_would_break_the_definition_of_a_tool_refuses_the_prompt():
+    masking = build_privacy("privacy.recognisers.credit_card.action=mask")
+    tools = [{"type": "function", "function": {"name": "pay", "parameters": {"const": CARD}}}]
+    assert masking(prompt("Pay!")._replace(tools=tools)).prompt.tools[0]["function"]["parameters"] == {
+        "const": "<CREDIT_CARD>"
+    }
+    tools[0]["function"]["parameters"]["const"] = int(CARD.replace(" ", ""))
+    verdict = masking(prompt("Pay!")._replace(tools=tools))
+    assert (verdict.reason, verdict.counts) == ("personal data in tools: CREDIT_CARD", {"CREDIT_CARD": 1})

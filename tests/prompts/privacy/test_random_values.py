@@ -16,6 +16,16 @@ from eagle3.prompts.privacy.random_values import RandomValue
         "vercelTOKEN abcdefghijklmnopqrstuvwx",
         "figma pat = figd_rh1234567890123456789012345678901234abcd",
         "PMAK-5f8d04b3e9a1c70038b2d6a4-9f3e7Kc1XbR8s2LqT5vW0yZ4mN6p",
+        "acmeKEY-8d1f2a3b-12d3-4a5b-9c6d-0e1f2a3b4c5d",
+        "sdk-9qkz7w2m-x4vt-88jp-q1c0-m5nd2r7hy3ls",
+        "acme token: -PqWvL9sT0yRbxGu7JmQeA",
+        "acme_token=Q7ZK29PLX0WM",
+        "acme token = tQzVrGhXWkMpLdJbNcRf",
+        "acmeApiKey =\n  Q7ZK29PLX0WMB5TR8JHD",
+        "variable acme_token {\n  default = Q7ZK29PLX0WMB5TR8JHD",
+        "acx_7d0f1b9e4c2a8d6f3b5e7c9a1f0d2b4e6c8a0f1d",
+        "see https://api.example.com/v1/pri_7d0f1b9e4c2a8d6f3b5e7c9a1f0d2b4e",
+        "key sk_live_aB3xQ9vRt7LzW2mPd8Nf",
     ],
 )
 def test_a_random_value_with_a_name_or_a_prefix_is_a_secret(text: str) -> None:
@@ -35,6 +45,16 @@ def test_a_random_value_with_a_name_or_a_prefix_is_a_secret(text: str) -> None:
         "secret_name = my_application_configuration",
         "https://example.com/token/abcdefabcdef1234567890abcdefabcdef",
         "key = getAuthenticationTokenFromTheServer",
+        "https://example.com/badge.svg?token=RXP95LE2XLQ",
+        "https://docs.example.com/document/d/18OdLjruFNX74ILmgrdiCI9J1fQZuhzzRBCHV9URWto0/edit",
+        "api/validators/#jsonschema.validators.Draft202012Validator",
+        "commit:\n  43582a4f1e2d3c4b5a69788796a5b4c3d2e1f0a9",
+        "rev_7d0f1b9e4c2a8d6f3b5e7c9a1f0d2b4e6c8a0f1d",
+        "token = version2",
+        "integrity sha256-a+WECgSc0MTdFtRCGGAFdl5uIy1ZLQXBeFff14edVN8=",
+        "sha256-Z9vpnAn3rl541upWfaAhmTK38wpcBJpkOsrLimAn4o4=",
+        ">>> token_hex(16)\n'f9bf78b9a18ce6d46a0cd2b0b86df9da'",
+        "--private-key-file-name",
     ],
 )
 def test_what_is_random_and_opens_nothing_passes(text: str) -> None:

@@ -18,7 +18,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # of a worker: the processes share the co
 IDLE_SECONDS = 60  # after which a worker ends by itself; one that lost its parent to kill -9 has no other way to know
 
 
-class Workers(Generic[Task, Result]):
+class OrderedPool(Generic[Task, Result]):
     """Gives `work`, which every process is sent once, its tasks. One process is this one."""
 
     def __init__(self, work: Callable[[Task], Result], processes: int):
@@ -31,7 +31,7 @@ class Workers(Generic[Task, Result]):
             else None
         )
 
-    def __enter__(self) -> "Workers[Task, Result]":
+    def __enter__(self) -> "OrderedPool[Task, Result]":
         return self
 
     def __call__(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Result]]:

@@ -1,0 +1,137 @@
+"""Secrets by the rules that kingfisher keeps (pip install 'eagle3[kingfisher]'): its binary reads many texts at once.
+
+It reads offline: nothing is validated, updated or sent. The texts lie in a folder that its owner alone can enter, and
+go with it. Each is a file of its own, so that what is found in one does not depend on which others are beside it.
+"""
+
+import json
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from eagle3.errors import InputError
+from eagle3.prompts.privacy.recogniser import Action, BatchRecogniser, Span
+
+KEY = "prompts.privacy.recognisers.kingfisher"
+OLDEST, NEWEST = (2, 14), (3, 0)  # versions whose report is known to be read rightly; below NEWEST
+FOUND_NOTHING, FOUND = 0, 200  # exit codes
+# Every finding that it knows, wherever it is repeated; texts cannot ask to be passed over, nor be taken for an archive.
+ARGUMENTS = (
+    "--format=jsonl", "--quiet", "--no-validate", "--no-update-check", "--no-dedup", "--no-ignore",
+    "--no-extract-archives", "--git-history=none", "--confidence=low", "--jobs=1",
+)  # fmt: skip
+NEEDED_FROM_ENVIRONMENT = ("HOME", "PATH", "TMPDIR", "XDG_CACHE_HOME", "KF_RULE_CACHE_DIR")  # no webhooks, no proxies
+SECONDS = 600
+NO_MAGIC = b"\n"  # before each text, so that none begins like a file of another kind
+ENCODED = re.compile(rb"[A-Za-z0-9+/=_-]*")
+
+
+class Kingfisher(BatchRecogniser):
+    """path: of the binary; None: that of the installed package kingfisher-bin."""
+
+    entity = "SECRET"
+
+    def __init__(self, *, path: str | None, action: Action):
+        super().__init__(action=action)
+        self.path = _installed() if path is None else str(Path(path).expanduser())
+        self.version  # noqa: B018 a missing or unsupported binary is told before the first row is read
+
+    @cached_property
+    def version(self) -> str:
+        try:
+            told = self._run("--version").stdout.decode(errors="replace")
+        except OSError as error:
+            raise InputError(
+                f"{KEY}.path={self.path} cannot be run ({type(error).__name__}); name kingfisher's binary, or null and "
+                f"pip install 'eagle3[kingfisher]'"
+            ) from None
+        version = re.fullmatch(r"kingfisher (\d+)\.(\d+)\.\S+", told.strip())
+        if version is None or not OLDEST <= (int(version[1]), int(version[2])) < NEWEST:
+            raise InputError(
+                f"{KEY}.path={self.path} calls itself {told.strip()[:40]!r}; kingfisher from "
+                f"{'.'.join(map(str, OLDEST))} and below {NEWEST[0]} is read: pip install 'eagle3[kingfisher]'"
+            )
+        return told.split()[1]
+
+    def made_with(self) -> str:
+        return f"kingfisher {self.version}"
+
+    def find_all(self, texts: Sequence[str]) -> list[list[Span]]:
+        data = [NO_MAGIC + text.encode() for text in texts]
+        spans: list[list[Span]] = [[] for _ in texts]
+        with tempfile.TemporaryDirectory(prefix="eagle3-kingfisher-") as folder:  # of mode 0700
+            for number, content in enumerate(data):
+                (Path(folder) / str(number)).write_bytes(content)
+            findings = list(self._findings(folder, len(data)))
+        for finding in findings:
+            number = int(Path(finding["path"]).name)
+            spans[number].append(_in_characters(data[number], *_place(data[number], finding)))
+        return [sorted(set(found)) for found in spans]
+
+    def _findings(self, folder: str, texts: int) -> Iterator[dict[str, Any]]:
+        try:
+            ended = self._run("scan", folder, *ARGUMENTS)
+            lines = [json.loads(line) for line in ended.stdout.splitlines()]
+        except (OSError, ValueError, subprocess.TimeoutExpired) as error:  # its report holds secrets: it is not shown
+            raise _broken(self.version, type(error).__name__) from None
+        scanned = sum(
+            part["stats"]["blobs_scanned"]
+            for line in lines
+            if "audit" in line
+            for part in line["audit"]["repositories"]
+        )
+        if ended.returncode not in (FOUND_NOTHING, FOUND) or scanned != texts:
+            raise _broken(self.version, f"exit code {ended.returncode}, {scanned} of {texts} texts read")
+        yield from (line["finding"] for line in lines if "finding" in line)
+
+    def _run(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+        environment = {name: os.environ[name] for name in NEEDED_FROM_ENVIRONMENT if name in os.environ}
+        return subprocess.run(
+            [self.path, *arguments], capture_output=True, stdin=subprocess.DEVNULL, env=environment, timeout=SECONDS
+        )
+
+
+def _installed() -> str:
+    try:
+        from kingfisher import get_binary_path
+
+        return get_binary_path()
+    except (ImportError, OSError):
+        raise InputError(
+            f"{KEY} needs the package kingfisher-bin; install it: pip install 'eagle3[kingfisher]', name a binary in "
+            f"{KEY}.path, or go without: ~{KEY}"
+        ) from None
+
+
+def _broken(version: str, what: str) -> InputError:
+    return InputError(
+        f"{KEY}: kingfisher {version} did not read the texts ({what}); see that TMPDIR has room and is in no git "
+        f"repository, or go without: ~{KEY}"
+    )
+
+
+def _place(data: bytes, finding: dict[str, Any]) -> tuple[int, int]:
+    """Return the bytes of a finding. Lines count from 1, columns from 0 and in bytes; of what was decoded the place
+    is that of a character inside the encoded text."""
+    start = 0
+    for _ in range(finding["line"] - 1):
+        start = data.index(b"\n", start) + 1
+    start = min(start + finding["column_start"], len(data) - 1)
+    snippet = finding["snippet"].encode()
+    if snippet and data.startswith(snippet, start):
+        return start, start + len(snippet)
+    before = ENCODED.match(data[:start][::-1]).end()  # type: ignore[union-attr]
+    return start - before, ENCODED.match(data, start).end()  # type: ignore[union-attr]
+
+
+def _in_characters(data: bytes, start: int, end: int) -> Span:
+    """Return the span in the text, which NO_MAGIC is not part of; one that is empty is one character."""
+    before = len(data[:start].decode(errors="ignore"))
+    inside = len(data[start:end].decode(errors="ignore"))
+    first = max(0, before - len(NO_MAGIC))
+    return Span(first, max(first + 1, before + inside - len(NO_MAGIC)))
