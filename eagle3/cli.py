@@ -29,11 +29,11 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException
 from tqdm import tqdm
 
+from eagle3 import ROOT, __version__
 from eagle3.errors import InputError, Interrupted
 from eagle3.secrets import keep_secrets, public
 
 log = logging.getLogger(__name__)
-ROOT = Path(__file__).resolve().parent.parent
 CONF = str(ROOT / "conf")
 
 
@@ -46,6 +46,7 @@ def report_errors(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], A
     @functools.wraps(task)
     def run(config: DictConfig) -> Any:
         keep_secrets(config, _hydra_folders())
+        _find_own_modules()
         try:
             return task(config)
         except Interrupted as stop:
@@ -71,6 +72,19 @@ def _hydra_folders() -> list[Path]:
     hydra_config = HydraConfig.get()
     folders = [output_dir() / (hydra_config.output_subdir or "")]
     return [*folders, Path(hydra_config.sweep.dir)] if hydra_config.mode is RunMode.MULTIRUN else folders
+
+
+def own_config_dirs() -> list[str]:
+    """Return the folders of `--config-dir`."""
+    return [source.path for source in HydraConfig.get().runtime.config_sources if source.provider == "command-line"]
+
+
+def _find_own_modules() -> None:
+    """Import modules that lie beside a `--config-dir`, in worker processes too: they are handed `sys.path`."""
+    for folder in own_config_dirs():
+        parent = str(Path(folder).parent)
+        if parent not in sys.path:
+            sys.path.append(parent)
 
 
 def failed_score(config: DictConfig) -> float:
@@ -204,7 +218,10 @@ def in_own_process() -> int:
 
     For several GPUs: Lightning starts their ranks with the arguments of this process, which are those of all jobs.
     """
-    command = [sys.executable, sys.argv[0], *HydraConfig.get().overrides.task, f"hydra.run.dir={output_dir()}"]
+    own = [word for folder in own_config_dirs() for word in ("--config-dir", folder)]
+    name = ["--config-name", str(HydraConfig.get().job.config_name)]
+    overrides = [*HydraConfig.get().overrides.task, f"hydra.run.dir={output_dir()}"]
+    command = [sys.executable, sys.argv[0], *own, *name, *overrides]
     with subprocess.Popen(command) as job:
         try:
             return job.wait()
@@ -228,7 +245,7 @@ def quiet_libraries() -> None:
 def provenance() -> dict[str, str]:
     """Revision and versions, for logs and checkpoints."""
     return {
-        "git_revision": git_revision() or "unknown",
+        "git_revision": git_revision() or f"v{__version__}",
         **{package: version(package) for package in ("torch", "lightning", "transformers")},
         "python": sys.version.split()[0],
     }
@@ -267,7 +284,9 @@ def machine() -> str:
 
 
 def git_revision() -> str:
-    """Empty outside a checkout, and on a machine without git."""
+    """Empty outside a clone of ours, and on a machine without git."""
+    if not (ROOT / ".git").exists():  # the repository around an installed package is somebody else's
+        return ""
     command = ["git", "describe", "--always", "--dirty"]
     try:
         return subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip()

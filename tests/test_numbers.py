@@ -28,7 +28,7 @@ from stores import CONF, ROOT
 RESULTS = ROOT / "benchmarks" / "results"
 # The page on prompts has numbers without comments yet; its links and commands are held like all others.
 COUNTED = [page for page in tables.PAGES if page.parent.name != "prompts"]
-PAGES = [*tables.PAGES, ROOT / "benchmarks" / "README.md"]
+PAGES = [*tables.PAGES, *(ROOT / name for name in ("benchmarks/README.md", "CHANGELOG.md", "CONTRIBUTING.md"))]
 JSON_RESULTS = sorted(RESULTS.rglob("*.json"))
 
 

@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -14,6 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from pydantic import ValidationError
 
+from eagle3 import ROOT
 from eagle3.errors import InputError
 from eagle3.secrets import public  # and its resolver, which conf/ uses
 from eagle3.settings.precomputing import Precompute
@@ -21,7 +21,6 @@ from eagle3.settings.serving import Serve
 from eagle3.settings.training import WholeTrain
 from eagle3.settings.types import UNKNOWN, validated
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
 SCHEMAS: dict[str, Any] = {"train": WholeTrain, "precompute": Precompute, "serve": Serve}
 MISSING = "???"  # OmegaConf's word for a value that must be given
 SECRET = "launch.env."
@@ -124,7 +123,7 @@ def _default(place: tuple[int | str, ...], script: str) -> str | None:
 @cache
 def _defaults(script: str, options: tuple[str, ...]) -> Any:
     inside = GlobalHydra.instance().is_initialized()
-    with nullcontext() if inside else initialize_config_dir(str(CONF), version_base="1.3"):
+    with nullcontext() if inside else initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         return OmegaConf.to_container(compose(script, overrides=list(options)))
 
 

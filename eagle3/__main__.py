@@ -1,0 +1,46 @@
+"""eagle3 precompute | train | serve: the three scripts, found where the package is installed.
+
+eagle3 train data.path=DIR/features      # is python train.py data.path=DIR/features, in a clone and without one
+"""
+
+import runpy
+import sys
+
+from eagle3 import __version__
+from eagle3.cli import CONF, ROOT, exit_with
+
+COMMANDS = {
+    "precompute": "raw conversations to prompts, the target's answers, features",
+    "train": "features to a draft head",
+    "serve": "export a head, check it, decode with it, serve it, measure and tune the server",
+}
+
+
+def main() -> None:
+    """Run the script that the first word names, as Python would: ranks and workers start the same file."""
+    first, *rest = sys.argv[1:] or ["--help"]
+    if first in COMMANDS:
+        script = str(ROOT / f"{first}.py")
+        sys.argv = [script, *rest]
+        runpy.run_path(script, run_name="__main__")
+    elif first == "--version":
+        print(f"eagle3 {__version__}")
+    elif first in ("--help", "-h"):
+        print(usage())
+    else:
+        exit_with(f"eagle3 has no command {first}; take one of: {', '.join(COMMANDS)}", 1)
+
+
+def usage() -> str:
+    commands = [f"  eagle3 {name:<11} {what}" for name, what in COMMANDS.items()]
+    return "\n".join(
+        [
+            "Train EAGLE-3 draft heads. COMMAND --help shows what it takes.\n",
+            *commands,
+            f"\nOptions and their comments: {CONF}; your own: --config-dir FOLDER behind the command.",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()
