@@ -31,10 +31,16 @@ from tqdm import tqdm
 
 from eagle3 import ROOT, __version__
 from eagle3.errors import InputError, Interrupted
+from eagle3.progress import arrange_bars
 from eagle3.secrets import keep_secrets, public
+from eagle3.settings.check import known_keys
+from eagle3.settings.help import help_page
+from eagle3.settings.nearest import did_you_mean
 
 log = logging.getLogger(__name__)
+OmegaConf.register_new_resolver("help_page", lambda *, _root_: help_page(_root_), replace=True)
 CONF = str(ROOT / "conf")
+EVERY_COMMAND = ("log", "progress")  # keys that each reads
 
 
 def report_errors(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], Any]:
@@ -47,6 +53,7 @@ def report_errors(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], A
     def run(config: DictConfig) -> Any:
         keep_secrets(config, _hydra_folders())
         _find_own_modules()
+        arrange_bars(shown=bool(config.get("progress", True)))
         try:
             return task(config)
         except Interrupted as stop:
@@ -143,13 +150,14 @@ def added_key(error: Exception, overrides: Sequence[str]) -> str | None:
     if isinstance(error, (TypeError, InstantiationException)):
         for key in (item[1:].partition("=")[0] for item in overrides if item.startswith("+")):
             if f"unexpected keyword argument '{key.rpartition('.')[2]}'" in str(error):
-                return f"{key} is not a key of this config; --cfg job shows every key"
+                return unknown_key(key)
     return None
 
 
 def warn_of_unread(read: Sequence[str], *, by: str, instead: Mapping[str, str]) -> None:
     """Warn of what the command sets without effect: `read` lists the keys, or groups of them, that have one, `instead`
     says of a key what decides in its place."""
+    read = (*read, *EVERY_COMMAND)
     for override in HydraConfig.get().overrides.task:
         key = override.lstrip("+~").partition("=")[0].partition("@")[0].replace("/", ".")  # of an option: its group
         if not any(f"{key}.".startswith(f"{each}.") or each.startswith(f"{key}.") for each in read):
@@ -160,8 +168,23 @@ def wrong_override(error: Exception) -> str:
     """What Hydra says of an override, without its advice to add unknown keys and its search path."""
     unknown = re.match(r"Could not override '(.+?)'", str(error))
     if unknown:
-        return f"{unknown[1]} is not a key of this config; --cfg job shows every key"
-    return f"{error} {error.__cause__ or ''}".partition("Config search path")[0]
+        return unknown_key(unknown[1])
+    said = f"{error} {error.__cause__ or ''}".partition("Config search path")[0]
+    option = re.search(r"Could not find '(.+)/(.+?)'\s+Available options in '.+?':([\w\s-]+)", said)
+    if option:
+        return f"{option[1]}={option[2]} is no option; take one of {', '.join(option[3].split())}" + did_you_mean(
+            option[2], option[3].split()
+        )
+    return said.strip()
+
+
+def unknown_key(key: str) -> str:
+    """Say so, and which key may be meant."""
+    try:
+        known = known_keys(Path(sys.argv[0]).stem)
+    except (HydraException, OmegaConfBaseException):  # a script of one's own
+        known = []
+    return f"{key} is not a key of this config{did_you_mean(key, known)}; --cfg job shows every key"
 
 
 def exit_with(message: str, status: int) -> NoReturn:

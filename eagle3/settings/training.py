@@ -304,6 +304,7 @@ class Train(TypedDict):
     seed: Seed
     ckpt_path: Text | None
     matmul_precision: Literal["highest", "high", "medium"]
+    progress: bool
     run_dir: Text
 
 
