@@ -121,6 +121,11 @@ def bench_servers(config: DictConfig) -> None:
     from eagle3.serving.bench.run import bench
     from eagle3.serving.bench.settings import BenchSettings
 
+    wandb = config.logger.get("wandb") if "logger" in config else None
+    if "logger" in config and wandb is None:
+        raise InputError(
+            f"logger={'+'.join(config.logger)}: action=bench reports to W&B alone; take logger=wandb, or none"
+        )
     settings, drafts, answers = BenchSettings(**cli.plain(config.bench)), draft(config), answering(config)
     target = target_files(cli.plain(config.target))
     paths = settings.prompts or ({"prompts": config.prompts.path} if config.prompts.path is not None else {})
@@ -134,7 +139,7 @@ def bench_servers(config: DictConfig) -> None:
         origin=cli.result_facts(),
         folder=cli.output_dir(),
         dry_run=config.dry_run,
-        logger=cli.build(config.logger.wandb) if "logger" in config else None,
+        logger=cli.build(wandb) if wandb else None,
     )
 
 

@@ -8,6 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 from stores import CONF, random_samples, write_store
 
 from eagle3 import cli
+from eagle3.training.loggers import EXTRAS
 from train import build_loggers, build_trainer, build_training
 
 ROOTS = {
@@ -77,12 +78,14 @@ def test_every_target_names_a_model_or_leaves_it_to_the_user(option: str) -> Non
     + [("loss_mask", path.stem) for path in (CONF / "loss_mask").glob("*.yaml")],
 )
 def test_every_part_of_a_training_can_be_built(tmp_path: Path, group: str, option: str) -> None:
+    if option in EXTRAS:
+        pytest.importorskip(option)
     store = write_store(tmp_path / "store", random_samples(40, stored="all"), teachers="all", reasoning_ids=[[1], [2]])
     config = composed("train", f"{group}={option}", f"data.path={store}", f"run_dir={tmp_path}/run")
     OmegaConf.set_struct(config, False)
     config.model.draft_vocab_size = None  # the store's answers hold 50 tokens
     if "wandb" in config.logger:
-        config.logger.wandb.name = "test"  # Hydra's job name exists inside a job only
+        config.logger.wandb.name = "test"
     OmegaConf.resolve(config)
     _, module = build_training(config)
     assert module.ttt_steps == config.ttt_steps

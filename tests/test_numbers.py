@@ -291,7 +291,7 @@ def configs() -> list[Any]:
             compose("precompute", overrides=privacy),
             compose("precompute", overrides=["answers=sglang", "features=sglang", "workers=ray"]),
             compose("serve"),
-            compose("train", ["logger=wandb"]),
+            *(compose("train", [f"logger={tracker}"]) for tracker in ("wandb", "tensorboard", "mlflow")),
         ]
 
 
