@@ -40,6 +40,14 @@ from eagle3.settings.nearest import did_you_mean
 log = logging.getLogger(__name__)
 OmegaConf.register_new_resolver("help_page", lambda *, _root_: help_page(_root_), replace=True)
 CONF = str(ROOT / "conf")
+# Options of Hydra's plugins, and our extras that bring them.
+PLUGINS = {
+    "optuna": "optuna",
+    "joblib": "joblib",
+    "submitit_slurm": "submitit",
+    "submitit_local": "submitit",
+    "ray": "ray-sweep",
+}
 EVERY_COMMAND = ("log", "progress")  # keys that each reads
 
 
@@ -170,6 +178,10 @@ def wrong_override(error: Exception) -> str:
     if unknown:
         return unknown_key(unknown[1])
     said = f"{error} {error.__cause__ or ''}".partition("Config search path")[0]
+    plugin = re.search(r"Could not (?:find|load) '(hydra/\w+)/(\w+)'", said)
+    if plugin and plugin[2] in PLUGINS:
+        extra = PLUGINS[plugin[2]]
+        return f"{plugin[1]} needs the package of Hydra's {plugin[2]}; install it: pip install 'eagle3[{extra}]'"
     option = re.search(r"Could not find '(.+)/(.+?)'\s+Available options in '.+?':([\w\s-]+)", said)
     if option:
         return f"{option[1]}={option[2]} is no option; take one of {', '.join(option[3].split())}" + did_you_mean(
