@@ -31,6 +31,7 @@ from eagle3.serving.check.finding import Finding, findings_table, require_no_err
 from eagle3.serving.check.prompts import prompt_source
 from eagle3.serving.check.settings import Answering, Decoding
 from eagle3.serving.head import export
+from eagle3.serving.head.card import write_card
 from eagle3.serving.head.files import MAKE_HEAD, read_files
 from eagle3.serving.server.launch import launch
 from eagle3.settings.check import check_settings
@@ -95,7 +96,10 @@ def export_head(config: DictConfig) -> None:
         judge = f"{absent} (target.path is the one recorded at training)"
     else:
         judge = make_judge(config, target)
-    conclude(check_export(trained, head, judge), config)
+    findings = check_export(trained, head, judge)
+    if record := read_files(config.head).record:
+        write_card(head, record, trained.settings, draft_of(config))
+    conclude(findings, config)
 
 
 def check(config: DictConfig) -> None:
@@ -187,8 +191,10 @@ def make_chat(config: DictConfig, target: TargetFiles | Target) -> Chat:
 
 
 def draft(config: DictConfig) -> Draft | None:
-    if config.head is None:
-        return None
+    return None if config.head is None else draft_of(config)
+
+
+def draft_of(config: DictConfig) -> Draft:
     return Draft(head=config.head, steps=config.steps, topk=config.topk, draft_tokens=config.draft_tokens)
 
 

@@ -153,9 +153,11 @@ def test_the_commands_leave_what_they_promise(world: World) -> None:
     for path in (
         "dir/prompts/prompts.jsonl", "dir/responses/responses.jsonl", "dir/features/manifest.json",
         "run/checkpoints/last.ckpt", "run/metrics.csv", "run/result.json",
-        "head/config.json", "head/model.safetensors", "head/training.json",
+        "head/config.json", "head/model.safetensors", "head/training.json", "head/README.md",
     ):  # fmt: skip
         assert (world.root / path).is_file(), path
+    card = (world.head / "README.md").read_text()  # with the prompts' licences, as ledger.json counts them
+    assert "license: other" in card and "| CC-BY-4.0 |" in card and str(world.root) not in card
     shared = {(world.store / name).stat().st_mode for name in ("manifest.json", "target.safetensors")}
     assert len(shared) == 1, "whoever may read the manifest may train"
 
