@@ -31,6 +31,7 @@ from eagle3.serving.check.finding import Finding, findings_table, require_no_err
 from eagle3.serving.check.prompts import prompt_source
 from eagle3.serving.check.settings import Answering, Decoding
 from eagle3.serving.head import export
+from eagle3.serving.head.card import write_card
 from eagle3.serving.head.files import MAKE_HEAD, read_files
 from eagle3.serving.server.launch import launch
 from eagle3.settings.check import check_settings
@@ -95,7 +96,10 @@ def export_head(config: DictConfig) -> None:
         judge = f"{absent} (target.path is the one recorded at training)"
     else:
         judge = make_judge(config, target)
-    conclude(check_export(trained, head, judge), config)
+    findings = check_export(trained, head, judge)
+    if record := read_files(config.head).record:
+        write_card(head, record, trained.settings, draft_of(config))
+    conclude(findings, config)
 
 
 def check(config: DictConfig) -> None:
@@ -121,6 +125,11 @@ def bench_servers(config: DictConfig) -> None:
     from eagle3.serving.bench.run import bench
     from eagle3.serving.bench.settings import BenchSettings
 
+    wandb = config.logger.get("wandb") if "logger" in config else None
+    if "logger" in config and wandb is None:
+        raise InputError(
+            f"logger={'+'.join(config.logger)}: action=bench reports to W&B alone; take logger=wandb, or none"
+        )
     settings, drafts, answers = BenchSettings(**cli.plain(config.bench)), draft(config), answering(config)
     target = target_files(cli.plain(config.target))
     paths = settings.prompts or ({"prompts": config.prompts.path} if config.prompts.path is not None else {})
@@ -134,7 +143,7 @@ def bench_servers(config: DictConfig) -> None:
         origin=cli.result_facts(),
         folder=cli.output_dir(),
         dry_run=config.dry_run,
-        logger=cli.build(config.logger.wandb) if "logger" in config else None,
+        logger=cli.build(wandb) if wandb else None,
     )
 
 
@@ -182,8 +191,10 @@ def make_chat(config: DictConfig, target: TargetFiles | Target) -> Chat:
 
 
 def draft(config: DictConfig) -> Draft | None:
-    if config.head is None:
-        return None
+    return None if config.head is None else draft_of(config)
+
+
+def draft_of(config: DictConfig) -> Draft:
     return Draft(head=config.head, steps=config.steps, topk=config.topk, draft_tokens=config.draft_tokens)
 
 

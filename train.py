@@ -28,23 +28,23 @@ from omegaconf import DictConfig, OmegaConf
 from eagle3 import cli
 from eagle3.data.datamodule import FeatureData
 from eagle3.data.mix import Rules
-from eagle3.errors import InputError
+from eagle3.errors import InputError, require_packages
 from eagle3.features.joined import open_source
 from eagle3.features.source import FeatureSource
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.kind import kind_named
-from eagle3.secrets import public
 from eagle3.settings.check import check_settings
 from eagle3.storage.lock import hold
 from eagle3.storage.records import read_sealed_json, write_sealed_json
 from eagle3.training.checkpoint import (
     Origin,
     decisive_settings,
+    last_checkpoint,
     read_resumed,
     require_checkpoint_fits,
     require_own_folder,
 )
-from eagle3.training.loggers import close
+from eagle3.training.loggers import EXTRAS, close, log_lineage, log_settings
 from eagle3.training.module import HeadTraining
 
 log = logging.getLogger(__name__)
@@ -57,6 +57,8 @@ def main(config: DictConfig) -> float:
     cli.quiet_libraries()
     if HydraConfig.get().mode is RunMode.MULTIRUN and OmegaConf.is_config(config.trainer.strategy):
         return job_of_ranks(config)
+    if config.ckpt_path == "auto":
+        config.ckpt_path = last_checkpoint(cli.output_dir())
     with hold(cli.output_dir()) if rank_zero_only.rank == 0 else nullcontext():  # type: ignore[attr-defined]
         return train(config)
 
@@ -77,11 +79,10 @@ def train(config: DictConfig) -> float:
     if resumed and not isinstance(trainer.strategy, ModelParallelStrategy):  # which takes the file apart itself
         trainer.strategy.checkpoint_io.read_already = resumed.content  # type: ignore[attr-defined]
     del resumed  # its memory is Lightning's to free
-    for logger in loggers:
-        logged = {"config": cli.plain(config), "store": data.source.describe(), **cli.provenance()}
-        logger.log_hyperparams(public(logged))
+    log_settings(loggers, cli.plain(config), data.source.describe(), cli.provenance())
     try:
         trainer.fit(module, datamodule=data, ckpt_path=config.ckpt_path, weights_only=True)
+        log_lineage(loggers, trainer.checkpoint_callback, data.source)
     except SystemExit:
         raise KeyboardInterrupt from None  # which Lightning hides, before the first step
     finally:
@@ -153,6 +154,9 @@ def build_module(config: DictConfig, head: DraftHead, data: FeatureData) -> Head
 
 
 def build_loggers(config: DictConfig, resume_step: int) -> list[Logger]:
+    for name in config.logger:
+        if name in EXTRAS:
+            require_packages(name, extra=name, needed_by=f"logger={name}")
     # Lines of later steps are those of a part that is trained again: metrics.csv leaves them out.
     return [
         cli.build(logger, resume_step=resume_step) if name == "csv" else cli.build(logger)

@@ -29,12 +29,26 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException
 from tqdm import tqdm
 
+from eagle3 import ROOT, __version__
 from eagle3.errors import InputError, Interrupted
+from eagle3.progress import arrange_bars
 from eagle3.secrets import keep_secrets, public
+from eagle3.settings.check import known_keys
+from eagle3.settings.help import help_page
+from eagle3.settings.nearest import did_you_mean
 
 log = logging.getLogger(__name__)
-ROOT = Path(__file__).resolve().parent.parent
+OmegaConf.register_new_resolver("help_page", lambda *, _root_: help_page(_root_), replace=True)
 CONF = str(ROOT / "conf")
+# Options of Hydra's plugins, and our extras that bring them.
+PLUGINS = {
+    "optuna": "optuna",
+    "joblib": "joblib",
+    "submitit_slurm": "submitit",
+    "submitit_local": "submitit",
+    "ray": "ray-sweep",
+}
+EVERY_COMMAND = ("log", "progress")  # keys that each reads
 
 
 def report_errors(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], Any]:
@@ -46,6 +60,8 @@ def report_errors(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], A
     @functools.wraps(task)
     def run(config: DictConfig) -> Any:
         keep_secrets(config, _hydra_folders())
+        _find_own_modules()
+        arrange_bars(shown=bool(config.get("progress", True)))
         try:
             return task(config)
         except Interrupted as stop:
@@ -71,6 +87,19 @@ def _hydra_folders() -> list[Path]:
     hydra_config = HydraConfig.get()
     folders = [output_dir() / (hydra_config.output_subdir or "")]
     return [*folders, Path(hydra_config.sweep.dir)] if hydra_config.mode is RunMode.MULTIRUN else folders
+
+
+def own_config_dirs() -> list[str]:
+    """Return the folders of `--config-dir`."""
+    return [source.path for source in HydraConfig.get().runtime.config_sources if source.provider == "command-line"]
+
+
+def _find_own_modules() -> None:
+    """Import modules that lie beside a `--config-dir`, in worker processes too: they are handed `sys.path`."""
+    for folder in own_config_dirs():
+        parent = str(Path(folder).parent)
+        if parent not in sys.path:
+            sys.path.append(parent)
 
 
 def failed_score(config: DictConfig) -> float:
@@ -129,13 +158,14 @@ def added_key(error: Exception, overrides: Sequence[str]) -> str | None:
     if isinstance(error, (TypeError, InstantiationException)):
         for key in (item[1:].partition("=")[0] for item in overrides if item.startswith("+")):
             if f"unexpected keyword argument '{key.rpartition('.')[2]}'" in str(error):
-                return f"{key} is not a key of this config; --cfg job shows every key"
+                return unknown_key(key)
     return None
 
 
 def warn_of_unread(read: Sequence[str], *, by: str, instead: Mapping[str, str]) -> None:
     """Warn of what the command sets without effect: `read` lists the keys, or groups of them, that have one, `instead`
     says of a key what decides in its place."""
+    read = (*read, *EVERY_COMMAND)
     for override in HydraConfig.get().overrides.task:
         key = override.lstrip("+~").partition("=")[0].partition("@")[0].replace("/", ".")  # of an option: its group
         if not any(f"{key}.".startswith(f"{each}.") or each.startswith(f"{key}.") for each in read):
@@ -146,8 +176,27 @@ def wrong_override(error: Exception) -> str:
     """What Hydra says of an override, without its advice to add unknown keys and its search path."""
     unknown = re.match(r"Could not override '(.+?)'", str(error))
     if unknown:
-        return f"{unknown[1]} is not a key of this config; --cfg job shows every key"
-    return f"{error} {error.__cause__ or ''}".partition("Config search path")[0]
+        return unknown_key(unknown[1])
+    said = f"{error} {error.__cause__ or ''}".partition("Config search path")[0]
+    plugin = re.search(r"Could not (?:find|load) '(hydra/\w+)/(\w+)'", said)
+    if plugin and plugin[2] in PLUGINS:
+        extra = PLUGINS[plugin[2]]
+        return f"{plugin[1]} needs the package of Hydra's {plugin[2]}; install it: pip install 'eagle3[{extra}]'"
+    option = re.search(r"Could not find '(.+)/(.+?)'\s+Available options in '.+?':([\w\s-]+)", said)
+    if option:
+        return f"{option[1]}={option[2]} is no option; take one of {', '.join(option[3].split())}" + did_you_mean(
+            option[2], option[3].split()
+        )
+    return said.strip()
+
+
+def unknown_key(key: str) -> str:
+    """Say so, and which key may be meant."""
+    try:
+        known = known_keys(Path(sys.argv[0]).stem)
+    except (HydraException, OmegaConfBaseException):  # a script of one's own
+        known = []
+    return f"{key} is not a key of this config{did_you_mean(key, known)}; --cfg job shows every key"
 
 
 def exit_with(message: str, status: int) -> NoReturn:
@@ -204,7 +253,10 @@ def in_own_process() -> int:
 
     For several GPUs: Lightning starts their ranks with the arguments of this process, which are those of all jobs.
     """
-    command = [sys.executable, sys.argv[0], *HydraConfig.get().overrides.task, f"hydra.run.dir={output_dir()}"]
+    own = [word for folder in own_config_dirs() for word in ("--config-dir", folder)]
+    name = ["--config-name", str(HydraConfig.get().job.config_name)]
+    overrides = [*HydraConfig.get().overrides.task, f"hydra.run.dir={output_dir()}"]
+    command = [sys.executable, sys.argv[0], *own, *name, *overrides]
     with subprocess.Popen(command) as job:
         try:
             return job.wait()
@@ -228,7 +280,7 @@ def quiet_libraries() -> None:
 def provenance() -> dict[str, str]:
     """Revision and versions, for logs and checkpoints."""
     return {
-        "git_revision": git_revision() or "unknown",
+        "git_revision": git_revision() or f"v{__version__}",
         **{package: version(package) for package in ("torch", "lightning", "transformers")},
         "python": sys.version.split()[0],
     }
@@ -267,7 +319,9 @@ def machine() -> str:
 
 
 def git_revision() -> str:
-    """Empty outside a checkout, and on a machine without git."""
+    """Empty outside a clone of ours, and on a machine without git."""
+    if not (ROOT / ".git").exists():  # the repository around an installed package is somebody else's
+        return ""
     command = ["git", "describe", "--always", "--dirty"]
     try:
         return subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip()

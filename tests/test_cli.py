@@ -32,6 +32,7 @@ from stores import ASSETS
 import precompute
 import serve
 import train
+from eagle3 import cli
 from eagle3.features.index import index_name
 from eagle3.features.store import FeatureStore
 from eagle3.storage.files import read_jsonl, sha256_file, write_json
@@ -152,9 +153,11 @@ def test_the_commands_leave_what_they_promise(world: World) -> None:
     for path in (
         "dir/prompts/prompts.jsonl", "dir/responses/responses.jsonl", "dir/features/manifest.json",
         "run/checkpoints/last.ckpt", "run/metrics.csv", "run/result.json",
-        "head/config.json", "head/model.safetensors", "head/training.json",
+        "head/config.json", "head/model.safetensors", "head/training.json", "head/README.md",
     ):  # fmt: skip
         assert (world.root / path).is_file(), path
+    card = (world.head / "README.md").read_text()  # with the prompts' licences, as ledger.json counts them
+    assert "license: other" in card and "| CC-BY-4.0 |" in card and str(world.root) not in card
     shared = {(world.store / name).stat().st_mode for name in ("manifest.json", "target.safetensors")}
     assert len(shared) == 1, "whoever may read the manifest may train"
 
@@ -675,9 +678,11 @@ def test_no_secret_is_written_printed_or_logged(world: World, tmp_path: Path) ->
     assert [path for path in written if SECRET.encode() in path.read_bytes()] == []
 
 
-def test_the_name_of_a_wandb_run_holds_no_secret() -> None:
-    overrides = ["logger=wandb", "action=bench", "head=x", f"launch.env={{HF_TOKEN: {SECRET}, A: b}}", "steps=3"]
+def test_a_wandb_run_is_of_the_action_it_measures_and_is_not_named_after_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", None)  # of a sweep, in a test before this one
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        config = compose("serve", overrides=overrides, return_hydra_config=True)
-    HydraConfig.instance().set_config(config)
-    assert config.logger.wandb.name == "action=bench,head=x,launch.env=***,logger=wandb,steps=3"
+        config = compose("serve", overrides=["logger=wandb", "action=bench", "run_dir=outputs/serve/one"])
+    assert (config.logger.wandb.name, config.logger.wandb.job_type) == (None, "bench")
+    assert cli.build(config.logger.wandb)._wandb_init["name"] == "one"

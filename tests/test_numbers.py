@@ -25,10 +25,12 @@ from omegaconf import OmegaConf
 from result import FACTS
 from stores import CONF, ROOT
 
+from eagle3.cli import PLUGINS
+
 RESULTS = ROOT / "benchmarks" / "results"
 # The page on prompts has numbers without comments yet; its links and commands are held like all others.
 COUNTED = [page for page in tables.PAGES if page.parent.name != "prompts"]
-PAGES = [*tables.PAGES, ROOT / "benchmarks" / "README.md"]
+PAGES = [*tables.PAGES, *(ROOT / name for name in ("benchmarks/README.md", "CHANGELOG.md", "CONTRIBUTING.md"))]
 JSON_RESULTS = sorted(RESULTS.rglob("*.json"))
 
 
@@ -264,9 +266,18 @@ DIFFERENT = list({(command.script, command.words): command for command in revers
 
 @pytest.mark.parametrize("command", DIFFERENT, ids=lambda command: f"{command.where}: {command.script}")
 def test_commands_compose(command: Command) -> None:
-    words = [first_of_a_sweep(word.replace("…", "x")) for word in command.words if word.strip(".…")]
+    given = [word for word in command.words if word.strip(".…") and not of_a_plugin(word)]
+    words = [first_of_a_sweep(word.replace("…", "x")) for word in given]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         assert compose(command.script, overrides=words)
+
+
+def of_a_plugin(word: str) -> bool:
+    """Whether Hydra's plugins, which tests may run without, decide what this is; our option has to be there."""
+    group, _, option = word.partition("=")
+    if group in ("hydra/sweeper", "hydra/launcher"):
+        assert option in PLUGINS or (CONF / group / f"{option}.yaml").is_file(), word
+    return group.startswith(("hydra/sweeper", "hydra/launcher", "hydra.sweeper", "hydra.launcher"))
 
 
 # Keys
@@ -291,14 +302,18 @@ def configs() -> list[Any]:
             compose("precompute", overrides=privacy),
             compose("precompute", overrides=["answers=sglang", "features=sglang", "workers=ray"]),
             compose("serve"),
-            compose("train", ["logger=wandb"]),
+            *(compose("train", [f"logger={tracker}"]) for tracker in ("wandb", "tensorboard", "mlflow")),
         ]
 
 
 @pytest.mark.parametrize(("page", "key", "value"), KEYS)
 def test_keys_that_a_page_names_exist(page: str, key: str, value: str, configs: list[Any]) -> None:
     option = CONF / key / f"{value}.yaml"
-    if option.exists() or any(has(config, key) for config in configs):
+    if key.startswith("hydra."):
+        files = (CONF / "hydra" / key.split(".")[1]).glob("*.yaml")
+        assert any(re.search(rf"^ *{key.rpartition('.')[2]}: ", file.read_text(), flags=re.MULTILINE) for file in files)
+        return
+    if option.exists() or of_a_plugin(f"{key}={value}") or any(has(config, key) for config in configs):
         return
     pytest.fail(f"{page} names {key}, which is no key and no option of conf")
 

@@ -1,10 +1,9 @@
 """Holds a composed config against its schema, before anything is loaded: one line for the first thing that is wrong."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -14,14 +13,15 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from pydantic import ValidationError
 
+from eagle3 import ROOT
 from eagle3.errors import InputError
 from eagle3.secrets import public  # and its resolver, which conf/ uses
+from eagle3.settings.nearest import did_you_mean
 from eagle3.settings.precomputing import Precompute
 from eagle3.settings.serving import Serve
 from eagle3.settings.training import WholeTrain
 from eagle3.settings.types import UNKNOWN, validated
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
 SCHEMAS: dict[str, Any] = {"train": WholeTrain, "precompute": Precompute, "serve": Serve}
 MISSING = "???"  # OmegaConf's word for a value that must be given
 SECRET = "launch.env."
@@ -76,7 +76,7 @@ def in_words(fault: Mapping[str, Any], script: str) -> str:
     """Say which key has which value, the rule, and a value that is right."""
     key, kind = _key(fault["loc"]), fault["type"]
     if kind == UNKNOWN:
-        return f"{key} is not a key of this config; --cfg job shows every key"
+        return f"{key} is not a key of this config{did_you_mean(key, known_keys(script))}; --cfg job shows every key"
     default = _default(fault["loc"], script)
     way_out = f"; the default is {key}={default}" if default not in (None, shown(fault["input"])) else ""
     if kind == "missing":
@@ -121,10 +121,22 @@ def _default(place: tuple[int | str, ...], script: str) -> str | None:
     return None if value == MISSING or "${" in str(value) else shown(value)
 
 
+def known_keys(script: str) -> list[str]:
+    """Return the keys that the options of conf/ have by themselves, and groups of keys."""
+    return list(_keys(_defaults(script, tuple(_options(script)))))
+
+
+def _keys(values: Any, inside: str = "") -> Iterator[str]:
+    for name, value in values.items():
+        yield f"{inside}{name}"
+        if isinstance(value, dict):
+            yield from _keys(value, f"{inside}{name}.")
+
+
 @cache
 def _defaults(script: str, options: tuple[str, ...]) -> Any:
     inside = GlobalHydra.instance().is_initialized()
-    with nullcontext() if inside else initialize_config_dir(str(CONF), version_base="1.3"):
+    with nullcontext() if inside else initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         return OmegaConf.to_container(compose(script, overrides=list(options)))
 
 

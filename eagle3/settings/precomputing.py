@@ -153,4 +153,5 @@ class Precompute(TypedDict):
     workers: Part
     estimate: Estimate
     stages: Annotated[Any, AfterValidator(_stages)]
+    progress: bool
     out_dir: Text

@@ -109,4 +109,5 @@ class Serve(TypedDict):
     limits: Limits
     limit: Count | None
     check: Check
+    progress: bool
     run_dir: Text

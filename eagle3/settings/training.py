@@ -279,12 +279,31 @@ class Csv(TypedDict):
     flush_every_n_steps: Count
 
 
-@part_of("lightning.pytorch.loggers.WandbLogger", config=OPEN)
+@part_of("eagle3.training.loggers.WandbRun", config=OPEN)
 class Wandb(TypedDict):
     project: Text
-    name: str | None  # Hydra's word for the overrides of a job: empty where there is none
+    name: Text | None
     group: Text | None
+    tags: list[Text]
+    job_type: Text
     offline: bool
+    artifacts: bool
+    save_dir: Text
+
+
+@part_of("lightning.pytorch.loggers.TensorBoardLogger", config=OPEN)
+class TensorBoard(TypedDict):
+    save_dir: Text
+    name: Text
+    version: str
+    default_hp_metric: bool
+
+
+@part_of("eagle3.training.loggers.MlflowRun", config=OPEN)
+class Mlflow(TypedDict):
+    experiment_name: Text
+    name: Text | None
+    tracking_uri: Text
     save_dir: Text
 
 
@@ -306,6 +325,7 @@ class Train(TypedDict):
     seed: Seed
     ckpt_path: Text | None
     matmul_precision: Literal["highest", "high", "medium"]
+    progress: bool
     run_dir: Text
 
 

@@ -154,6 +154,12 @@ def require_own_folder(run_dir: Path, checkpoint: str | None) -> None:
         )
 
 
+def last_checkpoint(run_dir: Path) -> str | None:
+    """Return what a run goes on from that was stopped in this folder; None where nothing was saved yet."""
+    last = run_dir / "checkpoints" / "last.ckpt"
+    return str(last) if last.is_file() else None
+
+
 def read_resumed(path: str | None) -> Checkpoint | None:
     """Read the checkpoint that `ckpt_path` names."""
     if path is None:

@@ -1,12 +1,34 @@
-"""metrics.csv of a run, kept across a resume (Lightning's CSVLogger starts an empty file)."""
+"""Loggers: metrics.csv across a resume; trackers whose runs have short names, go on when resumed, can be searched.
+
+A tracker's id of the run lies in the run's folder: whoever goes on there goes on with the same run.
+"""
 
 import csv
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from lightning.fabric.loggers.csv_logs import _ExperimentWriter
 from lightning.fabric.loggers.logger import rank_zero_experiment
-from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, WandbLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
+from lightning.pytorch.utilities import rank_zero_only
+
+from eagle3.features.source import FeatureSource
+from eagle3.secrets import public
+
+log = logging.getLogger(__name__)
+EXTRAS = ("tensorboard", "mlflow")  # trackers whose package is an extra of the same name
+OF_PLACES = re.compile(r"(path|dir|uri|url|urls|logger)$|^logger\.|^callbacks\..*\.(dirpath|filename)$")
+SQLITE = "sqlite:///"
+PLACE = re.compile(r"^(/|~|\.{1,2}/|[a-z0-9]+://)")
 
 
 class MetricsFile(ExperimentWriter):
@@ -39,6 +61,140 @@ class MetricsCSV(CSVLogger):
         if self._experiment is None:
             self._experiment = MetricsFile(self.log_dir, self.resume_step)
         return self._experiment
+
+
+class WandbRun(WandbLogger):
+    """Lightning's logger, for a run of its own name and id."""
+
+    def __init__(
+        self,
+        *,
+        save_dir: str,
+        name: str | None,
+        group: str | None,
+        tags: Sequence[str],
+        artifacts: bool,
+        **options: Any,
+    ) -> None:
+        folder, sweep = Path(save_dir), sweep_dir()
+        by_agent = "WANDB_SWEEP_ID" in os.environ  # `wandb agent` decides about name, group and id
+        super().__init__(
+            save_dir=save_dir,
+            name=None if by_agent else name or run_name(folder),
+            group=group or (sweep.name if sweep and not by_agent else None),
+            tags=list(tags),
+            version=None if by_agent else kept_id(folder / "wandb_id"),
+            **options,
+        )
+        self.artifacts = artifacts
+
+    @rank_zero_only
+    def log_lineage(self, best: ModelCheckpoint, source: FeatureSource) -> None:
+        """Log the best checkpoint as made of the store: of that the description, not its gigabytes."""
+        import wandb
+
+        name = f"features-{source.fingerprint[:12]}"
+        made_of = wandb.Artifact(name, type="features", metadata=public(searchable(source.describe())))
+        if self.experiment.offline:
+            log.warning(
+                "logger.wandb.offline=true: W&B takes inputs of a run online only; the head alone is an artifact"
+            )
+        else:
+            self.experiment.use_artifact(made_of)
+        told: dict[str, Any] = {str(best.monitor): float(best.best_model_score or 0), "features": made_of.name}
+        head = wandb.Artifact(f"head-{self.experiment.id}", type="model", metadata=told)
+        head.add_file(best.best_model_path, name="best.ckpt")
+        self.experiment.log_artifact(head, aliases=["best"])
+
+
+class MlflowRun(MLFlowLogger):
+    """Lightning's logger, for a run of its own name, that goes on when it is resumed."""
+
+    def __init__(self, *, save_dir: str, name: str | None, tracking_uri: str, **options: Any) -> None:
+        folder = Path(save_dir)
+        self.id_file = folder / "mlflow_id"
+        if tracking_uri.startswith(SQLITE):
+            Path(tracking_uri.removeprefix(SQLITE)).parent.mkdir(parents=True, exist_ok=True)
+        super().__init__(
+            run_name=name or run_name(folder),
+            tracking_uri=tracking_uri,
+            run_id=self.id_file.read_text() if self.id_file.is_file() else None,
+            **options,
+        )
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> Any:
+        made = super().experiment
+        if self._run_id and not self.id_file.is_file():  # run_id asks for the experiment
+            self.id_file.parent.mkdir(parents=True, exist_ok=True)
+            self.id_file.write_text(self._run_id)
+        return made
+
+
+def run_name(folder: Path) -> str:
+    """Return the name of a run's folder, of a job of a sweep with the sweep's: the same when it is resumed."""
+    sweep = sweep_dir()
+    return f"{sweep.name}-{folder.name}" if sweep else folder.name
+
+
+def sweep_dir() -> Path | None:
+    if not HydraConfig.initialized() or HydraConfig.get().mode is not RunMode.MULTIRUN:
+        return None
+    return Path(HydraConfig.get().sweep.dir)
+
+
+def kept_id(path: Path) -> str | None:
+    """Return the id in this file, a new one where there is none."""
+    if rank_zero_only.rank != 0:  # type: ignore[attr-defined]
+        return None
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(uuid4().hex[:8])
+    return path.read_text()
+
+
+# --- what is told about a run ----------------------------------------------------------------------------------------
+
+
+def log_settings(loggers: Sequence[Logger], config: dict, store: dict, versions: Mapping[str, str]) -> None:
+    """Log config, store and versions without secrets: nested for metrics.csv, flat and without places for trackers."""
+    nested = public({"config": config, "store": store, **versions})
+    flat = public({**searchable(config), **searchable(store, "store."), **versions})
+    for logger in loggers:
+        logger.log_hyperparams(nested if isinstance(logger, MetricsCSV) else flat)
+
+
+def searchable(values: Mapping[str, Any], inside: str = "") -> dict[str, Any]:
+    """Return keys as the command line has them, and of places (folders, URLs) the last word: `DIR/features` is
+    `features` on every machine, and tells nobody whose disk it is."""
+    return {key: _last_word(key, value) for key, value in _flat(values, inside)}
+
+
+def _flat(values: Mapping[str, Any], inside: str) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{inside}{name}.")
+        else:
+            yield f"{inside}{name}", value
+
+
+def _last_word(key: str, value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_last_word(key, each) for each in value]
+    if isinstance(value, Mapping):
+        return searchable(value)
+    if isinstance(value, str) and (OF_PLACES.search(key) or PLACE.match(value)):
+        return value.rstrip("/").rpartition("/")[2]
+    return value
+
+
+def log_lineage(loggers: Sequence[Logger], best: Checkpoint | None, source: FeatureSource) -> None:
+    """Tell the trackers that shall keep artifacts what came out of what."""
+    if isinstance(best, ModelCheckpoint) and best.best_model_path:
+        for logger in loggers:
+            if isinstance(logger, WandbRun) and logger.artifacts:
+                logger.log_lineage(best, source)
 
 
 def close(loggers: list[Logger], status: str) -> None:

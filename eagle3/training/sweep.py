@@ -20,6 +20,7 @@ class RankedTable(Callback):
         directory = Path(config.hydra.sweep.dir)
         if first_rank() and read_jobs(directory):
             exit_with(f"hydra.sweep.dir={directory} holds an earlier sweep; give another folder, or leave it out", 1)
+        require_direction(config)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         if not first_rank():  # its jobs have ended before the first rank has written their results
@@ -28,6 +29,19 @@ class RankedTable(Callback):
         print(ranked_table(directory))
         if any(job["score"] is None for job in read_jobs(directory)):
             sys.exit(1)
+
+
+def require_direction(config: DictConfig) -> None:
+    """A study of Optuna's plugin looks for the smallest value by itself."""
+    mode = OmegaConf.select(config, "callbacks.best.mode")
+    wanted, given = "minimize" if mode == "min" else "maximize", config.hydra.sweeper.get("direction")
+    name = getattr(given, "name", given)
+    if name not in (None, wanted):
+        exit_with(
+            f"hydra.sweeper.direction={name} looks for the worst head: callbacks.best.mode={mode}; take "
+            f"hydra/sweeper=search, or hydra.sweeper.direction={wanted}",
+            1,
+        )
 
 
 def first_rank() -> bool:

@@ -5,10 +5,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from stores import ROOT
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf, open_dict, read_write
+from stores import CONF, ROOT
 
-from eagle3.training.loggers import MetricsCSV
+from eagle3.errors import InputError
+from eagle3.training import loggers
+from eagle3.training.loggers import EXTRAS, MetricsCSV, MlflowRun, WandbRun, log_settings, searchable
+from train import build_loggers
 
 
 def rows(directory: Path) -> list[dict[str, str]]:
@@ -61,7 +70,10 @@ def test_a_wandb_sweep_has_one_run_a_job_with_config_revision_and_store(tmp_path
     for job, lr in (("0", b"0.0001"), ("1", b"0.003")):
         [record] = (sweep / job / "wandb").glob("offline-run-*/*.wandb")
         logged = record.read_bytes().replace(b" ", b"")  # W&B's own format; what it quotes is JSON
-        for expected in (b'"lr":' + lr, b"git_revision", b'"capture_layers":[2,4,5]', b"val/accept_length"):
+        for expected in (
+            b"optim.lr", lr, b"git_revision", b"store.made_from.capture_layers", b"[2,4,5]", b"val/accept_length",
+            f"sweep-{job}".encode(),
+        ):  # fmt: skip
             assert expected in logged, expected
     again = subprocess.run(
         [sys.executable, "-m", "eagle3.training.sweep", str(sweep)],
@@ -71,3 +83,158 @@ def test_a_wandb_sweep_has_one_run_a_job_with_config_revision_and_store(tmp_path
         env=environment,
     )
     assert again.stdout.splitlines() == table[-3:]
+
+
+# --- trackers ---------------------------------------------------------------------------------------------------------
+
+STORE = {"samples": 60, "made_from": {"target": {"name": "/models/tiny", "revision": None}, "capture_layers": [2, 4]}}
+
+
+@pytest.fixture(autouse=True)
+def in_no_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever tests of other files left in this process."""
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", None)
+
+
+@pytest.fixture
+def in_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of job 3 of a sweep."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("train", overrides=[f"hydra.sweep.dir={tmp_path}/rates"], return_hydra_config=True)
+    with read_write(config), open_dict(config):
+        config.hydra.mode = "MULTIRUN"
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", config)
+    return tmp_path / "rates" / "3"
+
+
+def wandb_run(folder: Path, **options: Any) -> WandbRun:
+    given: dict[str, Any] = {"name": None, "group": None, "tags": [], "artifacts": False}
+    return WandbRun(save_dir=str(folder), project="eagle3", job_type="train", offline=True, **(given | options))
+
+
+def test_a_resumed_run_is_the_same_for_wandb_and_another_folder_is_another(tmp_path: Path) -> None:
+    first, again, other = (wandb_run(tmp_path / name) for name in ("run", "run", "other"))
+    assert first._wandb_init["id"] == again._wandb_init["id"] != other._wandb_init["id"]
+    assert (first._wandb_init["name"], first._wandb_init["resume"]) == ("run", "allow")
+
+
+def test_a_job_of_a_sweep_is_named_after_it_and_grouped_by_it(in_sweep: Path) -> None:
+    told = wandb_run(in_sweep)._wandb_init
+    assert (told["name"], told["group"]) == ("rates-3", "rates")
+    told = wandb_run(in_sweep, name="mine", group="ours")._wandb_init
+    assert (told["name"], told["group"]) == ("mine", "ours")
+
+
+def test_under_wandb_agent_the_run_is_the_agent_s(in_sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_SWEEP_ID", "abc")
+    told = wandb_run(in_sweep)._wandb_init
+    assert (told["name"], told["group"], told["id"]) == (None, None, None)
+
+
+def test_settings_for_trackers_are_flat_and_name_no_place_and_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {
+        "data": {"path": ["s3://team/a/features", "/disk/of/anna/b/features/"], "pack_tokens": 4096, "weights": None},
+        "optim": {"lr": 1e-3, "betas": [0.9, 0.95]},
+        "run_dir": "outputs/train/one",
+        "logger": {"wandb": {"save_dir": "/disk/x", "api_key": "sk-very-secret"}},
+        "model": {"_target_": "eagle3.head.build.build_head", "rope_parameters": {}},
+        "callbacks": {"best": {"monitor": "val/accept_length"}},
+    }
+    flat = searchable(config)
+    assert flat["optim.lr"] == 1e-3 and flat["optim.betas"] == [0.9, 0.95]
+    assert flat["data.path"] == ["features", "features"]
+    assert flat["run_dir"] == "one"
+    assert flat["callbacks.best.monitor"] == "val/accept_length"
+    assert searchable(STORE, "store.")["store.made_from.target.name"] == "tiny"
+    logger = wandb_run(tmp_path / "run")
+    log_settings([logger], config, STORE, {"torch": "2"})
+    told = dict(logger.experiment.config)
+    loggers.close([logger], "success")
+    assert told["optim.lr"] == 1e-3 and told["store.samples"] == 60
+    assert "anna" not in str(told) and "very-secret" not in str(told)
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_a_tracker_that_is_not_installed_is_one_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    config = OmegaConf.create({"logger": {"csv": {}, name: {}}})
+    with pytest.raises(InputError, match=rf"logger={name} needs the package {name}; .*'eagle3\[{name}\]'"):
+        build_loggers(config, 0)
+
+
+def test_a_resumed_run_is_the_same_for_mlflow(tmp_path: Path) -> None:
+    pytest.importorskip("mlflow")
+    ids = []
+    for _ in range(2):
+        logger = MlflowRun(
+            save_dir=str(tmp_path / "run"), name=None, tracking_uri=f"sqlite:///{tmp_path}/db/mlflow.db",
+            experiment_name="eagle3",
+        )  # fmt: skip
+        logger.log_hyperparams({"optim.lr": 1e-3})
+        logger.log_metrics({"val/accept_length": 2.0}, 1)
+        logger.finalize("success")
+        ids.append(logger.run_id)
+        told = logger.experiment.get_run(logger.run_id)
+    assert ids[0] == ids[1]
+    assert (told.info.run_name, told.data.params["optim.lr"]) == ("run", "0.001")
+
+
+def train(store: Path, folder: Path, *arguments: str) -> None:
+    command = [
+        sys.executable, "train.py", f"data.path={store}", "data.val_fraction=0.2", "ttt_steps=2", "trainer=cpu",
+        "trainer.max_epochs=1", "progress=false", f"hydra.run.dir={folder}", *arguments,
+    ]  # fmt: skip
+    environment = os.environ | {"WANDB_MODE": "offline", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_the_best_checkpoint_is_an_artifact_when_asked_for_and_a_resume_goes_on_in_the_run(
+    tmp_path: Path, store_path: Path
+) -> None:
+    run = tmp_path / "run"
+    options = ("logger=wandb", "logger.wandb.offline=true", "logger.wandb.artifacts=true")
+    train(store_path, run, *options)
+    name = (run / "wandb_id").read_text()
+    train(store_path, run, *options, "trainer.max_epochs=2", f"ckpt_path={run}/checkpoints/last.ckpt")
+    records = sorted((run / "wandb").glob("offline-run-*/*.wandb"))
+    assert [record.stem for record in records] == [f"run-{name}"] * 2
+    assert all(f"head-{name}".encode() in record.read_bytes() for record in records)
+
+
+def test_online_the_store_is_an_input_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    class Run:
+        offline, id = False, "x1"
+
+        def use_artifact(self, artifact: Any) -> None:
+            seen.append(("in", artifact.name, artifact.metadata["samples"]))
+
+        def log_artifact(self, artifact: Any, aliases: list[str]) -> None:
+            seen.append(("out", artifact.name, artifact.metadata["features"]))
+
+    monkeypatch.setattr(WandbRun, "experiment", Run())
+    (tmp_path / "best.ckpt").write_text("weights")
+    best = SimpleNamespace(monitor="m", best_model_score=2.5, best_model_path=str(tmp_path / "best.ckpt"))
+    source = SimpleNamespace(fingerprint="0123456789abcdef", describe=lambda: STORE)
+    wandb_run(tmp_path).log_lineage(best, source)  # type: ignore[arg-type]
+    assert [each[:2] for each in seen] == [("in", "features-0123456789ab"), ("out", "head-x1")]
+    assert seen[1][2].startswith("features-0123456789ab")
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_tensorboard_and_mlflow_by_one_key(tmp_path: Path, store_path: Path, name: str) -> None:
+    pytest.importorskip(name)
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    train(store_path, tmp_path / "run", f"logger={name}", *([f"logger.mlflow.tracking_uri={uri}"] * (name == "mlflow")))
+    assert (tmp_path / "run" / "metrics.csv").is_file()
+    if name == "tensorboard":
+        assert list((tmp_path / "run" / "tensorboard").glob("events.out.tfevents.*"))
+    else:
+        from mlflow import MlflowClient
+
+        told = MlflowClient(uri).get_run((tmp_path / "run" / "mlflow_id").read_text())
+        assert told.data.params["ttt_steps"] == "2" and "val/accept_length" in told.data.metrics

@@ -1,9 +1,21 @@
 """The ranked table of a sweep."""
 
+import json
+import os
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.errors import MissingConfigException
+from stores import ROOT
+
+from eagle3.cli import PLUGINS, wrong_override
 from eagle3.storage.records import write_sealed_json
-from eagle3.training.sweep import ranked_table
+from eagle3.training.sweep import ranked_table, read_jobs
 
 METRIC = "val/served_accept_length_3"
 
@@ -34,3 +46,97 @@ def test_of_a_metric_that_shall_be_small_the_smallest_is_first(tmp_path: Path) -
 
 def test_a_folder_without_jobs_says_so(tmp_path: Path) -> None:
     assert "holds no job of a sweep" in ranked_table(tmp_path)
+
+
+# --- Hydra's plugins --------------------------------------------------------------------------------------------------
+
+LAUNCHERS = [
+    ("parallel", "hydra_joblib_launcher"),
+    ("slurm_local", "hydra_submitit_launcher"),
+    ("ray_cluster", "hydra_ray_launcher"),
+]
+
+
+def sweep(store: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable, "train.py", "-m", f"data.path={store}", "data.val_fraction=0.2", "ttt_steps=2", "trainer=cpu",
+        "trainer.max_epochs=1", "progress=false", f"hydra.sweep.dir={folder}", *arguments,
+    ]  # fmt: skip
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+
+
+@pytest.mark.parametrize(("launcher", "plugin"), LAUNCHERS)
+def test_jobs_on_other_processes_share_the_store_and_one_failure_ends_no_other(
+    tmp_path: Path, store_path: Path, launcher: str, plugin: str
+) -> None:
+    pytest.importorskip(f"hydra_plugins.{plugin}")
+    done = sweep(store_path, tmp_path / "sweep", f"hydra/launcher={launcher}", "optim.lr=-1,1e-3")
+    table = done.stdout.splitlines()
+    assert done.returncode == 1, done.stderr[-2000:]  # one job has no result
+    assert [line.split()[-1] for line in table[-2:]] == ["optim.lr=0.001", "optim.lr=-1"]
+    assert (tmp_path / "sweep" / "1" / "result.json").is_file()
+
+
+def test_a_study_goes_on_after_a_failed_trial_and_looks_for_the_longest_accept_length(
+    tmp_path: Path, store_path: Path
+) -> None:
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
+    study = ("hydra/sweeper=search", "hydra.sweeper.n_trials=3", "hydra/sweeper/sampler=grid", "loss.decay=0.8")
+    done = sweep(store_path, tmp_path / "sweep", *study, "optim.lr=choice(-1,1e-3,1e-2)")
+    assert "Traceback" not in done.stderr
+    found = yaml.safe_load((tmp_path / "sweep" / "optimization_results.yaml").read_text())
+    scores = {path.parent.name: json.loads(path.read_text())["score"] for path in tmp_path.glob("sweep/*/result.json")}
+    assert len(scores) == 2 and len(read_jobs(tmp_path / "sweep")) == 3
+    assert found["best_value"] == max(scores.values())
+
+
+def test_a_study_that_looks_for_the_worst_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
+    done = sweep(tmp_path, tmp_path / "sweep", "hydra/sweeper=optuna", "optim.lr=choice(1e-3,1e-2)")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "error: hydra.sweeper.direction=minimize looks for the worst head: callbacks.best.mode=max; take "
+        "hydra/sweeper=search, or hydra.sweeper.direction=maximize"
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "plugin", "extra"),
+    [
+        ("hydra/sweeper=search", "optuna", "optuna"),
+        ("hydra/launcher=parallel", "joblib", "joblib"),
+        ("hydra/launcher=slurm", "submitit_slurm", "submitit"),
+        ("hydra/launcher=slurm_local", "submitit_local", "submitit"),
+        ("hydra/launcher=ray_cluster", "ray", "ray-sweep"),
+    ],
+)
+def test_a_plugin_that_is_not_installed_is_one_line(option: str, plugin: str, extra: str) -> None:
+    group = option.partition("=")[0]
+    missing = f"In '{option.replace('=', '/')}': Could not load '{group}/{plugin}'."
+    told = wrong_override(MissingConfigException(missing, missing_cfg_file=None))
+    assert told == f"{group} needs the package of Hydra's {plugin}; install it: pip install 'eagle3[{extra}]'"
+    assert extra in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "conf" / "hydra").glob("[ls]*er/*.yaml")), ids=lambda path: path.stem)
+def test_shipped_options_of_plugins_have_the_keys_that_those_take(path: Path) -> None:
+    plugin = yaml.safe_load(path.read_text())["defaults"][0]
+    pytest.importorskip(f"hydra_plugins.hydra_{PLUGINS[plugin].partition('-')[0]}_{path.parent.name}")
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        config = compose("train", overrides=[f"hydra/{path.parent.name}={path.stem}"], return_hydra_config=True)
+    assert "hydra_plugins" in config.hydra[path.parent.name]._target_
+
+
+def test_a_run_that_was_stopped_goes_on_by_itself(tmp_path: Path, store_path: Path) -> None:
+    """As a job that SLURM puts back: the same command in the same folder."""
+    command = [
+        sys.executable, "train.py", f"data.path={store_path}", "data.val_fraction=0.2", "ttt_steps=2", "trainer=cpu",
+        "progress=false", "ckpt_path=auto", f"hydra.run.dir={tmp_path}/run",
+    ]  # fmt: skip
+    for epochs in (1, 2):
+        done = subprocess.run([*command, f"trainer.max_epochs={epochs}"], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["epochs"] == 2
+    epochs_logged = {line.split(",")[0] for line in (tmp_path / "run" / "metrics.csv").read_text().splitlines()[1:]}
+    assert epochs_logged == {"0", "1"}

@@ -4,7 +4,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ class TrainedHead:
     head: DraftHead
     record: HeadRecord
     target_config: TargetConfig
+    settings: dict[str, Any] = field(default_factory=dict)  # by config key: what the training kept to
 
     @property
     def dtype(self) -> str:
@@ -90,7 +91,7 @@ def trained_head(checkpoint: Checkpoint) -> TrainedHead:
     weights = {name.removeprefix(prefix): w for name, w in checkpoint.weights.items() if name.startswith(prefix)}
     head = kind.new_head(kind.config_type(**training.head_config), weights["draft_ids"])
     head.load_state_dict(weights)
-    return TrainedHead(head.eval().requires_grad_(False), record, origin.target_config)
+    return TrainedHead(head.eval().requires_grad_(False), record, origin.target_config, training.settings)
 
 
 def target_settings(settings: dict[str, Any], trained: TrainedHead) -> dict[str, Any]:

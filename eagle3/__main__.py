@@ -1,0 +1,68 @@
+"""eagle3 precompute | train | serve: the three scripts, found where the package is installed.
+
+eagle3 train data.path=DIR/features      # is python train.py data.path=DIR/features, in a clone and without one
+"""
+
+import os
+import runpy
+import sys
+
+from eagle3 import __version__
+from eagle3.cli import CONF, ROOT, exit_with
+
+COMMANDS = {
+    "precompute": "raw conversations to prompts, the target's answers, features",
+    "train": "features to a draft head",
+    "serve": "export a head, check it, decode with it, serve it, measure and tune the server",
+}
+
+
+def main() -> None:
+    """Run the script that the first word names, as Python would: ranks and workers start that file, too."""
+    first, *rest = sys.argv[1:] or ["--help"]
+    if first in COMMANDS:
+        run(first, rest)
+    elif first == "-sc":
+        complete(*rest)
+    elif first == "--version":
+        print(f"eagle3 {__version__}")
+    elif first in ("--help", "-h"):
+        print(usage())
+    else:
+        exit_with(f"eagle3 has no command {first}; take one of: {', '.join(COMMANDS)}", 1)
+
+
+def run(command: str, arguments: list[str]) -> None:
+    script = str(ROOT / f"{command}.py")
+    sys.argv = [script, *arguments]
+    runpy.run_path(script, run_name="__main__")
+
+
+def complete(request: str = "install=bash") -> None:
+    """Install Hydra's completion for bash in the shell that evaluates this, or answer what it asks on Tab."""
+    if request == "install=bash":
+        run("train", ["-sc", request])  # the same functions for every program
+        print("complete -o nospace -o default -F hydra_bash_completion eagle3")
+        return
+    _, _, typed = os.environ["COMP_LINE"].partition(" ")
+    command, blank, _ = typed.partition(" ")
+    if not blank:
+        print(" ".join(f"{name} " for name in COMMANDS if name.startswith(command)))
+    elif command in COMMANDS:
+        os.environ["COMP_LINE"] = typed  # Hydra takes the first word for the program
+        run(command, ["-sc", request])
+
+
+def usage() -> str:
+    commands = [f"  eagle3 {name:<11} {what}" for name, what in COMMANDS.items()]
+    return "\n".join(
+        [
+            "Train EAGLE-3 draft heads. COMMAND --help shows what it takes.\n",
+            *commands,
+            f"\nOptions and their comments: {CONF}; your own: --config-dir FOLDER behind the command.",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""What --help prints: the command, its groups with their options, each key with its comment from conf/."""
+
+import ast
+import re
+import shutil
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from eagle3 import ROOT
+from eagle3.settings.check import shown
+
+COLUMN = 40  # where comments begin
+FLAGS = """\
+Besides:
+  --cfg job             the config as YAML, as it is composed; --resolve with its references put in
+  --config-dir FOLDER   more options, of your own; modules beside that folder are found
+  -m, --multirun        a job for each combination of values: optim.lr=1e-4,3e-4
+  --hydra-help          what Hydra takes beyond that; hydra/launcher and hydra/sweeper say where jobs run
+"""
+
+Key = tuple[str, ...]
+
+
+def help_page(config: DictConfig) -> str:
+    """Return the page of a composed config with Hydra's part, after the options that the command line chooses."""
+    texts = list(_option_files(config))
+    said = {key: comment for package, text in texts for key, comment in _comments(package, text)}
+    groups = {group: comment for _, text in texts for group, comment in _of_groups(text)}
+    page = [_about(config.hydra.job.config_name), "Groups, GROUP=OPTION (* is chosen):", *_groups(config, groups), ""]
+    values: Any = OmegaConf.to_container(config, resolve=False)
+    page += ["Keys, KEY=VALUE:", *(line for key, value in _flat(values) for line in _line(key, value, said))]
+    return "\n".join([*page, "", FLAGS]).replace("$", "$$")  # Hydra makes $$ to $
+
+
+def _about(script: str) -> str:
+    """Return the docstring of the script, which shows commands to paste."""
+    path = ROOT / f"{script}.py"
+    return f"{ast.get_docstring(ast.parse(path.read_text()))}\n" if path.is_file() else ""
+
+
+# --- conf/ -----------------------------------------------------------------------------------------------------------
+
+
+def _option_files(config: DictConfig) -> Iterator[tuple[Key, str]]:
+    """Yield each YAML file that the config is made of, with the place of its keys."""
+    loader = GlobalHydra.instance().config_loader()
+    folders = [
+        Path(source.path.removeprefix("file://"))
+        for source in loader.get_search_path().get_path()
+        if (source.path or "").startswith(("file://", "/"))
+    ]
+    overrides = list(config.hydra.overrides.task)
+    for each in loader.compute_defaults_list(config.hydra.job.config_name, overrides, RunMode.RUN).defaults:
+        files = [folder / f"{each.config_path}.yaml" for folder in folders]
+        for file in [file for file in files if file.is_file()][:1]:
+            package = (each.package or "").split(".")
+            yield tuple(part for part in package if part and part != "_global_"), file.read_text()
+
+
+def _groups(config: DictConfig, said: dict[str, str]) -> Iterator[str]:
+    loader = GlobalHydra.instance().config_loader()
+    for group, chosen in config.hydra.runtime.choices.items():
+        if group.startswith("hydra/"):
+            continue
+        options = [
+            f"*{each}" if each in re.findall(r"\w+", str(chosen)) else each for each in loader.get_group_options(group)
+        ]
+        words = f"  {group:<23} {' '.join(options)}"
+        yield from textwrap.wrap(words, _width(), subsequent_indent=" " * 26, break_on_hyphens=False)
+        if group in said:
+            yield from textwrap.wrap(said[group], _width(), initial_indent=" " * 28, subsequent_indent=" " * 28)
+
+
+def _flat(value: dict[Any, Any], place: Key = ()) -> Iterator[tuple[Key, Any]]:
+    for name, part in value.items():
+        key = (*place, str(name))
+        if key == ("hydra",):
+            continue
+        if isinstance(part, dict) and part:
+            yield key, ...  # whose comment is about all keys below
+            yield from _flat(part, key)
+        else:
+            yield key, part
+
+
+def _line(key: Key, value: Any, said: dict[Key, str]) -> list[str]:
+    comment = said.get(key)
+    words = f"  {'.'.join(key)}.*" if value is ... else f"  {'.'.join(key)}={shown(value)}"
+    if comment is None:
+        return [] if value is ... else [words]
+    indent = " " * COLUMN
+    if len(words) < COLUMN - 1:
+        return textwrap.wrap(comment, _width(), initial_indent=words.ljust(COLUMN), subsequent_indent=indent)
+    return [words, *textwrap.wrap(comment, _width(), initial_indent=indent, subsequent_indent=indent)]
+
+
+def _width() -> int:
+    return max(shutil.get_terminal_size((120, 24)).columns, 2 * COLUMN)
+
+
+# --- comments of a YAML file -----------------------------------------------------------------------------------------
+
+BEHIND = re.compile(r"\s*#\s*(.*)")
+
+
+def _comments(package: Key, text: str) -> Iterator[tuple[Key, str]]:
+    """Yield the keys of a YAML file that have a comment: the one behind the value, else the one above the key."""
+    root = yaml.compose(text)
+    if isinstance(root, yaml.MappingNode):
+        yield from _of_mapping(root, package, text.splitlines())
+
+
+def _of_mapping(node: yaml.MappingNode, place: Key, lines: list[str]) -> Iterator[tuple[Key, str]]:
+    for name, value in node.value:
+        key = (*place, str(name.value))
+        inside = isinstance(value, yaml.MappingNode)
+        mark = name.end_mark if inside and not value.flow_style else value.end_mark
+        comment = _behind(lines, mark) or _above(lines, name.start_mark.line)
+        if comment:
+            yield key, comment
+        if inside:
+            yield from _of_mapping(value, key, lines)
+
+
+def _of_groups(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the groups of a file's defaults list that have a comment behind their option."""
+    root = yaml.compose(text)
+    lists = (
+        [value for name, value in root.value if name.value == "defaults"] if isinstance(root, yaml.MappingNode) else []
+    )
+    for item in lists[0].value if lists else ():
+        for name, value in item.value if isinstance(item, yaml.MappingNode) else ():
+            if comment := _behind(text.splitlines(), value.end_mark):
+                yield name.value.removeprefix("optional ").removeprefix("override ").strip("/"), comment
+
+
+def _behind(lines: list[str], mark: yaml.Mark) -> str:
+    rest = lines[mark.line][mark.column :].removeprefix(":") if mark.line < len(lines) else ""
+    found = BEHIND.fullmatch(rest)
+    return found[1] if found else ""
+
+
+def _above(lines: list[str], line: int) -> str:
+    first = line
+    while first and lines[first - 1].lstrip().startswith("#"):
+        first -= 1
+    if first == 0:  # the head of the file is about all of it
+        return ""
+    return " ".join(each.strip().lstrip("# ") for each in lines[first:line])

@@ -1,0 +1,99 @@
+"""The model card of an exported head: front matter that the Hub reads, and nothing that is not known."""
+
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from exported_head import FINGERPRINT, record_of
+from huggingface_hub import ModelCard
+
+from eagle3.answers.store import ResponsesManifest
+from eagle3.engine.command import LaunchSettings, launch_command
+from eagle3.engine.draft import Draft
+from eagle3.serving.head import card
+from eagle3.serving.head.card import TrainingData, license_of, model_card, training_data, write_card
+from eagle3.serving.head.record import HeadRecord
+from eagle3.storage.records import write_sealed_json
+
+DRAFT = Draft(head="/disk/of/anna/heads/first", steps=5, topk=4, draft_tokens=16)
+SETTINGS = {"optim.lr": 0.003, "loss.decay": 0.8, "data.pack_tokens": 4096}
+LEDGER = {
+    "sha256": "abc",
+    "prompts": 5,
+    "sources": {"ours": {"licenses": {"MIT": 3, "CC-BY-4.0": 2}, "origins": {"tickets|web": 5}}},
+}
+
+
+@pytest.fixture
+def record(make_head: Any) -> HeadRecord:
+    made = record_of(make_head(), FINGERPRINT)
+    return replace(made, simulated_accept_length={3: 2.01, 7: 2.5}, versions={"torch": "2.9"})
+
+
+def of_hub(record: HeadRecord) -> HeadRecord:
+    return replace(record, target=replace(record.target, name="meta-llama/Llama-3.1-8B-Instruct"))
+
+
+def test_the_front_matter_is_what_the_hub_reads(record: HeadRecord) -> None:
+    data = TrainingData(prompts=3, licenses=Counter({"Apache-2.0": 3}), origins=Counter({"web": 3}))
+    told = ModelCard(model_card(of_hub(record), SETTINGS, DRAFT, data)).data.to_dict()
+    assert told["base_model"] == "meta-llama/Llama-3.1-8B-Instruct"
+    assert (told["license"], told["library_name"], told["pipeline_tag"]) == ("apache-2.0", "sglang", "text-generation")
+    assert {"eagle3", "speculative-decoding"} <= set(told["tags"])
+
+
+@pytest.mark.parametrize(
+    ("licenses", "word"),
+    [({"MIT": 2}, "mit"), ({"MIT": 2, "CC-BY-4.0": 1}, "other"), ({"public-domain": 1}, "other"), ({}, None)],
+)
+def test_the_licence_is_that_of_the_prompts_where_they_have_one(licenses: dict[str, int], word: str | None) -> None:
+    assert license_of(TrainingData(licenses=Counter(licenses))) == word
+
+
+def test_the_text_says_what_was_measured_and_set_and_no_place_of_this_machine(record: HeadRecord) -> None:
+    local = replace(record, target=replace(record.target, name="/disk/of/anna/models/tiny"))
+    text = model_card(local, SETTINGS | {"data.source": "/disk/of/anna/x"}, DRAFT, None)
+    assert "| 7 drafts in a row | 2.500 |" in text and "| optim.lr | 0.003 |" in text
+    assert "# EAGLE-3 draft head for tiny" in text and "torch 2.9" in text
+    assert "licences are not known" in text and "license:" not in text
+    assert "anna" not in text and "base_model" not in text
+
+
+def test_the_command_has_the_flags_that_launch_gives(record: HeadRecord) -> None:
+    text = model_card(of_hub(record), SETTINGS, DRAFT, None)
+    settings = LaunchSettings(**{name: None for name in LaunchSettings.__dataclass_fields__})  # type: ignore[arg-type]
+    words = launch_command(settings, target="T", revision=None, draft=DRAFT)
+    flags = dict(pairwise(words))
+    for flag in (word for word in words if word.startswith("--speculative")):
+        value = "first" if flag.endswith("path") else flags[flag]
+        assert f"{flag} {value}" in text
+
+
+@pytest.fixture
+def answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """DIR with a ledger whose prompts were answered."""
+    (tmp_path / "prompts").mkdir()
+    write_sealed_json(tmp_path / "prompts" / "ledger.json", LEDGER)
+    (tmp_path / "prompts" / "attribution.txt").write_text("tickets: credit to Ours Ltd\n")
+    manifest = object.__new__(ResponsesManifest)
+    object.__setattr__(manifest, "prompts_sha256", "abc")
+    monkeypatch.setattr(card, "read_responses", lambda folder: manifest)
+    return tmp_path
+
+
+def test_licences_origins_and_credits_come_from_the_ledger(answered: Path, record: HeadRecord) -> None:
+    made = replace(record, store=replace(record.store, path=str(answered / "features")))
+    write_card(answered, made, SETTINGS, DRAFT)
+    text = (answered / "README.md").read_text()
+    assert "| MIT | 3 |" in text and "| tickets\\|web | 5 |" in text and "credit to Ours Ltd" in text
+    assert ModelCard(text).data.license == "other"
+
+
+def test_a_ledger_of_other_prompts_than_were_answered_is_not_taken(answered: Path) -> None:
+    assert training_data(str(answered / "features")) is not None
+    write_sealed_json(answered / "prompts" / "ledger.json", LEDGER | {"sha256": "later"})
+    assert training_data(str(answered / "features")) is None
+    assert training_data("s3://bucket/features") is None

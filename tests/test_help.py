@@ -1,0 +1,141 @@
+"""--help: what the command does, its own groups, each key with its comment; and the nearest name of a slip."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from stores import CONF, ROOT
+
+from eagle3.settings.check import known_keys
+from eagle3.settings.help import help_page
+from eagle3.settings.nearest import did_you_mean
+
+
+@pytest.fixture(autouse=True)
+def width(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+def page(script: str, *overrides: str) -> str:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        assert GlobalHydra.instance().is_initialized()
+        return help_page(compose(script, overrides=list(overrides), return_hydra_config=True))
+
+
+def section(text: str, start: str) -> list[str]:
+    return text.partition(f"{start}")[2].partition("\n\n")[0].splitlines()[1:]
+
+
+def test_a_key_has_the_comment_of_its_yaml() -> None:
+    lines = section(page("train"), "Keys")
+    assert any(re.fullmatch(r"  ttt_steps=7 +K, steps of the unroll", line) for line in lines)
+    assert any(re.fullmatch(r"  loss.decay=0.8 +step k weighs decay\^k", line) for line in lines)
+    above = next(number for number, line in enumerate(lines) if line.startswith("  callbacks.best.monitor="))
+    assert lines[above + 1].strip() == "what a server will measure, in chains of so many steps"
+
+
+def test_a_comment_above_a_group_of_keys_is_about_all_of_them() -> None:
+    [first] = [line for line in section(page("precompute"), "Keys") if line.startswith("  prompts.duplicates.*")]
+    assert "A row is dropped when it repeats an earlier one" in first
+
+
+def test_the_page_shows_what_the_command_line_chooses() -> None:
+    text = page("train", "model=eagle31", "optim.lr=0.5")
+    [group] = [line for line in section(text, "Groups") if line.startswith("  model ")]
+    assert group.split() == ["model", "eagle3", "*eagle31"]
+    assert re.search(r"^  optim\.lr=0\.5 ", text, flags=re.MULTILINE)
+    assert re.search(r"^  model\.fc_norm=true +EAGLE-3\.1", text, flags=re.MULTILINE)  # of the option it builds on
+
+
+@pytest.mark.parametrize(
+    ("script", "own", "foreign"),
+    [("train", "optim", "prompts"), ("precompute", "prompts/privacy", "optim"), ("serve", "launch", "workers")],
+)
+def test_groups_are_those_of_the_command(script: str, own: str, foreign: str) -> None:
+    groups = {line.split()[0] for line in section(page(script), "Groups") if re.match(r"  \S", line)}
+    assert own in groups and foreign not in groups
+    assert not any(group.startswith("hydra") for group in groups)
+
+
+@pytest.mark.parametrize("script", ["train", "serve"])
+def test_every_key_has_a_comment(script: str) -> None:
+    """Each of its own, or all of a group one; precompute's recognisers are named after what they find."""
+    text, bare, group = page(script), [], "none"
+    for line in section(text, "Keys"):
+        key, _, rest = line[2:].partition("=")
+        if line[2:3] == " ":  # the rest of a comment
+            bare = bare[:-1] if bare and bare[-1][1] else bare
+        elif ".* " in line:
+            group = key.partition(".*")[0] + "."
+        elif not key.endswith("_target_") and not key.startswith(group):
+            has = re.search(r"\S {1,}\S", rest) and len(line) > 40
+            if not has:
+                bare.append((key, True))
+    assert [key for key, _ in bare] == []
+
+
+def test_help_is_what_hydra_prints_with_the_commands_to_paste() -> None:
+    done = subprocess.run([sys.executable, "precompute.py", "--help"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Raw conversations → clean prompts")
+    assert "python precompute.py out_dir=DIR 'stages=[verify]'" in done.stdout
+    assert "  features.path=null " in done.stdout
+    assert "${target.trust_remote_code}" in done.stdout  # Hydra would take what begins with a dollar for its own
+
+
+@pytest.mark.parametrize(
+    ("script", "given", "meant"),
+    [
+        ("train", "lr", "optim.lr"),
+        ("train", "optm.lr", "optim.lr"),
+        ("train", "trainer.max_epoch", "trainer.max_epochs"),
+        ("train", "modle", "model"),
+        ("precompute", "prompts/privcy", "prompts/privacy"),
+        ("precompute", "batch_tokens", "answers.batch_tokens or features.batch_tokens"),
+        ("serve", "actoin", "action"),
+    ],
+)
+def test_a_slip_finds_the_key_that_was_meant(script: str, given: str, meant: str) -> None:
+    assert did_you_mean(given, known_keys(script)) == f" (did you mean {meant}?)"
+
+
+def test_nothing_is_guessed_where_nothing_is_alike() -> None:
+    assert did_you_mean("zebra", known_keys("train")) == ""
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("optm.lr=1", "optm.lr is not a key of this config (did you mean optim.lr?); --cfg job shows every key"),
+        ("model=eagl31", "model=eagl31 is no option; take one of eagle3, eagle31 (did you mean eagle31?)"),
+    ],
+)
+def test_a_slip_on_the_command_line_is_one_line_with_what_was_meant(tmp_path: Path, override: str, line: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "train.py"), override], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (1, f"error: {line}\n")
+
+
+def completed(line: str) -> list[str]:
+    environment = os.environ | {"COMP_LINE": line, "COMP_POINT": str(len(line))}
+    command = [sys.executable, "-m", "eagle3", "-sc", "query=bash"]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True).stdout.split()
+
+
+def test_tab_completes_commands_keys_and_options() -> None:
+    assert completed("eagle3 tr") == ["train"]
+    assert completed("eagle3 train optim.l") == ["optim.lr="]
+    assert completed("eagle3 train model=") == ["model=eagle3", "model=eagle31"]
+
+
+def test_bash_takes_what_installs_the_completion() -> None:
+    script = "source <(python -m eagle3 -sc install=bash) && complete -p eagle3"
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert "hydra_bash_completion eagle3" in done.stdout, done.stderr

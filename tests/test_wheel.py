@@ -1,0 +1,117 @@
+"""The wheel alone: installed into an empty folder and run from elsewhere, with options and modules of one's own."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from stores import ROOT
+
+from eagle3 import __version__
+
+BUILT_FROM = ("eagle3", "conf", "precompute.py", "train.py", "serve.py", "setup.py", "pyproject.toml", "MANIFEST.in")
+
+
+def pip(*arguments: str) -> None:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments]
+    subprocess.run(command, check=True, env=os.environ | {"PIP_NO_INDEX": "1"})
+
+
+@dataclass(frozen=True)
+class Installed:
+    """The folder that the wheel was installed into, and one beside it to run commands in."""
+
+    wheel: Path
+    site: Path
+    folder: Path
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        # As the console command that pip writes, but Python's other packages are those of the tests.
+        code = "import sys; from eagle3.__main__ import main; sys.argv[0] = 'eagle3'; sys.exit(main())"
+        environment = os.environ | {"PYTHONPATH": str(self.site), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-c", code, *arguments]
+        return subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    root = tmp_path_factory.mktemp("wheel")
+    source = root / "source"
+    source.mkdir()
+    for name in (*BUILT_FROM, "README.md", "LICENSE"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, source / name)
+    pip("wheel", "--no-deps", "--no-build-isolation", f"--wheel-dir={root}/wheels", str(source))
+    [wheel] = (root / "wheels").glob("*.whl")
+    pip("install", "--no-deps", f"--target={root}/site", str(wheel))
+    folder = root / "elsewhere"
+    folder.mkdir()
+    return Installed(wheel, root / "site", folder)
+
+
+def test_the_wheel_holds_each_option_the_hooks_and_the_types(installed: Installed) -> None:
+    held = set(zipfile.ZipFile(installed.wheel).namelist())
+    options = {f"eagle3/scripts/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*.yaml")}
+    code = {str(path.relative_to(ROOT)) for path in (ROOT / "eagle3").rglob("*.py")}
+    assert options | code | {"eagle3/py.typed", "eagle3/engine/hooks/eagle3_capture.py"} <= held
+    assert {name.partition("/")[0] for name in held} == {"eagle3", f"eagle3-{__version__}.dist-info"}
+
+
+def test_the_console_command_is_the_one_that_is_tested_here() -> None:
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"] == {
+        "eagle3": "eagle3.__main__:main"
+    }
+
+
+def test_the_installed_package_says_its_version_and_its_commands(installed: Installed) -> None:
+    assert installed.run("--version").stdout == f"eagle3 {__version__}\n"
+    usage = installed.run().stdout
+    assert all(f"eagle3 {command}" in usage for command in ("precompute", "train", "serve"))
+    assert str(installed.site / "eagle3" / "scripts" / "conf") in usage
+
+
+def test_an_unknown_command_is_one_line(installed: Installed) -> None:
+    done = installed.run("trian")
+    line = "error: eagle3 has no command trian; take one of: precompute, train, serve\n"
+    assert (done.returncode, done.stderr) == (1, line)
+
+
+def test_errors_and_exit_statuses_are_those_of_the_scripts(installed: Installed) -> None:
+    wrong = ("data.path=nowhere", "ttt_steps=0")
+    ours = installed.run("train", *wrong)
+    script = subprocess.run(
+        [sys.executable, "train.py", *wrong, f"hydra.run.dir={installed.folder}/run"],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (ours.returncode, ours.stderr) == (script.returncode, script.stderr)
+    assert (ours.returncode, ours.stderr.partition(";")[0]) == (1, "error: ttt_steps=0 must be 1 or more")
+
+
+def test_a_team_s_own_options_and_modules_need_no_pythonpath(installed: Installed) -> None:
+    """Its folder beside its conf: a recogniser, and an option that names it."""
+    team = installed.folder / "team"
+    option = team / "conf" / "prompts" / "privacy" / "ours.yaml"
+    option.parent.mkdir(parents=True)
+    option.write_text("defaults: [patterns, _self_]\nrecognisers:\n  badge: {_target_: badges.Badge, action: mask}\n")
+    (team / "badges.py").write_text(
+        "import re\nfrom eagle3.prompts.privacy import Recogniser, Span\n\n\n"
+        "class Badge(Recogniser):\n    entity = 'BADGE'\n\n"
+        "    def find(self, text):\n"
+        "        yield from (Span(*found.span()) for found in re.finditer('badge [0-9]+', text))\n"
+    )
+    (installed.folder / "raw.jsonl").write_text(
+        json.dumps({"prompt": "Which door opens for badge 4711 on a Sunday morning?", "license": "MIT"}) + "\n"
+    )
+    done = installed.run(
+        "precompute", "--config-dir", "team/conf", "stages=[prompts]", "prompts/privacy=ours",
+        "prompts.path=raw.jsonl", "out_dir=made", "prompts.processes=2",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    [line] = (installed.folder / "made" / "prompts" / "prompts.jsonl").read_text().splitlines()
+    assert "badge 4711" not in line and "door opens for" in line
