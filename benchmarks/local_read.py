@@ -9,14 +9,12 @@ front to back. Bytes per second, the median of the rounds.
 """
 
 import argparse
-import io
 import os
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
