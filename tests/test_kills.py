@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,25 +34,20 @@ def finished(*command: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def killed(log: Path, at_work: str, drawn: random.Random, *command: str) -> bool:
-    """Run a command and kill it up to a second after it says `at_work`; return whether it still ran then."""
+def killed(log: Path, state: Callable[[], Any], drawn: random.Random, *command: str) -> bool:
+    """Run a command and kill it up to 0.3 s after `state` has changed; return whether it still ran then."""
+    before = state()
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, *command],
-            cwd=ROOT,
-            env={**os.environ, **ONE_THREAD},
-            stdout=file,
-            stderr=file,
+            [sys.executable, *command], cwd=ROOT, env={**os.environ, **ONE_THREAD}, stdout=file, stderr=file,
             start_new_session=True,
-        )
-    while at_work not in log.read_text(errors="replace") and process.poll() is None:
+        )  # fmt: skip
+    while state() == before and process.poll() is None:
         time.sleep(0.02)
-    time.sleep(drawn.random())
-    alive = process.poll() is None
-    if alive:
+    time.sleep(0.3 * drawn.random())
+    if alive := process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
-    status = process.wait()
-    assert status in (0, -signal.SIGKILL), log.read_text(errors="replace")
+    assert process.wait() in (0, -signal.SIGKILL), log.read_text(errors="replace")
     return alive
 
 
@@ -65,10 +62,14 @@ def test_features_whose_command_is_killed_while_it_uploads_are_those_of_one_that
     with s3_server():
         url, drawn = new_folder(), random.Random(0)
         command = (*stages, "stages=[features]", f"features.path={url}")
-        kills = sum(killed(tmp_path / "log", "features:", drawn, *command) for _ in range(KILLS))
+        folder = open_folder(url, setting="data.path")
+
+        def shards() -> list[str]:
+            return folder.names("*.index")
+
+        kills = sum(killed(tmp_path / "log", shards, drawn, *command) for _ in range(KILLS))
         finished(*command)
         assert kills == KILLS  # else it was too quick for them
-        folder = open_folder(url, setting="data.path")
         assert find_damage(folder) == ({}, [])
         there, here = open_source(url), open_source(str(tmp_path / "data/features"))
         others = {ref.entry.id: ref for ref in there.samples}
@@ -81,7 +82,7 @@ def test_features_whose_command_is_killed_while_it_uploads_are_those_of_one_that
 
 def test_a_training_that_is_killed_ends_with_the_weights_of_one_that_is_not(tmp_path: Path) -> None:
     write_store(tmp_path / "store", random_samples(60))
-    steps = 60 + 60 * KILLS
+    steps = 60 + 80 * KILLS
 
     def command(run: Path) -> list[str]:
         last = run / "checkpoints/last.ckpt"
@@ -92,9 +93,13 @@ def test_a_training_that_is_killed_ends_with_the_weights_of_one_that_is_not(tmp_
             *([f"ckpt_path={last}"] if last.exists() else []),
         ]  # fmt: skip
 
+    def saved() -> int | None:
+        last = tmp_path / "killed/checkpoints/last.ckpt"
+        return last.stat().st_mtime_ns if last.exists() else None
+
     drawn = random.Random(0)
     finished(*command(tmp_path / "whole"))
-    kills = sum(killed(tmp_path / "log", "train/loss", drawn, *command(tmp_path / "killed")) for _ in range(KILLS))
+    kills = sum(killed(tmp_path / "log", saved, drawn, *command(tmp_path / "killed")) for _ in range(KILLS))
     finished(*command(tmp_path / "killed"))
     assert kills == KILLS
     one, other = (
