@@ -39,7 +39,7 @@ from eagle3.storage.records import read_sealed_json, write_sealed_json
 from eagle3.training.checkpoint import (
     Origin,
     decisive_settings,
-    last_checkpoint,
+    local_checkpoint,
     read_resumed,
     require_checkpoint_fits,
     require_own_folder,
@@ -57,8 +57,7 @@ def main(config: DictConfig) -> float:
     cli.quiet_libraries()
     if HydraConfig.get().mode is RunMode.MULTIRUN and OmegaConf.is_config(config.trainer.strategy):
         return job_of_ranks(config)
-    if config.ckpt_path == "auto":
-        config.ckpt_path = last_checkpoint(cli.output_dir())
+    config.ckpt_path = local_checkpoint(config.ckpt_path, cli.output_dir(), config.checkpoint_copies)
     with hold(cli.output_dir()) if rank_zero_only.rank == 0 else nullcontext():  # type: ignore[attr-defined]
         return train(config)
 

@@ -208,7 +208,7 @@ def _none_left() -> None:
 
 @part_of("eagle3.training.checkpoint.AtomicCheckpointIO")
 class AtomicCheckpointIO(TypedDict):
-    pass
+    copies: Text | None
 
 
 @part_of("lightning.pytorch.strategies.DDPStrategy")
@@ -324,6 +324,7 @@ class Train(TypedDict):
     ttt_steps: Steps
     seed: Seed
     ckpt_path: Text | None
+    checkpoint_copies: Text | None
     matmul_precision: Literal["highest", "high", "medium"]
     progress: bool
     run_dir: Text

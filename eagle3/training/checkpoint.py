@@ -16,7 +16,8 @@ from eagle3.errors import InputError
 from eagle3.features.source import FeatureSource, as_setting
 from eagle3.head.draft_head import DraftHead
 from eagle3.storage.files import atomic_write
-from eagle3.storage.folder import LocalFolder
+from eagle3.storage.folder import LocalFolder, write_file
+from eagle3.storage.place import open_folder
 from eagle3.storage.records import Record, parse_record
 from eagle3.target.facts import TargetConfig
 from eagle3.target.identity import TargetIdentity, require_same_target
@@ -90,9 +91,14 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     torch reads a checkpoint without a look at the checksums of its ZIP archive, so the archive's comment, with which
     the file ends, is the sha256 of all before: it is there when the file is, and goes where the file goes.
+
+    `copies` is a bucket or folder that holds, when saving ends, what the run's own folder holds.
     """
 
-    read_already: dict[str, Any] | None = None  # what the run goes on from, so that Lightning does not read it again
+    def __init__(self, copies: str | None = None) -> None:
+        self.copies = open_folder(copies, setting="checkpoint_copies") if copies else None
+        # What the run goes on from, so that Lightning does not read it again.
+        self.read_already: dict[str, Any] | None = None
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         content, self.read_already = self.read_already, None
@@ -103,9 +109,17 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         torch.save(checkpoint, buffer)
         content = buffer.getbuffer()
         content[-2:] = COMMENT_LENGTH.to_bytes(2, "little")  # an archive without a comment ends with its length
+        comment = _comment(content)
         with atomic_write(Path(path)) as file:
             file.write(content)
-            file.write(_comment(content))
+            file.write(comment)
+        if self.copies:
+            write_file(self.copies, Path(path).name, b"".join((content, comment)))
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        super().remove_checkpoint(path)
+        if self.copies:
+            self.copies.delete(Path(path).name)
 
 
 def _comment(archive: bytes | memoryview) -> bytes:
@@ -154,10 +168,29 @@ def require_own_folder(run_dir: Path, checkpoint: str | None) -> None:
         )
 
 
-def last_checkpoint(run_dir: Path) -> str | None:
-    """Return what a run goes on from that was stopped in this folder; None where nothing was saved yet."""
-    last = run_dir / "checkpoints" / "last.ckpt"
-    return str(last) if last.is_file() else None
+def local_checkpoint(ckpt_path: str | None, run_dir: Path, copies: str | None) -> str | None:
+    """Return the file that `ckpt_path` means: `auto` is what was saved last in the run's folder, or else in its copies,
+    None where nothing was. What lies in a bucket is brought to the run's folder, with the other checkpoints there."""
+    folder = run_dir / "checkpoints"
+    if ckpt_path == "auto":
+        if (folder / "last.ckpt").is_file():
+            return str(folder / "last.ckpt")
+        if copies is None or not open_folder(copies, setting="checkpoint_copies").names("last.ckpt"):
+            return None
+        ckpt_path = f"{copies}/last.ckpt"
+    place, separator, name = (ckpt_path or "").rpartition("/")
+    if "://" not in place or not separator:
+        return ckpt_path
+    bucket = open_folder(place, setting="ckpt_path")
+    names = bucket.names("*.ckpt")
+    if name not in names:
+        raise InputError(f"ckpt_path={ckpt_path} does not exist (there is {', '.join(names) or 'no checkpoint'})")
+    for each in names:
+        if not (folder / each).exists():
+            log.info("%s/%s is brought to %s", place, each, folder)
+            with atomic_write(folder / each) as file:
+                file.write(bucket.read(each))
+    return str(folder / name)
 
 
 def read_resumed(path: str | None) -> Checkpoint | None:
