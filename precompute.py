@@ -10,7 +10,7 @@ python precompute.py target.path=TARGET out_dir=DIR 'stages=[repair]'           
 """
 
 import logging
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import hydra
@@ -20,8 +20,8 @@ from eagle3 import cli
 from eagle3.errors import InputError, Interrupted, require_packages
 from eagle3.prompts import LIBRARIES
 from eagle3.settings.check import check_settings
-from eagle3.storage.files import require_local
 from eagle3.storage.lock import hold
+from eagle3.storage.working_copy import WorkingCopy, is_remote
 
 log = logging.getLogger(__name__)
 FOLDERS = {"verify": "features", "repair": "features"}
@@ -41,7 +41,11 @@ def main(config: DictConfig) -> None:
     warn_of_unread(config, stages)
     if "prompts" in stages:
         require_packages(*LIBRARIES, extra="prompts", needed_by="stages=[prompts]")
-    require_local(str(config.out_dir), setting="out_dir")
+    copy = None
+    if is_remote(config.out_dir):
+        copy = WorkingCopy(config.out_dir, every_s=config.save_every_s)
+        config.features.path = config.features.path or f"{copy.url}/features"
+        config.out_dir = str(copy.folder)
     out_dir = Path(config.out_dir)
     try:
         if {"responses", "features", "estimate"} & set(stages):
@@ -49,16 +53,22 @@ def main(config: DictConfig) -> None:
         with ExitStack() as held:
             for folder in dict.fromkeys(FOLDERS.get(stage, stage) for stage in stages if stage not in READ_ONLY):
                 held.enter_context(hold(out_dir / folder))
+            if copy and set(stages) - {"verify"}:
+                copy.bring()
             if CHECKS & set(stages):
                 check_features(config, out_dir, repair="repair" in stages)
             if "prompts" in stages:
                 clean_prompts(config.prompts, out_dir, keep_answers=config.answers.name == "imported")
+                if copy:
+                    copy.finish("prompts")
             if "estimate" in stages:
                 from eagle3.estimate.build import estimate_run
 
                 estimate_run(config)
+                if copy:
+                    copy.finish(".")
             if {"responses", "features"} & set(stages):
-                answer_and_extract(config, stages)
+                answer_and_extract(config, stages, copy)
     except KeyboardInterrupt:
         raise Interrupted("interrupted; what was finished is kept, run the same command again to go on") from None
 
@@ -102,7 +112,7 @@ def warn_of_unread(config: DictConfig, stages: list[str]) -> None:
         "verify": ("features.path",),
         "repair": ("target", "features"),
     }
-    read = ("stages", "out_dir", *(key for stage in stages for key in read_by[stage]))
+    read = ("stages", "out_dir", "save_every_s", *(key for stage in stages for key in read_by[stage]))
     by = f"stages=[{','.join(stages)}]"
     cli.warn_of_unread(read, by=f"{by} with answers=imported" if imported else by, instead={})
 
@@ -160,14 +170,17 @@ def clean_prompts(config: DictConfig, out_dir: Path, *, keep_answers: bool) -> N
     prepare_prompts(rules=rules, keep_answers=keep_answers, out_dir=out_dir, **settings)
 
 
-def answer_and_extract(config: DictConfig, stages: list[str]) -> None:
+def answer_and_extract(config: DictConfig, stages: list[str], copy: WorkingCopy | None = None) -> None:
     from eagle3.answers.build import answer
     from eagle3.features.build import extract
     from eagle3.target.stored import stored_target
 
     target = stored_target(**cli.plain(config.target))
     if "responses" in stages:
-        counts = answer(config, target)
+        with copy.saving() if copy else nullcontext():
+            counts = answer(config, target, saved=copy.save_if_due if copy else lambda: None)
+        if copy:
+            copy.finish("responses")
         log.info("responses: %d rows, %d answer tokens", counts.rows, counts.answer_tokens)
     if "features" in stages:
         store = extract(config, target)

@@ -382,8 +382,8 @@ def test_a_sweep_over_ranks_has_a_result_of_each_job_that_can_run(world: World, 
         (["target.path=/nowhere"], "target.path=/nowhere does not exist; give"),
         (["prompts.path=/nowhere.jsonl"], "prompts.path=/nowhere.jsonl does not exist; name"),
         (
-            ["out_dir=s3://bucket/dir"],
-            "out_dir=s3://bucket/dir is a URL, and must be a local folder; only features lie in buckets",
+            ["out_dir=ftp://bucket/dir"],
+            "out_dir=ftp://bucket/dir/responses must be a local folder, or a URL of a bucket",
         ),
         (["stages=[answers]"], "stages=[answers] must hold one or more of prompts, responses, features"),
         (

@@ -7,7 +7,19 @@ from typing_extensions import TypedDict
 
 from eagle3.settings.engine import Address, DraftTokens, Launch, Seconds, Steps, TopK
 from eagle3.settings.prompts import WholePrompts
-from eagle3.settings.types import STRICT, Count, CountOrZero, Date, Part, Places, Seed, Text, part_of, wrong
+from eagle3.settings.types import (
+    STRICT,
+    Count,
+    CountOrZero,
+    Date,
+    Part,
+    Places,
+    Positive,
+    Seed,
+    Text,
+    part_of,
+    wrong,
+)
 
 STAGES = ("prompts", "responses", "features", "estimate", "verify", "repair")
 
@@ -155,3 +167,4 @@ class Precompute(TypedDict):
     stages: Annotated[Any, AfterValidator(_stages)]
     progress: bool
     out_dir: Text
+    save_every_s: Positive
