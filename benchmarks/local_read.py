@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,13 +25,14 @@ from result import write_result
 from synthetic_store import write_store
 
 from eagle3.data.plan import plan_epoch
-from eagle3.features.fp8 import ScaledRows
 from eagle3.features.joined import open_source
 from eagle3.features.sample import to_bytes
 from eagle3.storage.folder import LocalFolder
+from eagle3.storage.pages import bring_in
 
 SHAPE = replace(SHAPES["8b"], vocab_size=2048, draft_vocab_size=1024)
 PACK_TOKENS, BLOCK = 16384, 16 * 2**20
+BUFFER = np.zeros(2**28, np.uint8)
 
 
 def main() -> None:
@@ -90,25 +92,33 @@ def plain_read(folder: Path) -> int:
 
 
 def packs(store: Path) -> int:
-    """Read an epoch in its order, and copy every sample once into a buffer of a pack's kind, as packing does."""
+    """Read an epoch in its order, as training does."""
     source = open_source(str(store))
     [planned] = plan_epoch(source.samples, pack_tokens=PACK_TOKENS, world_size=1, accumulate=1, shuffle_seed=0)
-    total, buffer = 0, np.empty(2**30, np.uint8)
+    total = 0
     for pack in planned:
-        for sample in source.read_run(pack.samples) if source.remote else map(source.read, pack.samples):
+        for sample in map(source.read, pack.samples):
             for rows in (sample.aux_hidden_states, sample.last_hidden_state):
-                values = rows.values if isinstance(rows, ScaledRows) else rows
-                flat = values.contiguous().view(torch.uint8).numpy().reshape(-1)
-                buffer[: len(flat)] = flat
-                total += len(flat)
+                assert isinstance(rows, torch.Tensor)
+                bring_in(rows.data_ptr(), rows.nbytes)  # as data/pack.py does
+                total += copied(rows.view(torch.uint8).numpy().reshape(-1))
     return total
+
+
+def copied(data: Any) -> int:
+    """Copy a sample's bytes to where a pack would have them, and return how many they are."""
+    array = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
+    BUFFER[: len(array)] = array
+    return len(array)
 
 
 def webdataset_read(store: Path) -> int:
     import webdataset
 
     shards = [str(path) for path in sorted(store.glob("shard-*.tar"))]
-    return sum(len(row["safetensors"]) for row in webdataset.WebDataset(shards, shardshuffle=False, empty_check=False))
+    return sum(
+        copied(row["safetensors"]) for row in webdataset.WebDataset(shards, shardshuffle=False, empty_check=False)
+    )
 
 
 def write_litdata(store: Path, folder: Path) -> None:
@@ -125,7 +135,7 @@ def write_litdata(store: Path, folder: Path) -> None:
 def litdata_read(folder: Path) -> int:
     import litdata
 
-    return sum(len(item) for item in litdata.StreamingDataset(str(folder), shuffle=True, drop_last=False))
+    return sum(copied(item) for item in litdata.StreamingDataset(str(folder), shuffle=True, drop_last=False))
 
 
 if __name__ == "__main__":

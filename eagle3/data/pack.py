@@ -13,6 +13,7 @@ from torch import Tensor
 
 from eagle3.features.fp8 import ScaledRows, unpacked
 from eagle3.features.sample import ROWS, Sample
+from eagle3.storage.pages import bring_in
 
 
 class OnDevice:
@@ -118,6 +119,8 @@ def rows_of(name: str, parts: list[Any], *, pin: bool) -> dict[str, Any]:
 
 
 def laid_end_to_end(parts: list[Shaped[Tensor, "_ W"]], *, pin: bool) -> Shaped[Tensor, "_ W"]:
+    for part in parts:  # views of a mapped file
+        bring_in(part.data_ptr(), part.nbytes)
     # Pinned memory is reused by torch from pack to pack; fresh memory costs more than the copy into it.
     shape = sum(len(part) for part in parts), parts[0].shape[1]
     return torch.cat(parts, out=torch.empty(shape, dtype=parts[0].dtype, pin_memory=pin))

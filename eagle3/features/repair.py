@@ -1,7 +1,5 @@
 """What of a feature store is damaged, and taking exactly that away, so that the features stage makes it anew."""
 
-import hashlib
-
 from tqdm import tqdm
 
 from eagle3.errors import InputError
@@ -9,6 +7,7 @@ from eagle3.features.index import ShardIndex, index_name
 from eagle3.features.manifest import MANIFEST, Manifest, read_index, read_manifest
 from eagle3.features.store import TARGET_WEIGHTS
 from eagle3.storage.folder import Storage
+from eagle3.storage.pages import sha256_of
 
 
 def find_damage(storage: Storage) -> tuple[dict[str, str], list[str]]:
@@ -68,5 +67,5 @@ def _index(storage: Storage, shard: str, expected: str | None, damage: dict[str,
 
 
 def _wrong(storage: Storage, name: str, expected: str) -> str:
-    actual = hashlib.sha256(storage.read(name)).hexdigest()
+    actual = sha256_of(storage.read(name))
     return "" if actual == expected else f"has sha256 {actual[:12]}… instead of {expected[:12]}…"

@@ -31,6 +31,7 @@ from eagle3.features.sample import Sample, from_bytes, to_buffers
 from eagle3.features.split import split_fraction
 from eagle3.features.turns import anchors_of
 from eagle3.storage.folder import PendingFile, Storage, write_file
+from eagle3.storage.pages import sha256_of
 from eagle3.storage.records import record_bytes
 
 
@@ -204,7 +205,7 @@ def verify_file(storage: Storage, name: str, expected_sha256: str) -> None:
 
 
 def require_sha256(content: memoryview, path: str, expected: str) -> None:
-    actual = hashlib.sha256(content).hexdigest()
+    actual = sha256_of(content)
     if actual != expected:
         raise broken(path, f"has sha256 {actual[:12]}… instead of {expected[:12]}…")
 

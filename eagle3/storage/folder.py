@@ -1,11 +1,11 @@
 """The door for where shards lie: a folder of files that are whole or absent, on this machine or in an object store."""
 
 import errno
-import hashlib
 from pathlib import Path
 from typing import Any, Protocol
 
 from eagle3.storage.files import LocalPendingFile
+from eagle3.storage.pages import sha256_of
 
 WHATEVER = "*"  # is there under a name that is written
 
@@ -130,4 +130,4 @@ def write_file(storage: Storage, name: str, content: bytes, *, instead_of: str |
 
 
 def sha256_stored(storage: Storage, name: str) -> str:
-    return hashlib.sha256(storage.read(name)).hexdigest()
+    return sha256_of(storage.read(name))

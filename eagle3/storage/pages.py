@@ -1,0 +1,38 @@
+"""Pages of mapped files, asked for before they are looked at.
+
+A page that is missing when it is looked at is fetched alone, while the thread may hold the interpreter's lock: that
+costs many times the copy (benchmarks/local_read.py).
+"""
+
+import ctypes
+import hashlib
+import mmap
+import sys
+from typing import Any
+
+import numpy as np
+
+AT_ONCE = 64 * 2**20
+POPULATE_READ = 22  # MADV_POPULATE_READ of Linux 5.14: all pages of a range, when the call returns
+
+
+def bring_in(address: int, size: int) -> None:
+    """Have the pages of this memory there; where the system cannot, they come when they are looked at."""
+    begin = address - address % mmap.PAGESIZE
+    if size and _madvise is not None:
+        _madvise(begin, address + size - begin, POPULATE_READ)  # without the lock; an error changes nothing
+
+
+def sha256_of(content: memoryview) -> str:
+    """Hash what may be a mapped file."""
+    digest = hashlib.sha256()
+    for begin in range(0, len(content), AT_ONCE):
+        part = content[begin : begin + AT_ONCE]
+        bring_in(np.frombuffer(part, np.uint8).ctypes.data, len(part))
+        digest.update(part)
+    return digest.hexdigest()
+
+
+_madvise: Any = getattr(ctypes.CDLL(None), "madvise", None) if sys.platform != "win32" else None
+if _madvise is not None:
+    _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)

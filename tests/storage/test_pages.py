@@ -1,0 +1,50 @@
+"""Pages that are asked for ahead: the same bytes, of any memory, at any place."""
+
+import hashlib
+import random
+import resource
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from eagle3.storage import pages
+from eagle3.storage.folder import LocalFolder
+
+
+def faults() -> int:
+    facts = resource.getrusage(resource.RUSAGE_THREAD)
+    return facts.ru_minflt + facts.ru_majflt
+
+
+def test_pages_of_a_mapped_file_come_at_once(tmp_path: Path) -> None:
+    content = random.Random(0).randbytes(16 * 2**20)
+    (tmp_path / "a").write_bytes(content)
+    looked_at = []
+    for ahead in (False, True):
+        mapped = np.frombuffer(LocalFolder(tmp_path).read("a"), np.uint8)
+        if ahead:
+            pages.bring_in(mapped.ctypes.data, len(mapped))
+        before = faults()
+        assert int(mapped.sum()) == sum(content)
+        looked_at.append(faults() - before)
+    if looked_at[0] < 100:
+        pytest.skip("this system brings pages by itself")
+    assert looked_at[1] < looked_at[0] / 10
+
+
+@pytest.mark.parametrize(("begin", "size"), [(0, 0), (0, 1), (1, 5000), (4095, 2), (4096, 4096), (9999, 1)])
+def test_any_memory_may_be_asked_for(tmp_path: Path, begin: int, size: int) -> None:
+    (tmp_path / "a").write_bytes(bytes(range(250)) * 40)
+    for data in (np.frombuffer(LocalFolder(tmp_path).read("a"), np.uint8), np.arange(10000, dtype=np.uint8)):
+        expected = data[begin : begin + size].copy()
+        pages.bring_in(data.ctypes.data + begin, size)
+        assert (data[begin : begin + size] == expected).all()
+    pages.bring_in(0, 10**6)  # nobody's: looked at by nobody
+
+
+@pytest.mark.parametrize("size", [0, 1, 99, 100, 101, 1000, 1001])
+def test_the_hash_is_that_of_all(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr(pages, "AT_ONCE", 100)
+    content = random.Random(size).randbytes(size)
+    assert pages.sha256_of(memoryview(content)) == hashlib.sha256(content).hexdigest()
