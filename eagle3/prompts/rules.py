@@ -10,6 +10,7 @@ from eagle3.prompts.filters import LanguageCheck, LengthCheck
 from eagle3.prompts.language import LanguageDetector
 from eagle3.prompts.licenses.rules import LicenseCheck, LicenseRules
 from eagle3.prompts.overlap.duplicates import Duplicates
+from eagle3.prompts.overlap.known import KnownCheck
 from eagle3.prompts.overlap.leaks import LeakCheck, read_benchmarks
 from eagle3.prompts.overlap.signatures import Signer
 from eagle3.prompts.privacy import Privacy
@@ -38,6 +39,7 @@ class Rules:
         duplicates = settings["duplicates"]
         self.duplicates = Duplicates(**_part(duplicates, "exact", "near", "threshold", "shingle_words", "comparisons"))
         self.signer = Signer(**_part(duplicates, "shingle_words", "bands", "band_rows"))
+        self.known = KnownCheck(duplicates["known"]) if duplicates["known"] else None
         toxicity = settings["toxicity"]
         self.toxicity = ToxicityCheck(**toxicity) if toxicity["path"] is not None else None
         self.traffic = TrafficMix(**settings["traffic"], detector=self.detector) if settings["traffic"] else None
@@ -54,7 +56,7 @@ class Rules:
             checks.append(
                 LeakCheck(self.benchmarks, **_part(self.settings["leaks"], "dropped_words", "reported_words"))
             )
-        return [*checks, self.toxicity] if self.toxicity else checks
+        return [*checks, *(check for check in (self.known, self.toxicity) if check)]
 
     def _quality(self) -> list[Check]:
         settings = dict(self.settings["quality"])
@@ -72,8 +74,9 @@ class Rules:
         """Return what the result depends on beside the sources: all settings, and the state of the files they name."""
         files = [benchmark.state for benchmark in self.benchmarks]
         files.append([file_state(str(file)) for file in self.privacy.files()])
-        if self.toxicity is not None:
-            files.append([file_state(str(file)) for file in self.toxicity.files()])
+        for check in (self.known, self.toxicity):
+            if check is not None:
+                files.append([file_state(str(file)) for file in check.files()])
         if self.traffic is not None and self.traffic.sample is not None:
             files.append(self._sample_source().fingerprint())
         elif self.traffic is not None:

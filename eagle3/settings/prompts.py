@@ -163,6 +163,7 @@ class Duplicates(TypedDict):
     bands: Hashes
     band_rows: Hashes
     comparisons: Count
+    known: list[Text]
 
 
 # --- traffic ---------------------------------------------------------------------------------------------------------

@@ -17,6 +17,11 @@ ALL_BITS = 0xFFFFFFFF
 BLOCK = 4096  # shingles that are permuted at a time: 2 MB
 
 
+def text_hash(text: str) -> int:
+    """Return what the compared texts of exact duplicates have in common."""
+    return hash_text(" ".join(words_and_symbols(text)))
+
+
 class Signer:
     """Rows of `dtype` from prompts. Two texts of Jaccard similarity s share a band with probability 1-(1-s^R)^B."""
 
@@ -32,8 +37,7 @@ class Signer:
 
     def __call__(self, prompt: Prompt) -> tuple[int, int, list[int]]:
         text = compared_text(prompt.messages)
-        exact = hash_text(" ".join(words_and_symbols(text)))
-        return hash_text(prompt.id), exact, self._band_keys(shingles(text, self.shingle_words))
+        return hash_text(prompt.id), text_hash(text), self._band_keys(shingles(text, self.shingle_words))
 
     def _band_keys(self, found: np.ndarray) -> list[int]:
         values = self.signature(found).astype("<u4").tobytes()
