@@ -7,11 +7,12 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from eagle3.decoding.speculate import Measurement
+from eagle3.decoding.speculate import Measurement, Speculator
 from eagle3.errors import InputError
 from eagle3.secrets import public
 from eagle3.serving.check.accept_length import Judge
 from eagle3.serving.check.prompts import PromptSet
+from eagle3.serving.head.format import load_head
 from eagle3.serving.show.text import visible
 from eagle3.serving.show.trace import Trace, rows, shown_answer, shown_rounds, traced
 from eagle3.storage.files import atomic_write
@@ -24,8 +25,9 @@ def show(judge: Judge, head: Path, out: str, *, origin: dict[str, Any]) -> None:
     if "://" in out or Path(out).is_dir():
         raise InputError(f"out={out} must be a file on this machine; give one, e.g. out=show.html")
     Path(out).parent.mkdir(parents=True, exist_ok=True)  # what cannot be written is said before an hour of decoding
+    loaded = load_head(head, num_layers=len(judge.target.layers), dtype=judge.target.embedding.dtype)
     prompts = judge.prompts(None)
-    traces = traced(judge, head, prompts)
+    traces = traced(Speculator(judge.target, loaded.head, loaded.capture_layers), prompts, judge.decoding)
     facts = page_facts(judge, head, prompts, traces, origin)
     with atomic_write(Path(out)) as file:
         file.write(page(judge.target.tokenizer, traces, facts).encode())

@@ -2,15 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from eagle3.decoding.speculate import Decoded, Measurement, Round, Speculator
-from eagle3.serving.check.accept_length import Judge
 from eagle3.serving.check.prompts import PromptSet
-from eagle3.serving.head.format import load_head
+from eagle3.serving.check.settings import Decoding
 from eagle3.serving.show.text import piece, visible
 
 
@@ -58,11 +56,9 @@ class Row:
     rates: list[float]
 
 
-def traced(judge: Judge, head: Path, prompts: PromptSet) -> list[Trace]:
-    """Decode the prompts as `Judge.decoded` does, and keep every round."""
-    loaded = load_head(head, num_layers=len(judge.target.layers), dtype=judge.target.embedding.dtype)
-    speculator = Speculator(judge.target, loaded.head, loaded.capture_layers)
-    settings: dict[str, Any] = asdict(judge.decoding)
+def traced(speculator: Speculator, prompts: PromptSet, decoding: Decoding) -> list[Trace]:
+    """Decode the prompts as eagle3/decoding/speculate.py's `measure` does, and keep every round."""
+    settings: dict[str, Any] = asdict(decoding)
     first_seed = settings.pop("seed")
     traces = []
     for number, prompt_ids in enumerate(tqdm(prompts.prompts, desc="decode", unit="prompt")):
@@ -73,6 +69,7 @@ def traced(judge: Judge, head: Path, prompts: PromptSet) -> list[Trace]:
 
 
 def shown_rounds(tokenizer: Any, trace: Trace) -> Iterator[ShownRound]:
+    """Yield the rounds of an answer, each token with the text that it adds behind those before it."""
     known, length = trace.prompt_ids + trace.decoded.token_ids[:1], len(trace.prompt_ids + trace.decoded.token_ids)
     for number, each in enumerate(trace.rounds, start=1):
         tree, accepted = each.drafts, each.accepted
