@@ -1,8 +1,9 @@
-"""Export a trained head in SGLang's format; check it, decode with it, serve it, measure and tune the server.
+"""Export a trained head in SGLang's format; check, decode with, look at and serve it, measure and tune the server.
 
 python serve.py action=export run=RUN head=HEAD
 python serve.py action=check target.path=TARGET head=HEAD           # exit status 1 and a reason if something is wrong
 python serve.py action=decode target.path=TARGET head=HEAD prompts.path=FILE.jsonl steps=3 limit=40   # one JSON line
+python serve.py action=show target.path=TARGET head=HEAD prompts.path=FILE.jsonl out=FILE.html   # a page: each round
 python serve.py action=launch target.path=TARGET head=HEAD steps=3             # SGLang; dry_run=true prints the command
 python serve.py action=bench target.path=TARGET head=HEAD steps=3 'bench.prompts={chat: FILE.jsonl}'   # a report
 python serve.py action=tune target.path=TARGET head=HEAD prompts.path=FILE.jsonl tune.concurrency=8   # flags to use
@@ -34,6 +35,7 @@ from eagle3.serving.head import export
 from eagle3.serving.head.card import write_card
 from eagle3.serving.head.files import MAKE_HEAD, read_files
 from eagle3.serving.server.launch import launch
+from eagle3.serving.show.page import show
 from eagle3.settings.check import check_settings
 from eagle3.storage.files import write_json
 from eagle3.storage.lock import hold
@@ -51,6 +53,7 @@ READ_BY = {
     "export": (*JUDGING, "limits.export", "run", "checkpoint", "findings", "check"),
     "check": (*JUDGING, "limits.check", "findings", "check"),
     "decode": (*JUDGING, "limits.decode"),
+    "show": (*JUDGING, "limits.show", "out"),
     "launch": (*DRAFTING, "launch", "dry_run"),
     "bench": (*DRAFTING, *SERVED_PROMPTS, "limits.bench", "launch", "dry_run", "bench", "logger"),
     "tune": (*SERVED_PROMPTS, "limits.tune", "launch", "dry_run", "tune", "seed", "target"),
@@ -108,10 +111,19 @@ def check(config: DictConfig) -> None:
 
 
 def decode(config: DictConfig) -> None:
-    if config.prompts.path is None:
-        raise InputError("prompts.path is not set; give conversations to decode, e.g. prompts.path=FILE.jsonl")
+    require_prompts(config)
     judge = make_judge(config, cli.plain(config.target))
     print(json.dumps(asdict(judge.measured(Path(config.head), judge.prompts(None)))))
+
+
+def show_rounds(config: DictConfig) -> None:
+    require_prompts(config)
+    show(make_judge(config, cli.plain(config.target)), Path(config.head), config.out, origin=cli.result_facts())
+
+
+def require_prompts(config: DictConfig) -> None:
+    if config.prompts.path is None:
+        raise InputError("prompts.path is not set; give conversations to decode, e.g. prompts.path=FILE.jsonl")
 
 
 def launch_server(config: DictConfig) -> None:
@@ -235,6 +247,7 @@ ACTIONS = {
     "export": export_head,
     "check": check,
     "decode": decode,
+    "show": show_rounds,
     "launch": launch_server,
     "bench": bench_servers,
     "tune": tune_head,

@@ -208,6 +208,8 @@ def test_a_run_is_resumed_in_its_folder(
         (["action=check", "head=/nowhere", "run=RUN", "steps=3", "dry_run=true"], ["run", "dry_run"]),
         (["action=decode", "head=HEAD", "check.max_difference=1", "limits.bench=3", "chat.date=2026-01-02"],
          ["check.max_difference", "limits.bench"]),
+        (["action=show", "head=HEAD", "out=/nowhere/page.html", "limits.show=3", "dry_run=true", "findings=f"],
+         ["dry_run", "findings"]),
         (["action=launch", "target.dtype=float32", "temperature=1", "+launch.extra_flags.a=1"],
          ["target.dtype", "temperature"]),
         (["action=bench", "head=HEAD", "tune.rows=3", "seed=1", "target.path=/nowhere"], ["tune.rows", "seed"]),
@@ -498,6 +500,12 @@ def test_a_damaged_store_is_refused_and_mended_by_the_advice(
         (["action=export", "run=/nowhere"], "run=/nowhere: /nowhere/checkpoints/last.ckpt does not exist"),
         (["action=export", f"checkpoint={__file__}"], f"{__file__} is damaged, or no checkpoint"),
         (["action=decode", "prompts.path=/nowhere.jsonl"], "prompts.path=/nowhere.jsonl does not exist"),
+        (["action=show", "prompts.path=/nowhere.jsonl"], "prompts.path=/nowhere.jsonl does not exist"),
+        (["action=show"], "prompts.path is not set; give conversations to decode"),
+        (
+            ["action=show", f"prompts.path={TINY}/config.json", f"out={TINY}"],
+            "must be a file on this machine; give one",
+        ),
     ],
 )
 def test_serve_names_the_key(world: World, fails: Callable[..., str], overrides: list[str], message: str) -> None:

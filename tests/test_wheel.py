@@ -59,7 +59,12 @@ def test_the_wheel_holds_each_option_the_hooks_and_the_types(installed: Installe
     held = set(zipfile.ZipFile(installed.wheel).namelist())
     options = {f"eagle3/scripts/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*.yaml")}
     code = {str(path.relative_to(ROOT)) for path in (ROOT / "eagle3").rglob("*.py")}
-    assert options | code | {"eagle3/py.typed", "eagle3/engine/hooks/eagle3_capture.py"} <= held
+    assert (
+        options
+        | code
+        | {"eagle3/py.typed", "eagle3/serving/show/page.html.jinja", "eagle3/engine/hooks/eagle3_capture.py"}
+        <= held
+    )
     assert {name.partition("/")[0] for name in held} == {"eagle3", f"eagle3-{__version__}.dist-info"}
 
 

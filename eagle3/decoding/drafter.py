@@ -4,13 +4,39 @@ Shapes: R rows that the target confirmed in a round, F nodes that are drafted fr
 hidden size, V target vocabulary.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from eagle3.head.kind import kind_named
+
+
+class Tree(NamedTuple):
+    """Drafts of a round, parents first: their tokens, the places of their parents here (-1: the last verified token),
+    and their scores: the product of the head's probabilities along the path."""
+
+    tokens: list[int]
+    parents: list[int]
+    scores: list[float]
+
+    def probability(self, node: int) -> float:
+        """Return what the head gave this draft behind its parent."""
+        parent = self.parents[node]
+        above = 1.0 if parent == -1 else self.scores[parent]
+        return self.scores[node] / above if above else 0.0  # a long path's product may be too small for a float
+
+    def walk(self, tokens: list[int]) -> list[int]:
+        """Return the nodes that these tokens lead to, from the top down, as far as they were drafted."""
+        nodes: list[int] = []
+        below = {link: node for node, link in enumerate(zip(self.parents, self.tokens, strict=True))}
+        for token in tokens:
+            node = below.get((nodes[-1] if nodes else -1, token))
+            if node is None:
+                break
+            nodes.append(node)
+        return nodes
 
 
 class Drafter:
@@ -45,13 +71,25 @@ class Drafter:
                 frontier, frontier_scores, source = first + kept, kept_scores[:, None], kept // topk
                 path = tuple(part[source] for part in path)
                 hidden, path = self.cached.step(hidden[source], tokens[-1][kept], path)
-        return _best_paths(torch.cat(scores), torch.cat(tokens).tolist(), torch.cat(parents).tolist(), num_drafts)
+        self.candidates = torch.cat(scores), torch.cat(tokens).tolist(), torch.cat(parents).tolist(), num_drafts
+        return _best_paths(*self.candidates)
+
+    def tree(self) -> Tree:
+        """Return the tree of the latest `paths`, with its scores."""
+        scores, tokens, parents, num_drafts = self.candidates
+        kept = _best(scores, num_drafts)
+        place = {-1: -1} | {node: number for number, node in enumerate(kept)}
+        return Tree([tokens[node] for node in kept], [place[parents[node]] for node in kept], scores[kept].tolist())
+
+
+def _best(scores: Tensor, num_drafts: int) -> list[int]:
+    """Candidates stand in order of depth and no child scores above its parent, so the stable order of the best keeps
+    every parent of what it keeps."""
+    return sorted(scores.sort(descending=True, stable=True).indices[:num_drafts].tolist())
 
 
 def _best_paths(scores: Tensor, tokens: list[int], parents: list[int], num_drafts: int) -> list[list[int]]:
-    """Candidates stand in order of depth and no child scores above its parent, so the stable order of the best keeps
-    every parent of what it keeps."""
-    kept = sorted(scores.sort(descending=True, stable=True).indices[:num_drafts].tolist())
+    kept = _best(scores, num_drafts)
     path: dict[int, list[int]] = {-1: []}
     for node in kept:
         path[node] = [*path[parents[node]], tokens[node]]

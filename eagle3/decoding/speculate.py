@@ -5,13 +5,13 @@ the walk from the root keeps what the target itself would have said, plus one to
 """
 
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
 import torch
 from tqdm import tqdm
 
-from eagle3.decoding.drafter import Drafter
+from eagle3.decoding.drafter import Drafter, Tree
 from eagle3.decoding.verifier import verifier
 from eagle3.engine.draft import num_draft_tokens
 from eagle3.errors import InputError
@@ -35,6 +35,20 @@ class Decoded:
     accepted: list[int]
     behind_stop: int
     finish_reason: str
+
+
+@dataclass(frozen=True)
+class Round:
+    """One verification: the `drafts`, and what the target `chose` in their place: those that it accepted, then one
+    token of its own. Of the last round, tokens may lie beyond the end of the answer."""
+
+    drafts: Tree
+    chosen: list[int]
+
+    @property
+    def accepted(self) -> list[int]:
+        """The drafts that the target accepted, as places in the tree."""
+        return self.drafts.walk(self.chosen[:-1])
 
 
 @dataclass(frozen=True)
@@ -103,8 +117,10 @@ class Speculator:
         max_new_tokens: int,
         temperature: float = 0.0,
         seed: int = 0,
+        watch: Callable[[Round], None] | None = None,
     ) -> Decoded:
-        """Answer one prompt. `draft_tokens` counts the root, as SGLang's flag does; a chain has steps + 1.
+        """Answer one prompt. `draft_tokens` counts the root, as SGLang's flag does; a chain has steps + 1. `watch` is
+        called with every round.
 
         At temperature 0 the tokens are the target's greedy ones, otherwise its samples for this seed: the same
         whatever the head drafts (up to rounding, which depends on how many tokens a forward reads)."""
@@ -122,6 +138,8 @@ class Speculator:
                 paths = drafter.paths(hidden, steps=steps, topk=topk, num_drafts=num_drafts)
                 next_tokens = reader.advance(answer[-1:], paths)
                 verifications += 1
+                if watch is not None:
+                    watch(Round(drafter.tree(), next_tokens))
                 for depth in range(len(next_tokens) - 1):
                     accepted[depth] += 1
                 made = answer + next_tokens

@@ -9,7 +9,7 @@ from eagle3.settings.engine import Address, DraftTokens, Launch, Seconds, Steps,
 from eagle3.settings.precomputing import Chat, Target
 from eagle3.settings.types import STRICT, Count, CountOrZero, NotNegative, Part, Seed, Text, fault
 
-ACTIONS = ("export", "check", "decode", "launch", "bench", "tune")
+ACTIONS = ("export", "check", "decode", "show", "launch", "bench", "tune")
 
 Concurrency = Annotated[int, Field(ge=1, le=100_000)]
 Repeats = Annotated[int, Field(ge=1, le=10_000)]
@@ -25,6 +25,7 @@ class Limits(TypedDict):
     export: Count | None
     check: Count | None
     decode: Count | None
+    show: Count | None
     launch: Count | None
     bench: Count | None
     tune: Count | None
@@ -93,11 +94,12 @@ class Serve(TypedDict):
     tune: Annotated[Tune, AfterValidator(_timed)]
     logger: NotRequired[dict[Text, Part]]
     dry_run: bool
-    action: Literal["export", "check", "decode", "launch", "bench", "tune"]
+    action: Literal["export", "check", "decode", "show", "launch", "bench", "tune"]
     head: Text | None
     run: Text | None
     checkpoint: Text | None
     findings: Text | None
+    out: Text
     steps: Steps
     topk: TopK
     draft_tokens: DraftTokens | None

@@ -12,6 +12,7 @@ from fitted_head import (
     PROMPT,
     SMALL,
     TREE,
+    chain_output,
     fitted_head,
     make_target,
     reference_paths,
@@ -23,6 +24,7 @@ from eagle3.answers.generate import generate
 from eagle3.decoding.speculate import Speculator, measure, plain_greedy
 from eagle3.decoding.verifier import Verifier
 from eagle3.errors import InputError
+from eagle3.target.capture import Capture
 
 
 @pytest.fixture(scope="module")
@@ -220,3 +222,37 @@ def test_a_head_of_another_target_is_refused(target, head):
     other = make_target(LlamaConfig(**{**SMALL.to_dict(), "hidden_size": 16}))
     with pytest.raises(InputError, match=r"target\.path=random has hidden size 16"):
         Speculator(other, head, LAYERS)
+
+
+@pytest.mark.parametrize("shape", [CHAIN, TREE], ids=str)
+def test_who_watches_sees_every_round_and_changes_nothing(target, head, rounds, shape):
+    speculator, seen = Speculator(target, head, LAYERS), []
+    decoded = speculator.decode(PROMPT, max_new_tokens=NEW_TOKENS, watch=seen.append, **shape)
+    assert decoded == speculator.decode(PROMPT, max_new_tokens=NEW_TOKENS, **shape)
+    known = [*PROMPT, rounds[0][1][0]]
+    settings = {"topk": 1, "draft_tokens": shape["steps"] + 1, **shape}
+    assert len(seen) == decoded.verifications
+    for watched, (paths, chosen) in zip(seen, rounds[1:], strict=False):
+        tree = watched.drafts
+        nodes = [tree.walk(path) for path in paths]
+        assert [[tree.tokens[node] for node in path] for path in nodes] == paths
+        assert {node for path in nodes for node in path} == {*range(settings["draft_tokens"] - 1)}
+        for path in nodes:
+            assert [tree.parents[node] for node in path] == [-1, *path[:-1]]
+            assert [tree.probability(node) for node in path] == pytest.approx(
+                [probability_of(head, target, known, tree, node) for node in path]
+            )
+        assert watched.chosen == chosen
+        assert [tree.tokens[node] for node in watched.accepted] == chosen[:-1]
+        known += chosen
+    assert [sum(len(each.accepted) >= depth for each in seen) for depth in (1, 2, 3)] == decoded.accepted
+
+
+def probability_of(head, target, known, tree, node):
+    """What the head gives a draft behind its parent, without any cache."""
+    path, above = [], tree.parents[node]
+    while above != -1:
+        path, above = [tree.tokens[above], *path], tree.parents[above]
+    aux = Capture(target, LAYERS)(torch.tensor([known[:-1]]), [len(known) - 1])[0].aux_hidden_states
+    output = chain_output(head, target, aux, [*known, *path], len(known) - 2)
+    return float(head.logits(output).softmax(-1)[head.draft_ids.tolist().index(tree.tokens[node])])

@@ -1,0 +1,132 @@
+"""The stages as calls for a notebook, with the keys of the commands as overrides; docs/notebook.ipynb uses all of them.
+
+target = open_target("tests/assets/tiny")
+store = make_store("data", "target.path=tests/assets/tiny", "prompts.path=FILE.jsonl", "prompts/privacy=patterns")
+trained = train_head("data/features", "run", "trainer.max_epochs=1", watch=lambda step, values: print(step, values))
+traces = decode(target, trained, read_prompts(target, "held_out.jsonl", limit=8), steps=4, topk=3, draft_tokens=12)
+"""
+
+import importlib.util
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import lightning
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from lightning.pytorch.callbacks import Callback
+from omegaconf import DictConfig
+
+from eagle3 import ROOT, cli
+from eagle3.answers.chat import Chat
+from eagle3.decoding.speculate import Speculator
+from eagle3.errors import InputError
+from eagle3.features.joined import open_source
+from eagle3.features.source import FeatureSource
+from eagle3.serving.check.prompts import PromptSet, file_prompts, prompt_source
+from eagle3.serving.check.settings import Decoding
+from eagle3.serving.head.export import TrainedHead, find_checkpoint, read_trained
+from eagle3.serving.show.trace import Trace, traced
+from eagle3.settings.check import check_settings
+from eagle3.target.model import Target, load_target
+
+Watch = Callable[[int, dict[str, float]], None]
+
+
+def make_store(out_dir: str | Path, *overrides: str) -> FeatureSource:
+    """Clean prompts, let the target answer them, store its features below `out_dir`, and open that store.
+
+    `overrides` are those of `python precompute.py`: target.path and prompts.path must be among them."""
+    config, script = _composed("precompute", f"out_dir={out_dir}", *overrides), _script("precompute")
+    script.choose_engine(config)
+    script.clean_prompts(config.prompts, Path(out_dir), keep_answers=config.answers.name == "imported")
+    script.answer_and_extract(config, ["responses", "features"])
+    return open_source(f"{out_dir}/features")
+
+
+def train_head(store: str | Path, run_dir: str | Path, *overrides: str, watch: Watch | None = None) -> TrainedHead:
+    """Train a head on the store in this process and return the best by validation, which lies below `run_dir`.
+
+    `overrides` are those of `python train.py`. `watch` is called with the step and the latest values of all metrics
+    after each step that is logged and after each validation."""
+    config = _composed("train", f"data.path={store}", f"run_dir={run_dir}", *overrides)
+    script = _script("train")
+    lightning.seed_everything(config.seed, verbose=False)
+    torch.set_float32_matmul_precision(config.matmul_precision)
+    data, module = script.build_training(config)
+    trainer = script.build_trainer(config, [])
+    if watch is not None:
+        trainer.callbacks.append(_Watching(watch))  # type: ignore[attr-defined]
+    trainer.fit(module, datamodule=data)
+    return read_trained(find_checkpoint(run=None, checkpoint=trainer.checkpoint_callback.best_model_path))  # type: ignore[union-attr]
+
+
+def open_target(path: str | Path, *overrides: str) -> Target:
+    """Load a target in this process; `overrides` are keys of conf/target, e.g. "target.dtype=bfloat16"."""
+    cli.quiet_libraries()
+    return load_target(**cli.plain(_serving(f"target.path={path}", *overrides).target))
+
+
+def read_prompts(target: Target, path: str | Path, *, limit: int | None = None, max_new_tokens: int = 96) -> PromptSet:
+    """Read conversations of any shape up to their first user turn, as token ids in the target's chat format.
+
+    Prompts without room for an answer of `max_new_tokens` in the target's context are left out."""
+    config = _serving(f"prompts.path={path}")
+    chat, source = Chat(target.tokenizer, stop_ids=target.stop_ids, **cli.plain(config.chat)), config.prompts
+    found = prompt_source(**cli.plain(source))
+    assert found is not None  # its path is given
+    room = target.text_config.max_position_embeddings - max_new_tokens - 64  # the most steps that a draft has
+    return file_prompts(chat, found, limit=limit, max_length=room)
+
+
+def decode(target: Target, trained: TrainedHead, prompts: PromptSet, **settings: Any) -> list[Trace]:
+    """Decode each prompt speculatively and keep every round. `settings` are steps, topk, draft_tokens, max_new_tokens,
+    temperature and seed, by default those of conf/serve.yaml."""
+    given = [f"{key}={'null' if value is None else value}" for key, value in settings.items()]
+    config = _serving(*given)
+    decoding = Decoding(**{key: config[key] for key in Decoding.__dataclass_fields__})
+    head = trained.head.to(target.embedding.dtype)
+    return traced(Speculator(target, head, trained.record.capture_layers), prompts, decoding)
+
+
+def _serving(*overrides: str) -> DictConfig:
+    return _composed("serve", "action=decode", "run_dir=.", *overrides)
+
+
+def _composed(command: str, *overrides: str) -> DictConfig:
+    """Compose a command's config and check it as the command does."""
+    try:
+        with initialize_config_dir(cli.CONF, version_base="1.3"):
+            config = compose(command, overrides=[*overrides])
+    except HydraException as error:
+        raise InputError(cli.wrong_override(error)) from None
+    check_settings(config, command)
+    return config
+
+
+@cache
+def _script(name: str) -> ModuleType:
+    """Load an entry script, which in a clone is no part of the package, for the functions that its main calls."""
+    spec = importlib.util.spec_from_file_location(f"eagle3_{name}", ROOT / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class _Watching(Callback):
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+
+    def on_train_batch_end(self, trainer: lightning.Trainer, *args: Any) -> None:
+        if trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+            self._tell(trainer)
+
+    def on_validation_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+        self._tell(trainer)
+
+    def _tell(self, trainer: lightning.Trainer) -> None:
+        self.watch(trainer.global_step, {name: float(value) for name, value in trainer.callback_metrics.items()})

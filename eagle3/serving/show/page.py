@@ -1,0 +1,78 @@
+"""The page of `action=show`: one file that needs no network and runs no script."""
+
+import datetime
+import logging
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from eagle3.decoding.speculate import Measurement, Speculator
+from eagle3.errors import InputError
+from eagle3.secrets import public
+from eagle3.serving.check.accept_length import Judge
+from eagle3.serving.check.prompts import PromptSet
+from eagle3.serving.head.format import load_head
+from eagle3.serving.show.text import visible
+from eagle3.serving.show.trace import Trace, rows, shown_answer, shown_rounds, traced
+from eagle3.storage.files import atomic_write
+
+log = logging.getLogger(__name__)
+
+
+def show(judge: Judge, head: Path, out: str, *, origin: dict[str, Any]) -> None:
+    """Decode the judge's prompts and write the page to `out`; `origin` is what the result says of its making."""
+    if "://" in out or Path(out).is_dir():
+        raise InputError(f"out={out} must be a file on this machine; give one, e.g. out=show.html")
+    Path(out).parent.mkdir(parents=True, exist_ok=True)  # what cannot be written is said before an hour of decoding
+    loaded = load_head(head, num_layers=len(judge.target.layers), dtype=judge.target.embedding.dtype)
+    prompts = judge.prompts(None)
+    traces = traced(Speculator(judge.target, loaded.head, loaded.capture_layers), prompts, judge.decoding)
+    facts = page_facts(judge, head, prompts, traces, origin)
+    with atomic_write(Path(out)) as file:
+        file.write(page(judge.target.tokenizer, traces, facts).encode())
+    print(f"{out}: accept length {facts['accept length']}")
+
+
+def page_facts(
+    judge: Judge, head: Path, prompts: PromptSet, traces: list[Trace], origin: dict[str, Any]
+) -> dict[str, str]:
+    """Return what stands at the top of the page."""
+    how = judge.decoding
+    measured = judge.summary(Measurement([trace.decoded for trace in traces], None, 0.0), prompts)
+    error = "" if measured.standard_error is None else f" ± {measured.standard_error:.3f}"
+    drafting = f"steps={how.steps} topk={how.topk} draft_tokens={how.draft_tokens or how.steps + 1}"
+    left_out = "".join(f"; {number} left out ({reason})" for reason, number in measured.left_out.items())
+    facts = {
+        "accept length": f"{measured.accept_length:.3f}{error} tokens a verification",
+        "head": str(head),
+        "target": str(judge.target.path),
+        "drafts": drafting,
+        "answers": f"max_new_tokens={how.max_new_tokens} temperature={how.temperature} seed={how.seed}",
+        "dtype": measured.dtype,
+        "prompts": f"{measured.prompts} of {prompts.origin}{left_out}",
+        "date": f"{datetime.datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",
+        "command": origin["command"],
+        "made by": f"{origin['commit']} on {origin['machine']}",
+    }
+    return {name: public(fact) for name, fact in facts.items()}
+
+
+def page(tokenizer: Any, traces: list[Trace], facts: dict[str, str]) -> str:
+    """Render the page: the facts, the table by source and depth, and every answer with its rounds."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["visible"] = visible
+    answers = []
+    for trace in traces:
+        rounds = [*shown_rounds(tokenizer, trace)]
+        prompt = visible(tokenizer.decode(trace.prompt_ids))
+        answers.append((trace, prompt, shown_answer(tokenizer, trace, rounds), rounds))
+    table = rows(traces)
+    steps = len(traces[0].decoded.accepted)
+    return environment.get_template("page.html.jinja").render(facts=facts, table=table, steps=steps, answers=answers)

@@ -1,0 +1,243 @@
+"""action=show: the page says what the decoder did, round by round, whatever the tokens hold, and needs nothing else."""
+
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from exported_head import tiny_target
+from fitted_head import CHAIN, TREE
+from stores import ROOT
+
+from eagle3.decoding.drafter import Tree
+from eagle3.decoding.speculate import Decoded, Measurement, Round, Speculator
+from eagle3.errors import InputError
+from eagle3.serving.head.format import load_head
+from eagle3.serving.show.page import page, show
+from eagle3.serving.show.text import piece, visible
+from eagle3.serving.show.trace import Trace
+from eagle3.storage.files import write_jsonl
+
+VOID = {"meta", "input"}
+KINDS = {"accepted", "rejected", "target"}
+
+
+class Page(HTMLParser):
+    """What a browser would show: tokens of each answer and each round as (kind, id, text, title)."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[tuple[str, dict[str, str]]] = []
+        self.elements: list[tuple[str, dict[str, str]]] = []
+        self.answers: list[list[dict[str, Any]]] = []
+        self.rounds: list[list[list[dict[str, Any]]]] = []
+        self.facts: dict[str, str] = {}
+        self.rows: list[list[str]] = []
+        self.prompts: list[str] = []
+        self.name = ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        attributes = dict(attrs)
+        self.elements.append((tag, attributes))
+        if tag in VOID:
+            return
+        self.open.append((tag, attributes))
+        classes = attributes.get("class", "").split()
+        if classes == ["answer"]:
+            self.answers.append([])
+            self.rounds.append([])
+            self.prompts.append("")
+        elif classes == ["round"]:
+            self.rounds[-1].append([])
+        elif classes == ["row"]:
+            self.rows.append([])
+        elif "data-id" in attributes:
+            into = self.answers[-1] if self.inside("text") else self.rounds[-1][-1]
+            depth = next((int(each["style"].split(":")[1]) for _, each in self.open if "style" in each), None)
+            [kind] = KINDS & {*classes}
+            own = {"id": int(attributes["data-id"]), "kind": kind, "cut": "cut" in classes, "depth": depth}
+            into.append(own | {"text": "", "title": attributes["title"]})
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop()[0] == tag
+
+    def handle_data(self, data: str) -> None:
+        if not self.open:
+            return
+        tag, attributes = self.open[-1]
+        if "data-id" in attributes:
+            (self.answers[-1] if self.inside("text") else self.rounds[-1][-1])[-1]["text"] += data
+        elif attributes.get("class") == "prompt":
+            self.prompts[-1] += data
+        elif tag == "th" and self.inside("facts"):
+            self.name = data
+        elif tag == "td" and self.inside("facts"):
+            self.facts[self.name] = data
+        elif tag == "td" and self.inside("row"):
+            self.rows[-1].append(data)
+
+    def inside(self, name: str) -> bool:
+        return any(attributes.get("class") == name for _, attributes in self.open)
+
+
+def needs_nothing_else(found: Page) -> bool:
+    loading = {"script", "link", "img", "iframe", "object", "embed", "video", "audio", "base"}
+    tags = {tag for tag, _ in found.elements}
+    names = {name for _, attributes in found.elements for name in attributes}
+    return not tags & loading and not names & {"src", "href", "srcset"} and not any(n.startswith("on") for n in names)
+
+
+def probability(token: dict[str, Any]) -> float | None:
+    said = re.search(r"probability ([\d.]+)", token["title"])
+    return float(said[1]) if said else None
+
+
+@pytest.fixture(scope="module")
+def prompts_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "rows.jsonl"
+    rows = [("a", "Hi"), ("b", "What is a </script><b>list</b>?"), ("a", "\u05e9\u05dc\u05d5\u05dd\ttab\n\u202eodd")]
+    write_jsonl(path, [{"source": source, "messages": [{"role": "user", "content": text}]} for source, text in rows])
+    return path
+
+
+@pytest.mark.parametrize("shape", [CHAIN, TREE], ids=str)
+def test_the_page_of_the_command_says_what_the_decoder_did(
+    shape: dict[str, int], head_folder: Path, tiny_path: Path, prompts_file: Path, tmp_path: Path
+) -> None:
+    command = [
+        sys.executable, str(ROOT / "serve.py"), "action=show", f"target.path={tiny_path}", "target.dtype=float32",
+        f"head={head_folder}", f"prompts.path={prompts_file}", "limit=3", "max_new_tokens=16", "out=new/page.html",
+        *(f"{key}={value}" for key, value in shape.items()),
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = Page((tmp_path / "new/page.html").read_text(encoding="utf-8"))
+    assert needs_nothing_else(found)
+
+    target = tiny_target()
+    loaded = load_head(head_folder, dtype=torch.float32)
+    speculator = Speculator(target, loaded.head, loaded.capture_layers)
+    chat_prompts = [each["messages"] for each in map(json.loads, prompts_file.read_text().splitlines())]
+    decoded = []
+    for number, messages in enumerate(chat_prompts):
+        ids = target.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        rounds: list[Round] = []
+        decoded.append(speculator.decode(ids, max_new_tokens=16, watch=rounds.append, **shape))
+        assert found.prompts[number] == visible(target.tokenizer.decode(ids))
+        in_text = [token for token in found.answers[number] if token["kind"] != "rejected"]
+        assert [token["id"] for token in in_text] == decoded[-1].token_ids
+        said_by = ["target"]  # prefill
+        assert len(found.rounds[number]) == len(rounds) == decoded[-1].verifications
+        known = len(ids) + 1
+        for shown, each in zip(found.rounds[number], rounds, strict=True):
+            *drafts, own = shown
+            tree = each.drafts
+            expected = {}
+            for node, token in enumerate(tree.tokens):
+                depth = 1 + sum(1 for _ in above(tree, node))
+                expected[node] = (token, depth, "accepted" if node in each.accepted else "rejected")
+            assert sorted((one["id"], one["depth"], one["kind"]) for one in drafts) == sorted(expected.values())
+            given = sorted((probability(one) or 0.0) for one in drafts)
+            assert given == pytest.approx(sorted(map(tree.probability, range(len(tree.tokens)))), abs=5e-4)
+            assert all(later["depth"] <= one["depth"] + 1 for one, later in pairwise(drafts))  # below its parent
+            assert (own["id"], own["kind"]) == (each.chosen[-1], "target")
+            known += len(each.chosen)
+            assert own["cut"] == (known > len(ids) + len(decoded[-1].token_ids))
+            said_by += ["accepted"] * (len(each.chosen) - 1) + ["target"]
+        assert [token["kind"] for token in in_text] == said_by[: len(in_text)]
+        for token, later in pairwise(found.answers[number]):
+            if token["kind"] == "rejected":
+                assert later["kind"] == "target" and later["id"] != token["id"]
+    whole = Measurement(decoded, None, 0.0)
+    assert sum(whole.per_depth) > 0
+    assert found.facts["accept length"].startswith(f"{whole.accept_length:.3f} ± ")
+    assert found.facts["head"] == str(head_folder) and found.facts["target"] == str(tiny_path)
+    assert found.facts["drafts"].startswith(f"steps={shape['steps']} topk={shape.get('topk', 1)} ")
+    by_source = {"a": [decoded[0], decoded[2]], "b": [decoded[1]], "all": decoded}
+    assert [row[0] for row in found.rows] == [*by_source]
+    for row, group in zip(found.rows, by_source.values(), strict=True):
+        measured = Measurement(group, None, 0.0)
+        rates = [f"{rate:.3f}" for rate in (measured.accept_length, *measured.per_depth)]
+        assert row[1:] == [str(len(group)), str(measured.tokens), str(measured.verifications), *rates]
+
+
+def above(tree: Tree, node: int) -> list[int]:
+    parent = tree.parents[node]
+    return [] if parent == -1 else [parent, *above(tree, parent)]
+
+
+class Words:
+    """A tokenizer of odd tokens: id 0 to 255 is that byte, then whole texts."""
+
+    TEXTS = ("</script><script>alert(1)</script>", "\n", "\t", "\u202e\u05d0", "\x00\x1b", "&amp;<!--", "")
+
+    def decode(self, ids: list[int]) -> str:
+        parts = [bytes([each]) if each < 256 else self.text(each).encode() for each in ids]
+        return b"".join(parts).decode("utf-8", "replace")
+
+    def text(self, token_id: int) -> str:
+        return self.TEXTS[token_id - 256] if token_id - 256 < len(self.TEXTS) else ""
+
+    def convert_ids_to_tokens(self, token_id: int) -> str | None:
+        return f"<0x{token_id:02X}>" if token_id < 256 else None
+
+
+def test_odd_tokens_break_nothing_and_are_shown() -> None:
+    odd = [0xE2, 0x82, 0xAC, *range(256, 256 + len(Words.TEXTS)), 999, 0xFF]
+    chosen = [*odd, 65]
+    tree = Tree(odd, [*range(-1, len(odd) - 1)], [0.5**depth for depth in range(1, len(odd) + 1)])
+    decoded = Decoded([66, *chosen], 1, [1] * len(odd), 0, "stop")
+    trace = Trace("</td>\u202e", [*b"hi\n"], decoded, [Round(tree, chosen)])
+    found = Page(page(Words(), [trace], {"head": "</title><script>"}))
+    assert needs_nothing_else(found)
+    [answer], [[shown]] = found.answers, found.rounds
+    assert [token["id"] for token in answer] == [66, *chosen]
+    texts = [token["text"] for token in answer]
+    assert texts[:6] == ["B", "<0xE2>", "<0x82>", "€", "</script><script>alert(1)</script>", "↵\n"]
+    assert texts[6:9] == ["⇥", "\\u202eא", "\\x00\\x1b"]
+    assert texts[9:] == ["&amp;<!--", "<262>", "<999>", "<0xFF>", "A"]
+    assert [token["text"] for token in shown] == texts[1:]
+    assert found.rows[0][0] == "</td>\\u202e" and found.prompts == ["hi↵\n"]
+    assert all(probability(token) == 0.5 for token in shown[:-1])
+
+
+def test_what_no_file_can_hold_is_escaped() -> None:
+    assert visible("\ud800\u2028 a\r\n") == "\\ud800\\u2028 a␍↵\n"
+
+
+def test_a_long_path_of_unlikely_drafts_has_a_probability_at_each_depth() -> None:
+    assert Tree([1, 2, 3], [-1, 0, 1], [1e-30, 0.0, 0.0]).probability(2) == 0.0
+
+
+def test_every_token_of_the_tiny_target_has_a_visible_text() -> None:
+    tokenizer = tiny_target().tokenizer
+    texts = [visible(piece(tokenizer, [], token_id)) for token_id in range(len(tokenizer))]
+    assert all(text and "\ufffd" not in text for text in texts)
+    assert all(text.replace("\n", "").isprintable() for text in texts)
+
+
+@pytest.mark.parametrize("out", ["", "s3://bucket/page.html"])
+def test_where_no_page_can_be_written_is_said_before_decoding(out: str, tmp_path: Path) -> None:
+    out = out or str(tmp_path)
+    with pytest.raises(InputError, match=f"out={re.escape(out)} must be a file on this machine; give one"):
+        show(None, Path("/nowhere"), out, origin={})
+
+
+def test_a_source_without_a_round_has_no_rates() -> None:
+    short = Trace("short", [65], Decoded([66], 0, [0], 0, "stop"), [])
+    long = Trace("long", [65], Decoded([66, 67], 1, [0], 0, "stop"), [Round(Tree([70], [-1], [0.25]), [67])])
+    found = Page(page(Words(), [short, long], {"head": "h"}))
+    assert found.rows[0] == ["short", "1", "1", "0", "nothing drafted"]
+    assert found.rows[1] == ["long", "1", "2", "1", "1.000", "0.000"]
+    assert [(token["kind"], token["text"]) for token in found.answers[1]] == [
+        ("target", "B"), ("rejected", "F"), ("target", "C"),
+    ]  # fmt: skip

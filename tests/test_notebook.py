@@ -1,0 +1,76 @@
+"""docs/notebook.ipynb runs from top to bottom, and what it calls is there and says what it does."""
+
+import ast
+import importlib
+import inspect
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stores import ROOT
+
+from eagle3.errors import InputError
+from eagle3.notebook import decode, make_store, open_target, train_head
+
+NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
+CELLS = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
+
+
+def test_the_notebook_runs_and_its_head_drafts_what_the_target_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nbclient = pytest.importorskip("nbclient", reason="nbclient and ipykernel come with the extra dev")
+    nbformat = pytest.importorskip("nbformat")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    where = {"metadata": {"path": str(NOTEBOOK.parent)}}
+    nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources=where).execute()
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in cells] == [*range(1, len(cells) + 1)]
+    said = "".join(output.get("text", "") for cell in cells for output in cell.outputs)
+    [trained] = re.findall(r"(\d+) rows are trained", said)
+    assert int(trained) > 0
+    [accept_length] = re.findall(r"([\d.]+) tokens a forward of the target", said)
+    assert float(accept_length) > 1.1
+    pictures = [output for cell in cells for output in cell.outputs if "image/png" in output.get("data", {})]
+    assert len(pictures) == 3  # the curves, the trees, accept lengths
+    assert list(tmp_path.glob("eagle3-*/page.html"))
+
+
+def test_the_notebook_is_stored_without_large_outputs() -> None:
+    assert all(len(json.dumps(cell["outputs"])) < 200_000 for cell in CELLS)
+
+
+def imported() -> list[tuple[str, str]]:
+    nodes = [node for cell in CELLS for node in ast.walk(ast.parse("".join(cell["source"])))]
+    froms = [node for node in nodes if isinstance(node, ast.ImportFrom) and str(node.module).startswith("eagle3")]
+    return [(str(node.module), alias.name) for node in froms for alias in node.names]
+
+
+@pytest.mark.parametrize(("module", "name"), imported())
+def test_what_the_notebook_imports_says_what_it_does(module: str, name: str) -> None:
+    found = getattr(importlib.import_module(module), name)
+    if callable(found):
+        assert len(inspect.getdoc(found) or "") > 30
+        required = [each for each in inspect.signature(found).parameters.values() if each.default is each.empty]
+        assert len(required) <= 4
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda path: make_store(path, "prompts.limit=0"), r"prompts\.limit=0 must be"),
+        (lambda path: make_store(path, "prompt.limit=3"), r"prompt\.limit is not a key of this config"),
+        (lambda path: train_head(path, path, "optim=adm"), r"optim=adm is no option; take one of .*adamw"),
+        (lambda path: train_head(f"{path}/none", path), r"none/manifest\.json does not exist; make it with"),
+        (lambda path: open_target(f"{path}/none"), r"target\.path=.*/none"),
+        (lambda path: decode(None, None, None, steps=0), r"steps=0 must be 1 or more"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_wrong_setting_names_its_key(call: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        call(tmp_path)
