@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
@@ -22,12 +22,14 @@ Messages = list[dict[str, str]]
 class PromptSet:
     """Prompts as token ids, the key or folder that they come from, and how many were left out for what reason.
 
-    `from_validation` says that they are of those that validation during training was simulated on."""
+    `from_validation` says that they are of those that validation during training was simulated on, `sources` what the
+    rows of a file say that each is from."""
 
     origin: str
     prompts: list[list[int]]
     left_out: dict[str, int]
     from_validation: bool = False
+    sources: list[str] = field(default_factory=list)
 
 
 def prompt_source(*, path: str | None, split: str) -> Source | None:
@@ -42,16 +44,18 @@ def file_prompts(chat: Chat, source: Source, *, limit: int | None, max_length: i
     """Read conversations of any shape up to their first user turn. They are never kept: no licence is asked for."""
     left_out: Counter[str] = Counter()
     conversations = _first_turns((found for _, found in read_prompts(source, keep_answers=False)), left_out)
-    prompts = _fitting(_encoded(chat, conversations, left_out), max_length, left_out)
-    return _not_empty(PromptSet(f"prompts.path={source.path}", list(islice(prompts, limit)), left_out))
+    found = list(islice(_fitting(_encoded(chat, conversations, left_out), max_length, left_out), limit))
+    sources, prompts = [name for name, _ in found], [ids for _, ids in found]
+    return _not_empty(PromptSet(f"prompts.path={source.path}", prompts, left_out, sources=sources))
 
 
 def question_prompts(chat: Chat, questions: list[str], *, max_length: int) -> PromptSet:
     """Render each question as a conversation of one turn."""
     left_out: Counter[str] = Counter()
-    conversations = ([{"role": "user", "content": question}] for question in questions)
-    prompts = _fitting(_encoded(chat, conversations, left_out), max_length, left_out)
-    return _not_empty(PromptSet("check.questions", list(prompts), left_out))
+    origin = "check.questions"
+    conversations = ((origin, [{"role": "user", "content": question}]) for question in questions)
+    found = _fitting(_encoded(chat, conversations, left_out), max_length, left_out)
+    return _not_empty(PromptSet(origin, [ids for _, ids in found], left_out))
 
 
 def validation_prompts(store: StoreRecord, *, limit: int | None, max_length: int) -> PromptSet:
@@ -64,36 +68,42 @@ def validation_prompts(store: StoreRecord, *, limit: int | None, max_length: int
     shares, firsts = np.unique(features.samples.split, return_index=True)  # the first sample of each prompt
     held_out = (features.samples[int(first)] for first in firsts[shares < store.val_fraction])
     left_out: Counter[str] = Counter()
-    prompts = _fitting((_prompt_part(features.read(ref)) for ref in held_out), max_length, left_out)
     origin = f"validation prompts of {as_setting(features.location)}"
-    return _not_empty(PromptSet(origin, list(islice(prompts, limit)), left_out, from_validation=True))
+    found = _fitting(((origin, _prompt_part(features.read(ref))) for ref in held_out), max_length, left_out)
+    prompts = [ids for _, ids in islice(found, limit)]
+    return _not_empty(PromptSet(origin, prompts, left_out, from_validation=True))
 
 
 def _prompt_part(sample: Sample) -> list[int]:
     return sample.input_ids[: int((sample.turns > 0).int().argmax())].tolist()
 
 
-def _first_turns(found: Iterable[Prompt | Refused], left_out: Counter[str]) -> Iterator[Messages]:
+def _first_turns(found: Iterable[Prompt | Refused], left_out: Counter[str]) -> Iterator[tuple[str, Messages]]:
+    """Yield the source that each row names, with its conversation."""
     for prompt in found:
         if isinstance(prompt, Refused):
             left_out[prompt.reason] += 1
             continue
         roles = [message["role"] for message in prompt.messages]
-        yield prompt.messages[: roles.index("user") + 1]
+        yield prompt.source, prompt.messages[: roles.index("user") + 1]
 
 
-def _encoded(chat: Chat, conversations: Iterable[Messages], left_out: Counter[str]) -> Iterator[list[int]]:
-    for messages in conversations:
+def _encoded(
+    chat: Chat, conversations: Iterable[tuple[str, Messages]], left_out: Counter[str]
+) -> Iterator[tuple[str, list[int]]]:
+    for source, messages in conversations:
         try:
-            yield chat.prompt_ids(messages)
+            yield source, chat.prompt_ids(messages)
         except RefusedConversation as refused:
             left_out[str(refused)] += 1
 
 
-def _fitting(prompts: Iterable[list[int]], max_length: int, left_out: Counter[str]) -> Iterator[list[int]]:
-    for ids in prompts:
+def _fitting(
+    prompts: Iterable[tuple[str, list[int]]], max_length: int, left_out: Counter[str]
+) -> Iterator[tuple[str, list[int]]]:
+    for source, ids in prompts:
         if 0 < len(ids) <= max_length:
-            yield ids
+            yield source, ids
         else:
             left_out[f"empty, or longer than the target's context less the answer: {max_length} tokens"] += 1
 
