@@ -1,9 +1,10 @@
-"""Export a trained head in SGLang's format; check, decode with, look at and serve it, measure and tune the server.
+"""Export a trained head in SGLang's format; check, look at and compare heads; serve one, measure and tune the server.
 
 python serve.py action=export run=RUN head=HEAD
 python serve.py action=check target.path=TARGET head=HEAD           # exit status 1 and a reason if something is wrong
 python serve.py action=decode target.path=TARGET head=HEAD prompts.path=FILE.jsonl steps=3 limit=40   # one JSON line
 python serve.py action=show target.path=TARGET head=HEAD prompts.path=FILE.jsonl out=FILE.html   # a page: each round
+python serve.py action=compare target.path=TARGET 'heads=[A,B]' prompts.path=FILE.jsonl    # a table of differences
 python serve.py action=launch target.path=TARGET head=HEAD steps=3             # SGLang; dry_run=true prints the command
 python serve.py action=bench target.path=TARGET head=HEAD steps=3 'bench.prompts={chat: FILE.jsonl}'   # a report
 python serve.py action=tune target.path=TARGET head=HEAD prompts.path=FILE.jsonl tune.concurrency=8   # flags to use
@@ -29,8 +30,11 @@ from eagle3.serving.check.accept_length import Judge
 from eagle3.serving.check.checks import check_head
 from eagle3.serving.check.export import check_export
 from eagle3.serving.check.finding import Finding, findings_table, require_no_errors
-from eagle3.serving.check.prompts import prompt_source
+from eagle3.serving.check.prompts import file_prompts, prompt_source
 from eagle3.serving.check.settings import Answering, Decoding
+from eagle3.serving.compare.heads import head_folders, require_comparable
+from eagle3.serving.compare.run import compare
+from eagle3.serving.compare.settings import CompareSettings
 from eagle3.serving.head import export
 from eagle3.serving.head.card import write_card
 from eagle3.serving.head.files import MAKE_HEAD, read_files
@@ -43,22 +47,30 @@ from eagle3.target.files import TargetFiles, read_target_files
 from eagle3.target.model import Target, load_target
 
 log = logging.getLogger(__name__)
-MEASURED = ("bench", "tune")  # actions that write their results into the folder of the run
+MEASURED = ("compare", "bench", "tune")  # actions that write their results into the folder of the run
 # The keys, or groups of them, that have an effect on each action.
-EVERY_ACTION = ("action", "head", "target.path", "target.revision", "target.trust_remote_code", "run_dir")
+EVERY_ACTION = ("action", "target.path", "target.revision", "target.trust_remote_code", "run_dir")
 DRAFTING = ("steps", "topk", "draft_tokens")
-JUDGING = (*DRAFTING, "max_new_tokens", "temperature", "seed", "target", "chat", "prompts", "limit")
-SERVED_PROMPTS = ("max_new_tokens", "temperature", "chat", "prompts", "limit")
+JUDGING = ("head", *DRAFTING, "max_new_tokens", "temperature", "seed", "target", "chat", "prompts", "limit")
+SERVED_PROMPTS = ("head", "max_new_tokens", "temperature", "chat", "prompts", "limit")
 READ_BY = {
     "export": (*JUDGING, "limits.export", "run", "checkpoint", "findings", "check"),
     "check": (*JUDGING, "limits.check", "findings", "check"),
     "decode": (*JUDGING, "limits.decode"),
     "show": (*JUDGING, "limits.show", "out"),
-    "launch": (*DRAFTING, "launch", "dry_run"),
+    "compare": ("heads", "max_new_tokens", "seed", "target", "chat", "prompts", "limit", "limits.compare", "compare"),
+    "launch": ("head", *DRAFTING, "launch", "dry_run"),
     "bench": (*DRAFTING, *SERVED_PROMPTS, "limits.bench", "launch", "dry_run", "bench", "logger"),
     "tune": (*SERVED_PROMPTS, "limits.tune", "launch", "dry_run", "tune", "seed", "target"),
 }
-INSTEAD = {"tune": {key: f", which chooses among tune.{key}: set that" for key in DRAFTING}}
+INSTEAD = {
+    "tune": {key: f", which chooses among tune.{key}: set that" for key in DRAFTING},
+    "compare": {
+        **{key: ", which decodes in each of compare.shapes: set that" for key in DRAFTING},
+        "temperature": ", which decodes at each of compare.temperatures: set that",
+        "head": ", which takes several: set heads",
+    },
+}
 BENCH_LIBRARIES = ("aiohttp", "matplotlib", "scipy")  # what the extra `bench` brings
 
 
@@ -78,9 +90,9 @@ def main(config: DictConfig) -> None:
 
 
 def without_head(config: DictConfig) -> bool:
-    """Say whether the plain target is launched, or servers that run already are measured."""
+    """Say whether the plain target is launched, servers that run already are measured, or `heads` are compared."""
     running = config.bench.plain_url or config.bench.head_url
-    return config.action == "launch" or (config.action == "bench" and running is not None)
+    return config.action in ("launch", "compare") or (config.action == "bench" and running is not None)
 
 
 def export_head(config: DictConfig) -> None:
@@ -124,6 +136,29 @@ def show_rounds(config: DictConfig) -> None:
 def require_prompts(config: DictConfig) -> None:
     if config.prompts.path is None:
         raise InputError("prompts.path is not set; give conversations to decode, e.g. prompts.path=FILE.jsonl")
+
+
+def compare_heads(config: DictConfig) -> None:
+    settings, answers = CompareSettings(**cli.plain(config.compare)), answering(config)
+    folders = head_folders(config.heads)
+    require_prompts(config)
+    source = prompt_source(**cli.plain(config.prompts))
+    assert source is not None
+    files = target_files(cli.plain(config.target))
+    require_comparable(folders, files, settings)
+    room = answers.longest_prompt(files.text_config.max_position_embeddings, steps=settings.most_steps)
+    prompts = file_prompts(make_chat(config, files), source, limit=config.limit, max_length=room)
+    target = load_target(**cli.plain(config.target))
+    compare(
+        settings,
+        folders,
+        target,
+        prompts,
+        max_new_tokens=answers.max_new_tokens,
+        seed=answers.seed,
+        origin=cli.result_facts(),
+        folder=cli.output_dir(),
+    )
 
 
 def launch_server(config: DictConfig) -> None:
@@ -248,6 +283,7 @@ ACTIONS = {
     "check": check,
     "decode": decode,
     "show": show_rounds,
+    "compare": compare_heads,
     "launch": launch_server,
     "bench": bench_servers,
     "tune": tune_head,

@@ -37,6 +37,7 @@ from eagle3.features.index import index_name
 from eagle3.features.store import FeatureStore
 from eagle3.storage.files import read_jsonl, sha256_file, write_json
 from eagle3.storage.folder import LocalFolder
+from eagle3.storage.records import read_sealed_json
 
 ROOT = Path(__file__).parent.parent
 TINY = ASSETS / "tiny"
@@ -210,6 +211,8 @@ def test_a_run_is_resumed_in_its_folder(
          ["check.max_difference", "limits.bench"]),
         (["action=show", "head=HEAD", "out=/nowhere/page.html", "limits.show=3", "dry_run=true", "findings=f"],
          ["dry_run", "findings"]),
+        (["action=compare", "head=HEAD", "heads=[/nowhere]", "steps=3", "temperature=1", "compare.batch_size=2",
+          "limits.compare=3", "target.dtype=float32", "dry_run=true"], ["head", "steps", "temperature", "dry_run"]),
         (["action=launch", "target.dtype=float32", "temperature=1", "+launch.extra_flags.a=1"],
          ["target.dtype", "temperature"]),
         (["action=bench", "head=HEAD", "tune.rows=3", "seed=1", "target.path=/nowhere"], ["tune.rows", "seed"]),
@@ -281,6 +284,25 @@ def test_decode_prints_one_json_line(
     assert result["lossless"] == 1.0
     assert result["accept_length"] >= 1.0
     assert len(result["per_depth"]) == 3
+
+
+def test_compare_prints_a_table_and_leaves_it_as_sealed_json(
+    world: World, call: Callable[..., Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    other = shutil.copytree(world.head, tmp_path / "other")
+    capsys.readouterr()
+    call(
+        "serve", "action=compare", f"target.path={TINY}", f"heads=[{world.head},{other}]",
+        f"prompts.path={world.root}/prompts.jsonl", "max_new_tokens=16", "limit=4",
+    )  # fmt: skip
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("| source | prompts | sampling | drafts | head | accept length | difference |")
+    assert [line.split(" | ")[2:4] for line in lines[2:14:2]] == [
+        [sampling, drafts] for sampling in ("greedy", "T = 1") for drafts in ("chain of 3", "chain of 7", "tree 5/4/16")
+    ]
+    assert lines[3].endswith("| +0.000 | +0.000 to +0.000 | 0.000 |")  # the same head once more
+    found = read_sealed_json(tmp_path / "run" / "compare.json", made_by="")
+    assert found["prompts"] == 4 and {"commit", "command", "machine", "versions"} <= found.keys()
 
 
 @pytest.mark.parametrize("mask", ["last_turn", "without_reasoning", "everything"])
@@ -505,6 +527,13 @@ def test_a_damaged_store_is_refused_and_mended_by_the_advice(
         (
             ["action=show", f"prompts.path={TINY}/config.json", f"out={TINY}"],
             "must be a file on this machine; give one",
+        ),
+        (["action=compare"], "heads is not set; give folders of exported heads"),
+        (["action=compare", "heads=[/nowhere]"], "prompts.path is not set"),
+        (["action=compare", "heads=[/nowhere]", f"prompts.path={__file__}"], "prompts.path="),
+        (
+            ["action=compare", "heads=[/nowhere]", f"prompts.path={ASSETS}/prompts/train.jsonl"],
+            "/nowhere/config.json does not exist; make it with",
         ),
     ],
 )

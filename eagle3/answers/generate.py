@@ -28,16 +28,20 @@ def generate(
     top_k: int,
     stop_ids: Set[int],
     pad_id: int,
+    drawn: list[int] | None = None,
 ) -> list[Answer]:
-    """Answer each prompt. An answer depends on its prompt and its seed, not on the rows that share the batch."""
+    """Answer each prompt. An answer depends on its prompt and its seed, not on the rows that share the batch.
+
+    `drawn` says how many tokens at the end of each prompt were drawn with its seed before: it goes on from there."""
+    drawn = drawn or [0] * len(prompts)
     if len(prompts) > 1 and alone_because(model):
         options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop_ids": stop_ids, "pad_id": pad_id}
         options |= {"temperature": temperature, "top_p": top_p, "top_k": top_k}
-        alone = zip(prompts, seeds, strict=True)
-        return [generate(model, [prompt], seeds=[seed], **options)[0] for prompt, seed in alone]
+        alone = zip(prompts, seeds, drawn, strict=True)
+        return [generate(model, [prompt], seeds=[seed], drawn=[used], **options)[0] for prompt, seed, used in alone]
     tokens, mask = _left_pad(prompts, pad_id, model.device)
     positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
-    uniforms = _uniforms(seeds, max_new_tokens).to(model.device)  # (B, max_new_tokens)
+    uniforms = _uniforms(seeds, drawn, max_new_tokens).to(model.device)  # (B, max_new_tokens)
     stops = torch.tensor(sorted(stop_ids), device=model.device)
     written = torch.full((len(prompts), max_new_tokens), pad_id, device=model.device)
     rows = torch.arange(len(prompts), device=model.device)  # the prompt that each row of the batch answers
@@ -69,10 +73,10 @@ def generate(
     return [_cut(row, stop_ids, steps=step + 1) for row in written.tolist()]
 
 
-def _uniforms(seeds: list[int], count: int) -> Float[Tensor, "B N"]:
+def _uniforms(seeds: list[int], drawn: list[int], count: int) -> Float[Tensor, "B N"]:
     """All the randomness of each row, drawn before decoding, on the CPU: the same on every device."""
-    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-    return torch.stack([torch.rand(count, generator=generator, dtype=torch.float64) for generator in generators])
+    rows = [(torch.Generator().manual_seed(seed), used) for seed, used in zip(seeds, drawn, strict=True)]
+    return torch.stack([torch.rand(used + count, generator=each, dtype=torch.float64)[used:] for each, used in rows])
 
 
 def _left_pad(

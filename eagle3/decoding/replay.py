@@ -10,10 +10,10 @@ forwards of another shape than in decoding, and near-ties flip: docs/serving-res
 Shapes: P positions of an answer where a round may begin, K steps.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 from jaxtyping import Int
 from torch import Tensor
@@ -73,6 +73,18 @@ class Recording:
         return found
 
 
+@dataclass(frozen=True)
+class Said:
+    """A prompt with the target's own answer, and what it would say `beyond` the end: the last round may draft that.
+
+    `stopped` says that the answer ends with a stop token."""
+
+    prompt: list[int]
+    answer: list[int]
+    beyond: list[int]
+    stopped: bool
+
+
 def record(
     speculator: Speculator,
     prompts: Sequence[list[int]],
@@ -87,27 +99,47 @@ def record(
 ) -> Recording:
     """Let the target answer every prompt, `batch_size` at once, seeded by its place, and grow the trees of `topks`
     behind every token of the answers. `progress` names the bar (None: no bar)."""
+    sampling: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "beyond": steps}
+    batches = (range(start, min(start + batch_size, len(prompts))) for start in range(0, len(prompts), batch_size))
+    said = (
+        each
+        for batch in batches
+        for each in answer(
+            speculator.target, [prompts[place] for place in batch], seeds=[seed + place for place in batch], **sampling
+        )
+    )
+    bar = tqdm(said, total=len(prompts), desc=progress, unit="prompt", disable=progress is None)
+    return record_said(speculator, bar, steps=steps, topks=topks)
+
+
+def record_said(speculator: Speculator, said: Iterable[Said], *, steps: int, topks: Iterable[int]) -> Recording:
+    """Grow the trees of `topks` behind every token of answers that went `steps` tokens beyond their ends or more."""
     capture = Capture(speculator.target, speculator.capture_layers)
     recording = Recording({topk: [] for topk in topks})
-    with tqdm(total=len(prompts), desc=progress, unit="prompt", disable=progress is None) as bar:
-        for start in range(0, len(prompts), batch_size):
-            batch = [*prompts[start : start + batch_size]]
-            said = _said(speculator.target, batch, seed + start, max_new_tokens, temperature, steps)
-            for prompt, (text, beyond) in zip(batch, said, strict=True):
-                grower = Grower(speculator, capture, text + beyond)
-                for topk, places in recording.places.items():
-                    places.append(grower.places(range(len(prompt), len(text) - 1), topk, steps))
-                bar.update()
+    for each in said:
+        text = each.prompt + each.answer
+        grower = Grower(speculator, capture, text + each.beyond[:steps])
+        for topk, places in recording.places.items():
+            places.append(grower.places(range(len(each.prompt), len(text) - 1), topk, steps))
     return recording
 
 
-def _said(
-    target: Target, prompts: list[list[int]], seed: int, max_new_tokens: int, temperature: float, beyond: int
-) -> Iterator[tuple[list[int], list[int]]]:
-    """Each prompt with its answer, and what the target would say behind the end: the last round may draft that."""
-    seeds = [*range(seed, seed + len(prompts))]
+def answer(
+    target: Target,
+    prompts: list[list[int]],
+    *,
+    seeds: list[int],
+    max_new_tokens: int,
+    temperature: float,
+    beyond: int,
+) -> list[Said]:
+    """Let the target answer a batch of prompts, and then go on for `beyond` tokens."""
     say = partial(generate, target.model, seeds=seeds, temperature=temperature, top_p=1.0, top_k=0, pad_id=0)
     answers = say(prompts, max_new_tokens=max_new_tokens, stop_ids=target.stop_ids)
     texts = [prompt + answer.token_ids for prompt, answer in zip(prompts, answers, strict=True)]
-    more = say(texts, max_new_tokens=beyond, stop_ids=frozenset())
-    return zip(texts, (answer.token_ids for answer in more), strict=True)
+    drawn = [len(answer.token_ids) for answer in answers]
+    more = say(texts, max_new_tokens=beyond, stop_ids=frozenset(), drawn=drawn)
+    return [
+        Said(prompt, answer.token_ids, rest.token_ids, stopped=answer.finish_reason == "stop")
+        for prompt, answer, rest in zip(prompts, answers, more, strict=True)
+    ]

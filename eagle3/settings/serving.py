@@ -9,9 +9,10 @@ from eagle3.settings.engine import Address, DraftTokens, Launch, Seconds, Steps,
 from eagle3.settings.precomputing import Chat, Target
 from eagle3.settings.types import STRICT, Count, CountOrZero, NotNegative, Part, Seed, Text, fault
 
-ACTIONS = ("export", "check", "decode", "show", "launch", "bench", "tune")
+ACTIONS = ("export", "check", "decode", "show", "compare", "launch", "bench", "tune")
 
 Concurrency = Annotated[int, Field(ge=1, le=100_000)]
+Temperature = Annotated[float, Field(ge=0, le=100)]
 Repeats = Annotated[int, Field(ge=1, le=10_000)]
 RepeatsOrNone = Annotated[int, Field(ge=0, le=10_000)]
 
@@ -26,6 +27,7 @@ class Limits(TypedDict):
     check: Count | None
     decode: Count | None
     show: Count | None
+    compare: Count | None
     launch: Count | None
     bench: Count | None
     tune: Count | None
@@ -79,6 +81,20 @@ class Tune(TypedDict):
     rows: Count
 
 
+class DraftShape(TypedDict):
+    steps: Steps
+    topk: TopK
+    draft_tokens: DraftTokens | None
+
+
+class Compare(TypedDict):
+    shapes: Annotated[list[DraftShape], Field(min_length=1)]
+    temperatures: Annotated[list[Temperature], Field(min_length=1)]
+    decoder: Literal["batched", "plain"]
+    batch_size: Count
+    batch_tokens: Count
+
+
 def _timed(tune: Tune) -> Tune:
     if tune["evidence"] == "server" and tune["timed"] < 1:
         raise fault("timed", value=tune["timed"], rule="must be 1 or more for tune.evidence=server")
@@ -92,10 +108,12 @@ class Serve(TypedDict):
     launch: Launch
     bench: Bench
     tune: Annotated[Tune, AfterValidator(_timed)]
+    compare: Compare
     logger: NotRequired[dict[Text, Part]]
     dry_run: bool
-    action: Literal["export", "check", "decode", "show", "launch", "bench", "tune"]
+    action: Literal["export", "check", "decode", "show", "compare", "launch", "bench", "tune"]
     head: Text | None
+    heads: Annotated[list[Text], Field(min_length=1)] | None
     run: Text | None
     checkpoint: Text | None
     findings: Text | None
@@ -105,7 +123,7 @@ class Serve(TypedDict):
     draft_tokens: DraftTokens | None
     # The first token comes from prefill: without a second one no draft is ever verified.
     max_new_tokens: Annotated[int, Field(ge=2, le=2**24)]
-    temperature: Annotated[float, Field(ge=0, le=100)]
+    temperature: Temperature
     seed: Seed
     prompts: Prompts
     limits: Limits

@@ -113,18 +113,22 @@ def are_ids(value: Any) -> bool:
 
 def read_files(path: str | Path) -> HeadFiles:
     """Read an exported head of any trainer; InputError for files that are missing, damaged or of the wrong kind."""
+    found = read_without_weights(path)
+    for shard in _weight_files(found.path):
+        found.tensors.update(_read_tensors(shard))
+    if found.record is not None:
+        _require_as_exported(found.path, found.record)
+    return found
+
+
+def read_without_weights(path: str | Path) -> HeadFiles:
+    """Read what a head says of itself, in no time: config.json and training.json, without `tensors`."""
     folder = Path(path)
     config = read_json(folder / "config.json", made_by=MAKE_HEAD)
     _require_kinds(config, folder)
     flat = _flat(config)
     _require_kinds(flat, folder)
-    tensors: dict[str, Tensor] = {}
-    for shard in _weight_files(folder):
-        tensors |= _read_tensors(shard)
-    record = read_record(folder, made_by=MAKE_HEAD)
-    if record is not None:
-        _require_as_exported(folder, record)
-    return HeadFiles(folder, flat, NESTED in config, tensors, record)
+    return HeadFiles(folder, flat, NESTED in config, {}, read_record(folder, made_by=MAKE_HEAD))
 
 
 def _require_as_exported(folder: Path, record: HeadRecord) -> None:

@@ -1,0 +1,82 @@
+"""Heads that are to be compared: whether they can be, said before the target is loaded."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from eagle3.errors import InputError
+from eagle3.head.eagle3 import EAGLE3
+from eagle3.head.kind import kind_of_architecture
+from eagle3.serving.compare.settings import CompareSettings
+from eagle3.serving.head.files import HeadFiles, read_without_weights
+from eagle3.serving.head.format import head_config
+from eagle3.target.facts import target_config
+from eagle3.target.files import TargetFiles
+from eagle3.target.identity import TargetIdentity
+from eagle3.target.model import config_hash, identity_of
+
+BY_FILES = ("config_hash", "tokenizer_hash")  # what says without the weights which target it is
+
+
+def head_folders(heads: Sequence[str] | None) -> list[Path]:
+    """Return the folders that the key `heads` names; InputError without any, or where one comes twice."""
+    if not heads:
+        raise InputError("heads is not set; give folders of exported heads, the first to compare with: heads=[A,B]")
+    folders = [Path(head) for head in heads]
+    for place, folder in enumerate(folders):
+        if folder.resolve() in [other.resolve() for other in folders[:place]]:
+            raise InputError(f"heads: {folder} is there twice; name each head once")
+    return folders
+
+
+def require_comparable(folders: Sequence[Path], target: TargetFiles, settings: CompareSettings) -> None:
+    """Raise InputError for a head of another target, vocabulary or kind, by its name, and for what it cannot draft."""
+    identity = identity_of(target.path, target.config, config_hash(target.config_dict), target.tokenizer, "")
+    for folder in folders:
+        files = read_without_weights(folder)
+        _require_kind(files, settings.decoder)
+        _require_sizes(files, target, settings)
+        require_own_target(files, identity, BY_FILES)
+
+
+def require_own_target(files: HeadFiles, target: TargetIdentity, parts: Sequence[str]) -> None:
+    """Raise InputError for a head whose training.json names a target that differs in one of the `parts`."""
+    trained = files.record.target if files.record else target  # other trainers record none
+    for part in parts:
+        if getattr(trained, part) != getattr(target, part):
+            raise InputError(
+                f"heads: {files.path} was trained on {trained.name}, not on target.path={target.name}: they differ in "
+                f"{part.removesuffix('_hash')}; compare heads of one target"
+            )
+
+
+def _require_kind(files: HeadFiles, decoder: str) -> None:
+    named = files.config.get("architectures")
+    kind = kind_of_architecture(named)
+    if kind is None:
+        raise InputError(
+            f"heads: {files.path} is of architectures={named} in config.json, no kind of head that is known here; "
+            f"leave it out, or import the module that registers its kind"
+        )
+    if decoder == "batched" and kind.name != EAGLE3.name:
+        raise InputError(
+            f"heads: {files.path} is of kind {kind.name}, and compare.decoder=batched decodes {EAGLE3.name} alone; "
+            f"take compare.decoder=plain"
+        )
+
+
+def _require_sizes(files: HeadFiles, target: TargetFiles, settings: CompareSettings) -> None:
+    config = head_config(files)
+    facts = target_config(target.text_config, target.text_config.vocab_size, target.checkpoint_dtype)
+    for key in ("hidden_size", "vocab_size"):
+        if getattr(config, key) != getattr(facts, key):
+            raise InputError(
+                f"heads: {files.path} is for a target with {key}={getattr(config, key)}, "
+                f"target.path={target.path} has {getattr(facts, key)}; compare heads of one target"
+            )
+    files.served_layers(facts.num_layers)
+    topk = max(shape.topk for shape in settings.drafts())
+    if topk > config.draft_vocab_size:
+        raise InputError(
+            f"compare.shapes: topk={topk}, and {files.path} can draft no more than its {config.draft_vocab_size} "
+            f"tokens; lower topk"
+        )

@@ -1,0 +1,144 @@
+"""What every head gains on every prompt, in every way of decoding.
+
+Shapes: N prompts.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from tqdm import tqdm
+
+from eagle3.decoding.paired import Gains
+from eagle3.decoding.replay import Rounds, Said, answer, record_said
+from eagle3.decoding.speculate import Decoded, Speculator, measure, plain_greedy
+from eagle3.serving.compare.settings import CompareSettings, Way
+from eagle3.target.model import Target
+
+
+class Answers(NamedTuple):
+    """How the target answers; a prompt is seeded by its place."""
+
+    prompts: Sequence[list[int]]
+    max_new_tokens: int
+    seed: int
+
+
+class Measured(NamedTuple):
+    """The gains of a head as SGLang counts them, and `kept`, without what was accepted behind a stop token.
+
+    `lossless` is the share of greedy answers that are the target's own, None where they are so by construction."""
+
+    gains: Gains
+    kept: Gains
+    lossless: float | None
+
+
+class BatchedDecoder:
+    """The target answers once, in batches; each head and shape is replayed on that (eagle3/decoding/replay.py)."""
+
+    def __init__(self, target: Target, settings: CompareSettings, answers: Answers) -> None:
+        self.steps = settings.most_steps
+        temperatures = dict.fromkeys(settings.temperatures)
+        start = time.perf_counter()
+        self.said = {temperature: self._said(target, settings, answers, temperature) for temperature in temperatures}
+        self.seconds = time.perf_counter() - start
+
+    def _said(self, target: Target, settings: CompareSettings, answers: Answers, temperature: float) -> list[Said]:
+        said: dict[int, Said] = {}
+        with tqdm(total=len(answers.prompts), desc=f"answers, T = {temperature:g}", unit="prompt") as bar:
+            for batch in batches(answers, settings.batch_size, settings.batch_tokens):
+                found = answer(
+                    target,
+                    [answers.prompts[place] for place in batch],
+                    seeds=[answers.seed + place for place in batch],
+                    max_new_tokens=answers.max_new_tokens,
+                    temperature=temperature,
+                    beyond=self.steps,
+                )
+                said.update(zip(batch, found, strict=True))
+                bar.update(len(batch))
+        return [said[place] for place in range(len(answers.prompts))]
+
+    def __call__(self, speculator: Speculator, ways: Sequence[Way], name: str) -> dict[Way, Measured]:
+        measured = {}
+        topks = sorted({way.shape.topk for way in ways})
+        for temperature, said in self.said.items():
+            recording = record_said(speculator, tqdm(said, desc=name, unit="prompt"), steps=self.steps, topks=topks)
+            for way in (way for way in ways if way.temperature == temperature):
+                measured[way] = of_rounds(recording.replay_each(**way.shape._asdict()), said)
+        return measured
+
+
+class PlainDecoder:
+    """One prompt after the other: the target verifies every draft of every head in a forward of its own."""
+
+    def __init__(self, target: Target, settings: CompareSettings, answers: Answers) -> None:
+        self.answers = answers
+        start = time.perf_counter()
+        self.own = None
+        if 0 in settings.temperatures:
+            prompts = tqdm(answers.prompts, desc="answers", unit="prompt")
+            self.own = [plain_greedy(target, prompt, answers.max_new_tokens) for prompt in prompts]
+        self.seconds = time.perf_counter() - start
+
+    def __call__(self, speculator: Speculator, ways: Sequence[Way], name: str) -> dict[Way, Measured]:
+        measured = {}
+        for way in ways:
+            result = measure(
+                speculator.target,
+                speculator.head,
+                speculator.capture_layers,
+                self.answers.prompts,
+                max_new_tokens=self.answers.max_new_tokens,
+                temperature=way.temperature,
+                seed=self.answers.seed,
+                progress=f"{name}, {way.sampling}, {way.shape}",
+                plain=self.own,
+                **way.shape._asdict(),
+            )
+            measured[way] = of_decoded(result.decoded, result.lossless)
+        return measured
+
+
+DECODERS: Mapping[str, type[BatchedDecoder] | type[PlainDecoder]] = {"batched": BatchedDecoder, "plain": PlainDecoder}
+
+
+def batches(answers: Answers, most: int, most_tokens: int) -> Iterator[list[int]]:
+    """Yield the places of prompts that are answered together: of about one length, for rows are padded to the longest,
+    and so many that with their answers they have no more than `most_tokens`."""
+    lengths = [len(prompt) + answers.max_new_tokens for prompt in answers.prompts]
+    batch: list[int] = []
+    for place in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if batch and (len(batch) == most or (len(batch) + 1) * lengths[place] > most_tokens):
+            yield batch
+            batch = []
+        batch.append(place)
+    if batch:
+        yield batch
+
+
+def of_rounds(rounds: Sequence[Rounds], said: Sequence[Said]) -> Measured:
+    """Count; what is made behind a stop token is what is made and not in the answer."""
+    made = [each.verifications + sum(each.accepted) for each in rounds]
+    behind = [
+        total - each.tokens if one.stopped else 0
+        for total, each, one in zip(made, rounds, said, strict=True)
+    ]  # fmt: skip
+    return _measured([sum(each.accepted) for each in rounds], [each.verifications for each in rounds], behind, None)
+
+
+def of_decoded(decoded: Sequence[Decoded], lossless: float | None) -> Measured:
+    accepted, behind = [sum(each.accepted) for each in decoded], [each.behind_stop for each in decoded]
+    return _measured(accepted, [each.verifications for each in decoded], behind, lossless)
+
+
+def _measured(accepted: list[int], verifications: list[int], behind: list[int], lossless: float | None) -> Measured:
+    rounds = _array(verifications)
+    return Measured(Gains(_array(accepted), rounds), Gains(_array(accepted) - _array(behind), rounds), lossless)
+
+
+def _array(values: list[int]) -> Float[np.ndarray, " N"]:
+    return np.array(values, dtype=np.float64)

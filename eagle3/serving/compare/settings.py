@@ -1,0 +1,60 @@
+"""What heads are compared in, and how: keys of conf/serve/compare.yaml."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from eagle3.engine.draft import num_draft_tokens
+from eagle3.errors import InputError
+
+
+class Shape(NamedTuple):
+    """How a head drafts; `draft_tokens` counts the root, also of a chain."""
+
+    steps: int
+    topk: int
+    draft_tokens: int
+
+    def __str__(self) -> str:
+        return f"chain of {self.steps}" if self.topk == 1 else f"tree {self.steps}/{self.topk}/{self.draft_tokens}"
+
+
+class Way(NamedTuple):
+    """One way to decode: the target's tokens at a temperature, drafts of a shape."""
+
+    temperature: float
+    shape: Shape
+
+    @property
+    def sampling(self) -> str:
+        return "greedy" if self.temperature == 0 else f"T = {self.temperature:g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareSettings:
+    """The keys of the same names in conf/serve/compare.yaml."""
+
+    shapes: Sequence[Mapping[str, Any]]
+    temperatures: Sequence[float]
+    decoder: str
+    batch_size: int
+    batch_tokens: int
+
+    def __post_init__(self) -> None:
+        """Raise InputError for a shape that SGLang would change or refuse."""
+        self.drafts()
+
+    def drafts(self) -> list[Shape]:
+        """Return the shapes, each once."""
+        try:
+            found = [Shape(each["steps"], each["topk"], num_draft_tokens(**each)) for each in self.shapes]
+        except InputError as error:
+            raise InputError(f"compare.shapes: {error}") from None
+        return [*dict.fromkeys(found)]
+
+    def ways(self) -> list[Way]:
+        return [Way(temperature, shape) for temperature in dict.fromkeys(self.temperatures) for shape in self.drafts()]
+
+    @property
+    def most_steps(self) -> int:
+        return max(shape.steps for shape in self.drafts())

@@ -1,0 +1,65 @@
+"""Paired differences of accept lengths: the jackknife's number, and an interval that holds the truth as it says."""
+
+import numpy as np
+import pytest
+
+from eagle3.decoding.jackknife import standard_error
+from eagle3.decoding.paired import CONFIDENCE, Gains, accept_length, difference
+
+PROMPTS = 60
+
+
+def drawn(rng: np.random.Generator, prompts: int = PROMPTS) -> tuple[Gains, Gains]:
+    """Two heads on answers of ragged lengths, some of one token: prompts are easy or hard for both of them."""
+    tokens = rng.choice([0, 7, 31, 95], prompts, p=[0.1, 0.2, 0.3, 0.4])
+    easy = rng.uniform(0.2, 0.8, prompts)
+    found = []
+    for better in (0.0, 0.05):
+        accepted = rng.binomial(tokens, np.clip(easy + better, 0, 1) / 2)
+        found.append(Gains(accepted.astype(float), (tokens - accepted).astype(float)))
+    return found[0], found[1]
+
+
+def test_a_difference_has_the_standard_error_that_leaving_out_each_prompt_in_turn_gives() -> None:
+    first, ours = drawn(np.random.default_rng(0))
+    pairs = [pair for pair in zip(*ours, *first, strict=True) if pair[1]]  # prompts that took a verification
+
+    def gained(some: list[tuple[float, ...]]) -> float:
+        accepted, rounds, accepted_first, rounds_first = (sum(column) for column in zip(*some, strict=True))
+        return accepted / rounds - accepted_first / rounds_first
+
+    found = difference(ours, first)
+    assert found.value == pytest.approx(gained(pairs)) and 0 < len(pairs) < PROMPTS
+    assert found.standard_error == pytest.approx(standard_error(gained, pairs))
+    alone = accept_length(first)
+    assert alone.standard_error == pytest.approx(
+        standard_error(lambda some: 1 + sum(pair[2] for pair in some) / sum(pair[3] for pair in some), pairs)
+    )
+
+
+def test_pairing_makes_the_error_smaller_than_that_of_heads_on_prompts_of_their_own() -> None:
+    first, ours = drawn(np.random.default_rng(1))
+    apart = np.hypot(*(accept_length(each).standard_error for each in (first, ours)))
+    assert difference(ours, first).standard_error < 0.8 * apart
+
+
+@pytest.mark.parametrize("prompts", [30, 200])
+def test_the_interval_holds_the_true_difference_as_often_as_it_says(prompts: int) -> None:
+    rng = np.random.default_rng(2)
+    many_first, many_ours = drawn(rng, 400_000)
+    true = many_ours.accept_length - many_first.accept_length
+    repeats = 2000
+    held = 0
+    for _ in range(repeats):
+        first, ours = drawn(rng, prompts)
+        found = difference(ours, first)
+        held += found.low <= true <= found.high
+    assert held / repeats == pytest.approx(CONFIDENCE, abs=0.025)
+
+
+def test_a_head_differs_from_itself_by_nothing_and_one_prompt_has_no_error() -> None:
+    first, _ = drawn(np.random.default_rng(3))
+    assert difference(first, first) == (0, 0, 0, 0)
+    one = Gains(np.array([3.0, 0.0]), np.array([2.0, 0.0]))  # the second answer was one token long
+    assert accept_length(one) == (2.5, None, None, None)
+    assert difference(one, one) == (0, None, None, None)

@@ -1,0 +1,83 @@
+"""The batched decoder measures what the plain one does: count by count, prompt by prompt."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from exported_head import tiny_target
+from fitted_head import LAYERS, NEW_TOKENS, PROMPT, fitted_head, small_target
+
+from eagle3.decoding.speculate import Speculator, plain_greedy
+from eagle3.serving.compare.measure import Answers, BatchedDecoder, PlainDecoder, batches
+from eagle3.serving.compare.settings import CompareSettings
+
+SHAPES = [
+    {"steps": 3, "topk": 1, "draft_tokens": None},
+    {"steps": 7, "topk": 1, "draft_tokens": None},
+    {"steps": 3, "topk": 3, "draft_tokens": 9},
+]
+# Ragged, and not sorted; two of them alike, whose samples must differ all the same.
+PROMPTS = [PROMPT, PROMPT[9:], PROMPT * 2, PROMPT[:1], PROMPT[4:], PROMPT]
+
+
+def settings(**changes):
+    given = {"shapes": SHAPES, "temperatures": [0.0, 0.7], "decoder": "batched", "batch_size": 3, "batch_tokens": 999}
+    return CompareSettings(**given | changes)
+
+
+def both(target, head, answers):
+    speculator = Speculator(target, head, LAYERS)
+    return [
+        decoder(target, settings(), answers)(speculator, settings().ways(), "head")
+        for decoder in (BatchedDecoder, PlainDecoder)
+    ]
+
+
+def require_same(batched, plain):
+    assert batched.keys() == plain.keys() and len(batched) == 6
+    for way, found in batched.items():
+        for mine, other in ((found.gains, plain[way].gains), (found.kept, plain[way].kept)):
+            np.testing.assert_array_equal(mine.accepted, other.accepted)
+            np.testing.assert_array_equal(mine.verifications, other.verifications)
+
+
+def stopping(target):
+    """The same target, which ends its turn at tokens that it says early to some of the prompts and late to others."""
+    said = [plain_greedy(target, prompt, NEW_TOKENS) for prompt in PROMPTS]
+    found = replace(target)
+    found.__dict__["stop_ids"] = target.stop_ids | {said[0][9], said[2][4]}
+    return found
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_fitted_head_gains_the_same_on_every_prompt(stops):
+    target = stopping(small_target()) if stops else small_target()
+    batched, plain = both(target, fitted_head(small_target(), PROMPT), Answers(PROMPTS, NEW_TOKENS, 5))
+    require_same(batched, plain)
+    greedy = [way for way in plain if way.temperature == 0]
+    assert {plain[way].lossless for way in greedy} == {1.0} and len(greedy) == len(SHAPES)
+    some = batched[greedy[0]]
+    assert 0 < some.gains.accepted.sum() < 3 * some.gains.verifications.sum()
+    behind = sum((found.gains.accepted - found.kept.accepted).sum() for found in batched.values())
+    assert (behind > 0) == stops
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_random_heads_gain_the_same_in_float32_on_the_bundled_target(seed):
+    target = tiny_target()
+    assert target.embedding.dtype == torch.float32
+    head = fitted_head(target, PROMPT)
+    generator = torch.Generator().manual_seed(seed)
+    head.lm_head.weight.data += 0.3 * torch.randn(head.lm_head.weight.shape, generator=generator)
+    batched, plain = both(target, head, Answers(PROMPTS, NEW_TOKENS, seed))
+    require_same(batched, plain)
+    assert sum(found.gains.accepted.sum() for found in batched.values()) > 0
+
+
+def test_every_prompt_is_in_one_batch_of_its_length_which_has_no_more_rows_and_tokens_than_allowed():
+    prompts = [[1] * length for length in (5, 90, 7, 6, 30, 31, 8, 400)]
+    found = [*batches(Answers(prompts, 10, 0), most=3, most_tokens=120)]
+    assert found == [[0, 3, 2], [6, 4], [5], [1], [7]]  # the last is too long for any batch, and alone
+    assert sorted(place for batch in found for place in batch) == [*range(8)]
+    assert [*batches(Answers([], 10, 0), most=3, most_tokens=120)] == []

@@ -1,0 +1,161 @@
+"""action=compare: heads that cannot be compared are refused by name, and the table says what the files say."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from exported_head import Editable, random_head, tiny_facts, tiny_target
+from fitted_head import LAYERS, PROMPT, fitted_head
+from stores import ASSETS
+
+from eagle3.decoding.paired import Estimate
+from eagle3.errors import InputError
+from eagle3.serving.check.prompts import PromptSet
+from eagle3.serving.compare.heads import head_folders, require_comparable
+from eagle3.serving.compare.run import compare, names
+from eagle3.serving.compare.settings import CompareSettings
+from eagle3.serving.head.export import export_head
+from eagle3.serving.head.format import save_head
+from eagle3.storage.records import read_sealed_json
+from eagle3.target.files import read_target_files
+
+CHAIN, TREE = {"steps": 3, "topk": 1, "draft_tokens": None}, {"steps": 3, "topk": 3, "draft_tokens": 9}
+
+
+def settings(**changes):
+    given = {"shapes": [CHAIN, TREE], "temperatures": [0.0, 1.0], "decoder": "batched", "batch_size": 4}
+    return CompareSettings(**given | {"batch_tokens": 4096} | changes)
+
+
+@pytest.fixture(scope="module")
+def tiny_files():
+    return read_target_files(path=str(ASSETS / "tiny"), revision=None, trust_remote_code=False)
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[Path]:
+    """Two heads of the bundled target: one that was fitted to it, one that was fitted and spoilt, both without a
+    training.json."""
+    made = []
+    for name, noise in (("good", 0.0), ("worse", 0.5)):
+        head = fitted_head(tiny_target(), PROMPT)
+        head.lm_head.weight.data += noise * torch.randn(head.lm_head.weight.shape, generator=torch.manual_seed(0))
+        (tmp_path / name).mkdir()
+        save_head(tmp_path / name, head, LAYERS, "float32")
+        made.append(tmp_path / name)
+    return made
+
+
+def run(folders, tmp_path, **changes):
+    """Compare on ragged prompts of two sources."""
+    prompts = [PROMPT, PROMPT[9:], PROMPT * 2, PROMPT[4:], PROMPT[2:]]
+    found = PromptSet("here", prompts, {}, sources=["code", "code", "code", "prose", "prose"])
+    out = tmp_path / "out"
+    out.mkdir(exist_ok=True)
+    compare(
+        settings(**changes), folders, tiny_target(), found, max_new_tokens=16, seed=1,
+        origin={"commit": "c", "command": "c", "machine": "m", "versions": {}}, folder=out,
+    )  # fmt: skip
+    return read_sealed_json(out / "compare.json", made_by="")
+
+
+def test_the_result_has_every_way_source_and_head_and_the_table_says_the_same(folders, tmp_path, capsys):
+    found = run(folders, tmp_path)
+    assert len(found["rows"]) == 3 * 4 * 2  # all, code and prose; two temperatures of two shapes; heads
+    assert {row["source"]: row["prompts"] for row in found["rows"]} == {"all": 5, "code": 3, "prose": 2}
+    whole = [row for row in found["rows"] if row["source"] == "all"]
+    assert whole[0]["difference"] is None
+    for first, other in zip(whole[::2], whole[1::2], strict=True):
+        assert (first["head"], other["head"]) == ("good", "worse")
+        gained = Estimate(**other["difference"])
+        assert gained.value == pytest.approx(other["accept_length"]["value"] - first["accept_length"]["value"])
+        assert gained.low <= gained.value <= gained.high
+    printed = capsys.readouterr().out
+    assert printed == (tmp_path / "out/compare.md").read_text()
+    lines = printed.splitlines()[2:]
+    assert len(lines) == len(found["rows"])
+    for line, row in zip(lines, found["rows"], strict=True):
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        assert cells[:2] + cells[4:5] == [row["source"], str(row["prompts"]), row["head"]]
+        assert cells[5].startswith(f"{row['accept_length']['value']:.3f} ± ")
+        assert (cells[6] == "") == (row["head"] == "good")
+    damaged = (tmp_path / "out/compare.json").read_text().replace('"seed": 1', '"seed": 2')
+    (tmp_path / "out/compare.json").write_text(damaged)
+    with pytest.raises(InputError, match="damaged or edited"):
+        read_sealed_json(tmp_path / "out/compare.json", made_by="")
+
+
+def test_both_decoders_write_the_same_rows(folders, tmp_path):
+    batched, plain = (run(folders, tmp_path, decoder=decoder)["rows"] for decoder in ("batched", "plain"))
+    assert {row["lossless"] for row in plain} == {1.0, None}
+    assert [row | {"lossless": None} for row in plain] == batched
+
+
+def test_answers_of_one_token_are_refused(folders, tmp_path):
+    target = replace(tiny_target())
+    target.__dict__["stop_ids"] = frozenset(range(len(target.embedding)))
+    with pytest.raises(InputError, match="none of 1 answers was longer than one token"):
+        compare(
+            settings(), folders, target, PromptSet("here", [PROMPT], {}, sources=["a"]), max_new_tokens=16, seed=1,
+            origin={}, folder=tmp_path,
+        )  # fmt: skip
+
+
+def test_heads_are_named_by_their_folders_unless_two_are_alike():
+    assert [*names([Path("a/one"), Path("a/two")])] == ["one", "two"]
+    assert [*names([Path("a/head"), Path("b/head")])] == ["a/head", "b/head"]
+
+
+def test_no_head_and_the_same_head_twice_are_refused(folders):
+    for nothing in (None, []):
+        with pytest.raises(InputError, match="heads is not set"):
+            head_folders(nothing)
+    with pytest.raises(InputError, match=r"good/\.\./good is there twice"):
+        head_folders([str(folders[0]), f"{folders[0]}/../good"])
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"hidden_size": 32}, r"worse is for a target with hidden_size=32, target\.path=.*tiny has 192; compare"),
+        ({"vocab_size": 9999}, r"worse is for a target with vocab_size=9999, target\.path="),
+        ({"architectures": ["Other"]}, r"worse is of architectures=\['Other'\] in config.json, no kind"),
+        ({"draft_vocab_size": 2}, "topk=3, and .*worse can draft no more than its 2 tokens; lower topk"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 70]}}, "worse: layer ids"),
+    ],
+)
+def test_a_head_that_cannot_be_compared_is_refused_by_name(folders, tiny_files, config, message):
+    edited = Editable(folders[1])
+    (folders[1] / "config.json").write_text(json.dumps(edited.config | config))
+    (folders[1] / "model.safetensors").unlink()  # nothing large is read for that
+    with pytest.raises(InputError, match=message):
+        require_comparable(folders, tiny_files, settings())
+
+
+def test_a_head_that_was_trained_on_another_target_is_refused_by_name(tiny_files, tmp_path):
+    target = tiny_target()
+    for part, files_tell in (("config_hash", True), ("weights_hash", False)):
+        identity = replace(target.identity, name="another", **{part: "other"})
+        export_head(random_head(tiny_facts(target), identity), tmp_path / part, versions={})
+        message = f"heads: {tmp_path / part} was trained on another, not on .*tiny: they differ in {part[:-5]};"
+        if files_tell:
+            with pytest.raises(InputError, match=message):
+                require_comparable([tmp_path / part], tiny_files, settings())
+        else:
+            require_comparable([tmp_path / part], tiny_files, settings())
+            with pytest.raises(InputError, match=message):
+                run([tmp_path / part], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ({"steps": 3, "topk": 1, "draft_tokens": 9}, r"compare\.shapes: .*set draft_tokens=4 or null"),
+        ({"steps": 3, "topk": 2, "draft_tokens": None}, r"compare\.shapes: .*from 2 to 11 tokens"),
+    ],
+)
+def test_a_shape_that_no_server_takes_names_its_key(shape, message):
+    with pytest.raises(InputError, match=message):
+        settings(shapes=[CHAIN, shape])
