@@ -55,6 +55,28 @@ class Grower:
             found.append(self._places(torch.arange(start, stop, device=self.ids.device), topk, steps))
         return torch.cat(found)
 
+    @torch.inference_mode()
+    def chances(self, roots: range, steps: int, temperature: float) -> Float[Tensor, "P K"]:
+        """Return the probability with which a head that samples its drafts of the whole vocabulary drafts the text's
+        own next tokens behind each root, each after the ones before it."""
+        found = [torch.empty(0, steps)]
+        for start in range(roots.start, roots.stop, POSITIONS_AT_ONCE):
+            stop = min(start + POSITIONS_AT_ONCE, roots.stop)
+            found.append(self._chances(torch.arange(start, stop, device=self.ids.device), steps, temperature).cpu())
+        return torch.cat(found)
+
+    def _chances(self, roots: Int[Tensor, " P"], steps: int, temperature: float) -> Float[Tensor, "P K"]:
+        place = self.head.draft_ids.argsort()  # (V,), of each token in the head's own order
+        first, chances = self._first(roots), []
+        hidden, path = first.hidden, first.path
+        for step in range(steps):
+            own = self.ids[roots + step + 1, None]  # (P, 1)
+            probabilities = (self.head.logits(hidden[:, 0]).float() / temperature).softmax(-1)
+            chances.append(probabilities.gather(1, place[own]))
+            if step + 1 < steps:
+                hidden, path = self._deeper(hidden, own, path, roots)
+        return torch.cat(chances, dim=1)
+
     def _places(self, roots: Int[Tensor, " P"], topk: int, steps: int) -> Int[Tensor, "P K K"]:
         scores, own, ends = [], [], [0]  # by step: the candidates' scores, the answer's own among all, their number
         frontier = self._first(roots)
@@ -93,15 +115,22 @@ class Grower:
         kept_scores, kept = scores.topk(topk, dim=1)
         every = torch.arange(len(roots), device=roots.device)[:, None]
         parents = kept // topk
-        hidden = self.head.feedback(frontier.hidden[every, parents])
-        x = self.head.attention_input(self.embedding[tokens.flatten(1)[every, kept]], hidden)
         keys, values = (states[every, parents] for states in frontier.path)
-        positions = (roots[:, None] + keys.shape[2]).expand_as(kept)
-        key, value = self.head.keys_values(x.flatten(0, 1), positions.flatten())
-        key, value = (states.unflatten(0, kept.shape)[:, :, None] for states in (key, value))
-        path = (torch.cat([keys, key], dim=2), torch.cat([values, value], dim=2))
-        hidden = self._output(x, hidden, positions, roots, path)
+        drafted = tokens.flatten(1)[every, kept]
+        hidden, path = self._deeper(frontier.hidden[every, parents], drafted, (keys, values), roots)
         return Frontier(hidden, kept_scores, is_own.flatten(1)[every, kept], path)
+
+    def _deeper(
+        self, hidden: Float[Tensor, "P F H"], tokens: Int[Tensor, "P F"], path: KeysValues, roots: Int[Tensor, " P"]
+    ) -> tuple[Float[Tensor, "P F H"], tuple[Tensor, Tensor]]:
+        """Run nodes on the output that drafted them and their tokens; their keys and values join the paths."""
+        hidden, (keys, values) = self.head.feedback(hidden), path
+        x = self.head.attention_input(self.embedding[tokens], hidden)
+        positions = (roots[:, None] + keys.shape[2]).expand_as(tokens)
+        key, value = self.head.keys_values(x.flatten(0, 1), positions.flatten())
+        key, value = (states.unflatten(0, tokens.shape)[:, :, None] for states in (key, value))
+        path = (torch.cat([keys, key], dim=2), torch.cat([values, value], dim=2))
+        return self._output(x, hidden, positions, roots, path), path
 
     def _output(
         self,

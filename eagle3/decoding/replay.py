@@ -7,7 +7,7 @@ of a tree depends on `topk` alone, fewer steps or fewer draft tokens just keep a
 In float32 and float64 that gives what decoding does to the last digit. In bfloat16 answers and features come from
 forwards of another shape than in decoding, and near-ties flip: docs/serving-results.md has numbers.
 
-Shapes: P positions of an answer where a round may begin, K steps.
+Shapes: P positions of an answer where a round may begin, K steps, N tokens of an answer and beyond.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,11 +15,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
-from jaxtyping import Int
+import numpy as np
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
 from eagle3.answers.generate import generate
+from eagle3.answers.sampling import sampling_probabilities
 from eagle3.decoding.grower import Grower
 from eagle3.decoding.speculate import Speculator
 from eagle3.target.capture import Capture
@@ -63,14 +66,19 @@ class Recording:
         found = []
         for places in self.places[topk]:
             gained = (places[:, steps - 1, :steps] < draft_tokens - 1).sum(dim=1).tolist()
-            position, verifications, accepted = 0, 0, [0] * steps
-            while position < len(gained):
-                verifications += 1
-                for depth in range(gained[position]):
-                    accepted[depth] += 1
-                position += gained[position] + 1
-            found.append(Rounds(verifications, accepted, len(gained)))
+            found.append(_rounds(gained, steps))
         return found
+
+
+def _rounds(gained: list[int], steps: int) -> Rounds:
+    """Return the rounds of an answer, by the drafts that a round from each of its tokens gains."""
+    position, verifications, accepted = 0, 0, [0] * steps
+    while position < len(gained):
+        verifications += 1
+        for depth in range(gained[position]):
+            accepted[depth] += 1
+        position += gained[position] + 1
+    return Rounds(verifications, accepted, len(gained))
 
 
 @dataclass(frozen=True)
@@ -143,3 +151,37 @@ def answer(
         Said(prompt, answer.token_ids, rest.token_ids, stopped=answer.finish_reason == "stop")
         for prompt, answer, rest in zip(prompts, answers, more, strict=True)
     ]
+
+
+def replay_rejection(
+    speculator: Speculator, said: Iterable[Said], *, steps: Sequence[int], temperature: float, seed: int
+) -> dict[int, list[Rounds]]:
+    """Replay speculative rejection sampling (arXiv:2211.17192) with chains of each of `steps`, for a head that drafts
+    of the whole vocabulary; SGLang: --speculative-use-rejection-sampling.
+
+    There, a draft x of probability q(x) is accepted with min(1, p(x) / q(x)), so token y comes out as an accepted
+    draft with min(p(y), q(y)), and in all with p(y), the target's own. Given the token y that the target said, it was
+    an accepted draft with min(1, q(y) / p(y)): that is drawn here, one coin a token, seeded by the prompt's place."""
+    capture, most = Capture(speculator.target, speculator.capture_layers), max(steps)
+    found: dict[int, list[Rounds]] = {count: [] for count in steps}
+    for place, each in enumerate(said):
+        text = each.prompt + each.answer
+        ids, roots = text + each.beyond[:most], range(len(each.prompt), len(text) - 1)
+        chances = Grower(speculator, capture, ids).chances(roots, most, temperature)  # (P, K)
+        own = _own_probabilities(speculator.target, ids, len(each.prompt), temperature)
+        # Not of the seed alone: with that, torch has drawn the tokens.
+        coins = torch.from_numpy(np.random.default_rng([seed, place]).random(len(own)))
+        drafted = torch.arange(len(roots))[:, None] + torch.arange(1, most + 1)  # (P, K), places in the answer
+        accepted = (coins[drafted] * own[drafted] < chances).int().cumprod(dim=1)
+        for count, rounds in found.items():
+            rounds.append(_rounds(accepted[:, :count].sum(dim=1).tolist(), count))
+    return found
+
+
+@torch.inference_mode()
+def _own_probabilities(target: Target, ids: list[int], start: int, temperature: float) -> Float[Tensor, " N"]:
+    """Return the target's probability of each token from `start` on."""
+    tokens = torch.tensor([ids], device=target.device)
+    logits = target.model(input_ids=tokens, use_cache=False, logits_to_keep=len(ids) - start + 1).logits[0, :-1]
+    probabilities = sampling_probabilities(logits.float(), temperature=temperature, top_p=1.0, top_k=0)
+    return probabilities.gather(1, tokens[0, start:, None].to(probabilities.device))[:, 0].cpu()

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from tqdm import tqdm
 
 from eagle3.decoding.paired import Gains
-from eagle3.decoding.replay import Rounds, Said, answer, record_said
+from eagle3.decoding.replay import Rounds, Said, answer, record_said, replay_rejection
 from eagle3.decoding.speculate import Decoded, Speculator, measure, plain_greedy
 from eagle3.serving.compare.settings import CompareSettings, Way
 from eagle3.target.model import Target
@@ -40,7 +40,7 @@ class BatchedDecoder:
     """The target answers once, in batches; each head and shape is replayed on that (eagle3/decoding/replay.py)."""
 
     def __init__(self, target: Target, settings: CompareSettings, answers: Answers) -> None:
-        self.steps = settings.most_steps
+        self.steps, self.seed = settings.most_steps, answers.seed
         temperatures = dict.fromkeys(settings.temperatures)
         start = time.perf_counter()
         self.said = {temperature: self._said(target, settings, answers, temperature) for temperature in temperatures}
@@ -67,9 +67,14 @@ class BatchedDecoder:
         topks = sorted({way.shape.topk for way in ways})
         for temperature, said in self.said.items():
             recording = record_said(speculator, tqdm(said, desc=name, unit="prompt"), steps=self.steps, topks=topks)
-            for way in (way for way in ways if way.temperature == temperature):
+            for way in (way for way in ways if way.temperature == temperature and not way.rejection):
                 measured[way] = of_rounds(recording.replay_each(**way.shape._asdict()), said)
-        return measured
+            if chains := [way for way in ways if way.temperature == temperature and way.rejection]:
+                steps = [way.shape.steps for way in chains]
+                bar = tqdm(said, desc=f"{name}, rejection sampling", unit="prompt")
+                found = replay_rejection(speculator, bar, steps=steps, temperature=temperature, seed=self.seed)
+                measured |= {way: of_rounds(found[way.shape.steps], said) for way in chains}
+        return {way: measured[way] for way in ways}
 
 
 class PlainDecoder:

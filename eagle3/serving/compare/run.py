@@ -14,7 +14,7 @@ from eagle3.serving.compare.measure import DECODERS, Answers, Measured
 from eagle3.serving.compare.report import require_verified, rows, table
 from eagle3.serving.compare.settings import CompareSettings, Way
 from eagle3.serving.head.files import read_without_weights
-from eagle3.serving.head.format import load_head
+from eagle3.serving.head.format import head_config, load_head
 from eagle3.storage.files import atomic_write, sha256_file, sha256_json
 from eagle3.storage.records import write_sealed_json
 from eagle3.target.model import Target
@@ -38,12 +38,13 @@ def compare(
     for head in folders:
         require_own_target(read_without_weights(head), target.identity, ["weights_hash"])
     decoder = DECODERS[settings.decoder](target, settings, Answers(prompts.prompts, max_new_tokens, seed))
+    ways = settings.ways(rejection=settings.decoder == "batched" and all(map(drafts_every_token, folders)))
     measured: dict[str, dict[Way, Measured]] = {}
     seconds: dict[str, float] = {}
     for name, path in names(folders).items():
         start = time.perf_counter()
         loaded = load_head(path, num_layers=len(target.layers), dtype=target.embedding.dtype)
-        measured[name] = decoder(Speculator(target, loaded.head, loaded.capture_layers), settings.ways(), name)
+        measured[name] = decoder(Speculator(target, loaded.head, loaded.capture_layers), ways, name)
         seconds[name] = time.perf_counter() - start
     require_verified(measured)
     found = rows(measured, prompts.sources)
@@ -65,6 +66,12 @@ def compare(
         file.write((table(found) + "\n").encode())
     print(table(found))
     log.info("the table is in %s, all numbers are in %s", folder / "compare.md", folder / "compare.json")
+
+
+def drafts_every_token(head: Path) -> bool:
+    """Say whether SGLang would take the head for rejection sampling, which needs the target's whole vocabulary."""
+    config = head_config(read_without_weights(head))
+    return config.draft_vocab_size == config.vocab_size
 
 
 def names(folders: Sequence[Path]) -> dict[str, Path]:

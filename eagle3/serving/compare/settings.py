@@ -20,14 +20,17 @@ class Shape(NamedTuple):
 
 
 class Way(NamedTuple):
-    """One way to decode: the target's tokens at a temperature, drafts of a shape."""
+    """One way to decode: the target's tokens at a temperature, drafts of a shape; `rejection`: drafts are sampled."""
 
     temperature: float
     shape: Shape
+    rejection: bool = False
 
     @property
     def sampling(self) -> str:
-        return "greedy" if self.temperature == 0 else f"T = {self.temperature:g}"
+        if self.temperature == 0:
+            return "greedy"
+        return f"T = {self.temperature:g}" + (", rejection sampling" if self.rejection else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +55,12 @@ class CompareSettings:
             raise InputError(f"compare.shapes: {error}") from None
         return [*dict.fromkeys(found)]
 
-    def ways(self) -> list[Way]:
-        return [Way(temperature, shape) for temperature in dict.fromkeys(self.temperatures) for shape in self.drafts()]
+    def ways(self, *, rejection: bool = False) -> list[Way]:
+        """Return every shape at every temperature; with `rejection` chains also as SGLang's rejection sampling."""
+        found = [Way(temperature, shape) for temperature in dict.fromkeys(self.temperatures) for shape in self.drafts()]
+        if not rejection:
+            return found
+        return [*found, *(Way(*way[:2], rejection=True) for way in found if way.temperature and way.shape.topk == 1)]
 
     @property
     def most_steps(self) -> int:

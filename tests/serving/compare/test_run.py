@@ -159,3 +159,15 @@ def test_a_head_that_was_trained_on_another_target_is_refused_by_name(tiny_files
 def test_a_shape_that_no_server_takes_names_its_key(shape, message):
     with pytest.raises(InputError, match=message):
         settings(shapes=[CHAIN, shape])
+
+
+def test_chains_have_lines_for_rejection_sampling_where_every_head_drafts_of_the_whole_vocabulary(folders, tmp_path):
+    target = tiny_target()
+    whole = random_head(tiny_facts(target), target.identity, torch.arange(len(target.embedding)))
+    export_head(whole, tmp_path / "whole", versions={})
+    found = run([tmp_path / "whole"], tmp_path)["rows"]
+    lines = [(row["sampling"], row["topk"]) for row in found if row["source"] == "all"]
+    sampled = [("greedy", 1), ("greedy", 3), ("T = 1", 1), ("T = 1", 3)]
+    assert lines == [*sampled, ("T = 1, rejection sampling", 1)]
+    both = run([tmp_path / "whole", folders[0]], tmp_path)["rows"]
+    assert [(row["sampling"], row["topk"]) for row in both if row["source"] == "all"][::2] == sampled
