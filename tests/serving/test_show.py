@@ -135,6 +135,7 @@ def test_the_page_of_the_command_says_what_the_decoder_did(
         assert found.prompts[number] == visible(target.tokenizer.decode(ids))
         in_text = [token for token in found.answers[number] if token["kind"] != "rejected"]
         assert [token["id"] for token in in_text] == decoded[-1].token_ids
+        assert "".join(token["text"] for token in in_text) == visible(target.tokenizer.decode(decoded[-1].token_ids))
         said_by = ["target"]  # prefill
         assert len(found.rounds[number]) == len(rounds) == decoded[-1].verifications
         known = len(ids) + 1
@@ -208,6 +209,36 @@ def test_odd_tokens_break_nothing_and_are_shown() -> None:
     assert [token["text"] for token in shown] == texts[1:]
     assert found.rows[0][0] == "</td>\\u202e" and found.prompts == ["hi↵\n"]
     assert all(probability(token) == 0.5 for token in shown[:-1])
+
+
+def test_trees_are_listed_from_the_top_and_what_lies_behind_the_end_is_marked() -> None:
+    first = Tree([0xE2, 70, 0x82, 71, 0x82], [-1, -1, 0, 0, 1], [0.5, 0.25, 0.4, 0.1, 0.125])
+    second = Tree([73, 0xE2, 72], [-1, -1, 1], [0.25, 0.5, 0.125])
+    third = Tree([65, 66, 67], [-1, 0, 1], [0.5, 0.25, 0.125])
+    rounds = [Round(first, [0xE2, 0x82, 0xAC]), Round(second, [72]), Round(third, [65, 66, 67, 68])]
+    decoded = Decoded([66, 0xE2, 0x82, 0xAC, 72, 65], 3, [2, 2, 1], 0, "length")
+    found = Page(page(Words(), [Trace("s", [65], decoded, rounds)], {"head": "h"}))
+    [listed] = found.rounds
+    assert [[(one["depth"], one["text"], one["kind"], one["cut"]) for one in each] for each in listed] == [
+        [
+            (1, "<0xE2>", "accepted", False), (2, "<0x82>", "accepted", False), (2, "G", "rejected", False),
+            (1, "F", "rejected", False), (2, "<0x82>", "rejected", False), (None, "€", "target", False),
+        ],
+        [
+            (1, "<0xE2>", "rejected", False), (2, "H", "rejected", False), (1, "I", "rejected", False),
+            (None, "H", "target", False),
+        ],
+        [
+            (1, "A", "accepted", False), (2, "B", "accepted", True), (3, "C", "accepted", True),
+            (None, "D", "target", True),
+        ],
+    ]  # fmt: skip
+    assert [probability(one) for one in listed[0]] == [0.5, 0.8, 0.2, 0.25, 0.5, None]
+    [answer] = found.answers
+    assert [(one["text"], one["kind"]) for one in answer] == [
+        ("B", "target"), ("<0xE2>", "accepted"), ("<0x82>", "accepted"), ("€", "target"), ("<0xE2>", "rejected"),
+        ("H", "target"), ("A", "accepted"),
+    ]  # fmt: skip
 
 
 def test_what_no_file_can_hold_is_escaped() -> None:
