@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 from stores import CONF
@@ -101,8 +101,8 @@ def is_of_its_type(value: Any, before: Any, key: str) -> bool:
     if isinstance(before, bool):
         return isinstance(value, bool)
     if isinstance(before, int | float):
-        least = -1 if key in ENDLESS else 0
-        return isinstance(value, int | float) and not isinstance(value, bool) and least <= value < 1e10
+        least, most = -1 if key in ENDLESS else 0, 1e19 if key.endswith("_parameters") else 1e10
+        return isinstance(value, int | float) and not isinstance(value, bool) and least <= value < most
     if isinstance(before, str):
         return isinstance(value, str) and value.isprintable() and bool(value.strip())
     return before is None or isinstance(value, type(before))
@@ -130,8 +130,12 @@ def test_every_key_takes_a_nasty_value_or_is_named_in_one_line() -> None:
             assert_taken_or_named(script, values, place, value)
 
 
+RATE = next(number for number, ((_, place), _) in enumerate(KEYS) if place[-3:] == ("rates", "training", "prompts"))
+
+
 @settings(max_examples=400, deadline=None)
 @given(st.integers(0, len(KEYS) - 1), VALUES)
+@example(RATE, 10**10)
 def test_every_key_takes_any_value_or_is_named_in_one_line(number: int, value: Any) -> None:
     (script, place), values = KEYS[number]
     assert_taken_or_named(script, values, place, value)

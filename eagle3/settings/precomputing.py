@@ -127,15 +127,15 @@ class OnRay(TypedDict):
     restarts: CountOrZero
 
 
-Rate = Annotated[float, Field(gt=0, le=1e18)]
+Parameters = Annotated[float, Field(gt=0, le=1e18)]
 
 
 class Rates(TypedDict):
-    target_parameters: Rate
-    head_parameters: Rate
-    answers: dict[Literal["huggingface", "sglang"], Rate]
-    features: dict[Literal["huggingface", "sglang"], Rate]
-    training: dict[Literal["answers", "prompts"], Rate]
+    target_parameters: Parameters
+    head_parameters: Parameters
+    answers: dict[Literal["huggingface", "sglang"], Positive]
+    features: dict[Literal["huggingface", "sglang"], Positive]
+    training: dict[Literal["answers", "prompts"], Positive]
 
 
 class Estimate(TypedDict):
