@@ -321,10 +321,10 @@ class Prompts(TypedDict):
 
 def _whole(prompts: Prompts) -> Prompts:
     for key in ("min_tokens", "max_tokens"):
-        if prompts["length"][key] is not None and prompts["tokenizer"] is None:  # type: ignore[literal-required]
-            raise fault(
-                "tokenizer", value=None, rule=f"counts the tokens of prompts.length.{key}; name the target's folder"
-            )
+        tokens = prompts["length"][key]  # type: ignore[literal-required]
+        if tokens is not None and prompts["tokenizer"] is None:
+            rule = f"counts the tokens of prompts.length.{key}={tokens}; name the target's folder"
+            raise fault("tokenizer", value=None, rule=rule)
     traffic, limit = prompts["traffic"], prompts["limit"]
     if traffic and limit is not None and traffic["size"] is not None and limit < traffic["size"]:
         raise fault("limit", value=limit, rule=f"would cut the mix of prompts.traffic.size={traffic['size']}")
