@@ -10,7 +10,7 @@ python precompute.py target.path=TARGET out_dir=DIR 'stages=[repair]'           
 """
 
 import logging
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 
 import hydra
@@ -21,12 +21,13 @@ from eagle3.errors import InputError, Interrupted, require_packages
 from eagle3.prompts import LIBRARIES
 from eagle3.settings.check import check_settings
 from eagle3.storage.lock import hold
-from eagle3.storage.working_copy import WorkingCopy, is_remote
+from eagle3.storage.out_dir import OutDir, open_out_dir
 
 log = logging.getLogger(__name__)
 FOLDERS = {"verify": "features", "repair": "features"}
 CHECKS = set(FOLDERS)
 READ_ONLY = {"estimate"}  # may look at what another process is writing
+OF_TARGET = {"responses", "features", "estimate"}
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="precompute")
@@ -41,36 +42,37 @@ def main(config: DictConfig) -> None:
     warn_of_unread(config, stages)
     if "prompts" in stages:
         require_packages(*LIBRARIES, extra="prompts", needed_by="stages=[prompts]")
-    copy = None
-    if is_remote(config.out_dir):
-        copy = WorkingCopy(config.out_dir, every_s=config.save_every_s)
-        config.features.path = config.features.path or f"{copy.url}/features"
-        config.out_dir = str(copy.folder)
-    out_dir = Path(config.out_dir)
     try:
-        if {"responses", "features", "estimate"} & set(stages):
-            check_ahead(config, stages)
-        with ExitStack() as held:
-            for folder in dict.fromkeys(FOLDERS.get(stage, stage) for stage in stages if stage not in READ_ONLY):
-                held.enter_context(hold(out_dir / folder))
-            if copy and set(stages) - {"verify"}:
-                copy.bring()
-            if CHECKS & set(stages):
-                check_features(config, out_dir, repair="repair" in stages)
-            if "prompts" in stages:
-                clean_prompts(config.prompts, out_dir, keep_answers=config.answers.name == "imported")
-                if copy:
-                    copy.finish("prompts")
-            if "estimate" in stages:
-                from eagle3.estimate.build import estimate_run
-
-                estimate_run(config)
-                if copy:
-                    copy.finish(".")
-            if {"responses", "features"} & set(stages):
-                answer_and_extract(config, stages, copy)
+        run_stages(config, stages)
     except KeyboardInterrupt:
         raise Interrupted("interrupted; what was finished is kept, run the same command again to go on") from None
+
+
+def run_stages(config: DictConfig, stages: list[str]) -> None:
+    """Run the stages one after the other, each alone in its folder. Of an `out_dir` in a bucket, `config` names the
+    copy on this machine from then on."""
+    out_dir = open_out_dir(config.out_dir, every_s=config.save_every_s)
+    config.features.path = config.features.path or out_dir.features
+    config.out_dir = str(out_dir.folder)
+    if OF_TARGET & set(stages):
+        check_ahead(config, stages)
+    with ExitStack() as held:
+        for folder in dict.fromkeys(FOLDERS.get(stage, stage) for stage in stages if stage not in READ_ONLY):
+            held.enter_context(hold(out_dir.folder / folder))
+        if set(stages) - {"verify"}:
+            out_dir.bring()
+        if CHECKS & set(stages):
+            check_features(config, out_dir.folder, repair="repair" in stages)
+        if "prompts" in stages:
+            clean_prompts(config.prompts, out_dir.folder, keep_answers=config.answers.name == "imported")
+            out_dir.finish("prompts")
+        if "estimate" in stages:
+            from eagle3.estimate.build import estimate_run
+
+            estimate_run(config)
+            out_dir.finish(".")
+        if {"responses", "features"} & set(stages):
+            answer_and_extract(config, stages, out_dir)
 
 
 def choose_engine(config: DictConfig) -> None:
@@ -170,17 +172,16 @@ def clean_prompts(config: DictConfig, out_dir: Path, *, keep_answers: bool) -> N
     prepare_prompts(rules=rules, keep_answers=keep_answers, out_dir=out_dir, **settings)
 
 
-def answer_and_extract(config: DictConfig, stages: list[str], copy: WorkingCopy | None = None) -> None:
+def answer_and_extract(config: DictConfig, stages: list[str], out_dir: OutDir) -> None:
     from eagle3.answers.build import answer
     from eagle3.features.build import extract
     from eagle3.target.stored import stored_target
 
     target = stored_target(**cli.plain(config.target))
     if "responses" in stages:
-        with copy.saving() if copy else nullcontext():
-            counts = answer(config, target, saved=copy.save_if_due if copy else lambda: None)
-        if copy:
-            copy.finish("responses")
+        with out_dir.saving():
+            counts = answer(config, target, saved=out_dir.save_if_due)
+        out_dir.finish("responses")
         log.info("responses: %d rows, %d answer tokens", counts.rows, counts.answer_tokens)
     if "features" in stages:
         store = extract(config, target)

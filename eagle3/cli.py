@@ -36,7 +36,7 @@ from eagle3.secrets import keep_secrets, public
 from eagle3.settings.check import known_keys
 from eagle3.settings.help import help_page
 from eagle3.settings.nearest import did_you_mean
-from eagle3.storage.working_copy import working_copy
+from eagle3.storage.out_dir import working_copy
 
 log = logging.getLogger(__name__)
 OmegaConf.register_new_resolver("help_page", lambda *, _root_: help_page(_root_), replace=True)

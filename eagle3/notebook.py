@@ -42,9 +42,8 @@ def make_store(out_dir: str | Path, *overrides: str) -> FeatureSource:
     `overrides` are those of `python precompute.py`: target.path and prompts.path must be among them."""
     config, script = _composed("precompute", f"out_dir={out_dir}", *overrides), _script("precompute")
     script.choose_engine(config)
-    script.clean_prompts(config.prompts, Path(out_dir), keep_answers=config.answers.name == "imported")
-    script.answer_and_extract(config, ["responses", "features"])
-    return open_source(f"{out_dir}/features")
+    script.run_stages(config, ["prompts", "responses", "features"])
+    return open_source(config.features.path or f"{out_dir}/features")
 
 
 def train_head(store: str | Path, run_dir: str | Path, *overrides: str, watch: Watch | None = None) -> TrainedHead:

@@ -18,7 +18,7 @@ from eagle3.estimate.build import estimate_run
 from eagle3.settings.check import check_settings
 from eagle3.storage.folder import LocalFolder
 from eagle3.storage.records import sealed_bytes
-from precompute import answer_and_extract, clean_prompts
+from precompute import clean_prompts, run_stages
 
 PROMPTS, DTYPES = 80, ("bfloat16", "fp8")
 
@@ -53,8 +53,8 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def made(prompts: Path) -> Path:
     """DIR after all stages; features in DIR/fp8 as well."""
     out_dir = Path(shutil.copytree(prompts, prompts.parent / "made"))
-    answer_and_extract(composed(out_dir), ["responses", "features"])
-    answer_and_extract(composed(out_dir, "features.dtype=fp8", f"features.path={out_dir}/fp8"), ["features"])
+    run_stages(composed(out_dir), ["responses", "features"])
+    run_stages(composed(out_dir, "features.dtype=fp8", f"features.path={out_dir}/fp8"), ["features"])
     return out_dir
 
 
@@ -156,7 +156,7 @@ def test_imported_answers_are_counted_as_they_came(tmp_path: Path) -> None:
     clean_prompts(config.prompts, tmp_path / "dir", keep_answers=True)
     found = estimated(tmp_path / "dir", "answers=imported")
     assert found["answers"] == "imported" and found["gpu_hours"]["responses"] == 0
-    answer_and_extract(config, ["responses", "features"])
+    run_stages(config, ["responses", "features"])
     require_same(found, json.loads((tmp_path / "dir" / "features" / "manifest.json").read_text()))
 
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,12 +15,12 @@ import torch
 from object_stores import new_folder, s3_server
 from stores import ASSETS, ROOT, open_store
 
-import eagle3.storage.working_copy
+import eagle3.storage.out_dir
 from eagle3.errors import InputError
 from eagle3.features.joined import open_source
 from eagle3.storage.files import read_jsonl
+from eagle3.storage.out_dir import RemoteOutDir, open_out_dir, read_state, working_copy
 from eagle3.storage.place import open_folder
-from eagle3.storage.working_copy import WorkingCopy, working_copy
 
 BLOCK = 1000
 
@@ -33,7 +33,7 @@ def server() -> Iterator[str]:
 
 @pytest.fixture
 def url(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(eagle3.storage.working_copy, "BLOCK", BLOCK)
+    monkeypatch.setattr(eagle3.storage.out_dir, "BLOCK", BLOCK)
     monkeypatch.chdir(tmp_path)
     return new_folder()
 
@@ -42,30 +42,30 @@ def there(url: str, stage: str) -> list[str]:
     return open_folder(f"{url}/{stage}", setting="test").names("*")
 
 
-def write(copy: WorkingCopy, **files: bytes) -> None:
+def write(copy: RemoteOutDir, **files: bytes) -> None:
     folder = copy.folder / "responses"
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (folder / f"{name}.jsonl").write_bytes(content)
 
 
-def elsewhere(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkingCopy:
+def elsewhere(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RemoteOutDir:
     """Bring what the bucket holds to another machine's folder."""
     (tmp_path / "elsewhere").mkdir(exist_ok=True)
     monkeypatch.chdir(tmp_path / "elsewhere")
-    copy = WorkingCopy(url, every_s=0)
+    copy = RemoteOutDir(url, every_s=0)
     copy.bring()
     return copy
 
 
-def read(copy: WorkingCopy) -> dict[str, bytes]:
+def read(copy: RemoteOutDir) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (copy.folder / "responses").iterdir()}
 
 
 def test_files_that_grow_shrink_and_change_are_what_another_machine_finds(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drawn, copy = random.Random(0), WorkingCopy(url, every_s=0)
+    drawn, copy = random.Random(0), RemoteOutDir(url, every_s=0)
     copy.bring()
     rows = b""
     for size in (10, 1500, 1500, 3990, 2, 0, 2500):
@@ -85,10 +85,10 @@ def test_files_that_grow_shrink_and_change_are_what_another_machine_finds(
 
 
 def test_what_is_whole_in_the_bucket_is_not_sent_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    copy, sent = WorkingCopy(url, every_s=0), []
-    write_file = eagle3.storage.working_copy.write_file
+    copy, sent = RemoteOutDir(url, every_s=0), []
+    write_file = eagle3.storage.out_dir.write_file
     monkeypatch.setattr(
-        eagle3.storage.working_copy,
+        eagle3.storage.out_dir,
         "write_file",
         lambda *given, **more: sent.append(given[1]) or write_file(*given, **more),
     )
@@ -104,26 +104,64 @@ def test_what_is_whole_in_the_bucket_is_not_sent_again(url: str, monkeypatch: py
     assert [name.partition("-")[0] for name in sent] == ["block", "state"]
 
 
-def test_a_second_process_is_found_out(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = WorkingCopy(url, every_s=0)
+@pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.parametrize("answered_before", [False, True])
+def test_of_two_processes_the_earlier_is_found_out(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: bool, answered_before: bool
+) -> None:
+    first = RemoteOutDir(url, every_s=0)
     first.bring()
     write(first, responses=b"1")
-    first.save()
-    second = elsewhere(url, tmp_path, monkeypatch)
-    write(second, responses=b"2")
-    second.save()
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=r"out_dir=s3://.*: another process answers for it at the same time"):
+    if answered_before:
         first.save()
+    second = elsewhere(url, tmp_path, monkeypatch)
+    with second.saving():
+        if not ended:
+            monkeypatch.chdir(tmp_path)
+            with pytest.raises(InputError, match=r"out_dir=s3://.*: another process answers for it, or has answered"):
+                first.save()
+            monkeypatch.chdir(tmp_path / "elsewhere")
+        write(second, responses=b"22")
+    if ended:
+        second.finish("responses")
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(InputError, match=r"out_dir=s3://.*: another process answers for it, or has answered"):
+            first.save()
+    assert read(elsewhere(url, tmp_path, monkeypatch)) == {"responses.jsonl": b"22"}
+
+
+@pytest.mark.parametrize("damage", [lambda state: state.replace(b"block", b"blokc"), lambda state: state[:-40]])
+def test_a_damaged_state_is_refused(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[bytes], bytes]
+) -> None:
+    copy = RemoteOutDir(url, every_s=0)
+    copy.bring()
+    write(copy, responses=b"rows")
+    copy.save()
+    eagle3.storage.out_dir.write_file(
+        copy.responses, "state-000001.json", damage(bytes(copy.responses.read("state-000001.json")))
+    )
+    with pytest.raises(InputError, match=r"state-000001.json: .*; delete it; the answers that it names are then"):
+        elsewhere(url, tmp_path, monkeypatch)
+
+
+def test_a_local_folder_needs_no_saving(tmp_path: Path) -> None:
+    out_dir = open_out_dir(str(tmp_path), every_s=0)
+    (tmp_path / "row").touch()
+    out_dir.bring()
+    with out_dir.saving():
+        out_dir.save_if_due()
+    out_dir.finish("responses")
+    assert (out_dir.folder, out_dir.features) == (tmp_path, None) and [*tmp_path.iterdir()] == [tmp_path / "row"]
 
 
 def test_a_damaged_block_is_refused(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    copy = WorkingCopy(url, every_s=0)
+    copy = RemoteOutDir(url, every_s=0)
     copy.bring()
     write(copy, responses=b"rows")
     copy.save()
     [block] = [name for name in there(url, "responses") if name.startswith("block-")]
-    eagle3.storage.working_copy.write_file(copy.responses, block, b"rosw")
+    eagle3.storage.out_dir.write_file(copy.responses, block, b"rosw")
     with pytest.raises(InputError, match="the file is damaged and is refused"):
         elsewhere(url, tmp_path, monkeypatch)
 
@@ -153,7 +191,7 @@ def test_a_machine_that_is_lost_costs_some_seconds_and_another_ends_the_stages(s
     assert lost.poll() is None, lost.communicate()
     os.killpg(lost.pid, signal.SIGKILL)
     lost.communicate()
-    saved = WorkingCopy(url, every_s=0)._files(open_folder(f"{url}/responses", setting="test"))
+    saved = read_state(open_folder(f"{url}/responses", setting="test"))[1].files
     assert "responses.jsonl" in saved and "manifest.json" in saved
     for where, out_dir in (("other", url), ("local", str(tmp_path / "data"))):
         done = started(where, out_dir)

@@ -1,4 +1,4 @@
-"""An `out_dir` in a bucket: the stages work in a copy on this machine, and the bucket is what counts.
+"""`out_dir`: a local folder, or a bucket. Of a bucket the stages work in a copy on this machine, and the bucket counts.
 
 prompts/…                    the stage's files, when it has ended
 responses/block-HASH         a piece of a file that still grows, by the sha256 of its bytes
@@ -7,7 +7,6 @@ responses/responses.jsonl …  the stage's files, when it has ended; then there 
 """
 
 import hashlib
-import json
 import logging
 import time
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from eagle3.errors import InputError
 from eagle3.storage.files import atomic_write
 from eagle3.storage.folder import Storage, write_file
 from eagle3.storage.place import open_folder
+from eagle3.storage.records import Record, parse_sealed, sealed_bytes
 
 log = logging.getLogger(__name__)
 
@@ -27,13 +27,44 @@ BLOCK = 8 * 2**20  # bytes
 LAST = ("ledger.json", "manifest.json")  # with which a stage's files are complete
 
 
-def is_remote(out_dir: str) -> bool:
-    return "://" in out_dir
-
-
 def working_copy(out_dir: str) -> str:
     """Return the folder on this machine that `out_dir` is worked on in: itself, or of a bucket one below outputs/."""
-    return f"outputs/copies/{out_dir.replace('://', '/').strip('/')}" if is_remote(out_dir) else out_dir
+    return f"outputs/copies/{out_dir.replace('://', '/').strip('/')}" if "://" in out_dir else out_dir
+
+
+def open_out_dir(out_dir: str, *, every_s: float) -> "OutDir":
+    """Open a path or a URL; answers are saved to a bucket every `every_s` seconds."""
+    return RemoteOutDir(out_dir, every_s=every_s) if "://" in out_dir else OutDir(out_dir)
+
+
+class OutDir:
+    """A local folder: what is written there is saved."""
+
+    features: str | None = None  # where they go unless features.path says so; None: below the folder
+
+    def __init__(self, out_dir: str) -> None:
+        self.folder = Path(working_copy(out_dir))
+
+    def bring(self) -> None:
+        """Make the folder what was saved; what is here and was not saved is dropped."""
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Save the answers that there are, however the stage ends."""
+        yield
+
+    def save_if_due(self) -> None:
+        """Save them now, unless that was done a short time ago."""
+
+    def finish(self, stage: str) -> None:
+        """Save the files of a stage that has ended; "." is the folder above all stages."""
+
+
+@dataclass(frozen=True)
+class State(Record):
+    """What each file of the responses stage is made of: names of objects, in their order."""
+
+    files: dict[str, list[str]]
 
 
 @dataclass
@@ -45,41 +76,38 @@ class Growing:
     hashes: list[str] = field(default_factory=list)
 
 
-class WorkingCopy:
-    """Brings the stages' files from the bucket, and saves them there."""
+class RemoteOutDir(OutDir):
+    """Brings the stages' files from a bucket, and saves them there."""
 
-    def __init__(self, url: str, *, every_s: float) -> None:
-        self.url, self.folder, self.every_s = url.rstrip("/"), Path(working_copy(url)), every_s
+    def __init__(self, out_dir: str, *, every_s: float) -> None:
+        super().__init__(out_dir)
+        self.url, self.every_s = out_dir.rstrip("/"), every_s
+        self.features = f"{self.url}/features"
         self.responses = self._storage("responses")
-        self.number = 0  # of the latest state
+        self.number = 0  # of the state that this process has brought or written
+        self.latest: Any = []
+        self.brought = State({})
         self.growing: dict[str, Growing] = {}
         self.saved_at = time.monotonic()
 
     def bring(self) -> None:
-        """Make the copy what the bucket holds; what is here and was not saved there is dropped."""
-        for stage in ("prompts", "responses"):
+        for stage in ("prompts", "responses"):  # in this order: the latter's state is the one that counts
             folder, storage = self.folder / stage, self._storage(stage)
             folder.mkdir(parents=True, exist_ok=True)
             for path in folder.iterdir():
                 if path.is_file() and path.name != ".lock":
                     path.unlink()
-            for name, blocks in self._files(storage).items():
+            self.latest = latest(storage)
+            self.number, self.brought = read_state(storage)
+            for name, blocks in self.brought.files.items():
                 with atomic_write(folder / name) as file:
                     for block in blocks:
                         known = block.partition("block-")[2] or None
                         file.write(storage.read(block, sha256=known))
 
-    def _files(self, storage: Storage) -> dict[str, list[str]]:
-        """Return the names of files, and of the objects that each is made of."""
-        states = storage.names("state-*.json")
-        if not states:
-            return {name: [name] for name in storage.names("*") if not name.startswith(("block-", "."))}
-        self.number = int(states[-1][len("state-") : -len(".json")])
-        return json.loads(bytes(storage.read(states[-1])))
-
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Save the answers that there are, however the stage ends."""
+        self._write(self.brought)  # a claim: whoever answered until now is found out when it saves
         try:
             yield
         finally:
@@ -98,19 +126,26 @@ class WorkingCopy:
             path = self.folder / "responses" / name
             if path.exists():
                 files[name] = self._blocks(path, there)
-        self.number += 1
+        self._write(State(files))
+        used = {block for blocks in files.values() for block in blocks}
+        for block in sorted(there - used):
+            self.responses.delete(block)
+        self.saved_at = time.monotonic()
+
+    def _write(self, state: State) -> None:
+        """Write the next state and delete the one before; InputError unless that one is the latest there."""
+        name = f"state-{self.number + 1:06d}.json"
         try:
-            content = json.dumps(files).encode()
-            write_file(self.responses, f"state-{self.number:06d}.json", content, instead_of=None)
+            if latest(self.responses) != self.latest:
+                raise FileExistsError
+            write_file(self.responses, name, sealed_bytes(state), instead_of=None)
         except FileExistsError:
             raise InputError(
-                f"out_dir={self.url}: another process answers for it at the same time; end one of the two"
+                f"out_dir={self.url}: another process answers for it, or has answered; end one of the two and run "
+                "the command again"
             ) from None
-        used = {block for blocks in files.values() for block in blocks}
-        older = [name for name in self.responses.names("state-*.json") if name < f"state-{self.number:06d}.json"]
-        for name in (*older, *sorted(there - used)):
-            self.responses.delete(name)
-        self.saved_at = time.monotonic()
+        self.responses.delete(f"state-{self.number:06d}.json")
+        self.number, self.latest = self.number + 1, name
 
     def _blocks(self, path: Path, there: set[str]) -> list[str]:
         """Return the names of a file's blocks; those that the bucket lacks are written."""
@@ -131,8 +166,7 @@ class WorkingCopy:
         return names
 
     def finish(self, stage: str) -> None:
-        """Write the files of a stage that has ended under their own names, and take its blocks away; "." is the folder
-        above all stages."""
+        """Write the stage's files under their own names, and take its blocks away."""
         storage = self._storage(stage)
         paths = [path for path in (self.folder / stage).iterdir() if path.is_file() and not path.name.startswith(".")]
         for path in sorted(paths, key=lambda path: (path.name in LAST, path.name)):
@@ -148,5 +182,25 @@ class WorkingCopy:
             storage.delete(name)
         log.info("%s: %d files are in %s", stage, len(paths), storage.location)
 
-    def _storage(self, stage: str) -> Any:
+    def _storage(self, stage: str) -> Storage:
         return open_folder(self.url if stage == "." else f"{self.url}/{stage}", setting="out_dir")
+
+
+def latest(storage: Storage) -> Any:
+    """Return what changes when somebody else writes a stage's state or files: the latest state's name, or versions."""
+    states = storage.names("state-*.json")
+    return states[-1] if states else {name: storage.version(name) for name in whole_files(storage)}
+
+
+def whole_files(storage: Storage) -> list[str]:
+    return [name for name in storage.names("*") if not name.startswith(("block-", "."))]
+
+
+def read_state(storage: Storage) -> tuple[int, State]:
+    """Return the number of a stage's latest state and the state; of a stage that has ended 0, and its files."""
+    states = storage.names("state-*.json")
+    if not states:
+        return 0, State({name: [name] for name in whole_files(storage)})
+    source, way_out = f"{storage.location}/{states[-1]}", "delete it; the answers that it names are then given again"
+    state = parse_sealed(bytes(storage.read(states[-1])), State, source=source, way_out=way_out)
+    return int(states[-1][len("state-") : -len(".json")]), state
