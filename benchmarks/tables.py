@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from eagle3.markdown import table
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "eagle3").glob("*/README.md"))]
@@ -37,9 +39,7 @@ def result(name: str) -> Any:
 
 
 def markdown(titles: str, rows: Iterable[Iterable[str]]) -> str:
-    columns = titles.split(" | ")
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return table(titles.split(" | "), rows)
 
 
 def quickstart() -> str:

@@ -16,6 +16,8 @@ from eagle3.features.split import hash64, share_fractions
 
 log = logging.getLogger(__name__)
 
+NAMED = 20  # of the sources that there are, in an error
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
@@ -59,8 +61,10 @@ class Rules:
         names, of_samples = samples.sources()
         wanted = self.sources or []
         if unknown := [name for name in wanted if name not in names]:
+            more = f" and {len(names) - NAMED:,} others" if len(names) > NAMED else ""
             raise InputError(
-                f"data.sources={wanted}: no prompt came from {', '.join(unknown)}; there are {', '.join(sorted(names))}"
+                f"data.sources={wanted}: no prompt came from {', '.join(unknown)}; there are "
+                f"{', '.join(sorted(names)[:NAMED])}{more}"
             )
         return np.isin(of_samples, [names.index(name) for name in wanted])
 

@@ -39,6 +39,7 @@ from eagle3.storage.folder import Storage, write_file
 from eagle3.target.facts import TargetConfig
 
 TARGET_WEIGHTS = "target.safetensors"
+HASHED_AT_ONCE = 8  # shards, each on a core of its own
 
 
 class FeatureStore:
@@ -87,12 +88,17 @@ class FeatureStore:
     def verify(self, *, rank: int = 0, world_size: int = 1) -> None:
         shards = self.manifest.shards[rank::world_size]
         total = sum(shard.bytes for shard in shards)
-        with tqdm(total=total, unit="B", unit_scale=True, desc="verify shards", disable=rank > 0) as progress:
-            for shard in shards:
-                self._reader(shard.name)
-                if not self.remote:  # else each sample is held against its hash when it comes
-                    verify_file(self.storage, shard.name, shard.sha256)
+        with (
+            tqdm(total=total, unit="B", unit_scale=True, desc="verify shards", disable=rank > 0) as progress,
+            ThreadPoolExecutor(HASHED_AT_ONCE) as threads,
+        ):
+            for shard, _ in zip(shards, threads.map(self._verify, shards), strict=True):
                 progress.update(shard.bytes)
+
+    def _verify(self, shard: ShardEntry) -> None:
+        self._reader(shard.name)
+        if not self.remote:  # else each sample is held against its hash when it comes
+            verify_file(self.storage, shard.name, shard.sha256)
 
     def target_weights(self) -> TargetWeights:
         return self._target_weights

@@ -7,7 +7,6 @@ costs many times the copy (benchmarks/local_read.py).
 import ctypes
 import hashlib
 import mmap
-import sys
 from typing import Any
 
 import numpy as np
@@ -33,6 +32,6 @@ def sha256_of(content: memoryview) -> str:
     return digest.hexdigest()
 
 
-_madvise: Any = getattr(ctypes.CDLL(None), "madvise", None) if sys.platform != "win32" else None
+_madvise: Any = getattr(ctypes.CDLL(None), "madvise", None)
 if _madvise is not None:
     _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)

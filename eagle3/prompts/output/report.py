@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from eagle3 import markdown
+from eagle3.markdown import cell
 from eagle3.prompts.output.picture import draw
 from eagle3.storage.files import atomic_write
 
@@ -184,14 +186,12 @@ def _made_from(ledger: dict[str, Any]) -> Iterable[str]:
     yield f"`ledger.json` holds every setting. SHA-256 of `prompts.jsonl`: `{ledger['sha256']}`"
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(map(cell, line))} |" for line in lines)
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    return markdown.table(columns, (map(written, row) for row in rows))
 
 
-def cell(value: Any) -> str:
-    text = f"{value:,}" if isinstance(value, int) else str(value)
-    return " ".join(text.replace("|", "\\|").split())
+def written(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def percent(share: float) -> str:

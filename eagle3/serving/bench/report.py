@@ -1,12 +1,13 @@
 """The report of a bench run: results.json, report.md, the pictures, and the same in W&B."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import WandbLogger
 
+from eagle3.markdown import table
 from eagle3.serving.bench.loads import MeasuredLoad
 from eagle3.serving.bench.plots import PICTURES, draw_pictures
 from eagle3.serving.bench.stats import CONFIDENCE, Cell, Interval, Spread, by_set, gather_cells, stops_paying
@@ -59,7 +60,7 @@ def report_text(found: Sequence[Cell], verdicts: Sequence[str], facts: Mapping[s
     sets = by_set(found)
     parts = ["# Bench: the plain target and the head", "", *(f"- {line}" for line in verdicts), "", DEFINITIONS]
     for prompt_set, of_set in sets.items():
-        parts += ["", f"## {prompt_set}", "", *load_table(of_set), "", *depth_table(of_set)]
+        parts += ["", f"## {prompt_set}", "", load_table(of_set), "", depth_table(of_set)]
         parts += [
             f"\nFailed at concurrency {cell.concurrency}: {errors}" for cell in of_set if (errors := count_errors(cell))
         ]
@@ -67,11 +68,11 @@ def report_text(found: Sequence[Cell], verdicts: Sequence[str], facts: Mapping[s
     return "\n".join(parts) + "\n"
 
 
-def load_table(found: Sequence[Cell]) -> list[str]:
+def load_table(found: Sequence[Cell]) -> str:
     """Return a row for each concurrency and side."""
     head = ["concurrency", "side", "TPOT ms: median", "p90", "p99", "TTFT ms: median", "p90", "p99", "tokens/s"]
     head += ["accept length", "same answers", "answers", "failed", "speed-up TPOT", "speed-up tokens/s"]
-    rows = [head, ["---:"] * len(head)]
+    rows = []
     for cell in found:
         for side, of_side in sorted(cell.sides.items(), reverse=True):  # plain before head
             gain = cell.speed_up if side == "head" else None
@@ -80,25 +81,21 @@ def load_table(found: Sequence[Cell]) -> list[str]:
             counts = [str(of_side.requests - of_side.failed), str(of_side.failed)]
             gains = [format_ratio(gain.tpot if gain else None), format_ratio(gain.throughput if gain else None)]
             rows.append([str(cell.concurrency), side, *times, *shares, *counts, *gains])
-    return table_lines(rows)
+    return table(head, rows, rule="---:")
 
 
-def depth_table(found: Sequence[Cell]) -> list[str]:
+def depth_table(found: Sequence[Cell]) -> str:
     """Return a row for each concurrency: the share of verifications that accepted at least so many drafts."""
     depths = {cell.concurrency: cell.sides["head"].per_depth for cell in found if "head" in cell.sides}
     deepest = max((len(shares) for shares in depths.values()), default=0)
     if not deepest:
-        return []
+        return ""
     head = ["accepted at depth", *(str(depth) for depth in range(1, deepest + 1))]
     rows = [
         [f"concurrency {concurrency}", *(format_number(share) for share in shares), *[NONE] * (deepest - len(shares))]
         for concurrency, shares in depths.items()
     ]
-    return table_lines([head, ["---:"] * len(head), *rows])
-
-
-def table_lines(rows: Iterable[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(row)} |" for row in rows]
+    return table(head, rows, rule="---:")
 
 
 def count_errors(cell: Cell) -> str:

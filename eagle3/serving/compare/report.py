@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from eagle3 import markdown
 from eagle3.decoding.paired import CONFIDENCE, Estimate, accept_length, difference
 from eagle3.errors import InputError
 from eagle3.serving.compare.measure import Measured
@@ -84,8 +85,7 @@ def table(found: Sequence[Mapping[str, Any]]) -> str:
         f"{CONFIDENCE:.0%} interval",
         "standard error",
     ]
-    lines = [head, ["---"] * len(head), *(_cells(row) for row in found)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return markdown.table(head, map(_cells, found))
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:

@@ -11,6 +11,7 @@ from huggingface_hub import ModelCardData
 from eagle3.answers.store import read_responses
 from eagle3.engine.draft import Draft, num_draft_tokens
 from eagle3.errors import InputError
+from eagle3.markdown import table
 from eagle3.serving.head.record import HeadRecord
 from eagle3.storage.files import atomic_write
 from eagle3.storage.records import read_sealed_json
@@ -136,9 +137,3 @@ def about_data(data: TrainingData | None) -> str:
         *(f"```text\n{credit}\n```" for credit in data.credits),
     ]
     return "\n\n".join(parts)
-
-
-def table(columns: list[str], rows: Any) -> str:
-    cells = [[str(cell).replace("|", "\\|") for cell in row] for row in rows]
-    lines = [columns, ["---"] * len(columns), *cells]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
