@@ -324,6 +324,7 @@ class Train(TypedDict):
     logger: dict[Text, Part]
     ttt_steps: Steps
     seed: Seed
+    init_from: Text | None
     ckpt_path: Text | None
     checkpoint_copies: Text | None
     matmul_precision: Literal["highest", "high", "medium"]

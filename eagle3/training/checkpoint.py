@@ -151,7 +151,8 @@ def read_checkpoint(path: str | Path, *, setting: str) -> Checkpoint:
 
 
 def decisive_settings(config: dict[str, Any]) -> dict[str, Any]:
-    """Return what a training keeps to, by config key; `config` is a composed train.yaml."""
+    """Return what a training keeps to, by config key; `config` is a composed train.yaml. Of the head that it starts
+    from, train.py adds the sha256: the folder may move."""
     grouped = {f"{group}.{key}": value for group in GROUPS for key, value in config[group].items()}
     settings = {"seed": config["seed"], "ttt_steps": config["ttt_steps"], **grouped}
     return {key: value for key, value in settings.items() if key not in MAY_CHANGE}

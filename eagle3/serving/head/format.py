@@ -78,14 +78,20 @@ def load_head(path: str | Path, *, num_layers: int | None = None, dtype: torch.d
 
     A config that names no layers is read only with the target's `num_layers`, which SGLang's default depends on."""
     files = read_files(path)
+    head = draft_head(files, dtype)
+    layers = files.stated_layers if num_layers is None else files.served_layers(num_layers)
+    return LoadedHead(head, layers, files.config)
+
+
+def draft_head(files: HeadFiles, dtype: torch.dtype | None) -> DraftHead:
+    """Return the head without gradients, in the dtype of its file unless told otherwise; InputError where it cannot."""
     config = head_config(files)
     head = build_draft_head(files, config, draft_ids(files, config))
     require_tensors(files, config)
     weights = {name: files.tensors[name].to(dtype or files.tensors[name].dtype) for name, _ in head.named_parameters()}
     # Assigned, not cast with .to(): RoPE's frequencies must stay in float32.
     head.load_state_dict(weights | {"draft_ids": head.draft_ids}, assign=True)
-    layers = files.stated_layers if num_layers is None else files.served_layers(num_layers)
-    return LoadedHead(head.eval().requires_grad_(False), layers, files.config)
+    return head.eval().requires_grad_(False)
 
 
 def kind_of(files: HeadFiles) -> HeadKind:
