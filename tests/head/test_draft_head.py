@@ -118,7 +118,10 @@ def test_the_state_dict_has_the_names_of_a_served_checkpoint(make_head: Callable
     [
         ({"num_kv_heads": 3}, r"model\.num_kv_heads=3"),
         ({"head_dim": 7}, r"model\.head_dim=7"),
-        ({"fc_norm": True, "norm_before_fc": True}, r"model\.norm_before_fc=true and model\.fc_norm=true .* set one to"),
+        (
+            {"fc_norm": True, "norm_before_fc": True},
+            r"model\.norm_before_fc=true and model\.fc_norm=true .* set one to",
+        ),
     ],
 )
 def test_sizes_that_do_not_fit_name_the_key(make_head: Callable[..., DraftHead], change: dict, message: str) -> None:

@@ -52,7 +52,9 @@ def test_new_tokens_join_those_of_the_head_and_start_as_configured(
     caplog.set_level(logging.INFO)
     settings = FREE | {"default_draft_vocab_size": 34, "lm_head_from_target": lm_head_from_target}
     head = build_head(source=store, start=start, **settings)
-    assert f"init_from=HEAD: the draft vocabulary of 34 keeps {DRAFT_VOCAB} of the head's 30 tokens, 4 are" in caplog.text
+    assert (
+        f"init_from=HEAD: the draft vocabulary of 34 keeps {DRAFT_VOCAB} of the head's 30 tokens, 4 are" in caplog.text
+    )
     old = torch.isin(head.draft_ids, start.head.draft_ids)
     assert torch.equal(head.draft_ids[old], start.head.draft_ids)
     assert torch.equal(head.lm_head.weight[old], start.head.lm_head.weight)
@@ -95,7 +97,10 @@ def test_the_most_frequent_tokens_join_until_there_are_as_many_as_the_limit(limi
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"intermediate_size": 24}, r"model\.intermediate_size=24 contradicts init_from=HEAD, whose head has 40; leave"),
+        (
+            {"intermediate_size": 24},
+            r"model\.intermediate_size=24 contradicts init_from=HEAD, whose head has 40; leave",
+        ),
         ({"fc_norm": True}, r"model\.fc_norm=True contradicts init_from=HEAD, whose head has False; leave it null"),
         ({"norm_before_fc": False}, r"model\.norm_before_fc=False contradicts init_from=HEAD, whose head has True"),
         ({"rope_parameters": {"rope_theta": 5.0}}, r"model\.rope_parameters={'rope_theta': 5.0} contradicts .* 100\.0"),

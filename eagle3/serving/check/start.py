@@ -25,7 +25,9 @@ def read_start(path: str, source: FeatureSource) -> StartHead:
         require_computed(files, source)
         layers = files.trained_layers(source.target_config.num_layers)
         names = [files.path / "config.json", *weight_files(files.path)]
-        return StartHead(path, draft_head(files, torch.float32), layers, {file.name: sha256_file(file) for file in names})
+        return StartHead(
+            path, draft_head(files, torch.float32), layers, {file.name: sha256_file(file) for file in names}
+        )
     except InputError as error:
         said = str(error).removeprefix(f"head={path}").removeprefix(":").strip()
         raise InputError(f"init_from={path}: {said}") from None
@@ -41,9 +43,7 @@ def require_computed(files: HeadFiles, source: FeatureSource) -> None:
             "project computes; start from a head that was trained with norm_before_residual=false"
         )
     embedding, _ = source.target_weights()
-    facts = TargetFacts(
-        config=source.target_config, architecture=None, dtype=None, identity=None, embedding=embedding
-    )
+    facts = TargetFacts(config=source.target_config, architecture=None, dtype=None, identity=None, embedding=embedding)
     for check in CHECKS:
         for level, message in check(files, facts):
             if level == "error":

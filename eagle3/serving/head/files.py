@@ -106,7 +106,6 @@ class HeadFiles:
             )
         return layers
 
-
     def trained_layers(self, num_layers: int) -> list[int]:
         """Return the layers of the training as far as the folder says, as indices into `hidden_states`, in its order.
 
