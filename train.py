@@ -106,7 +106,7 @@ def build_training(config: DictConfig) -> tuple[FeatureData, HeadTraining]:
     """Build what is trained on and what is trained, from a composed train.yaml."""
     source = open_features(config.data)
     start = read_start(config.init_from, source) if config.init_from else None
-    head = cli.build(config.model, source=source, **({"start": start} if start else {}))
+    head = cli.build(config.model, source=source, start=start) if start else cli.build(config.model, source=source)
     data = build_data(config, source, head)
     return data, build_module(config, head, data, start)
 

@@ -73,7 +73,7 @@ class HeadConfig(Record):
             )
         if self.fc_norm and self.norm_before_fc:
             raise InputError(
-                "model.norm_before_fc=true and model.fc_norm=true would norm the captured layers twice; set one to false"
+                "model.norm_before_fc=true and model.fc_norm=true would norm captured layers twice; set one to false"
             )
         if self.head_dim % 2:
             raise InputError(

@@ -16,7 +16,6 @@ from eagle3.head.kernels import KernelPlan
 from eagle3.head.kind import register
 from eagle3.head.unroll import unroll
 
-
 OPTIONS = ("fc_norm", "norm_before_fc", "norm_output")  # of config.json, left out where they are off
 
 

@@ -34,7 +34,7 @@ def settings_of(start: StartHead, source: FeatureSource, kind: str, settings: di
 
     Raises InputError where the head does not fit what is trained on, or a setting contradicts it."""
     theirs = start.head.config
-    if theirs.KIND != kind:
+    if kind != theirs.KIND:
         raise InputError(f"model.kind={kind}: init_from={start.path} is of kind {theirs.KIND}; set model.kind to that")
     require_same_target_sizes(start, source)
     held = {key: value for key, value in asdict(theirs).items() if key not in DECIDED_ANEW}

@@ -120,7 +120,7 @@ def test_the_state_dict_has_the_names_of_a_served_checkpoint(make_head: Callable
         ({"head_dim": 7}, r"model\.head_dim=7"),
         (
             {"fc_norm": True, "norm_before_fc": True},
-            r"model\.norm_before_fc=true and model\.fc_norm=true .* set one to",
+            r"model\.norm_before_fc=true and model\.fc_norm=true .* set one",
         ),
     ],
 )

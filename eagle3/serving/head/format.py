@@ -117,9 +117,7 @@ def head_config(files: HeadFiles) -> HeadConfig:
 def require_readable(files: HeadFiles) -> None:
     """Raise InputError for what SGLang serves, or tries to, and this project's DraftHead does not compute."""
     config = files.config
-    rule = (
-        "this project reads heads of one Llama layer without biases that take layers of the target's width, normed once"
-    )
+    rule = "this project reads heads of one Llama layer without biases that norm layers of the target's width once"
     foreign = {
         "num_hidden_layers": config.get("num_hidden_layers", 1) != 1,
         "target_hidden_size": config.get("target_hidden_size") not in (None, config.get("hidden_size")),

@@ -78,6 +78,19 @@ def test_layers_in_another_order_are_kept_in_it(exported: Editable, store: Featu
     assert read_start(str(exported.path), store).capture_layers == [5, 4, 2]
 
 
+def test_a_head_of_other_weights_of_the_target_is_read_with_a_warning(
+    exported: Editable, store: FeatureStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    read_start(str(exported.path), store)
+    assert not caplog.text
+    assert exported.training is not None
+    exported.training["target"]["weights_hash"] = "other"
+    exported.save()
+    read_start(str(exported.path), store)
+    assert "/head was trained on tiny, data.path=" in caplog.text
+    assert "is of random, whose weights differ: the head is adapted to those" in caplog.text
+
+
 def test_a_draft_vocabulary_in_any_order_is_read(exported: Editable, store: FeatureStore) -> None:
     in_another_order(exported)
     exported.save()
