@@ -52,7 +52,7 @@ class HeadConfig(Record):
 
     @classmethod
     def for_target(cls: type[AnyConfig], target: TargetConfig, **settings: Any) -> AnyConfig:
-        """Take what `settings` leave out, or give as None, from the target."""
+        """Take what `settings` leave out, or give as None, from the target; options of the head are off then."""
         given = {name: value for name, value in settings.items() if value is not None}
         shared = {field.name for field in fields(cls)} & {field.name for field in fields(target)}
         return cls(**{name: getattr(target, name) for name in shared} | given)

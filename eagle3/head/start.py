@@ -36,7 +36,7 @@ def settings_of(start: StartHead, source: FeatureSource, kind: str, settings: di
     theirs = start.head.config
     if kind != theirs.KIND:
         raise InputError(f"model.kind={kind}: init_from={start.path} is of kind {theirs.KIND}; set model.kind to that")
-    require_same_target_sizes(start, source)
+    require_same_input(start, source)
     held = {key: value for key, value in asdict(theirs).items() if key not in DECIDED_ANEW}
     for key, value in settings.items():
         given = {"rope_type": "default", **value} if key == "rope_parameters" and value else value
@@ -48,7 +48,7 @@ def settings_of(start: StartHead, source: FeatureSource, kind: str, settings: di
     return settings | held
 
 
-def require_same_target_sizes(start: StartHead, source: FeatureSource) -> None:
+def require_same_input(start: StartHead, source: FeatureSource) -> None:
     """Raise InputError unless the head reads the store's hidden states, and drafts of the store's vocabulary."""
     data = f"data.path={as_setting(source.location)}"
     for key in ("hidden_size", "vocab_size"):
