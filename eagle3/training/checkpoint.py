@@ -222,8 +222,8 @@ def require_checkpoint_fits(
         differing.append("other tokens in the draft vocabulary, which the store's answers decide")
     if differing:
         raise InputError(
-            f"ckpt_path={path} holds another head than this run's ({', '.join(differing)}); give the model.* settings "
-            f"and the data.path of the run that it comes from"
+            f"ckpt_path={path} holds another head than this run's ({', '.join(differing)}); give the model.* settings, "
+            f"init_from and data.path of the run that it comes from"
         )
     differing = _differing(record.settings, settings)
     if differing:
