@@ -3,6 +3,7 @@
 python train.py data.path=DIR/features                                     # minutes on a laptop for a small target
 python train.py data.path=DIR/features trainer=ddp trainer.devices=4
 python train.py data.path=DIR/features hydra.run.dir=RUN ckpt_path=RUN/checkpoints/last.ckpt    # resume
+python train.py data.path=DIR/features init_from=HEAD                      # go on from an exported head, on new traffic
 python train.py 'data.path=[A/features,B/features]'                        # several stores of one target as one
 python train.py 'data.path=[A/features,B/features]' 'data.weights=[1,0.3]'        # and of B a third in each epoch
 python train.py -m data.path=DIR/features optim.lr=1e-4,3e-4 loss.decay=0.8,1.0                 # sweep
@@ -33,6 +34,8 @@ from eagle3.features.joined import open_source
 from eagle3.features.source import FeatureSource
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.kind import kind_named
+from eagle3.head.start import StartHead
+from eagle3.serving.check.start import read_start
 from eagle3.settings.check import check_settings
 from eagle3.storage.lock import hold
 from eagle3.storage.records import read_sealed_json, write_sealed_json
@@ -102,9 +105,10 @@ def job_of_ranks(config: DictConfig) -> float:
 def build_training(config: DictConfig) -> tuple[FeatureData, HeadTraining]:
     """Build what is trained on and what is trained, from a composed train.yaml."""
     source = open_features(config.data)
-    head = cli.build(config.model, source=source)
+    start = read_start(config.init_from, source) if config.init_from else None
+    head = cli.build(config.model, source=source, start=start) if start else cli.build(config.model, source=source)
     data = build_data(config, source, head)
-    return data, build_module(config, head, data)
+    return data, build_module(config, head, data, start)
 
 
 def open_features(config: DictConfig) -> FeatureSource:
@@ -129,7 +133,7 @@ def build_data(config: DictConfig, source: FeatureSource, head: DraftHead) -> Fe
     )
 
 
-def build_module(config: DictConfig, head: DraftHead, data: FeatureData) -> HeadTraining:
+def build_module(config: DictConfig, head: DraftHead, data: FeatureData, start: StartHead | None) -> HeadTraining:
     embedding, lm_head = data.source.target_weights()
     log.info(
         "head of %.2f M parameters, draft vocabulary %d; %d samples to train, %d to validate",
@@ -148,7 +152,7 @@ def build_module(config: DictConfig, head: DraftHead, data: FeatureData) -> Head
         lm_head=lm_head,
         logit_transform=data.source.target_config.logit_transform,
         origin=Origin.of(data.source, data.val_fraction),
-        settings=decisive_settings(cli.plain(config)),
+        settings=decisive_settings(cli.plain(config)) | ({"init_from": start.files} if start else {}),
     )
 
 

@@ -191,6 +191,29 @@ TRAJECTORIES = [  # what it is, its name, and the run whose noise is that of thi
 ]
 
 
+def adapted() -> str:
+    """Accept lengths on the old and the new traffic, and how far they are from the adapted head's."""
+    rows = []
+    for title, name in ADAPTED.items():
+        cells = []
+        for kind in ("new", "old"):
+            found = result("adapt.json")["heads"][name]["accept_length"][kind]
+            away = found["difference"]
+            beside = f" ({away['value']:+.3f}; {away['low']:+.3f} to {away['high']:+.3f})" if away else ""
+            cells.append(f"{found['value']:.3f}{beside}")
+        rows.append([title, *cells])
+    return markdown("trained on | mathematics and prose | code and commands", rows)
+
+
+ADAPTED = {
+    "code and commands": "old",
+    "a tenth of mathematics and prose, anew": "anew",
+    "**the same tenth, `init_from` the first head**": "adapted",
+    "that, with a tenth of code and commands beside it": "adapted_with_old",
+    "all of mathematics and prose, anew": "anew_on_all",
+}
+
+
 def costs() -> str:
     found, training = result("llama8b_cost.json"), result("end_to_end.json")["runs"][0]
     answers, features = found["answers"], found["features"]
@@ -274,7 +297,8 @@ def tuned() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    table.__name__: table for table in (quickstart, best, heads, steps, trajectories, costs, parity, bench, tuned)
+    table.__name__: table
+    for table in (quickstart, best, heads, steps, adapted, trajectories, costs, parity, bench, tuned)
 }
 
 if __name__ == "__main__":

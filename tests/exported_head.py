@@ -88,6 +88,7 @@ def record_of(head: DraftHead, target: TargetIdentity) -> HeadRecord:
         target=target,
         store=StoreRecord(path="/nowhere/features", hash="h", val_fraction=0.5),
         checkpoint="/nowhere/best.ckpt",
+        started_from={},
         versions={},
         files={},
     )

@@ -7,8 +7,9 @@ import torch
 
 from eagle3.features.source import FeatureSource
 from eagle3.head.draft_head import DraftHead
-from eagle3.head.draft_vocab import most_frequent
+from eagle3.head.draft_vocab import extended, most_frequent
 from eagle3.head.kind import kind_named
+from eagle3.head.start import StartHead, settings_of, take_over
 
 
 def build_head(
@@ -19,20 +20,32 @@ def build_head(
     default_draft_vocab_size: int,
     lm_head_from_target: bool,
     rope_parameters: dict[str, Any] | None,
+    start: StartHead | None = None,
     **settings: Any,
 ) -> DraftHead:
-    """Build a freshly initialised head. `settings` are fields of its kind's config; None takes the target's value."""
-    draft_ids = most_frequent(source.answer_counts, draft_vocab_size, default_draft_vocab_size)
+    """Build a head with fresh weights, or with those of `start`.
+
+    `settings` are fields of its kind's config; None takes the value of `start`, or else of the target. With
+    draft_vocab_size=None what `start` drafts stays, and answer tokens join it up to the default size."""
+    counts = source.answer_counts
+    if start and draft_vocab_size is None:
+        draft_ids = extended(start.head.draft_ids, counts, default_draft_vocab_size)
+    else:
+        draft_ids = most_frequent(counts, draft_vocab_size, default_draft_vocab_size)
+    settings |= {"rope_parameters": rope_parameters}
+    if start:
+        settings = settings_of(start, source, kind, settings)
     made = kind_named(kind)
     config = made.config_type.for_target(
         source.target_config,
         num_captured_layers=len(source.made_from.capture_layers),
         draft_vocab_size=len(draft_ids),
-        rope_parameters=rope_parameters,
         **settings,
     )
     head = made.new_head(config, draft_ids)
     initialise(head, source, lm_head_from_target=lm_head_from_target)
+    if start:
+        take_over(head, start)
     return head
 
 

@@ -13,7 +13,7 @@ head, D draft vocabulary; AH = A · H, HH = 2 · H.
 """
 
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -46,12 +46,13 @@ class HeadConfig(Record):
     rms_norm_eps: float
     rope_parameters: dict[str, Any]
     max_position_embeddings: int
-    fc_norm: bool
-    norm_output: bool
+    fc_norm: bool = False
+    norm_before_fc: bool = False
+    norm_output: bool = False
 
     @classmethod
     def for_target(cls: type[AnyConfig], target: TargetConfig, **settings: Any) -> AnyConfig:
-        """Take what `settings` leave out, or give as None, from the target."""
+        """Take what `settings` leave out, or give as None, from the target; options of the head are off then."""
         given = {name: value for name, value in settings.items() if value is not None}
         shared = {field.name for field in fields(cls)} & {field.name for field in fields(target)}
         return cls(**{name: getattr(target, name) for name in shared} | given)
@@ -69,6 +70,10 @@ class HeadConfig(Record):
             raise InputError(
                 f"model.num_kv_heads={self.num_kv_heads} does not divide model.num_heads={self.num_heads}; "
                 f"pick a divisor, e.g. model.num_kv_heads=1"
+            )
+        if self.fc_norm and self.norm_before_fc:
+            raise InputError(
+                "model.norm_before_fc=true and model.fc_norm=true would norm captured layers twice; set one to false"
             )
         if self.head_dim % 2:
             raise InputError(
@@ -136,6 +141,8 @@ class DraftHead(nn.Module):
             self.fc_norm = nn.ModuleList(
                 RMSNorm(hidden, config.rms_norm_eps) for _ in range(config.num_captured_layers)
             )
+        if config.norm_before_fc:
+            self.input_norm = RMSNorm(config.num_captured_layers * hidden, config.rms_norm_eps)
         self.fc = nn.Linear(config.num_captured_layers * hidden, hidden, bias=False)
         self.midlayer = DraftLayer(config)
         self.norm = RMSNorm(hidden, config.rms_norm_eps)
@@ -145,10 +152,16 @@ class DraftHead(nn.Module):
 
     def fuse(self, aux_hidden_states: Float[Tensor, "*R AH"]) -> Float[Tensor, "*R H"]:
         aux = aux_hidden_states.to(self.fc.weight.dtype)
-        if self.config.fc_norm:
-            parts = aux.chunk(self.config.num_captured_layers, dim=-1)
-            aux = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+        if norms := self.norms_of_aux():
+            parts = aux.chunk(len(norms), dim=-1)
+            aux = torch.cat([norm(part) for norm, part in zip(norms, parts, strict=True)], dim=-1)
         return self.fc(aux)
+
+    def norms_of_aux(self) -> list[RMSNorm]:
+        """Return the norms before `fc`, each of an equal part of its input: of a layer, of all layers, or none."""
+        if self.config.norm_before_fc:
+            return [self.input_norm]
+        return cast("list[RMSNorm]", list(self.fc_norm)) if self.config.fc_norm else []
 
     def attention_input(self, embed: Float[Tensor, "*R H"], hidden: Float[Tensor, "*R H"]) -> Float[Tensor, "*R HH"]:
         layer = self.midlayer

@@ -1,6 +1,6 @@
 """The draft vocabulary: the D most frequent answer tokens, sorted by target id.
 
-Shapes: V target vocabulary, D draft vocabulary.
+Shapes: V target vocabulary, D draft vocabulary, B that of another head.
 """
 
 import torch
@@ -27,6 +27,17 @@ def most_frequent(counts: Int[Tensor, " V"], size: int | None, default: int) -> 
         )
     order = torch.sort(counts, descending=True, stable=True).indices
     return order[:size].sort().values
+
+
+def extended(draft_ids: Int[Tensor, " B"], counts: Int[Tensor, " V"], limit: int) -> Int[Tensor, " D"]:
+    """Add to `draft_ids`, in any order, the most frequent tokens that they lack, to at most `limit` in all; ascending.
+
+    Where the ids alone are as many as `limit` or more, nothing is added."""
+    lacking = counts.clone()
+    lacking[draft_ids] = 0
+    room = min(max(0, limit - len(draft_ids)), int((lacking > 0).sum()))
+    added = torch.sort(lacking, descending=True, stable=True).indices[:room]
+    return torch.cat([draft_ids, added]).sort().values
 
 
 def to_offsets(draft_ids: Int[Tensor, " D"]) -> Int[Tensor, " D"]:

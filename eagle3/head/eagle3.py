@@ -16,6 +16,8 @@ from eagle3.head.kernels import KernelPlan
 from eagle3.head.kind import register
 from eagle3.head.unroll import unroll
 
+OPTIONS = ("fc_norm", "norm_before_fc", "norm_output")  # of config.json, left out where they are off
+
 
 class Eagle3:
     """One Llama layer over fused captured states, trained by the training-time test."""
@@ -41,7 +43,7 @@ class Eagle3:
     def to_json(self, config: HeadConfig) -> dict[str, Any]:
         rope = {"rope_type": "default", **config.rope_parameters}
         scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
-        options: dict[str, Any] = {key: True for key in ("fc_norm", "norm_output") if getattr(config, key)}
+        options: dict[str, Any] = {key: True for key in OPTIONS if getattr(config, key)}
         if config.num_captured_layers != 3:
             options["num_aux_hidden_states"] = config.num_captured_layers
         return {
@@ -81,9 +83,23 @@ class Eagle3:
             rms_norm_eps=config["rms_norm_eps"],
             rope_parameters=rope_of(config) or {"rope_type": "default", "rope_theta": 10000.0},  # as servers assume
             max_position_embeddings=config["max_position_embeddings"],
-            fc_norm=bool(config.get("fc_norm") or config.get("use_aux_norm")),
+            fc_norm=has_fc_norm(config),
+            norm_before_fc=has_norm_before_fc(config),
             norm_output=bool(config.get("norm_output")),
         )
+
+
+def has_fc_norm(config: dict[str, Any]) -> bool:
+    """Say whether config.json asks for a norm of each captured layer, under either of SGLang's two names."""
+    return bool(config.get("fc_norm") or config.get("use_aux_norm"))
+
+
+def has_norm_before_fc(config: dict[str, Any]) -> bool:
+    """Say whether config.json asks for one norm of all captured layers: `eagle_config`, where NVIDIA's heads say it,
+    counts before the top level, where the speculators' do, as in SGLang."""
+    nested = config.get("eagle_config")
+    stated = config | nested if isinstance(nested, dict) else config
+    return bool(stated.get("norm_before_fc"))
 
 
 def rope_of(config: dict[str, Any]) -> dict[str, Any] | None:

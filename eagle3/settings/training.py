@@ -94,8 +94,9 @@ class Model(TypedDict):
     draft_vocab_size: Count | None
     default_draft_vocab_size: Count
     lm_head_from_target: bool
-    fc_norm: NotRequired[bool]
-    norm_output: NotRequired[bool]
+    fc_norm: NotRequired[bool | None]
+    norm_before_fc: NotRequired[bool | None]
+    norm_output: NotRequired[bool | None]
 
 
 @part_of("eagle3.data.datamodule.FeatureData")
@@ -323,6 +324,7 @@ class Train(TypedDict):
     logger: dict[Text, Part]
     ttt_steps: Steps
     seed: Seed
+    init_from: Text | None
     ckpt_path: Text | None
     checkpoint_copies: Text | None
     matmul_precision: Literal["highest", "high", "medium"]

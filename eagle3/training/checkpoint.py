@@ -151,7 +151,8 @@ def read_checkpoint(path: str | Path, *, setting: str) -> Checkpoint:
 
 
 def decisive_settings(config: dict[str, Any]) -> dict[str, Any]:
-    """Return what a training keeps to, by config key; `config` is a composed train.yaml."""
+    """Return what a training keeps to, by config key; `config` is a composed train.yaml. Of the head that it starts
+    from, train.py adds the sha256: the folder may move."""
     grouped = {f"{group}.{key}": value for group in GROUPS for key, value in config[group].items()}
     settings = {"seed": config["seed"], "ttt_steps": config["ttt_steps"], **grouped}
     return {key: value for key, value in settings.items() if key not in MAY_CHANGE}
@@ -221,8 +222,8 @@ def require_checkpoint_fits(
         differing.append("other tokens in the draft vocabulary, which the store's answers decide")
     if differing:
         raise InputError(
-            f"ckpt_path={path} holds another head than this run's ({', '.join(differing)}); give the model.* settings "
-            f"and the data.path of the run that it comes from"
+            f"ckpt_path={path} holds another head than this run's ({', '.join(differing)}); give the model.* settings, "
+            f"init_from and data.path of the run that it comes from"
         )
     differing = _differing(record.settings, settings)
     if differing:

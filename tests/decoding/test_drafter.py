@@ -15,7 +15,9 @@ ROUNDS = [0, 20, 21, 24, 28, 29, 32]  # rows confirmed at the end of each
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("changes", [{}, {"norm_output": True, "fc_norm": False}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{}, {"norm_output": True, "fc_norm": False}, {"norm_before_fc": True, "fc_norm": False}], ids=str
+)
 def test_drafts_equal_those_of_a_reference_without_cache(shape, changes):
     target = small_target()
     head = fitted_head(target, PROMPT, **changes)

@@ -55,6 +55,13 @@ def recording(target, head):
     return recorded(target, head)
 
 
+def test_a_head_with_one_norm_before_fc_is_replayed_as_it_is_decoded(target):
+    head = fitted_head(target, PROMPT, fc_norm=False, norm_before_fc=True)
+    rounds = recorded(target, head).replay(**SETTINGS[2])
+    assert (rounds.verifications, rounds.accepted) == decoded(target, head, **SETTINGS[2])
+    assert 0 < rounds.accepted[0] < rounds.verifications
+
+
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 def test_a_replayed_setting_counts_what_decoding_with_it_counts(target, head, recording, setting):
     rounds = recording.replay(**setting)

@@ -29,11 +29,13 @@ def rotate(x: Tensor, position: int) -> Tensor:
     return torch.cat([low * angles.cos() - high * angles.sin(), high * angles.cos() + low * angles.sin()])
 
 
-def written_out(w: dict[str, Tensor], embeds: Tensor, aux: Tensor, *, fc_norm: bool) -> tuple[Tensor, Tensor]:
+def written_out(w: dict[str, Tensor], embeds: Tensor, aux: Tensor, *, options: dict) -> tuple[Tensor, Tensor]:
     """Un-normed output and logits of every row of one sequence at step 0."""
-    if fc_norm:
+    if "fc_norm" in options:
         parts = aux.chunk(3, dim=-1)
         aux = torch.cat([norm(part, w[f"fc_norm.{i}.weight"]) for i, part in enumerate(parts)], dim=-1)
+    if "norm_before_fc" in options:
+        aux = norm(aux, w["input_norm.weight"])
     hidden = aux @ w["fc.weight"].T
     x = torch.cat(
         [norm(embeds, w["midlayer.input_layernorm.weight"]), norm(hidden, w["midlayer.hidden_norm.weight"])], dim=-1
@@ -60,7 +62,9 @@ def written_out(w: dict[str, Tensor], embeds: Tensor, aux: Tensor, *, fc_norm: b
     return hidden, norm(hidden, w["norm.weight"]) @ w["lm_head.weight"].T
 
 
-@pytest.mark.parametrize("options", [{}, {"fc_norm": True}, {"num_kv_heads": 4}, {"num_kv_heads": 1}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"fc_norm": True}, {"norm_before_fc": True}, {"num_kv_heads": 4}, {"num_kv_heads": 1}], ids=str
+)
 def test_the_head_computes_what_its_weights_say(
     make_head: Callable[..., DraftHead],
     make_sample: Callable[..., Sample],
@@ -75,7 +79,7 @@ def test_the_head_computes_what_its_weights_say(
         head.state_dict(),
         embedding[sample.input_ids.roll(-1)],
         sample.aux_hidden_states,
-        fc_norm=bool(options.get("fc_norm")),
+        options=options,
     )
     torch.testing.assert_close(hidden, expected[batch.anchors])
     torch.testing.assert_close(head.logits(hidden), logits[batch.anchors])
@@ -106,10 +110,19 @@ def test_the_state_dict_has_the_names_of_a_served_checkpoint(make_head: Callable
     assert {name for name, _ in make_head().named_parameters()} == expected
     with_norms = {name for name, _ in make_head(fc_norm=True).named_parameters()}
     assert with_norms == expected | {f"fc_norm.{number}.weight" for number in range(3)}
+    assert {name for name, _ in make_head(norm_before_fc=True).named_parameters()} == expected | {"input_norm.weight"}
 
 
 @pytest.mark.parametrize(
-    ("change", "message"), [({"num_kv_heads": 3}, r"model\.num_kv_heads=3"), ({"head_dim": 7}, r"model\.head_dim=7")]
+    ("change", "message"),
+    [
+        ({"num_kv_heads": 3}, r"model\.num_kv_heads=3"),
+        ({"head_dim": 7}, r"model\.head_dim=7"),
+        (
+            {"fc_norm": True, "norm_before_fc": True},
+            r"model\.norm_before_fc=true and model\.fc_norm=true .* set one",
+        ),
+    ],
 )
 def test_sizes_that_do_not_fit_name_the_key(make_head: Callable[..., DraftHead], change: dict, message: str) -> None:
     settings = asdict(make_head().config) | change

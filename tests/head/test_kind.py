@@ -76,6 +76,9 @@ def test_a_second_kind_trains_and_is_exported(tmp_path: Path) -> None:
     assert type(loaded) is TwoLayerHead and loaded.config == trained.head.config
     for name, weight in trained.head.named_parameters():
         assert torch.equal(loaded.get_parameter(name), weight.bfloat16()), name
+    again = Run(tmp_path / "again", store, *settings, f"init_from={tmp_path}/head")
+    for name, weight in again.weights.items():
+        assert torch.equal(loaded.get_parameter(name).float(), weight), name
 
 
 @pytest.mark.parametrize("shape", [{"steps": 3}, {"steps": 3, "topk": 3, "draft_tokens": 9}], ids=["chain", "tree"])

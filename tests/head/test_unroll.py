@@ -15,7 +15,7 @@ from eagle3.head.loss import UnrollLoss
 from eagle3.head.unroll import unroll
 
 STEPS = 4
-OPTIONS = [{}, {"fc_norm": True}, {"norm_output": True}, {"num_heads": 2}]
+OPTIONS = [{}, {"fc_norm": True}, {"norm_before_fc": True}, {"norm_output": True}, {"num_heads": 2}]
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ class _Fuse(torch.autograd.Function):
     ) -> Float[Tensor, "T H"]:
         ctx.weights = weights
         ctx.save_for_backward(aux_hidden_states)
-        hidden = weights.fc.forward(_normed_by_layer(weights, aux_hidden_states))
+        hidden = weights.fc.forward(_normed_aux(weights, aux_hidden_states))
         weights.fc.forget()  # what goes into it is data, or norms of data: nothing is multiplied back
         return hidden
 
@@ -45,8 +45,8 @@ class _Fuse(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Float[Tensor, "T H"]) -> tuple[Tensor | None, ...]:
         (aux_hidden_states,), weights = ctx.saved_tensors, ctx.weights
-        weights.fc.add(grad, _normed_by_layer(weights, aux_hidden_states, weighted=False))
-        weights.fc.share_gradient(weights.fc_norms)
+        weights.fc.add(grad, _normed_aux(weights, aux_hidden_states, weighted=False))
+        weights.fc.share_gradient(weights.aux_norms)
         return None, None, *weights.of_fuse.gradients()
 
 
@@ -250,15 +250,15 @@ class FusedLayer:
         return [part[0, :, : part.shape[-1] // 2] for part in self.rotary(in_float32, positions[None])]
 
 
-def _normed_by_layer(
+def _normed_aux(
     weights: Weights, aux_hidden_states: Float[Tensor, "T AH"], weighted: bool = True
 ) -> Float[Tensor, "T AH"]:
-    """Return what goes into `fc`: captured states, each layer's through its norm where the head has norms for them."""
+    """Return what goes into `fc`: captured states, through the norms of each layer or of all where the head has any."""
     x = aux_hidden_states
-    if weights.fc_norms:
+    if weights.aux_norms:
         x = torch.empty_like(aux_hidden_states, dtype=weights.dtype)
-        layers = (each.chunk(len(weights.fc_norms), dim=-1) for each in (aux_hidden_states, x))
-        for norm, states, out in zip(weights.fc_norms, *layers, strict=True):
+        parts = (each.chunk(len(weights.aux_norms), dim=-1) for each in (aux_hidden_states, x))
+        for norm, states, out in zip(weights.aux_norms, *parts, strict=True):
             norm.forward(states, out, weighted=weighted)
     return x.to(weights.dtype)
 

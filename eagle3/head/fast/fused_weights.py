@@ -4,7 +4,6 @@ Shapes: fast/__init__.py; O output and I input size of a matrix, Y some of its O
 """
 
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -154,11 +153,10 @@ class Weights:
             Norm(norm, elementwise) for norm in (layer.input_layernorm, layer.hidden_norm)
         )
         self.mlp_norm = Norm(layer.post_attention_layernorm, elementwise)
-        fc_norms = cast("list[RMSNorm]", list(head.fc_norm) if config.fc_norm else [])
-        self.fc_norms = [Norm(norm, elementwise) for norm in fc_norms]
+        self.aux_norms = [Norm(norm, elementwise) for norm in head.norms_of_aux()]
         self.output_norms = [Norm(head.norm, elementwise)] if config.norm_output else []
         # Whose gradients are whole at the same time.
-        self.of_fuse = Group([self.fc, *self.fc_norms])
+        self.of_fuse = Group([self.fc, *self.aux_norms])
         self.of_attention = Group([self.qkv, self.embed_norm, self.hidden_norm])
         self.of_output = Group([self.o, self.gate_up, self.down, self.mlp_norm])
         self.of_feedback = Group(self.output_norms)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from eagle3.head.eagle3 import rope_of
+from eagle3.head.eagle3 import has_norm_before_fc, rope_of
 from eagle3.serving.check.finding import Problem, TargetFacts
 from eagle3.serving.head.files import ARCHITECTURE, NESTED, HeadFiles
 from eagle3.serving.head.format import VOCABULARY_MAPS, head_config
@@ -48,6 +48,12 @@ def check_options(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
             "error",
             "norm_before_residual=true: SGLang does not read it and adds the un-normed state, so the head computes "
             "something else than in training; train with norm_before_residual=false, or serve it with vLLM",
+        )
+    if has_norm_before_fc(config):
+        yield (
+            "warning",
+            "norm_before_fc=true: SGLang computes it from 0.5.17 on, older versions drop input_norm.weight and draft "
+            "from un-normed states; serve the head with 0.5.17 or later, or with vLLM",
         )
     if "target_hidden_size" in config and config["target_hidden_size"] is None:
         yield "error", "target_hidden_size=null: SGLang multiplies by it and does not start; remove the key"

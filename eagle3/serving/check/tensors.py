@@ -41,6 +41,8 @@ def _way_out(name: str, missing: list[str]) -> str:
         return "train without it"
     if name.startswith("fc_norm."):
         return "set fc_norm=true in config.json"
+    if name == "input_norm.weight":
+        return "set norm_before_fc=true in config.json"
     meant = [known for known in missing if name.endswith(known)]
     return f"rename it to {max(meant, key=len)}" if meant else "rename it to a name that SGLang loads, or remove it"
 

@@ -85,6 +85,7 @@ def trained_head(checkpoint: Checkpoint) -> TrainedHead:
         target=origin.target,
         store=StoreRecord(path=origin.path, hash=origin.hash, val_fraction=origin.val_fraction),
         checkpoint="/".join(checkpoint.path.resolve().parts[-3:]),  # RUN/checkpoints/FILE: not whose disk it was on
+        started_from=training.settings.get("init_from", {}),
         versions={},
         files={},
     )

@@ -106,6 +106,16 @@ class HeadFiles:
             )
         return layers
 
+    def trained_layers(self, num_layers: int) -> list[int]:
+        """Return the layers of the training as far as the folder says, as indices into `hidden_states`, in its order.
+
+        Ids at the top level are inputs of layers, as vLLM counts them; without any ids they are SGLang's default."""
+        if self.record:
+            return self.record.capture_layers
+        if self.layer_ids is None:
+            return self.other_layer_ids or self.served_layers(num_layers)
+        return self.stated_layers
+
 
 def are_ids(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(layer, int) for layer in value)
@@ -114,7 +124,7 @@ def are_ids(value: Any) -> bool:
 def read_files(path: str | Path) -> HeadFiles:
     """Read an exported head of any trainer; InputError for files that are missing, damaged or of the wrong kind."""
     found = read_without_weights(path)
-    for shard in _weight_files(found.path):
+    for shard in weight_files(found.path):
         found.tensors.update(_read_tensors(shard))
     if found.record is not None:
         _require_as_exported(found.path, found.record)
@@ -157,7 +167,7 @@ def _flat(config: dict[str, Any]) -> dict[str, Any]:
     return (config[NESTED] or {}) | stated | flat
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
     """Return the files that the index names, as SGLang reads them; without an index all safetensors files."""
     if (folder / INDEX).exists():
         weight_map = read_json(folder / INDEX, made_by=MAKE_HEAD).get("weight_map")

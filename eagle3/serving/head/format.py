@@ -1,6 +1,7 @@
 """The exported head: config.json and model.safetensors as SGLang's LlamaForCausalLMEagle3 reads them, both ways.
 
-The head is EAGLE-3's (arXiv:2503.01840); its options `fc_norm` and `norm_output` are EAGLE-3.1's (arXiv:2605.09992).
+The head is EAGLE-3's (arXiv:2503.01840); its options `fc_norm` and `norm_output` are EAGLE-3.1's (arXiv:2605.09992),
+`norm_before_fc` is that of vLLM's speculators.
 Two notations of the captured layers meet here and nowhere else: the project counts Hugging Face `hidden_states`
 (input of layer i), config.json the outputs of layers (i - 1).
 
@@ -20,7 +21,7 @@ from torch import Tensor
 from eagle3.errors import InputError
 from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.head.draft_vocab import from_offsets, membership, to_offsets
-from eagle3.head.eagle3 import EAGLE3, rope_of
+from eagle3.head.eagle3 import EAGLE3, has_fc_norm, has_norm_before_fc, rope_of
 from eagle3.head.kind import HeadKind, kind_named, kind_of_architecture
 from eagle3.serving.head.files import ARCHITECTURE, LAYER_IDS, MAKE_HEAD, HeadFiles, read_files
 from eagle3.storage.files import atomic_write, write_json
@@ -77,14 +78,20 @@ def load_head(path: str | Path, *, num_layers: int | None = None, dtype: torch.d
 
     A config that names no layers is read only with the target's `num_layers`, which SGLang's default depends on."""
     files = read_files(path)
+    head = draft_head(files, dtype)
+    layers = files.stated_layers if num_layers is None else files.served_layers(num_layers)
+    return LoadedHead(head, layers, files.config)
+
+
+def draft_head(files: HeadFiles, dtype: torch.dtype | None) -> DraftHead:
+    """Return the head without gradients, in the dtype of its file unless told otherwise; InputError where it cannot."""
     config = head_config(files)
     head = build_draft_head(files, config, draft_ids(files, config))
     require_tensors(files, config)
     weights = {name: files.tensors[name].to(dtype or files.tensors[name].dtype) for name, _ in head.named_parameters()}
     # Assigned, not cast with .to(): RoPE's frequencies must stay in float32.
     head.load_state_dict(weights | {"draft_ids": head.draft_ids}, assign=True)
-    layers = files.stated_layers if num_layers is None else files.served_layers(num_layers)
-    return LoadedHead(head.eval().requires_grad_(False), layers, files.config)
+    return head.eval().requires_grad_(False)
 
 
 def kind_of(files: HeadFiles) -> HeadKind:
@@ -109,14 +116,14 @@ def head_config(files: HeadFiles) -> HeadConfig:
 
 def require_readable(files: HeadFiles) -> None:
     """Raise InputError for what SGLang serves, or tries to, and this project's DraftHead does not compute."""
-    config, eagle_config = files.config, files.eagle_config
-    rule = "this project reads heads of one Llama layer without biases that take layers of the target's width"
+    config = files.config
+    rule = "this project reads heads of one Llama layer without biases that norm layers of the target's width once"
     foreign = {
         "num_hidden_layers": config.get("num_hidden_layers", 1) != 1,
         "target_hidden_size": config.get("target_hidden_size") not in (None, config.get("hidden_size")),
         "bias": bool(config.get("bias")),
-        "norm_before_fc": bool(eagle_config.get("norm_before_fc", config.get("norm_before_fc"))),
-        "eagle_config.use_aux_hidden_state": not eagle_config.get("use_aux_hidden_state", True),
+        "norm_before_fc beside fc_norm": has_norm_before_fc(config) and has_fc_norm(config),
+        "eagle_config.use_aux_hidden_state": not files.eagle_config.get("use_aux_hidden_state", True),
         "quantization_config": bool(config.get("quantization_config")),
     }
     for key, differs in foreign.items():

@@ -62,10 +62,11 @@ class HeadRecord(Record):
 
     `capture_layers` are indices into `hidden_states`; config.json counts outputs of layers, one less.
     `simulated_accept_length` maps draft steps to what validation during training simulated, as a server counts it.
-    `accept_length` is measured once the target has been there. `checkpoint` is Lightning's. `files` are the sha256 of
+    `accept_length` is measured once the target has been there. `checkpoint` is Lightning's. `started_from` are the
+    sha256 of the files of the head that the training went on from, by name, none where it began anew; `files` those of
     the folder's other files, as they were exported."""
 
-    FORMAT_VERSION: ClassVar[int] = 3
+    FORMAT_VERSION: ClassVar[int] = 4
 
     format_version: int
     kind: str
@@ -77,6 +78,7 @@ class HeadRecord(Record):
     target: TargetIdentity
     store: StoreRecord
     checkpoint: str
+    started_from: dict[str, str]
     versions: dict[str, str]
     files: dict[str, str]
 

@@ -43,6 +43,7 @@ YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_p
 HEADS = {
     "EAGLE-3": {},
     "EAGLE-3.1": {"fc_norm": True, "norm_output": True},
+    "one norm before fc": {"norm_before_fc": True, "norm_output": True},
     "llama3": {"rope_parameters": LLAMA3},
     "yarn": {"rope_parameters": YARN, "num_kv_heads": 4, "head_dim": 6},
 }
@@ -232,7 +233,7 @@ def exact_and_in_bf16(
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("head", ["EAGLE-3", "EAGLE-3.1"])
+@pytest.mark.parametrize("head", ["EAGLE-3", "EAGLE-3.1", "one norm before fc"])
 def test_bf16_is_no_further_from_float64_than_the_plain_layer_is(
     make_head: Callable[..., DraftHead], make_sample: Callable[..., Sample], head: str, device: str
 ) -> None:
@@ -295,7 +296,7 @@ class NoProducts:
         return query + sum(part.mean() for pair in [self.context, *chain] for part in pair)
 
 
-@pytest.mark.parametrize("options", ["EAGLE-3", "EAGLE-3.1"])
+@pytest.mark.parametrize("options", ["EAGLE-3", "EAGLE-3.1", "one norm before fc"])
 def test_prompts_pay_for_fc_keys_and_values_alone_and_embeddings_for_one_step(
     make_head: Callable[..., DraftHead], make_pack: Callable[..., TttBatch], embedding: Tensor, options: str
 ) -> None:

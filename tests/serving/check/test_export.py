@@ -29,6 +29,7 @@ LLAMA3 = {
 OPTIONS = {
     "plain": {},
     "fc_norm and norm_output": {"fc_norm": True, "norm_output": True},
+    "norm_before_fc": {"norm_before_fc": True},
     "llama3": {"rope_parameters": LLAMA3},
 }
 TENSORS = ["fc.weight", "norm.weight", "midlayer.hidden_norm.weight", "midlayer.self_attn.k_proj.weight", "d2t"]

@@ -80,7 +80,11 @@ def test_transformers_reads_the_rope_of_the_head(
     assert AutoConfig.from_pretrained(tmp_path).rope_parameters == rope
 
 
-@pytest.mark.parametrize("options", [{}, {"fc_norm": True, "norm_output": True}], ids=["eagle3", "eagle3.1"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"fc_norm": True, "norm_output": True}, {"norm_before_fc": True}],
+    ids=["eagle3", "eagle3.1", "one norm before fc"],
+)
 def test_a_head_is_read_as_it_was_written(options: dict, make_head: Callable[..., DraftHead], tmp_path: Path) -> None:
     head = make_head(**options).float()
     save_head(tmp_path, head, [2, 4, 5], "float32")
@@ -107,6 +111,18 @@ def test_heads_of_other_trainers_are_read(prefix: str, head: DraftHead, saved: P
     change_tensors(saved, rename)
     change_config(saved, "rope_parameters", "dtype", "fc_norm", use_aux_norm=True)
     assert_equal(load_head(saved).head, head)
+
+
+@pytest.mark.parametrize(("nested", "read"), [({}, True), ({"norm_before_fc": False}, False)], ids=["", "nested"])
+def test_norm_before_fc_is_read_where_sglang_reads_it(
+    nested: dict, read: bool, make_head: Callable[..., DraftHead], tmp_path: Path
+) -> None:
+    save_head(tmp_path, make_head(norm_before_fc=True).float(), [2, 4, 5], "float32")
+    config = json.loads((tmp_path / "config.json").read_text())
+    change_config(tmp_path, eagle_config=config["eagle_config"] | nested)
+    assert head_config(read_files(tmp_path)).norm_before_fc is read
+    change_config(tmp_path, "norm_before_fc", eagle_config=config["eagle_config"] | {"norm_before_fc": True})
+    assert head_config(read_files(tmp_path)).norm_before_fc
 
 
 def test_without_d2t_the_draft_vocabulary_is_the_whole_one(saved: Path) -> None:

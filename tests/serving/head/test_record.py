@@ -81,7 +81,7 @@ def test_a_head_of_another_trainer_has_no_record(tmp_path: Path) -> None:
         ),
         ({"epochs": 3}, "epochs is unknown"),
         ({"accept_length": {}}, "accept_length.accept_length is missing"),
-        ({"format_version": 2, "epochs": 3}, "format_version=2, this code reads 3"),
+        ({"format_version": 3, "epochs": 3}, "format_version=3, this code reads 4"),
     ],
 )
 def test_what_this_version_does_not_write_is_refused_by_its_field(

@@ -1,0 +1,58 @@
+"""The head that `train.py init_from=HEAD` names, of any trainer whose heads are checked, read to be trained on."""
+
+import logging
+
+import torch
+
+from eagle3.errors import InputError
+from eagle3.features.source import FeatureSource, as_setting
+from eagle3.head.eagle3 import EAGLE3
+from eagle3.head.start import StartHead
+from eagle3.serving.check.config import check_model, check_options
+from eagle3.serving.check.finding import Check, TargetFacts
+from eagle3.serving.check.tensors import check_embedding, check_tensors
+from eagle3.serving.check.vocabulary import check_d2t
+from eagle3.serving.head.files import HeadFiles, read_files, weight_files
+from eagle3.serving.head.format import draft_head, kind_of
+from eagle3.storage.files import sha256_file
+
+log = logging.getLogger(__name__)
+# Where one of these finds an error, the head was trained to be something that training computes no more than SGLang.
+CHECKS: tuple[Check, ...] = (check_model, check_options, check_tensors, check_embedding, check_d2t)
+
+
+def read_start(path: str, source: FeatureSource) -> StartHead:
+    """Read the head in float32; InputError names `init_from`, what is wrong with the head, and the way out."""
+    embedding, _ = source.target_weights()
+    facts = TargetFacts(config=source.target_config, architecture=None, dtype=None, identity=None, embedding=embedding)
+    try:
+        files = read_files(path)
+        require_computed(files, facts)
+        layers = files.trained_layers(source.target_config.num_layers)
+        head = draft_head(files, torch.float32)
+        hashes = {file.name: sha256_file(file) for file in (files.path / "config.json", *weight_files(files.path))}
+    except InputError as error:
+        said = str(error).removeprefix(f"head={path}").removeprefix(":").strip()
+        raise InputError(f"init_from={path}: {said}") from None
+    made_from = source.made_from.target
+    if files.record and files.record.target.weights_hash != made_from.weights_hash:
+        log.warning(
+            "init_from=%s was trained on %s, data.path=%s is of %s, whose weights differ: the head is adapted to those",
+            path, files.record.target.name, as_setting(source.location), made_from.name,
+        )  # fmt: skip
+    return StartHead(path, head, layers, hashes)
+
+
+def require_computed(files: HeadFiles, facts: TargetFacts) -> None:
+    """Raise InputError for a head of EAGLE-3 that the training's own would not compute."""
+    if kind_of(files) is not EAGLE3:
+        return
+    if files.config.get("norm_before_residual"):
+        raise InputError(
+            "norm_before_residual=true in config.json: its layer adds the normed state, which neither SGLang nor this "
+            "project computes; start from a head that was trained with norm_before_residual=false"
+        )
+    for check in CHECKS:
+        for level, message in check(files, facts):
+            if level == "error":
+                raise InputError(message)

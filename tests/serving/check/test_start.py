@@ -1,0 +1,143 @@
+"""Heads to start a training from: each layout is read with its layers, each obstacle is named with the way out."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from exported_head import FINGERPRINT, IDS, Editable, as_specforge, as_speculators, in_another_order, record_of
+from stores import TARGET_CONFIG, open_store, random_samples, write_store
+
+from eagle3.errors import InputError
+from eagle3.features.store import FeatureStore
+from eagle3.head.draft_head import DraftHead
+from eagle3.serving.check.start import read_start
+from eagle3.serving.head.export import TrainedHead, export_head
+from eagle3.storage.files import sha256_file
+
+Change = Callable[[Editable], object]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FeatureStore:
+    return open_store(write_store(tmp_path / "features", random_samples(8)))
+
+
+@pytest.fixture
+def head(make_head: Callable[..., DraftHead]) -> DraftHead:
+    return make_head(norm_before_fc=True, norm_output=True).bfloat16().float()
+
+
+@pytest.fixture
+def exported(head: DraftHead, tmp_path: Path) -> Editable:
+    trained = TrainedHead(head, record_of(head, FINGERPRINT), replace(TARGET_CONFIG, dtype="bfloat16"))
+    export_head(trained, tmp_path / "head", versions={})
+    return Editable(tmp_path / "head")
+
+
+def as_nvidia(head: Editable) -> None:
+    """Model-Optimizer's layout: the norm before fc named in `eagle_config`."""
+    head.training = None
+    head.config["eagle_config"]["norm_before_fc"] = head.config.pop("norm_before_fc")
+
+
+@pytest.mark.parametrize("layout", ["ours", "SpecForge", "NVIDIA", "speculators", "speculators, flat"])
+def test_heads_of_every_layout_are_read_with_the_layers_of_their_training(
+    layout: str, exported: Editable, head: DraftHead, store: FeatureStore
+) -> None:
+    embedding, _ = store.target_weights()
+    layouts: dict[str, Change] = {
+        "ours": lambda head: None,
+        "SpecForge": as_specforge,
+        "NVIDIA": as_nvidia,
+        "speculators": lambda head: as_speculators(head, embedding),
+        "speculators, flat": lambda head: (as_specforge(head), head.config.update({IDS: [2, 4, 5]})),
+    }
+    layouts[layout](exported)
+    exported.save()
+    start = read_start(str(exported.path), store)
+    assert start.head.config == head.config
+    torch.testing.assert_close(start.head.state_dict(), head.state_dict(), rtol=0, atol=0)
+    assert start.capture_layers == [2, 4, 5]
+    names = ("config.json", "model.safetensors")
+    assert start.files == {name: sha256_file(exported.path / name) for name in names}
+
+
+def test_layers_of_the_speculators_are_counted_by_their_inputs(exported: Editable, store: FeatureStore) -> None:
+    as_speculators(exported, store.target_weights()[0])
+    exported.config[IDS] = [1, 3, 4]
+    exported.save()
+    assert read_start(str(exported.path), store).capture_layers == [1, 3, 4]
+
+
+def test_layers_in_another_order_are_kept_in_it(exported: Editable, store: FeatureStore) -> None:
+    exported.training = None
+    exported.config["eagle_config"][IDS] = [4, 3, 1]
+    exported.save()
+    assert read_start(str(exported.path), store).capture_layers == [5, 4, 2]
+
+
+def test_a_head_of_other_weights_of_the_target_is_read_with_a_warning(
+    exported: Editable, store: FeatureStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    read_start(str(exported.path), store)
+    assert not caplog.text
+    assert exported.training is not None
+    exported.training["target"]["weights_hash"] = "other"
+    exported.save()
+    read_start(str(exported.path), store)
+    assert "/head was trained on tiny, data.path=" in caplog.text
+    assert "is of random, whose weights differ: the head is adapted to those" in caplog.text
+
+
+def test_a_draft_vocabulary_in_any_order_is_read(exported: Editable, store: FeatureStore) -> None:
+    in_another_order(exported)
+    exported.save()
+    ids = read_start(str(exported.path), store).head.draft_ids
+    assert ids.tolist() != sorted(ids.tolist()) and len(ids.unique()) == 30
+
+
+def setting(**values: object) -> Change:
+    return lambda head: head.config.update(values)
+
+
+def added(name: str) -> Change:
+    return lambda head: head.tensors.update({name: torch.ones(8, dtype=torch.bfloat16)})
+
+
+OBSTACLES: list[tuple[Change, str]] = [
+    (setting(norm_before_residual=True), "norm_before_residual=true .* start from a head that was trained with norm_b"),
+    (setting(fc_norm=True), "norm_before_fc beside fc_norm of config.json: .*; choose another head"),
+    (setting(num_hidden_layers=2), "num_hidden_layers of config.json: .*; choose another head"),
+    (setting(hidden_act="gelu"), "hidden_act=gelu: SGLang stops, its head knows silu alone; set it"),
+    (setting(hidden_size=32), "hidden_size=32, this target has 16: it is a head of another target; give the target"),
+    (setting(attention_bias=True), "attention_bias=true: .*; train without them and set it to false"),
+    (added("midlayer.self_attn.q_norm.weight"), "q_norm.weight is unknown: .*; train without it"),
+    (lambda head: head.tensors.pop("fc.weight"), "fc.weight is missing"),
+    (lambda head: head.tensors.update(d2t=head.tensors["d2t"] + torch.arange(30)), "d2t holds target ids"),
+    (
+        lambda head: head.tensors.update({"embed_tokens.weight": torch.ones(50, 16)}),
+        "embed_tokens.weight differs from the target's in 50 of 50 rows: .*; train with frozen embeddings",
+    ),
+    (lambda head: head.config["eagle_config"].update({IDS: "1,3,4"}), "lacks eagle_config"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), OBSTACLES, ids=[message for _, message in OBSTACLES])
+def test_what_the_training_would_not_compute_is_refused(
+    change: Change, message: str, exported: Editable, store: FeatureStore
+) -> None:
+    exported.training = None
+    change(exported)
+    exported.save()
+    with pytest.raises(InputError, match=rf"^init_from=\S+/head: .*{message}"):
+        read_start(str(exported.path), store)
+
+
+def test_files_that_are_missing_or_not_those_of_the_export_are_named(exported: Editable, store: FeatureStore) -> None:
+    with pytest.raises(InputError, match=r"^init_from=nowhere: nowhere/config\.json"):
+        read_start("nowhere", store)
+    (exported.path / "config.json").write_text("{}")
+    with pytest.raises(InputError, match=r"^init_from=\S+/head: \S+config\.json is not the file that was exported"):
+        read_start(str(exported.path), store)

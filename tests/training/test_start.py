@@ -1,0 +1,86 @@
+"""Training that starts from a head: its first validation is that head's own, what it came from is kept, and resumed."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from exported_head import Editable, as_specforge, as_speculators
+from stores import open_store
+
+from eagle3.errors import InputError
+from eagle3.features.store import FeatureStore
+from eagle3.serving.head.export import export_head, read_trained
+from eagle3.serving.head.format import load_head
+from eagle3.serving.head.record import read_record
+from eagle3.storage.files import sha256_file
+from eagle3.training.checkpoint import read_resumed, require_checkpoint_fits
+from tests.training.test_training import Run, train
+
+__all__ = ["train"]
+pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")  # between Lightning and PyTorch
+
+OPTIONS = {"EAGLE-3": [], "EAGLE-3.1": ["model=eagle31"], "one norm before fc": ["model.norm_before_fc=true"]}
+LAYOUTS: dict[str, Callable[[Editable, FeatureStore], object]] = {
+    "ours": lambda head, store: None,
+    "SpecForge": lambda head, store: as_specforge(head),
+    "speculators": lambda head, store: as_speculators(head, store.target_weights()[0]),
+}
+
+
+def exported(run: Run, folder: Path) -> Path:
+    """The head of the end of a run, in the precision that it was trained in."""
+    trained = read_trained(run.directory / "checkpoints/last.ckpt")
+    export_head(replace(trained, target_config=replace(trained.target_config, dtype="float32")), folder, versions={})
+    return folder
+
+
+def validation(run: Run) -> dict[str, float]:
+    """The metrics of the latest."""
+    return {key: float(value) for key, value in run.trainer.callback_metrics.items() if key.startswith("val/")}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_the_first_validation_is_that_of_the_head(
+    options: list[str], layout: str, train: Callable[..., Run], store_path: Path, tmp_path: Path
+) -> None:
+    old = train("old", *options).fit()
+    head = Editable(exported(old, tmp_path / "head"))
+    LAYOUTS[layout](head, open_store(store_path))
+    head.save()
+    new = train("new", f"init_from={head.path}", "callbacks.throughput=null")  # which counts on a training
+    loaded = load_head(head.path, num_layers=8).head
+    torch.testing.assert_close(new.module.head.state_dict(), loaded.state_dict(), rtol=0, atol=0)
+    new.trainer.validate(new.module, datamodule=new.data, verbose=False)
+    assert validation(new) == validation(old)
+
+
+def test_what_a_head_started_from_is_in_its_record(train: Callable[..., Run], tmp_path: Path) -> None:
+    head = exported(train("old", "trainer.max_epochs=1").fit(), tmp_path / "head")
+    new = train("new", "trainer.max_epochs=1", f"init_from={head}").fit()
+    records = [read_record(folder, made_by="") for folder in (head, exported(new, tmp_path / "adapted"))]
+    assert not torch.equal(new.weights["fc.weight"], load_head(head).head.fc.weight)
+    files = {name: sha256_file(head / name) for name in ("config.json", "model.safetensors")}
+    assert [record.started_from for record in records if record] == [{}, files]
+
+
+def test_a_resumed_training_keeps_its_weights_and_the_head_that_it_started_from(
+    train: Callable[..., Run], tmp_path: Path
+) -> None:
+    head = exported(train("old", "trainer.max_epochs=1").fit(), tmp_path / "head")
+    new = train("new", "trainer.max_epochs=1", f"init_from={head}").fit()
+    last = new.directory / "checkpoints/last.ckpt"
+    resumed, checkpoint = train("resumed", f"init_from={head}"), read_resumed(str(last))
+    assert checkpoint is not None
+    require_checkpoint_fits(checkpoint, resumed.data.source, resumed.module.head, resumed.module.settings)
+    anew = train("anew")
+    with pytest.raises(InputError, match=r"trained with other settings \(init_from={'config\.json'.* then, None now\)"):
+        require_checkpoint_fits(checkpoint, anew.data.source, anew.module.head, anew.module.settings)
+
+
+def test_a_head_is_refused_before_anything_is_trained(train: Callable[..., Run], tmp_path: Path) -> None:
+    head = exported(train("old", "trainer.max_epochs=1").fit(), tmp_path / "head")
+    with pytest.raises(InputError, match=r"model\.num_kv_heads=4 contradicts init_from=\S+/head, whose head has 2"):
+        train("new", f"init_from={head}", "model.num_kv_heads=4")
