@@ -19,7 +19,11 @@ from stores import ROOT
 CLONE = ("precompute.py", "train.py", "serve.py", "conf", "eagle3", "tests", "benchmarks")
 FENCE = re.compile(r"^( *)```(\w+)([^\n]*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 SCRIPT = re.compile(r"python (precompute|train|serve)\.py (.*)")
-WORDS = ("TARGET", "FILE.jsonl", "DIR", "RUN", "HEAD", "PAGE.html")  # that pages have in place of paths
+SMALL = {  # what a command does not set itself, so that a page takes seconds
+    "precompute": ("responses.max_new_tokens=16", "features.shard_mb=1", "prompts.processes=1"),
+    "train": ("data.val_fraction=0.2", "trainer.max_epochs=1", "trainer.log_every_n_steps=1", "trainer.precision=32-true"),
+    "serve": ("max_new_tokens=16", "limit=2", "check.min_accept_length=1.0"),
+}
 
 
 @dataclass(frozen=True)
@@ -57,13 +61,18 @@ def clone(folder: Path) -> Path:
     return folder
 
 
-def run_block(text: str, folder: Path) -> tuple[int, str]:
-    """Run a block's commands one after the other, until one fails; return its exit status and what all of them said."""
+def run_block(text: str, folder: Path, *, small: bool) -> tuple[int, str]:
+    """Run a block's commands one after the other, until one fails; return its exit status and what all of them said.
+
+    small: with less work than a command would do by itself."""
     said = ""
     for command in commands(text):
         script = SCRIPT.fullmatch(command)
         if script and not set(";|&<>$(") & set(re.sub(r"'[^']*'", "", command)):
-            status, output = run_script(script[1], shlex.split(script[2]), folder)
+            words = shlex.split(script[2])
+            given = {word.partition("=")[0] for word in words}
+            less = [word for word in SMALL[script[1]] if word.partition("=")[0] not in given] if small else []
+            status, output = run_script(script[1], [*words, *less], folder)
         else:
             status, output = run_bash(command, folder)
         said += output
