@@ -82,9 +82,9 @@ def run_block(text: str, folder: Path, *, small: bool) -> tuple[int, str]:
 
 
 def commands(text: str) -> list[str]:
-    """Split a block into commands: lines that a backslash joins, without comments; bash compounds stay whole."""
+    """Split a block into commands: lines that a backslash joins, without comments; compounds and quoted lines stay whole."""
     joined = re.sub(r"\\\n\s*", " ", text)
-    if re.search(r"^(for|if|while)\b|<<", joined, flags=re.MULTILINE):
+    if re.search(r"^(for|if|while)\b|<<", joined, flags=re.MULTILINE) or re.search(r'"[^"\n]*\n', joined):
         return [joined]
     lines = (re.sub(r"(^|\s)#.*$", "", line).strip() for line in joined.splitlines())
     return [line for line in lines if line]
