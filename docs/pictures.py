@@ -75,7 +75,9 @@ def anchors() -> None:
         box(axes, 2.3 + 1.3 * (anchor + 1), bottom, 1.2, 0.55, f"{tokens[anchor + 1]}, given", GREY)
         for step, token in enumerate(tokens[anchor + 2 :]):
             box(axes, 2.3 + 1.3 * (anchor + 2 + step), bottom, 1.2, 0.55, f"{token}, step {step}", GREEN)
-    save(axes, "anchors", "Anchors 1, 2 and 3 of an answer A B C end behind a prompt p0 p1, and what each step predicts")
+    save(
+        axes, "anchors", "Anchors 1, 2 and 3 of an answer A B C end behind a prompt p0 p1, and what each step predicts"
+    )
 
 
 def accept_length() -> None:
@@ -91,7 +93,11 @@ def accept_length() -> None:
         axes.text(7.6, bottom + 0.3, f"{accepted} accepted + 1 = {accepted + 1}", va="center", fontsize=10)
     for left, title in ((3.45, "drafts of the head"), (6.65, "by the target"), (8.8, "tokens")):
         axes.text(left, 2.85, title, ha="center", fontsize=10)
-    save(axes, "accept_length", "Three rounds: two, none and three of three drafts are accepted, so that 8 tokens come of 3")
+    save(
+        axes,
+        "accept_length",
+        "Three rounds: two, none and three of three drafts are accepted, so that 8 tokens come of 3",
+    )
 
 
 def canvas(width: float, height: float) -> Axes:

@@ -21,7 +21,12 @@ FENCE = re.compile(r"^( *)```(\w+)([^\n]*)\n(.*?)^\1```$", re.DOTALL | re.MULTIL
 SCRIPT = re.compile(r"python (precompute|train|serve)\.py (.*)")
 SMALL = {  # what a command does not set itself, so that a page takes seconds
     "precompute": ("responses.max_new_tokens=16", "features.shard_mb=1", "prompts.processes=1"),
-    "train": ("data.val_fraction=0.2", "trainer.max_epochs=1", "trainer.log_every_n_steps=1", "trainer.precision=32-true"),
+    "train": (
+        "data.val_fraction=0.2",
+        "trainer.max_epochs=1",
+        "trainer.log_every_n_steps=1",
+        "trainer.precision=32-true",
+    ),
     "serve": ("max_new_tokens=16", "limit=2", "check.min_accept_length=1.0"),
 }
 
@@ -94,7 +99,12 @@ def run_bash(command: str, folder: Path) -> tuple[int, str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        ["bash", "-c", command], cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        ["bash", "-c", command],
+        cwd=folder,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
     return done.returncode, done.stdout
 

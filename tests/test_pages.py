@@ -16,10 +16,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pictures
 import pytest
 import tables
 import yaml
 from filelock import FileLock
+from matplotlib import pyplot
 from page_commands import Block, blocks, clone, run_block
 from stores import ASSETS, CONF, ROOT
 
@@ -160,7 +162,9 @@ def without_numbers(line: str) -> str:
 
 # --- reference -------------------------------------------------------------------------------------------------------
 
-OPTIONS = [path for path in sorted(CONF.rglob("*.yaml")) if path.parent.relative_to(CONF).as_posix() not in keys.NO_KEYS]
+OPTIONS = [
+    path for path in sorted(CONF.rglob("*.yaml")) if path.parent.relative_to(CONF).as_posix() not in keys.NO_KEYS
+]
 
 
 @pytest.mark.parametrize("path", OPTIONS, ids=lambda path: str(path.relative_to(CONF)))
@@ -206,6 +210,16 @@ def test_the_page_of_files_names_their_fields(tutorial: tuple[Path, list[str]], 
         assert fields - may_lack <= known <= fields, title
         checked += 1
     assert checked >= 10
+
+
+@pytest.mark.parametrize("draw", pictures.PICTURES, ids=lambda draw: draw.__name__)
+def test_a_picture_of_results_says_the_numbers_of_its_files(draw: Callable[[Any], list[str]]) -> None:
+    figure, axes = pyplot.subplots()
+    numbers = draw(axes)
+    pyplot.close(figure)
+    path = pictures.FOLDER / f"{draw.__name__}.svg"
+    assert all(f">{number}<" in path.read_text() for number in numbers), "run: python benchmarks/pictures.py"
+    assert any(path.name in page.read_text() for page in path.parent.glob("*.md"))
 
 
 def test_the_nav_leads_to_every_page() -> None:
