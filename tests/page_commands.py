@@ -1,7 +1,7 @@
 """Runs the commands of the pages: each page in a folder of its own that looks like a clone.
 
-The three scripts run in processes that are forked from one that has imported PyTorch: of some thirty commands that would
-be minutes. Everything else goes to bash.
+The three scripts run in processes that are forked from one that has imported PyTorch: for some thirty commands, that
+would take minutes. Everything else goes to bash.
 """
 
 import multiprocessing
@@ -87,7 +87,7 @@ def run_block(text: str, folder: Path, *, small: bool) -> tuple[int, str]:
 
 
 def commands(text: str) -> list[str]:
-    """Split a block into commands: lines that a backslash joins, without comments; compounds and quoted lines stay whole."""
+    """Split a block into commands: lines that a backslash joins, without comments; what is quoted stays whole."""
     joined = re.sub(r"\\\n\s*", " ", text)
     if re.search(r"^(for|if|while)\b|<<", joined, flags=re.MULTILINE) or re.search(r'"[^"\n]*\n', joined):
         return [joined]

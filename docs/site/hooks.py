@@ -1,7 +1,7 @@
-"""What mkdocs does not know of this repository: pages that lie outside of docs/, links to its files, the page of all keys.
+"""What mkdocs does not know of this repository: pages outside of docs/, links to its files, the page of all keys.
 
 A Markdown file of the repository is a page, named in PAGES or below files/. Another file that a page links to is copied
-below files/, code as a page. Links are those that GitHub follows; here they are turned to where their file lies in the site.
+below files/, code as a page. Links are those that GitHub follows; here they are turned to where their file lies.
 """
 
 import os
@@ -90,10 +90,8 @@ def _turned(text: str, source: Path, uri: str) -> str:
         if target.startswith(("http:", "https:", "mailto:")):
             return found[0]
         path = Path(os.path.normpath(source.parent / target))
-        if path.is_dir():
-            place = KEYS if path.is_relative_to(ROOT / "conf") else "index.md"
-        else:
-            place = place_of(path)
+        folder = KEYS if path.is_relative_to(ROOT / "conf") else "index.md"
+        place = folder if path.is_dir() else place_of(path)
         return f"]({os.path.relpath(place, Path(uri).parent)}{heading})"
 
     return LINK.sub(turn, text)
