@@ -18,7 +18,7 @@ from stores import ROOT
 
 CLONE = ("precompute.py", "train.py", "serve.py", "conf", "eagle3", "tests", "benchmarks")
 FENCE = re.compile(r"^( *)```(\w+)([^\n]*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
-SCRIPT = re.compile(r"python (precompute|train|serve)\.py (.*)")
+SCRIPT = re.compile(r"python ([\w/]+)\.py (.*)")
 SMALL = {  # what a command does not set itself, so that a page takes seconds
     "precompute": ("responses.max_new_tokens=16", "features.shard_mb=1", "prompts.processes=1"),
     "train": (
@@ -76,7 +76,7 @@ def run_block(text: str, folder: Path, *, small: bool) -> tuple[int, str]:
         if script and not set(";|&<>$(") & set(re.sub(r"'[^']*'", "", command)):
             words = shlex.split(script[2])
             given = {word.partition("=")[0] for word in words}
-            less = [word for word in SMALL[script[1]] if word.partition("=")[0] not in given] if small else []
+            less = [word for word in SMALL.get(script[1], ()) if small and word.partition("=")[0] not in given]
             status, output = run_script(script[1], [*words, *less], folder)
         else:
             status, output = run_bash(command, folder)
@@ -125,6 +125,7 @@ def _as_script(name: str, arguments: list[str], folder: str, log: str) -> None:
     with open(log, "w") as said:
         for stream in (1, 2):
             os.dup2(said.fileno(), stream)
-    os.environ |= {"OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    os.environ |= {"OMP_NUM_THREADS": "1", "COLUMNS": "120", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     sys.argv = [f"{name}.py", *arguments]
-    runpy.run_path(str(ROOT / f"{name}.py"), run_name="__main__")
+    sys.path.insert(0, str(Path(f"{name}.py").parent))
+    runpy.run_path(f"{name}.py", run_name="__main__")

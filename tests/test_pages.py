@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -150,7 +151,7 @@ def test_the_tutorial_shows_what_its_commands_say(tutorial: tuple[Path, list[str
         for line in following.text.splitlines() if following.language == "text" else ():
             if line.startswith("  "):  # which kernels there are depends on the machine
                 continue
-            pattern = ".*".join(map(re.escape, without_numbers(line).split("…")))
+            pattern = ".*".join(re.escape(part.strip()) for part in without_numbers(line).split("…"))
             assert any(re.fullmatch(pattern, each) for each in lines), (line, lines)
             shown += 1
     assert shown > 10
@@ -166,18 +167,20 @@ OPTIONS = [
     path for path in sorted(CONF.rglob("*.yaml")) if path.parent.relative_to(CONF).as_posix() not in keys.NO_KEYS
 ]
 
+key_page = cache(keys.page)
+
 
 @pytest.mark.parametrize("path", OPTIONS, ids=lambda path: str(path.relative_to(CONF)))
 def test_every_key_of_conf_has_a_comment_and_is_on_the_page(path: Path) -> None:
     option = keys.read(path)
     assert [setting.key for setting in option.settings if not setting.comment] == []
-    page = keys.page()
+    page = key_page()
     assert f"## {option.name}" in page or f"## {path.name.removesuffix('.yaml')}.py" in page
     assert all(f"| `{setting.key}` |" in page for setting in option.settings)
 
 
 def test_the_page_of_metrics_names_those_that_are_logged(tutorial: tuple[Path, list[str]]) -> None:
-    columns = next(csv.reader((tutorial[0] / "outputs/tutorial/run/metrics.csv").open()))
+    columns = next(csv.reader((tutorial[0] / "outputs/tutorial/run/metrics.csv").read_text().splitlines()))
     rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/reference/metrics.md").read_text(), flags=re.MULTILINE)
     named = {metric for row in rows for metric in re.findall(r"`([^`]+)`", row)}
     told = {re.sub(r"accuracy_\d$", "accuracy_K", re.sub(r"length_\d$", "length_S", column)) for column in columns}

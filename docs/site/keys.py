@@ -38,7 +38,7 @@ def page() -> str:
     """Return the page in Markdown."""
     lines = [
         "# Every key\n",
-        "Made from the comments of `conf/` when these pages are built. `--help` behind a command shows the same with",
+        "Made from the comments of `conf/` when these pages are built; `--help` behind a command shows the same with",
         "the values that are chosen. Values that do not fit are refused in the first second. `null` means what the line",
         "says, `???` that the key must be given.\n",
     ]
