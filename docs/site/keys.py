@@ -39,8 +39,8 @@ def page() -> str:
     lines = [
         "# Every key\n",
         "Made from the comments of `conf/` when these pages are built; `--help` behind a command shows the same with",
-        "the values that are chosen. Values that do not fit are refused in the first second. `null` means what the line",
-        "says, `???` that the key must be given.\n",
+        "the values that are chosen. Values that do not fit are refused in the first second. `null` means what the",
+        "line says, `???` that the key must be given.\n",
     ]
     for command in COMMANDS:
         lines += [f"## {command}.py\n", *_of(read(CONF / f"{command}.yaml")), ""]
