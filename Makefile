@@ -3,7 +3,7 @@ PYTHON ?= python3
 # The CPU build of PyTorch: what this machine already has, else the newest from the index; set TORCH=torch for a GPU.
 TORCH ?= torch==2.13.0
 
-.PHONY: quickstart test lint
+.PHONY: quickstart test docs
 quickstart: .venv/ready  ## prompts → answers → features → training → export → check → accept length, on the bundled target
 	.venv/bin/python benchmarks/quickstart.py
 
@@ -13,6 +13,9 @@ test: .venv/ready  ## lint, types, the order of the rooms, tests
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 	.venv/bin/python -m pytest -n 2
+
+docs: .venv/ready  ## the site of the pages, in build/site; a link that leads nowhere ends it
+	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict --config-file docs/site/mkdocs.yml
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv

@@ -3,9 +3,9 @@
 python benchmarks/head_quality.py --target TARGET --prompts train.jsonl --held-out heldout.jsonl \
     --questions mt_bench.jsonl gsm8k.jsonl --out OUT [--jobs 10] [train.py overrides for every head]
 
-Writes OUT/head_quality.json, of which docs/head-quality.md has the table; the heads lie in OUT/heads. Held-out prompts
-and questions are decoded at the end and decide nothing. Stores, heads and decoded files that OUT holds already are
-taken as they are; a head of which OUT/rows has the training needs no store, so that another machine can decode:
+Writes OUT/head_quality.json, of which docs/results/head-quality.md has the table; the heads lie in OUT/heads. Held-out
+prompts and questions are decoded at the end and decide nothing. Stores, heads and decoded files that OUT holds already
+are taken as they are; a head of which OUT/rows has the training needs no store, so that another machine can decode:
 --no-decoding there, then OUT/heads and OUT/rows copied, then the same command without it.
 """
 

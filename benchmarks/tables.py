@@ -15,7 +15,7 @@ from eagle3.markdown import table
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "eagle3").glob("*/README.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "eagle3").glob("*/README.md"))]
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
 SETS = ("held out 3", "held out 7", "mt_bench 3", "gsm8k 3")
 BEST = "8 answers to each prompt, 1 epoch, weight decay 0.1, Muon"

@@ -1,4 +1,4 @@
-"""Draws the two pictures of the README: python docs/pictures.py"""
+"""Draws the pictures of the concepts, two of which the README shows: python docs/pictures.py"""
 
 from pathlib import Path
 
@@ -10,13 +10,15 @@ from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch
 
 DOCS = Path(__file__).parent
-BLUE, GREEN, GREY, LINE = "#dbe8f8", "#dff0df", "#eeeeee", "#445566"
+BLUE, GREEN, GREY, RED, LINE = "#dbe8f8", "#dff0df", "#eeeeee", "#f6dddd", "#445566"
 pyplot.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "eagle3", "font.size": 11}
 
 
 def main() -> None:
     pipeline()
     unroll()
+    anchors()
+    accept_length()
 
 
 def pipeline() -> None:
@@ -37,7 +39,7 @@ def pipeline() -> None:
 
 
 def unroll() -> None:
-    """One anchor of the example in eagle3/head/rows.py: the last prompt token, three TTT steps."""
+    """One anchor of the example in eagle3/head/anchors.py: the last prompt token, three TTT steps."""
     axes = canvas(10.2, 4.3)
     inputs, drafts = ["A", "B", "C"], ["B", "C", "end"]
     for step in range(3):
@@ -55,6 +57,47 @@ def unroll() -> None:
     axes.text(0.1, 3.52, "compared with the\ntarget's distribution", ha="left", va="center", fontsize=10)
     arrow(axes, (1.95, 3.52), (2.65, 3.52))
     save(axes, "unroll", "Training-time test: three steps of the draft head from one anchor")
+
+
+def anchors() -> None:
+    """The example of docs/concepts/anchors.md: tokens, and below them the chain of each anchor."""
+    axes = canvas(10.2, 4.0)
+    tokens = ["p0", "p1", "A", "B", "C", "end"]
+    for place, token in enumerate(tokens):
+        left = 2.3 + 1.3 * place
+        box(axes, left, 3.1, 1.2, 0.55, token, GREY if place < 2 else GREEN)
+        axes.text(left + 0.6, 3.75, str(place), ha="center", fontsize=9)
+    axes.text(0.1, 3.37, "prompt, then answer", va="center", fontsize=10)
+    for row, anchor in enumerate((1, 2, 3)):
+        bottom = 2.2 - 0.85 * row
+        axes.text(0.1, bottom + 0.27, f"anchor {anchor}", va="center", fontsize=10)
+        box(axes, 2.3 + 1.3 * anchor, bottom, 1.2, 0.55, f"h_{anchor}", BLUE)
+        box(axes, 2.3 + 1.3 * (anchor + 1), bottom, 1.2, 0.55, f"{tokens[anchor + 1]}, given", GREY)
+        for step, token in enumerate(tokens[anchor + 2 :]):
+            box(axes, 2.3 + 1.3 * (anchor + 2 + step), bottom, 1.2, 0.55, f"{token}, step {step}", GREEN)
+    save(
+        axes, "anchors", "Anchors 1, 2 and 3 of an answer A B C end behind a prompt p0 p1, and what each step predicts"
+    )
+
+
+def accept_length() -> None:
+    """Three rounds of a chain of three drafts: accepted, rejected, and what the target gives itself."""
+    axes = canvas(10.2, 3.1)
+    rounds = [(["sits", "on", "my"], 2, "the"), (["rug", ".", "end"], 0, "mat"), ([",", "and", "purrs"], 3, "end")]
+    for number, (drafts, accepted, own) in enumerate(rounds):
+        bottom = 2.1 - 0.9 * number
+        axes.text(0.1, bottom + 0.3, f"round {number + 1}", va="center", fontsize=10)
+        for place, token in enumerate(drafts):
+            box(axes, 1.3 + 1.5 * place, bottom, 1.3, 0.6, token, GREEN if place < accepted else RED)
+        box(axes, 6.0, bottom, 1.3, 0.6, own, BLUE)
+        axes.text(7.6, bottom + 0.3, f"{accepted} accepted + 1 = {accepted + 1}", va="center", fontsize=10)
+    for left, title in ((3.45, "drafts of the head"), (6.65, "by the target"), (8.8, "tokens")):
+        axes.text(left, 2.85, title, ha="center", fontsize=10)
+    save(
+        axes,
+        "accept_length",
+        "Three rounds: two, none and three of three drafts are accepted, so that 8 tokens come of 3",
+    )
 
 
 def canvas(width: float, height: float) -> Axes:
@@ -79,7 +122,7 @@ def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> N
 
 def save(axes: Axes, name: str, title: str) -> None:
     figure = axes.figure
-    figure.savefig(DOCS / f"{name}.svg", facecolor="white", metadata={"Date": None, "Title": title})
+    figure.savefig(DOCS / "concepts" / f"{name}.svg", facecolor="white", metadata={"Date": None, "Title": title})
 
 
 if __name__ == "__main__":

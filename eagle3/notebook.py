@@ -1,4 +1,4 @@
-"""The stages as calls for a notebook, with the keys of the commands as overrides; docs/notebook.ipynb uses all of them.
+"""The stages as calls for a notebook, with the keys of the commands as overrides: docs/start/notebook.ipynb has all.
 
 target = open_target("tests/assets/tiny")
 store = make_store("data", "target.path=tests/assets/tiny", "prompts.path=FILE.jsonl", "prompts/privacy=patterns")

@@ -1,4 +1,4 @@
-"""docs/notebook.ipynb runs from top to bottom, and what it calls is there and says what it does."""
+"""docs/start/notebook.ipynb runs from top to bottom, and what it calls is there and says what it does."""
 
 import ast
 import importlib
@@ -14,7 +14,7 @@ from stores import ROOT
 from eagle3.errors import InputError
 from eagle3.notebook import decode, make_store, open_target, train_head
 
-NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
+NOTEBOOK = ROOT / "docs" / "start" / "notebook.ipynb"
 CELLS = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
 
 

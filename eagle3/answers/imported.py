@@ -1,6 +1,6 @@
 """Answers made elsewhere → training rows: by token ids as they are, by text where its tokens can be located exactly.
 
-docs/imported-answers.md tells the format and every reason.
+docs/how-to/imported-answers.md tells the format and every reason.
 """
 
 from collections.abc import Iterable

@@ -5,7 +5,7 @@ it. So one look at each position of the target's own answer decides all rounds t
 of a tree depends on `topk` alone, fewer steps or fewer draft tokens just keep a part of it.
 
 In float32 and float64 that gives what decoding does to the last digit. In bfloat16 answers and features come from
-forwards of another shape than in decoding, and near-ties flip: docs/serving-results.md has numbers.
+forwards of another shape than in decoding, and near-ties flip: docs/results/serving.md has numbers.
 
 Shapes: P positions of an answer where a round may begin, K steps, N tokens of an answer and beyond.
 """

@@ -11,7 +11,7 @@ x_{t+1} … x_{t+2+k} all are answer tokens of one turn: a chain that serving co
 
 SpecForge masks position t by whether x_t itself is an answer token. That leaves out anchor 1, with which every answer's
 drafts begin, and trains positions whose chains reach past the end of the turn. The authors' code has at step 0 this
-rule but for two positions, for Llama-3's template alone; docs/anchors.md has both, line by line.
+rule but for two positions, for Llama-3's template alone; docs/concepts/anchors.md has both, line by line.
 
 Shapes: T tokens of a sample, R anchors, K steps.
 """

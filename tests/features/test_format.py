@@ -36,7 +36,7 @@ def test_the_reader_on_the_page_reads_what_ours_does(
 ) -> None:
     samples = random_samples(3)
     store = open_store(write_store(tmp_path, samples if dtype == "float32" else [in_fp8(each) for each in samples]))
-    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "format.md").read_text(), re.DOTALL)
+    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "reference" / "format.md").read_text(), re.DOTALL)
     assert len(code.splitlines()) <= 11
     monkeypatch.chdir(tmp_path)
     found: dict[str, Any] = {}

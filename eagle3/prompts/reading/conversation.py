@@ -10,7 +10,7 @@ from eagle3.prompts.reading.tools import holds_tools
 # A turn with any of these says more than its content: without them an answer would not be what the model wrote.
 PARTS_BESIDE_CONTENT = frozenset(("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking"))
 
-# What an answer may say of how it was made, when answers are kept: docs/imported-answers.md.
+# What an answer may say of how it was made, when answers are kept: docs/how-to/imported-answers.md.
 MADE = ("prompt_ids", "output_ids", "finish_reason", "sampling")
 
 # Conversations that somebody rendered into one text: their turns cannot be told from what a user wrote about them.

@@ -1,0 +1,92 @@
+"""The pictures of docs/results, made from the files in benchmarks/results: python benchmarks/pictures.py
+
+tests/test_pages.py fails while a picture says another number than its file.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import tables
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+
+FOLDER = Path(__file__).parent.parent / "docs" / "results"
+OURS, THEIRS = "#3f6fb5", "#a9b4c2"
+pyplot.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "eagle3", "font.size": 10}
+SHOWN_HEADS = {
+    "SpecForge's loss": "reference",
+    "ours, its settings": "EAGLE-3, settings of the reference",
+    "experiment=head_quality": "recipe",
+    "8 answers to each prompt, Muon": tables.BEST,
+}
+
+
+def main() -> None:
+    for draw in PICTURES:
+        figure, axes = pyplot.subplots(figsize=(7.2, 2.9), layout="constrained")
+        draw(axes)
+        axes.spines[["top", "right"]].set_visible(False)
+        figure.savefig(FOLDER / f"{draw.__name__}.svg", facecolor="white", metadata={"Date": None})
+
+
+def heads(axes: Axes) -> list[str]:
+    """Accept length of four heads on held-out prompts, chains of 7; return the numbers shown."""
+    found = tables.by_name()
+    values = [tables.kept(found[name], "held out 7") for name in SHOWN_HEADS.values()]
+    shown = [f"{value:.3f}" for value in values]
+    bars = axes.barh(list(SHOWN_HEADS), values, color=[THEIRS, *[OURS] * 3])
+    axes.bar_label(bars, shown, padding=3)
+    axes.set(xlim=(1, 2.8), xlabel="accept length, held-out prompts, chains of 7 (1: no head)")
+    axes.invert_yaxis()
+    return shown
+
+
+def steps(axes: Axes) -> list[str]:
+    """Tokens a second of a training step, beside SpecForge's where it was measured; return the numbers shown."""
+    others = {(row["tokens"], row["answer_share"]): row for row in tables.result("specforge_step.json")["rows"]}
+    rows = [row for row in tables.result("train_step.json")["rows"] if (row["tokens"], row["answer_share"]) in others]
+    names = [f"{row['tokens']:,} tokens,\n{tables.share(row['answer_share'])}" for row in rows]
+    shown = []
+    for offset, label, colour, of in (
+        (-0.2, "SpecForge", THEIRS, [others[row["tokens"], row["answer_share"]] for row in rows]),
+        (0.2, "eagle3", OURS, rows),
+    ):
+        rates = [row["tokens_per_s"] for row in of]
+        shown += [tables.thousands(rate) for rate in rates]
+        places = [place + offset for place in range(len(rows))]
+        bars = axes.bar(places, [rate / 1000 for rate in rates], 0.38, label=label, color=colour)
+        axes.bar_label(bars, shown[-len(rates) :], padding=2)
+    axes.set_xticks(range(len(rows)), names)
+    axes.set(ylabel="thousand tokens/s, one H200", ylim=(0, 330))
+    axes.legend(frameon=False, loc="upper left")
+    return shown
+
+
+def speed_up(axes: Axes) -> list[str]:
+    """Speed-up over concurrency with its interval, for each prompt set; return the numbers shown."""
+    cells, shown = tables.result("sglang_bench/results.json")["cells"], []
+    for prompt_set, colour in (("held_out", OURS), ("mt_bench", "#c0762f")):
+        of_set = [cell for cell in cells if cell["prompt_set"] == prompt_set]
+        gains = [cell["speed_up"]["tpot"] for cell in of_set]
+        places, values = [cell["concurrency"] for cell in of_set], [gain["value"] for gain in gains]
+        axes.fill_between(
+            places, [gain["low"] for gain in gains], [gain["high"] for gain in gains], color=colour, alpha=0.2
+        )
+        axes.plot(places, values, marker="o", color=colour, label=prompt_set)
+        axes.annotate(f"{values[0]:.2f}", (places[0], values[0]), xytext=(4, 5), textcoords="offset points")
+        shown.append(f"{values[0]:.2f}")
+    axes.axhline(1, color="#666666", linewidth=0.8, linestyle="--")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(places, [str(place) for place in places])
+    axes.set(xlabel="concurrency", ylabel="speed-up, time per output token", ylim=(0, 2.7))
+    axes.legend(frameon=False)
+    return shown
+
+
+PICTURES: tuple[Callable[[Axes], list[str]], ...] = (heads, steps, speed_up)
+
+if __name__ == "__main__":
+    main()

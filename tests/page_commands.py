@@ -1,0 +1,131 @@
+"""Runs the commands of the pages: each page in a folder of its own that looks like a clone.
+
+The three scripts run in processes that are forked from one that has imported PyTorch: for some thirty commands, that
+would take minutes. Everything else goes to bash.
+"""
+
+import multiprocessing
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from stores import ROOT
+
+CLONE = ("precompute.py", "train.py", "serve.py", "conf", "eagle3", "tests", "benchmarks")
+FENCE = re.compile(r"^( *)```(\w+)([^\n]*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
+SCRIPT = re.compile(r"python ([\w/]+)\.py (.*)")
+SMALL = {  # what a command does not set itself, so that a page takes seconds
+    "precompute": ("responses.max_new_tokens=16", "features.shard_mb=1", "prompts.processes=1"),
+    "train": (
+        "data.val_fraction=0.2",
+        "trainer.max_epochs=1",
+        "trainer.log_every_n_steps=1",
+        "trainer.precision=32-true",
+    ),
+    "serve": ("max_new_tokens=16", "limit=2", "check.min_accept_length=1.0"),
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    page: str
+    number: int
+    language: str
+    title: str
+    text: str
+
+    @property
+    def is_command(self) -> bool:
+        return self.language in ("bash", "console", "sh", "shell")
+
+    @property
+    def needs(self) -> str:
+        """What a machine needs to run it, where it is not run in a test."""
+        return self.title.removeprefix("needs: ") if self.title.startswith("needs: ") else ""
+
+
+def blocks(page: Path) -> list[Block]:
+    name, found = str(page.relative_to(ROOT)), []
+    for number, (_, language, rest, text) in enumerate(FENCE.findall(page.read_text())):
+        title = re.search(r'title="([^"]*)"', rest)
+        found.append(Block(name, number, language, title[1] if title else "", text))
+    return found
+
+
+def clone(folder: Path) -> Path:
+    """Make a folder in which the commands of the pages find what a clone holds."""
+    folder.mkdir(exist_ok=True)
+    for name in CLONE:
+        (folder / name).symlink_to(ROOT / name)
+    (folder / "TARGET").symlink_to(ROOT / "tests" / "assets" / "tiny")
+    return folder
+
+
+def run_block(text: str, folder: Path, *, small: bool) -> tuple[int, str]:
+    """Run a block's commands one after the other, until one fails; return its exit status and what all of them said.
+
+    small: with less work than a command would do by itself."""
+    said = ""
+    for command in commands(text):
+        script = SCRIPT.fullmatch(command)
+        if script and not set(";|&<>$(") & set(re.sub(r"'[^']*'", "", command)):
+            words = shlex.split(script[2])
+            given = {word.partition("=")[0] for word in words}
+            less = [word for word in SMALL.get(script[1], ()) if small and word.partition("=")[0] not in given]
+            status, output = run_script(script[1], [*words, *less], folder)
+        else:
+            status, output = run_bash(command, folder)
+        said += output
+        if status:
+            return status, said
+    return 0, said
+
+
+def commands(text: str) -> list[str]:
+    """Split a block into commands: lines that a backslash joins, without comments; what is quoted stays whole."""
+    joined = re.sub(r"\\\n\s*", " ", text)
+    if re.search(r"^(for|if|while)\b|<<", joined, flags=re.MULTILINE) or re.search(r'"[^"\n]*\n', joined):
+        return [joined]
+    lines = (re.sub(r"(^|\s)#.*$", "", line).strip() for line in joined.splitlines())
+    return [line for line in lines if line]
+
+
+def run_bash(command: str, folder: Path) -> tuple[int, str]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    return done.returncode, done.stdout
+
+
+def run_script(name: str, arguments: list[str], folder: Path) -> tuple[int, str]:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["page_commands", "precompute", "train", "serve"])
+    log = folder / ".said"
+    process = context.Process(target=_as_script, args=(name, arguments, str(folder), str(log)))
+    process.start()
+    process.join()
+    return process.exitcode or 0, log.read_text()
+
+
+def _as_script(name: str, arguments: list[str], folder: str, log: str) -> None:
+    """In the new process: be `python NAME.py ARGUMENTS`."""
+    os.chdir(folder)
+    with open(log, "w") as said:
+        for stream in (1, 2):
+            os.dup2(said.fileno(), stream)
+    os.environ |= {"OMP_NUM_THREADS": "1", "COLUMNS": "120", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    sys.argv = [f"{name}.py", *arguments]
+    sys.path.insert(0, str(Path(f"{name}.py").parent))
+    runpy.run_path(f"{name}.py", run_name="__main__")

@@ -1,0 +1,233 @@
+"""The site: it builds without a warning, its commands run, and its pages of reference are those of the code.
+
+A command on a page runs here on the bundled target, or its block says what it needs: ```bash title="needs: a GPU".
+Those compose at least (tests/test_numbers.py).
+"""
+
+import csv
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pictures
+import pytest
+import tables
+import yaml
+from filelock import FileLock
+from matplotlib import pyplot
+from page_commands import Block, blocks, clone, run_block
+from stores import ASSETS, CONF, ROOT
+
+from eagle3.settings.training import metric_names
+
+sys.path.insert(0, str(ROOT / "docs" / "site"))
+import keys
+
+PAGES = [*tables.PAGES, *(ROOT / name for name in ("benchmarks/README.md", "CHANGELOG.md", "CONTRIBUTING.md"))]
+TUTORIAL = ROOT / "docs" / "start" / "tutorial.md"
+README = ROOT / "README.md"
+WITH_COMMANDS = [page for page in PAGES if any(block.is_command and not block.needs for block in blocks(page))]
+OTHERS = [page for page in WITH_COMMANDS if page not in (TUTORIAL, README)]
+MAKE_DIR = ("docs/how-to/data.md", "docs/how-to/imported-answers.md")  # anew, from prompts
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+# --- the site --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(find_spec("mkdocs") is None, reason="pip install -e '.[docs]'")
+def test_the_site_builds_without_a_warning_and_asks_nothing_of_the_network(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", "docs/site/mkdocs.yml", "-d", str(tmp_path)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    built = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.html")}
+    assert {"index.html", "reference/keys.html", "reference/serving.html", "files/eagle3/head/anchors.py.html"} <= built
+    for page in tmp_path.rglob("*.html"):
+        loaded = re.findall(r'<(?:script|link|img)[^>]*?(?:src|href)="(https?://[^"]+)"', page.read_text())
+        assert loaded == [], page
+
+
+# --- commands --------------------------------------------------------------------------------------------------------
+
+
+def once(factory: pytest.TempPathFactory, what: str, make: Callable[[Path], Any]) -> tuple[Path, Any]:
+    """Make a folder once for all processes of this run; return it and what was said."""
+    base = factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder, said = shared / what, shared / f"{what}.json"
+    with FileLock(shared / f"{what}.lock"):
+        if not said.exists():
+            said.write_text(json.dumps(make(clone(folder))))
+    return folder, json.loads(said.read_text())
+
+
+def run_page(page: Path, folder: Path, *, small: bool) -> list[str]:
+    """Write the files and run the commands of a page, in their order; return what each command block said."""
+    said = []
+    for block in blocks(page):
+        if block.language in ("python", "yaml") and "/" in block.title:
+            path = folder / block.title
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text)
+        elif block.is_command and not block.needs:
+            status, output = run_block(block.text, folder, small=small)
+            assert status == 0, f"{block.page}: {block.text}\n{output}"
+            said.append(output)
+    return said
+
+
+@pytest.fixture(scope="session")
+def tutorial(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    return once(tmp_path_factory, "tutorial", lambda folder: run_page(TUTORIAL, folder, small=False))
+
+
+@pytest.fixture(scope="session")
+def readme(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone with FILE.jsonl, and with DIR, RUN and HEAD as the README's commands leave them."""
+
+    def make(folder: Path) -> list[str]:
+        rows = (ASSETS / "prompts" / "train.jsonl").read_text().splitlines(keepends=True)[:24]
+        refused = json.dumps({"prompt": "Who is it?", "license": "none of yours"}) + "\n"
+        for file in ("FILE.jsonl", "chats.jsonl"):
+            (folder / file).write_text("".join([*rows, refused]))
+        shutil.copy(ASSETS / "prompts" / "gsm8k.jsonl", folder)
+        said = run_page(README, folder, small=True)
+        rows = (folder / "DIR" / "responses" / "responses.jsonl").read_text().splitlines()
+        (folder / "REGENERATED.jsonl").write_text("".join(regenerated(json.loads(row)) for row in rows))
+        return said
+
+    return once(tmp_path_factory, "readme", make)[0]
+
+
+def regenerated(row: dict[str, Any]) -> str:
+    """Write a row as the speculators' regeneration does, of conversations with one answer."""
+    if len(row["turns"]) > 1:
+        return ""
+    [[begin, end]] = row["turns"]
+    loss_mask = [0] * begin + [1] * (end - begin)
+    told = {"primary_id": row["prompt_id"], "conversations": row["messages"]}
+    ids = {"input_ids": row["input_ids"][:end], "loss_mask": loss_mask}
+    return json.dumps(told | ids | {"metadata": {"finish_reason": row["finish_reasons"][0]}}) + "\n"
+
+
+@pytest.mark.parametrize("page", OTHERS, ids=name)
+def test_the_commands_of_a_page_run(page: Path, readme: Path, tmp_path: Path) -> None:
+    folder = clone(tmp_path / "clone")
+    for path in readme.iterdir():
+        made = path.name in ("DIR", "RUN", "HEAD")
+        if made and not (path.name == "DIR" and name(page) in MAKE_DIR):
+            shutil.copytree(path, folder / path.name)
+        elif path.suffix == ".jsonl":
+            shutil.copy(path, folder)
+    run_page(page, folder, small=True)
+
+
+def test_what_needs_more_says_what() -> None:
+    marked = [block for page in PAGES for block in blocks(page) if block.is_command and block.title]
+    assert all(block.needs for block in marked)
+    assert len(marked) < sum(block.is_command for page in PAGES for block in blocks(page)) / 2 + 8
+
+
+def test_the_tutorial_shows_what_its_commands_say(tutorial: tuple[Path, list[str]]) -> None:
+    """Every line, but for numbers and for what it leaves out with an ellipsis."""
+    page, said = blocks(TUTORIAL), iter(tutorial[1])
+    shown = 0
+    for block, following in zip(page, [*page[1:], Block("", 0, "", "", "")], strict=True):
+        if not (block.is_command and not block.needs):
+            continue
+        lines = [without_numbers(line) for line in next(said).splitlines()]
+        for line in following.text.splitlines() if following.language == "text" else ():
+            if line.startswith("  "):  # which kernels there are depends on the machine
+                continue
+            pattern = ".*".join(re.escape(part.strip()) for part in without_numbers(line).split("…"))
+            assert any(re.fullmatch(pattern, each) for each in lines), (line, lines)
+            shown += 1
+    assert shown > 10
+
+
+def without_numbers(line: str) -> str:
+    return re.sub(r"\d[\d.,]*", "N", line.rstrip())
+
+
+# --- reference -------------------------------------------------------------------------------------------------------
+
+OPTIONS = [
+    path for path in sorted(CONF.rglob("*.yaml")) if path.parent.relative_to(CONF).as_posix() not in keys.NO_KEYS
+]
+
+key_page = cache(keys.page)
+
+
+@pytest.mark.parametrize("path", OPTIONS, ids=lambda path: str(path.relative_to(CONF)))
+def test_every_key_of_conf_has_a_comment_and_is_on_the_page(path: Path) -> None:
+    option = keys.read(path)
+    assert [setting.key for setting in option.settings if not setting.comment] == []
+    page = key_page()
+    assert f"## {option.name}" in page or f"## {path.name.removesuffix('.yaml')}.py" in page
+    assert all(f"| `{setting.key}` |" in page for setting in option.settings)
+
+
+def test_the_page_of_metrics_names_those_that_are_logged(tutorial: tuple[Path, list[str]]) -> None:
+    columns = next(csv.reader((tutorial[0] / "outputs/tutorial/run/metrics.csv").read_text().splitlines()))
+    rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/reference/metrics.md").read_text(), flags=re.MULTILINE)
+    named = {metric for row in rows for metric in re.findall(r"`([^`]+)`", row)}
+    told = {re.sub(r"accuracy_\d$", "accuracy_K", re.sub(r"length_\d$", "length_S", column)) for column in columns}
+    assert named == told
+    assert set(columns) - {"epoch", "step", *RATES} == metric_names(7)
+
+
+RATES = ("train/anchors_per_s", "train/tokens_per_s", "train/data_wait_share")
+
+
+def test_the_page_of_files_names_their_fields(tutorial: tuple[Path, list[str]], readme: Path) -> None:
+    text = (ROOT / "docs" / "reference" / "files.md").read_text()
+    places = {
+        "chats.jsonl": readme / "FILE.jsonl",
+        "results.json": ROOT / "benchmarks/results/sglang_bench/results.json",
+        "tune.json": ROOT / "benchmarks/results/sglang_tune/tune.json",
+    }
+    checked = 0
+    for title, body in re.findall(r"^### `(.*?)`\n(.*?)(?=^##|\Z)", text, flags=re.MULTILINE | re.DOTALL):
+        path = places.get(title) or readme / title
+        path = path if path.exists() else tutorial[0] / "outputs/tutorial/compared" / title
+        if not path.exists() or not path.stat().st_size:
+            continue
+        cells = re.findall(r"^\| (`.*?) \|", body, flags=re.MULTILINE)
+        fields = {field for cell in cells for field in re.findall(r"`([^`]+)`", cell)}
+        may_lack = {field for cell in cells if "may lack" in cell for field in re.findall(r"`([^`]+)`", cell)}
+        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.suffix == ".jsonl" else None
+        found = set().union(*rows) if rows else set(json.loads(path.read_text()))
+        known = found - {"command_from", "prompt"}  # of an old result; of a row that is refused
+        assert fields - may_lack <= known <= fields, title
+        checked += 1
+    assert checked >= 10
+
+
+@pytest.mark.parametrize("draw", pictures.PICTURES, ids=lambda draw: draw.__name__)
+def test_a_picture_of_results_says_the_numbers_of_its_files(draw: Callable[[Any], list[str]]) -> None:
+    figure, axes = pyplot.subplots()
+    numbers = draw(axes)
+    pyplot.close(figure)
+    path = pictures.FOLDER / f"{draw.__name__}.svg"
+    assert all(f">{number}<" in path.read_text() for number in numbers), "run: python benchmarks/pictures.py"
+    assert any(path.name in page.read_text() for page in path.parent.glob("*.md"))
+
+
+def test_the_nav_leads_to_every_page() -> None:
+    """What the strict build says too, where mkdocs is there."""
+    text = (ROOT / "docs" / "site" / "mkdocs.yml").read_text()
+    nav = set(re.findall(r"[\w/-]+\.md", str(yaml.safe_load(text)["nav"])))
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert pages <= nav
