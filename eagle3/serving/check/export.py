@@ -13,6 +13,7 @@ from torch import Tensor
 from eagle3.decoding.speculate import require_topk
 from eagle3.errors import InputError
 from eagle3.head.draft_head import DraftHead
+from eagle3.head.kind import kind_named
 from eagle3.serving.check.accept_length import CHECK, Judge
 from eagle3.serving.check.checks import run_checks
 from eagle3.serving.check.finding import Finding, TargetFacts, facts_of_target, has_errors
@@ -73,7 +74,7 @@ def check_reload(trained: TrainedHead, directory: Path) -> Finding:
 
 def in_dtype(head: DraftHead, dtype: torch.dtype) -> DraftHead:
     """Copy the head with weights in `dtype`; RoPE's frequencies stay in float32, as servers keep them."""
-    copy = DraftHead(head.config, head.draft_ids)
+    copy = kind_named(head.config.KIND).new_head(head.config, head.draft_ids)
     weights = {name: weight.to(dtype) for name, weight in head.named_parameters()}
     copy.load_state_dict(weights | {"draft_ids": head.draft_ids}, assign=True)
     return copy
