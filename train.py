@@ -58,6 +58,8 @@ log = logging.getLogger(__name__)
 def main(config: DictConfig) -> float:
     check_settings(config, "train")
     cli.quiet_libraries()
+    if rank_zero_only.rank:  # type: ignore[attr-defined]
+        logging.disable(logging.INFO)  # which is the same on every rank
     if HydraConfig.get().mode is RunMode.MULTIRUN and OmegaConf.is_config(config.trainer.strategy):
         return job_of_ranks(config)
     config.ckpt_path = local_checkpoint(config.ckpt_path, cli.output_dir(), config.checkpoint_copies)

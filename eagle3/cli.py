@@ -41,6 +41,7 @@ from eagle3.storage.out_dir import working_copy
 log = logging.getLogger(__name__)
 OmegaConf.register_new_resolver("help_page", lambda *, _root_: help_page(_root_), replace=True)
 OmegaConf.register_new_resolver("working_copy", working_copy, replace=True)
+OmegaConf.register_new_resolver("job_or", lambda time: job_name() or time, replace=True)
 CONF = str(ROOT / "conf")
 # Options of Hydra's plugins, and our extras that bring them.
 PLUGINS = {
@@ -51,6 +52,14 @@ PLUGINS = {
     "ray": "ray-sweep",
 }
 EVERY_COMMAND = ("log", "progress")  # keys that each reads
+
+
+def job_name() -> str | None:
+    """Return what names this run on every machine where a launcher starts its ranks, each at a moment of its own."""
+    if int(os.environ.get("SLURM_NTASKS", 1)) > 1:
+        return f"slurm-{os.environ['SLURM_JOB_ID']}"
+    run = os.environ.get("TORCHELASTIC_RUN_ID")
+    return f"torchrun-{run}" if run else None
 
 
 def report_errors(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], Any]:

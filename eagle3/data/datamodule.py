@@ -110,17 +110,22 @@ class FeatureData(lightning.LightningDataModule):
         assert self.trainer is not None
         return self.trainer
 
-    # The trainer restores a data module before it asks for loaders; a loader's own state may come too late, when
-    # Lightning has already asked for the first epoch's to count steps.
+    # A loader's own state may come too late, when Lightning has already asked for the first epoch's to count steps.
     def state_dict(self) -> dict[str, Any]:
         assert self.current is not None
         return {**self.current.state_dict(), "spread": self._spread(), "before": self.before}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where a run stopped; with another number of ranks, by a new plan of what it had not trained."""
-        self.resume_from, then, now = state_dict, state_dict["spread"], self._spread()
+        self.resume_from = self._resumed(state_dict)
+        if (handed_out := self.current) is not None:  # trainer=fsdp counts steps before it restores
+            vars(handed_out).update(vars(self.train_dataloader()))
+            self.current = handed_out
+
+    def _resumed(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        then, now = state_dict["spread"], self._spread()
         if then == now or state_dict["consumed"] == state_dict["packs"]:
-            return
+            return state_dict
         before = [*state_dict["before"], {"spread": then, "consumed": state_dict["consumed"]}]
         behind = sum(each["consumed"] for each in before)
         if behind % now["micro_batches"]:
@@ -129,7 +134,7 @@ class FeatureData(lightning.LightningDataModule):
                 f"trainer.accumulate_grad_batches={now['micro_batches']}; go on with {then['micro_batches']}"
             )
         log.info("%d ranks instead of %d: what the epoch has left is planned anew", now["ranks"], then["ranks"])
-        self.resume_from = {"epoch": state_dict["epoch"], "consumed": 0, "before": before}
+        return {"epoch": state_dict["epoch"], "consumed": 0, "before": before}
 
     def _spread(self) -> dict[str, int]:
         """What the plan of an epoch depends on beside the samples."""

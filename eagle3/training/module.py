@@ -25,7 +25,7 @@ from eagle3.settings.training import served_steps
 from eagle3.target.facts import LogitTransform
 from eagle3.training.callbacks import ends_step
 from eagle3.training.checkpoint import KEY, Origin, TrainingRecord
-from eagle3.training.optim import AdamWCosine
+from eagle3.training.optim import AdamWCosine, by_parameter
 from eagle3.training.rounds import rounds
 from eagle3.training.sharding import shard_over_ranks
 
@@ -129,6 +129,9 @@ class HeadTraining(lightning.LightningModule):
             clip(self.head.parameters(), gradient_clip_val)
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
+        if self.device_mesh is None and "optimizer_states" in checkpoint:  # of trainer=fsdp Lightning has done so
+            saved = zip(checkpoint["optimizer_states"], self.trainer.optimizers, strict=True)
+            checkpoint["optimizer_states"] = [by_parameter(*each, self.parameters()) for each in saved]
         metrics = self.trainer.callback_metrics
         checkpoint[KEY] = asdict(
             TrainingRecord(

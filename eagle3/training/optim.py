@@ -59,6 +59,20 @@ class MuonCosine(AdamWCosine):
         return CombinedOptimizer([muon, self.adamw(others)])
 
 
+def by_parameter(state: dict[str, Any], optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> dict[str, Any]:
+    """Number an optimizer's `state_dict` by the order of a module's parameters instead of that of the groups.
+
+    Lightning's trainer=fsdp saves and expects it so; one process and DDP take any numbers, for they go by places."""
+    number_of = {id(parameter): number for number, parameter in enumerate(parameters)}
+    numbers = [number_of[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
+    return {
+        "state": {numbers[old]: kept for old, kept in state["state"].items()},
+        "param_groups": [
+            group | {"params": [numbers[old] for old in group["params"]]} for group in state["param_groups"]
+        ],
+    }
+
+
 class CombinedOptimizer(Optimizer):
     """Several optimizers as one: Lightning steps, schedules, saves and loads one."""
 

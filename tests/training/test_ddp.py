@@ -48,13 +48,14 @@ CASES = {
 }
 LOG_EVERY = 3
 MUON = {"muon": ["optim=muon"]}
+MOVED = {"moved": ["optim=muon"]}  # from trainer=ddp to fsdp
 HALF = {
     "half": ["trainer.precision=bf16-mixed"],
     "half_fused": ["trainer.precision=bf16-mixed", "kernels.layer=fused"],
 }
 STRATEGIES = {
     "ddp": (["trainer=ddp"], CASES | MUON),
-    "fsdp": (["trainer=fsdp", "kernels.loss=chunked"], CASES | HALF | MUON),
+    "fsdp": (["trainer=fsdp", "kernels.loss=chunked"], CASES | HALF | MUON | MOVED),
 }
 EXACT = [*((strategy, case) for strategy in STRATEGIES for case in CASES), ("ddp", "muon")]
 
@@ -101,16 +102,18 @@ def train_rank(rank: int, directory: Path, port: int) -> None:
     for name, (strategy, cases) in STRATEGIES.items():
         for case, overrides in cases.items():
             config = composed(directory / name, case, *strategy, *TWO_CPUS, *overrides)
-            torch.save(train_case(config, rank, interrupt=case == "resumed"), directory / name / f"{case}-{rank}.pt")
+            first = {"resumed": config, "moved": composed(directory / name, case, "trainer=ddp", *TWO_CPUS, *overrides)}
+            torch.save(train_case(config, rank, first.get(case)), directory / name / f"{case}-{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
-def train_case(config: DictConfig, rank: int, *, interrupt: bool) -> dict[str, Any]:
+def train_case(config: DictConfig, rank: int, first: DictConfig | None) -> dict[str, Any]:
+    """Train; with `first`, go on from a training of these settings that was interrupted."""
     before = []
-    if interrupt:
+    if first:
         recorder = Recorder(signal_after=5 if rank == 0 else None)
         with pytest.raises(Interrupted):
-            fit(config, recorder)
+            fit(first, recorder)
         before, config.ckpt_path = recorder.batches, f"{config.run_dir}/checkpoints/last.ckpt"
     recorder, counter = Recorder(), CountPerStep()
     trainer = fit(config, recorder, *([counter] if config.kernels.attention == "dense" else []))
@@ -231,6 +234,19 @@ def test_muon_on_shards_ends_near_muon_on_whole_weights(trained: Path) -> None:
     assert sharded["metrics"]["val/loss"] == pytest.approx(whole["metrics"]["val/loss"], rel=1e-3)
     adamw = results(trained / "fsdp", "token")[0]["metrics"]["val/loss"]
     assert sharded["metrics"]["val/loss"] != pytest.approx(adamw, rel=1e-3)
+
+
+@pytest.mark.parametrize(("strategy", "case"), [("ddp", "resumed"), ("fsdp", "resumed"), ("fsdp", "moved")])
+def test_a_training_goes_on_with_the_batches_that_it_has_not_seen(trained: Path, strategy: str, case: str) -> None:
+    resumed, whole = (results(trained / strategy, each) for each in (case, "token"))
+    assert [rank["batches"] for rank in resumed] == [rank["batches"] for rank in whole]
+
+
+def test_a_training_goes_on_where_shards_lie_elsewhere(trained: Path) -> None:
+    """Each weight with its own momentum, though the optimizer's groups have another order than the head."""
+    moved, whole = (results(trained / "fsdp", case)[0] for case in ("moved", "muon"))
+    torch.testing.assert_close(moved["weights"], whole["weights"], rtol=0, atol=5e-4)
+    assert moved["metrics"]["val/loss"] == pytest.approx(whole["metrics"]["val/loss"], rel=1e-3)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
