@@ -1,8 +1,8 @@
 """How far the draft's distribution of a token is from the target's: what a loss sums over anchors and steps.
 
-Each has its value, which the plain loss differentiates by autograd, and its gradient, which the chunked loss writes over
-the logits (tests/head/test_divergence.py holds one against the other). q is the draft's distribution, p the target's,
-both over the draft vocabulary.
+Each has its value, which the plain loss differentiates by autograd, and its gradient, which the chunked loss writes
+over the logits (tests/head/test_divergence.py holds one against the other). q is the draft's distribution, p the
+target's, both over the draft vocabulary.
 
 Shapes: M rows, D draft vocabulary.
 """
@@ -117,9 +117,9 @@ class CrossEntropyTv(OfLogProbabilities):
 
 @dataclass(frozen=True)
 class NegativeLogAcceptance(OfLogProbabilities):
-    """-log Σ min(p, q): the LK loss without a parameter (arXiv:2602.23881), total variation's gradient over Σ min(p, q).
+    """-log Σ min(p, q): the LK loss without a parameter (arXiv:2602.23881).
 
-    Its logarithms never leave log space: a draft that shares nothing with a sharp target has a finite loss.
+    Its gradient is total variation's over that sum. Nothing leaves log space: a draft that shares nothing with a sharp target has a finite loss.
     """
 
     def rows(self, draft: Float[Tensor, "M D"], target: Float[Tensor, "M D"]) -> Float[Tensor, " M"]:

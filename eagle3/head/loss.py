@@ -1,7 +1,7 @@
 """The objective of the unroll and its metrics, in plain PyTorch.
 
-Loss of an anchor: a divergence (divergence.py) of the draft from the teacher's softmax restricted to and renormalised
-on the draft vocabulary. Anchors whose teacher's argmax is outside the draft vocabulary carry no loss and count as wrong.
+Loss of an anchor: the draft's divergence (divergence.py) from the teacher's softmax restricted to and renormalised on
+the draft vocabulary. Anchors whose teacher's argmax is outside the draft vocabulary carry no loss and count as wrong.
 
 Shapes: R anchors, J positions with a teacher, H hidden size, D draft vocabulary, K steps.
 """

@@ -1,9 +1,9 @@
 """The middle of `ChunkedLoss` in Triton: logits become loss, argmax and their own gradient in one kernel.
 
-Plain PyTorch (`plain_loss_and_gradient`) copies the logits to float32, gathers a teacher for each pair and goes over
-both several times; here each is read twice, in blocks, and nothing of their size is allocated. The loss is
-log Σ exp(logits) - Σ softmax(teacher) · logits, its gradient softmax(logits) - softmax(teacher); a sum of exponentials is taken in one pass, over a running maximum (arXiv:1805.02867).
-It is soft cross-entropy's alone: other divergences run in plain PyTorch.
+It is soft cross-entropy's: loss log Σ exp(logits) - Σ softmax(teacher) · logits, gradient softmax(logits) -
+softmax(teacher). Other divergences run in plain PyTorch. That (`plain_loss_and_gradient`) copies the logits to float32,
+gathers a teacher for each pair and goes over both several times; here each is read twice, in blocks, and nothing of
+their size is allocated. A sum of exponentials is taken in one pass, over a running maximum (arXiv:1805.02867).
 
 Shapes: fast/__init__.py.
 """
