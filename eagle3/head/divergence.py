@@ -119,7 +119,8 @@ class CrossEntropyTv(OfLogProbabilities):
 class NegativeLogAcceptance(OfLogProbabilities):
     """-log Σ min(p, q): the LK loss without a parameter (arXiv:2602.23881).
 
-    Its gradient is total variation's over that sum. Nothing leaves log space: a draft that shares nothing with a sharp target has a finite loss.
+    Its gradient is total variation's over that sum. Nothing leaves log space: a draft that shares nothing with a sharp
+    target has a finite loss.
     """
 
     def rows(self, draft: Float[Tensor, "M D"], target: Float[Tensor, "M D"]) -> Float[Tensor, " M"]:
