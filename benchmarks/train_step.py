@@ -123,7 +123,11 @@ class Step:
     def __init__(self, module: HeadTraining, config: DictConfig) -> None:
         self.module, self.precision = module.to(device()), config.trainer.precision
         self.module.kernels = choose_kernels(
-            module.kernel_settings, device=device(), precision=self.precision, config=module.head.config
+            module.kernel_settings,
+            device=device(),
+            precision=self.precision,
+            config=module.head.config,
+            divergence=module.loss.divergence,
         )
 
     def __call__(self, batch: TttBatch) -> None:

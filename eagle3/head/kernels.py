@@ -12,6 +12,7 @@ import torch
 
 from eagle3.errors import InputError
 from eagle3.head.attention import DenseAttention, MakeAttention, PaddedAttention
+from eagle3.head.divergence import SOFT_CROSS_ENTROPY, Divergence
 from eagle3.head.draft_head import HeadConfig
 from eagle3.head.fast.chain_keys import ChainKeyKernels, PlainChainKeys
 from eagle3.head.fast.chunked_loss import ChunkedLoss, LossKernel, plain_loss_and_gradient
@@ -76,17 +77,32 @@ def triton_obstacle(device: torch.device) -> str | None:
     return None if find_spec("triton") else "Triton, a part of PyTorch's CUDA builds for Linux, is not installed"
 
 
-def between_products(device: torch.device) -> BetweenProducts:
+def between_products(device: torch.device, divergence: Divergence = SOFT_CROSS_ENTROPY) -> BetweenProducts:
     if triton_obstacle(device):
         return BetweenProducts(PlainElementwise(), PlainChainKeys(), plain_loss_and_gradient)
     from eagle3.head.fast.chain_keys_kernel import TritonChainKeys
     from eagle3.head.fast.elementwise_kernels import TritonElementwise
     from eagle3.head.fast.loss_kernel import triton_loss_and_gradient
 
-    return BetweenProducts(TritonElementwise(), TritonChainKeys(), triton_loss_and_gradient)
+    loss = plain_loss_and_gradient if loss_kernel_obstacle(divergence) else triton_loss_and_gradient
+    return BetweenProducts(TritonElementwise(), TritonChainKeys(), loss)
 
 
-def choose_kernels(settings: KernelSettings, *, device: torch.device, precision: str, config: HeadConfig) -> KernelPlan:
+def loss_kernel_obstacle(divergence: Divergence) -> str | None:
+    """Say why the Triton kernel of the loss cannot run, where Triton can; None if it can."""
+    if divergence == SOFT_CROSS_ENTROPY:
+        return None
+    return f"Triton's kernel is for loss=soft_cross_entropy, here loss.divergence is {type(divergence).__name__}"
+
+
+def choose_kernels(
+    settings: KernelSettings,
+    *,
+    device: torch.device,
+    precision: str,
+    config: HeadConfig,
+    divergence: Divergence = SOFT_CROSS_ENTROPY,
+) -> KernelPlan:
     """Make the plan, and log it as a table: what runs, and why what is faster does not.
 
     `precision` is the trainer's, e.g. "bf16-mixed". InputError where a named part, or float8, cannot run.
@@ -106,8 +122,10 @@ def choose_kernels(settings: KernelSettings, *, device: torch.device, precision:
         raise InputError(f"kernels.fp8=true {obstacle}; kernels.fp8=false multiplies in the trainer's precision")
     rows.append(("products", "float8" if settings.fp8 else precision, f"kernels.fp8={str(settings.fp8).lower()}"))
     rows.append(("in between", "PyTorch" if no_triton else "Triton", no_triton or "the fastest"))
+    if chosen["loss"] == "chunked" and not no_triton and (obstacle := loss_kernel_obstacle(divergence)):
+        rows.append(("of the loss", "PyTorch", obstacle))
     log.info("kernels:\n%s", "\n".join(f"  {part:<11} {runs:<12} {why}" for part, runs, why in rows))
-    return _made(settings, chosen, between_products(device))
+    return _made(settings, chosen, between_products(device, divergence))
 
 
 def _choose(part: str, name: str, options: tuple[str, ...], obstacles: dict[str, str | None]) -> tuple[str, str]:

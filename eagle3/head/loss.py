@@ -1,7 +1,7 @@
 """The objective of the unroll and its metrics, in plain PyTorch.
 
-Loss of an anchor: cross-entropy of the draft against the teacher's softmax restricted to and renormalised on the draft
-vocabulary. Anchors whose teacher's argmax is outside the draft vocabulary carry no loss and count as wrong.
+Loss of an anchor: the draft's divergence (divergence.py) from the teacher's softmax restricted to and renormalised on
+the draft vocabulary. Anchors whose teacher's argmax is outside the draft vocabulary carry no loss and count as wrong.
 
 Shapes: R anchors, J positions with a teacher, H hidden size, D draft vocabulary, K steps.
 """
@@ -14,6 +14,7 @@ from jaxtyping import Float, Int, Num
 from torch import Tensor
 
 from eagle3.head.batch import TttBatch
+from eagle3.head.divergence import SOFT_CROSS_ENTROPY, Divergence
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.draft_vocab import membership
 from eagle3.target.facts import PLAIN, LogitTransform
@@ -63,7 +64,8 @@ def plain_loss(
     pack = batch.pack
     with torch.autocast(teacher_head.device.type, enabled=False):  # bf16 logits would blur close teacher tokens
         wide = torch.promote_types(teacher_head.dtype, torch.float32)
-        teachers = transform(pack.last_hidden_state.to(wide) @ teacher_head.to(wide).T).softmax(-1)  # (J, D)
+        teacher_logits = transform(pack.last_hidden_state.to(wide) @ teacher_head.to(wide).T)
+        teachers = objective.divergence.of_target(teacher_logits)  # (J, D)
     in_vocabulary = membership(head.draft_ids, head.config.vocab_size)[pack.teacher_argmax]  # (J,)
     weight = objective.anchor_weights(batch, teachers.dtype)
     alive, gained = torch.ones_like(batch.anchors, dtype=torch.bool), torch.zeros_like(batch.anchors)
@@ -74,7 +76,7 @@ def plain_loss(
         teacher = pack.teacher_index[(batch.anchors + 1 + step).clamp(max=len(pack.teacher_index) - 1)]  # (R,)
         logits = head.logits(output).to(teachers.dtype)  # (R, D)
         counted = trained & in_vocabulary[teacher]
-        anchor_loss = soft_cross_entropy(logits, teachers[teacher])
+        anchor_loss = objective.divergence.value(logits, logits.logsumexp(-1), teachers[teacher])
         loss = loss + objective.decay**step * (anchor_loss * weight * counted).sum()
         correct = trained & (head.draft_ids[logits.argmax(-1)] == pack.teacher_argmax[teacher])
         alive = alive & correct
@@ -89,7 +91,7 @@ def plain_loss(
 
 @dataclass(frozen=True, kw_only=True)
 class UnrollLoss:
-    """Sum over steps of decay^k times the anchors' losses.
+    """Sum over steps of decay^k times the anchors' divergences.
 
     normalize="token" divides by the anchors of the whole optimizer step, "sequence" gives every sample the same weight.
     Neither knows padding or prompts.
@@ -97,6 +99,7 @@ class UnrollLoss:
 
     decay: float
     normalize: str
+    divergence: Divergence = SOFT_CROSS_ENTROPY
 
     def __call__(
         self,
@@ -124,11 +127,6 @@ class UnrollLoss:
         if self.normalize == "token":
             return torch.full_like(batch.anchors, 1 / in_step, dtype=dtype)
         return 1 / (batch.anchors_of_sample.to(dtype) * in_step)
-
-
-def soft_cross_entropy(logits: Float[Tensor, "R D"], teacher: Float[Tensor, "R D"]) -> Float[Tensor, " R"]:
-    """Return the cross-entropy of the draft's logits against the teacher's probabilities."""
-    return logits.logsumexp(-1) - (teacher * logits).sum(-1)
 
 
 def accept_length(alive: Num[Tensor, " K"], anchors: Num[Tensor, ""]) -> Float[Tensor, ""]:

@@ -45,6 +45,17 @@ class Optim(TypedDict):
 class Loss(TypedDict):
     decay: Annotated[float, Field(gt=0, le=10)]
     normalize: Literal["token", "sequence"]
+    divergence: NotRequired[Part]
+
+
+@part_of("eagle3.head.divergence")
+class Divergence(TypedDict):
+    pass
+
+
+@part_of("eagle3.head.divergence.CrossEntropyTv")
+class CrossEntropyTv(TypedDict):
+    tv_weight: Share
 
 
 @part_of("eagle3.head.kernels.KernelSettings")

@@ -76,7 +76,13 @@ class HeadTraining(lightning.LightningModule):
 
     def setup(self, stage: str) -> None:
         device, precision = self.trainer.strategy.root_device, self.trainer.precision
-        self.kernels = choose_kernels(self.kernel_settings, device=device, precision=precision, config=self.head.config)
+        self.kernels = choose_kernels(
+            self.kernel_settings,
+            device=device,
+            precision=precision,
+            config=self.head.config,
+            divergence=self.loss.divergence,
+        )
 
     def training_step(self, batch: TttBatch, batch_idx: int) -> Tensor:
         loss, metrics = self.compute_loss(batch)

@@ -10,6 +10,7 @@ from triton_interpreter import needs_triton
 
 from eagle3.errors import InputError
 from eagle3.head.attention import DenseAttention, PaddedAttention
+from eagle3.head.divergence import SOFT_CROSS_ENTROPY, Divergence, ReverseKl
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.fast.chain_keys import PlainChainKeys
 from eagle3.head.fast.chunked_loss import ChunkedLoss, plain_loss_and_gradient
@@ -30,10 +31,20 @@ AUTO = {"attention": "auto", "layer": "auto", "loss": "auto", "loss_chunk": 8192
 @pytest.fixture
 def choose(make_head: Callable[..., DraftHead]) -> Callable[..., KernelPlan]:
     def run(
-        device: torch.device = CPU, precision: str = "bf16-mixed", head: dict[str, Any] | None = None, **settings: Any
+        device: torch.device = CPU,
+        precision: str = "bf16-mixed",
+        head: dict[str, Any] | None = None,
+        divergence: Divergence = SOFT_CROSS_ENTROPY,
+        **settings: Any,
     ) -> KernelPlan:
         config = make_head(**head or {}).config
-        return choose_kernels(KernelSettings(**AUTO | settings), device=device, precision=precision, config=config)
+        return choose_kernels(
+            KernelSettings(**AUTO | settings),
+            device=device,
+            precision=precision,
+            config=config,
+            divergence=divergence,
+        )
 
     return run
 
@@ -98,6 +109,20 @@ def test_on_a_gpu_without_triton_auto_takes_pytorchs_flash_kernel_and_the_plain_
     assert plan.layer is PlainLayer
     assert "triton: needs Triton, a part of PyTorch's CUDA builds for Linux; flash: needs flash-attn" in caplog.text
     assert "fused: Triton, a part of PyTorch's CUDA builds for Linux, is not installed" in caplog.text
+
+
+@needs_triton
+def test_a_loss_that_tritons_kernel_does_not_compute_runs_in_pytorch_and_the_table_says_why(
+    choose: Callable[..., KernelPlan], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eagle3.head.kernels.flash_obstacle", lambda *_: "is not asked for")
+    with caplog.at_level("INFO"):
+        plan = choose(GPU, divergence=ReverseKl())
+    assert plan.loss.kernel is plain_loss_and_gradient
+    assert type(plan.loss.elementwise).__name__ == "TritonElementwise"
+    assert caplog.messages[0].endswith(
+        "of the loss PyTorch      Triton's kernel is for loss=soft_cross_entropy, here loss.divergence is ReverseKl"
+    )
 
 
 @needs_triton

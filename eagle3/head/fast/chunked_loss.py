@@ -9,7 +9,9 @@ Shapes: fast/__init__.py; KR = K · R.
 """
 
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol, runtime_checkable
 
@@ -19,6 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from eagle3.head.batch import TttBatch
+from eagle3.head.divergence import Divergence
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.fast.elementwise import PARTIAL_SUMS, ElementwiseKernels
 from eagle3.head.fast.products import MakeProducts, add_product, product_dtype, wide_product
@@ -28,19 +31,19 @@ from eagle3.target.facts import LogitTransform
 
 @runtime_checkable
 class LossKernel(Protocol):
-    """`plain_loss_and_gradient` is the reference, `triton_loss_and_gradient` runs on a GPU."""
+    """`plain_loss_and_gradient` is the reference; `triton_loss_and_gradient` runs on a GPU, for soft cross-entropy."""
 
     def __call__(
         self,
+        divergence: Divergence,
         logits: Float[Tensor, "M D"],
         teacher_logits: Float[Tensor, "B D"],
         teacher_of: Int[Tensor, " M"],
         weight: Float[Tensor, " M"],
     ) -> tuple[Float[Tensor, " M"], Int[Tensor, " M"]]:
-        """Return each pair's cross-entropy against its teacher's softmax, and its argmax.
+        """Return each pair's divergence from its teacher, and its argmax.
 
-        The loss is log Σ exp(logits) - Σ softmax(teacher) · logits. `logits` are overwritten with the gradient of
-        weight · loss: weight · (softmax(logits) - softmax(teacher)).
+        `logits` are overwritten with the gradient of weight · divergence.
         """
 
 
@@ -68,7 +71,8 @@ class ChunkedLoss:
             teachers = _Teachers(batch, teacher_head, transform)
             pairs = _pairs(objective, head, batch, teachers, len(hidden))
             states = torch.cat(hidden)  # (KR, H); each state's gradient takes its place
-            row_loss, picked = self._chunk_by_chunk(pairs, teachers, projection, states, with_gradients)
+            kernel = partial(self.kernel, objective.divergence)
+            row_loss, picked = self._chunk_by_chunk(kernel, pairs, teachers, projection, states, with_gradients)
             loss, metrics = torch.dot(row_loss, pairs.weight), pairs.metrics(picked)
         if with_gradients:
             gradients = (*projection.gradients(), states.view(len(hidden), -1, states.shape[-1]))
@@ -78,6 +82,7 @@ class ChunkedLoss:
 
     def _chunk_by_chunk(
         self,
+        kernel: Callable[..., tuple[Tensor, Tensor]],
         pairs: "_Pairs",
         teachers: "_Teachers",
         projection: "_Projection",
@@ -89,7 +94,7 @@ class ChunkedLoss:
         for asked, chunk in even_chunks(pairs.bounds, self.chunk):
             slots = pairs.slots[chunk]
             logits = projection.forward(states, slots)  # (M, D)
-            losses[chunk], picked[chunk] = self.kernel(
+            losses[chunk], picked[chunk] = kernel(
                 logits, teachers.logits(asked), pairs.teachers[chunk] - asked.start, pairs.weight[chunk]
             )
             if with_gradients:  # logits are their own gradient by now
@@ -213,18 +218,19 @@ class _WithGradients(torch.autograd.Function):
 
 
 def plain_loss_and_gradient(
+    divergence: Divergence,
     logits: Float[Tensor, "M D"],
     teacher_logits: Float[Tensor, "B D"],
     teacher_of: Int[Tensor, " M"],
     weight: Float[Tensor, " M"],
 ) -> tuple[Float[Tensor, " M"], Int[Tensor, " M"]]:
     """Do what `LossKernel` says, in plain PyTorch."""
-    teacher = teacher_logits.softmax(-1).index_select(0, teacher_of)  # (M, D)
+    teacher = divergence.of_target(teacher_logits).index_select(0, teacher_of)  # (M, D)
     wide = logits.to(teacher.dtype)
     best = wide.argmax(-1)
     log_sum = wide.logsumexp(-1)
-    loss = log_sum - torch.linalg.vecdot(teacher, wide)
-    logits.copy_(wide.sub_(log_sum[:, None]).exp_().sub_(teacher).mul_(weight[:, None]))
+    loss = divergence.value(wide, log_sum, teacher)
+    logits.copy_(divergence.gradient(wide, log_sum, teacher).mul_(weight[:, None]))
     return loss, best
 
 

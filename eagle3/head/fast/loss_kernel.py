@@ -1,8 +1,9 @@
 """The middle of `ChunkedLoss` in Triton: logits become loss, argmax and their own gradient in one kernel.
 
-Plain PyTorch (`plain_loss_and_gradient`) copies the logits to float32, gathers a teacher for each pair and goes over
-both several times; here each is read twice, in blocks, and nothing of their size is allocated. The equations are those
-of `LossKernel`; a sum of exponentials is taken in one pass, over a running maximum (arXiv:1805.02867).
+It is soft cross-entropy's: loss log Σ exp(logits) - Σ softmax(teacher) · logits, gradient softmax(logits) -
+softmax(teacher). Other divergences run in plain PyTorch. That (`plain_loss_and_gradient`) copies the logits to float32,
+gathers a teacher for each pair and goes over both several times; here each is read twice, in blocks, and nothing of
+their size is allocated. A sum of exponentials is taken in one pass, over a running maximum (arXiv:1805.02867).
 
 Shapes: fast/__init__.py.
 """
@@ -12,6 +13,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from eagle3.head.divergence import SOFT_CROSS_ENTROPY, Divergence
 from eagle3.head.fast.triton_jit import triton_jit
 
 BLOCK = 2048  # vocabulary entries a program holds at a time
@@ -19,12 +21,14 @@ NUM_WARPS = 8
 
 
 def triton_loss_and_gradient(
+    divergence: Divergence,
     logits: Float[Tensor, "M D"],
     teacher_logits: Float[Tensor, "B D"],
     teacher_of: Int[Tensor, " M"],
     weight: Float[Tensor, " M"],
 ) -> tuple[Float[Tensor, " M"], Int[Tensor, " M"]]:
     """Do what `LossKernel` says, for teachers in float32; of equal largest logits the first is the argmax."""
+    assert divergence == SOFT_CROSS_ENTROPY
     assert logits.is_contiguous() and teacher_logits.is_contiguous() and teacher_logits.dtype == torch.float32
     loss, best = torch.empty_like(weight), torch.empty_like(teacher_of)
     log_sums = teacher_logits.new_empty(len(teacher_logits))

@@ -15,6 +15,14 @@ from triton_interpreter import needs_triton, run_in_interpreter
 from eagle3.features.sample import Sample
 from eagle3.head.anchors import pairs_before
 from eagle3.head.batch import TttBatch, ttt_batch
+from eagle3.head.divergence import (
+    SOFT_CROSS_ENTROPY,
+    CrossEntropyTv,
+    Divergence,
+    NegativeLogAcceptance,
+    ReverseKl,
+    TotalVariation,
+)
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.fast.chunked_loss import ChunkedLoss, even_chunks, plain_loss_and_gradient
 from eagle3.head.fast.elementwise import PlainElementwise
@@ -26,6 +34,14 @@ from eagle3.target.facts import PLAIN, LogitTransform
 
 STEPS = 3
 TOKEN = UnrollLoss(decay=0.8, normalize="token")
+DIVERGENCES = [
+    SOFT_CROSS_ENTROPY,
+    ReverseKl(),
+    TotalVariation(),
+    CrossEntropyTv(tv_weight=0.3),
+    NegativeLogAcceptance(),
+]
+each_divergence = pytest.mark.parametrize("divergence", DIVERGENCES, ids=lambda value: type(value).__name__)
 PARTS = ["loss", "trained", "correct", "alive", "norm.weight", "lm_head.weight", *(f"step {k}" for k in range(STEPS))]
 
 
@@ -75,6 +91,7 @@ def run(
     return loss.detach(), metrics, [gradient.clone() for gradient in gradients]
 
 
+@each_divergence
 @pytest.mark.parametrize("normalize", ["token", "sequence"])
 @pytest.mark.parametrize("chunk", [1, 4, 7, 10_000])
 def test_loss_metrics_and_every_gradient_are_those_of_the_plain_loss(
@@ -83,6 +100,7 @@ def test_loss_metrics_and_every_gradient_are_those_of_the_plain_loss(
     batch: TttBatch,
     normalize: str,
     chunk: int,
+    divergence: Divergence,
 ) -> None:
     head = make_head()
     # Of three teachers two are followed, so that some anchors are right at several steps and others at some.
@@ -96,7 +114,7 @@ def test_loss_metrics_and_every_gradient_are_those_of_the_plain_loss(
         for step in range(STEPS)
     ]
     states = [batch.pack.last_hidden_state[teacher] for teacher in asked]
-    objective = UnrollLoss(decay=0.8, normalize=normalize)
+    objective = UnrollLoss(decay=0.8, normalize=normalize, divergence=divergence)
     plain, fast = (
         run(compute, head, states, teacher_head, batch, objective) for compute in (plain_loss, chunked(chunk))
     )
@@ -276,12 +294,24 @@ class LiveRows(TorchDispatchMode):
         return result
 
 
+@each_divergence
 def test_logits_are_no_larger_than_a_chunk_and_gone_before_the_next(
-    make_head: Callable[..., DraftHead], embedding: Tensor, teacher_head: Tensor, make_sample: Callable[..., Sample]
+    make_head: Callable[..., DraftHead],
+    embedding: Tensor,
+    teacher_head: Tensor,
+    make_sample: Callable[..., Sample],
+    divergence: Divergence,
 ) -> None:
     def live_rows(compute: ComputeLoss) -> LiveRows:
         with LiveRows(head.config.draft_vocab_size) as live:
-            run(compute, head, states, teacher_head, batch)
+            run(
+                compute,
+                head,
+                states,
+                teacher_head,
+                batch,
+                UnrollLoss(decay=0.8, normalize="token", divergence=divergence),
+            )
         return live
 
     batch, head = wide_pack(make_sample), make_head()
@@ -311,6 +341,7 @@ KERNEL_AGAINST_PYTORCH = """
 import torch
 from eagle3.head.fast import loss_kernel
 from eagle3.head.fast.chunked_loss import plain_loss_and_gradient
+from eagle3.head.divergence import SOFT_CROSS_ENTROPY
 generator = torch.Generator().manual_seed(0)
 for draft_vocab_size, block, scale in [(30, 64, 1), (64, 64, 30), (200, 64, 5), (5000, 2048, 100)]:
     loss_kernel.BLOCK = block
@@ -323,8 +354,8 @@ for draft_vocab_size, block, scale in [(30, 64, 1), (64, 64, 30), (200, 64, 5), 
         weight = torch.rand(9, generator=generator)
         weight[3] = 0
         exact = logits.double()
-        expected = plain_loss_and_gradient(exact, teacher.double(), teacher_of, weight.double())
-        loss, best = loss_kernel.triton_loss_and_gradient(logits, teacher, teacher_of, weight)
+        expected = plain_loss_and_gradient(SOFT_CROSS_ENTROPY, exact, teacher.double(), teacher_of, weight.double())
+        loss, best = loss_kernel.triton_loss_and_gradient(SOFT_CROSS_ENTROPY, logits, teacher, teacher_of, weight)
         torch.testing.assert_close(loss.double(), expected[0], rtol=1e-4, atol=1e-4)
         assert torch.equal(best, expected[1])
         torch.testing.assert_close(logits, exact.to(dtype), rtol=1e-4 if dtype is torch.float32 else 0.01, atol=1e-5)

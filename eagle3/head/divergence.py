@@ -1,0 +1,134 @@
+"""How far the draft's distribution of a token is from the target's: what a loss sums over anchors and steps.
+
+Each has its value, which the plain loss differentiates by autograd, and its gradient, which the chunked loss writes
+over the logits (tests/head/test_divergence.py holds one against the other). q is the draft's distribution, p the
+target's, both over the draft vocabulary.
+
+Shapes: M rows, D draft vocabulary.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+@runtime_checkable
+class Divergence(Protocol):
+    """`log_sum` is `logits.logsumexp(-1)`: `logits - log_sum` are the draft's log-probabilities."""
+
+    def of_target(self, logits: Float[Tensor, "M D"]) -> Float[Tensor, "M D"]:
+        """Return what the others take as `target`, once for all draft rows that ask the same target row."""
+
+    def value(
+        self, logits: Float[Tensor, "M D"], log_sum: Float[Tensor, " M"], target: Float[Tensor, "M D"]
+    ) -> Float[Tensor, " M"]: ...
+
+    def gradient(
+        self, logits: Float[Tensor, "M D"], log_sum: Float[Tensor, " M"], target: Float[Tensor, "M D"]
+    ) -> Float[Tensor, "M D"]:
+        """Return that of each row's value with respect to its logits, which may be overwritten."""
+
+
+@dataclass(frozen=True)
+class SoftCrossEntropy:
+    """-Σ p log q: forward KL, KL(p ‖ q), plus the target's entropy, which no draft changes.
+
+    `target` is p itself: one exponential a target row, and none for the value.
+    """
+
+    def of_target(self, logits: Float[Tensor, "M D"]) -> Float[Tensor, "M D"]:
+        return logits.softmax(-1)
+
+    def value(
+        self, logits: Float[Tensor, "M D"], log_sum: Float[Tensor, " M"], target: Float[Tensor, "M D"]
+    ) -> Float[Tensor, " M"]:
+        return log_sum - torch.linalg.vecdot(target, logits)
+
+    def gradient(
+        self, logits: Float[Tensor, "M D"], log_sum: Float[Tensor, " M"], target: Float[Tensor, "M D"]
+    ) -> Float[Tensor, "M D"]:
+        return logits.sub_(log_sum[:, None]).exp_().sub_(target)
+
+
+class OfLogProbabilities(ABC):
+    """A divergence told by two functions of log q and log p: `rows`, and `slopes`, its derivative by log q."""
+
+    @abstractmethod
+    def rows(self, draft: Float[Tensor, "M D"], target: Float[Tensor, "M D"]) -> Float[Tensor, " M"]: ...
+
+    @abstractmethod
+    def slopes(self, draft: Float[Tensor, "M D"], target: Float[Tensor, "M D"]) -> Float[Tensor, "M D"]: ...
+
+    def of_target(self, logits: Float[Tensor, "M D"]) -> Float[Tensor, "M D"]:
+        return logits.log_softmax(-1)
+
+    def value(
+        self, logits: Float[Tensor, "M D"], log_sum: Float[Tensor, " M"], target: Float[Tensor, "M D"]
+    ) -> Float[Tensor, " M"]:
+        return self.rows(logits - log_sum[:, None], target)
+
+    def gradient(
+        self, logits: Float[Tensor, "M D"], log_sum: Float[Tensor, " M"], target: Float[Tensor, "M D"]
+    ) -> Float[Tensor, "M D"]:
+        draft = logits.sub_(log_sum[:, None])
+        slopes = self.slopes(draft, target)
+        return slopes.sub_(draft.exp_().mul_(slopes.sum(-1, keepdim=True)))  # a logit moves all of log q
+
+
+@dataclass(frozen=True)
+class ReverseKl(OfLogProbabilities):
+    """KL(q ‖ p) = Σ q (log q - log p), as in DistillSpec (arXiv:2310.08461)."""
+
+    def rows(self, draft: Float[Tensor, "M D"], target: Float[Tensor, "M D"]) -> Float[Tensor, " M"]:
+        return (draft.exp() * (draft - target)).sum(-1)
+
+    def slopes(self, draft: Float[Tensor, "M D"], target: Float[Tensor, "M D"]) -> Float[Tensor, "M D"]:
+        return draft.exp() * (draft - target + 1)
+
+
+@dataclass(frozen=True)
+class TotalVariation(OfLogProbabilities):
+    """½ Σ |q - p| = 1 - Σ min(p, q): the chance that sampling rejects the draft's token (arXiv:2211.17192)."""
+
+    def rows(self, draft: Float[Tensor, "M D"], target: Float[Tensor, "M D"]) -> Float[Tensor, " M"]:
+        return (draft.exp() - target.exp()).abs().sum(-1) / 2
+
+    def slopes(self, draft: Float[Tensor, "M D"], target: Float[Tensor, "M D"]) -> Float[Tensor, "M D"]:
+        return (draft - target).sign() * draft.exp() / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossEntropyTv(OfLogProbabilities):
+    """(1 - w) · soft cross-entropy + w · total variation."""
+
+    tv_weight: float
+
+    def rows(self, draft: Float[Tensor, "M D"], target: Float[Tensor, "M D"]) -> Float[Tensor, " M"]:
+        cross_entropy = -torch.linalg.vecdot(target.exp(), draft)
+        return (1 - self.tv_weight) * cross_entropy + self.tv_weight * TotalVariation().rows(draft, target)
+
+    def slopes(self, draft: Float[Tensor, "M D"], target: Float[Tensor, "M D"]) -> Float[Tensor, "M D"]:
+        return self.tv_weight * TotalVariation().slopes(draft, target) - (1 - self.tv_weight) * target.exp()
+
+
+@dataclass(frozen=True)
+class NegativeLogAcceptance(OfLogProbabilities):
+    """-log Σ min(p, q): the LK loss without a parameter (arXiv:2602.23881).
+
+    Its gradient is total variation's over that sum. Nothing leaves log space: a draft that shares nothing with a sharp
+    target has a finite loss.
+    """
+
+    def rows(self, draft: Float[Tensor, "M D"], target: Float[Tensor, "M D"]) -> Float[Tensor, " M"]:
+        return -torch.minimum(draft, target).logsumexp(-1)
+
+    def slopes(self, draft: Float[Tensor, "M D"], target: Float[Tensor, "M D"]) -> Float[Tensor, "M D"]:
+        # Of min, log q's share is 1 where it is below log p, 0 where it is above, half where they are equal.
+        return torch.minimum(draft, target).softmax(-1) * ((draft - target).sign() - 1) / 2
+
+
+SOFT_CROSS_ENTROPY = SoftCrossEntropy()

@@ -1,0 +1,120 @@
+"""Each divergence against its definition in float64; its gradient against autograd's."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import Categorical, kl_divergence
+
+from eagle3.head.divergence import (
+    SOFT_CROSS_ENTROPY,
+    CrossEntropyTv,
+    Divergence,
+    NegativeLogAcceptance,
+    ReverseKl,
+    TotalVariation,
+)
+from eagle3.head.fast.chunked_loss import plain_loss_and_gradient
+
+
+def overlap(q: Categorical, p: Categorical) -> Tensor:
+    return torch.minimum(q.probs, p.probs).sum(-1)
+
+
+def cross_entropy(q: Categorical, p: Categorical) -> Tensor:
+    return kl_divergence(p, q) + p.entropy()
+
+
+DEFINITIONS: list[tuple[Divergence, Callable[[Categorical, Categorical], Tensor]]] = [
+    (SOFT_CROSS_ENTROPY, cross_entropy),
+    (ReverseKl(), kl_divergence),
+    (TotalVariation(), lambda q, p: 1 - overlap(q, p)),
+    (CrossEntropyTv(tv_weight=0.3), lambda q, p: 0.7 * cross_entropy(q, p) + 0.3 * (1 - overlap(q, p))),
+    (NegativeLogAcceptance(), lambda q, p: -overlap(q, p).log()),
+]
+DIVERGENCES = [divergence for divergence, _ in DEFINITIONS]
+by_name = {"ids": lambda value: type(value).__name__ if value in DIVERGENCES else ""}
+each = pytest.mark.parametrize("divergence", DIVERGENCES, **by_name)
+
+
+def logits_of(rows: int, columns: int, seed: int = 0, scale: float = 3.0, **options: Any) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (scale * torch.randn(rows, columns, generator=generator, dtype=torch.double)).to(**options)
+
+
+def value(divergence: Divergence, logits: Tensor, target_logits: Tensor) -> Tensor:
+    return divergence.value(logits, logits.logsumexp(-1), divergence.of_target(target_logits))
+
+
+def gradient(divergence: Divergence, logits: Tensor, target_logits: Tensor) -> Tensor:
+    return divergence.gradient(logits.clone(), logits.logsumexp(-1), divergence.of_target(target_logits))
+
+
+@pytest.mark.parametrize("divergence, definition", DEFINITIONS, **by_name)
+def test_value_and_gradient_are_those_of_the_definition(
+    divergence: Divergence, definition: Callable[[Categorical, Categorical], Tensor]
+) -> None:
+    logits, target_logits = logits_of(20, 33).requires_grad_(), logits_of(20, 33, seed=1)
+    expected = definition(Categorical(logits=logits), Categorical(logits=target_logits))
+    [expected_gradient] = torch.autograd.grad(expected.sum(), logits)
+    torch.testing.assert_close(value(divergence, logits, target_logits), expected, rtol=1e-12, atol=1e-12)
+    with torch.no_grad():
+        torch.testing.assert_close(gradient(divergence, logits, target_logits), expected_gradient)
+
+
+@each
+def test_the_value_is_differentiable_and_its_gradient_the_written_one(divergence: Divergence) -> None:
+    logits, target_logits = logits_of(5, 9).requires_grad_(), logits_of(5, 9, seed=1)
+    assert torch.autograd.gradcheck(lambda logits: value(divergence, logits, target_logits), logits)
+    [automatic] = torch.autograd.grad(value(divergence, logits, target_logits).sum(), logits)
+    with torch.no_grad():
+        torch.testing.assert_close(gradient(divergence, logits, target_logits), automatic)
+
+
+@each
+@pytest.mark.parametrize("dtype", [torch.float32, torch.double], ids=str)
+def test_a_draft_that_equals_its_target_is_left_where_it_is(divergence: Divergence, dtype: torch.dtype) -> None:
+    logits = logits_of(20, 33, dtype=dtype)
+    # Equal to the last bit, as total variation has a kink there.
+    found = divergence.gradient(logits.log_softmax(-1), torch.zeros(20, dtype=dtype), divergence.of_target(logits))
+    assert float(found.abs().max()) < 10 * torch.finfo(dtype).eps
+    at_most = value(divergence, logits, logits)
+    assert (value(divergence, logits + logits_of(20, 33, seed=1, dtype=dtype), logits) > at_most).all()
+
+
+@each
+@pytest.mark.parametrize("dtype", [torch.float32, torch.double], ids=str)
+def test_a_one_hot_target_has_a_finite_value_and_gradient_even_for_a_draft_that_is_sure_of_another_token(
+    divergence: Divergence, dtype: torch.dtype
+) -> None:
+    target_logits, sure = torch.zeros(2, 7, dtype=dtype), torch.zeros(2, 7, dtype=dtype)
+    target_logits[:, 3], sure[0, 5], sure[1, 3] = 2000, 1000, 1000
+    assert value(divergence, sure, target_logits).isfinite().all()
+    found = gradient(divergence, sure, target_logits)
+    assert found.isfinite().all()
+    assert not found[1].any()  # right already
+    unsure = logits_of(2, 7, dtype=dtype)
+    downhill = unsure - torch.nn.functional.normalize(gradient(divergence, unsure, target_logits))
+    assert (downhill.softmax(-1)[:, 3] > unsure.softmax(-1)[:, 3]).all()
+
+
+def test_of_a_one_hot_target_negative_log_acceptance_is_cross_entropy() -> None:
+    target_logits = torch.zeros(4, 9, dtype=torch.double)
+    target_logits[:, 2] = 1000
+    logits = logits_of(4, 9)
+    for compute in value, gradient:
+        ours = compute(NegativeLogAcceptance(), logits, target_logits)
+        torch.testing.assert_close(ours, compute(SOFT_CROSS_ENTROPY, logits, target_logits))
+
+
+@each
+def test_the_kernel_weighs_each_row_and_gives_none_to_a_row_without_loss(divergence: Divergence) -> None:
+    logits, target_logits, weight = logits_of(6, 11), logits_of(2, 11, seed=1), torch.tensor([1.0, 0, 2, 0.5, 3, 0])
+    of_row, written = torch.tensor([0, 0, 1, 1, 1, 0]), logits.clone()
+    losses, best = plain_loss_and_gradient(divergence, written, target_logits, of_row, weight.double())
+    torch.testing.assert_close(losses, value(divergence, logits, target_logits[of_row]))
+    torch.testing.assert_close(written, weight[:, None] * gradient(divergence, logits, target_logits[of_row]))
+    assert not written[weight == 0].any()
+    assert torch.equal(best, logits.argmax(-1))
