@@ -1,6 +1,6 @@
-"""Export a trained head in SGLang's format; check, look at and compare heads; serve one, measure and tune the server.
+"""Export a trained head for SGLang or vLLM; check, look at and compare heads; serve one, measure and tune the server.
 
-python serve.py action=export run=RUN head=HEAD
+python serve.py action=export run=RUN head=HEAD                     # format=speculators: for vLLM
 python serve.py action=check target.path=TARGET head=HEAD           # exit status 1 and a reason if something is wrong
 python serve.py action=decode target.path=TARGET head=HEAD prompts.path=FILE.jsonl steps=3 limit=40   # one JSON line
 python serve.py action=show target.path=TARGET head=HEAD prompts.path=FILE.jsonl out=FILE.html   # a page: each round
@@ -38,6 +38,7 @@ from eagle3.serving.compare.settings import CompareSettings
 from eagle3.serving.head import export
 from eagle3.serving.head.card import write_card
 from eagle3.serving.head.files import MAKE_HEAD, read_files
+from eagle3.serving.head.speculators import require_in_layout
 from eagle3.serving.server.launch import launch
 from eagle3.serving.show.page import show
 from eagle3.settings.check import check_settings
@@ -54,7 +55,7 @@ DRAFTING = ("steps", "topk", "draft_tokens")
 JUDGING = ("head", *DRAFTING, "max_new_tokens", "temperature", "seed", "target", "chat", "prompts", "limit")
 SERVED_PROMPTS = ("head", "max_new_tokens", "temperature", "chat", "prompts", "limit")
 READ_BY = {
-    "export": (*JUDGING, "limits.export", "run", "checkpoint", "findings", "check"),
+    "export": (*JUDGING, "limits.export", "run", "checkpoint", "format", "findings", "check"),
     "check": (*JUDGING, "limits.check", "findings", "check"),
     "decode": (*JUDGING, "limits.decode"),
     "show": (*JUDGING, "limits.show", "out"),
@@ -100,7 +101,10 @@ def export_head(config: DictConfig) -> None:
     prompt_source(**cli.plain(config.prompts))
     head = Path(config.head)
     trained = export.read_trained(export.find_checkpoint(run=config.run, checkpoint=config.checkpoint))
-    export.export_head(trained, head, versions=cli.provenance())
+    for_vllm = config.format == "speculators"
+    if for_vllm:
+        require_in_layout(trained.record.kind, draft_of(config))
+    export.export_head(trained, head, versions=cli.provenance(), speculative_tokens=config.steps if for_vllm else None)
     target = export.target_settings(cli.plain(config.target), trained)
     judge: Judge | str
     try:
@@ -113,7 +117,7 @@ def export_head(config: DictConfig) -> None:
         judge = make_judge(config, target)
     findings = check_export(trained, head, judge)
     if record := read_files(config.head).record:
-        write_card(head, record, trained.settings, draft_of(config))
+        write_card(head, record, trained.settings, draft_of(config), config.format)
     conclude(findings, config)
 
 

@@ -116,6 +116,7 @@ class Serve(TypedDict):
     heads: Annotated[list[Text], Field(min_length=1)] | None
     run: Text | None
     checkpoint: Text | None
+    format: Literal["sglang", "speculators"]
     findings: Text | None
     out: Text
     steps: Steps
