@@ -1,4 +1,4 @@
-"""Export a trained head for SGLang or vLLM; check, look at and compare heads; serve one, measure and tune the server.
+"""Export a trained head for SGLang or vLLM; check, look at and compare heads; serve one, measure, tune and watch the server.
 
 python serve.py action=export run=RUN head=HEAD                     # format=speculators: for vLLM
 python serve.py action=check target.path=TARGET head=HEAD           # exit status 1 and a reason if something is wrong
@@ -8,6 +8,7 @@ python serve.py action=compare target.path=TARGET 'heads=[A,B]' prompts.path=FIL
 python serve.py action=launch target.path=TARGET head=HEAD steps=3             # SGLang; dry_run=true prints the command
 python serve.py action=bench target.path=TARGET head=HEAD steps=3 'bench.prompts={chat: FILE.jsonl}'   # a report
 python serve.py action=tune target.path=TARGET head=HEAD prompts.path=FILE.jsonl tune.concurrency=8   # flags to use
+python serve.py action=watch head=HEAD watch.url=http://127.0.0.1:30000   # says when acceptance falls; until Ctrl-C
 """
 
 import json
@@ -48,7 +49,7 @@ from eagle3.target.files import TargetFiles, read_target_files
 from eagle3.target.model import Target, load_target
 
 log = logging.getLogger(__name__)
-MEASURED = ("compare", "bench", "tune")  # actions that write their results into the folder of the run
+MEASURED = ("compare", "bench", "tune", "watch")  # actions that write their results into the folder of the run
 # The keys, or groups of them, that have an effect on each action.
 EVERY_ACTION = ("action", "target.path", "target.revision", "target.trust_remote_code", "run_dir")
 DRAFTING = ("steps", "topk", "draft_tokens")
@@ -63,6 +64,7 @@ READ_BY = {
     "launch": ("head", *DRAFTING, "launch", "dry_run"),
     "bench": (*DRAFTING, *SERVED_PROMPTS, "limits.bench", "launch", "dry_run", "bench", "logger"),
     "tune": (*SERVED_PROMPTS, "limits.tune", "launch", "dry_run", "tune", "seed", "target"),
+    "watch": ("head", "watch"),
 }
 INSTEAD = {
     "tune": {key: f", which chooses among tune.{key}: set that" for key in DRAFTING},
@@ -91,9 +93,10 @@ def main(config: DictConfig) -> None:
 
 
 def without_head(config: DictConfig) -> bool:
-    """Say whether the plain target is launched, servers that run already are measured, or `heads` are compared."""
+    """Say whether the plain target is launched, servers that run already are measured or watched, or `heads` are
+    compared."""
     running = config.bench.plain_url or config.bench.head_url
-    return config.action in ("launch", "compare") or (config.action == "bench" and running is not None)
+    return config.action in ("launch", "compare", "watch") or (config.action == "bench" and running is not None)
 
 
 def export_head(config: DictConfig) -> None:
@@ -225,6 +228,14 @@ def tune_head(config: DictConfig) -> None:
     )
 
 
+def watch_server(config: DictConfig) -> None:
+    require_packages("prometheus_client", extra="watch", needed_by="action=watch")
+    from eagle3.serving.watch.run import watch
+    from eagle3.serving.watch.settings import WatchSettings
+
+    watch(WatchSettings(**cli.plain(config.watch)), config.head, folder=cli.output_dir())
+
+
 def served_prompts(
     config: DictConfig, paths: Mapping[str, str], target: TargetFiles, answers: Answering, *, steps: int
 ) -> dict[str, list[list[int]]]:
@@ -291,6 +302,7 @@ ACTIONS = {
     "launch": launch_server,
     "bench": bench_servers,
     "tune": tune_head,
+    "watch": watch_server,
 }
 
 if __name__ == "__main__":
