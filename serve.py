@@ -1,4 +1,4 @@
-"""Export a trained head for SGLang or vLLM; check, look at and compare heads; serve one, measure, tune and watch the server.
+"""Export heads for SGLang or vLLM; check, look at and compare them; serve one, measure, tune and watch the server.
 
 python serve.py action=export run=RUN head=HEAD                     # format=speculators: for vLLM
 python serve.py action=check target.path=TARGET head=HEAD           # exit status 1 and a reason if something is wrong
