@@ -1,6 +1,6 @@
-"""Export a trained head in SGLang's format; check, look at and compare heads; serve one, measure and tune the server.
+"""Export heads for SGLang or vLLM; check, look at and compare them; serve one, measure, tune and watch the server.
 
-python serve.py action=export run=RUN head=HEAD
+python serve.py action=export run=RUN head=HEAD                     # format=speculators: for vLLM
 python serve.py action=check target.path=TARGET head=HEAD           # exit status 1 and a reason if something is wrong
 python serve.py action=decode target.path=TARGET head=HEAD prompts.path=FILE.jsonl steps=3 limit=40   # one JSON line
 python serve.py action=show target.path=TARGET head=HEAD prompts.path=FILE.jsonl out=FILE.html   # a page: each round
@@ -8,6 +8,7 @@ python serve.py action=compare target.path=TARGET 'heads=[A,B]' prompts.path=FIL
 python serve.py action=launch target.path=TARGET head=HEAD steps=3             # SGLang; dry_run=true prints the command
 python serve.py action=bench target.path=TARGET head=HEAD steps=3 'bench.prompts={chat: FILE.jsonl}'   # a report
 python serve.py action=tune target.path=TARGET head=HEAD prompts.path=FILE.jsonl tune.concurrency=8   # flags to use
+python serve.py action=watch head=HEAD watch.url=http://127.0.0.1:30000   # says when acceptance falls; until Ctrl-C
 """
 
 import json
@@ -38,6 +39,7 @@ from eagle3.serving.compare.settings import CompareSettings
 from eagle3.serving.head import export
 from eagle3.serving.head.card import write_card
 from eagle3.serving.head.files import MAKE_HEAD, read_files
+from eagle3.serving.head.speculators import require_in_layout
 from eagle3.serving.server.launch import launch
 from eagle3.serving.show.page import show
 from eagle3.settings.check import check_settings
@@ -47,14 +49,14 @@ from eagle3.target.files import TargetFiles, read_target_files
 from eagle3.target.model import Target, load_target
 
 log = logging.getLogger(__name__)
-MEASURED = ("compare", "bench", "tune")  # actions that write their results into the folder of the run
+MEASURED = ("compare", "bench", "tune", "watch")  # actions that write their results into the folder of the run
 # The keys, or groups of them, that have an effect on each action.
 EVERY_ACTION = ("action", "target.path", "target.revision", "target.trust_remote_code", "run_dir")
 DRAFTING = ("steps", "topk", "draft_tokens")
 JUDGING = ("head", *DRAFTING, "max_new_tokens", "temperature", "seed", "target", "chat", "prompts", "limit")
 SERVED_PROMPTS = ("head", "max_new_tokens", "temperature", "chat", "prompts", "limit")
 READ_BY = {
-    "export": (*JUDGING, "limits.export", "run", "checkpoint", "findings", "check"),
+    "export": (*JUDGING, "limits.export", "run", "checkpoint", "format", "findings", "check"),
     "check": (*JUDGING, "limits.check", "findings", "check"),
     "decode": (*JUDGING, "limits.decode"),
     "show": (*JUDGING, "limits.show", "out"),
@@ -62,6 +64,7 @@ READ_BY = {
     "launch": ("head", *DRAFTING, "launch", "dry_run"),
     "bench": (*DRAFTING, *SERVED_PROMPTS, "limits.bench", "launch", "dry_run", "bench", "logger"),
     "tune": (*SERVED_PROMPTS, "limits.tune", "launch", "dry_run", "tune", "seed", "target"),
+    "watch": ("head", "watch"),
 }
 INSTEAD = {
     "tune": {key: f", which chooses among tune.{key}: set that" for key in DRAFTING},
@@ -90,9 +93,10 @@ def main(config: DictConfig) -> None:
 
 
 def without_head(config: DictConfig) -> bool:
-    """Say whether the plain target is launched, servers that run already are measured, or `heads` are compared."""
+    """Say whether the plain target is launched, servers that run already are measured or watched, or `heads` are
+    compared."""
     running = config.bench.plain_url or config.bench.head_url
-    return config.action in ("launch", "compare") or (config.action == "bench" and running is not None)
+    return config.action in ("launch", "compare", "watch") or (config.action == "bench" and running is not None)
 
 
 def export_head(config: DictConfig) -> None:
@@ -100,7 +104,10 @@ def export_head(config: DictConfig) -> None:
     prompt_source(**cli.plain(config.prompts))
     head = Path(config.head)
     trained = export.read_trained(export.find_checkpoint(run=config.run, checkpoint=config.checkpoint))
-    export.export_head(trained, head, versions=cli.provenance())
+    for_vllm = config.format == "speculators"
+    if for_vllm:
+        require_in_layout(trained.record.kind, draft_of(config))
+    export.export_head(trained, head, versions=cli.provenance(), speculative_tokens=config.steps if for_vllm else None)
     target = export.target_settings(cli.plain(config.target), trained)
     judge: Judge | str
     try:
@@ -113,7 +120,7 @@ def export_head(config: DictConfig) -> None:
         judge = make_judge(config, target)
     findings = check_export(trained, head, judge)
     if record := read_files(config.head).record:
-        write_card(head, record, trained.settings, draft_of(config))
+        write_card(head, record, trained.settings, draft_of(config), config.format)
     conclude(findings, config)
 
 
@@ -221,6 +228,14 @@ def tune_head(config: DictConfig) -> None:
     )
 
 
+def watch_server(config: DictConfig) -> None:
+    require_packages("prometheus_client", extra="watch", needed_by="action=watch")
+    from eagle3.serving.watch.run import watch
+    from eagle3.serving.watch.settings import WatchSettings
+
+    watch(WatchSettings(**cli.plain(config.watch)), config.head, folder=cli.output_dir())
+
+
 def served_prompts(
     config: DictConfig, paths: Mapping[str, str], target: TargetFiles, answers: Answering, *, steps: int
 ) -> dict[str, list[list[int]]]:
@@ -287,6 +302,7 @@ ACTIONS = {
     "launch": launch_server,
     "bench": bench_servers,
     "tune": tune_head,
+    "watch": watch_server,
 }
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from eagle3.settings.engine import Address, DraftTokens, Launch, Seconds, Steps,
 from eagle3.settings.precomputing import Chat, Target
 from eagle3.settings.types import STRICT, Count, CountOrZero, NotNegative, Part, Seed, Text, fault
 
-ACTIONS = ("export", "check", "decode", "show", "compare", "launch", "bench", "tune")
+ACTIONS = ("export", "check", "decode", "show", "compare", "launch", "bench", "tune", "watch")
 
 Concurrency = Annotated[int, Field(ge=1, le=100_000)]
 Temperature = Annotated[float, Field(ge=0, le=100)]
@@ -31,6 +31,7 @@ class Limits(TypedDict):
     launch: Count | None
     bench: Count | None
     tune: Count | None
+    watch: Count | None
 
 
 class Check(TypedDict):
@@ -95,6 +96,16 @@ class Compare(TypedDict):
     batch_tokens: Count
 
 
+class Watch(TypedDict):
+    url: Address | None
+    every_s: Seconds
+    for_s: Seconds | None
+    baseline: Annotated[float, Field(ge=1, le=65)] | None
+    drop: Annotated[float, Field(gt=0, lt=1)]
+    window: Annotated[int, Field(ge=1, le=100_000)]
+    timeout_s: Seconds
+
+
 def _timed(tune: Tune) -> Tune:
     if tune["evidence"] == "server" and tune["timed"] < 1:
         raise fault("timed", value=tune["timed"], rule="must be 1 or more for tune.evidence=server")
@@ -109,13 +120,15 @@ class Serve(TypedDict):
     bench: Bench
     tune: Annotated[Tune, AfterValidator(_timed)]
     compare: Compare
+    watch: Watch
     logger: NotRequired[dict[Text, Part]]
     dry_run: bool
-    action: Literal["export", "check", "decode", "show", "compare", "launch", "bench", "tune"]
+    action: Literal["export", "check", "decode", "show", "compare", "launch", "bench", "tune", "watch"]
     head: Text | None
     heads: Annotated[list[Text], Field(min_length=1)] | None
     run: Text | None
     checkpoint: Text | None
+    format: Literal["sglang", "speculators"]
     findings: Text | None
     out: Text
     steps: Steps

@@ -1,10 +1,14 @@
 """Which model a target is: what features, heads and checkpoints record of it, and compare."""
 
 import hashlib
+import re
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 
 from eagle3.errors import InputError
 from eagle3.storage.records import Record
+
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +28,11 @@ class TargetIdentity(Record):
 
 
 COMPARED = tuple(field.name for field in fields(TargetIdentity) if field.name.endswith("_hash"))
+
+
+def is_hub_id(name: str) -> bool:
+    """Say whether a target's name is that of a repository on the Hugging Face Hub, not of a folder here."""
+    return HUB_ID.fullmatch(name) is not None and not Path(name).exists()
 
 
 def template_hash(template: str | None) -> str | None:

@@ -1,5 +1,7 @@
 """All checks of an exported head, as a list of findings: of its files, then, where files cannot tell, by decoding."""
 
+from collections.abc import Sequence
+
 from eagle3.errors import InputError
 from eagle3.serving.check.accept_length import CHECK, Judge
 from eagle3.serving.check.config import (
@@ -33,14 +35,16 @@ CHECKS: tuple[Check, ...] = (
     check_capture,
     check_target,
 )
+# Of a head in the speculators' layout, which vLLM serves: what the others say is of SGLang alone.
+VLLM_CHECKS = tuple(check for check in CHECKS if check not in (check_layout, check_options, check_capture))
 # With errors of these our decoder still computes what SGLang would: the accept length tells how much they cost.
 DECODED_ALL_THE_SAME = ("layout", "options", "layer_ids", "context", "dtype", "embedding", "t2d")
 
 
-def run_checks(files: HeadFiles, facts: TargetFacts) -> list[Finding]:
-    """Run every check of the files. A fault that several of them stumble over is said once."""
+def run_checks(files: HeadFiles, facts: TargetFacts, checks: Sequence[Check] = CHECKS) -> list[Finding]:
+    """Run checks of the files. A fault that several of them stumble over is said once."""
     findings: list[Finding] = []
-    for check in CHECKS:
+    for check in checks:
         known = {finding.message for finding in findings}
         findings += _findings(check, files, facts, known)
     return findings

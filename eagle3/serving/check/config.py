@@ -17,12 +17,12 @@ def check_layout(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
             "error",
             f"config.json is in the layout of vLLM's speculators, which SGLang does not start with: move the keys of "
             f'{NESTED} to the top level, set architectures=["{ARCHITECTURE}"], model_type=llama and '
-            f"tie_word_embeddings=false, and remove keys that are null",
+            f"tie_word_embeddings=false, and remove keys that are null; or serve it with vLLM",
         )
 
 
 def check_model(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
-    """Architecture and sizes are those that SGLang builds for this target."""
+    """Architecture and sizes are those that a server builds for this target."""
     config = files.config
     if config.get("architectures") != [ARCHITECTURE]:
         found = config.get("architectures")

@@ -15,7 +15,7 @@ from eagle3.errors import InputError
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.kind import kind_named
 from eagle3.serving.check.accept_length import CHECK, Judge
-from eagle3.serving.check.checks import run_checks
+from eagle3.serving.check.checks import CHECKS, VLLM_CHECKS, run_checks
 from eagle3.serving.check.finding import Finding, TargetFacts, facts_of_target, has_errors
 from eagle3.serving.check.forward import plain_forward
 from eagle3.serving.head.export import TrainedHead
@@ -36,7 +36,7 @@ def check_export(trained: TrainedHead, directory: Path, judge: Judge | str) -> l
         )
     else:
         facts = facts_of_target(judge.target, record.target.template_hash)
-    findings = [check_reload(trained, directory), *run_checks(files, facts)]
+    findings = [check_reload(trained, directory), *run_checks(files, facts, VLLM_CHECKS if files.nested else CHECKS)]
     if isinstance(judge, str):
         return [*findings, Finding(CHECK, "skipped", judge)]
     if has_errors(findings):

@@ -12,8 +12,11 @@ IDS_KEY = f"eagle_config.{LAYER_IDS}"
 
 
 def check_layer_ids(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
-    """config.json names the layers where SGLang looks for them; training.json, if there, names the same."""
+    """config.json names the layers where its server looks for them; training.json, if there, names the same."""
     ids, num_layers = files.layer_ids, facts.config.num_layers
+    if files.nested:
+        yield from _in_speculators_layout(files, num_layers)
+        return
     served = [layer - 1 for layer in files.served_layers(num_layers)]
     trained = [layer - 1 for layer in files.record.capture_layers] if files.record else None
     if trained and served != trained:
@@ -36,6 +39,16 @@ def check_layer_ids(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
             f"layer ids {ids} start with another layer than 1: for DeepSeek targets SGLang then takes them for inputs "
             f"of layers; capture from layer 1 on, or set {IDS_KEY} to {[layer + 1 for layer in ids]} for SGLang alone",
         )
+
+
+def _in_speculators_layout(files: HeadFiles, num_layers: int) -> Iterator[Problem]:
+    """Judge the ids where vLLM looks, which counts inputs of layers."""
+    layers = files.served_layers(num_layers)
+    trained = files.record.capture_layers if files.record else layers
+    if layers != trained:
+        yield "error", f"{LAYER_IDS}={layers} are not those of the training; set it to {trained}: vLLM counts inputs"
+    elif not files.other_layer_ids:
+        yield "warning", f"config.json names no layers: vLLM takes its default, the inputs of {layers}"
 
 
 def _without_ids(files: HeadFiles, served: list[int]) -> Iterator[Problem]:

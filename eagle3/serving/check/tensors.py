@@ -20,7 +20,7 @@ CHUNK = 8192
 
 
 def check_tensors(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
-    """The file holds every tensor that SGLang loads, in its shape, and no other."""
+    """The file holds every tensor that a server loads, in its shape, and no other."""
     expected = expected_shapes(files, head_config(files))
     missing = sorted(expected.keys() - files.tensors.keys())
     for name in missing:
@@ -48,7 +48,7 @@ def _way_out(name: str, missing: list[str]) -> str:
 
 
 def check_embedding(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
-    """The head has no embeddings or a copy of the target's, which SGLang uses for both."""
+    """The head has no embeddings or a copy of the target's, which servers use for both."""
     stored = files.tensors.get(EMBEDDING)
     if stored is None:
         return

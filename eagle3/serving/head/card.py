@@ -1,6 +1,6 @@
 """README.md beside an exported head: the model card, with front matter as the Hugging Face Hub reads it."""
 
-import re
+import json
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,11 +15,12 @@ from eagle3.markdown import table
 from eagle3.serving.head.record import HeadRecord
 from eagle3.storage.files import atomic_write
 from eagle3.storage.records import read_sealed_json
+from eagle3.target.identity import is_hub_id
 from eagle3.training.loggers import searchable
 
 FILE = "README.md"
-TAGS = ["eagle3", "speculative-decoding", "draft-model", "sglang"]
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+TAGS = ["eagle3", "speculative-decoding", "draft-model"]
+SERVERS = {"sglang": "sglang", "speculators": "vllm"}  # by format
 # What the Hub's `license` takes, of the licences that prompts may have by themselves; the table has all of them.
 HUB_LICENSES = ("mit", "apache-2.0", "bsd-3-clause", "bsd-2-clause", "isc", "unlicense", "cc0-1.0", "cc-by-4.0", "pddl")
 SEVERAL = "other"
@@ -35,10 +36,13 @@ class TrainingData:
     credits: list[str] = field(default_factory=list)
 
 
-def write_card(folder: Path, record: HeadRecord, settings: dict[str, Any], draft: Draft) -> None:
-    """Write the card of the head in `folder`; `settings` are those of its training, `draft` how it is best served."""
+def write_card(
+    folder: Path, record: HeadRecord, settings: dict[str, Any], draft: Draft, format: str = "sglang"
+) -> None:
+    """Write the card of the head in `folder`, which is in `format`; `settings` are those of its training, `draft` how
+    it is best served."""
     with atomic_write(folder / FILE) as file:
-        file.write(model_card(record, settings, draft, training_data(record.store.path)).encode())
+        file.write(model_card(record, settings, draft, training_data(record.store.path), format).encode())
 
 
 def training_data(stores: str | list[str]) -> TrainingData | None:
@@ -63,34 +67,32 @@ def training_data(stores: str | list[str]) -> TrainingData | None:
     return data
 
 
-def model_card(record: HeadRecord, settings: dict[str, Any], draft: Draft, data: TrainingData | None) -> str:
+def model_card(
+    record: HeadRecord, settings: dict[str, Any], draft: Draft, data: TrainingData | None, format: str = "sglang"
+) -> str:
     """Return the card. What is not known is said to be unknown."""
-    name = record.target.name
+    name, server = record.target.name, SERVERS[format]
     told = ModelCardData(
         base_model=name if is_hub_id(name) else None,
         license=license_of(data),
         license_name="of-the-training-data" if license_of(data) == SEVERAL else None,
         license_link="README.md" if license_of(data) == SEVERAL else None,
-        library_name="sglang",
+        library_name=server,
         pipeline_tag="text-generation",
-        tags=TAGS,
+        tags=[*TAGS, server],
     )
     target = name if is_hub_id(name) else Path(name).name
     parts = [
         f"---\n{told.to_yaml()}\n---\n\n# EAGLE-3 draft head for {target}",
         f"A draft head guesses the next tokens of {target}, which checks them all in one pass: the text stays the "
         "target's own, it only comes faster. It is of no use alone, or with another target.",
-        f"## Serve it\n\n{serve_command(target, draft)}",
+        f"## Serve it\n\n{vllm_command(target, draft) if server == 'vllm' else sglang_command(target, draft)}",
         f"## Accept length\n\nTokens gained per pass of the target, 1 without a head.\n\n{accept_lengths(record)}",
         f"## Training data\n\n{about_data(data)}",
         f"## Training\n\n{table(['setting', 'value'], sorted(searchable(settings).items()))}",
         "Made with: " + ", ".join(f"{package} {version}" for package, version in record.versions.items()) + ".",
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def is_hub_id(name: str) -> bool:
-    return HUB_ID.fullmatch(name) is not None and not Path(name).exists()
 
 
 def license_of(data: TrainingData | None) -> str | None:
@@ -101,7 +103,12 @@ def license_of(data: TrainingData | None) -> str | None:
     return names[0] if len(names) == 1 and names[0] in HUB_LICENSES else SEVERAL
 
 
-def serve_command(target: str, draft: Draft) -> str:
+def vllm_command(target: str, draft: Draft) -> str:
+    settings = {"method": "eagle3", "model": Path(draft.head).name, "num_speculative_tokens": draft.steps}
+    return f"```bash\nvllm serve {target} --speculative-config '{json.dumps(settings)}'\n```"
+
+
+def sglang_command(target: str, draft: Draft) -> str:
     tokens = num_draft_tokens(draft.steps, draft.topk, draft.draft_tokens)
     return (
         "```bash\n"

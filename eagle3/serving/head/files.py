@@ -19,7 +19,8 @@ USUAL_CAPTURED_LAYERS = 3  # where config.json does not say how many
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 MAKE_HEAD = "python serve.py action=export run=RUN head=HEAD"
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
-NESTED = "transformer_layer_config"  # in the layout of vLLM's speculators
+NESTED = "transformer_layer_config"  # in the layout of vLLM's speculators, which name EAGLE-3 so:
+MODEL_TYPE, SPECULATORS = "speculators_model_type", "eagle3"
 INDEX = "model.safetensors.index.json"
 # What checks count with; a key may be missing or null, which they judge themselves.
 SIZES = (
@@ -79,6 +80,8 @@ class HeadFiles:
     @property
     def stated_layers(self) -> list[int]:
         """The layers that config.json names, as indices into `hidden_states`, in its order."""
+        if self.nested and self.other_layer_ids:
+            return self.other_layer_ids
         ids = self.layer_ids
         if ids is None or not are_ids(ids):
             raise InputError(
@@ -87,16 +90,18 @@ class HeadFiles:
         return [layer + 1 for layer in ids]
 
     def served_layers(self, num_layers: int) -> list[int]:
-        """Return what SGLang captures from a target of `num_layers`: indices into `hidden_states`, ascending.
+        """Return what is captured from a target of `num_layers` for the head: indices into `hidden_states`, ascending.
 
-        SGLang adds one to the ids, and takes the layers as it passes them, whatever their order in the list; the
-        default is that of set_eagle3_layers_to_capture in its target models."""
-        ids = self.layer_ids
+        SGLang adds one to the ids, vLLM takes those of the speculators' layout as they are. Both take the layers as
+        they pass them, whatever their order in the list; the default is that of set_eagle3_layers_to_capture in
+        SGLang's target models, and vLLM's."""
+        of_vllm = self.nested and self.other_layer_ids
+        ids = of_vllm or self.layer_ids
         if ids is None:
             return [2, num_layers // 2, num_layers - 3]
         if not are_ids(ids):
             raise InputError(f"head={self.path}: eagle_config.{LAYER_IDS}={ids} is no list of whole numbers; mend it")
-        layers = sorted({layer + 1 for layer in ids})
+        layers = sorted({layer if of_vllm else layer + 1 for layer in ids})
         number = self.config.get("num_aux_hidden_states") or USUAL_CAPTURED_LAYERS
         if len(layers) != number or layers[0] < 1 or layers[-1] >= num_layers:
             raise InputError(

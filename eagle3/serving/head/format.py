@@ -23,7 +23,15 @@ from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.head.draft_vocab import from_offsets, membership, to_offsets
 from eagle3.head.eagle3 import EAGLE3, has_fc_norm, has_norm_before_fc, rope_of
 from eagle3.head.kind import HeadKind, kind_named, kind_of_architecture
-from eagle3.serving.head.files import ARCHITECTURE, LAYER_IDS, MAKE_HEAD, HeadFiles, read_files
+from eagle3.serving.head.files import (
+    ARCHITECTURE,
+    LAYER_IDS,
+    MAKE_HEAD,
+    MODEL_TYPE,
+    SPECULATORS,
+    HeadFiles,
+    read_files,
+)
 from eagle3.storage.files import atomic_write, write_json
 from eagle3.target.facts import ROPE_TYPES
 from eagle3.target.files import DTYPES
@@ -181,6 +189,7 @@ def require_tensors(files: HeadFiles, config: HeadConfig) -> None:
 def is_exported_head(path: Path) -> bool:
     """Say whether the folder holds an exported head, so that a new one may take its place."""
     try:
-        return ARCHITECTURE in json.loads((path / "config.json").read_bytes()).get("architectures", [])
+        config = json.loads((path / "config.json").read_bytes())
+        return config.get(MODEL_TYPE) == SPECULATORS or ARCHITECTURE in config.get("architectures", [])
     except (OSError, ValueError):
         return False

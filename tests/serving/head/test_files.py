@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from exported_head import Editable, as_speculators
+from exported_head import IDS, Editable, as_speculators
 from safetensors.torch import load_file, save_file
 
 from eagle3.errors import InputError
@@ -138,7 +138,17 @@ def test_a_head_of_the_speculators_gives_the_same_logits(head: Path) -> None:
     after = load_head(head, num_layers=8)
     torch.testing.assert_close(after.head.state_dict(), before.head.state_dict(), rtol=0, atol=0)
     assert after.head.config == before.head.config
-    assert after.capture_layers == [2, 4, 5]  # SGLang's default for 8 layers
+
+
+def test_a_head_of_the_speculators_reads_the_layers_that_vllm_captures_for_it(head: Path) -> None:
+    editable = Editable(head)
+    as_speculators(editable, torch.zeros(50, 16))
+    editable.config[IDS] = [1, 3, 6]
+    editable.save()
+    assert load_head(head).capture_layers == load_head(head, num_layers=8).capture_layers == [1, 3, 6]
+    del editable.config[IDS]
+    editable.save()
+    assert load_head(head, num_layers=8).capture_layers == [2, 4, 5]  # the default for 8 layers
     with pytest.raises(InputError, match=r"config\.json lacks eagle_config"):
         load_head(head)
 
