@@ -28,6 +28,7 @@ NEEDS_EXTRA = {
         "eagle3/answers/served.py", "eagle3/features/served.py", "eagle3/features/sentinel.py",
     ),
     "objects": ("eagle3/storage/objects.py",),
+    "watch": ("eagle3/serving/watch",),
 }  # fmt: skip
 # Imported where they are used, after a look whether they are there.
 GUARDED = {"triton", "flash_attn", "ftfy", "kingfisher", "spacy", "presidio_analyzer", "ray", "sglang"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from eagle3.settings.help import _comments as commented  # the comments that --help shows
+from eagle3.settings.help import comments_of
 
 CONF = Path(__file__).parents[2] / "conf"
 COMMANDS = ("precompute", "train", "serve")
@@ -91,7 +91,7 @@ def read(path: Path) -> Option:
     root = yaml.compose(text)
     nodes = root.value if isinstance(root, yaml.MappingNode) else []
     said = {key: comment for other in _neighbours(path) for key, comment in _comments_of(other)}
-    said |= dict(commented(package, text))
+    said |= dict(comments_of(package, text))
     classes = [value.value for key, value in nodes if key.value == "_target_"]
     about = " ".join(_head(text))
     settings = list(_settings(nodes, package, said, text))
@@ -100,7 +100,7 @@ def read(path: Path) -> Option:
 
 def _comments_of(path: Path) -> Iterator[tuple[Key, str]]:
     text, group = path.read_text(), path.parent.relative_to(CONF).as_posix()
-    return commented(_package(text, group), text)
+    return comments_of(_package(text, group), text)
 
 
 def _neighbours(path: Path) -> list[Path]:

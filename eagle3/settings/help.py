@@ -31,7 +31,7 @@ Key = tuple[str, ...]
 def help_page(config: DictConfig) -> str:
     """Return the page of a composed config with Hydra's part, after the options that the command line chooses."""
     texts = list(_option_files(config))
-    said = {key: comment for package, text in texts for key, comment in _comments(package, text)}
+    said = {key: comment for package, text in texts for key, comment in comments_of(package, text)}
     groups = {group: comment for _, text in texts for group, comment in _of_groups(text)}
     page = [_about(config.hydra.job.config_name), "Groups, GROUP=OPTION (* is chosen):", *_groups(config, groups), ""]
     values: Any = OmegaConf.to_container(config, resolve=False)
@@ -110,7 +110,7 @@ def _width() -> int:
 BEHIND = re.compile(r"\s*#\s*(.*)")
 
 
-def _comments(package: Key, text: str) -> Iterator[tuple[Key, str]]:
+def comments_of(package: Key, text: str) -> Iterator[tuple[Key, str]]:
     """Yield the keys of a YAML file that have a comment: the one behind the value, else the one above the key."""
     root = yaml.compose(text)
     if isinstance(root, yaml.MappingNode):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from divergences import each_divergence
 from stores import with_last_in_float32
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -15,14 +16,7 @@ from triton_interpreter import needs_triton, run_in_interpreter
 from eagle3.features.sample import Sample
 from eagle3.head.anchors import pairs_before
 from eagle3.head.batch import TttBatch, ttt_batch
-from eagle3.head.divergence import (
-    SOFT_CROSS_ENTROPY,
-    CrossEntropyTv,
-    Divergence,
-    NegativeLogAcceptance,
-    ReverseKl,
-    TotalVariation,
-)
+from eagle3.head.divergence import Divergence
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.fast.chunked_loss import ChunkedLoss, even_chunks, plain_loss_and_gradient
 from eagle3.head.fast.elementwise import PlainElementwise
@@ -34,14 +28,6 @@ from eagle3.target.facts import PLAIN, LogitTransform
 
 STEPS = 3
 TOKEN = UnrollLoss(decay=0.8, normalize="token")
-DIVERGENCES = [
-    SOFT_CROSS_ENTROPY,
-    ReverseKl(),
-    TotalVariation(),
-    CrossEntropyTv(tv_weight=0.3),
-    NegativeLogAcceptance(),
-]
-each_divergence = pytest.mark.parametrize("divergence", DIVERGENCES, ids=lambda value: type(value).__name__)
 PARTS = ["loss", "trained", "correct", "alive", "norm.weight", "lm_head.weight", *(f"step {k}" for k in range(STEPS))]
 
 

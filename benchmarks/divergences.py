@@ -1,6 +1,6 @@
 """Heads trained with each loss of conf/loss at equal steps: what they accept on the validation prompts.
 
-    python benchmarks/losses.py --folder DIR --out benchmarks/results/losses.json     # ten trainings
+    python benchmarks/divergences.py --folder DIR --out benchmarks/results/divergences.json     # ten trainings
 
 The bundled target answers once; then a training for each loss and seed with the quickstart's settings: the same
 prompts, packs and steps. The accept length is that of the validation prompts (simulated, as checkpoints are chosen by),

@@ -1,0 +1,20 @@
+"""The divergences that the project ships, for tests that go over all of them."""
+
+import pytest
+
+from eagle3.head.divergence import (
+    SOFT_CROSS_ENTROPY,
+    CrossEntropyTv,
+    NegativeLogAcceptance,
+    ReverseKl,
+    TotalVariation,
+)
+
+DIVERGENCES = [
+    SOFT_CROSS_ENTROPY,
+    ReverseKl(),
+    TotalVariation(),
+    CrossEntropyTv(tv_weight=0.3),
+    NegativeLogAcceptance(),
+]
+each_divergence = pytest.mark.parametrize("divergence", DIVERGENCES, ids=lambda value: type(value).__name__)
