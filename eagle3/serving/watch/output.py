@@ -1,8 +1,10 @@
 """The three files of a watch: watch.jsonl, every reading; watch.prom, the latest for Prometheus; watch.html, a page."""
 
 import json
+import logging
 import os
 from collections import deque
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,6 +13,8 @@ from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 from eagle3.serving.watch.page import page
 from eagle3.serving.watch.reading import Alarm, Reading
 from eagle3.storage.files import atomic_write, json_line, with_filename
+
+log = logging.getLogger(__name__)
 
 SHOWN = 2000  # readings on the page, the latest
 
@@ -58,17 +62,17 @@ class Output:
 
 
 def earlier(path: Path) -> list[Reading]:
-    """Read the lines of an earlier watch; one that a kill cut short is ended, and left out."""
+    """Read the lines of an earlier watch; one that a kill cut short is ended, left out and counted in the log."""
     if not path.exists():
         return []
     content = path.read_bytes()
     if content and not content.endswith(b"\n"):
         with path.open("ab") as file:
             file.write(b"\n")
-    readings = []
-    for line in content.splitlines()[-SHOWN:]:
-        try:
+    lines, readings = content.splitlines()[-SHOWN:], []
+    for line in lines:
+        with suppress(ValueError, TypeError):
             readings.append(Reading(**json.loads(line)))
-        except (ValueError, TypeError):
-            continue
+    if len(readings) < len(lines):
+        log.warning("%s: %d lines cannot be read and are left out", path, len(lines) - len(readings))
     return readings

@@ -224,8 +224,9 @@ def test_a_watch_goes_on_with_what_was_written_even_where_a_kill_cut_a_line(
     watched(serving(sglang(3.0)), 2)
     lines = tmp_path / "watch/watch.jsonl"
     lines.write_bytes(lines.read_bytes() + b'{"time": 1.0, "acc')
-    readings, _ = watched(serving(sglang(2.9)), 1)
+    readings, said = watched(serving(sglang(2.9)), 1)
     assert [reading.accept_length for reading in readings] == [3.0, 3.0, 2.9]
+    assert "watch.jsonl: 1 lines cannot be read and are left out" in said
 
 
 def test_the_baseline_is_what_the_head_was_measured_to_accept(
