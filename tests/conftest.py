@@ -9,14 +9,16 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from stores import ASSETS, DRAFT_VOCAB, HIDDEN, VOCAB, random_sample, random_samples, write_store
+from tqdm import tqdm
 
+from eagle3 import progress
 from eagle3.features.sample import Sample
 from eagle3.head.draft_head import DraftHead, HeadConfig
 
@@ -25,6 +27,13 @@ for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
 torch.set_num_threads(1)  # pytest-xdist runs a process a core; two threads each would wait for one another
+
+
+@pytest.fixture(autouse=True)
+def bars_as_tqdm_makes_them() -> Iterator[None]:
+    """A command that a test runs in this process arranges the bars of the whole process."""
+    yield
+    tqdm.__init__ = progress._original_init  # type: ignore[method-assign]
 
 
 @pytest.fixture(scope="session")

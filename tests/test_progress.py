@@ -9,7 +9,6 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,10 +25,8 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture(autouse=True)
-def arranged() -> Iterator[None]:
+def arranged() -> None:
     arrange_bars(shown=True)
-    yield
-    tqdm.__init__ = progress._original_init  # type: ignore[method-assign]
 
 
 @pytest.fixture
