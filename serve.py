@@ -15,7 +15,7 @@ import json
 import logging
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ MEASURED = ("compare", "bench", "tune", "watch")  # actions that write their res
 # The keys, or groups of them, that have an effect on each action.
 EVERY_ACTION = ("action", "target.path", "target.revision", "target.trust_remote_code", "run_dir")
 DRAFTING = ("steps", "topk", "draft_tokens")
+SERVED_DRAFTING = (*DRAFTING, "adaptive")
 JUDGING = ("head", *DRAFTING, "max_new_tokens", "temperature", "seed", "target", "chat", "prompts", "limit")
 SERVED_PROMPTS = ("head", "max_new_tokens", "temperature", "chat", "prompts", "limit")
 READ_BY = {
@@ -61,8 +62,8 @@ READ_BY = {
     "decode": (*JUDGING, "limits.decode"),
     "show": (*JUDGING, "limits.show", "out"),
     "compare": ("heads", "max_new_tokens", "seed", "target", "chat", "prompts", "limit", "limits.compare", "compare"),
-    "launch": ("head", *DRAFTING, "launch", "dry_run"),
-    "bench": (*DRAFTING, *SERVED_PROMPTS, "limits.bench", "launch", "dry_run", "bench", "logger"),
+    "launch": ("head", *SERVED_DRAFTING, "launch", "dry_run"),
+    "bench": (*SERVED_DRAFTING, *SERVED_PROMPTS, "limits.bench", "launch", "dry_run", "bench", "logger"),
     "tune": (*SERVED_PROMPTS, "limits.tune", "launch", "dry_run", "tune", "seed", "target"),
     "watch": ("head", "watch"),
 }
@@ -95,7 +96,7 @@ def main(config: DictConfig) -> None:
 def without_head(config: DictConfig) -> bool:
     """Say whether the plain target is launched, servers that run already are measured or watched, or `heads` are
     compared."""
-    running = config.bench.plain_url or config.bench.head_url
+    running = config.bench.plain_url or config.bench.head_url or config.bench.adaptive_url
     return config.action in ("launch", "compare", "watch") or (config.action == "bench" and running is not None)
 
 
@@ -169,7 +170,7 @@ def compare_heads(config: DictConfig) -> None:
 
 
 def launch_server(config: DictConfig) -> None:
-    settings, drafts = LaunchSettings(**cli.plain(config.launch)), draft(config)
+    settings, drafts = LaunchSettings(**cli.plain(config.launch)), adaptive_draft(config) or draft(config)
     launch(settings, target_files(cli.plain(config.target)), drafts, dry_run=config.dry_run, folder=cli.output_dir())
 
 
@@ -184,7 +185,7 @@ def bench_servers(config: DictConfig) -> None:
         raise InputError(
             f"logger={'+'.join(config.logger)}: action=bench reports to W&B alone; take logger=wandb, or none"
         )
-    settings, drafts, answers = BenchSettings(**cli.plain(config.bench)), draft(config), answering(config)
+    settings, answers = BenchSettings(**cli.plain(config.bench)), answering(config)
     target = target_files(cli.plain(config.target))
     paths = settings.prompts or ({"prompts": config.prompts.path} if config.prompts.path is not None else {})
     prompts = served_prompts(config, paths, target, answers, steps=config.steps)
@@ -192,7 +193,7 @@ def bench_servers(config: DictConfig) -> None:
     bench(
         LaunchSettings(**cli.plain(config.launch)),
         target,
-        drafts,
+        {"plain": None, "head": draft(config), "adaptive": adaptive_draft(config)},
         BenchPlan(settings, prompts, sampling | dict(settings.sampling or {})),
         origin=cli.result_facts(),
         folder=cli.output_dir(),
@@ -254,6 +255,14 @@ def make_chat(config: DictConfig, target: TargetFiles | Target) -> Chat:
 
 def draft(config: DictConfig) -> Draft | None:
     return None if config.head is None else draft_of(config)
+
+
+def adaptive_draft(config: DictConfig) -> Draft | None:
+    if config.adaptive is None:
+        return None
+    if config.head is None:
+        raise InputError(f"adaptive={config.adaptive} says how a head drafts; set head, or leave out adaptive")
+    return replace(draft_of(config), adaptive=config.adaptive)
 
 
 def draft_of(config: DictConfig) -> Draft:

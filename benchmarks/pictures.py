@@ -70,7 +70,7 @@ def speed_up(axes: Axes) -> list[str]:
     cells, shown = tables.result("sglang_bench/results.json")["cells"], []
     for prompt_set, colour in (("held_out", OURS), ("mt_bench", "#c0762f")):
         of_set = [cell for cell in cells if cell["prompt_set"] == prompt_set]
-        gains = [cell["speed_up"]["tpot"] for cell in of_set]
+        gains = [cell["speed_ups"]["head"]["tpot"] for cell in of_set]
         places, values = [cell["concurrency"] for cell in of_set], [gain["value"] for gain in gains]
         axes.fill_between(
             places, [gain["low"] for gain in gains], [gain["high"] for gain in gains], color=colour, alpha=0.2

@@ -261,7 +261,7 @@ def parity() -> str:
 def bench() -> str:
     rows = []
     for cell in result("sglang_bench/results.json")["cells"]:
-        plain, head, gain = cell["sides"]["plain"], cell["sides"]["head"], cell["speed_up"]["tpot"]
+        plain, head, gain = cell["sides"]["plain"], cell["sides"]["head"], cell["speed_ups"]["head"]["tpot"]
         times = " -> ".join(f"{1000 * side['tpot']['median']:.2f}" for side in (plain, head))
         value = f"{gain['value']:.2f}"
         rows.append(

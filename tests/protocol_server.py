@@ -61,6 +61,8 @@ def parsed(words: list[str]) -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int)
     for name in ("num-steps", "eagle-topk", "num-draft-tokens"):
         parser.add_argument(f"--speculative-{name}", type=int)
+    parser.add_argument("--speculative-adaptive", action="store_true")
+    parser.add_argument("--speculative-adaptive-config", type=Path)
     parser.add_argument("--disable-overlap-schedule", action="store_true")
     parser.add_argument("--disable-radix-cache", action="store_true")
     parser.add_argument("--forward-hooks")
@@ -68,6 +70,11 @@ def parsed(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--cuda-graph-backend-prefill")
     parser.add_argument("--config")
     arguments = parser.parse_args(words)
+    if arguments.speculative_adaptive:  # SGLang turns it off for trees, with a warning alone
+        arguments.speculative_adaptive = os.environ.get("FAULT") != "static"
+        entries = json.loads(arguments.speculative_adaptive_config.read_text()).values()
+        assert arguments.speculative_num_steps in {steps for entry in entries for steps in entry["candidate_steps"]}
+        arguments.speculative_adaptive_config = str(arguments.speculative_adaptive_config)
     arguments.api_key = json.loads(Path(arguments.config).read_text())["api-key"] if arguments.config else None
     return arguments
 

@@ -44,7 +44,7 @@ class Machine:
 
 def settings(**changes: Any) -> TuneSettings:
     given = {
-        "concurrency": 4, "steps": [1, 2, 7], "topk": [1], "draft_tokens": [], "evidence": "decoder",
+        "concurrency": 4, "loads": None, "steps": [1, 2, 7], "topk": [1], "draft_tokens": [], "evidence": "decoder",
         "batch_size": 1, "timed": 4, "warmup": 0, "timeout_s": 9.0, "requests_per_place": 1,
         "assumed": {"compute_bound_tokens": 200, "step": 0.1}, "rows": 6,
     }  # fmt: skip

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from eagle3.engine.draft import Draft, num_draft_tokens
+from eagle3.engine.draft import Draft
 from eagle3.errors import InputError
 from eagle3.secrets import SAYS_SECRET
 
@@ -96,12 +96,15 @@ def _server_flags(settings: LaunchSettings, target: str, revision: str | None) -
 
 def _draft_flags(draft: Draft) -> dict[str, Any]:
     # Without all three numbers SGLang refuses some and chooses others by the target's class.
+    steps, topk, tokens = draft.shape
     return {
         "speculative-algorithm": "EAGLE3",
         "speculative-draft-model-path": draft.head,
-        "speculative-num-steps": draft.steps,
-        "speculative-eagle-topk": draft.topk,
-        "speculative-num-draft-tokens": num_draft_tokens(draft.steps, draft.topk, draft.draft_tokens),
+        "speculative-num-steps": steps,
+        "speculative-eagle-topk": topk,
+        "speculative-num-draft-tokens": tokens,
+        "speculative-adaptive": draft.adaptive is not None,
+        "speculative-adaptive-config": draft.adaptive,
     }
 
 

@@ -49,6 +49,8 @@ REPORTED = (
     "speculative_num_steps",
     "speculative_eagle_topk",
     "speculative_num_draft_tokens",
+    "speculative_adaptive",
+    "speculative_adaptive_config",
 )
 
 

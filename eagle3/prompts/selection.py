@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from eagle3.prompts.overlap.diversity import Diversity
 from eagle3.prompts.overlap.duplicates import Choice, Duplicates, Fate
 from eagle3.prompts.reading.sources import Source
 from eagle3.prompts.spool import Scanned
@@ -44,6 +45,8 @@ REASONS = {
     Fate.SOURCE_LIMIT: "past the limit of the source",
     Fate.MIX: "not drawn for the traffic mix",
     Fate.LIMIT: "past prompts.limit",
+    Fate.SIMILAR: "means the same as another",
+    Fate.CLUSTER: "past the cap of those that mean alike",
 }
 REPEATING = (Fate.EXACT, Fate.ID, Fate.NEAR)
 
@@ -53,15 +56,20 @@ def select(
     sources: list[Source],
     *,
     duplicates: Duplicates,
+    diversity: Diversity | None,
     traffic: TrafficMix | None,
     sample: np.ndarray | None,
     limit: int | None,
     folder: Path,
     processes: int,
 ) -> Selection:
-    """Apply duplicates and the sources' limits, then the mix, then the limit over all. `folder` takes what is large."""
+    """Apply duplicates and the sources' limits, diversity, the mix, and the limit over all, in this order.
+
+    `folder` takes what is large."""
     starts = scanned.source_starts(len(sources))
     choice = _unique_within_limits(scanned, sources, starts, duplicates, folder, processes)
+    if diversity is not None:
+        diversity.thin(scanned, choice.fate, folder)
     report = None
     if traffic is not None:
         kept = np.flatnonzero(choice.fate == Fate.KEPT)

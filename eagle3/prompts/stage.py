@@ -130,8 +130,8 @@ def _scan_and_select(
             if not len(scanned):
                 raise nothing_left(sources, chunks)
             selection = select(
-                scanned, sources, duplicates=rules.duplicates, traffic=rules.traffic, sample=sample, limit=limit,
-                folder=work / "columns", processes=processes,
+                scanned, sources, duplicates=rules.duplicates, diversity=rules.diversity, traffic=rules.traffic,
+                sample=sample, limit=limit, folder=work / "columns", processes=processes,
             )  # fmt: skip
         if len(chunks) == len(tasks) or not enough.raised(selection.kept().tolist()):
             return scanned, selection

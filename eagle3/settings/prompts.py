@@ -129,6 +129,17 @@ class Toxicity(TypedDict):
     stride: Annotated[int, Field(ge=0, le=100_000)]
 
 
+class Diversity(TypedDict):
+    path: Text | None
+    clusters: Count
+    per_cluster: Count | None
+    similarity: Share | None
+    max_tokens: Count
+    batch_size: Count
+    device: Text
+    seed: Annotated[int, Field(ge=0, lt=2**32)]
+
+
 class Detector(TypedDict):
     read_characters: Count
     min_bytes: CountOrZero
@@ -312,6 +323,7 @@ class Prompts(TypedDict):
     toxicity: Toxicity
     leaks: Annotated[Leaks, AfterValidator(_reported_first)]
     duplicates: Duplicates
+    diversity: Diversity
     privacy: Part
     traffic: Annotated[dict[str, Any], AfterValidator(_mix)] | None
     refused_sample: Annotated[int, Field(ge=0, le=1000)]

@@ -60,6 +60,7 @@ class Bench(TypedDict):
     timeout_s: Seconds
     plain_url: Address | None
     head_url: Address | None
+    adaptive_url: Address | None
 
 
 class Assumed(TypedDict):
@@ -69,6 +70,7 @@ class Assumed(TypedDict):
 
 class Tune(TypedDict):
     concurrency: Concurrency
+    loads: Annotated[list[Concurrency], Field(min_length=1)] | None
     steps: Annotated[list[Steps], Field(min_length=1)]
     topk: Annotated[list[TopK], Field(min_length=1)]
     draft_tokens: list[DraftTokens]
@@ -134,6 +136,7 @@ class Serve(TypedDict):
     steps: Steps
     topk: TopK
     draft_tokens: DraftTokens | None
+    adaptive: Text | None
     # The first token comes from prefill: without a second one no draft is ever verified.
     max_new_tokens: Annotated[int, Field(ge=2, le=2**24)]
     temperature: Temperature

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from serving_fixtures import launch_settings
 
+from eagle3.engine.adaptive import write_adaptive
 from eagle3.engine.command import LaunchSettings, launch_command, shell_line
 from eagle3.engine.draft import Draft
 from eagle3.errors import InputError
@@ -31,6 +32,8 @@ KNOWN = {
     "--speculative-num-steps",
     "--speculative-eagle-topk",
     "--speculative-num-draft-tokens",
+    "--speculative-adaptive",
+    "--speculative-adaptive-config",
 }
 
 
@@ -55,7 +58,9 @@ def command(settings: LaunchSettings, **draft: Any) -> dict[str, list[str]]:
 
 def test_every_flag_is_one_that_sglang_knows(tmp_path: Path) -> None:
     every = launch_settings(tmp_path, mem_fraction_static=0.5, overlap_schedule=False, trust_remote_code=True)
-    words = launch_command(every, target="t", revision="main", draft=Draft(**CHAIN))
+    write_adaptive(tmp_path / "steps.json", {1: 3})
+    draft = Draft(**CHAIN, adaptive=str(tmp_path / "steps.json"))
+    words = launch_command(every, target="t", revision="main", draft=draft)
     assert {word for word in words if word.startswith("--")} == KNOWN
 
 
@@ -73,6 +78,15 @@ def test_a_chain_names_all_three_numbers(settings: LaunchSettings) -> None:
 def test_a_tree_has_the_draft_tokens_that_were_set(settings: LaunchSettings) -> None:
     flags = command(settings, steps=5, topk=4, draft_tokens=16)
     assert flags["--speculative-num-draft-tokens"] == ["16"]
+
+
+def test_adaptive_chains_begin_with_the_longest_of_the_smallest_load(settings: LaunchSettings, tmp_path: Path) -> None:
+    write_adaptive(tmp_path / "steps.json", {8: 1, 2: 5, 1: 0, 32: 0})
+    flags = command(settings, steps=5, topk=4, draft_tokens=16, adaptive=str(tmp_path / "steps.json"))
+    names = ("num-steps", "eagle-topk", "num-draft-tokens", "adaptive", "adaptive-config")
+    assert [flags[f"--speculative-{name}"] for name in names] == [
+        ["5"], ["1"], ["6"], [], [str(tmp_path / "steps.json")],
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,8 @@ class Fate(IntEnum):
     SOURCE_LIMIT = 4
     MIX = 5
     LIMIT = 6
+    SIMILAR = 7
+    CLUSTER = 8
 
 
 class Choice(NamedTuple):

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from eagle3.engine.adaptive import require_adaptive
 from eagle3.engine.client import ServedAnswer
 from eagle3.engine.command import LaunchSettings
 from eagle3.engine.process import Server, is_reachable, server_information
@@ -83,6 +84,8 @@ def measure_launched(
     for side, command in commands.items():
         with Server(launch, command, log=folder / f"server_{side}.log", name=f"the {side} server") as server:
             information[side] = server_information(server.url)
+            if side == "adaptive":
+                require_adaptive(information[side], name=server.name)
             measure_all([RunningServer(side, server.url, server.failure)], plan, plain_answers, folder / RESULTS)
 
 
@@ -90,6 +93,8 @@ def measure_running(plan: BenchPlan, folder: Path, information: dict[Side, dict[
     """Measure servers that run already, each repeat of a load on one right before or behind that on the other."""
     for side, url in plan.settings.urls.items():
         information[side] = server_information(url)
+        if side == "adaptive":
+            require_adaptive(information[side], name=f"bench.adaptive_url={url}")
     if information.get("plain", {}).get("speculative_algorithm"):
         given = f"bench.plain_url={plan.settings.plain_url}"
         raise InputError(f"{given} drafts already: name a server that was started without head")

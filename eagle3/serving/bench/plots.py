@@ -9,7 +9,7 @@ from eagle3.serving.bench.settings import Side
 from eagle3.serving.bench.stats import Cell, Summary
 
 PICTURES = ("tpot.png", "throughput.png", "accept_length.png")
-LINE_STYLES: dict[Side, str] = {"plain": "--", "head": "-"}
+LINE_STYLES: dict[Side, str] = {"plain": "--", "head": "-", "adaptive": ":"}
 
 
 def draw_pictures(sets: Mapping[str, Sequence[Cell]], folder: Path) -> None:

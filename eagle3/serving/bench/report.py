@@ -10,7 +10,8 @@ from lightning.pytorch.loggers import WandbLogger
 from eagle3.markdown import table
 from eagle3.serving.bench.loads import MeasuredLoad
 from eagle3.serving.bench.plots import PICTURES, draw_pictures
-from eagle3.serving.bench.stats import CONFIDENCE, Cell, Interval, Spread, by_set, gather_cells, stops_paying
+from eagle3.serving.bench.settings import SIDES
+from eagle3.serving.bench.stats import CONFIDENCE, Cell, Interval, SpeedUp, Spread, by_set, gather_cells, stops_paying
 from eagle3.storage.files import atomic_write, write_json
 
 NONE = "-"
@@ -19,25 +20,45 @@ NONE = "-"
 def write_bench_report(loads: Sequence[MeasuredLoad], facts: Mapping[str, Any], folder: Path) -> str:
     """Write the report's files and return its verdicts, a line for each prompt set. `facts` go in as they are."""
     found = gather_cells(loads)
-    verdicts = [verdict(prompt_set, of_set) for prompt_set, of_set in by_set(found).items()]
-    write_json(folder / "results.json", {**facts, "verdicts": verdicts, "cells": [asdict(cell) for cell in found]})
+    said = [line for prompt_set, of_set in by_set(found).items() for line in verdicts(prompt_set, of_set)]
+    write_json(folder / "results.json", {**facts, "verdicts": said, "cells": [asdict(cell) for cell in found]})
     draw_pictures(by_set(found), folder)
     with atomic_write(folder / "report.md") as file:
-        file.write(report_text(found, verdicts, facts).encode())
-    return "\n".join(verdicts)
+        file.write(report_text(found, said, facts).encode())
+    return "\n".join(said)
 
 
-def verdict(prompt_set: str, found: Sequence[Cell]) -> str:
+def verdicts(prompt_set: str, found: Sequence[Cell]) -> list[str]:
+    """Return what is to be said of each side with a head that was measured."""
+    lines = []
+    for side, judge in (("head", fixed_verdict), ("adaptive", adaptive_verdict)):
+        ratios = {cell.concurrency: cell.speed_ups[side].tpot for cell in found if side in cell.speed_ups}
+        known = {load: ratio for load, ratio in ratios.items() if ratio is not None}
+        if known:
+            lines.append(f"{prompt_set}: {judge(known)}")
+        elif side == "head" or ratios:
+            lines.append(f"{prompt_set}: plain target and {side} were not both measured")
+    return lines
+
+
+def adaptive_verdict(speed_ups: Mapping[int, Interval]) -> str:
+    """Say between which speed-ups steps that change with the load keep it."""
+    least, most = (choose(speed_ups, key=lambda load: speed_ups[load].value) for choose in (min, max))
+    return (
+        f"with steps that change with the load the speed-up is from {format_ratio(speed_ups[least])} at concurrency "
+        f"{least} to {format_ratio(speed_ups[most])} at {most}"
+    )
+
+
+def fixed_verdict(speed_ups: Mapping[int, Interval]) -> str:
     """Say from which concurrency on speculation stops paying."""
-    speed_ups = {cell.concurrency: cell.speed_up for cell in found if cell.speed_up and cell.speed_up.tpot}
-    if not speed_ups:
-        return f"{prompt_set}: plain target and head were not both measured"
     end = stops_paying(speed_ups)
     if end is None:
-        return f"{prompt_set}: speculation pays at every concurrency measured, {min(speed_ups)} to {max(speed_ups)}"
-    way_out = f"action=tune tune.concurrency={end} looks for settings that pay there"
-    speed_up = format_ratio(speed_ups[end].tpot)
-    return f"{prompt_set}: speculation stops paying at concurrency {end}, speed-up {speed_up}; {way_out}"
+        return f"speculation pays at every concurrency measured, {min(speed_ups)} to {max(speed_ups)}"
+    return (
+        f"speculation stops paying at concurrency {end}, speed-up {format_ratio(speed_ups[end])}; action=tune "
+        f"tune.concurrency={end} looks for settings that pay there, tune.loads for steps that change with the load"
+    )
 
 
 # --- report.md -------------------------------------------------------------------------------------------------------
@@ -56,9 +77,9 @@ DEFINITIONS = f"""\
 - Answers end at the end of the turn. Warm-up requests count nowhere, failed ones in no column but their own."""
 
 
-def report_text(found: Sequence[Cell], verdicts: Sequence[str], facts: Mapping[str, Any]) -> str:
+def report_text(found: Sequence[Cell], said: Sequence[str], facts: Mapping[str, Any]) -> str:
     sets = by_set(found)
-    parts = ["# Bench: the plain target and the head", "", *(f"- {line}" for line in verdicts), "", DEFINITIONS]
+    parts = ["# Bench: the plain target and the head", "", *(f"- {line}" for line in said), "", DEFINITIONS]
     for prompt_set, of_set in sets.items():
         parts += ["", f"## {prompt_set}", "", load_table(of_set), "", depth_table(of_set)]
         parts += [
@@ -74,8 +95,8 @@ def load_table(found: Sequence[Cell]) -> str:
     head += ["accept length", "same answers", "answers", "failed", "speed-up TPOT", "speed-up tokens/s"]
     rows = []
     for cell in found:
-        for side, of_side in sorted(cell.sides.items(), reverse=True):  # plain before head
-            gain = cell.speed_up if side == "head" else None
+        for side, of_side in sorted(cell.sides.items(), key=lambda item: SIDES.index(item[0])):
+            gain = cell.speed_ups.get(side)
             times = [*milliseconds(of_side.tpot), *milliseconds(of_side.ttft), f"{of_side.throughput:.0f}"]
             shares = [format_number(of_side.accept_length), format_share(of_side.same_answers)]
             counts = [str(of_side.requests - of_side.failed), str(of_side.failed)]
@@ -85,15 +106,16 @@ def load_table(found: Sequence[Cell]) -> str:
 
 
 def depth_table(found: Sequence[Cell]) -> str:
-    """Return a row for each concurrency: the share of verifications that accepted at least so many drafts."""
-    depths = {cell.concurrency: cell.sides["head"].per_depth for cell in found if "head" in cell.sides}
-    deepest = max((len(shares) for shares in depths.values()), default=0)
+    """Return a row for each side and concurrency: the share of verifications that accepted at least so many drafts."""
+    of_sides = [(cell.concurrency, side, cell.sides[side]) for side in SIDES for cell in found if side in cell.sides]
+    depths = {f"{side}, concurrency {load}": of.per_depth for load, side, of in of_sides if of.per_depth}
+    deepest = max(map(len, depths.values()), default=0)
     if not deepest:
         return ""
     head = ["accepted at depth", *(str(depth) for depth in range(1, deepest + 1))]
     rows = [
-        [f"concurrency {concurrency}", *(format_number(share) for share in shares), *[NONE] * (deepest - len(shares))]
-        for concurrency, shares in depths.items()
+        [name, *(format_number(share) for share in shares), *[NONE] * (deepest - len(shares))]
+        for name, shares in depths.items()
     ]
     return table(head, rows, rule="---:")
 
@@ -148,8 +170,6 @@ def log_to_wandb(logger: WandbLogger, loads: Sequence[MeasuredLoad], facts: Mapp
 
 
 def _wandb_rows(cell: Cell) -> list[list[Any]]:
-    gain = cell.speed_up
-    gains = [ratio.value if ratio else None for ratio in (gain.tpot, gain.throughput)] if gain else [None, None]
     return [
         [
             cell.prompt_set,
@@ -161,7 +181,12 @@ def _wandb_rows(cell: Cell) -> list[list[Any]]:
             of_side.accept_length,
             of_side.same_answers,
             of_side.failed,
-            *gains,
+            *_gains(cell.speed_ups.get(side)),
         ]
         for side, of_side in cell.sides.items()
     ]
+
+
+def _gains(speed_up: SpeedUp | None) -> list[float | None]:
+    ratios = (speed_up.tpot, speed_up.throughput) if speed_up else (None, None)
+    return [ratio.value if ratio else None for ratio in ratios]

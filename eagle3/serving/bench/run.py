@@ -43,7 +43,7 @@ def prompt_sets(
 def bench(
     launch: LaunchSettings,
     target: TargetFiles,
-    draft: Draft | None,
+    drafts: Mapping[Side, Draft | None],
     plan: BenchPlan,
     *,
     origin: Mapping[str, Any],
@@ -51,11 +51,12 @@ def bench(
     dry_run: bool,
     logger: WandbLogger | None,
 ) -> None:
-    """Measure the servers that run already, or start both sides; the verdict goes to stdout, the rest to `folder`.
+    """Measure the servers that run already, or start all sides; the verdict goes to stdout, the rest to `folder`.
 
-    `origin` goes into the report: commit, command, machine, versions.
+    `drafts` says how each side drafts; a side without a draft, but for the plain one, is left out. `origin` goes into
+    the report: commit, command, machine, versions.
     When a server dies or somebody presses Ctrl-C, the report is written of what was measured before."""
-    commands = {} if plan.settings.urls else bench_commands(launch, target, draft)
+    commands = {} if plan.settings.urls else bench_commands(launch, target, drafts)
     if dry_run:
         print(public("\n".join(shell_line(launch, command) for command in commands.values())))
         return
@@ -65,7 +66,7 @@ def bench(
     try:
         if commands:
             launch.require_room(max(plan.settings.concurrency), setting="the highest of bench.concurrency")
-            prepare(launch, target, draft)
+            prepare(launch, target, drafts["head"])
             measure_launched(launch, commands, plan, folder, facts["server_info"])
         else:
             measure_running(plan, folder, facts["server_info"])
@@ -101,12 +102,14 @@ def report_loads(plan: BenchPlan, facts: dict[str, Any], folder: Path, logger: W
         close([logger], "success")
 
 
-def bench_commands(launch: LaunchSettings, target: TargetFiles, draft: Draft | None) -> dict[Side, list[str]]:
+def bench_commands(
+    launch: LaunchSettings, target: TargetFiles, drafts: Mapping[Side, Draft | None]
+) -> dict[Side, list[str]]:
     """Return the command of each side's server."""
-    sides: dict[Side, Draft | None] = {"plain": None, "head": draft}
     return {
-        side: launch_command(launch, target=target.path, revision=target.revision, draft=of_side)
-        for side, of_side in sides.items()
+        side: launch_command(launch, target=target.path, revision=target.revision, draft=draft)
+        for side, draft in drafts.items()
+        if draft is not None or side == "plain"
     }
 
 

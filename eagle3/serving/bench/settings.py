@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-Side = Literal["plain", "head"]  # the plain target's server, and that of the target with the head
+# The plain target's server, that of the target with the head, and the same whose steps change with the load.
+Side = Literal["plain", "head", "adaptive"]
+SIDES: tuple[Side, ...] = get_args(Side)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,9 +22,14 @@ class BenchSettings:
     timeout_s: float
     plain_url: str | None
     head_url: str | None
+    adaptive_url: str | None
 
     @property
     def urls(self) -> dict[Side, str]:
         """Servers that run already."""
-        given: dict[Side, str | None] = {"plain": self.plain_url, "head": self.head_url}
+        given: dict[Side, str | None] = {
+            "plain": self.plain_url,
+            "head": self.head_url,
+            "adaptive": self.adaptive_url,
+        }
         return {side: url.rstrip("/") for side, url in given.items() if url is not None}

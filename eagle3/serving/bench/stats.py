@@ -5,7 +5,7 @@ A cell is one prompt set at one concurrency. Only complete answers are counted; 
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from statistics import fmean, median, quantiles, stdev
@@ -62,7 +62,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class SpeedUp:
-    """Plain over head for the median time per output token, head over plain for the throughput."""
+    """Plain over a side with the head for the median time per output token, that over plain for the throughput."""
 
     tpot: Interval | None
     throughput: Interval | None
@@ -70,12 +70,12 @@ class SpeedUp:
 
 @dataclass(frozen=True)
 class Cell:
-    """One prompt set at one concurrency; a side that was not measured is absent, and without both so is `speed_up`."""
+    """One prompt set at one concurrency. A side that was not measured is absent. `speed_ups` are over the plain one."""
 
     prompt_set: str
     concurrency: int
     sides: dict[Side, Summary]
-    speed_up: SpeedUp | None
+    speed_ups: dict[Side, SpeedUp]
 
 
 def gather_cells(loads: Iterable[MeasuredLoad]) -> list[Cell]:
@@ -88,7 +88,7 @@ def gather_cells(loads: Iterable[MeasuredLoad]) -> list[Cell]:
             prompt_set,
             concurrency,
             {side: summarise(results) for side, results in sides.items()},
-            compare(sides["plain"], sides["head"]) if len(sides) == 2 else None,
+            {side: compare(sides["plain"], sides[side]) for side in sides if side != "plain" and "plain" in sides},
         )
         for (prompt_set, concurrency), sides in found.items()
     ]
@@ -161,7 +161,6 @@ def mean_ratio(ratios: Sequence[float]) -> Interval | None:
     return Interval(math.exp(mean), math.exp(mean - margin), math.exp(mean + margin))
 
 
-def stops_paying(speed_ups: dict[int, SpeedUp]) -> int | None:
+def stops_paying(speed_ups: Mapping[int, Interval]) -> int | None:
     """Return the lowest concurrency whose time per output token is not surely better than the plain target's."""
-    unsure = (key for key, value in speed_ups.items() if value.tpot is not None and not value.tpot.surely_above_one)
-    return min(unsure, default=None)
+    return min((load for load, ratio in speed_ups.items() if not ratio.surely_above_one), default=None)

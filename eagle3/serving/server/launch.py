@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from eagle3.engine.adaptive import require_adaptive
 from eagle3.engine.command import LaunchSettings, launch_command, shell_line
 from eagle3.engine.draft import Draft
 from eagle3.engine.installation import find_sglang, require_devices
@@ -41,7 +42,10 @@ def launch(settings: LaunchSettings, target: TargetFiles, draft: Draft | None, *
     log.info(shlex.join(command))  # without launch.env, which may hold secrets
     try:
         with Server(settings, command, log=folder / "server.log", name="the server") as server:
-            announce(server)
+            information = server_information(server.url)
+            if draft is not None and draft.adaptive is not None:
+                require_adaptive(information, name=server.name)
+            announce(server, information)
             for line in server.follow():
                 print(line, file=sys.stderr, flush=True)
             raise server.failure()
@@ -64,9 +68,8 @@ def prepare(settings: LaunchSettings, target: TargetFiles, draft: Draft | None) 
         require_capture(installation, target)
 
 
-def announce(server: Server) -> None:
+def announce(server: Server, information: Mapping[str, Any]) -> None:
     """Print the URL and a request to paste, and log whether the overlap scheduler is on."""
-    information = server_information(server.url)
     log.info(
         f"SGLang {information.get('version')}, log in {server.log}; {overlap_scheduler(server.settings, information)}"
     )

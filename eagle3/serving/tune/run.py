@@ -1,23 +1,28 @@
-"""`action=tune`: from prompts to the flags to serve them with."""
+"""`action=tune`: from prompts to the flags to serve them with, at one load or for a server that adapts to many."""
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from eagle3.engine.command import LaunchSettings
 from eagle3.engine.draft import Draft
-from eagle3.errors import Interrupted
+from eagle3.errors import InputError, Interrupted
 from eagle3.secrets import public
 from eagle3.serving.check.settings import Answering
 from eagle3.serving.server.launch import prepare
 from eagle3.serving.tune.evidence import decoder_gains
+from eagle3.serving.tune.loads import LoadStates, search_loads
+from eagle3.serving.tune.loads_report import loads_advice, loads_table, write_loads_report
+from eagle3.serving.tune.predict import Gain, Setting
 from eagle3.serving.tune.report import advice, failures, settings_table, write_tune_report
 from eagle3.serving.tune.search import SearchState, search_settings
 from eagle3.serving.tune.settings import TuneSettings
 from eagle3.serving.tune.timing import ServerTimer
 from eagle3.target.files import TargetFiles
+
+Gains = Mapping[Setting, Gain] | None
 
 
 def tune(
@@ -31,11 +36,22 @@ def tune(
     target_settings: Mapping[str, Any],
     origin: Mapping[str, Any],
     folder: Path,
-) -> SearchState:
-    """Search, and print the table and the flags. tune.json, tune.png and the servers' logs go to `folder`.
+) -> None:
+    """Search, and print the table and the flags. tune.json, tune.png, the servers' logs and with tune.loads
+    adaptive.json go to `folder`.
 
     `target_settings` load the target for the evidence of our decoder; `origin` goes into tune.json: commit, command,
     machine, versions."""
+    there = folder / "tune.json"
+    if there.exists():
+        raise InputError(f"{there} is of another search; name a new folder: hydra.run.dir=DIR")
+    if settings.loads:
+        settings = replace(settings, topk=[1])  # SGLang adapts chains alone
+        if not settings.timed:
+            raise InputError(
+                f"tune.loads={settings.loads} tune.timed=0: steps that change with the load are taken from timings "
+                f"alone; set tune.timed=4"
+            )
     timer = ServerTimer(
         launch=launch,
         target=target.path,
@@ -50,7 +66,8 @@ def tune(
         log_dir=folder,
     )
     if settings.timed:  # what the servers lack is said before the decoder's minutes, not after
-        launch.require_room(settings.concurrency, setting="tune.concurrency")
+        most = max(settings.loads or [settings.concurrency])
+        launch.require_room(most, setting="tune.loads" if settings.loads else "tune.concurrency")
         prepare(launch, target, Draft(head=head, steps=1, topk=1, draft_tokens=None))
     conditions = {
         "target": target.path,
@@ -60,21 +77,39 @@ def tune(
         **asdict(answering),
         **asdict(settings),
     }
-    kept: list[Path] = []
-
-    def keep(found: SearchState) -> None:
-        write_tune_report(found, folder, {**origin, "conditions": conditions})
-        kept.append(folder / "tune.json")
-
-    gains = None
+    facts = {**origin, "conditions": conditions}
+    search = at_loads if settings.loads else at_one_load
     try:
+        gains = None
         if settings.evidence == "decoder":
             gains = decoder_gains(settings, target_settings, Path(head), prompts, answering)
-        found = search_settings(settings, gains, timer, keep)
+        print(search(settings, gains, timer, facts, folder, target=target_settings["path"], head=head))
     except KeyboardInterrupt:
-        known = f"what was found before is in {kept[-1]}" if kept else "nothing was found yet"
+        known = f"what was found before is in {there}" if there.exists() else "nothing was found yet"
         raise Interrupted(f"the search is stopped; {known}") from None
-    print(settings_table(found, rows=settings.rows))
-    print(failures(found), end="")
-    print(advice(found, target=target_settings["path"], head=head, concurrency=settings.concurrency))
-    return found
+
+
+def at_one_load(
+    settings: TuneSettings, gains: Gains, timer: ServerTimer, facts: Mapping[str, Any], folder: Path, **names: str
+) -> str:
+    """Search the best setting at tune.concurrency; return the table and the flags."""
+
+    def keep(found: SearchState) -> None:
+        write_tune_report(found, folder, facts)
+
+    found = search_settings(settings, gains, timer, keep)
+    said = advice(found, concurrency=settings.concurrency, **names)
+    return f"{settings_table(found, rows=settings.rows)}\n{failures(found)}{said}"
+
+
+def at_loads(
+    settings: TuneSettings, gains: Gains, timer: ServerTimer, facts: Mapping[str, Any], folder: Path, **names: str
+) -> str:
+    """Search the best chain at each of tune.loads; return the table and the command."""
+
+    def keep(found: LoadStates) -> None:
+        write_loads_report(found, folder, facts)
+
+    found = search_loads(settings, gains, timer, keep)
+    lost = "".join(f"{load} at a time: {words}" for load, state in found.items() if (words := failures(state)))
+    return f"{loads_table(found)}\n{lost}{loads_advice(found, folder, **names)}"

@@ -58,12 +58,19 @@ class SearchState:
 
     def time(self, setting: Setting, timer: Timer) -> None:
         """Time a setting; a server that cannot run it (memory, say) is a finding, not the end of the search."""
-        self.expected[setting] = self.predicted()[setting]
         try:
-            self.timed[setting] = timer(setting)
+            self.note(setting, timer(setting))
         except InputError as reason:
-            self.failed[setting] = str(reason)
+            self.note(setting, str(reason))
             log.warning("%s: %s", setting.flags, reason)
+
+    def note(self, setting: Setting, found: LoadTiming | str) -> None:
+        """Add a timing, or the reason for which there is none."""
+        self.expected[setting] = self.predicted()[setting]
+        if isinstance(found, str):
+            self.failed[setting] = found
+        else:
+            self.timed[setting] = found
 
 
 def search_settings(

@@ -9,6 +9,7 @@ class TuneSettings:
     """The keys of the same names in conf/serve/tune.yaml."""
 
     concurrency: int
+    loads: list[int] | None
     steps: list[int]
     topk: list[int]
     draft_tokens: list[int]

@@ -86,22 +86,29 @@ class ServerTimer:
         return launch_command(self.launch, target=self.target, revision=self.revision, draft=draft)
 
     def __call__(self, setting: Setting | None) -> LoadTiming:
+        return self.at_loads(setting, [self.concurrency])[self.concurrency]
+
+    def at_loads(self, setting: Setting | None, loads: Sequence[int]) -> dict[int, LoadTiming]:
+        """Time one server with each of `loads` requests at a time."""
         name = "-".join(map(str, setting)) if setting else "plain"
-        requests = repeat_prompts(self.prompts, at_least=self.requests_per_place * self.concurrency)
         log = self.log_dir / f"{name}.log"
         with Server(self.launch, self.command(setting), log=log, name=f"server {name}") as server:
-            result = measure_load(
-                server.url,
-                requests,
-                concurrency=self.concurrency,
-                sampling=self.sampling,
-                warmup=self.warmup,
-                timeout_s=self.timeout_s,
-                progress=f"time {name}",
-            )
-            if result.failed and not is_reachable(server.url):
-                raise server.failure()
-        found = timing_of(self.plain_answers.compared(result, requests, plain=setting is None))
-        if setting and found.gain is None:
-            raise InputError(f"server {name} counted no verification, so it did not draft; look into {log}")
+            return {load: self._timed(server, load, plain=setting is None) for load in loads}
+
+    def _timed(self, server: Server, concurrency: int, *, plain: bool) -> LoadTiming:
+        requests = repeat_prompts(self.prompts, at_least=self.requests_per_place * concurrency)
+        result = measure_load(
+            server.url,
+            requests,
+            concurrency=concurrency,
+            sampling=self.sampling,
+            warmup=self.warmup,
+            timeout_s=self.timeout_s,
+            progress=f"time {server.name} x{concurrency}",
+        )
+        if result.failed and not is_reachable(server.url):
+            raise server.failure()
+        found = timing_of(self.plain_answers.compared(result, requests, plain=plain))
+        if not plain and found.gain is None:
+            raise InputError(f"{server.name} counted no verification, so it did not draft; look into {server.log}")
         return found

@@ -12,7 +12,7 @@ from eagle3.decoding.speculate import Speculator
 from eagle3.engine.client import ServedAnswer
 from eagle3.serving.bench.loads import RESULTS, MeasuredLoad, read_results
 from eagle3.serving.bench.plots import PICTURES
-from eagle3.serving.bench.report import log_to_wandb, verdict, write_bench_report
+from eagle3.serving.bench.report import log_to_wandb, verdicts, write_bench_report
 from eagle3.serving.bench.stats import Cell, Interval, SpeedUp
 from eagle3.serving.server.load import LoadResult
 from eagle3.storage.files import read_json
@@ -35,20 +35,22 @@ def test_the_reported_accept_length_is_the_decoders(measured: tuple[Path, dict],
 
 def test_where_speculation_does_not_pay_the_verdict_says_who_looks_for_what_does() -> None:
     paying, not_paying = (SpeedUp(Interval(value, value - 0.1, value + 0.1), None) for value in (1.5, 1.05))
-    found = [Cell("chat", 1, {}, paying), Cell("chat", 32, {}, not_paying)]
-    assert verdict("chat", found[:1]) == "chat: speculation pays at every concurrency measured, 1 to 1"
-    assert verdict("chat", found) == (
-        "chat: speculation stops paying at concurrency 32, speed-up 1.05 [0.95, 1.15]; "
-        "action=tune tune.concurrency=32 looks for settings that pay there"
-    )
+    found = [Cell("chat", 1, {}, {"head": paying}), Cell("chat", 32, {}, {"head": not_paying, "adaptive": paying})]
+    assert verdicts("chat", found[:1]) == ["chat: speculation pays at every concurrency measured, 1 to 1"]
+    assert verdicts("chat", found) == [
+        "chat: speculation stops paying at concurrency 32, speed-up 1.05 [0.95, 1.15]; action=tune tune.concurrency=32 "
+        "looks for settings that pay there, tune.loads for steps that change with the load",
+        "chat: with steps that change with the load the speed-up is from 1.50 [1.40, 1.60] at concurrency 32 to 1.50 "
+        "[1.40, 1.60] at 32",
+    ]
 
 
 def test_the_report_has_all_its_files_and_a_verdict_for_each_set(measured: tuple[Path, dict], tmp_path: Path) -> None:
-    verdicts = write_bench_report(read_results(measured[0] / RESULTS), FACTS, tmp_path)
-    assert [line.split(":")[0] for line in verdicts.splitlines()] == ["chat", "code"]
+    said = write_bench_report(read_results(measured[0] / RESULTS), FACTS, tmp_path)
+    assert [line.split(":")[0] for line in said.splitlines()] == ["chat", "code"]
     report = (tmp_path / "report.md").read_text()
     for part in (
-        verdicts.splitlines()[0],
+        said.splitlines()[0],
         "## code",
         "| 2 | head |",
         "| 100% |",
@@ -65,8 +67,8 @@ def test_the_report_has_all_its_files_and_a_verdict_for_each_set(measured: tuple
 
 def test_failures_and_one_sided_results_are_shown_as_such(tmp_path: Path) -> None:
     failing = LoadResult([ServedAnswer(error="HTTP 500")], 1.0, cache_flushed=False)
-    verdicts = write_bench_report([MeasuredLoad("head", "chat", 4, 0, failing)], FACTS, tmp_path)
-    assert verdicts == "chat: plain target and head were not both measured"
+    said = write_bench_report([MeasuredLoad("head", "chat", 4, 0, failing)], FACTS, tmp_path)
+    assert said == "chat: plain target and head were not both measured"
     report = (tmp_path / "report.md").read_text()
     assert "Failed at concurrency 4: head: 1 times HTTP 500" in report
     assert "| 4 | head | - |" in report

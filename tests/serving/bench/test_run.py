@@ -2,6 +2,7 @@
 
 import re
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ from stores import ASSETS
 
 from eagle3 import cli
 from eagle3.answers.chat import Chat
+from eagle3.engine.adaptive import write_adaptive
 from eagle3.engine.command import LaunchSettings
 from eagle3.engine.draft import Draft
 from eagle3.errors import InputError
 from eagle3.serving.bench.loads import RESULTS, BenchPlan, MeasuredLoad, read_results
 from eagle3.serving.bench.run import bench, bench_commands, find_notes, gather_facts, prompt_sets
+from eagle3.serving.bench.settings import Side
 from eagle3.serving.server.load import LoadResult
 from eagle3.storage.files import read_json
 from eagle3.target.files import TargetFiles, read_target_files
@@ -27,16 +30,20 @@ PROMPTS = ASSETS / "prompts" / "heldout.jsonl"
 CHAIN: dict[str, Any] = {"steps": 3, "topk": 1, "draft_tokens": None}
 
 
-def test_bench_starts_both_servers_one_after_the_other_and_compares_them(
+def test_bench_starts_the_servers_one_after_the_other_and_compares_them(
     tmp_path: Path, head_folder: Path, target: TargetFiles, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sampling = {"temperature": 0.0, "max_new_tokens": 16}
-    settings = bench_settings(concurrency=[2], requests_per_place=2, repeats=2)
+    settings, fixed = (
+        bench_settings(concurrency=[2], requests_per_place=2, repeats=2),
+        Draft(head=str(head_folder), **CHAIN),
+    )
+    write_adaptive(tmp_path / "adaptive.json", {1: 2, 2: 1})
     plan = BenchPlan(settings, {"chat": [PROMPT, PROMPT[:9]]}, sampling)
     bench(
         launch_settings(sglang_site(tmp_path), check=False),
         target,
-        Draft(head=str(head_folder), **CHAIN),
+        {"plain": None, "head": fixed, "adaptive": replace(fixed, adaptive=str(tmp_path / "adaptive.json"))},
         plan,
         origin={"commit": "abc"},
         folder=tmp_path,
@@ -48,11 +55,18 @@ def test_bench_starts_both_servers_one_after_the_other_and_compares_them(
     [cell] = results["cells"]
     assert cell["sides"]["head"]["accept_length"] > 1.2  # the head was fitted to what the target says
     assert cell["sides"]["plain"]["requests"] == cell["sides"]["head"]["requests"] == 8
-    assert {"value", "low", "high"} == set(cell["speed_up"]["tpot"])
+    assert [*cell["speed_ups"]] == ["head", "adaptive"]
+    assert {"value", "low", "high"} == set(cell["speed_ups"]["head"]["tpot"])
     assert "--speculative-num-draft-tokens 4" in results["servers"]["head"]
+    assert f"--speculative-adaptive-config {tmp_path}/adaptive.json" in results["servers"]["adaptive"]
+    assert len(cell["sides"]["adaptive"]["per_depth"]) == 2  # the stand-in's chains are those it starts with
     assert "--speculative" not in results["servers"]["plain"]
     assert results["server_info"]["head"]["version"] == "0.5.17"
-    assert re.match(r"chat: speculation (pays|stops paying) at", capsys.readouterr().out)
+    said = capsys.readouterr().out.splitlines()
+    assert re.match(r"chat: speculation (pays|stops paying) at", said[0])
+    assert re.match(
+        r"chat: with steps that change with the load the speed-up is from [\d.]+ .* at concurrency 2", said[1]
+    )
 
 
 @pytest.mark.timeout(900)  # it waits for what is there, however slow the machine
@@ -73,7 +87,8 @@ def test_dry_run_prints_the_commands_and_starts_nothing(
 ) -> None:
     settings, draft = launch_settings(tmp_path, env={"A": "b"}), Draft(head="/nowhere", **CHAIN)
     rest: dict[str, Any] = {"origin": {}, "folder": tmp_path / "out", "logger": None}
-    bench(settings, target, draft, BenchPlan(bench_settings(), {}, {}), dry_run=True, **rest)
+    drafts: dict[Side, Draft | None] = {"plain": None, "head": draft, "adaptive": None}
+    bench(settings, target, drafts, BenchPlan(bench_settings(), {}, {}), dry_run=True, **rest)
     plain, drafting = capsys.readouterr().out.splitlines()
     assert plain.startswith("A=b ") and "--speculative" not in plain
     assert "--speculative-draft-model-path /nowhere" in drafting
@@ -107,7 +122,8 @@ def test_a_server_that_dies_midway_leaves_its_results_and_a_report(
 
 
 def run_bench(settings: LaunchSettings, target: TargetFiles, planned: BenchPlan, folder: Path) -> None:
-    bench(settings, target, None, planned, origin={}, folder=folder, dry_run=False, logger=None)
+    drafts: dict[Side, Draft | None] = {"plain": None, "head": None, "adaptive": None}
+    bench(settings, target, drafts, planned, origin={}, folder=folder, dry_run=False, logger=None)
 
 
 def test_servers_that_would_queue_requests_are_not_started(tmp_path: Path, target: TargetFiles) -> None:
@@ -127,7 +143,7 @@ def test_the_report_holds_no_variable_of_the_environment(
 ) -> None:
     monkeypatch.setattr("sys.argv", ["serve.py", "action=bench", "launch.env={HF_TOKEN: secret}"])
     settings = launch_settings(tmp_path, env={"HF_TOKEN": "secret"})
-    facts = gather_facts(target, plan(), bench_commands(settings, target, None), cli.result_facts())
+    facts = gather_facts(target, plan(), bench_commands(settings, target, {"plain": None}), cli.result_facts())
     assert "action=bench" in str(facts) and "secret" not in str(facts)
 
 

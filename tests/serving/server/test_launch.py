@@ -10,6 +10,7 @@ import pytest
 from serving_fixtures import launch_settings, sglang_site
 from stores import ASSETS
 
+from eagle3.engine.adaptive import write_adaptive
 from eagle3.engine.draft import Draft
 from eagle3.errors import InputError
 from eagle3.serving.server.launch import launch, overlap_scheduler
@@ -44,6 +45,16 @@ def test_a_closed_terminal_ends_the_server_with_launch(started: Any) -> None:
     assert command.process.stdout.readline().endswith("is ready; ask it with:\n")
     assert command.end(signal.SIGHUP) == 130
     assert not command.listens()
+
+
+def test_a_server_that_turned_adaptive_drafting_off_is_not_served(
+    tmp_path: Path, head_folder: Path, target: TargetFiles
+) -> None:
+    settings = launch_settings(sglang_site(tmp_path), fault="static", check=False)
+    write_adaptive(tmp_path / "steps.json", {1: 2, 8: 0})
+    draft = Draft(head=str(head_folder), adaptive=str(tmp_path / "steps.json"), **CHAIN)
+    with pytest.raises(InputError, match=r"the server does not draft adaptively: its SGLang has turned that off"):
+        launch(settings, target, draft, dry_run=False, folder=tmp_path)
 
 
 def test_dry_run_prints_the_command_and_starts_nothing(
