@@ -134,7 +134,7 @@ class Encoder:
         """Return [texts, H] float32 of length 1; a text without tokens gets zeros."""
         import torch
 
-        rows = [ids[: self.tokens] for ids in self.tokenizer(texts, add_special_tokens=True)["input_ids"]]
+        rows = self.tokenizer(texts, truncation=True, max_length=self.tokens)["input_ids"]
         longest = max(map(len, rows), default=0) or 1
         ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=self.device)
         mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows], device=self.device)
