@@ -20,7 +20,7 @@ import json
 import random
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import NamedTuple
@@ -210,21 +210,27 @@ def _go_string(literal: str) -> str:
     return literal[1:-1] if literal[0] == "`" else (_unquoted(literal) or literal[1:-1])
 
 
-def presidio(file: Path) -> Iterator[Text]:
+def presidio(file: Path, kinds: Mapping[str, str] = PRESIDIO) -> Iterator[Text]:
     for row in json.loads(file.read_text()):
         for span in row["spans"]:
-            if kind := PRESIDIO.get(span["entity_type"]):
+            if kind := kinds.get(span["entity_type"]):
                 yield Text("presidio-research", kind, row["full_text"], span["start_position"], span["end_position"])
 
 
-def faker(locale: str, sentences: Path, count: int) -> Iterator[Text]:
+def faker(
+    locale: str,
+    sentences: Path,
+    count: int,
+    providers: Mapping[str, str] = FAKER,
+    kinds: Mapping[str, str] = PRESIDIO,
+) -> Iterator[Text]:
     """Put values of a locale into presidio-research's sentences of the same kind."""
     from faker import Faker
 
-    frames = _frames(sentences)
+    frames = _frames(sentences, kinds)
     fake, chance = Faker(locale), random.Random(0)
     Faker.seed(0)
-    for provider, kind in FAKER.items():
+    for provider, kind in providers.items():
         make: Callable[[], str] | None = getattr(fake, provider, None)
         for _ in range(count if make else 0):
             before, after = chance.choice(frames.get(kind) or frames["US_SSN"])
@@ -232,11 +238,11 @@ def faker(locale: str, sentences: Path, count: int) -> Iterator[Text]:
             yield Text(f"Faker {locale}", kind, before + value + after, len(before), len(before) + len(value))
 
 
-def _frames(file: Path) -> dict[str, list[tuple[str, str]]]:
+def _frames(file: Path, names: Mapping[str, str]) -> dict[str, list[tuple[str, str]]]:
     """Return, by kind, what stands before and behind it in sentences that hold one thing."""
     frames: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for row in json.loads(file.read_text()):
-        kinds = [PRESIDIO.get(span["entity_type"]) for span in row["spans"]]
+        kinds = [names.get(span["entity_type"]) for span in row["spans"]]
         if len(kinds) == 1 and kinds[0]:
             [span] = row["spans"]
             frames[kinds[0]].append(

@@ -265,9 +265,31 @@ class NameModel(TypedDict):
     actions: dict[Literal["PERSON", "LOCATION", "ORGANIZATION"], Action]
 
 
+class LabelledModel(TypedDict):
+    path: Text
+    actions: dict[Text, Action]
+    labels: dict[Text, list[Text]]
+
+
 @part_of("eagle3.prompts.privacy.models.HuggingFaceModel")
-class HuggingFaceModel(NameModel):
+class HuggingFaceModel(LabelledModel):
     stride: Annotated[int, Field(ge=0, le=100_000)]
+
+
+@part_of("eagle3.prompts.privacy.models.OnnxModel")
+class OnnxModel(LabelledModel):
+    file: Text
+    threshold: Share
+
+
+@part_of("eagle3.prompts.privacy.models.GlinerModel")
+class GlinerModel(TypedDict):
+    path: Text
+    threshold: Share
+    window: Words
+    overlap: Annotated[int, Field(ge=0, le=100_000)]
+    actions: dict[Text, Action]
+    labels: dict[Text, Text]
 
 
 @part_of("eagle3.prompts.privacy.models.PresidioModel")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from eagle3.errors import InputError
 from eagle3.prompts.checks import Verdict
 from eagle3.prompts.privacy.allowed import Allowed
-from eagle3.prompts.privacy.models import MODEL_ENTITIES, NameModel
+from eagle3.prompts.privacy.models.names import MODEL_ENTITIES, NameModel
 from eagle3.prompts.privacy.recogniser import ACTIONS, Action, BatchRecogniser, Recogniser
 from eagle3.prompts.reading.prompt import Prompt
 from eagle3.prompts.reading.shapes import from_json

@@ -12,7 +12,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertConfig, BertForTokenClassification, PreTrainedTokenizerFast
 
 from eagle3.errors import InputError
-from eagle3.prompts.privacy.models import OVERLAP, WINDOW, SpacyModel, windows
+from eagle3.prompts.privacy.models import SpacyModel
+from eagle3.prompts.privacy.models.names import OVERLAP, WINDOW, windows
 from eagle3.prompts.rules import GROUPS, Rules
 from tests.prompts.privacy.test_policy import build_privacy, contents, prompt
 
