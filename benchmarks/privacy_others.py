@@ -7,7 +7,10 @@ The texts are not in the repository. DIR: a checkout of github.com/gitleaks/gitl
 (Apache-2.0), Yelp/detect-secrets (Apache-2.0), trufflesecurity/trufflehog (AGPL-3.0, only measured with): the examples
 beside their rules, right and wrong ones; of trufflehog what its detectors' tests find. FILE:
 data/synth_dataset_v2.json of microsoft/presidio-research (MIT). Faker (MIT) fills its sentences with the values of each
-locale. Harmless are the descriptions of the installed Python packages, in pieces; their authors' own addresses are
+locale. --prose: a file of sentences about passwords, a JSON object a line: `text`, and `start` and `end` of the
+password where there is one. Ours holds what sixty exact phrases ("my password is ", "Passwort lautet", "密码是 ") find
+in public sources on GitHub, ten hits each: those that tell a value, and those that do not. They were read once, to mark
+the values. Harmless are the descriptions of the installed Python packages, in pieces; their authors' own addresses are
 counted apart. --seen names the sources that were looked at while rules were written: their figures flatter. Of every
 source one half, by the hash of its text, was looked at too; `untouched` counts the other half alone. Both halves of
 Faker's values stand in the same sentences.
@@ -34,13 +37,12 @@ from eagle3 import cli
 ROOT = Path(__file__).resolve().parent.parent
 SECRETS = {"SECRET", "API_KEY", "TOKEN", "PASSWORD", "PRIVATE_KEY", "URL_PASSWORD"}
 PRESIDIO = {  # its kinds that patterns claim → ours
-    "STREET_ADDRESS": "STREET_ADDRESS", "CREDIT_CARD": "CREDIT_CARD", "PHONE_NUMBER": "PHONE_NUMBER",
-    "EMAIL_ADDRESS": "EMAIL_ADDRESS", "IBAN_CODE": "IBAN", "US_SSN": "US_SSN", "IP_ADDRESS": "IP_ADDRESS",
+    "CREDIT_CARD": "CREDIT_CARD", "PHONE_NUMBER": "PHONE_NUMBER", "EMAIL_ADDRESS": "EMAIL_ADDRESS",
+    "IBAN_CODE": "IBAN", "US_SSN": "US_SSN", "IP_ADDRESS": "IP_ADDRESS",
 }  # fmt: skip
 FAKER = {  # providers → ours; national ids have a name in each country
     "email": "EMAIL_ADDRESS", "phone_number": "PHONE_NUMBER", "credit_card_number": "CREDIT_CARD", "iban": "IBAN",
-    "ipv4_public": "IP_ADDRESS", "ipv6": "IP_ADDRESS", "mac_address": "MAC_ADDRESS", "street_address": "STREET_ADDRESS",
-    "ssn": "a national id",
+    "ipv4_public": "IP_ADDRESS", "ipv6": "IP_ADDRESS", "mac_address": "MAC_ADDRESS", "ssn": "a national id",
 }  # fmt: skip
 HARMLESS_CHARACTERS = 600
 Z = 1.96  # of a 95 % interval
@@ -59,6 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("gitleaks", "kingfisher", "detect-secrets", "trufflehog", "presidio"):
         parser.add_argument(f"--{name}", type=Path)
+    parser.add_argument("--prose", type=Path)
     parser.add_argument("--faker", nargs="*", default=[], help="locales")
     parser.add_argument("--seen", nargs="*", default=[], help="sources, as the result names them")
     parser.add_argument("--per-kind", type=int, default=50, help="values of each provider and locale")
@@ -131,6 +134,8 @@ def texts(options: argparse.Namespace) -> Iterator[Text]:
         yield from trufflehog(options.trufflehog)
     if options.presidio:
         yield from presidio(options.presidio)
+    if options.prose:
+        yield from prose(options.prose)
     for locale in options.faker:
         yield from faker(locale, options.presidio, options.per_kind)
     yield from descriptions(options.harmless)
@@ -236,6 +241,11 @@ def faker(
             before, after = chance.choice(frames.get(kind) or frames["US_SSN"])
             value = str(make())  # type: ignore[misc]
             yield Text(f"Faker {locale}", kind, before + value + after, len(before), len(before) + len(value))
+
+
+def prose(file: Path) -> Iterator[Text]:
+    for row in map(json.loads, file.read_text().splitlines()):
+        yield Text("passwords in prose", "a secret" if "end" in row else None, **row)
 
 
 def _frames(file: Path, names: Mapping[str, str]) -> dict[str, list[tuple[str, str]]]:

@@ -227,8 +227,8 @@ def _mix(traffic: dict[str, Any]) -> dict[str, Any]:
 @part_of(
     *(
         f"eagle3.prompts.privacy.{module}"
-        for module in ("contact", "payment", "wallets", "national_ids", "other_ids", "network", "places", "addresses",
-                       "secrets", "passwords", "random_values")
+        for module in ("contact", "payment", "wallets", "national_ids", "other_ids", "network", "places",
+                       "secrets", "passwords", "prose_passwords", "random_values")
     )
 )  # fmt: skip
 class Recogniser(TypedDict):

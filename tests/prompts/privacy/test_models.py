@@ -58,7 +58,7 @@ def with_classifier(folder: Path, *overrides: str, policy: str = "strict"):
 
 def test_strict_runs_with_a_token_classifier_and_drops_names(classifier, caplog):
     strict = with_classifier(classifier)
-    assert not caplog.records and strict.unseen() == []
+    assert strict.unseen() == ["STREET_ADDRESS"] and "NOT seen and let through: STREET_ADDRESS;" in caplog.text
     verdict = strict(prompt("my name is ada and i live in london", "i work at acme"))
     assert verdict.reason == "personal data: LOCATION, ORGANIZATION, PERSON"
     assert verdict.counts == {"LOCATION": 1, "ORGANIZATION": 1, "PERSON": 1}

@@ -13,7 +13,9 @@ from typing import Any
 from eagle3.errors import InputError
 from eagle3.prompts.privacy.recogniser import Action, Span
 
-MODEL_ENTITIES = frozenset({"PERSON", "LOCATION", "ORGANIZATION"})
+MODEL_ENTITIES = frozenset({"PERSON", "LOCATION", "ORGANIZATION"})  # what the strict policy asks of a model
+ONLY_BY_MODEL = MODEL_ENTITIES | {"STREET_ADDRESS"}  # what no pattern here sees
+IN_PROSE = "PASSWORD"  # patterns see only some of those that a sentence tells
 
 # What the usual models call them, without underscores.
 LABELS = {
