@@ -24,7 +24,8 @@ TELLS = (
 )
 # "with password …", "using the password …", "changed the password to …"
 GIVEN = (
-    r"(?<![^\W_])(?:(?:with|using|and|und|mit|y|et|avec|con)(?: the| dem| la| le)? (?:password|passwort|contraseña|mot de passe) "
+    r"(?<![^\W_])(?:(?:with|using|and|und|mit|y|et|avec|con)(?: the| dem| la| le)?"
+    r" (?:password|passwort|contraseña|mot de passe) "
     r"|(?:set|changed?|reset)(?: the| my| your| its)? (?:password|pin) to )"
 )
 MARKED = (
@@ -38,8 +39,8 @@ TEMPLATE = re.compile(r"[{}<>$]|%[sd(]|\A[-+.\\/~ ]|\*{3}|•|x{4}|\.{3}|…|\w\
 # "is 8 characters long": what is counted behind a number.
 COUNTED = re.compile(
     r"[\s-]{0,2}(?:to |bis |à |a |or |\d+ )?(?:min|max|char|zeichen|cara|digit|letter|symbol|number|word|tekens|znak"
-    r"|bit|day|hour|week|month|year|time|attempt|round|step|more|or |and \d|cijfer|chiffre|d[ií]gito|lett|stell|символ|%"
-    r"|文字|桁|位|个|個|字)",
+    r"|bit|day|hour|week|month|year|time|attempt|round|step|more|or |and \d|cijfer|chiffre|d[ií]gito|lett|stell|символ"
+    r"|%|文字|桁|位|个|個|字)",
     re.IGNORECASE,
 )
 METHOD = re.compile(
