@@ -90,7 +90,7 @@ def _privacy(ledger: dict[str, Any]) -> Iterable[str]:
     yield "## Personal data and secrets"
     yield f"Policy `{settings['policy']}`. {PRIVACY[settings['policy']]}"
     if settings["policy"] != "off" and (spots := blind_spots(**ledger["privacy"])):
-        yield f"**{spots[0].upper()}{spots[1:]}.**"
+        yield f"**{spots}.**"
     yield f"Model: `{cell(model.get('path', model.get('_target_')))}`." if model else "Model: none."
     found = [
         (name, *counted)
