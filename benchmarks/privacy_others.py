@@ -7,7 +7,10 @@ The texts are not in the repository. DIR: a checkout of github.com/gitleaks/gitl
 (Apache-2.0), Yelp/detect-secrets (Apache-2.0), trufflesecurity/trufflehog (AGPL-3.0, only measured with): the examples
 beside their rules, right and wrong ones; of trufflehog what its detectors' tests find. FILE:
 data/synth_dataset_v2.json of microsoft/presidio-research (MIT). Faker (MIT) fills its sentences with the values of each
-locale. Harmless are the descriptions of the installed Python packages, in pieces; their authors' own addresses are
+locale. --prose: a file of sentences about passwords, a JSON object a line: `text`, and `start` and `end` of the
+password where there is one. Ours holds what sixty exact phrases ("my password is ", "Passwort lautet", "密码是 ") find
+in public sources on GitHub, ten hits each: those that tell a value, and those that do not. They were read once, to mark
+the values. Harmless are the descriptions of the installed Python packages, in pieces; their authors' own addresses are
 counted apart. --seen names the sources that were looked at while rules were written: their figures flatter. Of every
 source one half, by the hash of its text, was looked at too; `untouched` counts the other half alone. Both halves of
 Faker's values stand in the same sentences.
@@ -20,7 +23,7 @@ import json
 import random
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import NamedTuple
@@ -34,13 +37,12 @@ from eagle3 import cli
 ROOT = Path(__file__).resolve().parent.parent
 SECRETS = {"SECRET", "API_KEY", "TOKEN", "PASSWORD", "PRIVATE_KEY", "URL_PASSWORD"}
 PRESIDIO = {  # its kinds that patterns claim → ours
-    "STREET_ADDRESS": "STREET_ADDRESS", "CREDIT_CARD": "CREDIT_CARD", "PHONE_NUMBER": "PHONE_NUMBER",
-    "EMAIL_ADDRESS": "EMAIL_ADDRESS", "IBAN_CODE": "IBAN", "US_SSN": "US_SSN", "IP_ADDRESS": "IP_ADDRESS",
+    "CREDIT_CARD": "CREDIT_CARD", "PHONE_NUMBER": "PHONE_NUMBER", "EMAIL_ADDRESS": "EMAIL_ADDRESS",
+    "IBAN_CODE": "IBAN", "US_SSN": "US_SSN", "IP_ADDRESS": "IP_ADDRESS",
 }  # fmt: skip
 FAKER = {  # providers → ours; national ids have a name in each country
     "email": "EMAIL_ADDRESS", "phone_number": "PHONE_NUMBER", "credit_card_number": "CREDIT_CARD", "iban": "IBAN",
-    "ipv4_public": "IP_ADDRESS", "ipv6": "IP_ADDRESS", "mac_address": "MAC_ADDRESS", "street_address": "STREET_ADDRESS",
-    "ssn": "a national id",
+    "ipv4_public": "IP_ADDRESS", "ipv6": "IP_ADDRESS", "mac_address": "MAC_ADDRESS", "ssn": "a national id",
 }  # fmt: skip
 HARMLESS_CHARACTERS = 600
 Z = 1.96  # of a 95 % interval
@@ -59,6 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("gitleaks", "kingfisher", "detect-secrets", "trufflehog", "presidio"):
         parser.add_argument(f"--{name}", type=Path)
+    parser.add_argument("--prose", type=Path)
     parser.add_argument("--faker", nargs="*", default=[], help="locales")
     parser.add_argument("--seen", nargs="*", default=[], help="sources, as the result names them")
     parser.add_argument("--per-kind", type=int, default=50, help="values of each provider and locale")
@@ -131,6 +134,8 @@ def texts(options: argparse.Namespace) -> Iterator[Text]:
         yield from trufflehog(options.trufflehog)
     if options.presidio:
         yield from presidio(options.presidio)
+    if options.prose:
+        yield from prose(options.prose)
     for locale in options.faker:
         yield from faker(locale, options.presidio, options.per_kind)
     yield from descriptions(options.harmless)
@@ -210,21 +215,27 @@ def _go_string(literal: str) -> str:
     return literal[1:-1] if literal[0] == "`" else (_unquoted(literal) or literal[1:-1])
 
 
-def presidio(file: Path) -> Iterator[Text]:
+def presidio(file: Path, kinds: Mapping[str, str] = PRESIDIO) -> Iterator[Text]:
     for row in json.loads(file.read_text()):
         for span in row["spans"]:
-            if kind := PRESIDIO.get(span["entity_type"]):
+            if kind := kinds.get(span["entity_type"]):
                 yield Text("presidio-research", kind, row["full_text"], span["start_position"], span["end_position"])
 
 
-def faker(locale: str, sentences: Path, count: int) -> Iterator[Text]:
+def faker(
+    locale: str,
+    sentences: Path,
+    count: int,
+    providers: Mapping[str, str] = FAKER,
+    kinds: Mapping[str, str] = PRESIDIO,
+) -> Iterator[Text]:
     """Put values of a locale into presidio-research's sentences of the same kind."""
     from faker import Faker
 
-    frames = _frames(sentences)
+    frames = _frames(sentences, kinds)
     fake, chance = Faker(locale), random.Random(0)
     Faker.seed(0)
-    for provider, kind in FAKER.items():
+    for provider, kind in providers.items():
         make: Callable[[], str] | None = getattr(fake, provider, None)
         for _ in range(count if make else 0):
             before, after = chance.choice(frames.get(kind) or frames["US_SSN"])
@@ -232,11 +243,16 @@ def faker(locale: str, sentences: Path, count: int) -> Iterator[Text]:
             yield Text(f"Faker {locale}", kind, before + value + after, len(before), len(before) + len(value))
 
 
-def _frames(file: Path) -> dict[str, list[tuple[str, str]]]:
+def prose(file: Path) -> Iterator[Text]:
+    for row in map(json.loads, file.read_text().splitlines()):
+        yield Text("passwords in prose", "a secret" if "end" in row else None, **row)
+
+
+def _frames(file: Path, names: Mapping[str, str]) -> dict[str, list[tuple[str, str]]]:
     """Return, by kind, what stands before and behind it in sentences that hold one thing."""
     frames: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for row in json.loads(file.read_text()):
-        kinds = [PRESIDIO.get(span["entity_type"]) for span in row["spans"]]
+        kinds = [names.get(span["entity_type"]) for span in row["spans"]]
         if len(kinds) == 1 and kinds[0]:
             [span] = row["spans"]
             frames[kinds[0]].append(

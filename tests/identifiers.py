@@ -333,21 +333,6 @@ def coordinates(random: Random) -> str:
     )  # fmt: skip
 
 
-def street_address(random: Random) -> str:
-    number = random.randrange(1, 400)
-    return random.choice(
-        [f"{number} Maple Street", f"{number} N. Lincoln Ave", f"{number} Old Mill Road, Leeds",
-         f"{number} Elm St., Apt 4",
-         f"Hauptstraße {number}", f"Berliner Str. {number}", f"Karl-Marx-Allee {number}, 10243 Berlin",
-         f"{number} rue de la Paix",
-         f"{number} bis, avenue Victor Hugo", f"Calle de Alcalá, {number}", f"Calle Mayor {number}",
-         f"Via Garibaldi {number}",
-         f"Piazza San Marco, {number}", f"Prinsengracht {number}", f"Dorpsstraat {number}", f"Rua Augusta, {number}",
-         f"Avenida Paulista, {number}", f"{number}, Mahatma Gandhi Road", f"{number} W 42nd Street",
-         f"{number} Downing Close, York"]
-    )  # fmt: skip
-
-
 # Secrets
 
 

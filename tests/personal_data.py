@@ -119,8 +119,6 @@ KINDS = [
     Kind("COORDINATES", make.coordinates, {"en": "GPS location|coordinates|lat/long", "de": "Koordinaten|Standort",
                                            "es": "ubicación|coordenadas"},
          unnamed=False),
-    Kind("STREET_ADDRESS", make.street_address, {"en": "address|home", "de": "Adresse|Anschrift", "fr": "adresse",
-                                                 "es": "dirección"}),
     Kind("API_KEY", make.api_key, {"en": "API key|credential"}),
     Kind("TOKEN", make.jwt, {"en": "session|access token"}),
     Kind("TOKEN", make.bearer, {"en": "authorization|header"}),

@@ -31,7 +31,10 @@ NEEDS_EXTRA = {
     "watch": ("eagle3/serving/watch",),
 }  # fmt: skip
 # Imported where they are used, after a look whether they are there.
-GUARDED = {"triton", "flash_attn", "ftfy", "sklearn", "kingfisher", "spacy", "presidio_analyzer", "ray", "sglang"}
+GUARDED = {
+    "triton", "flash_attn", "ftfy", "sklearn", "kingfisher", "spacy", "presidio_analyzer", "onnxruntime", "gliner", "ray",
+    "sglang",
+}  # fmt: skip
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 

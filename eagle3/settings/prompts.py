@@ -238,8 +238,8 @@ def _mix(traffic: dict[str, Any]) -> dict[str, Any]:
 @part_of(
     *(
         f"eagle3.prompts.privacy.{module}"
-        for module in ("contact", "payment", "wallets", "national_ids", "other_ids", "network", "places", "addresses",
-                       "secrets", "passwords", "random_values")
+        for module in ("contact", "payment", "wallets", "national_ids", "other_ids", "network", "places",
+                       "secrets", "passwords", "prose_passwords", "random_values")
     )
 )  # fmt: skip
 class Recogniser(TypedDict):
@@ -276,9 +276,31 @@ class NameModel(TypedDict):
     actions: dict[Literal["PERSON", "LOCATION", "ORGANIZATION"], Action]
 
 
+class LabelledModel(TypedDict):
+    path: Text
+    actions: dict[Text, Action]
+    labels: dict[Text, list[Text]]
+
+
 @part_of("eagle3.prompts.privacy.models.HuggingFaceModel")
-class HuggingFaceModel(NameModel):
+class HuggingFaceModel(LabelledModel):
     stride: Annotated[int, Field(ge=0, le=100_000)]
+
+
+@part_of("eagle3.prompts.privacy.models.OnnxModel")
+class OnnxModel(LabelledModel):
+    file: Text
+    threshold: Share
+
+
+@part_of("eagle3.prompts.privacy.models.GlinerModel")
+class GlinerModel(TypedDict):
+    path: Text
+    threshold: Share
+    window: Words
+    overlap: Annotated[int, Field(ge=0, le=100_000)]
+    actions: dict[Text, Action]
+    labels: dict[Text, Text]
 
 
 @part_of("eagle3.prompts.privacy.models.PresidioModel")

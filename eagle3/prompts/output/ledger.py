@@ -37,6 +37,7 @@ def make_ledger(
         "prompts": sum(count.prompts for count in counts.values()),
         "sha256": sha256_file(folder / "prompts.jsonl"),
         "sources": {name: _sorted(vars(_with_commonest(count))) for name, count in counts.items()},
+        "privacy": {"unseen": rules.privacy.unseen(), "partly_seen": rules.privacy.partly_seen()},
         "leaks": _leaks(counts, rules),
         "traffic": traffic,
         "attribution": [

@@ -8,12 +8,12 @@ from typing import Any
 from eagle3 import markdown
 from eagle3.markdown import cell
 from eagle3.prompts.output.picture import draw
+from eagle3.prompts.privacy.policy import blind_spots
 from eagle3.storage.files import atomic_write
 
 PRIVACY = {
     "strict": "Identifiers, secrets and names were looked for, the latter by a model.",
-    "patterns": "Identifiers and secrets were looked for, **names of people, places and organisations only if a model "
-    "is named here**.",
+    "patterns": "Identifiers and secrets were looked for, names and places only if a model is named here.",
     "off": "**Personal data was not looked for.**",
 }
 DUPLICATES = ("exact duplicate", "near duplicate")
@@ -89,6 +89,8 @@ def _privacy(ledger: dict[str, Any]) -> Iterable[str]:
     model = settings["model"]
     yield "## Personal data and secrets"
     yield f"Policy `{settings['policy']}`. {PRIVACY[settings['policy']]}"
+    if settings["policy"] != "off" and (spots := blind_spots(**ledger["privacy"])):
+        yield f"**{spots}.**"
     yield f"Model: `{cell(model.get('path', model.get('_target_')))}`." if model else "Model: none."
     found = [
         (name, *counted)

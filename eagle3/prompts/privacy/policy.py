@@ -10,7 +10,7 @@ from typing import NamedTuple
 from eagle3.errors import InputError
 from eagle3.prompts.checks import Verdict
 from eagle3.prompts.privacy.allowed import Allowed
-from eagle3.prompts.privacy.models import MODEL_ENTITIES, NameModel
+from eagle3.prompts.privacy.models.names import IN_PROSE, MODEL_ENTITIES, ONLY_BY_MODEL, NameModel
 from eagle3.prompts.privacy.recogniser import ACTIONS, Action, BatchRecogniser, Recogniser
 from eagle3.prompts.reading.prompt import Prompt
 from eagle3.prompts.reading.shapes import from_json
@@ -104,26 +104,31 @@ class Privacy:
         return name if self.policy == "off" or not self._matched(readable(name), self.one_by_one) else _hashed(name)
 
     def unseen(self) -> list[str]:
-        """Return the entities that nothing here looks for, for warnings and the report."""
-        if self.policy == "off":
-            return ["all"]
-        return sorted(MODEL_ENTITIES - set(self.model.actions if self.model else ()))
+        """Return the entities that nothing here looks for, for warnings, the ledger and the report."""
+        return ["all"] if self.policy == "off" else sorted(ONLY_BY_MODEL - self._of_model())
+
+    def partly_seen(self) -> list[str]:
+        """Return the entities of which patterns find some, and no model looks for the rest."""
+        return [] if self.policy == "off" or IN_PROSE in self._of_model() else [f"{IN_PROSE} in prose"]
+
+    def _of_model(self) -> set[str]:
+        return set(self.model.actions if self.model else ())
 
     def _check_policy(self) -> None:
-        unseen = ", ".join(self.unseen())
-        if self.policy == "strict" and unseen:
+        missing = ", ".join(sorted(MODEL_ENTITIES - self._of_model()))
+        if self.policy == "strict" and missing:
             raise InputError(
                 f"prompts.privacy.model={'null' if self.model is None else 'incomplete'}: the strict policy needs a "
-                f"model that sees {unseen}; give prompts/privacy/model=spacy (or huggingface, presidio) with "
-                f"prompts.privacy.model.path=FOLDER, or choose prompts/privacy=patterns, which lets them pass"
+                f"model that sees {missing}; give prompts/privacy/model=gliner (or huggingface, onnx, spacy, presidio) "
+                f"with prompts.privacy.model.path=FOLDER, or choose prompts/privacy=patterns, which lets them pass"
             )
         if self.policy == "off":
             log.warning("prompts/privacy=off: personal data and secrets are NOT looked for")
-        elif unseen:
+        elif self.unseen() or self.partly_seen():
             log.warning(
-                "prompts/privacy=patterns looks for identifiers and secrets only: %s are NOT seen and pass; a model "
-                "sees them: prompts/privacy=strict",
-                unseen,
+                "prompts/privacy=%s does not see all: %s; a model that is asked for them does: prompts/privacy/model",
+                self.policy,
+                blind_spots(self.unseen(), self.partly_seen()),
             )
 
     def find(self, text: str) -> list[Found]:
@@ -148,6 +153,12 @@ class Privacy:
             for recogniser in recognisers
             for span in recogniser.find(text)
         ]
+
+
+def blind_spots(unseen: Sequence[str], partly_seen: Sequence[str]) -> str:
+    """Say in words what passes, for the warning and the report."""
+    spots = [f"NOT seen and let through: {', '.join(unseen)}"] if unseen else []
+    return "; ".join(spots + ([f"seen only in part: {', '.join(partly_seen)}"] if partly_seen else []))
 
 
 def _whole(prompt: Prompt) -> str:

@@ -28,7 +28,9 @@ def test_the_report_is_made_from_the_ledger_alone(prepare: Prepare, tmp_path: Pa
         assert (tmp_path / "again" / name).read_bytes() == (prepare.folder / name).read_bytes()
     report = (prepare.folder / "report.md").read_text()
     assert "| chats | EMAIL_ADDRESS | 1 |" in report and "jane" not in report
-    assert "Policy `patterns`. Identifiers and secrets were looked for, **names of people" in report
+    assert "Policy `patterns`. Identifiers and secrets were looked for" in report
+    assert ledger["privacy"]["partly_seen"] == ["PASSWORD in prose"]
+    assert "**NOT seen and let through: LOCATION, ORGANIZATION, PERSON, STREET_ADDRESS; seen only in part" in report
 
 
 def test_every_row_is_in_the_books(prepare: Prepare) -> None:

@@ -173,11 +173,14 @@ def test_strict_refuses_to_run_without_a_model_and_names_both_ways_out():
         build_privacy(policy="strict")
 
 
-def test_patterns_says_loudly_what_it_cannot_see(caplog):
-    assert build_privacy().unseen() == ["LOCATION", "ORGANIZATION", "PERSON"]
+def test_patterns_says_loudly_what_it_cannot_see_and_what_it_sees_in_part(caplog):
+    patterns = build_privacy()
+    assert patterns.unseen() == ["LOCATION", "ORGANIZATION", "PERSON", "STREET_ADDRESS"]
+    assert patterns.partly_seen() == ["PASSWORD in prose"]
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert "LOCATION, ORGANIZATION, PERSON are NOT seen" in record.getMessage()
+    assert "NOT seen and let through: LOCATION, ORGANIZATION, PERSON, STREET_ADDRESS" in record.getMessage()
+    assert "seen only in part: PASSWORD in prose" in record.getMessage()
 
 
 def test_off_looks_for_nothing_and_says_so(caplog):

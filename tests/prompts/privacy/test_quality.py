@@ -16,8 +16,8 @@ from eagle3.prompts.privacy.policy import readable
 from tests.prompts.privacy.test_policy import build_privacy
 
 PROMPTS = ASSETS / "prompts"
-# Of these the finding is more or less than what was put in: a token without "Bearer", a URL's account, a street's city.
-OTHER_EDGES = {"TOKEN", "URL_PASSWORD", "STREET_ADDRESS"}
+# Of these the finding is more or less than what was put in: a token without "Bearer", a URL's account.
+OTHER_EDGES = {"TOKEN", "URL_PASSWORD"}
 
 
 @pytest.fixture(scope="module")
@@ -193,9 +193,7 @@ def test_what_is_not_personal_passes(privacy, text):
             "AAAAC3NzaC1lZDI1NTE5AAAAIFkq0yLz5n7V3Tn0s9bX1mQe\nPrivate-Lines: 1\nAAAAIGsq\nPrivate-MAC: 0f",
             "PRIVATE_KEY",
         ),
-        ("Potsdamer Platz 1", "STREET_ADDRESS"), ("Am Marktplatz 5", "STREET_ADDRESS"),
-        ("In der Neuen Straße 5", "STREET_ADDRESS"), ("Via XX Settembre 12", "STREET_ADDRESS"),
-        ("Kerkweg 5, 1234 AB Delft", "STREET_ADDRESS"), ("DNI 30000000L", "ES_NATIONAL_ID"),
+        ("DNI 30000000L", "ES_NATIONAL_ID"),
         ("passport ab123456", "PASSPORT"),
         ("it's 30000000L", "ES_NATIONAL_ID"), ("529.982.247-25", "BR_CPF"), ("CPF 52998224725", "BR_CPF"),
     ],
