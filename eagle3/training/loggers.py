@@ -17,7 +17,7 @@ from hydra.types import RunMode
 from lightning.fabric.loggers.csv_logs import _ExperimentWriter
 from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, WandbLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.utilities import rank_zero_only
 
@@ -195,6 +195,19 @@ def log_lineage(loggers: Sequence[Logger], best: Checkpoint | None, source: Feat
         for logger in loggers:
             if isinstance(logger, WandbRun) and logger.artifacts:
                 logger.log_lineage(best, source)
+
+
+def log_picture(loggers: Sequence[Logger], name: str, path: Path, step: int) -> None:
+    """Give a picture to the trackers; MLflow keeps the latest under its file's name."""
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            logger.log_image(name, [str(path)], step)
+        elif isinstance(logger, TensorBoardLogger):
+            from matplotlib.image import imread
+
+            logger.experiment.add_image(name, imread(path), step, dataformats="HWC")
+        elif isinstance(logger, MLFlowLogger):
+            logger.experiment.log_artifact(logger.run_id, str(path))
 
 
 def close(loggers: list[Logger], status: str) -> None:

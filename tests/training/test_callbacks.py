@@ -57,9 +57,13 @@ class CountPerStep(lightning.Callback):
         self.mode.__exit__(None, None, None)
 
 
-def test_a_step_reads_no_number_but_where_it_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("clip", ["1.0", "null"])
+def test_a_step_reads_no_number_but_where_it_logs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], clip: str
+) -> None:
     # DenseAttention reads nothing; PaddedAttention reads its sizes from tensors that are on the CPU.
     options = ["kernels.attention=dense", "trainer.max_epochs=1", f"trainer.log_every_n_steps={LOG_EVERY}"]
+    options += [f"trainer.gradient_clip_val={clip}"]
     run = Run(tmp_path / "run", write_store(tmp_path / "features", random_samples(200)), *options)
     counter = CountPerStep()
     run.trainer.callbacks += [counter, Progress(refresh_seconds=3600, metrics=["train/loss", "val/accept_length"])]
