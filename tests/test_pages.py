@@ -227,6 +227,16 @@ def test_a_picture_of_results_says_the_numbers_of_its_files(draw: Callable[[Any]
     assert any(path.name in page.read_text() for page in path.parent.glob("*.md"))
 
 
+@pytest.mark.parametrize("make", pictures.FIGURES, ids=lambda make: make.__name__)
+def test_a_picture_of_a_training_or_a_sweep_is_that_of_its_file(make: Callable[[], Any]) -> None:
+    path = ROOT / "docs" / "how-to" / f"{make.__name__}.svg"
+    texts = {text.get_text() for axes in make().axes for text in (axes.title, *axes.texts)} - {""}
+    assert len(texts) > 5
+    assert all(f">{text}<" in path.read_text() for text in texts), "run: python benchmarks/pictures.py"
+    assert path.stat().st_size < 150_000
+    assert any(path.name in page.read_text() for page in path.parent.glob("*.md"))
+
+
 def test_the_nav_leads_to_every_page() -> None:
     """What the strict build says too, where mkdocs is there."""
     text = (ROOT / "docs" / "site" / "mkdocs.yml").read_text()

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from eagle3.cli import exit_with
 from eagle3.errors import InputError, require_packages
@@ -41,17 +42,19 @@ def read_curves(run: Path) -> dict[str, Curve]:
     return dict(curves)
 
 
-def write_curves(runs: Sequence[Path], out: Path) -> None:
-    """Draw one run, or several in one picture, called like their folders."""
+def figure_of_runs(runs: Sequence[Path]) -> Any:
+    """Draw one run, or several in one picture, called like their folders; a figure of matplotlib."""
     from eagle3.training.pictures.curves import curves_figure
 
     names = [run.resolve().name for run in runs]
     alike = len(set(names)) < len(names)
-    figure = curves_figure(
-        {str(run) if alike else name: read_curves(run) for run, name in zip(runs, names, strict=True)}
-    )
+    return curves_figure({str(run) if alike else name: read_curves(run) for run, name in zip(runs, names, strict=True)})
+
+
+def write_curves(runs: Sequence[Path], out: Path) -> None:
+    """Draw them into a file."""
     with atomic_write(out) as file:
-        figure.savefig(file, format="png", dpi=100, metadata={"Software": None})
+        figure_of_runs(runs).savefig(file, format="png", dpi=100, metadata={"Software": None})
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -114,7 +114,10 @@ class MlflowRun(MLFlowLogger):
         folder = Path(save_dir)
         self.id_file = folder / "mlflow_id"
         if tracking_uri.startswith(SQLITE):
-            Path(tracking_uri.removeprefix(SQLITE)).parent.mkdir(parents=True, exist_ok=True)
+            beside = Path(tracking_uri.removeprefix(SQLITE)).absolute().parent
+            beside.mkdir(parents=True, exist_ok=True)
+            # Pictures: by itself MLflow would put them into the folder in which the training was started.
+            options = {"artifact_location": (beside / "mlartifacts").as_uri()} | options
         super().__init__(
             run_name=name or run_name(folder),
             tracking_uri=tracking_uri,

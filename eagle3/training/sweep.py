@@ -60,12 +60,12 @@ def first_rank() -> bool:
 
 
 def show(directory: Path) -> None:
-    """Print the table, draw the picture where there is something to draw, and say where it is or why there is none."""
-    print(ranked_table(directory))
+    """Draw the picture, say where it is or why there is none, and print the table."""
     try:
-        print(f"\n{write_picture(directory)}")
+        print(f"picture: {write_picture(directory)}")
     except NoPicture as reason:
-        print(f"\nno {PICTURE}: {reason}")
+        print(f"no {PICTURE}: {reason}")
+    print(ranked_table(directory))
 
 
 class NoPicture(Exception):
@@ -91,6 +91,7 @@ def picture(jobs: Sequence[Mapping[str, Any]], name: str) -> Any:
     keys = [key for key in (told[0] if told else ()) if len({settings.get(key, "") for settings in told}) > 1]
     if not keys:
         raise NoPicture("it shows two results or more, of settings that differ")
+    failed = len(jobs) - len(ended)
     return sweep_figure(
         [
             Job({key: settings.get(key, "") for key in keys}, job["score"])
@@ -98,7 +99,7 @@ def picture(jobs: Sequence[Mapping[str, Any]], name: str) -> Any:
         ],
         metric=ended[0]["metric"],
         smaller_is_better=ended[0]["mode"] == "min",
-        title=f"{name}: {len(jobs)} jobs, {len(jobs) - len(ended)} of them without a result",
+        title=f"{name}: {len(jobs)} jobs" + (f", {failed} of them without a result" if failed else ""),
     )
 
 
