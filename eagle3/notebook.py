@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning
 import torch
@@ -34,9 +34,6 @@ from eagle3.serving.show.trace import Trace, traced
 from eagle3.settings.check import check_settings
 from eagle3.target.model import Target, load_target
 from eagle3.training.curves import figure_of_runs
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Watch = Callable[[int, dict[str, float]], None]
 
@@ -97,14 +94,14 @@ def decode(target: Target, trained: TrainedHead, prompts: PromptSet, **settings:
     return traced(Speculator(target, head, trained.record.capture_layers), prompts, decoding)
 
 
-def draw_curves(*runs: str | Path) -> "Figure":
-    """Draw the curves of a training from its metrics.csv, also while it runs; of several, in one picture."""
+def draw_curves(*runs: str | Path) -> Any:
+    """Draw the curves of a training from its metrics.csv, also while it runs, or of several; a figure of matplotlib."""
     return figure_of_runs([Path(run) for run in runs])
 
 
-def draw_benchmark(results: str | Path) -> "list[Figure]":
-    """Draw what `python serve.py action=bench` measured, from its results.json: time per output token and throughput
-    over concurrency, of the plain target and of the head, and the accept length of each prompt set."""
+def draw_benchmark(results: str | Path) -> list[Any]:
+    """Draw what `python serve.py action=bench` measured, from its results.json, as figures of matplotlib: time per
+    output token and throughput over concurrency, of the plain target and of the head, and accept lengths."""
     from eagle3.serving.bench.plots import bench_figures  # the extra `bench` brings what draws
     from eagle3.serving.bench.report import read_cells
 

@@ -206,9 +206,9 @@ def log_picture(loggers: Sequence[Logger], name: str, path: Path, step: int) -> 
         if isinstance(logger, WandbLogger):
             logger.log_image(name, [str(path)], step)
         elif isinstance(logger, TensorBoardLogger):
-            from matplotlib.image import imread
+            from eagle3.training.pictures.pixels import read_pixels
 
-            logger.experiment.add_image(name, imread(path), step, dataformats="HWC")
+            logger.experiment.add_image(name, read_pixels(path), step, dataformats="HWC")
         elif isinstance(logger, MLFlowLogger):
             logger.experiment.log_artifact(logger.run_id, str(path))
 
