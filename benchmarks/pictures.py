@@ -1,4 +1,5 @@
-"""The pictures of docs/results, made from the files in benchmarks/results: python benchmarks/pictures.py
+"""The pictures of docs/results, and those of curves and of a sweep in docs/how-to, made from the files in
+benchmarks/results: python benchmarks/pictures.py
 
 tests/test_pages.py fails while a picture says another number than its file.
 """
@@ -12,6 +13,11 @@ matplotlib.use("Agg")
 import tables
 from matplotlib import pyplot
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from eagle3.training.curves import Curve
+from eagle3.training.pictures.curves import curves_figure
+from eagle3.training.sweep import picture
 
 FOLDER = Path(__file__).parent.parent / "docs" / "results"
 OURS, THEIRS = "#3f6fb5", "#a9b4c2"
@@ -29,7 +35,13 @@ def main() -> None:
         figure, axes = pyplot.subplots(figsize=(7.2, 2.9), layout="constrained")
         draw(axes)
         axes.spines[["top", "right"]].set_visible(False)
-        figure.savefig(FOLDER / f"{draw.__name__}.svg", facecolor="white", metadata={"Date": None})
+        save(figure, FOLDER / f"{draw.__name__}.svg")
+    for make in FIGURES:
+        save(make(), FOLDER.parent / "how-to" / f"{make.__name__}.svg")
+
+
+def save(figure: Figure, path: Path) -> None:
+    figure.savefig(path, facecolor="white", metadata={"Date": None})
 
 
 def heads(axes: Axes) -> list[str]:
@@ -86,7 +98,19 @@ def speed_up(axes: Axes) -> list[str]:
     return shown
 
 
+def curves() -> Figure:
+    """What a training draws by itself."""
+    found = tables.result("tiny_runs.json")["curves"]
+    return curves_figure({"quickstart": {name: Curve(**curve) for name, curve in found.items()}})
+
+
+def sweep() -> Figure:
+    """What a sweep draws at its end."""
+    return picture(tables.result("tiny_runs.json")["sweep"], "tiny target")
+
+
 PICTURES: tuple[Callable[[Axes], list[str]], ...] = (heads, steps, speed_up)
+FIGURES: tuple[Callable[[], Figure], ...] = (curves, sweep)
 
 if __name__ == "__main__":
     main()

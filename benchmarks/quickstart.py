@@ -1,11 +1,10 @@
 """The main job on the bundled target, in about six minutes on two cores: make quickstart
 
 prompts → answers → features → training → export → check → accept length on held-out prompts, through the commands that
-users run. Writes outputs/quickstart/summary.json and two pictures.
+users run. Writes outputs/quickstart/summary.json and a picture, beside that of the training.
 """
 
 import argparse
-import csv
 import json
 import shutil
 import subprocess
@@ -62,7 +61,6 @@ def main() -> None:
     seconds["decode"] = time.perf_counter() - started
     summary = summarise(data, trained, head, measured, seconds)
     write_result(out / "summary.json", summary)
-    plot_training(trained / "metrics.csv", out / "training.png")
     plot_sources(prompts, measured, out / "accept_length_by_source.png")
     print(table(summary, out))
 
@@ -148,30 +146,9 @@ def table(summary: dict, out: Path) -> str:
         f"{summary['answer_tokens']} answer tokens, {summary['train_seconds']:.0f} s of training, "
         f"{summary['total_seconds']:.0f} s in all",
         f"head: {summary['export_dir']}",
-        f"pictures: {out / 'training.png'}, {out / 'accept_length_by_source.png'}",
+        f"pictures: {out / 'run' / 'curves.png'}, {out / 'accept_length_by_source.png'}",
     ]
     return "\n".join(lines)
-
-
-def plot_training(metrics: Path, picture: Path) -> None:
-    """Loss and accept length over steps; accuracy of each unroll step on validation data."""
-    rows = list(csv.DictReader(metrics.read_text().splitlines()))
-
-    def series(name: str) -> tuple[list[int], list[float]]:
-        points = [(int(row["step"]), float(row[name])) for row in rows if row.get(name)]
-        return [step for step, _ in points], [value for _, value in points]
-
-    figure, axes = pyplot.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
-    for axis, name in ((axes[0], "loss"), (axes[1], "accept_length")):
-        axis.plot(*series(f"train/{name}"), label="train", linewidth=1)
-        axis.plot(*series(f"val/{name}"), "o-", label="validation")
-        axis.set(xlabel="step", title=name.replace("_", " "))
-        axis.legend()
-    for step in range(max(CHAIN_STEPS)):
-        axes[2].plot(*series(f"val/accuracy_{step}"), "o-", label=f"step {step}")
-    axes[2].set(xlabel="step", title="validation accuracy per unroll step")
-    axes[2].legend(fontsize="small")
-    figure.savefig(picture, dpi=120)
 
 
 def plot_sources(prompts: list[Prompt], measured: dict[int, Measurement], picture: Path) -> None:

@@ -4,6 +4,7 @@ target = open_target("tests/assets/tiny")
 store = make_store("data", "target.path=tests/assets/tiny", "prompts.path=FILE.jsonl", "prompts/privacy=patterns")
 trained = train_head("data/features", "run", "trainer.max_epochs=1", watch=lambda step, values: print(step, values))
 traces = decode(target, trained, read_prompts(target, "held_out.jsonl", limit=8), steps=4, topk=3, draft_tokens=12)
+curves = draw_curves("run")
 """
 
 import importlib.util
@@ -32,6 +33,7 @@ from eagle3.serving.head.export import TrainedHead, find_checkpoint, read_traine
 from eagle3.serving.show.trace import Trace, traced
 from eagle3.settings.check import check_settings
 from eagle3.target.model import Target, load_target
+from eagle3.training.curves import figure_of_runs
 
 Watch = Callable[[int, dict[str, float]], None]
 
@@ -47,7 +49,8 @@ def make_store(out_dir: str | Path, *overrides: str) -> FeatureSource:
 
 
 def train_head(store: str | Path, run_dir: str | Path, *overrides: str, watch: Watch | None = None) -> TrainedHead:
-    """Train a head on the store in this process and return the best by validation, which lies below `run_dir`.
+    """Train a head on the store in this process and return the best by validation, which lies below `run_dir` beside
+    metrics.csv and curves.png.
 
     `overrides` are those of `python train.py`. `watch` is called with the step and the latest values of all metrics
     after each step that is logged and after each validation."""
@@ -56,7 +59,7 @@ def train_head(store: str | Path, run_dir: str | Path, *overrides: str, watch: W
     lightning.seed_everything(config.seed, verbose=False)
     torch.set_float32_matmul_precision(config.matmul_precision)
     data, module = script.build_training(config)
-    trainer = script.build_trainer(config, [])
+    trainer = script.build_trainer(config, script.build_loggers(config, 0))
     if watch is not None:
         trainer.callbacks.append(_Watching(watch))  # type: ignore[attr-defined]
     trainer.fit(module, datamodule=data)
@@ -89,6 +92,20 @@ def decode(target: Target, trained: TrainedHead, prompts: PromptSet, **settings:
     decoding = Decoding(**{key: config[key] for key in Decoding.__dataclass_fields__})
     head = trained.head.to(target.embedding.dtype)
     return traced(Speculator(target, head, trained.record.capture_layers), prompts, decoding)
+
+
+def draw_curves(*runs: str | Path) -> Any:
+    """Draw the curves of a training from its metrics.csv, also while it runs, or of several; a figure of matplotlib."""
+    return figure_of_runs([Path(run) for run in runs])
+
+
+def draw_benchmark(results: str | Path) -> list[Any]:
+    """Draw what `python serve.py action=bench` measured, from its results.json, as figures of matplotlib: time per
+    output token and throughput over concurrency, of the plain target and of the head, and accept lengths."""
+    from eagle3.serving.bench.plots import bench_figures  # the extra `bench` brings what draws
+    from eagle3.serving.bench.report import read_cells
+
+    return bench_figures(read_cells(Path(results)))
 
 
 def _serving(*overrides: str) -> DictConfig:

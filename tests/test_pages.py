@@ -183,12 +183,14 @@ def test_the_page_of_metrics_names_those_that_are_logged(tutorial: tuple[Path, l
     columns = next(csv.reader((tutorial[0] / "outputs/tutorial/run/metrics.csv").read_text().splitlines()))
     rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/reference/metrics.md").read_text(), flags=re.MULTILINE)
     named = {metric for row in rows for metric in re.findall(r"`([^`]+)`", row)}
-    told = {re.sub(r"accuracy_\d$", "accuracy_K", re.sub(r"length_\d$", "length_S", column)) for column in columns}
+    told = set(columns)
+    for numbered, letter in (("accuracy", "K"), ("loss", "K"), ("served_accept_length", "S"), ("served_reach", "D")):
+        told = {re.sub(rf"/{numbered}_\d$", f"/{numbered}_{letter}", column) for column in told}
     assert named == told
-    assert set(columns) - {"epoch", "step", *RATES} == metric_names(7)
+    assert set(columns) - {"epoch", "step", *NO_GOALS} == metric_names(7)
 
 
-RATES = ("train/anchors_per_s", "train/tokens_per_s", "train/data_wait_share")
+NO_GOALS = ("train/anchors_per_s", "train/tokens_per_s", "train/data_wait_share", "train/lr", "train/grad_norm")
 
 
 def test_the_page_of_files_names_their_fields(tutorial: tuple[Path, list[str]], readme: Path) -> None:
@@ -222,6 +224,16 @@ def test_a_picture_of_results_says_the_numbers_of_its_files(draw: Callable[[Any]
     pyplot.close(figure)
     path = pictures.FOLDER / f"{draw.__name__}.svg"
     assert all(f">{number}<" in path.read_text() for number in numbers), "run: python benchmarks/pictures.py"
+    assert any(path.name in page.read_text() for page in path.parent.glob("*.md"))
+
+
+@pytest.mark.parametrize("make", pictures.FIGURES, ids=lambda make: make.__name__)
+def test_a_picture_of_a_training_or_a_sweep_is_that_of_its_file(make: Callable[[], Any]) -> None:
+    path = ROOT / "docs" / "how-to" / f"{make.__name__}.svg"
+    texts = {text.get_text() for axes in make().axes for text in (axes.title, *axes.texts)} - {""}
+    assert len(texts) > 5
+    assert all(f">{text}<" in path.read_text() for text in texts), "run: python benchmarks/pictures.py"
+    assert path.stat().st_size < 150_000
     assert any(path.name in page.read_text() for page in path.parent.glob("*.md"))
 
 

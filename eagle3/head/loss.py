@@ -30,11 +30,12 @@ class UnrollMetrics:
     trained: Int[Tensor, " K"]  # anchors trained at the step
     correct: Int[Tensor, " K"]  # of those, draft argmax = teacher argmax
     alive: Int[Tensor, " K"]  # of all anchors, correct at this and every earlier step
+    divergence: Float[Tensor, " K"]  # of those that are trained: the loss without weights and decay
     gained: Int[Tensor, " R"]  # of each anchor: the leading steps that are correct
 
     def as_tensor(self) -> Float[Tensor, " sums"]:
-        """Return the 3 K + 1 sums."""
-        return torch.cat([self.anchors[None], self.trained, self.correct, self.alive]).double()
+        """Return the 4 K + 1 sums."""
+        return torch.cat([self.anchors[None], self.trained, self.correct, self.alive, self.divergence]).double()
 
 
 @runtime_checkable
@@ -70,23 +71,24 @@ def plain_loss(
     weight = objective.anchor_weights(batch, teachers.dtype)
     alive, gained = torch.ones_like(batch.anchors, dtype=torch.bool), torch.zeros_like(batch.anchors)
     loss = teachers.new_zeros(())
-    trained_counts, correct_counts, alive_counts = [], [], []
+    trained_counts, correct_counts, alive_counts, divergences = [], [], [], []
     for step, output in enumerate(hidden):
         trained = batch.anchor_steps > step
         teacher = pack.teacher_index[(batch.anchors + 1 + step).clamp(max=len(pack.teacher_index) - 1)]  # (R,)
         logits = head.logits(output).to(teachers.dtype)  # (R, D)
         counted = trained & in_vocabulary[teacher]
-        anchor_loss = objective.divergence.value(logits, logits.logsumexp(-1), teachers[teacher])
-        loss = loss + objective.decay**step * (anchor_loss * weight * counted).sum()
+        anchor_loss = objective.divergence.value(logits, logits.logsumexp(-1), teachers[teacher]) * counted
+        loss = loss + objective.decay**step * (anchor_loss * weight).sum()
         correct = trained & (head.draft_ids[logits.argmax(-1)] == pack.teacher_argmax[teacher])
         alive = alive & correct
         gained = gained + alive
         trained_counts.append(trained.sum())
         correct_counts.append(correct.sum())
         alive_counts.append(alive.sum())
+        divergences.append(anchor_loss.detach().sum())
     anchors = torch.tensor(len(batch.anchors), device=loss.device)
     trained, correct, alive = (torch.stack(counts) for counts in (trained_counts, correct_counts, alive_counts))
-    return loss, UnrollMetrics(anchors, trained, correct, alive, gained)
+    return loss, UnrollMetrics(anchors, trained, correct, alive, torch.stack(divergences), gained)
 
 
 @dataclass(frozen=True, kw_only=True)

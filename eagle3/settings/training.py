@@ -274,6 +274,12 @@ class EarlyStopping(Monitoring):
     check_finite: NotRequired[bool]
 
 
+@part_of("eagle3.training.callbacks.Curves")
+class Curves(TypedDict):
+    run_dir: Text
+    every_n_validations: Count
+
+
 @part_of("eagle3.training.callbacks.Throughput")
 class Throughput(TypedDict):
     pass
@@ -350,8 +356,9 @@ def served_steps(ttt_steps: int) -> list[int]:
 
 def metric_names(ttt_steps: int) -> set[str]:
     """Return what a callback can monitor."""
-    both = {"loss", "accept_length", *(f"accuracy_{step}" for step in range(ttt_steps))}
+    both = {"loss", "accept_length", *(f"{name}_{step}" for name in ("loss", "accuracy") for step in range(ttt_steps))}
     served = {f"val/served_accept_length_{steps}" for steps in served_steps(ttt_steps)}
+    served |= {f"val/served_reach_{depth}" for depth in range(1, ttt_steps + 1)}
     return {f"{stage}/{name}" for stage in ("train", "val") for name in both} | served
 
 

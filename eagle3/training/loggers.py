@@ -17,7 +17,7 @@ from hydra.types import RunMode
 from lightning.fabric.loggers.csv_logs import _ExperimentWriter
 from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, WandbLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.utilities import rank_zero_only
 
@@ -114,7 +114,10 @@ class MlflowRun(MLFlowLogger):
         folder = Path(save_dir)
         self.id_file = folder / "mlflow_id"
         if tracking_uri.startswith(SQLITE):
-            Path(tracking_uri.removeprefix(SQLITE)).parent.mkdir(parents=True, exist_ok=True)
+            beside = Path(tracking_uri.removeprefix(SQLITE)).absolute().parent
+            beside.mkdir(parents=True, exist_ok=True)
+            # Pictures: by itself MLflow would put them into the folder in which the training was started.
+            options = {"artifact_location": (beside / "mlartifacts").as_uri()} | options
         super().__init__(
             run_name=name or run_name(folder),
             tracking_uri=tracking_uri,
@@ -195,6 +198,19 @@ def log_lineage(loggers: Sequence[Logger], best: Checkpoint | None, source: Feat
         for logger in loggers:
             if isinstance(logger, WandbRun) and logger.artifacts:
                 logger.log_lineage(best, source)
+
+
+def log_picture(loggers: Sequence[Logger], name: str, path: Path, step: int) -> None:
+    """Give a picture to the trackers; MLflow keeps the latest under its file's name."""
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            logger.log_image(name, [str(path)], step)
+        elif isinstance(logger, TensorBoardLogger):
+            from eagle3.training.pictures.pixels import read_pixels
+
+            logger.experiment.add_image(name, read_pixels(path), step, dataformats="HWC")
+        elif isinstance(logger, MLFlowLogger):
+            logger.experiment.log_artifact(logger.run_id, str(path))
 
 
 def close(loggers: list[Logger], status: str) -> None:

@@ -1,7 +1,7 @@
 """The LightningModule: calls the unroll and the loss, logs. No mathematics here.
 
-Shapes: V target vocabulary, D draft vocabulary, H hidden size, K steps, S lengths of chains, N = 3K + 3 sums
-of a step or a validation.
+Shapes: V target vocabulary, D draft vocabulary, H hidden size, K steps, S lengths of chains, C = K + 1 counts of
+accepted drafts, N = 4K + 3 sums of a step or a validation.
 """
 
 import logging
@@ -25,7 +25,7 @@ from eagle3.settings.training import served_steps
 from eagle3.target.facts import LogitTransform
 from eagle3.training.callbacks import ends_step
 from eagle3.training.checkpoint import KEY, Origin, TrainingRecord
-from eagle3.training.optim import AdamWCosine, by_parameter
+from eagle3.training.optim import AdamWCosine, by_parameter, gradient_norm
 from eagle3.training.rounds import rounds
 from eagle3.training.sharding import shard_over_ranks
 
@@ -39,7 +39,7 @@ class HeadTraining(lightning.LightningModule):
     teacher_head: Float[Tensor, "D H"]
     step_totals: Float[Tensor, " N"]
     totals: Float[Tensor, " N"]
-    served: Float[Tensor, "S 2"]
+    served: Float[Tensor, "S C"]
     kernels: KernelPlan
 
     def __init__(
@@ -65,9 +65,10 @@ class HeadTraining(lightning.LightningModule):
         self.register_buffer("embedding", embedding, persistent=False)
         self.register_buffer("teacher_head", lm_head[head.draft_ids], persistent=False)
         for name in ("step_totals", "totals"):
-            self.register_buffer(name, torch.zeros(3 * ttt_steps + 3, dtype=torch.double), persistent=False)
+            self.register_buffer(name, torch.zeros(4 * ttt_steps + 3, dtype=torch.double), persistent=False)
         self.served_steps = served_steps(ttt_steps)
-        self.register_buffer("served", torch.zeros(len(self.served_steps), 2, dtype=torch.double), persistent=False)
+        served = torch.zeros(len(self.served_steps), ttt_steps + 1, dtype=torch.double)
+        self.register_buffer("served", served, persistent=False)
 
     def configure_model(self) -> None:
         if self.device_mesh is not None:  # trainer=fsdp
@@ -88,7 +89,8 @@ class HeadTraining(lightning.LightningModule):
         loss, metrics = self.compute_loss(batch)
         self.step_totals += self._totals(loss.detach(), metrics, batch)
         if ends_step(self.trainer, batch_idx):
-            if (self.trainer.global_step + 1) % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+            if self._logs:
+                self.log("train/lr", self.trainer.optimizers[0].param_groups[0]["lr"])  # one for all groups
                 self._log("train", self.trainer.strategy.reduce(self.step_totals, reduce_op="sum"))
             self.step_totals.zero_()
         return loss
@@ -97,7 +99,8 @@ class HeadTraining(lightning.LightningModule):
         loss, metrics = self.compute_loss(batch)
         self.totals += self._totals(loss, metrics, batch)
         gained, anchors = metrics.gained.cpu(), batch.anchors.cpu()
-        self.served += self.served.new_tensor([rounds(gained, anchors, steps=steps) for steps in self.served_steps])
+        for served, steps in zip(self.served, self.served_steps, strict=True):
+            served[: steps + 1] += served.new_tensor(rounds(gained, anchors, steps=steps))
 
     def on_validation_epoch_start(self) -> None:
         self.totals.zero_()
@@ -106,11 +109,14 @@ class HeadTraining(lightning.LightningModule):
     def on_validation_epoch_end(self) -> None:
         totals = self.trainer.strategy.reduce(self.totals, reduce_op="sum")
         length = self._log("val", totals)
-        verifications, accepted = self.trainer.strategy.reduce(self.served, reduce_op="sum").T
-        served = dict(zip(self.served_steps, 1 + accepted / verifications.clamp(min=1), strict=True))
-        for steps, value in served.items():
-            # Of all ranks already: without sync_dist, here and below, Lightning would warn that they are not.
-            self.log(f"val/served_accept_length_{steps}", value.float(), sync_dist=True)
+        counts = self.trainer.strategy.reduce(self.served, reduce_op="sum")
+        at_least = counts.flip(1).cumsum(1).flip(1)  # (S, C), verifications that accept 0, 1, … drafts or more
+        shares = at_least[:, 1:] / at_least[:, :1].clamp(min=1)
+        served = dict(zip(self.served_steps, 1 + shares.sum(1), strict=True))
+        values = {f"val/served_accept_length_{steps}": value for steps, value in served.items()}
+        values |= {f"val/served_reach_{depth}": share for depth, share in enumerate(shares[-1], start=1)}
+        # Of all ranks already: without sync_dist, here and below, Lightning would warn that they are not.
+        self.log_dict({name: value.float() for name, value in values.items()}, sync_dist=True)
         if self.trainer.is_global_zero:
             chains = ", ".join(f"{value:.3f} in {steps}" for steps, value in served.items())
             log.info("step %d: val/accept_length %.3f; served %s steps", self.trainer.global_step, length, chains)
@@ -128,7 +134,10 @@ class HeadTraining(lightning.LightningModule):
     def configure_gradient_clipping(
         self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
-        """Lightning refuses to clip for a fused optimizer under bf16-mixed, where no loss scaling is in the way."""
+        """Log the gradient's norm, then clip: Lightning comes here in each step, whether it clips or not, and refuses
+        to clip for a fused optimizer under bf16-mixed, where no loss scaling is in the way."""
+        if self._logs:
+            self.log("train/grad_norm", gradient_norm(self.head.parameters()))
         if gradient_clip_val:
             by_value = gradient_clip_algorithm == "value"
             clip = nn.utils.clip_grad_value_ if by_value else nn.utils.clip_grad_norm_
@@ -155,6 +164,11 @@ class HeadTraining(lightning.LightningModule):
         hidden = self.kind.unroll(self.head, self.embedding, batch, self.ttt_steps, self.kernels)
         return self.loss(self.head, hidden, self.teacher_head, batch, self.kernels.loss, self.logit_transform)
 
+    @property
+    def _logs(self) -> bool:
+        """Whether the optimizer step that is being made is logged: elsewhere nothing waits for the GPU."""
+        return (self.trainer.global_step + 1) % self.trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
+
     def _totals(self, loss: Float[Tensor, ""], metrics: UnrollMetrics, batch: TttBatch) -> Float[Tensor, " N"]:
         """Return sums that packs and ranks add to: metrics, the loss, and what the loss is divided by."""
         in_step, own = self.loss.units(batch)
@@ -162,10 +176,12 @@ class HeadTraining(lightning.LightningModule):
         return torch.cat([metrics.as_tensor(), torch.stack([loss * in_step, torch.full_like(loss, own)])])
 
     def _log(self, stage: str, sums: Float[Tensor, " N"]) -> Tensor:
-        """Log loss, accept length, which is returned, and per-step accuracy."""
-        anchors, (trained, correct, alive) = sums[0].clamp(min=1), sums[1:-2].view(3, -1)
-        accuracy = correct / trained.clamp(min=1)
-        values = {f"{stage}/accuracy_{step}": accuracy[step].float() for step in range(self.ttt_steps)}
+        """Log loss, accept length, which is returned, and of each step loss and accuracy."""
+        anchors, (trained, correct, alive, divergence) = sums[0].clamp(min=1), sums[1:-2].view(4, -1)
+        by_step = {"loss": divergence / trained.clamp(min=1), "accuracy": correct / trained.clamp(min=1)}
+        values = {
+            f"{stage}/{name}_{step}": value for name, of in by_step.items() for step, value in enumerate(of.float())
+        }
         values[f"{stage}/loss"] = (sums[-2] / sums[-1].clamp(min=1)).float()
         values[f"{stage}/accept_length"] = accept_length(alive, anchors).float()
         self.log_dict(values, batch_size=1, sync_dist=stage == "val")

@@ -7,7 +7,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Muon, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -71,6 +73,12 @@ def by_parameter(state: dict[str, Any], optimizer: Optimizer, parameters: Iterab
             group | {"params": [numbers[old] for old in group["params"]]} for group in state["param_groups"]
         ],
     }
+
+
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> Float[Tensor, ""]:
+    """Return that of all gradients together; of shards, of those of all ranks."""
+    norm = nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 class CombinedOptimizer(Optimizer):

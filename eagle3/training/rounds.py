@@ -14,8 +14,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 
-def rounds(gained: Int[Tensor, " R"], rows: Int[Tensor, " R"], *, steps: int) -> tuple[int, int]:
-    """Verifications, and drafts that they accept, with chains of `steps`.
+def rounds(gained: Int[Tensor, " R"], rows: Int[Tensor, " R"], *, steps: int) -> list[int]:
+    """Return how many verifications accept exactly 0, 1, … `steps` drafts, with chains of `steps`.
 
     gained: how many drafts in a row are right if a chain begins at the row; rows: ascending, those of one turn without
     a gap. A round that begins at row t and accepts g drafts is followed by one at row t + g + 1: the target itself
@@ -23,11 +23,10 @@ def rounds(gained: Int[Tensor, " R"], rows: Int[Tensor, " R"], *, steps: int) ->
     """
     gains = gained.clamp(max=steps).tolist()
     turn_starts = [0, *((rows.diff() != 1).nonzero().squeeze(1) + 1).tolist(), len(gains)]
-    verifications = accepted = 0
+    verifications = [0] * (steps + 1)
     for start, end in pairwise(turn_starts):
         row = start
         while row < end:
-            verifications += 1
-            accepted += gains[row]
+            verifications[gains[row]] += 1
             row += gains[row] + 1
-    return verifications, accepted
+    return verifications

@@ -39,7 +39,7 @@ def test_the_loss_is_the_decayed_cross_entropy_over_anchors(
     loss, metrics = objective(head, outputs, teacher_head, batch, transform=transform)
 
     total, number = 0.0, 0
-    correct, alive_sum, trained = [0] * STEPS, [0] * STEPS, [0] * STEPS
+    correct, alive_sum, trained, divergence = [0] * STEPS, [0] * STEPS, [0] * STEPS, [0.0] * STEPS
     for sample in ragged_samples:
         teachers = dict(
             zip(sample.has_teacher.nonzero().squeeze(1).tolist(), range(len(sample.last_hidden_state)), strict=True)
@@ -61,13 +61,16 @@ def test_the_loss_is_the_decayed_cross_entropy_over_anchors(
                     z = teacher_head @ sample.last_hidden_state[teacher] * transform.scale
                     z = z if transform.soft_cap is None else transform.soft_cap * torch.tanh(z / transform.soft_cap)
                     p = torch.softmax(z, dim=0)
-                    total += weight * DECAY**step * float(-(p * torch.log_softmax(logits, dim=0)).sum())
+                    cross_entropy = float(-(p * torch.log_softmax(logits, dim=0)).sum())
+                    total += weight * DECAY**step * cross_entropy
+                    divergence[step] += cross_entropy
             number += 1
     assert float(loss) == pytest.approx(total, rel=1e-12)
     assert metrics.anchors == len(batch.anchors)
     assert metrics.trained.tolist() == trained
     assert metrics.correct.tolist() == correct
     assert metrics.alive.tolist() == alive_sum
+    assert metrics.divergence.tolist() == pytest.approx(divergence, rel=1e-12)
 
 
 @pytest.mark.parametrize("normalize", ["token", "sequence"])

@@ -10,7 +10,8 @@ from typing import Any
 import lightning
 import pytest
 import torch
-from stores import random_samples, write_store
+import yaml
+from stores import CONF, random_samples, write_store
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eagle3.data import loader
@@ -57,9 +58,13 @@ class CountPerStep(lightning.Callback):
         self.mode.__exit__(None, None, None)
 
 
-def test_a_step_reads_no_number_but_where_it_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("clip", ["1.0", "null"])
+def test_a_step_reads_no_number_but_where_it_logs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], clip: str
+) -> None:
     # DenseAttention reads nothing; PaddedAttention reads its sizes from tensors that are on the CPU.
     options = ["kernels.attention=dense", "trainer.max_epochs=1", f"trainer.log_every_n_steps={LOG_EVERY}"]
+    options += [f"trainer.gradient_clip_val={clip}"]
     run = Run(tmp_path / "run", write_store(tmp_path / "features", random_samples(200)), *options)
     counter = CountPerStep()
     run.trainer.callbacks += [counter, Progress(refresh_seconds=3600, metrics=["train/loss", "val/accept_length"])]
@@ -149,4 +154,20 @@ def test_rates_leave_validation_in_the_middle_of_an_epoch_out(tmp_path: Path, mo
     clock.takes("on_validation_epoch_start", seconds=100)
     fit_on_small_packs(tmp_path, "trainer.val_check_interval=0.5")
     assert clock.now > 200, "validation did not take place in the middle"
+    assert clock.logged["train/tokens_per_s"] == clock.tokens
+
+
+def test_rates_leave_the_drawing_of_curves_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    shipped = yaml.safe_load((CONF / "callbacks" / "default.yaml").read_text())
+    assert [*shipped].index("curves") < [*shipped].index("throughput")
+
+    def slow(*given: Any) -> None:
+        clock.now += 100
+
+    monkeypatch.setattr(callbacks, "write_curves", slow)
+    monkeypatch.setattr(callbacks, "log_picture", lambda *given: None)
+    curves = "{_target_: eagle3.training.callbacks.Curves, run_dir: '${run_dir}', every_n_validations: 1}"
+    fit_on_small_packs(tmp_path, "trainer.val_check_interval=0.5", f"callbacks.curves={curves}")
+    assert clock.now > 200, "nothing was drawn in the middle"
     assert clock.logged["train/tokens_per_s"] == clock.tokens

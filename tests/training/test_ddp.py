@@ -120,9 +120,7 @@ def train_case(config: DictConfig, rank: int, first: DictConfig | None) -> dict[
     return {
         "batches": before + recorder.batches,
         "weights": trainer.strategy.lightning_module_state_dict(),
-        "metrics": {
-            name: value.item() for name, value in trainer.callback_metrics.items() if "loss" in name or "val/" in name
-        },
+        "metrics": {name: value.item() for name, value in trainer.callback_metrics.items() if not name.endswith("_s")},
         "anchors_per_s": trainer.callback_metrics["train/anchors_per_s"].item(),
         "numbers_read": torch.tensor(counter.at_start).diff().tolist(),
         "steps": int(trainer.estimated_stepping_batches),
@@ -156,15 +154,18 @@ class OneProcess:
         hidden = unroll(self.module.head, self.module.embedding, batch, self.ttt_steps, DenseAttention)
         return self.module.loss(self.module.head, hidden, self.module.teacher_head, batch)
 
-    def step(self, ids: list[str]) -> float:
-        """Return the loss of the whole step."""
+    def step(self, ids: list[str]) -> dict[str, float]:
+        """Return what is logged of the whole step."""
         self.optimizer.zero_grad()
-        loss = self.whole(ids)[0]
+        loss, metrics = self.whole(ids)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.module.head.parameters(), CLIP)
+        norm = torch.nn.utils.clip_grad_norm_(self.module.head.parameters(), CLIP)
         self.optimizer.step()
         self.schedule.step()
-        return loss.item()
+        by_step = {
+            f"train/loss_{step}": value for step, value in enumerate((metrics.divergence / metrics.trained).tolist())
+        }
+        return {"train/loss": loss.item(), "train/grad_norm": norm.item(), **by_step}
 
 
 def optimizer_steps(ranks: list[list], accumulate: int) -> Iterator[list]:
@@ -197,10 +198,10 @@ def results(directory: Path, case: str) -> list[dict]:
 def assert_same_as_one_process(directory: Path, case: str) -> None:
     config, ranks = composed(directory, case, "trainer=cpu", *(CASES | MUON)[case]), results(directory, case)
     judge = OneProcess(config, total_steps=ranks[0]["steps"])
-    ragged, losses = 0, []
+    ragged, told = 0, []
     for step in optimizer_steps([rank["batches"] for rank in ranks], config.trainer.accumulate_grad_batches):
         ragged += len({rows for _, _, rows in step}) > 1
-        losses.append(judge.step([name for _, ids, _ in step for name in ids]))
+        told.append(judge.step([name for _, ids, _ in step for name in ids]))
     assert ragged > 6, "where ranks hold as many rows as one another this shows nothing"
     expected = {f"head.{name}": value for name, value in judge.module.head.state_dict().items()}
     torch.testing.assert_close(ranks[0]["weights"], expected, rtol=1e-6, atol=1e-8)
@@ -210,8 +211,9 @@ def assert_same_as_one_process(directory: Path, case: str) -> None:
         length = accept_length(metrics.alive, metrics.anchors).item()
         assert rank["metrics"]["val/accept_length"] == pytest.approx(length, rel=1e-6)
         assert rank["metrics"]["val/loss"] == pytest.approx(loss.item(), rel=1e-6)
-        logged = losses[len(losses) // LOG_EVERY * LOG_EVERY - 1]
-        assert rank["metrics"]["train/loss"] == pytest.approx(logged, rel=1e-6), "the whole step's, not one part's"
+        of_step = told[len(told) // LOG_EVERY * LOG_EVERY - 1]
+        logged = {name: rank["metrics"][name] for name in of_step}
+        assert logged == pytest.approx(of_step, rel=1e-6), "the whole step's, not one part's"
 
 
 @pytest.mark.parametrize(("strategy", "case"), EXACT)

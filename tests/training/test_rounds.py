@@ -41,7 +41,8 @@ def test_rounds_of_validation_are_those_of_decoding(steps):
     outputs = unroll(head, target.embedding, batch, 3)
     loss = UnrollLoss(decay=1.0, normalize="token")
     _, metrics = loss(head, outputs, target.lm_head[head.draft_ids], batch)
-    verifications, accepted = rounds(metrics.gained, batch.anchors, steps=steps)
+    counts = rounds(metrics.gained, batch.anchors, steps=steps)
+    verifications, accepted = sum(counts), sum(drafts * count for drafts, count in enumerate(counts))
     measured = measure(
         target, head, LAYERS, PROMPTS, steps=steps, topk=1, draft_tokens=None, max_new_tokens=NEW_TOKENS,
         temperature=0.0, seed=0, progress=None,
@@ -57,9 +58,9 @@ def test_a_round_begins_behind_the_token_that_the_target_gives():
     # Rows 4 … 9 of one turn: 2 accepted at row 4, then row 7 with none, row 8 with one. A second turn: row 20.
     gained = torch.tensor([2, 0, 0, 0, 1, 3, 1])
     rows = torch.tensor([4, 5, 6, 7, 8, 9, 20])
-    assert rounds(gained, rows, steps=3) == (4, 4)
-    assert rounds(gained, rows, steps=1) == (5, 3)
+    assert rounds(gained, rows, steps=3) == [1, 2, 1, 0]
+    assert rounds(gained, rows, steps=1) == [2, 3]
 
 
 def test_no_rows_are_no_rounds():
-    assert rounds(torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long), steps=3) == (0, 0)
+    assert rounds(torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long), steps=3) == [0, 0, 0, 0]

@@ -95,7 +95,7 @@ def composed(directory: Path, store: Path, *overrides: str) -> DictConfig:
     settings = [
         f"data.path={store}", f"run_dir={directory}", "data.pack_tokens=48", "data.val_fraction=0.2", "ttt_steps=3",
         "trainer=cpu", "trainer.max_epochs=3", "trainer.enable_progress_bar=false", "trainer.log_every_n_steps=1",
-        "callbacks.progress=null", "callbacks.last.every_n_steps=5", "optim.lr=3e-3",
+        "callbacks.progress=null", "callbacks.curves=null", "callbacks.last.every_n_steps=5", "optim.lr=3e-3",
     ]  # fmt: skip
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("train", overrides=[*settings, *overrides])
@@ -187,6 +187,37 @@ def test_gradients_are_clipped_by_value_where_the_trainer_says_so(train: Callabl
         train("v", *settings, "+trainer.gradient_clip_algorithm=value").fit(),
     )
     assert any(not torch.equal(weight, by_value.weights[name]) for name, weight in by_norm.weights.items())
+
+
+@pytest.mark.parametrize("clip", ["0.001", "null"])
+def test_the_norm_of_the_gradient_is_logged_before_it_is_clipped(train: Callable[..., Run], clip: str) -> None:
+    rows = metrics(train("run", "trainer.max_epochs=1", f"trainer.gradient_clip_val={clip}", "optim.lr=1e-9").fit())
+    norms = [float(row["train/grad_norm"]) for row in rows if row["train/loss"]]
+    assert len(norms) > 10 and min(norms) > 0.01
+
+
+def test_the_learning_rate_is_that_of_the_step_and_one_for_all_groups(train: Callable[..., Run]) -> None:
+    done = train("run", "optim=muon", "trainer.log_every_n_steps=4").fit()
+    total, optim = int(done.trainer.estimated_stepping_batches), done.module.optim
+    rates = {int(row["step"]): float(row["train/lr"]) for row in metrics(done) if row["train/lr"]}
+    assert rates == pytest.approx({step: optim.lr * optim.scale(step, total) for step in range(3, total, 4)})
+    groups = done.trainer.optimizers[0].param_groups
+    assert len(groups) == 2 and len({group["lr"] for group in groups}) == 1
+
+
+def test_the_loss_of_a_step_is_what_the_loss_sums_without_its_weights(train: Callable[..., Run]) -> None:
+    one = metrics(train("one", "ttt_steps=1", "loss.decay=0.5").fit())
+    for stage in ("train", "val"):
+        of_step = [float(row[f"{stage}/loss_0"]) for row in one if row[f"{stage}/loss"]]
+        assert of_step == pytest.approx([float(row[f"{stage}/loss"]) for row in one if row[f"{stage}/loss"]], rel=1e-5)
+
+
+def test_shares_of_chains_that_reach_each_depth_add_up_to_the_accept_length(train: Callable[..., Run]) -> None:
+    for row in metrics(train("run").fit()):
+        if row["val/loss"]:
+            shares = [float(row[f"val/served_reach_{depth}"]) for depth in (1, 2, 3)]
+            assert shares == sorted(shares, reverse=True)
+            assert 1 + sum(shares) == pytest.approx(float(row["val/served_accept_length_3"]))
 
 
 def test_a_training_without_an_end_is_refused(train: Callable[..., Run]) -> None:

@@ -73,7 +73,7 @@ class ChunkedLoss:
             states = torch.cat(hidden)  # (KR, H); each state's gradient takes its place
             kernel = partial(self.kernel, objective.divergence)
             row_loss, picked = self._chunk_by_chunk(kernel, pairs, teachers, projection, states, with_gradients)
-            loss, metrics = torch.dot(row_loss, pairs.weight), pairs.metrics(picked)
+            loss, metrics = torch.dot(row_loss, pairs.weight), pairs.metrics(picked, row_loss)
         if with_gradients:
             gradients = (*projection.gradients(), states.view(len(hidden), -1, states.shape[-1]))
             inputs = (head.norm.weight, head.lm_head.weight, *hidden)
@@ -133,12 +133,15 @@ class _Pairs:
     weight: Float[Tensor, " L"]  # of the pair's loss; 0 where the teacher is outside the draft vocabulary
     wanted: Int[Tensor, " L"]  # the teacher's argmax as a draft id; -1 outside
 
-    def metrics(self, picked: Int[Tensor, " L"]) -> UnrollMetrics:
+    def metrics(self, picked: Int[Tensor, " L"], losses: Float[Tensor, " L"]) -> UnrollMetrics:
         correct = torch.zeros_like(self.trained)
         correct.view(-1)[self.slots] = picked == self.wanted
         alive = correct.long().cumprod(0)
         anchors = torch.full((), self.trained.shape[1], device=picked.device)
-        return UnrollMetrics(anchors, self.trained.sum(1), correct.sum(1), alive.sum(1), alive.sum(0))
+        divergence = losses.new_zeros(self.trained.shape)  # (K, R)
+        divergence.view(-1)[self.slots] = losses * (self.wanted >= 0)
+        trained, correct = self.trained.sum(1), correct.sum(1)
+        return UnrollMetrics(anchors, trained, correct, alive.sum(1), divergence.sum(1), gained=alive.sum(0))
 
 
 def _pairs(objective: UnrollLoss, head: DraftHead, batch: TttBatch, teachers: _Teachers, ttt_steps: int) -> _Pairs:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from eagle3.serving.bench.settings import Side
@@ -13,20 +14,27 @@ LINE_STYLES: dict[Side, str] = {"plain": "--", "head": "-", "adaptive": ":"}
 
 
 def draw_pictures(sets: Mapping[str, Sequence[Cell]], folder: Path) -> None:
-    """Draw all pictures; `sets` holds the cells of each prompt set by rising concurrency."""
-    draw_over_concurrency(
-        sets,
-        lambda side: 1000 * side.tpot.median if side.tpot else None,
-        "time per output token, median [ms]",
-        folder / "tpot.png",
-    )
-    draw_over_concurrency(sets, lambda side: side.throughput, "output tokens/s", folder / "throughput.png")
-    draw_accept_lengths(sets, folder / "accept_length.png")
+    """Write all pictures; `sets` holds the cells of each prompt set by rising concurrency."""
+    for name, figure in zip(PICTURES, bench_figures(sets), strict=True):
+        figure.savefig(folder / name, dpi=120)
+
+
+def bench_figures(sets: Mapping[str, Sequence[Cell]]) -> list[Figure]:
+    """Draw time per output token and throughput over concurrency, and the accept lengths: in the order of PICTURES."""
+    return [
+        draw_over_concurrency(
+            sets,
+            lambda side: 1000 * side.tpot.median if side.tpot else None,
+            "time per output token, median [ms]",
+        ),
+        draw_over_concurrency(sets, lambda side: side.throughput, "output tokens/s"),
+        draw_accept_lengths(sets),
+    ]
 
 
 def draw_over_concurrency(
-    sets: Mapping[str, Sequence[Cell]], value: Callable[[Summary], float | None], label: str, path: Path
-) -> None:
+    sets: Mapping[str, Sequence[Cell]], value: Callable[[Summary], float | None], label: str
+) -> Figure:
     """Draw a line of `value` for each prompt set and side."""
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
@@ -45,10 +53,10 @@ def draw_over_concurrency(
     axes.set_ylabel(label)
     if axes.lines:
         figure.legend(loc="outside lower center", ncols=2)
-    figure.savefig(path, dpi=120)
+    return figure
 
 
-def draw_accept_lengths(sets: Mapping[str, Sequence[Cell]], path: Path) -> None:
+def draw_accept_lengths(sets: Mapping[str, Sequence[Cell]]) -> Figure:
     """Draw a bar for each prompt set and concurrency: batching must not change what is accepted."""
     lengths = {
         (name, cell.concurrency): cell.sides["head"].accept_length
@@ -62,10 +70,12 @@ def draw_accept_lengths(sets: Mapping[str, Sequence[Cell]], path: Path) -> None:
     width = 0.8 / max(len(levels), 1)
     for place, level in enumerate(levels):
         heights = [lengths.get((name, level)) or 0.0 for name in sets]
-        axes.bar([number + place * width for number in range(len(sets))], heights, width, label=f"concurrency {level}")
+        colour = colormaps["viridis"](0.9 * place / max(len(levels) - 1, 1))
+        places = [number + place * width for number in range(len(sets))]
+        axes.bar(places, heights, width, color=colour, label=f"concurrency {level}")
     axes.set_xticks([number + 0.4 - width / 2 for number in range(len(sets))], list(sets))
     axes.axhline(1, color="grey", linewidth=0.8)
-    axes.set_ylabel("accept length")
+    axes.set_ylabel("accept length [tokens]")
     if levels:
         figure.legend(loc="outside lower center", ncols=4)
-    figure.savefig(path, dpi=120)
+    return figure

@@ -1,11 +1,13 @@
 """The report of a bench run: results.json, report.md, the pictures, and the same in W&B."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import WandbLogger
+from pydantic import TypeAdapter
 
 from eagle3.markdown import table
 from eagle3.serving.bench.loads import MeasuredLoad
@@ -26,6 +28,11 @@ def write_bench_report(loads: Sequence[MeasuredLoad], facts: Mapping[str, Any], 
     with atomic_write(folder / "report.md") as file:
         file.write(report_text(found, said, facts).encode())
     return "\n".join(said)
+
+
+def read_cells(path: Path) -> dict[str, list[Cell]]:
+    """Read the cells of each prompt set, by rising concurrency, from a results.json."""
+    return by_set(TypeAdapter(list[Cell]).validate_python(json.loads(path.read_text())["cells"]))
 
 
 def verdicts(prompt_set: str, found: Sequence[Cell]) -> list[str]:

@@ -57,7 +57,7 @@ class Summary:
     throughput: float
     accept_length: float | None
     per_depth: list[float]
-    same_answers: float | None
+    same_answers: float | None = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,129 @@
+"""The picture of a training's curves, from real runs: after validations, after a resume, of several runs in one."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from matplotlib import image
+from matplotlib.figure import Figure
+
+from eagle3.errors import Interrupted
+from eagle3.training import callbacks
+from eagle3.training.callbacks import Curves
+from eagle3.training.curves import Curve, main, read_curves
+from eagle3.training.pictures.curves import PANELS, curves_figure
+from tests.training.test_training import Run
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers.*",
+    "ignore:.*treespec, LeafSpec.*",
+    "ignore:Checkpoint directory.*",
+)
+CURVES = "{_target_: eagle3.training.callbacks.Curves, run_dir: '${run_dir}', every_n_validations: 2}"
+
+
+@pytest.fixture
+def train(tmp_path: Path, store_path: Path) -> Callable[..., Run]:
+    def start(name: str, *overrides: str, signal_after: int | None = None) -> Run:
+        return Run(tmp_path / name, store_path, f"callbacks.curves={CURVES}", *overrides, signal_after=signal_after)
+
+    return start
+
+
+def drawn(figure: Figure) -> dict[str, int]:
+    """How many curves each panel has."""
+    return {axes.get_title(): len(axes.lines) for axes in figure.axes}
+
+
+def test_every_panel_shows_what_a_training_logs(train: Callable[..., Run]) -> None:
+    done = train("run", "trainer.max_epochs=3").fit()
+    assert image.imread(done.directory / "curves.png").shape[0] > 800
+    curves = read_curves(done.directory)
+    assert curves["train/loss"].steps == list(range(done.trainer.global_step))
+    assert len(curves["val/served_reach_3"].values) == 3
+    assert list(drawn(curves_figure({"run": curves})).values()) == [2, 3, 3, 3, 1, 1, 2, 1]
+
+
+def test_the_picture_is_drawn_after_every_so_many_validations_and_at_the_end(
+    train: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr(
+        callbacks, "write_curves", lambda runs, out: seen.append(len(read_curves(*runs)["val/loss"].values))
+    )
+    train("run", "trainer.max_epochs=5", "callbacks.early_stopping=null").fit()
+    assert seen == [2, 4, 5]
+    seen.clear()
+    train("other", "trainer.max_epochs=4", "callbacks.early_stopping=null").fit()
+    assert seen == [2, 4], "the last is not drawn twice"
+
+
+def test_after_a_resume_the_picture_has_both_parts(train: Callable[..., Run]) -> None:
+    first = train("run", signal_after=20)
+    with pytest.raises(Interrupted):
+        first.fit()
+    rest = train("run", f"ckpt_path={first.directory}/checkpoints/last.ckpt").fit()
+    assert (first.directory / "curves.png").is_file()
+    assert read_curves(rest.directory)["train/loss"].steps == list(range(rest.trainer.global_step))
+
+
+def test_without_matplotlib_the_training_says_so_in_a_line_and_goes_on(
+    train: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(callbacks, "find_spec", lambda name: None)
+    with caplog.at_level(logging.INFO):
+        done = train("run", "trainer.max_epochs=1").fit()
+    assert [line for line in caplog.messages if "curves.png" in line] == [
+        "curves.png is not drawn: that needs matplotlib, pip install 'eagle3[bench]'"
+    ]
+    assert not (done.directory / "curves.png").exists()
+
+
+def test_without_metrics_csv_nothing_is_drawn(tmp_path: Path) -> None:
+    Curves(run_dir=str(tmp_path), every_n_validations=1)._draw(
+        SimpleNamespace(loggers=[], is_global_zero=True, global_step=3)  # type: ignore[arg-type]
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def write(folder: Path, text: str) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "metrics.csv").write_text(text)
+    return folder
+
+
+METRICS = "epoch,step,train/grad_norm,val/loss\n0,0,0.5,\n0,1,,3.25\n"
+
+
+def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", f"{METRICS}0,2,7")
+    assert read_curves(run) == {"train/grad_norm": Curve([0], [0.5]), "val/loss": Curve([1], [3.25])}
+
+
+def test_the_command_draws_one_run_or_several(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, other, alike = (write(tmp_path / name, METRICS) for name in ("a/one", "a/other", "b/one"))
+    main([str(one)])
+    assert (one / "curves.png").is_file()
+    main([str(one), str(other), str(alike), "--out", str(tmp_path / "all.png")])
+    assert capsys.readouterr().out.split() == [f"{one}/curves.png", f"{tmp_path}/all.png"]
+    with pytest.raises(SystemExit):
+        main([str(tmp_path)])
+    assert f"{tmp_path}/metrics.csv does not exist; give the folder of a training" in capsys.readouterr().err
+
+
+def test_of_several_runs_each_has_its_colour_and_a_name(tmp_path: Path) -> None:
+    curves = read_curves(write(tmp_path / "run", METRICS))
+    figure = curves_figure({"one": curves, "other": curves})
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["one", "other"]
+    losses = figure.axes[0].lines
+    assert [line.get_color() for line in losses] == ["C0", "C1"]
+    assert drawn(figure)["learning rate"] == 0
+    assert [text.get_text() for text in figure.axes[4].texts] == ["nothing logged yet"]
+
+
+def test_every_panel_names_metrics_that_exist(train: Callable[..., Run]) -> None:
+    curves = read_curves(train("run", "trainer.max_epochs=1").fit().directory)
+    wanted = [name for panel in PANELS for name in panel.metrics]
+    assert [name for name in wanted if not any(metric.startswith(name.removesuffix("*")) for metric in curves)] == []
