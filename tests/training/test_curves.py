@@ -46,6 +46,15 @@ def test_every_panel_shows_what_a_training_logs(train: Callable[..., Run]) -> No
     assert list(drawn(curves_figure({"run": curves})).values()) == [2, 3, 3, 3, 1, 1, 2, 1]
 
 
+def test_of_many_steps_some_are_drawn_the_first_and_the_last_among_them(tmp_path: Path) -> None:
+    curves = {f"val/loss_{step}": Curve([1, 2], [2.0, 1.0]) for step in range(64)}
+    figure = curves_figure({"run": curves})
+    [panel] = [axes for axes in figure.axes if axes.get_title() == "loss by step of the unroll"]
+    labels = [text.get_text() for text in panel.get_legend().get_texts()]
+    assert len(panel.lines) == len(labels) == 8 and (labels[0], labels[-1]) == ("val/loss_0", "63")
+    figure.savefig(tmp_path / "curves.png")  # a warning that nothing fits would be an error here
+
+
 def test_the_picture_is_drawn_after_every_so_many_validations_and_at_the_end(
     train: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -16,6 +17,7 @@ from eagle3.training.curves import Curve
 COLUMNS = 2
 LINES = ("-", "--", ":")  # of a panel's metrics where colours tell runs apart
 MOST_NAMES = 12  # of runs in the legend: more would take the place of the curves
+MOST_NUMBERED = 8  # metrics of one name and a number: of more steps some, the first and the last among them
 SHARE, RATE = "share", "per second"
 FORMATS: dict[str, Callable[[], Formatter]] = {
     SHARE: partial(PercentFormatter, 1),
@@ -128,5 +130,6 @@ def _numbered(name: str, curves: Mapping[str, Curve]) -> list[str]:
     if not name.endswith("*"):
         return [name] if name in curves else []
     pattern = re.compile(re.escape(name[:-1]) + r"(\d+)$")
-    found = {int(match[1]): metric for metric in curves if (match := pattern.match(metric))}
-    return [found[number] for number in sorted(found)]
+    found = sorted((int(match[1]), metric) for metric in curves if (match := pattern.match(metric)))
+    shown = np.linspace(0, len(found) - 1, min(len(found), MOST_NUMBERED)).round().astype(int)
+    return [found[place][1] for place in shown]
