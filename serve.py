@@ -87,8 +87,11 @@ def main(config: DictConfig) -> None:
     check_settings(config, "serve")
     if config.head is None and not without_head(config):
         raise InputError(f"head is not set; give the folder of an exported head, made by: {MAKE_HEAD}")
-    read = (*EVERY_ACTION, *READ_BY[config.action])
-    cli.warn_of_unread(read, by=f"action={config.action}", instead=INSTEAD.get(config.action, {}))
+    by, read, instead = f"action={config.action}", READ_BY[config.action], INSTEAD.get(config.action, {})
+    if config.action == "launch" and config.adaptive is not None:
+        by, read = f"{by} adaptive={config.adaptive}", tuple(key for key in read if key not in DRAFTING)
+        instead = {key: ", whose file says how many steps chains have: leave it out" for key in DRAFTING}
+    cli.warn_of_unread((*EVERY_ACTION, *read), by=by, instead=instead)
     with hold(cli.output_dir()) if config.action in MEASURED and not config.dry_run else nullcontext():
         ACTIONS[config.action](config)
 

@@ -215,6 +215,7 @@ def test_a_run_is_resumed_in_its_folder(
           "limits.compare=3", "target.dtype=float32", "dry_run=true"], ["head", "steps", "temperature", "dry_run"]),
         (["action=launch", "target.dtype=float32", "temperature=1", "+launch.extra_flags.a=1"],
          ["target.dtype", "temperature"]),
+        (["action=launch", "head=HEAD", "adaptive=/nowhere", "steps=2", "topk=1"], ["steps", "topk"]),
         (["action=bench", "head=HEAD", "tune.rows=3", "seed=1", "target.path=/nowhere"], ["tune.rows", "seed"]),
         (["action=tune", "head=HEAD", "steps=2", "bench.warmup=2", "tune.warmup=2"], ["steps", "bench.warmup"]),
     ],

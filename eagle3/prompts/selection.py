@@ -19,10 +19,10 @@ class Selection:
     source_starts: np.ndarray  # number of the first prompt of each source, and N
     traffic: dict | None  # the report of the mix
 
-    def kept(self) -> np.ndarray:
-        """Count the prompts of each source that are kept."""
-        kept = self.choice.fate == Fate.KEPT
-        return np.array([kept[start:end].sum() for start, end in pairwise(self.source_starts)])
+    def unique(self) -> np.ndarray:
+        """Count each source's prompts within its limit that repeat none: diversity, mix and limit take of these."""
+        unique = ~np.isin(self.choice.fate, (*REPEATING, Fate.SOURCE_LIMIT))
+        return np.array([unique[start:end].sum() for start, end in pairwise(self.source_starts)])
 
     def reason(self, number: int) -> str:
         fate = Fate(self.choice.fate[number])

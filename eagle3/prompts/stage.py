@@ -120,10 +120,10 @@ def _scan_and_select(
         masked=rules.privacy.masked,
     )
     tasks = tasks_of(sources, int(chunk_mb * 1e6), [FORMAT, keep_answers, refused_sample, rules.inputs()])
-    tell_scratch(work, sources, tasks, scanner.dtype)
+    tell_scratch(work, sources, tasks, scanner.dtype, rules.diversity.size if rules.diversity else 0)
     sample = rules.measured_sample()
-    # The mix draws from all there is.
-    enough = Enough(sources, limit=None if rules.traffic else limit)
+    # The mix draws from all there is, and what means alike is found among all.
+    enough = Enough(sources, limit=None if rules.traffic or rules.diversity else limit)
     while True:
         chunks = list(scan(tasks, scanner, enough=enough, processes=processes))
         with Scanned(chunks) as scanned:
@@ -133,7 +133,7 @@ def _scan_and_select(
                 scanned, sources, duplicates=rules.duplicates, diversity=rules.diversity, traffic=rules.traffic,
                 sample=sample, limit=limit, folder=work / "columns", processes=processes,
             )  # fmt: skip
-        if len(chunks) == len(tasks) or not enough.raised(selection.kept().tolist()):
+        if len(chunks) == len(tasks) or not enough.raised(selection.unique().tolist()):
             return scanned, selection
 
 

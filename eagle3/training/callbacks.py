@@ -210,7 +210,10 @@ class Curves(Callback):
     def _draw(self, trainer: lightning.Trainer) -> None:
         for logger in trainer.loggers:
             logger.save()  # metrics.csv, whose last rows wait to be written
+        self.drawn_at = trainer.global_step
         if self.can_draw and trainer.is_global_zero and (self.run_dir / "metrics.csv").is_file():
-            write_curves([self.run_dir], self.run_dir / PICTURE)
-            log_picture(trainer.loggers, "curves", self.run_dir / PICTURE, trainer.global_step)
-            self.drawn_at = trainer.global_step
+            try:
+                write_curves([self.run_dir], self.run_dir / PICTURE)
+                log_picture(trainer.loggers, "curves", self.run_dir / PICTURE, trainer.global_step)
+            except Exception as error:  # whatever it is: checkpoints are saved after this, and hours may be behind it
+                log.warning("%s is not drawn, the training goes on: %s: %s", PICTURE, type(error).__name__, error)

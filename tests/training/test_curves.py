@@ -90,6 +90,19 @@ def test_without_matplotlib_the_training_says_so_in_a_line_and_goes_on(
     assert not (done.directory / "curves.png").exists()
 
 
+def test_a_picture_that_cannot_be_drawn_or_sent_costs_a_warning_and_no_checkpoint(
+    train: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*given: object) -> None:
+        raise ConnectionError("the tracker is away")
+
+    monkeypatch.setattr(callbacks, "log_picture", fail)
+    done = train("run", "trainer.max_epochs=2").fit()
+    said = "curves.png is not drawn, the training goes on: ConnectionError: the tracker is away"
+    assert [line for line in caplog.messages if "curves.png" in line] == [said]
+    assert {"last.ckpt"} < {path.name for path in (done.directory / "checkpoints").iterdir()}
+
+
 def test_without_metrics_csv_nothing_is_drawn(tmp_path: Path) -> None:
     Curves(run_dir=str(tmp_path), every_n_validations=1)._draw(
         SimpleNamespace(loggers=[], is_global_zero=True, global_step=3)  # type: ignore[arg-type]

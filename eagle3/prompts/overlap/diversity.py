@@ -49,8 +49,11 @@ class Diversity:
             raise InputError(
                 f"{KEY}.path={path}: without per_cluster and similarity nothing is left out; set one of them"
             )
-        if not (self.path / "config.json").is_file():
-            raise InputError(f"{KEY}.path={path} holds no config.json; give the local folder of a model")
+        for pattern in ("config.json", "tokenizer*", "*.safetensors"):
+            if not any(self.path.glob(pattern)):
+                raise InputError(f"{KEY}.path={path} holds no {pattern}; give the local folder of a model")
+        self.size = _embedding_size(self.path)
+        _require_device(device)
 
     def files(self) -> list[Path]:
         """List what the folder holds: prompts are made again when one of them changes."""
@@ -70,7 +73,7 @@ class Diversity:
     def _embed(self, scanned: Scanned, numbers: np.ndarray, folder: Path) -> np.ndarray:
         """Write the embeddings of these prompts, of length 1, [N, H] float16."""
         encoder = Encoder(self.path, max_tokens=self.max_tokens, device=self.device)
-        column = Column(folder / "embeddings", np.dtype(np.float16), (len(numbers), encoder.size))
+        column = Column(folder / "embeddings", np.dtype(np.float16), (len(numbers), self.size))
         embeddings = column.zeros()
         with tqdm(total=len(numbers), desc="embed", unit="prompt") as bar:
             for start in range(0, len(numbers), self.batch_size):
@@ -128,7 +131,6 @@ class Encoder:
         self.tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         context = getattr(model.config, "max_position_embeddings", None) or max_tokens
         self.tokens = min(max_tokens, context)
-        self.size: int = model.config.get_text_config().hidden_size
 
     def __call__(self, texts: list[str]) -> Any:
         """Return [texts, H] float32 of length 1; a text without tokens gets zeros."""
@@ -143,6 +145,26 @@ class Encoder:
             weights = mask.unsqueeze(-1)
             mean = (hidden.float() * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
             return torch.nn.functional.normalize(mean, dim=1).cpu().numpy()
+
+
+def _embedding_size(folder: Path) -> int:
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return config.get_text_config().hidden_size
+    except (OSError, ValueError, AttributeError) as error:
+        raise InputError(
+            f"{KEY}.path={folder}: its config.json is of no model that transformers knows ({type(error).__name__}); "
+            f"take an encoder or a chat model"
+        ) from None
+
+
+def _require_device(device: str) -> None:
+    import torch
+
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise InputError(f"{KEY}.device={device}: PyTorch sees no GPU here; set cpu, or auto")
 
 
 def user_text(record: dict) -> str:

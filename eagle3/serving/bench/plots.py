@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from matplotlib import colormaps
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from eagle3.serving.bench.settings import Side
@@ -44,16 +45,20 @@ def draw_over_concurrency(
             points = {key: height for key, height in measured.items() if height is not None}
             if points:
                 axes.plot(*zip(*points.items(), strict=True), f"o{line}C{number % 10}", label=f"{name}, {side}")
-    levels = sorted({cell.concurrency for cells in sets.values() for cell in cells})
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(levels, [str(level) for level in levels])
-    axes.minorticks_off()
+    set_loads(axes, sorted({cell.concurrency for cells in sets.values() for cell in cells}))
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("concurrency")
     axes.set_ylabel(label)
     if axes.lines:
         figure.legend(loc="outside lower center", ncols=2)
     return figure
+
+
+def set_loads(axes: Axes, loads: Sequence[int]) -> None:
+    """Let each load have its place on a logarithmic axis."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(loads, [str(load) for load in loads])
+    axes.minorticks_off()
+    axes.set_xlabel("concurrency")
 
 
 def draw_accept_lengths(sets: Mapping[str, Sequence[Cell]]) -> Figure:

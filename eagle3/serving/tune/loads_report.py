@@ -7,9 +7,10 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from eagle3.engine.adaptive import write_adaptive
+from eagle3.serving.bench.plots import set_loads
 from eagle3.serving.tune.loads import LoadStates, adaptive_steps
 from eagle3.serving.tune.predict import Setting
-from eagle3.serving.tune.report import as_json
+from eagle3.serving.tune.report import PICTURE, REPORT, as_json
 from eagle3.serving.tune.search import SearchState
 from eagle3.storage.files import write_json
 
@@ -50,10 +51,10 @@ def write_loads_report(states: LoadStates, folder: Path, conditions: Mapping[str
     tune.png."""
     steps = adaptive_steps(states) if _chains(states) else {}
     of_loads = {str(load): as_json(state) for load, state in states.items()}
-    write_json(folder / "tune.json", {**conditions, "steps": steps, "loads": of_loads})
+    write_json(folder / REPORT, {**conditions, "steps": steps, "loads": of_loads})
     if steps:
         write_adaptive(folder / ADAPTIVE, steps)
-        _picture(states, folder / "tune.png")
+        _picture(states, folder / PICTURE)
 
 
 def _chains(states: LoadStates) -> list[Setting]:
@@ -81,10 +82,7 @@ def _picture(states: LoadStates, path: Path) -> None:
     for load, height in zip(loads, chosen, strict=True):
         axes.annotate(str(steps[load]), (load, height), textcoords="offset points", xytext=(0, 9), ha="center")
     axes.axhline(1, color="grey", label="plain target")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(loads, [str(load) for load in loads])
-    axes.minorticks_off()
-    axes.set_xlabel("requests at a time")
+    set_loads(axes, loads)
     axes.set_ylabel("speed-up in time per token")
     axes.margins(y=0.12)
     figure.legend(loc="outside lower center", ncols=4)

@@ -12,6 +12,7 @@ from eagle3.serving.tune.search import SearchState
 from eagle3.serving.tune.timing import LoadTiming
 from eagle3.storage.files import write_json
 
+REPORT, PICTURE = "tune.json", "tune.png"
 WIDTHS = (12, 4, 6, 13, 9, 10, 9, 9, 9, 12)
 HEADER = (
     "steps",
@@ -117,10 +118,10 @@ def failures(found: SearchState) -> str:
     return "".join(f"{load.failed} of {load.requests} requests to {name} failed\n" for name, load in lost.items())
 
 
-def write_tune_report(found: SearchState, directory: Path, conditions: Mapping[str, Any]) -> None:
+def write_tune_report(found: SearchState, folder: Path, conditions: Mapping[str, Any]) -> None:
     """Write tune.json, which says under what `conditions` the search was made, and tune.png."""
-    write_json(directory / "tune.json", {**conditions, **as_json(found)})
-    _picture(found, directory / "tune.png")
+    write_json(folder / REPORT, {**conditions, **as_json(found)})
+    _picture(found, folder / PICTURE)
 
 
 def as_json(found: SearchState) -> dict[str, Any]:

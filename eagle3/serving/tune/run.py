@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ from eagle3.secrets import public
 from eagle3.serving.check.settings import Answering
 from eagle3.serving.server.launch import prepare
 from eagle3.serving.tune.evidence import decoder_gains
-from eagle3.serving.tune.loads import LoadStates, search_loads
+from eagle3.serving.tune.loads import search_loads
 from eagle3.serving.tune.loads_report import loads_advice, loads_table, write_loads_report
 from eagle3.serving.tune.predict import Gain, Setting
-from eagle3.serving.tune.report import advice, failures, settings_table, write_tune_report
-from eagle3.serving.tune.search import SearchState, search_settings
+from eagle3.serving.tune.report import REPORT, advice, failures, settings_table, write_tune_report
+from eagle3.serving.tune.search import search_settings
 from eagle3.serving.tune.settings import TuneSettings
 from eagle3.serving.tune.timing import ServerTimer
 from eagle3.target.files import TargetFiles
@@ -42,16 +43,8 @@ def tune(
 
     `target_settings` load the target for the evidence of our decoder; `origin` goes into tune.json: commit, command,
     machine, versions."""
-    there = folder / "tune.json"
-    if there.exists():
-        raise InputError(f"{there} is of another search; name a new folder: hydra.run.dir=DIR")
     if settings.loads:
         settings = replace(settings, topk=[1])  # SGLang adapts chains alone
-        if not settings.timed:
-            raise InputError(
-                f"tune.loads={settings.loads} tune.timed=0: steps that change with the load are taken from timings "
-                f"alone; set tune.timed=4"
-            )
     timer = ServerTimer(
         launch=launch,
         target=target.path,
@@ -65,10 +58,7 @@ def tune(
         timeout_s=settings.timeout_s,
         log_dir=folder,
     )
-    if settings.timed:  # what the servers lack is said before the decoder's minutes, not after
-        most = max(settings.loads or [settings.concurrency])
-        launch.require_room(most, setting="tune.loads" if settings.loads else "tune.concurrency")
-        prepare(launch, target, Draft(head=head, steps=1, topk=1, draft_tokens=None))
+    require_possible(settings, launch, target, head, folder)
     conditions = {
         "target": target.path,
         "head": head,
@@ -85,19 +75,33 @@ def tune(
             gains = decoder_gains(settings, target_settings, Path(head), prompts, answering)
         print(search(settings, gains, timer, facts, folder, target=target_settings["path"], head=head))
     except KeyboardInterrupt:
+        there = folder / REPORT
         known = f"what was found before is in {there}" if there.exists() else "nothing was found yet"
         raise Interrupted(f"the search is stopped; {known}") from None
+
+
+def require_possible(
+    settings: TuneSettings, launch: LaunchSettings, target: TargetFiles, head: str, folder: Path
+) -> None:
+    """Raise InputError for what would stop the search, or what the servers lack, before the decoder's minutes."""
+    if (folder / REPORT).exists():
+        raise InputError(f"{folder / REPORT} is of another search; name a new folder: hydra.run.dir=DIR")
+    if settings.loads and not settings.timed:
+        raise InputError(
+            f"tune.loads={settings.loads} tune.timed=0: steps that change with the load are taken from timings alone; "
+            f"set tune.timed=4"
+        )
+    if settings.timed:
+        most = max(settings.loads or [settings.concurrency])
+        launch.require_room(most, setting="tune.loads" if settings.loads else "tune.concurrency")
+        prepare(launch, target, Draft(head=head, steps=1, topk=1, draft_tokens=None))
 
 
 def at_one_load(
     settings: TuneSettings, gains: Gains, timer: ServerTimer, facts: Mapping[str, Any], folder: Path, **names: str
 ) -> str:
     """Search the best setting at tune.concurrency; return the table and the flags."""
-
-    def keep(found: SearchState) -> None:
-        write_tune_report(found, folder, facts)
-
-    found = search_settings(settings, gains, timer, keep)
+    found = search_settings(settings, gains, timer, partial(write_tune_report, folder=folder, conditions=facts))
     said = advice(found, concurrency=settings.concurrency, **names)
     return f"{settings_table(found, rows=settings.rows)}\n{failures(found)}{said}"
 
@@ -106,10 +110,6 @@ def at_loads(
     settings: TuneSettings, gains: Gains, timer: ServerTimer, facts: Mapping[str, Any], folder: Path, **names: str
 ) -> str:
     """Search the best chain at each of tune.loads; return the table and the command."""
-
-    def keep(found: LoadStates) -> None:
-        write_loads_report(found, folder, facts)
-
-    found = search_loads(settings, gains, timer, keep)
+    found = search_loads(settings, gains, timer, partial(write_loads_report, folder=folder, conditions=facts))
     lost = "".join(f"{load} at a time: {words}" for load, state in found.items() if (words := failures(state)))
     return f"{loads_table(found)}\n{lost}{loads_advice(found, folder, **names)}"

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from prompt_stage import Prepare, chat, default_settings, prepare, reasons
+from prompt_stage import Prepare, chat, default_settings, prepare, reasons, write
 from transformers import AutoModel, AutoTokenizer
 
 from eagle3.errors import InputError
@@ -102,17 +102,57 @@ def test_the_stage_keeps_the_first_of_what_means_alike_and_counts_the_others(pre
     assert set(reasons(prepare)) == {"means the same as another"}
 
 
+def test_a_limit_takes_of_what_diversity_leaves_of_all_rows(prepare: Prepare, tiny_path: Path) -> None:
+    rows = [chat(f"How many apples are {number} apples and {number} more?") for number in range(40)]
+    rows += [chat(f"def f{number}(x):\n    return x + {number}") for number in range(40)]
+    settings = {"diversity": {"path": str(tiny_path), **SETTINGS, "clusters": 2, "per_cluster": 3}}
+    ledger = prepare(rows, **settings, duplicates={"near": False}, limit=5, chunk_mb=0.001)
+    assert ledger["rows"] == 80 and ledger["prompts"] == 5
+    texts = [row["messages"][0]["content"] for row in prepare.prompts()]
+    assert [text.startswith("def") for text in texts] == [False] * 3 + [True] * 2
+
+
+def test_a_sources_limit_that_diversity_undercuts_reads_no_more_of_it(prepare: Prepare, tiny_path: Path) -> None:
+    rows = [chat(f"How many apples are {number} apples and {number} more?") for number in range(200)]
+    settings = {"diversity": {"path": str(tiny_path), **SETTINGS, "clusters": 2, "per_cluster": 3}}
+    source = {"path": str(write(prepare.root / "apples.jsonl", rows)), "license": "MIT", "limit": 20}
+    ledger = prepare(sources=[source], **settings, duplicates={"near": False}, chunk_mb=0.001, processes=1)
+    assert ledger["prompts"] <= 6 and 20 <= ledger["rows"] < 60
+
+
 def test_it_is_off_by_default(prepare: Prepare) -> None:
     assert default_settings()["diversity"]["path"] is None
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a case is of machines without a GPU")
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"per_cluster": None}, r"prompts\.diversity\.path=.*: without per_cluster and similarity nothing is left out"),
         ({"path": "/nowhere"}, r"prompts\.diversity\.path=/nowhere holds no config\.json; give the local folder"),
+        ({"device": "cuda"}, r"prompts\.diversity\.device=cuda: PyTorch sees no GPU here; set cpu, or auto"),
     ],
 )
 def test_what_cannot_work_is_said_before_any_row(tiny_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         diversity(tiny_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"config.json": "{}"}, r"holds no tokenizer\*"),
+        ({"config.json": "{}", "tokenizer.json": ""}, r"holds no \*\.safetensors"),
+        (
+            {"config.json": "{}", "tokenizer.json": "", "model.safetensors": ""},
+            "is of no model that transformers knows",
+        ),
+    ],
+)
+def test_a_folder_that_is_no_model_is_refused_before_any_row(
+    tmp_path: Path, files: dict[str, str], message: str
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=message):
+        diversity(tmp_path)
