@@ -4,7 +4,9 @@
     python benchmarks/end_to_end.py --store STORE --out benchmarks/results/end_to_end.json --devices 1 2 4 [overrides]
 
 The step alone: forward, backward, clipping and optimizer on packs of the store that lie on the GPU already. train.py
-reads the store, logs, and validates between epochs; its rates are those that it logs after the first epoch.
+reads the store, logs, and validates between epochs; its rates are those that it logs after the first epoch. That one
+comes from the disk (the system is asked to forget the store's files before): its rates stand beside them, and what a
+plain read of the same files takes.
 """
 
 import argparse
@@ -20,6 +22,7 @@ from typing import Any
 import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
+from plain_files import forget, read_rate
 from result import write_result
 from step_cost import timed
 from train_step import Step, device, optimizer_seconds
@@ -53,11 +56,15 @@ def main(arguments: list[str]) -> None:
     rows: list[dict[str, Any]] = []
     for devices in options.devices:
         directory = options.out.parent / f"{options.out.stem}_{devices}"
-        rates = trained(directory, devices, -(-options.steps * devices // packs_of_epoch), overrides)
+        forget(options.store)
+        plain = read_rate(options.store) / 1e6
+        forget(options.store)
+        rates, first = trained(directory, devices, -(-options.steps * devices // packs_of_epoch), overrides)
         of_rank = rates["tokens_per_s"] / devices
         rows.append(
             {"devices": devices, "over_step_alone": of_rank / alone["tokens_per_s"]}
             | {"over_linear": of_rank * rows[0]["devices"] / rows[0]["tokens_per_s"] if rows else 1.0, **rates}
+            | {"first_epoch": first | {"plain_read_mb_per_s": plain}}
         )
         print(rows[-1], flush=True)
         write_result(options.out, {"step_alone": alone, "runs": rows}, arguments)
@@ -84,8 +91,10 @@ def step_alone(config: DictConfig) -> tuple[dict[str, float], int]:
     )
 
 
-def trained(directory: Path, devices: int, epochs: int, overrides: list[str]) -> dict[str, float]:
-    """What train.py logs, on average."""
+def trained(
+    directory: Path, devices: int, epochs: int, overrides: list[str]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """What train.py logs, on average: behind the first epoch, and in it."""
     command = [
         "train.py",
         *overrides,
@@ -99,10 +108,15 @@ def trained(directory: Path, devices: int, epochs: int, overrides: list[str]) ->
     subprocess.run([sys.executable, *command], cwd=ROOT, check=True)
     with (directory / "metrics.csv").open() as file:
         logged = [line for line in csv.DictReader(file) if line["train/tokens_per_s"]]
-    # The first epoch warms up, the first line of each holds its start.
-    later = [line for before, line in pairwise(logged) if before["epoch"] == line["epoch"] != "0"]
+    # The first line of each epoch holds its start, the first two of all what is compiled.
+    inside = [line for before, line in pairwise(logged) if before["epoch"] == line["epoch"]]
+    first = [line for line in inside if line["epoch"] == "0"]
+    return averages([line for line in inside if line["epoch"] != "0"]), averages(first[1:])
+
+
+def averages(lines: list[dict[str, str]]) -> dict[str, float]:
     tokens, anchors, waits = (
-        [float(line[f"train/{name}"]) for line in later]
+        [float(line[f"train/{name}"]) for line in lines]
         for name in ("tokens_per_s", "anchors_per_s", "data_wait_share")
     )
     # Of rates over about as many tokens each: all tokens over all time.

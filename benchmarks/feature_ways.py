@@ -13,8 +13,6 @@ against the first: differences of rows over their norms; differences of accept l
 
 import argparse
 import json
-import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -22,14 +20,12 @@ from typing import Any
 
 import torch
 from result import write_result
-from scipy.stats import t as student
 from torch import Tensor
+from training_ways import ASSETS, call, change
 
 from eagle3.features.fp8 import ScaledRows
 from eagle3.features.joined import open_source
 
-ROOT = Path(__file__).parent.parent
-ASSETS = ROOT / "tests" / "assets"
 ANSWERS = ["responses.max_new_tokens=128", "answers.batch_size=256", "answers.batch_tokens=65536"]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -119,18 +115,6 @@ def rows_of(rows: Tensor | ScaledRows) -> Tensor:
 
 def relative(one: Tensor, other: Tensor) -> Tensor:
     return (one - other).norm(dim=-1) / one.norm(dim=-1)
-
-
-def change(base: list[float], other: list[float]) -> dict[str, Any]:
-    changes = [ours / theirs - 1 for theirs, ours in zip(base, other, strict=True)]
-    mean = statistics.mean(changes)
-    half = statistics.stdev(changes) / len(changes) ** 0.5 * float(student.ppf(0.975, len(changes) - 1))
-    return {"accept_length_change": mean, "interval": [mean - half, mean + half]}
-
-
-def call(*command: str) -> None:
-    print("$ python", *command, flush=True)
-    subprocess.run([sys.executable, *command], cwd=ROOT, check=True)
 
 
 if __name__ == "__main__":

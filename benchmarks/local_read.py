@@ -9,7 +9,6 @@ front to back. Bytes per second, the median of the rounds.
 """
 
 import argparse
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from object_store import samples_of
+from plain_files import forget, read
 from random_head import SHAPES
 from result import write_result
 from synthetic_store import write_store
@@ -31,7 +31,7 @@ from eagle3.storage.folder import LocalFolder
 from eagle3.storage.pages import bring_in
 
 SHAPE = replace(SHAPES["8b"], vocab_size=2048, draft_vocab_size=1024)
-PACK_TOKENS, BLOCK = 16384, 16 * 2**20
+PACK_TOKENS = 16384
 BUFFER = np.zeros(2**28, np.uint8)
 
 
@@ -48,7 +48,7 @@ def main() -> None:
         written = samples_of(options.megabytes * 10**6, SHAPE)
         write_store(LocalFolder(store), SHAPE, written, shard_bytes=512e6)
     ways: dict[str, tuple[Path, Callable[[], int]]] = {
-        "plain_read": (store, lambda: plain_read(store)),
+        "plain_read": (store, lambda: read(store)),
         "packs": (store, lambda: packs(store)),
         "webdataset": (store, lambda: webdataset_read(store)),
     }
@@ -64,31 +64,15 @@ def main() -> None:
     for _ in range(options.rounds):
         for name, (folder, way) in ways.items():
             for state in rates:
-                drop(folder) if state == "cold" else plain_read(folder)
+                forget(folder) if state == "cold" else read(folder)
                 began = time.perf_counter()
-                read = way()
-                rates[state].setdefault(name, []).append(read / (time.perf_counter() - began) / 1e6)
+                total = way()
+                rates[state].setdefault(name, []).append(total / (time.perf_counter() - began) / 1e6)
     medians = {state: {name: statistics.median(each) for name, each in found.items()} for state, found in rates.items()}
     shares = {state: found["packs"] / found["plain_read"] for state, found in medians.items()}
     result = {"megabytes": options.megabytes, "mb_per_s": medians, "packs_of_plain_read": shares, "rounds": rates}
     print(medians, shares)
     write_result(options.out, result)
-
-
-def drop(folder: Path) -> None:
-    os.sync()
-    for path in folder.iterdir():
-        with path.open("rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def plain_read(folder: Path) -> int:
-    total, buffer = 0, bytearray(BLOCK)
-    for path in sorted(folder.iterdir()):
-        with path.open("rb", buffering=0) as file:
-            while got := file.readinto(buffer):
-                total += got
-    return total
 
 
 def packs(store: Path) -> int:

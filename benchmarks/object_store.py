@@ -27,6 +27,7 @@ from typing import Any
 
 import obstore
 import torch
+from plain_files import read_rate
 from random_head import SHAPES, RandomSamples, answered
 from result import write_result
 from synthetic_store import write_store
@@ -76,7 +77,7 @@ def main(arguments: list[str]) -> None:
                 "bucket_packs": lambda: packs(open_source(URL)),
                 "bucket_packs_cold_cache": lambda: packs(open_source(URL, cache_dir=str(cache), cache_gb=10)),
                 "bucket_packs_warm_cache": lambda: packs(open_source(URL, cache_dir=str(cache), cache_gb=10)),
-                "local_plain_read": lambda: plain_files(local),
+                "local_plain_read": lambda: read_rate(local),
                 "local_packs": lambda: packs(open_source(str(local))),
             }
             for name, way in ways.items():
@@ -150,16 +151,6 @@ def packs(source: FeatureSource) -> float:
     ]  # type: ignore[attr-defined]
     first = next(number for number, (when, _) in enumerate(seen) if when > 1 or seen[-1][0] < 2)
     return sum(size for _, size in seen[first + 1 :]) / (seen[-1][0] - seen[first][0])
-
-
-def plain_files(folder: Path) -> float:
-    began, total = time.perf_counter(), 0
-    buffer = bytearray(2**23)
-    for path in folder.glob("*.tar"):
-        with path.open("rb", buffering=0) as file:
-            while count := file.readinto(buffer):
-                total += count
-    return total / (time.perf_counter() - began)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,14 @@
-"""data.order=streaming beside the full shuffle: how fast packs come, and the accept length of short trainings.
+"""data.order=streaming beside the full shuffle: how fast packs come. What heads then accept: training_ways.py.
 
-    PYTHONPATH=. python benchmarks/streaming.py --store DIR/features --out benchmarks/results/streaming.json
+    PYTHONPATH=. python benchmarks/streaming.py --out benchmarks/results/streaming.json
 
 Read are stores of large and of small samples, from files that the system has forgotten and from an S3 server (moto)
 that waits before each answer; beside them the files read plainly, and by webdataset's own reader, which compares no
-hash. DIR/features is a store of the bundled target, which heads are trained on in both orders.
+hash.
 """
 
 import argparse
-import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,6 +20,7 @@ from types import SimpleNamespace
 import torch
 import webdataset
 from object_store import SHAPE, URL, samples_of, server
+from plain_files import forget, read_rate
 from result import write_result
 from synthetic_store import write_store
 
@@ -43,22 +40,14 @@ ORDERS = ("shuffled", "streaming")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--store", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--latency", type=float, default=0.05, help="seconds before each answer")
     parser.add_argument("--megabytes", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("overrides", nargs="*", help="for train.py, e.g. data.limit_samples=300")
     options = parser.parse_args()
     rates = {kind: measured(kind, options) for kind in HIDDEN}
-    trained = {order: [accept_length(options, order, seed) for seed in range(options.seeds)] for order in ORDERS}
-    change = [new / old - 1 for old, new in zip(*trained.values(), strict=True)]
     settings = {"latency_s": options.latency, "megabytes": options.megabytes, "buffer": 256}
-    write_result(
-        options.out,
-        {**settings, "mb_per_s": rates, "accept_length": trained, "accept_length_change": statistics.mean(change)},
-    )
+    write_result(options.out, {**settings, "mb_per_s": rates})
 
 
 def measured(kind: str, options: argparse.Namespace) -> dict[str, float]:
@@ -70,7 +59,7 @@ def measured(kind: str, options: argparse.Namespace) -> dict[str, float]:
             storage = open_folder(place, setting="features.path")
             write_store(storage, shape, samples_of(options.megabytes * 10**6, shape), shard_bytes=100e6)
         ways: dict[str, Callable[[], float]] = {
-            "files": lambda: plain_files(Path(folder)),
+            "files": lambda: read_rate(Path(folder)),
             "webdataset": lambda: by_webdataset(Path(folder)),
             **{f"local_{order}": partial(packs, folder, order) for order in ORDERS},
             **{f"bucket_{order}": partial(packs, URL, order) for order in ORDERS},
@@ -81,24 +70,6 @@ def measured(kind: str, options: argparse.Namespace) -> dict[str, float]:
                 rates.setdefault(name, []).append(way() / 1e6)
     print(kind, rates, flush=True)
     return {name: statistics.median(found) for name, found in rates.items()}
-
-
-def forget(folder: Path) -> None:
-    """Ask the system to drop what it keeps of the files."""
-    os.sync()
-    for path in folder.glob("*.tar"):
-        descriptor = os.open(path, os.O_RDONLY)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
-
-
-def plain_files(folder: Path) -> float:
-    began, total, room = time.perf_counter(), 0, bytearray(2**23)
-    for path in sorted(folder.glob("*.tar")):
-        with path.open("rb", buffering=0) as file:
-            while count := file.readinto(room):
-                total += count
-    return total / (time.perf_counter() - began)
 
 
 def by_webdataset(folder: Path) -> float:
@@ -134,18 +105,6 @@ def data_of(source: FeatureSource, order: str) -> FeatureData:
     )  # fmt: skip
     data.setup("fit")
     return data
-
-
-def accept_length(options: argparse.Namespace, order: str, seed: int) -> float:
-    with tempfile.TemporaryDirectory() as run:
-        command = [
-            sys.executable, "train.py", "experiment=quickstart", f"data.path={options.store.resolve()}",
-            f"hydra.run.dir={run}",
-            f"data.order={order}", "data.shuffle_buffer=100", f"seed={seed}", "callbacks.progress=null",
-            "trainer.max_epochs=1", *options.overrides,
-        ]  # fmt: skip
-        subprocess.run(command, cwd=ROOT, check=True)
-        return json.loads(Path(run, "result.json").read_text())["score"]
 
 
 if __name__ == "__main__":

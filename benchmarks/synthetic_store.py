@@ -9,7 +9,7 @@ Written by the store's own writer: shards, indices, hashes and manifest are real
 import argparse
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import torch
@@ -17,9 +17,10 @@ from random_head import SHAPES, RandomSamples, answered
 from tqdm import tqdm
 
 from eagle3.errors import InputError
+from eagle3.features.fp8 import scaled
 from eagle3.features.index import ShardIndex
 from eagle3.features.manifest import MadeFrom, Manifest, write_manifest
-from eagle3.features.sample import Sample
+from eagle3.features.sample import Sample, stored_size
 from eagle3.features.shards import write_shards
 from eagle3.features.store import TARGET_WEIGHTS, save_target_weights
 from eagle3.head.draft_head import HeadConfig
@@ -27,6 +28,7 @@ from eagle3.storage.folder import LocalFolder, Storage, sha256_stored
 from eagle3.target.facts import TargetConfig
 from eagle3.target.identity import TargetIdentity
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 MADE_FROM = MadeFrom(
     target=TargetIdentity(
         name="random",
@@ -54,27 +56,38 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--shape", choices=SHAPES, default="8b")
     parser.add_argument("--tokens", type=int, default=2048, help="of a sample on average; half to one and a half of it")
     parser.add_argument("--answer-share", type=float, default=0.5, help="on average; a half to one and a half of it")
+    parser.add_argument("--dtype", choices=["bfloat16", "fp8"], default="bfloat16")
     parser.add_argument("--shard-mb", type=float, default=512)
     options = parser.parse_args(arguments)
     if options.out.exists() and any(options.out.iterdir()):
         raise InputError(f"--out={options.out} is not empty; name a new folder")
     shape, storage = SHAPES[options.shape], LocalFolder(options.out)
-    samples = random_samples(shape, int(options.gigabytes * 1e9), options.tokens, options.answer_share)
-    manifest = write_store(storage, shape, samples, shard_bytes=options.shard_mb * 2**20)
+    samples = random_samples(shape, int(options.gigabytes * 1e9), options.tokens, options.answer_share, options.dtype)
+    manifest = write_store(storage, shape, samples, shard_bytes=options.shard_mb * 2**20, dtype=options.dtype)
     print(f"{manifest.samples} samples, {manifest.tokens} tokens, {manifest.bytes / 1e9:.2f} GB in {options.out}")
 
 
-def write_store(storage: Storage, shape: HeadConfig, samples: Iterable[Sample], *, shard_bytes: float) -> Manifest:
+def write_store(
+    storage: Storage,
+    shape: HeadConfig,
+    samples: Iterable[Sample],
+    *,
+    shard_bytes: float,
+    dtype: str = MADE_FROM.dtype,
+) -> Manifest:
     """Write a store that says it is of a random target of the head's sizes."""
-    indices = write_shards(storage, MADE_FROM, samples, shard_bytes=shard_bytes)
+    made_from = replace(MADE_FROM, dtype=dtype)
+    indices = write_shards(storage, made_from, samples, shard_bytes=shard_bytes)
     write_target(storage, shape)
-    return finish_store(storage, shape, indices)
+    return finish_store(storage, shape, indices, made_from)
 
 
-def finish_store(storage: Storage, shape: HeadConfig, indices: list[ShardIndex]) -> Manifest:
+def finish_store(
+    storage: Storage, shape: HeadConfig, indices: list[ShardIndex], made_from: MadeFrom = MADE_FROM
+) -> Manifest:
     return write_manifest(
         storage,
-        made_from=MADE_FROM,
+        made_from=made_from,
         target_config=target_config(shape),
         target_weights_sha256=sha256_stored(storage, TARGET_WEIGHTS),
         indices=indices,
@@ -82,7 +95,7 @@ def finish_store(storage: Storage, shape: HeadConfig, indices: list[ShardIndex])
     )
 
 
-def random_samples(shape: HeadConfig, num_bytes: int, tokens: int, answer_share: float) -> Iterator[Sample]:
+def random_samples(shape: HeadConfig, num_bytes: int, tokens: int, answer_share: float, dtype: str) -> Iterator[Sample]:
     """Yield samples until they are `num_bytes` together."""
     samples = RandomSamples(shape, torch.bfloat16, seed=0)
     generator = torch.Generator().manual_seed(1)
@@ -93,8 +106,14 @@ def random_samples(shape: HeadConfig, num_bytes: int, tokens: int, answer_share:
             sample = samples.sample(
                 f"p{number}#0", answered(max(8, round(tokens * length)), min(1, answer_share * share))
             )
+            if dtype == "fp8":
+                sample = replace(
+                    sample,
+                    aux_hidden_states=scaled(sample.aux_hidden_states.to(DEVICE), 3).cpu(),
+                    last_hidden_state=scaled(sample.last_hidden_state.to(DEVICE), 1).cpu(),
+                )
             yield sample
-            size = sample.aux_hidden_states.nbytes + sample.last_hidden_state.nbytes
+            size = stored_size(sample)
             number, written = number + 1, written + size
             progress.update(size)
 
