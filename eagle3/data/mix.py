@@ -6,6 +6,7 @@ Nothing is rewritten, and nothing is asked of a sample but its columns. Shapes: 
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -28,6 +29,7 @@ class Rules:
     share: float | None = None
     sources: list[str] | None = None
     whole: bool | None = None
+    ids: str | None = None
 
     def select(self, samples: Samples, location: str | list[str]) -> Samples:
         """Return what the rules leave; what they leave out is counted in the log, by the first rule against it."""
@@ -53,6 +55,7 @@ class Rules:
             "share": lambda samples: share_fractions(samples.split) < self.share,
             "sources": self._of_sources,
             "whole": lambda samples: samples.whole() == self.whole,
+            "ids": self._of_ids,
         }
         values = {name: getattr(self, name) for name in fits}
         return {f"data.{name}={value}": fits[name] for name, value in values.items() if value is not None}
@@ -67,6 +70,23 @@ class Rules:
                 f"{', '.join(sorted(names)[:NAMED])}{more}"
             )
         return np.isin(of_samples, [names.index(name) for name in wanted])
+
+    def _of_ids(self, samples: Samples) -> np.ndarray:
+        wanted = _listed_ids(self.ids or "")
+        fits = np.fromiter((name in wanted for _, name in samples.names()), bool, len(samples))
+        if missing := len(wanted) - len({name for _, name in samples.take(fits).names()}):
+            log.warning("data.ids=%s: %d of its %d ids are no sample there", self.ids, missing, len(wanted))
+        return fits
+
+
+def _listed_ids(path: str) -> set[str]:
+    try:
+        lines = Path(path).read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"data.ids={path} cannot be read ({type(error).__name__}); name a text file with a sample's id in each line"
+        ) from None
+    return {line.strip() for line in lines} - {""}
 
 
 class Mixture:

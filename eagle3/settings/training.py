@@ -124,6 +124,7 @@ class Data(TypedDict):
     share: Annotated[float, Field(gt=0, le=1)] | None
     sources: Annotated[list[Text], Field(min_length=1)] | None
     whole: bool | None
+    ids: Text | None
     limit_samples: Count | None
     order: Literal["shuffled", "streaming"]
     shuffle_buffer: Count
