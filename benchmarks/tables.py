@@ -296,9 +296,22 @@ def tuned() -> str:
     return markdown("steps/topk/draft tokens | speed-up | accept length replayed | served", rows)
 
 
+def loads() -> str:
+    found = result("sglang_tune_loads/tune.json")["loads"]
+    rows = []
+    for load, there in found.items():
+        plain = there["plain"]["seconds_per_token"]
+        timed = {each["steps"]: each["timed"]["seconds_per_token"] for each in there["settings"] if each["timed"]}
+        ratios = {steps: plain / timed[steps] for steps in sorted(timed)}
+        best = max(ratios.values())
+        shown = [f"**{ratio:.2f}**" if ratio == best > 1 else f"{ratio:.2f}" for ratio in ratios.values()]
+        rows.append([load, f"{1000 * plain:.2f}", *shown])
+    return markdown(f"concurrency | plain, ms a token | {' | '.join(f'chain of {steps}' for steps in ratios)}", rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
-    for table in (quickstart, best, heads, steps, adapted, trajectories, costs, parity, bench, tuned)
+    for table in (quickstart, best, heads, steps, adapted, trajectories, costs, parity, bench, tuned, loads)
 }
 
 if __name__ == "__main__":
