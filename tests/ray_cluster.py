@@ -17,7 +17,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-OWN_NETWORK = ["unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+# And an own /tmp/ray: there Ray notes the cluster that runs, which another test would else try to reach.
+OWN = "mkdir -p /tmp/ray && mount -t tmpfs ray /tmp/ray && ip link set lo up"
+OWN_NETWORK = ["unshare", "--map-root-user", "--net", "--mount", "sh", "-c", f'{OWN} && exec "$@"', "sh"]
 
 
 def own_network_works() -> bool:

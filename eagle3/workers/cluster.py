@@ -59,7 +59,7 @@ def connect(address: str | None) -> None:
     import ray
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    require_listening(address or os.environ.get("RAY_ADDRESS"))
+    require_listening(address or os.environ.get("RAY_ADDRESS") or noted_cluster())
     code = {"py_modules": [str(Path(eagle3.__file__).parent)]}
     try:
         ray.init(address, runtime_env=code, log_to_driver=False, logging_level=logging.ERROR, configure_logging=True)
@@ -77,8 +77,19 @@ def require_listening(address: str | None) -> None:
             raise InputError(no_cluster(address, str(error))) from None
 
 
+def noted_cluster() -> str | None:
+    """Return the address of the last cluster that was started here: Ray tries it where none is named."""
+    try:
+        return Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster").read_text().strip()
+    except OSError:
+        return None
+
+
 def no_cluster(address: str | None, reason: str) -> str:
-    way_out = "start one with `ray start --head`, or name the one that runs (host:port)"
+    way_out = (
+        "start one with `ray start --head`, name the one that runs (host:port), or let Ray forget one that is gone "
+        "with `ray stop`"
+    )
     return f"workers.address={address}: no Ray cluster answers there ({reason}); {way_out}"
 
 
