@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from result import write_result
-from training_ways import ASSETS, add_arguments, call, compared, summary, trained
+from training_ways import ASSETS, add_arguments, call, trained_and_compared
 
 from eagle3.features.joined import open_source
 
@@ -44,17 +44,13 @@ def main(arguments: list[str]) -> None:
     if options.until:
         return
     # Of a seed, both ways have the same order of training; what is drawn differs, what is thinned is the same.
-    stores = {("random", seed): folder / f"random-{seed}" for seed in range(options.seeds)}
-    stores |= {("diverse", seed): folder / "diverse" for seed in range(options.seeds)}
+    seeds = range(options.seeds)
+    stores = {("random", seed): folder / f"random-{seed}" for seed in seeds}
+    stores |= {("diverse", seed): folder / "diverse" for seed in seeds}
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(lambda store: answer(store, options), sorted({*stores.values()})))
     general = ["experiment=quickstart", "model.draft_vocab_size=null", *options.overrides]
     runs = {way: [*general, f"data.path={store}/features", f"seed={way[1]}"] for way, store in stores.items()}
-    heads = trained(folder, runs, jobs=options.jobs)
-    found = [
-        compared(folder / f"compared-{seed}", {way: heads[way, seed] for way in ("random", "diverse")}, options)
-        for seed in range(options.seeds)
-    ]
     result = {
         "target": Path(options.target).name,
         "prompts": json.loads((folder / "prompts.json").read_text()),
@@ -63,7 +59,8 @@ def main(arguments: list[str]) -> None:
             for store in sorted({*stores.values()})
         },
     }
-    print(json.dumps(write_result(options.out, result | summary(found), arguments)["changes"], indent=1))
+    result |= trained_and_compared(folder, runs, options)
+    print(json.dumps(write_result(options.out, result, arguments)["changes"], indent=1))
 
 
 def write_prompts(folder: Path, options: argparse.Namespace) -> None:

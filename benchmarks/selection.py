@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from result import write_result
 from torch import Tensor
-from training_ways import add_arguments, compared, summary, trained
+from training_ways import add_arguments, trained_and_compared
 
 from eagle3.features.joined import open_source
 from eagle3.features.sample import Sample
@@ -50,14 +50,9 @@ def main(arguments: list[str]) -> None:
             "flattest half": [f"data.ids={folder}/flattest.txt", f"trainer.max_epochs={of_half}"],
         }.items()
     }
-    heads = trained(folder, runs, jobs=options.jobs)
-    ways = dict.fromkeys(way for way, _ in runs)
-    found = [
-        compared(folder / f"compared-{seed}", {way: heads[way, seed] for way in ways}, options)
-        for seed in range(options.seeds)
-    ]
     result = {"experiment": options.experiment, "epochs": {"all": options.epochs, "halves": of_half}, **facts}
-    print(json.dumps(write_result(options.out, result | summary(found), arguments)["changes"], indent=1))
+    result |= trained_and_compared(folder, runs, options)
+    print(json.dumps(write_result(options.out, result, arguments)["changes"], indent=1))
 
 
 def write_halves(folder: Path, options: argparse.Namespace) -> dict[str, object]:

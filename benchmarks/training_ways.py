@@ -42,11 +42,9 @@ def main(arguments: list[str]) -> None:
     folder, seeds = options.folder.resolve(), range(options.seeds)
     general = [f"experiment={options.experiment}", f"data.path={options.store.resolve()}", *options.overrides]
     runs = {(name, seed): [*general, *own, f"seed={seed}"] for seed in seeds for name, own in options.ways.items()}
-    heads = trained(folder, runs, jobs=options.jobs)
-    found = [compared(folder / f"compared-{seed}", {way: heads[way, seed] for way in options.ways}, options)
-             for seed in seeds]  # fmt: skip
     result = {"experiment": options.experiment, "ways": options.ways, "target": Path(options.target).name}
-    print(json.dumps(write_result(options.out, result | summary(found), arguments)["changes"], indent=1))
+    result |= trained_and_compared(folder, runs, options)
+    print(json.dumps(write_result(options.out, result, arguments)["changes"], indent=1))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,6 +55,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperatures", type=json.loads, default=[0.0], help="as JSON; 0: greedy")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="trainings side by side")
+
+
+def trained_and_compared(
+    folder: Path, runs: Mapping[tuple[str, int], Sequence[str]], options: argparse.Namespace
+) -> dict[str, Any]:
+    """Train and export a head for each way and seed with its overrides; return the summary of what they accept."""
+    heads = trained(folder, runs, jobs=options.jobs)
+    ways = dict.fromkeys(way for way, _ in runs)
+    return summary(
+        [
+            compared(folder / f"compared-{seed}", {way: heads[way, seed] for way in ways}, options)
+            for seed in range(options.seeds)
+        ]
+    )
 
 
 def trained(folder: Path, runs: Mapping[tuple[str, int], Sequence[str]], *, jobs: int) -> dict[tuple[str, int], Path]:

@@ -59,7 +59,12 @@ def connect(address: str | None) -> None:
     import ray
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    require_listening(address or os.environ.get("RAY_ADDRESS") or noted_cluster())
+    named = address or os.environ.get("RAY_ADDRESS")
+    if named and (reason := unreachable(named)):
+        raise InputError(no_cluster(named, reason))
+    if not named and (noted := noted_cluster()) and unreachable(noted):
+        log.warning("the last Ray cluster of this machine, at %s, is gone: this machine becomes a new one", noted)
+        address = "local"
     code = {"py_modules": [str(Path(eagle3.__file__).parent)]}
     try:
         ray.init(address, runtime_env=code, log_to_driver=False, logging_level=logging.ERROR, configure_logging=True)
@@ -67,18 +72,19 @@ def connect(address: str | None) -> None:
         raise InputError(no_cluster(address, str(error).partition("\n")[0])) from None
 
 
-def require_listening(address: str | None) -> None:
-    """Raise InputError where nobody listens: Ray itself tries for many minutes."""
-    host, separator, port = (address or "").removeprefix("ray://").rpartition(":")
+def unreachable(address: str) -> str | None:
+    """Return why nobody answers at a host and port, which Ray itself tries for many minutes; None if somebody does."""
+    host, separator, port = address.removeprefix("ray://").rpartition(":")
     if separator:
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
         except (OSError, ValueError, OverflowError) as error:
-            raise InputError(no_cluster(address, str(error))) from None
+            return str(error)
+    return None
 
 
 def noted_cluster() -> str | None:
-    """Return the address of the last cluster that was started here: Ray tries it where none is named."""
+    """Return the address of the last cluster that was started here: Ray takes it where none is named."""
     try:
         return Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster").read_text().strip()
     except OSError:
@@ -86,10 +92,7 @@ def noted_cluster() -> str | None:
 
 
 def no_cluster(address: str | None, reason: str) -> str:
-    way_out = (
-        "start one with `ray start --head`, name the one that runs (host:port), or let Ray forget one that is gone "
-        "with `ray stop`"
-    )
+    way_out = "start one with `ray start --head`, or name the one that runs (host:port)"
     return f"workers.address={address}: no Ray cluster answers there ({reason}); {way_out}"
 
 
