@@ -53,7 +53,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def made(prompts: Path) -> Path:
     """DIR after all stages; features in DIR/fp8 as well."""
     out_dir = Path(shutil.copytree(prompts, prompts.parent / "made"))
-    run_stages(composed(out_dir), ["responses", "features"])
+    run_stages(composed(out_dir, "features.dtype=bfloat16"), ["responses", "features"])
     run_stages(composed(out_dir, "features.dtype=fp8", f"features.path={out_dir}/fp8"), ["features"])
     return out_dir
 
