@@ -7,16 +7,17 @@ Shapes: R anchors, J positions with a teacher, H hidden size, D draft vocabulary
 """
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int, Num
+from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
 from eagle3.head.batch import TttBatch
 from eagle3.head.divergence import SOFT_CROSS_ENTROPY, Divergence
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.draft_vocab import membership
+from eagle3.head.rounds import begins_round
 from eagle3.target.facts import PLAIN, LogitTransform
 
 
@@ -32,6 +33,13 @@ class UnrollMetrics:
     alive: Int[Tensor, " K"]  # of all anchors, correct at this and every earlier step
     divergence: Float[Tensor, " K"]  # of those that are trained: the loss without weights and decay
     gained: Int[Tensor, " R"]  # of each anchor: the leading steps that are correct
+
+    @classmethod
+    def of(cls, trained: Bool[Tensor, "K R"], correct: Bool[Tensor, "K R"], divergence: Float[Tensor, "K R"]) -> Self:
+        """`divergence` is 0 where there is no loss."""
+        alive = correct.long().cumprod(0)
+        anchors = torch.full((), trained.shape[1], device=trained.device)
+        return cls(anchors, trained.sum(1), correct.sum(1), alive.sum(1), divergence.sum(1), alive.sum(0))
 
     def as_tensor(self) -> Float[Tensor, " sums"]:
         """Return the 4 K + 1 sums."""
@@ -68,27 +76,18 @@ def plain_loss(
         teacher_logits = transform(pack.last_hidden_state.to(wide) @ teacher_head.to(wide).T)
         teachers = objective.divergence.of_target(teacher_logits)  # (J, D)
     in_vocabulary = membership(head.draft_ids, head.config.vocab_size)[pack.teacher_argmax]  # (J,)
-    weight = objective.anchor_weights(batch, teachers.dtype)
-    alive, gained = torch.ones_like(batch.anchors, dtype=torch.bool), torch.zeros_like(batch.anchors)
-    loss = teachers.new_zeros(())
-    trained_counts, correct_counts, alive_counts, divergences = [], [], [], []
-    for step, output in enumerate(hidden):
-        trained = batch.anchor_steps > step
-        teacher = pack.teacher_index[(batch.anchors + 1 + step).clamp(max=len(pack.teacher_index) - 1)]  # (R,)
+    step = torch.arange(len(hidden), device=batch.anchors.device)[:, None]
+    trained = batch.anchor_steps > step  # (K, R)
+    teacher = pack.teacher_index[(batch.anchors + 1 + step).clamp(max=len(pack.teacher_index) - 1)]  # (K, R)
+    losses, correct = [], []
+    for output, asked, counts in zip(hidden, teacher, trained, strict=True):
         logits = head.logits(output).to(teachers.dtype)  # (R, D)
-        counted = trained & in_vocabulary[teacher]
-        anchor_loss = objective.divergence.value(logits, logits.logsumexp(-1), teachers[teacher]) * counted
-        loss = loss + objective.decay**step * (anchor_loss * weight).sum()
-        correct = trained & (head.draft_ids[logits.argmax(-1)] == pack.teacher_argmax[teacher])
-        alive = alive & correct
-        gained = gained + alive
-        trained_counts.append(trained.sum())
-        correct_counts.append(correct.sum())
-        alive_counts.append(alive.sum())
-        divergences.append(anchor_loss.detach().sum())
-    anchors = torch.tensor(len(batch.anchors), device=loss.device)
-    trained, correct, alive = (torch.stack(counts) for counts in (trained_counts, correct_counts, alive_counts))
-    return loss, UnrollMetrics(anchors, trained, correct, alive, torch.stack(divergences), gained)
+        divergence = objective.divergence.value(logits, logits.logsumexp(-1), teachers[asked])  # (R,)
+        losses.append(divergence * (counts & in_vocabulary[asked]))
+        correct.append(counts & (head.draft_ids[logits.argmax(-1)] == pack.teacher_argmax[asked]))
+    in_all, right = torch.stack(losses), torch.stack(correct)
+    weight = objective.weights(batch, len(hidden), in_all.dtype) * objective.by_rounds(right, batch, in_all.dtype)
+    return (in_all * weight).sum(), UnrollMetrics.of(trained, right, in_all.detach())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,10 +96,15 @@ class UnrollLoss:
 
     normalize="token" divides by the anchors of the whole optimizer step, "sequence" gives every sample the same weight.
     Neither knows padding or prompts.
+
+    What the head's own drafts would make of the answer can count more than the rest: steps behind the first wrong draft
+    of their chain weigh `unreached` of what they would, and anchors where none of the head's rounds begins `between`.
     """
 
     decay: float
     normalize: str
+    unreached: float = 1.0
+    between: float = 1.0
     divergence: Divergence = SOFT_CROSS_ENTROPY
 
     def __call__(
@@ -124,11 +128,28 @@ class UnrollLoss:
             return pack.anchors_in_step, batch.num_anchors
         return pack.samples_in_step, len(pack.sample_ids)
 
-    def anchor_weights(self, batch: TttBatch, dtype: torch.dtype) -> Float[Tensor, " R"]:
+    def weights(self, batch: TttBatch, ttt_steps: int, dtype: torch.dtype) -> Float[Tensor, "K R"]:
+        """Return those that know nothing of the head's drafts."""
         in_step, _ = self.units(batch)
         if self.normalize == "token":
-            return torch.full_like(batch.anchors, 1 / in_step, dtype=dtype)
-        return 1 / (batch.anchors_of_sample.to(dtype) * in_step)
+            of_anchor = torch.full_like(batch.anchors, 1 / in_step, dtype=dtype)
+        else:
+            of_anchor = 1 / (batch.anchors_of_sample.to(dtype) * in_step)
+        step = torch.arange(ttt_steps, device=of_anchor.device, dtype=dtype)
+        return of_anchor * torch.pow(self.decay, step)[:, None]
+
+    @property
+    def knows_rounds(self) -> bool:
+        """Whether weights depend on what the head drafts."""
+        return (self.unreached, self.between) != (1, 1)
+
+    def by_rounds(self, correct: Bool[Tensor, "K R"], batch: TttBatch, dtype: torch.dtype) -> Float[Tensor, "K R"]:
+        """Return what the weights are to be multiplied by, where the drafts are `correct`."""
+        alive = correct.long().cumprod(0)
+        reached = torch.cat([torch.ones_like(alive[:1]), alive[:-1]]).bool()
+        begins = begins_round(alive.sum(0), batch.anchors)
+        own = alive.new_tensor([1.0, self.unreached, self.between], dtype=dtype)
+        return torch.where(reached, own[0], own[1]) * torch.where(begins, own[0], own[2])
 
 
 def accept_length(alive: Num[Tensor, " K"], anchors: Num[Tensor, ""]) -> Float[Tensor, ""]:

@@ -21,12 +21,12 @@ from eagle3.head.draft_head import DraftHead
 from eagle3.head.kernels import KernelPlan, KernelSettings, choose_kernels
 from eagle3.head.kind import kind_named
 from eagle3.head.loss import UnrollLoss, UnrollMetrics, accept_length
+from eagle3.head.rounds import rounds
 from eagle3.settings.training import served_steps
 from eagle3.target.facts import LogitTransform
 from eagle3.training.callbacks import ends_step
 from eagle3.training.checkpoint import KEY, Origin, TrainingRecord
 from eagle3.training.optim import AdamWCosine, by_parameter, gradient_norm
-from eagle3.training.rounds import rounds
 from eagle3.training.sharding import shard_over_ranks
 
 log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class HeadTraining(lightning.LightningModule):
         self.totals += self._totals(loss, metrics, batch)
         gained, anchors = metrics.gained.cpu(), batch.anchors.cpu()
         for served, steps in zip(self.served, self.served_steps, strict=True):
-            served[: steps + 1] += served.new_tensor(rounds(gained, anchors, steps=steps))
+            served[: steps + 1] += rounds(gained, anchors, steps=steps).to(served)
 
     def on_validation_epoch_start(self) -> None:
         self.totals.zero_()

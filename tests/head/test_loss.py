@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from rounds_one_by_one import rounds_one_by_one
 from torch import Tensor
 
 from eagle3.features.sample import Sample
@@ -22,7 +23,12 @@ TRANSFORMS = [LogitTransform(), LogitTransform(scale=0.25), LogitTransform(scale
 
 
 @pytest.mark.parametrize(
-    ("normalize", "transform"), [("sequence", TRANSFORMS[0]), *(("token", transform) for transform in TRANSFORMS)]
+    ("normalize", "transform", "own"),
+    [
+        ("sequence", TRANSFORMS[0], (1.0, 1.0)),
+        *(("token", transform, (1.0, 1.0)) for transform in TRANSFORMS),
+        *(("token", TRANSFORMS[0], own) for own in ((0.0, 1.0), (1.0, 0.0), (0.25, 0.5))),
+    ],
 )
 def test_the_loss_is_the_decayed_cross_entropy_over_anchors(
     make_head: Callable[..., DraftHead],
@@ -31,14 +37,16 @@ def test_the_loss_is_the_decayed_cross_entropy_over_anchors(
     ragged_samples: list[Sample],
     normalize: str,
     transform: LogitTransform,
+    own: tuple[float, float],
 ) -> None:
     head = make_head().requires_grad_(False)
     batch = ttt_batch(ragged_samples, ttt_steps=STEPS)
     outputs = unroll(head, embedding, batch, STEPS)
-    objective = UnrollLoss(decay=DECAY, normalize=normalize)
+    unreached, between = own
+    objective = UnrollLoss(decay=DECAY, normalize=normalize, unreached=unreached, between=between)
     loss, metrics = objective(head, outputs, teacher_head, batch, transform=transform)
 
-    total, number = 0.0, 0
+    parts, gained, number = [], [0] * len(batch.anchors), 0
     correct, alive_sum, trained, divergence = [0] * STEPS, [0] * STEPS, [0] * STEPS, [0.0] * STEPS
     for sample in ragged_samples:
         teachers = dict(
@@ -53,18 +61,21 @@ def test_the_loss_is_the_decayed_cross_entropy_over_anchors(
                 logits = head.lm_head(head.norm(outputs[step][number]))
                 best = int(head.draft_ids[logits.argmax()])
                 right = best == int(sample.teacher_argmax[teacher])
-                alive = alive and right
+                reached, alive = alive, alive and right
                 trained[step] += 1
                 correct[step] += right
                 alive_sum[step] += alive
+                gained[number] += alive
                 if int(sample.teacher_argmax[teacher]) in head.draft_ids.tolist():
                     z = teacher_head @ sample.last_hidden_state[teacher] * transform.scale
                     z = z if transform.soft_cap is None else transform.soft_cap * torch.tanh(z / transform.soft_cap)
                     p = torch.softmax(z, dim=0)
                     cross_entropy = float(-(p * torch.log_softmax(logits, dim=0)).sum())
-                    total += weight * DECAY**step * cross_entropy
+                    parts.append((number, weight * DECAY**step * cross_entropy * (1 if reached else unreached)))
                     divergence[step] += cross_entropy
             number += 1
+    begins = rounds_one_by_one(gained, batch.anchors.tolist())
+    total = sum(part * (1 if begins[number] else between) for number, part in parts)
     assert float(loss) == pytest.approx(total, rel=1e-12)
     assert metrics.anchors == len(batch.anchors)
     assert metrics.trained.tolist() == trained

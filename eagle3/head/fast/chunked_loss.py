@@ -10,13 +10,13 @@ Shapes: fast/__init__.py; KR = K · R.
 
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -71,6 +71,10 @@ class ChunkedLoss:
             teachers = _Teachers(batch, teacher_head, transform)
             pairs = _pairs(objective, head, batch, teachers, len(hidden))
             states = torch.cat(hidden)  # (KR, H); each state's gradient takes its place
+            if objective.knows_rounds:
+                correct = pairs.correct(self._picked(pairs, projection, states))
+                factors = objective.by_rounds(correct, batch, pairs.weight.dtype)
+                pairs = replace(pairs, weight=pairs.weight * factors.flatten()[pairs.slots])
             kernel = partial(self.kernel, objective.divergence)
             row_loss, picked = self._chunk_by_chunk(kernel, pairs, teachers, projection, states, with_gradients)
             loss, metrics = torch.dot(row_loss, pairs.weight), pairs.metrics(picked, row_loss)
@@ -79,6 +83,12 @@ class ChunkedLoss:
             inputs = (head.norm.weight, head.lm_head.weight, *hidden)
             loss = _WithGradients.apply(loss, gradients, pairs.trained, self.elementwise, *inputs)
         return loss, metrics
+
+    def _picked(self, pairs: "_Pairs", projection: "_Projection", states: Float[Tensor, "KR H"]) -> Int[Tensor, " L"]:
+        """Return each pair's argmax: which pairs count is known only once the earlier steps of all have theirs."""
+        chunks = even_chunks(pairs.bounds, self.chunk)
+        picked = [projection.forward(states, pairs.slots[chunk]).argmax(-1) for _, chunk in chunks]
+        return torch.cat(picked) if picked else pairs.wanted
 
     def _chunk_by_chunk(
         self,
@@ -133,15 +143,16 @@ class _Pairs:
     weight: Float[Tensor, " L"]  # of the pair's loss; 0 where the teacher is outside the draft vocabulary
     wanted: Int[Tensor, " L"]  # the teacher's argmax as a draft id; -1 outside
 
+    def correct(self, picked: Int[Tensor, " L"]) -> Bool[Tensor, "K R"]:
+        return self._spread(picked == self.wanted)
+
     def metrics(self, picked: Int[Tensor, " L"], losses: Float[Tensor, " L"]) -> UnrollMetrics:
-        correct = torch.zeros_like(self.trained)
-        correct.view(-1)[self.slots] = picked == self.wanted
-        alive = correct.long().cumprod(0)
-        anchors = torch.full((), self.trained.shape[1], device=picked.device)
-        divergence = losses.new_zeros(self.trained.shape)  # (K, R)
-        divergence.view(-1)[self.slots] = losses * (self.wanted >= 0)
-        trained, correct = self.trained.sum(1), correct.sum(1)
-        return UnrollMetrics(anchors, trained, correct, alive.sum(1), divergence.sum(1), gained=alive.sum(0))
+        return UnrollMetrics.of(self.trained, self.correct(picked), self._spread(losses * (self.wanted >= 0)))
+
+    def _spread(self, pairs: Shaped[Tensor, " L"]) -> Shaped[Tensor, "K R"]:
+        spread = pairs.new_zeros(self.trained.shape)
+        spread.view(-1)[self.slots] = pairs
+        return spread
 
 
 def _pairs(objective: UnrollLoss, head: DraftHead, batch: TttBatch, teachers: _Teachers, ttt_steps: int) -> _Pairs:
@@ -154,7 +165,7 @@ def _pairs(objective: UnrollLoss, head: DraftHead, batch: TttBatch, teachers: _T
     token = batch.pack.teacher_argmax[teachers.places[of_pair]]
     wanted = torch.searchsorted(head.draft_ids, token).clamp(max=len(head.draft_ids) - 1)
     counted = head.draft_ids[wanted] == token
-    weight = objective.anchor_weights(batch, teachers.dtype) * torch.pow(objective.decay, step.to(teachers.dtype))
+    weight = objective.weights(batch, ttt_steps, teachers.dtype)
     return _Pairs(trained, bounds, slots, of_pair, weight.flatten()[slots] * counted, torch.where(counted, wanted, -1))
 
 

@@ -78,13 +78,17 @@ def run(
 
 
 @each_divergence
-@pytest.mark.parametrize("normalize", ["token", "sequence"])
+@pytest.mark.parametrize(
+    ("normalize", "own"),
+    [("token", (1, 1)), ("sequence", (1, 1)), ("token", (0, 1)), ("token", (1, 0)), ("token", (0.3, 0.5))],
+)
 @pytest.mark.parametrize("chunk", [1, 4, 7, 10_000])
 def test_loss_metrics_and_every_gradient_are_those_of_the_plain_loss(
     make_head: Callable[..., DraftHead],
     teacher_head: Tensor,
     batch: TttBatch,
     normalize: str,
+    own: tuple[float, float],
     chunk: int,
     divergence: Divergence,
 ) -> None:
@@ -100,7 +104,7 @@ def test_loss_metrics_and_every_gradient_are_those_of_the_plain_loss(
         for step in range(STEPS)
     ]
     states = [batch.pack.last_hidden_state[teacher] for teacher in asked]
-    objective = UnrollLoss(decay=0.8, normalize=normalize, divergence=divergence)
+    objective = UnrollLoss(decay=0.8, normalize=normalize, divergence=divergence, unreached=own[0], between=own[1])
     plain, fast = (
         run(compute, head, states, teacher_head, batch, objective) for compute in (plain_loss, chunked(chunk))
     )
