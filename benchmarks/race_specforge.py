@@ -34,6 +34,8 @@ from eagle3.head.draft_vocab import membership, to_offsets
 from eagle3.serving.head.format import exported_config
 from eagle3.storage.files import write_json
 
+mask_of_tokens = llama3_eagle.generate_eagle3_mask  # before it is narrowed to documents
+
 
 @dataclass(frozen=True)
 class Part:
@@ -92,7 +94,7 @@ class SpecForge:
         )
         self.optimizer = BF16Optimizer(self.draft, lr=lr, total_steps=total_steps)
         if layout == "joined":
-            llama3_eagle.generate_eagle3_mask = self._within_documents(llama3_eagle.generate_eagle3_mask)
+            llama3_eagle.generate_eagle3_mask = self._mask_within_documents
         if not on_gpu:  # its loss is a Triton kernel; beside it stands its plain twin
             eagle3_model.LogSoftmaxLoss = type("PlainLoss", (), {"apply": staticmethod(_compute_loss)})
 
@@ -144,21 +146,16 @@ class SpecForge:
             "target": target,
         }
 
-    def _within_documents(self, generate: Callable[..., Any]) -> Callable[..., Any]:
-        """Make its masks let no token see another document."""
+    def _mask_within_documents(self, **sizes: Any) -> Callable[..., Tensor]:
+        theirs, documents, length = mask_of_tokens(**sizes), self.documents, sizes["Q_LEN"]
+        assert documents is not None
 
-        def narrowed(**sizes: Any) -> Any:
-            theirs, documents = generate(**sizes), self.documents
-            assert documents is not None
+        def same_document(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return documents[query] == documents[key % length]
 
-            def same_document(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-                return documents[query] == documents[key % sizes["Q_LEN"]]
-
-            mask = and_masks(theirs, same_document)
-            mask.__name__ = theirs.__name__
-            return mask
-
-        return narrowed
+        mask = and_masks(theirs, same_document)
+        mask.__name__ = theirs.__name__
+        return mask
 
 
 def train_batch(rows: list[dict[str, Tensor]], length: int) -> TrainBatch:
