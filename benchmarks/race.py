@@ -140,17 +140,15 @@ def steps(options: argparse.Namespace) -> list[dict[str, Any]]:
         given = {"lengths": lengths, "answer_share": share, "small": options.small}
         layouts = ["joined", "padded", "alone"] if len(lengths) > 1 else ["joined"]
         theirs = {
-            f"{layout}, {'compact' if compact else 'full'} teacher": worked(
-                options, {**given, "layout": layout, "compact_teacher": compact}
-            )
+            f"{layout}, {'compact' if compact else 'full'} teacher": {"layout": layout, "compact_teacher": compact}
             for layout in (layouts if on_gpu() else ["padded", "alone"])  # joined rows need flex attention
             for compact in (False, True)
         }
-        ours = {
-            way: worked(options, {**given, "overrides": overrides})
-            for way, overrides in OURS.items()
-            if on_gpu() or way != "fp8"
-        }
+        ours = {way: {"overrides": overrides} for way, overrides in OURS.items() if on_gpu() or way != "fp8"}
+        theirs, ours = (
+            {way: worked(options, f"step {name} {way}", {**given, **own}) for way, own in ways.items()}
+            for ways in (theirs, ours)
+        )
         best = max(each["tokens_per_s"] for each in theirs.values() if each)
         ratios = {way: each["tokens_per_s"] / best for way, each in ours.items() if each}
         rows.append({"batch": name, "specforge": theirs, "ours": ours, "ours_over_best_specforge": ratios})
@@ -179,11 +177,11 @@ def time_steps(given: dict[str, Any]) -> dict[str, Any]:
     samples = RandomSamples(shape, torch.bfloat16, seed=0)
     turns = [answered(length, given["answer_share"]) for length in given["lengths"]]
     batch = contestant.batch([samples.sample(f"p{number}", each) for number, each in enumerate(turns)])
-    for _ in range(WARM_UP):
+    for _ in range(WARM_UP if on_gpu() else 1):
         contestant.step(batch)
     if on_gpu():
         torch.cuda.reset_peak_memory_stats()
-    seconds = [seconds_of(lambda: contestant.step(batch)) for _ in range(REPEATS)]
+    seconds = [seconds_of(lambda: contestant.step(batch)) for _ in range(REPEATS if on_gpu() else 2)]
     median = statistics.median(seconds)
     return {
         "step_ms": 1000 * median,
@@ -203,7 +201,7 @@ def heads(options: argparse.Namespace) -> dict[str, Any]:
     given = {"store": True, "heads": str((options.folder / "heads").resolve())}
     runs = {f"SpecForge, lr {lr:g}": {**given, "lr": lr, "overrides": overrides} for lr in options.lr}
     runs |= {f"ours, {way}": {**given, "overrides": [*overrides, *own]} for way, own in options.ways.items()}
-    curves = {name: worked(options, {**run, "name": file_name(name)}) for name, run in runs.items()}
+    curves = {name: worked(options, name, {**run, "name": file_name(name)}) for name, run in runs.items()}
     curves = {name: curve for name, curve in curves.items() if curve}
     folders = {f"{name}, {point['head']}": Path(point["head"]) for name, curve in curves.items() for point in curve}
     options.target, options.held_out = options.target.resolve(), options.held_out.resolve()
@@ -295,9 +293,9 @@ def build_training(config: Any) -> Any:
 # --- both ------------------------------------------------------------------------------------------------------------
 
 
-def worked(options: argparse.Namespace, given: dict[str, Any]) -> Any:
+def worked(options: argparse.Namespace, name: str, given: dict[str, Any]) -> Any:
     """Return what a contestant's process found, or None where it ended with an error."""
-    out = options.folder / f"{file_name(json.dumps(given))}.json"
+    out = options.folder / f"{file_name(name)}.json"
     if not out.exists():
         of_specforge = [str(options.specforge.resolve())] if {"layout", "lr"} & set(given) else []
         paths = [*of_specforge, str(ROOT), os.environ.get("PYTHONPATH", "")]
@@ -317,7 +315,7 @@ def worked(options: argparse.Namespace, given: dict[str, Any]) -> Any:
 
 
 def file_name(text: str) -> str:
-    return "".join(letter if letter.isalnum() or letter in "-." else "_" for letter in text)[-150:]
+    return "".join(letter if letter.isalnum() or letter in "-." else "_" for letter in text)
 
 
 def seconds_of(work: Callable[[], object]) -> float:
