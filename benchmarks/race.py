@@ -26,6 +26,7 @@ lies in DIR.
 
 import argparse
 import json
+import logging
 import os
 import statistics
 import subprocess
@@ -50,6 +51,9 @@ from eagle3.serving.head.format import save_head
 from eagle3.storage.files import read_json, write_json
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT))  # of the entry script
+from train import build_training  # noqa: E402
+
 WARM_UP, REPEATS = 5, 20
 BATCHES = {  # lengths of documents, share of answers
     "[128, 256, 512, 2048], a quarter prompt": ([128, 256, 512, 2048], 0.75),
@@ -98,7 +102,8 @@ class Ours:
 def main(arguments: list[str]) -> None:
     if arguments[:1] == ["--worker"]:
         given = json.loads(arguments[1])
-        write_json(Path(given["out"]), train(given) if "store" in given else time_steps(given))
+        logging.basicConfig(level=logging.INFO, format="%(message)s")  # which kernels were chosen, and why
+        write_json(Path(given["out"]), {"curve": train(given)} if "heads" in given else time_steps(given))
         return
     options = parsed(arguments)
     result: dict[str, Any] = {"specforge": (options.specforge / "COMMIT").read_text().strip()}
@@ -198,11 +203,13 @@ def heads(options: argparse.Namespace) -> dict[str, Any]:
     """Train and decode all; return the curves, and the GPU-seconds to what the best SpecForge head accepts."""
     overrides = [f"experiment={options.experiment}", *PLAIN_HEAD, f"data.path={options.store.resolve()}"]
     overrides += options.overrides
-    given = {"store": True, "heads": str((options.folder / "heads").resolve())}
+    given = {"heads": str((options.folder / "heads").resolve())}
     runs = {f"SpecForge, lr {lr:g}": {**given, "lr": lr, "overrides": overrides} for lr in options.lr}
     runs |= {f"ours, {way}": {**given, "overrides": [*overrides, *own]} for way, own in options.ways.items()}
-    curves = {name: worked(options, name, {**run, "name": file_name(name)}) for name, run in runs.items()}
-    curves = {name: curve for name, curve in curves.items() if curve}
+    trained = {name: worked(options, name, {**run, "name": file_name(name)}) for name, run in runs.items()}
+    if not all(trained.values()):
+        sys.exit("not all heads were trained")
+    curves = {name: found["curve"] for name, found in trained.items()}
     folders = {f"{name}, {point['head']}": Path(point["head"]) for name, curve in curves.items() for point in curve}
     options.target, options.held_out = options.target.resolve(), options.held_out.resolve()
     chains = compared((options.folder / "compared").resolve(), folders, options)
@@ -229,7 +236,7 @@ def seconds_to_the_same(curves: dict[str, list[dict[str, Any]]], chain: str) -> 
 
 def train(given: dict[str, Any]) -> list[dict[str, Any]]:
     """Train a head, save it after every epoch, and return the seconds that its steps took up to there."""
-    config = composed(given["overrides"])
+    config = composed(["run_dir=.", *given["overrides"]])
     torch.set_float32_matmul_precision(config.matmul_precision)
     data, _ = build_training(config)
     epochs = range(config.trainer.max_epochs)
@@ -281,13 +288,6 @@ def maker(config: Any, lr: float | None, total_steps: int) -> Callable[[], Conte
         )  # fmt: skip
 
     return make
-
-
-def build_training(config: Any) -> Any:
-    sys.path.insert(0, str(ROOT))  # the entry scripts are no package
-    import train as entry
-
-    return entry.build_training(config)
 
 
 # --- both ------------------------------------------------------------------------------------------------------------
