@@ -4,24 +4,25 @@
     python benchmarks/race.py --specforge TREE --folder DIR --out benchmarks/results/race.json
     python benchmarks/race.py --specforge TREE --folder DIR --out benchmarks/results/race.json \\
         --store STORE --target TARGET --held-out FILE
-    PYTHONPATH=. python benchmarks/race.py --specforge TREE --folder DIR --out /tmp/race.json --small   # without a GPU
+    python benchmarks/race.py --specforge TREE --folder DIR --out /tmp/race.json --small        # also on the CPU
 
-The step: forward, backward, clipping and optimizer on documents of random numbers, a head of Llama-3.1-8B's shape, K = 7,
-D = 32,000. Tokens are those of the documents, memory is the most that was allocated. SpecForge goes in each layout and
-with either teacher that it has (race_specforge.py); it is the fastest of them that counts.
+The step: forward, backward, clipping and optimizer on documents of random numbers, with a head of Llama-3.1-8B's shape,
+K = 7, D = 32,000. Tokens are those of the documents, memory is the most that was allocated. SpecForge goes in each
+layout (race_specforge.py), and the fastest of them counts.
 
-The heads (with --store): EAGLE-3 of one shape and draft vocabulary, trained on the same samples in the same packs, each
-by its own recipe: SpecForge's with `joined` rows and each of --lr (its recipes have 1e-4 and one document a step), ours by
---experiment and --ways. GPU-seconds are those of the steps: an epoch's packs lie on the GPU before its clock starts. A head
-of every epoch decodes the held-out prompts; ours is held against the SpecForge head that accepts most at its end.
+The heads: EAGLE-3 of one shape and draft vocabulary, on the same samples in the same packs and order, each by its own
+recipe. SpecForge's is its optimizer with each of --lr (its examples have 1e-4, and a document a step), ours that of
+--experiment with --ways. GPU-seconds are those of the steps: an epoch's packs lie on the GPU before its clock starts.
+The heads of every epoch decode the held-out prompts, and ours are held against the SpecForge head that accepts most at
+its end.
 
-What differs beside speed. SpecForge keeps bf16 weights over float32 masters and clips at 0.5. It trains row t at step k
-where x_{t+k} is an answer token, so not the last prompt token's, from which serving starts, but those whose chain began in
-the prompt; its loss is a mean over all rows, prompts and padding too; its lm_head starts at random. Both train seven steps
-weighted by 0.8^k against the teacher's probabilities on the draft vocabulary, and leave out rows whose teacher is outside.
+Both train K steps weighted by 0.8^k against the teacher's probabilities on the draft vocabulary, and leave out rows
+whose teacher is outside. What differs: SpecForge's weights are bf16 over float32 masters, and its lm_head starts at
+random. It trains row t at step k where x_{t+k} is an answer token: not the last prompt token's row, with which serving
+starts, but chains that begin in the prompt. Its loss is a mean over all rows, prompts and padding too.
 
-Each contestant runs in a process of its own. What lies in DIR is taken as it is; what fails is named in the result, its log
-lies in DIR.
+Each contestant runs in a process of its own, whose result and log lie in DIR; a result that lies there is taken as it
+is, and one that fails is left out of the steps.
 """
 
 import argparse
@@ -37,16 +38,19 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+import torch._dynamo
+from omegaconf import DictConfig
 from random_head import LLAMA_8B, SMALL, RandomSamples, answered, random_head
 from result import write_result
 from torch import nn
-from train_step import Step, composed, device, on_gpu, random_step
+from train_step import Step, composed, device, on_gpu, random_step, without_overflow
 from training_ways import compared
 
 from eagle3.data.plan import EpochPlan, plan_epoch
 from eagle3.features.sample import Sample
 from eagle3.features.split import hash64
 from eagle3.head.batch import TttBatch, ttt_batch
+from eagle3.head.draft_head import HeadConfig
 from eagle3.serving.head.format import save_head
 from eagle3.storage.files import read_json, write_json
 
@@ -54,14 +58,20 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))  # of the entry script
 from train import build_training  # noqa: E402
 
-WARM_UP, REPEATS = 5, 20
+WARM_UP, REPEATS = 3, 20
 BATCHES = {  # lengths of documents, share of answers
     "[128, 256, 512, 2048], a quarter prompt": ([128, 256, 512, 2048], 0.75),
     "1 x 4,096": ([4096], 1.0),
     "1 x 16,384": ([16384], 1.0),
 }
 SMALL_BATCHES = {"[12, 24, 48], a quarter prompt": ([12, 24, 48], 0.75), "1 x 64": ([64], 1.0)}
-OURS = {"bf16": [], "fp8": ["kernels.fp8=true"]}
+LAYOUTS = {  # of SpecForge
+    "joined": {"layout": "joined", "compact_teacher": False},
+    "joined, compact teacher": {"layout": "joined", "compact_teacher": True},
+    "padded": {"layout": "padded", "compact_teacher": False},
+    "alone": {"layout": "alone", "compact_teacher": False},
+}
+OURS: dict[str, list[str]] = {"bf16": [], "fp8": ["kernels.fp8=true"]}
 LAYERS = [2, 16, 29]  # of a head of random numbers
 GOAL_CHAIN = "all, chain of 7, greedy"
 PLAIN_HEAD = ["model=eagle3", "model.intermediate_size=null"]  # what SpecForge trains
@@ -140,49 +150,60 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 
 def steps(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return for each batch what every contestant needs, and how many times the best SpecForge's rate ours are."""
+    batches = SMALL_BATCHES if options.small else BATCHES
+    several = [name for name, (lengths, _) in batches.items() if len(lengths) > 1]
+    ways = {way: {"batches": list(batches), "overrides": overrides} for way, overrides in OURS.items()}
+    for way, layout in LAYOUTS.items():
+        ways[f"SpecForge, {way}"] = {"batches": list(batches) if layout["layout"] == "joined" else several, **layout}
+    if not on_gpu():  # neither runs there
+        ways = {way: own for way, own in ways.items() if way != "fp8" and own.get("layout") != "joined"}
+    found = {way: worked(options, f"step {way}", {**own, "small": options.small}) or {} for way, own in ways.items()}
     rows = []
-    for name, (lengths, share) in (SMALL_BATCHES if options.small else BATCHES).items():
-        given = {"lengths": lengths, "answer_share": share, "small": options.small}
-        layouts = ["joined", "padded", "alone"] if len(lengths) > 1 else ["joined"]
-        theirs = {
-            f"{layout}, {'compact' if compact else 'full'} teacher": {"layout": layout, "compact_teacher": compact}
-            for layout in (layouts if on_gpu() else ["padded", "alone"])  # joined rows need flex attention
-            for compact in (False, True)
-        }
-        ours = {way: {"overrides": overrides} for way, overrides in OURS.items() if on_gpu() or way != "fp8"}
-        theirs, ours = (
-            {way: worked(options, f"step {name} {way}", {**given, **own}) for way, own in ways.items()}
-            for ways in (theirs, ours)
-        )
-        best = max(each["tokens_per_s"] for each in theirs.values() if each)
-        ratios = {way: each["tokens_per_s"] / best for way, each in ours.items() if each}
-        rows.append({"batch": name, "specforge": theirs, "ours": ours, "ours_over_best_specforge": ratios})
-        print(name, json.dumps(rows[-1], indent=1), flush=True)
+    for name in batches:
+        costs = {way: found[way][name] for way in ways if found[way].get(name)}
+        theirs = [cost["tokens_per_s"] for way, cost in costs.items() if way not in OURS]
+        ratios = {way: costs[way]["tokens_per_s"] / max(theirs) for way in OURS if theirs and way in costs}
+        rows.append({"batch": name, "costs": costs, "over_fastest_specforge": ratios})
     return rows
 
 
 def time_steps(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the median step of a contestant on one batch, its rate in documents' tokens, and its memory."""
+    """Return what one contestant needs for each batch; nothing where it does not fit into the GPU's memory."""
     config = composed(given.get("overrides", []))
-    shape = SMALL if given["small"] else LLAMA_8B
     torch.set_float32_matmul_precision(config.matmul_precision)
-    total = 1000  # steps of a schedule that ends after what is timed
-    contestant: Contestant
-    if "layout" in given:
-        from race_specforge import SpecForge
+    shape = SMALL if given["small"] else LLAMA_8B
+    contestant = of_random_numbers(given, config, shape)
+    batches = SMALL_BATCHES if given["small"] else BATCHES
+    return {
+        name: without_overflow(lambda name=name: step_cost(contestant, RandomSamples(shape, torch.bfloat16, seed=0),
+                                                           *batches[name]))
+        for name in given["batches"]
+    }  # fmt: skip
 
-        target = torch.randn(shape.vocab_size, shape.hidden_size, dtype=torch.bfloat16)
-        contestant = SpecForge(
-            random_head(shape), target, target, capture_layers=LAYERS, ttt_steps=config.ttt_steps, total_steps=total,
-            lr=1e-4, layout=given["layout"], compact_teacher=given["compact_teacher"], row_tokens=None, device=device(),
-        )  # fmt: skip
-    else:
+
+def of_random_numbers(given: dict[str, Any], config: DictConfig, shape: HeadConfig) -> Contestant:
+    total = 1000  # steps of a schedule that ends behind what is timed
+    if "layout" not in given:
         clip = config.trainer.gradient_clip_val
-        contestant = Ours(random_step(shape, config), clip, total_steps=total, capture_layers=LAYERS)
-    samples = RandomSamples(shape, torch.bfloat16, seed=0)
-    turns = [answered(length, given["answer_share"]) for length in given["lengths"]]
+        return Ours(random_step(shape, config), clip, total_steps=total, capture_layers=LAYERS)
+    from race_specforge import SpecForge
+
+    target = torch.randn(shape.vocab_size, shape.hidden_size, dtype=torch.bfloat16, device=device())
+    target[shape.draft_vocab_size :] /= 2  # no teacher's first choice: else most rows would carry no loss
+    return SpecForge(
+        random_head(shape), target, target, capture_layers=LAYERS, ttt_steps=config.ttt_steps, total_steps=total,
+        lr=1e-4, layout=given["layout"], compact_teacher=given["compact_teacher"], row_tokens=None, device=device(),
+    )  # fmt: skip
+
+
+def step_cost(
+    contestant: Contestant, samples: RandomSamples, lengths: list[int], answer_share: float
+) -> dict[str, float | None]:
+    """Return the median step, the rate in documents' tokens, and the memory."""
+    torch._dynamo.reset()  # what has seen one size is compiled for all when it sees another, and is slower then
+    turns = [answered(length, answer_share) for length in lengths]
     batch = contestant.batch([samples.sample(f"p{number}", each) for number, each in enumerate(turns)])
-    for _ in range(WARM_UP if on_gpu() else 1):
+    for _ in range(WARM_UP):
         contestant.step(batch)
     if on_gpu():
         torch.cuda.reset_peak_memory_stats()
@@ -191,7 +212,7 @@ def time_steps(given: dict[str, Any]) -> dict[str, Any]:
     return {
         "step_ms": 1000 * median,
         "slowest_ms": 1000 * max(seconds),
-        "tokens_per_s": sum(given["lengths"]) / median,
+        "tokens_per_s": sum(lengths) / median,
         "peak_gb": torch.cuda.max_memory_allocated() / 1e9 if on_gpu() else None,
     }
 
@@ -222,7 +243,7 @@ def heads(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def seconds_to_the_same(curves: dict[str, list[dict[str, Any]]], chain: str) -> dict[str, Any]:
-    """Return what the best SpecForge head accepts in the end, and what every run took until then, None if it never did."""
+    """Return what the best SpecForge head accepts at its end, and what every run took until then: None, it never did."""
     theirs = [curve for name, curve in curves.items() if name.startswith("SpecForge")]
     goal = max(curve[-1]["accept_length"][chain] for curve in theirs)
     taken = {
@@ -269,7 +290,7 @@ def train(given: dict[str, Any]) -> list[dict[str, Any]]:
     return curve
 
 
-def maker(config: Any, lr: float | None, total_steps: int) -> Callable[[], Contestant]:
+def maker(config: DictConfig, lr: float | None, total_steps: int) -> Callable[[], Contestant]:
     """Return what makes a fresh contestant: SpecForge with its learning rate, without one ours."""
 
     def make() -> Contestant:

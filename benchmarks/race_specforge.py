@@ -1,7 +1,7 @@
-"""SpecForge's training step on this project's samples, for race.py: its own classes, imported from its tree as they are.
+"""SpecForge's training step on this project's samples, for race.py: its own classes, imported from its tree.
 
-Model, loss, teacher, optimizer and export are SpecForge's; of its launcher there is nothing, so neither FSDP nor its
-loader costs it time. It needs none of its requirements but torch, transformers, huggingface_hub, safetensors and triton.
+Model, loss, teacher, optimizer and export are SpecForge's; neither FSDP nor its loader costs it time here. Of its
+requirements these modules need torch, transformers, huggingface_hub, safetensors and triton alone.
 
 Shapes: T tokens of a pack, B rows and L tokens of a row as SpecForge trains them, H hidden size.
 """
@@ -48,9 +48,10 @@ class Part:
 class SpecForge:
     """SpecForge's EAGLE-3 for a target, of the shape and draft vocabulary of `head`, a plain EAGLE-3 head.
 
-    `layout` is how documents become rows: `alone`, one after the other into one optimizer step, as its recipes do with
-    accumulation; `padded`, as its collator does; `joined`, side by side in one row, for which its mask is narrowed to
-    documents (it has no packing), and which `row_tokens` fills up, so that nothing is compiled again.
+    `layout` is how documents become rows: `alone`, one after the other into one optimizer step, as its examples with
+    accumulation; `padded`, as by its collator; `joined`, side by side in one row. For that, which SpecForge does not
+    have at commit a6b6b02, its attention mask is narrowed to documents: the loss is that of the other two. `row_tokens`
+    fills rows up with padding, so that nothing is compiled again.
     """
 
     def __init__(
@@ -108,7 +109,8 @@ class SpecForge:
             row = max(self.row_tokens or 0, sum(lengths))
             documents = torch.repeat_interleave(torch.arange(len(samples)), torch.tensor(lengths)).to(self.device)
             return [Part(train_batch([tensors], row), pad(documents, (0, row - len(documents)), value=-1))]
-        split = [dict(zip(tensors, each, strict=True)) for each in zip(*(t.split(lengths) for t in tensors.values()))]
+        columns = [tensor.split(lengths) for tensor in tensors.values()]
+        split = [dict(zip(tensors, row, strict=True)) for row in zip(*columns, strict=True)]
         if self.layout == "padded":
             return [Part(train_batch(split, max(lengths)))]
         return [Part(train_batch([each], length)) for each, length in zip(split, lengths, strict=True)]
@@ -161,7 +163,9 @@ class SpecForge:
 def train_batch(rows: list[dict[str, Tensor]], length: int) -> TrainBatch:
     """Pad rows with zeros on the right to (B, `length`), as SpecForge's collator does."""
     tensors = {
-        name: torch.stack([pad(row[name], (0, 0) * (row[name].ndim - 1) + (0, length - len(row[name]))) for row in rows])
+        name: torch.stack(
+            [pad(row[name], (0, 0) * (row[name].ndim - 1) + (0, length - len(row[name]))) for row in rows]
+        )
         for name in rows[0]
     }
     return TrainBatch([str(row) for row in range(len(rows))], "eagle3", tensors, {"target_repr": "hidden_state"})
