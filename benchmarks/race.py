@@ -34,6 +34,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -46,7 +47,7 @@ from torch import nn
 from train_step import Step, composed, device, on_gpu, random_step, without_overflow
 from training_ways import compared
 
-from eagle3.data.plan import EpochPlan, plan_epoch
+from eagle3.data.plan import PlannedPack, plan_epoch
 from eagle3.features.sample import Sample
 from eagle3.features.split import hash64
 from eagle3.head.batch import TttBatch, ttt_batch
@@ -73,7 +74,7 @@ LAYOUTS = {  # of SpecForge
 }
 OURS: dict[str, list[str]] = {"bf16": [], "fp8": ["kernels.fp8=true"]}
 LAYERS = [2, 16, 29]  # of a head of random numbers
-GOAL_CHAIN = "all, chain of 7, greedy"
+GOAL = "all, chain of 7, greedy"
 PLAIN_HEAD = ["model=eagle3", "model.intermediate_size=null"]  # what SpecForge trains
 
 
@@ -152,7 +153,9 @@ def steps(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return for each batch what every contestant needs, and how many times the best SpecForge's rate ours are."""
     batches = SMALL_BATCHES if options.small else BATCHES
     several = [name for name, (lengths, _) in batches.items() if len(lengths) > 1]
-    ways = {way: {"batches": list(batches), "overrides": overrides} for way, overrides in OURS.items()}
+    ways: dict[str, dict[str, Any]] = {}
+    for way, overrides in OURS.items():
+        ways[way] = {"batches": list(batches), "overrides": overrides}
     for way, layout in LAYOUTS.items():
         ways[f"SpecForge, {way}"] = {"batches": list(batches) if layout["layout"] == "joined" else several, **layout}
     if not on_gpu():  # neither runs there
@@ -174,11 +177,8 @@ def time_steps(given: dict[str, Any]) -> dict[str, Any]:
     shape = SMALL if given["small"] else LLAMA_8B
     contestant = of_random_numbers(given, config, shape)
     batches = SMALL_BATCHES if given["small"] else BATCHES
-    return {
-        name: without_overflow(lambda name=name: step_cost(contestant, RandomSamples(shape, torch.bfloat16, seed=0),
-                                                           *batches[name]))
-        for name in given["batches"]
-    }  # fmt: skip
+    costs = {name: partial(step_cost, contestant, shape, *batches[name]) for name in given["batches"]}
+    return {name: without_overflow(cost) for name, cost in costs.items()}
 
 
 def of_random_numbers(given: dict[str, Any], config: DictConfig, shape: HeadConfig) -> Contestant:
@@ -196,18 +196,17 @@ def of_random_numbers(given: dict[str, Any], config: DictConfig, shape: HeadConf
     )  # fmt: skip
 
 
-def step_cost(
-    contestant: Contestant, samples: RandomSamples, lengths: list[int], answer_share: float
-) -> dict[str, float | None]:
+def step_cost(contestant: Contestant, shape: HeadConfig, lengths: list[int], answer_share: float) -> dict[str, Any]:
     """Return the median step, the rate in documents' tokens, and the memory."""
     torch._dynamo.reset()  # what has seen one size is compiled for all when it sees another, and is slower then
+    samples = RandomSamples(shape, torch.bfloat16, seed=0)
     turns = [answered(length, answer_share) for length in lengths]
     batch = contestant.batch([samples.sample(f"p{number}", each) for number, each in enumerate(turns)])
     for _ in range(WARM_UP):
         contestant.step(batch)
     if on_gpu():
         torch.cuda.reset_peak_memory_stats()
-    seconds = [seconds_of(lambda: contestant.step(batch)) for _ in range(REPEATS if on_gpu() else 2)]
+    seconds = [seconds_of(partial(contestant.step, batch)) for _ in range(REPEATS if on_gpu() else 2)]
     median = statistics.median(seconds)
     return {
         "step_ms": 1000 * median,
@@ -234,24 +233,26 @@ def heads(options: argparse.Namespace) -> dict[str, Any]:
     folders = {f"{name}, {point['head']}": Path(point["head"]) for name, curve in curves.items() for point in curve}
     options.target, options.held_out = options.target.resolve(), options.held_out.resolve()
     chains = compared((options.folder / "compared").resolve(), folders, options)
+    of_all = [chain for chain in chains if chain.startswith("all,")]
     for name, curve in curves.items():
         for point in curve:
             way = f"{name}, {point['head']}"
-            point["accept_length"] = {chain: chains[chain][way]["accept_length"] for chain in chains}
+            point["accept_length"] = {chain: chains[chain][way]["accept_length"] for chain in of_all}
             point["head"] = Path(point["head"]).name
-    return {"curves": curves, **seconds_to_the_same(curves, GOAL_CHAIN)}
+    return {"curves": curves, **seconds_to_the_same(curves, GOAL)}
 
 
 def seconds_to_the_same(curves: dict[str, list[dict[str, Any]]], chain: str) -> dict[str, Any]:
-    """Return what the best SpecForge head accepts at its end, and what every run took until then: None, it never did."""
+    """Return what the best SpecForge head accepts at its end, and the seconds of every run until then, if ever."""
     theirs = [curve for name, curve in curves.items() if name.startswith("SpecForge")]
     goal = max(curve[-1]["accept_length"][chain] for curve in theirs)
     taken = {
         name: next((point["seconds"] for point in curve if point["accept_length"][chain] >= goal), None)
         for name, curve in curves.items()
     }
-    first = min(taken[name] for name in taken if name.startswith("SpecForge") and taken[name] is not None)
-    shares = {name: seconds / first for name, seconds in taken.items() if seconds is not None}
+    reached = {name: seconds for name, seconds in taken.items() if seconds is not None}
+    first = min(seconds for name, seconds in reached.items() if name.startswith("SpecForge"))
+    shares = {name: seconds / first for name, seconds in reached.items()}
     return {"chain": chain, "accept_length": goal, "seconds_until": taken, "share_of_specforge": shares}
 
 
@@ -260,27 +261,27 @@ def train(given: dict[str, Any]) -> list[dict[str, Any]]:
     config = composed(["run_dir=.", *given["overrides"]])
     torch.set_float32_matmul_precision(config.matmul_precision)
     data, _ = build_training(config)
-    epochs = range(config.trainer.max_epochs)
-    plans: list[EpochPlan] = [
-        plan_epoch(
-            data.train_samples, pack_tokens=data.pack_tokens, world_size=1, accumulate=1,
-            shuffle_seed=hash64(config.seed, epoch),
-        )[0]
-        for epoch in epochs
-    ]  # fmt: skip
+    one_rank = {"pack_tokens": data.pack_tokens, "world_size": 1, "accumulate": 1}
+    plans = [
+        plan_epoch(data.train_samples, **one_rank, shuffle_seed=hash64(config.seed, epoch))[0]
+        for epoch in range(config.trainer.max_epochs)
+    ]
     make = maker(config, given.get("lr"), sum(map(len, plans)))
 
-    def batches(contestant: Contestant, planned: Sequence[Any]) -> list[Any]:
+    def batches(contestant: Contestant, planned: Sequence[PlannedPack]) -> list[Any]:
         return [contestant.batch([data.read(ref) for ref in pack.samples]) for pack in planned]
 
+    def steps(contestant: Contestant, batches: list[Any]) -> None:
+        for batch in batches:
+            contestant.step(batch)
+
     contestant = make()  # compiles what is compiled once, for the one that is trained
-    for batch in batches(contestant, plans[0][:WARM_UP]):
-        contestant.step(batch)
+    steps(contestant, batches(contestant, plans[0][:WARM_UP]))
     contestant = make()
     curve, seconds, done = [], 0.0, 0
     for epoch, plan in enumerate(plans, start=1):
         there = batches(contestant, plan)
-        seconds += seconds_of(lambda there=there: [contestant.step(batch) for batch in there])
+        seconds += seconds_of(partial(steps, contestant, there))
         done += len(there)
         folder = Path(given["heads"]) / f"{given['name']}-epoch{epoch}"
         folder.mkdir(parents=True, exist_ok=True)
