@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from result import write_result
-from scipy.stats import t as student
 
 ROOT = Path(__file__).parent.parent
 ASSETS = ROOT / "tests" / "assets"
@@ -123,6 +122,8 @@ def summary(seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def change(base: Sequence[float], other: Sequence[float]) -> dict[str, Any]:
     """Return the mean change of pairs as a share, with a 95 % interval where there are several."""
+    from scipy.stats import t as student  # here alone: race.py trains where it is not installed
+
     shares = [ours / theirs - 1 for theirs, ours in zip(base, other, strict=True)]
     mean = statistics.mean(shares)
     if len(shares) == 1:

@@ -1,0 +1,358 @@
+"""SpecForge's training and ours on one machine: a step, and the GPU-seconds until heads accept as much.
+
+    git -C SPECFORGE archive HEAD specforge | tar x -C TREE && git -C SPECFORGE rev-parse HEAD > TREE/COMMIT
+    python benchmarks/race.py --specforge TREE --folder DIR --out benchmarks/results/race.json
+    python benchmarks/race.py --specforge TREE --folder DIR --out benchmarks/results/race.json \\
+        --store STORE --target TARGET --held-out FILE
+    python benchmarks/race.py --specforge TREE --folder DIR --out /tmp/race.json --small        # also on the CPU
+
+The step: forward, backward, clipping and optimizer on documents of random numbers, with a head of Llama-3.1-8B's shape,
+K = 7, D = 32,000. Tokens are those of the documents, memory is the most that was allocated. SpecForge goes in each
+layout (race_specforge.py), and the fastest of them counts.
+
+The heads: EAGLE-3 of one shape and draft vocabulary, on the same samples in the same packs and order, each by its own
+recipe. SpecForge's is its optimizer with each of --lr (its examples have 1e-4, and a document a step), ours that of
+--experiment with --ways. GPU-seconds are those of the steps: an epoch's packs lie on the GPU before its clock starts.
+The heads of every epoch decode the held-out prompts, and ours are held against the SpecForge head that accepts most at
+its end.
+
+Both train K steps weighted by 0.8^k against the teacher's probabilities on the draft vocabulary, and leave out rows
+whose teacher is outside. What differs: SpecForge's weights are bf16 over float32 masters, and its lm_head starts at
+random. It trains row t at step k where x_{t+k} is an answer token: not the last prompt token's row, with which serving
+starts, but chains that begin in the prompt. Its loss is a mean over all rows, prompts and padding too.
+
+Each contestant runs in a process of its own, whose result and log lie in DIR; a result that lies there is taken as it
+is, and one that fails is left out of the steps.
+"""
+
+import argparse
+import json
+import logging
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch._dynamo
+from omegaconf import DictConfig
+from random_head import LLAMA_8B, SMALL, RandomSamples, answered, random_head
+from result import write_result
+from torch import nn
+from train_step import Step, composed, device, on_gpu, random_step, without_overflow
+from training_ways import compared
+
+from eagle3.data.plan import PlannedPack, plan_epoch
+from eagle3.features.sample import Sample
+from eagle3.features.split import hash64
+from eagle3.head.batch import TttBatch, ttt_batch
+from eagle3.head.draft_head import HeadConfig
+from eagle3.serving.head.format import save_head
+from eagle3.storage.files import read_json, write_json
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT))  # of the entry script
+from train import build_training  # noqa: E402
+
+WARM_UP, REPEATS = 3, 20
+BATCHES = {  # lengths of documents, share of answers
+    "[128, 256, 512, 2048], a quarter prompt": ([128, 256, 512, 2048], 0.75),
+    "1 x 4,096": ([4096], 1.0),
+    "1 x 16,384": ([16384], 1.0),
+}
+SMALL_BATCHES = {"[12, 24, 48], a quarter prompt": ([12, 24, 48], 0.75), "1 x 64": ([64], 1.0)}
+LAYOUTS = {  # of SpecForge
+    "joined": {"layout": "joined", "compact_teacher": False},
+    "joined, compact teacher": {"layout": "joined", "compact_teacher": True},
+    "padded": {"layout": "padded", "compact_teacher": False},
+    "alone": {"layout": "alone", "compact_teacher": False},
+}
+OURS: dict[str, list[str]] = {"bf16": [], "fp8": ["kernels.fp8=true"]}
+LAYERS = [2, 16, 29]  # of a head of random numbers
+GOAL = "all, chain of 7, greedy"
+PLAIN_HEAD = ["model=eagle3", "model.intermediate_size=null"]  # what SpecForge trains
+
+
+class Contestant(Protocol):
+    def batch(self, samples: list[Sample]) -> Any:
+        """Return what `step` takes, on the device."""
+
+    def step(self, batch: Any) -> None:
+        """Forward, backward and optimizer step."""
+
+    def save(self, folder: Path) -> None:
+        """Write the head in SGLang's format."""
+
+
+class Ours:
+    """What HeadTraining computes and its optimizer, without Lightning around them."""
+
+    def __init__(self, step: Step, clip: float, *, total_steps: int, capture_layers: list[int]) -> None:
+        self.compute, self.clip, self.capture_layers = step, clip, capture_layers
+        self.head = step.module.head
+        self.optimizer, self.schedule = step.module.optim.build(self.head, total_steps)
+
+    def batch(self, samples: list[Sample]) -> TttBatch:
+        return ttt_batch(samples, ttt_steps=self.compute.module.ttt_steps).to(device())
+
+    def step(self, batch: TttBatch) -> None:
+        self.compute(batch)
+        nn.utils.clip_grad_norm_(self.head.parameters(), self.clip)
+        self.optimizer.step()
+        self.schedule.step()
+
+    def save(self, folder: Path) -> None:
+        save_head(folder, self.head, self.capture_layers, "bfloat16")
+
+
+def main(arguments: list[str]) -> None:
+    if arguments[:1] == ["--worker"]:
+        given = json.loads(arguments[1])
+        logging.basicConfig(level=logging.INFO, format="%(message)s")  # which kernels were chosen, and why
+        write_json(Path(given["out"]), {"curve": train(given)} if "heads" in given else time_steps(given))
+        return
+    options = parsed(arguments)
+    result: dict[str, Any] = {"specforge": (options.specforge / "COMMIT").read_text().strip()}
+    result["steps"] = steps(options)
+    write_result(options.out, result, arguments)
+    if options.store:
+        result["heads"] = heads(options)
+        write_result(options.out, result, arguments)
+    print(json.dumps(result, indent=1))
+
+
+def parsed(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--specforge", type=Path, required=True, help="its tree, and COMMIT in it")
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--small", action="store_true", help="steps of tiny sizes, also on the CPU: does it run?")
+    parser.add_argument("--store", type=Path, help="features of TARGET")
+    parser.add_argument("--target", type=Path)
+    parser.add_argument("--held-out", type=Path, help="prompts")
+    parser.add_argument("--limit", type=int, default=400, help="of them")
+    parser.add_argument("--lr", type=float, nargs="+", default=[1e-4, 1e-3], help="of SpecForge")
+    parser.add_argument("--experiment", default="head_quality", help="our recipe")
+    parser.add_argument("--ways", type=json.loads, default={"recipe": []}, help="names and overrides of ours, as JSON")
+    parser.add_argument("overrides", nargs="*", help="of train.py for every head, e.g. trainer.max_epochs=2")
+    options = parser.parse_intermixed_args(arguments)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    options.temperatures = [0.0]  # of `compared`
+    return options
+
+
+# --- the step --------------------------------------------------------------------------------------------------------
+
+
+def steps(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return for each batch what every contestant needs, and how many times the best SpecForge's rate ours are."""
+    batches = SMALL_BATCHES if options.small else BATCHES
+    several = [name for name, (lengths, _) in batches.items() if len(lengths) > 1]
+    ways: dict[str, dict[str, Any]] = {}
+    for way, overrides in OURS.items():
+        ways[way] = {"batches": list(batches), "overrides": overrides}
+    for way, layout in LAYOUTS.items():
+        ways[f"SpecForge, {way}"] = {"batches": list(batches) if layout["layout"] == "joined" else several, **layout}
+    if not on_gpu():  # neither runs there
+        ways = {way: own for way, own in ways.items() if way != "fp8" and own.get("layout") != "joined"}
+    found = {way: worked(options, f"step {way}", {**own, "small": options.small}) or {} for way, own in ways.items()}
+    rows = []
+    for name in batches:
+        costs = {way: found[way][name] for way in ways if found[way].get(name)}
+        theirs = [cost["tokens_per_s"] for way, cost in costs.items() if way not in OURS]
+        ratios = {way: costs[way]["tokens_per_s"] / max(theirs) for way in OURS if theirs and way in costs}
+        rows.append({"batch": name, "costs": costs, "over_fastest_specforge": ratios})
+    return rows
+
+
+def time_steps(given: dict[str, Any]) -> dict[str, Any]:
+    """Return what one contestant needs for each batch; nothing where it does not fit into the GPU's memory."""
+    config = composed(given.get("overrides", []))
+    torch.set_float32_matmul_precision(config.matmul_precision)
+    shape = SMALL if given["small"] else LLAMA_8B
+    contestant = of_random_numbers(given, config, shape)
+    batches = SMALL_BATCHES if given["small"] else BATCHES
+    costs = {name: partial(step_cost, contestant, shape, *batches[name]) for name in given["batches"]}
+    return {name: without_overflow(cost) for name, cost in costs.items()}
+
+
+def of_random_numbers(given: dict[str, Any], config: DictConfig, shape: HeadConfig) -> Contestant:
+    total = 1000  # steps of a schedule that ends behind what is timed
+    if "layout" not in given:
+        clip = config.trainer.gradient_clip_val
+        return Ours(random_step(shape, config), clip, total_steps=total, capture_layers=LAYERS)
+    from race_specforge import SpecForge
+
+    target = torch.randn(shape.vocab_size, shape.hidden_size, dtype=torch.bfloat16, device=device())
+    target[shape.draft_vocab_size :] /= 2  # no teacher's first choice: else most rows would carry no loss
+    return SpecForge(
+        random_head(shape), target, target, capture_layers=LAYERS, ttt_steps=config.ttt_steps, total_steps=total,
+        lr=1e-4, layout=given["layout"], compact_teacher=given["compact_teacher"], row_tokens=None, device=device(),
+    )  # fmt: skip
+
+
+def step_cost(contestant: Contestant, shape: HeadConfig, lengths: list[int], answer_share: float) -> dict[str, Any]:
+    """Return the median step, the rate in documents' tokens, and the memory."""
+    torch._dynamo.reset()  # what has seen one size is compiled for all when it sees another, and is slower then
+    samples = RandomSamples(shape, torch.bfloat16, seed=0)
+    turns = [answered(length, answer_share) for length in lengths]
+    batch = contestant.batch([samples.sample(f"p{number}", each) for number, each in enumerate(turns)])
+    for _ in range(WARM_UP):
+        contestant.step(batch)
+    if on_gpu():
+        torch.cuda.reset_peak_memory_stats()
+    seconds = [seconds_of(partial(contestant.step, batch)) for _ in range(REPEATS if on_gpu() else 2)]
+    median = statistics.median(seconds)
+    return {
+        "step_ms": 1000 * median,
+        "slowest_ms": 1000 * max(seconds),
+        "tokens_per_s": sum(lengths) / median,
+        "peak_gb": torch.cuda.max_memory_allocated() / 1e9 if on_gpu() else None,
+    }
+
+
+# --- the heads -------------------------------------------------------------------------------------------------------
+
+
+def heads(options: argparse.Namespace) -> dict[str, Any]:
+    """Train and decode all; return the curves, and the GPU-seconds to what the best SpecForge head accepts."""
+    overrides = [f"experiment={options.experiment}", *PLAIN_HEAD, f"data.path={options.store.resolve()}"]
+    overrides += options.overrides
+    given = {"heads": str((options.folder / "heads").resolve())}
+    runs = {f"SpecForge, lr {lr:g}": {**given, "lr": lr, "overrides": overrides} for lr in options.lr}
+    runs |= {f"ours, {way}": {**given, "overrides": [*overrides, *own]} for way, own in options.ways.items()}
+    trained = {name: worked(options, name, {**run, "name": file_name(name)}) for name, run in runs.items()}
+    if not all(trained.values()):
+        sys.exit("not all heads were trained")
+    curves = {name: found["curve"] for name, found in trained.items()}
+    folders = {f"{name}, {point['head']}": Path(point["head"]) for name, curve in curves.items() for point in curve}
+    options.target, options.held_out = options.target.resolve(), options.held_out.resolve()
+    chains = compared((options.folder / "compared").resolve(), folders, options)
+    of_all = [chain for chain in chains if chain.startswith("all,")]
+    for name, curve in curves.items():
+        for point in curve:
+            way = f"{name}, {point['head']}"
+            point["accept_length"] = {chain: chains[chain][way]["accept_length"] for chain in of_all}
+            point["head"] = Path(point["head"]).name
+    return {"curves": curves, **seconds_to_the_same(curves, GOAL)}
+
+
+def seconds_to_the_same(curves: dict[str, list[dict[str, Any]]], chain: str) -> dict[str, Any]:
+    """Return what the best SpecForge head accepts at its end, and the seconds of every run until then, if ever."""
+    theirs = [curve for name, curve in curves.items() if name.startswith("SpecForge")]
+    goal = max(curve[-1]["accept_length"][chain] for curve in theirs)
+    taken = {
+        name: next((point["seconds"] for point in curve if point["accept_length"][chain] >= goal), None)
+        for name, curve in curves.items()
+    }
+    reached = {name: seconds for name, seconds in taken.items() if seconds is not None}
+    first = min(seconds for name, seconds in reached.items() if name.startswith("SpecForge"))
+    shares = {name: seconds / first for name, seconds in reached.items()}
+    return {"chain": chain, "accept_length": goal, "seconds_until": taken, "share_of_specforge": shares}
+
+
+def train(given: dict[str, Any]) -> list[dict[str, Any]]:
+    """Train a head, save it after every epoch, and return the seconds that its steps took up to there."""
+    config = composed(["run_dir=.", *given["overrides"]])
+    torch.set_float32_matmul_precision(config.matmul_precision)
+    data, _ = build_training(config)
+    one_rank = {"pack_tokens": data.pack_tokens, "world_size": 1, "accumulate": 1}
+    plans = [
+        plan_epoch(data.train_samples, **one_rank, shuffle_seed=hash64(config.seed, epoch))[0]
+        for epoch in range(config.trainer.max_epochs)
+    ]
+    make = maker(config, given.get("lr"), sum(map(len, plans)))
+
+    def batches(contestant: Contestant, planned: Sequence[PlannedPack]) -> list[Any]:
+        return [contestant.batch([data.read(ref) for ref in pack.samples]) for pack in planned]
+
+    def steps(contestant: Contestant, batches: list[Any]) -> None:
+        for batch in batches:
+            contestant.step(batch)
+
+    contestant = make()  # compiles what is compiled once, for the one that is trained
+    steps(contestant, batches(contestant, plans[0][:WARM_UP]))
+    contestant = make()
+    curve, seconds, done = [], 0.0, 0
+    for epoch, plan in enumerate(plans, start=1):
+        there = batches(contestant, plan)
+        seconds += seconds_of(partial(steps, contestant, there))
+        done += len(there)
+        folder = Path(given["heads"]) / f"{given['name']}-epoch{epoch}"
+        folder.mkdir(parents=True, exist_ok=True)
+        contestant.save(folder)
+        curve.append({"epoch": epoch, "steps": done, "seconds": seconds, "head": str(folder)})
+        print(curve[-1], flush=True)
+    return curve
+
+
+def maker(config: DictConfig, lr: float | None, total_steps: int) -> Callable[[], Contestant]:
+    """Return what makes a fresh contestant: SpecForge with its learning rate, without one ours."""
+
+    def make() -> Contestant:
+        torch.manual_seed(config.seed)
+        data, module = build_training(config)
+        layers = data.source.made_from.capture_layers
+        if lr is None:
+            clip = config.trainer.gradient_clip_val
+            return Ours(Step(module, config), clip, total_steps=total_steps, capture_layers=layers)
+        from race_specforge import SpecForge
+
+        return SpecForge(
+            module.head, *data.source.target_weights(), capture_layers=layers, ttt_steps=config.ttt_steps,
+            total_steps=total_steps, lr=lr, layout="joined" if on_gpu() else "alone", compact_teacher=False,
+            row_tokens=data.pack_tokens, device=device(),
+        )  # fmt: skip
+
+    return make
+
+
+# --- both ------------------------------------------------------------------------------------------------------------
+
+
+def worked(options: argparse.Namespace, name: str, given: dict[str, Any]) -> Any:
+    """Return what a contestant's process found, or None where it ended with an error."""
+    out = options.folder / f"{file_name(name)}.json"
+    if not out.exists():
+        of_specforge = [str(options.specforge.resolve())] if {"layout", "lr"} & set(given) else []
+        paths = [*of_specforge, str(ROOT), os.environ.get("PYTHONPATH", "")]
+        command = [sys.executable, __file__, "--worker", json.dumps({**given, "out": str(out.resolve())})]
+        print("$", *command[1:], flush=True)
+        # Without a GPU nothing is compiled: it is only asked whether it runs.
+        quick = {} if on_gpu() else {"TORCHDYNAMO_DISABLE": "1"}
+        with out.with_suffix(".log").open("wb") as log:
+            subprocess.run(
+                command, env={**os.environ, **quick, "PYTHONPATH": os.pathsep.join(filter(None, paths))}, stdout=log,
+                stderr=subprocess.STDOUT,
+            )  # fmt: skip
+    if not out.exists():
+        print(f"failed, see {out.with_suffix('.log')}", flush=True)
+        return None
+    return read_json(out, made_by="race.py")
+
+
+def file_name(text: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "-." else "_" for letter in text)
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """Time a call up to the end of what it gave the GPU to do."""
+    synchronize()
+    start = time.perf_counter()
+    work()
+    synchronize()
+    return time.perf_counter() - start
+
+
+def synchronize() -> None:
+    if on_gpu():
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
