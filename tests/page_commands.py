@@ -111,7 +111,7 @@ def run_bash(command: str, folder: Path) -> tuple[int, str]:
 
 def run_script(name: str, arguments: list[str], folder: Path) -> tuple[int, str]:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["page_commands", "precompute", "train", "serve"])
+    context.set_forkserver_preload(["page_commands", "precompute", "eagle3.commands.train", "eagle3.commands.serve"])
     log = folder / ".said"
     process = context.Process(target=_as_script, args=(name, arguments, str(folder), str(log)))
     process.start()

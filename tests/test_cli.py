@@ -33,8 +33,10 @@ import precompute
 import serve
 import train
 from eagle3 import cli
+from eagle3.commands.serve import DO, READ_BY
 from eagle3.features.index import index_name
 from eagle3.features.store import FeatureStore
+from eagle3.settings.serving import ACTIONS
 from eagle3.storage.files import read_jsonl, sha256_file, write_json
 from eagle3.storage.folder import LocalFolder
 from eagle3.storage.records import read_sealed_json
@@ -200,6 +202,10 @@ def test_a_run_is_resumed_in_its_folder(
     assert set(epochs) == {"0", "1", "2"}
     call(*resume)
     assert "has all steps of trainer.max_epochs and max_steps: none added" in caplog.text
+
+
+def test_every_action_is_done_and_says_which_keys_it_reads() -> None:
+    assert ACTIONS == tuple(DO) == tuple(READ_BY)
 
 
 @pytest.mark.parametrize(

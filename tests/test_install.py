@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from stores import ROOT
 
-import serve
+from eagle3.commands import serve
 from eagle3.errors import InputError
 from eagle3.prompts import LIBRARIES, plain_source
 
@@ -150,13 +150,17 @@ def test_the_prompts_stage_without_its_extra_says_so_in_one_line(tmp_path: Path)
 def test_bench_and_tune_ask_for_their_extra_first(monkeypatch: pytest.MonkeyPatch, action: str) -> None:
     monkeypatch.setitem(sys.modules, "scipy", None)
     with pytest.raises(InputError, match=rf"action={action} needs the package scipy; .*'eagle3\[bench\]'"):
-        serve.ACTIONS[action](OmegaConf.create())
+        serve.DO[action](OmegaConf.create())
 
 
 @pytest.mark.parametrize("script", ["train.py", "precompute.py", "serve.py"])
-def test_a_command_shows_its_settings_without_the_extras(without_extras: dict[str, str], script: str) -> None:
-    done = run(without_extras, script, "--cfg", "job")
+def test_a_command_shows_its_settings_at_once_and_without_the_extras(
+    without_extras: dict[str, str], script: str
+) -> None:
+    done = run(without_extras, "-X", "importtime", script, "--cfg", "job")
     assert done.returncode == 0, done.stderr
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "hydra" in loaded and not {"torch", "lightning", "transformers"} & loaded  # seconds of each
 
 
 def test_formats_and_folders_that_need_the_extra_name_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

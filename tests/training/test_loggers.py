@@ -14,10 +14,10 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict, read_write
 from stores import CONF, ROOT
 
+from eagle3.commands.train import build_loggers
 from eagle3.errors import InputError
 from eagle3.training import loggers
 from eagle3.training.loggers import EXTRAS, MetricsCSV, MlflowRun, WandbRun, log_settings, searchable
-from train import build_loggers
 
 
 def rows(directory: Path) -> list[dict[str, str]]:

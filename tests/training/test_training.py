@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from stores import CONF, IDENTITY, ROOT, random_samples, write_store
 
 from eagle3 import cli
+from eagle3.commands.train import build_loggers, build_training, chosen_precision
 from eagle3.errors import InputError, Interrupted
 from eagle3.features.split import split_fraction
 from eagle3.head.attention import DenseAttention, PaddedAttention
@@ -27,7 +28,6 @@ from eagle3.head.layer import PlainLayer
 from eagle3.head.loss import UnrollLoss
 from eagle3.settings.check import check_settings
 from eagle3.training.checkpoint import read_resumed, require_checkpoint_fits, require_own_folder
-from train import build_loggers, build_training, chosen_precision
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*GPU available but not used.*",
