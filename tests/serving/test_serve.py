@@ -3,7 +3,6 @@
 import json
 import shlex
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import torch
 from exported_head import Editable, errors, random_head, save_checkpoint, tiny_facts, tiny_target, with_record
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
+from scripts import run_script
 from stores import ROOT
 
 from eagle3 import cli
@@ -42,8 +42,7 @@ def test_a_command_in_a_stored_report_composes_today() -> None:
 
 
 def serve(*settings: str, cwd: Path) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(ROOT / "serve.py"), *settings]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+    return run_script("serve", *settings, cwd=cwd)
 
 
 def save_run(folder: Path, trained: TrainedHead, *, target: str) -> None:
