@@ -49,7 +49,7 @@ def test_features_whose_command_is_killed_while_it_uploads_are_those_of_one_that
     (tmp_path / "prompts.jsonl").write_text("".join(lines))
     stages = (
         "precompute", f"target.path={ASSETS}/tiny", "target.device=cpu", f"out_dir={tmp_path}/data",
-        "features.batch_tokens=64", "features.shard_mb=0.2",
+        "features.batch_tokens=64", "features.shard_mb=0.2", "features.dtype=bfloat16",
     )  # fmt: skip
     finished(*stages, f"prompts.path={tmp_path}/prompts.jsonl", "prompts/privacy=off", "answers=imported")
     with s3_server():
