@@ -174,7 +174,7 @@ def test_a_machine_that_is_lost_costs_some_seconds_and_another_ends_the_stages(s
         return [
             f"target.path={ASSETS}/tiny", "target.device=cpu",
             f"prompts.path={tmp_path}/prompts.jsonl", "prompts/privacy=off", f"out_dir={out_dir}", "save_every_s=0.01",
-            "responses.max_new_tokens=48", "answers.batch_size=4", "answers.window=4", "features.shard_mb=1",
+            "responses.max_new_tokens=16", "answers.batch_size=4", "answers.window=4", "features.shard_mb=1",
         ]  # fmt: skip
 
     def started(where: str, out_dir: str) -> Script:
