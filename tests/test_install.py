@@ -5,7 +5,8 @@ import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -66,9 +67,14 @@ def imports(path: Path) -> set[str]:
     return found - set(sys.stdlib_module_names) - {"eagle3", "eagle3_fp8"}
 
 
+@cache
+def distributions_of() -> Mapping[str, list[str]]:
+    return packages_distributions()  # reads what every installed package holds: seconds
+
+
 def imported() -> Iterator[tuple[str, str, set[str]]]:
     """Each import of the package and the entry scripts: its file, its name, the distributions that may bring it."""
-    brought_by = packages_distributions()
+    brought_by = distributions_of()
     for path in [
         *sorted((ROOT / "eagle3").rglob("*.py")),
         *(ROOT / f"{name}.py" for name in ("train", "precompute", "serve")),
@@ -88,7 +94,7 @@ def test_every_import_is_declared_in_the_core_or_in_the_extra_of_its_folder() ->
 def test_what_a_command_asks_for_is_what_its_extra_brings_and_its_code_imports(
     extra: str, libraries: tuple[str, ...]
 ) -> None:
-    brought_by = packages_distributions()
+    brought_by = distributions_of()
     assert {canonicalize_name(brought_by[name][0]) for name in libraries} == EXTRAS[extra]
     places = NEEDS_EXTRA[extra] + (NEEDS_EXTRA["engine"] if extra == "bench" else ())  # which `bench` brings
     assert set(libraries) <= {name for file, name, _ in imported() if file.startswith(places)}
