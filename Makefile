@@ -10,9 +10,9 @@ quickstart: .venv/ready  ## prompts → answers → features → training → ex
 test: .venv/ready  ## lint, types, the order of the rooms, tests
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
-	.venv/bin/mypy
+	.venv/bin/mypy --num-workers 2
 	.venv/bin/lint-imports
-	.venv/bin/python -m pytest -n 2
+	.venv/bin/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder  # a file in one process, in our order
 
 docs: .venv/ready  ## the site of the pages, in build/site; a link that leads nowhere ends it
 	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict --config-file docs/site/mkdocs.yml

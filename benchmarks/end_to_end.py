@@ -33,7 +33,7 @@ from eagle3.head.batch import ttt_batch
 
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT))  # of the entry script
-from train import build_training  # noqa: E402
+from eagle3.commands.train import build_training  # noqa: E402
 
 PACKS = 8  # on the GPU at once
 

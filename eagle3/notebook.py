@@ -23,6 +23,7 @@ from omegaconf import DictConfig
 
 from eagle3 import ROOT, cli
 from eagle3.answers.chat import Chat
+from eagle3.commands.train import build_loggers, build_trainer, build_training
 from eagle3.decoding.speculate import Speculator
 from eagle3.errors import InputError
 from eagle3.features.joined import open_source
@@ -42,7 +43,7 @@ def make_store(out_dir: str | Path, *overrides: str) -> FeatureSource:
     """Clean prompts, let the target answer them, store its features below `out_dir`, and open that store.
 
     `overrides` are those of `python precompute.py`: target.path and prompts.path must be among them."""
-    config, script = _composed("precompute", f"out_dir={out_dir}", *overrides), _script("precompute")
+    config, script = _composed("precompute", f"out_dir={out_dir}", *overrides), _precompute()
     script.choose_engine(config)
     script.run_stages(config, ["prompts", "responses", "features"])
     return open_source(config.features.path or f"{out_dir}/features")
@@ -55,11 +56,10 @@ def train_head(store: str | Path, run_dir: str | Path, *overrides: str, watch: W
     `overrides` are those of `python train.py`. `watch` is called with the step and the latest values of all metrics
     after each step that is logged and after each validation."""
     config = _composed("train", f"data.path={store}", f"run_dir={run_dir}", *overrides)
-    script = _script("train")
     lightning.seed_everything(config.seed, verbose=False)
     torch.set_float32_matmul_precision(config.matmul_precision)
-    data, module = script.build_training(config)
-    trainer = script.build_trainer(config, script.build_loggers(config, 0))
+    data, module = build_training(config)
+    trainer = build_trainer(config, build_loggers(config, 0))
     if watch is not None:
         trainer.callbacks.append(_Watching(watch))  # type: ignore[attr-defined]
     trainer.fit(module, datamodule=data)
@@ -124,9 +124,9 @@ def _composed(command: str, *overrides: str) -> DictConfig:
 
 
 @cache
-def _script(name: str) -> ModuleType:
-    """Load an entry script, which in a clone is no part of the package, for the functions that its main calls."""
-    spec = importlib.util.spec_from_file_location(f"eagle3_{name}", ROOT / f"{name}.py")
+def _precompute() -> ModuleType:
+    """Load the entry script, which in a clone is no part of the package, for the functions that its main calls."""
+    spec = importlib.util.spec_from_file_location("eagle3_precompute", ROOT / "precompute.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

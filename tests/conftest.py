@@ -7,6 +7,7 @@ import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
+os.environ["OMP_NUM_THREADS"] = "1"  # of commands too: pytest-xdist runs a process a core, whose threads would wait
 
 import signal
 from collections.abc import Callable, Iterator
@@ -26,7 +27,22 @@ from eagle3.head.draft_head import DraftHead, HeadConfig
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
-torch.set_num_threads(1)  # pytest-xdist runs a process a core; two threads each would wait for one another
+torch.set_num_threads(1)
+
+
+# The files that take minutes, the longest first: one that began last would leave the other processes without work.
+LONG = (
+    "test_cli.py", "test_pages.py", "training/test_training.py", "workers/test_cluster.py", "training/test_sweep.py",
+    "features/test_served.py", "test_kills.py", "test_notebook.py", "training/test_ddp.py", "data/test_ranks.py",
+    "training/test_loggers.py", "serving/server/test_launch.py", "serving/test_serve.py", "serving/bench/test_run.py",
+    "storage/test_out_dir.py", "test_install.py", "serving/compare/test_measure.py", "serving/tune/test_timing.py",
+    "test_numbers.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {ASSETS.parent / name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path, len(LONG)))
 
 
 @pytest.fixture(autouse=True)

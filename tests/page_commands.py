@@ -1,19 +1,17 @@
 """Runs the commands of the pages: each page in a folder of its own that looks like a clone.
 
-The three scripts run in processes that are forked from one that has imported PyTorch: for some thirty commands, that
-would take minutes. Everything else goes to bash.
+The scripts run as tests/scripts.py does it, everything else goes to bash.
 """
 
-import multiprocessing
 import os
 import re
-import runpy
 import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from scripts import Script
 from stores import ROOT
 
 CLONE = ("precompute.py", "train.py", "serve.py", "conf", "eagle3", "tests", "benchmarks")
@@ -110,22 +108,7 @@ def run_bash(command: str, folder: Path) -> tuple[int, str]:
 
 
 def run_script(name: str, arguments: list[str], folder: Path) -> tuple[int, str]:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["page_commands", "precompute", "train", "serve"])
-    log = folder / ".said"
-    process = context.Process(target=_as_script, args=(name, arguments, str(folder), str(log)))
-    process.start()
-    process.join()
-    return process.exitcode or 0, log.read_text()
-
-
-def _as_script(name: str, arguments: list[str], folder: str, log: str) -> None:
-    """In the new process: be `python NAME.py ARGUMENTS`."""
-    os.chdir(folder)
-    with open(log, "w") as said:
-        for stream in (1, 2):
-            os.dup2(said.fileno(), stream)
-    os.environ |= {"OMP_NUM_THREADS": "1", "COLUMNS": "120", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-    sys.argv = [f"{name}.py", *arguments]
-    sys.path.insert(0, str(Path(f"{name}.py").parent))
-    runpy.run_path(f"{name}.py", run_name="__main__")
+    with (folder / ".said").open("w") as said:
+        terminal = {"COLUMNS": "120", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+        status = Script(name, *arguments, cwd=folder, env=terminal, stdout=said, stderr=said).wait()
+    return status, (folder / ".said").read_text()

@@ -4,8 +4,6 @@ command that uses it."""
 import asyncio
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 import urllib.request
@@ -17,7 +15,7 @@ from typing import Any
 from aiohttp import web
 from hydra import compose, initialize_config_dir
 from protocol_server import ProtocolServer
-from stores import ROOT
+from scripts import Script
 
 from eagle3 import cli
 from eagle3.engine.command import LaunchSettings
@@ -99,11 +97,11 @@ class Command:
         self.port = free_port()
         self.out = folder / "out"
         own = [f"launch.port={self.port}", f"launch.env={{{variables}}}", f"hydra.run.dir={self.out}"]
-        words = [sys.executable, "serve.py", *arguments, "launch.check=false", *own]
         self.errors = folder / "stderr"
-        with self.errors.open("w") as file:
-            pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": file, "text": True}
-            self.process = subprocess.Popen(words, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes)
+        reading, writing = os.pipe()
+        self.stdout = os.fdopen(reading)
+        with self.errors.open("w") as file, os.fdopen(writing, "w") as said:
+            self.process = Script("serve", *arguments, "launch.check=false", *own, stdout=said, stderr=file)
 
     def end(self, number: int) -> int:
         self.process.send_signal(number)

@@ -12,7 +12,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -27,14 +26,17 @@ from exported_head import Editable
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict, read_write
+from scripts import Script, run_script
 from stores import ASSETS
 
 import precompute
 import serve
 import train
 from eagle3 import cli
+from eagle3.commands.serve import DO, READ_BY
 from eagle3.features.index import index_name
 from eagle3.features.store import FeatureStore
+from eagle3.settings.serving import ACTIONS
 from eagle3.storage.files import read_jsonl, sha256_file, write_json
 from eagle3.storage.folder import LocalFolder
 from eagle3.storage.records import read_sealed_json
@@ -50,16 +52,6 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:Checkpoint directory.*",
     "ignore:The dirpath has changed.*",  # of the copy of a run
 )
-
-
-def command(script: str, *arguments: str) -> list[str]:
-    return [sys.executable, f"{script}.py", *arguments]
-
-
-def run_script(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """As a user does, in a process of its own."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(command(script, *arguments), cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
 @dataclass(frozen=True)
@@ -102,7 +94,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
         ("train", (*training, f"hydra.run.dir={made.run}")),
         ("serve", ("action=export", f"run={made.run}", f"head={made.head}", "check.min_accept_length=1.0", *SHORT)),
     ):  # fmt: skip
-        done = run_script(script, *arguments)
+        command = [sys.executable, f"{script}.py", *arguments]  # as a user does
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     return made
 
@@ -200,6 +193,10 @@ def test_a_run_is_resumed_in_its_folder(
     assert set(epochs) == {"0", "1", "2"}
     call(*resume)
     assert "has all steps of trainer.max_epochs and max_steps: none added" in caplog.text
+
+
+def test_every_action_is_done_and_says_which_keys_it_reads() -> None:
+    assert ACTIONS == tuple(DO) == tuple(READ_BY)
 
 
 @pytest.mark.parametrize(
@@ -323,9 +320,8 @@ def test_imported_answers_train_under_every_loss_mask(call: Callable[..., Any], 
 
 
 def test_every_key_is_shown() -> None:
-    with ThreadPoolExecutor() as pool:
-        texts = list(pool.map(run_script, MAINS, ["--cfg"] * 3, ["job"] * 3))
-    for script, text in zip(MAINS, texts, strict=True):
+    for script in MAINS:
+        text = run_script(script, "--cfg", "job")
         with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
             keys = OmegaConf.to_container(compose(script))
         assert isinstance(keys, dict)
@@ -341,9 +337,8 @@ def test_what_fails_before_the_task_is_one_line_too(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     overrides = ("optim.bogus=1", f"hydra.run.dir={tmp_path}/file/run")
     messages = ("error: optim.bogus is not a key of this config", f"error: {tmp_path}/file")
-    with ThreadPoolExecutor() as pool:
-        ended = list(pool.map(run_script, ["train", "train"], overrides))
-    for done, message in zip(ended, messages, strict=True):
+    for override, message in zip(overrides, messages, strict=True):
+        done = run_script("train", override)
         assert done.returncode == 1
         assert [line.startswith(message) for line in done.stderr.splitlines()] == [True], done.stderr
 
@@ -389,14 +384,13 @@ def test_a_sweep_over_ranks_has_a_result_of_each_job_that_can_run(world: World, 
     sweep = (
         "-m", f"data.path={world.store}", "data.val_fraction=0.2", "trainer=ddp", "trainer.accelerator=cpu",
         "trainer.precision=32-true", "trainer.devices=2", "trainer.max_steps=2", "trainer.val_check_interval=1",
-        "ttt_steps=2", "optim.lr=1e-3,-1,1e-4", f"hydra.sweep.dir={tmp_path}/sweep",
+        "ttt_steps=2", "optim.lr=-1,1e-4", f"hydra.sweep.dir={tmp_path}/sweep",
     )  # fmt: skip
     done = run_script("train", *sweep)
     assert done.returncode == 1  # of the job with a negative rate
     table = done.stdout[done.stdout.index("rank  val/served_accept_length_2") :].splitlines()[1:]
-    assert [line.split()[-1] for line in table[2:]] == ["optim.lr=-1"], table
-    assert sorted(line.split()[-1] for line in table[:2]) == ["optim.lr=0.0001", "optim.lr=0.001"], table
-    assert (tmp_path / "sweep" / "2" / "checkpoints" / "last.ckpt").is_file()
+    assert [line.split()[-1] for line in table] == ["optim.lr=0.0001", "optim.lr=-1"], table
+    assert (tmp_path / "sweep" / "1" / "checkpoints" / "last.ckpt").is_file()
     again = run_script("train", *sweep)
     assert again.stderr.splitlines()[-1].startswith(f"error: hydra.sweep.dir={tmp_path}/sweep holds an earlier sweep")
 
@@ -621,7 +615,7 @@ def test_a_stopped_precompute_goes_on_where_it_was(world: World, tmp_path: Path,
         "features.batch_tokens=64",
     )  # fmt: skip
     path = tmp_path / "dir" / watched
-    process = subprocess.Popen(command("precompute", *settings), cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    process = Script("precompute", *settings)
     while not (path.exists() and path.stat().st_size):
         assert process.poll() is None
         time.sleep(0.02)
@@ -647,7 +641,7 @@ def test_a_stopped_training_says_how_to_go_on(world: World, tmp_path: Path, stop
         f"hydra.run.dir={tmp_path}",
         "trainer.max_epochs=99",
     )
-    process = subprocess.Popen(command("train", *settings), cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    process = Script("train", *settings)
     while not list(tmp_path.glob("checkpoints/best-*.ckpt")):
         assert process.poll() is None
         time.sleep(0.05)
@@ -662,7 +656,7 @@ def test_a_stopped_training_says_how_to_go_on(world: World, tmp_path: Path, stop
 
 def test_of_two_writers_on_one_folder_the_second_is_told_who_the_first_is(world: World, tmp_path: Path) -> None:
     settings = (*world.precompute, f"out_dir={tmp_path}/dir", "stages=[prompts,responses]")
-    first = subprocess.Popen(command("precompute", *settings), cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    first = Script("precompute", *settings)
     while not (tmp_path / "dir/responses/.lock.json").exists():
         assert first.poll() is None
         time.sleep(0.02)

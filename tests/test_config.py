@@ -8,8 +8,8 @@ from omegaconf import DictConfig, OmegaConf
 from stores import CONF, random_samples, write_store
 
 from eagle3 import cli
+from eagle3.commands.train import build_loggers, build_trainer, build_training
 from eagle3.training.loggers import EXTRAS
-from train import build_loggers, build_trainer, build_training
 
 ROOTS = {
     "train": [

@@ -5,7 +5,8 @@ import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from stores import ROOT
 
-import serve
+from eagle3.commands import serve
 from eagle3.errors import InputError
 from eagle3.prompts import LIBRARIES, plain_source
 
@@ -66,9 +67,14 @@ def imports(path: Path) -> set[str]:
     return found - set(sys.stdlib_module_names) - {"eagle3", "eagle3_fp8"}
 
 
+@cache
+def distributions_of() -> Mapping[str, list[str]]:
+    return packages_distributions()  # reads what every installed package holds: seconds
+
+
 def imported() -> Iterator[tuple[str, str, set[str]]]:
     """Each import of the package and the entry scripts: its file, its name, the distributions that may bring it."""
-    brought_by = packages_distributions()
+    brought_by = distributions_of()
     for path in [
         *sorted((ROOT / "eagle3").rglob("*.py")),
         *(ROOT / f"{name}.py" for name in ("train", "precompute", "serve")),
@@ -88,7 +94,7 @@ def test_every_import_is_declared_in_the_core_or_in_the_extra_of_its_folder() ->
 def test_what_a_command_asks_for_is_what_its_extra_brings_and_its_code_imports(
     extra: str, libraries: tuple[str, ...]
 ) -> None:
-    brought_by = packages_distributions()
+    brought_by = distributions_of()
     assert {canonicalize_name(brought_by[name][0]) for name in libraries} == EXTRAS[extra]
     places = NEEDS_EXTRA[extra] + (NEEDS_EXTRA["engine"] if extra == "bench" else ())  # which `bench` brings
     assert set(libraries) <= {name for file, name, _ in imported() if file.startswith(places)}
@@ -150,13 +156,17 @@ def test_the_prompts_stage_without_its_extra_says_so_in_one_line(tmp_path: Path)
 def test_bench_and_tune_ask_for_their_extra_first(monkeypatch: pytest.MonkeyPatch, action: str) -> None:
     monkeypatch.setitem(sys.modules, "scipy", None)
     with pytest.raises(InputError, match=rf"action={action} needs the package scipy; .*'eagle3\[bench\]'"):
-        serve.ACTIONS[action](OmegaConf.create())
+        serve.DO[action](OmegaConf.create())
 
 
 @pytest.mark.parametrize("script", ["train.py", "precompute.py", "serve.py"])
-def test_a_command_shows_its_settings_without_the_extras(without_extras: dict[str, str], script: str) -> None:
-    done = run(without_extras, script, "--cfg", "job")
+def test_a_command_shows_its_settings_at_once_and_without_the_extras(
+    without_extras: dict[str, str], script: str
+) -> None:
+    done = run(without_extras, "-X", "importtime", script, "--cfg", "job")
     assert done.returncode == 0, done.stderr
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "hydra" in loaded and not {"torch", "lightning", "transformers"} & loaded  # seconds of each
 
 
 def test_formats_and_folders_that_need_the_extra_name_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -6,8 +6,6 @@ KILLS=50 python -m pytest tests/test_kills.py    # the long form of each; by def
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,21 +14,19 @@ from typing import Any
 import pytest
 import torch
 from object_stores import new_folder, s3_server
-from stores import ASSETS, ROOT, random_samples, write_store
+from scripts import Script, run_script
+from stores import ASSETS, random_samples, write_store
 
 from eagle3.features.joined import open_source
 from eagle3.features.repair import find_damage
 from eagle3.storage.place import open_folder
 
 KILLS = int(os.environ.get("KILLS", "2"))
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 pytestmark = pytest.mark.timeout(3600)
 
 
 def finished(*command: str) -> None:
-    done = subprocess.run(
-        [sys.executable, *command], cwd=ROOT, env={**os.environ, **ONE_THREAD}, text=True, capture_output=True
-    )
+    done = run_script(*command)
     assert done.returncode == 0, done.stderr
 
 
@@ -38,10 +34,7 @@ def killed(log: Path, state: Callable[[], Any], drawn: random.Random, *command: 
     """Run a command and kill it up to 0.3 s after `state` has changed; return whether it still ran then."""
     before = state()
     with log.open("wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, *command], cwd=ROOT, env={**os.environ, **ONE_THREAD}, stdout=file, stderr=file,
-            start_new_session=True,
-        )  # fmt: skip
+        process = Script(*command, stdout=file, stderr=file, own_session=True)
     while state() == before and process.poll() is None:
         time.sleep(0.02)
     time.sleep(0.3 * drawn.random())
@@ -55,8 +48,8 @@ def test_features_whose_command_is_killed_while_it_uploads_are_those_of_one_that
     lines = (ASSETS / "prompts" / "train.jsonl").read_text().splitlines(keepends=True)[: 150 + 30 * KILLS]
     (tmp_path / "prompts.jsonl").write_text("".join(lines))
     stages = (
-        "precompute.py", f"target.path={ASSETS}/tiny", "target.device=cpu", f"out_dir={tmp_path}/data",
-        "features.batch_tokens=64", "features.shard_mb=0.2",
+        "precompute", f"target.path={ASSETS}/tiny", "target.device=cpu", f"out_dir={tmp_path}/data",
+        "features.batch_tokens=64", "features.shard_mb=0.2", "features.dtype=bfloat16",
     )  # fmt: skip
     finished(*stages, f"prompts.path={tmp_path}/prompts.jsonl", "prompts/privacy=off", "answers=imported")
     with s3_server():
@@ -82,12 +75,12 @@ def test_features_whose_command_is_killed_while_it_uploads_are_those_of_one_that
 
 def test_a_training_that_is_killed_ends_with_the_weights_of_one_that_is_not(tmp_path: Path) -> None:
     write_store(tmp_path / "store", random_samples(60))
-    steps = 60 + 80 * KILLS
+    steps = 60 + 40 * KILLS
 
     def command(run: Path) -> list[str]:
         last = run / "checkpoints/last.ckpt"
         return [
-            "train.py", f"data.path={tmp_path}/store", f"hydra.run.dir={run}", "trainer=cpu", "data.pack_tokens=48",
+            "train", f"data.path={tmp_path}/store", f"hydra.run.dir={run}", "trainer=cpu", "data.pack_tokens=48",
             "model.draft_vocab_size=16", "ttt_steps=3", "trainer.max_epochs=-1", f"trainer.max_steps={steps}",
             "callbacks.last.every_n_steps=3", "callbacks.early_stopping=null",
             *([f"ckpt_path={last}"] if last.exists() else []),

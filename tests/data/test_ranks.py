@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from functools import partial
@@ -14,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from stores import ROOT, random_samples, write_store
+from scripts import Script
+from stores import random_samples, write_store
 
 from eagle3.data.datamodule import FeatureData
 from eagle3.data.mix import Rules
@@ -98,18 +97,15 @@ def test_a_training_goes_on_with_fewer_processes_and_with_more(tmp_path: Path) -
 
     def train(devices: int, *, stopped: bool) -> dict[str, Any]:
         """Train the epoch, or a few steps of it; return what last.ckpt says then."""
-        command = [
-            sys.executable, "train.py", f"data.path={store}", f"hydra.run.dir={run}", "data.pack_tokens=48",
+        settings = [
+            f"data.path={store}", f"hydra.run.dir={run}", "data.pack_tokens=48",
             "model.draft_vocab_size=16", "ttt_steps=3", "trainer=ddp", "trainer.accelerator=cpu",
             "trainer.precision=32-true", f"trainer.devices={devices}", "trainer.max_epochs=1",
             "callbacks.last.every_n_steps=1", *([f"ckpt_path={last}"] if last.exists() else []),
         ]  # fmt: skip
         version = last.stat().st_mtime_ns if last.exists() else 0
         with log.open("wb") as file:
-            process = subprocess.Popen(
-                command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=file, stderr=file,
-                start_new_session=True,
-            )  # fmt: skip
+            process = Script("train", *settings, stdout=file, stderr=file, own_session=True)
         while stopped and process.poll() is None and not (last.exists() and last.stat().st_mtime_ns > version):
             time.sleep(0.01)
         if stopped:

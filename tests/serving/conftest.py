@@ -33,4 +33,4 @@ def started(tmp_path: Path) -> Iterator[Any]:
     for command in commands:
         command.process.kill()
         command.process.wait()
-        command.process.stdout.close()
+        command.stdout.close()

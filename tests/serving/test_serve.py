@@ -3,7 +3,6 @@
 import json
 import shlex
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,16 +11,17 @@ import torch
 from exported_head import Editable, errors, random_head, save_checkpoint, tiny_facts, tiny_target, with_record
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
+from scripts import run_script
 from stores import ROOT
 
 from eagle3 import cli
+from eagle3.commands.serve import export_head as export_action
 from eagle3.errors import InputError
 from eagle3.serving.check.finding import Finding
 from eagle3.serving.head.export import TrainedHead, export_head
 from eagle3.serving.head.files import read_files
 from eagle3.storage.files import read_json, write_jsonl
 from eagle3.target.model import Target
-from serve import export_head as export_action
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +42,7 @@ def test_a_command_in_a_stored_report_composes_today() -> None:
 
 
 def serve(*settings: str, cwd: Path) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(ROOT / "serve.py"), *settings]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+    return run_script("serve", *settings, cwd=cwd)
 
 
 def save_run(folder: Path, trained: TrainedHead, *, target: str) -> None:

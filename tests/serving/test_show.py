@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +11,7 @@ import pytest
 import torch
 from exported_head import tiny_target
 from fitted_head import CHAIN, TREE
-from stores import ROOT
+from scripts import run_script
 
 from eagle3.decoding.drafter import Tree
 from eagle3.decoding.speculate import Decoded, Measurement, Round, Speculator
@@ -113,12 +111,11 @@ def prompts_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_page_of_the_command_says_what_the_decoder_did(
     shape: dict[str, int], head_folder: Path, tiny_path: Path, prompts_file: Path, tmp_path: Path
 ) -> None:
-    command = [
-        sys.executable, str(ROOT / "serve.py"), "action=show", f"target.path={tiny_path}", "target.dtype=float32",
+    done = run_script(
+        "serve", "action=show", f"target.path={tiny_path}", "target.dtype=float32",
         f"head={head_folder}", f"prompts.path={prompts_file}", "limit=3", "max_new_tokens=16", "out=new/page.html",
-        *(f"{key}={value}" for key, value in shape.items()),
-    ]  # fmt: skip
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        *(f"{key}={value}" for key, value in shape.items()), cwd=tmp_path,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = Page((tmp_path / "new/page.html").read_text(encoding="utf-8"))
     assert needs_nothing_else(found)

@@ -4,8 +4,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from object_stores import new_folder, s3_server
-from stores import ASSETS, ROOT, open_store
+from scripts import Script
+from stores import ASSETS, open_store
 
 import eagle3.storage.out_dir
 from eagle3.errors import InputError
@@ -171,19 +170,16 @@ def test_a_machine_that_is_lost_costs_some_seconds_and_another_ends_the_stages(s
     (tmp_path / "prompts.jsonl").write_text("".join(lines))
     url = new_folder()
 
-    def command(out_dir: str) -> list[str]:
+    def settings(out_dir: str) -> list[str]:
         return [
-            sys.executable, f"{ROOT}/precompute.py", f"target.path={ASSETS}/tiny", "target.device=cpu",
+            f"target.path={ASSETS}/tiny", "target.device=cpu",
             f"prompts.path={tmp_path}/prompts.jsonl", "prompts/privacy=off", f"out_dir={out_dir}", "save_every_s=0.01",
-            "responses.max_new_tokens=48", "answers.batch_size=4", "answers.window=4", "features.shard_mb=1",
+            "responses.max_new_tokens=16", "answers.batch_size=4", "answers.window=4", "features.shard_mb=1",
         ]  # fmt: skip
 
-    def started(where: str, out_dir: str) -> subprocess.Popen[str]:
+    def started(where: str, out_dir: str) -> Script:
         (tmp_path / where).mkdir()
-        return subprocess.Popen(
-            command(out_dir), cwd=tmp_path / where, env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True,
-            stderr=subprocess.PIPE, start_new_session=True,
-        )  # fmt: skip
+        return Script("precompute", *settings(out_dir), cwd=tmp_path / where, own_session=True)
 
     lost = started("lost", url)
     while not any(name.startswith("state-000003") for name in there(url, "responses")) and lost.poll() is None:

@@ -1,10 +1,7 @@
 """Checkpoints: whole or refused."""
 
 import io
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +9,8 @@ import pytest
 import torch
 from exported_head import FINGERPRINT, random_head, save_checkpoint, tiny_facts, tiny_target
 from object_stores import new_folder, s3_server
-from stores import ROOT, random_samples, write_store
+from scripts import run_script
+from stores import random_samples, write_store
 
 from eagle3.errors import InputError
 from eagle3.storage.folder import write_file
@@ -75,11 +73,9 @@ def test_a_run_elsewhere_goes_on_from_copies_in_a_bucket(tmp_path: Path) -> None
     store = write_store(tmp_path / "store", random_samples(60))
 
     def train(run: str, *overrides: str) -> dict[str, Any]:
-        done = subprocess.run(
-            [sys.executable, "train.py", f"data.path={store}", f"hydra.run.dir={tmp_path}/{run}", "trainer=cpu",
-             "data.pack_tokens=48", "model.draft_vocab_size=16", "ttt_steps=3", "callbacks.early_stopping=null",
-             *overrides],
-            cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True, capture_output=True,
+        done = run_script(
+            "train", f"data.path={store}", f"hydra.run.dir={tmp_path}/{run}", "trainer=cpu", "data.pack_tokens=48",
+            "model.draft_vocab_size=16", "ttt_steps=3", "callbacks.early_stopping=null", *overrides,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return torch.load(tmp_path / run / "checkpoints/last.ckpt", weights_only=True)

@@ -23,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from stores import CONF, random_samples, write_store
 from torch.distributed.tensor import DTensor
 
+from eagle3.commands.train import build_trainer, build_training
 from eagle3.data.datamodule import FeatureData
 from eagle3.errors import Interrupted
 from eagle3.head.attention import DenseAttention
@@ -34,7 +35,6 @@ from eagle3.serving.head.format import load_head, save_head
 from eagle3.training import callbacks
 from eagle3.training.module import HeadTraining
 from tests.training.test_callbacks import CountPerStep
-from train import build_trainer, build_training
 
 RANKS, EPOCHS, CLIP = 2, 2, 0.05  # clipped in every step: the norm must be that of the whole batch's gradient
 TWO_CPUS = ["trainer.accelerator=cpu", f"trainer.devices={RANKS}", "trainer.precision=32-true"]

@@ -1,7 +1,6 @@
 """Loggers: metrics.csv across a resume, W&B offline with config, git revision and store."""
 
 import csv
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +11,13 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict, read_write
+from scripts import run_script
 from stores import CONF, ROOT
 
+from eagle3.commands.train import build_loggers
 from eagle3.errors import InputError
 from eagle3.training import loggers
 from eagle3.training.loggers import EXTRAS, MetricsCSV, MlflowRun, WandbRun, log_settings, searchable
-from train import build_loggers
 
 
 def rows(directory: Path) -> list[dict[str, str]]:
@@ -56,13 +56,12 @@ def test_a_new_run_in_an_old_folder_starts_a_new_file(tmp_path: Path) -> None:
 
 def test_a_wandb_sweep_has_one_run_a_job_with_config_revision_and_store(tmp_path: Path, store_path: Path) -> None:
     sweep = tmp_path / "sweep"
-    command = [
-        sys.executable, "train.py", "-m", f"data.path={store_path}", "data.val_fraction=0.2", "ttt_steps=2",
+    done = run_script(
+        "train", "-m", f"data.path={store_path}", "data.val_fraction=0.2", "ttt_steps=2",
         "trainer=cpu", "trainer.max_epochs=1", "trainer.enable_progress_bar=false", "callbacks.progress=null",
         "logger=wandb", "logger.wandb.offline=true", "optim.lr=1e-4,3e-3", f"hydra.sweep.dir={sweep}",
-    ]  # fmt: skip
-    environment = {**os.environ, "WANDB_MODE": "offline", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+        env={"WANDB_MODE": "offline"},
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     table = done.stdout.splitlines()
     assert "val/served_accept_length_2" in table[-3]
@@ -80,7 +79,6 @@ def test_a_wandb_sweep_has_one_run_a_job_with_config_revision_and_store(tmp_path
         cwd=ROOT,
         capture_output=True,
         text=True,
-        env=environment,
     )
     assert again.stdout.splitlines() == table[-4:]
     assert table[-4] == f"picture: {sweep}/sweep.png" and (sweep / "sweep.png").is_file()
@@ -183,12 +181,10 @@ def test_a_resumed_run_is_the_same_for_mlflow(tmp_path: Path) -> None:
 
 
 def train(store: Path, folder: Path, *arguments: str) -> None:
-    command = [
-        sys.executable, "train.py", f"data.path={store}", "data.val_fraction=0.2", "ttt_steps=2", "trainer=cpu",
-        "trainer.max_epochs=1", "progress=false", f"hydra.run.dir={folder}", *arguments,
-    ]  # fmt: skip
-    environment = os.environ | {"WANDB_MODE": "offline", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+    done = run_script(
+        "train", f"data.path={store}", "data.val_fraction=0.2", "ttt_steps=2", "trainer=cpu", "trainer.max_epochs=1",
+        "progress=false", f"hydra.run.dir={folder}", *arguments, env={"WANDB_MODE": "offline"},
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
 
 

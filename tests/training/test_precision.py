@@ -5,7 +5,7 @@ import torch
 from hydra import compose, initialize_config_dir
 from stores import CONF
 
-from train import chosen_precision
+from eagle3.commands.train import chosen_precision
 
 
 @pytest.mark.parametrize(

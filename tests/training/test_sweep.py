@@ -1,9 +1,7 @@
 """The ranked table of a sweep."""
 
 import json
-import os
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.errors import MissingConfigException
+from scripts import run_script
 from stores import ROOT
 
 from eagle3.cli import PLUGINS, wrong_override
@@ -58,12 +57,11 @@ LAUNCHERS = [
 
 
 def sweep(store: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable, "train.py", "-m", f"data.path={store}", "data.val_fraction=0.2", "ttt_steps=2", "trainer=cpu",
+    return run_script(
+        "train", "-m", f"data.path={store}", "data.val_fraction=0.2", "ttt_steps=2", "trainer=cpu",
         "trainer.max_epochs=1", "progress=false", f"hydra.sweep.dir={folder}", *arguments,
-    ]  # fmt: skip
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+        env={"RAY_USAGE_STATS_ENABLED": "0"},
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("launcher", "plugin"), LAUNCHERS)
@@ -131,12 +129,12 @@ def test_shipped_options_of_plugins_have_the_keys_that_those_take(path: Path) ->
 
 def test_a_run_that_was_stopped_goes_on_by_itself(tmp_path: Path, store_path: Path) -> None:
     """As a job that SLURM puts back: the same command in the same folder."""
-    command = [
-        sys.executable, "train.py", f"data.path={store_path}", "data.val_fraction=0.2", "ttt_steps=2", "trainer=cpu",
-        "progress=false", "ckpt_path=auto", f"hydra.run.dir={tmp_path}/run",
+    settings = [
+        f"data.path={store_path}", "data.val_fraction=0.2", "ttt_steps=2", "trainer=cpu", "progress=false",
+        "ckpt_path=auto", f"hydra.run.dir={tmp_path}/run",
     ]  # fmt: skip
     for epochs in (1, 2):
-        done = subprocess.run([*command, f"trainer.max_epochs={epochs}"], cwd=ROOT, capture_output=True, text=True)
+        done = run_script("train", *settings, f"trainer.max_epochs={epochs}")
         assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads((tmp_path / "run" / "result.json").read_text())["epochs"] == 2
     epochs_logged = {line.split(",")[0] for line in (tmp_path / "run" / "metrics.csv").read_text().splitlines()[1:]}

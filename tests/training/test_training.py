@@ -7,6 +7,7 @@ import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from stores import CONF, IDENTITY, ROOT, random_samples, write_store
 
 from eagle3 import cli
+from eagle3.commands.train import build_loggers, build_training, chosen_precision
 from eagle3.errors import InputError, Interrupted
 from eagle3.features.split import split_fraction
 from eagle3.head.attention import DenseAttention, PaddedAttention
@@ -27,7 +29,6 @@ from eagle3.head.layer import PlainLayer
 from eagle3.head.loss import UnrollLoss
 from eagle3.settings.check import check_settings
 from eagle3.training.checkpoint import read_resumed, require_checkpoint_fits, require_own_folder
-from train import build_loggers, build_training, chosen_precision
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*GPU available but not used.*",
@@ -105,6 +106,23 @@ def composed(directory: Path, store: Path, *overrides: str) -> DictConfig:
 
 def metrics(done: Run) -> list[dict[str, str]]:
     return list(csv.DictReader((done.directory / "metrics.csv").read_text().splitlines()))
+
+
+@pytest.fixture(scope="module")
+def store_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of all tests here: none writes to it."""
+    return write_store(tmp_path_factory.mktemp("store") / "features", random_samples(60))
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory: pytest.TempPathFactory, store_path: Path) -> Callable[..., Run]:
+    """Train with these settings from begin to end, once for all tests here."""
+
+    @cache
+    def whole(*overrides: str) -> Run:
+        return Run(tmp_path_factory.mktemp("whole"), store_path, *overrides).fit()
+
+    return whole
 
 
 @pytest.fixture
@@ -278,14 +296,16 @@ def test_of_a_few_prompts_one_validates_whatever_the_fraction(tmp_path: Path) ->
 @pytest.mark.parametrize("stop_after", [1, 5, 7, 11, 13, 15, 30])  # an epoch has 15
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_resuming_mid_epoch_repeats_nothing_skips_nothing_and_ends_with_the_same_weights(
-    train: Callable[..., Run], stop_after: int, accumulate: int
+    train: Callable[..., Run], whole_run: Callable[..., Run], stop_after: int, accumulate: int
 ) -> None:
-    assert_resumes(train, stop_after, f"trainer.accumulate_grad_batches={accumulate}")
+    assert_resumes(train, whole_run, stop_after, f"trainer.accumulate_grad_batches={accumulate}")
 
 
 @pytest.mark.parametrize("stop_after", [3, 4, 15, 19])
-def test_resuming_where_a_validation_is_due_does_not_skip_it(train: Callable[..., Run], stop_after: int) -> None:
-    assert_resumes(train, stop_after, "trainer.val_check_interval=0.25", "callbacks.early_stopping=null")
+def test_resuming_where_a_validation_is_due_does_not_skip_it(
+    train: Callable[..., Run], whole_run: Callable[..., Run], stop_after: int
+) -> None:
+    assert_resumes(train, whole_run, stop_after, "trainer.val_check_interval=0.25", "callbacks.early_stopping=null")
 
 
 def test_a_kill_after_an_epochs_last_step_loses_no_epoch(train: Callable[..., Run]) -> None:
@@ -304,13 +324,13 @@ def test_a_kill_after_an_epochs_last_step_loses_no_epoch(train: Callable[..., Ru
     "options", [[], ["data.weights=[1.5,0.5]"], ["data.order=streaming", "data.shuffle_buffer=9", "data.weights=[2,1]"]]
 )
 def test_resuming_mid_epoch_over_two_stores_ends_with_the_same_weights(
-    train: Callable[..., Run], two_stores: list[str], options: list[str]
+    train: Callable[..., Run], whole_run: Callable[..., Run], two_stores: list[str], options: list[str]
 ) -> None:
-    assert_resumes(train, 7, f"data.path=[{','.join(two_stores)}]", *options)
+    assert_resumes(train, whole_run, 7, f"data.path=[{','.join(two_stores)}]", *options)
 
 
-def assert_resumes(train: Callable[..., Run], stop_after: int, *options: str) -> None:
-    whole = train("whole", *options).fit()
+def assert_resumes(train: Callable[..., Run], whole_run: Callable[..., Run], stop_after: int, *options: str) -> None:
+    whole = whole_run(*options)
     first = train("parts", *options, signal_after=stop_after)
     with pytest.raises(Interrupted, match=r"go on with ckpt_path=.*last\.ckpt"):
         first.fit()

@@ -77,7 +77,7 @@ def test_a_bench_that_is_stopped_midway_reports_what_it_measured(started: Any, h
     wait_until(lambda: read_results(command.out / RESULTS) or command.process.poll() is not None)
     assert command.end(signal.SIGTERM) == 130
     assert not command.listens()
-    assert "chat: plain target and head were not both measured" in command.process.stdout.read()
+    assert "chat: plain target and head were not both measured" in command.stdout.read()
     assert "| 1 | plain |" in (command.out / "report.md").read_text()
     assert "Traceback" not in command.errors.read_text()
 

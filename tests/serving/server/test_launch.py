@@ -27,7 +27,7 @@ def target() -> TargetFiles:
 
 def test_launch_says_where_it_is_ready_and_stops_at_ctrl_c(started: Any, head_folder: Path) -> None:
     command = started("action=launch", f"target.path={TINY}", f"head={head_folder}")
-    lines = [command.process.stdout.readline() for _ in range(2)]
+    lines = [command.stdout.readline() for _ in range(2)]
     assert lines[0] == f"http://127.0.0.1:{command.port} is ready; ask it with:\n"
     curl = shlex.split(lines[1])
     assert curl[:3] == ["curl", "-s", f"http://127.0.0.1:{command.port}/v1/chat/completions"]
@@ -42,7 +42,7 @@ def test_launch_says_where_it_is_ready_and_stops_at_ctrl_c(started: Any, head_fo
 
 def test_a_closed_terminal_ends_the_server_with_launch(started: Any) -> None:
     command = started("action=launch", f"target.path={TINY}")
-    assert command.process.stdout.readline().endswith("is ready; ask it with:\n")
+    assert command.stdout.readline().endswith("is ready; ask it with:\n")
     assert command.end(signal.SIGHUP) == 130
     assert not command.listens()
 

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -10,24 +9,24 @@ import pytest
 from exported_head import tiny_target
 from fitted_head import LAYERS, PROMPT, fitted_head
 from hydra import compose, initialize_config_dir
+from scripts import run_script
 from serving_fixtures import launch_settings
-from stores import ASSETS, ROOT
+from stores import ASSETS
 from timed_machine import SETTINGS, gain, settings
 
 import eagle3.serving.tune.run
 from eagle3 import cli
+from eagle3.commands.serve import tune_head
 from eagle3.errors import InputError, Interrupted
 from eagle3.serving.check.settings import Answering
 from eagle3.serving.head.format import save_head
 from eagle3.serving.tune.run import tune
 from eagle3.serving.tune.timing import ServerTimer
 from eagle3.target.files import TargetFiles, read_target_files
-from serve import tune_head
 
 
 def serve(*overrides: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "serve.py"), "action=tune", "hydra.run.dir=out", *overrides]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+    return run_script("serve", "action=tune", "hydra.run.dir=out", *overrides, cwd=cwd)
 
 
 def test_the_command_without_timings_replays_every_setting_on_the_users_prompts(

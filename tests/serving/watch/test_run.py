@@ -2,8 +2,6 @@
 
 import json
 import logging
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,7 +12,7 @@ from typing import Any
 import pytest
 from exported_head import FINGERPRINT, measured, record_of
 from prometheus_client.parser import text_string_to_metric_families
-from stores import ROOT
+from scripts import run_script
 
 from eagle3.errors import InputError
 from eagle3.head.draft_head import DraftHead
@@ -248,11 +246,10 @@ def test_the_baseline_is_what_the_head_was_measured_to_accept(
 
 def test_the_command_watches_and_ends(serving: Callable, tmp_path: Path) -> None:
     url = serving(sglang(2.0))
-    command = [
-        sys.executable, str(ROOT / "serve.py"), "action=watch", f"watch.url={url}", "watch.baseline=3",
-        "watch.window=2", "watch.every_s=0.1", "watch.for_s=0.5", "hydra.run.dir=watched",
-    ]  # fmt: skip
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    done = run_script(
+        "serve", "action=watch", f"watch.url={url}", "watch.baseline=3",
+        "watch.window=2", "watch.every_s=0.1", "watch.for_s=0.5", "hydra.run.dir=watched", cwd=tmp_path,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "adapt the head to today's traffic" in done.stdout + done.stderr
     assert {"watch.jsonl", "watch.prom", "watch.html"} <= {path.name for path in (tmp_path / "watched").iterdir()}

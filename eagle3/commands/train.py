@@ -1,0 +1,199 @@
+"""What train.py does with a config whose keys hold: builds data, head and trainer, trains, and reports the score."""
+
+import logging
+from contextlib import nullcontext
+from dataclasses import fields
+from functools import partial
+
+import lightning
+import torch
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.utilities import rank_zero_only
+from omegaconf import DictConfig, OmegaConf
+
+from eagle3 import cli
+from eagle3.data.datamodule import FeatureData
+from eagle3.data.mix import Rules
+from eagle3.errors import InputError, require_packages
+from eagle3.features.joined import open_source
+from eagle3.features.source import FeatureSource
+from eagle3.head.draft_head import DraftHead
+from eagle3.head.kind import kind_named
+from eagle3.head.start import StartHead
+from eagle3.serving.check.start import read_start
+from eagle3.storage.lock import hold
+from eagle3.storage.records import read_sealed_json, write_sealed_json
+from eagle3.training.checkpoint import (
+    Origin,
+    decisive_settings,
+    local_checkpoint,
+    read_resumed,
+    require_checkpoint_fits,
+    require_own_folder,
+)
+from eagle3.training.loggers import EXTRAS, close, log_lineage, log_settings
+from eagle3.training.module import HeadTraining
+
+log = logging.getLogger(__name__)
+
+
+def train(config: DictConfig) -> float:
+    """Train, or go on, in this run's folder; return what a sweep maximises."""
+    cli.quiet_libraries()
+    if rank_zero_only.rank:  # type: ignore[attr-defined]
+        logging.disable(logging.INFO)  # which is the same on every rank
+    if HydraConfig.get().mode is RunMode.MULTIRUN and OmegaConf.is_config(config.trainer.strategy):
+        return job_of_ranks(config)
+    config.ckpt_path = local_checkpoint(config.ckpt_path, cli.output_dir(), config.checkpoint_copies)
+    with hold(cli.output_dir()) if rank_zero_only.rank == 0 else nullcontext():  # type: ignore[attr-defined]
+        return train_alone(config)
+
+
+def train_alone(config: DictConfig) -> float:
+    """Train while no other process writes to this run's folder."""
+    require_own_folder(cli.output_dir(), config.ckpt_path)
+    lightning.seed_everything(config.seed, verbose=False)
+    torch.set_float32_matmul_precision(config.matmul_precision)
+    resumed = read_resumed(config.ckpt_path)
+    data, module = build_training(config)
+    if resumed:
+        require_checkpoint_fits(resumed, data.source, module.head, module.settings)
+    resume_step = resumed.global_step if resumed else None
+    (cli.output_dir() / "result.json").unlink(missing_ok=True)  # of the part that is resumed
+    loggers = build_loggers(config, resume_step or 0)
+    trainer = build_trainer(config, loggers)
+    if resumed and not isinstance(trainer.strategy, ModelParallelStrategy):  # which takes the file apart itself
+        trainer.strategy.checkpoint_io.read_already = resumed.content  # type: ignore[attr-defined]
+    del resumed  # its memory is Lightning's to free
+    log_settings(loggers, cli.plain(config), data.source.describe(), cli.provenance())
+    try:
+        trainer.fit(module, datamodule=data, ckpt_path=config.ckpt_path, weights_only=True)
+        log_lineage(loggers, trainer.checkpoint_callback, data.source)
+    except SystemExit:
+        raise KeyboardInterrupt from None  # which Lightning hides, before the first step
+    finally:
+        close(loggers, "success" if trainer.state.finished else "aborted")
+    if trainer.global_step == resume_step:
+        log.warning("ckpt_path=%s has all steps of trainer.max_epochs and max_steps: none added", config.ckpt_path)
+    return report(trainer)
+
+
+def job_of_ranks(config: DictConfig) -> float:
+    """Run one job of a sweep over several GPUs, and return its score."""
+    result = cli.output_dir() / "result.json"
+    if cli.in_own_process() != 0 or not result.is_file():
+        return cli.failed_score(config)
+    return read_sealed_json(result, made_by="the job")["score"]
+
+
+def build_training(config: DictConfig) -> tuple[FeatureData, HeadTraining]:
+    """Build what is trained on and what is trained, from a composed train.yaml."""
+    source = open_features(config.data)
+    start = read_start(config.init_from, source) if config.init_from else None
+    head = cli.build(config.model, source=source, start=start) if start else cli.build(config.model, source=source)
+    data = build_data(config, source, head)
+    return data, build_module(config, head, data, start)
+
+
+def open_features(config: DictConfig) -> FeatureSource:
+    """Open the stores of `data.path`, or make what `data.source` names."""
+    return (
+        cli.build(config.source)
+        if config.source
+        else open_source(cli.plain(config).get("path"), cache_dir=config.cache_dir, cache_gb=config.cache_gb)
+    )
+
+
+def build_data(config: DictConfig, source: FeatureSource, head: DraftHead) -> FeatureData:
+    rules = {field.name: config.data[field.name] for field in fields(Rules)}
+    return cli.build(
+        config.data,
+        leave_out=["path", "source", "cache_dir", "cache_gb", *rules],
+        source=source,
+        rules=Rules(**rules),
+        prepare=partial(kind_named(head.config.KIND).prepare, ttt_steps=config.ttt_steps),
+        loss_mask=cli.build(config.loss_mask),
+        seed=config.seed,
+    )
+
+
+def build_module(config: DictConfig, head: DraftHead, data: FeatureData, start: StartHead | None) -> HeadTraining:
+    embedding, lm_head = data.source.target_weights()
+    log.info(
+        "head of %.2f M parameters, draft vocabulary %d; %d samples to train, %d to validate",
+        sum(parameter.numel() for parameter in head.parameters()) / 1e6,
+        head.config.draft_vocab_size,
+        len(data.train_samples),
+        len(data.val_samples),
+    )
+    return HeadTraining(
+        head=head,
+        loss=cli.build(config.loss),
+        optim=cli.build(config.optim),
+        ttt_steps=config.ttt_steps,
+        kernels=cli.build(config.kernels),
+        embedding=embedding,
+        lm_head=lm_head,
+        logit_transform=data.source.target_config.logit_transform,
+        origin=Origin.of(data.source, data.val_fraction),
+        settings=decisive_settings(cli.plain(config)) | ({"init_from": start.files} if start else {}),
+    )
+
+
+def build_loggers(config: DictConfig, resume_step: int) -> list[Logger]:
+    for name in config.logger:
+        if name in EXTRAS:
+            require_packages(name, extra=name, needed_by=f"logger={name}")
+    # Lines of later steps are those of a part that is trained again: metrics.csv leaves them out.
+    return [
+        cli.build(logger, resume_step=resume_step) if name == "csv" else cli.build(logger)
+        for name, logger in config.logger.items()
+    ]
+
+
+def build_trainer(config: DictConfig, loggers: list[Logger]) -> lightning.Trainer:
+    precision = chosen_precision(config.trainer.precision, config.trainer.accelerator)
+    callbacks = [cli.build(callback) for callback in config.callbacks.values() if callback]
+    try:
+        return cli.build(config.trainer, callbacks=callbacks, logger=loggers, precision=precision)
+    except (MisconfigurationException, ValueError, TypeError) as error:
+        raise InputError(f"trainer.* does not fit this machine or Lightning: {error}") from error
+
+
+def chosen_precision(precision: str, accelerator: str) -> str:
+    """Return Lightning's name; auto is bf16, which the fast kernels need, where there is a GPU to train on."""
+    if precision == "auto":
+        on_gpu = accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+        return "bf16-mixed" if on_gpu else "32-true"
+    return precision
+
+
+def report(trainer: lightning.Trainer) -> float:
+    """Write result.json, which a sweep's table is made of, and return the score that a sweep goes by."""
+    best = trainer.checkpoint_callback
+    if not isinstance(best, ModelCheckpoint):
+        log.warning("callbacks.best is left out: no checkpoint but last.ckpt, no result.json")
+        return 0.0
+    if best.best_model_score is None:
+        raise InputError(
+            f"training ended at step {trainer.global_step}, before the first validation: no best checkpoint, only "
+            f"last.ckpt; train longer (trainer.max_epochs, max_steps) or set trainer.val_check_interval lower"
+        )
+    score = float(best.best_model_score)
+    result = {
+        "metric": best.monitor,
+        "mode": best.mode,
+        "score": score,
+        "checkpoint": best.best_model_path,
+        "steps": trainer.global_step,
+        "epochs": trainer.current_epoch,
+    }
+    if trainer.is_global_zero:
+        write_sealed_json(cli.output_dir() / "result.json", result)
+        log.info("best %s %.3f: %s", best.monitor, score, best.best_model_path)
+    return score
