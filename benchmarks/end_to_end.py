@@ -28,12 +28,11 @@ from step_cost import timed
 from train_step import Step, device, optimizer_seconds
 
 from eagle3 import cli
+from eagle3.commands.train import build_training
 from eagle3.data.plan import plan_epoch
 from eagle3.head.batch import ttt_batch
 
 ROOT = Path(__file__).parent.parent
-sys.path.append(str(ROOT))  # of the entry script
-from eagle3.commands.train import build_training  # noqa: E402
 
 PACKS = 8  # on the GPU at once
 

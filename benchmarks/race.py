@@ -47,6 +47,7 @@ from torch import nn
 from train_step import Step, composed, device, on_gpu, random_step, without_overflow
 from training_ways import compared
 
+from eagle3.commands.train import build_training
 from eagle3.data.plan import PlannedPack, plan_epoch
 from eagle3.features.sample import Sample
 from eagle3.features.split import hash64
@@ -56,8 +57,6 @@ from eagle3.serving.head.format import save_head
 from eagle3.storage.files import read_json, write_json
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT))  # of the entry script
-from train import build_training  # noqa: E402
 
 WARM_UP, REPEATS = 3, 20
 BATCHES = {  # lengths of documents, share of answers
