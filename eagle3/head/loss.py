@@ -128,15 +128,16 @@ class UnrollLoss:
             return pack.anchors_in_step, batch.num_anchors
         return pack.samples_in_step, len(pack.sample_ids)
 
-    def weights(self, batch: TttBatch, ttt_steps: int, dtype: torch.dtype) -> Float[Tensor, "K R"]:
-        """Return those that know nothing of the head's drafts."""
+    def anchor_weights(self, batch: TttBatch, dtype: torch.dtype) -> Float[Tensor, " R"]:
         in_step, _ = self.units(batch)
         if self.normalize == "token":
-            of_anchor = torch.full_like(batch.anchors, 1 / in_step, dtype=dtype)
-        else:
-            of_anchor = 1 / (batch.anchors_of_sample.to(dtype) * in_step)
-        step = torch.arange(ttt_steps, device=of_anchor.device, dtype=dtype)
-        return of_anchor * torch.pow(self.decay, step)[:, None]
+            return torch.full_like(batch.anchors, 1 / in_step, dtype=dtype)
+        return 1 / (batch.anchors_of_sample.to(dtype) * in_step)
+
+    def weights(self, batch: TttBatch, ttt_steps: int, dtype: torch.dtype) -> Float[Tensor, "K R"]:
+        """Return those of anchors and steps, whatever the head drafts."""
+        step = torch.arange(ttt_steps, device=batch.anchors.device, dtype=dtype)
+        return self.anchor_weights(batch, dtype) * torch.pow(self.decay, step)[:, None]
 
     @property
     def knows_rounds(self) -> bool:
