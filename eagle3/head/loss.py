@@ -149,8 +149,8 @@ class UnrollLoss:
         alive = correct.long().cumprod(0)
         reached = torch.cat([torch.ones_like(alive[:1]), alive[:-1]]).bool()
         begins = begins_round(alive.sum(0), batch.anchors)
-        own = alive.new_tensor([1.0, self.unreached, self.between], dtype=dtype)
-        return torch.where(reached, own[0], own[1]) * torch.where(begins, own[0], own[2])
+        of_steps = torch.ones_like(alive, dtype=dtype).masked_fill_(~reached, self.unreached)
+        return of_steps * torch.ones_like(batch.anchors, dtype=dtype).masked_fill_(~begins, self.between)
 
 
 def accept_length(alive: Num[Tensor, " K"], anchors: Num[Tensor, ""]) -> Float[Tensor, ""]:

@@ -134,3 +134,21 @@ def test_under_autocast_close_teacher_tokens_are_not_blurred(
 def test_accept_length_counts_leading_right_steps() -> None:
     # Of four chains one is right twice, two once, one never: 1 + (2 + 1 + 1 + 0) / 4.
     assert float(accept_length(torch.tensor([3.0, 1.0]), torch.tensor(4.0))) == 2.0
+
+
+@pytest.mark.parametrize(("unreached", "between"), [(0.0, 1.0), (1.0, 0.0), (0.25, 0.5)])
+def test_what_the_heads_own_rounds_leave_out_weighs_less(
+    ragged_samples: list[Sample], unreached: float, between: float
+) -> None:
+    batch = ttt_batch(ragged_samples, ttt_steps=STEPS)
+    correct = torch.rand(STEPS, len(batch.anchors), generator=torch.Generator().manual_seed(0)) < 0.6
+    objective = UnrollLoss(decay=DECAY, normalize="token", unreached=unreached, between=between)
+    chains = correct.T.tolist()
+    gained = [[*chain, False].index(False) for chain in chains]
+    begins = rounds_one_by_one(gained, batch.anchors.tolist())
+    expected = [
+        [(1 if all(chain[:step]) else unreached) * (1 if begin else between) for step in range(STEPS)]
+        for chain, begin in zip(chains, begins, strict=True)
+    ]
+    assert 0 < sum(begins) < len(begins) and max(gained) == STEPS
+    assert objective.by_rounds(correct, batch, torch.float64).T.tolist() == expected

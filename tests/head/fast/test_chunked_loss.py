@@ -115,6 +115,29 @@ def test_loss_metrics_and_every_gradient_are_those_of_the_plain_loss(
         torch.testing.assert_close(ours, theirs, msg=lambda text, name=name: f"{name}: {text}")
 
 
+class HeavyFirst(UnrollLoss):
+    """As docs/how-to/own-loss.md: weights of one's own."""
+
+    def anchor_weights(self, batch: TttBatch, dtype: torch.dtype) -> Tensor:
+        weights = super().anchor_weights(batch, dtype)
+        return torch.where(torch.arange(len(weights)) == 0, 3 * weights, weights)
+
+
+def test_anchors_weigh_what_a_loss_of_ones_own_says(
+    make_head: Callable[..., DraftHead], teacher_head: Tensor, batch: TttBatch
+) -> None:
+    head = make_head()
+    states = [torch.randn(len(batch.anchors), teacher_head.shape[1], dtype=teacher_head.dtype) for _ in range(STEPS)]
+    own = HeavyFirst(decay=0.8, normalize="token")
+    plain, fast = (run(each, head, states, teacher_head, batch, own) for each in (plain_loss, chunked(4)))
+    usual = run(plain_loss, head, states, teacher_head, batch)
+    torch.testing.assert_close(fast[0], plain[0])
+    for step in range(STEPS):  # gradients of the states
+        torch.testing.assert_close(plain[2][2 + step][0], 3 * usual[2][2 + step][0])
+        torch.testing.assert_close(plain[2][2 + step][1:], usual[2][2 + step][1:])
+        torch.testing.assert_close(fast[2][2 + step], plain[2][2 + step])
+
+
 def test_what_the_target_does_to_its_logits_counts_in_chunks_as_in_the_plain_loss(
     make_head: Callable[..., DraftHead], teacher_head: Tensor, batch: TttBatch
 ) -> None:
