@@ -76,11 +76,16 @@ def _mover() -> threading.Thread:
 def _move() -> None:
     while True:
         time.sleep(MOVES_S)
-        with tqdm.get_lock():
-            for bar in list(getattr(tqdm, "_instances", ())):
-                started = not bar.disable and hasattr(bar, "start_t")
-                if started and time.time() - bar.last_print_t >= MOVES_S:
-                    bar.refresh(nolock=True)
+        _draw_again()
+
+
+def _draw_again() -> None:
+    with tqdm.get_lock():
+        for bar in list(getattr(tqdm, "_instances", ())):
+            # tqdm lists a bar before it has any attribute, and gives it start_t last.
+            started = hasattr(bar, "start_t") and not bar.disable
+            if started and time.time() - bar.last_print_t >= MOVES_S:
+                bar.refresh(nolock=True)
 
 
 class JsonLines(logging.Formatter):

@@ -68,6 +68,21 @@ def test_on_a_terminal_a_bar_moves_while_nothing_ends() -> None:
     assert "00:02" in screen.getvalue().removeprefix(before)
 
 
+def test_bars_move_on_while_another_thread_begins_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Terminal()
+    with tqdm(total=3, desc="slow", file=screen) as bar:
+        begun = tqdm.__new__(tqdm)  # listed, and not yet a bar: where a thread stands between the two halves of tqdm()
+        before = len(screen.getvalue())
+        monkeypatch.setattr(bar, "last_print_t", 0.0)
+        progress._draw_again()
+        assert "slow" in screen.getvalue()[before:]
+        begun.__init__(total=5, desc="begun", file=screen)  # type: ignore[misc]
+        monkeypatch.setattr(begun, "last_print_t", 0.0)
+        progress._draw_again()
+        assert "begun" in screen.getvalue()
+        begun.close()
+
+
 @pytest.mark.parametrize("asked", [{}, {"disable": False}, {"disable": None}])
 def test_one_switch_turns_all_bars_off(asked: dict[str, bool | None]) -> None:
     arrange_bars(shown=False)
