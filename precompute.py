@@ -15,6 +15,7 @@ from pathlib import Path
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
+from tqdm import tqdm
 
 from eagle3 import cli
 from eagle3.errors import InputError, Interrupted, require_packages
@@ -186,9 +187,9 @@ def answer_and_extract(config: DictConfig, stages: list[str], out_dir: OutDir) -
     if "features" in stages:
         store = extract(config, target)
         log.info(
-            "features: %d samples, %d tokens, %d answer tokens, %.2f GB in %d shards; left out: %s",
-            store.samples, store.tokens, store.answer_tokens, store.bytes / 1e9, len(store.shards),
-            store.left_out or "none",
+            "features: %d samples, %d tokens, %d answer tokens, %s in %d shards; left out: %s",
+            store.samples, store.tokens, store.answer_tokens, tqdm.format_sizeof(store.bytes, "B"),
+            len(store.shards), store.left_out or "none",
         )  # fmt: skip
 
 

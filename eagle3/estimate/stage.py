@@ -5,6 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
 from transformers import PreTrainedConfig
 
 from eagle3.answers.chat import Chat
@@ -102,12 +103,12 @@ def table(result: dict[str, Any]) -> list[str]:
     lines = [
         f"{result['prompts']:,} prompts; answers: {result['answers']}; from {result['looked_at']:,} conversations:",
         f"{result['samples']:,} samples, {prompt_tokens:,} prompt tokens, {result['answer_tokens']:,} answer tokens",
-        f"{'features.dtype':<16}{'GB':>12}{'kB a token':>12}{'shards':>10}{'objects':>10}{'data.cache_gb':>15}",
+        f"{'features.dtype':<16}{'size':>12}{'kB a token':>12}{'shards':>10}{'objects':>10}{'data.cache_gb':>15}",
     ]
     for dtype, size in result["features"].items():
-        total = size["bytes"] + size["beside"]
+        total = tqdm.format_sizeof(size["bytes"] + size["beside"], "B")
         lines.append(
-            f"{dtype:<16}{total / 1e9:>12,.2f}{size['bytes'] / result['tokens'] / 1e3:>12.2f}{size['shards']:>10,}"
+            f"{dtype:<16}{total:>12}{size['bytes'] / result['tokens'] / 1e3:>12.2f}{size['shards']:>10,}"
             f"{size['objects']:>10,}{size['cache_gb']:>15,.1f}"
         )
     lines.append(f"{'stage':<16}{'GPU-hours':>12}{'hours':>12}   of {result['workers']} x {result['gpu']}")

@@ -6,6 +6,7 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
 from eagle3.errors import InputError
 from eagle3.prompts.reading.formats import Chunk, chunk_rows
@@ -42,11 +43,11 @@ def tell_scratch(folder: Path, sources: list[Source], tasks: list[Task], dtype: 
     level = logging.WARNING if total > free else logging.INFO
     log.log(
         level,
-        "up to %.1f GB of scratch space in %s for about %d rows; %.1f GB are free",
-        total / 1e9,
+        "up to %s of scratch space in %s for about %d rows; %s are free",
+        tqdm.format_sizeof(total, "B"),
         folder,
         rows,
-        free / 1e9,
+        tqdm.format_sizeof(free, "B"),
     )
     return total
 

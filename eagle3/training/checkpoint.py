@@ -15,7 +15,7 @@ from torch import Tensor
 from eagle3.errors import InputError
 from eagle3.features.source import FeatureSource, as_setting
 from eagle3.head.draft_head import DraftHead
-from eagle3.storage.files import atomic_write
+from eagle3.storage.files import atomic_write, sha256_file
 from eagle3.storage.folder import LocalFolder, write_file
 from eagle3.storage.place import open_folder
 from eagle3.storage.records import Record, parse_record
@@ -151,10 +151,12 @@ def read_checkpoint(path: str | Path, *, setting: str) -> Checkpoint:
 
 
 def decisive_settings(config: dict[str, Any]) -> dict[str, Any]:
-    """Return what a training keeps to, by config key; `config` is a composed train.yaml. Of the head that it starts
-    from, train.py adds the sha256: the folder may move."""
+    """Return what a training keeps to, by config key; `config` is a composed train.yaml. Of files it is the sha256,
+    since they may move or change: of data.ids here, of the head that it starts from in train.py."""
     grouped = {f"{group}.{key}": value for group in GROUPS for key, value in config[group].items()}
     settings = {"seed": config["seed"], "ttt_steps": config["ttt_steps"], **grouped}
+    if path := settings.get("data.ids"):
+        settings["data.ids"] = sha256_file(Path(path))
     return {key: value for key, value in settings.items() if key not in MAY_CHANGE}
 
 

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from prompt_stage import Prepare, chat, prepare, reasons, some_rows, write
 from stores import CONF, ROOT
+from tqdm import tqdm
 
 from eagle3.errors import InputError
 from eagle3.prompts import scan, stage
@@ -290,5 +291,5 @@ def test_scratch_space_is_told_before_and_is_no_less_than_what_is_taken(
     monkeypatch.setattr(stage, "_remove_work", remove)
     with caplog.at_level("INFO"):
         prepare([chat(f"{'word ' * 50}{number}") for number in range(3000)])
-    assert f"{told[0] / 1e9:.1f} GB of scratch space" in caplog.text
+    assert f"up to {tqdm.format_sizeof(told[0], 'B')} of scratch space" in caplog.text
     assert 0.5 * told[0] < taken[0] < told[0]
