@@ -47,18 +47,18 @@ def open_door() -> str:
     from scripts import PRELOADED
 
     folder = tempfile.mkdtemp()
-    atexit.register(shutil.rmtree, folder)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = f"{folder}/door"
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)
         listening.listen()
-        context.Process(target=_open_to_all, args=(listening,), daemon=True).start()
+        context.Process(target=_open_to_all, args=(listening, folder), daemon=True).start()
     return path
 
 
-def _open_to_all(listening: socket.socket) -> None:
+def _open_to_all(listening: socket.socket, folder: str) -> None:
     for needed in ("aiohttp.web", "standin_engine", "eagle3.serving.head.format", "eagle3.target.model"):
         importlib.import_module(needed)
     parent = multiprocessing.parent_process()
@@ -69,8 +69,12 @@ def _open_to_all(listening: socket.socket) -> None:
             asking, _ = each.accept()
             if os.fork() == 0:
                 listening.close()
-                _keep(asking)
+                try:
+                    _keep(asking)
+                finally:
+                    os._exit(1)
             asking.close()
+    shutil.rmtree(folder, ignore_errors=True)  # workers of pytest-xdist do not come to what is registered for their end
 
 
 def _keep(asking: socket.socket) -> None:
@@ -78,7 +82,9 @@ def _keep(asking: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     message, streams, _, _ = socket.recv_fds(asking, 1 << 20, 2)
     while not message.endswith(b"\n"):
-        message += asking.recv(1 << 20)
+        more = asking.recv(1 << 20)
+        assert more, "who asked is gone"
+        message += more
     request = json.loads(message)
     ended, alive = os.pipe()  # the server holds its other end
     server = os.fork()
