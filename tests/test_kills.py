@@ -36,7 +36,7 @@ def killed(log: Path, state: Callable[[], Any], drawn: random.Random, *command: 
     with log.open("wb") as file:
         process = Script(*command, stdout=file, stderr=file, own_session=True)
     while state() == before and process.poll() is None:
-        time.sleep(0.02)
+        time.sleep(0.1)  # asked more often, the server of objects in this process would do little else
     time.sleep(0.3 * drawn.random())
     if alive := process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
@@ -45,7 +45,7 @@ def killed(log: Path, state: Callable[[], Any], drawn: random.Random, *command: 
 
 
 def test_features_whose_command_is_killed_while_it_uploads_are_those_of_one_that_is_not(tmp_path: Path) -> None:
-    lines = (ASSETS / "prompts" / "train.jsonl").read_text().splitlines(keepends=True)[: 150 + 30 * KILLS]
+    lines = (ASSETS / "prompts" / "train.jsonl").read_text().splitlines(keepends=True)[: 60 + 30 * KILLS]
     (tmp_path / "prompts.jsonl").write_text("".join(lines))
     stages = (
         "precompute", f"target.path={ASSETS}/tiny", "target.device=cpu", f"out_dir={tmp_path}/data",
@@ -75,7 +75,7 @@ def test_features_whose_command_is_killed_while_it_uploads_are_those_of_one_that
 
 def test_a_training_that_is_killed_ends_with_the_weights_of_one_that_is_not(tmp_path: Path) -> None:
     write_store(tmp_path / "store", random_samples(60))
-    steps = 60 + 40 * KILLS
+    steps = 20 + 30 * KILLS
 
     def command(run: Path) -> list[str]:
         last = run / "checkpoints/last.ckpt"

@@ -113,6 +113,8 @@ def test_end_to_end_compares_train_py_with_its_steps(store: Path, tmp_path: Path
             str(tmp_path / "rates.json"),
             "--pack-tokens",
             "128",
+            "--steps",
+            "60",  # two epochs: rates are those behind the first
             "trainer=cpu",
             "ttt_steps=2",
         ]

@@ -95,9 +95,20 @@ def gained(world, steps):
     return total, said
 
 
+@pytest.fixture(scope="module")
+def replayed(world):
+    """Rounds of the target's own answers, by steps: one replay gives them all."""
+    target, head, _, _ = world
+    said = answer(
+        target, [PROMPT] * ANSWERS, seeds=[*range(ANSWERS)], max_new_tokens=NEW_TOKENS, temperature=TEMPERATURE,
+        beyond=2,
+    )  # fmt: skip
+    return replay_rejection(Speculator(target, head, LAYERS), said, steps=[1, 2], temperature=TEMPERATURE, seed=0)
+
+
 @pytest.mark.parametrize("steps", [1, 2])
-def test_replayed_rejection_sampling_gains_what_the_sampler_gains(world, steps):
-    target, head, target_law, _ = world
+def test_replayed_rejection_sampling_gains_what_the_sampler_gains(world, replayed, steps):
+    _, _, target_law, _ = world
     (verifications, accepted), law = gained(world, steps)
     assert sum(law.values()) == pytest.approx(1)
     for answered, chance in law.items():  # lossless: the sampler says what the target alone does
@@ -105,12 +116,7 @@ def test_replayed_rejection_sampling_gains_what_the_sampler_gains(world, steps):
         for place, token in enumerate(answered):
             own *= target_law((*PROMPT, *answered[:place]))[token]
         assert chance == pytest.approx(own)
-    said = answer(
-        target, [PROMPT] * ANSWERS, seeds=[*range(ANSWERS)], max_new_tokens=NEW_TOKENS, temperature=TEMPERATURE,
-        beyond=2,
-    )  # fmt: skip
-    speculator = Speculator(target, head, LAYERS)
-    found = replay_rejection(speculator, said, steps=[steps, 2], temperature=TEMPERATURE, seed=0)[steps]
+    found = replayed[steps]
     for values, expected in (
         ([each.verifications for each in found], verifications),
         ([sum(each.accepted) for each in found], accepted),

@@ -29,6 +29,7 @@ def start(tmp_path: Path, tiny_path: Path) -> Start:
 
     def prepared(fault: str = "", **changes: Any) -> Server:
         settings = launch_settings(sglang_site(tmp_path), fault=fault, **changes)
+        settings.env.pop("DOOR", None)  # the process that is watched here is the server itself
         command = launch_command(settings, target=str(tiny_path), revision=None, draft=None)
         return Server(settings, command, log=tmp_path / "logs" / "server.log", name="the plain server")
 

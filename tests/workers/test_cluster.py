@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from ray_cluster import OWN_NETWORK, own_network_works
+from scripts import run_script
 from stores import ASSETS, ROOT, open_store
 
 from eagle3.storage.files import read_jsonl
@@ -41,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cluster")
     lines = (ASSETS / "prompts" / "train.jsonl").read_text().splitlines(keepends=True)[:ROWS]
     (folder / "prompts.jsonl").write_text("".join(lines))
-    done = run([sys.executable, "precompute.py", *settings(folder, folder / "here")])
+    done = run_script("precompute", *settings(folder, folder / "here"))
     assert done.returncode == 0, done.stderr
     return folder
 

@@ -14,7 +14,7 @@ from eagle3.head.fast.flash_kernels import Segments
 
 HEADS = [(4, 1, 16), (2, 2, 32), (6, 2, 16)]
 # Queries and keys of each segment: none, one, whole blocks and ragged ones, with and without keys that all rows read.
-LENGTHS = [(17, 21), (0, 5), (1, 1), (0, 0), (33, 33), (16, 64), (1, 40), (50, 91), (3, 3), (0, 9)]
+LENGTHS = [(17, 47), (0, 5), (1, 1), (0, 0), (33, 33), (16, 64), (1, 40), (70, 87), (3, 3), (0, 9)]
 
 
 def segments(*, causal: bool) -> Segments:
@@ -33,14 +33,15 @@ def kernels_equal_plain_attention(device: str) -> None:
     generator = torch.Generator().manual_seed(0)
     plain = PlainKernel()
     on_gpu = device == "cuda"
-    tile = Tile(32, 16, 4, 2)
+    tile = Tile(64, 32, 4, 2)
     every = list(TILES.values()) if on_gpu else [Tiles(forward=tile, key_value=tile, query=tile)]
     every += [replace(tiles, query=None) for tiles in every]
     # The interpreter multiplies the bits of bfloat16; the tensor cores round float32.
     types = [(torch.float16, 2e-3), (torch.bfloat16, 2e-2) if on_gpu else (torch.float32, 1e-5)]
     for dtype, tolerance in types:
         for heads, groups, channels in HEADS if on_gpu or dtype == torch.float32 else HEADS[:1]:
-            for causal in (True, False):
+            # Without the causal mask nothing depends on a row's place: under the interpreter once is enough.
+            for causal in (True, False) if on_gpu or (dtype, heads) == (torch.float32, 4) else (True,):
                 where = segments(causal=causal)
                 rows, tokens = int(where.query_bounds[-1]), int(where.key_bounds[-1])
                 query = torch.randn(rows, heads + 2, channels, generator=generator).to(dtype)[:, 1:-1]
@@ -57,8 +58,10 @@ def kernels_equal_plain_attention(device: str) -> None:
                 for tiles in every:
                     kernel = TritonFlash(tiles)
                     on_device = [x.to(device) for x in given]
-                    results = [*kernel.forward(*on_device[1:4], there), *kernel.backward(*on_device, there)]
-                    for ours, truth in zip(results, expected, strict=True):
+                    results = [*kernel.backward(*on_device, there)]
+                    if tiles.query:  # the forward is the same without
+                        results = [*kernel.forward(*on_device[1:4], there), *results]
+                    for ours, truth in zip(results, expected[-len(results) :], strict=True):
                         assert_close(ours, truth, tolerance)
 
 

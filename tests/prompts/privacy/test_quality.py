@@ -230,11 +230,19 @@ def seconds(recogniser, text: str) -> float:
 
 def test_no_text_can_drive_a_recogniser_beyond_linear_time(privacy):
     """Ten times the text takes ten times as long, not a hundred."""
+
+    def least(trials: int, recogniser, text: str) -> float:
+        return min(seconds(recogniser, text) for _ in range(trials))
+
     slow = []
     for trigger in TRIGGERS:
-        small, large = (readable((trigger * (size // len(trigger) + 1))[:size]) for size in (10_000, 100_000))
+        small, large = (readable((trigger * (size // len(trigger) + 1))[:size]) for size in (5_000, 50_000))
         for recogniser in privacy.recognisers:
+            # What grows with the square and takes 0.1 s at twice the size takes a quarter of it here. So short a time
+            # may be the machine's: it is taken again before it counts.
             took = seconds(recogniser, large)
-            if took > 0.1 and took > 25 * min(seconds(recogniser, small) for _ in range(2)):
-                slow.append((recogniser.entity, trigger, took))
+            if took > 0.025 and took > 20 * least(2, recogniser, small):
+                took = least(2, recogniser, large)
+                if took > 20 * least(3, recogniser, small):
+                    slow.append((recogniser.entity, trigger, took))
     assert slow == []
