@@ -31,21 +31,30 @@ from eagle3.target.model import Target
 
 @dataclass(frozen=True)
 class Rounds:
-    """Rounds of decoding some answers: their number, how many accepted at least 1, 2, … drafts, and the `tokens` of the
-    answers that they gave: all but the first, which is prefill's."""
+    """Rounds of decoding some answers: how many of the `steps` drafts each accepted, one round after the other, and the
+    `tokens` of the answers that they gave: all but the first, which is prefill's."""
 
-    verifications: int
-    accepted: list[int]
+    gained: list[int]
+    steps: int
     tokens: int
 
     @property
+    def verifications(self) -> int:
+        return len(self.gained)
+
+    @property
+    def accepted(self) -> list[int]:
+        """How many rounds accepted at least 1, 2, … drafts."""
+        return [sum(gain >= depth for gain in self.gained) for depth in range(1, self.steps + 1)]
+
+    @property
     def accept_length(self) -> float:
-        return 1 + sum(self.accepted) / self.verifications
+        return 1 + sum(self.gained) / self.verifications
 
     @classmethod
     def of_all(cls, parts: Sequence["Rounds"]) -> Self:
-        accepted = [sum(depth) for depth in zip(*(part.accepted for part in parts), strict=True)]
-        return cls(sum(part.verifications for part in parts), accepted, sum(part.tokens for part in parts))
+        gained = [gain for part in parts for gain in part.gained]
+        return cls(gained, max((part.steps for part in parts), default=0), sum(part.tokens for part in parts))
 
 
 @dataclass(frozen=True)
@@ -72,13 +81,11 @@ class Recording:
 
 def _rounds(gained: list[int], steps: int) -> Rounds:
     """Return the rounds of an answer, by the drafts that a round from each of its tokens gains."""
-    position, verifications, accepted = 0, 0, [0] * steps
+    position, of_rounds = 0, []
     while position < len(gained):
-        verifications += 1
-        for depth in range(gained[position]):
-            accepted[depth] += 1
+        of_rounds.append(gained[position])
         position += gained[position] + 1
-    return Rounds(verifications, accepted, len(gained))
+    return Rounds(of_rounds, steps, len(gained))
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,7 @@ class Compare(TypedDict):
     decoder: Literal["batched", "plain"]
     batch_size: Count
     batch_tokens: Count
+    positions: list[Count] | None
 
 
 class Watch(TypedDict):

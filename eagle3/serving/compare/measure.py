@@ -5,6 +5,7 @@ Shapes: N prompts.
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -29,18 +30,20 @@ class Answers(NamedTuple):
 class Measured(NamedTuple):
     """The gains of a head as SGLang counts them, and `kept`, without what was accepted behind a stop token.
 
-    `lossless` is the share of greedy answers that are the target's own, None where they are so by construction."""
+    `lossless` is the share of greedy answers that are the target's own, None where they are so by construction.
+    `by_position` are the gains of some rounds alone: see `positions` in conf/serve/compare.yaml."""
 
     gains: Gains
     kept: Gains
     lossless: float | None
+    by_position: Mapping[str, "Measured"] = {}
 
 
 class BatchedDecoder:
     """The target answers once, in batches; each head and shape is replayed on that (eagle3/decoding/replay.py)."""
 
     def __init__(self, target: Target, settings: CompareSettings, answers: Answers) -> None:
-        self.steps, self.seed = settings.most_steps, answers.seed
+        self.steps, self.seed, self.positions = settings.most_steps, answers.seed, settings.positions or []
         temperatures = dict.fromkeys(settings.temperatures)
         start = time.perf_counter()
         self.said = {temperature: self._said(target, settings, answers, temperature) for temperature in temperatures}
@@ -68,12 +71,12 @@ class BatchedDecoder:
         for temperature, said in self.said.items():
             recording = record_said(speculator, tqdm(said, desc=name, unit="prompt"), steps=self.steps, topks=topks)
             for way in (way for way in ways if way.temperature == temperature and not way.rejection):
-                measured[way] = of_rounds(recording.replay_each(**way.shape._asdict()), said)
+                measured[way] = of_rounds(recording.replay_each(**way.shape._asdict()), said, self.positions)
             if chains := [way for way in ways if way.temperature == temperature and way.rejection]:
                 steps = [way.shape.steps for way in chains]
                 bar = tqdm(said, desc=f"{name}, rejection sampling", unit="prompt")
                 found = replay_rejection(speculator, bar, steps=steps, temperature=temperature, seed=self.seed)
-                measured |= {way: of_rounds(found[way.shape.steps], said) for way in chains}
+                measured |= {way: of_rounds(found[way.shape.steps], said, self.positions) for way in chains}
         return {way: measured[way] for way in ways}
 
 
@@ -125,14 +128,35 @@ def batches(answers: Answers, most: int, most_tokens: int) -> Iterator[list[int]
         yield batch
 
 
-def of_rounds(rounds: Sequence[Rounds], said: Sequence[Said]) -> Measured:
-    """Count; what is made behind a stop token is what is made and not in the answer."""
-    made = [each.verifications + sum(each.accepted) for each in rounds]
-    behind = [
-        total - each.tokens if one.stopped else 0
-        for total, each, one in zip(made, rounds, said, strict=True)
-    ]  # fmt: skip
-    return _measured([sum(each.accepted) for each in rounds], [each.verifications for each in rounds], behind, None)
+def of_rounds(rounds: Sequence[Rounds], said: Sequence[Said], positions: Sequence[int] = ()) -> Measured:
+    """Count; what is made behind a stop token, by the last round alone, is what is made and not in the answer."""
+    gained = [np.array(each.gained, np.int64) for each in rounds]
+    made = [gains + 1 for gains in gained]
+    kept = [gains.copy() for gains in gained]
+    for gains, tokens, each, one in zip(kept, made, rounds, said, strict=True):
+        if one.stopped and len(gains):
+            gains[-1] -= tokens.sum() - each.tokens
+    # Tokens of the text when a round begins: the prompt, prefill's token, and what the rounds before it made.
+    lengths = [len(one.prompt) + 1 + tokens.cumsum() - tokens for one, tokens in zip(said, made, strict=True)]
+
+    def counted(low: float, high: float) -> Measured:
+        inside = [(low <= each) & (each < high) for each in lengths]
+        number = _array([int(each.sum()) for each in inside])
+        accepted, in_answer = (
+            _array([int(each[chosen].sum()) for each, chosen in zip(gains, inside, strict=True)])
+            for gains in (gained, kept)
+        )
+        return Measured(Gains(accepted, number), Gains(in_answer, number), None)
+
+    edges = [0, *positions, np.inf] if positions else []
+    spans = {span_name(low, high): counted(low, high) for low, high in pairwise(edges)}
+    return counted(0, np.inf)._replace(by_position=spans)
+
+
+def span_name(low: float, high: float) -> str:
+    if not low:
+        return f"below {high:,}"
+    return f"{low:,} and more" if high == np.inf else f"{low:,} to {high - 1:,}"
 
 
 def of_decoded(decoded: Sequence[Decoded], lossless: float | None) -> Measured:

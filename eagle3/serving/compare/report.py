@@ -11,7 +11,7 @@ from eagle3.errors import InputError
 from eagle3.serving.compare.measure import Measured
 from eagle3.serving.compare.settings import Shape, Way
 
-ALL = "all"  # sources
+ALL = "all"  # sources, positions
 
 
 def rows(measured: Mapping[str, Mapping[Way, Measured]], sources: Sequence[str]) -> list[dict[str, Any]]:
@@ -23,15 +23,21 @@ def rows(measured: Mapping[str, Mapping[Way, Measured]], sources: Sequence[str])
             "temperature": way.temperature,
             **way.shape._asdict(),
             "source": source,
+            "positions": positions,
             "prompts": int(chosen.sum()),
             "head": head,
-            **_numbers(ways[way], first[way], chosen, is_first=ways is first),
+            **_numbers(_at(ways[way], positions), _at(first[way], positions), chosen, is_first=ways is first),
         }
         for source, chosen in _chosen(sources)
         for way in first
+        for positions in [ALL, *first[way].by_position]
         for head, ways in measured.items()
-        if _verified(first[way], chosen)
+        if _verified(_at(first[way], positions), chosen) and _verified(_at(ways[way], positions), chosen)
     ]
+
+
+def _at(found: Measured, positions: str) -> Measured:
+    return found if positions == ALL else found.by_position[positions]
 
 
 def require_verified(measured: Mapping[str, Mapping[Way, Measured]]) -> None:
@@ -74,8 +80,10 @@ def _numbers(found: Measured, first: Measured, chosen: np.ndarray, *, is_first: 
 
 def table(found: Sequence[Mapping[str, Any]]) -> str:
     """Return the rows in Markdown."""
+    by_position = any(row["positions"] != ALL for row in found)
     head = [
         "source",
+        *(["text"] if by_position else []),
         "prompts",
         "sampling",
         "drafts",
@@ -85,10 +93,10 @@ def table(found: Sequence[Mapping[str, Any]]) -> str:
         f"{CONFIDENCE:.0%} interval",
         "standard error",
     ]
-    return markdown.table(head, map(_cells, found))
+    return markdown.table(head, [_cells(row, by_position=by_position) for row in found])
 
 
-def _cells(row: Mapping[str, Any]) -> list[str]:
+def _cells(row: Mapping[str, Any], *, by_position: bool) -> list[str]:
     drafts = str(Shape(row["steps"], row["topk"], row["draft_tokens"]))
     against = [""] * 3
     if row["difference"]:
@@ -98,5 +106,6 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
             against[1:] = [f"{estimate.low:+.3f} to {estimate.high:+.3f}", f"{estimate.standard_error:.3f}"]
     length = Estimate(**row["accept_length"])
     error = "" if length.standard_error is None else f" ± {length.standard_error:.3f}"
-    named = [row["source"], str(row["prompts"]), row["sampling"], drafts, row["head"]]
+    named = [row["source"], *([row["positions"]] if by_position else [])]
+    named += [str(row["prompts"]), row["sampling"], drafts, row["head"]]
     return [*named, f"{length.value:.3f}{error}", *against]

@@ -42,10 +42,18 @@ class CompareSettings:
     decoder: str
     batch_size: int
     batch_tokens: int
+    positions: Sequence[int] | None
 
     def __post_init__(self) -> None:
-        """Raise InputError for a shape that SGLang would change or refuse."""
+        """Raise InputError for a shape that SGLang would change or refuse, and for positions that cannot be."""
         self.drafts()
+        positions = list(self.positions or [])
+        if positions != sorted(set(positions)):
+            raise InputError(f"compare.positions={positions} must rise, e.g. [1024,4096]")
+        if positions and self.decoder == "plain":
+            raise InputError(
+                f"compare.positions={positions} needs compare.decoder=batched: plain keeps no round's position"
+            )
 
     def drafts(self) -> list[Shape]:
         """Return the shapes, each once."""

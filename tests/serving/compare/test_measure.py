@@ -23,6 +23,7 @@ PROMPTS = [PROMPT, PROMPT[9:], PROMPT * 2, PROMPT[:1], PROMPT[4:], PROMPT]
 
 def settings(**changes):
     given = {"shapes": SHAPES, "temperatures": [0.0, 0.7], "decoder": "batched", "batch_size": 3, "batch_tokens": 999}
+    given |= {"positions": None}
     return CompareSettings(**given | changes)
 
 
@@ -73,6 +74,34 @@ def test_random_heads_gain_the_same_in_float32_on_the_bundled_target(seed):
     batched, plain = both(target, head, Answers(PROMPTS, NEW_TOKENS // 2, seed))
     require_same(batched, plain)
     assert sum(found.gains.accepted.sum() for found in batched.values()) > 0
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_rounds_are_counted_where_the_text_has_so_many_tokens_when_they_begin(stops):
+    target = stopping(small_target()) if stops else small_target()
+    speculator = Speculator(target, fitted_head(small_target(), PROMPT), LAYERS)
+    chosen = settings(positions=[14, 30], temperatures=[0.0])
+    found = BatchedDecoder(target, chosen, Answers(PROMPTS, NEW_TOKENS, 5))(speculator, chosen.ways(), "head")
+    spans = {"below 14": range(14), "14 to 29": range(14, 30), "30 and more": range(30, 999)}
+    for way, measured in found.items():
+        assert list(measured.by_position) == list(spans)
+        for name, span in spans.items():
+            of_span = measured.by_position[name]
+            for place, prompt in enumerate(PROMPTS):
+                rounds = []
+                decoded = speculator.decode(
+                    prompt, max_new_tokens=NEW_TOKENS, watch=rounds.append, **way.shape._asdict()
+                )
+                length, inside, behind = len(prompt) + 1, [], 0
+                for one in rounds:
+                    if length in span:
+                        inside.append(len(one.accepted))
+                        behind = decoded.behind_stop if one is rounds[-1] else 0
+                    length += len(one.chosen)
+                assert of_span.gains.verifications[place] == of_span.kept.verifications[place] == len(inside)
+                assert of_span.gains.accepted[place] == sum(inside)
+                assert of_span.kept.accepted[place] == sum(inside) - behind
+        assert all(each.gains.verifications.any() for each in measured.by_position.values())
 
 
 def test_every_prompt_is_in_one_batch_of_its_length_which_has_no_more_rows_and_tokens_than_allowed():

@@ -26,7 +26,7 @@ CHAIN, TREE = {"steps": 3, "topk": 1, "draft_tokens": None}, {"steps": 3, "topk"
 
 def settings(**changes):
     given = {"shapes": [CHAIN, TREE], "temperatures": [0.0, 1.0], "decoder": "batched", "batch_size": 4}
-    return CompareSettings(**given | {"batch_tokens": 4096} | changes)
+    return CompareSettings(**given | {"batch_tokens": 4096, "positions": None} | changes)
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +85,33 @@ def test_the_result_has_every_way_source_and_head_and_the_table_says_the_same(fo
     (tmp_path / "out/compare.json").write_text(damaged)
     with pytest.raises(InputError, match="damaged or edited"):
         read_sealed_json(tmp_path / "out/compare.json", made_by="")
+
+
+def test_positions_have_rows_of_their_own(folders, tmp_path, capsys):
+    found = run(folders, tmp_path, positions=[18, 30])["rows"]
+    assert [row for row in found if row["positions"] == "all"] == run(folders, tmp_path)["rows"]
+    whole = [row for row in found if (row["source"], row["head"], row["positions"]) == ("all", "worse", "all")]
+    assert len(whole) == 4
+    for row in whole:
+        ways = "sampling", "steps", "topk", "source", "head"
+        parts = [each for each in found if all(each[key] == row[key] for key in ways) and each is not row]
+        assert [part["positions"] for part in parts] == ["below 18", "18 to 29", "30 and more"]
+        assert sum(part["verifications"] for part in parts) == row["verifications"]
+        gained = [part["verifications"] * (part["accept_length"]["value"] - 1) for part in parts]
+        assert sum(gained) == pytest.approx(row["verifications"] * (row["accept_length"]["value"] - 1))
+    assert "| source | text | prompts |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"positions": [9, 4]}, r"compare\.positions=\[9, 4\] must rise"),
+        ({"positions": [4], "decoder": "plain"}, r"compare\.positions=\[4\] needs compare\.decoder=batched"),
+    ],
+)
+def test_positions_that_cannot_be_are_refused(changes, message):
+    with pytest.raises(InputError, match=message):
+        settings(**changes)
 
 
 def test_both_decoders_write_the_same_rows(folders, tmp_path):
