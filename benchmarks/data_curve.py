@@ -5,9 +5,10 @@
         --target TARGET --held-out FILE --experiment head_quality optim=muon optim.weight_decay=0.1
 
 Each of the stores holds an answer to each prompt. A point is [answers to a prompt, share of the prompts, epochs]; those
-that need more stores than there are are left out. Heads are trained, exported and held against those of the first point
-as in training_ways.py. The rule of thumb is a line through accept length over the logarithm of answer tokens, where
-for each number of tokens all prompts are used and the best number of epochs counts.
+that need more stores than there are are left out, and named in the result. Heads are trained, exported and held against
+those of the first point as in training_ways.py. The rule of thumb, for each chain and temperature, is a line through
+accept length over the logarithm of answer tokens, where the best number of epochs counts for each number of tokens, and
+points with fewer prompts and several answers do not.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from statistics import mean
 from typing import Any
 
 from result import write_result
-from training_ways import CHAINS, add_arguments, trained_and_compared
+from training_ways import add_arguments, trained_and_compared
 
 from eagle3.features.joined import open_source
 from eagle3.features.samples import Samples
@@ -58,7 +59,8 @@ def main(arguments: list[str]) -> None:
     add_arguments(parser)
     options = parser.parse_intermixed_args(arguments)
     stores = [str(path.resolve()) for path in options.stores]
-    points = [point for point in (Point(*each) for each in options.points) if point.answers <= len(stores)]
+    asked = [Point(*each) for each in options.points]
+    points = [point for point in asked if point.answers <= len(stores)]
     general = [f"experiment={options.experiment}", f"data.val_fraction={options.val_fraction}", *options.overrides]
     runs = {
         (str(point), seed): [
@@ -77,8 +79,9 @@ def main(arguments: list[str]) -> None:
     for point in points:
         tokens = sum(trained_tokens(each, point.share, options.val_fraction) for each in samples[: point.answers])
         rows.append({**vars(point), "answer_tokens": tokens, "accept_length": lengths(found["seeds"], str(point))})
-    rules = {str(steps): rule_of_thumb(rows, str(steps)) for steps in CHAINS}
-    facts = {"experiment": options.experiment, "target": Path(options.target).name}
+    rules = {chain: rule_of_thumb(rows, chain) for chain in rows[0]["accept_length"]}
+    left_out = [str(point) for point in asked if point not in points]
+    facts = {"experiment": options.experiment, "target": Path(options.target).name, "left_out": left_out}
     result = {**facts, "points": rows, "rule_of_thumb": rules, "changes": found["changes"]}
     write_result(options.out, result, arguments)
     print(json.dumps({"points": rows, "rule_of_thumb": rules}, indent=1))
@@ -91,21 +94,18 @@ def trained_tokens(samples: Samples, share: float, val_fraction: float) -> int:
 
 
 def lengths(seeds: Sequence[dict[str, Any]], point: str) -> dict[str, list[float]]:
-    """Return what a point's heads accept greedily, by the steps of the chain: a number for each seed."""
-    return {
-        str(steps): [seed[f"all, chain of {steps}, greedy"][point]["accept_length"] for seed in seeds]
-        for steps in CHAINS
-    }
+    """Return what a point's heads accept, by chain and temperature: a number for each seed."""
+    return {chain.removeprefix("all, "): [seed[chain][point]["accept_length"] for seed in seeds] for chain in seeds[0]}
 
 
-def rule_of_thumb(rows: Sequence[dict[str, Any]], steps: str) -> dict[str, Any] | None:
+def rule_of_thumb(rows: Sequence[dict[str, Any]], chain: str) -> dict[str, Any] | None:
     """Fit what each doubling of the answer tokens adds, with a 95 % interval over points; None with fewer than 3."""
     from scipy import stats
 
     best: dict[int, float] = {}
     for row in rows:
         if row["share"] == 1 or row["answers"] == 1:  # fewer prompts with several answers are another question
-            tokens, length = row["answer_tokens"], mean(row["accept_length"][steps])
+            tokens, length = row["answer_tokens"], mean(row["accept_length"][chain])
             best[tokens] = max(length, best.get(tokens, 0))
     if len(best) < 3:
         return None

@@ -22,9 +22,9 @@ from typing import Any
 
 def main() -> None:
     """Run as sglang.launch_server: this process imports no more than it needs to ask."""
-    from protocol_server import main as serve
-
     if os.environ.get("FAULT") in ("start", "deaf") or "DOOR" not in os.environ:
+        from protocol_server import main as serve
+
         return serve()
     asking = socket.socket(socket.AF_UNIX)
     asking.connect(os.environ["DOOR"])
@@ -105,13 +105,10 @@ def _keep(asking: socket.socket) -> None:
 
 
 def _be_server(request: dict[str, Any], streams: list[int]) -> None:
+    from scripts import move_to
+
     os.setsid()
-    for given, stream in zip(streams, (1, 2), strict=True):
-        os.dup2(given, stream)
-        os.close(given)
-    os.chdir(request["folder"])
-    os.environ.clear()
-    os.environ.update(request["environment"])
+    move_to(request["folder"], request["environment"], *streams)
     sys.argv, sys.path[:] = request["words"], request["paths"]
     status = 1
     try:

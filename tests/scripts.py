@@ -116,18 +116,23 @@ def run_script(
     return subprocess.CompletedProcess(script.args, script.returncode, out, error)
 
 
-def _be_script(
-    command: list[str], cwd: str, environment: dict[str, str], stdout: int, stderr: int, own_session: bool
-) -> None:
-    """In the new process: be `python COMMAND`, from its environment to what is registered for its end."""
-    if own_session:
-        os.setsid()
+def move_to(cwd: str, environment: Mapping[str, str], stdout: int, stderr: int) -> None:
+    """Give a forked process a folder, an environment and streams of its own."""
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
     for given, stream in ((stdout, 1), (stderr, 2)):
         os.dup2(given, stream)
         os.close(given)
+
+
+def _be_script(
+    command: list[str], cwd: str, environment: dict[str, str], stdout: int, stderr: int, own_session: bool
+) -> None:
+    """In the new process: be `python COMMAND`, from its environment to what is registered for its end."""
+    if own_session:
+        os.setsid()
+    move_to(cwd, environment, stdout, stderr)
     path = Path(command[0]) if Path(command[0]).exists() else ROOT / command[0]
     sys.argv = [str(path), *command[1:]]
     installed = (each for each in sys.path if "site-packages" in each or not each.startswith(str(ROOT)))

@@ -75,7 +75,7 @@ def test_features_whose_command_is_killed_while_it_uploads_are_those_of_one_that
 
 def test_a_training_that_is_killed_ends_with_the_weights_of_one_that_is_not(tmp_path: Path) -> None:
     write_store(tmp_path / "store", random_samples(60))
-    steps = 20 + 30 * KILLS
+    steps = 20 + 40 * KILLS
 
     def command(run: Path) -> list[str]:
         last = run / "checkpoints/last.ckpt"

@@ -16,7 +16,7 @@ from eagle3.notebook import decode, make_store, open_target, train_head
 
 NOTEBOOK = ROOT / "docs" / "start" / "notebook.ipynb"
 CELLS = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
-# Half of what the notebook shows, in less than half the time: its head still gains 1.3 tokens a forward.
+# Fewer prompts and epochs than the notebook shows: the head must still draft what the target says.
 SHORTER = {"prompts.limit=250": "prompts.limit=100", "trainer.max_epochs=3": "trainer.max_epochs=2"}
 
 

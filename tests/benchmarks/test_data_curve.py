@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from data_curve import rule_of_thumb, trained_tokens
+from data_curve import lengths, rule_of_thumb, trained_tokens
 
 from eagle3.commands.train import build_training
 from eagle3.features.joined import open_source
@@ -20,6 +20,15 @@ def test_the_tokens_of_an_epoch_are_those_of_the_samples_that_are_trained(
     trained = [ref.entry.answer_tokens for ref in data.train_samples]
     assert 0 < len(trained) < 60
     assert trained_tokens(open_source(str(store_path)).samples, share, data.val_fraction) == sum(trained)
+
+
+def test_every_chain_and_temperature_has_a_length_of_each_seed() -> None:
+    def seed(greedy: float, sampled: float) -> dict[str, Any]:
+        chains = {"all, chain of 7, greedy": greedy, "all, chain of 7, T = 1": sampled}
+        return {chain: {"prompts": 9, "a point": {"accept_length": each}} for chain, each in chains.items()}
+
+    found = lengths([seed(2.5, 2.0), seed(2.6, 2.1)], "a point")
+    assert found == {"chain of 7, greedy": [2.5, 2.6], "chain of 7, T = 1": [2.0, 2.1]}
 
 
 def row(tokens: float, length: float, *, answers: int = 1, share: float = 1.0) -> dict[str, Any]:

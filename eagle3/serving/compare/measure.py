@@ -128,7 +128,7 @@ def batches(answers: Answers, most: int, most_tokens: int) -> Iterator[list[int]
         yield batch
 
 
-def of_rounds(rounds: Sequence[Rounds], said: Sequence[Said], positions: Sequence[int] = ()) -> Measured:
+def of_rounds(rounds: Sequence[Rounds], said: Sequence[Said], positions: Sequence[int]) -> Measured:
     """Count; what is made behind a stop token, by the last round alone, is what is made and not in the answer."""
     gained = [np.array(each.gained, np.int64) for each in rounds]
     made = [gains + 1 for gains in gained]
@@ -161,11 +161,7 @@ def span_name(low: float, high: float) -> str:
 
 def of_decoded(decoded: Sequence[Decoded], lossless: float | None) -> Measured:
     accepted, behind = [sum(each.accepted) for each in decoded], [each.behind_stop for each in decoded]
-    return _measured(accepted, [each.verifications for each in decoded], behind, lossless)
-
-
-def _measured(accepted: list[int], verifications: list[int], behind: list[int], lossless: float | None) -> Measured:
-    rounds = _array(verifications)
+    rounds = _array([each.verifications for each in decoded])
     return Measured(Gains(_array(accepted), rounds), Gains(_array(accepted) - _array(behind), rounds), lossless)
 
 

@@ -23,8 +23,7 @@ PROMPTS = [PROMPT, PROMPT[9:], PROMPT * 2, PROMPT[:1], PROMPT[4:], PROMPT]
 
 def settings(**changes):
     given = {"shapes": SHAPES, "temperatures": [0.0, 0.7], "decoder": "batched", "batch_size": 3, "batch_tokens": 999}
-    given |= {"positions": None}
-    return CompareSettings(**given | changes)
+    return CompareSettings(**given | {"positions": None} | changes)
 
 
 def both(target, head, answers):
@@ -85,22 +84,18 @@ def test_rounds_are_counted_where_the_text_has_so_many_tokens_when_they_begin(st
     spans = {"below 14": range(14), "14 to 29": range(14, 30), "30 and more": range(30, 999)}
     for way, measured in found.items():
         assert list(measured.by_position) == list(spans)
-        for name, span in spans.items():
-            of_span = measured.by_position[name]
-            for place, prompt in enumerate(PROMPTS):
-                rounds = []
-                decoded = speculator.decode(
-                    prompt, max_new_tokens=NEW_TOKENS, watch=rounds.append, **way.shape._asdict()
-                )
-                length, inside, behind = len(prompt) + 1, [], 0
-                for one in rounds:
-                    if length in span:
-                        inside.append(len(one.accepted))
-                        behind = decoded.behind_stop if one is rounds[-1] else 0
-                    length += len(one.chosen)
+        for place, prompt in enumerate(PROMPTS):
+            seen = []
+            decoded = speculator.decode(prompt, max_new_tokens=NEW_TOKENS, watch=seen.append, **way.shape._asdict())
+            length, rounds = len(prompt) + 1, []  # of each the length of the text, drafts accepted, and those behind
+            for one in seen:
+                rounds.append((length, len(one.accepted), decoded.behind_stop if one is seen[-1] else 0))
+                length += len(one.chosen)
+            for name, span in spans.items():
+                of_span, inside = measured.by_position[name], [each for each in rounds if each[0] in span]
                 assert of_span.gains.verifications[place] == of_span.kept.verifications[place] == len(inside)
-                assert of_span.gains.accepted[place] == sum(inside)
-                assert of_span.kept.accepted[place] == sum(inside) - behind
+                assert of_span.gains.accepted[place] == sum(gained for _, gained, _ in inside)
+                assert of_span.kept.accepted[place] == sum(gained - behind for _, gained, behind in inside)
         assert all(each.gains.verifications.any() for each in measured.by_position.values())
 
 
