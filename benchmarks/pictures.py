@@ -20,7 +20,7 @@ from eagle3.training.pictures.curves import curves_figure
 from eagle3.training.sweep import picture
 
 FOLDER = Path(__file__).parent.parent / "docs" / "results"
-OURS, THEIRS = "#3f6fb5", "#a9b4c2"
+OURS, LIGHT, THEIRS = "#3f6fb5", "#8fb3e3", "#a9b4c2"
 pyplot.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "eagle3", "font.size": 10}
 SHOWN_HEADS = {
     "SpecForge's loss": "reference",
@@ -56,24 +56,24 @@ def heads(axes: Axes) -> list[str]:
     return shown
 
 
-def steps(axes: Axes) -> list[str]:
-    """Tokens a second of a training step, beside SpecForge's where it was measured; return the numbers shown."""
-    others = {(row["tokens"], row["answer_share"]): row for row in tables.result("specforge_step.json")["rows"]}
-    rows = [row for row in tables.result("train_step.json")["rows"] if (row["tokens"], row["answer_share"]) in others]
-    names = [f"{row['tokens']:,} tokens,\n{tables.share(row['answer_share'])}" for row in rows]
+def race(axes: Axes) -> list[str]:
+    """Tokens a second of a training step, beside SpecForge's; return the numbers shown."""
+    steps = tables.result("race.json")["steps"]
+    found = [tables.raced(row["batch"]) for row in steps]
+    ways = {"SpecForge": ([theirs for _, theirs, _ in found], THEIRS)}
+    for way, label, colour in (("bf16", "eagle3, bf16", OURS), ("fp8", "eagle3, float8", LIGHT)):
+        ways[label] = ([ours[way] for ours, _, _ in found], colour)
     shown = []
-    for offset, label, colour, of in (
-        (-0.2, "SpecForge", THEIRS, [others[row["tokens"], row["answer_share"]] for row in rows]),
-        (0.2, "eagle3", OURS, rows),
-    ):
-        rates = [row["tokens_per_s"] for row in of]
-        shown += [tables.thousands(rate) for rate in rates]
-        places = [place + offset for place in range(len(rows))]
-        bars = axes.bar(places, [rate / 1000 for rate in rates], 0.38, label=label, color=colour)
-        axes.bar_label(bars, shown[-len(rates) :], padding=2)
-    axes.set_xticks(range(len(rows)), names)
-    axes.set(ylabel="thousand tokens/s, one H200", ylim=(0, 330))
-    axes.legend(frameon=False, loc="upper left")
+    for number, (label, (rates, colour)) in enumerate(ways.items()):
+        texts = [tables.thousands(rate) for rate in rates]
+        places = [place + 0.27 * (number - 1) for place in range(len(steps))]
+        bars = axes.bar(places, [rate / 1000 for rate in rates], 0.25, label=label, color=colour)
+        axes.bar_label(bars, texts, padding=2)
+        shown += texts
+    axes.set_xticks(range(len(steps)), [row["batch"].replace(", ", ",\n", 1).replace("],", "],\n") for row in steps])
+    axes.set(ylabel="thousand tokens/s, one H200")
+    axes.margins(y=0.25)
+    axes.legend(frameon=False, loc="upper right", ncols=3)
     return shown
 
 
@@ -109,7 +109,7 @@ def sweep() -> Figure:
     return picture(tables.result("tiny_runs.json")["sweep"], "tiny target")
 
 
-PICTURES: tuple[Callable[[Axes], list[str]], ...] = (heads, steps, speed_up)
+PICTURES: tuple[Callable[[Axes], list[str]], ...] = (heads, race, speed_up)
 FIGURES: tuple[Callable[[], Figure], ...] = (curves, sweep)
 
 if __name__ == "__main__":

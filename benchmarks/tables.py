@@ -59,19 +59,37 @@ def quickstart() -> str:
 
 def best() -> str:
     """The one table of the README."""
-    heads, steps, others = by_name(), result("train_step.json")["rows"], result("specforge_step.json")["rows"]
-    rows = []
+    heads, rows = by_name(), []
     for steps_of_chain in (3, 7):
         ours, reference = (kept(heads[name], f"held out {steps_of_chain}") for name in (BEST, "reference"))
         what = f"accept length on held-out prompts, {steps_of_chain} drafts in a row"
         rows.append([what, f"{reference:.3f}", f"**{ours:.3f}**", f"{ours / reference - 1:+.1%}".replace("%", " %")])
-    for what, ours, other in (
-        ("training speed, 16,384 tokens, all of them answers", steps[1], others[1]),
-        ("training speed, 16,384 tokens, a tenth of them answers", steps[3], others[2]),
+    for what, batch in (
+        ("training speed, 4 documents of 128 to 2,048 tokens", "[128, 256, 512, 2048], a quarter prompt"),
+        ("training speed, 1 document of 16,384 tokens", "1 x 16,384"),
     ):
-        rate, reference = ours["tokens_per_s"], other["tokens_per_s"]
-        rows.append([what, thousands(reference), f"**{thousands(rate)}**", f"{rate / reference:.3g} x"])
+        ours, theirs, ratios = raced(batch)
+        rows.append([what, thousands(theirs), f"**{thousands(ours['bf16'])}**", f"{ratios['bf16']:.2f} x"])
     return markdown("what | SpecForge | eagle3 | gain", rows)
+
+
+def raced(batch: str) -> tuple[dict[str, float], float, dict[str, float]]:
+    """Return tokens a second of our ways and of SpecForge's fastest layout, and our ratios to it."""
+    row = next(row for row in result("race.json")["steps"] if row["batch"] == batch)
+    rates = {way: cost["tokens_per_s"] for way, cost in row["costs"].items()}
+    ratios = row["over_fastest_specforge"]
+    return {way: rates[way] for way in ratios}, max(rates[way] for way in rates if way not in ratios), ratios
+
+
+def race() -> str:
+    rows = []
+    for row in result("race.json")["steps"]:
+        ours, theirs, ratios = raced(row["batch"])
+        memory = {way: cost["peak_gb"] for way, cost in row["costs"].items()}
+        other = next(way for way in memory if row["costs"][way]["tokens_per_s"] == theirs)
+        cells = [f"**{thousands(rate)}**, {memory[way]:.1f} GB ({ratios[way]:.2f} x)" for way, rate in ours.items()]
+        rows.append([row["batch"], f"{thousands(theirs)}, {memory[other]:.1f} GB", *cells])
+    return markdown("documents of a batch | SpecForge | eagle3, bf16 | `kernels.fp8=true`", rows)
 
 
 def heads() -> str:
@@ -130,26 +148,22 @@ def seen(head: Any) -> str:
 
 
 def steps() -> str:
-    others = {(row["tokens"], row["answer_share"]): row for row in result("specforge_step.json")["rows"]}
     float8 = {(row["tokens"], row["answer_share"]): row for row in result("train_step_fp8.json")["rows"]}
     rows = []
     for row in result("train_step.json")["rows"]:
-        case, rate = (row["tokens"], row["answer_share"]), row["tokens_per_s"]
+        quick = float8.get((row["tokens"], row["answer_share"]))
         documents = "1 document" if row["documents"] == 1 else f"{row['documents']} documents"
-        other, quick = others.get(case), float8.get(case)
         rows.append(
             [
                 f"{row['tokens']:,}, {documents}, {share(row['answer_share'])}",
-                f"{thousands(other['tokens_per_s'])}, {other['peak_gb']:g} GB" if other else "-",
-                f"**{thousands(rate)}**, {row['peak_gb']:.1f} GB",
-                f"{rate / other['tokens_per_s']:.3g} x" if other else "-",
+                f"**{thousands(row['tokens_per_s'])}**",
+                f"{row['peak_gb']:.1f} GB",
                 f"{row['step_ms']:.0f} ms",
                 f"{row['share_of_ceiling']:.0%}".replace("%", " %"),
                 thousands(quick["tokens_per_s"]) if quick else "-",
             ]
         )
-    titles = "tokens in a batch | SpecForge (one document) | eagle3 | ratio | a step | of the ceiling"
-    return markdown(f"{titles} | with `kernels.fp8=true`", rows)
+    return markdown("tokens in a batch | tokens/s | memory | a step | of the ceiling | with `kernels.fp8=true`", rows)
 
 
 def share(answers: float) -> str:
@@ -309,9 +323,23 @@ def loads() -> str:
     return markdown(f"concurrency | plain, ms a token | {' | '.join(f'chain of {steps}' for steps in ratios)}", rows)
 
 
+def adaptive() -> str:
+    rows = []
+    for cell in result("sglang_bench_adaptive/results.json")["cells"]:
+        gains = [cell["speed_ups"][side] for side in ("head", "adaptive")]
+        shown = [f"{gain[what]['value']:.2f}" for gain in gains for what in ("tpot", "throughput")]
+        sides = [f"{cell['sides'][side]['accept_length']:.2f}" for side in ("head", "adaptive")]
+        rows.append([str(cell["concurrency"]), f"{1000 * cell['sides']['plain']['tpot']['median']:.2f}", *shown, *sides])
+    return markdown(
+        "concurrency | plain, ms a token | chain of 6: time | throughput | adaptive: time | throughput | "
+        "accept length of 6 | adaptive",
+        rows,
+    )
+
+
 TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
-    for table in (quickstart, best, heads, steps, adapted, trajectories, costs, parity, bench, tuned, loads)
+    for table in (quickstart, best, heads, race, steps, adapted, trajectories, costs, parity, bench, tuned, loads, adaptive)
 }
 
 if __name__ == "__main__":

@@ -5,8 +5,10 @@ the rule of search.py. SGLang adapts chains alone.
 """
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Protocol
 
 from eagle3.errors import InputError
@@ -59,6 +61,19 @@ def adaptive_steps(states: LoadStates) -> dict[int, int]:
     """Return the fastest timed chain's steps for each load, 0 where none is faster than the plain target."""
     best = {load: state.best() for load, state in states.items()}
     return {load: chain.steps if states[load].speed_up(took) > 1 else 0 for load, (chain, took) in best.items()}
+
+
+def thresholds(steps: Mapping[int, int]) -> dict[int, int]:
+    """Return from how many running requests on a chain has how many steps: halfway, by ratio, between measured loads.
+
+    A server with 64 places runs fewer requests whenever some have ended, and shall draft then as at 64, not as at 32.
+    """
+    loads = sorted(steps)
+    found = {loads[0]: steps[loads[0]]}
+    for below, load in pairwise(loads):
+        if steps[load] != steps[below]:
+            found[math.ceil(math.sqrt(below * load))] = steps[load]
+    return found
 
 
 def _counted(longest: LoadTiming, chains: Sequence[Setting]) -> Mapping[Setting, Gain]:

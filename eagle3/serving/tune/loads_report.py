@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from eagle3.engine.adaptive import write_adaptive
 from eagle3.serving.bench.plots import set_loads
-from eagle3.serving.tune.loads import LoadStates, adaptive_steps
+from eagle3.serving.tune.loads import LoadStates, adaptive_steps, thresholds
 from eagle3.serving.tune.predict import Setting
 from eagle3.serving.tune.report import PICTURE, REPORT, as_json
 from eagle3.serving.tune.search import SearchState
@@ -53,7 +53,7 @@ def write_loads_report(states: LoadStates, folder: Path, conditions: Mapping[str
     of_loads = {str(load): as_json(state) for load, state in states.items()}
     write_json(folder / REPORT, {**conditions, "steps": steps, "loads": of_loads})
     if steps:
-        write_adaptive(folder / ADAPTIVE, steps)
+        write_adaptive(folder / ADAPTIVE, thresholds(steps))
         _picture(states, folder / PICTURE)
 
 

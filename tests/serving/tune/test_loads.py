@@ -94,7 +94,7 @@ def test_the_table_the_advice_and_the_files_say_the_same(tmp_path: Path) -> None
     assert [line[0] for line in lines[1:]] == ["1", "8", "64"]
     assert [line[-2:] for line in lines[1:3]] == [["6", "steps"], ["4", "steps"]] and lines[3][-1] == "plain"
     write_loads_report(found, tmp_path, {"commit": "abc"})
-    assert read_adaptive(str(tmp_path / "adaptive.json")) == {1: [6], 8: [4], 64: [0]}
+    assert read_adaptive(str(tmp_path / "adaptive.json")) == {1: [6], 3: [4], 23: [0]}  # halfway by ratio
     report = json.loads((tmp_path / "tune.json").read_text())
     assert (report["commit"], report["steps"]) == ("abc", {"1": 6, "8": 4, "64": 0})
     assert report["loads"]["8"]["plain"]["seconds_per_token"] == found[8].plain.seconds_per_token  # type: ignore[union-attr]
@@ -102,6 +102,11 @@ def test_the_table_the_advice_and_the_files_say_the_same(tmp_path: Path) -> None
     said = loads_advice(found, tmp_path, target="TARGET", head="HEAD")
     assert f"action=launch target.path=TARGET head=HEAD adaptive={tmp_path}/adaptive.json" in said
     assert "does not draft" in said
+
+
+def test_a_chain_begins_halfway_between_the_loads_that_differ() -> None:
+    assert thresholds({1: 6, 2: 6, 4: 6, 8: 4, 32: 4, 64: 0}) == {1: 6, 6: 4, 46: 0}
+    assert thresholds({1: 5, 2: 3}) == {1: 5, 2: 3} and thresholds({4: 2, 8: 2}) == {4: 2}
 
 
 def test_where_no_chain_pays_at_any_load_the_advice_is_the_plain_target(tmp_path: Path) -> None:
