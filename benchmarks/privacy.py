@@ -19,7 +19,7 @@ from hydra import compose, initialize_config_dir
 from result import write_result
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from personal_data import cases  # noqa: E402
 

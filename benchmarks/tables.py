@@ -329,7 +329,8 @@ def adaptive() -> str:
         gains = [cell["speed_ups"][side] for side in ("head", "adaptive")]
         shown = [f"{gain[what]['value']:.2f}" for gain in gains for what in ("tpot", "throughput")]
         sides = [f"{cell['sides'][side]['accept_length']:.2f}" for side in ("head", "adaptive")]
-        rows.append([str(cell["concurrency"]), f"{1000 * cell['sides']['plain']['tpot']['median']:.2f}", *shown, *sides])
+        plain = 1000 * cell["sides"]["plain"]["tpot"]["median"]
+        rows.append([str(cell["concurrency"]), f"{plain:.2f}", *shown, *sides])
     return markdown(
         "concurrency | plain, ms a token | chain of 6: time | throughput | adaptive: time | throughput | "
         "accept length of 6 | adaptive",
@@ -337,10 +338,29 @@ def adaptive() -> str:
     )
 
 
+def long_answers() -> str:
+    found, table_rows = result("long_answers.json"), []
+    for sampling in ("greedy", "sampled"):
+        for positions in dict.fromkeys(row["positions"] for row in found[sampling]):
+            cells = []
+            for steps in (3, 7):
+                ours, reference = (
+                    row for row in found[sampling] if (row["steps"], row["positions"]) == (steps, positions)
+                )
+                for row in (ours, reference):
+                    length = row["accept_length"]
+                    cells.append(f"{length['value']:.2f} ± {length['standard_error']:.2f}")
+            table_rows.append([sampling, positions, *cells])
+    return markdown("answers | tokens before the round | chain of 3 | reference | chain of 7 | reference", table_rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
-    for table in (quickstart, best, heads, race, steps, adapted, trajectories, costs, parity, bench, tuned, loads, adaptive)
-}
+    for table in (
+        quickstart, best, heads, race, steps, adapted, trajectories, costs, parity, bench, tuned, loads, adaptive,
+        long_answers,
+    )
+}  # fmt: skip
 
 if __name__ == "__main__":
     main()

@@ -24,7 +24,6 @@ def rows(measured: Mapping[str, Mapping[Way, Measured]], sources: Sequence[str])
             **way.shape._asdict(),
             "source": source,
             "positions": positions,
-            "prompts": int(chosen.sum()),
             "head": head,
             **_numbers(_at(ways[way], positions), _at(first[way], positions), chosen, is_first=ways is first),
         }
@@ -73,6 +72,7 @@ def _numbers(found: Measured, first: Measured, chosen: np.ndarray, *, is_first: 
         "difference": against and against._asdict(),
         "accept_length_kept": accept_length(kept)._asdict(),
         "difference_kept": against_kept and against_kept._asdict(),
+        "prompts": int((ours.verifications > 0).sum()),
         "verifications": int(ours.verifications.sum()),
         "lossless": found.lossless,
     }

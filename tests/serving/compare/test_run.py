@@ -97,6 +97,7 @@ def test_positions_have_rows_of_their_own(folders, tmp_path, capsys):
         parts = [each for each in found if all(each[key] == row[key] for key in ways) and each is not row]
         assert [part["positions"] for part in parts] == ["below 18", "18 to 29", "30 and more"]
         assert sum(part["verifications"] for part in parts) == row["verifications"]
+        assert row["prompts"] == 5 > min(part["prompts"] for part in parts)  # not every text was there
         gained = [part["verifications"] * (part["accept_length"]["value"] - 1) for part in parts]
         assert sum(gained) == pytest.approx(row["verifications"] * (row["accept_length"]["value"] - 1))
     assert "| source | text | prompts |" in capsys.readouterr().out
