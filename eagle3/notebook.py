@@ -28,6 +28,7 @@ from eagle3.decoding.speculate import Speculator
 from eagle3.errors import InputError
 from eagle3.features.joined import open_source
 from eagle3.features.source import FeatureSource
+from eagle3.serving.check.export import in_dtype
 from eagle3.serving.check.prompts import PromptSet, file_prompts, prompt_source
 from eagle3.serving.check.settings import Decoding
 from eagle3.serving.head.export import TrainedHead, find_checkpoint, read_trained
@@ -56,6 +57,8 @@ def train_head(store: str | Path, run_dir: str | Path, *overrides: str, watch: W
     `overrides` are those of `python train.py`. `watch` is called with the step and the latest values of all metrics
     after each step that is logged and after each validation."""
     config = _composed("train", f"data.path={store}", f"run_dir={run_dir}", *overrides)
+    if config.ckpt_path is not None:
+        raise InputError(f"ckpt_path={config.ckpt_path}: train_head begins anew; python train.py goes on with a run")
     lightning.seed_everything(config.seed, verbose=False)
     torch.set_float32_matmul_precision(config.matmul_precision)
     data, module = build_training(config)
@@ -90,7 +93,7 @@ def decode(target: Target, trained: TrainedHead, prompts: PromptSet, **settings:
     given = [f"{key}={'null' if value is None else value}" for key, value in settings.items()]
     config = _serving(*given)
     decoding = Decoding(**{key: config[key] for key in Decoding.__dataclass_fields__})
-    head = trained.head.to(target.embedding.dtype)
+    head = in_dtype(trained.head, target.embedding.dtype)
     return traced(Speculator(target, head, trained.record.capture_layers), prompts, decoding)
 
 

@@ -192,7 +192,7 @@ def test_a_run_is_resumed_in_its_folder(
     epochs = [line.split(",")[0] for line in (run / "metrics.csv").read_text().splitlines()[1:]]
     assert set(epochs) == {"0", "1", "2"}
     call(*resume)
-    assert "has all steps of trainer.max_epochs and max_steps: none added" in caplog.text
+    assert "has all steps of trainer.max_epochs, max_steps or max_time: none added" in caplog.text
 
 
 def test_every_action_is_done_and_says_which_keys_it_reads() -> None:
@@ -247,12 +247,12 @@ def test_precompute_names_the_keys_without_effect_on_its_stages(
     assert [message.split()[0] for message in named] == unread
 
 
-@pytest.mark.parametrize(("mode", "score"), [("max", 0.0), ("min", math.inf)])
+@pytest.mark.parametrize(("mode", "of", "score"), [("max", "accept_length", 0.0), ("min", "loss", math.inf)])
 def test_a_failed_job_of_a_sweep_is_worse_than_any_other_and_ends_no_study(
-    call: Callable[..., Any], capsys: pytest.CaptureFixture[str], mode: str, score: float
+    call: Callable[..., Any], capsys: pytest.CaptureFixture[str], mode: str, of: str, score: float
 ) -> None:
     """Optuna refuses nan, and ends with what raises."""
-    settings = ("hydra.mode=MULTIRUN", f"callbacks.best.mode={mode}", "callbacks.best.monitor=val/loss")
+    settings = ("hydra.mode=MULTIRUN", f"callbacks.best.mode={mode}", f"callbacks.best.monitor=val/{of}")
     assert call("train", "data.path=/nowhere", *settings) == score
     assert "error: /nowhere/manifest.json does not exist" in capsys.readouterr().err
 
@@ -364,8 +364,25 @@ def test_ctrl_c_before_the_first_step_is_one_line(
 
 @pytest.mark.filterwarnings("ignore:.*could not find the monitored key.*")
 def test_a_training_that_ends_before_its_first_validation_says_so(world: World, fails: Callable[..., str]) -> None:
-    message = fails("train", f"data.path={world.store}", "trainer.max_steps=1", "data.pack_tokens=512")
-    assert "training ended at step 1, before the first validation" in message
+    settings = ["train", f"data.path={world.store}", "data.pack_tokens=512"]
+    message = fails(*settings, "trainer.max_time='00:00:00:00'")
+    assert "training ended at step 0, before the first validation" in message
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line"),
+    [
+        (["trainer.max_steps=1"], r"validation would be behind pack \d+, and the training ends behind pack 1: no best"),
+        (["trainer.max_epochs=1", "+trainer.check_val_every_n_epoch=3"], "no best checkpoint; set it lower, or train"),
+        (["trainer.val_check_interval=1000"], r"trainer\.val_check_interval=1000 is more than the \d+ packs of a rank"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*could not find the monitored key.*")
+def test_a_training_without_a_validation_is_named_before_its_first_step(
+    wrong: list[str], line: str, world: World, fails: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    message = fails("train", f"data.path={world.store}", "data.pack_tokens=512", *wrong)
+    assert re.search(line, caplog.text + message)
 
 
 def test_a_training_without_an_account_of_wandb_is_one_line(

@@ -5,13 +5,18 @@ import importlib
 import inspect
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from stores import ROOT
 
+from eagle3 import notebook
 from eagle3.errors import InputError
+from eagle3.head.draft_head import DraftHead
 from eagle3.notebook import decode, make_store, open_target, train_head
 
 NOTEBOOK = ROOT / "docs" / "start" / "notebook.ipynb"
@@ -73,6 +78,7 @@ def test_what_the_notebook_imports_says_what_it_does(module: str, name: str) -> 
         (lambda path: make_store(path, "prompt.limit=3"), r"prompt\.limit is not a key of this config"),
         (lambda path: train_head(path, path, "optim=adm"), r"optim=adm is no option; take one of .*adamw"),
         (lambda path: train_head(f"{path}/none", path), r"none/manifest\.json does not exist; make it with"),
+        (lambda path: train_head(path, path, "ckpt_path=auto"), r"ckpt_path=auto: train_head begins anew"),
         (lambda path: open_target(f"{path}/none"), r"target\.path=.*/none"),
         (lambda path: decode(None, None, None, steps=0), r"steps=0 must be 1 or more"),  # type: ignore[arg-type]
     ],
@@ -80,3 +86,15 @@ def test_what_the_notebook_imports_says_what_it_does(module: str, name: str) -> 
 def test_a_wrong_setting_names_its_key(call: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):
         call(tmp_path)
+
+
+def test_decoding_in_half_precision_leaves_the_trained_head_as_it_is_and_rope_in_float32(
+    make_head: Callable[..., DraftHead], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notebook, "Speculator", lambda target, head, layers: head)
+    monkeypatch.setattr(notebook, "traced", lambda head, prompts, decoding: head)
+    trained: Any = SimpleNamespace(head=make_head(), record=SimpleNamespace(capture_layers=[]))
+    target: Any = SimpleNamespace(embedding=torch.zeros(1, dtype=torch.bfloat16))
+    used: Any = decode(target, trained, None)  # type: ignore[arg-type]
+    assert (used.fc.weight.dtype, used.rotary.inv_freq.dtype) == (torch.bfloat16, torch.float32)
+    assert trained.head.fc.weight.dtype == torch.float64

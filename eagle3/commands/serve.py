@@ -87,10 +87,11 @@ def without_head(config: DictConfig) -> bool:
 
 
 def export_head(config: DictConfig) -> None:
-    decoding(config)  # what is wrong there, and of the prompts, is said before a file is written
+    how = decoding(config)  # what is wrong there, and of the prompts, is said before a file is written
     prompt_source(**cli.plain(config.prompts))
     head = Path(config.head)
     trained = export.read_trained(export.find_checkpoint(run=config.run, checkpoint=config.checkpoint))
+    how.longest_prompt(trained.target_config.max_position_embeddings, steps=how.steps)
     for_vllm = config.format == "speculators"
     if for_vllm:
         require_in_layout(trained.record.kind, draft_of(config))

@@ -79,7 +79,8 @@ def train_alone(config: DictConfig) -> float:
     finally:
         close(loggers, "success" if trainer.state.finished else "aborted")
     if trainer.global_step == resume_step:
-        log.warning("ckpt_path=%s has all steps of trainer.max_epochs and max_steps: none added", config.ckpt_path)
+        bounds = "trainer.max_epochs, max_steps or max_time"
+        log.warning("ckpt_path=%s has all steps of %s: none added", config.ckpt_path, bounds)
     return report(trainer)
 
 
@@ -176,6 +177,9 @@ def chosen_precision(precision: str, accelerator: str) -> str:
 def report(trainer: lightning.Trainer) -> float:
     """Write result.json, which a sweep's table is made of, and return the score that a sweep goes by."""
     best = trainer.checkpoint_callback
+    if trainer.fast_dev_run:  # type: ignore[attr-defined]
+        log.warning("trainer.fast_dev_run=true: no checkpoint, no result.json")
+        return 0.0
     if not isinstance(best, ModelCheckpoint):
         log.warning("callbacks.best is left out: no checkpoint but last.ckpt, no result.json")
         return 0.0

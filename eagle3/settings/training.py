@@ -366,8 +366,12 @@ def metric_names(ttt_steps: int) -> set[str]:
 
 
 def monitored(train: Train) -> Train:
-    """Refuse a metric that is never logged: Lightning would find out after the first validation."""
+    """Refuse a metric that is never logged: Lightning would find out after the first validation. And a mode that would
+    keep the worst checkpoint."""
     callbacks = {name: callback for name, callback in train["callbacks"].items() if callback}
+    if "best" in callbacks and train["trainer"].get("limit_val_batches") == 0:
+        rule = "leaves nothing to choose the best checkpoint by; must be above 0"
+        raise fault("trainer", "limit_val_batches", value=train["trainer"]["limit_val_batches"], rule=rule)
     names = metric_names(train["ttt_steps"])
     if all(callback["_target_"] in PARTS for callback in callbacks.values()):  # others may log metrics of their own
         for name, callback in callbacks.items():
@@ -375,6 +379,10 @@ def monitored(train: Train) -> Train:
                 if monitor not in names:
                     rule = f"is logged by nothing; take one of {', '.join(sorted(names))}"
                     raise fault("callbacks", name, "monitor", value=monitor, rule=rule)
+                better = "min" if "loss" in monitor else "max"
+                if callback["mode"] != better:
+                    rule = f"looks for the worst {monitor}; set callbacks.{name}.mode={better}"
+                    raise fault("callbacks", name, "mode", value=callback["mode"], rule=rule)
     return train
 
 

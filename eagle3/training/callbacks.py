@@ -31,6 +31,20 @@ def ends_step(trainer: lightning.Trainer, batch_idx: int) -> bool:
     return (batch_idx + 1) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch
 
 
+def warn_of_no_validation(trainer: lightning.Trainer) -> None:
+    """Warn where max_steps or max_epochs end a run before its first validation, unless a callback asks for one."""
+    packs, every, epochs = trainer.num_training_batches, trainer.check_val_every_n_epoch or 1, trainer.max_epochs or -1
+    first = (trainer.val_check_batch or 0) + (every - 1) * packs
+    steps = trainer.max_steps * trainer.accumulate_grad_batches if trainer.max_steps >= 0 else math.inf
+    most = min(steps, packs * epochs if epochs > 0 else math.inf)
+    if trainer.global_step == 0 and first > most and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+        log.warning(
+            "trainer.val_check_interval=%s: the first validation would be behind pack %d, and the training ends behind "
+            "pack %d: no best checkpoint; set it lower, or train longer (trainer.max_epochs, max_steps)",
+            trainer.val_check_interval, first, most,
+        )  # fmt: skip
+
+
 class BestCheckpoint(ModelCheckpoint):
     """Keeps the best checkpoints. A run that goes on keeps those that its checkpoint knows, also in a folder that has
     moved, and drops what a kill left beside them: its steps are trained again, or it was about to be deleted."""
@@ -48,6 +62,7 @@ class BestCheckpoint(ModelCheckpoint):
 
     def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
         super().on_train_start(trainer, module)
+        warn_of_no_validation(trainer)
         beginning = str(self.filename).partition("{")[0]
         for path in Path(str(self.dirpath)).glob(f"{escape(beginning)}*.ckpt") if beginning else ():
             if path.name not in {"last.ckpt", *self.kept}:
@@ -99,8 +114,16 @@ class LastCheckpoint(Checkpoint):
         if self.stopped:
             raise Interrupted(f"stopped by a signal; go on with ckpt_path={self.path}")
 
+    # Where max_steps, max_time or early stopping ends a run inside an epoch, Lightning counts the epoch as done: a run
+    # that goes on would skip its rest.
     def on_train_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+        epochs: Any = trainer.fit_loop.epoch_progress
+        begun = int(trainer.fit_loop.epoch_loop.batch_progress.current.ready < trainer.num_training_batches)
+        for counts in (epochs.current, epochs.total):
+            counts.processed, counts.completed = counts.processed - begun, counts.completed - begun
         trainer.save_checkpoint(self.path)
+        for counts in (epochs.current, epochs.total):
+            counts.processed, counts.completed = counts.processed + begun, counts.completed + begun
 
     def teardown(self, trainer: lightning.Trainer, module: lightning.LightningModule, stage: str) -> None:
         for number, handler in self.handlers.items():

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 EXTRAS = ("tensorboard", "mlflow")  # trackers whose package is an extra of the same name
 OF_PLACES = re.compile(r"(path|dir|uri|url|urls|logger)$|^logger\.|^callbacks\..*\.(dirpath|filename)$")
 SQLITE = "sqlite:///"
+NOT_IN_MLFLOW = re.compile(r"[^\w\-. :/]")  # in the name of a setting: MLflow would refuse all of them
 PLACE = re.compile(r"^(/|~|\.{1,2}/|[a-z0-9]+://)")
 
 
@@ -124,6 +125,9 @@ class MlflowRun(MLFlowLogger):
             run_id=self.id_file.read_text() if self.id_file.is_file() else None,
             **options,
         )
+
+    def log_hyperparams(self, params: dict[str, Any]) -> None:  # type: ignore[override]
+        super().log_hyperparams({NOT_IN_MLFLOW.sub("_", key): value for key, value in params.items()})
 
     @property
     @rank_zero_experiment

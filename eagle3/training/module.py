@@ -137,7 +137,9 @@ class HeadTraining(lightning.LightningModule):
         """Log the gradient's norm, then clip: Lightning comes here in each step, whether it clips or not, and refuses
         to clip for a fused optimizer under bf16-mixed, where no loss scaling is in the way."""
         if self._logs:
-            self.log("train/grad_norm", gradient_norm(self.head.parameters()))
+            norm = gradient_norm(self.head.parameters())
+            self._require_finite("train/grad_norm", norm)
+            self.log("train/grad_norm", norm)
         if gradient_clip_val:
             by_value = gradient_clip_algorithm == "value"
             clip = nn.utils.clip_grad_value_ if by_value else nn.utils.clip_grad_norm_
@@ -183,6 +185,15 @@ class HeadTraining(lightning.LightningModule):
             f"{stage}/{name}_{step}": value for name, of in by_step.items() for step, value in enumerate(of.float())
         }
         values[f"{stage}/loss"] = (sums[-2] / sums[-1].clamp(min=1)).float()
+        self._require_finite(f"{stage}/loss", values[f"{stage}/loss"])
         values[f"{stage}/accept_length"] = accept_length(alive, anchors).float()
         self.log_dict(values, batch_size=1, sync_dist=stage == "val")
         return values[f"{stage}/accept_length"]
+
+    def _require_finite(self, name: str, value: Float[Tensor, ""]) -> None:
+        """Raise InputError before last.ckpt holds weights that are no numbers; the value is that of all ranks."""
+        if not math.isfinite(value):
+            raise InputError(
+                f"{name}={float(value)} at step {self.trainer.global_step}: the training has diverged; the checkpoints "
+                f"are of before, begin anew with a lower optim.lr or trainer.gradient_clip_val"
+            )

@@ -171,13 +171,14 @@ def test_a_resumed_run_is_the_same_for_mlflow(tmp_path: Path) -> None:
             save_dir=str(tmp_path / "run"), name=None, tracking_uri=f"sqlite:///{tmp_path}/db/mlflow.db",
             experiment_name="eagle3",
         )  # fmt: skip
-        logger.log_hyperparams({"optim.lr": 1e-3})
+        logger.log_hyperparams({"optim.lr": 1e-3, "store.left_out.longer than features.max_length=64": 2})
         logger.log_metrics({"val/accept_length": 2.0}, 1)
         logger.finalize("success")
         ids.append(logger.run_id)
         told = logger.experiment.get_run(logger.run_id)
     assert ids[0] == ids[1]
     assert (told.info.run_name, told.data.params["optim.lr"]) == ("run", "0.001")
+    assert told.data.params["store.left_out.longer than features.max_length_64"] == "2"  # MLflow takes no =
 
 
 def train(store: Path, folder: Path, *arguments: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from exported_head import Editable, as_specforge, as_speculators
+from safetensors.torch import load_file, save_file
 from stores import open_store
 
 from eagle3.errors import InputError
@@ -84,3 +85,11 @@ def test_a_head_is_refused_before_anything_is_trained(train: Callable[..., Run],
     head = exported(train("old", "trainer.max_epochs=1").fit(), tmp_path / "head")
     with pytest.raises(InputError, match=r"model\.num_kv_heads=4 contradicts init_from=\S+/head, whose head has 2"):
         train("new", f"init_from={head}", "model.num_kv_heads=4")
+    with pytest.raises(InputError, match=r"init_from=\S+/last\.ckpt: is a file; give the folder of an exported head"):
+        train("new", f"init_from={tmp_path}/old/checkpoints/last.ckpt")
+    weights = load_file(head / "model.safetensors")
+    weights["fc.weight"][0, 0] = torch.nan
+    save_file(weights, head / "model.safetensors")
+    (head / "training.json").unlink()
+    with pytest.raises(InputError, match=r"init_from=\S+/head: fc\.weight holds 1 values that are no finite numbers"):
+        train("new", f"init_from={head}")

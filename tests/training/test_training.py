@@ -308,6 +308,39 @@ def test_resuming_where_a_validation_is_due_does_not_skip_it(
     assert_resumes(train, whole_run, stop_after, "trainer.val_check_interval=0.25", "callbacks.early_stopping=null")
 
 
+@pytest.mark.parametrize("ended_by", ["trainer.max_steps=4", "trainer.max_steps=6", "trainer.max_steps=19"])  # of 15
+def test_a_run_that_a_bound_ended_inside_an_epoch_goes_on_with_the_rest_of_it(
+    train: Callable[..., Run], whole_run: Callable[..., Run], ended_by: str
+) -> None:
+    options = ["trainer.val_check_interval=4", "optim.warmup_fraction=0", "optim.final_lr_fraction=1"]  # a flat rate
+    whole, first = whole_run(*options), train("parts", *options, ended_by).fit()
+    rest = train("parts", *options, f"ckpt_path={first.directory}/checkpoints/last.ckpt").fit()
+    assert first.recorder.batches + rest.recorder.batches == whole.recorder.batches
+    for column in ("train/loss", "val/loss"):
+        assert [row[column] for row in metrics(rest)] == [row[column] for row in metrics(whole)]
+    for name, weight in whole.weights.items():
+        assert torch.equal(weight, rest.weights[name]), name
+
+
+@pytest.mark.parametrize("of", ["weights", "gradient"])
+def test_a_training_that_has_diverged_ends_before_last_ckpt_is_replaced(train: Callable[..., Run], of: str) -> None:
+    run = train("run", "callbacks.last.every_n_steps=3")
+    weight = run.module.head.fc.weight
+
+    class Diverges(lightning.Callback):
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 5 and of == "weights":
+                weight.data[0, 0] = torch.nan
+            if batch_idx == 5 and of == "gradient":
+                weight.register_hook(lambda gradient: gradient * torch.inf)
+
+    run.trainer.callbacks.append(Diverges())
+    with pytest.raises(InputError, match=r"train/(loss|grad_norm)=(nan|inf) at step 5: .* a lower optim\.lr"):
+        run.fit()
+    kept = read_resumed(f"{run.directory}/checkpoints/last.ckpt")
+    assert kept is not None and kept.global_step == 3 and kept.weights["head.fc.weight"].isfinite().all()
+
+
 def test_a_kill_after_an_epochs_last_step_loses_no_epoch(train: Callable[..., Run]) -> None:
     whole = train("whole", "callbacks.last.every_n_steps=15").fit()
     first = train("parts", "callbacks.last.every_n_steps=15")

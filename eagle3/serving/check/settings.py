@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from eagle3.engine.draft import num_draft_tokens
+from eagle3.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +16,13 @@ class Answering:
 
     def longest_prompt(self, context: int, *, steps: int) -> int:
         """Return how many tokens of the target's `context` a prompt may take, beside its answer and the drafts."""
-        return context - self.max_new_tokens - steps - 1
+        room = context - self.max_new_tokens - steps - 1
+        if room < 1:
+            raise InputError(
+                f"max_new_tokens={self.max_new_tokens} and {steps} drafts leave no room for a prompt in the target's "
+                f"context of {context} tokens; set max_new_tokens={context // 2} or less"
+            )
+        return room
 
 
 @dataclass(frozen=True, kw_only=True)

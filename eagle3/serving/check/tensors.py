@@ -20,7 +20,7 @@ CHUNK = 8192
 
 
 def check_tensors(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
-    """The file holds every tensor that a server loads, in its shape, and no other."""
+    """The file holds every tensor that a server loads, in its shape and finite, and no other."""
     expected = expected_shapes(files, head_config(files))
     missing = sorted(expected.keys() - files.tensors.keys())
     for name in missing:
@@ -31,6 +31,9 @@ def check_tensors(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
         if shape != expected[name]:
             made = f"config.json makes it {expected[name]}"
             yield "error", f"{name} has shape {shape}, {made}: SGLang stops loading; correct config.json"
+    for name in sorted(expected.keys() & files.tensors.keys()):
+        if number := int((~files.tensors[name].float().isfinite()).sum()):
+            yield "error", f"{name} holds {number} values that are no finite numbers, all drafts are lost; {MAKE_AGAIN}"
     for name in sorted(files.tensors.keys() - expected.keys() - {*VOCABULARY_MAPS, EMBEDDING}):
         if not name.endswith(RECOMPUTED):
             yield "error", f"{name} is unknown: SGLang would drop it without a word; {_way_out(name, missing)}"

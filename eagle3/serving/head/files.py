@@ -139,6 +139,8 @@ def read_files(path: str | Path) -> HeadFiles:
 def read_without_weights(path: str | Path) -> HeadFiles:
     """Read what a head says of itself, in no time: config.json and training.json, without `tensors`."""
     folder = Path(path)
+    if folder.is_file():
+        raise InputError(f"head={path} is a file; give the folder of an exported head, made by: {MAKE_HEAD}")
     config = read_json(folder / "config.json", made_by=MAKE_HEAD)
     _require_kinds(config, folder)
     flat = _flat(config)

@@ -204,6 +204,10 @@ FAULTS: list[tuple[Spoil, str, str, str, str]] = [
         setting(intermediate_size=65), "tensors", "error", "has shape (64, 192), config.json makes it (65, 192)",
         "correct config.json",
     ),
+    (
+        lambda head: head.tensors["lm_head.weight"][7].fill_(torch.nan), "tensors", "error",
+        "lm_head.weight holds 192 values that are no finite numbers", AGAIN,
+    ),
     (setting(fc_norm=True), "tensors", "error", "fc_norm.0.weight is missing", AGAIN),
     (added("fc_norm.0.weight", 192), "tensors", "error", "fc_norm.0.weight is unknown", "set fc_norm=true"),
     (

@@ -28,3 +28,5 @@ def test_what_no_decoder_can_do_is_refused_by_its_key(changes: dict[str, Any], m
 def test_the_longest_prompt_leaves_room_for_its_answer_the_drafts_and_the_token_behind_them() -> None:
     settings = Decoding(**SOUND | {"max_new_tokens": 20})
     assert settings.longest_prompt(100, steps=7) == 100 - 20 - 7 - 1
+    with pytest.raises(InputError, match=r"max_new_tokens=20 and 7 drafts leave no room .* context of 28 tokens; set"):
+        settings.longest_prompt(28, steps=7)
