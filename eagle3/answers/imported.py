@@ -70,7 +70,8 @@ def imported_rows(
             refusals.append((answer.turn, reason))
             continue
         row = new_row(prompt, answer.turn)
-        seed = answer.messages[-1].get("sampling", {}).get("seed")
+        said = answer.messages[-1].get("sampling", {}).get("seed")
+        seed = said if type(said) is int else None  # tables with empty cells make 1 a 1.0, which no row may hold
         rows.append(row.with_turn(answer.prompt_ids, answer.answer_ids, answer.finish_reason, seed, answer.messages))
     if not rows and not refusals:
         refusals.append((0, "the conversation has no assistant turn to import"))

@@ -474,6 +474,13 @@ def test_imported_conversations_give_a_row_for_each_answer(target, chat, tmp_pat
     assert refused == [("p0", 1), ("p1", 0)] and sum(manifest.errors.values()) == 2
 
 
+@pytest.mark.parametrize("seed", [1.0, True])
+def test_a_seed_that_is_no_whole_number_stays_with_the_answer_alone(target, chat, tmp_path, seed):
+    raw = {"role": "assistant", "content": "Hi!", "sampling": {"seed": seed}}
+    row = imported_row(target, chat, tmp_path, {"messages": [{"role": "user", "content": "Say hi"}, raw]})
+    assert row["seeds"] == [None] and row["messages"][-1]["sampling"] == {"seed": seed}
+
+
 def made_elsewhere(rows, made):
     """The answers of `rows` as raw conversations, each up to the answer that `made` is said of."""
     for row in rows.values():
