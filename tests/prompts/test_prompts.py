@@ -170,6 +170,14 @@ def test_a_broken_line_costs_itself_alone(prepare):
 # Ids
 
 
+def test_a_file_that_is_not_utf_8_is_refused_and_never_guessed(prepare, tmp_path):
+    lines = "\n".join(json.dumps({"prompt": name}, ensure_ascii=False) for name in ("one", "Škoda", "three"))
+    path = tmp_path / "windows.jsonl"
+    path.write_bytes(lines.encode("utf-16"))
+    with pytest.raises(InputError, match="not a JSON object: 3"):
+        prepare(path=str(path), license="MIT")
+
+
 def test_ids_come_from_the_row_or_else_from_the_content(prepare):
     prepare([chat("a", id="x"), chat("b", conversation_id=7), chat("c", question_id=0), chat("d"), chat("e", id=None)])
     ids = [prompt["id"] for prompt in prepare.prompts()]
