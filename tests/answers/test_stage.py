@@ -589,6 +589,13 @@ def test_missing_prompts_and_damaged_responses_name_the_file(target, chat, out_d
         run(target, chat, out_dir)
 
 
+def test_answers_without_their_manifest_are_nobodys(target, chat, out_dir):
+    run(target, chat, out_dir)
+    (out_dir / "responses/manifest.json").unlink()
+    with pytest.raises(InputError, match=r"responses\.jsonl has no manifest\.json .*delete .*/responses and run"):
+        run(target, chat, out_dir, temperature=0.1)
+
+
 def test_a_full_disk_is_one_clear_line_and_loses_nothing(target, chat, out_dir, monkeypatch):
     def full(descriptor):
         raise OSError(28, "No space left on device")
