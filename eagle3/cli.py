@@ -33,7 +33,7 @@ from eagle3 import ROOT, __version__
 from eagle3.errors import InputError, Interrupted
 from eagle3.progress import arrange_bars
 from eagle3.secrets import keep_secrets, public
-from eagle3.settings.check import known_keys
+from eagle3.settings.check import free_groups, known_keys
 from eagle3.settings.help import help_page
 from eagle3.settings.nearest import did_you_mean
 from eagle3.storage.out_dir import working_copy
@@ -189,7 +189,8 @@ def wrong_override(error: Exception) -> str:
     """What Hydra says of an override, without its advice to add unknown keys and its search path."""
     unknown = re.match(r"Could not override '(.+?)'", str(error))
     if unknown:
-        return unknown_key(unknown[1])
+        inside = getattr(error.__cause__, "full_key", None) or ""  # of a value in braces: the key in it
+        return unknown_key(inside if inside.startswith(f"{unknown[1]}.") else unknown[1])
     said = f"{error} {error.__cause__ or ''}".partition("Config search path")[0]
     plugin = re.search(r"Could not (?:find|load) '(hydra/\w+)/(\w+)'", said)
     if plugin and plugin[2] in PLUGINS:
@@ -205,10 +206,13 @@ def wrong_override(error: Exception) -> str:
 
 def unknown_key(key: str) -> str:
     """Say so, and which key may be meant."""
+    group = key.rpartition(".")[0]
     try:
-        known = known_keys(Path(sys.argv[0]).stem)
+        known, free = known_keys(Path(sys.argv[0]).stem), free_groups(Path(sys.argv[0]).stem)
     except (HydraException, OmegaConfBaseException):  # a script of one's own
-        known = []
+        known, free = [], []
+    if group in free:
+        return f"{group} takes keys of your own behind a plus: +{key}=…, or +{group}={{{key.rpartition('.')[2]}: …}}"
     return f"{key} is not a key of this config{did_you_mean(key, known)}; --cfg job shows every key"
 
 

@@ -112,6 +112,7 @@ def test_nothing_is_guessed_where_nothing_is_alike() -> None:
     ("override", "line"),
     [
         ("optm.lr=1", "optm.lr is not a key of this config (did you mean optim.lr?); --cfg job shows every key"),
+        ("model={zebra: 1}", "model.zebra is not a key of this config; --cfg job shows every key"),
         ("model=eagl31", "model=eagl31 is no option; take one of eagle3, eagle31 (did you mean eagle31?)"),
     ],
 )
@@ -120,6 +121,14 @@ def test_a_slip_on_the_command_line_is_one_line_with_what_was_meant(tmp_path: Pa
         [sys.executable, str(ROOT / "train.py"), override], cwd=tmp_path, capture_output=True, text=True
     )
     assert (done.returncode, done.stderr) == (1, f"error: {line}\n")
+
+
+@pytest.mark.parametrize("override", ["prompts.roles={Kundin: user}", "prompts.roles.Kundin=user"])
+def test_a_key_of_ones_own_without_its_plus_is_told_how_to_be_given(tmp_path: Path, override: str) -> None:
+    command = [sys.executable, str(ROOT / "precompute.py"), override]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    ways = "+prompts.roles.Kundin=…, or +prompts.roles={Kundin: …}"
+    assert (done.returncode, done.stderr) == (1, f"error: prompts.roles takes keys of your own behind a plus: {ways}\n")
 
 
 def completed(line: str) -> list[str]:

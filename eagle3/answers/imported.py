@@ -70,7 +70,8 @@ def imported_rows(
             refusals.append((answer.turn, reason))
             continue
         row = new_row(prompt, answer.turn)
-        seed = answer.messages[-1].get("sampling", {}).get("seed")
+        said = answer.messages[-1].get("sampling", {}).get("seed")
+        seed = said if type(said) is int else None  # tables with empty cells make 1 a 1.0, which no row may hold
         rows.append(row.with_turn(answer.prompt_ids, answer.answer_ids, answer.finish_reason, seed, answer.messages))
     if not rows and not refusals:
         refusals.append((0, "the conversation has no assistant turn to import"))
@@ -98,6 +99,7 @@ def _answer_row(chat: Chat, turn: int, messages: Messages, index: int, unstated:
                 raise RefusedConversation(TWO_ANSWERS)
             ended = _has_ended(unstated if finish_reason == UNSTATED else finish_reason)
             prompt_ids, answer_ids = _by_text(chat, plain, ended=ended)
+            finish_reason = finish_reason if ended else "length"  # data.whole goes by it
     except RefusedConversation as refusal:
         return AnswerRow(turn, shown, [], [], finish_reason, str(refusal))
     return AnswerRow(turn, shown, prompt_ids, answer_ids, finish_reason, None)

@@ -155,6 +155,11 @@ class ResponseStore:
             before = read_responses(self.folder)
             self._require_same(before)
             require_whole(self.folder, before)
+        elif self.responses.exists() and self.responses.stat().st_size:
+            raise InputError(
+                f"{self.responses} has no manifest.json beside it, which says how these answers were made; bring it "
+                f"back, or delete {self.folder} and run: {MAKE_RESPONSES}"
+            )
         self.folder.mkdir(parents=True, exist_ok=True)
         self.done = _keep_whole_prompts(self.responses)
         final = [error for error in self._read_errors() if error.prompt_id in self.done or not error.retry]

@@ -206,7 +206,8 @@ class FeatureData(lightning.LightningDataModule):
         return train, val
 
     def _samples_with_anchors(self, limit: int | None) -> Samples:
-        samples = self.loss_mask.select(self.selected)[:limit]
+        fitting = self.loss_mask.select(self.selected)
+        samples = fitting[:limit]
         if type(self.loss_mask) is not AllTurns:  # the index counts anchors of unmasked answers only
             counted = [self._count_anchors(ref) for ref in tqdm(samples, desc="count anchors under the loss mask")]
             if np.array_equal(counted, self.selected.anchors[:limit]):
@@ -216,7 +217,13 @@ class FeatureData(lightning.LightningDataModule):
                     type(self.loss_mask).__name__, as_setting(self.source.location),
                 )  # fmt: skip
             samples = samples.with_anchors(np.array(counted))
+        left_out = len(self.selected) - len(fitting) + int((samples.anchors <= 0).sum())
         samples = samples.take(samples.anchors > 0)
+        if left_out:
+            log.info(
+                "loss_mask=%s trains nothing of %d of %d samples: they are left out",
+                type(self.loss_mask).__name__, left_out, len(self.selected),
+            )  # fmt: skip
         if not len(samples):
             raise InputError(
                 f"loss_mask={type(self.loss_mask).__name__} leaves nothing to train in the "

@@ -123,12 +123,18 @@ def _default(place: tuple[int | str, ...], script: str) -> str | None:
 
 def known_keys(script: str) -> list[str]:
     """Return the keys that the options of conf/ have by themselves, and groups of keys."""
-    return list(_keys(_defaults(script, tuple(_options(script)))))
+    return [key for key, _ in _keys(_defaults(script, tuple(_options(script))))]
 
 
-def _keys(values: Any, inside: str = "") -> Iterator[str]:
+def free_groups(script: str) -> list[str]:
+    """Return the groups that conf/ leaves empty for keys of the user's own; others are filled by an option."""
+    empty = [key for key, value in _keys(_defaults(script, tuple(_options(script)))) if value == {}]
+    return [key for key in empty if not (ROOT / "conf" / key.replace(".", "/")).is_dir()]
+
+
+def _keys(values: Any, inside: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
-        yield f"{inside}{name}"
+        yield f"{inside}{name}", value
         if isinstance(value, dict):
             yield from _keys(value, f"{inside}{name}.")
 

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from jaxtyping import Float
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from eagle3.errors import InputError
+from eagle3.errors import InputError, first_line
 from eagle3.target.facts import TargetConfig, target_config
 from eagle3.target.files import TargetFiles, read_target_files
 from eagle3.target.identity import TargetIdentity
@@ -96,6 +96,8 @@ class StoredTarget:
         if (self._folder / INDEX).is_file():
             return json.loads((self._folder / INDEX).read_bytes())["weight_map"]
         files = sorted(path.name for path in self._folder.glob("*.safetensors"))
+        if not files:
+            raise InputError(f"target.path={self.path} holds no *.safetensors; fetch its weights, in that format")
         return {key: file for file in files for key in self._keys(file)}
 
     @cached_property
@@ -107,7 +109,13 @@ class StoredTarget:
             return [*opened.keys()]
 
     def _open(self, file: str) -> safe_open:
-        return safe_open(self._folder / file, framework="pt")
+        try:
+            return safe_open(self._folder / file, framework="pt")
+        except (SafetensorError, OSError) as error:
+            raise InputError(
+                f"target.path={self.path}: {file} cannot be read ({first_line(error)}); it is missing, cut, or a "
+                f"pointer of Git LFS in its place: fetch it again"
+            ) from None
 
     def _tensor(self, name: str) -> Tensor:
         with self._open(self._file_of[name]) as file:

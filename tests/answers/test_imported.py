@@ -309,7 +309,8 @@ def test_a_cut_answer_gets_no_end_of_turn(family):
     (cut,) = answer_rows(chat, [talk[0], {**talk[1], "finish_reason": "length"}])
     assert ended.refused is cut.refused is None and cut.finish_reason == "length" and ended.finish_reason == "unstated"
     assert ended.answer_ids[-1] in chat.stop_ids and cut.answer_ids == ended.answer_ids[:-1]
-    assert answer_rows(chat, talk, unstated="length")[0].answer_ids == cut.answer_ids
+    (taken_for_cut,) = answer_rows(chat, talk, unstated="length")
+    assert taken_for_cut.answer_ids == cut.answer_ids and taken_for_cut.finish_reason == "length"
     assert refusals(chat, talk[0], {**talk[1], "finish_reason": "other"}) == [UNKNOWN_END]
 
 

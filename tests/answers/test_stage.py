@@ -474,6 +474,13 @@ def test_imported_conversations_give_a_row_for_each_answer(target, chat, tmp_pat
     assert refused == [("p0", 1), ("p1", 0)] and sum(manifest.errors.values()) == 2
 
 
+@pytest.mark.parametrize("seed", [1.0, True])
+def test_a_seed_that_is_no_whole_number_stays_with_the_answer_alone(target, chat, tmp_path, seed):
+    raw = {"role": "assistant", "content": "Hi!", "sampling": {"seed": seed}}
+    row = imported_row(target, chat, tmp_path, {"messages": [{"role": "user", "content": "Say hi"}, raw]})
+    assert row["seeds"] == [None] and row["messages"][-1]["sampling"] == {"seed": seed}
+
+
 def made_elsewhere(rows, made):
     """The answers of `rows` as raw conversations, each up to the answer that `made` is said of."""
     for row in rows.values():
@@ -580,6 +587,13 @@ def test_missing_prompts_and_damaged_responses_name_the_file(target, chat, out_d
     unfinish(out_dir)
     with pytest.raises(InputError, match=r"responses\.jsonl line 1: .*delete .* and run again"):
         run(target, chat, out_dir)
+
+
+def test_answers_without_their_manifest_are_nobodys(target, chat, out_dir):
+    run(target, chat, out_dir)
+    (out_dir / "responses/manifest.json").unlink()
+    with pytest.raises(InputError, match=r"responses\.jsonl has no manifest\.json .*delete .*/responses and run"):
+        run(target, chat, out_dir, temperature=0.1)
 
 
 def test_a_full_disk_is_one_clear_line_and_loses_nothing(target, chat, out_dir, monkeypatch):

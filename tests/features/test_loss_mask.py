@@ -98,12 +98,17 @@ def samples_under(mask: AllTurns, store: Path) -> list[str]:
     return [ref.entry.id for side in (data.train_samples, data.val_samples) for ref in side]
 
 
-def test_training_reads_what_the_mask_selects(tmp_path: Path) -> None:
+def test_training_reads_what_the_mask_selects_and_counts_the_rest(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     ids = ["p0#0", "p0#1", "p1#0", "p2#0", "p3#0", "p3#2"]
     samples = [replace(sample, id=name) for sample, name in zip(random_samples(6), ids, strict=True)]
     store = write_store(tmp_path / "features", samples)
     assert sorted(samples_under(LastTurn(), store)) == ["p0#1", "p1#0", "p2#0", "p3#2"]
-    assert sorted(samples_under(AllTurns(), store)) == ids
+    assert "loss_mask=LastTurn trains nothing of 2 of 6 samples" in caplog.text
+    caplog.clear()
+    assert sorted(samples_under(AllTurns(), store)) == ids and "left out" not in caplog.text
 
 
 @pytest.mark.parametrize("marker", [7, 5])

@@ -88,6 +88,8 @@ def test_the_finish_reason_of_a_row_is_that_of_its_last_answer():
         ({"prompt_ids": "12", "output_ids": [2]}, "no list of whole numbers"),
         ({"sampling": {"user": "Jane"}}, "sampling is no table of numbers"),
         ({"sampling": [1]}, "sampling is no table of numbers"),
+        ({"sampling": {"jane@example.com": 1}}, "sampling is no table of numbers"),
+        ({"sampling": {"half a pair \ud83d": 1}}, "sampling is no table of numbers"),
     ],
 )
 def test_what_cannot_be_how_an_answer_was_made_is_refused(said, reason):
@@ -136,6 +138,7 @@ def test_keep_answers_keeps_the_answers_up_to_the_last_one(prepare):
         ({"messages": users([{"type": "text", "text": "a"}, {"type": "image"}])}, "content with parts other than text"),
         ({"messages": users("half a pair \ud83d")}, "content is not valid Unicode"),
         ({"prompt": "a", "license": [["MIT"]]}, "license is not text"),
+        ({"prompt": "a", "license": "half a pair \ud83d"}, "license is not text"),
     ],
 )
 def test_a_row_that_is_no_prompt_is_refused_with_its_reason_and_its_neighbours_stay(prepare, row, reason):
@@ -165,6 +168,14 @@ def test_a_broken_line_costs_itself_alone(prepare):
 
 
 # Ids
+
+
+def test_a_file_that_is_not_utf_8_is_refused_and_never_guessed(prepare, tmp_path):
+    lines = "\n".join(json.dumps({"prompt": name}, ensure_ascii=False) for name in ("one", "Škoda", "three"))
+    path = tmp_path / "windows.jsonl"
+    path.write_bytes(lines.encode("utf-16"))
+    with pytest.raises(InputError, match="not a JSON object: 3"):
+        prepare(path=str(path), license="MIT")
 
 
 def test_ids_come_from_the_row_or_else_from_the_content(prepare):
@@ -403,3 +414,14 @@ def test_a_wrong_source_is_named_with_its_config_key_and_the_way_out(prepare, tm
     config = json.loads(json.dumps(config).replace("FOLDER", str(tmp_path)))
     with pytest.raises(InputError, match=message):
         prepare(**config)
+
+
+def test_what_a_stores_own_client_raises_is_one_line(prepare, monkeypatch):
+    class NoCredentialsError(Exception): ...
+
+    def refuse(*_, **__):
+        raise NoCredentialsError("Unable to locate credentials")
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", refuse)
+    with pytest.raises(InputError, match=r"a\.jsonl cannot be opened \(NoCredentialsError: Unable to locate"):
+        prepare(path="s3://bucket/a.jsonl")

@@ -85,6 +85,15 @@ def test_no_prompt_left_is_an_error_with_counts_and_the_way_out(prepare):
     assert not any((prepare.folder / name).exists() for name in OUTPUTS)
 
 
+def test_the_way_out_is_that_of_the_commonest_reason(prepare):
+    with pytest.raises(InputError, match=r"messages or prompts: 2, license missing: 1\); say which column"):
+        prepare([chat("a", license=None), {"x": 1}, {"x": 2}])
+    with pytest.raises(InputError, match=r"more than 5 characters: 1\); .*change what refuses these \(conf/prompts\)"):
+        prepare([chat("longer than five")], length={"max_characters": 5})
+    with pytest.raises(InputError, match=r"not a JSON object: 3\); write one object a line"):
+        prepare(["{", '"messages": []', "}"])
+
+
 def test_no_text_of_a_refused_row_is_written_or_logged(prepare, caplog, capfd):
     caplog.set_level("DEBUG")
     secret = "SECRET"

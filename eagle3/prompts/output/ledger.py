@@ -85,24 +85,25 @@ def _leaks(counts: dict[str, Counts], rules: Rules) -> dict[str, dict[str, int]]
     }
 
 
+# By how the commonest reason begins.
+WAYS_OUT = {
+    "no column of messages or prompts": "say which column holds them, e.g. '+prompts.fields.prompt=COLUMN' "
+    "(conf/prompts/default.yaml)",
+    "unknown role": "say whose turns they are, e.g. '+prompts.roles.NAME=user' (conf/prompts/default.yaml)",
+    "license": "declare what licence the rows have with prompts.license=MIT, or extend prompts.licenses.allowed "
+    "(conf/prompts/licenses/default.yaml)",
+    "no assistant turn": "give rows with answers, or drop answers=imported",
+    "not a JSON object": "write one object a line, or all of them as one array in a file that ends in .json",
+    "": "give rows with messages or prompts, or change what refuses these (conf/prompts)",
+}
+
+
 def nothing_left(sources: list[Source], chunks: list[ScannedChunk]) -> InputError:
     """Return the error that says why no prompt is left, and what to do about the commonest cause."""
     rows = sum(chunk.summary["rows"] for chunk in chunks)
     rejected = sum((Counter(chunk.summary["rejected"]) for chunk in chunks), Counter())
     reasons = ", ".join(f"{reason}: {number}" for reason, number in rejected.most_common()) or "the sources are empty"
-    way_out = (
-        "give rows with messages or prompts; what their columns are called is said in prompts.fields and prompts.roles"
-    )
-    if "no column of messages or prompts" in rejected:
-        way_out = "say which column holds them, e.g. '+prompts.fields.prompt=COLUMN' (conf/prompts/default.yaml)"
-    if "unknown role" in rejected:
-        way_out = "say whose turns they are, e.g. '+prompts.roles.NAME=user' (conf/prompts/default.yaml)"
-    if any(reason.startswith("license") for reason in rejected):
-        way_out = (
-            "declare what licence the rows have with prompts.license=MIT, or extend prompts.licenses.allowed "
-            "(conf/prompts/licenses/default.yaml)"
-        )
-    if "no assistant turn" in rejected:
-        way_out = "give rows with answers, or drop answers=imported"
+    commonest = max(rejected, key=rejected.__getitem__, default="")
+    way_out = next(advice for reason, advice in WAYS_OUT.items() if commonest.startswith(reason))
     names = ", ".join(source.name for source in sources)
     return InputError(f"prompts: none of {rows} rows in {names} passed ({reasons}); {way_out}")

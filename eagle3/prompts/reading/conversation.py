@@ -12,6 +12,7 @@ PARTS_BESIDE_CONTENT = frozenset(("tool_calls", "function_call", "reasoning_cont
 
 # What an answer may say of how it was made, when answers are kept: docs/how-to/imported-answers.md.
 MADE = ("prompt_ids", "output_ids", "finish_reason", "sampling")
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # of a sampling setting: other text might be somebody's
 
 # Conversations that somebody rendered into one text: their turns cannot be told from what a user wrote about them.
 RENDERED = re.compile(
@@ -160,7 +161,9 @@ def _made(turn: dict) -> dict[str, Any]:
     if "sampling" in made:
         sampling = made["sampling"]
         if not (
-            isinstance(sampling, dict) and all(isinstance(value, int | float | None) for value in sampling.values())
+            isinstance(sampling, dict)
+            and all(NAME.fullmatch(key) for key in sampling)
+            and all(isinstance(value, int | float | None) for value in sampling.values())
         ):
             raise Refused("sampling is no table of numbers")
     return made

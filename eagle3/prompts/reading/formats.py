@@ -104,7 +104,7 @@ def _line_rows(chunk: Chunk, names: Names) -> Rows:
 
 def _json(text: bytes) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text.decode("utf-8-sig"))  # of bytes it would guess: the lines of a UTF-16 file become others
     except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
         return None
 

@@ -59,11 +59,11 @@ def _license(columns: Columns, source: Source) -> str | None:
     values = columns.all("license")
     if not values:
         return source.license
+    given = [each for value in values for each in (value if isinstance(value, list) else [value])]
+    if not all(isinstance(each, str) and is_unicode(each) for each in given):
+        raise Refused("license is not text")
     if len(values) == 1 and isinstance(values[0], str):
         return values[0]
-    given = [each for value in values for each in (value if isinstance(value, list) else [value])]
-    if not all(isinstance(each, str) for each in given):
-        raise Refused("license is not text")
     return " AND ".join({" ".join(each.lower().split()): each for each in given}.values())
 
 

@@ -174,7 +174,7 @@ def _is_file(setting: str, path: str) -> bool:
             return False
     except ImportError as error:  # fsspec says which package a protocol needs
         raise InputError(f"{setting} cannot be opened: {error}; install that package") from None
-    except (OSError, ValueError) as error:
+    except Exception as error:  # each store's client has exceptions of its own, as for credentials that are not there
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"{setting} cannot be opened ({type(error).__name__}: {reason}); mend the address") from None
     raise InputError(f"{setting} does not exist; name a JSONL or Parquet file or a dataset folder")
