@@ -25,7 +25,7 @@ from eagle3.target.identity import TargetIdentity, require_same_target
 
 log = logging.getLogger(__name__)
 
-MAKE_PROMPTS = "python precompute.py 'stages=[prompts]'"
+MAKE_PROMPTS = "python precompute.py prompts.path=FILE.jsonl out_dir=DIR 'stages=[prompts]'"
 MAKE_RESPONSES = "python precompute.py target.path=TARGET out_dir=DIR 'stages=[responses]'"
 Answered = tuple[list[ResponseRow], list[ResponseError]]  # rows and errors of one prompt
 

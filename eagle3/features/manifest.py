@@ -16,7 +16,7 @@ from eagle3.target.facts import TargetConfig
 from eagle3.target.identity import TargetIdentity
 
 MANIFEST = "manifest.json"
-MAKE_FEATURES = "python precompute.py 'stages=[features]'"
+MAKE_FEATURES = "python precompute.py target.path=TARGET out_dir=DIR 'stages=[features]'"
 MAKE_STORE = "python precompute.py target.path=TARGET prompts.path=FILE.jsonl out_dir=DIR (then data.path=DIR/features)"
 
 

@@ -81,7 +81,9 @@ class RemoteOutDir(OutDir):
 
     def __init__(self, out_dir: str, *, every_s: float) -> None:
         super().__init__(out_dir)
-        self.url, self.every_s = out_dir.rstrip("/"), every_s
+        scheme, _, place = out_dir.partition("://")
+        self.url = f"{scheme}://{place.rstrip('/')}"  # not all slashes: "s3:" would be a local folder
+        self.every_s = every_s
         self.features = f"{self.url}/features"
         self.responses = self._storage("responses")
         self.number = 0  # of the state that this process has brought or written

@@ -144,6 +144,16 @@ def test_a_damaged_state_is_refused(
         elsewhere(url, tmp_path, monkeypatch)
 
 
+@pytest.mark.parametrize("place", ["s3://", "s3:///", "s3:///folder"])
+def test_a_url_without_its_bucket_is_no_local_folder(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"out_dir=s3:///.* must be a local folder, or a URL of a bucket and a folder"):
+        open_out_dir(place, every_s=1)
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_local_folder_needs_no_saving(tmp_path: Path) -> None:
     out_dir = open_out_dir(str(tmp_path), every_s=0)
     (tmp_path / "row").touch()

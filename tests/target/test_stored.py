@@ -67,7 +67,10 @@ def test_a_changed_weight_and_one_that_is_not_there_show(tiny_path: Path, tmp_pa
     ("content", "message"),
     [
         (None, r"holds no \*\.safetensors; fetch its weights"),
-        (b"version https://git-lfs.github.com/spec/v1\n", r"model\.safetensors cannot be read .*Git LFS.*fetch it again"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\n",
+            r"model\.safetensors cannot be read .*Git LFS.*fetch it again",
+        ),
     ],
 )
 def test_weights_that_were_not_fetched_are_one_line(

@@ -15,7 +15,7 @@ from eagle3.storage.files import sha256_file
 from eagle3.storage.records import read_sealed_json
 
 NAMED = 200  # licences that were refused, the commonest of a source; many files name a holder with each
-MADE_BY = "python precompute.py 'stages=[prompts]'"
+MADE_BY = "python precompute.py prompts.path=FILE.jsonl out_dir=DIR 'stages=[prompts]'"
 
 
 def current_ledger(folder: Path, inputs: dict) -> dict | None:
