@@ -3,7 +3,7 @@
     python benchmarks/feature_ways.py --folder DIR --out benchmarks/results/fp8_features.json \
         --ways '{"bfloat16": ["features.dtype=bfloat16"], "fp8": ["features.dtype=fp8"]}'      # an hour, two cores
     python benchmarks/feature_ways.py --folder DIR --out benchmarks/results/engine_features.json --target TARGET \
-        --ways '{"Hugging Face": ["features=default"], "SGLang": ["features=sglang"]}'          # a GPU, with SGLang
+        --ways '{"Hugging Face": ["features=huggingface"], "SGLang": ["features=sglang"]}'          # a GPU, with SGLang
 
 The target answers once; then its features each way, and a training for each way and seed: the same prompts, the same
 packs. The accept length is that of the validation prompts (simulated, as checkpoints are chosen by). Each way is held
