@@ -42,6 +42,7 @@ def data_of(store: Path, *, readers: int = 2, prefetch: int = 2, pack_tokens: in
         world_size=1,
         global_rank=0,
         strategy=SimpleNamespace(root_device=torch.device(device)),
+        val_check_interval=1.0,
     )
     data.setup("fit")
     return data
