@@ -38,13 +38,10 @@ class Layer(Protocol):
     def project_step(
         self, hidden: Float[Tensor, "R H"], tokens: Int[Tensor, " R"], positions: Int[Tensor, " R"], step: int
     ) -> Projected:
-        """Return the same at step 1, 2, …, all of the anchors alone."""
+        """Return the same at step 1, 2, …, all of the anchors alone; `hidden` is what `output` returned before."""
 
     def output(self, hidden: Float[Tensor, "R H"], attended: Float[Tensor, "R Q C"]) -> Float[Tensor, "R H"]:
         """Compute `DraftHead.output`; `hidden` is what `project_context` or `project_step` returned."""
-
-    def feedback(self, hidden: Float[Tensor, "R H"]) -> Float[Tensor, "R H"]:
-        """Compute `DraftHead.feedback`."""
 
 
 # From the head and the target's embedding [V, H].
@@ -54,7 +51,7 @@ MakeLayer = Callable[[DraftHead, Tensor], Layer]
 class PlainLayer:
     def __init__(self, head: DraftHead, embedding: Float[Tensor, "V H"]) -> None:
         self.head, self.embedding = head, embedding
-        self.fuse, self.output, self.feedback = head.fuse, head.output, head.feedback
+        self.fuse, self.output = head.fuse, head.output
 
     def project_context(
         self,
@@ -71,5 +68,6 @@ class PlainLayer:
     def project_step(
         self, hidden: Float[Tensor, "R H"], tokens: Int[Tensor, " R"], positions: Int[Tensor, " R"], step: int
     ) -> Projected:
+        hidden = self.head.feedback(hidden)
         x = self.head.attention_input(self.embedding[tokens], hidden)
         return hidden, self.head.queries(x, positions), self.head.keys_values(x, positions)

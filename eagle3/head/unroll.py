@@ -37,7 +37,7 @@ def unroll(
         # Past the end of a turn the token is another one's, or the pack's last: such anchors carry no loss.
         tokens = pack.input_ids[(anchors + 1 + step).clamp(max=len(pack.input_ids) - 1)]
         positions = pack.positions[anchors] + step
-        hidden, query, keys_values = layer.project_step(layer.feedback(outputs[-1]), tokens, positions, step)
+        hidden, query, keys_values = layer.project_step(outputs[-1], tokens, positions, step)
         chain.append(keys_values)
         outputs.append(layer.output(hidden, attend(query, chain)))
     return outputs

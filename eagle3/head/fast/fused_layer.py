@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.fast.elementwise import ElementwiseKernels
-from eagle3.head.fast.fused_weights import Norm, Weights
+from eagle3.head.fast.fused_weights import Weights
 from eagle3.head.fast.products import MakeProducts, product_dtype
 from eagle3.head.layer import Projected
 
@@ -113,20 +113,25 @@ class _ProjectPack(torch.autograd.Function):
 
 
 class _Project(torch.autograd.Function):
-    """Later steps, at the anchors alone. Hidden states go through: their gradient is added in the norm's kernel."""
+    """Later steps, at the anchors alone, with `DraftHead.feedback` before them, whose result is not kept.
+
+    The hidden state goes through: its gradient is added in the norm's kernel.
+    """
 
     @staticmethod
     def forward(
         ctx: Any,
         weights: Weights,
-        hidden: Float[Tensor, "R H"],
+        output: Float[Tensor, "R H"],
         step: int,
         cos: Float[Tensor, "R E"],
         sin: Float[Tensor, "R E"],
+        *parameters: Tensor,
     ) -> tuple[Tensor, ...]:
         assert weights.embed_part is not None
-        ctx.weights, ctx.step = weights, step
-        ctx.save_for_backward(hidden, cos, sin)
+        ctx.weights, ctx.step, ctx.first = weights, step, bool(parameters)
+        ctx.save_for_backward(output, cos, sin)
+        hidden = _fed_back(weights, output)
         normed = weights.hidden_norm.forward(hidden, torch.empty_like(hidden))
         # The last anchors of the pack take nothing: they end a turn, so that the step does not train them.
         of_embed = functional.pad(weights.embed_part[step:], (0, 0, 0, min(step, len(hidden))))  # (R, W)
@@ -138,16 +143,18 @@ class _Project(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_through: Float[Tensor, "R H"], *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (hidden, cos, sin), weights = ctx.saved_tensors, ctx.weights
+        (output, cos, sin), weights = ctx.saved_tensors, ctx.weights
         if weights.grad_embed_part is None:
             weights.grad_embed_part = torch.zeros_like(weights.embed_part, dtype=weights.qkv.wide)
         grad_heads = weights.elementwise.join_heads(
             grads, cos, sin, num_rotated=2, total=weights.grad_embed_part, step=ctx.step
         )  # (R, W)
         grad_normed = weights.of_hidden.backward(grad_heads)
-        grad_hidden, normed = weights.hidden_norm.backward(hidden, grad_normed, grad_through.contiguous())
+        grad, normed = weights.hidden_norm.backward(_fed_back(weights, output), grad_normed, grad_through.contiguous())
         weights.qkv.add(grad_heads, normed, part=1)
-        return None, grad_hidden, None, None, None
+        for norm in weights.output_norms:
+            grad, _ = norm.backward(output, grad, give_output=False)
+        return None, grad, None, None, None, *(weights.of_feedback.gradients() if ctx.first else [])
 
 
 class _Output(torch.autograd.Function):
@@ -185,23 +192,6 @@ class _Output(torch.autograd.Function):
         return None, grad_middle, weights.o.backward(grad_middle), *gradients
 
 
-class _Feedback(torch.autograd.Function):
-    """`DraftHead.feedback` through the final norm."""
-
-    @staticmethod
-    def forward(ctx: Any, norm: Norm, hidden: Float[Tensor, "R H"], *parameters: Tensor) -> Float[Tensor, "R H"]:
-        ctx.norm, ctx.first = norm, bool(parameters)
-        ctx.save_for_backward(hidden)
-        return norm.forward(hidden, torch.empty_like(hidden))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Float[Tensor, "R H"]) -> tuple[Tensor | None, ...]:
-        (hidden,) = ctx.saved_tensors
-        grad_hidden, _ = ctx.norm.backward(hidden, grad.contiguous(), give_output=False)
-        return None, grad_hidden, *(ctx.norm.gradients() if ctx.first else [])
-
-
 class FusedLayer:
     """`Layer` whose nodes are the functions above. Made anew for every training step, as its weights are."""
 
@@ -234,16 +224,12 @@ class FusedLayer:
         self, hidden: Float[Tensor, "R H"], tokens: Int[Tensor, " R"], positions: Int[Tensor, " R"], step: int
     ) -> Projected:
         """Do what `Layer.project_step` says; `tokens` are not read, being those of step 0, `step` anchors on."""
-        hidden, query, key, value = _Project.apply(self.weights, hidden, step, *self._angles(positions))
+        inputs = (self.weights, hidden, step, *self._angles(positions))
+        hidden, query, key, value = _Project.apply(*inputs, *self.weights.of_feedback.take())
         return hidden, query, (key, value)
 
     def output(self, hidden: Float[Tensor, "R H"], attended: Float[Tensor, "R Q C"]) -> Float[Tensor, "R H"]:
         return _Output.apply(self.weights, hidden, attended.flatten(1), *self.weights.of_output.take())
-
-    def feedback(self, hidden: Float[Tensor, "R H"]) -> Float[Tensor, "R H"]:
-        for norm in self.weights.output_norms:
-            hidden = _Feedback.apply(norm, hidden, *self.weights.of_feedback.take())
-        return hidden
 
     def _angles(self, positions: Int[Tensor, " N"]) -> list[Float[Tensor, "N E"]]:
         in_float32 = positions.new_empty(0, dtype=torch.float32)
@@ -261,6 +247,13 @@ def _normed_aux(
         for norm, states, out in zip(weights.aux_norms, *parts, strict=True):
             norm.forward(states, out, weighted=weighted)
     return x.to(weights.dtype)
+
+
+def _fed_back(weights: Weights, output: Float[Tensor, "R H"]) -> Float[Tensor, "R H"]:
+    """Return `DraftHead.feedback` of a step's output."""
+    for norm in weights.output_norms:
+        output = norm.forward(output, torch.empty_like(output))
+    return output
 
 
 def _split(weights: Weights) -> tuple[slice, slice]:
