@@ -5,7 +5,6 @@ import json
 import re
 import zlib
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from types import NoneType
 from typing import Any, ClassVar, TypeVar
@@ -86,6 +85,7 @@ class Record:
 
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
+ADAPTERS: dict[type[Record], TypeAdapter[Any]] = {}
 
 
 def parse_record(content: bytes, kind: type[AnyRecord], *, source: str, way_out: str) -> AnyRecord:
@@ -105,10 +105,11 @@ def parse_sealed(content: bytes, kind: type[AnyRecord], *, source: str, way_out:
     return parse_record(unseal(content, source=source, way_out=way_out), kind, source=source, way_out=way_out)
 
 
-@cache
-def _adapter(kind: type[AnyRecord]) -> TypeAdapter[AnyRecord]:
-    """Return what checks a kind of record: making one costs a hundred times what reading a line with it does."""
-    return TypeAdapter(kind)
+def _adapter(kind: type[Record]) -> TypeAdapter[Any]:
+    """Return what checks a kind of record; made once, as that costs what reading a hundred lines with it does."""
+    if kind not in ADAPTERS:
+        ADAPTERS[kind] = TypeAdapter(kind)
+    return ADAPTERS[kind]
 
 
 def _require_version(content: bytes, kind: type[Record], source: str, way_out: str) -> None:
