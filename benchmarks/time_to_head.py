@@ -54,9 +54,10 @@ def main() -> None:
     steps = {}
     for name, command in commands(options, target).items():
         steps[name] = timed_once(options.work, name, command)
+        result = write_result(options.out, results(options, steps))  # of all steps so far
         if name == options.until:
             break
-    print(json.dumps(write_result(options.out, results(options, steps)), indent=1))
+    print(json.dumps(result, indent=1))
 
 
 def commands(options: argparse.Namespace, target: Path) -> dict[str, list[str]]:

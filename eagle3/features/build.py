@@ -22,7 +22,8 @@ from eagle3.features.store import TARGET_WEIGHTS
 from eagle3.features.work import Sharding
 from eagle3.storage.place import open_folder
 from eagle3.target.capture import check_capture_layers, default_capture_layers
-from eagle3.target.model import free_bytes, load_target, unload
+from eagle3.target.device import free_bytes
+from eagle3.target.model import load_target, unload
 from eagle3.target.stored import StoredTarget, stored_target
 from eagle3.workers.build import workers_of
 from eagle3.workers.task import Place

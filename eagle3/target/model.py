@@ -5,12 +5,9 @@ Shapes: H hidden size, V target vocabulary."""
 import gc
 import hashlib
 import json
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +26,7 @@ from transformers import (
 from eagle3.errors import InputError, first_line
 from eagle3.storage.files import sha256_json
 from eagle3.target.checkpoint_files import PLAIN_CHECKPOINT
+from eagle3.target.device import resolve_device
 from eagle3.target.facts import TargetConfig, target_config, text_part
 from eagle3.target.files import DTYPES, TargetFiles, ends_of_turn, read_target_files
 from eagle3.target.health import require_health
@@ -101,7 +99,7 @@ def load_target(
     check_health: bool,
 ) -> Target:
     """Load a target from a local folder or the Hugging Face hub, in eval mode, without gradients."""
-    place = _resolve_device(device)
+    place = resolve_device(device)
     precision = _resolve_dtype(dtype, place)
     files = read_target_files(path=path, revision=revision, trust_remote_code=trust_remote_code)
     placement = {"device_map": "auto"} if place is None else {}
@@ -126,31 +124,6 @@ def load_target(
 def loaded_target(**settings: Any) -> Target:
     """Load a target once for all stages of this process."""
     return load_target(**settings)
-
-
-def _resolve_device(device: str) -> torch.device | None:
-    """None stands for `balanced`: layers spread over every GPU."""
-    if device == "balanced":
-        if find_spec("accelerate") is None:
-            raise InputError("target.device=balanced needs accelerate: pip install accelerate, or target.device=cuda")
-        return None
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError) as error:
-        rule = "it must be auto, balanced, cpu, cuda or cuda:INDEX and be there"
-        raise InputError(f"target.device={device}: {rule} ({first_line(error)})") from error
-
-
-def free_bytes(device: str) -> int:
-    """Return the memory that a target could be loaded into."""
-    place = _resolve_device(device)
-    if place is None or place.type == "cuda":
-        gpus = range(torch.cuda.device_count()) if place is None else [place]
-        return sum(torch.cuda.mem_get_info(gpu)[0] for gpu in gpus)
-    found = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
-    return int(found[1]) * 1024 if found else 0
 
 
 def unload() -> None:
