@@ -122,6 +122,8 @@ def timed_once(work: Path, name: str, command: list[str]) -> dict[str, Any]:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
             )  # fmt: skip
         steps[name] = {"seconds": time.perf_counter() - began, "tokens_per_s": rate(work, name, log.read_text())}
+        if name == "features":
+            steps[name]["bytes"] = sum(path.stat().st_size for path in (work / "data/features").iterdir())
         write_json(path, steps)
         print(name, json.dumps(steps[name]), flush=True)
     return steps[name]
@@ -144,7 +146,7 @@ def results(options: argparse.Namespace, steps: dict[str, dict[str, Any]]) -> di
     }
     found: dict[str, Any] = {"conversations": options.conversations, "gpus": options.gpus, "steps": steps}
     if "features" in steps:
-        stored = sum(path.stat().st_size for path in (options.work / "data/features").iterdir())
+        stored = steps["features"]["bytes"]
         found |= {"features_dtype": options.dtype, "features_bytes": stored}
         found["bytes_per_token"] = stored / tokens["features"]
     if options.beside:

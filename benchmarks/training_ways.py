@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, default=400, help="held-out prompts")
     parser.add_argument("--temperatures", type=json.loads, default=[0.0], help="as JSON; 0: greedy")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--jobs", type=int, default=1, help="trainings side by side")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings, or comparisons, side by side")
 
 
 def trained_and_compared(
@@ -62,12 +62,12 @@ def trained_and_compared(
     """Train and export a head for each way and seed with its overrides; return the summary of what they accept."""
     heads = trained(folder, runs, jobs=options.jobs)
     ways = dict.fromkeys(way for way, _ in runs)
-    return summary(
-        [
-            compared(folder / f"compared-{seed}", {way: heads[way, seed] for way in ways}, options)
-            for seed in range(options.seeds)
-        ]
-    )
+
+    def of_seed(seed: int) -> dict[str, Any]:
+        return compared(folder / f"compared-{seed}", {way: heads[way, seed] for way in ways}, options)
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        return summary([*pool.map(of_seed, range(options.seeds))])
 
 
 def trained(folder: Path, runs: Mapping[tuple[str, int], Sequence[str]], *, jobs: int) -> dict[tuple[str, int], Path]:
