@@ -40,6 +40,7 @@ MADE_FROM = MadeFrom(
     ),
     responses={},
     captured_by="nobody",
+    target_dtype="bfloat16",
     capture_layers=[2, 16, 29],
     dtype="bfloat16",
     max_length=1 << 20,

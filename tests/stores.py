@@ -49,6 +49,7 @@ MADE_FROM = MadeFrom(
     target=IDENTITY,
     responses={},
     captured_by="huggingface",
+    target_dtype="float32",
     capture_layers=[2, 4, 5],
     dtype="float64",
     max_length=4096,

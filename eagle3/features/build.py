@@ -23,9 +23,9 @@ from eagle3.features.work import Sharding
 from eagle3.storage.place import open_folder
 from eagle3.target.capture import check_capture_layers, default_capture_layers
 from eagle3.target.device import free_bytes
-from eagle3.target.model import load_target, unload
+from eagle3.target.model import load_target, resolved_dtype, unload
 from eagle3.target.stored import StoredTarget, stored_target
-from eagle3.workers.build import workers_of
+from eagle3.workers.build import target_on_gpu, workers_of
 from eagle3.workers.task import Place
 
 if TYPE_CHECKING:
@@ -55,9 +55,18 @@ def feature_settings(config: DictConfig, target: StoredTarget) -> FeatureSetting
     layers = features["capture_layers"] or default_capture_layers(num_layers)
     return FeatureSettings(
         captured_by="sglang" if features["engine"] else "huggingface",
+        target_dtype=target_dtype(config, target),
         capture_layers=check_capture_layers(layers, num_layers),
         **{key: features[key] for key in ("dtype", "max_length", "too_long", "teachers", "reasoning")},
     )
+
+
+def target_dtype(config: DictConfig, target: StoredTarget) -> str:
+    """Return what the hidden states are computed in, as far as this process can say."""
+    if config.features.engine:
+        return config.launch.dtype
+    dtype = resolved_dtype(config.target.dtype, on_cpu=not target_on_gpu(config))
+    return (target.checkpoint_dtype or dtype) if dtype == "auto" else dtype
 
 
 @contextmanager

@@ -26,9 +26,10 @@ STORED = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureSettings:
-    """The keys of the same names in conf/features that decide what a sample holds, and who captures."""
+    """The keys of the same names in conf/features that decide what a sample holds; who captures, computing in what."""
 
     captured_by: str
+    target_dtype: str
     capture_layers: list[int]
     dtype: str
     max_length: int

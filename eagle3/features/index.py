@@ -16,7 +16,7 @@ import numpy as np
 from eagle3.errors import InputError
 from eagle3.storage.records import Record, parse_record, record_bytes
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 
 # Widest first, so that each begins at a multiple of its width. Of safetensors' names for types, NumPy's.
 COLUMNS = {

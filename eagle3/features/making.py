@@ -109,5 +109,5 @@ class StoreInMaking:
     def _differences(self) -> str:
         """Say which settings a finished store has other values of; shards alone hold no more than a hash of them."""
         if not self.storage.names(MANIFEST):
-            return "another target, template, sampling or features.* setting"
+            return "another target, target.dtype, template, sampling or features.* setting"
         return read_manifest(self.storage).made_from.differences(self.made_from)

@@ -28,7 +28,7 @@ from eagle3.storage.files import sha256_json
 from eagle3.target.checkpoint_files import PLAIN_CHECKPOINT
 from eagle3.target.device import resolve_device
 from eagle3.target.facts import TargetConfig, target_config, text_part
-from eagle3.target.files import DTYPES, TargetFiles, ends_of_turn, read_target_files
+from eagle3.target.files import TargetFiles, ends_of_turn, read_target_files
 from eagle3.target.health import require_health
 from eagle3.target.identity import TargetIdentity, template_hash
 
@@ -100,7 +100,7 @@ def load_target(
 ) -> Target:
     """Load a target from a local folder or the Hugging Face hub, in eval mode, without gradients."""
     place = resolve_device(device)
-    precision = _resolve_dtype(dtype, place)
+    precision = resolved_dtype(dtype, on_cpu=place is not None and place.type == "cpu")
     files = read_target_files(path=path, revision=revision, trust_remote_code=trust_remote_code)
     placement = {"device_map": "auto"} if place is None else {}
     source = {"revision": revision, "trust_remote_code": trust_remote_code}
@@ -134,10 +134,10 @@ def unload() -> None:
         torch.cuda.empty_cache()
 
 
-def _resolve_dtype(dtype: str, place: torch.device | None) -> torch.dtype | str:
-    if dtype == "auto":  # CPUs are slow in bf16, and fp32 makes greedy decoding repeatable
-        return torch.float32 if place is not None and place.type == "cpu" else "auto"
-    return DTYPES[dtype]
+def resolved_dtype(dtype: str, *, on_cpu: bool) -> str:
+    """Return the name of the dtype that a target is loaded in; "auto" is the checkpoint's."""
+    # CPUs are slow in bf16, and fp32 makes greedy decoding repeatable
+    return "float32" if dtype == "auto" and on_cpu else dtype
 
 
 def _loader(files: TargetFiles) -> Any:

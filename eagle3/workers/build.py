@@ -15,12 +15,15 @@ def workers_of(config: DictConfig, *, servers: int | None) -> Workers:
         return cli.build(config.workers)
     gpus = config.workers.gpus
     if gpus is None:
-        gpus = _gpus_of_target(config) if servers is None else config.launch.tp_size * servers
+        gpus = int(target_on_gpu(config)) if servers is None else config.launch.tp_size * servers
     logs = Path(config.out_dir) / "logs"
     return cli.build(config.workers, leave_out=["gpus"], gpus=gpus, logs=logs.absolute())
 
 
-def _gpus_of_target(config: DictConfig) -> int:
-    if config.target.device == "auto" and config.workers.get("address", "") == "":  # a cluster's nodes are not this one
-        return int(torch.cuda.is_available())
-    return int(config.target.device != "cpu")
+def target_on_gpu(config: DictConfig) -> bool:
+    """Say whether the target runs on GPUs where the workers are."""
+    if config.target.device != "auto":
+        return config.target.device != "cpu"
+    if "address" in config.workers:  # a cluster's nodes are not this one
+        return config.workers.gpus != 0
+    return torch.cuda.is_available()

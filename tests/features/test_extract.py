@@ -110,7 +110,7 @@ def run(target: Target) -> Callable[..., Manifest]:
     def extract_with(out_dir: Path, **changes: Any) -> Manifest:
         settings = {
             "path": None, "capture_layers": None, "dtype": "float32", "max_length": 64, "too_long": "truncate",
-            "reasoning": None, "teachers": "answers", "batch_tokens": 128, "shard_mb": 512,
+            "reasoning": None, "teachers": "answers", "batch_tokens": 128, "shard_mb": 512, "target_dtype": "float32",
         }  # fmt: skip
         settings |= changes
         layers = settings.pop("capture_layers") or CAPTURE
@@ -349,6 +349,11 @@ def test_features_made_with_other_settings_are_refused(answered: Path, run: Call
     run(answered)
     with pytest.raises(InputError, match=r"capture_layers=\[2, 4, 5\] then, \[1, 2, 3\] now"):
         run(answered, capture_layers=[1, 2, 3])
+    with pytest.raises(InputError, match=r"made otherwise .*\(target_dtype=float32 then, bfloat16 now\)"):
+        run(answered, target_dtype="bfloat16")
+    (answered / "features" / "manifest.json").unlink()
+    with pytest.raises(InputError, match=r"\(another target, target\.dtype, template"):
+        run(answered, target_dtype="bfloat16")
 
 
 @pytest.mark.parametrize(

@@ -33,10 +33,11 @@ def test_numbers_and_answer_counts_add_up(two_stores: list[str]) -> None:
     assert torch.equal(joined.target_weights()[1], parts[0].target_weights()[1])
 
 
-def test_answers_may_be_sampled_in_other_ways_and_each_is_recorded(tmp_path: Path) -> None:
-    seeds = [{"seed": seed} for seed in (0, 1)]
-    paths = [str(write_store(tmp_path / str(how["seed"]), random_samples(5), responses=how)) for how in seeds]
-    assert [each["responses"] for each in open_source(paths).describe()["stores"]] == seeds
+def test_answers_sampled_and_features_computed_in_other_ways_go_together_and_each_is_recorded(tmp_path: Path) -> None:
+    dtypes = ("float32", "bfloat16")
+    ways = [{"responses": {"seed": seed}, "target_dtype": dtype} for seed, dtype in enumerate(dtypes)]
+    paths = [str(write_store(tmp_path / str(place), random_samples(5), **way)) for place, way in enumerate(ways)]
+    assert [{key: each[key] for key in ways[0]} for each in open_source(paths).describe()["stores"]] == ways
 
 
 def test_the_fingerprint_is_that_of_all_stores_in_order_and_one_stays_what_it_is(two_stores: list[str]) -> None:

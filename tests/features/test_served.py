@@ -74,7 +74,7 @@ def run(target: Target, stored: StoredTarget, tmp_path: Path) -> Run:
             engine = ENGINE | {"memory": str(tmp_path / "memory"), "sentinels": computed_sentinels(target, layers)}
             engine |= {"launch": launch, "folder": tmp_path / "logs", **changes}
             extractor = ServedExtractor(target=stored, dtype=dtype, **parts, **engine)
-        settings = {"capture_layers": layers, "dtype": dtype, "teachers": teachers, **STAGE}
+        settings = {"capture_layers": layers, "target_dtype": "float32", "dtype": dtype, "teachers": teachers, **STAGE}
         captured_by = "huggingface" if name == "plain" else "sglang"
         return extract_by(extractor, stored, out_dir, captured_by=captured_by, **settings)
 

@@ -1,0 +1,35 @@
+"""What the features stage makes of a config."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from stores import CONF
+
+from eagle3.features.build import feature_settings
+from eagle3.target.stored import stored_target
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gpu_here", "expected"),
+    [
+        (["target.dtype=float16"], False, "float16"),
+        (["target.dtype=auto"], False, "float32"),
+        (["target.dtype=auto"], True, "bfloat16"),  # of the checkpoint
+        (["target.dtype=auto", "target.device=cpu"], True, "float32"),
+        (["target.dtype=auto", "target.device=balanced"], False, "bfloat16"),
+        (["target.dtype=auto", "workers=ray"], False, "bfloat16"),  # the cluster's nodes have GPUs
+        (["target.dtype=auto", "workers=ray", "workers.gpus=0"], True, "float32"),
+        (["target.dtype=float32", "features=sglang"], False, "auto"),
+        (["target.dtype=float32", "features=sglang", "launch.dtype=float16"], False, "float16"),
+    ],
+)
+def test_a_store_says_in_what_its_target_computes(
+    tiny_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], gpu_here: bool, expected: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu_here)
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("precompute", [f"target.path={tiny_path}", "prompts.path=x", "out_dir=x", *overrides])
+    target = stored_target(path=str(tiny_path), revision=None, trust_remote_code=False)
+    assert feature_settings(config, target).target_dtype == expected
