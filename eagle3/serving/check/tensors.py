@@ -11,7 +11,7 @@ from torch import Tensor
 
 from eagle3.serving.check.finding import MAKE_AGAIN, Problem, TargetFacts
 from eagle3.serving.head.files import HeadFiles
-from eagle3.serving.head.format import EMBEDDING, VOCABULARY_MAPS, expected_shapes, head_config
+from eagle3.serving.head.format import EMBEDDING, VOCABULARY_MAPS, expected_shapes, head_config, lost_values
 
 BIASES_AND_NORMS = (".bias", "q_norm.weight", "k_norm.weight")
 RECOMPUTED = "rotary_emb.inv_freq"  # old heads store RoPE's frequencies
@@ -32,7 +32,7 @@ def check_tensors(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
             made = f"config.json makes it {expected[name]}"
             yield "error", f"{name} has shape {shape}, {made}: SGLang stops loading; correct config.json"
     for name in sorted(expected.keys() & files.tensors.keys()):
-        if number := int((~files.tensors[name].float().isfinite()).sum()):
+        if number := lost_values(files.tensors[name]):
             yield "error", f"{name} holds {number} values that are no finite numbers, all drafts are lost; {MAKE_AGAIN}"
     for name in sorted(files.tensors.keys() - expected.keys() - {*VOCABULARY_MAPS, EMBEDDING}):
         if not name.endswith(RECOMPUTED):

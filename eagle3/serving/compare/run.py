@@ -41,9 +41,11 @@ def compare(
     ways = settings.ways(rejection=settings.decoder == "batched" and all(map(drafts_every_token, folders)))
     measured: dict[str, dict[Way, Measured]] = {}
     seconds: dict[str, float] = {}
-    for name, path in names(folders).items():
-        start = time.perf_counter()
-        loaded = load_head(path, num_layers=len(target.layers), dtype=target.embedding.dtype)
+    layers, dtype = len(target.layers), target.embedding.dtype
+    # All before the first decodes for long: a head that cannot be decoded ends the run here.
+    heads = {name: load_head(path, num_layers=layers, dtype=dtype) for name, path in names(folders).items()}
+    for name in [*heads]:
+        start, loaded = time.perf_counter(), heads.pop(name)
         measured[name] = decoder(Speculator(target, loaded.head, loaded.capture_layers), ways, name)
         seconds[name] = time.perf_counter() - start
     require_verified(measured)

@@ -9,6 +9,7 @@ Shapes: V target vocabulary, D draft vocabulary.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,7 @@ def draft_head(files: HeadFiles, dtype: torch.dtype | None) -> DraftHead:
     head = build_draft_head(files, config, draft_ids(files, config))
     require_tensors(files, config)
     weights = {name: files.tensors[name].to(dtype or files.tensors[name].dtype) for name, _ in head.named_parameters()}
+    require_finite(files, weights)
     # Assigned, not cast with .to(): RoPE's frequencies must stay in float32.
     head.load_state_dict(weights | {"draft_ids": head.draft_ids}, assign=True)
     return head.eval().requires_grad_(False)
@@ -184,6 +186,21 @@ def require_tensors(files: HeadFiles, config: HeadConfig) -> None:
         if name not in files.tensors or tuple(files.tensors[name].shape) != shape:
             found = tuple(files.tensors[name].shape) if name in files.tensors else "nothing"
             raise InputError(f"head={files.path}: {name} must have shape {shape} by config.json, the file has {found}")
+
+
+def require_finite(files: HeadFiles, weights: Mapping[str, Tensor]) -> None:
+    """Raise InputError for weights that draft nothing: decoding would go on, with an accept length of 1."""
+    for name, weight in weights.items():
+        if number := lost_values(weight):
+            raise InputError(
+                f"head={files.path}: {name} holds {number} values that are no finite numbers in {weight.dtype}, all "
+                f"drafts are lost; copy the head again, or export it again with: {MAKE_HEAD}"
+            )
+
+
+def lost_values(weight: Tensor) -> int:
+    """Return how many values are no finite numbers."""
+    return int((~weight.float().isfinite()).sum())
 
 
 def is_exported_head(path: Path) -> bool:

@@ -1,5 +1,6 @@
 """Checks of a fresh export: the files give the trained head's logits, and what was measured is kept for later."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -102,6 +103,18 @@ def test_without_the_target_an_export_says_what_it_skipped(trained_on_tiny: Trai
         "target": "the target was not at hand",
         "accept_length": "target.path=/gone does not exist",
     }
+
+
+def test_a_head_whose_training_ended_in_nan_is_exported_with_errors(
+    trained_on_tiny: TrainedHead, make_judge: Callable[..., Judge], tmp_path: Path
+) -> None:
+    head = copy.deepcopy(trained_on_tiny.head)
+    head.fc.weight.data[0, 0] = torch.nan
+    trained = replace(trained_on_tiny, head=head)
+    export_head(trained, tmp_path / "head", versions={})
+    found = errors(check_export(trained, tmp_path / "head", make_judge()))
+    assert [*found] == ["reload", "tensors"]
+    assert all("fc.weight holds 1 values that are no finite numbers" in message for message in found.values())
 
 
 def test_an_export_with_errors_is_not_decoded(

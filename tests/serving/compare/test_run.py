@@ -11,6 +11,7 @@ from fitted_head import LAYERS, PROMPT, fitted_head
 from stores import ASSETS
 
 from eagle3.decoding.paired import Estimate
+from eagle3.decoding.speculate import Speculator
 from eagle3.errors import InputError
 from eagle3.serving.check.prompts import PromptSet
 from eagle3.serving.compare.heads import head_folders, require_comparable
@@ -119,6 +120,16 @@ def test_both_decoders_write_the_same_rows(folders, tmp_path):
     batched, plain = (run(folders, tmp_path, decoder=decoder)["rows"] for decoder in ("batched", "plain"))
     assert {row["lossless"] for row in plain} == {1.0, None}
     assert [row | {"lossless": None} for row in plain] == batched
+
+
+def test_a_head_whose_weights_are_no_numbers_is_refused_before_another_decodes(folders, tmp_path, monkeypatch):
+    spoilt = Editable(folders[1])
+    spoilt.tensors["fc.weight"][0, 0] = torch.nan
+    spoilt.save()
+    monkeypatch.setattr(Speculator, "__init__", None)
+    with pytest.raises(InputError, match=rf"head={folders[1]}: fc\.weight holds 1 values that are no finite numbers"):
+        run(folders, tmp_path)
+    assert not (tmp_path / "out/compare.json").exists()
 
 
 def test_answers_of_one_token_are_refused(folders, tmp_path):

@@ -139,6 +139,20 @@ def test_a_missing_tensor_is_named(saved: Path) -> None:
         load_head(saved)
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_weights_that_are_no_numbers_are_refused(saved: Path, value: float) -> None:
+    change_tensors(saved, lambda tensors: tensors["lm_head.weight"][7].fill_(value))
+    with pytest.raises(InputError, match=r"lm_head\.weight holds 16 values that are no finite numbers in"):
+        load_head(saved)
+
+
+def test_weights_that_the_targets_dtype_cannot_hold_are_refused(saved: Path) -> None:
+    change_tensors(saved, lambda tensors: tensors["norm.weight"][:2].fill_(1e5))
+    load_head(saved, dtype=torch.bfloat16)
+    with pytest.raises(InputError, match=r"norm\.weight holds 2 values that are no finite numbers in torch\.float16"):
+        load_head(saved, dtype=torch.float16)
+
+
 @pytest.mark.parametrize("ids", [[*range(29), 50], [*range(31)], [-1, *range(1, 30)]], ids=["V", "one more", "-1"])
 def test_a_d2t_that_leads_outside_the_vocabulary_is_named(ids: list[int], saved: Path) -> None:
     d2t = torch.tensor(ids) - torch.arange(len(ids))
