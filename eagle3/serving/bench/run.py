@@ -17,7 +17,7 @@ from eagle3.serving.bench.loads import RESULTS, BenchPlan, MeasuredLoad, measure
 from eagle3.serving.bench.report import log_to_wandb, write_bench_report
 from eagle3.serving.bench.settings import Side
 from eagle3.serving.check.prompts import file_prompts, prompt_source
-from eagle3.serving.server.launch import prepare
+from eagle3.serving.server.launch import prepare, require_head
 from eagle3.target.files import TargetFiles
 from eagle3.training.loggers import close
 
@@ -58,6 +58,8 @@ def bench(
     When a server dies or somebody presses Ctrl-C, the report is written of what was measured before."""
     commands = {} if plan.settings.urls else bench_commands(launch, target, drafts)
     if dry_run:
+        if commands:
+            require_head(launch, target, drafts["head"])
         print(public("\n".join(shell_line(launch, command) for command in commands.values())))
         return
     if (folder / RESULTS).exists():

@@ -37,6 +37,17 @@ CHECKS: tuple[Check, ...] = (
 )
 # Of a head in the speculators' layout, which vLLM serves: what the others say is of SGLang alone.
 VLLM_CHECKS = tuple(check for check in CHECKS if check not in (check_layout, check_options, check_capture))
+# What config.json says by itself, without the weights.
+CONFIG_CHECKS: tuple[Check, ...] = (
+    check_layout,
+    check_model,
+    check_options,
+    check_draft_vocab_size,
+    check_layer_ids,
+    check_rope,
+    check_context,
+    check_dtype,
+)
 # With errors of these our decoder still computes what SGLang would: the accept length tells how much they cost.
 DECODED_ALL_THE_SAME = ("layout", "options", "layer_ids", "context", "dtype", "embedding", "t2d")
 

@@ -16,7 +16,7 @@ from eagle3.engine.process import KEY, Server, api_key, require_free_port, serve
 from eagle3.errors import Interrupted
 from eagle3.secrets import public
 from eagle3.serving.check.finding import findings_table, require_no_errors
-from eagle3.serving.server.preflight import check_files, require_capture
+from eagle3.serving.server.preflight import check_config, check_files, require_capture
 from eagle3.target.files import TargetFiles
 
 log = logging.getLogger(__name__)
@@ -26,9 +26,11 @@ OPEN_HOSTS = ("0.0.0.0", "::")  # all addresses of the machine
 def launch(settings: LaunchSettings, target: TargetFiles, draft: Draft | None, *, dry_run: bool, folder: Path) -> None:
     """Serve until Ctrl-C or SIGTERM (Interrupted) or until the server ends by itself (InputError).
 
-    `dry_run` prints the command alone. The URL goes to stdout, the server's log to `folder` and stderr."""
+    `dry_run` prints the command alone, after a look at the head (InputError). The URL goes to stdout, the server's log
+    to `folder` and stderr."""
     command = launch_command(settings, target=target.path, revision=target.revision, draft=draft)
     if dry_run:
+        require_head(settings, target, draft)
         print(public(shell_line(settings, command)))
         return
     prepare(settings, target, draft)
@@ -51,6 +53,15 @@ def launch(settings: LaunchSettings, target: TargetFiles, draft: Draft | None, *
             raise server.failure()
     except KeyboardInterrupt:
         raise Interrupted(f"the server is stopped; its log is {folder / 'server.log'}") from None
+
+
+def require_head(settings: LaunchSettings, target: TargetFiles, draft: Draft | None) -> None:
+    """Raise InputError for what `prepare` finds wrong with a head without SGLang, a GPU or the head's weights."""
+    if settings.check and draft is not None:
+        findings = [each for each in check_config(draft.head, target) if each.level in ("warning", "error")]
+        if findings:
+            log.info(findings_table(findings))
+        require_no_errors(findings, draft.head)
 
 
 def prepare(settings: LaunchSettings, target: TargetFiles, draft: Draft | None) -> None:

@@ -82,17 +82,22 @@ def test_a_bench_that_is_stopped_midway_reports_what_it_measured(started: Any, h
     assert "Traceback" not in command.errors.read_text()
 
 
-def test_dry_run_prints_the_commands_and_starts_nothing(
-    tmp_path: Path, target: TargetFiles, capsys: pytest.CaptureFixture[str]
+def test_dry_run_looks_at_the_head_prints_the_commands_and_starts_nothing(
+    tmp_path: Path, exported: Path, target: TargetFiles, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings, draft = launch_settings(tmp_path, env={"A": "b"}), Draft(head="/nowhere", **CHAIN)
+    settings, draft = launch_settings(tmp_path, env={"A": "b"}), Draft(head=str(exported), **CHAIN)
     rest: dict[str, Any] = {"origin": {}, "folder": tmp_path / "out", "logger": None}
     drafts: dict[Side, Draft | None] = {"plain": None, "head": draft, "adaptive": None}
     bench(settings, target, drafts, BenchPlan(bench_settings(), {}, {}), dry_run=True, **rest)
     plain, drafting = capsys.readouterr().out.splitlines()
     assert plain.startswith("A=b ") and "--speculative" not in plain
-    assert "--speculative-draft-model-path /nowhere" in drafting
+    assert f"--speculative-draft-model-path {exported}" in drafting
     assert not (tmp_path / "out").exists()
+    (exported / "config.json").unlink()
+    with pytest.raises(InputError, match=r"config\.json does not exist; make it with: python serve\.py action=export"):
+        bench(settings, target, drafts, BenchPlan(bench_settings(), {}, {}), dry_run=True, **rest)
+    urls = bench_settings(plain_url="http://127.0.0.1:1", head_url="http://127.0.0.1:2")
+    bench(settings, target, drafts, BenchPlan(urls, {}, {}), dry_run=True, **rest)  # which nobody starts
 
 
 def test_what_makes_numbers_less_comparable_is_noted(measured: tuple[Path, dict]) -> None:

@@ -1,8 +1,11 @@
 """action=launch as a user meets it, with a real process in SGLang's place."""
 
 import shlex
+import shutil
 import signal
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from eagle3.engine.adaptive import write_adaptive
 from eagle3.engine.draft import Draft
 from eagle3.errors import InputError
 from eagle3.serving.server.launch import launch, overlap_scheduler
+from eagle3.storage.files import read_json, write_json
 from eagle3.target.files import TargetFiles, read_target_files
 
 TINY = ASSETS / "tiny"
@@ -58,12 +62,50 @@ def test_a_server_that_turned_adaptive_drafting_off_is_not_served(
 
 
 def test_dry_run_prints_the_command_and_starts_nothing(
-    tmp_path: Path, target: TargetFiles, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, exported: Path, target: TargetFiles, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings, draft = launch_settings(tmp_path, env={"A": "b"}), Draft(head="/nowhere", **CHAIN)
+    settings, draft = launch_settings(tmp_path, env={"A": "b"}), Draft(head=str(exported), **CHAIN)
     launch(settings, target, draft, dry_run=True, folder=tmp_path / "out")
     assert capsys.readouterr().out.startswith(f"A=b {sys.executable} -m sglang.launch_server --model-path {TINY} ")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (shutil.rmtree, r"head/config\.json does not exist; make it with: python serve\.py action=export"),
+        (lambda head: (head / "config.json").write_text("{}"), r"head=.* must not be served: model, .*rope, context"),
+        (lambda head: (head / "model.safetensors").unlink(), r"head=.* has no \*\.safetensors file; make it"),
+    ],
+    ids=["nothing", "no head", "no weights"],
+)
+def test_dry_run_refuses_what_is_no_head_and_reads_no_weights(
+    tmp_path: Path,
+    exported: Path,
+    target: TargetFiles,
+    capsys: pytest.CaptureFixture[str],
+    spoil: Callable[[Path], Any],
+    message: str,
+) -> None:
+    (exported / "model.safetensors").write_bytes(b"not looked at")
+    settings, draft = launch_settings(tmp_path, env=None), Draft(head=str(exported), **CHAIN)
+    launch(settings, target, draft, dry_run=True, folder=tmp_path)
+    assert "--speculative-draft-model-path" in capsys.readouterr().out
+    spoil(exported)
+    with pytest.raises(InputError, match=message):
+        launch(settings, target, draft, dry_run=True, folder=tmp_path)
+    assert capsys.readouterr().out == ""
+    launch(replace(settings, check=False), target, draft, dry_run=True, folder=tmp_path)
+
+
+def test_dry_run_tells_of_what_is_wrong_in_a_config(
+    tmp_path: Path, exported: Path, target: TargetFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = read_json(exported / "config.json", made_by="this test")
+    write_json(exported / "config.json", config | {"max_position_embeddings": 16})
+    with caplog.at_level("INFO"), pytest.raises(InputError, match=r"must not be served: context: see the errors"):
+        launch(launch_settings(tmp_path), target, Draft(head=str(exported), **CHAIN), dry_run=True, folder=tmp_path)
+    assert "max_position_embeddings=16 makes a context of 16, which is less than the target's" in caplog.text
 
 
 def test_a_head_with_errors_is_not_launched(tmp_path: Path, head_folder: Path, target: TargetFiles) -> None:

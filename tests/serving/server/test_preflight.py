@@ -3,16 +3,12 @@
 from pathlib import Path
 
 import pytest
-import torch
 from serving_fixtures import launch_settings, sglang_site
 
 from eagle3.engine.installation import find_sglang
 from eagle3.errors import InputError
-from eagle3.head.draft_head import DraftHead, HeadConfig
-from eagle3.serving.head.format import save_head
 from eagle3.serving.server.preflight import captures, check_files, require_capture
 from eagle3.storage.files import read_json, write_json
-from eagle3.target.facts import target_config
 from eagle3.target.files import TargetFiles, read_target_files
 
 MODELS = {
@@ -73,14 +69,8 @@ def test_a_target_that_sglang_cannot_capture_from_is_one_line(
         require_capture(installation, target)
 
 
-def test_the_heads_files_are_checked_without_the_targets_weights(target: TargetFiles, tmp_path: Path) -> None:
-    facts = target_config(target.text_config, target.text_config.vocab_size, target.checkpoint_dtype)
-    config = HeadConfig.for_target(facts, num_captured_layers=3, draft_vocab_size=32, fc_norm=False, norm_output=False)
-    head = tmp_path / "head"
-    head.mkdir()
-    assert target.checkpoint_dtype is not None
-    save_head(head, DraftHead(config, torch.arange(32)), [2, 4, 5], target.checkpoint_dtype)
-    assert {finding.level for finding in check_files(str(head), target)} <= {"ok", "skipped"}
-    config_json = read_json(head / "config.json", made_by="this test")
-    write_json(head / "config.json", config_json | {"max_position_embeddings": 16})
-    assert [finding.check for finding in check_files(str(head), target) if finding.level == "error"] == ["context"]
+def test_the_heads_files_are_checked_without_the_targets_weights(target: TargetFiles, exported: Path) -> None:
+    assert {finding.level for finding in check_files(str(exported), target)} <= {"ok", "skipped"}
+    config_json = read_json(exported / "config.json", made_by="this test")
+    write_json(exported / "config.json", config_json | {"max_position_embeddings": 16})
+    assert [finding.check for finding in check_files(str(exported), target) if finding.level == "error"] == ["context"]
