@@ -51,7 +51,7 @@ def main() -> None:
 def measure_speed(detector: LanguageDetector) -> dict:
     """Language, code share and all other features of the bundled prompts, and of ten joined into one; median of 5."""
     path = str(ROOT / "tests/assets/prompts/train.jsonl")
-    (source,) = configured_sources(path=path, license=None, name=None, split="train", attribution=None, sources=None)
+    (source,) = configured_sources(path=path, license=None, name=None, split=None, attribution=None, sources=None)
     prompts = [found for _, found in read_prompts(source, keep_answers=False) if isinstance(found, Prompt)]
     mix = traffic_mix(detector)
     mix.measure(prompts[0])  # loads the model

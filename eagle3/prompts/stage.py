@@ -34,7 +34,7 @@ def prepare_prompts(
     path: str | None,
     license: str | None,
     name: str | None,
-    split: str,
+    split: str | None,
     attribution: str | None,
     limit: int | None,
     sources: list[str | dict] | None,

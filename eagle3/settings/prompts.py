@@ -331,7 +331,7 @@ class Prompts(TypedDict):
     name: Text | None
     license: Text | None
     attribution: Text | None
-    split: Text
+    split: Text | None
     limit: Count | None
     sources: Annotated[list[Annotated[Any, text_or(Source)]], Field(min_length=1)] | None
     fields: Fields

@@ -19,7 +19,7 @@ RepeatsOrNone = Annotated[int, Field(ge=0, le=10_000)]
 
 class Prompts(TypedDict):
     path: Text | None
-    split: Text
+    split: Text | None
 
 
 class Limits(TypedDict):

@@ -315,6 +315,23 @@ def test_data_files_of_a_folder_that_are_in_no_split_are_named(prepare, tmp_path
     assert "NOT read" not in caplog.text
 
 
+def test_a_split_of_a_file_has_no_effect_and_is_said_to_have_none(prepare, tmp_path, caplog):
+    (tmp_path / "folder").mkdir()
+    path = write(tmp_path / "folder" / "chats.jsonl", [chat("a"), chat("b")])
+    folder = {"path": str(tmp_path / "folder"), "split": "train"}
+    assert prepare(path=str(path), split="test")["prompts"] == 2
+    [message] = [each for each in caplog.messages if "no effect" in each]
+    assert message.startswith(f"prompts.split=test has no effect on prompts.path={path}, a file, which is read whole;")
+    caplog.clear()
+    prepare(sources=[folder, {"path": str(path), "split": "test"}])
+    [message] = [each for each in caplog.messages if "no effect" in each]
+    assert message.startswith(f"prompts.sources[1].split=test has no effect on prompts.sources[1].path={path}, a file,")
+    caplog.clear()
+    prepare(sources=[folder, str(path)])
+    plain_source("prompts", str(path), split="test")
+    assert "no effect" not in caplog.text
+
+
 def test_a_state_json_of_another_program_does_not_make_a_folder_a_saved_dataset(prepare, tmp_path):
     for number, state in enumerate(("{}", "[1]", "{broken")):
         folder = tmp_path / f"folder{number}"

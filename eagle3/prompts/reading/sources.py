@@ -1,5 +1,6 @@
 """Where conversations come from: the `prompts` config → sources with their files, each checked to exist."""
 
+import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from eagle3.prompts.reading.shapes import Shape, shape_of
 from eagle3.prompts.reading.tokens import tokenizer_file
 from eagle3.secrets import without_query
 
+log = logging.getLogger(__name__)
 # What a store says about a file that changes with its content, whichever of them it knows.
 VERSION_KEYS = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "Last-Modified", "last_modified", "updated")
 
@@ -67,7 +69,7 @@ def configured_sources(
     path: str | None,
     license: str | None,
     name: str | None,
-    split: str,
+    split: str | None,
     attribution: str | None,
     sources: list[str | dict] | None,
     fields: dict[str, str | list[str]] | None = None,  # serve.py, which keeps no prompt, has no such keys
@@ -99,11 +101,11 @@ def configured_sources(
 
 
 def plain_source(key: str, entry: str | dict, *, split: str) -> Source:
-    """Return a source that is read but never kept, as a benchmark. `entry`: a path, or a dict of path, name, split."""
-    defaults = {"path": None, "name": None, "split": split, "fields": None, "roles": None}
-    return _source(
-        key, {**_entry(key, entry, defaults), "license": None, "attribution": None, "limit": None}, id_prefix=False
-    )
+    """Return a source that is read but never kept, as a benchmark. `entry`: a path, or a dict of path, name, split;
+    `split` is read of a dataset folder where that names none."""
+    defaults = {"path": None, "name": None, "split": None, "fields": None, "roles": None}
+    whole = {**_entry(key, entry, defaults), "license": None, "attribution": None, "limit": None}
+    return _source(key, whole, id_prefix=False, usual_split=split)
 
 
 def _entry(key: str, entry: str | dict, defaults: dict) -> dict:
@@ -113,11 +115,11 @@ def _entry(key: str, entry: str | dict, defaults: dict) -> dict:
     return {**defaults, **entry}
 
 
-def _source(key: str, entry: dict, *, id_prefix: bool) -> Source:
+def _source(key: str, entry: dict, *, id_prefix: bool, usual_split: str = "train") -> Source:
     if entry["path"] is None:
         raise InputError(f"{key}.path is not set; name a JSONL or Parquet file or a dataset folder")
     path = _absolute(entry["path"])
-    files = _files(f"{key}.path={entry['path']}", path, f"{key}.split", entry["split"])
+    files = _files(f"{key}.path={entry['path']}", path, f"{key}.split", entry["split"], usual_split)
     name = entry["name"] or _stem(path, is_file=files == [path])
     terms = source_terms(name=name, path=path, license=entry["license"], attribution=entry["attribution"])
     return Source(
@@ -149,13 +151,15 @@ def _stem(path: str, *, is_file: bool) -> str:
     return next((name[: -len(end)] for end in endings if is_file and name.lower().endswith(end)), name)
 
 
-def _files(setting: str, path: str, split_key: str, split: str) -> list[str]:
+def _files(setting: str, path: str, split_key: str, split: str | None, usual_split: str) -> list[str]:
     files = [path]
     if not _is_file(setting, path):
-        splits = dataset_splits(setting, path)
-        if split not in splits:
-            raise InputError(f"{split_key}={split} is not in {path}; it has: {', '.join(splits)}")
-        files = splits[split]
+        splits, wanted = dataset_splits(setting, path), split or usual_split
+        if wanted not in splits:
+            raise InputError(f"{split_key}={wanted} is not in {path}; it has: {', '.join(splits)}")
+        files = splits[wanted]
+    elif split is not None:
+        log.warning("%s=%s has no effect on %s, a file, which is read whole; leave it out", split_key, split, setting)
     for file in files:
         if format_of(file) is None:
             raise InputError(f"{setting}: {file_name(file)} ends in none of {', '.join(FORMATS)}; convert or unpack it")

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def prompt_sets(
-    chat: Chat, paths: Mapping[str, str], *, split: str, limit: int | None, max_length: int
+    chat: Chat, paths: Mapping[str, str], *, split: str | None, limit: int | None, max_length: int
 ) -> dict[str, list[list[int]]]:
     """Return the token ids of each set; prompts that are longer than `max_length` are left out, and said to be."""
     if not paths:

@@ -32,7 +32,7 @@ class PromptSet:
     from_validation: bool = False
 
 
-def prompt_source(*, path: str | None, split: str) -> Source | None:
+def prompt_source(*, path: str | None, split: str | None) -> Source | None:
     """Turn `prompts.path` into a source; InputError if there is nothing there."""
     if path is None:
         return None

@@ -43,7 +43,7 @@ def test_prompts_of_every_shape_are_measured_up_to_the_first_user_turn(
         {"prompt": "word " * 4096},
     ]
     write_jsonl(tmp_path / "rows.jsonl", rows)
-    source = prompt_source(path=str(tmp_path / "rows.jsonl"), split="train")
+    source = prompt_source(path=str(tmp_path / "rows.jsonl"), split=None)
     judge = make_judge(source=source, limit=None)
     found = judge.prompts(None)
     assert found.prompts == [judge.chat.prompt_ids([{"role": "user", "content": "Hi"}])] * 4
