@@ -19,7 +19,15 @@ from eagle3.features.loss_mask import AllTurns
 from eagle3.head.batch import TttBatch, prepare_ttt
 
 
-def data_of(store: Path, *, readers: int = 2, prefetch: int = 2, pack_tokens: int = 48, device: str = "cpu") -> Any:
+def data_of(
+    store: Path,
+    *,
+    readers: int = 2,
+    prefetch: int = 2,
+    pack_tokens: int = 48,
+    device: str = "cpu",
+    verify: bool = False,
+) -> Any:
     data = FeatureData(
         source=open_store(store),
         prepare=partial(prepare_ttt, ttt_steps=3),
@@ -32,7 +40,7 @@ def data_of(store: Path, *, readers: int = 2, prefetch: int = 2, pack_tokens: in
         shuffle_buffer=1,
         prefetch=prefetch,
         readers=readers,
-        verify=False,
+        verify=verify,
         seed=0,
         loss_mask=AllTurns(),
     )
@@ -86,6 +94,19 @@ def test_a_damaged_sample_is_named_when_its_pack_is_due(store_path: Path) -> Non
     with pytest.raises(InputError, match=rf"{ref.shard} cannot be read at sample {ref.entry.id}"):
         next(packs)
     assert loader.consumed == 3
+
+
+def test_a_flipped_byte_goes_unnoticed_without_verify_as_the_pages_say(store_path: Path) -> None:
+    whole = data_of(store_path).train_dataloader()
+    ref = whole.planned[0].samples[0]
+    content = bytearray((store_path / ref.shard).read_bytes())
+    content[ref.entry.offset + ref.entry.size - 1] ^= 1
+    before = [*whole]
+    (store_path / ref.shard).write_bytes(content)
+    after = [*data_of(store_path).train_dataloader()]
+    assert any(not torch.equal(*tensors) for tensors in zip(before[0].tensors(), after[0].tensors(), strict=True))
+    with pytest.raises(InputError, match=rf"{ref.shard} .*it is truncated or damaged and is refused"):
+        data_of(store_path, verify=True)
 
 
 @pytest.mark.gpu
