@@ -101,7 +101,7 @@ def data_of(source: FeatureSource, order: str) -> FeatureData:
     )  # fmt: skip
     data.trainer = SimpleNamespace(  # type: ignore[assignment]
         current_epoch=0, accumulate_grad_batches=1, world_size=1, global_rank=0,
-        strategy=SimpleNamespace(root_device=torch.device("cpu")), val_check_interval=1.0,
+        strategy=SimpleNamespace(root_device=torch.device("cpu")),
     )  # fmt: skip
     data.setup("fit")
     return data

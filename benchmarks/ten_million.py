@@ -151,7 +151,7 @@ def measure(folder: Path, *, resumed: bool) -> dict[str, Any]:
     )  # fmt: skip
     data.trainer = SimpleNamespace(  # type: ignore[assignment]
         current_epoch=0, accumulate_grad_batches=1, world_size=8, global_rank=3,
-        strategy=SimpleNamespace(root_device=torch.device("cpu")), val_check_interval=1.0,
+        strategy=SimpleNamespace(root_device=torch.device("cpu")),
     )  # fmt: skip
     data.setup("fit")
     split = time.perf_counter()

@@ -23,7 +23,7 @@ from omegaconf import DictConfig
 
 from eagle3 import ROOT, cli
 from eagle3.answers.chat import Chat
-from eagle3.commands.train import build_loggers, build_trainer, build_training
+from eagle3.commands.train import build_loggers, build_trainer, build_training, fit
 from eagle3.decoding.speculate import Speculator
 from eagle3.errors import InputError
 from eagle3.features.joined import open_source
@@ -65,7 +65,7 @@ def train_head(store: str | Path, run_dir: str | Path, *overrides: str, watch: W
     trainer = build_trainer(config, build_loggers(config, 0))
     if watch is not None:
         trainer.callbacks.append(_Watching(watch))  # type: ignore[attr-defined]
-    trainer.fit(module, datamodule=data)
+    fit(trainer, module, data)
     return read_trained(find_checkpoint(run=None, checkpoint=trainer.checkpoint_callback.best_model_path))  # type: ignore[union-attr]
 
 

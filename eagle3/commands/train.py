@@ -4,6 +4,7 @@ import logging
 from contextlib import nullcontext
 from dataclasses import fields
 from functools import partial
+from typing import Any
 
 import lightning
 import torch
@@ -72,7 +73,7 @@ def train_alone(config: DictConfig) -> float:
     del resumed  # its memory is Lightning's to free
     log_settings(loggers, cli.plain(config), data.source.describe(), cli.provenance())
     try:
-        trainer.fit(module, datamodule=data, ckpt_path=config.ckpt_path, weights_only=True)
+        fit(trainer, module, data, ckpt_path=config.ckpt_path, weights_only=True)
         log_lineage(loggers, trainer.checkpoint_callback, data.source)
     except SystemExit:
         raise KeyboardInterrupt from None  # which Lightning hides, before the first step
@@ -172,6 +173,21 @@ def chosen_precision(precision: str, accelerator: str) -> str:
         on_gpu = accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
         return "bf16-mixed" if on_gpu else "32-true"
     return precision
+
+
+def fit(trainer: lightning.Trainer, module: HeadTraining, data: FeatureData, **resuming: Any) -> None:
+    """Train. Lightning alone knows how long an epoch is when it counts the steps: its error of validations that would
+    never come is said with our keys."""
+    try:
+        trainer.fit(module, datamodule=data, **resuming)
+    except ValueError as error:
+        if "`val_check_interval`" not in str(error):
+            raise
+        every, packs = trainer.val_check_interval, trainer.num_training_batches
+        raise InputError(
+            f"trainer.val_check_interval={every} is more than the {packs} packs of a rank in an epoch; "
+            f"give {packs} or less, or a share, e.g. trainer.val_check_interval=1.0"
+        ) from None
 
 
 def report(trainer: lightning.Trainer) -> float:

@@ -90,12 +90,6 @@ class FeatureData(lightning.LightningDataModule):
         planned = self._plans(samples, self._spread(), shuffle_seed=seed)[rank]
         self.current = self._loader(planned, epoch=epoch, behind=behind)
         self.current.load_state_dict(self.resume_from)
-        every = self._lightning.val_check_interval
-        if isinstance(every, int) and every > len(self.current) and self._lightning.check_val_every_n_epoch is not None:
-            raise InputError(
-                f"trainer.val_check_interval={every} is more than the {len(self.current)} packs of a rank in an epoch; "
-                f"give {len(self.current)} or less, or a share, e.g. trainer.val_check_interval=1.0"
-            )
         return self.current
 
     def val_dataloader(self) -> PackLoader:

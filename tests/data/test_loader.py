@@ -50,7 +50,6 @@ def data_of(
         world_size=1,
         global_rank=0,
         strategy=SimpleNamespace(root_device=torch.device(device)),
-        val_check_interval=1.0,
     )
     data.setup("fit")
     return data

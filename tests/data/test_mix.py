@@ -37,7 +37,7 @@ def data_of(path: Any, *, rules: Rules = NO_RULES, weights: list[float] | None =
     )  # fmt: skip
     facts = {"current_epoch": 0, "accumulate_grad_batches": 1, "world_size": 1, "global_rank": 0} | trainer
     device = SimpleNamespace(root_device=torch.device("cpu"))
-    data.trainer = SimpleNamespace(**facts, strategy=device, val_check_interval=1.0)  # type: ignore[assignment]
+    data.trainer = SimpleNamespace(**facts, strategy=device)  # type: ignore[assignment]
     data.setup("fit")
     return data
 

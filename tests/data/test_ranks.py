@@ -37,7 +37,7 @@ def data_of(store: Path, state: dict[str, Any] | None, *, rank: int, ranks: int,
     )  # fmt: skip
     data.trainer = SimpleNamespace(  # type: ignore[assignment]
         current_epoch=1, world_size=ranks, global_rank=rank, accumulate_grad_batches=micro_batches,
-        strategy=SimpleNamespace(root_device=torch.device("cpu")), val_check_interval=1.0,
+        strategy=SimpleNamespace(root_device=torch.device("cpu")),
     )  # fmt: skip
     data.setup("fit")
     if state:

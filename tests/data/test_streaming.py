@@ -49,7 +49,7 @@ def data_of(path: Any, *, order: str = "streaming", readers: int = 2, buffer: in
         shuffle_buffer=buffer, readers=readers, verify=False, seed=0, **settings,
     )  # fmt: skip
     device = SimpleNamespace(root_device=torch.device("cpu"))
-    data.trainer = SimpleNamespace(**trainer, strategy=device, val_check_interval=1.0)  # type: ignore[assignment]
+    data.trainer = SimpleNamespace(**trainer, strategy=device)  # type: ignore[assignment]
     data.setup("fit")
     return data
 
