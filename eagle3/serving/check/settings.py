@@ -15,7 +15,9 @@ class Answering:
     seed: int
 
     def longest_prompt(self, context: int, *, steps: int) -> int:
-        """Return how many tokens of the target's `context` a prompt may take, beside its answer and the drafts."""
+        """Return how many tokens of the target's `context` a prompt may take, beside its answer and the drafts.
+
+        Raises InputError if they leave no room for one."""
         room = context - self.max_new_tokens - steps - 1
         if room < 1:
             raise InputError(
