@@ -40,6 +40,11 @@ LONG = (
 )  # fmt: skip
 
 
+def pytest_configure() -> None:
+    if gone := [name for name in LONG if not (ASSETS.parent / name).is_file()]:
+        raise pytest.UsageError(f"LONG in tests/conftest.py names {', '.join(gone)}: no such file; give its new name")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {ASSETS.parent / name: place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.path, len(LONG)))
