@@ -1,13 +1,13 @@
-"""What bounds a head: heads with more parameters, and what each would accept if it were shown what it cannot know.
+"""What bounds a head: what it accepts on its own states, and what it would if each step were given the target's.
 
-    python benchmarks/bounds.py --folder DIR --out benchmarks/results/bounds.json --store STORE --answered ANSWERED \\
-        --ways '{"as it is": [], "MLP four times as wide": ["model.intermediate_size=4064"],
-                 "all tokens drafted": ["model.draft_vocab_size=12288"]}'
+    python benchmarks/training_ways.py --folder DIR … --ways '{"as it is": [], "MLP four times as wide":
+        ["model.intermediate_size=4064"], "all tokens drafted": ["model.draft_vocab_size=12288"]}'
+    python benchmarks/bounds.py --answered STORE --out benchmarks/results/bounds.json --heads DIR/heads/*
 
-STORE is trained on as in training_ways.py; ANSWERED holds features of the target's greedy answers to held-out prompts.
-On these the rounds of decoding are followed (eagle3/head/rounds.py) with chains of 3 and 7: `drafts` as a server would,
-each step on the head's own state, and `oracle`, where each step gets the target's states of all text before, which no
-head has. Between the two lies what the unroll loses; above the oracle, what captured layers and parameters do not tell.
+STORE holds features of the target's greedy answers to held-out prompts. On these the rounds of decoding are followed
+(eagle3/head/rounds.py) with chains of 3 and 7: `drafts` as a server would, each step on the head's own state, and
+`oracle`, where each step gets the target's states of all text before, which no head has. Between the two lies what the
+head's own states lose; above the oracle, what the captured layers, the parameters and the training do not tell.
 """
 
 import argparse
@@ -21,8 +21,9 @@ import torch
 from jaxtyping import Bool, Int
 from result import write_result
 from torch import Tensor
-from training_ways import CHAINS, add_arguments, head_folder, trained_and_compared
+from training_ways import CHAINS
 
+from eagle3.errors import InputError
 from eagle3.features.joined import open_source
 from eagle3.features.sample import Sample
 from eagle3.features.source import FeatureSource
@@ -39,26 +40,23 @@ TOGETHER = 8  # samples in a pack
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--answered", type=Path, required=True, help="feature store of greedy answers")
+    parser.add_argument("--heads", type=Path, nargs="+", required=True, help="exported heads")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--store", type=Path, required=True)
-    parser.add_argument("--answered", type=Path, required=True)
-    parser.add_argument("--ways", type=json.loads, required=True, help="names and overrides of train.py, as JSON")
-    parser.add_argument("--experiment", default="quickstart")
-    parser.add_argument("overrides", nargs="*", help="of train.py for every way")
-    add_arguments(parser)
     options = parser.parse_args(arguments)
-    folder, seeds = options.folder.resolve(), range(options.seeds)
-    general = [f"experiment={options.experiment}", f"data.path={options.store.resolve()}", *options.overrides]
-    runs = {(name, seed): [*general, *own, f"seed={seed}"] for seed in seeds for name, own in options.ways.items()}
-    result = {"experiment": options.experiment, "ways": options.ways, "target": Path(options.target).name}
-    result |= trained_and_compared(folder, runs, options)
     source = open_source(str(options.answered))
-    result["bounds"] = {
-        way: [measured(load_head(head_folder(folder, way, seed)).head, source) for seed in seeds]
-        for way in options.ways
-    }
-    print(json.dumps(write_result(options.out, result, arguments)["bounds"], indent=1))
+    facts = source.describe()
+    result: dict[str, Any] = {key: facts[key] for key in ("samples", "answer_tokens")}
+    result["heads"] = {path.name: measured(head_for(path, source), source) for path in options.heads}
+    print(json.dumps(write_result(options.out, result, arguments)["heads"], indent=1))
+
+
+def head_for(path: Path, source: FeatureSource) -> DraftHead:
+    """Read a head; InputError unless it takes the layers that the store holds."""
+    loaded, stored = load_head(path, num_layers=source.target_config.num_layers), source.made_from.capture_layers
+    if [*loaded.capture_layers] != [*stored]:
+        raise InputError(f"head={path} takes layers {[*loaded.capture_layers]}, {source.location} holds {[*stored]}")
+    return loaded.head
 
 
 def measured(head: DraftHead, source: FeatureSource) -> dict[str, Any]:

@@ -74,8 +74,8 @@ def trained(folder: Path, runs: Mapping[tuple[str, int], Sequence[str]], *, jobs
     """Train a head for each way and seed with its overrides and export it, `jobs` at a time; return their folders."""
 
     def train(way: tuple[str, int]) -> Path:
-        head = head_folder(folder, *way)
-        run = folder / "runs" / head.name
+        name = f"{way[0].lower().replace(' ', '_')}-{way[1]}"
+        run, head = folder / "runs" / name, folder / "heads" / name
         if not (run / "result.json").exists():
             call("train.py", *runs[way], f"hydra.run.dir={run}", "callbacks.progress=null")
         if not head.exists():
@@ -84,10 +84,6 @@ def trained(folder: Path, runs: Mapping[tuple[str, int], Sequence[str]], *, jobs
 
     with ThreadPoolExecutor(jobs) as pool:
         return dict(zip(runs, pool.map(train, runs), strict=True))
-
-
-def head_folder(folder: Path, way: str, seed: int) -> Path:
-    return folder / "heads" / f"{way.lower().replace(' ', '_')}-{seed}"
 
 
 def compared(run: Path, heads: Mapping[str, Path], options: argparse.Namespace) -> dict[str, Any]:
