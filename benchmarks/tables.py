@@ -354,11 +354,29 @@ def long_answers() -> str:
     return markdown("answers | tokens before the round | chain of 3 | reference | chain of 7 | reference", table_rows)
 
 
+def bounds() -> str:
+    found, table_rows = result("bounds.json")["heads"], []
+    for title, name in (
+        ("SpecForge's loss", "reference"),
+        ("`loss=cross_entropy_tv`", "cross-entropy_+_tv"),
+        ("`loss=lk`", "lk"),
+    ):
+        seeds = [head for folder, head in found.items() if folder.rsplit("-", 1)[0] == name]
+        means = [
+            sum(head[states][steps] for head in seeds) / len(seeds)
+            for steps in ("3", "7")
+            for states in ("drafts", "oracle")
+        ]
+        table_rows.append([title, *(f"{mean:.3f}" for mean in means)])
+    columns = "head | 3 steps, own states | the target's states | 7 steps, own states | the target's states"
+    return markdown(columns, table_rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
     for table in (
         quickstart, best, heads, race, steps, adapted, trajectories, costs, parity, bench, tuned, loads, adaptive,
-        long_answers,
+        long_answers, bounds,
     )
 }  # fmt: skip
 
