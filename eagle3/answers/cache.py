@@ -1,16 +1,19 @@
 """Keys and values of a Hugging Face model in buffers with room: its own cache copies all of them at each token."""
 
 import inspect
+from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionCacheLayerMixin
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from eagle3.errors import InputError
 from eagle3.target.facts import rope_depends_on_length
 
+CACHE_ARGUMENTS = ("cache", "past_key_values")  # of a model's forward: since transformers 5.24, and before
 CACHE_ROOM = 128  # tokens that the cache grows by at a time
 KEYS_AND_VALUES = (DynamicLayer, DynamicSlidingWindowLayer)  # of every token, for a while at least
 WITHOUT_CACHE = "DummyLayer"  # stands for layers that use another layer's cache, or need none
@@ -57,12 +60,22 @@ def preallocated_cache(model: PreTrainedModel) -> DynamicCache:
 
 def require_cache(model: PreTrainedModel, path: str) -> None:
     """Raise InputError for a model that decodes in a way of its own, which no cache of transformers could follow."""
-    takes_cache = "past_key_values" in inspect.signature(model.forward).parameters
-    if not (takes_cache and model._supports_default_dynamic_cache()):  # type: ignore[operator]
+    if cache_argument(model) is None or not model._supports_default_dynamic_cache():  # type: ignore[operator]
         raise InputError(
             f"target.path={path} is a {type(model).__name__}, which keeps its past otherwise than in a cache of "
             f"transformers, so it can neither answer nor decode here; import its answers (answers=imported)"
         )
+
+
+def cache_argument(model: PreTrainedModel) -> str | None:
+    """Return the name of the argument of `forward` that takes the cache; None if the model takes none."""
+    parameters = inspect.signature(model.forward).parameters
+    return next((name for name in CACHE_ARGUMENTS if name in parameters), None)
+
+
+def forward_with_cache(model: PreTrainedModel, cache: DynamicCache, **inputs: Any) -> CausalLMOutputWithPast:
+    """Run the model on `inputs`, the tokens that follow those in `cache`, and add them to it."""
+    return model(**{cache_argument(model): cache}, use_cache=True, **inputs)  # type: ignore[misc]
 
 
 def keeps_keys_and_values(cache: DynamicCache) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from eagle3.answers.answerer import Answer
-from eagle3.answers.cache import alone_because, keep_rows, preallocated_cache
+from eagle3.answers.cache import alone_because, forward_with_cache, keep_rows, preallocated_cache
 from eagle3.answers.sampling import choose_tokens
 
 # Finished rows are decoded on, unused, until this share of the batch is done: dropping rows copies the whole cache.
@@ -48,13 +48,8 @@ def generate(
     done = torch.zeros_like(rows, dtype=torch.bool)
     cache = preallocated_cache(model)
     for step in range(max_new_tokens):
-        output = model(
-            input_ids=tokens,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
+        output = forward_with_cache(
+            model, cache, input_ids=tokens, attention_mask=mask, position_ids=positions, logits_to_keep=1
         )
         chosen = choose_tokens(
             output.logits[:, -1].float(), uniforms[rows, step], temperature=temperature, top_p=top_p, top_k=top_k

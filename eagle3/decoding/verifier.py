@@ -15,6 +15,7 @@ from transformers import DynamicCache
 from eagle3.answers.cache import (
     WITHOUT_CACHE,
     PreallocatedLayer,
+    forward_with_cache,
     keeps_keys_and_values,
     preallocated_cache,
     require_cache,
@@ -64,10 +65,10 @@ class Verifier:
         """
         longest = max(map(len, paths))
         rows = [known + path + [0] * (longest - len(path)) for path in paths]  # nothing looks back at the padding
-        logits = self.target.model(
+        logits = forward_with_cache(
+            self.target.model,
+            self.cache,
             input_ids=torch.tensor(rows, device=self.target.device),
-            past_key_values=self.cache,
-            use_cache=True,
             logits_to_keep=longest + 1,
         ).logits  # (paths, longest + 1, V)
         chosen: list[int] = []
@@ -113,10 +114,10 @@ class StepwiseVerifier(Verifier):
         chosen: list[int] = []
         read = known
         while read:
-            logits = self.target.model(
+            logits = forward_with_cache(
+                self.target.model,
+                self.cache,
                 input_ids=torch.tensor([read], device=self.target.device),
-                past_key_values=self.cache,
-                use_cache=True,
                 logits_to_keep=1,
             ).logits  # (1, 1, V)
             chosen.append(self._choose(logits[0, -1]))
