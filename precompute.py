@@ -22,7 +22,6 @@ from eagle3.errors import InputError, Interrupted, require_packages
 from eagle3.prompts import LIBRARIES
 from eagle3.settings.check import check_settings
 from eagle3.storage.lock import hold
-from eagle3.storage.out_dir import OutDir, open_out_dir
 
 log = logging.getLogger(__name__)
 FOLDERS = {"verify": "features", "repair": "features"}
@@ -50,30 +49,23 @@ def main(config: DictConfig) -> None:
 
 
 def run_stages(config: DictConfig, stages: list[str]) -> None:
-    """Run the stages one after the other, each alone in its folder. Of an `out_dir` in a bucket, `config` names the
-    copy on this machine from then on."""
-    out_dir = open_out_dir(config.out_dir, every_s=config.save_every_s)
-    config.features.path = config.features.path or out_dir.features
-    config.out_dir = str(out_dir.folder)
+    """Run the stages one after the other; each locks its folder."""
+    out_dir = Path(config.out_dir)
     if OF_TARGET & set(stages):
         check_ahead(config, stages)
     with ExitStack() as held:
         for folder in dict.fromkeys(FOLDERS.get(stage, stage) for stage in stages if stage not in READ_ONLY):
-            held.enter_context(hold(out_dir.folder / folder))
-        if set(stages) - {"verify"}:
-            out_dir.bring()
+            held.enter_context(hold(out_dir / folder))
         if CHECKS & set(stages):
-            check_features(config, out_dir.folder, repair="repair" in stages)
+            check_features(config, out_dir, repair="repair" in stages)
         if "prompts" in stages:
-            clean_prompts(config.prompts, out_dir.folder, keep_answers=config.answers.name == "imported")
-            out_dir.finish("prompts")
+            clean_prompts(config.prompts, out_dir, keep_answers=config.answers.name == "imported")
         if "estimate" in stages:
             from eagle3.estimate.build import estimate_run
 
             estimate_run(config)
-            out_dir.finish(".")
         if {"responses", "features"} & set(stages):
-            answer_and_extract(config, stages, out_dir)
+            answer_and_extract(config, stages)
 
 
 def choose_engine(config: DictConfig) -> None:
@@ -115,7 +107,7 @@ def warn_of_unread(config: DictConfig, stages: list[str]) -> None:
         "verify": ("features.path",),
         "repair": ("target", "features"),
     }
-    read = ("stages", "out_dir", "save_every_s", *(key for stage in stages for key in read_by[stage]))
+    read = ("stages", "out_dir", *(key for stage in stages for key in read_by[stage]))
     by = f"stages=[{','.join(stages)}]"
     cli.warn_of_unread(read, by=f"{by} with answers=imported" if imported else by, instead={})
 
@@ -173,16 +165,14 @@ def clean_prompts(config: DictConfig, out_dir: Path, *, keep_answers: bool) -> N
     prepare_prompts(rules=rules, keep_answers=keep_answers, out_dir=out_dir, **settings)
 
 
-def answer_and_extract(config: DictConfig, stages: list[str], out_dir: OutDir) -> None:
+def answer_and_extract(config: DictConfig, stages: list[str]) -> None:
     from eagle3.answers.build import answer
     from eagle3.features.build import extract
     from eagle3.target.stored import stored_target
 
     target = stored_target(**cli.plain(config.target))
     if "responses" in stages:
-        with out_dir.saving():
-            counts = answer(config, target, saved=out_dir.save_if_due)
-        out_dir.finish("responses")
+        counts = answer(config, target)
         log.info("responses: %d rows, %d answer tokens", counts.rows, counts.answer_tokens)
     if "features" in stages:
         store = extract(config, target)

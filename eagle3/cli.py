@@ -36,11 +36,9 @@ from eagle3.secrets import keep_secrets, public
 from eagle3.settings.check import free_groups, known_keys
 from eagle3.settings.help import help_page
 from eagle3.settings.nearest import did_you_mean
-from eagle3.storage.out_dir import working_copy
 
 log = logging.getLogger(__name__)
 OmegaConf.register_new_resolver("help_page", lambda *, _root_: help_page(_root_), replace=True)
-OmegaConf.register_new_resolver("working_copy", working_copy, replace=True)
 OmegaConf.register_new_resolver("job_or", lambda time: job_name() or time, replace=True)
 CONF = str(ROOT / "conf")
 # Options of Hydra's plugins, and our extras that bring them.

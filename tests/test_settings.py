@@ -252,3 +252,9 @@ def test_an_experiment_wins_over_the_primary_config_and_the_command_line_over_bo
 def test_an_experiment_that_would_do_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"sets seed, loss below .* the line: # @package _global_"):
         check_settings(with_experiment(tmp_path, "seed: 3\nloss:\n  decay: 0.1\n"), "train")
+
+
+@pytest.mark.parametrize("url", ["s3://BUCKET/FOLDER", "gs://BUCKET/FOLDER", "s3://"])
+def test_an_out_dir_in_a_bucket_is_refused_and_names_the_key_for_features_in_one(url: str) -> None:
+    with pytest.raises(InputError, match=rf"^out_dir={url} must be a local folder: .*set features\.path=s3://BUCKET"):
+        check_settings(composed("precompute", f"out_dir={url}"), "precompute")

@@ -1,6 +1,6 @@
 """From a config to answers: the stage in the driver, and who answers in the process that does it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from functools import partial
@@ -29,8 +29,8 @@ SERVED = ("sglang", "openai")  # answers of a serving engine
 AHEAD = 1024  # prompts at hand of an answerer that does not say how many it works on at once
 
 
-def answer(config: DictConfig, target: StoredTarget, *, saved: Callable[[], None] = lambda: None) -> Counts:
-    """Run the responses stage; `saved` is called when more answers are on disk."""
+def answer(config: DictConfig, target: StoredTarget) -> Counts:
+    """Run the responses stage."""
     chat, responses, out_dir = chat_of(config, target), config.responses, Path(config.out_dir)
     if config.answers.name == "imported":
         answers = cli.build(config.answers, leave_out=["name"])
@@ -54,7 +54,6 @@ def answer(config: DictConfig, target: StoredTarget, *, saved: Callable[[], None
         build=partial(answering, cli.resolved(config), out_dir / "logs"),
         ahead=2 * in_flight,
         out_dir=out_dir,
-        saved=saved,
     )
 
 

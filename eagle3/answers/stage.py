@@ -1,7 +1,7 @@
 """The responses stage: prompts.jsonl → responses.jsonl, by workers or imported; resumes prompt by prompt."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -28,10 +28,8 @@ def answer_prompts(
     build: Build,
     ahead: int,
     out_dir: str | Path,
-    saved: Callable[[], None] = lambda: None,
 ) -> Counts:
-    """Answer the prompts in `out_dir`/prompts that have no answer yet, by tasks of work.Answering; `saved` is called
-    when more of them are on disk."""
+    """Answer the prompts in `out_dir`/prompts that have no answer yet, by tasks of work.Answering."""
     store = _open_store(target, made_with, out_dir)
     if not store.pending:
         return store.close()
@@ -39,7 +37,6 @@ def answer_prompts(
     with Meter(store.pending, desc="responses", unit="prompt", of="answer tokens") as progress:
         for finished in workers(build, items, progress, ahead=ahead, total=store.pending):
             store.append(answered for _, answered in finished)
-            saved()
     return store.close()
 
 

@@ -153,6 +153,15 @@ def _stages(value: Any) -> Any:
     return value
 
 
+def _local(path: str) -> str:
+    if "://" in path:
+        raise wrong(
+            "must be a local folder: prompts and answers are written there; to store features in a bucket, set "
+            "features.path=s3://BUCKET/FOLDER"
+        )
+    return path
+
+
 @with_config(STRICT)
 class Precompute(TypedDict):
     target: Target
@@ -166,5 +175,4 @@ class Precompute(TypedDict):
     estimate: Estimate
     stages: Annotated[Any, AfterValidator(_stages)]
     progress: bool
-    out_dir: Text
-    save_every_s: Positive
+    out_dir: Annotated[Text, AfterValidator(_local)]
