@@ -372,11 +372,32 @@ def bounds() -> str:
     return markdown(columns, table_rows)
 
 
+def losses() -> str:
+    found = result("losses.json")["changes"]
+    rows = []
+    for title, name in LOSSES.items():
+        cells = []
+        for steps in (3, 7):
+            change = found[f"all, chain of {steps}, greedy"][name]
+            low, high = change["interval"]
+            cells.append(f"{change['accept_length_change']:+.1%} ({low:+.1%} to {high:+.1%})".replace("%", " %"))
+        rows.append([title, *cells])
+    return markdown("loss | chain of 3 | chain of 7", rows)
+
+
+LOSSES = {
+    "`loss=cross_entropy_tv`": "cross-entropy + TV",
+    "`loss=lk`": "LK",
+    "reverse KL": "reverse KL",
+    "total variation": "total variation",
+}
+
+
 TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
     for table in (
         quickstart, best, heads, race, steps, adapted, trajectories, costs, parity, bench, tuned, loads, adaptive,
-        long_answers, bounds,
+        long_answers, bounds, losses,
     )
 }  # fmt: skip
 

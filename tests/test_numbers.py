@@ -305,7 +305,7 @@ def configs() -> list[Any]:
         privacy = ["prompts/privacy/model=huggingface", "prompts/traffic=production"]
         return [
             compose("train"),
-            *(compose("train", [f"loss={name}"]) for name in ("cross_entropy_tv", "own_rounds")),
+            compose("train", ["loss=cross_entropy_tv"]),
             compose("precompute", overrides=privacy),
             compose("precompute", overrides=["answers=sglang", "features=sglang", "workers=ray"]),
             compose("serve"),

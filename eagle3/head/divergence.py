@@ -79,40 +79,24 @@ class OfLogProbabilities(ABC):
         return slopes.sub_(draft.exp_().mul_(slopes.sum(-1, keepdim=True)))  # a logit moves all of log q
 
 
-@dataclass(frozen=True)
-class ReverseKl(OfLogProbabilities):
-    """KL(q ‖ p) = Σ q (log q - log p), as in DistillSpec (arXiv:2310.08461)."""
-
-    def rows(self, draft: Float[Tensor, "M D"], target: Float[Tensor, "M D"]) -> Float[Tensor, " M"]:
-        return (draft.exp() * (draft - target)).sum(-1)
-
-    def slopes(self, draft: Float[Tensor, "M D"], target: Float[Tensor, "M D"]) -> Float[Tensor, "M D"]:
-        return draft.exp() * (draft - target + 1)
-
-
-@dataclass(frozen=True)
-class TotalVariation(OfLogProbabilities):
-    """½ Σ |q - p| = 1 - Σ min(p, q): the chance that sampling rejects the draft's token (arXiv:2211.17192)."""
-
-    def rows(self, draft: Float[Tensor, "M D"], target: Float[Tensor, "M D"]) -> Float[Tensor, " M"]:
-        return (draft.exp() - target.exp()).abs().sum(-1) / 2
-
-    def slopes(self, draft: Float[Tensor, "M D"], target: Float[Tensor, "M D"]) -> Float[Tensor, "M D"]:
-        return (draft - target).sign() * draft.exp() / 2
-
-
 @dataclass(frozen=True, kw_only=True)
 class CrossEntropyTv(OfLogProbabilities):
-    """(1 - w) · soft cross-entropy + w · total variation."""
+    """(1 - w) · soft cross-entropy + w · total variation.
+
+    Total variation is ½ Σ |q - p| = 1 - Σ min(p, q): the chance that sampling rejects the draft's token
+    (arXiv:2211.17192).
+    """
 
     tv_weight: float
 
     def rows(self, draft: Float[Tensor, "M D"], target: Float[Tensor, "M D"]) -> Float[Tensor, " M"]:
         cross_entropy = -torch.linalg.vecdot(target.exp(), draft)
-        return (1 - self.tv_weight) * cross_entropy + self.tv_weight * TotalVariation().rows(draft, target)
+        total_variation = (draft.exp() - target.exp()).abs().sum(-1) / 2
+        return (1 - self.tv_weight) * cross_entropy + self.tv_weight * total_variation
 
     def slopes(self, draft: Float[Tensor, "M D"], target: Float[Tensor, "M D"]) -> Float[Tensor, "M D"]:
-        return self.tv_weight * TotalVariation().slopes(draft, target) - (1 - self.tv_weight) * target.exp()
+        total_variation = (draft - target).sign() * draft.exp() / 2
+        return self.tv_weight * total_variation - (1 - self.tv_weight) * target.exp()
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from eagle3.head.batch import TttBatch
 from eagle3.head.divergence import SOFT_CROSS_ENTROPY, Divergence
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.draft_vocab import membership
-from eagle3.head.rounds import begins_round
 from eagle3.target.facts import PLAIN, LogitTransform
 
 
@@ -86,7 +85,7 @@ def plain_loss(
         losses.append(divergence * (counts & in_vocabulary[asked]))
         correct.append(counts & (head.draft_ids[logits.argmax(-1)] == pack.teacher_argmax[asked]))
     in_all, right = torch.stack(losses), torch.stack(correct)
-    weight = objective.weights(batch, len(hidden), in_all.dtype) * objective.by_rounds(right, batch, in_all.dtype)
+    weight = objective.weights(batch, len(hidden), in_all.dtype)
     return (in_all * weight).sum(), UnrollMetrics.of(trained, right, in_all.detach())
 
 
@@ -95,16 +94,11 @@ class UnrollLoss:
     """Sum over steps of decay^k times the anchors' divergences.
 
     normalize="token" divides by the anchors of the whole optimizer step, "sequence" gives every sample the same weight.
-    Neither knows padding or prompts.
-
-    What the head's own drafts would make of the answer can count more than the rest: steps behind the first wrong draft
-    of their chain weigh `unreached` of what they would, and anchors where none of the head's rounds begins `between`.
+    Neither counts padding or prompts.
     """
 
     decay: float
     normalize: str
-    unreached: float = 1.0
-    between: float = 1.0
     divergence: Divergence = SOFT_CROSS_ENTROPY
 
     def __call__(
@@ -135,22 +129,9 @@ class UnrollLoss:
         return 1 / (batch.anchors_of_sample.to(dtype) * in_step)
 
     def weights(self, batch: TttBatch, ttt_steps: int, dtype: torch.dtype) -> Float[Tensor, "K R"]:
-        """Return those of anchors and steps, whatever the head drafts."""
+        """Return the weight of each step and anchor."""
         step = torch.arange(ttt_steps, device=batch.anchors.device, dtype=dtype)
         return self.anchor_weights(batch, dtype) * torch.pow(self.decay, step)[:, None]
-
-    @property
-    def knows_rounds(self) -> bool:
-        """Whether weights depend on what the head drafts."""
-        return (self.unreached, self.between) != (1, 1)
-
-    def by_rounds(self, correct: Bool[Tensor, "K R"], batch: TttBatch, dtype: torch.dtype) -> Float[Tensor, "K R"]:
-        """Return what the weights are to be multiplied by, where the drafts are `correct`."""
-        alive = correct.long().cumprod(0)
-        reached = torch.cat([torch.ones_like(alive[:1]), alive[:-1]]).bool()
-        begins = begins_round(alive.sum(0), batch.anchors)
-        of_steps = torch.ones_like(alive, dtype=dtype).masked_fill_(~reached, self.unreached)
-        return of_steps * torch.ones_like(batch.anchors, dtype=dtype).masked_fill_(~begins, self.between)
 
 
 def accept_length(alive: Num[Tensor, " K"], anchors: Num[Tensor, ""]) -> Float[Tensor, ""]:

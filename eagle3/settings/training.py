@@ -44,8 +44,6 @@ class Optim(TypedDict):
 @part_of("eagle3.head.loss.UnrollLoss")
 class Loss(TypedDict):
     decay: Annotated[float, Field(gt=0, le=10)]
-    unreached: NotRequired[Annotated[float, Field(ge=0, le=1)]]
-    between: NotRequired[Annotated[float, Field(ge=0, le=1)]]
     normalize: Literal["token", "sequence"]
     divergence: NotRequired[Part]
 

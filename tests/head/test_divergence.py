@@ -23,8 +23,6 @@ def cross_entropy(q: Categorical, p: Categorical) -> Tensor:
 
 DEFINITIONS: list[Callable[[Categorical, Categorical], Tensor]] = [
     cross_entropy,
-    kl_divergence,
-    lambda q, p: 1 - overlap(q, p),
     lambda q, p: 0.7 * cross_entropy(q, p) + 0.3 * (1 - overlap(q, p)),
     lambda q, p: -overlap(q, p).log(),
 ]

@@ -10,7 +10,7 @@ from triton_interpreter import needs_triton
 
 from eagle3.errors import InputError
 from eagle3.head.attention import DenseAttention, PaddedAttention
-from eagle3.head.divergence import SOFT_CROSS_ENTROPY, Divergence, ReverseKl
+from eagle3.head.divergence import SOFT_CROSS_ENTROPY, Divergence, NegativeLogAcceptance
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.fast.chain_keys import PlainChainKeys
 from eagle3.head.fast.chunked_loss import ChunkedLoss, plain_loss_and_gradient
@@ -117,11 +117,12 @@ def test_a_loss_that_tritons_kernel_does_not_compute_runs_in_pytorch_and_the_tab
 ) -> None:
     monkeypatch.setattr("eagle3.head.kernels.flash_obstacle", lambda *_: "is not asked for")
     with caplog.at_level("INFO"):
-        plan = choose(GPU, divergence=ReverseKl())
+        plan = choose(GPU, divergence=NegativeLogAcceptance())
     assert plan.loss.kernel is plain_loss_and_gradient
     assert type(plan.loss.elementwise).__name__ == "TritonElementwise"
     assert caplog.messages[0].endswith(
-        "of the loss PyTorch      Triton's kernel is for loss=soft_cross_entropy, here loss.divergence is ReverseKl"
+        "of the loss PyTorch      Triton's kernel is for loss=soft_cross_entropy, "
+        "here loss.divergence is NegativeLogAcceptance"
     )
 
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from rounds_one_by_one import rounds_one_by_one
 from torch import Tensor
 
 from eagle3.features.sample import Sample
@@ -23,12 +22,8 @@ TRANSFORMS = [LogitTransform(), LogitTransform(scale=0.25), LogitTransform(scale
 
 
 @pytest.mark.parametrize(
-    ("normalize", "transform", "own"),
-    [
-        ("sequence", TRANSFORMS[0], (1.0, 1.0)),
-        *(("token", transform, (1.0, 1.0)) for transform in TRANSFORMS),
-        *(("token", TRANSFORMS[0], own) for own in ((0.0, 1.0), (1.0, 0.0), (0.25, 0.5))),
-    ],
+    ("normalize", "transform"),
+    [("sequence", TRANSFORMS[0]), *(("token", transform) for transform in TRANSFORMS)],
 )
 def test_the_loss_is_the_decayed_cross_entropy_over_anchors(
     make_head: Callable[..., DraftHead],
@@ -37,16 +32,14 @@ def test_the_loss_is_the_decayed_cross_entropy_over_anchors(
     ragged_samples: list[Sample],
     normalize: str,
     transform: LogitTransform,
-    own: tuple[float, float],
 ) -> None:
     head = make_head().requires_grad_(False)
     batch = ttt_batch(ragged_samples, ttt_steps=STEPS)
     outputs = unroll(head, embedding, batch, STEPS)
-    unreached, between = own
-    objective = UnrollLoss(decay=DECAY, normalize=normalize, unreached=unreached, between=between)
+    objective = UnrollLoss(decay=DECAY, normalize=normalize)
     loss, metrics = objective(head, outputs, teacher_head, batch, transform=transform)
 
-    parts, gained, number = [], [0] * len(batch.anchors), 0
+    total, number = 0.0, 0
     correct, alive_sum, trained, divergence = [0] * STEPS, [0] * STEPS, [0] * STEPS, [0.0] * STEPS
     for sample in ragged_samples:
         teachers = dict(
@@ -61,21 +54,18 @@ def test_the_loss_is_the_decayed_cross_entropy_over_anchors(
                 logits = head.lm_head(head.norm(outputs[step][number]))
                 best = int(head.draft_ids[logits.argmax()])
                 right = best == int(sample.teacher_argmax[teacher])
-                reached, alive = alive, alive and right
+                alive = alive and right
                 trained[step] += 1
                 correct[step] += right
                 alive_sum[step] += alive
-                gained[number] += alive
                 if int(sample.teacher_argmax[teacher]) in head.draft_ids.tolist():
                     z = teacher_head @ sample.last_hidden_state[teacher] * transform.scale
                     z = z if transform.soft_cap is None else transform.soft_cap * torch.tanh(z / transform.soft_cap)
                     p = torch.softmax(z, dim=0)
                     cross_entropy = float(-(p * torch.log_softmax(logits, dim=0)).sum())
-                    parts.append((number, weight * DECAY**step * cross_entropy * (1 if reached else unreached)))
+                    total += weight * DECAY**step * cross_entropy
                     divergence[step] += cross_entropy
             number += 1
-    begins = rounds_one_by_one(gained, batch.anchors.tolist())
-    total = sum(part * (1 if begins[number] else between) for number, part in parts)
     assert float(loss) == pytest.approx(total, rel=1e-12)
     assert metrics.anchors == len(batch.anchors)
     assert metrics.trained.tolist() == trained
@@ -134,21 +124,3 @@ def test_under_autocast_close_teacher_tokens_are_not_blurred(
 def test_accept_length_counts_leading_right_steps() -> None:
     # Of four chains one is right twice, two once, one never: 1 + (2 + 1 + 1 + 0) / 4.
     assert float(accept_length(torch.tensor([3.0, 1.0]), torch.tensor(4.0))) == 2.0
-
-
-@pytest.mark.parametrize(("unreached", "between"), [(0.0, 1.0), (1.0, 0.0), (0.25, 0.5)])
-def test_what_the_heads_own_rounds_leave_out_weighs_less(
-    ragged_samples: list[Sample], unreached: float, between: float
-) -> None:
-    batch = ttt_batch(ragged_samples, ttt_steps=STEPS)
-    correct = torch.rand(STEPS, len(batch.anchors), generator=torch.Generator().manual_seed(0)) < 0.6
-    objective = UnrollLoss(decay=DECAY, normalize="token", unreached=unreached, between=between)
-    chains = correct.T.tolist()
-    gained = [[*chain, False].index(False) for chain in chains]
-    begins = rounds_one_by_one(gained, batch.anchors.tolist())
-    expected = [
-        [(1 if all(chain[:step]) else unreached) * (1 if begin else between) for step in range(STEPS)]
-        for chain, begin in zip(chains, begins, strict=True)
-    ]
-    assert 0 < sum(begins) < len(begins) and max(gained) == STEPS
-    assert objective.by_rounds(correct, batch, torch.float64).T.tolist() == expected

@@ -1,9 +1,10 @@
 """What validation counts along known answers is what decoding them measures."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from fitted_head import LAYERS, NEW_TOKENS, PROMPT, fitted_head, small_target
-from rounds_one_by_one import rounds_one_by_one
 
 from eagle3.decoding.speculate import measure, plain_greedy
 from eagle3.features.sample import Sample, positions_with_teacher
@@ -65,6 +66,16 @@ def test_a_round_begins_behind_the_token_that_the_target_gives():
 
 def test_no_rows_are_no_rounds():
     assert rounds(torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long), steps=3).tolist() == [0, 0, 0, 0]
+
+
+def rounds_one_by_one(gained: list[int], rows: list[int]) -> list[bool]:
+    """Walk from one round to the next: the reference for `begins_round`, which finds all at once."""
+    begins, expected = [], None
+    for (before, row), drafts in zip(pairwise([None, *rows]), gained, strict=True):
+        begins.append(before is None or row != before + 1 or row == expected)
+        if begins[-1]:
+            expected = row + drafts + 1
+    return begins
 
 
 @pytest.mark.parametrize("seed", range(20))

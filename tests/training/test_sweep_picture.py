@@ -11,7 +11,7 @@ from eagle3.training.pictures.sweep import importance
 from eagle3.training.sweep import NoPicture, picture, read_jobs, show, write_picture
 from tests.training.test_sweep import METRIC, job
 
-LOSSES, RATES = ("lk", "reverse_kl"), ("1e-4", "1e-3", "1e-2")
+LOSSES, RATES = ("lk", "cross_entropy_tv"), ("1e-4", "1e-3", "1e-2")
 
 
 @pytest.fixture
@@ -30,7 +30,9 @@ def test_the_picture_shows_the_keys_that_differ_and_counts_jobs_without_a_result
     names = [label.get_text().replace("\n", "") for label in jobs.get_xticklabels()]
     assert names == ["loss", "optim.lr", METRIC]
     assert len([line for line in jobs.lines if len(line.get_xdata()) == 3]) == 5
-    assert {"lk", "reverse_kl", "0.0001", "0.001", "0.01", "1.200", "2.040"} <= {text.get_text() for text in jobs.texts}
+    assert {"lk", "cross_entropy_tv", "0.0001", "0.001", "0.01", "1.200", "2.040"} <= {
+        text.get_text() for text in jobs.texts
+    }
     assert [label.get_text() for label in bars.get_yticklabels()] == ["loss", "optim.lr"], "what decides most is above"
 
 

@@ -10,7 +10,7 @@ Shapes: fast/__init__.py; KR = K · R.
 
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol, runtime_checkable
@@ -71,10 +71,6 @@ class ChunkedLoss:
             teachers = _Teachers(batch, teacher_head, transform)
             pairs = _pairs(objective, head, batch, teachers, len(hidden))
             states = torch.cat(hidden)  # (KR, H); each state's gradient takes its place
-            if objective.knows_rounds:
-                correct = pairs.correct(self._picked(pairs, projection, states))
-                factors = objective.by_rounds(correct, batch, pairs.weight.dtype)
-                pairs = replace(pairs, weight=pairs.weight * factors.flatten()[pairs.slots])
             kernel = partial(self.kernel, objective.divergence)
             row_loss, picked = self._chunk_by_chunk(kernel, pairs, teachers, projection, states, with_gradients)
             loss, metrics = torch.dot(row_loss, pairs.weight), pairs.metrics(picked, row_loss)
@@ -83,12 +79,6 @@ class ChunkedLoss:
             inputs = (head.norm.weight, head.lm_head.weight, *hidden)
             loss = _WithGradients.apply(loss, gradients, pairs.trained, self.elementwise, *inputs)
         return loss, metrics
-
-    def _picked(self, pairs: "_Pairs", projection: "_Projection", states: Float[Tensor, "KR H"]) -> Int[Tensor, " L"]:
-        """Return each pair's argmax: which pairs count is known only once the earlier steps of all have theirs."""
-        chunks = even_chunks(pairs.bounds, self.chunk)
-        picked = [projection.forward(states, pairs.slots[chunk]).argmax(-1) for _, chunk in chunks]
-        return torch.cat(picked) if picked else pairs.wanted
 
     def _chunk_by_chunk(
         self,
@@ -143,11 +133,9 @@ class _Pairs:
     weight: Float[Tensor, " L"]  # of the pair's loss; 0 where the teacher is outside the draft vocabulary
     wanted: Int[Tensor, " L"]  # the teacher's argmax as a draft id; -1 outside
 
-    def correct(self, picked: Int[Tensor, " L"]) -> Bool[Tensor, "K R"]:
-        return self._spread(picked == self.wanted)
-
     def metrics(self, picked: Int[Tensor, " L"], losses: Float[Tensor, " L"]) -> UnrollMetrics:
-        return UnrollMetrics.of(self.trained, self.correct(picked), self._spread(losses * (self.wanted >= 0)))
+        correct = self._spread(picked == self.wanted)
+        return UnrollMetrics.of(self.trained, correct, self._spread(losses * (self.wanted >= 0)))
 
     def _spread(self, pairs: Shaped[Tensor, " L"]) -> Shaped[Tensor, "K R"]:
         spread = pairs.new_zeros(self.trained.shape)
