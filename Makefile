@@ -1,25 +1,61 @@
-# Both commands make their own environment (.venv) on a fresh machine with Python 3.11 to 3.13 and a package index.
+# Every command makes its own environment on a fresh machine with Python 3.11 to 3.13 and a package index.
 PYTHON ?= python3
-# The CPU build of PyTorch: what this machine already has, else the newest from the index; set TORCH=torch for a GPU.
+# torch==2.13.0: the version in constraints.txt. Where a CPU build of it is at hand, pip takes that.
 TORCH ?= torch==2.13.0
+# For test-newest; TORCH_NEWEST=torch==2.14.1 caps it.
+TORCH_NEWEST ?= torch
+# A test file runs in one process; the longest files start first.
+PYTEST = -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
-.PHONY: quickstart test docs
-quickstart: .venv/ready  ## prompts → answers → features → training → export → check → accept length, on the bundled target
+.PHONY: quickstart test test-slow test-newest test-oldest lock docs
+quickstart: .venv/quickstart  ## prompts → answers → features → training → export → check → accept length, on the bundled target
 	.venv/bin/python benchmarks/quickstart.py
 
-test: .venv/ready  ## lint, types, the order of the rooms, tests
+test: .venv/ready  ## lint, types, import order, tests
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy --num-workers 2
 	.venv/bin/lint-imports
-	.venv/bin/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder  # a file in one process, in our order
+	.venv/bin/python $(PYTEST)
 
-docs: .venv/ready  ## the site of the pages, in build/site; a link that leads nowhere ends it
+test-newest: .venv-newest/ready  ## the tests with the latest release of every dependency
+	.venv-newest/bin/python $(PYTEST) -W default
+
+test-oldest: .venv-oldest/ready  ## the tests with the oldest release of every dependency that pyproject.toml allows
+	.venv-oldest/bin/python $(PYTEST) -W default
+
+docs: .venv/ready  ## the site, in build/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict --config-file docs/site/mkdocs.yml
 
-.venv/ready: pyproject.toml
-	$(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install --quiet --upgrade pip
-	.venv/bin/python -m pip install --quiet "$(TORCH)"
-	.venv/bin/python -m pip install --quiet --editable ".[dev]"
-	touch .venv/ready
+lock: .venv-lock/ready  ## constraints.txt from pyproject.toml and today's releases
+	echo "$(TORCH)" | .venv-lock/bin/uv pip compile --quiet --universal --python-version 3.11 --upgrade --no-annotate \
+	    --no-emit-index-url --custom-compile-command "make lock" --extra dev --extra balanced \
+	    --output-file constraints.txt pyproject.toml -
+
+# What the quickstart needs; the tests add the rest to the same environment.
+.venv/quickstart: pyproject.toml constraints.txt
+	test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install --quiet --constraint constraints.txt "$(TORCH)" --editable ".[prompts,bench]"
+	touch $@
+
+.venv/ready: .venv/quickstart
+	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+.venv-newest/ready: pyproject.toml
+	$(PYTHON) -m venv --clear .venv-newest
+	.venv-newest/bin/python -m pip install --quiet "$(TORCH_NEWEST)"
+	.venv-newest/bin/python -m pip install --quiet --editable ".[dev]"
+	touch $@
+
+.venv-oldest/ready: pyproject.toml .venv-lock/ready
+	$(PYTHON) -m venv --clear .venv-oldest
+	.venv-lock/bin/uv pip compile --quiet --resolution lowest-direct --python .venv-oldest/bin/python --extra dev \
+	    --no-emit-index-url --output-file .venv-oldest/requirements.txt pyproject.toml
+	.venv-oldest/bin/python -m pip install --quiet --requirement .venv-oldest/requirements.txt --editable ".[dev]"
+	touch $@
+
+.venv-lock/ready:
+	$(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/python -m pip install --quiet uv
+	touch $@

@@ -56,6 +56,29 @@ def brought(extra: str) -> set[str]:
 EXTRAS = {name: brought(name) for name in LINES}
 
 
+def locked() -> dict[str, list[str]]:
+    """The versions that constraints.txt pins, by distribution: several where they depend on Python's version."""
+    versions: dict[str, list[str]] = {}
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        if not line.startswith("#"):
+            requirement = Requirement(line)
+            assert str(requirement.specifier).startswith("=="), f"constraints.txt: {line} is no exact version"
+            versions.setdefault(canonicalize_name(requirement.name), []).append(str(requirement.specifier)[2:])
+    return versions
+
+
+def test_the_lock_pins_every_dependency_of_the_readme_commands_within_its_bounds() -> None:
+    pins = locked()
+    for line in (*PROJECT["dependencies"], *LINES["prompts"], *LINES["bench"], *LINES["dev"]):
+        requirement = Requirement(line)
+        if requirement.name == "eagle3":
+            continue
+        versions = pins.get(canonicalize_name(requirement.name), [])
+        assert versions, f"constraints.txt lacks {requirement.name}; run make lock"
+        outside = [version for version in versions if version not in requirement.specifier]
+        assert not outside, f"constraints.txt pins {requirement.name} {outside}, outside {line}; run make lock"
+
+
 def imports(path: Path) -> set[str]:
     """The packages other than Python's and ours that a file imports anywhere."""
     found: set[str] = set()
