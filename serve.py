@@ -1,4 +1,4 @@
-"""Export heads for SGLang or vLLM; check, look at and compare them; serve one, measure, tune and watch the server.
+"""Export heads for SGLang or vLLM; check, look at and compare them; serve one, measure and tune the server.
 
 python serve.py action=export run=RUN head=HEAD                     # format=speculators: for vLLM
 python serve.py action=check target.path=TARGET head=HEAD           # exit status 1 and a reason if something is wrong
@@ -8,7 +8,6 @@ python serve.py action=compare target.path=TARGET 'heads=[A,B]' prompts.path=FIL
 python serve.py action=launch target.path=TARGET head=HEAD steps=3             # SGLang; dry_run=true prints the command
 python serve.py action=bench target.path=TARGET head=HEAD steps=3 'bench.prompts={chat: FILE.jsonl}'   # a report
 python serve.py action=tune target.path=TARGET head=HEAD prompts.path=FILE.jsonl tune.concurrency=8   # flags to use
-python serve.py action=watch head=HEAD watch.url=http://127.0.0.1:30000   # says when acceptance falls; until Ctrl-C
 """
 
 import hydra

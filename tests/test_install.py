@@ -29,7 +29,6 @@ NEEDS_EXTRA = {
         "eagle3/answers/served.py", "eagle3/features/served.py", "eagle3/features/sentinel.py",
     ),
     "objects": ("eagle3/storage/objects.py",),
-    "watch": ("eagle3/serving/watch",),
 }  # fmt: skip
 # Imported where they are used, after a look whether they are there.
 GUARDED = {

@@ -204,12 +204,6 @@ def test_the_tree_of_the_readme_is_that_of_the_folders() -> None:
     assert rooms <= places, "a package is not in the tree"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_lines_are_short_but_those_of_tables(page: Path) -> None:
-    long = [line for line in page.read_text().splitlines() if len(line) > 150 and not line.startswith("|")]
-    assert not long
-
-
 # Commands
 
 COMMAND = re.compile(r"(?<![\w/])(?:python )?(train|precompute|serve)\.py((?:\s+(?!#|`|\||;)[^\n;`]*)?)")

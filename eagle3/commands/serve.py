@@ -36,7 +36,7 @@ from eagle3.target.files import TargetFiles, read_target_files
 from eagle3.target.model import Target, load_target
 
 log = logging.getLogger(__name__)
-MEASURED = ("compare", "bench", "tune", "watch")  # actions that write their results into the folder of the run
+MEASURED = ("compare", "bench", "tune")  # actions that write their results into the folder of the run
 # The keys, or groups of them, that have an effect on each action.
 EVERY_ACTION = ("action", "target.path", "target.revision", "target.trust_remote_code", "run_dir")
 DRAFTING = ("steps", "topk", "draft_tokens")
@@ -52,7 +52,6 @@ READ_BY = {
     "launch": ("head", *SERVED_DRAFTING, "launch", "dry_run"),
     "bench": (*SERVED_DRAFTING, *SERVED_PROMPTS, "limits.bench", "launch", "dry_run", "bench", "logger"),
     "tune": (*SERVED_PROMPTS, "limits.tune", "launch", "dry_run", "tune", "seed", "target"),
-    "watch": ("head", "watch"),
 }
 INSTEAD = {
     "tune": {key: f", which chooses among tune.{key}: set that" for key in DRAFTING},
@@ -80,10 +79,9 @@ def serve(config: DictConfig) -> None:
 
 
 def without_head(config: DictConfig) -> bool:
-    """Say whether the plain target is launched, servers that run already are measured or watched, or `heads` are
-    compared."""
+    """Say whether the plain target is launched, running servers are measured, or `heads` are compared."""
     running = config.bench.plain_url or config.bench.head_url or config.bench.adaptive_url
-    return config.action in ("launch", "compare", "watch") or (config.action == "bench" and running is not None)
+    return config.action in ("launch", "compare") or (config.action == "bench" and running is not None)
 
 
 def export_head(config: DictConfig) -> None:
@@ -216,14 +214,6 @@ def tune_head(config: DictConfig) -> None:
     )
 
 
-def watch_server(config: DictConfig) -> None:
-    require_packages("prometheus_client", extra="watch", needed_by="action=watch")
-    from eagle3.serving.watch.run import watch
-    from eagle3.serving.watch.settings import WatchSettings
-
-    watch(WatchSettings(**cli.plain(config.watch)), config.head, folder=cli.output_dir())
-
-
 def served_prompts(
     config: DictConfig, paths: Mapping[str, str], target: TargetFiles, answers: Answering, *, steps: int
 ) -> dict[str, list[list[int]]]:
@@ -298,5 +288,4 @@ DO = {
     "launch": launch_server,
     "bench": bench_servers,
     "tune": tune_head,
-    "watch": watch_server,
 }

@@ -9,7 +9,7 @@ from eagle3.settings.engine import Address, DraftTokens, Launch, Seconds, Steps,
 from eagle3.settings.precomputing import Chat, Target
 from eagle3.settings.types import STRICT, Count, CountOrZero, NotNegative, Part, Seed, Text, fault
 
-ACTIONS = ("export", "check", "decode", "show", "compare", "launch", "bench", "tune", "watch")
+ACTIONS = ("export", "check", "decode", "show", "compare", "launch", "bench", "tune")
 
 Concurrency = Annotated[int, Field(ge=1, le=100_000)]
 Temperature = Annotated[float, Field(ge=0, le=100)]
@@ -31,7 +31,6 @@ class Limits(TypedDict):
     launch: Count | None
     bench: Count | None
     tune: Count | None
-    watch: Count | None
 
 
 class Check(TypedDict):
@@ -99,16 +98,6 @@ class Compare(TypedDict):
     positions: list[Count] | None
 
 
-class Watch(TypedDict):
-    url: Address | None
-    every_s: Seconds
-    for_s: Seconds | None
-    baseline: Annotated[float, Field(ge=1, le=65)] | None
-    drop: Annotated[float, Field(gt=0, lt=1)]
-    window: Annotated[int, Field(ge=1, le=100_000)]
-    timeout_s: Seconds
-
-
 def _timed(tune: Tune) -> Tune:
     if tune["evidence"] == "server" and tune["timed"] < 1:
         raise fault("timed", value=tune["timed"], rule="must be 1 or more for tune.evidence=server")
@@ -123,10 +112,9 @@ class Serve(TypedDict):
     bench: Bench
     tune: Annotated[Tune, AfterValidator(_timed)]
     compare: Compare
-    watch: Watch
     logger: NotRequired[dict[Text, Part]]
     dry_run: bool
-    action: Literal["export", "check", "decode", "show", "compare", "launch", "bench", "tune", "watch"]
+    action: Literal["export", "check", "decode", "show", "compare", "launch", "bench", "tune"]
     head: Text | None
     heads: Annotated[list[Text], Field(min_length=1)] | None
     run: Text | None
