@@ -1,4 +1,4 @@
-"""Loss masks: which answer tokens are trained. Each takes a sample and returns its `turns` with the others set to 0.
+"""Loss masks: select the answer tokens to train on. A mask returns a sample's `turns` with all other tokens set to 0.
 
 Shapes: T tokens of a sample.
 """
@@ -12,6 +12,7 @@ from eagle3.errors import InputError
 from eagle3.features.manifest import MadeFrom
 from eagle3.features.sample import Sample
 from eagle3.features.samples import Samples
+from eagle3.features.split import prompt_and_turn
 from eagle3.features.turns import answers_of
 
 
@@ -22,7 +23,7 @@ class AllTurns:
         pass
 
     def select(self, samples: Samples) -> Samples:
-        """Those of a store's samples that are trained at all."""
+        """Return the samples that are trained on at all."""
         return samples
 
     def __call__(self, sample: Sample) -> Int[Tensor, " T"]:
@@ -30,22 +31,22 @@ class AllTurns:
 
 
 class LastTurn(AllTurns):
-    """The last answer of a conversation, which is several samples where its template rewrites earlier answers."""
+    """The last answer of each conversation, which is several samples if its template rewrites earlier answers."""
 
     def select(self, samples: Samples) -> Samples:
-        last: dict[tuple[str, str], tuple[int, int]] = {}  # of a prompt: the turn, and the sample's place
-        for place, (store, sample_id) in enumerate(samples.names()):
-            prompt, _, turn = sample_id.rpartition("#")
-            if last.get((store, prompt), (-1, 0))[0] < int(turn):
-                last[store, prompt] = int(turn), place
-        return samples.take(np.array([place for _, place in last.values()], np.int64))
+        last: dict[tuple[str, str], tuple[int, int]] = {}  # (store, prompt) -> (turn, position in samples)
+        for position, (store, sample_id) in enumerate(samples.names()):
+            prompt, turn = prompt_and_turn(sample_id)
+            if last.get((store, prompt), (-1, 0))[0] < turn:
+                last[store, prompt] = turn, position
+        return samples.take(np.array([position for _, position in last.values()], np.int64))
 
     def __call__(self, sample: Sample) -> Int[Tensor, " T"]:
         return torch.where(sample.turns == sample.turns.max(), sample.turns, 0)
 
 
 class WithoutReasoning(AllTurns):
-    """Answers without what lies between the reasoning markers, markers included."""
+    """Answers without their reasoning and its markers."""
 
     start: list[int]
     end: list[int]
@@ -73,7 +74,7 @@ class WithoutReasoning(AllTurns):
         return turns
 
     def _opened_before(self, tokens: list[int], first: int) -> int | None:
-        """Where the generation prompt ends with the start marker, and perhaps a line break: others were typed."""
+        """Return the position of a start marker at the end of the generation prompt: elsewhere, a user typed it."""
         position = find(tokens, self.start, max(0, first - len(self.start) - 1), first)
         if position is None or find(tokens, self.end, position + len(self.start), first) is not None:
             return None
@@ -81,7 +82,7 @@ class WithoutReasoning(AllTurns):
 
 
 class Everything(AllTurns):
-    """Every token, prompts included: an ablation, which serving never runs."""
+    """Every token, prompt tokens too. An ablation: a server never drafts at prompt tokens."""
 
     def check(self, made_from: MadeFrom) -> None:
         if made_from.teachers != "all":
@@ -95,7 +96,7 @@ class Everything(AllTurns):
 
 
 def find(tokens: list[int], pattern: list[int], start: int, stop: int) -> int | None:
-    """First position where `pattern` occurs whole between `start` and `stop`."""
+    """Return the first position of the whole `pattern` between `start` and `stop`."""
     for position in range(start, stop - len(pattern) + 1):
         if tokens[position : position + len(pattern)] == pattern:
             return position

@@ -1,4 +1,4 @@
-"""Which samples validate: decided by the prompt alone, so that it never depends on the order or on the store."""
+"""Assigns samples to validation by their prompt alone, whatever their order and whichever store they are in."""
 
 import hashlib
 
@@ -6,9 +6,15 @@ import numpy as np
 
 
 def split_fraction(sample_id: str) -> float:
-    """Return a number in [0, 1) from the prompt's id (a sample is PROMPT or PROMPT#TURN)."""
-    prompt = sample_id.rsplit("#", 1)[0]
+    """Return a number in [0, 1) that depends on the prompt's id alone."""
+    prompt, _ = prompt_and_turn(sample_id)
     return hash64("split", prompt) / 2**64
+
+
+def prompt_and_turn(sample_id: str) -> tuple[str, int]:
+    """Return the prompt's id and the sample's first turn: PROMPT#TURN, or any other id, which is a prompt's turn 0."""
+    prompt, mark, turn = sample_id.rpartition("#")
+    return (prompt, int(turn)) if mark and turn.isascii() and turn.isdecimal() else (sample_id, 0)
 
 
 def hash64(*values: int | str) -> int:
@@ -17,5 +23,5 @@ def hash64(*values: int | str) -> int:
 
 
 def share_fractions(split: np.ndarray) -> np.ndarray:
-    """Return other numbers in [0, 1) of the same prompts: the last 33 bits of 53, of which the split uses the first."""
+    """Return other numbers in [0, 1) for the same prompts: the lowest 33 of 53 bits; the split uses the highest."""
     return split * 2**20 % 1

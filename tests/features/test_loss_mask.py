@@ -38,6 +38,12 @@ def test_last_turn_trains_the_last_sample_of_each_conversation_of_each_store() -
     assert AllTurns().select(samples) == samples
 
 
+def test_last_turn_keeps_every_sample_whose_id_names_no_turn() -> None:
+    ids = ["0", "1", "abc", "issue#fix", "p#0", "p#1", "p", "#2"]
+    samples = Samples.of([SampleRef("a", "shard", SampleEntry(name, 0, 0, 9, 5, 4, 0.5, "")) for name in ids])
+    assert [ref.entry.id for ref in LastTurn().select(samples)] == ["0", "1", "abc", "issue#fix", "p#1", "#2"]
+
+
 @pytest.mark.parametrize(
     ("tokens", "kept"),
     [
