@@ -49,6 +49,7 @@ PLUGINS = {
     "submitit_local": "submitit",
     "ray": "ray-sweep",
 }
+WRONG_PATH = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
 EVERY_COMMAND = ("log", "progress")  # keys that each reads
 
 
@@ -144,7 +145,10 @@ def what_to_mend(error: Exception) -> str | None:
         place = getattr(error, "filename", None) or "the output folder"
         return f"no space left on the disk of {place}; make room and run the same command again"
     if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}; give a path that exists and that you may read and write"
+        advice = "its file system refused or failed; run again, or use a folder on another one"
+        if error.errno in WRONG_PATH:
+            advice = "give a path that exists and that you may read and write"
+        return f"{error.filename}: {error.strerror}; {advice}"
     if isinstance(error, (MissingMandatoryValue, InterpolationToMissingValueError)):
         key = str(error).partition("Missing mandatory value: ")[2].split()[0]
         return f"{key} is not set; give {key}=VALUE (--help shows every key)"

@@ -343,6 +343,20 @@ def test_what_fails_before_the_task_is_one_line_too(tmp_path: Path) -> None:
         assert [line.startswith(message) for line in done.stderr.splitlines()] == [True], done.stderr
 
 
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.ENOENT, "give a path that exists and that you may read and write"),
+        (errno.EACCES, "give a path that exists and that you may read and write"),
+        (errno.EOPNOTSUPP, "its file system refused or failed; run again, or use a folder on another one"),
+        (errno.EIO, "its file system refused or failed; run again, or use a folder on another one"),
+    ],
+)
+def test_an_error_of_a_file_advises_a_path_only_where_the_path_is_wrong(number: int, advice: str) -> None:
+    error = OSError(number, os.strerror(number), "DIR/file")
+    assert cli.what_to_mend(error) == f"DIR/file: {os.strerror(number)}; {advice}"
+
+
 def test_a_key_that_nothing_takes_is_one_line_also_where_it_was_added(world: World, fails: Callable[..., str]) -> None:
     for override in ("+optim.lrr=1", "+loss.gamma=1", "+data.pathh=x"):
         message = fails("train", f"data.path={world.store}", override)

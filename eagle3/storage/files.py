@@ -10,7 +10,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from filelock import FileLock
+
 from eagle3.errors import InputError
+
+NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}  # exFAT, SMB mounts, gcsfuse
 
 
 def require_local(path: str, *, setting: str) -> None:
@@ -101,6 +105,8 @@ def sha256_file(path: Path) -> str:
 
 
 class LocalPendingFile:
+    """A file that is written under a temporary name and gets its own name when it is committed."""
+
     def __init__(
         self,
         path: Path,
@@ -109,7 +115,7 @@ class LocalPendingFile:
         exclusive: bool = False,
         committed: Callable[[], object] = lambda: None,
     ) -> None:
-        """`exclusive`: committing is a FileExistsError where the name is taken, also in that very moment."""
+        """`exclusive`: `commit` raises FileExistsError if the name is taken, also by a writer of the same moment."""
         self.path, self.check, self.exclusive, self.committed = path, check, exclusive, committed
         self.temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")  # two nodes may have equal pids
         self.file = self.temporary.open("wb")
@@ -128,19 +134,37 @@ class LocalPendingFile:
             self.file.close()
             self.check()
             if self.exclusive:
-                self._link()
+                self._take_free_name()
             else:
                 self.temporary.replace(self.path)
         self.committed()
 
-    def _link(self) -> None:
+    def _take_free_name(self) -> None:
+        """Make a hard link, which fails if the name is taken; renaming would replace the other file."""
         try:
             os.link(self.temporary, self.path)
         except FileExistsError:
-            raise FileExistsError(errno.EEXIST, "another process has written it", str(self.path)) from None
-        self.temporary.unlink()
+            raise written_by_another(self.path) from None
+        except OSError as error:
+            if error.errno not in NO_HARD_LINKS:
+                raise
+            self._rename_to_free_name()
+        else:
+            self.temporary.unlink()
+
+    def _rename_to_free_name(self) -> None:
+        """Rename under a lock, which a killed process gives back. Where locks do not reach other machines, two machines
+        can still overwrite each other's file within the moment between the check and the rename."""
+        with FileLock(self.path.with_name(".rename.lock")):
+            if self.path.exists():
+                raise written_by_another(self.path)
+            self.temporary.replace(self.path)
 
     def discard(self) -> None:
         with suppress(OSError):  # on a full disk closing fails as writing did
             self.file.close()
         self.temporary.unlink(missing_ok=True)
+
+
+def written_by_another(path: Path) -> FileExistsError:
+    return FileExistsError(errno.EEXIST, "another process has written it", str(path))

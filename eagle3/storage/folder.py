@@ -1,10 +1,9 @@
 """The door for where shards lie: a folder of files that are whole or absent, on this machine or in an object store."""
 
-import errno
 from pathlib import Path
 from typing import Any, Protocol
 
-from eagle3.storage.files import LocalPendingFile
+from eagle3.storage.files import LocalPendingFile, written_by_another
 from eagle3.storage.pages import sha256_of
 
 WHATEVER = "*"  # is there under a name that is written
@@ -94,7 +93,7 @@ class LocalFolder:
 
         def check() -> None:  # only new files have several writers (lock.py), so nobody comes in between
             if instead_of not in (WHATEVER, _version(path)):
-                raise FileExistsError(errno.EEXIST, "another process has written it", str(path))
+                raise written_by_another(path)
 
         exclusive = instead_of is None
         return LocalPendingFile(path, check=check, exclusive=exclusive, committed=lambda: self._mapped.pop(name, None))

@@ -1,9 +1,13 @@
 """The door for where shards lie: a bucket, and a folder in memory (of the tests), keep the promises of a local one."""
 
+import errno
 import fnmatch
 import hashlib
+import os
 import shutil
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ from object_stores import azure_server, new_folder, s3_server
 from stores import open_store, random_samples, save_store
 
 from eagle3.errors import InputError
+from eagle3.features.shards import ShardWriter
 from eagle3.features.store import FeatureStore
 from eagle3.storage.folder import WHATEVER, LocalFolder, Storage, write_file
 from eagle3.storage.place import open_folder
@@ -179,19 +184,48 @@ def test_a_feature_store_in_memory_is_that_on_disk(tmp_path: Path) -> None:
         FeatureStore(memory).verify()
 
 
+@pytest.fixture(params=[None, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS])
+def links(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system with hard links, and those that refuse them: exFAT, SMB mounts, gcsfuse."""
+
+    def refuse(*_: Any) -> None:
+        raise OSError(request.param, os.strerror(request.param))
+
+    if request.param is not None:
+        monkeypatch.setattr(os, "link", refuse)
+
+
+@pytest.mark.usefixtures("links")
 def test_of_writers_that_commit_a_new_file_at_once_exactly_one_does(tmp_path: Path) -> None:
     files = [LocalFolder(tmp_path).create("new.bin", instead_of=None) for _ in range(8)]
     for number, file in enumerate(files):
         file.write(bytes([number]) * 100)
-        file.check = lambda: None  # all have looked already
-    won = []
-    for number, file in enumerate(files):
+    all_have_looked, won = threading.Barrier(len(files)), []
+
+    def commit(number: int) -> None:
+        files[number].check = all_have_looked.wait
         try:
-            file.commit()
+            files[number].commit()
             won.append(number)
         except FileExistsError as error:
             assert error.filename == str(tmp_path / "new.bin")
         finally:
-            file.discard()
-    assert won == [0] and (tmp_path / "new.bin").read_bytes() == bytes(100)
-    assert [path.name for path in tmp_path.iterdir()] == ["new.bin"]
+            files[number].discard()
+
+    with ThreadPoolExecutor(len(files)) as writers:
+        list(writers.map(commit, range(len(files))))
+    assert len(won) == 1 and (tmp_path / "new.bin").read_bytes() == bytes([won[0]]) * 100
+    assert LocalFolder(tmp_path).names("*") == ["new.bin"] and not [*tmp_path.glob("*.tmp")]
+
+
+@pytest.mark.usefixtures("links")
+def test_a_store_is_written_and_two_writers_collide_with_and_without_hard_links(tmp_path: Path) -> None:
+    folder, samples = LocalFolder(tmp_path), random_samples(40)
+    late = ShardWriter(folder, 0)
+    late.add(samples[-1])
+    save_store(folder, samples)
+    before = {name: bytes(folder.read(name)) for name in folder.names("*")}
+    with pytest.raises(FileExistsError, match=r"another process has written it.*shard-000000\.index"):
+        late.finish("made from")
+    assert before == {name: bytes(folder.read(name)) for name in folder.names("*")}
+    open_store(tmp_path).verify()
