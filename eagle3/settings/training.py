@@ -38,6 +38,7 @@ class Optim(TypedDict):
     betas: Annotated[list[BelowOne], Field(min_length=2, max_length=2)]
     weight_decay: Annotated[float, Field(ge=0, le=1000)]
     warmup_fraction: Share
+    decay_fraction: Share
     final_lr_fraction: Share
 
 

@@ -1,4 +1,4 @@
-"""AdamW or Muon, with linear warm-up and a cosine to a fraction of the learning rate."""
+"""AdamW or Muon. The learning rate warms up linearly, may stay constant, and decays along a cosine."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -22,6 +22,7 @@ class AdamWCosine:
     betas: tuple[float, float]
     weight_decay: float
     warmup_fraction: float
+    decay_fraction: float
     final_lr_fraction: float
 
     def build(self, head: DraftHead, total_steps: int) -> tuple[Optimizer, LambdaLR]:
@@ -40,7 +41,8 @@ class AdamWCosine:
         warmup_steps = math.ceil(self.warmup_fraction * total_steps)
         if step < warmup_steps:
             return (step + 1) / warmup_steps
-        progress = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
+        decay_steps = max(1, min(math.ceil(self.decay_fraction * total_steps), total_steps - warmup_steps))
+        progress = min(1.0, max(0.0, 1 - (total_steps - step) / decay_steps))
         return self.final_lr_fraction + (1 - self.final_lr_fraction) * 0.5 * (1 + math.cos(math.pi * progress))
 
 

@@ -1,5 +1,6 @@
 """The learning rate over a run, and the optimizers that take it."""
 
+import math
 from collections.abc import Callable
 from copy import deepcopy
 from itertools import pairwise
@@ -11,7 +12,13 @@ from torch.optim import AdamW, Muon, Optimizer
 from eagle3.head.draft_head import DraftHead
 from eagle3.training.optim import AdamWCosine, MuonCosine
 
-SETTINGS = {"betas": (0.9, 0.95), "weight_decay": 0.1, "warmup_fraction": 0.1, "final_lr_fraction": 0.25}
+SETTINGS = {
+    "betas": (0.9, 0.95),
+    "weight_decay": 0.1,
+    "warmup_fraction": 0.1,
+    "decay_fraction": 1.0,
+    "final_lr_fraction": 0.25,
+}
 MUON = MuonCosine(lr=3e-3, **SETTINGS)
 
 
@@ -31,6 +38,13 @@ def test_it_warms_up_falls_along_a_cosine_and_stays_at_the_end(
     assert rates[11] == pytest.approx(2.0 * (0.25 + 0.75 / 2))
     assert all(later <= earlier for earlier, later in pairwise(rates[2:]))
     assert rates[20:] == pytest.approx([0.5] * 5)
+
+
+def test_the_rate_stays_constant_between_warm_up_and_decay() -> None:
+    optim = AdamWCosine(lr=2.0, **SETTINGS | {"decay_fraction": 0.2, "final_lr_fraction": 0.0})
+    scales = [optim.scale(step, total_steps=20) for step in range(21)]
+    assert scales[1:17] == [1.0] * 16
+    assert scales[17:] == pytest.approx([(1 + math.cos(math.pi * each / 4)) / 2 for each in (1, 2, 3, 4)])
 
 
 def step(head: DraftHead, *optimizers: Optimizer, seed: int) -> None:
