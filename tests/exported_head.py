@@ -170,6 +170,15 @@ class Editable:
             write_sealed_json(self.path / "training.json", self.training | {"files": files})
 
 
+def name_layers(config: dict[str, Any], outputs: list[int], *, twice: bool = True) -> None:
+    """Name outputs of layers in `eagle_config`, and their `hidden_states` indices at the top level unless not `twice`,
+    as heads were written before and other trainers write them."""
+    config["eagle_config"] = {"use_aux_hidden_state": True, IDS: outputs}
+    config.pop(IDS, None)
+    if twice:
+        config[IDS] = [layer + 1 for layer in outputs]
+
+
 def in_another_order(head: Editable) -> None:
     """Draft ids and their rows of lm_head shuffled, as where a trainer sorts tokens by frequency."""
     size = len(head.tensors["d2t"])
@@ -181,7 +190,7 @@ def in_another_order(head: Editable) -> None:
 def as_specforge(head: Editable) -> None:
     """SpecForge's layout: no layer ids where they are the default, RoPE in the older keys, no head_dim, float16."""
     head.training = None
-    for key in ("eagle_config", "rope_parameters", "dtype", "mlp_bias"):
+    for key in ("eagle_config", IDS, "rope_parameters", "dtype", "mlp_bias"):
         del head.config[key]
     head.config |= {"pad_token_id": 0, "use_cache": True, "transformers_version": "4.53.2"}
 
@@ -190,11 +199,10 @@ def as_speculators(head: Editable, embedding: torch.Tensor) -> None:
     """The layout of vLLM's speculators: the layer's keys nested, layers counted by their inputs, embeddings stored."""
     head.training = None
     config = head.config
-    layer = {key: value for key, value in config.items() if key not in ("architectures", "draft_vocab_size", "dtype")}
-    ids = [layer_id + 1 for layer_id in layer.pop("eagle_config")[IDS]]
+    elsewhere = ("architectures", "draft_vocab_size", "dtype", "eagle_config", IDS)
+    layer = {key: value for key, value in config.items() if key not in elsewhere}
     head.config = {
         "architectures": ["Eagle3Speculator"],
-        "model_type": "speculator_model",
         "speculators_model_type": "eagle3",
         "speculators_config": {"algorithm": "eagle3", "verifier": {"name_or_path": "some/tiny", "architectures": []}},
         "transformer_layer_config": layer | {"tie_word_embeddings": True},
@@ -202,7 +210,7 @@ def as_speculators(head: Editable, embedding: torch.Tensor) -> None:
         "dtype": config["dtype"],
         "norm_before_residual": False,
         "target_hidden_size": None,
-        IDS: ids,
+        IDS: config[IDS],
     }
     head.tensors = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in head.tensors.items()}
     head.tensors["embed_tokens.weight"] = embedding.to(torch.bfloat16)

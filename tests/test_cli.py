@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import torch
 import wandb
-from exported_head import Editable
+from exported_head import Editable, name_layers
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict, read_write
@@ -570,7 +570,7 @@ def test_serve_names_the_key(world: World, fails: Callable[..., str], overrides:
 def test_a_broken_head_fails_the_check(world: World, fails: Callable[..., str], tmp_path: Path) -> None:
     head = shutil.copytree(world.head, tmp_path / "head")
     edited = Editable(head)
-    edited.config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = [2, 4, 5]
+    name_layers(edited.config, [2, 4, 5])
     write_json(head / "config.json", edited.config)
     line = fails("serve", "action=check", f"target.path={TINY}", f"head={head}", *SHORT)
     assert f"{head}/config.json is not the file that was exported" in line

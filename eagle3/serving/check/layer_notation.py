@@ -1,10 +1,10 @@
-"""Whether a head reads the layers that it was trained on: the proof for heads of other trainers.
+"""Checks whether a head of another trainer reads the layers that it was trained on.
 
-Two notations of the same layers circulate, one off from each other, and no file says which one it is in. On the wrong
-layers a head still drafts, only worse, and often not so much worse that the accept length on a few prompts could tell:
-with its layers one off, a head for a target of 12 layers accepted 4 and 6 % less, within the error of 6 prompts. How
-probable the head finds the target's own tokens tells: the same tokens are judged under every reading of the ids, so
-what differs between tokens cancels out.
+Two notations of the same layers are in use, one off from each other, and no file says which one it uses. On the wrong
+layers a head still drafts, but worse, and often not so much worse that the accept length of a few prompts shows it:
+with its layers one off, a head for a target of 12 layers accepted 4 and 6 % less, within the error of 6 prompts. The
+probability that the head gives the target's own tokens shows it: every reading of the ids is scored on the same tokens,
+so the differences between tokens cancel out.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,8 @@ from eagle3.head.draft_head import DraftHead
 from eagle3.serving.check.accept_length import Judge
 from eagle3.serving.check.finding import Finding
 from eagle3.serving.check.forward import plain_forward
-from eagle3.serving.check.origin import IDS_KEY
 from eagle3.serving.check.prompts import PromptSet
-from eagle3.serving.head.files import HeadFiles
+from eagle3.serving.head.files import HeadFiles, ids_of
 from eagle3.serving.head.format import load_head
 from eagle3.target.capture import Capture
 from eagle3.target.model import Target
@@ -59,13 +58,13 @@ def check_notation(files: HeadFiles, judge: Judge, prompts: PromptSet, answers: 
     if best == served or mean_loss(saved) <= SURE * standard_error(mean_loss, saved):
         return Finding(CHECK, "ok", summary)
     accepted = judge.decoded(files.path, prompts, capture_layers=list(best)).accept_length
-    way_out = f"set {IDS_KEY} to {_ids(best)}, which gives an accept length of {accepted:.3f}"
-    return Finding(CHECK, "error", f"{summary}: the head was not trained on these layers; {way_out}")
+    remedy = f"set {ids_of([*best])}, which gives an accept length of {accepted:.3f}"
+    return Finding(CHECK, "error", f"{summary}: the head was not trained on these layers; {remedy}")
 
 
 def readings(files: HeadFiles, num_layers: int) -> list[Layers]:
-    """Return what SGLang takes, all of it one layer lower and higher, and both readings of ids at the top level."""
-    served, elsewhere = files.served_layers(num_layers), files.other_layer_ids or []
+    """Return the layers that SGLang takes, the same one lower and one higher, and both readings of top-level ids."""
+    served, elsewhere = files.served_layers(num_layers), files.top_level_ids or []
     shifted = [
         tuple(sorted(layer + shift for layer in base))
         for base, shift in ((served, 0), (served, -1), (served, 1), (elsewhere, 0), (elsewhere, 1))

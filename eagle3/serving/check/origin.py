@@ -4,11 +4,9 @@ from collections.abc import Iterator
 from pathlib import PurePath
 
 from eagle3.serving.check.finding import Level, Problem, TargetFacts
-from eagle3.serving.head.files import LAYER_IDS, HeadFiles
+from eagle3.serving.head.files import IDS_KEY, LAYER_IDS, HeadFiles, ids_of
 from eagle3.target.identity import COMPARED, TargetIdentity
 from eagle3.target.sglang import capture_obstacle
-
-IDS_KEY = f"eagle_config.{LAYER_IDS}"
 
 
 def check_layer_ids(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
@@ -17,54 +15,57 @@ def check_layer_ids(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
     if files.nested:
         yield from _in_speculators_layout(files, num_layers)
         return
-    served = [layer - 1 for layer in files.served_layers(num_layers)]
-    trained = [layer - 1 for layer in files.record.capture_layers] if files.record else None
-    if trained and served != trained:
-        shifted = served == [layer + 1 for layer in trained]
-        hint = " (those are the inputs of layers, SGLang counts outputs)" if shifted else ""
+    layers = files.served_layers(num_layers)
+    served, trained = [layer - 1 for layer in layers], files.record.capture_layers if files.record else layers
+    if layers != trained:
+        hint = " (those are the inputs of layers, SGLang counts outputs)" if served == trained else ""
         named = f"layer ids {ids}" if ids else f"{IDS_KEY} is missing, and the layer ids of SGLang's default {served}"
-        yield "error", f"{named} are not those of the training, {trained}{hint}; set {IDS_KEY} to {trained}"
+        outputs = [layer - 1 for layer in trained]
+        yield "error", f"{named} are not those of the training, {outputs}{hint}; set {ids_of(trained)}"
     elif ids is None:
-        yield from _without_ids(files, served)
+        yield from _without_ids(files, layers)
     elif ids != served:
         yield (
             "error",
-            f"layer ids {ids} do not ascend: SGLang joins the layers as it passes them, {served}; set {IDS_KEY} to "
-            f"that, and reorder the columns of fc.weight likewise if the head was trained in the order of the list",
+            f"layer ids {ids} do not ascend: SGLang joins the layers as it passes them, {served}; set "
+            f"{ids_of(layers)}, and reorder the columns of fc.weight likewise if the head was trained in the order of "
+            f"the list",
         )
     elif facts.config.model_type.startswith("deepseek") and ids[0] != 1:
         # set_eagle3_layers_to_capture in SGLang's models/deepseek_v2.py
         yield (
             "warning",
-            f"layer ids {ids} start with another layer than 1: for DeepSeek targets SGLang then takes them for inputs "
-            f"of layers; capture from layer 1 on, or set {IDS_KEY} to {[layer + 1 for layer in ids]} for SGLang alone",
+            f"layer ids {ids} do not start with 1: for DeepSeek targets SGLang then takes them for inputs of layers; "
+            f"train with layer 1 as the first, or for SGLang alone set {IDS_KEY} to {layers} and remove "
+            f"{LAYER_IDS} from the top level",
         )
 
 
 def _in_speculators_layout(files: HeadFiles, num_layers: int) -> Iterator[Problem]:
-    """Judge the ids where vLLM looks, which counts inputs of layers."""
+    """Compare the ids where vLLM reads them: as `hidden_states` indices."""
     layers = files.served_layers(num_layers)
     trained = files.record.capture_layers if files.record else layers
     if layers != trained:
         yield "error", f"{LAYER_IDS}={layers} are not those of the training; set it to {trained}: vLLM counts inputs"
-    elif not files.other_layer_ids:
+    elif not files.top_level_ids:
         yield "warning", f"config.json names no layers: vLLM takes its default, the inputs of {layers}"
 
 
-def _without_ids(files: HeadFiles, served: list[int]) -> Iterator[Problem]:
-    """Judge a head that names no layers where SGLang looks: some trainers leave the default out."""
-    elsewhere = files.other_layer_ids
+def _without_ids(files: HeadFiles, layers: list[int]) -> Iterator[Problem]:
+    """Check a head that names no layers where SGLang reads them: some trainers leave the default out."""
+    elsewhere, served = files.top_level_ids, [layer - 1 for layer in layers]
     default = f"SGLang takes its default, the outputs of {served}"
     if not elsewhere:
-        yield "warning", f"config.json names no layers: {default}; set {IDS_KEY} to those of the training"
+        yield "warning", f"config.json names no layers: {default}; set {ids_of(layers)} if the training had these"
         return
-    # Trainers for vLLM count inputs of layers there, others have copied SGLang's ids to this place.
+    # Trainers for vLLM write `hidden_states` indices there, others have copied SGLang's ids to this place.
     as_outputs = [layer - 1 for layer in elsewhere]
     level: Level = "warning" if served in (elsewhere, as_outputs) else "error"
     yield (
         level,
-        f"{LAYER_IDS}={elsewhere} stands at the top level, where SGLang does not look: {default}; set {IDS_KEY} to "
-        f"{as_outputs} if they count inputs of layers, as vLLM does, or to {elsewhere} if outputs",
+        f"{LAYER_IDS}={elsewhere} is at the top level, which SGLang does not read: {default}; set {IDS_KEY} to "
+        f"{as_outputs} if they are hidden_states indices, as vLLM reads them; else they are outputs of layers: set "
+        f"{ids_of([layer + 1 for layer in elsewhere])}",
     )
 
 

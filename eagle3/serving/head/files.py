@@ -1,7 +1,8 @@
-"""The files of a head, read and not yet judged: config.json, the tensors under DraftHead's names, training.json.
+"""Reads the files of a head, before any check: config.json, the tensors under DraftHead's names, training.json.
 
 Two layouts of config.json are read: SGLang's own, which this project, SpecForge, Model-Optimizer and EAGLE's authors
-write, and that of vLLM's speculators, which nests the draft layer's keys.
+write, and that of vLLM's speculators, which nests the draft layer's keys. SGLang's layout may name the captured layers
+in two places: in `eagle_config` as outputs of layers, and at the top level as `hidden_states` indices, one more each.
 """
 
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ USUAL_CAPTURED_LAYERS = 3  # where config.json does not say how many
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 MAKE_HEAD = "python serve.py action=export run=RUN head=HEAD"
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+IDS_KEY = f"eagle_config.{LAYER_IDS}"
 NESTED = "transformer_layer_config"  # in the layout of vLLM's speculators, which name EAGLE-3 so:
 MODEL_TYPE, SPECULATORS = "speculators_model_type", "eagle3"
 INDEX = "model.safetensors.index.json"
@@ -51,15 +53,21 @@ OTHER_NAMES = {
 
 @dataclass(frozen=True)
 class HeadFiles:
-    """The content of a head's folder. `config` is flat in either layout; `nested` says that the file's is not.
+    """The content of a head's folder.
 
-    `record` is None for the head of another trainer."""
+    `written` is config.json as it is in the folder; `config` is the same in SGLang's layout. `record` is None for the
+    head of another trainer."""
 
     path: Path
     config: dict[str, Any]
-    nested: bool
+    written: dict[str, Any]
     tensors: dict[str, Tensor]
     record: HeadRecord | None
+
+    @property
+    def nested(self) -> bool:
+        """Whether config.json is in the layout of vLLM's speculators."""
+        return NESTED in self.written
 
     @property
     def eagle_config(self) -> dict[str, Any]:
@@ -68,57 +76,57 @@ class HeadFiles:
 
     @property
     def layer_ids(self) -> list[int] | None:
-        """Output-of-layer ids where SGLang looks for them; without any it takes a default."""
+        """Ids of layer outputs in `eagle_config`, where SGLang reads them; it has a default where there are none."""
         return self.eagle_config.get(LAYER_IDS)
 
     @property
-    def other_layer_ids(self) -> list[int] | None:
-        """Layer ids at the top level, where vLLM looks for them and SGLang does not."""
+    def top_level_ids(self) -> list[int] | None:
+        """`hidden_states` indices at the top level, where vLLM and llama.cpp read them and SGLang does not."""
         ids = self.config.get(LAYER_IDS)
         return ids if are_ids(ids) else None
 
     @property
     def stated_layers(self) -> list[int]:
         """The layers that config.json names, as indices into `hidden_states`, in its order."""
-        if self.nested and self.other_layer_ids:
-            return self.other_layer_ids
+        if self.nested and self.top_level_ids:
+            return self.top_level_ids
         ids = self.layer_ids
         if ids is None or not are_ids(ids):
-            raise InputError(
-                f"head={self.path}: config.json lacks eagle_config.{LAYER_IDS}; add the ids it was trained with"
-            )
+            raise InputError(f"head={self.path}: config.json lacks {IDS_KEY}; add the ids that it was trained with")
         return [layer + 1 for layer in ids]
 
     def served_layers(self, num_layers: int) -> list[int]:
-        """Return what is captured from a target of `num_layers` for the head: indices into `hidden_states`, ascending.
+        """Return the layers of a target with `num_layers` that a server captures: `hidden_states` indices, ascending.
 
-        SGLang adds one to the ids, vLLM takes those of the speculators' layout as they are. Both take the layers as
-        they pass them, whatever their order in the list; the default is that of set_eagle3_layers_to_capture in
-        SGLang's target models, and vLLM's."""
-        of_vllm = self.nested and self.other_layer_ids
+        The server is SGLang, which adds one to the ids, or vLLM for the speculators' layout, which takes the ids as
+        they are. Both capture in the order of the layers, whatever the order of the list. The default is that of
+        set_eagle3_layers_to_capture in SGLang's target models, and vLLM's."""
+        of_vllm = self.nested and self.top_level_ids
         ids = of_vllm or self.layer_ids
         if ids is None:
             return [2, num_layers // 2, num_layers - 3]
         if not are_ids(ids):
-            raise InputError(f"head={self.path}: eagle_config.{LAYER_IDS}={ids} is no list of whole numbers; mend it")
+            raise InputError(f"head={self.path}: {IDS_KEY}={ids} is not a list of whole numbers; correct it")
         layers = sorted({layer if of_vllm else layer + 1 for layer in ids})
         number = self.config.get("num_aux_hidden_states") or USUAL_CAPTURED_LAYERS
         if len(layers) != number or layers[0] < 1 or layers[-1] >= num_layers:
             raise InputError(
                 f"head={self.path}: layer ids {ids} are not {number} different ones from 0 to "
-                f"{num_layers - 2} of the target's {num_layers} layers; set eagle_config.{LAYER_IDS} to those of the "
+                f"{num_layers - 2} of the target's {num_layers} layers; set {IDS_KEY} to those of the "
                 f"training, or give the target that the head was trained on"
             )
         return layers
 
     def trained_layers(self, num_layers: int) -> list[int]:
-        """Return the layers of the training as far as the folder says, as indices into `hidden_states`, in its order.
+        """Return the layers that the head was trained on as far as the folder tells: `hidden_states` indices, in its
+        order.
 
-        Ids at the top level are inputs of layers, as vLLM counts them; without any ids they are SGLang's default."""
+        Ids at the top level alone are taken for `hidden_states` indices, as vLLM does; without any ids the layers are
+        SGLang's default."""
         if self.record:
             return self.record.capture_layers
         if self.layer_ids is None:
-            return self.other_layer_ids or self.served_layers(num_layers)
+            return self.top_level_ids or self.served_layers(num_layers)
         return self.stated_layers
 
 
@@ -137,7 +145,7 @@ def read_files(path: str | Path) -> HeadFiles:
 
 
 def read_without_weights(path: str | Path) -> HeadFiles:
-    """Read what a head says of itself, in no time: config.json and training.json, without `tensors`."""
+    """Read config.json and training.json alone, which takes no time; `tensors` stays empty."""
     folder = Path(path)
     if folder.is_file():
         raise InputError(f"head={path} is a file; give the folder of an exported head, made by: {MAKE_HEAD}")
@@ -145,7 +153,25 @@ def read_without_weights(path: str | Path) -> HeadFiles:
     _require_kinds(config, folder)
     flat = _flat(config)
     _require_kinds(flat, folder)
-    return HeadFiles(folder, flat, NESTED in config, {}, read_record(folder, made_by=MAKE_HEAD))
+    files = HeadFiles(folder, flat, config, {}, read_record(folder, made_by=MAKE_HEAD))
+    _require_same_layers(files)
+    return files
+
+
+def ids_of(layers: list[int]) -> str:
+    """Return how config.json names these `hidden_states` indices for every server, as part of a remedy."""
+    return f"{IDS_KEY} to {[layer - 1 for layer in layers]} and {LAYER_IDS} at the top level to {layers}"
+
+
+def _require_same_layers(files: HeadFiles) -> None:
+    """Raise InputError where the two places name different layers: servers would capture different ones."""
+    outputs, indices = files.layer_ids, files.top_level_ids
+    if are_ids(outputs) and indices is not None and indices != [layer + 1 for layer in outputs or []]:
+        raise InputError(
+            f"head={files.path}: {IDS_KEY}={outputs} and {LAYER_IDS}={indices} at the top level of config.json name "
+            f"different layers: the first counts outputs of layers and the second is one more each; correct one of "
+            f"them, or make the head again: {MAKE_HEAD}"
+        )
 
 
 def _require_as_exported(folder: Path, record: HeadRecord) -> None:

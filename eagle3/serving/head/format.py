@@ -2,8 +2,9 @@
 
 The head is EAGLE-3's (arXiv:2503.01840); its options `fc_norm` and `norm_output` are EAGLE-3.1's (arXiv:2605.09992),
 `norm_before_fc` is that of vLLM's speculators.
-Two notations of the captured layers meet here and nowhere else: the project counts Hugging Face `hidden_states`
-(input of layer i), config.json the outputs of layers (i - 1).
+The project counts captured layers as Hugging Face's `hidden_states` (input of layer i). config.json names them twice:
+in `eagle_config` as outputs of layers (i - 1), to which SGLang adds 1, and at the top level as they are, where vLLM
+and llama.cpp read them.
 
 Shapes: V target vocabulary, D draft vocabulary.
 """
@@ -68,15 +69,20 @@ def exported_config(config: HeadConfig, capture_layers: list[int], dtype: str) -
         **kind.to_json(config),
         "dtype": dtype,
         "torch_dtype": dtype,
+        LAYER_IDS: capture_layers,
         "eagle_config": {"use_aux_hidden_state": True, LAYER_IDS: [layer - 1 for layer in capture_layers]},
     }
 
 
 def exported_tensors(head: DraftHead, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the weights in `dtype`, d2t as offsets and t2d as a mask."""
+    """Return the weights in `dtype`, d2t as offsets and t2d as a mask.
+
+    A head that drafts the whole vocabulary has neither: no server needs them, and vLLM stops at a d2t."""
     weights = {name: weight.detach().to("cpu", dtype).contiguous() for name, weight in head.named_parameters()}
-    draft_ids = head.draft_ids.cpu().long()
-    return weights | {"d2t": to_offsets(draft_ids), "t2d": membership(draft_ids, head.config.vocab_size)}
+    draft_ids, vocab_size = head.draft_ids.cpu().long(), head.config.vocab_size
+    if torch.equal(draft_ids, torch.arange(vocab_size)):
+        return weights
+    return weights | {"d2t": to_offsets(draft_ids), "t2d": membership(draft_ids, vocab_size)}
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

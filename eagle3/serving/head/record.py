@@ -60,7 +60,7 @@ class MeasuredAcceptLength(Record):
 class HeadRecord(Record):
     """Everything that training.json holds.
 
-    `capture_layers` are indices into `hidden_states`; config.json counts outputs of layers, one less.
+    `capture_layers` are indices into `hidden_states`; `eagle_config` counts outputs of layers, one less.
     `simulated_accept_length` maps draft steps to what validation during training simulated, as a server counts it.
     `accept_length` is measured once the target has been there. `checkpoint` is Lightning's. `started_from` are the
     sha256 of the files of the head that the training went on from, by name, none where it began anew; `files` those of

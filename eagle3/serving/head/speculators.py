@@ -18,7 +18,7 @@ from eagle3.errors import InputError
 from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.head.eagle3 import EAGLE3, OPTIONS
 from eagle3.serving.head.files import LAYER_IDS, MODEL_TYPE, NESTED, SPECULATORS
-from eagle3.serving.head.format import VOCABULARY_MAPS, exported_tensors
+from eagle3.serving.head.format import exported_tensors
 from eagle3.storage.files import atomic_write, write_json
 from eagle3.target.files import DTYPES
 from eagle3.target.identity import is_hub_id
@@ -52,12 +52,13 @@ def save_speculators(
 def speculators_config(
     config: HeadConfig, capture_layers: list[int], dtype: str, *, target: str, steps: int
 ) -> dict[str, Any]:
-    """Return config.json. A target on this machine's disk is left unnamed: vLLM takes a repository's name there."""
+    """Return config.json. A target on this machine's disk is left unnamed: vLLM takes a repository's name there.
+
+    There is no `model_type`: vLLM takes the folder for this layout only without it, and speculators leaves it out."""
     beside = (*OLDER_ROPE, *OPTIONS, "draft_vocab_size")
     layer = {key: value for key, value in EAGLE3.to_json(config).items() if key not in beside}
     return {
         "architectures": ["Eagle3DraftModel"],
-        "model_type": "speculator_model",
         MODEL_TYPE: SPECULATORS,
         "speculators_version": VERSION,
         "speculators_config": {
@@ -77,8 +78,4 @@ def speculators_config(
 
 def speculators_tensors(head: DraftHead, dtype: torch.dtype) -> dict[str, Tensor]:
     """Return the weights by the speculators' names. Both servers share the target's embedding where there is none."""
-    tensors = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in exported_tensors(head, dtype).items()}
-    if tensors["d2t"].any() or head.config.draft_vocab_size < head.config.vocab_size:
-        return tensors
-    # Of a draft vocabulary that is the whole one vLLM has no map, and stops at a tensor that it has no place for.
-    return {name: tensor for name, tensor in tensors.items() if name not in VOCABULARY_MAPS}
+    return {name.replace("midlayer.", "layers.0."): tensor for name, tensor in exported_tensors(head, dtype).items()}

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from exported_head import (
     as_speculators,
     errors,
     in_another_order,
+    name_layers,
     random_head,
 )
 
@@ -76,7 +78,7 @@ def test_a_sound_head_of_the_speculators_has_only_its_layout_to_change(
     findings = findings_of(exported, facts)
     assert levels(findings) == {"layer_ids": "warning"}
     [unread] = [finding.message for finding in findings if finding.check == "layer_ids"]
-    assert f"set eagle_config.{IDS} to [1, 3, 4] if they count inputs of layers, as vLLM does" in unread
+    assert f"set eagle_config.{IDS} to [1, 3, 4] if they are hidden_states indices, as vLLM reads them" in unread
 
 
 @pytest.mark.parametrize(
@@ -144,8 +146,9 @@ def unset(*keys: str) -> Spoil:
     return lambda head: [head.config.pop(key) for key in keys]
 
 
-def layer_ids(ids: object) -> Spoil:
-    return lambda head: head.config["eagle_config"].update({IDS: ids})
+def layer_ids(ids: Any) -> Spoil:
+    """Ids in both places where they can be, as an export has them."""
+    return lambda head: name_layers(head.config, ids, twice=isinstance(ids, list))
 
 
 def recorded_layers(layers: list[int], spoil: Spoil) -> Spoil:
@@ -184,7 +187,7 @@ def of_verifier(name: str) -> Spoil:
     return foreign(setting(speculators_config={"verifier": {"name_or_path": name}}))
 
 
-LAYER_KEY = f"eagle_config.{IDS}"
+LAYER_KEY, TOP = f"eagle_config.{IDS}", f"{IDS} at the top level"
 ROPE = {"rope_type": "default", "rope_theta": 5e5}
 AGAIN = "get the trainer's files again, or export again"
 # What is planted, the check that finds it, at which level, what it says, and the way out that it names.
@@ -234,18 +237,19 @@ FAULTS: list[tuple[Spoil, str, str, str, str]] = [
     (setting(draft_vocab_size=5000), "draft_vocab_size", "error", "between 1 and the target's 4096", "set it to 64"),
     (
         layer_ids([2, 4, 5]), "layer_ids", "error", "[1, 3, 4] (those are the inputs of layers",
-        f"set {LAYER_KEY} to [1, 3, 4]",
+        f"set {LAYER_KEY} to [1, 3, 4] and {TOP} to [2, 4, 5]",
     ),
     (layer_ids([1, 3, 5]), "layer_ids", "error", "[1, 3, 5] are not those of the training", "to [1, 3, 4]"),
     (recorded_layers([2, 4, 6], layer_ids(None)), "layer_ids", "error", "missing, and the layer ids", "[1, 3, 5]"),
-    (layer_ids([4, 3, 1]), "layer_ids", "error", "[4, 3, 1] do not ascend", f"set {LAYER_KEY} to that"),
+    (layer_ids([4, 3, 1]), "layer_ids", "error", "[4, 3, 1] do not ascend", f"set {LAYER_KEY} to [1, 3, 4]"),
     (layer_ids([1, 3, 7]), "layer_ids", "error", "different ones from 0 to 6 of the target's 8 layers", "those of the"),
     (layer_ids([]), "layer_ids", "error", "layer ids [] are not 3 different ones", "to those of the training"),
-    (layer_ids("1,3,4"), "layer_ids", "error", "is no list of whole numbers", "mend it"),
-    (layer_ids(None), "layer_ids", "warning", "names no layers: SGLang takes its default", "those of the training"),
+    (layer_ids("1,3,4"), "layer_ids", "error", "is not a list of whole numbers", "correct it"),
+    (layer_ids(None), "layer_ids", "warning", "names no layers: SGLang takes its default", f"{TOP} to [2, 4, 5]"),
     (
-        at_top_level([2, 4, 5]), "layer_ids", "warning", "at the top level, where SGLang does not look",
-        f"set {LAYER_KEY} to [1, 3, 4] if they count inputs of layers, as vLLM does, or to [2, 4, 5] if outputs",
+        at_top_level([2, 4, 5]), "layer_ids", "warning", "at the top level, which SGLang does not read",
+        f"set {LAYER_KEY} to [1, 3, 4] if they are hidden_states indices, as vLLM reads them; else they are outputs of "
+        f"layers: set {LAYER_KEY} to [2, 4, 5] and {TOP} to [3, 5, 6]",
     ),
     (at_top_level([1, 4, 6]), "layer_ids", "error", "takes its default, the outputs of [1, 3, 4]", "to [0, 3, 5]"),
     (
@@ -335,7 +339,8 @@ def test_for_deepseek_targets_sglang_adds_one_only_to_ids_that_start_with_1(
     layer_ids([2, 3, 4])(exported)
     exported.training = None
     [finding] = [item for item in findings_of(exported, deepseek) if item.check == "layer_ids"]
-    assert (finding.level, "to [3, 4, 5] for SGLang alone" in finding.message) == ("warning", True)
+    remedy = f"for SGLang alone set {LAYER_KEY} to [3, 4, 5] and remove {IDS} from the top level"
+    assert (finding.level, remedy in finding.message) == ("warning", True)
 
 
 def test_another_chat_template_is_a_warning(exported: Editable, facts: TargetFacts) -> None:

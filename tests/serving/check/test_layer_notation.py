@@ -14,6 +14,7 @@ from exported_head import (
     as_speculators,
     errors,
     in_another_order,
+    name_layers,
     random_head,
     tiny_facts,
 )
@@ -90,13 +91,16 @@ def test_the_target_answers_every_prompt_once(foreign: Editable, judge: Judge, m
     assert asked == judge.prompts(None).prompts
 
 
-@pytest.mark.parametrize("shift", [-1, 1])
-def test_ids_that_are_one_off_are_found_and_the_right_ones_named(shift: int, foreign: Editable, judge: Judge) -> None:
-    foreign.config["eagle_config"][IDS] = [1 + shift, 3 + shift, 4 + shift]
+@pytest.mark.parametrize(("shift", "twice"), [(-1, True), (1, True), (1, False)])
+def test_ids_that_are_one_off_are_found_and_the_right_ones_named(
+    shift: int, twice: bool, foreign: Editable, judge: Judge
+) -> None:
+    name_layers(foreign.config, [1 + shift, 3 + shift, 4 + shift], twice=twice)
     level, message = found(foreign, judge)["layer_notation"]
     assert level == "error"
     served = judge.decoded(foreign.path, judge.prompts(None), capture_layers=LAYERS).accept_length
-    assert f"set eagle_config.{IDS} to [1, 3, 4], which gives an accept length of {served:.3f}" in message
+    remedy = f"set eagle_config.{IDS} to [1, 3, 4] and {IDS} at the top level to [2, 4, 5], which gives an accept len"
+    assert remedy in message and f"{served:.3f}" in message
     assert served > judge.decoded(foreign.path, judge.prompts(None)).accept_length
 
 
@@ -129,7 +133,7 @@ def test_a_draft_vocabulary_in_another_order_is_decoded_and_judged_the_same(fore
 
 
 def test_a_head_that_cannot_be_decoded_is_not(foreign: Editable, judge: Judge) -> None:
-    foreign.config["eagle_config"][IDS] = [1, 3, 99]
+    name_layers(foreign.config, [1, 3, 99])
     result = found(foreign, judge)
     assert result["accept_length"] == ("skipped", "mend the errors above first")
     assert "layer_notation" not in result

@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from exported_head import FINGERPRINT, IDS, Editable, as_specforge, as_speculators, in_another_order, record_of
+from exported_head import (
+    FINGERPRINT,
+    IDS,
+    Editable,
+    as_specforge,
+    as_speculators,
+    in_another_order,
+    name_layers,
+    record_of,
+)
 from stores import TARGET_CONFIG, open_store, random_samples, write_store
 
 from eagle3.errors import InputError
@@ -37,18 +46,24 @@ def exported(head: DraftHead, tmp_path: Path) -> Editable:
 
 
 def as_nvidia(head: Editable) -> None:
-    """Model-Optimizer's layout: the norm before fc named in `eagle_config`."""
+    """Model-Optimizer's layout: layers named once, the norm before fc named in `eagle_config`."""
     head.training = None
+    name_layers(head.config, [1, 3, 4], twice=False)
     head.config["eagle_config"]["norm_before_fc"] = head.config.pop("norm_before_fc")
 
 
-@pytest.mark.parametrize("layout", ["ours", "SpecForge", "NVIDIA", "speculators", "speculators, flat"])
+@pytest.mark.parametrize(
+    "layout",
+    ["ours", "ours, before", "ours, without its record", "SpecForge", "NVIDIA", "speculators", "speculators, flat"],
+)
 def test_heads_of_every_layout_are_read_with_the_layers_of_their_training(
     layout: str, exported: Editable, head: DraftHead, store: FeatureStore
 ) -> None:
     embedding, _ = store.target_weights()
     layouts: dict[str, Change] = {
         "ours": lambda head: None,
+        "ours, before": lambda head: name_layers(head.config, [1, 3, 4], twice=False),
+        "ours, without its record": lambda head: setattr(head, "training", None),
         "SpecForge": as_specforge,
         "NVIDIA": as_nvidia,
         "speculators": lambda head: as_speculators(head, embedding),
@@ -73,7 +88,7 @@ def test_layers_of_the_speculators_are_counted_by_their_inputs(exported: Editabl
 
 def test_layers_in_another_order_are_kept_in_it(exported: Editable, store: FeatureStore) -> None:
     exported.training = None
-    exported.config["eagle_config"][IDS] = [4, 3, 1]
+    name_layers(exported.config, [4, 3, 1])
     exported.save()
     assert read_start(str(exported.path), store).capture_layers == [5, 4, 2]
 
@@ -121,6 +136,7 @@ OBSTACLES: list[tuple[Change, str]] = [
         "embed_tokens.weight differs from the target's in 50 of 50 rows: .*; train with frozen embeddings",
     ),
     (lambda head: head.config["eagle_config"].update({IDS: "1,3,4"}), "lacks eagle_config"),
+    (setting(**{IDS: [1, 3, 4]}), r"eagle_config\.\w+=\[1, 3, 4\] and \w+=\[1, 3, 4\] at the top .* different layers"),
 ]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from exported_head import Editable, random_head, tiny_facts, tiny_target
+from exported_head import IDS, Editable, random_head, tiny_facts, tiny_target
 from fitted_head import LAYERS, PROMPT, fitted_head
 from stores import ASSETS
 
@@ -162,7 +162,8 @@ def test_no_head_and_the_same_head_twice_are_refused(folders):
         ({"vocab_size": 9999}, r"worse is for a target with vocab_size=9999, target\.path="),
         ({"architectures": ["Other"]}, r"worse is of architectures=\['Other'\] in config.json, no kind"),
         ({"draft_vocab_size": 2}, "topk=3, and .*worse can draft no more than its 2 tokens; lower topk"),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 70]}}, "worse: layer ids"),
+        ({"eagle_config": {IDS: [1, 2, 70]}, IDS: [2, 3, 71]}, "worse: layer ids"),
+        ({IDS: [1, 3, 4]}, "worse: .* name different layers"),
     ],
 )
 def test_a_head_that_cannot_be_compared_is_refused_by_name(folders, tiny_files, config, message):

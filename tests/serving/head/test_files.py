@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from exported_head import IDS, Editable, as_speculators
+from exported_head import IDS, Editable, as_speculators, name_layers
 from safetensors.torch import load_file, save_file
 
 from eagle3.errors import InputError
@@ -134,7 +134,7 @@ def test_a_head_of_the_speculators_gives_the_same_logits(head: Path) -> None:
     as_speculators(editable, torch.zeros(50, 16))
     editable.save()
     files = read_files(head)
-    assert (files.nested, files.layer_ids, files.other_layer_ids) == (True, None, [2, 4, 5])
+    assert (files.nested, files.layer_ids, files.top_level_ids) == (True, None, [2, 4, 5])
     after = load_head(head, num_layers=8)
     torch.testing.assert_close(after.head.state_dict(), before.head.state_dict(), rtol=0, atol=0)
     assert after.head.config == before.head.config
@@ -155,12 +155,31 @@ def test_a_head_of_the_speculators_reads_the_layers_that_vllm_captures_for_it(he
 
 def test_served_layers_are_those_that_sglang_captures(head: Path) -> None:
     config = json.loads((head / "config.json").read_text())
-    write_json(head / "config.json", config | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [8, 1, 5]}})
+    del config[IDS]
+    write_json(head / "config.json", config | {"eagle_config": {IDS: [8, 1, 5]}})
     assert read_files(head).served_layers(12) == [2, 6, 9]
-    for eagle_config in (None, {}, "none", {"eagle_aux_hidden_state_layer_ids": None}):
+    for eagle_config in (None, {}, "none", {IDS: None}):
         write_json(head / "config.json", config | {"eagle_config": eagle_config})
         assert read_files(head).served_layers(32) == [2, 16, 29]
     for ids in ([1, 5], [1, 5, 5], [1, 5, 11], [-1, 5, 8]):
-        write_json(head / "config.json", config | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": ids}})
+        write_json(head / "config.json", config | {"eagle_config": {IDS: ids}})
         with pytest.raises(InputError, match=r"are not 3 different ones from 0 to 10 of the target's 12 layers"):
             read_files(head).served_layers(12)
+
+
+@pytest.mark.parametrize("twice", [True, False], ids=["in both places", "in eagle_config alone"])
+def test_layers_that_are_named_once_or_twice_are_read_the_same(twice: bool, head: Path) -> None:
+    config = json.loads((head / "config.json").read_text())
+    name_layers(config, [0, 3, 5], twice=twice)
+    write_json(head / "config.json", config)
+    files = read_files(head)
+    assert files.stated_layers == files.served_layers(8) == files.trained_layers(8) == [1, 4, 6]
+
+
+@pytest.mark.parametrize("ids", [[1, 3, 4], [2, 4, 6], [5, 4, 2], [2, 4], []])
+def test_two_places_that_name_different_layers_are_refused_in_one_line(ids: list[int], head: Path) -> None:
+    write_json(head / "config.json", json.loads((head / "config.json").read_text()) | {IDS: ids})
+    with pytest.raises(InputError) as refused:
+        read_files(head)
+    assert f"head={head}: eagle_config.{IDS}=[1, 3, 4] and {IDS}={ids} at the top level" in str(refused.value)
+    assert "name different layers" in str(refused.value) and "\n" not in str(refused.value)

@@ -58,7 +58,8 @@ def test_files_are_in_the_notation_of_sglang(head: DraftHead, tmp_path: Path) ->
     save_head(tmp_path / "head", head, [2, 4, 5], "bfloat16")
     tensors = load_file(tmp_path / "head/model.safetensors")
     config = json.loads((tmp_path / "head/config.json").read_text())
-    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [1, 3, 4]
+    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [1, 3, 4]  # SGLang adds 1
+    assert config["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5]  # vLLM and llama.cpp read these as they are
     assert config["dtype"] == config["torch_dtype"] == "bfloat16"
     assert config["draft_vocab_size"] == len(tensors["lm_head.weight"])
     assert torch.equal(tensors["d2t"] + torch.arange(30), head.draft_ids)

@@ -1,4 +1,4 @@
-"""The layout of vLLM's speculators: what is written is read back, by this project and by the speculators themselves."""
+"""The layout of vLLM's speculators: a head is read back as it was written, by this project and by the speculators."""
 
 import json
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from eagle3.head.draft_head import DraftHead
 from eagle3.head.eagle3 import EAGLE3
 from eagle3.serving.check.export import check_export, check_reload
 from eagle3.serving.head.export import TrainedHead, export_head
-from eagle3.serving.head.format import is_exported_head, load_head
+from eagle3.serving.head.format import is_exported_head, load_head, save_head
 from eagle3.serving.head.record import write_record
 from eagle3.serving.head.speculators import require_in_layout, save_speculators
 
@@ -36,6 +36,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 DRAFT = Draft(head="heads/first", steps=5, topk=1, draft_tokens=None)
+# The keys of config.json when speculators 0.9.0 saves a head; auto_map and transformers_version come from transformers.
+SAVED_BY_SPECULATORS = {
+    "architectures", "auto_map", "draft_vocab_size", "dtype", "eagle_aux_hidden_state_layer_ids", "embed_requires_grad",
+    "fc_norm", "norm_before_fc", "norm_before_residual", "norm_output", "speculators_config", "speculators_model_type",
+    "speculators_version", "target_hidden_size", "transformer_layer_config", "transformers_version",
+}  # fmt: skip
 
 
 @pytest.fixture(params=OPTIONS)
@@ -74,6 +80,14 @@ def test_the_keys_are_those_that_vllm_asks_for(saved: tuple[DraftHead, Path]) ->
     )
 
 
+def test_vllm_recognises_the_layout_by_keys_that_speculators_writes_too(saved: tuple[DraftHead, Path]) -> None:
+    """vLLM takes a folder for this layout where `speculators_config` is there and `model_type` is not
+    (get_config_parser and maybe_override_with_speculators in its transformers_utils/config.py)."""
+    config = stated(saved[1])
+    assert "model_type" not in config and "speculators_config" in config
+    assert config.keys() <= SAVED_BY_SPECULATORS
+
+
 def test_tensors_go_by_the_speculators_names(saved: tuple[DraftHead, Path]) -> None:
     head, folder = saved
     tensors = load_file(folder / "model.safetensors")
@@ -82,9 +96,15 @@ def test_tensors_go_by_the_speculators_names(saved: tuple[DraftHead, Path]) -> N
     assert "embed_tokens.weight" not in tensors  # both take the target's
 
 
-def test_a_whole_vocabulary_has_no_map(make_head: Callable[..., DraftHead], tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", ["sglang", "speculators"])
+def test_a_whole_vocabulary_has_no_map_since_vllm_stops_at_one(
+    layout: str, make_head: Callable[..., DraftHead], tmp_path: Path
+) -> None:
     head = make_head(draft_vocab_size=50).float()
-    save_speculators(tmp_path, head, LAYERS, "float32", target="org/target", steps=5)
+    if layout == "speculators":
+        save_speculators(tmp_path, head, LAYERS, "float32", target="org/target", steps=5)
+    else:
+        save_head(tmp_path, head, LAYERS, "float32")
     assert not {"d2t", "t2d"} & load_file(tmp_path / "model.safetensors").keys()
     assert torch.equal(load_head(tmp_path).head.draft_ids, head.draft_ids)
 
@@ -144,6 +164,28 @@ def test_an_export_passes_the_checks_of_what_vllm_reads(tmp_path: Path) -> None:
 
 # --- by the speculators' own code ------------------------------------------------------------------------------------
 
+NEEDS = "needs pip install speculators, which brings torch's CUDA build"
+
+
+def test_speculators_writes_the_head_back_with_the_same_keys_and_values(
+    saved: tuple[DraftHead, Path], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    speculators = pytest.importorskip("speculators", reason=NEEDS)
+    ours, folder = stated(saved[1]), tmp_path_factory.mktemp("theirs")
+    config = speculators.SpeculatorModelConfig.from_pretrained(saved[1])
+    config.save_pretrained(folder)
+    assert stated(folder).keys() == SAVED_BY_SPECULATORS
+    assert contained(ours, config.to_dict() | {"dtype": stated(folder)["dtype"]})
+
+
+def contained(given: Any, whole: Any) -> bool:
+    """Whether `whole` has all values of `given`; speculators adds defaults to objects."""
+    if isinstance(given, dict):
+        return all(key in whole and contained(value, whole[key]) for key, value in given.items())
+    if isinstance(given, list):
+        return len(given) == len(whole) and all(map(contained, given, whole))
+    return given == whole
+
 
 def save_verifier(folder: Path, embedding: torch.Tensor) -> None:
     """What the speculators read of a target: its sizes, embedding, final norm and lm_head."""
@@ -158,7 +200,7 @@ def save_verifier(folder: Path, embedding: torch.Tensor) -> None:
 @pytest.fixture
 def theirs(saved: tuple[DraftHead, Path], tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The head as the speculators load it, beside a target of random embeddings."""
-    pytest.importorskip("speculators", reason="needs pip install speculators, which brings torch's CUDA build")
+    pytest.importorskip("speculators", reason=NEEDS)
     from speculators import SpeculatorModel, SpeculatorModelConfig
 
     folder, target = saved[1], tmp_path_factory.mktemp("target")
