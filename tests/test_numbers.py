@@ -296,7 +296,7 @@ KEYS = sorted(
 @pytest.fixture(scope="module")
 def configs() -> list[Any]:
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        privacy = ["prompts/privacy/model=huggingface", "prompts/traffic=production"]
+        privacy = ["prompts/privacy/model=onnx", "prompts/traffic=production"]
         return [
             compose("train"),
             compose("train", ["loss=cross_entropy_tv"]),

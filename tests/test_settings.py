@@ -25,8 +25,7 @@ OPTIONS = [
     ("train", "model=eagle31", "optim=muon", "trainer=ddp", "logger=wandb"),
     ("train", "trainer=fsdp", "trainer.accelerator=cpu"),
     ("precompute", "out_dir=DIR"),
-    ("precompute", "out_dir=DIR", "answers=imported", "prompts/privacy/model=presidio", *MIX),
-    ("precompute", "out_dir=DIR", "prompts/privacy/model=huggingface"),
+    ("precompute", "out_dir=DIR", "answers=imported", "prompts/privacy/model=onnx", *MIX),
     ("serve", "action=check"),
     ("serve", "action=bench", "logger=wandb"),
 ]

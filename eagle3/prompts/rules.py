@@ -9,7 +9,6 @@ from eagle3.prompts.checks import Check
 from eagle3.prompts.filters import LanguageCheck, LengthCheck
 from eagle3.prompts.language import LanguageDetector
 from eagle3.prompts.licenses.rules import LicenseCheck, LicenseRules
-from eagle3.prompts.overlap.diversity import Diversity
 from eagle3.prompts.overlap.duplicates import Duplicates
 from eagle3.prompts.overlap.known import KnownCheck
 from eagle3.prompts.overlap.leaks import LeakCheck, read_benchmarks
@@ -19,13 +18,10 @@ from eagle3.prompts.quality import QualityCheck, UnicodeRepair
 from eagle3.prompts.reading.prompt import Prompt
 from eagle3.prompts.reading.rows import read_prompts
 from eagle3.prompts.reading.sources import Source, file_state, plain_source
-from eagle3.prompts.toxicity import ToxicityCheck
 from eagle3.prompts.traffic import MEASURED, TrafficMix
 
-GROUPS = (  # of conf/prompts
-    "licenses", "length", "quality", "language", "privacy", "leaks", "toxicity", "duplicates", "diversity",
-    "traffic",
-)  # fmt: skip
+# Of conf/prompts.
+GROUPS = ("licenses", "length", "quality", "language", "privacy", "leaks", "duplicates", "traffic")
 
 
 class Rules:
@@ -42,10 +38,6 @@ class Rules:
         self.duplicates = Duplicates(**_part(duplicates, "exact", "near", "threshold", "shingle_words", "comparisons"))
         self.signer = Signer(**_part(duplicates, "shingle_words", "bands", "band_rows"))
         self.known = KnownCheck(duplicates["known"]) if duplicates["known"] else None
-        diversity = settings["diversity"]
-        self.diversity = Diversity(**diversity) if diversity["path"] is not None else None
-        toxicity = settings["toxicity"]
-        self.toxicity = ToxicityCheck(**toxicity) if toxicity["path"] is not None else None
         self.traffic = TrafficMix(**settings["traffic"], detector=self.detector) if settings["traffic"] else None
         self._common = self._row_checks()
 
@@ -60,7 +52,7 @@ class Rules:
             checks.append(
                 LeakCheck(self.benchmarks, **_part(self.settings["leaks"], "dropped_words", "reported_words"))
             )
-        return [*checks, *(check for check in (self.known, self.toxicity) if check)]
+        return [*checks, self.known] if self.known else checks
 
     def _quality(self) -> list[Check]:
         settings = dict(self.settings["quality"])
@@ -78,9 +70,8 @@ class Rules:
         """Return what the result depends on beside the sources: all settings, and the state of the files they name."""
         files = [benchmark.state for benchmark in self.benchmarks]
         files.append([file_state(str(file)) for file in self.privacy.files()])
-        for rule in (self.known, self.toxicity, self.diversity):
-            if rule is not None:
-                files.append([file_state(str(file)) for file in rule.files()])
+        if self.known is not None:
+            files.append([file_state(str(file)) for file in self.known.files()])
         if self.traffic is not None and self.traffic.sample is not None:
             files.append(self._sample_source().fingerprint())
         elif self.traffic is not None:

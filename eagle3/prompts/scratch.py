@@ -22,15 +22,14 @@ PACKED, UNPACKED = (".gz", ".zst", ".parquet"), 5  # files of text are so many t
 COPIES = 2  # of the prompts: as they were scanned, and as they are written
 
 
-def tell_scratch(folder: Path, sources: list[Source], tasks: list[Task], dtype: np.dtype, embedding_size: int) -> int:
+def tell_scratch(folder: Path, sources: list[Source], tasks: list[Task], dtype: np.dtype) -> int:
     """Log about how many bytes `folder` will take, and return it; dtype: what is compared about each row.
 
-    On disk are the prompts twice, their rows, for duplicates what near.py and spool.py keep as columns, and embeddings.
+    On disk are the prompts twice, their rows, and for duplicates what near.py and spool.py keep as columns.
     """
     bands = dtype["bands"].shape[0]
     # Columns of text, id and bands; the runs of each band; which prompt is repeated; a candidate's number and links.
     row_bytes = OWN_ROWS.itemsize + dtype.itemsize + (8 + 8 + 8 * bands) + 8 * bands + 4 + (4 + 4 * bands)
-    row_bytes += 2 * embedding_size
     total = rows = 0
     for number, source in enumerate(sources):
         chunks = [task.chunk for task in tasks if task.source == number]

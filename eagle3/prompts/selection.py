@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 
-from eagle3.prompts.overlap.diversity import Diversity
 from eagle3.prompts.overlap.duplicates import Choice, Duplicates, Fate
 from eagle3.prompts.reading.sources import Source
 from eagle3.prompts.spool import Scanned
@@ -20,7 +19,7 @@ class Selection:
     traffic: dict | None  # the report of the mix
 
     def unique(self) -> np.ndarray:
-        """Count each source's prompts within its limit that repeat none: diversity, mix and limit take of these."""
+        """Count each source's prompts within its limit that repeat none: mix and limit take of these."""
         unique = ~np.isin(self.choice.fate, (*REPEATING, Fate.SOURCE_LIMIT))
         return np.array([unique[start:end].sum() for start, end in pairwise(self.source_starts)])
 
@@ -45,8 +44,6 @@ REASONS = {
     Fate.SOURCE_LIMIT: "past the limit of the source",
     Fate.MIX: "not drawn for the traffic mix",
     Fate.LIMIT: "past prompts.limit",
-    Fate.SIMILAR: "means the same as another",
-    Fate.CLUSTER: "past the cap of those that mean alike",
 }
 REPEATING = (Fate.EXACT, Fate.ID, Fate.NEAR)
 
@@ -56,20 +53,17 @@ def select(
     sources: list[Source],
     *,
     duplicates: Duplicates,
-    diversity: Diversity | None,
     traffic: TrafficMix | None,
     sample: np.ndarray | None,
     limit: int | None,
     folder: Path,
     processes: int,
 ) -> Selection:
-    """Apply duplicates and the sources' limits, diversity, the mix, and the limit over all, in this order.
+    """Apply duplicates and the sources' limits, the mix, and the limit over all, in this order.
 
     `folder` takes what is large."""
     starts = scanned.source_starts(len(sources))
     choice = _unique_within_limits(scanned, sources, starts, duplicates, folder, processes)
-    if diversity is not None:
-        diversity.thin(scanned, choice.fate, folder)
     report = None
     if traffic is not None:
         kept = np.flatnonzero(choice.fate == Fate.KEPT)

@@ -120,18 +120,17 @@ def _scan_and_select(
         masked=rules.privacy.masked,
     )
     tasks = tasks_of(sources, int(chunk_mb * 1e6), [FORMAT, keep_answers, refused_sample, rules.inputs()])
-    tell_scratch(work, sources, tasks, scanner.dtype, rules.diversity.size if rules.diversity else 0)
+    tell_scratch(work, sources, tasks, scanner.dtype)
     sample = rules.measured_sample()
-    # The mix draws from all there is, and what means alike is found among all.
-    enough = Enough(sources, limit=None if rules.traffic or rules.diversity else limit)
+    enough = Enough(sources, limit=None if rules.traffic else limit)  # the mix draws from all there is
     while True:
         chunks = list(scan(tasks, scanner, enough=enough, processes=processes))
         with Scanned(chunks) as scanned:
             if not len(scanned):
                 raise nothing_left(sources, chunks)
             selection = select(
-                scanned, sources, duplicates=rules.duplicates, diversity=rules.diversity, traffic=rules.traffic,
-                sample=sample, limit=limit, folder=work / "columns", processes=processes,
+                scanned, sources, duplicates=rules.duplicates, traffic=rules.traffic, sample=sample, limit=limit,
+                folder=work / "columns", processes=processes,
             )  # fmt: skip
         if len(chunks) == len(tasks) or not enough.raised(selection.unique().tolist()):
             return scanned, selection

@@ -122,24 +122,6 @@ class Quality(TypedDict):
     repair_unicode: bool
 
 
-class Toxicity(TypedDict):
-    path: Text | None
-    label: Text
-    threshold: Share
-    stride: Annotated[int, Field(ge=0, le=100_000)]
-
-
-class Diversity(TypedDict):
-    path: Text | None
-    clusters: Count
-    per_cluster: Count | None
-    similarity: Share | None
-    max_tokens: Count
-    batch_size: Count
-    device: Text
-    seed: Annotated[int, Field(ge=0, lt=2**32)]
-
-
 class Detector(TypedDict):
     read_characters: Count
     min_bytes: CountOrZero
@@ -270,43 +252,13 @@ class Allowed(TypedDict):
     domains: list[Text]
 
 
-@part_of("eagle3.prompts.privacy.models.SpacyModel")
+@part_of("eagle3.prompts.privacy.names.NameModel")
 class NameModel(TypedDict):
     path: Text
-    actions: dict[Literal["PERSON", "LOCATION", "ORGANIZATION"], Action]
-
-
-class LabelledModel(TypedDict):
-    path: Text
-    actions: dict[Text, Action]
-    labels: dict[Text, list[Text]]
-
-
-@part_of("eagle3.prompts.privacy.models.HuggingFaceModel")
-class HuggingFaceModel(LabelledModel):
-    stride: Annotated[int, Field(ge=0, le=100_000)]
-
-
-@part_of("eagle3.prompts.privacy.models.OnnxModel")
-class OnnxModel(LabelledModel):
     file: Text
     threshold: Share
-
-
-@part_of("eagle3.prompts.privacy.models.GlinerModel")
-class GlinerModel(TypedDict):
-    path: Text
-    threshold: Share
-    window: Words
-    overlap: Annotated[int, Field(ge=0, le=100_000)]
     actions: dict[Text, Action]
-    labels: dict[Text, Text]
-
-
-@part_of("eagle3.prompts.privacy.models.PresidioModel")
-class PresidioModel(NameModel):
-    language: Text
-    score_threshold: Share
+    labels: dict[Text, list[Text]]
 
 
 @part_of("eagle3.prompts.privacy.Privacy")
@@ -342,10 +294,8 @@ class Prompts(TypedDict):
     length: Annotated[Length, AfterValidator(_in_order)]
     quality: Quality
     language: Language
-    toxicity: Toxicity
     leaks: Annotated[Leaks, AfterValidator(_reported_first)]
     duplicates: Duplicates
-    diversity: Diversity
     privacy: Part
     traffic: Annotated[dict[str, Any], AfterValidator(_mix)] | None
     refused_sample: Annotated[int, Field(ge=0, le=1000)]

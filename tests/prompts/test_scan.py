@@ -280,8 +280,6 @@ def test_scratch_space_is_told_before_and_is_no_less_than_what_is_taken(
 
     def telling(*arguments):
         told.append(tell_scratch(*arguments))
-        *others, embedding_size = arguments
-        assert embedding_size == 0 and tell_scratch(*others, 100) - told[-1] == pytest.approx(3000 * 200, rel=0.01)
         return told[-1]
 
     def remove(folder: Path) -> None:

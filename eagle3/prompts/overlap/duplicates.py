@@ -25,8 +25,6 @@ class Fate(IntEnum):
     SOURCE_LIMIT = 4
     MIX = 5
     LIMIT = 6
-    SIMILAR = 7
-    CLUSTER = 8
 
 
 class Choice(NamedTuple):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from eagle3.errors import InputError
 from eagle3.prompts.checks import Verdict
 from eagle3.prompts.privacy.allowed import Allowed
-from eagle3.prompts.privacy.models.names import IN_PROSE, MODEL_ENTITIES, ONLY_BY_MODEL, NameModel
+from eagle3.prompts.privacy.names import IN_PROSE, ONLY_BY_MODEL, REQUIRED, NameModel
 from eagle3.prompts.privacy.recogniser import ACTIONS, Action, BatchRecogniser, Recogniser
 from eagle3.prompts.reading.prompt import Prompt
 from eagle3.prompts.reading.shapes import from_json
@@ -115,12 +115,13 @@ class Privacy:
         return set(self.model.actions if self.model else ())
 
     def _check_policy(self) -> None:
-        missing = ", ".join(sorted(MODEL_ENTITIES - self._of_model()))
+        missing = ", ".join(sorted(REQUIRED - self._of_model()))
         if self.policy == "strict" and missing:
             raise InputError(
                 f"prompts.privacy.model={'null' if self.model is None else 'incomplete'}: the strict policy needs a "
-                f"model that sees {missing}; give prompts/privacy/model=gliner (or huggingface, onnx, spacy, presidio) "
-                f"with prompts.privacy.model.path=FOLDER, or choose prompts/privacy=patterns, which lets them pass"
+                f"model that sees {missing}; give prompts/privacy/model=onnx prompts.privacy.model.path=FOLDER "
+                f"(conf/prompts/privacy/model/onnx.yaml names one of 15 MB), or choose prompts/privacy=patterns, which "
+                f"lets them pass"
             )
         if self.policy == "off":
             log.warning("prompts/privacy=off: personal data and secrets are NOT looked for")

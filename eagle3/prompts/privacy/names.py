@@ -1,0 +1,138 @@
+"""Names, places, street addresses: what no pattern can tell, found by a token classifier that was exported to ONNX.
+
+The model is loaded in the process that reads with it: a `Privacy` is pickled to worker processes.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from eagle3.errors import InputError, require_packages
+from eagle3.prompts.privacy.recogniser import Action, Span
+
+REQUIRED = frozenset({"PERSON", "LOCATION"})  # the strict policy refuses a model that does not see these
+ONLY_BY_MODEL = REQUIRED | {"ORGANIZATION", "STREET_ADDRESS"}  # no pattern sees them
+IN_PROSE = "PASSWORD"  # patterns see only some of those that stand in a sentence
+
+# The names that common models give to these entities, without underscores.
+LABELS = {
+    **dict.fromkeys(("PERSON", "PER", "NAME", "GIVENNAME", "SURNAME", "FIRSTNAME", "LASTNAME"), "PERSON"),
+    **dict.fromkeys(("LOCATION", "LOC", "GPE", "FAC", "CITY", "STATE", "STREET", "STREETNAME"), "LOCATION"),
+    **dict.fromkeys(("ORGANIZATION", "ORGANISATION", "ORG", "COMPANY", "COMPANYNAME"), "ORGANIZATION"),
+}
+TOKENS, OVERLAP = 128, 32  # the model reads so many at a time; an entity at an edge is whole in one of the two pieces
+KEY = "prompts.privacy.model"
+
+
+class NameModel:
+    """A folder with config.json, tokenizer.json and the ONNX graph `file`, quantised or not.
+
+    actions: for each entity that is looked for, what happens to a prompt that has it. labels: the model's own names of
+    entities that LABELS lacks. A token counts if its label is at least `threshold` likely; neighbouring tokens of one
+    entity are one finding. Raises InputError if the folder does not hold such a model.
+    """
+
+    def __init__(
+        self,
+        *,
+        path: str,
+        file: str,
+        threshold: float,
+        actions: Mapping[str, Action],
+        labels: Mapping[str, Sequence[str]],
+    ):
+        require_packages("onnxruntime", "tokenizers", extra="onnx", needed_by="prompts/privacy/model=onnx")
+        self.path, self.file, self.threshold = Path(path).expanduser(), file, threshold
+        self.actions = dict(actions)
+        self.entities = LABELS | {_plain(label): entity for entity, each in labels.items() for label in each}
+        self.id2label = self._labels_of_model()
+        unknown = sorted(set(self.actions) - {self._entity(label) for label in self.id2label.values()})
+        if unknown:
+            raise InputError(
+                f"{KEY}.path={path} does not know {', '.join(unknown)} (its labels: "
+                f"{', '.join(sorted(self.id2label.values()))[:200]}); name its labels in {KEY}.labels, or do not "
+                f"look for them: ~{KEY}.actions.{unknown[0]}"
+            )
+        for name in (file, "tokenizer.json"):
+            if not (self.path / name).is_file():
+                raise InputError(
+                    f"{KEY}.path={path} has no {name}; give the model's folder, and its graph as {KEY}.file"
+                )
+        self._loaded: Any = None
+
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, "_loaded": None}
+
+    def find(self, text: str) -> Iterator[tuple[str, Span]]:
+        """Yield entity and place of every finding; texts of any length are read in overlapping pieces."""
+        if self._loaded is None:
+            self._loaded = self._load()
+        _, tokenizer = self._loaded
+        encoding = tokenizer.encode(text)
+        for piece in (encoding, *encoding.overflowing):
+            found: _Token | None = None
+            for token in self._tokens(piece):
+                if found and found.entity == token.entity and not text[found.end : token.start].strip(" "):
+                    found = found._replace(end=token.end)
+                    continue
+                if found:
+                    yield found.entity, Span(found.start, found.end)
+                found = token
+            if found:
+                yield found.entity, Span(found.start, found.end)
+
+    def files(self) -> list[Path]:
+        """List the folder's files: prompts are made again when one of them changes."""
+        return sorted(file for file in self.path.rglob("*") if file.is_file())
+
+    def _labels_of_model(self) -> dict[int, str]:
+        try:
+            config = json.loads((self.path / "config.json").read_text())
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"{KEY}.path={self.path} has no readable config.json ({type(error).__name__}); give the local folder "
+                f"of a token classification model with an ONNX graph"
+            ) from None
+        return {int(index): label for index, label in config.get("id2label", {}).items()}
+
+    def _entity(self, label: str) -> str | None:
+        """Return PERSON for B-PER, LOCATION for GPE, None for a label of no entity."""
+        return self.entities.get(_plain(label))
+
+    def _load(self) -> Any:
+        import onnxruntime
+        from tokenizers import Tokenizer
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1  # there is a process for each core
+        graph = onnxruntime.InferenceSession(self.path / self.file, options, providers=["CPUExecutionProvider"])
+        tokenizer = Tokenizer.from_file(str(self.path / "tokenizer.json"))
+        tokenizer.no_padding()
+        tokenizer.enable_truncation(TOKENS, stride=OVERLAP)
+        return graph, tokenizer
+
+    def _tokens(self, piece: Any) -> Iterator["_Token"]:
+        """Yield the tokens of a piece that belong to an entity that is looked for."""
+        import numpy as np
+
+        graph, _ = self._loaded
+        inputs = {"input_ids": piece.ids, "attention_mask": piece.attention_mask, "token_type_ids": piece.type_ids}
+        [logits] = graph.run(None, {each.name: np.array([inputs[each.name]]) for each in graph.get_inputs()})[0]
+        exponentials = np.exp(logits - logits.max(-1, keepdims=True))  # (tokens, labels)
+        probabilities = (exponentials / exponentials.sum(-1, keepdims=True)).max(-1)
+        for (start, end), label, likely in zip(piece.offsets, logits.argmax(-1), probabilities, strict=True):
+            entity = self._entity(self.id2label[int(label)])
+            if entity is not None and entity in self.actions and end > start and likely >= self.threshold:
+                yield _Token(entity, start, end)
+
+
+class _Token(NamedTuple):
+    entity: str
+    start: int
+    end: int
+
+
+def _plain(label: str) -> str:
+    name = label.upper()
+    return (name[2:] if name[:2] in ("B-", "I-", "E-", "S-", "L-", "U-") else name).replace("_", "")
