@@ -29,16 +29,10 @@ from eagle3.head.start import StartHead
 from eagle3.serving.check.start import read_start
 from eagle3.storage.lock import hold
 from eagle3.storage.records import read_sealed_json, write_sealed_json
-from eagle3.training.checkpoint import (
-    Origin,
-    decisive_settings,
-    local_checkpoint,
-    read_resumed,
-    require_checkpoint_fits,
-    require_own_folder,
-)
+from eagle3.training.checkpoint import Origin
 from eagle3.training.loggers import EXTRAS, close, log_lineage, log_settings
 from eagle3.training.module import HeadTraining
+from eagle3.training.resume import RunCheckpoints, decisive_settings, read_resumed, require_checkpoint_fits
 
 log = logging.getLogger(__name__)
 
@@ -50,14 +44,13 @@ def train(config: DictConfig) -> float:
         logging.disable(logging.INFO)  # which is the same on every rank
     if HydraConfig.get().mode is RunMode.MULTIRUN and OmegaConf.is_config(config.trainer.strategy):
         return job_of_ranks(config)
-    config.ckpt_path = local_checkpoint(config.ckpt_path, cli.output_dir(), config.checkpoint_copies)
     with hold(cli.output_dir()) if rank_zero_only.rank == 0 else nullcontext():  # type: ignore[attr-defined]
         return train_alone(config)
 
 
 def train_alone(config: DictConfig) -> float:
     """Train while no other process writes to this run's folder."""
-    require_own_folder(cli.output_dir(), config.ckpt_path)
+    config.ckpt_path = RunCheckpoints(cli.output_dir(), config.checkpoint_copies).resume_from(config.ckpt_path)
     lightning.seed_everything(config.seed, verbose=False)
     torch.set_float32_matmul_precision(config.matmul_precision)
     resumed = read_resumed(config.ckpt_path)

@@ -46,8 +46,10 @@ def warn_of_no_validation(trainer: lightning.Trainer) -> None:
 
 
 class BestCheckpoint(ModelCheckpoint):
-    """Keeps the best checkpoints. A run that goes on keeps those that its checkpoint knows, also in a folder that has
-    moved, and drops what a kill left beside them: its steps are trained again, or it was about to be deleted."""
+    """Keeps the best checkpoints.
+
+    A resumed run keeps the best checkpoints that the resumed one knows, even if the folder has moved. In that folder it
+    deletes what a kill left: a checkpoint of steps that are trained again, or one that was about to be deleted."""
 
     kept: Set[str] = frozenset()
 
@@ -63,8 +65,11 @@ class BestCheckpoint(ModelCheckpoint):
     def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
         super().on_train_start(trainer, module)
         warn_of_no_validation(trainer)
-        beginning = str(self.filename).partition("{")[0]
-        for path in Path(str(self.dirpath)).glob(f"{escape(beginning)}*.ckpt") if beginning else ():
+        folder, beginning = Path(str(self.dirpath)).resolve(), str(self.filename).partition("{")[0]
+        resumed = trainer.ckpt_path
+        if not beginning or resumed is None or Path(resumed).resolve().parent != folder:
+            return
+        for path in folder.glob(f"{escape(beginning)}*.ckpt"):
             if path.name not in {"last.ckpt", *self.kept}:
                 trainer.strategy.remove_checkpoint(path)
 

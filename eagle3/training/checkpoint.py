@@ -1,10 +1,9 @@
-"""Lightning checkpoints of a draft head: written whole, read without pickle, and what a training may go on from."""
+"""Lightning checkpoints of a draft head: written whole, and read without pickle."""
 
 import hashlib
 import io
 import json
-import logging
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,23 +12,15 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from torch import Tensor
 
 from eagle3.errors import InputError
-from eagle3.features.source import FeatureSource, as_setting
-from eagle3.head.draft_head import DraftHead
-from eagle3.storage.files import atomic_write, sha256_file
-from eagle3.storage.folder import LocalFolder, write_file
+from eagle3.features.source import FeatureSource
+from eagle3.storage.files import atomic_write
+from eagle3.storage.folder import LocalFolder, Storage, write_file
 from eagle3.storage.place import open_folder
 from eagle3.storage.records import Record, parse_record
 from eagle3.target.facts import TargetConfig
-from eagle3.target.identity import TargetIdentity, require_same_target
+from eagle3.target.identity import TargetIdentity
 
-log = logging.getLogger(__name__)
 KEY = "eagle3"  # of the record in Lightning's dictionary
-GROUPS = ("data", "loss_mask", "loss", "optim")
-# Where the samples lie, and how they are read. Kernels are in no group: they compute the same.
-MAY_CHANGE = (
-    "data._target_", "data.path", "data.source", "data.cache_dir", "data.cache_gb", "data.prefetch", "data.readers",
-    "data.verify",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +125,12 @@ def _is_whole(path: Path) -> bool:
     return stored[-COMMENT_LENGTH:] == _comment(stored[:-COMMENT_LENGTH])
 
 
+def read_comment(folder: Storage, name: str) -> bytes:
+    """Return the end of a checkpoint file, which is the sha256 of everything before it."""
+    size = folder.size(name)
+    return bytes(folder.read(name, max(0, size - COMMENT_LENGTH), size))
+
+
 def read_checkpoint(path: str | Path, *, setting: str) -> Checkpoint:
     """Read a checkpoint of HeadTraining; `setting` is the config key and value that name it."""
     way_out = (
@@ -148,97 +145,3 @@ def read_checkpoint(path: str | Path, *, setting: str) -> Checkpoint:
         json.dumps(content[KEY]).encode(), TrainingRecord, source=f"{setting}: {path}", way_out=way_out
     )
     return Checkpoint(Path(path), record, content)
-
-
-def decisive_settings(config: dict[str, Any]) -> dict[str, Any]:
-    """Return what a training keeps to, by config key; `config` is a composed train.yaml. Of files it is the sha256,
-    since they may move or change: of data.ids here, of the head that it starts from in train.py."""
-    grouped = {f"{group}.{key}": value for group in GROUPS for key, value in config[group].items()}
-    settings = {"seed": config["seed"], "ttt_steps": config["ttt_steps"], **grouped}
-    if path := settings.get("data.ids"):
-        settings["data.ids"] = sha256_file(Path(path))
-    return {key: value for key, value in settings.items() if key not in MAY_CHANGE}
-
-
-def require_own_folder(run_dir: Path, checkpoint: str | None) -> None:
-    """A training that starts anew would take the checkpoints of an earlier one for its own."""
-    kept = sorted((run_dir / "checkpoints").glob("*.ckpt"))
-    if checkpoint is None and kept:
-        last = run_dir / "checkpoints" / "last.ckpt"
-        raise InputError(
-            f"hydra.run.dir={run_dir} holds an earlier training; go on with it by "
-            f"ckpt_path={last if last in kept else kept[-1]}, or give another hydra.run.dir"
-        )
-
-
-def local_checkpoint(ckpt_path: str | None, run_dir: Path, copies: str | None) -> str | None:
-    """Return the file that `ckpt_path` means: `auto` is what was saved last in the run's folder, or else in its copies,
-    None where nothing was. What lies in a bucket is brought to the run's folder, with the other checkpoints there."""
-    folder = run_dir / "checkpoints"
-    if ckpt_path == "auto":
-        if (folder / "last.ckpt").is_file():
-            return str(folder / "last.ckpt")
-        if copies is None or not open_folder(copies, setting="checkpoint_copies").names("last.ckpt"):
-            return None
-        ckpt_path = f"{copies}/last.ckpt"
-    place, separator, name = (ckpt_path or "").rpartition("/")
-    if "://" not in place or not separator:
-        return ckpt_path
-    bucket = open_folder(place, setting="ckpt_path")
-    names = bucket.names("*.ckpt")
-    if name not in names:
-        raise InputError(f"ckpt_path={ckpt_path} does not exist (there is {', '.join(names) or 'no checkpoint'})")
-    for each in names:
-        if not (folder / each).exists():
-            log.info("%s/%s is brought to %s", place, each, folder)
-            with atomic_write(folder / each) as file:
-                file.write(bucket.read(each))
-    return str(folder / name)
-
-
-def read_resumed(path: str | None) -> Checkpoint | None:
-    """Read the checkpoint that `ckpt_path` names."""
-    if path is None:
-        return None
-    if not Path(path).is_file():
-        there = ", ".join(sorted(each.name for each in Path(path).parent.glob("*.ckpt"))) or "no checkpoint"
-        raise InputError(
-            f"ckpt_path={path} does not exist (there is {there}); give RUN/checkpoints/last.ckpt of an earlier run"
-        )
-    return read_checkpoint(path, setting=f"ckpt_path={path}")
-
-
-def require_checkpoint_fits(
-    checkpoint: Checkpoint, source: FeatureSource, head: DraftHead, settings: dict[str, Any]
-) -> None:
-    """A checkpoint goes on only with its own settings, a head of its making, over features of its target."""
-    record, path = checkpoint.record, checkpoint.path
-    require_same_target(
-        record.origin.target,
-        source.made_from.target,
-        expected_from=f"ckpt_path={path}",
-        actual_from=f"data.path={as_setting(source.location)}",
-    )
-    differing = _differing(record.head_config, asdict(head.config))
-    if not torch.equal(checkpoint.weights["head.draft_ids"], head.draft_ids):
-        differing.append("other tokens in the draft vocabulary, which the store's answers decide")
-    if differing:
-        raise InputError(
-            f"ckpt_path={path} holds another head than this run's ({', '.join(differing)}); give the model.* settings, "
-            f"init_from and data.path of the run that it comes from"
-        )
-    differing = _differing(record.settings, settings)
-    if differing:
-        raise InputError(
-            f"ckpt_path={path} was trained with other settings ({', '.join(differing)}); give those of that run "
-            f"(.hydra/overrides.yaml in its folder), or start anew without ckpt_path"
-        )
-    if record.origin.hash != source.fingerprint:
-        log.warning(
-            "data.path=%s has changed since %s: samples may be repeated or skipped", as_setting(source.location), path
-        )
-
-
-def _differing(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    keys = [key for key in before | now if before.get(key) != now.get(key)]
-    return [f"{key}={before.get(key)} then, {now.get(key)} now" for key in keys]

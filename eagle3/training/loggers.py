@@ -4,6 +4,7 @@ A tracker's id of the run lies in the run's folder: whoever goes on there goes o
 """
 
 import csv
+import io
 import logging
 import os
 import re
@@ -23,6 +24,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from eagle3.features.source import FeatureSource
 from eagle3.secrets import public
+from eagle3.storage.files import atomic_write
 
 log = logging.getLogger(__name__)
 EXTRAS = ("tensorboard", "mlflow")  # trackers whose package is an extra of the same name
@@ -33,20 +35,36 @@ PLACE = re.compile(r"^(/|~|\.{1,2}/|[a-z0-9]+://)")
 
 
 class MetricsFile(ExperimentWriter):
-    """Starts from the rows of an earlier part of the run that lie before `resume_step`."""
+    """metrics.csv of a run, which keeps the rows before `resume_step`; the resumed run logs the later ones again."""
 
     def __init__(self, log_dir: str, resume_step: int) -> None:
         super().__init__(log_dir)
-        path = Path(self.metrics_file_path)
-        lines = path.read_text().splitlines() if path.exists() else []
-        whole = [row for row in csv.DictReader(lines) if (row["step"] or "").isdigit()]  # a full disk cuts the last
-        rows = [row for row in whole if int(row["step"]) < resume_step]
-        kept = [{name: value for name, value in row.items() if value != ""} for row in rows]
-        self.metrics = kept  # type: ignore[assignment]  # text as it stands in the file
-        path.unlink(missing_ok=True)
+        self.path = Path(self.metrics_file_path)
+        rows = [row for row in self._rows() if int(row["step"]) < resume_step]
+        if rows:
+            self.metrics_keys = list(rows[0])
+            self._replace(rows)
+        else:
+            self.path.unlink(missing_ok=True)
 
     def _check_log_dir_exists(self) -> None:
-        """The folder is Hydra's and never empty; what is in the file is kept by __init__."""
+        """Say nothing about Hydra's folder, which is never empty."""
+
+    def _rewrite_with_new_header(self, fieldnames: list[str]) -> None:
+        self._replace(self._rows())
+
+    def _rows(self) -> list[dict[str, str]]:
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        return [row for row in csv.DictReader(lines) if (row["step"] or "").isdigit()]  # a full disk cuts the last one
+
+    def _replace(self, rows: list[dict[str, str]]) -> None:
+        """Replace the file by one with these rows and the current columns; a kill leaves the old one or the new one."""
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self.metrics_keys)
+        writer.writeheader()
+        writer.writerows(rows)
+        with atomic_write(self.path) as file:
+            file.write(text.getvalue().encode())
 
 
 class MetricsCSV(CSVLogger):

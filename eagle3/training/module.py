@@ -26,7 +26,7 @@ from eagle3.settings.training import served_steps
 from eagle3.target.facts import LogitTransform
 from eagle3.training.callbacks import ends_step
 from eagle3.training.checkpoint import KEY, Origin, TrainingRecord
-from eagle3.training.optim import AdamWCosine, by_parameter, gradient_norm
+from eagle3.training.optim import AdamWCosine, by_parameter, total_norm
 from eagle3.training.sharding import shard_over_ranks
 
 log = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ class HeadTraining(lightning.LightningModule):
         """Log the gradient's norm, then clip: Lightning comes here in each step, whether it clips or not, and refuses
         to clip for a fused optimizer under bf16-mixed, where no loss scaling is in the way."""
         if self._logs:
-            norm = gradient_norm(self.head.parameters())
+            norm = total_norm(each.grad for each in self.head.parameters())
             self._require_finite("train/grad_norm", norm)
             self.log("train/grad_norm", norm)
         if gradient_clip_val:
@@ -146,6 +146,8 @@ class HeadTraining(lightning.LightningModule):
             clip(self.head.parameters(), gradient_clip_val)
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
+        # Every checkpoint is checked: a step between two logged ones can spoil the weights.
+        self._require_finite("norm of the weights", total_norm(each.detach() for each in self.head.parameters()))
         if self.device_mesh is None and "optimizer_states" in checkpoint:  # of trainer=fsdp Lightning has done so
             saved = zip(checkpoint["optimizer_states"], self.trainer.optimizers, strict=True)
             checkpoint["optimizer_states"] = [by_parameter(*each, self.parameters()) for each in saved]
@@ -191,9 +193,9 @@ class HeadTraining(lightning.LightningModule):
         return values[f"{stage}/accept_length"]
 
     def _require_finite(self, name: str, value: Float[Tensor, ""]) -> None:
-        """Raise InputError before last.ckpt holds weights that are no numbers; the value is that of all ranks."""
+        """Raise InputError if the training has diverged; the value is the same on all ranks."""
         if not math.isfinite(value):
             raise InputError(
-                f"{name}={float(value)} at step {self.trainer.global_step}: the training has diverged; the checkpoints "
-                f"are of before, begin anew with a lower optim.lr or trainer.gradient_clip_val"
+                f"{name}={float(value)} at step {self.trainer.global_step}: the training has diverged, and its "
+                f"checkpoints are older than that; start again with a lower optim.lr or trainer.gradient_clip_val"
             )

@@ -77,9 +77,9 @@ def by_parameter(state: dict[str, Any], optimizer: Optimizer, parameters: Iterab
     }
 
 
-def gradient_norm(parameters: Iterable[nn.Parameter]) -> Float[Tensor, ""]:
-    """Return that of all gradients together; of shards, of those of all ranks."""
-    norm = nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
+def total_norm(tensors: Iterable[Tensor | None]) -> Float[Tensor, ""]:
+    """Return the norm of all tensors together; of sharded ones, over the shards of all ranks."""
+    norm = nn.utils.get_total_norm([each for each in tensors if each is not None])
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 

@@ -40,6 +40,33 @@ def test_a_resume_keeps_rows_before_its_step_and_replaces_the_rest(tmp_path: Pat
     ]
 
 
+def test_a_resumed_run_that_is_killed_before_its_first_flush_keeps_the_rows_before_it(tmp_path: Path) -> None:
+    log(tmp_path, range(8), 1.0)
+    killed = MetricsCSV(run_dir=str(tmp_path), resume_step=5, flush_every_n_steps=100)
+    killed.log_metrics({"loss": 2.0, "lr": 3.0}, 5)
+    assert [(row["step"], row["loss"]) for row in rows(tmp_path)] == [(str(step), "1.0") for step in range(5)]
+    killed.save()
+    kept = [(str(step), "") for step in range(5)]
+    assert [(row["step"], row["lr"]) for row in rows(tmp_path)] == [*kept, ("5", "3.0")]
+
+
+def test_a_new_column_leaves_the_file_whole_if_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log(tmp_path, range(3), 1.0)
+    logger = MetricsCSV(run_dir=str(tmp_path), resume_step=3, flush_every_n_steps=100)
+    logger.log_metrics({"loss": 2.0, "lr": 3.0}, 3)
+    monkeypatch.setattr(csv.DictWriter, "writerow", raise_full_disk)
+    monkeypatch.setattr(csv.DictWriter, "writerows", raise_full_disk)
+    with pytest.raises(OSError, match="full"):
+        logger.save()
+    assert [row["step"] for row in rows(tmp_path)] == ["0", "1", "2"]
+
+
+def raise_full_disk(*_: Any) -> None:
+    raise OSError("the disk is full")
+
+
 def test_a_last_line_that_a_full_disk_cut_is_left_out(tmp_path: Path) -> None:
     log(tmp_path, range(3), 1.0)
     path = tmp_path / "metrics.csv"

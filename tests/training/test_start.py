@@ -16,7 +16,7 @@ from eagle3.serving.head.export import export_head, read_trained
 from eagle3.serving.head.format import load_head
 from eagle3.serving.head.record import read_record
 from eagle3.storage.files import sha256_file
-from eagle3.training.checkpoint import read_resumed, require_checkpoint_fits
+from eagle3.training.resume import read_resumed, require_checkpoint_fits
 from tests.training.test_training import Run, train
 
 __all__ = ["train"]

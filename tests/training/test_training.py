@@ -28,7 +28,7 @@ from eagle3.head.fast.fused_layer import FusedLayer
 from eagle3.head.layer import PlainLayer
 from eagle3.head.loss import UnrollLoss
 from eagle3.settings.check import check_settings
-from eagle3.training.checkpoint import read_resumed, require_checkpoint_fits, require_own_folder
+from eagle3.training.resume import read_resumed, require_checkpoint_fits
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*GPU available but not used.*",
@@ -341,6 +341,33 @@ def test_a_training_that_has_diverged_ends_before_last_ckpt_is_replaced(train: C
     assert kept is not None and kept.global_step == 3 and kept.weights["head.fc.weight"].isfinite().all()
 
 
+@pytest.mark.parametrize(
+    ("saved_by", "kept_step"),
+    [
+        (("callbacks.last.every_n_steps=3",), 3),
+        (("callbacks.last.every_n_steps=0", "trainer.max_steps=7", "trainer.val_check_interval=4"), 4),
+        (("callbacks.last.every_n_steps=0", "SIGINT"), None),
+    ],
+)
+def test_weights_that_are_not_finite_reach_no_checkpoint_between_logged_steps(
+    train: Callable[..., Run], saved_by: tuple[str, ...], kept_step: int | None
+) -> None:
+    signal_after = 7 if "SIGINT" in saved_by else None
+    settings = [setting for setting in saved_by if setting != "SIGINT"]
+    run = train("run", *settings, "trainer.log_every_n_steps=15", signal_after=signal_after)
+
+    class Diverges(lightning.Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 4:
+                module.head.fc.weight.data[0, 0] = torch.nan
+
+    run.trainer.callbacks.insert(0, Diverges())
+    with pytest.raises(InputError, match=r"norm of the weights=nan at step \d+: the training has diverged"):
+        run.fit()
+    saved = [read_resumed(str(path)) for path in run.directory.glob("checkpoints/*.ckpt")]
+    assert [each.global_step for each in saved if each] == ([kept_step] if kept_step else [])
+
+
 def test_a_kill_after_an_epochs_last_step_loses_no_epoch(train: Callable[..., Run]) -> None:
     whole = train("whole", "callbacks.last.every_n_steps=15").fit()
     first = train("parts", "callbacks.last.every_n_steps=15")
@@ -391,6 +418,20 @@ def test_a_resumed_run_drops_the_best_checkpoints_that_a_kill_left_and_keeps_its
     rest = train("run", f"ckpt_path={folder}/last.ckpt").fit()
     assert not stale.exists() and users.exists()
     assert [Path(rest.trainer.checkpoint_callback.best_model_path)] == list(folder.glob("best-*.ckpt"))
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed.*")
+def test_a_run_deletes_no_best_checkpoints_of_a_folder_that_it_does_not_resume(
+    train: Callable[..., Run], tmp_path: Path
+) -> None:
+    best = tmp_path / "second" / "checkpoints" / "best-step99-accept9.000.ckpt"
+    best.parent.mkdir(parents=True)
+    best.write_bytes(b"of another run")
+    first = train("first", "trainer.max_epochs=1").fit()
+    train("second", "trainer.max_epochs=2", f"ckpt_path={first.directory}/checkpoints/last.ckpt").fit()
+    assert best.read_bytes() == b"of another run"
+    train("second", "trainer.max_epochs=1").fit()
+    assert best.read_bytes() == b"of another run"
 
 
 def test_a_run_whose_folder_has_moved_keeps_its_best_checkpoint(train: Callable[..., Run], tmp_path: Path) -> None:
@@ -507,15 +548,6 @@ def test_a_checkpoint_in_the_middle_of_a_wider_step_is_refused(train: Callable[.
     last = f"ckpt_path={first.directory}/checkpoints/last.ckpt"
     with pytest.raises(InputError, match=r"behind pack 7 of an epoch, in the middle of a step of .*=2"):
         train("run", last, "trainer.accumulate_grad_batches=2").fit()
-
-
-def test_a_training_that_starts_anew_leaves_an_earlier_one_alone(train: Callable[..., Run]) -> None:
-    first = train("run", "trainer.max_epochs=1").fit()
-    last = first.directory / "checkpoints" / "last.ckpt"
-    with pytest.raises(InputError, match=rf"hydra\.run\.dir={first.directory} holds .* ckpt_path={last}, or give"):
-        require_own_folder(first.directory, None)
-    require_own_folder(first.directory, str(last))
-    require_own_folder(first.directory / "other", None)
 
 
 def test_a_checkpoint_of_another_head_is_refused(train: Callable[..., Run]) -> None:

@@ -1,0 +1,204 @@
+"""Which checkpoint a run resumes from, and what must be the same as when the checkpoint was saved.
+
+A run folder has one training. Once it has checkpoints, only its latest one resumes it, or a later one in the run's own
+copies: a resumed run overwrites last.ckpt, and deletes the best checkpoints that the resumed one does not know.
+"""
+
+import logging
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from eagle3.errors import InputError
+from eagle3.features.source import FeatureSource, as_setting
+from eagle3.head.draft_head import DraftHead
+from eagle3.storage.files import atomic_write, sha256_file
+from eagle3.storage.folder import LocalFolder, Storage
+from eagle3.storage.place import open_folder
+from eagle3.target.identity import require_same_target
+from eagle3.training.checkpoint import Checkpoint, read_checkpoint, read_comment
+
+log = logging.getLogger(__name__)
+LAST = "last.ckpt"
+GROUPS = ("data", "loss_mask", "loss", "optim")
+# Where the samples are stored, and how they are read. Kernels are in no group: they all compute the same.
+MAY_CHANGE = (
+    "data._target_", "data.path", "data.source", "data.cache_dir", "data.cache_gb", "data.prefetch", "data.readers",
+    "data.verify",
+)  # fmt: skip
+
+
+def decisive_settings(config: dict[str, Any]) -> dict[str, Any]:
+    """Return what a training keeps to, by config key; `config` is a composed train.yaml. Of files it is the sha256,
+    since they may move or change: of data.ids here, of the head that it starts from in train.py."""
+    grouped = {f"{group}.{key}": value for group in GROUPS for key, value in config[group].items()}
+    settings = {"seed": config["seed"], "ttt_steps": config["ttt_steps"], **grouped}
+    if path := settings.get("data.ids"):
+        settings["data.ids"] = sha256_file(Path(path))
+    return {key: value for key, value in settings.items() if key not in MAY_CHANGE}
+
+
+class RunCheckpoints:
+    """The checkpoints of a run: those in RUN/checkpoints, and their copies in a bucket or another folder."""
+
+    def __init__(self, run_dir: Path, copies: str | None) -> None:
+        self.run_dir, self.folder = run_dir, run_dir / "checkpoints"
+        self.copies_at = copies.rstrip("/") if copies else None
+        self.copies = open_folder(copies, setting="checkpoint_copies") if copies else None
+
+    def resume_from(self, ckpt_path: str | None) -> str | None:
+        """Return the local file that `ckpt_path` names; None starts a new training.
+
+        `auto` is the latest checkpoint of the run and its copies, None if there is none. A checkpoint in a bucket is
+        copied to the run's folder first, last.ckpt together with all others. InputError if the run has checkpoints that
+        the training would replace."""
+        if ckpt_path is None:
+            self._require_new()
+            return None
+        if ckpt_path == "auto":
+            self._update_from_copies()
+            latest = self.latest()
+            return str(latest) if latest else None
+        place, _, name = ckpt_path.rpartition("/")
+        if "://" in place or place == self.copies_at:
+            self._fetch(place, name)
+            ckpt_path = str(self.folder / name)
+        latest = self.latest()
+        if latest and latest.resolve() != Path(ckpt_path).resolve():
+            raise self._would_lose(latest, ckpt_path)
+        return ckpt_path
+
+    def latest(self) -> Path | None:
+        """Return last.ckpt, or the best checkpoint of the latest step if the run was killed before its first one."""
+        kept = sorted(self.folder.glob("*.ckpt"))
+        if self.folder / LAST in kept:
+            return self.folder / LAST
+        if len(kept) < 2:
+            return next(iter(kept), None)
+        setting = f"hydra.run.dir={self.run_dir}"
+        return max(kept, key=lambda path: read_checkpoint(path, setting=setting).global_step)
+
+    def _require_new(self) -> None:
+        latest = self.latest()
+        if latest:
+            raise InputError(
+                f"hydra.run.dir={self.run_dir} has checkpoints of an earlier training; resume it with "
+                f"ckpt_path={latest}, or give another hydra.run.dir"
+            )
+        if self.copies and self.copies.names("*.ckpt"):
+            raise InputError(
+                f"checkpoint_copies={self.copies_at} has checkpoints of an earlier training; resume it with "
+                f"ckpt_path=auto, or give another folder"
+            )
+
+    def _would_lose(self, latest: Path, ckpt_path: str) -> InputError:
+        return InputError(
+            f"ckpt_path={ckpt_path} would replace the checkpoints of hydra.run.dir={self.run_dir}, of which only the "
+            f"latest resumes it; give ckpt_path={latest}, or another hydra.run.dir"
+        )
+
+    def _fetch(self, place: str, name: str) -> None:
+        """Copy a checkpoint to the run's folder, unless the run has a later one or is another run."""
+        bucket = open_folder(place, setting="ckpt_path")
+        names = bucket.names("*.ckpt")
+        if name not in names:
+            raise InputError(
+                f"ckpt_path={place}/{name} does not exist (there is {', '.join(names) or 'no checkpoint'})"
+            )
+        if place == self.copies_at:
+            self._update_from_copies()
+        latest = self.latest()
+        if latest and not _same_file(bucket, name, self.folder / name):
+            raise self._would_lose(latest, f"{place}/{name}")
+        self._copy(bucket, names if name == LAST else [name])
+
+    def _update_from_copies(self) -> None:
+        """Bring the folder up to date if the copies are later: the run was continued on another machine."""
+        if not self.copies or not self.copies.names(LAST):
+            return
+        latest = self.latest()
+        if latest and not _same_file(self.copies, LAST, latest):
+            with TemporaryDirectory(dir=self.folder, prefix=".copy-") as temporary:
+                copy = Path(temporary) / LAST
+                _download(self.copies, LAST, copy)
+                there = read_checkpoint(copy, setting=f"checkpoint_copies={self.copies_at}")
+                here = read_checkpoint(latest, setting=f"hydra.run.dir={self.run_dir}")
+                if differing := _differing(here.record.settings, there.record.settings):
+                    raise InputError(
+                        f"checkpoint_copies={self.copies_at} has another training than hydra.run.dir={self.run_dir} "
+                        f"({', '.join(differing)}); give the folder of this run's copies, or another hydra.run.dir"
+                    )
+                if there.global_step <= here.global_step:
+                    return
+                copy.replace(self.folder / LAST)
+        self._copy(self.copies, self.copies.names("*.ckpt"))
+
+    def _copy(self, bucket: Storage, names: list[str]) -> None:
+        # last.ckpt first: if a kill comes in between, the next start finds it and copies the rest.
+        for name in sorted(names, key=lambda name: (name != LAST, name)):
+            if not _same_file(bucket, name, self.folder / name):
+                log.info("%s/%s is copied to %s", bucket.location, name, self.folder)
+                _download(bucket, name, self.folder / name)
+
+
+def _download(bucket: Storage, name: str, path: Path) -> None:
+    with atomic_write(path) as file:
+        file.write(bucket.read(name))
+
+
+def _same_file(bucket: Storage, name: str, path: Path) -> bool:
+    """Whether both are the same checkpoint, by size and the sha256 at the end."""
+    if not path.is_file() or path.stat().st_size != bucket.size(name):
+        return False
+    return read_comment(LocalFolder(path.parent), path.name) == read_comment(bucket, name)
+
+
+def read_resumed(path: str | None) -> Checkpoint | None:
+    """Read the checkpoint that `ckpt_path` names."""
+    if path is None:
+        return None
+    if not Path(path).is_file():
+        there = ", ".join(sorted(each.name for each in Path(path).parent.glob("*.ckpt"))) or "no checkpoint"
+        raise InputError(
+            f"ckpt_path={path} does not exist (there is {there}); give RUN/checkpoints/last.ckpt of an earlier run"
+        )
+    return read_checkpoint(path, setting=f"ckpt_path={path}")
+
+
+def require_checkpoint_fits(
+    checkpoint: Checkpoint, source: FeatureSource, head: DraftHead, settings: dict[str, Any]
+) -> None:
+    """A checkpoint goes on only with its own settings, a head of its making, over features of its target."""
+    record, path = checkpoint.record, checkpoint.path
+    require_same_target(
+        record.origin.target,
+        source.made_from.target,
+        expected_from=f"ckpt_path={path}",
+        actual_from=f"data.path={as_setting(source.location)}",
+    )
+    differing = _differing(record.head_config, asdict(head.config))
+    if not torch.equal(checkpoint.weights["head.draft_ids"], head.draft_ids):
+        differing.append("other tokens in the draft vocabulary, which the store's answers decide")
+    if differing:
+        raise InputError(
+            f"ckpt_path={path} holds another head than this run's ({', '.join(differing)}); give the model.* settings, "
+            f"init_from and data.path of the run that it comes from"
+        )
+    differing = _differing(record.settings, settings)
+    if differing:
+        raise InputError(
+            f"ckpt_path={path} was trained with other settings ({', '.join(differing)}); give those of that run "
+            f"(.hydra/overrides.yaml in its folder), or start anew without ckpt_path"
+        )
+    if record.origin.hash != source.fingerprint:
+        log.warning(
+            "data.path=%s has changed since %s: samples may be repeated or skipped", as_setting(source.location), path
+        )
+
+
+def _differing(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    keys = [key for key in before | now if before.get(key) != now.get(key)]
+    return [f"{key}={before.get(key)} then, {now.get(key)} now" for key in keys]

@@ -1,0 +1,172 @@
+"""Which checkpoint a run resumes from: never one that would cost the run its own."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from exported_head import FINGERPRINT, random_head, save_checkpoint, tiny_facts, tiny_target
+from object_stores import new_folder, s3_server
+from scripts import run_script
+from stores import random_samples, write_store
+
+from eagle3.errors import InputError
+from eagle3.storage.folder import write_file
+from eagle3.storage.place import open_folder
+from eagle3.training.checkpoint import AtomicCheckpointIO
+from eagle3.training.resume import RunCheckpoints
+
+Saved = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def content(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    path = tmp_path_factory.mktemp("run") / "last.ckpt"
+    save_checkpoint(path, random_head(tiny_facts(tiny_target()), FINGERPRINT))
+    return torch.load(path, weights_only=True)
+
+
+@pytest.fixture
+def save(content: dict[str, Any]) -> Saved:
+    """Save a checkpoint of a step, of the training with this seed."""
+
+    def saved(path: Path, step: int, seed: int = 0) -> Path:
+        record = {**content["eagle3"], "settings": {"seed": seed}}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        AtomicCheckpointIO().save_checkpoint({**content, "eagle3": record, "global_step": step}, path)
+        return path
+
+    return saved
+
+
+def step_of(path: str | None) -> int:
+    assert path is not None
+    return torch.load(path, weights_only=True)["global_step"]
+
+
+def refusal(run: Path, ckpt_path: Path | str | None, copies: Path | str | None = None) -> str:
+    before = {path: path.read_bytes() for path in run.glob("checkpoints/*")}
+    with pytest.raises(InputError) as refused:
+        RunCheckpoints(run, copies and str(copies)).resume_from(ckpt_path and str(ckpt_path))
+    assert {path: path.read_bytes() for path in run.glob("checkpoints/*")} == before
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def test_a_new_training_leaves_the_checkpoints_of_an_earlier_one_alone(tmp_path: Path, save: Saved) -> None:
+    run, last = tmp_path / "run", save(tmp_path / "run/checkpoints/last.ckpt", 9)
+    assert f"hydra.run.dir={run} has checkpoints of an earlier training" in refusal(run, None)
+    assert f"resume it with ckpt_path={last}, or give another hydra.run.dir" in refusal(run, None)
+    assert RunCheckpoints(run, None).resume_from(str(last)) == str(last)
+    assert RunCheckpoints(tmp_path / "other", None).resume_from(None) is None
+
+
+def test_a_new_training_leaves_the_copies_of_an_earlier_one_alone(tmp_path: Path, save: Saved) -> None:
+    copies = save(tmp_path / "copies/last.ckpt", 9).parent
+    assert f"checkpoint_copies={copies} has checkpoints of an earlier training" in refusal(
+        tmp_path / "run", None, copies
+    )
+
+
+def test_a_checkpoint_of_another_run_is_refused_where_the_run_has_its_own(tmp_path: Path, save: Saved) -> None:
+    run, other = tmp_path / "run", save(tmp_path / "other/checkpoints/last.ckpt", 9)
+    assert RunCheckpoints(run, None).resume_from(str(other)) == str(other)
+    last = save(run / "checkpoints/last.ckpt", 5)
+    message = refusal(run, other)
+    assert f"ckpt_path={other} would replace the checkpoints of hydra.run.dir={run}" in message
+    assert f"give ckpt_path={last}, or another hydra.run.dir" in message
+
+
+def test_an_older_checkpoint_of_the_run_is_refused_and_later_ones_are_kept(tmp_path: Path, save: Saved) -> None:
+    folder = tmp_path / "run/checkpoints"
+    older, best = save(folder / "best-step9.ckpt", 9), save(folder / "best-step10.ckpt", 10)
+    assert f"give ckpt_path={best}, or" in refusal(tmp_path / "run", older)  # killed before the first last.ckpt
+    last = save(folder / "last.ckpt", 20)
+    assert f"give ckpt_path={last}, or" in refusal(tmp_path / "run", older)
+    assert RunCheckpoints(tmp_path / "elsewhere", None).resume_from(str(older)) == str(older)
+
+
+@pytest.mark.parametrize("ckpt_path", ["auto", "COPIES/last.ckpt"])
+def test_a_run_that_was_continued_elsewhere_resumes_from_the_later_copy(
+    tmp_path: Path, save: Saved, ckpt_path: str
+) -> None:
+    run, copies = tmp_path / "run", tmp_path / "copies"
+    for step, folder in ((100, run / "checkpoints"), (500, copies)):
+        save(folder / "last.ckpt", step)
+        save(folder / f"best-step{step - 1}.ckpt", step - 1)
+    resumed = RunCheckpoints(run, str(copies)).resume_from(ckpt_path.replace("COPIES", str(copies)))
+    assert (resumed, step_of(resumed)) == (str(run / "checkpoints/last.ckpt"), 500)
+    assert step_of(str(run / "checkpoints/best-step499.ckpt")) == 499
+
+
+def test_copies_that_are_behind_do_not_replace_a_later_checkpoint(tmp_path: Path, save: Saved) -> None:
+    run, copy = tmp_path / "run", save(tmp_path / "copies/last.ckpt", 500)
+    last = save(run / "checkpoints/last.ckpt", 600)
+    assert f"give ckpt_path={last}, or" in refusal(run, copy, copy.parent)
+    assert step_of(RunCheckpoints(run, str(copy.parent)).resume_from("auto")) == 600
+
+
+def test_copies_of_another_training_are_refused(tmp_path: Path, save: Saved) -> None:
+    run, copies = tmp_path / "run", save(tmp_path / "copies/last.ckpt", 500, seed=1).parent
+    save(run / "checkpoints/last.ckpt", 100)
+    message = f"checkpoint_copies={copies} has another training than hydra.run.dir={run} (seed=0 then, 1 now)"
+    for ckpt_path in ("auto", copies / "last.ckpt"):
+        assert message in refusal(run, ckpt_path, copies)
+
+
+def test_a_kill_while_checkpoints_are_copied_loses_none(tmp_path: Path, save: Saved) -> None:
+    run, copies = tmp_path / "run", save(tmp_path / "copies/last.ckpt", 500).parent
+    save(copies / "best-step400.ckpt", 400)
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "checkpoints/last.ckpt").write_bytes((copies / "last.ckpt").read_bytes())
+    assert step_of(RunCheckpoints(run, str(copies)).resume_from("auto")) == 500
+    assert step_of(str(run / "checkpoints/best-step400.ckpt")) == 400
+
+
+def test_a_checkpoint_in_a_bucket_is_never_taken_for_another_local_one(tmp_path: Path, save: Saved) -> None:
+    run, last = tmp_path / "run", save(tmp_path / "run/checkpoints/last.ckpt", 100)
+    with s3_server():
+        bucket = open_folder(new_folder(), setting="test")
+        for step, name in ((500, "last.ckpt"), (400, "best-step400.ckpt")):
+            write_file(bucket, name, save(tmp_path / "there" / name, step).read_bytes())
+        assert f"give ckpt_path={last}, or another" in refusal(run, f"{bucket.location}/last.ckpt")
+        assert step_of(RunCheckpoints(run, bucket.location).resume_from(f"{bucket.location}/last.ckpt")) == 500
+        # The same command again, after a kill before its first last.ckpt.
+        assert step_of(RunCheckpoints(run, None).resume_from(f"{bucket.location}/last.ckpt")) == 500
+        older = RunCheckpoints(tmp_path / "new", None).resume_from(f"{bucket.location}/best-step400.ckpt")
+        assert step_of(older) == 400
+        assert [path.name for path in (tmp_path / "new/checkpoints").iterdir()] == ["best-step400.ckpt"]
+
+
+def test_a_run_elsewhere_goes_on_from_copies_in_a_bucket(tmp_path: Path) -> None:
+    store = write_store(tmp_path / "store", random_samples(60))
+
+    def train(run: str, *overrides: str) -> dict[str, Any]:
+        done = run_script(
+            "train", f"data.path={store}", f"hydra.run.dir={tmp_path}/{run}", "trainer=cpu", "data.pack_tokens=48",
+            "model.draft_vocab_size=16", "ttt_steps=3", "callbacks.early_stopping=null", *overrides,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return torch.load(tmp_path / run / "checkpoints/last.ckpt", weights_only=True)
+
+    with s3_server():
+        copies = f"checkpoint_copies={new_folder()}"
+        first = train("first", "trainer.max_epochs=1", copies, "ckpt_path=auto")  # begins: nothing is there
+        bucket = open_folder(copies.partition("=")[2], setting="test")
+        here = {path.name: path.read_bytes() for path in (tmp_path / "first/checkpoints").iterdir()}
+        assert {name: bytes(bucket.read(name)) for name in bucket.names("*")} == here and len(here) == 2
+        train("second", "trainer.max_epochs=2", copies, "ckpt_path=auto")
+        third = train("third", "trainer.max_epochs=3", f"ckpt_path={copies.partition('=')[2]}/last.ckpt")
+        assert {path.name for path in (tmp_path / "second/checkpoints").iterdir()} == {*bucket.names("*")}
+    assert third["global_step"] == 3 * first["global_step"] and third["epoch"] == 3
+
+
+def test_a_checkpoint_that_is_not_in_the_bucket_is_named_with_those_that_are(tmp_path: Path) -> None:
+    with s3_server():
+        bucket = open_folder(new_folder(), setting="test")
+        write_file(bucket, "best-step3.ckpt", b"1")
+        with pytest.raises(InputError, match=r"last\.ckpt does not exist \(there is best-step3\.ckpt\)"):
+            RunCheckpoints(tmp_path, None).resume_from(f"{bucket.location}/last.ckpt")
+        assert RunCheckpoints(tmp_path, bucket.location).resume_from("auto") is None
+        assert RunCheckpoints(tmp_path, None).resume_from("RUN/last.ckpt") == "RUN/last.ckpt"
