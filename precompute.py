@@ -61,7 +61,7 @@ def run_stages(config: DictConfig, stages: list[str]) -> None:
         if "prompts" in stages:
             clean_prompts(config.prompts, out_dir, keep_answers=config.answers.name == "imported")
         if "estimate" in stages:
-            from eagle3.estimate.build import estimate_run
+            from eagle3.estimate import estimate_run
 
             estimate_run(config)
         if {"responses", "features"} & set(stages):

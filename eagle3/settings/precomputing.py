@@ -140,8 +140,6 @@ class Rates(TypedDict):
 
 class Estimate(TypedDict):
     prompts: Count
-    answer_tokens: Tokens
-    workers: Count
     gpu: Text
     rates: Rates
 

@@ -1,0 +1,200 @@
+"""The estimate stage: tokens, bytes and GPU-hours of a run before it starts, as a table and in DIR/estimate.json.
+
+Tokens are those in DIR/responses, or without answers those in DIR/prompts and `responses.max_new_tokens` for every
+answer: an upper bound. Bytes are tokens times hidden states, hours are tokens over measured rates of one GPU.
+"""
+
+import logging
+from collections import Counter
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from tqdm import tqdm
+
+from eagle3 import cli
+from eagle3.answers.chat import Chat
+from eagle3.answers.dialogue import Dialogue
+from eagle3.answers.store import MAKE_PROMPTS, read_responses, read_rows
+from eagle3.errors import InputError
+from eagle3.features.extract import STORED
+from eagle3.head.draft_head import DraftHead, HeadConfig
+from eagle3.storage.files import read_jsonl, write_json
+from eagle3.target.capture import default_capture_layers
+from eagle3.target.facts import TargetConfig, target_config
+from eagle3.target.files import TargetFiles
+from eagle3.target.model import decoder_of, empty_model
+from eagle3.target.stored import stored_target
+
+log = logging.getLogger(__name__)
+# Keys of configs: experts of a token, experts of a layer.
+EXPERTS = ("num_experts_per_tok", "top_k_experts"), ("num_local_experts", "num_experts", "n_routed_experts")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """Keys of conf/estimate: tokens/s of one GPU, each measured with a target and a head of so many parameters."""
+
+    target_parameters: float
+    head_parameters: float
+    answers: dict[str, float]  # answer tokens, by who answers
+    features: dict[str, float]
+    training: dict[str, float]  # of answers and of prompts
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Totals over all samples of a run; `answers` says how the answers were counted."""
+
+    samples: int
+    tokens: int
+    answer_tokens: int
+    left_out: dict[str, int]
+    answers: str
+
+
+def estimate_run(config: DictConfig) -> dict[str, Any]:
+    """Log the table and return its numbers, which are written to DIR/estimate.json."""
+    out_dir, target = Path(config.out_dir), stored_target(**cli.plain(config.target))
+    facts = target_config(target.text_config, target.text_config.vocab_size, target.files.checkpoint_dtype)
+    layers = len(config.features.capture_layers or default_capture_layers(target.text_config.num_hidden_layers))
+    chat = Chat(target.tokenizer, stop_ids=target.stop_ids, **cli.plain(config.chat))
+    tokens = tokens_of_answers(config, out_dir) or tokens_of_prompts(config, out_dir, chat)
+    rates = Rates(**cli.plain(config.estimate.rates))
+    scaled = {
+        "target": active_parameters(target.files) / rates.target_parameters,
+        "head": head_parameters(facts, layers, min(32_000, facts.vocab_size)) / rates.head_parameters,
+    }
+    answered_by = {"imported": None, "huggingface": "huggingface"}.get(config.answers.name, "sglang")
+    extracted_by = "sglang" if config.features.engine else "huggingface"
+    tied = bool(target.files.config.tie_word_embeddings)
+    result = {
+        **asdict(tokens),
+        "bytes": store_bytes(tokens, facts, layers, teachers=config.features.teachers, tied=tied),
+        "gpu": config.estimate.gpu,
+        "gpu_hours": gpu_hours(tokens, rates, answered_by=answered_by, extracted_by=extracted_by, **scaled),
+        "scaled": scaled,
+    }
+    write_json(out_dir / "estimate.json", result)
+    for line in table(result):
+        log.info("%s", line)
+    return result
+
+
+def tokens_of_answers(config: DictConfig, out_dir: Path) -> Tokens | None:
+    """Count the rows of a responses stage that has ended or is running; None if there are none."""
+    folder = out_dir / "responses"
+    manifest = read_responses(folder) if (folder / "manifest.json").exists() else None
+    finished, max_length, sizes, left_out = 0, config.features.max_length, [], Counter[str]()
+    for row in read_rows(folder) if manifest else ():
+        finished += row.last_of_prompt
+        if len(row.input_ids) > max_length and config.features.too_long == "drop":
+            left_out["longer than features.max_length"] += 1
+            continue
+        length = min(len(row.input_ids), max_length)
+        sizes.append((length, sum(min(end, length) - min(begin, length) for begin, end in row.turns)))
+    if not (manifest and finished):
+        return None
+    scale = 1.0 if manifest.complete else number_of_prompts(out_dir) / finished
+    return totals(sizes, scale, left_out, answers=f"of {finished} prompts in {folder}")
+
+
+def tokens_of_prompts(config: DictConfig, out_dir: Path, chat: Chat) -> Tokens:
+    """Count about `estimate.prompts` prompts, evenly spread; the template's own tokens around the first turn only."""
+    if config.answers.name == "imported":
+        raise InputError(f"{out_dir}/responses has no imported answers to count; run stages=[responses], without a GPU")
+    count = number_of_prompts(out_dir)
+    step = max(1, count // config.estimate.prompts)
+    longest, most = config.responses.max_new_tokens, config.responses.max_prompt_tokens
+    sizes, left_out = [], Counter[str]()
+    for prompt in islice(read_jsonl(out_dir / "prompts" / "prompts.jsonl"), 0, None, step):
+        dialogue = Dialogue(prompt, chat, seed=0, max_prompt_tokens=most, on_length="keep")
+        if not dialogue.waiting:
+            left_out[dialogue.errors[-1].reason.partition(" (")[0]] += 1
+            continue
+        questions = [message["content"] for message in prompt["messages"] if message["role"] == "user"]
+        asked = len(dialogue.prompt_ids) + sum(len(chat.encode(text)) for text in questions[1:])
+        answered = longest * len(questions)
+        length = min(asked + answered, config.features.max_length)
+        sizes.append((length, min(answered, length)))
+    scale = count / -(-count // step)
+    return totals(sizes, scale, left_out, answers=f"at most {longest} tokens each (responses.max_new_tokens)")
+
+
+def number_of_prompts(out_dir: Path) -> int:
+    path = out_dir / "prompts" / "prompts.jsonl"
+    if not (path.is_file() and path.stat().st_size):
+        raise InputError(f"{path} does not exist or is empty, and an estimate needs prompts; make it: {MAKE_PROMPTS}")
+    return sum(1 for _ in path.open("rb"))
+
+
+def totals(sizes: list[tuple[int, int]], scale: float, left_out: Counter[str], *, answers: str) -> Tokens:
+    kept = [size for size in sizes if size[1] > 1]
+    left_out["no answer of two tokens or more"] += len(sizes) - len(kept)
+    if not kept:
+        raise InputError(f"no prompt gives a sample (left out: {dict(left_out)}); raise features.max_length")
+    tokens, answer_tokens = (round(sum(numbers) * scale) for numbers in zip(*kept, strict=True))
+    skipped = {reason: round(number * scale) for reason, number in left_out.items()}
+    return Tokens(round(len(kept) * scale), tokens, answer_tokens, skipped, answers)
+
+
+def store_bytes(tokens: Tokens, facts: TargetConfig, layers: int, *, teachers: str, tied: bool) -> dict[str, int]:
+    """Return the size of the store's hidden states and target weights in each `features.dtype`."""
+    last_hidden = tokens.tokens if teachers == "all" else tokens.answer_tokens
+    values = (tokens.tokens * layers + last_hidden) * facts.hidden_size
+    weights = facts.vocab_size * facts.hidden_size * (1 if tied else 2)  # embedding and lm_head
+    return {
+        name: values * dtype.itemsize + weights * (2 if dtype.itemsize == 1 else dtype.itemsize)
+        for name, dtype in STORED.items()
+    }
+
+
+def gpu_hours(
+    tokens: Tokens, rates: Rates, *, answered_by: str | None, extracted_by: str, target: float, head: float
+) -> dict[str, float]:
+    """`target` and `head` are sizes relative to the measured ones; imported answers have `answered_by=None`."""
+    prompt_tokens = tokens.tokens - tokens.answer_tokens
+    reading = prompt_tokens / rates.features[answered_by] if answered_by else 0
+    answering = tokens.answer_tokens / rates.answers[answered_by] if answered_by else 0
+    training = tokens.answer_tokens / rates.training["answers"] + prompt_tokens / rates.training["prompts"]
+    return {
+        "responses": (reading + answering) * target / 3600,
+        "features": tokens.tokens / rates.features[extracted_by] * target / 3600,
+        "training_epoch": training * head / 3600,
+    }
+
+
+def active_parameters(files: TargetFiles) -> int:
+    """Count the parameters that a token is multiplied by: no embedding, and top_k / num_experts of the experts."""
+    model, config = empty_model(files), files.text_config
+    embedding: Any = model.get_input_embeddings().weight
+    lm_head: Any = model.get_output_embeddings().weight
+    chosen, experts = (next((n for key in keys if (n := getattr(config, key, None))), 1) for keys in EXPERTS)
+    total = float(lm_head.numel())
+    for name, parameter in decoder_of(model, files.path).named_parameters():
+        if parameter is not embedding:
+            total += parameter.numel() * (chosen / experts if ".experts." in name else 1)
+    return round(total)
+
+
+def head_parameters(target: TargetConfig, layers: int, draft_vocab_size: int) -> int:
+    """Count the parameters of an EAGLE-3 head with the target's sizes."""
+    config = HeadConfig.for_target(
+        target, num_captured_layers=layers, draft_vocab_size=draft_vocab_size, fc_norm=False, norm_output=False
+    )
+    with torch.device("meta"):
+        head = DraftHead(config, torch.arange(draft_vocab_size))
+    return sum(parameter.numel() for parameter in head.parameters())
+
+
+def table(result: dict[str, Any]) -> list[str]:
+    prompt_tokens = result["tokens"] - result["answer_tokens"]
+    return [
+        f"answers: {result['answers']}",
+        f"{result['samples']:,} samples, {prompt_tokens:,} prompt tokens, {result['answer_tokens']:,} answer tokens",
+        *(f"features.dtype={name:<10}{tqdm.format_sizeof(size, 'B'):>10}" for name, size in result["bytes"].items()),
+        *(f"{stage:<16}{hours:>10,.2f} hours of one {result['gpu']}" for stage, hours in result["gpu_hours"].items()),
+    ]
