@@ -105,8 +105,7 @@ def export_head(config: DictConfig) -> None:
     else:
         judge = make_judge(config, target)
     findings = check_export(trained, head, judge)
-    if record := read_files(config.head).record:
-        write_card(head, record, trained.settings, draft_of(config), config.format)
+    write_card(read_files(head), trained.settings, draft_of(config))
     conclude(findings, config)
 
 

@@ -97,7 +97,7 @@ def test_an_export_for_vllm_is_measured_and_its_card_says_how_to_serve_it(
     files, card = read_files(tmp_path / "head"), (tmp_path / "head/README.md").read_text()
     assert files.nested and files.record is not None and files.record.accept_length is not None
     assert '{"method": "eagle3", "model": "head", "num_speculative_tokens": 2}' in card
-    assert "library_name: vllm" in card and "sglang" not in card
+    assert "library_name: vllm" in card and "sglang.launch_server" not in card
 
 
 def test_decode_prints_one_json_line(trained_on_tiny: TrainedHead, tiny_path: Path, tmp_path: Path) -> None:

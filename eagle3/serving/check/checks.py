@@ -1,4 +1,4 @@
-"""All checks of an exported head, as a list of findings: of its files, then, where files cannot tell, by decoding."""
+"""Runs all checks of an exported head: of its files, then by decoding where the files cannot tell."""
 
 from collections.abc import Sequence
 
@@ -11,6 +11,7 @@ from eagle3.serving.check.config import (
     check_model,
     check_options,
     check_rope,
+    check_servers,
 )
 from eagle3.serving.check.finding import Check, Finding, Problem, TargetFacts, facts_of_target, has_errors
 from eagle3.serving.check.layer_notation import check_notation
@@ -34,10 +35,11 @@ CHECKS: tuple[Check, ...] = (
     check_t2d,
     check_capture,
     check_target,
+    check_servers,
 )
-# Of a head in the speculators' layout, which vLLM serves: what the others say is of SGLang alone.
+# For a head in the speculators' layout, which SGLang does not read: the other checks concern SGLang alone.
 VLLM_CHECKS = tuple(check for check in CHECKS if check not in (check_layout, check_options, check_capture))
-# What config.json says by itself, without the weights.
+# Checks of config.json alone, without the weights.
 CONFIG_CHECKS: tuple[Check, ...] = (
     check_layout,
     check_model,
@@ -53,7 +55,7 @@ DECODED_ALL_THE_SAME = ("layout", "options", "layer_ids", "context", "dtype", "e
 
 
 def run_checks(files: HeadFiles, facts: TargetFacts, checks: Sequence[Check] = CHECKS) -> list[Finding]:
-    """Run checks of the files. A fault that several of them stumble over is said once."""
+    """Run checks of the files. A fault that several checks find is reported once."""
     findings: list[Finding] = []
     for check in checks:
         known = {finding.message for finding in findings}

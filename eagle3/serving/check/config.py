@@ -7,7 +7,13 @@ from eagle3.head.eagle3 import has_norm_before_fc, rope_of
 from eagle3.serving.check.finding import Problem, TargetFacts
 from eagle3.serving.head.files import ARCHITECTURE, NESTED, HeadFiles
 from eagle3.serving.head.format import VOCABULARY_MAPS, head_config
+from eagle3.serving.head.servers import summary
 from eagle3.target.facts import context_factor
+
+
+def check_servers(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
+    """SGLang, vLLM and llama.cpp can serve the head."""
+    yield "ok", summary(files)
 
 
 def check_layout(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:

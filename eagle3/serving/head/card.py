@@ -1,4 +1,4 @@
-"""README.md beside an exported head: the model card, with front matter as the Hugging Face Hub reads it."""
+"""README.md of an exported head: the model card, with front matter as the Hugging Face Hub reads it."""
 
 import json
 from collections import Counter
@@ -12,7 +12,9 @@ from eagle3.answers.store import read_responses
 from eagle3.engine.draft import Draft, num_draft_tokens
 from eagle3.errors import InputError
 from eagle3.markdown import table
+from eagle3.serving.head.files import HeadFiles
 from eagle3.serving.head.record import HeadRecord
+from eagle3.serving.head.servers import LLAMA_CPP, SGLANG, VLLM, obstacles, summary
 from eagle3.storage.files import atomic_write
 from eagle3.storage.records import read_sealed_json
 from eagle3.target.identity import is_hub_id
@@ -20,15 +22,14 @@ from eagle3.training.loggers import searchable
 
 FILE = "README.md"
 TAGS = ["eagle3", "speculative-decoding", "draft-model"]
-SERVERS = {"sglang": "sglang", "speculators": "vllm"}  # by format
-# What the Hub's `license` takes, of the licences that prompts may have by themselves; the table has all of them.
+# Licences of prompts that the Hub's `license` takes; the card's table has all.
 HUB_LICENSES = ("mit", "apache-2.0", "bsd-3-clause", "bsd-2-clause", "isc", "unlicense", "cc0-1.0", "cc-by-4.0", "pddl")
 SEVERAL = "other"
 
 
 @dataclass
 class TrainingData:
-    """What lies beside the feature stores: prompts by licence and by origin, and the text of the credits."""
+    """The ledgers next to the feature stores: prompts by licence and by origin, and the text of the credits."""
 
     prompts: int = 0
     licenses: Counter[str] = field(default_factory=Counter)
@@ -36,18 +37,16 @@ class TrainingData:
     credits: list[str] = field(default_factory=list)
 
 
-def write_card(
-    folder: Path, record: HeadRecord, settings: dict[str, Any], draft: Draft, format: str = "sglang"
-) -> None:
-    """Write the card of the head in `folder`, which is in `format`; `settings` are those of its training, `draft` how
-    it is best served."""
-    with atomic_write(folder / FILE) as file:
-        file.write(model_card(record, settings, draft, training_data(record.store.path), format).encode())
+def write_card(files: HeadFiles, settings: dict[str, Any], draft: Draft) -> None:
+    """Write the card of an exported head; `settings` are those of its training, `draft` how it is best served."""
+    assert files.record is not None  # an export writes one
+    with atomic_write(files.path / FILE) as file:
+        file.write(model_card(files, settings, draft, training_data(files.record.store.path)).encode())
 
 
 def training_data(stores: str | list[str]) -> TrainingData | None:
-    """Read the ledgers of DIR/prompts beside DIR/features; None where one is missing, or of other prompts than those
-    that were answered."""
+    """Read the ledgers of DIR/prompts next to DIR/features; None where one is missing, or is not of the prompts that
+    were answered."""
     data = TrainingData()
     for folder in (Path(store).parent for store in ([stores] if isinstance(stores, str) else stores)):
         prompts = folder / "prompts"
@@ -67,26 +66,26 @@ def training_data(stores: str | list[str]) -> TrainingData | None:
     return data
 
 
-def model_card(
-    record: HeadRecord, settings: dict[str, Any], draft: Draft, data: TrainingData | None, format: str = "sglang"
-) -> str:
-    """Return the card. What is not known is said to be unknown."""
-    name, server = record.target.name, SERVERS[format]
-    told = ModelCardData(
+def model_card(files: HeadFiles, settings: dict[str, Any], draft: Draft, data: TrainingData | None) -> str:
+    """Return the card. It says so where something is not known."""
+    record, library = files.record, "vllm" if files.nested else "sglang"
+    assert record is not None
+    name = record.target.name
+    front_matter = ModelCardData(
         base_model=name if is_hub_id(name) else None,
         license=license_of(data),
         license_name="of-the-training-data" if license_of(data) == SEVERAL else None,
         license_link="README.md" if license_of(data) == SEVERAL else None,
-        library_name=server,
+        library_name=library,
         pipeline_tag="text-generation",
-        tags=[*TAGS, server],
+        tags=[*TAGS, library],
     )
     target = name if is_hub_id(name) else Path(name).name
     parts = [
-        f"---\n{told.to_yaml()}\n---\n\n# EAGLE-3 draft head for {target}",
+        f"---\n{front_matter.to_yaml()}\n---\n\n# EAGLE-3 draft head for {target}",
         f"A draft head guesses the next tokens of {target}, which checks them all in one pass: the text stays the "
-        "target's own, it only comes faster. It is of no use alone, or with another target.",
-        f"## Serve it\n\n{vllm_command(target, draft) if server == 'vllm' else sglang_command(target, draft)}",
+        "target's own and comes faster. The head is of no use alone, or with another target.",
+        f"## Serve it\n\n{summary(files)}.\n\n{commands(files, target, draft)}",
         f"## Accept length\n\nTokens gained per pass of the target, 1 without a head.\n\n{accept_lengths(record)}",
         f"## Training data\n\n{about_data(data)}",
         f"## Training\n\n{table(['setting', 'value'], sorted(searchable(settings).items()))}",
@@ -96,16 +95,34 @@ def model_card(
 
 
 def license_of(data: TrainingData | None) -> str | None:
-    """Return the Hub's word for the licence that all prompts have; `other` for several, which the card lists."""
+    """Return the Hub's name of the licence that all prompts have; `other` for several, which the card lists."""
     if data is None or not data.licenses:
         return None
     [*names] = {name.lower() for name in data.licenses}
     return names[0] if len(names) == 1 and names[0] in HUB_LICENSES else SEVERAL
 
 
+def commands(files: HeadFiles, target: str, draft: Draft) -> str:
+    """Return a command for each server that can serve the head."""
+    makers = {SGLANG: sglang_command, VLLM: vllm_command, LLAMA_CPP: llama_cpp_command}
+    able = [server for server, reasons in obstacles(files).items() if not reasons]
+    return "\n\n".join(f"{server}:\n\n{makers[server](target, draft)}" for server in able)
+
+
 def vllm_command(target: str, draft: Draft) -> str:
     settings = {"method": "eagle3", "model": Path(draft.head).name, "num_speculative_tokens": draft.steps}
     return f"```bash\nvllm serve {target} --speculative-config '{json.dumps(settings)}'\n```"
+
+
+def llama_cpp_command(target: str, draft: Draft) -> str:
+    head = Path(draft.head).name
+    return (
+        "```bash\n"
+        f"python convert_hf_to_gguf.py {target} --outfile target.gguf\n"
+        f"python convert_hf_to_gguf.py {head} --target-model-dir {target} --outfile head.gguf\n"
+        f"llama-server -m target.gguf -md head.gguf --spec-type draft-eagle3 --spec-draft-n-max {draft.steps}\n"
+        "```"
+    )
 
 
 def sglang_command(target: str, draft: Draft) -> str:

@@ -51,7 +51,10 @@ def levels(findings: list[Finding]) -> dict[str, str]:
 @pytest.mark.parametrize("options", [{}, {"fc_norm": True, "norm_output": True}], ids=["eagle3", "eagle3.1"])
 def test_a_sound_export_passes_every_check(options: dict, facts: TargetFacts, tmp_path: Path) -> None:
     export_head(random_head(facts, FINGERPRINT, **options), tmp_path / "head", versions={})
-    assert levels(run_checks(read_files(tmp_path / "head"), facts)) == {}
+    findings = run_checks(read_files(tmp_path / "head"), facts)
+    assert levels(findings) == {}
+    able = "SGLang and vLLM can" if options else "SGLang, vLLM and llama.cpp can"
+    assert [finding.message[: len(able)] for finding in findings if finding.check == "servers"] == [able]
 
 
 def test_a_draft_vocabulary_in_order_of_frequency_passes_every_check(exported: Editable, facts: TargetFacts) -> None:

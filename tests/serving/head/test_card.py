@@ -1,13 +1,14 @@
 """The model card of an exported head: front matter that the Hub reads, and nothing that is not known."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from exported_head import FINGERPRINT, record_of
+from exported_head import FINGERPRINT, LAYERS, record_of
 from huggingface_hub import ModelCard
 
 from eagle3.answers.store import ResponsesManifest
@@ -15,7 +16,9 @@ from eagle3.engine.command import LaunchSettings, launch_command
 from eagle3.engine.draft import Draft
 from eagle3.serving.head import card
 from eagle3.serving.head.card import TrainingData, license_of, model_card, training_data, write_card
-from eagle3.serving.head.record import HeadRecord
+from eagle3.serving.head.files import HeadFiles, read_files
+from eagle3.serving.head.format import save_head
+from eagle3.serving.head.speculators import save_speculators
 from eagle3.storage.records import write_sealed_json
 
 DRAFT = Draft(head="/disk/of/anna/heads/first", steps=5, topk=4, draft_tokens=16)
@@ -28,18 +31,40 @@ LEDGER = {
 
 
 @pytest.fixture
-def record(make_head: Any) -> HeadRecord:
-    made = record_of(make_head(), FINGERPRINT)
-    return replace(made, simulated_accept_length={3: 2.01, 7: 2.5}, versions={"torch": "2.9"})
+def make_files(make_head: Any, tmp_path: Path) -> Callable[..., HeadFiles]:
+    """Make the files of an exported head, with the options of its config."""
+
+    def make(*, layout: str = "sglang", **options: Any) -> HeadFiles:
+        folder, head = tmp_path / "head", make_head(**options)
+        folder.mkdir(exist_ok=True)
+        if layout == "sglang":
+            save_head(folder, head, LAYERS, "float32")
+        else:
+            save_speculators(folder, head, LAYERS, "float32", target="org/target", steps=5)
+        made = record_of(head, FINGERPRINT)
+        record = replace(made, simulated_accept_length={3: 2.01, 7: 2.5}, versions={"torch": "2.9"})
+        return replace(read_files(folder), record=record)
+
+    return make
 
 
-def of_hub(record: HeadRecord) -> HeadRecord:
-    return replace(record, target=replace(record.target, name="meta-llama/Llama-3.1-8B-Instruct"))
+@pytest.fixture
+def files(make_files: Callable[..., HeadFiles]) -> HeadFiles:
+    return make_files()
 
 
-def test_the_front_matter_is_what_the_hub_reads(record: HeadRecord) -> None:
+def of_target(files: HeadFiles, name: str) -> HeadFiles:
+    assert files.record is not None
+    return replace(files, record=replace(files.record, target=replace(files.record.target, name=name)))
+
+
+def of_hub(files: HeadFiles) -> HeadFiles:
+    return of_target(files, "meta-llama/Llama-3.1-8B-Instruct")
+
+
+def test_the_front_matter_is_what_the_hub_reads(files: HeadFiles) -> None:
     data = TrainingData(prompts=3, licenses=Counter({"Apache-2.0": 3}), origins=Counter({"web": 3}))
-    told = ModelCard(model_card(of_hub(record), SETTINGS, DRAFT, data)).data.to_dict()
+    told = ModelCard(model_card(of_hub(files), SETTINGS, DRAFT, data)).data.to_dict()
     assert told["base_model"] == "meta-llama/Llama-3.1-8B-Instruct"
     assert (told["license"], told["library_name"], told["pipeline_tag"]) == ("apache-2.0", "sglang", "text-generation")
     assert {"eagle3", "speculative-decoding"} <= set(told["tags"])
@@ -53,8 +78,8 @@ def test_the_licence_is_that_of_the_prompts_where_they_have_one(licenses: dict[s
     assert license_of(TrainingData(licenses=Counter(licenses))) == word
 
 
-def test_the_text_says_what_was_measured_and_set_and_no_place_of_this_machine(record: HeadRecord) -> None:
-    local = replace(record, target=replace(record.target, name="/disk/of/anna/models/tiny"))
+def test_the_text_says_what_was_measured_and_set_and_no_place_of_this_machine(files: HeadFiles) -> None:
+    local = of_target(files, "/disk/of/anna/models/tiny")
     text = model_card(local, SETTINGS | {"data.source": "/disk/of/anna/x"}, DRAFT, None)
     assert "| 7 drafts in a row | 2.500 |" in text and "| optim.lr | 0.003 |" in text
     assert "# EAGLE-3 draft head for tiny" in text and "torch 2.9" in text
@@ -62,14 +87,27 @@ def test_the_text_says_what_was_measured_and_set_and_no_place_of_this_machine(re
     assert "anna" not in text and "base_model" not in text
 
 
-def test_the_command_has_the_flags_that_launch_gives(record: HeadRecord) -> None:
-    text = model_card(of_hub(record), SETTINGS, DRAFT, None)
+def test_the_command_has_the_flags_that_launch_gives(files: HeadFiles) -> None:
+    text = model_card(of_hub(files), SETTINGS, DRAFT, None)
     settings = LaunchSettings(**{name: None for name in LaunchSettings.__dataclass_fields__})  # type: ignore[arg-type]
     words = launch_command(settings, target="T", revision=None, draft=DRAFT)
     flags = dict(pairwise(words))
     for flag in (word for word in words if word.startswith("--speculative")):
         value = "first" if flag.endswith("path") else flags[flag]
         assert f"{flag} {value}" in text
+
+
+def test_the_card_has_a_command_for_each_server_that_can_serve_the_head(make_files: Callable[..., HeadFiles]) -> None:
+    everywhere = model_card(of_hub(make_files()), SETTINGS, DRAFT, None)
+    assert "SGLang, vLLM and llama.cpp can serve this head." in everywhere
+    for command in ("sglang.launch_server", "vllm serve meta-llama/", "llama-server -m target.gguf -md head.gguf"):
+        assert command in everywhere
+    with_norms = model_card(of_hub(make_files(fc_norm=True, norm_output=True)), SETTINGS, DRAFT, None)
+    assert "SGLang and vLLM can serve this head; llama.cpp cannot: it has no fc_norm and no norm_output" in with_norms
+    assert "llama-server" not in with_norms
+    of_speculators = model_card(of_hub(make_files(layout="speculators")), SETTINGS, DRAFT, None)
+    assert "vLLM and llama.cpp can serve this head; SGLang cannot: it does not read the" in of_speculators
+    assert "sglang.launch_server" not in of_speculators and "library_name: vllm" in of_speculators
 
 
 @pytest.fixture
@@ -84,10 +122,11 @@ def answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_licences_origins_and_credits_come_from_the_ledger(answered: Path, record: HeadRecord) -> None:
-    made = replace(record, store=replace(record.store, path=str(answered / "features")))
-    write_card(answered, made, SETTINGS, DRAFT)
-    text = (answered / "README.md").read_text()
+def test_licences_origins_and_credits_come_from_the_ledger(answered: Path, files: HeadFiles) -> None:
+    assert files.record is not None
+    store = replace(files.record.store, path=str(answered / "features"))
+    write_card(replace(files, record=replace(files.record, store=store)), SETTINGS, DRAFT)
+    text = (files.path / "README.md").read_text()
     assert "| MIT | 3 |" in text and "| tickets\\|web | 5 |" in text and "credit to Ours Ltd" in text
     assert ModelCard(text).data.license == "other"
 

@@ -1,0 +1,66 @@
+"""Which servers can serve a head: SGLang, vLLM and llama.cpp; and why the others cannot.
+
+The reasons were read in SGLang 0.5.17 (models/llama_eagle3.py), vLLM 0.32.0 (models/llama_eagle3.py,
+transformers_utils/configs/speculators, v1/worker/gpu_model_runner.py) and llama.cpp b11434 (conversion/llama.py,
+src/models/eagle3.cpp). benchmarks/outside_servers.py serves heads with the last two.
+"""
+
+from collections.abc import Iterator
+
+from eagle3.head.eagle3 import EAGLE3, has_fc_norm
+from eagle3.serving.head.files import LAYER_IDS, HeadFiles, are_ids, ids_of
+from eagle3.serving.head.format import kind_of
+
+LLAMA_CPP_LAYERS = 3
+SGLANG, VLLM, LLAMA_CPP = "SGLang", "vLLM", "llama.cpp"
+
+
+def obstacles(files: HeadFiles) -> dict[str, list[str]]:
+    """Return by server why it cannot serve the head as it was trained; nothing where it can."""
+    return {SGLANG: [*_of_sglang(files)], VLLM: [*_of_vllm(files)], LLAMA_CPP: [*_of_llama_cpp(files)]}
+
+
+def summary(files: HeadFiles) -> str:
+    """Return a line such as `SGLang and vLLM can serve this head; llama.cpp cannot: it has no fc_norm`."""
+    found = obstacles(files)
+    *others, last = [server for server, reasons in found.items() if not reasons] or ["none of " + ", ".join(found)]
+    able = f"{', '.join(others)} and {last}" if others else last
+    return "; ".join(
+        [f"{able} can serve this head"]
+        + [f"{server} cannot: {', '.join(reasons)}" for server, reasons in found.items() if reasons]
+    )
+
+
+def _of_sglang(files: HeadFiles) -> Iterator[str]:
+    if files.nested:
+        yield "it does not read the speculators' layout (export with format=sglang)"
+    if files.config.get("norm_before_residual"):
+        yield "it has no norm_before_residual"
+
+
+def _of_vllm(files: HeadFiles) -> Iterator[str]:
+    yield from _other_kind(files)
+    if files.nested and "model_type" in files.written:
+        yield "it does not recognise the speculators' layout with a model_type (remove that key from config.json)"
+    ids = files.layer_ids
+    if not files.nested and ids is not None and are_ids(ids) and not files.top_level_ids:
+        yield f"it takes {ids} for inputs of layers, one too low (set {ids_of([layer + 1 for layer in ids])})"
+    if "d2t" in files.tensors and files.config.get("draft_vocab_size") == files.config.get("vocab_size"):
+        yield "it stops at a d2t of the whole vocabulary (remove d2t and t2d if the draft ids are the target's)"
+
+
+def _of_llama_cpp(files: HeadFiles) -> Iterator[str]:
+    yield from _other_kind(files)
+    options = {"fc_norm": has_fc_norm(files.config), "norm_output": bool(files.config.get("norm_output"))}
+    if missing := [option for option, used in options.items() if used]:
+        yield f"it has no {' and no '.join(missing)} (train with model=eagle3)"
+    number = files.config.get("num_aux_hidden_states") or LLAMA_CPP_LAYERS
+    if number != LLAMA_CPP_LAYERS:
+        yield f"it reads exactly {LLAMA_CPP_LAYERS} captured layers, not {number}"
+    if files.layer_ids and not files.top_level_ids:
+        yield f"it finds no {LAYER_IDS} at the top level and takes its default layers"
+
+
+def _other_kind(files: HeadFiles) -> Iterator[str]:
+    if kind_of(files) is not EAGLE3:
+        yield f"it does not know heads of kind {kind_of(files).name}"

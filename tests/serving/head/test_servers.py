@@ -1,0 +1,105 @@
+"""Which servers can serve a head, in each layout and with each option, and what the check says of it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from exported_head import LAYERS, name_layers
+from safetensors.torch import load_file, save_file
+from two_layer_head import TwoLayers
+
+from eagle3.head.draft_head import DraftHead
+from eagle3.serving.head.files import read_files
+from eagle3.serving.head.format import save_head
+from eagle3.serving.head.servers import LLAMA_CPP, SGLANG, VLLM, obstacles, summary
+from eagle3.serving.head.speculators import save_speculators
+
+
+@pytest.fixture
+def save(make_head: Callable[..., DraftHead], tmp_path: Path) -> Callable[..., Path]:
+    def save(*, layout: str = "sglang", **options: Any) -> Path:
+        head = make_head(**options).float()
+        layers = LAYERS if head.config.num_captured_layers == 3 else [1, *LAYERS]
+        if layout == "sglang":
+            save_head(tmp_path, head, layers, "float32")
+        else:
+            save_speculators(tmp_path, head, layers, "float32", target="org/target", steps=5)
+        return tmp_path
+
+    return save
+
+
+def change(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    edit(config)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def unable(folder: Path) -> dict[str, str]:
+    return {server: reasons[0] for server, reasons in obstacles(read_files(folder)).items() if reasons}
+
+
+@pytest.mark.parametrize("options", [{}, {"norm_before_fc": True}, {"draft_vocab_size": 50}])
+def test_an_export_of_eagle3_is_served_everywhere(options: dict[str, Any], save: Callable[..., Path]) -> None:
+    folder = save(**options)
+    assert unable(folder) == {}
+    assert summary(read_files(folder)) == "SGLang, vLLM and llama.cpp can serve this head"
+
+
+@pytest.mark.parametrize("layout", ["sglang", "speculators"])
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"fc_norm": True, "norm_output": True}, "it has no fc_norm and no norm_output (train with model=eagle3)"),
+        ({"norm_output": True}, "it has no norm_output"),
+        ({"num_captured_layers": 4}, "it reads exactly 3 captured layers, not 4"),
+    ],
+)
+def test_llama_cpp_serves_plain_eagle3_of_three_layers_alone(
+    layout: str, options: dict[str, Any], reason: str, save: Callable[..., Path]
+) -> None:
+    found = unable(save(layout=layout, **options))
+    assert reason in found.pop(LLAMA_CPP)
+    assert found.keys() == ({SGLANG} if layout == "speculators" else set())
+
+
+def test_sglang_does_not_read_the_layout_of_the_speculators(save: Callable[..., Path]) -> None:
+    folder = save(layout="speculators")
+    assert unable(folder).keys() == {SGLANG}
+    assert summary(read_files(folder)).startswith("vLLM and llama.cpp can serve this head; SGLang cannot: it does not")
+
+
+def test_vllm_does_not_recognise_the_speculators_layout_with_a_model_type(save: Callable[..., Path]) -> None:
+    folder = save(layout="speculators")
+    change(folder, lambda config: config.update(model_type="speculator_model"))
+    assert "remove that key" in unable(folder)[VLLM]
+
+
+def test_layers_that_are_named_in_eagle_config_alone_are_right_in_sglang_alone(save: Callable[..., Path]) -> None:
+    folder = save()
+    change(folder, lambda config: name_layers(config, [1, 3, 4], twice=False))
+    found = unable(folder)
+    assert found.keys() == {VLLM, LLAMA_CPP}
+    assert "takes [1, 3, 4] for inputs of layers, one too low" in found[VLLM] and "to [2, 4, 5])" in found[VLLM]
+
+
+def test_vllm_stops_at_a_map_of_the_whole_vocabulary(save: Callable[..., Path]) -> None:
+    folder = save(draft_vocab_size=50)
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | {"d2t": torch.zeros(50, dtype=torch.int64)}, folder / "model.safetensors")
+    assert "it stops at a d2t of the whole vocabulary" in unable(folder)[VLLM]
+
+
+def test_a_kind_of_your_own_is_known_to_neither_vllm_nor_llama_cpp(save: Callable[..., Path]) -> None:
+    folder = save()
+    change(folder, lambda config: config.update(architectures=[TwoLayers.architecture]))
+    assert unable(folder) == dict.fromkeys((VLLM, LLAMA_CPP), "it does not know heads of kind two_layer")
+
+
+def test_a_head_that_nobody_can_serve_is_said_to_be_one(save: Callable[..., Path]) -> None:
+    folder = save(layout="speculators", fc_norm=True)
+    change(folder, lambda config: config.update(model_type="speculator_model"))
+    assert summary(read_files(folder)).startswith("none of SGLang, vLLM, llama.cpp can serve this head; SGLang cannot")
