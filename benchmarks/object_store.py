@@ -1,6 +1,6 @@
 """Reading a feature store from a bucket, beside plain parallel ranged reads of the same bytes in the same run.
 
-    pip install 'eagle3[objects]' 'moto[s3,server]'
+    pip install -c constraints.txt -e '.[objects]' 'moto[s3,server]'
     python benchmarks/object_store.py --out benchmarks/results/object_store.json
 
 An S3 server (moto) in a process of its own waits 50 ms before each answer. Read are: a list of ranges by many requests

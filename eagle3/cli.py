@@ -30,7 +30,7 @@ from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryV
 from tqdm import tqdm
 
 from eagle3 import ROOT, __version__
-from eagle3.errors import InputError, Interrupted
+from eagle3.errors import InputError, Interrupted, install_command
 from eagle3.progress import arrange_bars
 from eagle3.secrets import keep_secrets, public
 from eagle3.settings.check import free_groups, known_keys
@@ -196,8 +196,9 @@ def wrong_override(error: Exception) -> str:
     said = f"{error} {error.__cause__ or ''}".partition("Config search path")[0]
     plugin = re.search(r"Could not (?:find|load) '(hydra/\w+)/(\w+)'", said)
     if plugin and plugin[2] in PLUGINS:
-        extra = PLUGINS[plugin[2]]
-        return f"{plugin[1]} needs the package of Hydra's {plugin[2]}; install it: pip install 'eagle3[{extra}]'"
+        return (
+            f"{plugin[1]} needs the package of Hydra's {plugin[2]}; install it: {install_command(PLUGINS[plugin[2]])}"
+        )
     option = re.search(r"Could not find '(.+)/(.+?)'\s+Available options in '.+?':([\w\s-]+)", said)
     if option:
         return f"{option[1]}={option[2]} is no option; take one of {', '.join(option[3].split())}" + did_you_mean(

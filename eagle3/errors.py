@@ -2,6 +2,12 @@
 
 from importlib.util import find_spec
 
+# What messages recommend for prompts that are not there.
+MAKE_PROMPTS = (
+    "python precompute.py 'stages=[prompts]' prompts.path=FILE.jsonl out_dir=DIR prompts/privacy=patterns "
+    "prompts.license=in-house 'prompts.licenses.allowed_terms=[in-house]'"
+)
+
 
 class InputError(ValueError):
     """Bad config or bad data: the message names the config key or row, the value, the rule and the way out."""
@@ -21,5 +27,11 @@ def require_packages(*names: str, extra: str, needed_by: str) -> None:
     missing = next((name for name in names if find_spec(name) is None), None)
     if missing is not None:
         raise InputError(
-            f"{needed_by} needs the package {missing}; install all that it needs: pip install 'eagle3[{extra}]'"
+            f"{needed_by} needs the package {missing}; install all that it needs: {install_command(extra)}"
         )
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra of pyproject.toml. The package index does not have this project: what
+    is called eagle3 there is somebody else's."""
+    return f"pip install -c constraints.txt -e '.[{extra}]' in the clone"

@@ -18,8 +18,8 @@ from tqdm import tqdm
 from eagle3 import cli
 from eagle3.answers.chat import Chat
 from eagle3.answers.dialogue import Dialogue
-from eagle3.answers.store import MAKE_PROMPTS, read_responses, read_rows
-from eagle3.errors import InputError
+from eagle3.answers.store import read_responses, read_rows
+from eagle3.errors import MAKE_PROMPTS, InputError
 from eagle3.features.extract import STORED
 from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.storage.files import read_jsonl, write_json

@@ -168,7 +168,8 @@ def test_the_prompts_stage_without_its_extra_says_so_in_one_line(tmp_path: Path)
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['datasketch'] = None")
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     done = run(environment, "precompute.py", "stages=[prompts]", "prompts.path=x.jsonl", f"out_dir={tmp_path / 'out'}")
-    line = "stages=[prompts] needs the package datasketch; install all that it needs: pip install 'eagle3[prompts]'"
+    install = "pip install -c constraints.txt -e '.[prompts]' in the clone"
+    line = f"stages=[prompts] needs the package datasketch; install all that it needs: {install}"
     assert (done.returncode, done.stderr) == (1, f"error: {line}\n")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["logs"]
 
@@ -176,7 +177,7 @@ def test_the_prompts_stage_without_its_extra_says_so_in_one_line(tmp_path: Path)
 @pytest.mark.parametrize("action", ["bench", "tune"])
 def test_bench_and_tune_ask_for_their_extra_first(monkeypatch: pytest.MonkeyPatch, action: str) -> None:
     monkeypatch.setitem(sys.modules, "scipy", None)
-    with pytest.raises(InputError, match=rf"action={action} needs the package scipy; .*'eagle3\[bench\]'"):
+    with pytest.raises(InputError, match=rf"action={action} needs the package scipy; .*'\.\[bench\]'"):
         serve.DO[action](OmegaConf.create())
 
 
@@ -198,5 +199,5 @@ def test_formats_and_folders_that_need_the_extra_name_it(monkeypatch: pytest.Mon
         monkeypatch.setitem(sys.modules, name, None)
     assert plain_source("prompts", str(tmp_path / "chats.json"), split="train").name == "chats"
     for name, package in (("chats.parquet", "pyarrow"), ("chats.jsonl.gz", "pyarrow"), ("folder", "datasets")):
-        with pytest.raises(InputError, match=rf"path=.*{name}.* needs the package {package}; .*'eagle3\[prompts\]'"):
+        with pytest.raises(InputError, match=rf"path=.*{name}.* needs the package {package}; .*'\.\[prompts\]'"):
             plain_source("prompts", str(tmp_path / name), split="train")

@@ -1,4 +1,4 @@
-"""The pages say what the result files say, name files that exist, and show commands that Hydra takes.
+"""The pages say what the result files say, and name files and keys that exist; tests/test_commands.py: their commands.
 
 A number in a page's text comes from a file, named in a comment in the same paragraph that no reader sees:
 
@@ -11,7 +11,6 @@ or is no measurement, a setting for instance, which a comment says too: <!-- giv
 
 import json
 import re
-import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +19,11 @@ from typing import Any
 import pytest
 import tables
 from hydra import compose, initialize_config_dir
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from result import FACTS
+from shown_commands import of_a_plugin
 from stores import CONF, ROOT
 
-from eagle3.cli import PLUGINS
 
 RESULTS = ROOT / "benchmarks" / "results"
 # The page on prompts has numbers without comments yet; its links and commands are held like all others.
@@ -204,84 +202,10 @@ def test_the_tree_of_the_readme_is_that_of_the_folders() -> None:
     assert rooms <= places, "a package is not in the tree"
 
 
-# Commands
-
-COMMAND = re.compile(r"(?<![\w/])(?:python )?(train|precompute|serve)\.py((?:\s+(?!#|`|\||;)[^\n;`]*)?)")
-FILES = (".py", ".json", ".jsonl", ".png", ".md", ".safetensors")
-SECTIONS = [path.name for path in CONF.iterdir()] + ["kernels", "bench", "launch", "tune", "check"]
-
-
-@dataclass(frozen=True)
-class Command:
-    where: str
-    script: str
-    words: tuple[str, ...]
-
-
-def commands(where: str, text: str) -> Iterator[Command]:
-    """Of a page's code, or of a string in a result; lines that end in a backslash are one."""
-    joined = re.sub(r"\\\n\s*", " ", text)
-    for script, rest in COMMAND.findall(joined):
-        try:
-            words = shlex.split(rest.partition("  #")[0], comments=True)
-        except ValueError:
-            pytest.fail(f"{where}: unbalanced quotes in {rest}")
-        overrides = tuple(word for word in words if "=" in word and not word.startswith("-"))
-        if overrides and "--config-dir" not in words:  # tests/test_pages.py runs those, with the options they name
-            yield Command(where, script, overrides)
-
-
-def code(page: Path) -> Iterator[str]:
-    text = page.read_text()
-    yield from re.findall(r"```.*?\n(.*?)```", text, flags=re.DOTALL)
-    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
-    yield from re.findall(r"(?:^ {4,}\S.*\n)+", text, flags=re.MULTILINE)
-    yield from re.findall(r"(?<!`)`([^`]+)`(?!`)", re.sub(r"^ {4,}\S.*$", "", text, flags=re.MULTILINE))
-
-
-def strings(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list):
-        for each in value:
-            yield from strings(each)
-    elif isinstance(value, str):
-        yield value
-
-
-COMMANDS = [
-    *(command for page in PAGES for text in code(page) for command in commands(name(page), text)),
-    *(
-        command
-        for path in JSON_RESULTS
-        for text in strings(json.loads(path.read_text()))
-        for command in commands(name(path), text)
-    ),
-    *(command for path in RESULTS.rglob("*.md") for text in code(path) for command in commands(name(path), text)),
-]
-
-
-DIFFERENT = list({(command.script, command.words): command for command in reversed(COMMANDS)}.values())[::-1]
-
-
-@pytest.mark.parametrize("command", DIFFERENT, ids=lambda command: f"{command.where}: {command.script}")
-def test_commands_compose(command: Command) -> None:
-    given = [word for word in command.words if word.strip(".…") and not of_a_plugin(word)]
-    words = [first_of_a_sweep(word.replace("…", "x")) for word in given]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        assert compose(command.script, overrides=words)
-
-
-def of_a_plugin(word: str) -> bool:
-    """Whether Hydra's plugins, which tests may run without, decide what this is; our option has to be there."""
-    group, _, option = word.partition("=")
-    if group in ("hydra/sweeper", "hydra/launcher"):
-        assert option in PLUGINS or (CONF / group / f"{option}.yaml").is_file(), word
-    return group.startswith(("hydra/sweeper", "hydra/launcher", "hydra.sweeper", "hydra.launcher"))
-
-
 # Keys
 
+FILES = (".py", ".json", ".jsonl", ".png", ".md", ".safetensors")
+SECTIONS = [path.name for path in CONF.iterdir()] + ["kernels", "bench", "launch", "tune", "check"]
 NAMED = re.compile(r"(?<!`)`([a-z][a-z0-9_/]*(?:\.[a-z0-9_]+)*)(?:=([^`\s]+))?`(?!`)")
 KEYS = sorted(
     {
@@ -328,15 +252,7 @@ def has(config: Any, key: str) -> bool:
     return OmegaConf.is_dict(config) and last in config.keys()  # noqa: SIM118 (`in config` leaves out what is ???)
 
 
-def first_of_a_sweep(word: str) -> str:
-    override = OverridesParser.create().parse_override(word)
-    if not override.is_sweep_override():
-        return word
-    return f"{word.partition('=')[0]}={next(iter(override.sweep_string_iterator()))}"
-
-
 def test_the_checks_find_what_they_look_for() -> None:
     assert len(CLAIMS) >= 30
-    assert len(COMMANDS) >= 25
     assert not Claim("", "end_to_end.json", "76.8 k", "runs[0].tokens_per_s").holds()
     assert Claim("", "end_to_end.json", "76.7 k", "runs[0].tokens_per_s").holds()

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from page_commands import Block, blocks, clone, run_block
 from stores import ASSETS, CONF, ROOT
 
 from eagle3.settings.training import metric_names
+from eagle3.storage.files import read_jsonl
 
 sys.path.insert(0, str(ROOT / "docs" / "site"))
 import keys
@@ -98,7 +100,9 @@ def readme(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A clone with FILE.jsonl, and with DIR, RUN and HEAD as the README's commands leave them."""
 
     def make(folder: Path) -> list[str]:
-        rows = (ASSETS / "prompts" / "train.jsonl").read_text().splitlines(keepends=True)[:24]
+        rows = [
+            without_license(row) for row in islice(read_jsonl(ASSETS / "prompts" / "train.jsonl"), 24)
+        ]  # as users' own
         refused = json.dumps({"prompt": "Who is it?", "license": "none of yours"}) + "\n"
         for file in ("FILE.jsonl", "chats.jsonl"):
             (folder / file).write_text("".join([*rows, refused]))
@@ -109,6 +113,11 @@ def readme(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return said
 
     return once(tmp_path_factory, "readme", make)[0]
+
+
+def without_license(row: dict[str, Any]) -> str:
+    """Write a row as those of a company's own chats are."""
+    return json.dumps({key: value for key, value in row.items() if key != "license"}) + "\n"
 
 
 def regenerated(row: dict[str, Any]) -> str:

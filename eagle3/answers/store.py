@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from eagle3.answers.rows import ResponseError, ResponseRow
-from eagle3.errors import InputError
+from eagle3.errors import MAKE_PROMPTS, InputError
 from eagle3.storage.files import atomic_write, read_jsonl, sha256_file
 from eagle3.storage.records import (
     AnyRecord,
@@ -25,7 +25,6 @@ from eagle3.target.identity import TargetIdentity, require_same_target
 
 log = logging.getLogger(__name__)
 
-MAKE_PROMPTS = "python precompute.py prompts.path=FILE.jsonl out_dir=DIR 'stages=[prompts]'"
 MAKE_RESPONSES = "python precompute.py target.path=TARGET out_dir=DIR 'stages=[responses]'"
 Answered = tuple[list[ResponseRow], list[ResponseError]]  # rows and errors of one prompt
 

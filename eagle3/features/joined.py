@@ -110,7 +110,7 @@ def require_joinable(first: FeatureStore, other: FeatureStore) -> None:
         values = ", ".join(f"{key}: {getattr(ours, key)} and {getattr(theirs, key)}" for key in differing)
         raise InputError(
             f"data.path=[{first.location},{other.location}] cannot be trained on as one, they differ ({values}); "
-            f"leave one out, or make it again with the other's features.* settings: precompute.py stages=[features]"
+            f"leave one out, or make it again with the other's features.* settings: precompute.py 'stages=[features]'"
         )
 
 

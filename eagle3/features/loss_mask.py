@@ -56,7 +56,7 @@ class WithoutReasoning(AllTurns):
         if not self.start or not self.end:
             raise InputError(
                 "loss_mask=without_reasoning needs the token ids of the reasoning markers, and the store has none; "
-                "set features.reasoning=[START,END] and rerun precompute.py stages=[features]"
+                "write a store that has them: precompute.py 'stages=[features]' 'features.reasoning=[START,END]'"
             )
 
     def __call__(self, sample: Sample) -> Int[Tensor, " T"]:

@@ -17,7 +17,6 @@ from eagle3.target.identity import TargetIdentity
 
 MANIFEST = "manifest.json"
 MAKE_FEATURES = "python precompute.py target.path=TARGET out_dir=DIR 'stages=[features]'"
-MAKE_STORE = "python precompute.py target.path=TARGET prompts.path=FILE.jsonl out_dir=DIR (then data.path=DIR/features)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,13 +102,13 @@ def read_index(storage: Storage, name: str, expected_sha256: str | None = None) 
     if expected_sha256 is not None and not listed:
         raise InputError(
             f"{storage.location}/{index.facts.shard} has an index that does not belong to {MANIFEST}: copy the shard "
-            f"again with its .index, or delete both and rerun precompute.py stages=[features]"
+            f"again with its .index, or delete both and run: {MAKE_FEATURES}"
         )
     return index
 
 
 def read_manifest(storage: Storage) -> Manifest:
-    content = bytes(_content(storage, MANIFEST, made_by=MAKE_STORE))
+    content = bytes(_content(storage, MANIFEST, made_by=MAKE_FEATURES))
     way_out = f"make the store again: {MAKE_FEATURES}"
     return parse_sealed(content, Manifest, source=f"{storage.location}/{MANIFEST}", way_out=way_out)
 

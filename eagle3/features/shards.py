@@ -213,5 +213,5 @@ def require_sha256(content: memoryview, path: str, expected: str) -> None:
 def broken(path: str, what: str) -> InputError:
     return InputError(
         f"{path} {what}: it is truncated or damaged and is refused; copy it again, or delete it (a shard with its "
-        f".index) and rerun precompute.py stages=[features], which rewrites only what is missing"
+        f".index) and run: {MAKE_FEATURES}"
     )

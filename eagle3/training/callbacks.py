@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint, T
 
 from eagle3.data.loader import PackLoader
 from eagle3.data.pack import Batch
-from eagle3.errors import Interrupted
+from eagle3.errors import Interrupted, install_command
 from eagle3.training.curves import PICTURE, write_curves
 from eagle3.training.loggers import log_picture
 
@@ -224,7 +224,7 @@ class Curves(Callback):
 
     def on_fit_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
         if not self.can_draw:
-            log.info("%s is not drawn: that needs matplotlib, pip install 'eagle3[bench]'", PICTURE)
+            log.info("%s is not drawn: that needs matplotlib, %s", PICTURE, install_command("bench"))
 
     def on_validation_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
         self.validations += not trainer.sanity_checking

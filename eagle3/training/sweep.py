@@ -14,6 +14,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from eagle3.cli import exit_with
+from eagle3.errors import install_command
 from eagle3.storage.files import atomic_write
 from eagle3.storage.records import read_sealed_json
 
@@ -75,7 +76,7 @@ class NoPicture(Exception):
 def write_picture(directory: Path) -> Path:
     """Draw the jobs of a sweep as far as it is, and return where the picture is."""
     if missing := [name for name in LIBRARIES if find_spec(name) is None]:
-        raise NoPicture(f"it needs {' and '.join(missing)}; install all that it needs: pip install 'eagle3[bench]'")
+        raise NoPicture(f"it needs {' and '.join(missing)}; install all that it needs: {install_command('bench')}")
     figure = picture(read_jobs(directory), directory.resolve().name)
     with atomic_write(directory / PICTURE) as file:
         figure.savefig(file, format="png", dpi=110, metadata={"Software": None})

@@ -76,7 +76,10 @@ def test_a_failing_run_leaves_the_earlier_prompts_whole(prepare, tmp_path):
 
 
 def test_no_prompt_left_is_an_error_with_counts_and_the_way_out(prepare):
-    with pytest.raises(InputError, match=r"none of 3 rows in chats passed \(license missing: 2.*prompts\.license=MIT"):
+    with pytest.raises(
+        InputError,
+        match=r"none of 3 rows in chats passed \(license missing: 2.*prompts\.licenses\.allowed_terms=\[in-house\]",
+    ):
         prepare([{"prompt": "a"}, {"prompt": "b"}, "broken"])
     with pytest.raises(
         InputError, match=r"none of 0 rows in chats passed \(the sources are empty\); give rows with messages"

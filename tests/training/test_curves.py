@@ -85,7 +85,7 @@ def test_without_matplotlib_the_training_says_so_in_a_line_and_goes_on(
     with caplog.at_level(logging.INFO):
         done = train("run", "trainer.max_epochs=1").fit()
     assert [line for line in caplog.messages if "curves.png" in line] == [
-        "curves.png is not drawn: that needs matplotlib, pip install 'eagle3[bench]'"
+        "curves.png is not drawn: that needs matplotlib, pip install -c constraints.txt -e '.[bench]' in the clone"
     ]
     assert not (done.directory / "curves.png").exists()
 

@@ -114,7 +114,8 @@ def test_a_plugin_that_is_not_installed_is_one_line(option: str, plugin: str, ex
     group = option.partition("=")[0]
     missing = f"In '{option.replace('=', '/')}': Could not load '{group}/{plugin}'."
     told = wrong_override(MissingConfigException(missing, missing_cfg_file=None))
-    assert told == f"{group} needs the package of Hydra's {plugin}; install it: pip install 'eagle3[{extra}]'"
+    install = f"pip install -c constraints.txt -e '.[{extra}]' in the clone"
+    assert told == f"{group} needs the package of Hydra's {plugin}; install it: {install}"
     assert extra in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 

@@ -4,6 +4,7 @@ from importlib.util import find_spec
 
 import torch
 
+from eagle3.errors import install_command
 from eagle3.head.fast.flash_kernels import FlashAttnPackage, TorchFlash, VarlenKernel
 
 FASTEST_FIRST = ("triton", "flash", "torch_flash")  # benchmarks/results/attention.json
@@ -48,5 +49,5 @@ def _package_obstacle() -> str | None:
     try:
         FlashAttnPackage()
     except ImportError as error:  # also where it was built for another PyTorch
-        return f"needs flash-attn 2.7 or 2.8 (pip install 'eagle3[flash]'): {' '.join(str(error).split())}"
+        return f"needs flash-attn 2.7 or 2.8 ({install_command('flash')}): {' '.join(str(error).split())}"
     return None

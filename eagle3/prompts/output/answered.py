@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from eagle3.errors import InputError
-from eagle3.prompts.output.ledger import MADE_BY
+from eagle3.errors import MAKE_PROMPTS, InputError
 from eagle3.storage.files import read_json, sha256_file
 from eagle3.storage.records import read_sealed_json
 
@@ -18,7 +17,7 @@ def require_not_answered(folder: Path, prompts: Path, inputs: dict) -> None:
     responses = folder.parent / "responses"
     if not (responses / "manifest.json").exists():
         return
-    answered = read_json(responses / "manifest.json", made_by="python precompute.py 'stages=[responses]'")
+    answered = read_json(responses / "manifest.json", made_by="precompute.py 'stages=[responses]'")
     if answered["prompts_sha256"] != sha256_file(prompts):
         changes = _changes_since(folder / "ledger.json", answered["prompts_sha256"], inputs)
         raise InputError(
@@ -30,7 +29,7 @@ def require_not_answered(folder: Path, prompts: Path, inputs: dict) -> None:
 
 def _changes_since(ledger_path: Path, sha256: str, inputs: dict) -> str:
     """Return what differs from the inputs of the prompts that are answered, if the ledger is still theirs."""
-    ledger = read_sealed_json(ledger_path, made_by=MADE_BY) if ledger_path.exists() else None
+    ledger = read_sealed_json(ledger_path, made_by=MAKE_PROMPTS) if ledger_path.exists() else None
     changes = _differences(ledger["inputs"], inputs) if ledger and ledger["sha256"] == sha256 else []
     more = ["…"] if len(changes) > NAMED_DIFFERENCES else []
     return ", ".join([*changes[:NAMED_DIFFERENCES], *more]) or "what differs is not known"

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from eagle3.errors import InputError
+from eagle3.errors import MAKE_PROMPTS, InputError
 from eagle3.prompts.licenses.attribution import attribution_entry
 from eagle3.prompts.output.files import Counts
 from eagle3.prompts.reading.sources import Source
@@ -15,7 +15,6 @@ from eagle3.storage.files import sha256_file
 from eagle3.storage.records import read_sealed_json
 
 NAMED = 200  # licences that were refused, the commonest of a source; many files name a holder with each
-MADE_BY = "python precompute.py prompts.path=FILE.jsonl out_dir=DIR 'stages=[prompts]'"
 
 
 def current_ledger(folder: Path, inputs: dict) -> dict | None:
@@ -23,7 +22,7 @@ def current_ledger(folder: Path, inputs: dict) -> dict | None:
     ledger_path, prompts_path = folder / "ledger.json", folder / "prompts.jsonl"
     if not (ledger_path.exists() and prompts_path.exists()):
         return None
-    ledger = read_sealed_json(ledger_path, made_by=MADE_BY)
+    ledger = read_sealed_json(ledger_path, made_by=MAKE_PROMPTS)
     current = ledger["inputs"] == inputs and ledger["sha256"] == sha256_file(prompts_path)
     return ledger if current else None
 
@@ -90,8 +89,8 @@ WAYS_OUT = {
     "no column of messages or prompts": "say which column holds them, e.g. '+prompts.fields.prompt=COLUMN' "
     "(conf/prompts/default.yaml)",
     "unknown role": "say whose turns they are, e.g. '+prompts.roles.NAME=user' (conf/prompts/default.yaml)",
-    "license": "declare what licence the rows have with prompts.license=MIT, or extend prompts.licenses.allowed "
-    "(conf/prompts/licenses/default.yaml)",
+    "license": "give the licence of rows that name none, e.g. prompts.license=Apache-2.0; data of your own gets a name "
+    "that you allow: prompts.license=in-house 'prompts.licenses.allowed_terms=[in-house]' (conf/prompts/licenses)",
     "no assistant turn": "give rows with answers, or drop answers=imported",
     "not a JSON object": "write one object a line, or all of them as one array in a file that ends in .json",
     "": "give rows with messages or prompts, or change what refuses these (conf/prompts)",

@@ -1,4 +1,4 @@
-"""Secrets by the rules that kingfisher keeps (pip install 'eagle3[kingfisher]'): its binary reads many texts at once.
+"""Secrets by the rules that kingfisher keeps (the extra `kingfisher`): its binary reads many texts at once.
 
 It reads offline: nothing is validated, updated or sent. The texts lie in a folder that its owner alone can enter, and
 go with it. Each is a file of its own, so that what is found in one does not depend on which others are beside it.
@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from eagle3.errors import InputError
+from eagle3.errors import InputError, install_command
 from eagle3.prompts.privacy.recogniser import Action, BatchRecogniser, Span
 
 KEY = "prompts.privacy.recognisers.kingfisher"
@@ -48,13 +48,13 @@ class Kingfisher(BatchRecogniser):
         except OSError as error:
             raise InputError(
                 f"{KEY}.path={self.path} cannot be run ({type(error).__name__}); name kingfisher's binary, or null and "
-                f"pip install 'eagle3[kingfisher]'"
+                f"{install_command('kingfisher')}"
             ) from None
         version = re.fullmatch(r"kingfisher (\d+)\.(\d+)\.\S+", told.strip())
         if version is None or not OLDEST <= (int(version[1]), int(version[2])) < NEWEST:
             raise InputError(
                 f"{KEY}.path={self.path} calls itself {told.strip()[:40]!r}; kingfisher from "
-                f"{'.'.join(map(str, OLDEST))} and below {NEWEST[0]} is read: pip install 'eagle3[kingfisher]'"
+                f"{'.'.join(map(str, OLDEST))} and below {NEWEST[0]} is read: {install_command('kingfisher')}"
             )
         return told.split()[1]
 
@@ -103,8 +103,8 @@ def _installed() -> str:
         return get_binary_path()
     except (ImportError, OSError):
         raise InputError(
-            f"{KEY} needs the package kingfisher-bin; install it: pip install 'eagle3[kingfisher]', name a binary in "
-            f"{KEY}.path, or go without: ~{KEY}"
+            f"{KEY} needs the package kingfisher-bin; install it ({install_command('kingfisher')}), name a "
+            f"binary in {KEY}.path, or go without: ~{KEY}"
         ) from None
 
 

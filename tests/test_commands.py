@@ -1,0 +1,224 @@
+"""Every command that a page, a docstring, a comment or a message shows works as typed.
+
+tests/test_pages.py runs those that need no GPU, network or cluster. The others are composed here, and compared with the
+schema and with what a command must have.
+"""
+
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import tables
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from shown_commands import GIVEN, Command, all_texts, commands_in, of_a_plugin
+from stores import CONF, ROOT
+
+from eagle3 import cli
+from eagle3.errors import InputError
+from eagle3.prompts.licenses.rules import LicenseRules
+from eagle3.prompts.privacy import Recogniser
+from eagle3.settings.check import check_settings
+
+PAGES = (*tables.PAGES, *(ROOT / name for name in ("benchmarks/README.md", "CHANGELOG.md", "CONTRIBUTING.md")))
+TEXTS = all_texts(PAGES)
+# The same command once: where it is complete, if it is so anywhere.
+COMMANDS = list(
+    {
+        (command.script, command.words): command
+        for command in sorted((each for text in TEXTS for each in commands_in(text)), key=lambda each: each.complete)
+    }.values()
+)
+
+
+class Badge(Recogniser):
+    """The one that a page names as a class of the user's own."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder_of_conf() -> Iterator[None]:
+    """Read once: Hydra keeps what it has read."""
+    sys.modules["company"] = sys.modules[__name__]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        yield
+    del sys.modules["company"]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.where)
+def test_a_shown_command_composes_fits_the_schema_and_has_what_it_needs(command: Command) -> None:
+    check(command)
+
+
+def check(command: Command) -> None:
+    config = composed(command)
+    try:
+        check_settings(config, command.script)
+        for key in (word.partition("=")[0] for word in command.words if word.endswith(f"={GIVEN}")):
+            OmegaConf.update(config, key, "given")
+        if command.complete:
+            NEEDS[command.script](config)
+    except InputError as error:
+        raise AssertionError(f"{command}\n{error}") from None
+    finally:
+        HydraConfig.instance().cfg = None
+
+
+def composed(command: Command) -> DictConfig:
+    words = [word for word in command.words if word.strip(".…") and not of_a_plugin(word)]
+    words = [first_of_a_sweep(word.replace("…", "x")) for word in words]
+    config = compose(command.script, overrides=words, return_hydra_config=True)
+    with read_write(config), open_dict(config):
+        config.hydra.runtime.output_dir = "RUN"
+    HydraConfig.instance().set_config(config)
+    with read_write(config), open_dict(config):
+        return OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
+
+
+def first_of_a_sweep(word: str) -> str:
+    override = OverridesParser.create().parse_override(word)
+    if not override.is_sweep_override():
+        return word
+    return f"{word.partition('=')[0]}={next(iter(override.sweep_string_iterator()))}"
+
+
+# --- what a command must have ----------------------------------------------------------------------------------------
+
+
+def require(config: DictConfig, *keys: str) -> None:
+    """One of these keys has a value."""
+    for key in keys:
+        node: Any = config
+        for name in key.split("."):
+            node = node._get_node(name)
+        if OmegaConf.is_config(node) or node._value() is not None:
+            return
+    raise InputError(f"{' or '.join(keys)} is not set")
+
+
+def precompute_needs(config: DictConfig) -> None:
+    stages = [config.stages] if isinstance(config.stages, str) else list(config.stages)
+    if OmegaConf.is_missing(config, "out_dir"):
+        raise InputError("out_dir is not set")
+    if {"responses", "features", "estimate", "repair"} & set(stages):
+        require(config, "target.path")
+    if "prompts" in stages:
+        require(config, "prompts.path", "prompts.sources")
+        prompts = config.prompts
+        build_privacy(prompts.privacy.policy, prompts.privacy.get("model") is not None)
+        licenses = LicenseRules(**cli.plain(prompts.licenses))
+        for license in [prompts.license] if prompts.path else [source.license for source in prompts.sources]:
+            if refusal := licenses.license_refusal(license):
+                raise InputError(f"prompts.license={license} of the user's own rows: {refusal}")
+
+
+@cache
+def build_privacy(policy: str, has_model: bool) -> None:
+    """The strict policy refuses to run without a model."""
+    if not has_model:
+        cli.build(compose("precompute", [f"prompts/privacy={policy}"]).prompts.privacy)
+
+
+def train_needs(config: DictConfig) -> None:
+    require(config, "data.path", "data.source")
+
+
+def serve_needs(config: DictConfig) -> None:
+    for key in {
+        "export": ["run|checkpoint", "head"],
+        "check": ["head", "target.path"],
+        "decode": ["head", "target.path", "prompts.path"],
+        "show": ["head", "target.path", "prompts.path"],
+        "compare": ["heads", "target.path", "prompts.path"],
+        "launch": ["target.path"],
+        "bench": ["head|bench.plain_url|bench.head_url", "target.path", "prompts.path|bench.prompts"],
+        "tune": ["head", "target.path", "prompts.path"],
+        "watch": ["watch.url"],
+    }[config.action]:
+        require(config, *key.split("|"))
+
+
+NEEDS = {"precompute": precompute_needs, "train": train_needs, "serve": serve_needs}
+
+
+def test_the_sources_of_the_page_on_prompts_are_taken_with_their_licences() -> None:
+    text = (ROOT / "eagle3" / "prompts" / "README.md").read_text()
+    [example] = [block for block in re.findall(r"(?:^ {4}.*\n)+", text, flags=re.MULTILINE) if "sources:" in block]
+    config = compose("precompute", ["out_dir=DIR", "target.path=T", "prompts/privacy=patterns"])
+    config.merge_with(yaml.safe_load(example))
+    precompute_needs(config)
+
+
+# --- other programs --------------------------------------------------------------------------------------------------
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+BENCHMARKS = "".join(path.read_text() for path in (ROOT / "benchmarks").glob("*.py"))  # which share some options
+INSTALL = re.compile(r"pip install ([^`\n;:()]*)")
+
+
+def test_extras_are_installed_from_a_clone_with_the_tested_versions() -> None:
+    """The name eagle3 is not ours on the package index."""
+    wrong = []
+    for text in TEXTS:
+        for arguments in INSTALL.findall(text.text):
+            extras = re.findall(r"\[([\w,-]+)\]", arguments)
+            if "eagle3[" in arguments or ("'.[" in arguments and "constraint" not in arguments and "-c constraints.txt" not in arguments):
+                wrong.append(f"{text.where}: pip install {arguments}")
+            elif "'.[" in arguments and GIVEN not in arguments:
+                assert set(extras[0].split(",")) <= PROJECT["optional-dependencies"].keys(), text
+    assert not wrong, "\n".join(wrong)
+
+
+def test_scripts_modules_and_targets_of_shown_commands_are_there() -> None:
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    for text in TEXTS:
+        for script, rest in re.findall(r"python ((?:benchmarks|docs|tests)/[\w/]+\.py)([^\n`;]*)", text.text):
+            assert (ROOT / script).is_file(), text
+            for option in re.findall(r"(?<=\s)--[\w-]+", rest):
+                assert f'"{option}"' in BENCHMARKS, f"{text.where}: {script} {option}"
+        for module in re.findall(r"python -m (eagle3[\w.]*)", text.text):
+            assert find_spec(module), text
+        for file in re.findall(r"(?:sbatch|pytest) ([\w/.]+)", text.text):
+            assert (ROOT / file).exists(), text
+        for target in re.findall(r"^make (\w+)", text.text, flags=re.MULTILINE) if text.pasted else ():
+            assert target in targets, text
+
+
+# --- the checks themselves -------------------------------------------------------------------------------------------
+
+WHOLE = "out_dir=DIR target.path=T prompts.path=F prompts.license=MIT prompts/privacy=patterns"
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "fault"),
+    [
+        ("precompute", WHOLE.replace(" prompts/privacy=patterns", ""), "the strict policy needs a model"),
+        ("precompute", WHOLE.replace(" prompts.license=MIT", ""), "license missing"),
+        ("precompute", WHOLE.replace("MIT", "in-house"), "license unknown"),
+        ("precompute", WHOLE.replace(" target.path=T", ""), "target.path is not set"),
+        ("precompute", WHOLE.replace("out_dir=DIR ", ""), "out_dir is not set"),
+        ("precompute", f"{WHOLE} features.shard_mb=none", "must be a number"),
+        ("train", "hydra.run.dir=RUN", "data.path or data.source is not set"),
+        ("serve", "action=check head=HEAD", "target.path is not set"),
+    ],
+)
+def test_what_a_command_lacks_is_found(script: str, words: str, fault: str) -> None:
+    with pytest.raises(AssertionError, match=fault):
+        check(Command("a page", script, tuple(words.split()), complete=True))
+
+
+def test_commands_are_found_wherever_they_stand() -> None:
+    found = {command.where for text in TEXTS for command in commands_in(text) if command.complete}
+    places = (
+        "docs/start/llama8b.md", "eagle3/serving/README.md", "serve.py", "eagle3/serving/head/files.py",
+        "docs/recipes/train.sbatch", "docs/recipes/train.yaml",
+    )  # fmt: skip
+    assert found >= set(places)
+    assert len(COMMANDS) > 80
