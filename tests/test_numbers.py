@@ -24,7 +24,6 @@ from result import FACTS
 from shown_commands import of_a_plugin
 from stores import CONF, ROOT
 
-
 RESULTS = ROOT / "benchmarks" / "results"
 # The page on prompts has numbers without comments yet; its links and commands are held like all others.
 COUNTED = [page for page in tables.PAGES if page.parent.name != "prompts"]
