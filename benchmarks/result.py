@@ -1,6 +1,6 @@
 """Where a result comes from: every file in benchmarks/results says commit, command, machine and versions.
 
-tests/test_numbers.py looks for the four, and holds the numbers of the pages against these files.
+tests/test_numbers.py checks that the four are there.
 """
 
 from pathlib import Path
