@@ -1,17 +1,20 @@
-"""Attention kernels on packs as training has them: PyTorch's FlashAttention-2, and every tile of our own in Triton.
+"""Attention kernels on packs as training has them: PyTorch's FlashAttention-2, ours in Triton, the flash-attn package.
 
     python benchmarks/attention.py --out benchmarks/results/attention.json            # on a Hopper GPU
-    python benchmarks/attention.py --out /tmp/rows.json --channels 64 --cases 0 2
+    python benchmarks/attention.py --out /tmp/rows.json --channels 64 --cases 0 2 --tiles '[[128, 64, 4, 3]]'
 
-All rows come from one run, so that they saw the same clocks; `ratio` is that to PyTorch's kernel in the same case.
-`difference` is the largest relative distance to its results: more than about 0.01 in bfloat16 is an error.
+`ratio` is the speed relative to PyTorch's kernel in the same case of the same run, `difference` the largest relative
+distance to its results: more than about 0.01 in bfloat16 is an error. --tiles times other tiles of our kernels:
+queries, keys, warps and stages, each for forward and backward.
 """
 
 import argparse
+import json
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import astuple, dataclass
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import accumulate, product
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,7 @@ from result import write_result
 from step_cost import seconds_of
 from torch import Tensor
 
-from eagle3.head.fast.flash_kernels import Segments, TorchFlash, VarlenKernel
+from eagle3.head.fast.flash_kernels import FlashAttnPackage, Segments, TorchFlash, VarlenKernel
 
 QUERY_HEADS, GROUPS = 32, 8  # Llama-3.1-8B's
 SECONDS_EACH = 0.2
@@ -64,18 +67,19 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--channels", type=int, default=128)
     parser.add_argument("--cases", type=int, nargs="+", default=range(len(CASES)), help="numbers of cases, from 0")
+    parser.add_argument("--tiles", type=json.loads, default=[], help="of our kernels, as JSON")
     options = parser.parse_args(arguments)
     rows = []
     for number in options.cases:
         print(CASES[number].name, flush=True)
-        for row in measure(CASES[number], options.channels):
+        for row in measure(CASES[number], options.channels, options.tiles):
             rows.append(row)
-            print(printed(row), flush=True)
+            print(json.dumps(row), flush=True)
     write_result(options.out, {"rows": rows}, arguments)
 
 
-def measure(case: Case, channels: int) -> Iterator[dict[str, Any]]:
-    """A row for each kernel, forward and backward; PyTorch's comes first."""
+def measure(case: Case, channels: int, tiles: Sequence[Sequence[int]]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each kernel, forward and backward."""
     device = torch.device("cuda")
     where = case.segments(device)
     rows, tokens = int(where.query_bounds[-1]), int(where.key_bounds[-1])
@@ -90,7 +94,7 @@ def measure(case: Case, channels: int) -> Iterator[dict[str, Any]]:
     }
     truth: dict[str, list[Tensor]] = {}
     reference: dict[str, float] = {}
-    for direction, name, kernel in kernels(channels):
+    for direction, (name, kernel) in product(work, kernels(channels, tiles).items()):
 
         def call(kernel: VarlenKernel = kernel, direction: str = direction) -> list[Tensor]:
             if direction == "forward":
@@ -121,51 +125,17 @@ def difference(results: list[Tensor], truth: list[Tensor]) -> float:
     return float(torch.stack(distances).max())  # nan stays nan
 
 
-def kernels(channels: int) -> Iterator[tuple[str, str, VarlenKernel]]:
-    """Direction, name and kernel. "together": the query's gradient comes from the kernel of key and value."""
+def kernels(channels: int, tiles: Sequence[Sequence[int]]) -> dict[str, VarlenKernel]:
+    """Return kernels by name; PyTorch's comes first."""
     from eagle3.head.fast.triton_flash import TILES, Tile, Tiles, TritonFlash
 
-    chosen = TILES[next(most for most in TILES if channels <= most)]
-    forward = {
-        128: [(128, 64, 4, 2), (128, 64, 4, 3), (128, 32, 4, 3), (128, 128, 8, 3), (128, 64, 8, 3), (64, 64, 4, 3)],
-        64: [(128, 64, 4, 3), (128, 64, 4, 2), (128, 128, 4, 3), (128, 128, 8, 3), (64, 128, 4, 3), (256, 64, 8, 3)],
-    }  # fmt: skip
-    backward: dict[int, list[tuple[Any, Any]]] = {
-        128: [((64, 128, 8, 3), (128, 64, 8, 3)), ((64, 64, 4, 2), (64, 64, 4, 2)), ((64, 128, 8, 2), (64, 64, 4, 2)),
-              ((64, 64, 4, 2), (128, 64, 8, 3)), ((32, 64, 4, 2), (64, 64, 4, 3)), ((64, 128, 8, 3), None),
-              ((64, 128, 8, 2), None), ((64, 64, 8, 3), None), ((64, 64, 8, 2), None)],
-        64: [((64, 64, 4, 3), (64, 64, 4, 3)), ((64, 64, 4, 2), (64, 64, 4, 2)), ((64, 128, 8, 3), (128, 64, 4, 3)),
-             ((64, 128, 8, 3), (128, 64, 8, 3)), ((64, 128, 8, 3), None), ((64, 64, 4, 3), None)],
-    }  # fmt: skip
-    yield "forward", "torch_flash", TorchFlash()
-    for tile in forward.get(channels, [chosen.forward]):
-        tiles = Tiles(forward=as_tile(Tile, tile), key_value=chosen.key_value, query=chosen.query)
-        yield "forward", named(tile), TritonFlash(tiles)
-    yield "backward", "torch_flash", TorchFlash()
-    for key_value, query in backward.get(channels, [(chosen.key_value, chosen.query)]):
-        of_query = None if query is None else as_tile(Tile, query)
-        tiles = Tiles(forward=chosen.forward, key_value=as_tile(Tile, key_value), query=of_query)
-        yield "backward", f"{named(key_value)}, {'together' if query is None else named(query)}", TritonFlash(tiles)
-
-
-def as_tile(make: Callable[..., Any], sizes: Any) -> Any:
-    return make(*sizes) if isinstance(sizes, tuple) else sizes
-
-
-def named(sizes: Any) -> str:
-    """Queries x keys, warps, stages."""
-    queries, keys, warps, stages = sizes if isinstance(sizes, tuple) else astuple(sizes)
-    return f"{queries}x{keys} {warps} warps {stages} stages"
-
-
-def printed(row: dict[str, Any]) -> str:
-    start = f"  {row['direction']:8}  {row['kernel']:56}"
-    if "error" in row:
-        return f"{start} {row['error']}"
-    return (
-        f"{start} {row['ms']:8.3f} ms {row['tflops']:6.0f} TFLOP/s {row['ratio']:5.2f} x "
-        f"difference {row['difference']:.1e}"
-    )
+    made: dict[str, VarlenKernel] = {"torch_flash": TorchFlash()}
+    made["triton"] = TritonFlash(TILES[next(most for most in TILES if channels <= most)])
+    for tile in tiles:
+        made[f"triton {'/'.join(map(str, tile))}"] = TritonFlash(Tiles(*[Tile(*tile)] * 3))
+    if find_spec("flash_attn"):
+        made["flash_attn"] = FlashAttnPackage()
+    return made
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import json
 import random
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import NamedTuple
@@ -66,7 +66,6 @@ def main() -> None:
     parser.add_argument("--seen", nargs="*", default=[], help="sources, as the result names them")
     parser.add_argument("--per-kind", type=int, default=50, help="values of each provider and locale")
     parser.add_argument("--harmless", type=int, default=3000, help="pieces of packages' descriptions")
-    parser.add_argument("--show-missed", action="store_true", help="print the texts that were judged wrong")
     parser.add_argument("--override", nargs="*", default=[], help="of conf/prompts")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
@@ -82,21 +81,17 @@ def main() -> None:
         check.read_together(text.text for text in cases if (text.kind is None) == harmless)
     for text in cases:
         found = (recognisers if text.kind else privacy).find(text.text)
-        right = is_found(text, found) if text.kind else not found
-        judged[text.source, text.kind or "harmless"].append(right)
-        if is_untouched(text):
-            judged[text.source, f"{text.kind or 'harmless'}, untouched"].append(right)
+        right, kind = is_found(text, found) if text.kind else not found, text.kind or "harmless"
+        sources = [text.source]
         if text.source.startswith("Faker "):
-            group = "seen" if text.source in options.seen else "unseen"
-            judged[f"Faker, {group} locales", text.kind or ""].append(right)
+            sources.append(f"Faker, {'seen' if text.source in options.seen else 'unseen'} locales")
+        for source in sources:
+            judged[source, kind].append(right)
             if is_untouched(text):
-                judged[f"Faker, {group} locales", f"{text.kind}, untouched"].append(right)
-        if text.kind is None and not {item.entity for item in found} - {"EMAIL_ADDRESS"}:
-            judged[text.source, "harmless beside email addresses"].append(True)
-        elif text.kind is None:
-            judged[text.source, "harmless beside email addresses"].append(False)
-        if options.show_missed and not right:
-            print(text.source, text.kind, sorted({item.entity for item in found}), repr(text.text[:300]))
+                judged[source, f"{kind}, untouched"].append(right)
+        if text.kind is None:
+            others = {item.entity for item in found} - {"EMAIL_ADDRESS"}
+            judged[text.source, "harmless beside email addresses"].append(not others)
     for (source, kind), each in sorted(judged.items()):
         results[source][kind] = measured(each, "passed" if kind.startswith("harmless") else "found")
     print(json.dumps(write_result(options.out, {"seen": options.seen, "sources": results}), indent=1))
@@ -124,18 +119,11 @@ def is_found(text: Text, found: list) -> bool:
 
 
 def texts(options: argparse.Namespace) -> Iterator[Text]:
-    if options.gitleaks:
-        yield from gitleaks(options.gitleaks)
-    if options.kingfisher:
-        yield from kingfisher(options.kingfisher)
-    if options.detect_secrets:
-        yield from detect_secrets(options.detect_secrets)
-    if options.trufflehog:
-        yield from trufflehog(options.trufflehog)
-    if options.presidio:
-        yield from presidio(options.presidio)
-    if options.prose:
-        yield from prose(options.prose)
+    readers = {"gitleaks": gitleaks, "kingfisher": kingfisher, "detect_secrets": detect_secrets,
+               "trufflehog": trufflehog, "presidio": presidio, "prose": prose}  # fmt: skip
+    for name, read in readers.items():
+        if path := getattr(options, name):
+            yield from read(path)
     for locale in options.faker:
         yield from faker(locale, options.presidio, options.per_kind)
     yield from descriptions(options.harmless)
@@ -215,27 +203,21 @@ def _go_string(literal: str) -> str:
     return literal[1:-1] if literal[0] == "`" else (_unquoted(literal) or literal[1:-1])
 
 
-def presidio(file: Path, kinds: Mapping[str, str] = PRESIDIO) -> Iterator[Text]:
+def presidio(file: Path) -> Iterator[Text]:
     for row in json.loads(file.read_text()):
         for span in row["spans"]:
-            if kind := kinds.get(span["entity_type"]):
+            if kind := PRESIDIO.get(span["entity_type"]):
                 yield Text("presidio-research", kind, row["full_text"], span["start_position"], span["end_position"])
 
 
-def faker(
-    locale: str,
-    sentences: Path,
-    count: int,
-    providers: Mapping[str, str] = FAKER,
-    kinds: Mapping[str, str] = PRESIDIO,
-) -> Iterator[Text]:
+def faker(locale: str, sentences: Path, count: int) -> Iterator[Text]:
     """Put values of a locale into presidio-research's sentences of the same kind."""
     from faker import Faker
 
-    frames = _frames(sentences, kinds)
+    frames = _frames(sentences)
     fake, chance = Faker(locale), random.Random(0)
     Faker.seed(0)
-    for provider, kind in providers.items():
+    for provider, kind in FAKER.items():
         make: Callable[[], str] | None = getattr(fake, provider, None)
         for _ in range(count if make else 0):
             before, after = chance.choice(frames.get(kind) or frames["US_SSN"])
@@ -248,11 +230,11 @@ def prose(file: Path) -> Iterator[Text]:
         yield Text("passwords in prose", "a secret" if "end" in row else None, **row)
 
 
-def _frames(file: Path, names: Mapping[str, str]) -> dict[str, list[tuple[str, str]]]:
+def _frames(file: Path) -> dict[str, list[tuple[str, str]]]:
     """Return, by kind, what stands before and behind it in sentences that hold one thing."""
     frames: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for row in json.loads(file.read_text()):
-        kinds = [names.get(span["entity_type"]) for span in row["spans"]]
+        kinds = [PRESIDIO.get(span["entity_type"]) for span in row["spans"]]
         if len(kinds) == 1 and kinds[0]:
             [span] = row["spans"]
             frames[kinds[0]].append(

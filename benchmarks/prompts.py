@@ -1,4 +1,5 @@
-"""What the prompts stage costs: rows a second of each part on one core, and memory against the number of rows.
+"""What the prompts stage costs: rows a second of each part on one core, memory against the number of rows, and the time
+and memory of drawing a mix like the production traffic's.
 
 python benchmarks/prompts.py                                  # minutes; writes benchmarks/results/prompts.json
 python benchmarks/prompts.py --rows 100000,1000000 --prompts FILE.jsonl
@@ -21,18 +22,18 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
-from types import ModuleType
 from typing import Any
 
 import numpy as np
-from datasketch import MinHash, MinHashLSH
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from result import write_result
 
-from eagle3.prompts import Prompt, plain_source, prepare_prompts, read_prompts, stage
+from eagle3.prompts import Prompt, plain_source, prepare_prompts, read_prompts
+from eagle3.prompts.language import LanguageDetector
 from eagle3.prompts.rules import GROUPS, Rules
+from eagle3.prompts.traffic import MEASURED, TrafficMix
 
 ROOT = Path(__file__).parent.parent
 BUNDLED = ROOT / "tests" / "assets" / "prompts"
@@ -49,7 +50,7 @@ def main() -> None:
     options = parser.parse_args()
     result: dict[str, Any] = {
         "rates_one_core": rates(options.prompts),
-        "datasketch_index_mb_per_million_rows": in_fresh_process(datasketch_index, 50_000),
+        "draws": [in_fresh_process(draw, rows) for rows in (1_000_000, 10_000_000)],
         "sizes": [],
     }
     for rows in map(int, options.rows.split(",")):
@@ -135,7 +136,6 @@ def whole_stage(path: Path, out: Path, rows: int, privacy: str) -> dict[str, Any
     when it needs them.
     """
     made, settings = rules(privacy=privacy)
-    selecting = timed(stage, "select")
     before, own = peak_mb(resource.RUSAGE_SELF), Peak(anonymous_mb)
     scratch = Peak(lambda: folder_mb(out / "prompts" / ".work"), seconds=1)
     started, cpu = time.perf_counter(), cpu_seconds()
@@ -150,7 +150,6 @@ def whole_stage(path: Path, out: Path, rows: int, privacy: str) -> dict[str, Any
         "seconds": round(seconds, 1),
         "rows_per_second": round(rows / seconds),
         "cpu_seconds": round(cpu_seconds() - cpu, 1),  # of all processes; the clock also counts what others run
-        "duplicates_seconds": round(sum(selecting), 1),
         "start_mb": before,
         "own_peak_mb": own.stop(),
         "peak_mb": peak_mb(resource.RUSAGE_SELF),
@@ -159,33 +158,34 @@ def whole_stage(path: Path, out: Path, rows: int, privacy: str) -> dict[str, Any
     }
 
 
-def timed(module: ModuleType, name: str) -> list[float]:
-    """Seconds of each call of a function of a module, from now on."""
-    seconds: list[float] = []
-    function = getattr(module, name)
+def draw(rows: int) -> dict[str, Any]:
+    """Draw 100,000 of `rows` to match a sample of 4,000; memory is the process's peak, the rows included."""
+    conf = ROOT / "conf" / "prompts"
+    detector = LanguageDetector(**OmegaConf.load(conf / "filters" / "default.yaml").language.detector)
+    config = OmegaConf.to_container(OmegaConf.load(conf / "traffic" / "production.yaml"))
+    pool = made_up(rows, 1, turns=0.6, length=5.5, code=0.2, english=0.8)
+    sample = made_up(4_000, 2, turns=0.75, length=6.2, code=0.4, english=0.5)
+    mix = TrafficMix(**{**config, "sample": "made up", "size": 100_000}, detector=detector)
+    started = time.process_time()
+    features = mix.choose(pool, sample=sample)[1]["features"].values()
+    return {
+        "rows": rows,
+        "core_seconds": round(time.process_time() - started, 2),
+        "pool_mb": round(pool.nbytes / 1e6),
+        "peak_mb": peak_mb(resource.RUSAGE_SELF),
+        "distance_before": max(feature["distance_before"] for feature in features),
+        "distance_after": max(feature["distance_after"] for feature in features),
+    }
 
-    def measured(*arguments: Any, **named: Any) -> Any:
-        started = time.perf_counter()
-        try:
-            return function(*arguments, **named)
-        finally:
-            seconds.append(time.perf_counter() - started)
 
-    setattr(module, name, measured)
-    return seconds
-
-
-def datasketch_index(rows: int) -> float:
-    """MB for each million rows of datasketch's own index in memory, with the stage's bands: why it is not used."""
-    index = MinHashLSH(num_perm=128, params=(16, 8))
-    empty = MinHash(num_perm=128, seed=1, scheme="affine32")
-    random_values = np.random.default_rng(0)
-    own = Peak(anonymous_mb)
-    for number in range(rows):
-        signature = empty.copy()
-        signature.hashvalues = random_values.integers(1 << 32, size=128, dtype=np.uint32)
-        index.insert(number, signature, check_duplication=False)
-    return round((own.stop() - own.first) / rows * 1e6, 1)
+def made_up(rows: int, seed: int, *, turns: float, length: float, code: float, english: float) -> np.ndarray:
+    generator = np.random.default_rng(seed)
+    pool = np.zeros(rows, MEASURED)
+    pool["turns"] = generator.geometric(turns, rows)
+    pool["characters"] = np.exp(generator.normal(length, 1.0, rows))
+    pool["code_share"] = np.where(generator.random(rows) < code, generator.random(rows), 0)
+    pool["language"] = np.where(generator.random(rows) < english, b"en", b"de")
+    return pool
 
 
 class Peak:

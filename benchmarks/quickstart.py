@@ -1,7 +1,7 @@
 """The main job on the bundled target, in about six minutes on two cores: make quickstart
 
 prompts → answers → features → training → export → check → accept length on held-out prompts, through the commands that
-users run. Writes outputs/quickstart/summary.json and a picture, beside that of the training.
+users run. Writes outputs/quickstart/summary.json.
 """
 
 import argparse
@@ -10,19 +10,14 @@ import shutil
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
 import torch
-from matplotlib import pyplot
 from result import write_result
 
 from eagle3 import cli
 from eagle3.answers.chat import Chat
-from eagle3.decoding.speculate import Decoded, Measurement, measure, plain_greedy
+from eagle3.decoding.speculate import Measurement, measure, plain_greedy
 from eagle3.prompts import Prompt, plain_source, read_prompts
 from eagle3.serving.head.format import load_head
 from eagle3.target.model import Target, load_target
@@ -57,12 +52,11 @@ def main() -> None:
     call(seconds, "export and check", "serve.py", "action=export", f"run={trained}", f"head={head}")
     started = time.perf_counter()
     print("\n$ decode held-out prompts, greedily, with chains of", *CHAIN_STEPS, flush=True)
-    prompts, measured = decode_held_out(head, options.held_out)
+    measured = decode_held_out(head, options.held_out)
     seconds["decode"] = time.perf_counter() - started
-    summary = summarise(data, trained, head, measured, seconds)
+    summary = summarise(data, head, measured, seconds)
     write_result(out / "summary.json", summary)
-    plot_sources(prompts, measured, out / "accept_length_by_source.png")
-    print(table(summary, out))
+    print(f"\n{table(summary)}\nhead: {head}\ncurves: {trained / 'curves.png'}")
 
 
 def call(seconds: dict[str, float], stage: str, *command: str) -> None:
@@ -74,20 +68,15 @@ def call(seconds: dict[str, float], stage: str, *command: str) -> None:
     seconds[stage] = time.perf_counter() - started
 
 
-def decode_held_out(head: Path, limit: int) -> tuple[list[Prompt], dict[int, Measurement]]:
+def decode_held_out(head: Path, limit: int) -> dict[int, Measurement]:
     """The target's own greedy answers once, then the head's at each number of steps."""
     cli.quiet_libraries()
     torch.set_num_threads(1)  # at this size a second thread costs more than it gives
     target = load_target(
-        path=str(TARGET),
-        revision=None,
-        dtype="float32",
-        device="cpu",
-        attention=None,
-        trust_remote_code=False,
+        path=str(TARGET), revision=None, dtype="float32", device="cpu", attention=None, trust_remote_code=False,
         check_health=True,
-    )
-    prompts, ids = held_out_prompts(target, limit)
+    )  # fmt: skip
+    ids = held_out_prompts(target, limit)
     plain = [plain_greedy(target, prompt, MAX_NEW_TOKENS) for prompt in ids]
     loaded = load_head(head, dtype=torch.float32)
     measured = {}
@@ -96,27 +85,19 @@ def decode_held_out(head: Path, limit: int) -> tuple[list[Prompt], dict[int, Mea
             target, loaded.head, loaded.capture_layers, ids, steps=steps, topk=1, draft_tokens=None, plain=plain,
             max_new_tokens=MAX_NEW_TOKENS, temperature=0.0, seed=0, progress=f"chain of {steps}",
         )  # fmt: skip
-    return prompts, measured
+    return measured
 
 
-def held_out_prompts(target: Target, limit: int) -> tuple[list[Prompt], list[list[int]]]:
+def held_out_prompts(target: Target, limit: int) -> list[list[int]]:
     """First user turns of the bundled held-out conversations."""
     source = plain_source("held_out", str(HELD_OUT), split="train")
-    chat = Chat(
-        target.tokenizer,
-        template=None,
-        template_kwargs={},
-        date="2026-01-01",
-        reasoning_parser="auto",
-        stop_ids=target.stop_ids,
-    )
+    chat = Chat(target.tokenizer, template=None, template_kwargs={}, date="2026-01-01", reasoning_parser="auto",
+                stop_ids=target.stop_ids)  # fmt: skip
     prompts = [found for _, found in read_prompts(source, keep_answers=False) if isinstance(found, Prompt)][:limit]
-    return prompts, [chat.prompt_ids(prompt.messages[:1]) for prompt in prompts]
+    return [chat.prompt_ids(prompt.messages[:1]) for prompt in prompts]
 
 
-def summarise(
-    data: Path, trained: Path, head: Path, measured: dict[int, Measurement], seconds: dict[str, float]
-) -> dict:
+def summarise(data: Path, head: Path, measured: dict[int, Measurement], seconds: dict[str, float]) -> dict:
     manifest = json.loads((data / "features" / "manifest.json").read_text())
     training = json.loads((head / "training.json").read_text())
     simulated = training["simulated_accept_length"]
@@ -126,18 +107,15 @@ def summarise(
         "simulated_accept_length_by_steps": {steps: round(value, 4) for steps, value in simulated.items()},
         "lossless": min(result.lossless for result in measured.values()),
         "held_out_prompts": len(measured[CHAIN_STEPS[0]].decoded),
-        "samples": manifest["samples"],
         "answer_tokens": manifest["answer_tokens"],
-        "feature_bytes": manifest["bytes"],
         "train_seconds": round(seconds["train"], 1),
         "seconds": {stage: round(value, 1) for stage, value in seconds.items()},
         "total_seconds": round(sum(seconds.values()), 1),
-        "export_dir": str(head).removeprefix(f"{ROOT}/"),
     }
 
 
-def table(summary: dict, out: Path) -> str:
-    lines = ["", "chain steps   accept length (decoded)   validation, sampled answers"]
+def table(summary: dict) -> str:
+    lines = ["chain steps   accept length (decoded)   validation, sampled answers"]
     for steps, value in summary["accept_length"].items():
         lines.append(f"{steps:>11}   {value:>23.3f}   {summary['simulated_accept_length_by_steps'][steps]:>27.3f}")
     share = summary["lossless"]
@@ -145,27 +123,8 @@ def table(summary: dict, out: Path) -> str:
         f"lossless: {share:.0%} of {summary['held_out_prompts']} held-out prompts decode to the target's own tokens",
         f"{summary['answer_tokens']} answer tokens, {summary['train_seconds']:.0f} s of training, "
         f"{summary['total_seconds']:.0f} s in all",
-        f"head: {summary['export_dir']}",
-        f"pictures: {out / 'run' / 'curves.png'}, {out / 'accept_length_by_source.png'}",
     ]
     return "\n".join(lines)
-
-
-def plot_sources(prompts: list[Prompt], measured: dict[int, Measurement], picture: Path) -> None:
-    """Accept length per source of prompt and number of steps."""
-    figure, axis = pyplot.subplots(figsize=(11, 3.8), layout="constrained")
-    width = 0.8 / len(measured)
-    for number, (steps, result) in enumerate(measured.items()):
-        groups: dict[str, list[Decoded]] = defaultdict(list)
-        for prompt, decoded in zip(prompts, result.decoded, strict=True):
-            groups[f"{prompt.source}\n({sum(other.source == prompt.source for other in prompts)})"].append(decoded)
-        values = [Measurement(group, None, 0.0).accept_length for group in groups.values()]
-        places = [place + number * width for place in range(len(groups))]
-        axis.bar(places, values, width, label=f"{steps} steps")
-        axis.set_xticks([place + width for place in range(len(groups))], list(groups))
-    axis.set(ylabel="accept length", title="held-out prompts per source (number of prompts)", ylim=(1, None))
-    axis.legend()
-    figure.savefig(picture, dpi=120)
 
 
 if __name__ == "__main__":

@@ -7,22 +7,20 @@
     python benchmarks/race.py --specforge TREE --folder DIR --out /tmp/race.json --small        # also on the CPU
 
 The step: forward, backward, clipping and optimizer on documents of random numbers, with a head of Llama-3.1-8B's shape,
-K = 7, D = 32,000. Tokens are those of the documents, memory is the most that was allocated. SpecForge goes in each
-layout (race_specforge.py), and the fastest of them counts.
+K = 7, D = 32,000. Tokens are those of the documents. SpecForge goes in each layout (race_specforge.py), the fastest
+counts.
 
 The heads: EAGLE-3 of one shape and draft vocabulary, on the same samples in the same packs and order, each by its own
-recipe. SpecForge's is its optimizer with each of --lr (its examples have 1e-4, and a document a step), ours that of
---experiment with --ways. GPU-seconds are those of the steps: an epoch's packs lie on the GPU before its clock starts.
-The heads of every epoch decode the held-out prompts, and ours are held against the SpecForge head that accepts most at
-its end.
+recipe: SpecForge's optimizer with each of --lr, ours that of --experiment with --ways. GPU-seconds are those of the
+steps. The heads of every epoch decode the held-out prompts; the goal is what the best SpecForge head accepts at its
+end.
 
-Both train K steps weighted by 0.8^k against the teacher's probabilities on the draft vocabulary, and leave out rows
-whose teacher is outside. What differs: SpecForge's weights are bf16 over float32 masters, and its lm_head starts at
-random. It trains row t at step k where x_{t+k} is an answer token: not the last prompt token's row, with which serving
-starts, but chains that begin in the prompt. Its loss is a mean over all rows, prompts and padding too.
+Both train K steps weighted by 0.8^k against the teacher's probabilities on the draft vocabulary. What differs:
+SpecForge's weights are bf16 over float32 masters, its lm_head starts at random, its loss is a mean over all rows, and
+it trains row t at step k where x_{t+k} is an answer token: not the last prompt token's row, with which serving starts.
 
-Each contestant runs in a process of its own, whose result and log lie in DIR; a result that lies there is taken as it
-is, and one that fails is left out of the steps.
+Each contestant runs in a process of its own, whose result and log are in DIR; a result that exists is not made again,
+and one that fails is left out of the steps.
 """
 
 import argparse
@@ -32,7 +30,6 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -43,9 +40,10 @@ import torch._dynamo
 from omegaconf import DictConfig
 from random_head import LLAMA_8B, SMALL, RandomSamples, answered, random_head
 from result import write_result
+from step_cost import timed
 from torch import nn
 from train_step import Step, composed, device, on_gpu, random_step, without_overflow
-from training_ways import compared
+from training_ways import compared, file_name
 
 from eagle3.commands.train import build_training
 from eagle3.data.plan import PlannedPack, plan_epoch
@@ -205,7 +203,7 @@ def step_cost(contestant: Contestant, shape: HeadConfig, lengths: list[int], ans
         contestant.step(batch)
     if on_gpu():
         torch.cuda.reset_peak_memory_stats()
-    seconds = [seconds_of(partial(contestant.step, batch)) for _ in range(REPEATS if on_gpu() else 2)]
+    seconds = [timed_once(partial(contestant.step, batch)) for _ in range(REPEATS if on_gpu() else 2)]
     median = statistics.median(seconds)
     return {
         "step_ms": 1000 * median,
@@ -231,7 +229,7 @@ def heads(options: argparse.Namespace) -> dict[str, Any]:
     curves = {name: found["curve"] for name, found in trained.items()}
     folders = {f"{name}, {point['head']}": Path(point["head"]) for name, curve in curves.items() for point in curve}
     options.target, options.held_out = options.target.resolve(), options.held_out.resolve()
-    chains = compared((options.folder / "compared").resolve(), folders, options)
+    chains = compared((options.folder / "compared").resolve(), folders, options.held_out, options)
     of_all = [chain for chain in chains if chain.startswith("all,")]
     for name, curve in curves.items():
         for point in curve:
@@ -280,7 +278,7 @@ def train(given: dict[str, Any]) -> list[dict[str, Any]]:
     curve, seconds, done = [], 0.0, 0
     for epoch, plan in enumerate(plans, start=1):
         there = batches(contestant, plan)
-        seconds += seconds_of(partial(steps, contestant, there))
+        seconds += timed_once(partial(steps, contestant, there))
         done += len(there)
         folder = Path(given["heads"]) / f"{given['name']}-epoch{epoch}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -335,22 +333,8 @@ def worked(options: argparse.Namespace, name: str, given: dict[str, Any]) -> Any
     return read_json(out, made_by="race.py")
 
 
-def file_name(text: str) -> str:
-    return "".join(letter if letter.isalnum() or letter in "-." else "_" for letter in text)
-
-
-def seconds_of(work: Callable[[], object]) -> float:
-    """Time a call up to the end of what it gave the GPU to do."""
-    synchronize()
-    start = time.perf_counter()
-    work()
-    synchronize()
-    return time.perf_counter() - start
-
-
-def synchronize() -> None:
-    if on_gpu():
-        torch.cuda.synchronize()
+def timed_once(work: Callable[[], object]) -> float:
+    return timed(work, 1, device())
 
 
 if __name__ == "__main__":

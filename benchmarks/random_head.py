@@ -14,34 +14,18 @@ from eagle3.features.turns import teacher_positions
 from eagle3.head.batch import TttBatch, ttt_batch
 from eagle3.head.draft_head import DraftHead, HeadConfig
 
+ROPE = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192}  # fmt: skip
 LLAMA_8B = HeadConfig(
-    num_captured_layers=3,
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    vocab_size=128256,
-    draft_vocab_size=32000,
-    rms_norm_eps=1e-5,
-    rope_parameters={
-        "rope_type": "llama3",
-        "rope_theta": 500000.0,
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    },
-    max_position_embeddings=131072,
-    fc_norm=False,
-    norm_output=False,
-)
+    num_captured_layers=3, hidden_size=4096, intermediate_size=14336, num_heads=32, num_kv_heads=8, head_dim=128,
+    vocab_size=128256, draft_vocab_size=32000, rms_norm_eps=1e-5, rope_parameters=ROPE, max_position_embeddings=131072,
+    fc_norm=False, norm_output=False,
+)  # fmt: skip
 LLAMA_70B = replace(LLAMA_8B, hidden_size=8192, intermediate_size=28672, num_heads=64)
 SMALL = replace(
     LLAMA_8B, hidden_size=64, intermediate_size=96, num_heads=4, num_kv_heads=2, head_dim=16, vocab_size=512,
     draft_vocab_size=128,
 )  # fmt: skip
-SHAPES = {"8b": LLAMA_8B, "70b": LLAMA_70B, "small": SMALL}
 BLOCK_TOKENS = 1024  # random numbers are drawn for so many tokens, then repeated
 
 

@@ -50,7 +50,6 @@ DTYPES = ("bfloat16", "float32")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--serve-only", action="store_true", help="keep SGLang's answers, compare them another time")
     parser.add_argument("--only", nargs="+", default=list(SHAPES), choices=SHAPES, help="shapes of the draft")
     parser.add_argument("--jobs", type=int, default=1, help="decodings side by side")
     parser.add_argument("overrides", nargs="*")
@@ -61,8 +60,6 @@ def main() -> None:
     target = read_target_files(**{key: config.target[key] for key in ("path", "revision", "trust_remote_code")})
     prompts = read_prompts(config, target)
     served = {shape: served_or_kept(config, target, prompts, shape, options.out) for shape in options.only}
-    if options.serve_only:
-        return
     ours = {(shape, dtype): decoding(options.overrides, shape, dtype) for shape in options.only for dtype in DTYPES}
     with ThreadPoolExecutor(options.jobs) as pool:
         decoded = dict(zip(ours, pool.map(decode, ours.values()), strict=True))

@@ -10,7 +10,6 @@ from collections.abc import Callable
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from eagle3.head.batch import TttBatch
 from eagle3.head.draft_head import HeadConfig
 
 GROUPS = {  # the first that is found in a kernel's (on the CPU: an operator's) name
@@ -54,32 +53,21 @@ def product_flops(config: HeadConfig, *, tokens: int, rows: int, pairs: int) -> 
     )
 
 
-def attention_flops(config: HeadConfig, batch: TttBatch, ttt_steps: int) -> int:
-    """Scores and weighted sums over the keys that a pair may see: 4 FLOP a channel and key, 8 for the gradients."""
-    in_sample = batch.pack.positions.cpu()[batch.anchors.cpu()] + 1
-    keys = sum(int((in_sample + step)[batch.anchor_steps.cpu() > step].sum()) for step in range(ttt_steps))
-    return 12 * config.num_heads * config.head_dim * keys
-
-
-def matrix_product_ceiling(
-    config: HeadConfig, rows: int, device: torch.device, seconds_each: float
-) -> dict[str, float]:
-    """TFLOP/s of the head's own products on `rows` rows, each alone: `best` one, and `mean` weighted by their FLOP.
+def matrix_product_ceiling(config: HeadConfig, rows: int, device: torch.device, seconds_each: float) -> float:
+    """TFLOP/s of the fastest of the head's own products on `rows` rows, each run alone.
 
     Every product is timed in its three forms: forward, gradient of the input, gradient of the weight.
     """
-    flops = seconds = best = 0.0
+    best = 0.0
     for inputs, outputs in products(config).values():
         x, y, weight = (
             torch.randn(shape, device=device).bfloat16()
             for shape in ((rows, inputs), (rows, outputs), (outputs, inputs))
         )
         for left, right in ((x, weight.T), (y, weight), (y.T, x)):
-            duration = seconds_of(lambda left=left, right=right: left @ right, seconds_each, device)
-            work = 2.0 * rows * inputs * outputs
-            best = max(best, work / duration)
-            flops, seconds = flops + work, seconds + duration
-    return {"best": best / 1e12, "mean": flops / seconds / 1e12}
+            seconds = seconds_of(lambda left=left, right=right: left @ right, seconds_each, device)
+            best = max(best, 2.0 * rows * inputs * outputs / seconds)
+    return best / 1e12
 
 
 def seconds_of(work: Callable[[], object], at_least: float, device: torch.device) -> float:

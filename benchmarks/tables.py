@@ -9,7 +9,10 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from statistics import mean
 from typing import Any
+
+from quickstart import table as last_lines
 
 from eagle3.markdown import table
 
@@ -42,19 +45,13 @@ def markdown(titles: str, rows: Iterable[Iterable[str]]) -> str:
     return table(titles.split(" | "), rows)
 
 
+def percent(share: float, form: str = "+.1%") -> str:
+    return f"{share:{form}}".replace("%", " %")
+
+
 def quickstart() -> str:
     """The last lines of benchmarks/quickstart.py."""
-    found = result("quickstart.json")
-    lines = ["chain steps   accept length (decoded)   validation, sampled answers"]
-    for steps, value in found["accept_length"].items():
-        lines.append(f"{steps:>11}   {value:>23.3f}   {found['simulated_accept_length_by_steps'][steps]:>27.3f}")
-    lines += [
-        f"lossless: {found['lossless']:.0%} of {found['held_out_prompts']} held-out prompts decode to the target's own "
-        "tokens",
-        f"{found['answer_tokens']} answer tokens, {found['train_seconds']:.0f} s of training, "
-        f"{found['total_seconds']:.0f} s in all",
-    ]
-    return "\n".join(["```text", *lines, "```"])
+    return f"```text\n{last_lines(result('quickstart.json'))}\n```"
 
 
 def best() -> str:
@@ -63,7 +60,7 @@ def best() -> str:
     for steps_of_chain in (3, 7):
         ours, reference = (kept(heads[name], f"held out {steps_of_chain}") for name in (BEST, "reference"))
         what = f"accept length on held-out prompts, {steps_of_chain} drafts in a row"
-        rows.append([what, f"{reference:.3f}", f"**{ours:.3f}**", f"{ours / reference - 1:+.1%}".replace("%", " %")])
+        rows.append([what, f"{reference:.3f}", f"**{ours:.3f}**", percent(ours / reference - 1)])
     for what, batch in (
         ("training speed, 4 documents of 128 to 2,048 tokens", "[128, 256, 512, 2048], a quarter prompt"),
         ("training speed, 1 document of 16,384 tokens", "1 x 16,384"),
@@ -99,7 +96,7 @@ def heads() -> str:
         cells = [f"{kept(head, where):.3f}" for where in SETS]
         if name == BEST:
             gains = [kept(head, where) / kept(found["reference"], where) - 1 for where in SETS]
-            cells = [f"**{cell}** ({gain:+.1%})".replace("%", " %") for cell, gain in zip(cells, gains, strict=True)]
+            cells = [f"**{cell}** ({percent(gain)})" for cell, gain in zip(cells, gains, strict=True)]
         rows.append([title, seen(head), *cells])
     return markdown("head | answer tokens x epochs | held out, 3 steps | 7 steps | MT-bench, 3 | GSM8K, 3", rows)
 
@@ -153,56 +150,20 @@ def steps() -> str:
     for row in result("train_step.json")["rows"]:
         quick = float8.get((row["tokens"], row["answer_share"]))
         documents = "1 document" if row["documents"] == 1 else f"{row['documents']} documents"
-        rows.append(
-            [
-                f"{row['tokens']:,}, {documents}, {share(row['answer_share'])}",
-                f"**{thousands(row['tokens_per_s'])}**",
-                f"{row['peak_gb']:.1f} GB",
-                f"{row['step_ms']:.0f} ms",
-                f"{row['share_of_ceiling']:.0%}".replace("%", " %"),
-                thousands(quick["tokens_per_s"]) if quick else "-",
-            ]
-        )
+        name = f"{row['tokens']:,}, {documents}, {share(row['answer_share'])}"
+        ours = [f"**{thousands(row['tokens_per_s'])}**", f"{row['peak_gb']:.1f} GB", f"{row['step_ms']:.0f} ms"]
+        ceiling = percent(row["share_of_ceiling"], ".0%")
+        rows.append([name, *ours, ceiling, thousands(quick["tokens_per_s"]) if quick else "-"])
     return markdown("tokens in a batch | tokens/s | memory | a step | of the ceiling | with `kernels.fp8=true`", rows)
 
 
 def share(answers: float) -> str:
-    return "all answers" if answers == 1 else f"{answers:.0%} answers".replace("%", " %")
+    return "all answers" if answers == 1 else percent(answers, ".0%") + " answers"
 
 
 def thousands(rate: float) -> str:
     """Tokens a second, to three digits."""
     return f"{rate / 1000:.0f} k" if rate >= 100_000 else f"{rate / 1000:.1f} k"
-
-
-def trajectories() -> str:
-    on_cpu, on_gpu = (
-        {row["name"]: row["val/accept_length"] for row in result(name)["rows"]}
-        for name in ("trajectories.json", "trajectories_gpu.json")
-    )
-    rows = []
-    for title, name, follower in TRAJECTORIES:
-        cells = []
-        for found in (on_cpu, on_gpu):
-            noise = f" (noise {found[follower]['noise']:.3f})" if follower and follower in found else ""
-            cells.append(f"{found[name]['mean']:.3f}{noise}" if name in found else "-")
-        rows.append([title, *cells])
-    return markdown("run | CPU, packs of 512 tokens | H200, packs of 4,096", rows)
-
-
-TRAJECTORIES = [  # what it is, its name, and the run whose noise is that of this one's seeds
-    ("plain, float32", "reference", "reference"),
-    ("bf16 autocast", "autocast", ""),
-    ("chunked loss", "chunked", ""),
-    ("padded attention", "padded", ""),
-    ("fused layer", "fused", ""),
-    ("bf16, flash attention, fused layer, chunked loss together", "fast", ""),
-    ("gradient accumulation", "accumulation", ""),
-    ("plain, float32, tight clipping", "clip", "clip-accumulation"),
-    ("tight clipping, bf16 autocast", "clip-autocast", ""),
-    ("tight clipping, all fast paths", "clip-fast", ""),
-    ("tight clipping, gradient accumulation", "clip-accumulation", ""),
-]
 
 
 def adapted() -> str:
@@ -231,30 +192,16 @@ ADAPTED = {
 def costs() -> str:
     found, training = result("llama8b_cost.json"), result("end_to_end.json")["runs"][0]
     answers, features = found["answers"], found["features"]
-    batch, tokens = answers["batch"], training["tokens_per_s"]
-    return markdown(
-        "step | rate | GPU memory | on disk",
-        [
-            [
-                f"answers ({batch} in a batch, 256 new tokens each)",
-                f"{answers['answer_tokens_per_s']:,} answer tokens/s",
-                f"{answers['peak_gb']:.0f} GB",
-                "-",
-            ],
-            [
-                "features (16,384 tokens a forward pass)",
-                f"{features['tokens_per_s']:,} tokens/s",
-                f"{features['peak_gb']:.0f} GB",
-                f"{features['bytes_per_token'] / 1000:.1f} kB a token",
-            ],
-            [
-                "training (packs of 16,384 tokens, half of them answers)",
-                f"{thousands(tokens)} tokens/s, {thousands(training['anchors_per_s'])} of them answers",
-                "-",
-                "-",
-            ],
-        ],
-    )
+    rates = f"{thousands(training['tokens_per_s'])} tokens/s, {thousands(training['anchors_per_s'])} of them answers"
+    bytes_per_token = f"{features['bytes_per_token'] / 1000:.1f} kB a token"
+    rows = [
+        (f"answers ({answers['batch']} in a batch, 256 new tokens each)",
+         f"{answers['answer_tokens_per_s']:,} answer tokens/s", f"{answers['peak_gb']:.0f} GB", "-"),
+        ("features (16,384 tokens a forward pass)",
+         f"{features['tokens_per_s']:,} tokens/s", f"{features['peak_gb']:.0f} GB", bytes_per_token),
+        ("training (packs of 16,384 tokens, half of them answers)", rates, "-", "-"),
+    ]  # fmt: skip
+    return markdown("step | rate | GPU memory | on disk", rows)
 
 
 def parity() -> str:
@@ -262,8 +209,8 @@ def parity() -> str:
     for title, shape in result("sglang_parity.json")["shapes"].items():
         served = shape["served"]
         ours = [shape["decoded"]["bfloat16"], shape["decoded"]["float32"], shape["replayed"]]
-        cells = [f"{value:.3f} ({served / value - 1:+.1%})".replace("%", " %") for value in ours]
-        same = [f"{shape['lossless'][dtype]:.1%}".replace("%", " %") for dtype in ("bfloat16", "float32")]
+        cells = [f"{value:.3f} ({percent(served / value - 1)})" for value in ours]
+        same = [percent(shape["lossless"][dtype], ".1%") for dtype in ("bfloat16", "float32")]
         rows.append([title, f"{served:.3f}", *cells, *same])
     return markdown(
         "draft | SGLang | our decoder, bf16 | our decoder, float32 | our drafter on SGLang's own texts | "
@@ -277,36 +224,27 @@ def bench() -> str:
     for cell in result("sglang_bench/results.json")["cells"]:
         plain, head, gain = cell["sides"]["plain"], cell["sides"]["head"], cell["speed_ups"]["head"]["tpot"]
         times = " -> ".join(f"{1000 * side['tpot']['median']:.2f}" for side in (plain, head))
-        value = f"{gain['value']:.2f}"
+        value, interval = f"{gain['value']:.2f}", f"{gain['low']:.2f} to {gain['high']:.2f}"
+        value = f"**{value}**" if gain["low"] > 1 else value
         rows.append(
-            [
-                cell["prompt_set"],
-                str(cell["concurrency"]),
-                times,
-                f"**{value}**" if gain["low"] > 1 else value,
-                f"{gain['low']:.2f} to {gain['high']:.2f}",
-                f"{head['accept_length']:.2f}",
-            ]
+            [cell["prompt_set"], str(cell["concurrency"]), times, value, interval, f"{head['accept_length']:.2f}"]
         )
-    return markdown(
-        "prompts | concurrency | ms a token, plain -> head | speed-up | 95 % interval | accept length", rows
-    )
+    columns = "prompts | concurrency | ms a token, plain -> head | speed-up | 95 % interval | accept length"
+    return markdown(columns, rows)
 
 
 def tuned() -> str:
     found = result("sglang_tune/tune.json")
     plain, rows = found["plain"]["seconds_per_token"], []
     timed = [setting for setting in found["settings"] if setting["timed"]]
-    for setting in sorted(timed, key=lambda each: each["timed"]["seconds_per_token"]):
-        expected, measured = setting["accept_length"], setting["timed"]["gain"]["accept_length"]
-        rows.append(
-            [
-                f"{setting['steps']}/{setting['topk']}/{setting['draft_tokens']}",
-                f"{plain / setting['timed']['seconds_per_token']:.2f}",
-                f"{expected:.3f}",
-                f"{measured:.3f} ({measured / expected - 1:+.1%})".replace("%", " %"),
-            ]
+    for each in sorted(timed, key=lambda each: each["timed"]["seconds_per_token"]):
+        expected, measured = each["accept_length"], each["timed"]["gain"]["accept_length"]
+        name, gain = (
+            f"{each['steps']}/{each['topk']}/{each['draft_tokens']}",
+            plain / each["timed"]["seconds_per_token"],
         )
+        served = f"{measured:.3f} ({percent(measured / expected - 1)})"
+        rows.append([name, f"{gain:.2f}", f"{expected:.3f}", served])
     return markdown("steps/topk/draft tokens | speed-up | accept length replayed | served", rows)
 
 
@@ -339,37 +277,26 @@ def adaptive() -> str:
 
 
 def long_answers() -> str:
-    found, table_rows = result("long_answers.json"), []
+    found, rows = result("long_answers.json"), []
     for sampling in ("greedy", "sampled"):
-        for positions in dict.fromkeys(row["positions"] for row in found[sampling]):
-            cells = []
-            for steps in (3, 7):
-                ours, reference = (
-                    row for row in found[sampling] if (row["steps"], row["positions"]) == (steps, positions)
-                )
-                for row in (ours, reference):
-                    length = row["accept_length"]
-                    cells.append(f"{length['value']:.2f} ± {length['standard_error']:.2f}")
-            table_rows.append([sampling, positions, *cells])
-    return markdown("answers | tokens before the round | chain of 3 | reference | chain of 7 | reference", table_rows)
+        lengths: dict[str, list[str]] = {}
+        for row in sorted(found[sampling], key=lambda row: row["steps"]):  # of each ours comes before the reference
+            length = row["accept_length"]
+            cell = f"{length['value']:.2f} ± {length['standard_error']:.2f}"
+            lengths.setdefault(row["positions"], []).append(cell)
+        rows += [[sampling, positions, *cells] for positions, cells in lengths.items()]
+    return markdown("answers | tokens before the round | chain of 3 | reference | chain of 7 | reference", rows)
 
 
 def bounds() -> str:
-    found, table_rows = result("bounds.json")["heads"], []
-    for title, name in (
-        ("SpecForge's loss", "reference"),
-        ("`loss=cross_entropy_tv`", "cross-entropy_+_tv"),
-        ("`loss=lk`", "lk"),
-    ):
+    found, rows = result("bounds.json")["heads"], []
+    names = {"SpecForge's loss": "reference", "`loss=cross_entropy_tv`": "cross-entropy_+_tv", "`loss=lk`": "lk"}
+    for title, name in names.items():
         seeds = [head for folder, head in found.items() if folder.rsplit("-", 1)[0] == name]
-        means = [
-            sum(head[states][steps] for head in seeds) / len(seeds)
-            for steps in ("3", "7")
-            for states in ("drafts", "oracle")
-        ]
-        table_rows.append([title, *(f"{mean:.3f}" for mean in means)])
+        columns = [(states, steps) for steps in ("3", "7") for states in ("drafts", "oracle")]
+        rows.append([title, *(f"{mean(head[states][steps] for head in seeds):.3f}" for states, steps in columns)])
     columns = "head | 3 steps, own states | the target's states | 7 steps, own states | the target's states"
-    return markdown(columns, table_rows)
+    return markdown(columns, rows)
 
 
 def losses() -> str:
@@ -380,7 +307,7 @@ def losses() -> str:
         for steps in (3, 7):
             change = found[f"all, chain of {steps}, greedy"][name]
             low, high = change["interval"]
-            cells.append(f"{change['accept_length_change']:+.1%} ({low:+.1%} to {high:+.1%})".replace("%", " %"))
+            cells.append(f"{percent(change['accept_length_change'])} ({percent(low)} to {percent(high)})")
         rows.append([title, *cells])
     return markdown("loss | chain of 3 | chain of 7", rows)
 
@@ -396,7 +323,7 @@ LOSSES = {
 TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
     for table in (
-        quickstart, best, heads, race, steps, adapted, trajectories, costs, parity, bench, tuned, loads, adaptive,
+        quickstart, best, heads, race, steps, adapted, costs, parity, bench, tuned, loads, adaptive,
         long_answers, bounds, losses,
     )
 }  # fmt: skip

@@ -20,22 +20,19 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 from random_head import LLAMA_8B, LLAMA_70B, SMALL, RandomSamples, ragged_lengths, random_head
 from result import write_result
-from step_cost import attention_flops, group_of, matrix_product_ceiling, product_flops, time_by_kernel, timed
+from step_cost import group_of, matrix_product_ceiling, product_flops, time_by_kernel, timed
 from torch._dynamo.utils import counters
 
 from eagle3 import cli
 from eagle3.head.batch import TttBatch
 from eagle3.head.draft_head import HeadConfig
-from eagle3.head.fast import chunked_loss
 from eagle3.head.kernels import choose_kernels
-from eagle3.head.loss import UnrollMetrics
 from eagle3.target.facts import PLAIN
 from eagle3.training.module import HeadTraining
 
@@ -43,15 +40,9 @@ REFERENCE = ["kernels=plain"]
 WARM_UP, REPEATS, RAGGED_PACKS = 3, 10, 8
 TOP_KERNELS = 40
 SECONDS_A_PRODUCT = 0.3  # long enough for the clock to settle under load
-MEASURED = (  # null where the case does not fit
-    "tokens_per_s",
-    "peak_gb",
-    "tflops",
-    "share_of_ceiling",
-    "reference_tokens_per_s",
-    "recompiles",
-    "slowest_ragged_step",
-)
+# Null where the case does not fit.
+MEASURED = ("tokens_per_s", "peak_gb", "tflops", "share_of_ceiling", "reference_tokens_per_s", "recompiles",
+            "slowest_ragged_step")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -83,7 +74,6 @@ def main(arguments: list[str]) -> None:
         rows.append(row)
         write_result(options.out, {"rows": rows}, arguments)
         print(printed(row), flush=True)
-    print(table(rows))
 
 
 def measured(shape: HeadConfig, cases: list[Case], overrides: list[str]) -> Iterator[dict[str, Any]]:
@@ -97,7 +87,7 @@ def measured(shape: HeadConfig, cases: list[Case], overrides: list[str]) -> Iter
         batch = samples.pack(
             [case.tokens // case.documents] * case.documents, case.answer_share, ttt_steps=config.ttt_steps
         ).to(device())
-        row = asdict(case) | dict.fromkeys(MEASURED) | {"ceiling_tflops": ceiling["best"]}
+        row = asdict(case) | dict.fromkeys(MEASURED) | {"ceiling_tflops": ceiling}
         row |= without_overflow(lambda batch=batch: cost(random_step(shape, config), batch, ceiling))
         row |= without_overflow(lambda case=case: ragged_cost(random_step(shape, config), case, samples))
         row |= without_overflow(
@@ -162,7 +152,7 @@ def random_step(shape: HeadConfig, config: DictConfig) -> Step:
     return Step(module, config)
 
 
-def cost(step: Step, batch: TttBatch, ceiling: dict[str, float]) -> dict[str, Any]:
+def cost(step: Step, batch: TttBatch, ceiling: float) -> dict[str, Any]:
     """Rate, memory, share of the ceiling, the optimizer's time and where the rest goes."""
     step(batch)  # what is allocated once, and what compiling needs, is no part of a step
     if on_gpu():
@@ -173,7 +163,6 @@ def cost(step: Step, batch: TttBatch, ceiling: dict[str, float]) -> dict[str, An
     seconds = num_tokens / rate
     shape = step.module.head.config
     flops = product_flops(shape, tokens=num_tokens, rows=num_rows, pairs=int(batch.anchor_steps.sum()))
-    whole = flops + attention_flops(shape, batch, step.module.ttt_steps)
     kernels = time_by_kernel(lambda: step(batch), device())
     groups: dict[str, float] = defaultdict(float)
     for name, milliseconds in kernels:
@@ -185,11 +174,8 @@ def cost(step: Step, batch: TttBatch, ceiling: dict[str, float]) -> dict[str, An
         "peak_gb": peak_gb,
         "gflop_per_token": flops / num_tokens / 1e9,
         "tflops": flops / seconds / 1e12,
-        "tflops_with_attention": whole / seconds / 1e12,
-        "ceiling_tflops": ceiling["best"],
-        "share_of_ceiling": flops / seconds / 1e12 / ceiling["best"],
-        "own_products_tflops": ceiling["mean"],
-        "metrics_ms": 1000 * metrics_seconds(step, batch),
+        "ceiling_tflops": ceiling,
+        "share_of_ceiling": flops / seconds / 1e12 / ceiling,
         "optimizer_ms": 1000 * optimizer_seconds(step),
         "ms_by_group": dict(groups),
         "top_kernels_ms": dict(kernels[:TOP_KERNELS]),
@@ -215,20 +201,6 @@ def ragged_cost(step: Step, case: Case, samples: RandomSamples) -> dict[str, Any
         "recompiles": graphs[-1] - graphs[1],
         "slowest_ragged_step": round(max(later) / statistics.median(later), 2),
     }
-
-
-def metrics_seconds(step: Step, batch: TttBatch) -> float:
-    """Of accuracies and accept lengths, from what the loss hands them; 0 where the plain loss has them inside."""
-    given: list[tuple[Any, ...]] = []
-    original = chunked_loss._Pairs.metrics
-
-    def noting(*arguments: Any) -> UnrollMetrics:
-        given.append(arguments)
-        return original(*arguments)
-
-    with patch.object(chunked_loss._Pairs, "metrics", noting):
-        step(batch)
-    return timed(lambda: original(*given[0]).as_tensor(), REPEATS, device()) if given else 0.0
 
 
 def optimizer_seconds(step: Step) -> float:
@@ -280,33 +252,15 @@ def device() -> torch.device:
 
 
 def printed(row: dict[str, Any]) -> str:
-    """What the table has no room for."""
-    lines = [f"{row['tokens']} tokens, {row['documents']} documents, answers {row['answer_share']:.0%}:"]
+    name = f"{row['tokens']} tokens, {row['documents']} documents, answers {row['answer_share']:.0%}"
     if "ms_by_group" not in row:
-        return f"{lines[0]} does not fit into this GPU's memory"
-    lines.append(
-        f"  {row['step_ms']:.1f} ms a step, of which metrics {row['metrics_ms']:.2f} ms; optimizer "
-        f"{row['optimizer_ms']:.1f} ms apart; by kernels:"
+        return f"{name} do not fit into this GPU's memory"
+    groups = ", ".join(f"{group} {spent:.1f}" for group, spent in row["ms_by_group"].items())
+    return (
+        f"{name}: {row['tokens_per_s']:,.0f} tokens/s, {row['share_of_ceiling']:.0%} of the ceiling, "
+        f"{row['step_ms']:.1f} ms a step ({groups}), optimizer {row['optimizer_ms']:.1f} ms, "
+        f"{sum(row['host_waits'].values())} host waits, {row['recompiles']} recompilations"
     )
-    lines += [f"  {spent:9.2f} ms  {group}" for group, spent in sorted(row["ms_by_group"].items(), key=lambda g: -g[1])]
-    lines += [f"    {spent:9.2f} ms  {group_of(name)}: {name[:90]}" for name, spent in row["top_kernels_ms"].items()]
-    lines.append(
-        f"  {row['gflop_per_token']:.2f} GFLOP a token without attention's, {row['trained_rows']} rows trained"
-    )
-    lines.append(f"  the host waits {sum(row['host_waits'].values())} times for the GPU {row['host_waits'] or ''}")
-    lines.append(f"  {row['recompiles']} recompilations, slowest ragged step {row['slowest_ragged_step']} x median")
-    return "\n".join(lines)
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    columns = ["tokens", "documents", "answer_share", "tokens_per_s", "reference_tokens_per_s", "peak_gb", "tflops"]
-    columns += ["ceiling_tflops", "share_of_ceiling"]
-    lines = [f"| {' | '.join(columns)} | over reference |", "|---" * (len(columns) + 1) + "|"]
-    for row in rows:
-        fast, plain = row["tokens_per_s"], row["reference_tokens_per_s"]
-        values = ["-" if row[name] is None else f"{row[name]:,.4g}" for name in columns]
-        lines.append(f"| {' | '.join(values)} | {'-' if None in (fast, plain) else f'{fast / plain:.2f}'} |")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

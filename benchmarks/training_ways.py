@@ -1,26 +1,29 @@
-"""Heads trained in several ways, what they accept on the same held-out prompts, and how sure the differences are.
+"""Stores made and heads trained in several ways, and what the heads accept on the same held-out prompts.
 
-    python benchmarks/training_ways.py --folder DIR --out benchmarks/results/losses.json --store STORE \\
-        --ways '{"soft cross-entropy": [], "reverse KL": ["loss=reverse_kl"], "LK": ["loss=lk"]}'
-    python benchmarks/training_ways.py --folder DIR --out benchmarks/results/orders.json --store STORE \\
-        --ways '{"shuffled": [], "streaming": ["data.order=streaming", "data.shuffle_buffer=100"]}'
+    python benchmarks/training_ways.py benchmarks/ways/losses.yaml --folder DIR --out FILE
+    python benchmarks/training_ways.py benchmarks/ways/head_quality.yaml --folder DIR --out FILE --target TARGET \\
+        --prompts train.jsonl --held-out heldout.jsonl gsm8k.jsonl --jobs 8 trainer=gpu
 
-STORE is a feature store of TARGET. A way is overrides of train.py; each is trained with each seed, exported, and
-decodes the held-out prompts (`serve.py action=compare`). Each way is held against the first: differences of pairs of
-the same seed have an interval over prompts, their mean has one over seeds (Student's t). What lies in DIR is taken as
-it is.
+A file of ways names feature stores with their overrides of precompute.py, and ways of training with theirs of train.py.
+`answers_of` makes other features of another store's answers, `init_from` starts from another way's head. Every way is
+trained with every seed, exported, and decodes every held-out file (`serve.py action=compare`). It is compared with the
+first way: differences of pairs of one seed have an interval over prompts, their mean has one over seeds (Student's t).
+Stores, heads and comparisons that DIR holds are not made again.
 """
 
 import argparse
 import json
+import re
 import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from result import write_result
 
 ROOT = Path(__file__).parent.parent
@@ -28,71 +31,116 @@ ASSETS = ROOT / "tests" / "assets"
 CHAINS = (3, 7)  # steps
 
 
+@dataclass(frozen=True, kw_only=True)
+class Store:
+    """Overrides of precompute.py; `answers_of` names a store whose prompts and answers are taken."""
+
+    overrides: Sequence[str] = ()
+    answers_of: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """Overrides of train.py over one or several stores (unset: the first); `init_from` names a way to start from."""
+
+    overrides: Sequence[str] = ()
+    stores: Sequence[str]
+    init_from: str | None = None
+
+
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("ways", type=Path, help="YAML: `stores`, `ways`, and overrides of all, `precompute`, `train`")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--store", type=Path, required=True)
-    parser.add_argument("--ways", type=json.loads, required=True, help="names and overrides of train.py, as JSON")
-    parser.add_argument("--experiment", default="quickstart")
+    parser.add_argument("--prompts", default=f"{ASSETS}/prompts/train.jsonl")
+    parser.add_argument("--target", default=f"{ASSETS}/tiny")
+    parser.add_argument("--held-out", nargs="+", default=[f"{ASSETS}/prompts/heldout.jsonl"])
+    parser.add_argument("--limit", type=int, default=400, help="held-out prompts of each file")
+    parser.add_argument("--temperatures", type=json.loads, default=[0.0], help="as JSON; 0: greedy")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=1, help="trainings, or comparisons, at the same time")
     parser.add_argument("overrides", nargs="*", help="of train.py for every way, e.g. trainer.max_epochs=1")
-    add_arguments(parser)
-    options = parser.parse_args(arguments)
-    folder, seeds = options.folder.resolve(), range(options.seeds)
-    general = [f"experiment={options.experiment}", f"data.path={options.store.resolve()}", *options.overrides]
-    runs = {(name, seed): [*general, *own, f"seed={seed}"] for seed in seeds for name, own in options.ways.items()}
-    result = {"experiment": options.experiment, "ways": options.ways, "target": Path(options.target).name}
-    result |= trained_and_compared(folder, runs, options)
+    options = parser.parse_intermixed_args(arguments)
+    folder, file = options.folder.resolve(), yaml.safe_load(options.ways.read_text())
+    stores = {name: Store(**(given or {})) for name, given in file["stores"].items()}
+    ways = {name: Way(**{"stores": [*stores][:1]} | (given or {})) for name, given in file["ways"].items()}
+    for name, store in stores.items():  # a store that others take answers of comes before them
+        make_store(folder / "stores", name, store, [*file.get("precompute", []), *store.overrides], options)
+    general = [*file.get("train", []), *options.overrides]
+    heads = trained(folder, ways, general, options)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        seeds = [*pool.map(lambda seed: compared_on_all(folder, ways, heads, seed, options), range(options.seeds))]
+    facts = {name: store_facts(folder / "stores" / file_name(name)) for name in stores}
+    result = {"target": Path(options.target).name, "ways": file, "stores": facts, **summary(seeds)}
     print(json.dumps(write_result(options.out, result, arguments)["changes"], indent=1))
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What every comparison of trained heads takes."""
-    parser.add_argument("--target", default=f"{ASSETS}/tiny")
-    parser.add_argument("--held-out", default=f"{ASSETS}/prompts/heldout.jsonl")
-    parser.add_argument("--limit", type=int, default=400, help="held-out prompts")
-    parser.add_argument("--temperatures", type=json.loads, default=[0.0], help="as JSON; 0: greedy")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--jobs", type=int, default=1, help="trainings, or comparisons, side by side")
+def make_store(folder: Path, name: str, store: Store, overrides: Sequence[str], options: argparse.Namespace) -> None:
+    data = folder / file_name(name)
+    if (data / "features" / "manifest.json").exists():
+        return
+    stages = ["prompts", "responses", "features"]
+    if store.answers_of:
+        stages = ["features"]
+        data.mkdir(parents=True, exist_ok=True)
+        for part in ("prompts", "responses"):
+            if not (data / part).exists():
+                (data / part).symlink_to(folder / file_name(store.answers_of) / part)
+    call(
+        "precompute.py", f"target.path={options.target}", f"prompts.path={options.prompts}", f"out_dir={data}",
+        f"stages=[{','.join(stages)}]", *overrides,
+    )  # fmt: skip
 
 
-def trained_and_compared(
-    folder: Path, runs: Mapping[tuple[str, int], Sequence[str]], options: argparse.Namespace
-) -> dict[str, Any]:
-    """Train and export a head for each way and seed with its overrides; return the summary of what they accept."""
-    heads = trained(folder, runs, jobs=options.jobs)
-    ways = dict.fromkeys(way for way, _ in runs)
-
-    def of_seed(seed: int) -> dict[str, Any]:
-        return compared(folder / f"compared-{seed}", {way: heads[way, seed] for way in ways}, options)
-
-    with ThreadPoolExecutor(options.jobs) as pool:
-        return summary([*pool.map(of_seed, range(options.seeds))])
+def store_facts(data: Path) -> dict[str, Any]:
+    manifest = json.loads((data / "features" / "manifest.json").read_text())
+    return {key: manifest[key] for key in ("samples", "tokens", "answer_tokens", "bytes")}
 
 
-def trained(folder: Path, runs: Mapping[tuple[str, int], Sequence[str]], *, jobs: int) -> dict[tuple[str, int], Path]:
-    """Train a head for each way and seed with its overrides and export it, `jobs` at a time; return their folders."""
+def trained(
+    folder: Path, ways: Mapping[str, Way], general: Sequence[str], options: argparse.Namespace
+) -> dict[tuple[str, int], Path]:
+    """Train and export a head for each way and seed; those that start from another way's come after it."""
+    runs = [(name, seed) for seed in range(options.seeds) for name in ways]
+    heads = {(name, seed): folder / "heads" / f"{file_name(name)}-{seed}" for name, seed in runs}
 
-    def train(way: tuple[str, int]) -> Path:
-        name = f"{way[0].lower().replace(' ', '_')}-{way[1]}"
-        run, head = folder / "runs" / name, folder / "heads" / name
+    def train(name: str, seed: int) -> None:
+        way, head = ways[name], heads[name, seed]
+        run = folder / "runs" / head.name
+        stores = ",".join(f"{folder}/stores/{file_name(store)}/features" for store in way.stores)
+        start = [f"init_from={heads[way.init_from, seed]}"] if way.init_from else []
+        own = [f"data.path=[{stores}]", *general, *way.overrides, *start, f"seed={seed}"]
         if not (run / "result.json").exists():
-            call("train.py", *runs[way], f"hydra.run.dir={run}", "callbacks.progress=null")
+            call("train.py", *own, f"hydra.run.dir={run}", "callbacks.progress=null")
         if not head.exists():
             call("serve.py", "action=export", f"run={run}", f"head={head}", "limit=2", "max_new_tokens=16")
-        return head
 
-    with ThreadPoolExecutor(jobs) as pool:
-        return dict(zip(runs, pool.map(train, runs), strict=True))
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for later in (False, True):
+            [*pool.map(lambda run: train(*run), [run for run in runs if bool(ways[run[0]].init_from) is later])]
+    return heads
 
 
-def compared(run: Path, heads: Mapping[str, Path], options: argparse.Namespace) -> dict[str, Any]:
+def compared_on_all(
+    folder: Path, ways: Mapping[str, Way], heads: Mapping[tuple[str, int], Path], seed: int, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Compare the heads of one seed on every held-out file; the names of chains begin with the file's."""
+    found = {}
+    for file in map(Path, options.held_out):
+        run = folder / "compared" / f"{file.stem}-{seed}"
+        chains = compared(run, {way: heads[way, seed] for way in ways}, file, options)
+        found |= {f"{file.stem}: {chain}": row for chain, row in chains.items()}
+    return found
+
+
+def compared(run: Path, heads: Mapping[str, Path], held_out: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Decode with heads of one seed; return each chain's accept lengths and the differences from the first head."""
     if not (run / "compare.json").exists():
         shapes = ",".join(f"{{steps: {steps}, topk: 1, draft_tokens: null}}" for steps in CHAINS)
         call(
             "serve.py", "action=compare", f"target.path={options.target}",
-            f"heads=[{','.join(map(str, heads.values()))}]", f"prompts.path={options.held_out}",
+            f"heads=[{','.join(map(str, heads.values()))}]", f"prompts.path={held_out}",
             f"limit={options.limit}", f"compare.temperatures={options.temperatures}", f"compare.shapes=[{shapes}]",
             f"hydra.run.dir={run}",
         )  # fmt: skip
@@ -116,7 +164,7 @@ def summary(seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         first, *others = (way for way in ways if way != "prompts")
         lengths = {way: [seed[chain][way]["accept_length"] for seed in seeds] for way in (first, *others)}
         changes[chain] = {way: change(lengths[first], lengths[way]) for way in others}
-    of_all = [{chain: row for chain, row in seed.items() if chain.startswith("all,")} for seed in seeds]
+    of_all = [{chain: row for chain, row in seed.items() if re.match("(.*: )?all,", chain)} for seed in seeds]
     return {"changes": changes, "seeds": of_all}
 
 
@@ -130,6 +178,10 @@ def change(base: Sequence[float], other: Sequence[float]) -> dict[str, Any]:
         return {"accept_length_change": mean, "interval": None}
     half = statistics.stdev(shares) / len(shares) ** 0.5 * float(student.ppf(0.975, len(shares) - 1))
     return {"accept_length_change": mean, "interval": [mean - half, mean + half]}
+
+
+def file_name(name: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "-." else "_" for letter in name)
 
 
 def call(*command: str) -> None:

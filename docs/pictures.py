@@ -1,5 +1,10 @@
-"""Draws the pictures of the concepts, two of which the README shows: python docs/pictures.py"""
+"""Draws the pictures of docs/concepts and docs/results: python docs/pictures.py
 
+Those of the results show numbers of benchmarks/results; tests/test_pages.py fails while one shows another number.
+"""
+
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib
@@ -10,8 +15,18 @@ from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch
 
 DOCS = Path(__file__).parent
+sys.path.insert(0, str(DOCS.parent / "benchmarks"))
+import tables  # noqa: E402
+
 BLUE, GREEN, GREY, RED, LINE = "#dbe8f8", "#dff0df", "#eeeeee", "#f6dddd", "#445566"
 pyplot.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "eagle3", "font.size": 11}
+OURS, LIGHT, THEIRS, OTHER = "#3f6fb5", "#8fb3e3", "#a9b4c2", "#c0762f"
+SHOWN_HEADS = {
+    "SpecForge's loss": "reference",
+    "ours, its settings": "EAGLE-3, settings of the reference",
+    "experiment=head_quality": "recipe",
+    "8 answers to each prompt, Muon": tables.BEST,
+}
 
 
 def main() -> None:
@@ -19,6 +34,12 @@ def main() -> None:
     unroll()
     anchors()
     accept_length()
+    for draw in RESULTS:
+        with pyplot.rc_context({"font.size": 10}):
+            figure, axes = pyplot.subplots(figsize=(7.2, 2.9), layout="constrained")
+            draw(axes)
+        axes.spines[["top", "right"]].set_visible(False)
+        figure.savefig(DOCS / "results" / f"{draw.__name__}.svg", facecolor="white", metadata={"Date": None})
 
 
 def pipeline() -> None:
@@ -124,6 +145,62 @@ def save(axes: Axes, name: str, title: str) -> None:
     figure = axes.figure
     figure.savefig(DOCS / "concepts" / f"{name}.svg", facecolor="white", metadata={"Date": None, "Title": title})
 
+
+def heads(axes: Axes) -> list[str]:
+    """Accept length of four heads on held-out prompts, chains of 7; return the numbers shown."""
+    found = tables.by_name()
+    values = [tables.kept(found[name], "held out 7") for name in SHOWN_HEADS.values()]
+    shown = [f"{value:.3f}" for value in values]
+    bars = axes.barh(list(SHOWN_HEADS), values, color=[THEIRS, *[OURS] * 3])
+    axes.bar_label(bars, shown, padding=3)
+    axes.set(xlim=(1, 2.8), xlabel="accept length, held-out prompts, chains of 7 (1: no head)")
+    axes.invert_yaxis()
+    return shown
+
+
+def race(axes: Axes) -> list[str]:
+    """Tokens a second of a training step, beside SpecForge's; return the numbers shown."""
+    steps = tables.result("race.json")["steps"]
+    found = [tables.raced(row["batch"]) for row in steps]
+    ways = {"SpecForge": ([theirs for _, theirs, _ in found], THEIRS)}
+    for way, label, colour in (("bf16", "eagle3, bf16", OURS), ("fp8", "eagle3, float8", LIGHT)):
+        ways[label] = ([ours[way] for ours, _, _ in found], colour)
+    shown = []
+    for number, (label, (rates, colour)) in enumerate(ways.items()):
+        texts = [tables.thousands(rate) for rate in rates]
+        places = [place + 0.27 * (number - 1) for place in range(len(steps))]
+        bars = axes.bar(places, [rate / 1000 for rate in rates], 0.25, label=label, color=colour)
+        axes.bar_label(bars, texts, padding=2)
+        shown += texts
+    axes.set_xticks(range(len(steps)), [row["batch"].replace(", ", ",\n", 1).replace("],", "],\n") for row in steps])
+    axes.set(ylabel="thousand tokens/s, one H200")
+    axes.margins(y=0.25)
+    axes.legend(frameon=False, loc="upper right", ncols=3)
+    return shown
+
+
+def speed_up(axes: Axes) -> list[str]:
+    """Speed-up over concurrency with its interval, for each prompt set; return the numbers shown."""
+    cells, shown = tables.result("sglang_bench/results.json")["cells"], []
+    for prompt_set, colour in (("held_out", OURS), ("mt_bench", OTHER)):
+        of_set = [cell for cell in cells if cell["prompt_set"] == prompt_set]
+        gains = [cell["speed_ups"]["head"]["tpot"] for cell in of_set]
+        places, values = [cell["concurrency"] for cell in of_set], [gain["value"] for gain in gains]
+        axes.fill_between(
+            places, [gain["low"] for gain in gains], [gain["high"] for gain in gains], color=colour, alpha=0.2
+        )
+        axes.plot(places, values, marker="o", color=colour, label=prompt_set)
+        axes.annotate(f"{values[0]:.2f}", (places[0], values[0]), xytext=(4, 5), textcoords="offset points")
+        shown.append(f"{values[0]:.2f}")
+    axes.axhline(1, color="#666666", linewidth=0.8, linestyle="--")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(places, [str(place) for place in places])
+    axes.set(xlabel="concurrency", ylabel="speed-up, time per output token", ylim=(0, 2.7))
+    axes.legend(frameon=False)
+    return shown
+
+
+RESULTS: tuple[Callable[[Axes], list[str]], ...] = (heads, race, speed_up)
 
 if __name__ == "__main__":
     main()

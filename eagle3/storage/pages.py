@@ -1,7 +1,7 @@
 """Pages of mapped files, asked for before they are looked at.
 
 A page that is missing when it is looked at is fetched alone, while the thread may hold the interpreter's lock: that
-costs many times the copy (benchmarks/local_read.py).
+costs many times the copy (benchmarks/results/local_read.json).
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""The benchmark of a training step and the synthetic store run, and count what is really computed."""
+"""The benchmark of a training step runs, and counts the products that are really computed."""
 
 import json
 from pathlib import Path
@@ -53,15 +53,6 @@ def test_the_flop_of_a_step_are_those_of_its_matrix_products() -> None:
     assert counted == expected + unasked
 
 
-def test_attention_counts_every_key_that_a_trained_row_sees() -> None:
-    from random_head import SMALL, RandomSamples
-    from step_cost import attention_flops
-
-    batch = RandomSamples(SMALL, torch.float32, seed=0).pack([6], 1, ttt_steps=2)  # rows 0 … 3, and 0 … 2 at step 1
-    keys = (1 + 2 + 3 + 4) + (2 + 3 + 4)
-    assert attention_flops(SMALL, batch, 2) == 12 * SMALL.num_heads * SMALL.head_dim * keys
-
-
 def test_ragged_lengths_sum_up_to_the_tokens_and_differ() -> None:
     from random_head import ragged_lengths
 
@@ -89,47 +80,3 @@ def test_kernels_are_told_apart(kernel: str, group: str) -> None:
     from step_cost import group_of
 
     assert group_of(kernel) == group
-
-
-@pytest.fixture
-def store(tmp_path: Path, benchmarks: None) -> Path:
-    import synthetic_store
-
-    out = tmp_path / "store"
-    synthetic_store.main(
-        ["--out", str(out), "--shape", "small", "--gigabytes", "0.002", "--tokens", "40", "--shard-mb", "1"]
-    )
-    return out
-
-
-def test_end_to_end_compares_train_py_with_its_steps(store: Path, tmp_path: Path) -> None:
-    import end_to_end
-
-    end_to_end.main(
-        [
-            "--store",
-            str(store),
-            "--out",
-            str(tmp_path / "rates.json"),
-            "--pack-tokens",
-            "128",
-            "--steps",
-            "60",  # two epochs: rates are those behind the first
-            "trainer=cpu",
-            "ttt_steps=2",
-        ]
-    )
-    result = json.loads((tmp_path / "rates.json").read_text())
-    [row] = result["runs"]
-    assert row["devices"] == row["over_linear"] == 1
-    assert row["over_step_alone"] == pytest.approx(row["tokens_per_s"] / result["step_alone"]["tokens_per_s"])
-    assert 0 < row["data_wait_share"] < 1
-
-
-def test_train_py_runs_on_a_synthetic_store(store: Path, tmp_path: Path) -> None:
-    from tests.training.test_training import Run
-
-    done = Run(tmp_path / "run", store, "data.pack_tokens=128", "trainer.max_epochs=1").fit()
-    assert len(done.data.source.manifest.shards) > 1
-    assert done.data.source.manifest.bytes == pytest.approx(2e6, rel=0.2)
-    assert done.trainer.global_step > 10

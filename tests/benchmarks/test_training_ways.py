@@ -3,10 +3,7 @@
 import random
 
 import pytest
-import torch
 from scipy import stats
-from selection import sample_flatness
-from stores import random_sample
 from training_ways import change, summary
 
 
@@ -25,17 +22,9 @@ def test_a_change_is_a_mean_of_pairs_with_students_interval() -> None:
 def test_ways_are_held_against_the_first_seed_by_seed() -> None:
     def seed(first: float, second: float) -> dict[str, object]:
         ways = {"prompts": 9, "plain": {"accept_length": first}, "new": {"accept_length": second}}
-        return {"all, chain of 3, greedy": ways, "code, chain of 3, greedy": ways}
+        return {f"heldout: {source}, chain of 3, greedy": ways for source in ("all", "small", "code")}
 
     found = summary([seed(2.0, 2.2), seed(3.0, 3.0)])
-    assert found["changes"]["code, chain of 3, greedy"].keys() == {"new"}
-    assert found["changes"]["all, chain of 3, greedy"]["new"]["accept_length_change"] == pytest.approx(0.05)
-    assert [list(each) for each in found["seeds"]] == [["all, chain of 3, greedy"]] * 2
-
-
-def test_flatness_is_the_cosine_to_uniform_probabilities() -> None:
-    sample = random_sample([0, 0, 1, 1, 1, 1], sample_id="p0#0")
-    lm_head = torch.randn(50, sample.last_hidden_state.shape[1])
-    probabilities = (sample.last_hidden_state.float() @ lm_head.T).softmax(-1)
-    cosines = torch.cosine_similarity(probabilities, torch.full_like(probabilities, 1 / 50), dim=-1)
-    assert sample_flatness(sample, lm_head) == pytest.approx(float(cosines.mean()), rel=1e-5)
+    assert found["changes"]["heldout: code, chain of 3, greedy"].keys() == {"new"}
+    assert found["changes"]["heldout: all, chain of 3, greedy"]["new"]["accept_length_change"] == pytest.approx(0.05)
+    assert [list(each) for each in found["seeds"]] == [["heldout: all, chain of 3, greedy"]] * 2

@@ -1,5 +1,5 @@
 """Measured quality of the recognisers: recall and precision on the labelled set, false positives on code and questions,
-linear time on crafted text. benchmarks/privacy.py prints the same figures.
+linear time on crafted text.
 """
 
 import json
