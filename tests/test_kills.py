@@ -22,7 +22,7 @@ from eagle3.features.repair import find_damage
 from eagle3.storage.place import open_folder
 
 KILLS = int(os.environ.get("KILLS", "2"))
-pytestmark = pytest.mark.timeout(3600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
 def finished(*command: str) -> None:

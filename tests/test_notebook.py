@@ -25,6 +25,7 @@ CELLS = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cel
 SHORTER = {"prompts.limit=250": "prompts.limit=100", "trainer.max_epochs=3": "trainer.max_epochs=2"}
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_and_its_head_drafts_what_the_target_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ def name(page: Path) -> str:
 
 
 @pytest.mark.skipif(find_spec("mkdocs") is None, reason="pip install -e '.[docs]'")
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning_and_asks_nothing_of_the_network(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", "docs/site/mkdocs.yml", "-d", str(tmp_path)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
@@ -133,6 +134,7 @@ def regenerated(row: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("page", OTHERS, ids=name)
+@pytest.mark.slow
 def test_the_commands_of_a_page_run(page: Path, readme: Path, tmp_path: Path) -> None:
     folder = clone(tmp_path / "clone")
     for path in readme.iterdir():
@@ -150,6 +152,7 @@ def test_what_needs_more_says_what() -> None:
     assert len(marked) < sum(block.is_command for page in PAGES for block in blocks(page)) / 2 + 8
 
 
+@pytest.mark.slow
 def test_the_tutorial_shows_what_its_commands_say(tutorial: tuple[Path, list[str]]) -> None:
     """Every line, but for numbers and for what it leaves out with an ellipsis."""
     page, said = blocks(TUTORIAL), iter(tutorial[1])
@@ -189,6 +192,7 @@ def test_every_key_of_conf_has_a_comment_and_is_on_the_page(path: Path) -> None:
     assert all(f"| `{setting.key}` |" in page for setting in option.settings)
 
 
+@pytest.mark.slow
 def test_the_page_of_metrics_names_those_that_are_logged(tutorial: tuple[Path, list[str]]) -> None:
     columns = next(csv.reader((tutorial[0] / "outputs/tutorial/run/metrics.csv").read_text().splitlines()))
     rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/reference/metrics.md").read_text(), flags=re.MULTILINE)
@@ -203,6 +207,7 @@ def test_the_page_of_metrics_names_those_that_are_logged(tutorial: tuple[Path, l
 NO_GOALS = ("train/anchors_per_s", "train/tokens_per_s", "train/data_wait_share", "train/lr", "train/grad_norm")
 
 
+@pytest.mark.slow
 def test_the_page_of_files_names_their_fields(tutorial: tuple[Path, list[str]], readme: Path) -> None:
     text = (ROOT / "docs" / "reference" / "files.md").read_text()
     places = {

@@ -91,6 +91,7 @@ def test_a_step_that_would_be_cut_is_refused(store: Path) -> None:
         data_of(store, data.state_dict(), rank=0, ranks=1, micro_batches=2, **SETTINGS["shuffled"])
 
 
+@pytest.mark.slow
 def test_a_training_goes_on_with_fewer_processes_and_with_more(tmp_path: Path) -> None:
     store, run = write_store(tmp_path / "store", random_samples(600)), tmp_path / "run"
     last, log = run / "checkpoints/last.ckpt", tmp_path / "log"

@@ -36,6 +36,7 @@ from eagle3.training import callbacks
 from eagle3.training.module import HeadTraining
 from tests.training.test_callbacks import CountPerStep
 
+pytestmark = pytest.mark.slow
 RANKS, EPOCHS, CLIP = 2, 2, 0.05  # clipped in every step: the norm must be that of the whole batch's gradient
 TWO_CPUS = ["trainer.accelerator=cpu", f"trainer.devices={RANKS}", "trainer.precision=32-true"]
 CASES = {

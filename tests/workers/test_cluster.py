@@ -19,6 +19,7 @@ from eagle3.storage.files import read_jsonl
 
 KILLS, ROWS = int(os.environ.get("KILLS", "4")), int(os.environ.get("ROWS", "60"))
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(not own_network_works(), reason="no network namespace can be made: Ray would open ports"),
     pytest.mark.timeout(3600),
 ]
