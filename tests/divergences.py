@@ -5,4 +5,5 @@ import pytest
 from eagle3.head.divergence import SOFT_CROSS_ENTROPY, CrossEntropyTv, NegativeLogAcceptance
 
 DIVERGENCES = [SOFT_CROSS_ENTROPY, CrossEntropyTv(tv_weight=0.3), NegativeLogAcceptance()]
-each_divergence = pytest.mark.parametrize("divergence", DIVERGENCES, ids=lambda value: type(value).__name__)
+BY_NAME = {type(each).__name__: each for each in DIVERGENCES}
+each_divergence = pytest.mark.parametrize("divergence", BY_NAME.values(), ids=BY_NAME)

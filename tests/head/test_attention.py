@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 import torch
+from pairs import all_pairs
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -144,9 +145,7 @@ FAST = {"padded": PaddedAttention, "flash": flash(PlainKernel())}
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 
 
-@pytest.mark.parametrize("fast", FAST)
-@pytest.mark.parametrize("step", [0, 1, 3])
-@pytest.mark.parametrize("packed", ["ragged", "many turns"])
+@all_pairs(fast=[*FAST], step=[0, 1, 3], packed=["ragged", "many turns"])
 def test_fast_attention_equals_the_dense_one(
     ragged_samples: list[Sample], make_sample: Callable[..., Sample], fast: str, step: int, packed: str
 ) -> None:
@@ -284,9 +283,11 @@ def on_gpu(*devices: str) -> list:
 
 
 @pytest.mark.parametrize("kernel, device", [pytest.param(PlainKernel(), "cpu", id="PlainKernel"), *on_gpu("cuda")])
-@pytest.mark.parametrize("heads", [(4, 4, 64), (8, 2, 128), (6, 1, 256)], ids=str)
-@pytest.mark.parametrize("step", [0, 1, 6])
-@pytest.mark.parametrize("packed", ["ragged", "many turns", "one anchor a turn", "no anchors", "long"])
+@all_pairs(
+    heads=[(4, 4, 64), (8, 2, 128), (6, 1, 256)],
+    step=[0, 1, 6],
+    packed=["ragged", "many turns", "one anchor a turn", "no anchors", "long"],
+)
 def test_under_autocast_flash_attention_is_as_exact_in_bfloat16_as_the_dense_one(
     ragged_samples: list[Sample],
     make_sample: Callable[..., Sample],

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from pairs import all_pairs
 from stores import HIDDEN, VOCAB, with_last_in_float32
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -97,10 +98,7 @@ def errors(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, floa
     return {name: float((ours[name].cpu() - theirs[name]).norm() / theirs[name].norm()) for name in theirs}
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("attention", ATTENTIONS)
-@pytest.mark.parametrize("ttt_steps", [1, 4])
-@pytest.mark.parametrize("options", HEADS.values(), ids=HEADS)
+@all_pairs(options=HEADS, attention=[*ATTENTIONS], ttt_steps=[1, 4], loss=[*LOSSES])
 def test_loss_and_every_gradient_are_those_of_the_plain_layer(
     make_head: Callable[..., DraftHead],
     make_pack: Callable[..., TttBatch],
