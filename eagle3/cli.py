@@ -50,7 +50,6 @@ PLUGINS = {
     "ray": "ray-sweep",
 }
 WRONG_PATH = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
-EVERY_COMMAND = ("log", "progress")  # keys that each reads
 
 
 def job_name() -> str | None:
@@ -178,13 +177,17 @@ def added_key(error: Exception, overrides: Sequence[str]) -> str | None:
 
 
 def warn_of_unread(read: Sequence[str], *, by: str, instead: Mapping[str, str]) -> None:
-    """Warn of what the command sets without effect: `read` lists the keys, or groups of them, that have one, `instead`
-    says of a key what decides in its place."""
-    read = (*read, *EVERY_COMMAND)
-    for override in HydraConfig.get().overrides.task:
-        key = override.lstrip("+~").partition("=")[0].partition("@")[0].replace("/", ".")  # of an option: its group
-        if not any(f"{key}.".startswith(f"{each}.") or each.startswith(f"{key}.") for each in read):
+    for key in given_keys():
+        if not any(
+            f"{key}.".startswith(f"{each}.") or each.startswith(f"{key}.") for each in (*read, "log", "progress")
+        ):
             log.warning("%s has no effect on %s%s", key, by, instead.get(key, "; leave it out"))
+
+
+def given_keys() -> list[str]:
+    """Return the keys that the command line sets; of an option its group. None in a notebook."""
+    overrides = HydraConfig.get().overrides.task if HydraConfig.initialized() else ()
+    return [each.lstrip("+~").partition("=")[0].partition("@")[0].replace("/", ".") for each in overrides]
 
 
 def wrong_override(error: Exception) -> str:

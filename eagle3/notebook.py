@@ -1,17 +1,15 @@
 """The stages as calls for a notebook, with the keys of the commands as overrides: docs/start/notebook.ipynb has all.
 
 target = open_target("tests/assets/tiny")
-store = make_store("data", "target.path=tests/assets/tiny", "prompts.path=FILE.jsonl", "prompts/privacy=patterns")
+store = make_store("data", "target.path=tests/assets/tiny", "prompts.path=FILE.jsonl", "prompts/privacy=patterns",
+                   "prompts.license=in-house", "prompts.licenses.allowed_terms=[in-house]")
 trained = train_head("data/features", "run", "trainer.max_epochs=1", watch=lambda step, values: print(step, values))
 traces = decode(target, trained, read_prompts(target, "held_out.jsonl", limit=8), steps=4, topk=3, draft_tokens=12)
 curves = draw_curves("run")
 """
 
-import importlib.util
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import lightning
@@ -21,8 +19,9 @@ from hydra.errors import HydraException
 from lightning.pytorch.callbacks import Callback
 from omegaconf import DictConfig
 
-from eagle3 import ROOT, cli
+from eagle3 import cli
 from eagle3.answers.chat import Chat
+from eagle3.commands.precompute import precompute
 from eagle3.commands.train import build_loggers, build_trainer, build_training, fit
 from eagle3.decoding.speculate import Speculator
 from eagle3.errors import InputError
@@ -44,9 +43,8 @@ def make_store(out_dir: str | Path, *overrides: str) -> FeatureSource:
     """Clean prompts, let the target answer them, store its features below `out_dir`, and open that store.
 
     `overrides` are those of `python precompute.py`: target.path and prompts.path must be among them."""
-    config, script = _composed("precompute", f"out_dir={out_dir}", *overrides), _precompute()
-    script.choose_engine(config)
-    script.run_stages(config, ["prompts", "responses", "features"])
+    config = _composed("precompute", f"out_dir={out_dir}", *overrides)
+    precompute(config)
     return open_source(config.features.path or f"{out_dir}/features")
 
 
@@ -124,16 +122,6 @@ def _composed(command: str, *overrides: str) -> DictConfig:
         raise InputError(cli.wrong_override(error)) from None
     check_settings(config, command)
     return config
-
-
-@cache
-def _precompute() -> ModuleType:
-    """Load the entry script, which in a clone is no part of the package, for the functions that its main calls."""
-    spec = importlib.util.spec_from_file_location("eagle3_precompute", ROOT / "precompute.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 class _Watching(Callback):

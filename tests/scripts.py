@@ -22,7 +22,7 @@ from typing import IO, Any
 from stores import ROOT
 
 PRELOADED = [
-    "scripts", "precompute", "eagle3.answers.build", "eagle3.features.build", "eagle3.commands.train",
+    "scripts", "eagle3.commands.precompute", "eagle3.answers.build", "eagle3.features.build", "eagle3.commands.train",
     "eagle3.commands.serve", "transformers.models.llama.modeling_llama",
 ]  # fmt: skip
 

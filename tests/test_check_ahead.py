@@ -11,10 +11,10 @@ from omegaconf import DictConfig
 from serving_fixtures import sglang_site
 from stores import CONF
 
+from eagle3.commands.precompute import STAGES, check_ahead, choose_engine
 from eagle3.errors import InputError
 from eagle3.settings.check import check_settings
-from eagle3.settings.precomputing import STAGES
-from precompute import check_ahead, choose_engine
+from eagle3.settings.precomputing import STAGES as NAMES
 
 
 def composed(target: Path, *overrides: str) -> DictConfig:
@@ -34,11 +34,11 @@ def edit_config(folder: Path, **changes: object) -> None:
 
 
 def test_a_target_that_sglang_cannot_capture_from_is_a_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    check_ahead(composed(folder), [*STAGES])
+    check_ahead(composed(folder), [*STAGES.values()])
     assert not caplog.records
     edit_config(folder, architectures=["JambaForCausalLM"])
     with caplog.at_level(logging.WARNING):
-        check_ahead(composed(folder), [*STAGES])
+        check_ahead(composed(folder), [*STAGES.values()])
     assert "SGLang 0.5.17 cannot capture hidden states from JambaForCausalLM" in caplog.text
 
 
@@ -57,7 +57,7 @@ def test_a_target_that_cannot_be_used_is_refused_without_its_weights(
     edit_config(folder, **changes)
     overrides = [override] if override.startswith("features") else []
     with pytest.raises(InputError, match=message):
-        check_ahead(composed(folder, *overrides), [*STAGES])
+        check_ahead(composed(folder, *overrides), [*STAGES.values()])
 
 
 @pytest.mark.parametrize("gpus", [None, 0, 2])
@@ -78,3 +78,7 @@ def test_auto_takes_the_engine_where_it_and_a_gpu_are(
     assert (config.features.engine is not None) == possible
     assert ("by SGLang" in caplog.text) == possible and ("by Hugging Face" in caplog.text) != possible
     check_settings(config, "precompute")
+
+
+def test_every_stage_that_can_be_chosen_is_there() -> None:
+    assert set(STAGES) == set(NAMES)

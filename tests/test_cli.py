@@ -433,7 +433,7 @@ def test_a_sweep_over_ranks_has_a_result_of_each_job_that_can_run(world: World, 
         (["prompts.path=/nowhere.jsonl"], "prompts.path=/nowhere.jsonl does not exist; name"),
         (
             ["out_dir=ftp://bucket/dir"],
-            "out_dir=ftp://bucket/dir/responses must be a local folder, or a URL of a bucket",
+            "out_dir=ftp://bucket/dir must be a local folder",
         ),
         (["stages=[answers]"], "stages=[answers] must hold one or more of prompts, responses, features"),
         (

@@ -14,13 +14,13 @@ from stores import ASSETS, CONF, ROOT
 from transformers import DeepseekV3Config, GptOssConfig, LlamaConfig, Qwen3MoeConfig
 
 from eagle3.answers.store import read_responses
+from eagle3.commands.precompute import precompute
 from eagle3.errors import InputError
 from eagle3.estimate import Rates, Tokens, active_parameters, estimate_run, gpu_hours, head_parameters
 from eagle3.storage.records import sealed_bytes
 from eagle3.target.facts import target_config
 from eagle3.target.files import TargetFiles, read_target_files
 from eagle3.target.model import load_target
-from precompute import clean_prompts, run_stages
 
 
 @pytest.fixture
@@ -152,9 +152,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("estimate")
     lines = (ASSETS / "prompts" / "train.jsonl").read_text().splitlines(keepends=True)[:40]
     (root / "prompts.jsonl").write_text("".join(lines))
-    config = composed(root / "dir")
-    clean_prompts(config.prompts, root / "dir", keep_answers=False)
-    run_stages(config, ["responses", "features"])
+    precompute(composed(root / "dir"))
     return root / "dir"
 
 

@@ -1,1 +1,1 @@
-"""What the commands train and serve do once their config holds; only then are PyTorch and Lightning imported."""
+"""What the three scripts do with a valid config; PyTorch and Lightning are imported only then."""

@@ -1,0 +1,270 @@
+"""What precompute.py does with a valid config: runs the stages in their order, each alone in the folder that it writes.
+
+A stage imports what it needs when it runs: prompts are cleaned without PyTorch, and everything else works without the
+extra `prompts`.
+"""
+
+import logging
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omegaconf import DictConfig, OmegaConf
+from tqdm import tqdm
+
+from eagle3 import cli
+from eagle3.errors import InputError, Interrupted, require_packages
+from eagle3.prompts import LIBRARIES
+from eagle3.storage.folder import Storage
+from eagle3.storage.lock import hold
+
+if TYPE_CHECKING:
+    from eagle3.target.files import TargetFiles
+
+log = logging.getLogger(__name__)
+
+
+def precompute(config: DictConfig) -> None:
+    """Run `config.stages`: first every check that needs no work, then the stages."""
+    names = [config.stages] if isinstance(config.stages, str) else config.stages
+    stages = [stage for name, stage in STAGES.items() if name in names]
+    if any(stage.uses_engine for stage in stages):
+        choose_engine(config)
+    warn_of_unread(config, names, stages)
+    check_ahead(config, stages)
+    try:
+        with ExitStack() as held:
+            for folder in dict.fromkeys(stage.writes for stage in stages if stage.writes):
+                held.enter_context(hold(Path(config.out_dir) / folder))
+            for stage in stages:
+                stage.run(config)
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted; what was finished is kept, run the same command again to resume") from None
+
+
+class Stage:
+    """One stage: the keys that it reads, what it needs, and the folder of `out_dir` that it alone writes.
+
+    writes: None if the stage may run while other processes write to `out_dir`.
+    """
+
+    writes: str | None = None
+    needs_target = False
+    uses_engine = False  # answers=auto and features=auto are resolved for it
+
+    def reads(self, config: DictConfig) -> tuple[str, ...]:
+        """Return the keys, or groups of keys, that have an effect on this stage."""
+        raise NotImplementedError
+
+    def check(self, config: DictConfig) -> None:
+        """Raise InputError for what is missing."""
+
+    def check_target(self, config: DictConfig, target: "TargetFiles") -> None:
+        """Raise InputError if the stage cannot work with this target; its weights are not loaded."""
+
+    def run(self, config: DictConfig) -> None:
+        raise NotImplementedError
+
+
+class Prompts(Stage):
+    """prompts.path → DIR/prompts."""
+
+    writes = "prompts"
+
+    def reads(self, config: DictConfig) -> tuple[str, ...]:
+        return "prompts", "answers"
+
+    def check(self, config: DictConfig) -> None:
+        require_packages(*LIBRARIES, extra="prompts", needed_by="stages=[prompts]")
+
+    def run(self, config: DictConfig) -> None:
+        from eagle3.prompts.rules import GROUPS, Rules
+        from eagle3.prompts.stage import prepare_prompts
+
+        settings = cli.plain(config.prompts)
+        rules = Rules({group: settings.pop(group) for group in GROUPS}, privacy=cli.build(config.prompts.privacy))
+        keep_answers = config.answers.name == "imported"
+        prepare_prompts(rules=rules, keep_answers=keep_answers, out_dir=Path(config.out_dir), **settings)
+
+
+class Estimate(Stage):
+    """DIR/prompts or DIR/responses → DIR/estimate.json."""
+
+    needs_target = True
+
+    def reads(self, config: DictConfig) -> tuple[str, ...]:
+        return "estimate", "target", "chat", "answers", "responses", "features"
+
+    def check_target(self, config: DictConfig, target: "TargetFiles") -> None:
+        check_layers(config, target)
+
+    def run(self, config: DictConfig) -> None:
+        from eagle3.estimate import estimate_run
+
+        estimate_run(config)
+
+
+class Responses(Stage):
+    """DIR/prompts → DIR/responses."""
+
+    writes = "responses"
+    needs_target = True
+    uses_engine = True
+
+    def reads(self, config: DictConfig) -> tuple[str, ...]:
+        if config.answers.name == "imported":
+            return "target", "chat", "answers", "responses.max_prompt_tokens"
+        servers = ("launch",) if config.answers.name == "sglang" and not config.answers.urls else ()
+        return "target", "chat", "answers", "responses", "workers", *servers
+
+    def check_target(self, config: DictConfig, target: "TargetFiles") -> None:
+        from eagle3.answers.stage import prompt_limit
+        from eagle3.target.facts import context_of
+
+        if config.answers.name != "imported":
+            limits = config.responses
+            prompt_limit(context_of(target.text_config), limits.max_new_tokens, limits.max_prompt_tokens)
+
+    def run(self, config: DictConfig) -> None:
+        from eagle3.answers.build import answer
+        from eagle3.target.stored import stored_target
+
+        counts = answer(config, stored_target(**cli.plain(config.target)))
+        log.info("responses: %d rows, %d answer tokens", counts.rows, counts.answer_tokens)
+
+
+class Features(Stage):
+    """DIR/responses → the feature store, DIR/features unless features.path names another place."""
+
+    writes = "features"
+    needs_target = True
+    uses_engine = True
+
+    def reads(self, config: DictConfig) -> tuple[str, ...]:
+        return "target", "features", "workers", *(("launch",) if config.features.engine else ())
+
+    def check_target(self, config: DictConfig, target: "TargetFiles") -> None:
+        check_layers(config, target)
+
+    def run(self, config: DictConfig) -> None:
+        from eagle3.features.build import extract
+        from eagle3.target.stored import stored_target
+
+        store = extract(config, stored_target(**cli.plain(config.target)))
+        log.info(
+            "features: %d samples, %d tokens, %d answer tokens, %s in %d shards; left out: %s",
+            store.samples, store.tokens, store.answer_tokens, tqdm.format_sizeof(store.bytes, "B"),
+            len(store.shards), store.left_out or "none",
+        )  # fmt: skip
+
+
+class Repair(Features):
+    """Deletes damaged files of the feature store and writes them again."""
+
+    def run(self, config: DictConfig) -> None:
+        from eagle3.features.repair import take_away
+
+        store, damage = damaged_files(config)
+        take_away(store, damage)
+        super().run(config)
+
+
+class Verify(Stage):
+    """Compares each file of the feature store with its hash."""
+
+    writes = "features"
+
+    def reads(self, config: DictConfig) -> tuple[str, ...]:
+        return ("features.path",)
+
+    def run(self, config: DictConfig) -> None:
+        store, damage = damaged_files(config)
+        if damage:
+            raise InputError(
+                f"{store.location}: {len(damage)} files are damaged or missing (see above); write exactly those again "
+                f"with: python precompute.py target.path=TARGET out_dir={config.out_dir} 'stages=[repair]'"
+            )
+        log.info("%s is whole", store.location)
+
+
+# In the order in which they run; settings/precomputing.py names the same.
+STAGES = {
+    "prompts": Prompts(),
+    "estimate": Estimate(),
+    "responses": Responses(),
+    "repair": Repair(),
+    "features": Features(),
+    "verify": Verify(),
+}
+
+
+def check_ahead(config: DictConfig, stages: Sequence[Stage]) -> None:
+    """Raise InputError for what would otherwise be found only after hours of earlier stages."""
+    for stage in stages:
+        stage.check(config)
+    if not any(stage.needs_target for stage in stages):
+        return
+    from eagle3.target.files import read_target_files
+    from eagle3.target.sglang import capture_obstacle
+
+    cli.quiet_libraries()
+    settings = cli.plain(config.target)
+    target = read_target_files(**{key: settings[key] for key in ("path", "revision", "trust_remote_code")})
+    if obstacle := capture_obstacle(target.architecture):
+        log.warning("target.path=%s: %s", target.path, obstacle)
+    for stage in stages:
+        stage.check_target(config, target)
+
+
+def check_layers(config: DictConfig, target: "TargetFiles") -> None:
+    from eagle3.target.capture import check_capture_layers, default_capture_layers
+
+    num_layers = target.text_config.num_hidden_layers
+    check_capture_layers(config.features.capture_layers or default_capture_layers(num_layers), num_layers)
+
+
+def choose_engine(config: DictConfig) -> None:
+    """Replace `auto` of answers and features: SGLang if it is installed and there is a GPU, else Hugging Face."""
+    auto = config.answers.name == "auto", config.features.engine is not None and not config.features.engine.required
+    if not any(auto):
+        return
+    from eagle3.engine.command import LaunchSettings
+    from eagle3.engine.installation import find_sglang, require_devices
+
+    settings = LaunchSettings(**cli.plain(config.launch))
+    try:
+        require_devices(find_sglang(settings), settings)
+    except InputError as missing:
+        log.info("answers and features by Hugging Face in this process: %s", missing)
+        if auto[0]:
+            config.answers = OmegaConf.load(Path(cli.CONF) / "answers/huggingface.yaml")
+        if auto[1]:
+            config.features.engine = None
+    else:
+        log.info("answers and features by SGLang, which %s has, and a GPU", settings.interpreter)
+        if auto[0]:
+            config.answers.name = "sglang"
+
+
+def warn_of_unread(config: DictConfig, names: Sequence[str], stages: Sequence[Stage]) -> None:
+    """Warn of each key on the command line that none of the stages reads."""
+    read = ("stages", "out_dir", "log", "progress", *(key for stage in stages for key in stage.reads(config)))
+    imported = " with answers=imported" if config.answers.name == "imported" else ""
+    for key in cli.given_keys():
+        if not any(f"{key}.".startswith(f"{each}.") or each.startswith(f"{key}.") for each in read):
+            log.warning("%s has no effect on stages=[%s]%s; leave it out", key, ",".join(names), imported)
+
+
+def damaged_files(config: DictConfig) -> tuple[Storage, dict[str, str]]:
+    """Return the feature store and what is wrong with each damaged file, and log it."""
+    from eagle3.features.repair import find_damage
+    from eagle3.storage.place import open_folder
+
+    store = open_folder(config.features.path or Path(config.out_dir) / "features", setting="features.path")
+    damage, foreign = find_damage(store)
+    for name, wrong in damage.items():
+        log.warning("%s/%s %s", store.location, name, wrong)
+    for name in foreign:
+        log.warning("%s/%s is in no manifest: of another store, or of a run that has not ended", store.location, name)
+    return store, damage
