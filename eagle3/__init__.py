@@ -4,6 +4,5 @@ from pathlib import Path
 
 __version__ = "0.1.0"
 
-_PACKAGE = Path(__file__).resolve().parent
-_IN_WHEEL = _PACKAGE / "scripts"  # put there by setup.py
-ROOT = _IN_WHEEL if _IN_WHEEL.is_dir() else _PACKAGE.parent  # where the three scripts and conf/ are
+# The folder of the three scripts and conf/: eagle3/scripts has links to them in a clone, and the files in a wheel.
+ROOT = (Path(__file__).parent / "scripts" / "conf").resolve().parent

@@ -16,7 +16,7 @@ from stores import ROOT
 from eagle3 import __version__
 
 pytestmark = pytest.mark.slow
-BUILT_FROM = ("eagle3", "conf", "precompute.py", "train.py", "serve.py", "setup.py", "pyproject.toml", "MANIFEST.in")
+BUILT_FROM = ("eagle3", "conf", "precompute.py", "train.py", "serve.py", "pyproject.toml")
 
 
 def pip(*arguments: str) -> None:

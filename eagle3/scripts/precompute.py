@@ -1,0 +1,1 @@
+../../precompute.py
