@@ -18,6 +18,9 @@ test: .venv/ready  ## lint, types, import order, tests
 	.venv/bin/lint-imports
 	.venv/bin/python $(PYTEST)
 
+test-slow: .venv/ready  ## tests that take minutes each: launched ranks, a Ray cluster, the notebook, the site
+	.venv/bin/python $(PYTEST) -m 'slow and not gpu'
+
 test-newest: .venv-newest/ready  ## the tests with the latest release of every dependency
 	.venv-newest/bin/python $(PYTEST) -W default
 

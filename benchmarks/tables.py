@@ -276,6 +276,13 @@ def adaptive() -> str:
     )
 
 
+def recipe() -> str:
+    """What one change of the default recipe does to the accept length on validation prompts."""
+    runs = sorted(result("recipe_search.json")["runs"].items(), key=lambda run: -run[1]["accept_length_7"])
+    rows = [(name, f"{run['accept_length_3']:.3f}", f"{run['accept_length_7']:.3f}") for name, run in runs]
+    return markdown("training | chain of 3 | chain of 7", rows)
+
+
 def long_answers() -> str:
     found, rows = result("long_answers.json"), []
     for sampling in ("greedy", "sampled"):
@@ -323,7 +330,7 @@ LOSSES = {
 TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
     for table in (
-        quickstart, best, heads, race, steps, adapted, costs, parity, bench, tuned, loads, adaptive,
+        quickstart, best, heads, recipe, race, steps, adapted, costs, parity, bench, tuned, loads, adaptive,
         long_answers, bounds, losses,
     )
 }  # fmt: skip

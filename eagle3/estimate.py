@@ -181,9 +181,9 @@ def active_parameters(files: TargetFiles) -> int:
 
 
 def head_parameters(target: TargetConfig, layers: int, draft_vocab_size: int) -> int:
-    """Count the parameters of an EAGLE-3 head with the target's sizes."""
+    """Count the parameters of the default head with the target's sizes."""
     config = HeadConfig.for_target(
-        target, num_captured_layers=layers, draft_vocab_size=draft_vocab_size, fc_norm=False, norm_output=False
+        target, num_captured_layers=layers, draft_vocab_size=draft_vocab_size, fc_norm=True, norm_output=True
     )
     with torch.device("meta"):
         head = DraftHead(config, torch.arange(draft_vocab_size))

@@ -33,8 +33,7 @@ def build_head(
     else:
         draft_ids = most_frequent(counts, draft_vocab_size, default_draft_vocab_size)
     settings |= {"rope_parameters": rope_parameters}
-    if start:
-        settings = settings_of(start, source, kind, settings)
+    settings = settings_of(start, source, kind, settings) if start else with_norms(settings)
     made = kind_named(kind)
     config = made.config_type.for_target(
         source.target_config,
@@ -47,6 +46,12 @@ def build_head(
     if start:
         take_over(head, start)
     return head
+
+
+def with_norms(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return `settings` with EAGLE-3.1's norms where a new head's are left open (None)."""
+    defaults = {"fc_norm": not settings.get("norm_before_fc"), "norm_output": True}
+    return settings | {key: value for key, value in defaults.items() if key in settings and settings[key] is None}
 
 
 def initialise(head: DraftHead, source: FeatureSource, *, lm_head_from_target: bool) -> None:

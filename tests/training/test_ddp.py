@@ -47,12 +47,13 @@ CASES = {
     "resumed": ["loss.normalize=token"],
     "counted": ["loss.normalize=token", "kernels.attention=dense"],  # which reads no number of its own
 }
+CASES = {name: ["optim=adamw", *options] for name, options in CASES.items()}  # sharded as exactly as whole; Muon is not
 LOG_EVERY = 3
 MUON = {"muon": ["optim=muon"]}
 MOVED = {"moved": ["optim=muon"]}  # from trainer=ddp to fsdp
 HALF = {
-    "half": ["trainer.precision=bf16-mixed"],
-    "half_fused": ["trainer.precision=bf16-mixed", "kernels.layer=fused"],
+    "half": ["optim=adamw", "trainer.precision=bf16-mixed"],
+    "half_fused": ["optim=adamw", "trainer.precision=bf16-mixed", "kernels.layer=fused"],
 }
 STRATEGIES = {
     "ddp": (["trainer=ddp"], CASES | MUON),

@@ -22,7 +22,7 @@ from tests.training.test_training import Run, train
 __all__ = ["train"]
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")  # between Lightning and PyTorch
 
-OPTIONS = {"EAGLE-3": [], "EAGLE-3.1": ["model=eagle31"], "one norm before fc": ["model.norm_before_fc=true"]}
+OPTIONS = {"EAGLE-3": ["model=eagle3"], "EAGLE-3.1": [], "one norm before fc": ["model.norm_before_fc=true"]}
 LAYOUTS: dict[str, Callable[[Editable, FeatureStore], object]] = {
     "ours": lambda head, store: None,
     "SpecForge": lambda head, store: as_specforge(head),
