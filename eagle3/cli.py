@@ -8,7 +8,6 @@ import logging
 import math
 import os
 import platform
-import re
 import shlex
 import signal
 import subprocess
@@ -22,14 +21,24 @@ from types import FrameType
 from typing import Any, NoReturn
 
 import hydra.utils
-from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, InstantiationException
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException
 from tqdm import tqdm
 
 from eagle3 import ROOT, __version__
+from eagle3.adapters.hydra import (
+    HYDRA,
+    UNKNOWN_KEY,
+    UNKNOWN_OPTION,
+    UNKNOWN_PLUGIN,
+    HydraConfig,
+    HydraException,
+    InstantiationException,
+    full_key,
+    in_sweep,
+    message_of,
+    unknown_class,
+)
 from eagle3.errors import InputError, Interrupted, install_command
 from eagle3.progress import arrange_bars
 from eagle3.secrets import keep_secrets, public
@@ -79,7 +88,7 @@ def report_errors(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], A
             exit_with("interrupted", 130)
         except Exception as error:
             message = what_to_mend(error) or added_key(error, HydraConfig.get().overrides.task)
-            if HydraConfig.get().mode is RunMode.MULTIRUN:
+            if in_sweep():
                 if message is None:
                     traceback.print_exc()
                 report(message or f"{type(error).__name__}: {error}")
@@ -95,7 +104,7 @@ def _hydra_folders() -> list[Path]:
     """Return where Hydra wrote the config of this run, and of the sweep that it is a job of."""
     hydra_config = HydraConfig.get()
     folders = [output_dir() / (hydra_config.output_subdir or "")]
-    return [*folders, Path(hydra_config.sweep.dir)] if hydra_config.mode is RunMode.MULTIRUN else folders
+    return [*folders, Path(hydra_config.sweep.dir)] if in_sweep() else folders
 
 
 def own_config_dirs() -> list[str]:
@@ -121,10 +130,11 @@ def start(main: Callable[[], Any]) -> None:
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # else Hydra prints a traceback and exits by itself
     signal.signal(signal.SIGTERM, end_like_ctrl_c)  # what schedulers send
     try:
+        HYDRA.require()
         main()
     except KeyboardInterrupt:
         exit_with("interrupted", 130)
-    except (OSError, HydraException, OmegaConfBaseException) as error:
+    except (InputError, OSError, HydraException, OmegaConfBaseException) as error:
         exit_with(what_to_mend(error) or wrong_override(error), 1)
 
 
@@ -158,8 +168,8 @@ def what_to_mend(error: Exception) -> str | None:
             f"out of memory ({str(error).splitlines()[0]}); take smaller packs or batches (data.pack_tokens, "
             f"answers.batch_tokens, features.batch_tokens), a smaller kernels.loss_chunk or smaller model.* sizes"
         )
-    if isinstance(error, InstantiationException) and "locating target" in str(error):
-        return f"{str(error).partition(',')[0]}: no class or function of that name; give one as module.Class"
+    if unknown := unknown_class(error):
+        return f"{unknown}: no class or function of that name; give one as module.Class"
     if type(error).__module__.partition(".")[0] == "wandb":
         return f"W&B: {error}; run `wandb login`, or take logger.wandb.offline=true, which needs no account"
     if type(error).__module__.partition(".")[0] == "mlflow":
@@ -192,22 +202,17 @@ def given_keys() -> list[str]:
 
 def wrong_override(error: Exception) -> str:
     """What Hydra says of an override, without its advice to add unknown keys and its search path."""
-    unknown = re.match(r"Could not override '(.+?)'", str(error))
-    if unknown:
+    message = message_of(error)
+    if unknown := UNKNOWN_KEY.match(message):
         inside = getattr(error.__cause__, "full_key", None) or ""  # of a value in braces: the key in it
-        return unknown_key(inside if inside.startswith(f"{unknown[1]}.") else unknown[1])
-    said = f"{error} {error.__cause__ or ''}".partition("Config search path")[0]
-    plugin = re.search(r"Could not (?:find|load) '(hydra/\w+)/(\w+)'", said)
-    if plugin and plugin[2] in PLUGINS:
-        return (
-            f"{plugin[1]} needs the package of Hydra's {plugin[2]}; install it: {install_command(PLUGINS[plugin[2]])}"
-        )
-    option = re.search(r"Could not find '(.+)/(.+?)'\s+Available options in '.+?':([\w\s-]+)", said)
-    if option:
-        return f"{option[1]}={option[2]} is no option; take one of {', '.join(option[3].split())}" + did_you_mean(
-            option[2], option[3].split()
-        )
-    return said.strip()
+        return unknown_key(inside if inside.startswith(f"{unknown['key']}.") else unknown["key"])
+    if (plugin := UNKNOWN_PLUGIN.search(message)) and plugin["option"] in PLUGINS:
+        group, name = plugin["group"], plugin["option"]
+        return f"{group} needs the package of Hydra's {name}; install it: {install_command(PLUGINS[name])}"
+    if option := UNKNOWN_OPTION.search(message):
+        group, name, options = option["group"], option["option"], option["options"].split()
+        return f"{group}={name} is no option; take one of {', '.join(options)}{did_you_mean(name, options)}"
+    return message.strip()
 
 
 def unknown_key(key: str) -> str:
@@ -252,7 +257,7 @@ def build(config: DictConfig, *, leave_out: Sequence[str] = (), **parts: Any) ->
     try:
         inspect.signature(made).bind(**parts)
     except TypeError as error:
-        raise InputError(f"{config._get_full_key(None)}: {config._target_} cannot be built ({error})") from None
+        raise InputError(f"{full_key(config)}: {config._target_} cannot be built ({error})") from None
     return made(**parts)
 
 
@@ -293,6 +298,9 @@ def quiet_libraries() -> None:
     """Their progress bars for loading weights and their hints would drown ours."""
     import transformers  # seconds, which prompts and --help do without
 
+    from eagle3.adapters.transformers import require_transformers
+
+    require_transformers()
     warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.*")  # between Lightning and PyTorch
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()

@@ -15,11 +15,11 @@ from typing import Any
 import lightning
 import torch
 from hydra import compose, initialize_config_dir
-from hydra.errors import HydraException
 from lightning.pytorch.callbacks import Callback
 from omegaconf import DictConfig
 
 from eagle3 import cli
+from eagle3.adapters.hydra import HydraException
 from eagle3.answers.chat import Chat
 from eagle3.commands.precompute import precompute
 from eagle3.commands.train import build_loggers, build_trainer, build_training, fit

@@ -8,12 +8,18 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from eagle3.adapters.transformers import keep_rows, keeps_keys_and_values, next_logits, preallocated_cache
 from eagle3.answers.answerer import Answer
-from eagle3.answers.cache import alone_because, forward_with_cache, keep_rows, preallocated_cache
 from eagle3.answers.sampling import choose_tokens
+from eagle3.target.facts import rope_depends_on_length
 
 # Finished rows are decoded on, unused, until this share of the batch is done: dropping rows copies the whole cache.
 DONE_SHARE = 0.25
+# Families with a state instead of keys and values (linear attention, Mamba, short convolutions) whose padding leaves no
+# trace in it: tests/answers/test_hybrid.py runs each in batches.
+STATE_WITHOUT_PADDING = frozenset(
+    {"qwen3_next", "qwen3_5_text", "nemotron_h", "jamba", "bamba", "lfm2", "falcon_h1", "granitemoehybrid"}
+)
 
 
 @torch.inference_mode()
@@ -48,11 +54,9 @@ def generate(
     done = torch.zeros_like(rows, dtype=torch.bool)
     cache = preallocated_cache(model)
     for step in range(max_new_tokens):
-        output = forward_with_cache(
-            model, cache, input_ids=tokens, attention_mask=mask, position_ids=positions, logits_to_keep=1
-        )
+        logits = next_logits(model, cache, last=1, input_ids=tokens, attention_mask=mask, position_ids=positions)
         chosen = choose_tokens(
-            output.logits[:, -1].float(), uniforms[rows, step], temperature=temperature, top_p=top_p, top_k=top_k
+            logits[:, -1].float(), uniforms[rows, step], temperature=temperature, top_p=top_p, top_k=top_k
         )
         written[rows, step] = chosen
         done |= torch.isin(chosen, stops)
@@ -66,6 +70,16 @@ def generate(
             chosen, positions, mask, rows, done = chosen[kept], positions[kept], mask[kept], rows[kept], done[kept]
         tokens = chosen.unsqueeze(1)
     return [_cut(row, stop_ids, steps=step + 1) for row in written.tolist()]
+
+
+def alone_because(model: PreTrainedModel) -> str | None:
+    """Return the reason why each prompt must be answered alone, not in a batch; None if there is none."""
+    config = model.config.get_text_config(decoder=True)
+    if rope_depends_on_length(config):
+        return "the longest row of a batch would set the RoPE of all"
+    if config.model_type in STATE_WITHOUT_PADDING or keeps_keys_and_values(model):
+        return None
+    return f"padding could change the state that a {config.model_type} keeps"
 
 
 def _uniforms(seeds: list[int], drawn: list[int], count: int) -> Float[Tensor, "B N"]:

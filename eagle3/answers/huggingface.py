@@ -8,9 +8,9 @@ from typing import Self
 
 import torch
 
+from eagle3.adapters.transformers import require_cache
 from eagle3.answers.answerer import AnyConversation, Conversation, Sampling
-from eagle3.answers.cache import alone_because, require_cache
-from eagle3.answers.generate import generate
+from eagle3.answers.generate import alone_because, generate
 from eagle3.target.model import Target
 from eagle3.workers.meter import Progress
 

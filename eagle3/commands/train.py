@@ -8,8 +8,6 @@ from typing import Any
 
 import lightning
 import torch
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import Logger
@@ -18,6 +16,8 @@ from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
 from eagle3 import cli
+from eagle3.adapters.hydra import in_sweep
+from eagle3.adapters.lightning import require_lightning
 from eagle3.data.datamodule import FeatureData
 from eagle3.data.mix import Rules
 from eagle3.errors import InputError, require_packages
@@ -42,7 +42,7 @@ def train(config: DictConfig) -> float:
     cli.quiet_libraries()
     if rank_zero_only.rank:  # type: ignore[attr-defined]
         logging.disable(logging.INFO)  # which is the same on every rank
-    if HydraConfig.get().mode is RunMode.MULTIRUN and OmegaConf.is_config(config.trainer.strategy):
+    if in_sweep() and OmegaConf.is_config(config.trainer.strategy):
         return job_of_ranks(config)
     with hold(cli.output_dir()) if rank_zero_only.rank == 0 else nullcontext():  # type: ignore[attr-defined]
         return train_alone(config)
@@ -155,9 +155,11 @@ def build_trainer(config: DictConfig, loggers: list[Logger]) -> lightning.Traine
     precision = chosen_precision(config.trainer.precision, config.trainer.accelerator)
     callbacks = [cli.build(callback) for callback in config.callbacks.values() if callback]
     try:
-        return cli.build(config.trainer, callbacks=callbacks, logger=loggers, precision=precision)
+        trainer = cli.build(config.trainer, callbacks=callbacks, logger=loggers, precision=precision)
     except (MisconfigurationException, ValueError, TypeError) as error:
         raise InputError(f"trainer.* does not fit this machine or Lightning: {error}") from error
+    require_lightning(trainer)
+    return trainer
 
 
 def chosen_precision(precision: str, accelerator: str) -> str:

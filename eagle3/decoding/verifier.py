@@ -12,24 +12,24 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import DynamicCache
 
-from eagle3.answers.cache import (
-    WITHOUT_CACHE,
-    PreallocatedLayer,
-    forward_with_cache,
+from eagle3.adapters.transformers import (
+    branching_cache,
+    keep_branch,
     keeps_keys_and_values,
+    layer_input,
+    next_logits,
     preallocated_cache,
     require_cache,
 )
 from eagle3.answers.sampling import choose_tokens
-from eagle3.target.capture import layer_input
 from eagle3.target.model import Target
 
 
 def verifier(target: Target, capture_layers: list[int], temperature: float, seed: int) -> "Verifier":
     """Return the one that fits what the target keeps of its past."""
     require_cache(target.model, target.path)
-    plain = keeps_keys_and_values(DynamicCache(config=target.model.config))
-    return (Verifier if plain else StepwiseVerifier)(target, capture_layers, temperature, seed)
+    kind = Verifier if keeps_keys_and_values(target.model) else StepwiseVerifier
+    return kind(target, capture_layers, temperature, seed)
 
 
 class Verifier:
@@ -65,12 +65,7 @@ class Verifier:
         """
         longest = max(map(len, paths))
         rows = [known + path + [0] * (longest - len(path)) for path in paths]  # nothing looks back at the padding
-        logits = forward_with_cache(
-            self.target.model,
-            self.cache,
-            input_ids=torch.tensor(rows, device=self.target.device),
-            logits_to_keep=longest + 1,
-        ).logits  # (paths, longest + 1, V)
+        logits = self._read(rows, last=longest + 1)  # (paths, longest + 1, V)
         chosen: list[int] = []
         row, agreeing = 0, list(range(len(paths)))
         while agreeing:
@@ -78,9 +73,7 @@ class Verifier:
             chosen.append(self._choose(logits[row, len(chosen)]))
             agreeing = [other for other in agreeing if paths[other][: len(chosen)] == chosen]
         self.kept = row, len(known) + len(chosen) - 1
-        for layer in self.cache.layers:
-            if isinstance(layer, _BranchingLayer):
-                layer.keep(*self.kept, read=len(rows[0]))
+        keep_branch(self.cache, *self.kept, read=len(rows[0]))
         return chosen
 
     def features(self) -> Float[Tensor, "R AH"]:
@@ -89,9 +82,11 @@ class Verifier:
         return torch.cat([self.inputs[layer][row, :count] for layer in self.capture_layers], dim=-1)
 
     def _empty_cache(self) -> DynamicCache:
-        cache = DynamicCache(config=self.target.model.config)
-        cache.layers = [layer if type(layer).__name__ == WITHOUT_CACHE else _BranchingLayer() for layer in cache.layers]
-        return cache
+        return branching_cache(self.target.model)
+
+    def _read(self, rows: list[list[int]], *, last: int) -> Float[Tensor, "paths last V"]:
+        input_ids = torch.tensor(rows, device=self.target.device)
+        return next_logits(self.target.model, self.cache, last=last, input_ids=input_ids)
 
     def _choose(self, logits: Float[Tensor, " V"]) -> int:
         # One uniform a token, whether it was drafted or not: sampled answers do not depend on the drafts.
@@ -114,12 +109,7 @@ class StepwiseVerifier(Verifier):
         chosen: list[int] = []
         read = known
         while read:
-            logits = forward_with_cache(
-                self.target.model,
-                self.cache,
-                input_ids=torch.tensor([read], device=self.target.device),
-                logits_to_keep=1,
-            ).logits  # (1, 1, V)
+            logits = self._read([read], last=1)  # (1, 1, V)
             chosen.append(self._choose(logits[0, -1]))
             read = chosen[-1:] if any(path[: len(chosen)] == chosen for path in paths) else []
         self.kept = 0, len(known) + len(chosen) - 1
@@ -133,29 +123,3 @@ class StepwiseVerifier(Verifier):
         super()._keep_input(layer, module, args, kwargs)
         if earlier is not None:
             self.inputs[layer] = torch.cat([earlier, self.inputs[layer]], dim=1)
-
-
-class _BranchingLayer(PreallocatedLayer):
-    """One layer's keys and values, from which one forward may branch and of which the rejected end is forgotten.
-
-    Windows are kept whole: their own kind of layer has dropped what a rejected token had pushed out."""
-
-    branches: tuple[Tensor, Tensor] | None = None
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        if len(key_states) == 1:
-            self.branches = None
-            return super().update(key_states, value_states, *args, **kwargs)
-        self.branches = key_states, value_states
-        return self._branched(self.keys, key_states), self._branched(self.values, value_states)
-
-    def keep(self, row: int, count: int, *, read: int) -> None:
-        """Of the `read` tokens of the latest forward only the first `count` of this row ever were."""
-        if self.branches is None:
-            self.used -= read - count
-        else:
-            keys, values = (states[row : row + 1, :, :count] for states in self.branches)
-            super().update(keys, values)
-
-    def _branched(self, kept: Tensor, states: Tensor) -> Tensor:
-        return torch.cat([kept[:, :, : self.used].expand(len(states), -1, -1, -1), states], dim=-2)

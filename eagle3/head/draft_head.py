@@ -20,8 +20,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from eagle3.adapters.transformers import LlamaRotaryEmbedding
 from eagle3.errors import InputError
 from eagle3.storage.records import Record
 from eagle3.target.facts import TargetConfig

@@ -8,12 +8,11 @@ from typing import Any
 
 import yaml
 from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from pydantic import ValidationError
 
 from eagle3 import ROOT
+from eagle3.adapters.hydra import HydraConfig, is_composing
 from eagle3.errors import InputError
 from eagle3.secrets import public  # and its resolver, which conf/ uses
 from eagle3.settings.nearest import did_you_mean
@@ -141,8 +140,7 @@ def _keys(values: Any, inside: str = "") -> Iterator[tuple[str, Any]]:
 
 @cache
 def _defaults(script: str, options: tuple[str, ...]) -> Any:
-    inside = GlobalHydra.instance().is_initialized()
-    with nullcontext() if inside else initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+    with nullcontext() if is_composing() else initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         return OmegaConf.to_container(compose(script, overrides=list(options)))
 
 

@@ -5,15 +5,13 @@ import re
 import shutil
 import textwrap
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra.core.global_hydra import GlobalHydra
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from eagle3 import ROOT
+from eagle3.adapters.hydra import group_options, option_files
 from eagle3.settings.check import shown
 
 COLUMN = 40  # where comments begin
@@ -50,28 +48,16 @@ def _about(script: str) -> str:
 
 def _option_files(config: DictConfig) -> Iterator[tuple[Key, str]]:
     """Yield each YAML file that the config is made of, with the place of its keys."""
-    loader = GlobalHydra.instance().config_loader()
-    folders = [
-        Path(source.path.removeprefix("file://"))
-        for source in loader.get_search_path().get_path()
-        if (source.path or "").startswith(("file://", "/"))
-    ]
-    overrides = list(config.hydra.overrides.task)
-    for each in loader.compute_defaults_list(config.hydra.job.config_name, overrides, RunMode.RUN).defaults:
-        files = [folder / f"{each.config_path}.yaml" for folder in folders]
-        for file in [file for file in files if file.is_file()][:1]:
-            package = (each.package or "").split(".")
-            yield tuple(part for part in package if part and part != "_global_"), file.read_text()
+    for package, file in option_files(config):
+        yield tuple(part for part in package.split(".") if part and part != "_global_"), file.read_text()
 
 
 def _groups(config: DictConfig, said: dict[str, str]) -> Iterator[str]:
-    loader = GlobalHydra.instance().config_loader()
     for group, chosen in config.hydra.runtime.choices.items():
         if group.startswith("hydra/"):
             continue
-        options = [
-            f"*{each}" if each in re.findall(r"\w+", str(chosen)) else each for each in loader.get_group_options(group)
-        ]
+        taken = re.findall(r"\w+", str(chosen))
+        options = [f"*{each}" if each in taken else each for each in group_options(group)]
         words = f"  {group:<23} {' '.join(options)}"
         yield from textwrap.wrap(words, _width(), subsequent_indent=" " * 26, break_on_hyphens=False)
         if group in said:

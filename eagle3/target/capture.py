@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from eagle3.adapters.transformers import layer_input
 from eagle3.errors import InputError
 from eagle3.target.facts import LogitTransform, logit_transforms, rope_depends_on_length
 from eagle3.target.model import Target
@@ -66,11 +67,6 @@ class Capture:
             for hidden, length in zip(output.last_hidden_state, lengths, strict=True)
         ]
         return [Features(*pair) for pair in zip((sample.flatten(1) for sample in aux), last, strict=True)]
-
-
-def layer_input(args: tuple, kwargs: dict[str, Any]) -> Float[Tensor, "B T H"]:
-    """Return what a decoder layer reads, from the arguments of its forward."""
-    return args[0] if args else kwargs["hidden_states"]
 
 
 def _keep_input(places: list[Tensor], layer: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:

@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedTokenizerBase
-from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
-from transformers.utils import cached_file
 
+from eagle3.adapters.transformers import has_file, knows_quantization
 from eagle3.errors import InputError
 
 PLAIN_CHECKPOINT = "give the checkpoint that it was quantised from, or one that transformers can load"
@@ -42,16 +41,6 @@ def require_no_adapter(path: str, revision: str | None) -> None:
         )
 
 
-def has_file(path: str, name: str, revision: str | None) -> bool:
-    """Say whether a folder or a hub model holds a file; one that cannot be asked for is not there."""
-    quiet = {f"_raise_exceptions_for_{reason}": False for reason in ("gated_repo", "missing_entries")}
-    try:
-        found = cached_file(path, name, revision=revision, _raise_exceptions_for_connection_errors=False, **quiet)
-    except (OSError, ValueError):
-        return False
-    return found is not None
-
-
 def require_own_code(path: str, config: dict[str, Any], *, trust_remote_code: bool) -> None:
     """Raise InputError for a family that only Python code of the checkpoint knows, unless that is allowed."""
     family = config.get("model_type")
@@ -76,7 +65,7 @@ def require_known_quantization(path: str, revision: str | None, config: dict[str
         return
     method = found.get("quant_method") if isinstance(found, dict) else found
     of_bits = isinstance(found, dict) and (found.get("load_in_8bit") or found.get("load_in_4bit"))
-    if not of_bits and method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
+    if not of_bits and not knows_quantization(method):
         raise InputError(
             f"target.path={path} is quantised by quant_method={method}, which this version of transformers does not "
             f"know: it would load weights without their scales; {PLAIN_CHECKPOINT}"

@@ -1,6 +1,5 @@
 """What a head must know of its target, read from the target's text config."""
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,14 +61,6 @@ class TargetConfig(Record):
     max_position_embeddings: int
     dtype: str | None
     logit_transform: LogitTransform = PLAIN
-
-
-def text_part(config: PretrainedConfig) -> PretrainedConfig:
-    """Return the config of the text, to read from. Of what differs by layer (Gemma 4's heads) it gives the common
-    value, where transformers raises: whoever builds a model must not take it."""
-    text = copy.deepcopy(config.get_text_config(decoder=True))
-    text.allow_global_per_layer_attribute_access = True
-    return text
 
 
 def context_of(text_config: PretrainedConfig) -> int | None:

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
+from eagle3.adapters.transformers import text_part
 from eagle3.errors import InputError, first_line
 from eagle3.target.checkpoint_files import (
     require_embedded_tokens,
@@ -17,7 +19,6 @@ from eagle3.target.checkpoint_files import (
     require_no_adapter,
     require_own_code,
 )
-from eagle3.target.facts import text_part
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -37,6 +38,11 @@ class TargetFiles:
     @property
     def architecture(self) -> str | None:
         return next(iter(self.config.architectures or []), None)
+
+    @property
+    def commit(self) -> str | None:
+        """The commit of a hub model; None for a folder."""
+        return commit_of(self.path, self.revision)
 
     @cached_property
     def text_config(self) -> PreTrainedConfig:
@@ -112,6 +118,12 @@ def _generation_config(path: str, revision: str | None, config: PreTrainedConfig
         return GenerationConfig.from_pretrained(path, revision=revision or "main")
     except OSError:
         return GenerationConfig.from_model_config(config)
+
+
+def commit_of(path: str, revision: str | None) -> str | None:
+    """Return the commit of a hub model whose config has been read before; None for a folder."""
+    cached = None if Path(path).is_dir() else try_to_load_from_cache(path, "config.json", revision=revision)
+    return Path(cached).parent.name if isinstance(cached, str) else None  # …/snapshots/COMMIT/config.json
 
 
 def stated_dtype(config: dict[str, Any]) -> str | None:

@@ -4,7 +4,6 @@ Shapes: H hidden size, V target vocabulary."""
 
 import gc
 import hashlib
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -23,11 +22,12 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from eagle3.adapters.transformers import text_part, tokenizer_json
 from eagle3.errors import InputError, first_line
 from eagle3.storage.files import sha256_json
 from eagle3.target.checkpoint_files import PLAIN_CHECKPOINT
 from eagle3.target.device import resolve_device
-from eagle3.target.facts import TargetConfig, target_config, text_part
+from eagle3.target.facts import TargetConfig, target_config
 from eagle3.target.files import TargetFiles, ends_of_turn, read_target_files
 from eagle3.target.health import require_health
 from eagle3.target.identity import TargetIdentity, template_hash
@@ -47,6 +47,7 @@ class Target:
     config_hash: str
     checkpoint_dtype: str | None  # that of the files, which is served, whatever it was loaded in here
     decoder: nn.Module
+    commit: str | None = None  # of a hub model
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
@@ -78,7 +79,7 @@ class Target:
     @cached_property
     def identity(self) -> TargetIdentity:
         hashed = weights_hash(parameter for _, parameter in hashed_parameters(self.decoder))
-        return identity_of(self.path, self.model.config, self.config_hash, self.tokenizer, hashed)
+        return identity_of(self.path, self.commit, self.config_hash, self.tokenizer, hashed)
 
     @cached_property
     def facts(self) -> TargetConfig:
@@ -117,6 +118,7 @@ def load_target(
         config_hash=config_hash(files.config_dict),
         checkpoint_dtype=files.checkpoint_dtype,
         decoder=decoder_of(model, files.path),
+        commit=files.commit,
     )
 
 
@@ -208,13 +210,13 @@ def decoder_of(model: PreTrainedModel, path: str) -> nn.Module:
 
 
 def identity_of(
-    path: str, config: PreTrainedConfig, config_hash: str, tokenizer: PreTrainedTokenizerBase, weights_hash: str
+    path: str, commit: str | None, config_hash: str, tokenizer: PreTrainedTokenizerBase, weights_hash: str
 ) -> TargetIdentity:
     """Return which model this is, with the tokenizer's own chat template."""
     template = tokenizer.chat_template
     return TargetIdentity(
         name=path,
-        revision=getattr(config, "_commit_hash", None),
+        revision=commit,
         config_hash=config_hash,
         tokenizer_hash=_tokenizer_hash(tokenizer),
         template_hash=template_hash(template.get("default") if isinstance(template, dict) else template),
@@ -233,10 +235,9 @@ def _without_volatile(config: Any) -> Any:
 
 
 def _tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:  # Mistral's own tokenizers
+    content = tokenizer_json(tokenizer)
+    if content is None:  # Mistral's own tokenizers
         return sha256_json(tokenizer.get_vocab())
-    content = json.loads(backend.to_str())
     # Calling a tokenizer with padding or truncation leaves these settings behind.
     return sha256_json({key: value for key, value in content.items() if key not in ("padding", "truncation")})
 

@@ -75,7 +75,7 @@ class StoredTarget:
     @cached_property
     def identity(self) -> TargetIdentity:
         hashed = weights_hash(self._start(name) for name in self._names.hashed)
-        return identity_of(self.path, self.files.config, config_hash(self.files.config_dict), self.tokenizer, hashed)
+        return identity_of(self.path, self.files.commit, config_hash(self.files.config_dict), self.tokenizer, hashed)
 
     @property
     def weights_bytes(self) -> int:

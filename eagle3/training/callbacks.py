@@ -16,6 +16,7 @@ import lightning
 import torch
 from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint, TQDMProgressBar
 
+from eagle3.adapters.lightning import skip_sigterm_broadcast, unfinished_epoch
 from eagle3.data.loader import PackLoader
 from eagle3.data.pack import Batch
 from eagle3.errors import Interrupted, install_command
@@ -90,8 +91,7 @@ class LastCheckpoint(Checkpoint):
 
     def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
         self.handlers = {number: signal.signal(number, self._remember) for number in (signal.SIGINT, signal.SIGTERM)}
-        # Lightning's own question to the first rank, for which every rank's host waits before every step.
-        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+        skip_sigterm_broadcast(trainer)  # a host sync in every step; ranks agree in _signalled_anywhere instead
 
     def on_train_batch_end(
         self,
@@ -119,16 +119,9 @@ class LastCheckpoint(Checkpoint):
         if self.stopped:
             raise Interrupted(f"stopped by a signal; go on with ckpt_path={self.path}")
 
-    # Where max_steps, max_time or early stopping ends a run inside an epoch, Lightning counts the epoch as done: a run
-    # that goes on would skip its rest.
     def on_train_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
-        epochs: Any = trainer.fit_loop.epoch_progress
-        begun = int(trainer.fit_loop.epoch_loop.batch_progress.current.ready < trainer.num_training_batches)
-        for counts in (epochs.current, epochs.total):
-            counts.processed, counts.completed = counts.processed - begun, counts.completed - begun
-        trainer.save_checkpoint(self.path)
-        for counts in (epochs.current, epochs.total):
-            counts.processed, counts.completed = counts.processed + begun, counts.completed + begun
+        with unfinished_epoch(trainer):
+            trainer.save_checkpoint(self.path)
 
     def teardown(self, trainer: lightning.Trainer, module: lightning.LightningModule, stage: str) -> None:
         for number, handler in self.handlers.items():

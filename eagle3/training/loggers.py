@@ -13,15 +13,12 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
-from lightning.fabric.loggers.csv_logs import _ExperimentWriter
-from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
-from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.utilities import rank_zero_only
 
+from eagle3.adapters.hydra import HydraConfig, in_sweep
+from eagle3.adapters.lightning import ExperimentWriter, _ExperimentWriter, mlflow_run_id, rank_zero_experiment
 from eagle3.features.source import FeatureSource
 from eagle3.secrets import public
 from eagle3.storage.files import atomic_write
@@ -151,9 +148,9 @@ class MlflowRun(MLFlowLogger):
     @rank_zero_experiment
     def experiment(self) -> Any:
         made = super().experiment
-        if self._run_id and not self.id_file.is_file():  # run_id asks for the experiment
+        if (run_id := mlflow_run_id(self)) and not self.id_file.is_file():
             self.id_file.parent.mkdir(parents=True, exist_ok=True)
-            self.id_file.write_text(self._run_id)
+            self.id_file.write_text(run_id)
         return made
 
 
@@ -164,9 +161,7 @@ def run_name(folder: Path) -> str:
 
 
 def sweep_dir() -> Path | None:
-    if not HydraConfig.initialized() or HydraConfig.get().mode is not RunMode.MULTIRUN:
-        return None
-    return Path(HydraConfig.get().sweep.dir)
+    return Path(HydraConfig.get().sweep.dir) if in_sweep() else None
 
 
 def kept_id(path: Path) -> str | None:

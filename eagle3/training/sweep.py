@@ -10,9 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
+from eagle3.adapters.hydra import Callback
 from eagle3.cli import exit_with
 from eagle3.errors import install_command
 from eagle3.storage.files import atomic_write

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3ForCausalLM, Gemma3TextConfig, Phi3ForCausalLM
 
-from eagle3.answers.cache import CACHE_ROOM, PreallocatedLayer, preallocated_cache
+from eagle3.adapters.transformers import CACHE_ROOM, PreallocatedLayer, preallocated_cache
 from eagle3.answers.generate import generate
 from eagle3.answers.sampling import choose_tokens, sampling_probabilities
 from tests.target.test_capture import text_config

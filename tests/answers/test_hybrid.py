@@ -7,12 +7,11 @@ import pytest
 import torch
 import transformers
 from fitted_head import make_target
-from hybrid_families import DELTA, SHAPE, hybrid_config
+from hybrid_families import SHAPE, hybrid_config
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from eagle3.answers.answerer import Answer, Sampling
-from eagle3.answers.cache import STATE_WITHOUT_PADDING
-from eagle3.answers.generate import generate
+from eagle3.answers.generate import STATE_WITHOUT_PADDING, generate
 from eagle3.answers.huggingface import HuggingFaceAnswerer
 from eagle3.errors import InputError
 from eagle3.target.model import Target
@@ -73,20 +72,19 @@ def answerer(target: Target) -> HuggingFaceAnswerer:
 
 
 def test_a_family_whose_padding_is_not_known_to_be_harmless_is_answered_one_at_a_time_and_the_log_says_so(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = transformers.OlmoHybridConfig(**SHAPE, **DELTA, layer_types=["linear_attention", "full_attention"] * 4)
-    target = make_target(config)
+    monkeypatch.setattr("eagle3.answers.generate.STATE_WITHOUT_PADDING", frozenset())
+    target = make_target(hybrid_config("lfm2"))
     with caplog.at_level(logging.INFO, "eagle3.answers.huggingface"):
         give = answerer(target)
-    assert "prompts are answered one at a time" in caplog.text and "olmo_hybrid" in caplog.text
+    assert "prompts are answered one at a time" in caplog.text and "a lfm2 keeps" in caplog.text
     conversations = [Waiting(prompt) for prompt in PROMPTS]
     [done] = give(conversations, Tally())
     assert [each.given.token_ids for each in done] == [without_cache(target.model, prompt, 6) for prompt in PROMPTS]
 
 
 def test_a_model_without_such_a_cache_is_refused_before_it_answers() -> None:
-    sizes = {"num_heads": 8, "head_dim": 8, "n_groups": 1, "state_size": 8}
-    target = make_target(transformers.Mamba2Config(**{**SHAPE, **sizes}))
-    with pytest.raises(InputError, match=r"target\.path=random is a Mamba2ForCausalLM.*answers=imported"):
+    target = make_target(transformers.RwkvConfig(**SHAPE))
+    with pytest.raises(InputError, match=r"target\.path=random is a RwkvForCausalLM.*answers=imported"):
         answerer(target)

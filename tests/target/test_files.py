@@ -4,12 +4,15 @@ import json
 import shutil
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 
 from eagle3.errors import InputError
 from eagle3.target.facts import target_config
 from eagle3.target.files import read_target_files
 from eagle3.target.model import load_target
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.mark.parametrize("eos", [None, 7, [7, 8]])
@@ -45,3 +48,18 @@ def test_no_weights_are_needed(tiny_path: Path, tmp_path: Path) -> None:
 def test_a_folder_without_a_model_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"target\.path=.* has no config\.json"):
         read_target_files(path=str(tmp_path), revision=None, trust_remote_code=False)
+
+
+def test_a_hub_target_is_named_with_its_commit(
+    tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached = tmp_path / "models--team--tiny"
+    shutil.copytree(tiny_path, cached / "snapshots" / COMMIT)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text(COMMIT)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    for revision in (None, COMMIT):
+        assert read_target_files(path="team/tiny", revision=revision, trust_remote_code=False).commit == COMMIT
+    settings = {"revision": None, "trust_remote_code": False, "dtype": "float32", "device": "cpu", "attention": None}
+    assert load_target(path="team/tiny", **settings, check_health=False).identity.revision == COMMIT
+    assert load_target(path=str(tiny_path), **settings, check_health=False).identity.revision is None

@@ -30,7 +30,7 @@ def head_folders(heads: Sequence[str] | None) -> list[Path]:
 
 def require_comparable(folders: Sequence[Path], target: TargetFiles, settings: CompareSettings) -> None:
     """Raise InputError for a head of another target, vocabulary or kind, by its name, and for what it cannot draft."""
-    identity = identity_of(target.path, target.config, config_hash(target.config_dict), target.tokenizer, "")
+    identity = identity_of(target.path, target.commit, config_hash(target.config_dict), target.tokenizer, "")
     for folder in folders:
         files = read_without_weights(folder)
         _require_kind(files, settings.decoder)

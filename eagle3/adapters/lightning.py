@@ -1,0 +1,79 @@
+"""Everything private or unstable that we use of Lightning: its loops, the writer of its CSV logger, MLflow's run id."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import lightning
+from lightning.pytorch.loggers import MLFlowLogger
+
+from eagle3.adapters.library import Library
+
+LIGHTNING = Library(
+    "lightning",
+    oldest="2.6.4",  # 2.6.2 and 2.6.3 were compromised
+    newest="2.6",
+    parts=(
+        "lightning.pytorch.loops.training_epoch_loop:_TrainingEpochLoop._broadcast_sigterm_tensor",
+        "lightning.pytorch.callbacks:TQDMProgressBar._should_update(current)",
+        "lightning.pytorch.callbacks:TQDMProgressBar._should_update(total)",
+        "lightning.pytorch.loggers.csv_logs:ExperimentWriter(log_dir)",
+        "lightning.fabric.loggers.csv_logs:_ExperimentWriter._check_log_dir_exists",
+        "lightning.fabric.loggers.logger:rank_zero_experiment",
+    ),
+)
+
+with LIGHTNING.uses():
+    from lightning.fabric.loggers.csv_logs import _ExperimentWriter
+    from lightning.fabric.loggers.logger import rank_zero_experiment
+    from lightning.pytorch.loggers.csv_logs import ExperimentWriter
+
+__all__ = ["ExperimentWriter", "_ExperimentWriter", "rank_zero_experiment"]
+
+
+def require_lightning(trainer: lightning.Trainer) -> None:
+    """Raise InputError for a Lightning that this project cannot train with."""
+    LIGHTNING.require()
+    with LIGHTNING.uses():
+        _epoch_counts(trainer)
+        _begun_batches(trainer)
+        trainer.log_every_n_steps, trainer.fast_dev_run  # type: ignore[attr-defined]  # noqa: B018
+
+
+def skip_sigterm_broadcast(trainer: lightning.Trainer) -> None:
+    """Leave out Lightning's own question to the first rank, for which every rank's host waits before every step."""
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+
+
+@contextmanager
+def unfinished_epoch(trainer: lightning.Trainer) -> Iterator[None]:
+    """Count an epoch that ended early as unfinished, while a checkpoint of it is saved.
+
+    Where max_steps, max_time or early stopping ends a run inside an epoch, Lightning counts the epoch as done, and a
+    resumed run would skip its rest.
+    """
+    early = int(_begun_batches(trainer) < trainer.num_training_batches)
+    for counts in _epoch_counts(trainer):
+        counts.processed, counts.completed = counts.processed - early, counts.completed - early
+    try:
+        yield
+    finally:
+        for counts in _epoch_counts(trainer):
+            counts.processed, counts.completed = counts.processed + early, counts.completed + early
+
+
+def _begun_batches(trainer: lightning.Trainer) -> int:
+    return trainer.fit_loop.epoch_loop.batch_progress.current.ready
+
+
+def _epoch_counts(trainer: lightning.Trainer) -> tuple[Any, Any]:
+    """Return the numbers of epochs, of this call of fit and in total, that a checkpoint saves."""
+    progress = trainer.fit_loop.epoch_progress
+    for counts in (progress.current, progress.total):
+        counts.processed, counts.completed  # type: ignore[attr-defined]  # noqa: B018
+    return progress.current, progress.total
+
+
+def mlflow_run_id(logger: MLFlowLogger) -> str | None:
+    """Return the id of the logger's run; None before there is one. `logger.run_id` would make a run."""
+    return logger._run_id

@@ -1,0 +1,102 @@
+"""Everything private that we use of Lightning, by name: a release that changes one of them fails its test here."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import lightning
+import pytest
+from hydra import compose, initialize_config_dir
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger, MLFlowLogger
+
+from eagle3 import cli
+from eagle3.adapters import lightning as adapter
+from eagle3.adapters.library import has_part
+from eagle3.adapters.lightning import (
+    LIGHTNING,
+    mlflow_run_id,
+    require_lightning,
+    skip_sigterm_broadcast,
+    unfinished_epoch,
+)
+from eagle3.commands.train import build_trainer
+from eagle3.errors import InputError
+
+RELEASE = f"Lightning {lightning.__version__}"
+
+
+@pytest.fixture
+def trainer() -> lightning.Trainer:
+    return lightning.Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+
+
+@pytest.mark.parametrize("part", LIGHTNING.parts)
+def test_lightning_has(part: str) -> None:
+    assert has_part(part), f"{RELEASE} has no {part}, which eagle3/adapters/lightning.py uses"
+
+
+def test_the_installed_release_is_supported(trainer: lightning.Trainer) -> None:
+    require_lightning(trainer)
+
+
+def test_a_part_that_is_gone_is_one_line_before_a_training_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapter, "LIGHTNING", replace(LIGHTNING, parts=("lightning:no_such_part",)))
+    with initialize_config_dir(cli.CONF, version_base="1.3"):
+        config = compose("train", overrides=["data.path=x", f"run_dir={tmp_path}"])
+    with pytest.raises(InputError, match=r"lightning .* has no lightning:no_such_part; lightning 2\.6\.4 to 2\.6 is"):
+        build_trainer(config, [])
+
+
+@pytest.mark.parametrize("attribute", ["log_every_n_steps", "fast_dev_run", "val_check_batch", "num_training_batches"])
+def test_a_trainer_has(trainer: lightning.Trainer, attribute: str) -> None:
+    assert hasattr(trainer, attribute), f"{RELEASE}: Trainer has no {attribute}"
+
+
+def test_an_epoch_that_ended_early_is_saved_as_unfinished(trainer: lightning.Trainer) -> None:
+    batches, epochs = trainer.fit_loop.epoch_loop.batch_progress.current, trainer.fit_loop.epoch_progress
+    trainer.fit_loop.max_batches, batches.ready = 4, 2
+    for counts in (epochs.current, epochs.total):
+        counts.processed = counts.completed = 1
+    with unfinished_epoch(trainer):
+        saved = trainer.fit_loop.state_dict()["epoch_progress"]
+        for counts in (saved["current"], saved["total"]):
+            assert counts["processed"] == counts["completed"] == 0, f"{RELEASE} saves the number of epochs elsewhere"
+    assert epochs.current.completed == epochs.total.completed == 1
+    batches.ready = 4
+    with unfinished_epoch(trainer):
+        assert epochs.current.completed == 1  # an epoch that ended by itself is finished
+
+
+def test_the_loop_calls_the_broadcast_that_is_left_out(trainer: lightning.Trainer) -> None:
+    loop = trainer.fit_loop.epoch_loop
+    source = Path(__import__(type(loop).__module__, fromlist=["_"]).__file__).read_text()
+    assert "self._broadcast_sigterm_tensor()" in source, f"{RELEASE} asks the first rank for signals in another way"
+    skip_sigterm_broadcast(trainer)
+    assert loop._broadcast_sigterm_tensor() is None
+
+
+def test_the_csv_logger_keeps_its_writer_in_one_attribute(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path, name="", version="")
+    assert logger._experiment is None, f"{RELEASE}: CSVLogger._experiment is something else"
+    writer = logger.experiment
+    assert logger._experiment is writer, f"{RELEASE}: CSVLogger keeps its writer elsewhere"
+    assert writer.metrics == [], f"{RELEASE}: the writer's rows that wait are not in `metrics`"
+    assert writer.metrics_file_path == str(tmp_path / "metrics.csv"), f"{RELEASE}: metrics.csv is elsewhere"
+
+
+def test_mlflow_has_no_run_before_something_is_logged(tmp_path: Path) -> None:
+    logger = MLFlowLogger(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
+    assert mlflow_run_id(logger) is None, f"{RELEASE}: MLFlowLogger makes its run at once"
+
+
+@pytest.mark.parametrize("key", ["best_k_models", "best_model_path", "kth_best_model_path", "dirpath"])
+def test_the_state_of_a_model_checkpoint_has(key: str) -> None:
+    assert key in ModelCheckpoint().state_dict(), f"{RELEASE}: the state of ModelCheckpoint has no {key}"
