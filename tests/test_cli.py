@@ -258,17 +258,20 @@ def test_a_failed_job_of_a_sweep_is_worse_than_any_other_and_ends_no_study(
 
 
 @pytest.mark.parametrize(
-    "override",
+    "overrides",
     [
-        "optim.lr=1e-300", "optim.lr=10", "optim.warmup_fraction=1", "optim.betas=[0,0]", "data.limit_samples=2",
-        "data.prefetch=2147483647", "data.pack_tokens=16777216", "kernels.loss_chunk=1", "ttt_steps=64",
-        "callbacks.last.every_n_steps=0", "trainer.gradient_clip_val=0", "trainer.log_every_n_steps=2147483647",
-        "trainer.accumulate_grad_batches=1048576", "loss.decay=10",
+        ["optim.lr=1e-300", "optim.warmup_fraction=1", "data.prefetch=2147483647", "kernels.loss_chunk=1",
+         "callbacks.last.every_n_steps=0", "trainer.gradient_clip_val=0", "trainer.log_every_n_steps=2147483647"],
+        ["optim.lr=10", "optim.betas=[0,0]", "data.pack_tokens=16777216"],
+        ["loss.decay=10", "trainer.accumulate_grad_batches=1048576"],
+        ["data.limit_samples=2"],
+        ["ttt_steps=64"],
     ],
+    ids=lambda overrides: overrides[0],
 )  # fmt: skip
-def test_what_is_extreme_and_allowed_runs(world: World, call: Callable[..., Any], override: str) -> None:
+def test_what_is_extreme_and_allowed_runs(world: World, call: Callable[..., Any], overrides: list[str]) -> None:
     settings = (f"data.path={world.store}", "data.val_fraction=0.2", "ttt_steps=2", "trainer.max_epochs=1")
-    assert call("train", *settings, "trainer.enable_progress_bar=false", "callbacks.progress=null", override) >= 1
+    assert call("train", *settings, "trainer.enable_progress_bar=false", "callbacks.progress=null", *overrides) >= 1
 
 
 def test_decode_prints_one_json_line(
@@ -303,8 +306,7 @@ def test_compare_prints_a_table_and_leaves_it_as_sealed_json(
     assert found["prompts"] == 4 and {"commit", "command", "machine", "versions"} <= found.keys()
 
 
-@pytest.mark.parametrize("mask", ["last_turn", "without_reasoning", "everything"])
-def test_imported_answers_train_under_every_loss_mask(call: Callable[..., Any], tmp_path: Path, mask: str) -> None:
+def test_imported_answers_train_under_every_loss_mask(call: Callable[..., Any], tmp_path: Path) -> None:
     lines = (ASSETS / "prompts" / "train.jsonl").read_text().splitlines(keepends=True)[:16]
     (tmp_path / "chats.jsonl").write_text("".join(lines))
     call(
@@ -312,11 +314,12 @@ def test_imported_answers_train_under_every_loss_mask(call: Callable[..., Any], 
         "prompts/privacy=patterns", "answers=imported", "features.teachers=all",
         "features.max_length=256",
     )  # fmt: skip
-    call(
-        "train", f"data.path={tmp_path}/dir/features", f"loss_mask={mask}", "trainer.max_epochs=1",
-        "data.val_fraction=0.3", "ttt_steps=2",
-    )  # fmt: skip
-    assert (tmp_path / "run" / "result.json").is_file()
+    for mask in ("last_turn", "without_reasoning", "everything"):
+        call(
+            "train", f"data.path={tmp_path}/dir/features", f"loss_mask={mask}", "trainer.max_epochs=1",
+            "data.val_fraction=0.3", "ttt_steps=2", f"hydra.run.dir={tmp_path}/{mask}",
+        )  # fmt: skip
+        assert (tmp_path / mask / "result.json").is_file()
 
 
 def test_every_key_is_shown() -> None:
@@ -411,6 +414,7 @@ def test_a_training_without_an_account_of_wandb_is_one_line(
         wandb.teardown()
 
 
+@pytest.mark.slow
 def test_a_sweep_over_ranks_has_a_result_of_each_job_that_can_run(world: World, tmp_path: Path) -> None:
     sweep = (
         "-m", f"data.path={world.store}", "data.val_fraction=0.2", "trainer=ddp", "trainer.accelerator=cpu",
@@ -518,8 +522,15 @@ def test_prompts_answered_twice_train_as_one_store_and_their_validation_prompts_
     assert training["accept_length"]["prompts_from"] == f"validation prompts of [{','.join(stores)}]"
 
 
-@pytest.mark.parametrize("name", ["shard-000000-*.tar", "target.safetensors"])
-@pytest.mark.parametrize("damage", ["truncated", "altered", "missing"])
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("shard-000000-*.tar", "truncated"),
+        ("shard-000000-*.tar", "altered"),
+        ("target.safetensors", "altered"),
+        ("target.safetensors", "missing"),
+    ],
+)
 def test_a_damaged_store_is_refused_and_mended_by_the_advice(
     world: World, fails: Callable[..., str], call: Callable[..., Any], tmp_path: Path, name: str, damage: str
 ) -> None:
@@ -638,6 +649,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_the_exported_head_whole(
     assert (sha256_file(last), hashes(head)) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("watched", ["responses/responses.jsonl", "features/shard-000000.index"])
 def test_a_stopped_precompute_goes_on_where_it_was(world: World, tmp_path: Path, stop: int, watched: str) -> None:
@@ -664,6 +676,7 @@ def test_a_stopped_precompute_goes_on_where_it_was(world: World, tmp_path: Path,
     assert json.loads((tmp_path / "dir" / "features" / "manifest.json").read_text())["samples"] == len(rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_training_says_how_to_go_on(world: World, tmp_path: Path, stop: int) -> None:
     settings = (
@@ -685,6 +698,7 @@ def test_a_stopped_training_says_how_to_go_on(world: World, tmp_path: Path, stop
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_of_two_writers_on_one_folder_the_second_is_told_who_the_first_is(world: World, tmp_path: Path) -> None:
     settings = (*world.precompute, f"out_dir={tmp_path}/dir", "stages=[prompts,responses]")
     first = Script("precompute", *settings)
