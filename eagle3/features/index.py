@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -79,8 +80,9 @@ class ShardIndex:
     def ids(self) -> list[str]:
         return _texts(self.columns["ids"], self.columns["id_end"])
 
+    @cached_property
     def sources(self) -> list[str]:
-        """Return the names that the column `source` counts through."""
+        """The names that the column `source` numbers; decoded once, not for each entry."""
         return _texts(self.columns["sources"], self.columns["source_end"])
 
     def entry(self, number: int) -> SampleEntry:
@@ -95,7 +97,7 @@ class ShardIndex:
             anchors=int(at["anchors"][number]),
             split=float(at["split"][number]),
             sha256=bytes(at["sha256"][number]).hex(),
-            source=self.sources()[int(at["source"][number])],
+            source=self.sources[int(at["source"][number])],
             whole=bool(at["whole"][number]),
         )
 

@@ -57,7 +57,7 @@ class IndexedShard:
         return ((self.store, sample_id) for sample_id in self.index.ids())
 
     def sources(self) -> tuple[list[str], np.ndarray]:
-        return self.index.sources(), self.index.columns["source"]
+        return self.index.sources, self.index.columns["source"]
 
     def whole(self) -> np.ndarray:
         return self.index.columns["whole"] > 0

@@ -10,8 +10,9 @@ import pytest
 import torch
 import webdataset
 from safetensors.torch import load
-from stores import MADE_FROM, in_float32, random_sample, random_samples
+from stores import MADE_FROM, in_float32, open_store, random_sample, random_samples, write_store
 
+import eagle3.features.index
 from eagle3.errors import InputError
 from eagle3.features.index import ShardIndex, parse_index
 from eagle3.features.manifest import ShardEntry, sha256_of
@@ -194,3 +195,12 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(InputError, match=r"shard-000000-\w+\.tar is missing"):
         reader(path, index)
+
+
+def test_reading_samples_decodes_the_names_of_their_sources_once_a_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, decoded = open_store(write_store(tmp_path, random_samples(40), shard_bytes=10**9)), []
+    monkeypatch.setattr(eagle3.features.index, "_texts", lambda *given: decoded.append(given) or [""])
+    assert {ref.entry.source for ref in store.samples} == {""} and len(store.samples) == 40
+    assert len(decoded) == 1
