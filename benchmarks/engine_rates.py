@@ -76,17 +76,20 @@ def main() -> None:
     print(json.dumps(write_result(given.out, results), indent=1))
 
 
-def random_target(folder: Path, tokenizer: Path) -> Path:
-    """Llama-3.1-8B's sizes with random weights, which never end an answer early."""
+LLAMA_8B = {
+    "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "rope_theta": 500000.0,
+    "max_position_embeddings": 16384,
+}  # fmt: skip
+
+
+def random_target(folder: Path, tokenizer: Path, *, sizes: dict[str, Any] = LLAMA_8B, device: str = "cuda") -> Path:
+    """Make a Llama with random weights, which never end an answer early, unless it is there."""
     if not (folder / "config.json").exists():
-        config = LlamaConfig(
-            vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
-            num_key_value_heads=8, head_dim=128, rms_norm_eps=1e-5, rope_theta=500000.0, dtype="bfloat16",
-            max_position_embeddings=16384, tie_word_embeddings=False,
-        )  # fmt: skip
+        config = LlamaConfig(rms_norm_eps=1e-5, dtype="bfloat16", tie_word_embeddings=False, **sizes)
         torch.manual_seed(0)
         torch.set_default_dtype(torch.bfloat16)
-        with torch.device("cuda"):
+        with torch.device(device):
             model = LlamaForCausalLM(config)
         torch.set_default_dtype(torch.float32)
         model.save_pretrained(folder)

@@ -4,6 +4,7 @@
         --launch '{"python": "/path/to/sglang/venv/bin/python"}'          # 16 minutes, 120 GB in DIR
     python benchmarks/time_to_head.py --work DIR2 --out benchmarks/results/two_gpus.json --gpus 2 --until features \
         --conversations 12288 --beside benchmarks/results/time_to_head.json --launch …    # 7 minutes, 80 GB in DIR2
+    python benchmarks/time_to_head.py --work DIR3 --out DIR3/result.json --tiny           # every step on a CPU, 1 minute
 
 Prompts of random words, 128 tokens each with their template; the weights are random, so an answer ends at its 256th
 token. Steps that DIR/steps.json names are not run again. For 100,000 conversations, what a step does for each token is
@@ -32,6 +33,10 @@ from eagle3.storage.files import read_json, write_json, write_jsonl
 
 ROOT = Path(__file__).resolve().parents[1]
 PROMPT_TOKENS, ANSWER_TOKENS, WANTED = 128, 256, 100_000
+TINY = {
+    "vocab_size": 4096, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 8, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 1024,
+}  # fmt: skip
 GPU_STEPS = ("answers", "features", "training")
 
 
@@ -46,10 +51,13 @@ def main() -> None:
     parser.add_argument("--launch", type=json.loads, default={}, help="keys of conf/launch, as JSON")
     parser.add_argument("--tokenizer", type=Path, default=ROOT / "tests/assets/tiny")
     parser.add_argument("--target", type=Path, help="where the weights lie or are made; default: in WORK")
+    parser.add_argument("--tiny", action="store_true", help="32 conversations of a tiny target, by Hugging Face")
     parser.add_argument("--until", choices=["prompts", *GPU_STEPS, "export"], default="export")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
-    target = random_target(options.target or options.work / "llama8b", options.tokenizer)
+    made: dict[str, Any] = {"sizes": TINY, "device": "cpu"} if options.tiny else {}
+    options.conversations = 32 if options.tiny else options.conversations
+    target = random_target(options.target or options.work / "target", options.tokenizer, **made)
     write_prompts(options.work / "prompts.jsonl", target, options.conversations)
     steps = {}
     for name, command in commands(options, target).items():
@@ -61,27 +69,28 @@ def main() -> None:
 
 
 def commands(options: argparse.Namespace, target: Path) -> dict[str, list[str]]:
-    work = options.work.resolve()
-    engine = [f"launch.{key}={as_override(value)}" for key, value in options.launch.items()]
+    work, engine, trainer = options.work.resolve(), "sglang", "gpu"
+    launch = [f"launch.{key}={as_override(value)}" for key, value in options.launch.items()]
+    packs = ["data.pack_tokens=16384", "data.val_fraction=0.002"]
     if options.gpus > 1:
-        engine += ["workers=processes", f"workers.count={options.gpus}"]
-    of_target = [f"target.path={target}", "target.check_health=false", f"out_dir={work}/data"]
-    answer = [
-        "answers=sglang",
-        f"responses.max_new_tokens={ANSWER_TOKENS}",
-        "responses.temperature=0.7",
-        "answers.in_flight=320",
-    ]
+        launch += ["workers=processes", f"workers.count={options.gpus}"]
+    if options.tiny:
+        engine, trainer = "huggingface", "cpu"
+        packs = ["data.pack_tokens=512", "data.val_fraction=0.1", "trainer.log_every_n_steps=2"]
+    random_weights = "target.check_health=false"  # the check refuses weights that nobody trained
+    data = [f"target.path={target.resolve()}", random_weights, f"out_dir={work}/data"]
     given = [f"prompts.path={work}/prompts.jsonl", "prompts.license=MIT", "prompts/privacy=patterns"]
+    answer = [f"answers={engine}", f"responses.max_new_tokens={ANSWER_TOKENS}", "responses.temperature=0.7"]
+    answer += ["answers.window=8"] if options.tiny else ["answers.in_flight=320"]
     return {
-        "prompts": ["precompute.py", *of_target, *given, "stages=[prompts]"],
-        "answers": ["precompute.py", *of_target, *answer, *engine, "stages=[responses]"],
-        "features": ["precompute.py", *of_target, "features=sglang", f"features.dtype={options.dtype}", *engine,
+        "prompts": ["precompute.py", f"out_dir={work}/data", *given, "stages=[prompts]"],
+        "answers": ["precompute.py", *data, *answer, *launch, "stages=[responses]"],
+        "features": ["precompute.py", *data, f"features={engine}", f"features.dtype={options.dtype}", *launch,
                      "stages=[features]"],
-        "training": ["train.py", f"data.path={work}/data/features", f"hydra.run.dir={work}/run", "trainer=gpu",
-                     "trainer.max_epochs=1", "data.pack_tokens=16384", "data.val_fraction=0.002"],
-        "export": ["serve.py", "action=export", f"run={work}/run", f"head={work}/head", "check.min_accept_length=1.0",
-                   "check.max_difference=9", "limit=2", "max_new_tokens=16"],
+        "training": ["train.py", f"data.path={work}/data/features", f"hydra.run.dir={work}/run", f"trainer={trainer}",
+                     "trainer.max_epochs=1", *packs],
+        "export": ["serve.py", "action=export", f"run={work}/run", f"head={work}/head", random_weights,
+                   "check.min_accept_length=1.0", "check.max_difference=9", "limit=2", "max_new_tokens=16"],
     }  # fmt: skip
 
 
