@@ -4,7 +4,7 @@
         --launch '{"python": "/path/to/sglang/venv/bin/python"}'          # 16 minutes, 120 GB in DIR
     python benchmarks/time_to_head.py --work DIR2 --out benchmarks/results/two_gpus.json --gpus 2 --until features \
         --conversations 12288 --beside benchmarks/results/time_to_head.json --launch …    # 7 minutes, 80 GB in DIR2
-    python benchmarks/time_to_head.py --work DIR3 --out DIR3/result.json --tiny           # every step on a CPU, 1 minute
+    python benchmarks/time_to_head.py --work DIR3 --out DIR3/result.json --tiny       # every step on a CPU, 2 minutes
 
 Prompts of random words, 128 tokens each with their template; the weights are random, so an answer ends at its 256th
 token. Steps that DIR/steps.json names are not run again. For 100,000 conversations, what a step does for each token is

@@ -1,4 +1,4 @@
-"""A real S3 server on this machine, and a proxy before it that puts faults in between."""
+"""Object stores on this machine: servers for S3, Google and Azure, and a proxy that puts faults in between."""
 
 import base64
 import hmac
@@ -12,13 +12,15 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from typing import Any
 
 import pytest
+from gcs_server import gcs_server
 
 SECRET = "a-secret-that-no-message-may-hold"
 numbers = count()
@@ -41,6 +43,36 @@ def s3_server() -> Iterator[str]:
         client().create_bucket(Bucket="features")
         yield url
     server.stop()
+
+
+@dataclass(frozen=True)
+class RunningStore:
+    """A server with what tests look at behind the client's back. `endpoint` is the variable that names its URL."""
+
+    scheme: str
+    url: str
+    endpoint: str
+    unfinished_uploads: Callable[[], list[str]]
+    put: Callable[[str, bytes], object]  # to a URL
+
+
+@contextmanager
+def running_store(scheme: str) -> Iterator[RunningStore]:
+    if scheme == "gs":
+        with gcs_server() as (url, gcs):
+            yield RunningStore(
+                scheme, url, "GOOGLE_BASE_URL", lambda: [key for key, _ in gcs.uploads.values()], gcs.put
+            )
+        return
+
+    def uploads() -> list[str]:
+        return [each["Key"] for each in client().list_multipart_uploads(Bucket="features").get("Uploads", [])]
+
+    def put(url: str, content: bytes) -> None:
+        client().put_object(Bucket="features", Key=url.removeprefix("s3://features/"), Body=content)
+
+    with s3_server() as url:
+        yield RunningStore(scheme, url, "AWS_ENDPOINT_URL", uploads, put)
 
 
 @contextmanager
@@ -138,17 +170,16 @@ class FaultyProxy:
             return self._send(request, int(fault), {}, b"<Error><Code>SlowDown</Code></Error>")
         if fault == "reset":
             return self._cut(request)
-        server = http.client.HTTPConnection(self.host, int(self.port))
-        server.request(request.command, request.path, body, dict(request.headers))
-        found = server.getresponse()
-        content = found.read()
+        with closing(http.client.HTTPConnection(self.host, int(self.port))) as server:
+            server.request(request.command, request.path, body, dict(request.headers))
+            found = server.getresponse()
+            content = found.read()
         if fault == "wrong" and content:
             content = content[:-1] + bytes([content[-1] ^ 1])
         if fault == "short":
             content = content[: len(content) // 2]
         sent = content[: len(content) // 2] if fault == "half" else content
         self._send(request, found.status, dict(found.getheaders()), sent, length=len(content))
-        server.close()
         if fault == "half":
             self._cut(request)
 

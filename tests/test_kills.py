@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from object_stores import new_folder, s3_server
+from object_stores import new_folder, running_store
 from scripts import Script, run_script
 from stores import ASSETS, random_samples, write_store
 
@@ -44,7 +44,10 @@ def killed(log: Path, state: Callable[[], Any], drawn: random.Random, *command: 
     return alive
 
 
-def test_features_whose_command_is_killed_while_it_uploads_are_those_of_one_that_is_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+def test_features_whose_command_is_killed_while_it_uploads_are_those_of_one_that_is_not(
+    tmp_path: Path, scheme: str
+) -> None:
     lines = (ASSETS / "prompts" / "train.jsonl").read_text().splitlines(keepends=True)[: 60 + 30 * KILLS]
     (tmp_path / "prompts.jsonl").write_text("".join(lines))
     stages = (
@@ -52,8 +55,8 @@ def test_features_whose_command_is_killed_while_it_uploads_are_those_of_one_that
         "features.batch_tokens=64", "features.shard_mb=0.2", "features.dtype=bfloat16",
     )  # fmt: skip
     finished(*stages, f"prompts.path={tmp_path}/prompts.jsonl", "prompts/privacy=off", "answers=imported")
-    with s3_server():
-        url, drawn = new_folder(), random.Random(0)
+    with running_store(scheme):
+        url, drawn = new_folder(scheme), random.Random(0)
         command = (*stages, "stages=[features]", f"features.path={url}")
         folder = open_folder(url, setting="data.path")
 

@@ -38,6 +38,8 @@ class Bucket:
 
     def __init__(self, url: str, *, setting: str, max_retries: int = 10, timeout: float = 60) -> None:
         self.location, self.setting, self.max_retries = url.rstrip("/"), setting, max_retries
+        # Google replaces by the object's generation, S3 and Azure by its ETag.
+        self.version_key = "version" if url.startswith("gs://") else "e_tag"
         try:
             self.store = from_url(
                 self.location,
@@ -61,7 +63,7 @@ class Bucket:
     def version(self, name: str) -> str | None:
         try:
             with self._errors(name):
-                return obstore.head(self.store, name)["e_tag"]
+                return obstore.head(self.store, name)[self.version_key]
         except FileNotFoundError:
             return None
 
@@ -77,7 +79,7 @@ class Bucket:
 
     def delete(self, name: str) -> None:
         with suppress(FileNotFoundError), self._errors(name):
-            obstore.delete(self.store, name)
+            self.again(lambda: obstore.delete(self.store, name))
 
     def create(self, name: str, *, instead_of: str | None = WHATEVER) -> "PendingObject | PendingConditional":
         if instead_of == WHATEVER:
@@ -118,7 +120,8 @@ class Bucket:
         return content
 
     def again(self, ask: Callable[[], Found]) -> Found:
-        """Ask again where obstore does not: when a listing is cut off, or a conditional write without an answer."""
+        """Ask again where obstore does not: a listing that is cut off, a conditional write, and with Google also
+        deleting and beginning an upload."""
         for retry in range(self.max_retries):
             try:
                 return ask()
@@ -137,7 +140,7 @@ class Bucket:
 
     @contextmanager
     def _errors(self, name: str) -> Iterator[None]:
-        """Turn what a request ends with into errors of the door."""
+        """Turn obstore's errors into those that `Storage` promises."""
         try:
             yield
         except FileNotFoundError:
@@ -156,15 +159,23 @@ class Bucket:
 
 
 class PendingObject:
-    """Goes up in parts while it is written; the last request gives it its name."""
+    """Uploads parts while the file is written; the last request gives it its name. A small file is one request."""
 
     def __init__(self, bucket: Bucket, name: str) -> None:
         self.bucket, self.name, self.written = bucket, name, 0
-        self.upload: Any = obstore.open_writer(bucket.store, name, buffer_size=PART, max_concurrency=REQUESTS // 4)
+        self.beginning = bytearray()  # what was written before the upload was begun
+        self.upload: Any = None
 
     def write(self, data: Any) -> int:
         with self.bucket._errors(self.name):
-            self.written += self.upload.write(data)
+            if self.upload is not None:
+                self.upload.write(data)
+            else:
+                self.beginning += data
+                if len(self.beginning) >= PART:
+                    self.upload = self.bucket.again(self._begun)
+                    self.beginning = bytearray()
+        self.written += len(data)
         return len(data)
 
     def tell(self) -> int:
@@ -172,14 +183,23 @@ class PendingObject:
 
     def commit(self) -> None:
         with self.bucket._errors(self.name):
-            self.upload.close()
-        self.upload = None
+            if self.upload is None:
+                obstore.put(self.bucket.store, self.name, self.beginning, use_multipart=False)
+            else:
+                self.upload.close()
+        self.upload, self.beginning = None, bytearray()
 
     def discard(self) -> None:
         if self.upload is not None:
             with self.bucket._errors(self.name):
-                self.upload.__exit__(InputError, InputError(), None)  # obstore's way to take an upload back
-            self.upload = None
+                self.upload.__exit__(InputError, InputError(), None)  # obstore's way to abort an upload
+        self.upload, self.beginning = None, bytearray()
+
+    def _begun(self) -> Any:
+        """Begin the upload: obstore does so, and waits for it, when a whole part is there."""
+        upload = obstore.open_writer(self.bucket.store, self.name, buffer_size=PART, max_concurrency=REQUESTS // 4)
+        upload.write(self.beginning)
+        return upload
 
 
 class PendingConditional:
@@ -197,7 +217,7 @@ class PendingConditional:
         return len(self.content)
 
     def commit(self) -> None:
-        mode: Any = "create" if self.instead_of is None else {"e_tag": self.instead_of}
+        mode: Any = "create" if self.instead_of is None else {self.bucket.version_key: self.instead_of}
         with self.bucket._errors(self.name):
             try:
                 self.bucket.again(lambda: obstore.put(self.bucket.store, self.name, self.content, mode=mode))

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from gcs_server import gcs_server
 from object_stores import azure_server, new_folder, s3_server
 from stores import open_store, random_samples, save_store
 
@@ -90,11 +91,20 @@ def azure() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=["local", "memory", "s3", "az"])
+@pytest.fixture(scope="module")
+def google() -> Iterator[None]:
+    with gcs_server():
+        yield
+
+
+@pytest.fixture(params=["local", "memory", "s3", "gs", "az"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     if request.param == "s3":
         request.getfixturevalue("server")
         return open_folder(new_folder(), setting="data.path")
+    if request.param == "gs":
+        request.getfixturevalue("google")
+        return open_folder(new_folder("gs"), setting="data.path")
     if request.param == "az":
         request.getfixturevalue("azure")
         return open_folder(new_folder("az"), setting="data.path")

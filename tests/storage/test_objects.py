@@ -1,4 +1,4 @@
-"""Features in a bucket, on a real S3 server behind a proxy that puts faults in between."""
+"""Features in a bucket, on servers for S3 and Google behind a proxy that puts faults in between."""
 
 import hashlib
 import itertools
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from object_stores import SECRET, FaultyProxy, client, new_folder, s3_server
+from object_stores import SECRET, FaultyProxy, RunningStore, new_folder, running_store
 from stores import MADE_FROM, ROOT, open_store, random_samples, save_store, write_store
 
 from eagle3.errors import InputError
@@ -25,16 +25,21 @@ from eagle3.storage.objects import PART, Bucket
 from eagle3.storage.place import open_folder
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with s3_server() as url:
-        yield url
+@pytest.fixture(scope="module", params=["s3", "gs"])
+def server(request: pytest.FixtureRequest) -> Iterator[RunningStore]:
+    with running_store(request.param) as store:
+        yield store
 
 
 @pytest.fixture
-def proxy(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
-    with FaultyProxy(server) as between:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", between.url)
+def url(server: RunningStore) -> str:
+    return new_folder(server.scheme)
+
+
+@pytest.fixture
+def proxy(server: RunningStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
+    with FaultyProxy(server.url) as between:
+        monkeypatch.setenv(server.endpoint, between.url)
         yield between
 
 
@@ -42,17 +47,13 @@ def bucket(url: str, **settings: float) -> Bucket:
     return Bucket(url, setting="data.path", **settings)  # type: ignore[arg-type]
 
 
-def unfinished_uploads() -> list[str]:
-    return [each["Key"] for each in client().list_multipart_uploads(Bucket="features").get("Uploads", [])]
-
-
 CONTENT = os.urandom(3 * PART + 12345)
 
 
 @pytest.mark.parametrize("fault", ["503", "429", "reset", "half", 0.2])
-def test_reading_and_writing_come_through_faults(proxy: FaultyProxy, fault: str | float) -> None:
+def test_reading_and_writing_come_through_faults(proxy: FaultyProxy, url: str, fault: str | float) -> None:
     """Every second request fails; what arrives is what was sent."""
-    folder = bucket(new_folder())
+    folder = bucket(url)
     seen: set[tuple[str, str]] = set()
 
     def first_of_each(number: int, method: str, path: str) -> str | float:
@@ -72,8 +73,10 @@ def test_reading_and_writing_come_through_faults(proxy: FaultyProxy, fault: str 
     assert folder.names("*") == ["big.bin", "small.json"] and folder.size("big.bin") == len(CONTENT)
 
 
-def test_parts_go_up_while_the_next_is_made_and_nothing_is_there_before_the_end(proxy: FaultyProxy) -> None:
-    folder = bucket(new_folder())
+def test_parts_go_up_while_the_next_is_made_and_nothing_is_there_before_the_end(
+    server: RunningStore, proxy: FaultyProxy, url: str
+) -> None:
+    folder = bucket(url)
     upload = folder.create("big.bin")
     upload.write(CONTENT[: 2 * PART])
     upload.write(CONTENT[2 * PART :])
@@ -81,13 +84,13 @@ def test_parts_go_up_while_the_next_is_made_and_nothing_is_there_before_the_end(
     while not any(method == "PUT" for method, _ in proxy.requests) and time.monotonic() < waited:
         time.sleep(0.01)
     assert any(method == "PUT" for method, _ in proxy.requests)
-    assert folder.names("*") == [] and len(unfinished_uploads()) == 1
+    assert folder.names("*") == [] and len(server.unfinished_uploads()) == 1
     upload.discard()
-    assert folder.names("*") == [] and unfinished_uploads() == []
+    assert folder.names("*") == [] and server.unfinished_uploads() == []
 
 
-def test_ranges_of_a_large_file_are_read_at_once(proxy: FaultyProxy) -> None:
-    folder = bucket(new_folder())
+def test_ranges_of_a_large_file_are_read_at_once(proxy: FaultyProxy, url: str) -> None:
+    folder = bucket(url)
     write_file(folder, "big.bin", CONTENT)
     asked, two_at_once = itertools.count(1), threading.Event()
 
@@ -105,8 +108,10 @@ def test_ranges_of_a_large_file_are_read_at_once(proxy: FaultyProxy) -> None:
 
 
 @pytest.mark.parametrize("fault", ["503", "429", "reset", "half"])
-def test_what_stays_wrong_is_one_line_that_names_key_url_rule_and_way_out(proxy: FaultyProxy, fault: str) -> None:
-    folder = bucket(new_folder(), max_retries=2)
+def test_what_stays_wrong_is_one_line_that_names_key_url_rule_and_way_out(
+    proxy: FaultyProxy, url: str, fault: str
+) -> None:
+    folder = bucket(url, max_retries=2)
     write_file(folder, "a.bin", CONTENT[:1000])
     proxy.fault = lambda number, method, path: fault
     with pytest.raises(InputError) as refused:
@@ -120,17 +125,19 @@ def test_what_stays_wrong_is_one_line_that_names_key_url_rule_and_way_out(proxy:
 
 
 def test_a_store_that_nobody_answers_for_is_one_line_without_secrets(
-    proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+    server: RunningStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    with pytest.raises(InputError, match=r"^data\.path: s3://features/none/manifest\.json: ") as refused:
-        FeatureStore(bucket("s3://features/none", max_retries=1))
+    monkeypatch.setenv(server.endpoint, "http://127.0.0.1:9")
+    with pytest.raises(InputError, match=rf"^data\.path: {server.scheme}://features/none/manifest\.json: ") as refused:
+        FeatureStore(bucket(f"{server.scheme}://features/none", max_retries=1))
     assert SECRET not in str(refused.value) and "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("fault", ["wrong", "short"])
-def test_bytes_that_came_wrong_are_asked_for_again_and_never_handed_out(proxy: FaultyProxy, fault: str) -> None:
-    folder = bucket(new_folder())
+def test_bytes_that_came_wrong_are_asked_for_again_and_never_handed_out(
+    proxy: FaultyProxy, url: str, fault: str
+) -> None:
+    folder = bucket(url)
     write_file(folder, "a.bin", CONTENT[:1000])
     expected = hashlib.sha256(CONTENT[10:500]).hexdigest()
     turns = iter([fault, fault])
@@ -141,14 +148,15 @@ def test_bytes_that_came_wrong_are_asked_for_again_and_never_handed_out(proxy: F
         folder.read("a.bin", 10, 500, sha256=expected)
 
 
-def test_a_large_file_that_changes_while_it_is_read_is_no_mixture(proxy: FaultyProxy) -> None:
-    folder = bucket(new_folder())
+def test_a_large_file_that_changes_while_it_is_read_is_no_mixture(
+    server: RunningStore, proxy: FaultyProxy, url: str
+) -> None:
+    folder = bucket(url)
     write_file(folder, "big.bin", CONTENT)
 
     def replace(number: int, method: str, path: str) -> str:
         if method == "GET" and number == start + 2:
-            key = f"{folder.location.removeprefix('s3://features/')}/big.bin"
-            client().put_object(Bucket="features", Key=key, Body=CONTENT[::-1])
+            server.put(f"{url}/big.bin", CONTENT[::-1])
         return "pass"
 
     start, proxy.fault = len(proxy.requests), replace
@@ -156,8 +164,8 @@ def test_a_large_file_that_changes_while_it_is_read_is_no_mixture(proxy: FaultyP
         folder.read("big.bin")
 
 
-def test_a_feature_store_in_a_bucket_is_that_on_disk(server: str, tmp_path: Path) -> None:
-    samples, url = random_samples(40), new_folder()
+def test_a_feature_store_in_a_bucket_is_that_on_disk(url: str, tmp_path: Path) -> None:
+    samples = random_samples(40)
     save_store(open_folder(url, setting="features.path"), samples)
     write_store(tmp_path, samples)
     on_disk, in_bucket = open_store(tmp_path), open_source(url)
@@ -169,8 +177,8 @@ def test_a_feature_store_in_a_bucket_is_that_on_disk(server: str, tmp_path: Path
         assert torch.equal(ours.aux_hidden_states, theirs.aux_hidden_states), here.entry.id
 
 
-def test_two_writers_of_one_store_are_found_out_and_damage_nothing(server: str) -> None:
-    folder, samples = open_folder(new_folder(), setting="features.path"), random_samples(60)
+def test_two_writers_of_one_store_are_found_out_and_damage_nothing(server: RunningStore, url: str) -> None:
+    folder, samples = open_folder(url, setting="features.path"), random_samples(60)
     late = ShardWriter(folder, 0)
     late.add(samples[-1])
     save_store(folder, samples)
@@ -180,7 +188,7 @@ def test_two_writers_of_one_store_are_found_out_and_damage_nothing(server: str) 
     with pytest.raises(InputError, match=r"shard-000000\.index has been written by another process"):
         write_shards(folder, MADE_FROM, samples, shard_bytes=20_000)
     assert before == {name: bytes(folder.read(name)) for name in folder.names("*")}
-    assert unfinished_uploads() == []
+    assert server.unfinished_uploads() == []
 
 
 @pytest.mark.parametrize(
