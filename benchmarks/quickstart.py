@@ -88,9 +88,9 @@ def decode_held_out(head: Path, limit: int) -> dict[int, Measurement]:
     return measured
 
 
-def held_out_prompts(target: Target, limit: int) -> list[list[int]]:
-    """First user turns of the bundled held-out conversations."""
-    source = plain_source("held_out", str(HELD_OUT), split="train")
+def held_out_prompts(target: Target, limit: int, path: Path = HELD_OUT) -> list[list[int]]:
+    """Return the token ids of a file's first user turns."""
+    source = plain_source("held_out", str(path), split="train")
     chat = Chat(target.tokenizer, template=None, template_kwargs={}, date="2026-01-01", reasoning_parser="auto",
                 stop_ids=target.stop_ids)  # fmt: skip
     prompts = [found for _, found in read_prompts(source, keep_answers=False) if isinstance(found, Prompt)][:limit]
