@@ -23,7 +23,7 @@ from result import write_result
 from eagle3 import cli
 from eagle3.answers.chat import Chat
 from eagle3.answers.generate import generate
-from eagle3.decoding.grower import Grower
+from eagle3.decoding.batched_trees import BatchedTrees
 from eagle3.decoding.replay import Recording
 from eagle3.decoding.speculate import Speculator
 from eagle3.engine.command import LaunchSettings, launch_command, shell_line
@@ -153,8 +153,8 @@ def replayed(config: DictConfig, prompts: list[list[int]], answers: list[list[in
             target.model, [text], seeds=[0], temperature=0.0, top_p=1.0, top_k=0, pad_id=0, stop_ids=frozenset(),
             max_new_tokens=settings["steps"],
         )  # fmt: skip
-        grower = Grower(speculator, capture, text + beyond.token_ids)
-        places.append(grower.places(range(len(prompt), len(text) - 1), settings["topk"], settings["steps"]))
+        trees = BatchedTrees(speculator, capture, text + beyond.token_ids)
+        places.append(trees.places(range(len(prompt), len(text) - 1), settings["topk"], settings["steps"]))
     recording = Recording({settings["topk"]: places})
     rounds = recording.replay(**settings)
     everywhere = [(one[:, settings["steps"] - 1, : settings["steps"]] < settings["draft_tokens"] - 1) for one in places]

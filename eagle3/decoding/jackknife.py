@@ -1,21 +1,27 @@
-"""How sure a number is that was measured on few prompts.
+"""The standard error of a number that was measured on few prompts.
 
-Rounds and tokens of one answer are alike, so the prompt is what is drawn at random. Source: B. Efron and C. Stein, The
-jackknife estimate of variance, Annals of Statistics 9 (1981).
+Rounds and tokens of one answer are alike, so the prompt is the unit that is drawn at random. Source: B. Efron and
+C. Stein, The jackknife estimate of variance, Annals of Statistics 9 (1981).
+
+Shapes: N prompts.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TypeVar
 
-Item = TypeVar("Item")
+import numpy as np
+from jaxtyping import Float
 
 
-def standard_error(statistic: Callable[[Sequence[Item]], float], items: Sequence[Item]) -> float:
-    """Of `statistic(items)`, from its values with each item left out in turn; infinite for fewer than two items."""
-    count = len(items)
+def left_out_ratios(
+    numerators: Float[np.ndarray, " N"], denominators: Float[np.ndarray, " N"]
+) -> Float[np.ndarray, " N"]:
+    """Return a ratio of sums over prompts with each prompt left out in turn."""
+    return (numerators.sum() - numerators) / (denominators.sum() - denominators)
+
+
+def standard_error(left_out: Float[np.ndarray, " N"]) -> float:
+    """Return the standard error of a number from its values with each prompt left out; infinite for fewer than two."""
+    count = len(left_out)
     if count < 2:
         return math.inf
-    values = [statistic([*items[:place], *items[place + 1 :]]) for place in range(count)]
-    mean = sum(values) / count
-    return math.sqrt((count - 1) / count * sum((value - mean) ** 2 for value in values))
+    return math.sqrt((count - 1) / count * float(((left_out - left_out.mean()) ** 2).sum()))

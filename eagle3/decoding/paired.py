@@ -1,19 +1,19 @@
-"""Accept lengths of heads on the same prompts: of each, and of the difference between two, how sure it is.
+"""Accept lengths of heads on the same prompts, and the difference between two heads, with their standard errors.
 
-An accept length is a ratio of sums over prompts, and prompts are what is drawn at random: rounds and tokens of one
-answer are alike. Its standard error is the jackknife's (see jackknife.py), for all prompts at once: nothing in it is
+An accept length is a ratio of sums over prompts. Its standard error is the jackknife's (jackknife.py): nothing in it is
 random, it needs no derivative, and on a difference of two ratios it is paired, because both leave out the same prompt.
-The interval is that of the normal distribution; tests/decoding/test_paired.py draws how often it holds the truth.
+The interval assumes a normal distribution; tests/decoding/test_paired.py measures how often it covers the truth.
 
 Shapes: N prompts.
 """
 
-import math
 from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
+
+from eagle3.decoding.jackknife import left_out_ratios, standard_error
 
 CONFIDENCE = 0.95
 Z = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
@@ -29,13 +29,13 @@ class Estimate(NamedTuple):
 
 
 class Gains(NamedTuple):
-    """What drafting gained on each prompt: drafts accepted, and the verifications that it took."""
+    """Drafts accepted and verifications made on each prompt."""
 
     accepted: Float[np.ndarray, " N"]
     verifications: Float[np.ndarray, " N"]
 
     def of(self, prompts: np.ndarray) -> "Gains":
-        """Return those of some prompts, given by a mask."""
+        """Return the gains on the prompts that a mask selects."""
         return Gains(self.accepted[prompts], self.verifications[prompts])
 
     @property
@@ -44,17 +44,16 @@ class Gains(NamedTuple):
 
     def left_out(self) -> Float[np.ndarray, " N"]:
         """Return the accept lengths without each of the prompts."""
-        accepted, verifications = self.accepted.sum() - self.accepted, self.verifications.sum() - self.verifications
-        return 1 + accepted / verifications
+        return 1 + left_out_ratios(self.accepted, self.verifications)
 
 
 def accept_length(gains: Gains) -> Estimate:
-    drafted = gains.of(gains.verifications > 0)  # the others have no part in the ratio
+    drafted = gains.of(gains.verifications > 0)  # other prompts do not count in the ratio
     return _estimate(drafted.accept_length, drafted.left_out() if len(drafted.accepted) > 1 else None)
 
 
 def difference(gains: Gains, first: Gains) -> Estimate:
-    """Return by how much the accept length is above that of `first`, on the same prompts."""
+    """Return the accept length minus that of `first` on the same prompts."""
     drafted = (gains.verifications > 0) & (first.verifications > 0)
     ours, theirs = gains.of(drafted), first.of(drafted)
     left_out = ours.left_out() - theirs.left_out() if drafted.sum() > 1 else None
@@ -64,6 +63,5 @@ def difference(gains: Gains, first: Gains) -> Estimate:
 def _estimate(value: float, left_out: Float[np.ndarray, " N"] | None) -> Estimate:
     if left_out is None:
         return Estimate(value, None, None, None)
-    count = len(left_out)
-    error = math.sqrt((count - 1) / count * float(((left_out - left_out.mean()) ** 2).sum()))
+    error = standard_error(left_out)
     return Estimate(value, error, value - Z * error, value + Z * error)

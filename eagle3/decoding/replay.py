@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from eagle3.answers.generate import generate
 from eagle3.answers.sampling import sampling_probabilities
-from eagle3.decoding.grower import Grower
+from eagle3.decoding.batched_trees import BatchedTrees
 from eagle3.decoding.speculate import Speculator
 from eagle3.target.capture import Capture
 from eagle3.target.model import Target
@@ -133,9 +133,9 @@ def record_said(speculator: Speculator, said: Iterable[Said], *, steps: int, top
     recording = Recording({topk: [] for topk in topks})
     for each in said:
         text = each.prompt + each.answer
-        grower = Grower(speculator, capture, text + each.beyond[:steps])
+        trees = BatchedTrees(speculator, capture, text + each.beyond[:steps])
         for topk, places in recording.places.items():
-            places.append(grower.places(range(len(each.prompt), len(text) - 1), topk, steps))
+            places.append(trees.places(range(len(each.prompt), len(text) - 1), topk, steps))
     return recording
 
 
@@ -174,7 +174,7 @@ def replay_rejection(
     for place, each in enumerate(said):
         text = each.prompt + each.answer
         ids, roots = text + each.beyond[:most], range(len(each.prompt), len(text) - 1)
-        chances = Grower(speculator, capture, ids).chances(roots, most, temperature)  # (P, K)
+        chances = BatchedTrees(speculator, capture, ids).chances(roots, most, temperature)  # (P, K)
         own = _own_probabilities(speculator.target, ids, len(each.prompt), temperature)
         # Not of the seed alone: with that, torch has drawn the tokens.
         coins = torch.from_numpy(np.random.default_rng([seed, place]).random(len(own)))

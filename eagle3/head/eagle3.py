@@ -10,10 +10,10 @@ from torch import Tensor
 
 from eagle3.data.pack import Pack
 from eagle3.head.batch import TttBatch, prepare_ttt
-from eagle3.head.cached import CachedHead
 from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.head.kernels import KernelPlan
 from eagle3.head.kind import register
+from eagle3.head.kv_cache import CachedHead
 from eagle3.head.unroll import unroll
 
 OPTIONS = ("fc_norm", "norm_before_fc", "norm_output")  # of config.json, left out where they are off

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from leave_one_out import leave_one_out_error
 
-from eagle3.decoding.jackknife import standard_error
 from eagle3.decoding.paired import CONFIDENCE, Gains, accept_length, difference
 
 PROMPTS = 60
@@ -30,10 +30,10 @@ def test_a_difference_has_the_standard_error_that_leaving_out_each_prompt_in_tur
 
     found = difference(ours, first)
     assert found.value == pytest.approx(gained(pairs)) and 0 < len(pairs) < PROMPTS
-    assert found.standard_error == pytest.approx(standard_error(gained, pairs))
+    assert found.standard_error == pytest.approx(leave_one_out_error(gained, pairs))
     alone = accept_length(first)
     assert alone.standard_error == pytest.approx(
-        standard_error(lambda some: 1 + sum(pair[2] for pair in some) / sum(pair[3] for pair in some), pairs)
+        leave_one_out_error(lambda some: 1 + sum(pair[2] for pair in some) / sum(pair[3] for pair in some), pairs)
     )
 
 

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fitted_head import LAYERS, NEW_TOKENS, PROMPT, fitted_head, small_target
+from fitted_head import LAYERS, NEW_TOKENS, PROMPT, chain_output, fitted_head, small_target
+from leave_one_out import leave_one_out_error
 
-from eagle3.decoding import grower
+from eagle3.decoding import batched_trees
+from eagle3.decoding.batched_trees import NOWHERE
 from eagle3.decoding.drafter import Drafter
-from eagle3.decoding.grower import NOWHERE
-from eagle3.decoding.jackknife import standard_error
 from eagle3.decoding.replay import record
 from eagle3.decoding.speculate import Speculator, measure, plain_greedy
 from eagle3.serving.tune.predict import Setting, replayed_gains
@@ -83,7 +83,9 @@ def test_every_path_of_a_tree_has_the_place_that_the_drafter_gives_it(target, he
         }
     for path in trees[max(trees)]:
         text = [*PROMPT, root, *path, *[0] * (steps - len(path))]
-        [places] = grower.Grower(speculator, capture, text).places(range(len(PROMPT), len(PROMPT) + 1), topk, steps)
+        [places] = batched_trees.BatchedTrees(speculator, capture, text).places(
+            range(len(PROMPT), len(PROMPT) + 1), topk, steps
+        )
         for drafts, paths in trees.items():
             nodes = {tuple(other[:depth]) for other in paths for depth in range(1, len(other) + 1)}
             found = [depth for depth in range(1, len(path) + 1) if places[steps - 1, depth - 1] < drafts]
@@ -97,7 +99,7 @@ def test_what_a_setting_gains_has_its_error_over_prompts(target, head, recording
     def accept_length(some):
         return 1 + sum(sum(rounds.accepted) for rounds in some) / sum(rounds.verifications for rounds in some)
 
-    expected = standard_error(accept_length, each)
+    expected = leave_one_out_error(accept_length, each)
     [gain] = replayed_gains(recording, [setting]).values()
     assert gain.accept_length == recording.replay(**SETTINGS[7]).accept_length
     assert gain.standard_error == pytest.approx(expected) and expected > 0
@@ -115,7 +117,9 @@ def test_the_tokens_of_the_rounds_are_those_behind_the_first_of_each_answer(targ
 
 
 def test_answers_that_stop_count_the_drafts_behind_their_end(target, head, monkeypatch):
-    monkeypatch.setattr(grower, "POSITIONS_AT_ONCE", 5)  # answers fall into several parts, the last of them short
+    monkeypatch.setattr(
+        batched_trees, "POSITIONS_AT_ONCE", 5
+    )  # answers fall into several parts, the last of them short
     whole = plain_greedy(target, PROMPT, NEW_TOKENS)
     behind = 0
     for token in dict.fromkeys(whole):
@@ -157,5 +161,17 @@ def test_the_shortest_prompts_are_replayed(target, head, prompt):
 
 def test_of_equal_scores_the_earlier_candidate_comes_first():
     scores = torch.tensor([[0.5, 0.25, 0.25, 0.25]])
-    places = grower._places_in_order(scores, torch.tensor([[0, 2, NOWHERE]]), [2, 4])
+    places = batched_trees._places_in_order(scores, torch.tensor([[0, 2, NOWHERE]]), [2, 4])
     assert places.tolist() == [[[0, 2, 2], [0, 2, 4]]]
+
+
+def test_outputs_before_the_first_draft_are_those_of_a_plain_reference() -> None:
+    target = small_target()
+    head = fitted_head(target, PROMPT)
+    capture = Capture(target, LAYERS)
+    aux = capture(torch.tensor([PROMPT]), [len(PROMPT)])[0].aux_hidden_states
+    trees = batched_trees.BatchedTrees(Speculator(target, head, LAYERS), capture, PROMPT)
+    rows = trees.first_outputs(range(1, len(PROMPT)))
+    for row in (0, 7, len(PROMPT) - 2):
+        torch.testing.assert_close(rows[row], chain_output(head, target, aux, PROMPT[: row + 2], row))
+    assert len(trees.first_outputs(range(1, 1))) == 0

@@ -4,8 +4,10 @@ import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+import numpy as np
+
 from eagle3.answers.chat import Chat
-from eagle3.decoding.jackknife import standard_error
+from eagle3.decoding.paired import Gains, accept_length
 from eagle3.decoding.speculate import Measurement, measure
 from eagle3.errors import InputError
 from eagle3.prompts import Source
@@ -59,11 +61,11 @@ class Judge:
         return measure(self.target, loaded.head, layers, prompts.prompts, progress="decode", **settings)
 
     def summary(self, result: Measurement, prompts: PromptSet) -> MeasuredAcceptLength:
-        drafted = [answer for answer in result.decoded if answer.verifications]  # the others have no part in the ratio
-        error = standard_error(lambda answers: Measurement([*answers], None, 0.0).accept_length, drafted)
+        accepted = np.array([sum(answer.accepted) for answer in result.decoded], float)
+        verifications = np.array([answer.verifications for answer in result.decoded], float)
         return MeasuredAcceptLength(
             accept_length=result.accept_length,
-            standard_error=error if math.isfinite(error) else None,  # JSON has no infinity
+            standard_error=accept_length(Gains(accepted, verifications)).standard_error,
             accept_length_kept=result.accept_length_kept,
             per_depth=result.per_depth,
             lossless=result.lossless,

@@ -1,6 +1,6 @@
 """Checks of a fresh export: its files against the trained head, then whatever is checked of any exported head.
 
-Shapes: R rows, D draft vocabulary.
+Shapes: D draft vocabulary.
 """
 
 from dataclasses import replace
@@ -17,7 +17,6 @@ from eagle3.head.kind import kind_named
 from eagle3.serving.check.accept_length import CHECK, Judge
 from eagle3.serving.check.checks import CHECKS, VLLM_CHECKS, run_checks
 from eagle3.serving.check.finding import Finding, TargetFacts, facts_of_target, has_errors
-from eagle3.serving.check.forward import plain_forward
 from eagle3.serving.head.export import TrainedHead
 from eagle3.serving.head.files import read_files
 from eagle3.serving.head.format import load_head
@@ -84,15 +83,11 @@ def in_dtype(head: DraftHead, dtype: torch.dtype) -> DraftHead:
 
 
 @torch.no_grad()
-def probe_logits(head: DraftHead) -> Float[Tensor, "2 R D"]:
-    """Return the logits of two steps on fixed random input: every tensor and option of the head has a part in them."""
-    generator = torch.Generator().manual_seed(0)
-    rows, hidden_size, dtype = 8, head.config.hidden_size, head.fc.weight.dtype
-    embed = torch.randn(rows, hidden_size, generator=generator).to(dtype)
-    hidden = head.fuse(torch.randn(rows, head.fc.in_features, generator=generator))
-    logits = []
-    for _ in range(2):
-        hidden = plain_forward(head, hidden, embed)
-        logits.append(head.logits(hidden))
-        hidden = head.feedback(hidden)
-    return torch.stack(logits)
+def probe_logits(head: DraftHead) -> Float[Tensor, "2 D"]:
+    """Return the logits of the first two drafts after fixed random rows: they depend on every tensor and option."""
+    generator, rows = torch.Generator().manual_seed(0), 8
+    embedding = torch.randn(rows, head.config.hidden_size, generator=generator).to(head.fc.weight.dtype)
+    cached = kind_named(head.config.KIND).cached(head, embedding, rows)
+    first = cached.confirm(torch.randn(rows, head.fc.in_features, generator=generator), [*range(rows)])
+    second, _ = cached.step(first, torch.tensor([0]), cached.root())
+    return head.logits(torch.cat([first, second]))

@@ -7,17 +7,20 @@ probability that the head gives the target's own tokens shows it: every reading 
 so the differences between tokens cancel out.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch.nn import functional
 
-from eagle3.decoding.jackknife import standard_error
+from eagle3.decoding.batched_trees import BatchedTrees
+from eagle3.decoding.jackknife import left_out_ratios, standard_error
+from eagle3.decoding.speculate import Speculator
 from eagle3.head.draft_head import DraftHead
 from eagle3.serving.check.accept_length import Judge
 from eagle3.serving.check.finding import Finding
-from eagle3.serving.check.forward import plain_forward
 from eagle3.serving.check.prompts import PromptSet
 from eagle3.serving.head.files import HeadFiles, ids_of
 from eagle3.serving.head.format import load_head
@@ -55,7 +58,7 @@ def check_notation(files: HeadFiles, judge: Judge, prompts: PromptSet, answers: 
     told = "; ".join(f"{means[layers]:.3f} on {_ids(layers)}" for layers in others)
     summary = f"cross-entropy of first drafts {means[served]:.3f} on the layer ids {_ids(served)} of SGLang; {told}"
     saved = [CrossEntropy(s.nats - b.nats, s.tokens) for s, b in zip(losses[served], losses[best], strict=True)]
-    if best == served or mean_loss(saved) <= SURE * standard_error(mean_loss, saved):
+    if best == served or mean_loss(saved) <= SURE * error_of_mean(saved):
         return Finding(CHECK, "ok", summary)
     accepted = judge.decoded(files.path, prompts, capture_layers=list(best)).accept_length
     remedy = f"set {ids_of([*best])}, which gives an accept length of {accepted:.3f}"
@@ -76,11 +79,10 @@ def readings(files: HeadFiles, num_layers: int) -> list[Layers]:
 @torch.inference_mode()
 def first_draft_loss(head: DraftHead, target: Target, layers: Layers, text: AnsweredPrompt) -> CrossEntropy:
     """Return the cross-entropy of the drafts that would begin at each token of the answer, reading `layers`."""
-    ids = torch.tensor([*text.prompt_ids, *text.answer_ids], device=target.device)
-    aux = Capture(target, layers)(ids[None], [len(ids)])[0].aux_hidden_states
-    first = len(text.prompt_ids) - 1  # row t predicts the token at t + 2, and prefill gives the answer's first token
-    logits = head.logits(plain_forward(head, head.fuse(aux[:-2]), target.embedding[ids[1:-1]])[first:])
-    matches = ids[first + 2 :, None] == head.draft_ids
+    ids, first = [*text.prompt_ids, *text.answer_ids], len(text.prompt_ids)  # prefill gives the answer's first token
+    trees = BatchedTrees(Speculator(target, head, layers), Capture(target, layers), ids)
+    logits = head.logits(trees.first_outputs(range(first, len(ids) - 1)))
+    matches = trees.ids[first + 1 :, None] == head.draft_ids
     known = matches.any(-1)
     nats = functional.cross_entropy(logits[known].float(), matches[known].int().argmax(-1), reduction="sum")
     return CrossEntropy(float(nats), int(known.sum()))
@@ -89,6 +91,12 @@ def first_draft_loss(head: DraftHead, target: Target, layers: Layers, text: Answ
 def mean_loss(losses: Sequence[CrossEntropy]) -> float:
     """Return nats per token."""
     return sum(item.nats for item in losses) / max(1, sum(item.tokens for item in losses))
+
+
+def error_of_mean(losses: Sequence[CrossEntropy]) -> float:
+    """Return the standard error of the nats per token; infinite for fewer than two texts with tokens."""
+    counted = np.array([loss for loss in losses if loss.tokens], float)
+    return standard_error(left_out_ratios(*counted.T)) if len(counted) > 1 else math.inf
 
 
 def _ids(layers: Sequence[int]) -> list[int]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import nnls
 
-from eagle3.decoding.jackknife import standard_error
+from eagle3.decoding.paired import Gains, accept_length
 from eagle3.decoding.replay import Recording, Rounds
 from eagle3.errors import InputError
 
@@ -80,9 +80,9 @@ def replayed_gains(recording: Recording, settings: Iterable[Setting]) -> dict[Se
                 "or raise max_new_tokens"
             )
         replayed = Rounds.of_all(answers)
-        error = standard_error(lambda some: Rounds.of_all(some).accept_length, answers)
-        tokens = replayed.tokens / replayed.verifications
-        gains[setting] = Gain(replayed.accept_length, tokens, error if math.isfinite(error) else None)
+        accepted, verifications = zip(*((sum(each.gained), each.verifications) for each in answers), strict=True)
+        length = accept_length(Gains(np.array(accepted, float), np.array(verifications, float)))
+        gains[setting] = Gain(length.value, replayed.tokens / replayed.verifications, length.standard_error)
     return gains
 
 

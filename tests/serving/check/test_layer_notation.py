@@ -19,10 +19,10 @@ from exported_head import (
     tiny_facts,
 )
 
+from eagle3.decoding.batched_trees import BatchedTrees
 from eagle3.decoding.speculate import Decoded, Speculator, plain_greedy
 from eagle3.serving.check.accept_length import Judge
 from eagle3.serving.check.checks import check_head
-from eagle3.serving.check.forward import plain_forward
 from eagle3.serving.check.layer_notation import readings
 from eagle3.serving.head.export import TrainedHead, export_head
 from eagle3.serving.head.files import read_files
@@ -48,10 +48,8 @@ def taught(target: Target, judge: Judge) -> TrainedHead:
     normed: list[torch.Tensor] = []
     wanted = []
     for text, prompt in zip(texts, prompts, strict=True):
-        aux = Capture(target, LAYERS)(torch.tensor([text]), [len(text)])[0].aux_hidden_states
-        with torch.no_grad():
-            found_outputs = plain_forward(trained.head, trained.head.fuse(aux[:-2]), target.embedding[text[1:-1]])
-        normed.append(trained.head.norm(found_outputs[len(prompt) - 1 :]).detach())
+        trees = BatchedTrees(Speculator(target, trained.head, LAYERS), Capture(target, LAYERS), text)
+        normed.append(trained.head.norm(trees.first_outputs(range(len(prompt), len(text) - 1))).detach())
         wanted += text[len(prompt) + 1 :]
     one_hot = (torch.tensor(wanted)[:, None] == trained.head.draft_ids).float()
     trained.head.lm_head.weight.data = 8 * torch.linalg.lstsq(torch.cat(normed), one_hot).solution.T.contiguous()

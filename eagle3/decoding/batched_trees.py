@@ -1,0 +1,145 @@
+"""The trees that eagle3/decoding/drafter.py drafts, behind many tokens of a known text at once.
+
+Shapes: N rows of the text, P positions where a round may begin, F nodes that are drafted from (1, then topk), K steps,
+J trees of 1, 2, … steps, C candidates of a tree, H hidden size.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from eagle3.decoding.speculate import Speculator
+from eagle3.head.kv_cache import Paths, output, step
+from eagle3.target.capture import Capture
+
+POSITIONS_AT_ONCE = 32  # each with topk queries over all rows of the text
+NOWHERE = -1
+
+
+class Frontier(NamedTuple):
+    """The nodes that a step drafts from; `is_own` marks those whose path is what the answer says."""
+
+    hidden: Float[Tensor, "P F H"]
+    scores: Float[Tensor, "P F"]
+    is_own: Bool[Tensor, "P F"]
+    paths: Paths
+
+
+class BatchedTrees:
+    """A text, and the head's keys and values of its rows on the target's own features.
+
+    Row t joins the feature of token t with the embedding of token t + 1. A round whose root is token r drafts from row
+    r - 1, and sees no later row."""
+
+    @torch.inference_mode()
+    def __init__(self, speculator: Speculator, capture: Capture, token_ids: list[int]) -> None:
+        self.head = speculator.head
+        self.embedding = speculator.target.embedding
+        self.ids = torch.tensor(token_ids, device=self.embedding.device)
+        [features] = capture(self.ids[None, :-1], [len(token_ids) - 1])
+        self.fused = self.head.fuse(features.aux_hidden_states)  # (N, H)
+        self.x = self.head.attention_input(self.embedding[self.ids[1:]], self.fused)  # (N, 2H)
+        self.rows = torch.arange(len(self.x), device=self.x.device)
+        self.context = self.head.keys_values(self.x, self.rows)
+
+    @torch.inference_mode()
+    def places(self, roots: range, topk: int, steps: int) -> Int[Tensor, "P K K"]:
+        """See `Recording`; a position is the token that is the root of a round."""
+        parts = [self._places(part, topk, steps) for part in self._parts(roots)]
+        return torch.cat([torch.empty(0, steps, steps, dtype=torch.int32), *parts])
+
+    @torch.inference_mode()
+    def chances(self, roots: range, steps: int, temperature: float) -> Float[Tensor, "P K"]:
+        """Return the probability with which a head that samples its drafts of the whole vocabulary drafts the text's
+        own next tokens behind each root, each after the ones before it."""
+        parts = [self._chances(part, steps, temperature).cpu() for part in self._parts(roots)]
+        return torch.cat([torch.empty(0, steps), *parts])
+
+    @torch.inference_mode()
+    def first_outputs(self, roots: range) -> Float[Tensor, "P H"]:
+        """Return the head's outputs that predict the first draft behind each root."""
+        return torch.cat([self.fused[:0], *(self._first(part).hidden[:, 0] for part in self._parts(roots))])
+
+    def _parts(self, roots: range) -> list[Int[Tensor, " P"]]:
+        return list(torch.arange(roots.start, roots.stop, device=self.ids.device).split(POSITIONS_AT_ONCE))
+
+    def _chances(self, roots: Int[Tensor, " P"], steps: int, temperature: float) -> Float[Tensor, "P K"]:
+        place = self.head.draft_ids.argsort()  # (V,), of each token in the head's own order
+        first, chances = self._first(roots), []
+        hidden, paths = first.hidden, first.paths
+        for depth in range(steps):
+            own = self.ids[roots + depth + 1, None]  # (P, 1)
+            probabilities = (self.head.logits(hidden[:, 0]).float() / temperature).softmax(-1)
+            chances.append(probabilities.gather(1, place[own]))
+            if depth + 1 < steps:
+                hidden, paths = self._deeper(hidden, own, paths, roots)
+        return torch.cat(chances, dim=1)
+
+    def _places(self, roots: Int[Tensor, " P"], topk: int, steps: int) -> Int[Tensor, "P K K"]:
+        scores, own, ends = [], [], [0]  # by step: the candidates' scores, the answer's own among all, their number
+        frontier = self._first(roots)
+        for depth in range(steps):
+            best = self.head.logits(frontier.hidden).softmax(-1, dtype=torch.float32).topk(topk)  # (P, F, topk)
+            tokens = self.head.draft_ids[best.indices]
+            is_own = frontier.is_own[..., None] & (tokens == self.ids[roots + depth + 1, None, None])
+            scores.append((frontier.scores[..., None] * best.values).flatten(1))
+            own.append(_index_of(is_own.flatten(1), first=ends[-1]))
+            ends.append(ends[-1] + scores[-1].shape[1])
+            if depth + 1 < steps:
+                frontier = self._next(frontier, roots, tokens, scores[-1], is_own)
+        return _places_in_order(torch.cat(scores, dim=1), torch.stack(own, dim=1), ends[1:]).int().cpu()
+
+    def _first(self, roots: Int[Tensor, " P"]) -> Frontier:
+        """Return the head's output at the row before each root, behind which nothing is drafted yet."""
+        last = roots[:, None] - 1
+        keys, values = (part.expand(len(roots), 1, -1, -1, -1)[:, :, :0] for part in self.context)
+        hidden = output(
+            self.head, self.x[last], self.fused[last], last, self.context, (keys, values), self._visible(roots)
+        )
+        own = torch.ones_like(last, dtype=torch.bool)
+        return Frontier(hidden, torch.ones_like(last, dtype=torch.float32), own, (keys, values))
+
+    def _next(
+        self,
+        frontier: Frontier,
+        roots: Int[Tensor, " P"],
+        tokens: Int[Tensor, "P F topk"],
+        scores: Float[Tensor, "P candidates"],
+        is_own: Bool[Tensor, "P F topk"],
+    ) -> Frontier:
+        """Run the head on its own output and a drafted token, at the `topk` best of the step's candidates."""
+        topk = tokens.shape[-1]
+        kept_scores, kept = scores.topk(topk, dim=1)
+        every = torch.arange(len(roots), device=roots.device)[:, None]
+        parents = kept // topk
+        keys, values = (part[every, parents] for part in frontier.paths)
+        drafted = tokens.flatten(1)[every, kept]
+        hidden, paths = self._deeper(frontier.hidden[every, parents], drafted, (keys, values), roots)
+        return Frontier(hidden, kept_scores, is_own.flatten(1)[every, kept], paths)
+
+    def _deeper(
+        self, hidden: Float[Tensor, "P F H"], tokens: Int[Tensor, "P F"], paths: Paths, roots: Int[Tensor, " P"]
+    ) -> tuple[Float[Tensor, "P F H"], Paths]:
+        positions = (roots[:, None] + paths[0].shape[2]).expand_as(tokens)
+        visible = self._visible(roots)
+        return step(self.head, self.embedding, hidden, tokens, positions, self.context, paths, visible)
+
+    def _visible(self, roots: Int[Tensor, " P"]) -> Bool[Tensor, "P N"]:
+        return self.rows < roots[:, None]
+
+
+def _index_of(mark: Bool[Tensor, "P candidates"], *, first: int) -> Int[Tensor, " P"]:
+    """Return the number of the marked candidate, counted from `first` on; NOWHERE without one."""
+    return torch.where(mark.any(dim=1), first + mark.int().argmax(dim=1), NOWHERE)
+
+
+def _places_in_order(scores: Float[Tensor, "P C"], own: Int[Tensor, "P K"], ends: list[int]) -> Int[Tensor, "P J K"]:
+    """Rank candidates as eagle3/decoding/drafter.py does: by score, of equal ones the earlier first."""
+    found = []
+    for end in ends:
+        order = scores[:, :end].argsort(dim=1, descending=True, stable=True)
+        place = order.argsort(dim=1).gather(1, own.clamp(0, end - 1))
+        found.append(torch.where((own != NOWHERE) & (own < end), place, end))
+    return torch.stack(found, dim=1)
