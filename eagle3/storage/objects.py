@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import obstore
 from obstore import exceptions
@@ -39,7 +39,7 @@ class Bucket:
     def __init__(self, url: str, *, setting: str, max_retries: int = 10, timeout: float = 60) -> None:
         self.location, self.setting, self.max_retries = url.rstrip("/"), setting, max_retries
         # Google replaces by the object's generation, S3 and Azure by its ETag.
-        self.version_key = "version" if url.startswith("gs://") else "e_tag"
+        self.version_key: Literal["version", "e_tag"] = "version" if url.startswith("gs://") else "e_tag"
         try:
             self.store = from_url(
                 self.location,
