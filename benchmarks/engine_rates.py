@@ -28,7 +28,7 @@ from eagle3.answers.chat import Chat
 from eagle3.answers.served import ServedAnswerer
 from eagle3.engine.command import LaunchSettings
 from eagle3.engine.endpoint import ask, new_session
-from eagle3.engine.own import servers_of, serving
+from eagle3.engine.local_servers import servers_of, serving
 from eagle3.features.conversation import Conversation
 from eagle3.features.sentinel import plain_sentinels
 from eagle3.features.served import ServedExtractor

@@ -43,8 +43,13 @@ def main() -> None:
     if arguments.forward_hooks:
         from standin_engine import StandInEngine
 
-        hooks, shift = json.loads(arguments.forward_hooks), int(os.environ.get("SHIFT", "0"))
-        server.engine = StandInEngine(target_of(arguments), hooks, arguments.chunked_prefill_size, shift=shift)
+        server.engine = StandInEngine(
+            target_of(arguments),
+            json.loads(arguments.forward_hooks),
+            arguments.chunked_prefill_size,
+            outputs=arguments.return_aux_hidden_state_layer_ids,
+            shift=int(os.environ.get("SHIFT", "0")),
+        )
     print("[2026-01-01 00:00:02] The server is fired up and ready to roll!", flush=True)
     if fault == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -68,6 +73,8 @@ def parsed(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--forward-hooks")
     parser.add_argument("--chunked-prefill-size", type=int)
     parser.add_argument("--cuda-graph-backend-prefill")
+    parser.add_argument("--enable-return-aux-hidden-states", action="store_true")
+    parser.add_argument("--return-aux-hidden-state-layer-ids", type=int, nargs="+")
     parser.add_argument("--config")
     arguments = parser.parse_args(words)
     if arguments.speculative_adaptive:  # SGLang turns it off for trees, with a warning alone

@@ -1,5 +1,5 @@
-"""Stands where SGLang's scheduler would: the bundled target behind modules that are called as SGLang calls its own,
-with the hooks that the flag asks for. It shows nothing about SGLang itself.
+"""A stand-in for SGLang's scheduler: the bundled target in modules that are called as SGLang calls its own, with the
+hooks of --forward-hooks. It shows nothing about SGLang itself; tests/engine/test_real_sglang.py does.
 
 Shapes: N rows of a forward batch, H hidden size, V vocabulary.
 """
@@ -18,14 +18,22 @@ FOREIGN = 3  # rows of another request in every batch
 
 
 class Layer(nn.Module):
-    """Returns what was computed for it, as (hidden, residual) or, odd ones, as one tensor."""
+    """Returns what was computed for it, as (hidden, residual) or, if the rows are even, as one tensor."""
 
     def forward(self, positions: Tensor, hidden: Tensor, batch: Any, residual: Tensor) -> Any:
         return (hidden, residual) if len(positions) % 2 else hidden + residual
 
 
 class LogitsProcessor(nn.Module):
-    def forward(self, input_ids: Tensor, hidden_states: Tensor, lm_head: nn.Module, batch: Any) -> Tensor:
+    def forward(
+        self,
+        input_ids: Tensor,
+        hidden_states: Tensor,
+        lm_head: nn.Module,
+        logits_metadata: Any,
+        aux_hidden_states: Tensor | list[Tensor] | None = None,
+        hidden_states_before_norm: Tensor | None = None,
+    ) -> Tensor:
         return nn.functional.linear(hidden_states[-1:], lm_head.weight)  # type: ignore[arg-type]
 
 
@@ -44,10 +52,14 @@ class Wrapper(nn.Module):
 
 
 class StandInEngine:
-    """Runs prompts in chunks of `chunk` tokens. `shift` is a fault: hooks get the states of another layer."""
+    """Runs prompts in chunks of `chunk` tokens. `shift` is a fault: hooks get the states of another layer.
 
-    def __init__(self, target: Target, hooks: list[dict[str, Any]], chunk: int, *, shift: int = 0) -> None:
-        self.target, self.chunk, self.shift = target, chunk, shift
+    `outputs` are the layers whose outputs go to the logits processor, None before SGLang 0.5.23."""
+
+    def __init__(
+        self, target: Target, hooks: list[dict[str, Any]], chunk: int, *, outputs: list[int] | None, shift: int = 0
+    ) -> None:
+        self.target, self.chunk, self.outputs, self.shift = target, chunk, outputs, shift
         self.head = SimpleNamespace(weight=target.lm_head)
         self.model = Wrapper(len(target.layers))
         for spec in hooks:
@@ -80,13 +92,21 @@ class StandInEngine:
         foreign = torch.full((FOREIGN, last.shape[1]), 7.0)
         batch = SimpleNamespace(
             rids=["HEALTH_CHECK_1", rid],
-            extend_seq_lens_cpu=[FOREIGN, rows],
-            extend_prefix_lens_cpu=[0, begin],
+            extend_seq_lens_cpu=[FOREIGN, rows, 1],  # the last is padding, which SGLang adds to some batches
+            extend_prefix_lens_cpu=[0, begin, 0],
             forward_mode=SimpleNamespace(is_extend=lambda: True),
         )
         positions = torch.arange(FOREIGN + rows)
-        for number, layer in enumerate(self.model.language_model.layers):
-            out = torch.cat([foreign, states[min(number + 1 + self.shift, len(states) - 2)][begin:end]])
-            residual = torch.randn_like(out)
-            layer(positions, out - residual, batch, residual)
-        self.model.logits_processor(positions, torch.cat([foreign, last[begin:end]]), self.head, batch)
+        after = [
+            torch.cat([foreign, states[min(number + 1 + self.shift, len(states) - 2)][begin:end]])
+            for number in range(len(self.model.language_model.layers))
+        ]  # the residual stream after each layer
+        arguments: list[Any] = [positions, torch.cat([foreign, last[begin:end]]), self.head, batch]
+        if self.outputs is not None:
+            aux = [after[layer] for layer in self.outputs]
+            arguments.append(torch.cat(aux, dim=-1) if rows % 2 else aux)  # SGLang's models pass one or the other
+        else:
+            for layer, states_after in zip(self.model.language_model.layers, after, strict=True):
+                residual = torch.randn_like(states_after)
+                layer(positions, states_after - residual, batch, residual)
+        self.model.logits_processor(*arguments)

@@ -16,7 +16,7 @@ from eagle3.answers.stage import answer_prompts, import_answers, prompt_limit
 from eagle3.answers.store import Counts, MadeWith
 from eagle3.answers.work import Answering
 from eagle3.engine.command import LaunchSettings
-from eagle3.engine.own import for_place
+from eagle3.engine.local_servers import for_place
 from eagle3.errors import require_packages
 from eagle3.target.capture import logit_transform_of
 from eagle3.target.facts import context_of

@@ -25,7 +25,7 @@ from eagle3.engine.endpoint import (
     SGLang,
     new_session,
 )
-from eagle3.engine.own import servers_of, serving
+from eagle3.engine.local_servers import servers_of, serving
 from eagle3.engine.pool import Pool
 from eagle3.engine.same_target import SENTENCE, require_same_model, require_same_tokens, require_same_weights
 from eagle3.errors import InputError

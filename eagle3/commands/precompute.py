@@ -225,26 +225,34 @@ def check_layers(config: DictConfig, target: "TargetFiles") -> None:
 
 
 def choose_engine(config: DictConfig) -> None:
-    """Replace `auto` of answers and features: SGLang if it is installed and there is a GPU, else Hugging Face."""
-    auto = config.answers.name == "auto", config.features.engine is not None and not config.features.engine.required
-    if not any(auto):
-        return
+    """Replace `auto` by SGLang where it and a GPU are available, else by Hugging Face in this process."""
+    if config.answers.name == "auto":
+        if sglang_can(config, "answers"):
+            config.answers.name = "sglang"
+        else:
+            config.answers = OmegaConf.load(Path(cli.CONF) / "answers/huggingface.yaml")
+    engine = config.features.engine
+    if engine is not None and not engine.required and not sglang_can(config, "features"):
+        config.features.engine = None
+
+
+def sglang_can(config: DictConfig, what: str) -> bool:
+    """Say, also in the log, whether launch.python has a GPU and an SGLang that makes answers or features."""
     from eagle3.engine.command import LaunchSettings
-    from eagle3.engine.installation import find_sglang, require_devices
+    from eagle3.engine.installation import count_gpus, find_sglang
+    from eagle3.engine.versions import require_capture
 
     settings = LaunchSettings(**cli.plain(config.launch))
     try:
-        require_devices(find_sglang(settings), settings)
-    except InputError as missing:
-        log.info("answers and features by Hugging Face in this process: %s", missing)
-        if auto[0]:
-            config.answers = OmegaConf.load(Path(cli.CONF) / "answers/huggingface.yaml")
-        if auto[1]:
-            config.features.engine = None
-    else:
-        log.info("answers and features by SGLang, which %s has, and a GPU", settings.interpreter)
-        if auto[0]:
-            config.answers.name = "sglang"
+        sglang = find_sglang(settings)
+        count_gpus(settings)
+        if what == "features":
+            require_capture(sglang.folder, sglang.version)
+    except InputError as obstacle:
+        log.info("%s by Hugging Face in this process: %s", what, obstacle)
+        return False
+    log.info("%s by SGLang, which %s has, and a GPU", what, settings.interpreter)
+    return True
 
 
 def warn_of_unread(config: DictConfig, names: Sequence[str], stages: Sequence[Stage]) -> None:

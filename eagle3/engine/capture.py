@@ -1,4 +1,4 @@
-"""Hidden states from inside SGLang servers: what hooks/eagle3_capture.py writes, put together request by request.
+"""Hidden states from inside SGLang servers: reads what the hooks in hooks/ write, and joins it request by request.
 
 Shapes: T tokens of a request, A captured layers, H hidden size, AH = A · H, J positions with a teacher.
 """
@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -23,26 +24,20 @@ from torch import Tensor
 from eagle3.engine.command import LaunchSettings
 from eagle3.engine.endpoint import ServerFailed, SGLang
 from eagle3.engine.hooks.eagle3_fp8 import unpacked
-from eagle3.engine.installation import Installation
 from eagle3.errors import InputError
 
 HOOKS = Path(__file__).parent / "hooks"
-MARK, FAILED = "eagle3:", "failed.txt"  # those of hooks/eagle3_capture.py
+MARK, FAILED = "eagle3:", "failed.txt"  # the same as in hooks/eagle3_capture.py
 POLL_S = 0.005
-ROWS_S = 60.0  # from the answer of a request to its rows: the copy from the GPU, and readers that are slow
+ROWS_S = 60.0  # from the answer to a request until its rows are here: the copy from the GPU, and slow readers
 NUMBERS = itertools.count()
-# What the hooks count on, and where SGLang has it.
-USED = {
-    "srt/server_args.py": ("forward_hooks", "cuda_graph_backend_prefill"),
-    "srt/model_executor/forward_batch_info.py": ("rids", "extend_seq_lens_cpu", "extend_prefix_lens_cpu"),
-    "srt/layers/logits_processor.py": ("class LogitsProcessor",),
-}
 
 
 @dataclass(frozen=True)
 class Captured:
-    """`aux` of all tokens, `last` and `teacher_argmax` where a teacher was asked for; in fp8 their bits, with exponents
-    (hooks/eagle3_fp8.py)."""
+    """The states of one request: `aux` of all tokens, `last` and `teacher_argmax` of the positions with a teacher.
+
+    In fp8 the first two are bits, with exponents (hooks/eagle3_fp8.py)."""
 
     aux: Shaped[Tensor, "T AH"]
     last: Shaped[Tensor, "J H"]
@@ -59,53 +54,8 @@ class Captured:
         return self.last if self.last_exponents is None else unpacked(self.last, self.last_exponents)
 
 
-def require_hooks(installation: Installation) -> None:
-    """Raise InputError for an SGLang without what the hooks use."""
-    for file, words in USED.items():
-        try:
-            text = (installation.folder / file).read_text()
-        except OSError:
-            text = ""
-        for word in words:
-            if word not in text:
-                raise InputError(
-                    f"features.engine: SGLang {installation.version} has no {word} in {file}, through which hidden "
-                    f"states are captured; take 0.5.17, or features=huggingface"
-                )
-
-
-def capture_flags(
-    layers: Sequence[int], folder: Path, *, dtype: str, batch_tokens: int, most_bytes: int
-) -> dict[str, Any]:
-    """Return the flags of a server that writes what requests with our mark leave behind `layers`, into `folder`."""
-    common = {"folder": str(folder), "dtype": dtype, "most_bytes": most_bytes, "slots": len(layers)}
-    hooks = [
-        {
-            "name": f"layer {layer}",  # Hugging Face's hidden_states[layer] is what goes into it
-            "target_modules": [f"*layers.{layer - 1}", f"*.h.{layer - 1}", f"*blocks.{layer - 1}"],
-            "hook_factory": "eagle3_capture:layer",
-            "config": {**common, "slot": slot},
-        }
-        for slot, layer in enumerate(layers)
-    ]
-    hooks.append(
-        {
-            "name": "logits",
-            "target_modules": ["*logits_processor"],
-            "hook_factory": "eagle3_capture:logits",
-            "config": common,
-        }
-    )
-    return {
-        "forward-hooks": json.dumps(hooks),
-        "disable-radix-cache": True,  # what is cached is not computed
-        "cuda-graph-backend-prefill": "disabled",  # hooks do not run in a replayed graph
-        "chunked-prefill-size": batch_tokens,
-    }
-
-
 def with_hooks(settings: LaunchSettings) -> LaunchSettings:
-    """Let the server find the module with the hooks."""
+    """Put the hooks' folder on the server's PYTHONPATH."""
     env = dict(settings.env or {})
     paths = [str(HOOKS), *filter(None, [env.get("PYTHONPATH")])]
     return replace(settings, env={**env, "PYTHONPATH": os.pathsep.join(map(str, paths))})
@@ -113,7 +63,7 @@ def with_hooks(settings: LaunchSettings) -> LaunchSettings:
 
 @dataclass
 class Wanted:
-    """The rows of one request so far, by the position of their first."""
+    """The rows of one request that have arrived, by the position of their first row."""
 
     tokens: int
     done: asyncio.Future[Captured]
@@ -131,16 +81,18 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 
 class CaptureFolder:
-    """The folder that one server writes into; files are gone once they are read."""
+    """A new folder in `memory` that one server writes into. Files are deleted once they are read."""
 
-    def __init__(self, path: Path) -> None:
-        shutil.rmtree(path, ignore_errors=True)
-        path.mkdir(parents=True, mode=0o700)
-        self.path = path
+    def __init__(self, memory: Path) -> None:
+        # A name of its own that nobody can foresee, mode 0700: others may write into `memory`, too.
+        self.path = Path(tempfile.mkdtemp(prefix="eagle3-", dir=memory))
         self.wanted: dict[str, Wanted] = {}
 
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
     async def watch(self) -> None:
-        """Hand out rows for ever; ends with the reason why the hooks failed, if they did."""
+        """Hand out rows forever; InputError with the reason if the hooks fail."""
         while True:
             names = sorted(entry.name for entry in os.scandir(self.path))
             for name in names:
@@ -164,7 +116,7 @@ class CaptureFolder:
         for part in parts:
             rows, teachers = slice(row, row + part["rows"]), slice(taught, taught + part["teachers"])
             row, taught = rows.stop, teachers.stop
-            if wanted := self.wanted.get(part["id"]):  # else of an attempt that was given up
+            if wanted := self.wanted.get(part["id"]):  # otherwise of an attempt that was given up
                 of_tokens = {name: tensor[rows] for name, tensor in tensors.items() if name.startswith("aux")}
                 others = {name: tensor[teachers] for name, tensor in tensors.items() if name not in of_tokens}
                 wanted.add(part["start"], {**of_tokens, **others, "teacher_argmax": others["teacher_argmax"].long()})
@@ -179,7 +131,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
 
 
 class CapturingServer(SGLang):
-    """An `Endpoint` whose prompts leave their hidden states in `folder`."""
+    """An `Endpoint` that writes the hidden states of its prompts into `folder`."""
 
     def __init__(self, url: str, folder: CaptureFolder) -> None:
         super().__init__(url)
@@ -192,8 +144,9 @@ class CapturingServer(SGLang):
         teachers: Sequence[tuple[int, int]],
         options: Mapping[str, Any],
     ) -> tuple[Captured, dict[str, Any]]:
-        """Run one prompt with more `options` of /generate, and return its `meta_info` too; `teachers` are the spans of
-        positions with a teacher."""
+        """Run one prompt and return its states and its `meta_info`.
+
+        `teachers` are the spans of positions with a teacher, `options` more keys of /generate."""
         spans = ",".join(f"{begin}-{end}" for begin, end in teachers)
         rid = f"{MARK}{next(NUMBERS)}:{spans}"
         done = asyncio.get_running_loop().create_future()

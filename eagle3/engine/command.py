@@ -1,4 +1,4 @@
-"""The command line of an SGLang server. Flag names and defaults are those of SGLang 0.5.17 (server_args.py)."""
+"""The command line of an SGLang server. Flag names and defaults are those of SGLang 0.5.17 to 0.5.23."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from eagle3.engine.draft import Draft
@@ -22,7 +23,7 @@ REFUSED = {
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchSettings:
-    """The keys of the same names in conf/serve/launch.yaml."""
+    """The keys of the same names in conf/launch/default.yaml."""
 
     python: str | None
     env: Mapping[str, Any] | None
@@ -60,17 +61,27 @@ class LaunchSettings:
             )
 
 
-def launch_command(settings: LaunchSettings, *, target: str, revision: str | None, draft: Draft | None) -> list[str]:
-    """Return the command that serves `target`, alone where `draft` is None."""
-    flags = _server_flags(settings, target, revision) | (_draft_flags(draft) if draft else {})
+def launch_command(
+    settings: LaunchSettings,
+    *,
+    target: str,
+    revision: str | None,
+    draft: Draft | None,
+    flags: Mapping[str, Any] = MappingProxyType({}),
+) -> list[str]:
+    """Return the command that serves `target`, without a head if `draft` is None.
+
+    `flags` are what the caller needs besides; launch.extra_flags override all others."""
+    flags = _server_flags(settings, target, revision) | (_draft_flags(draft) if draft else {}) | dict(flags)
     flags |= _extra_flags(settings, speculative=draft is not None)
     words = [word for name, value in flags.items() for word in _words(name, value)]
     return [settings.interpreter, "-m", "sglang.launch_server", *words]
 
 
 def shell_line(settings: LaunchSettings, command: list[str]) -> str:
-    """Return what a user can paste: the command behind the variables of `launch.env`, which are to be in the shell
-    where they may be secret."""
+    """Return a line to paste: the variables of `launch.env`, then the command.
+
+    Variables that may be secret are named only; their values have to be in the shell."""
     variables = [
         f'{name}="${name}"' if SAYS_SECRET.search(name) else f"{name}={shlex.quote(str(value))}"
         for name, value in (settings.env or {}).items()
@@ -111,9 +122,9 @@ def _draft_flags(draft: Draft) -> dict[str, Any]:
 def _extra_flags(settings: LaunchSettings, *, speculative: bool) -> dict[str, Any]:
     given = settings.extra_flags or {}
     flags = {name.removeprefix("--").replace("_", "-"): value for name, value in given.items()}
-    for name, way_out in REFUSED.items():
+    for name, instead in REFUSED.items():
         if name in flags:
-            raise InputError(f"launch.extra_flags holds {name}: {way_out}")
+            raise InputError(f"launch.extra_flags holds {name}: {instead}")
     return {name: value for name, value in flags.items() if speculative or not name.startswith("speculative-")}
 
 

@@ -54,9 +54,9 @@ REPORTED = (
 )
 
 
-# Run beside a server: once this process is gone, however it ended, the server is stopped as `stop` does.
+# A process of its own next to each server. When ours is gone, even killed, it stops the server and deletes its scratch.
 GUARD = """
-import contextlib, os, signal, sys, time
+import contextlib, os, shutil, signal, sys, time
 sys.stdin.read()
 server, patience = int(sys.argv[1]), float(sys.argv[2])
 with contextlib.suppress(ProcessLookupError):
@@ -67,14 +67,19 @@ with contextlib.suppress(ProcessLookupError):
         time.sleep(0.2)
 with contextlib.suppress(ProcessLookupError):
     os.killpg(server, signal.SIGKILL)
+for folder in sys.argv[3:]:
+    shutil.rmtree(folder, ignore_errors=True)
 """
 
 
 class Server:
-    """A server's process, running from `with` to the end of the block; all it prints goes to the file `log`."""
+    """A server's process, which runs inside the `with` block; everything it prints goes to the file `log`.
+
+    Progress and errors call it `name`. If this process is killed, the folder `scratch` is deleted with the server."""
+
+    scratch: Path | None = None
 
     def __init__(self, settings: LaunchSettings, command: list[str], *, log: Path, name: str) -> None:
-        """`name` is what progress and errors call it."""
         self.settings = settings
         self.command = command
         self.log = log
@@ -161,18 +166,23 @@ class Server:
                 )
             except OSError as error:
                 raise InputError(f"launch.python={self.command[0]} cannot be run: {error.strerror}") from error
-        watch = [sys.executable, "-S", "-c", GUARD, str(self.process.pid), str(self.settings.stop_timeout_s)]
-        self.guard = subprocess.Popen(watch, stdin=subprocess.PIPE, start_new_session=True)
+        watched = [
+            str(self.process.pid),
+            str(self.settings.stop_timeout_s),
+            *([str(self.scratch)] if self.scratch else []),
+        ]
+        guard = [sys.executable, "-S", "-c", GUARD, *watched]
+        self.guard = subprocess.Popen(guard, stdin=subprocess.PIPE, start_new_session=True)
 
     def _wait_until_healthy(self) -> None:
         deadline = time.monotonic() + self.settings.start_timeout_s
         with tqdm(bar_format="{desc} [{elapsed}]", desc=f"start {self.name}") as progress:
-            while not _healthy(self.url):
+            while not _healthy(self.url, timeout_s=max(deadline - time.monotonic(), POLL_S)):
                 if not self.alive():
                     raise self.failure()
                 if time.monotonic() > deadline:
                     limit = f"launch.start_timeout_s={self.settings.start_timeout_s}"
-                    raise InputError(f"{limit}: {self.name} does not answer yet; raise it, or look into {self.log}")
+                    raise InputError(f"{limit}: {self.name} does not answer yet; raise it, or read {self.log}")
                 progress.set_description_str(f"start {self.name}: {last_stage(self.log)}")
                 time.sleep(POLL_S)
             progress.set_description_str(f"{self.name} is up")
@@ -258,11 +268,12 @@ def is_reachable(url: str) -> bool:
     return True
 
 
-def _healthy(url: str) -> bool:
-    """Say whether it makes a token: /health alone may answer before the first kernels are compiled."""
+def _healthy(url: str, *, timeout_s: float) -> bool:
+    """Say whether it makes a token within `timeout_s`: /health may answer before the first kernels are compiled."""
+    one = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1}}
     try:
-        request_json(url, "/health")
-        request_json(url, "/generate", {"input_ids": [0], "sampling_params": {"max_new_tokens": 1}}, timeout_s=600)
+        request_json(url, "/health", timeout_s=timeout_s)
+        request_json(url, "/generate", one, timeout_s=timeout_s)
     except (OSError, ValueError):
         return False
     return True

@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from eagle3 import cli
 from eagle3.answers.build import checked_target
 from eagle3.engine.command import LaunchSettings
-from eagle3.engine.own import for_place
+from eagle3.engine.local_servers import for_place
 from eagle3.errors import InputError, first_line, require_packages
 from eagle3.features.extract import STORED, FeatureSettings, extract_features
 from eagle3.features.extractor import Extractor

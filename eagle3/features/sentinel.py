@@ -1,8 +1,9 @@
-"""Texts whose features are known before an engine captures any: a wrong layer, order or row stops the run.
+"""Checks an engine's features on known texts before it captures any others: a wrong layer, order or row stops the run.
 
-Two judges. Hugging Face's forward of the same text where the target fits this machine: each captured layer must be
-nearer to its own than to the neighbours' states. And always the engine itself: the captured last hidden state times the
-target's lm_head must give the log-probabilities that the engine states for the text's own tokens.
+There are two references. One is Hugging Face's forward of the same text, where the target fits on this machine: each
+captured layer must be nearer to its own states than to those of the neighbouring layers. The other is always the engine
+itself: the captured last hidden state times the target's lm_head must give the log-probabilities that the engine
+reports for the text's own tokens.
 
 Shapes: T tokens of a text, A captured layers, H hidden size, AH = A · H, V target vocabulary.
 """
@@ -40,8 +41,8 @@ Ask = Callable[[list[int], list[tuple[int, int]], dict[str, Any]], "Future[tuple
 
 @dataclass(frozen=True)
 class Sentinel:
-    """A text; with `states`, Hugging Face's `hidden_states` of the captured layers and their neighbours, and its final-
-    normed `last`, where that was computed."""
+    """A text, and where Hugging Face could compute them: its `hidden_states` around the captured layers, by index, and
+    its final-normed last hidden state."""
 
     input_ids: list[int]
     states: dict[int, Float[Tensor, "T H"]] | None = None
@@ -70,7 +71,7 @@ def computed_sentinels(target: Target, layers: Sequence[int]) -> list[Sentinel]:
 def check_against_engine(
     ask: Ask, sentinels: Sequence[Sentinel], target: StoredTarget, layers: Sequence[int]
 ) -> LogitTransform:
-    """Raise InputError unless the engine's features are the sentinels'; returns what it does to its logits."""
+    """Raise InputError unless the engine's features match the sentinels'; return what the engine does to its logits."""
     options = {"return_logprob": True, "logprob_start_len": 0}
     asked = [ask(each.input_ids, [(0, len(each.input_ids))], options) for each in sentinels]
     found = [each.result() for each in asked]
@@ -96,7 +97,7 @@ def _transform_of(
         ids, stated = torch.tensor(sentinel.input_ids[1:]), meta["input_token_logprobs"][1:]
         if [token for _, token, *_ in stated] != ids.tolist():
             raise InputError(
-                "features.engine: the engine states log-probabilities of other tokens; take features=huggingface"
+                "features.engine: the engine reports log-probabilities of other tokens; take features=huggingface"
             )
         product = captured.last_hidden_state.float() @ head.T  # (T, V)
         agreement.append(float((product.argmax(-1) == captured.teacher_argmax).float().mean()))

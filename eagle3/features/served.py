@@ -1,4 +1,4 @@
-"""The extractor that captures inside serving engines: SGLang servers that it starts, one for each group of GPUs.
+"""Extracts features inside SGLang servers, which it starts: one for each group of GPUs.
 
 Shapes: T tokens of a text, A captured layers, H hidden size, AH = A · H, V target vocabulary.
 """
@@ -21,15 +21,14 @@ from eagle3.engine.capture import (
     Captured,
     CaptureFolder,
     CapturingServer,
-    capture_flags,
-    require_hooks,
     with_hooks,
 )
 from eagle3.engine.command import LaunchSettings
 from eagle3.engine.endpoint import RequestRefused, new_session
 from eagle3.engine.installation import find_sglang
-from eagle3.engine.own import servers_of, serving
+from eagle3.engine.local_servers import servers_of, serving
 from eagle3.engine.pool import Pool
+from eagle3.engine.versions import capture_flags, require_capture
 from eagle3.errors import InputError
 from eagle3.features.conversation import Conversation
 from eagle3.features.fp8 import ScaledRows
@@ -40,13 +39,13 @@ from eagle3.target.stored import StoredTarget
 
 log = logging.getLogger(__name__)
 
-AHEAD = 8  # forward passes whose tokens are asked for or wait for their turn
-PACKERS = 4  # threads that turn what was captured into samples
-REQUESTS = 512  # that a server has at a time: short prompts fill a forward pass too
+AHEAD = 8  # forward passes whose tokens are requested in advance
+PACKERS = 4  # threads that turn captured states into samples
+REQUESTS = 512  # at a time at each server: enough short prompts to fill a forward pass
 
 
 class ServedExtractor:
-    """An `Extractor`. Samples come in the order of their conversations; settings are the keys of `features.engine`."""
+    """An `Extractor`, whose settings are the keys of `features.engine`. Samples come in the conversations' order."""
 
     def __init__(
         self,
@@ -66,7 +65,7 @@ class ServedExtractor:
         attempts: int,
         give_up_s: float,
     ) -> None:
-        """`folder` takes the logs; `sentinels` are texts whose features are held against those of the engine."""
+        """`folder` takes the logs; `sentinels` are texts whose features are compared with those of the engine."""
         self.target, self.layers, self.dtype, self.teachers = target, layers, dtype, teachers
         self.batch_tokens, self.launch, self.folder, self.sentinels = batch_tokens, launch, folder, sentinels
         self.servers, self.memory, self.memory_bytes = servers, Path(memory), int(memory_gb * 2**30)
@@ -74,7 +73,7 @@ class ServedExtractor:
         self.left_out: Counter[str] = Counter()
 
     def __enter__(self) -> Self:
-        """Start the servers and hold what they capture against the sentinels."""
+        """Start the servers and compare what they capture with the sentinels."""
         with ExitStack() as stack:
             self.engines = stack.enter_context(Engines(self._started(stack), self))
             self.transform = check_against_engine(self.engines.ask, self.sentinels, self.target, self.layers)
@@ -87,13 +86,13 @@ class ServedExtractor:
         self.up.close()
 
     def logit_transform(self) -> LogitTransform:
-        """Return what the engine does to its logits, as the sentinels showed."""
+        """Return what the engine does to its logits, as found with the sentinels."""
         return self.transform
 
     def __call__(self, conversations: Iterator[Conversation]) -> Iterator[Sample]:
         asked: deque[tuple[int, Future[Sample | str]]] = deque()
         ahead, most, places = 0, AHEAD * self.batch_tokens * self.engines.number, REQUESTS * self.engines.number
-        with ThreadPoolExecutor(PACKERS) as threads:  # each waits for one of the first
+        with ThreadPoolExecutor(PACKERS) as threads:  # each thread waits for one of the oldest requests
             for conversation in conversations:
                 tokens = len(conversation.input_ids)
                 while asked and (ahead + tokens > most or len(asked) >= places):
@@ -107,11 +106,19 @@ class ServedExtractor:
                 yield from self._counted(asked.popleft()[1].result())
 
     def _started(self, stack: ExitStack) -> list[CapturingServer]:
-        if self.launch.check:
-            require_hooks(find_sglang(self.launch))
+        """Start the servers; `stack` stops them and removes their folders in memory."""
+        sglang = find_sglang(self.launch)
+        require_capture(sglang.folder, sglang.version)
         require_memory(self.memory, self.memory_bytes)
-        folder = self.memory / f"eagle3-{self.target.identity.config_hash[:8]}-{self.launch.port}"
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        folders: list[CaptureFolder] = []
+
+        def flags_of(number: int) -> dict[str, Any]:
+            folder = CaptureFolder(self.memory)
+            stack.callback(folder.remove)
+            folders.append(folder)
+            sizes = {"batch_tokens": self.batch_tokens, "most_bytes": self.memory_bytes}
+            return capture_flags(sglang.version, self.layers, folder.path, dtype=self.dtype, **sizes)
+
         servers = servers_of(
             with_hooks(self.launch),
             self.servers,
@@ -119,15 +126,10 @@ class ServedExtractor:
             revision=self.target.files.revision,
             draft=None,
             folder=self.folder,
-            flags_of=lambda place: capture_flags(
-                self.layers,
-                folder / str(place),
-                dtype=self.dtype,
-                batch_tokens=self.batch_tokens,
-                most_bytes=self.memory_bytes,
-            ),
+            flags_of=flags_of,
         )
-        folders = [CaptureFolder(folder / str(place)) for place in range(len(servers))]
+        for server, folder in zip(servers, folders, strict=True):
+            server.scratch = folder.path
         stack.enter_context(serving(servers))
         return [CapturingServer(server.url, each) for server, each in zip(servers, folders, strict=True)]
 
@@ -159,14 +161,14 @@ def _rows(values: Tensor, exponents: Tensor | None) -> Tensor | ScaledRows:
 
 
 def spans_of(marked: Tensor) -> list[tuple[int, int]]:
-    """Return where runs of True begin and end."""
+    """Return the begin and end of each run of True."""
     edges = torch.diff(marked.int(), prepend=torch.zeros(1, dtype=torch.int), append=torch.zeros(1, dtype=torch.int))
     begins, ends = (edges == 1).nonzero().flatten().tolist(), (edges == -1).nonzero().flatten().tolist()
     return list(zip(begins, ends, strict=True))
 
 
 def require_memory(folder: Path, most_bytes: int) -> None:
-    """Raise InputError where the states on their way do not fit."""
+    """Raise InputError if the folder cannot hold `most_bytes` of states in transit."""
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:
@@ -179,7 +181,7 @@ def require_memory(folder: Path, most_bytes: int) -> None:
 
 
 class Engines:
-    """Asks servers from a thread with an event loop of its own, so that writing samples holds up nothing."""
+    """Asks the servers from its own thread and event loop, so that writing samples does not delay requests."""
 
     def __init__(self, servers: list[CapturingServer], settings: ServedExtractor) -> None:
         self.servers, self.settings, self.number = servers, settings, len(servers)
@@ -209,8 +211,9 @@ class Engines:
     def ask(
         self, input_ids: list[int], teachers: list[tuple[int, int]], options: Mapping[str, Any] | None = None
     ) -> "Future[tuple[Captured, dict[str, Any]]]":
-        """Begin to capture one prompt, with more `options` of /generate; the result holds its `meta_info`. Its errors
-        are RequestRefused and InputError."""
+        """Begin to capture one prompt, with more `options` of /generate.
+
+        The result is its states and its `meta_info`; errors are RequestRefused and InputError."""
         capture = self.pool.run(lambda server: server.capture(self.session, input_ids, teachers, options or {}))
         return self._run(self._unless_failed(capture))
 
@@ -218,7 +221,7 @@ class Engines:
         return self.pool.report()
 
     async def _unless_failed(self, work: Any) -> Any:
-        """Wait for `work`, or for the reason why no more rows will come."""
+        """Wait for `work`, or raise the reason why no more rows will come."""
         task = asyncio.ensure_future(work)
         done, _ = await asyncio.wait([task, *self.watching], return_when=asyncio.FIRST_COMPLETED)
         if task in done:

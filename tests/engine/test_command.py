@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -179,3 +180,12 @@ def test_a_server_that_would_queue_requests_is_refused(tmp_path: Path, room: int
     message = r"max_running_requests=(None|1) does not hold tune\.concurrency=2: .* set launch\.max_running_requests=2"
     with pytest.raises(InputError, match=message):
         settings.require_room(2, setting="tune.concurrency")
+
+
+def test_what_the_caller_needs_comes_after_our_flags_and_before_extra_flags(settings: LaunchSettings) -> None:
+    given = replace(settings, extra_flags={"b": 3, "speculative-algorithm": "NGRAM"})
+    flags = {"dtype": "own", "a": 1, "b": 2, "speculative-algorithm": "EAGLE3"}
+    words = launch_command(given, target="t", revision=None, draft=None, flags=flags)
+    assert [words[words.index(flag) + 1] for flag in ("--dtype", "--a", "--b", "--speculative-algorithm")] == [
+        "own", "1", "3", "EAGLE3",
+    ]  # fmt: skip

@@ -93,6 +93,28 @@ def test_a_server_that_does_not_come_up_is_stopped_after_the_time_limit(start: S
     assert not server.alive()
 
 
+SILENT = """
+import sys, time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+class Silent(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def do_POST(self):
+        print("asked", flush=True)
+        time.sleep(600)
+HTTPServer(("127.0.0.1", int(sys.argv[1])), Silent).serve_forever()
+"""
+
+
+def test_a_server_that_takes_a_request_and_never_answers_it_ends_at_the_time_limit(start: Start) -> None:
+    server = start(start_timeout_s=3, stop_timeout_s=1)
+    server.command = [sys.executable, "-c", SILENT, str(server.settings.port)]
+    with pytest.raises(InputError, match=r"launch\.start_timeout_s=3: the plain server does not answer yet"), server:
+        pass
+    assert "asked" in server.log.read_text() and not server.alive()
+
+
 def test_a_server_that_ignores_sigterm_is_killed(start: Start) -> None:
     with start(fault="stubborn", stop_timeout_s=0.5) as server:
         process = server.process
@@ -129,13 +151,16 @@ from serving_fixtures import launch_settings
 folder = Path(sys.argv[1])
 sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
 server = Server(launch_settings(folder, stop_timeout_s=1), sleep, log=folder / "server.log", name="it")
+server.scratch = folder / "scratch"
 server._start()
 print(server.process.pid, flush=True)
 time.sleep(600)
 """
 
 
-def test_a_server_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+def test_a_server_ends_with_a_parent_that_is_killed_and_its_scratch_is_deleted(tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "scratch/rows.safetensors").touch()
     path = f"{ROOT}:{ROOT / 'tests'}"
     with subprocess.Popen(
         [sys.executable, "-c", ORPHANED, tmp_path], stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path}
@@ -144,7 +169,7 @@ def test_a_server_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
         pid = int(parent.stdout.readline())
         assert is_running(pid)
         parent.kill()
-    wait_until(lambda: not is_running(pid))
+    wait_until(lambda: not is_running(pid) and not (tmp_path / "scratch").exists())
 
 
 class Empty(BaseHTTPRequestHandler):

@@ -5,6 +5,7 @@ The engine is a stand-in that calls modules as SGLang does; the hooks, servers, 
 
 import asyncio
 import shutil
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,31 +50,41 @@ def stored(tiny_path: Path) -> StoredTarget:
 
 
 Run = Callable[..., Manifest]
+Served = Callable[..., ServedExtractor]
 
 
 @pytest.fixture
-def run(target: Target, stored: StoredTarget, tmp_path: Path) -> Run:
+def served(target: Target, stored: StoredTarget, tmp_path: Path) -> Served:
+    """An extractor whose servers have not started yet."""
+    layers = default_capture_layers(len(target.layers))
+    (tmp_path / "memory").mkdir()
+
+    def make(*, version: str = "0.5.23", fault: str = "", shift: int = 0, **changes: Any) -> ServedExtractor:
+        site = sglang_site(tmp_path / version, version)
+        env = environment(site, fault) | {"SHIFT": str(shift)}
+        parts: dict[str, Any] = {"layers": layers, "dtype": "float32", "teachers": "answers", "batch_tokens": 16}
+        engine = ENGINE | {"memory": str(tmp_path / "memory"), "sentinels": computed_sentinels(target, layers)}
+        engine |= {"launch": launch_settings(site, check=False, env=env), "folder": tmp_path / "logs"}
+        return ServedExtractor(target=stored, **parts | engine | changes)
+
+    return make
+
+
+@pytest.fixture
+def run(target: Target, stored: StoredTarget, served: Served, tmp_path: Path) -> Run:
     layers = default_capture_layers(len(target.layers))
     rows = [conversation(number, 3 + number % 5, 2 + number * 7 % 30) for number in range(24)]
 
-    def extract(
-        name: str, *, teachers: str = "answers", dtype: str = "float32", fault: str = "", shift: int = 0, **changes: Any
-    ) -> Manifest:
+    def extract(name: str, *, teachers: str = "answers", dtype: str = "float32", **changes: Any) -> Manifest:
         out_dir = tmp_path / name
         out_dir.mkdir(exist_ok=True)
         write_responses(out_dir, target.identity, rows)
-        parts: dict[str, Any] = {"layers": layers, "teachers": teachers, "batch_tokens": 16}
         extractor: Any
         if name == "plain":
+            parts: dict[str, Any] = {"layers": layers, "teachers": teachers, "batch_tokens": 16}
             extractor = HuggingFaceExtractor(target=target, dtype=torch.float32, **parts)
         else:
-            site = sglang_site(tmp_path)
-            env = environment(site, fault) | {"SHIFT": str(shift)}
-            launch = launch_settings(site, check=False, env=env)
-            (tmp_path / "memory").mkdir(exist_ok=True)
-            engine = ENGINE | {"memory": str(tmp_path / "memory"), "sentinels": computed_sentinels(target, layers)}
-            engine |= {"launch": launch, "folder": tmp_path / "logs", **changes}
-            extractor = ServedExtractor(target=stored, dtype=dtype, **parts, **engine)
+            extractor = served(teachers=teachers, dtype=dtype, **changes)
         settings = {"capture_layers": layers, "target_dtype": "float32", "dtype": dtype, "teachers": teachers, **STAGE}
         captured_by = "huggingface" if name == "plain" else "sglang"
         return extract_by(extractor, stored, out_dir, captured_by=captured_by, **settings)
@@ -81,9 +92,9 @@ def run(target: Target, stored: StoredTarget, tmp_path: Path) -> Run:
     return extract
 
 
-@pytest.mark.parametrize("teachers", ["answers", "all"])
-def test_the_store_of_an_engine_is_that_of_hugging_face(run: Run, tmp_path: Path, teachers: str) -> None:
-    plain, served = run("plain", teachers=teachers), run("served", teachers=teachers)
+@pytest.mark.parametrize(("version", "teachers"), [("0.5.20", "answers"), ("0.5.23", "answers"), ("0.5.23", "all")])
+def test_the_store_of_an_engine_is_that_of_hugging_face(run: Run, tmp_path: Path, version: str, teachers: str) -> None:
+    plain, served = run("plain", teachers=teachers), run("served", teachers=teachers, version=version)
     assert (plain.samples, plain.tokens, plain.left_out) == (served.samples, served.tokens, served.left_out)
     assert served.made_from.captured_by == "sglang" and served.target_config == plain.target_config
     stores = [open_store(tmp_path / name / "features") for name in ("plain", "served")]
@@ -112,10 +123,17 @@ def test_what_the_hooks_pack_in_fp8_is_what_this_process_would(run: Run, tmp_pat
         assert theirs.last_hidden_state.exponents.shape == (len(ours.last_hidden_state), 1)
 
 
-def test_states_of_another_layer_are_found_before_a_sample_is_written(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", ["0.5.20", "0.5.23"])
+def test_states_of_another_layer_are_found_before_a_sample_is_written(run: Run, tmp_path: Path, version: str) -> None:
     with pytest.raises(InputError, match=r"for layer 2 of .* is nearer to Hugging Face's layer 3"):
-        run("served", shift=1)
+        run("served", shift=1, version=version)
     assert not [*(tmp_path / "served/features").glob("shard-*")]
+
+
+def test_a_version_that_hides_the_states_is_refused_before_a_server_starts(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"cannot be captured in SGLang 0\.5\.21: .*; install SGLang 0\.5\.23"):
+        run("served", version="0.5.21")
+    assert not (tmp_path / "logs").exists() and [*(tmp_path / "memory").iterdir()] == []
 
 
 def test_a_text_that_the_engine_reads_otherwise_is_found(run: Run, target: Target) -> None:
@@ -163,6 +181,24 @@ def test_an_interrupted_store_goes_on_where_it_was(run: Run, tmp_path: Path) -> 
     shard = tmp_path / "served/features/manifest.json"
     shard.unlink()
     assert run("served").shards == whole.shards
+
+
+def captured_tokens(extractor: ServedExtractor) -> int:
+    captured, _ = extractor.engines.ask([5, 6, 7], [(0, 3)]).result()
+    return len(captured.aux)
+
+
+def test_two_runs_on_one_machine_leave_each_others_memory_alone(served: Served, tmp_path: Path) -> None:
+    with served() as first:
+        with pytest.raises(InputError, match=r"launch\.port=\d+: Address already in use"), served(launch=first.launch):
+            pass
+        [folder] = (tmp_path / "memory").iterdir()
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert captured_tokens(first) == 3
+        with served() as second:  # on another port
+            assert captured_tokens(second) == captured_tokens(first) == 3
+        assert [*(tmp_path / "memory").iterdir()] == [folder] and captured_tokens(first) == 3
+    assert [*(tmp_path / "memory").iterdir()] == []
 
 
 def test_memory_that_is_not_there_is_one_line(tmp_path: Path) -> None:

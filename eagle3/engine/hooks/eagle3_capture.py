@@ -1,11 +1,11 @@
-"""Forward hooks that an SGLang server runs in its scheduler: the hidden states of prompts, into files that others read.
+"""The forward hook that captures hidden states inside an SGLang server (0.5.23 and later) and writes them to files.
 
-SGLang imports this file by its name (--forward-hooks, and PYTHONPATH names this folder), in its own environment: it
-needs PyTorch and safetensors, and of this project the file beside it. One file a forward batch, with the rows of all
-requests whose id is one of ours; a request that prefill cuts is in several. Nothing is lost when the readers
-are slow: then the server waits.
+SGLang imports this file by name: --forward-hooks names it, and PYTHONPATH holds this folder. It runs in SGLang's
+environment, so it needs only PyTorch, safetensors and eagle3_fp8.py. Each forward batch gives one file with the rows of
+all requests whose id is one of ours; a request that prefill cuts into chunks is in several files. If the files are read
+too slowly, the server waits: no rows are lost.
 
-Shapes: N rows of a batch that are ours, A captured layers, H hidden size, J rows with a teacher, V vocabulary.
+Shapes: N rows of a batch, A captured layers, H hidden size, AH = A · H, J rows with a teacher, V vocabulary.
 """
 
 import json
@@ -21,58 +21,54 @@ import eagle3_fp8
 import torch
 from safetensors.torch import save_file
 
-MARK = "eagle3:"  # ids of requests that are captured: eagle3:NAME:BEGIN-END,BEGIN-END…, the positions with a teacher
-FAILED = "failed.txt"  # why there will be no more files
-WAITING = 4  # batches on the host that no file holds yet
+MARK = "eagle3:"  # ids of captured requests: eagle3:NAME:BEGIN-END,BEGIN-END…, the spans of positions with a teacher
+FAILED = "failed.txt"  # holds the reason why there will be no more files
+WAITING = 4  # batches on the host that wait to be written
 POLL_S = 0.01
-CHUNK = 2048  # rows of a product with the lm_head
-
-_batch: dict = {}  # slot → the residual stream behind a layer, of the forward that runs
-
-
-def layer(config: dict):
-    """Return the hook of one captured layer: keeps what goes into the next one."""
-
-    def keep(module, args, output):
-        hidden, residual = (*output, None)[:2] if isinstance(output, tuple) else (output, None)
-        if getattr(hidden, "_sglang_needs_allreduce_fusion", False):
-            raise RuntimeError("an all-reduce is fused into the next layer: each GPU holds a part of the states")
-        if torch.is_tensor(hidden) and hidden.ndim == 2:
-            _batch[config["slot"]] = hidden if residual is None else hidden + residual
-
-    return _unless_failed(config, keep)
+CHUNK = 2048  # rows of one product with the lm_head
 
 
 def logits(config: dict):
-    """Return the hook of the logits processor, which sees the last hidden state, the lm_head and whose rows it is."""
+    """Return the hook of the logits processor: it gets the captured states, the last hidden state and the lm_head.
+
+    Where SGLang has them among the arguments is in engine/versions.py."""
     writer = Writer(config)
 
     def capture(module, args, output):
-        _, last, lm_head, batch = args[:4]
-        slots = [_batch.pop(slot, None) for slot in range(config["slots"])]
-        _batch.clear()
-        ids = getattr(batch, "rids", None) or []
-        if not batch.forward_mode.is_extend() or not any(rid.startswith(MARK) for rid in ids):
-            return
-        lengths, before = [*batch.extend_seq_lens_cpu], [*batch.extend_prefix_lens_cpu]
-        if any(slot is None or len(slot) < sum(lengths) for slot in (*slots, last)):
-            raise RuntimeError("a captured layer did not see all rows of the batch")
-        parts, rows, with_teacher, at = [], [], [], 0
-        for rid, length, start in zip(ids, lengths, before, strict=True):
-            if rid.startswith(MARK):
-                positions = teachers_in(rid, start, start + length)
-                parts.append({"id": rid, "start": start, "rows": length, "teachers": len(positions)})
-                rows += range(at, at + length)
-                with_teacher += [at + position - start for position in positions]
-            at += length
-        rows, with_teacher = (torch.tensor(each, device=last.device, dtype=torch.long) for each in (rows, with_teacher))
-        taught = last[with_teacher]
-        argmax = teacher_argmax(taught, lm_head)
-        if writer.writes:
-            states = {"aux": torch.cat([slot[rows] for slot in slots], dim=-1), "last": taught}
-            writer.put({**stored(states, config), "teacher_argmax": argmax.int()}, parts)
+        _, last, lm_head, batch, aux = (*args, None)[:5]
+        write_rows(writer, aux if isinstance(aux, (list, tuple)) else [aux], last, lm_head, batch)
 
-    return _unless_failed(config, capture)
+    return unless_failed(config, capture)
+
+
+def write_rows(writer, aux: list, last, lm_head, batch) -> None:
+    """Write the rows of our requests, if the batch is a prefill with some.
+
+    `aux` holds the states of the captured layers, low to high, in one tensor or more: (N, AH) side by side."""
+    ids = getattr(batch, "rids", None) or []
+    if not batch.forward_mode.is_extend() or not any(rid.startswith(MARK) for rid in ids):
+        return
+    # The lengths may go on after the last request: SGLang pads some batches with dummies.
+    lengths, before = ([*each][: len(ids)] for each in (batch.extend_seq_lens_cpu, batch.extend_prefix_lens_cpu))
+    if any(states is None or len(states) < sum(lengths) for states in (*aux, last)):
+        raise RuntimeError("a captured layer did not see all rows of the batch")
+    parts: list[dict] = []
+    places: list[int] = []
+    taught_at: list[int] = []
+    at = 0
+    for rid, length, start in zip(ids, lengths, before, strict=True):
+        if rid.startswith(MARK):
+            positions = teachers_in(rid, start, start + length)
+            parts.append({"id": rid, "start": start, "rows": length, "teachers": len(positions)})
+            places += range(at, at + length)
+            taught_at += [at + position - start for position in positions]
+        at += length
+    rows, with_teacher = (torch.tensor(each, device=last.device, dtype=torch.long) for each in (places, taught_at))
+    taught = last[with_teacher]
+    argmax = teacher_argmax(taught, lm_head)
+    if writer.writes:
+        states = {"aux": torch.cat([each[rows] for each in aux], dim=-1), "last": taught}
+        writer.put({**stored(states, writer.config), "teacher_argmax": argmax.int()}, parts)
 
 
 def teachers_in(rid: str, begin: int, end: int) -> list[int]:
@@ -82,7 +78,7 @@ def teachers_in(rid: str, begin: int, end: int) -> list[int]:
 
 
 def teacher_argmax(taught, lm_head):
-    """Return the argmax of each row (J, H) over the whole vocabulary, of which each GPU may hold a part."""
+    """Return the argmax of each row (J, H) over the whole vocabulary; each GPU may hold a part of it."""
     shard = getattr(lm_head, "shard_indices", None)
     size = shard.num_org_elements if shard is not None else len(lm_head.weight)
     first = shard.org_vocab_start_index if shard is not None else 0
@@ -102,7 +98,7 @@ def teacher_argmax(taught, lm_head):
 
 
 def stored(states: dict, config: dict) -> dict:
-    """Return rows as the store keeps them, and whether all are finite: here, as the GPU has the time for it."""
+    """Return rows as the store keeps them, and whether all are finite: checked here, where the GPU has time for it."""
     if config["dtype"] != "fp8":
         rows = {name: each.to(getattr(torch, config["dtype"])) for name, each in states.items()}
         return {**rows, "finite": torch.stack([each.isfinite().all() for each in rows.values()]).all()}
@@ -113,7 +109,7 @@ def stored(states: dict, config: dict) -> dict:
 
 
 def _gpus_of_the_vocabulary(lm_head):
-    """Return the group over which the lm_head is cut, None where one GPU holds it whole."""
+    """Return the process group that shares the lm_head, None if every GPU holds all of it."""
     if getattr(lm_head, "tp_size", 1) == 1:
         return None
     from sglang.srt.distributed import get_tp_group
@@ -122,12 +118,12 @@ def _gpus_of_the_vocabulary(lm_head):
 
 
 class Writer:
-    """Copies batches to the host beside the computation, and writes them in threads of its own."""
+    """Copies batches to the host while the GPU computes, and writes them in its own threads."""
 
     def __init__(self, config: dict) -> None:
         self.config, self.folder = config, Path(config["folder"])
         rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-        self.writes = rank == 0  # the others hold the same rows
+        self.writes = rank == 0  # the other ranks have the same rows
         self.number = 0
         self.waiting: queue.Queue = queue.Queue(maxsize=WAITING)
         self.stream = torch.cuda.Stream() if torch.cuda.is_available() else None
@@ -157,7 +153,7 @@ class Writer:
             try:
                 if copied is not None:
                     copied.synchronize()
-                while _size(self.folder) > self.config["most_bytes"]:  # the readers are slower
+                while _size(self.folder) > self.config["most_bytes"]:  # the reader is slower
                     time.sleep(POLL_S)
                 path = self.folder / f"{number:08d}.safetensors"
                 save_file(tensors, f"{path}.tmp", metadata={"parts": json.dumps(parts)})
@@ -169,7 +165,7 @@ class Writer:
 def _size(folder: Path) -> int:
     size = 0
     for entry in os.scandir(folder):
-        with suppress(FileNotFoundError):  # read meanwhile
+        with suppress(FileNotFoundError):  # the reader has just deleted it
             size += entry.stat().st_size
     return size
 
@@ -178,8 +174,8 @@ def _fail(config: dict, reason: str) -> None:
     Path(config["folder"], FAILED).write_text(reason)
 
 
-def _unless_failed(config: dict, hook):
-    """A hook that fails says so in a file: an exception would end the server with a stack of its own."""
+def unless_failed(config: dict, hook):
+    """Let a hook that fails report it in a file: an exception would end the server with an unrelated traceback."""
 
     def run(module, args, output):
         try:

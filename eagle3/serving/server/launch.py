@@ -11,7 +11,7 @@ from typing import Any
 from eagle3.engine.adaptive import require_adaptive
 from eagle3.engine.command import LaunchSettings, launch_command, shell_line
 from eagle3.engine.draft import Draft
-from eagle3.engine.installation import find_sglang, require_devices
+from eagle3.engine.installation import count_gpus, find_sglang
 from eagle3.engine.process import KEY, Server, api_key, require_free_port, server_information
 from eagle3.errors import Interrupted
 from eagle3.secrets import public
@@ -74,7 +74,7 @@ def prepare(settings: LaunchSettings, target: TargetFiles, draft: Draft | None) 
         findings = check_files(draft.head, target)
         log.info(findings_table(findings))
         require_no_errors(findings, draft.head)
-    require_devices(installation, settings)
+    count_gpus(settings)
     if draft is not None:
         require_capture(installation, target)
 

@@ -1,0 +1,87 @@
+"""SGLang servers on this machine, started for one stage and stopped with it: one for each group of GPUs."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from eagle3.engine.command import LaunchSettings, launch_command
+from eagle3.engine.draft import Draft
+from eagle3.engine.installation import count_gpus, find_sglang
+from eagle3.engine.process import END_S, POLL_S, Server, end_with_the_terminal, is_free_port, require_free_port
+from eagle3.errors import InputError
+from eagle3.workers.task import Place
+
+PORTS = 8  # reserved for each worker: one for each server on its machine
+
+
+def servers_of(
+    settings: LaunchSettings,
+    count: int | None,
+    *,
+    target: str,
+    revision: str | None,
+    draft: Draft | None,
+    folder: Path,
+    flags_of: Callable[[int], Mapping[str, Any]] = lambda number: {},
+) -> list[Server]:
+    """Return servers that have not started yet, on consecutive ports from `launch.port`.
+
+    `count` None means one server for every `launch.tp_size` GPUs. `flags_of` gives the flags that the stage itself
+    needs, by the number of the server, once all ports are known to be free; launch.extra_flags override them.
+    InputError where SGLang, GPUs or ports are missing."""
+    count = _checked_count(settings, count) if settings.check else count or 1
+    for number in range(count):
+        require_free_port(settings.host, settings.port + number)
+    servers = []
+    for number in range(count):
+        own = replace(settings, port=settings.port + number)
+        flags = {**flags_of(number), "base-gpu-id": number * settings.tp_size or None}
+        command = launch_command(own, target=target, revision=revision, draft=draft, flags=flags)
+        servers.append(Server(own, command, log=folder / f"server-{number}.log", name=f"server {number}"))
+    return servers
+
+
+def _checked_count(settings: LaunchSettings, count: int | None) -> int:
+    find_sglang(settings)
+    gpus = count_gpus(settings)
+    most = gpus // settings.tp_size
+    if count is not None and count > most:
+        raise InputError(
+            f"{count} servers of launch.tp_size={settings.tp_size} need {count * settings.tp_size} GPUs, "
+            f"PyTorch of {settings.interpreter} sees {gpus}; lower one of the two"
+        )
+    return count or most
+
+
+def for_place(settings: LaunchSettings, place: Place) -> LaunchSettings:
+    """Give each worker its own ports, because workers on the same machine have servers, too.
+
+    Waits for servers that a lost worker has left on them: they are about to end (process.GUARD)."""
+    own = replace(settings, port=settings.port + place.number * PORTS)
+    end = time.monotonic() + own.stop_timeout_s + END_S
+    while place.one_of_many and not is_free_port(own.host, own.port) and time.monotonic() < end:
+        time.sleep(POLL_S)
+    return own
+
+
+@contextmanager
+def serving(servers: list[Server]) -> Iterator[list[Server]]:
+    """Start all servers at once, because each takes minutes; stop all of them, also if one does not start."""
+    end_with_the_terminal()
+    with ExitStack() as started:
+        for server in servers:
+            started.callback(server.stop)
+        with ThreadPoolExecutor(len(servers)) as threads:
+            starts = [threads.submit(server.__enter__) for server in servers]
+            try:
+                for start in starts:
+                    start.result()
+            except BaseException:
+                for server in servers:  # so that nothing waits for the others to come up
+                    server.stop()
+                raise
+        yield servers
