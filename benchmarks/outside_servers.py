@@ -1,0 +1,267 @@
+"""Serves a head with vLLM and llama.cpp on a CPU, and compares both with our own decoder: make outside-servers
+
+    python benchmarks/outside_servers.py --target TARGET --head HEAD --prompts HELD_OUT.jsonl --out FILE
+
+exports the head in both formats, in float32, and answers held-out prompts greedily with every server that can serve it.
+Each answer must be the target's own, and the accept length within 1 % of our decoder's, counted as the server counts.
+Without arguments it takes the head of `make quickstart` on the bundled target. `make outside-servers` installs the
+servers in build/outside.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from socket import socket
+from typing import Any
+from urllib.error import URLError
+from urllib.request import Request, urlopen
+
+import torch
+from quickstart import HELD_OUT, ROOT, TARGET, held_out_prompts
+from result import write_result
+
+from eagle3 import cli
+from eagle3.decoding.speculate import Round, Speculator, plain_greedy
+from eagle3.serving.head.files import read_files
+from eagle3.serving.head.format import LoadedHead, load_head, save_head
+from eagle3.serving.head.servers import LLAMA_CPP, VLLM, obstacles
+from eagle3.serving.head.speculators import save_speculators
+from eagle3.target.model import Target, load_target
+
+OUTSIDE = ROOT / "build" / "outside"
+MAX_DIFFERENCE = 0.01
+STEPS = {VLLM: (3,), LLAMA_CPP: (3, 7)}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Prompts and the target's own greedy answers to them, as token ids; and where target and servers are."""
+
+    target: Target
+    prompts: list[list[int]]
+    answers: list[list[int]]
+    options: argparse.Namespace
+
+    @property
+    def max_length(self) -> int:
+        return max(map(len, self.prompts)) + self.options.max_new_tokens + 16
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Verifications, and the drafts that they accepted."""
+
+    verifications: int
+    accepted: int
+
+    @property
+    def accept_length(self) -> float:
+        return 1 + self.accepted / self.verifications
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", type=Path, default=TARGET)
+    parser.add_argument("--head", type=Path, default=ROOT / "outputs/quickstart/head")
+    parser.add_argument("--prompts", type=Path, default=HELD_OUT)
+    parser.add_argument("--servers", nargs="+", choices=[*STEPS], default=[*STEPS])
+    parser.add_argument("--limit", type=int, default=40, help="prompts to answer")
+    parser.add_argument("--max-new-tokens", type=int, default=96)
+    parser.add_argument("--vllm", type=Path, default=OUTSIDE / "vllm/bin/python", help="a Python that has vLLM")
+    parser.add_argument("--llama-cpp", type=Path, default=OUTSIDE / "llama.cpp", help="a built source tree")
+    parser.add_argument("--out", type=Path, default=ROOT / "outputs/outside_servers.json")
+    work = workload(parser.parse_args())
+    rows = [*compared(work)]
+    write_result(work.options.out, {"prompts": len(work.prompts), "rows": rows})
+    print(table(rows, len(work.prompts)))
+    if not all(row.get("passed", True) for row in rows):
+        sys.exit("a server answers or accepts otherwise than our decoder: see the table")
+
+
+def workload(options: argparse.Namespace) -> Workload:
+    cli.quiet_libraries()
+    torch.set_num_threads(1)
+    target = load_target(
+        path=str(options.target), revision=None, dtype="float32", device="cpu", attention=None, trust_remote_code=False,
+        check_health=True,
+    )  # fmt: skip
+    prompts = held_out_prompts(target, options.limit, options.prompts)
+    return Workload(target, prompts, [plain_greedy(target, each, options.max_new_tokens) for each in prompts], options)
+
+
+def compared(work: Workload) -> Iterator[dict[str, Any]]:
+    """Yield a row for each server, format and number of steps, or one with the reason why a server cannot serve it."""
+    head = load_head(work.options.head, num_layers=len(work.target.layers), dtype=torch.float32)
+    needed = {steps for server in work.options.servers for steps in STEPS[server]}
+    ours = {steps: accepted_drafts(work, head, steps) for steps in sorted(needed)}
+    with tempfile.TemporaryDirectory() as temporary:
+        for format in ("sglang", "speculators"):
+            folder = export(head, Path(temporary) / format)
+            for server, reasons in obstacles(read_files(folder)).items():
+                if server not in work.options.servers:
+                    continue
+                if reasons:
+                    yield {"server": server, "format": format, "cannot": ", ".join(reasons)}
+                    continue
+                for steps in STEPS[server]:
+                    yield {"server": server, "format": format, "steps": steps} | row(work, server, folder, ours, steps)
+
+
+def row(work: Workload, server: str, head: Path, ours: dict[int, list[list[int]]], steps: int) -> dict[str, Any]:
+    started = time.perf_counter()
+    version, answers, theirs = (by_vllm if server == VLLM else by_llama_cpp)(work, head, steps)
+    expected = counted_as(server, ours[steps], work.options.max_new_tokens, steps)
+    lossless = sum(given == own for given, own in zip(answers, work.answers, strict=True))
+    difference = abs(theirs.accept_length / expected.accept_length - 1)
+    return {
+        "version": version,
+        "ours": round(expected.accept_length, 4),
+        "theirs": round(theirs.accept_length, 4),
+        "lossless": lossless,
+        "passed": lossless == len(work.answers) and difference <= MAX_DIFFERENCE,
+        "seconds": round(time.perf_counter() - started, 1),
+    }
+
+
+def export(head: LoadedHead, folder: Path) -> Path:
+    """Write the head in the format that is the folder's name."""
+    folder.mkdir()
+    written = (folder, head.head, head.capture_layers, "float32")
+    if folder.name == "sglang":
+        save_head(*written)
+    else:
+        save_speculators(*written, target=str(folder), steps=3)
+    return folder
+
+
+def table(rows: list[dict[str, Any]], prompts: int) -> str:
+    lines = [f"{'server':<10} {'format':<12} steps    ours  theirs  lossless"]
+    for row in rows:
+        name = f"{row['server']:<10} {row['format']:<12}"
+        if "cannot" in row:
+            lines.append(f"{name} cannot: {row['cannot']}")
+        else:
+            numbers = f"{row['steps']:>5} {row['ours']:>7.4f} {row['theirs']:>7.4f}  {row['lossless']:>3} of {prompts}"
+            lines.append(f"{name} {numbers}{'' if row['passed'] else '  FAILED'}")
+    return "\n".join(lines)
+
+
+# --- our decoder -----------------------------------------------------------------------------------------------------
+
+
+def accepted_drafts(work: Workload, head: LoadedHead, steps: int) -> list[list[int]]:
+    """Return for each answer how many drafts each verification accepted."""
+    speculator, accepted = Speculator(work.target, head.head, head.capture_layers), []
+    for prompt, answer in zip(work.prompts, work.answers, strict=True):
+        rounds: list[Round] = []
+        made = speculator.decode(prompt, steps=steps, max_new_tokens=work.options.max_new_tokens, watch=rounds.append)
+        assert made.token_ids == answer
+        accepted.append([len(each.chosen) - 1 for each in rounds])
+    return accepted
+
+
+def counted_as(server: str, accepted: list[list[int]], max_new_tokens: int, steps: int) -> Counts:
+    """Count our verifications as the server does.
+
+    vLLM drafts beyond `max_new_tokens`, as our decoder does. llama.cpp drafts one token less than are left to
+    generate, and does not count a forward without drafts."""
+    if server == LLAMA_CPP:
+        accepted = [[*_within(each, max_new_tokens, steps)] for each in accepted]
+    return Counts(sum(map(len, accepted)), sum(map(sum, accepted)))
+
+
+def _within(accepted: list[int], max_new_tokens: int, steps: int) -> Iterator[int]:
+    made = 1  # by the prefill
+    for count in accepted:
+        if (drafts := min(steps, max_new_tokens - made - 1)) > 0:
+            yield min(count, drafts)
+        made += count + 1
+
+
+# --- the servers: version, answers, counts ---------------------------------------------------------------------------
+
+
+def by_vllm(work: Workload, head: Path, steps: int) -> tuple[str, list[list[int]], Counts]:
+    asked = {
+        "target": str(work.options.target.resolve()),
+        "head": str(head),
+        "steps": steps,
+        "prompts": work.prompts,
+        "max_new_tokens": work.options.max_new_tokens,
+        "max_length": work.max_length,
+        "stop_ids": sorted(work.target.stop_ids),
+    }
+    request, answered = head.with_suffix(".request.json"), head.with_suffix(".answers.json")
+    request.write_text(json.dumps(asked))
+    run(work.options.vllm, ROOT / "benchmarks/outside_vllm.py", request, answered)
+    found = json.loads(answered.read_text())
+    return f"vllm {found['version']}", found["answers"], Counts(found["verifications"], found["accepted"])
+
+
+def by_llama_cpp(work: Workload, head: Path, steps: int) -> tuple[str, list[list[int]], Counts]:
+    tree, target, gguf = work.options.llama_cpp, work.options.target.resolve(), head.with_suffix(".gguf")
+    convert = (work.options.vllm, ROOT / "benchmarks/outside_gguf.py", tree)  # vLLM's Python has what it imports
+    if not (target_gguf := head.parent / "target.gguf").exists():
+        run(*convert, target, target_gguf)
+    if not gguf.exists():
+        run(*convert, head, gguf, "--target-model-dir", target)
+    flags = f"-m {target_gguf} -md {gguf} --spec-type draft-eagle3 --spec-draft-n-max {steps} --spec-draft-n-min 0 "
+    flags += f"--spec-draft-p-min 0 -np 1 -t 1 -c {work.max_length} --metrics"
+    with served([str(tree / "build/bin/llama-server"), *flags.split()]) as url:
+        answers = [completion(url, prompt, work) for prompt in work.prompts]
+        version = json.loads(urlopen(f"{url}/props").read())["build_info"]
+        metrics = dict(re.findall(r"^llamacpp:(\w+) (\d+)", urlopen(f"{url}/metrics").read().decode(), re.MULTILINE))
+    names = ("spec_decode_num_drafts_total", "spec_decode_num_accepted_tokens_total")
+    return f"llama.cpp {version}", answers, Counts(*(int(metrics[name]) for name in names))
+
+
+def completion(url: str, prompt: list[int], work: Workload) -> list[int]:
+    asked = {"prompt": prompt, "n_predict": work.options.max_new_tokens, "temperature": 0, "cache_prompt": False}
+    request = Request(f"{url}/completion", json.dumps(asked | {"return_tokens": True}).encode())
+    return json.loads(urlopen(request, timeout=600).read())["tokens"]
+
+
+@contextmanager
+def served(command: list[str]) -> Iterator[str]:
+    """Run a llama-server until the block ends; yield its address."""
+    with socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen([*command, "--port", str(port)], stdout=log, stderr=log)
+        try:
+            while not healthy(url):
+                if process.poll() is not None:
+                    log.seek(0)
+                    sys.exit(f"llama-server ended:\n{log.read().decode()[-2000:]}")
+                time.sleep(0.2)
+            yield url
+        finally:
+            process.kill()
+            process.wait()
+
+
+def healthy(url: str) -> bool:
+    try:
+        return urlopen(f"{url}/health", timeout=5).status == 200
+    except (URLError, ConnectionError, TimeoutError):
+        return False
+
+
+def run(*command: Any) -> None:
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(map(str, command))} failed:\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}")
+
+
+if __name__ == "__main__":
+    main()
