@@ -170,6 +170,8 @@ class ProtocolServer:
         self.key = arguments.pop("api_key", None)
         self.fault: Callable[[int], Any] = lambda number: None  # of a request by its number: a response in its place
         self.stops_in_answers = True
+        self.max_model_len = int(1e30)  # as of a tokenizer that names no model_max_length: /tokenize fails
+        self.tells_ids = True  # of prompts, by the OpenAI protocol
         self.engine: Callable[[dict[str, Any]], dict[str, Any]] | None = None  # runs prompts in place of `decode`
         self.arguments = arguments
         self.die_at = die_at
@@ -198,6 +200,7 @@ class ProtocolServer:
         application.router.add_get("/v1/models", self.models)
         if self.tokenizer is not None:
             application.router.add_post("/tokenize", self.tokenize)
+            application.router.add_post("/v1/chat/completions", self.chat_completions)
         return application
 
     async def models(self, request: Any) -> Any:
@@ -209,18 +212,32 @@ class ProtocolServer:
         from aiohttp import web
 
         body = await request.json()
-        if "messages" in body:
-            settings = {"add_generation_prompt": True, **body.get("chat_template_kwargs", {})}
-            text = self.tokenizer.apply_chat_template(body["messages"], tokenize=False, **settings)
-        else:
-            text = body["prompt"]
-        return web.json_response({"tokens": self.tokenizer.encode(text, add_special_tokens=False)})
+        if self.max_model_len >= 2**64:  # orjson: "Integer exceeds 64-bit range", which FastAPI answers so
+            return web.Response(status=500, text="Internal Server Error")
+        ids = self.chat_ids(body) if "messages" in body else self.tokenizer.encode(body["prompt"])
+        return web.json_response({"tokens": ids, "count": len(ids), "max_model_len": self.max_model_len})
 
-    async def completions(self, request: Any) -> Any:
-        """As vLLM answers."""
+    def chat_ids(self, body: dict[str, Any]) -> list[int]:
+        settings = {"add_generation_prompt": True, **body.get("chat_template_kwargs", {})}
+        text = self.tokenizer.apply_chat_template(body["messages"], tokenize=False, **settings)
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    async def chat_completions(self, request: Any) -> Any:
+        """As SGLang answers: the prompt's ids if they are asked for, and one token."""
         from aiohttp import web
 
         body = await request.json()
+        ids = self.chat_ids(body) if self.tells_ids and body.get("return_prompt_token_ids") else None
+        return web.json_response({"choices": [{"message": {"content": "a"}, "prompt_token_ids": ids}]})
+
+    async def completions(self, request: Any) -> Any:
+        """As vLLM answers token ids, and SGLang a text, with the ids of the text if they are asked for."""
+        from aiohttp import web
+
+        body = await request.json()
+        if isinstance(body["prompt"], str):
+            ids = self.tokenizer.encode(body["prompt"]) if self.tells_ids and body.get("return_token_ids") else None
+            return web.json_response({"choices": [{"text": "a", "prompt_token_ids": ids}]})
         self.received.append(body)
         if (response := self.fault(len(self.received))) is not None:
             return response

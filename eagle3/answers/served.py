@@ -124,8 +124,7 @@ class ServedAnswerer:
                 await require_same_tokens(
                     session,
                     endpoint,
-                    model=self.served_as or self.target.path,
-                    sentence_ids=sentence_ids,
+                    text_ids=list(self.target.tokenizer(SENTENCE).input_ids),
                     prompt_ids=prompt_ids if self.urls and not self.chat.reads_clock else None,
                     template_kwargs=self.chat.settings["template_kwargs"],
                 )

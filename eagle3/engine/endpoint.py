@@ -3,7 +3,7 @@
 Two protocols: SGLang's native /generate, and the OpenAI completions of servers that return token ids (vLLM's).
 """
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -51,7 +51,15 @@ class Endpoint(Protocol):
     async def complete(self, session: aiohttp.ClientSession, request: Request) -> Completion: ...
 
     async def describe(self, session: aiohttp.ClientSession) -> dict[str, Any]:
-        """Return `model`, what the server calls what it serves, and under `settings` what else it tells of itself."""
+        """Return `model`, the server's name for its model, and `settings`, what else it reports about itself."""
+
+    async def text_ids(self, session: aiohttp.ClientSession, text: str) -> list[int]:
+        """Return the token ids of a text, with the special tokens that its tokenizer adds by default."""
+
+    async def chat_ids(
+        self, session: aiohttp.ClientSession, messages: list[dict[str, str]], template_kwargs: Mapping[str, Any]
+    ) -> list[int]:
+        """Return the token ids of the prompt that the server's chat template makes of the messages."""
 
 
 def new_session(*, timeout_s: float) -> aiohttp.ClientSession:
@@ -121,6 +129,18 @@ class SGLang:
         settings = await ask(session, f"{self.url}/server_info")
         return {"model": settings.get("model_path"), "settings": settings}
 
+    # Not by /tokenize: until 0.5.18 it answers 500 for every tokenizer without a model_max_length.
+    async def text_ids(self, session: aiohttp.ClientSession, text: str) -> list[int]:
+        one = {"model": "default", "prompt": text, "max_tokens": 1, "return_token_ids": True}
+        return prompt_token_ids(await ask(session, f"{self.url}/v1/completions", one))
+
+    async def chat_ids(
+        self, session: aiohttp.ClientSession, messages: list[dict[str, str]], template_kwargs: Mapping[str, Any]
+    ) -> list[int]:
+        chat = {"model": "default", "messages": messages, "chat_template_kwargs": dict(template_kwargs)}
+        one = {**chat, "max_tokens": 1, "return_prompt_token_ids": True}
+        return prompt_token_ids(await ask(session, f"{self.url}/v1/chat/completions", one))
+
 
 class OpenAICompletions:
     """Completions with `return_token_ids`."""
@@ -159,6 +179,28 @@ class OpenAICompletions:
         models = (await ask(session, f"{self.url}/v1/models")).get("data") or [{}]
         served = [model.get("id") for model in models]
         return {"model": self.model if self.model in served else served[0], "settings": models[0]}
+
+    async def text_ids(self, session: aiohttp.ClientSession, text: str) -> list[int]:
+        return await self._tokenize(session, {"prompt": text})
+
+    async def chat_ids(
+        self, session: aiohttp.ClientSession, messages: list[dict[str, str]], template_kwargs: Mapping[str, Any]
+    ) -> list[int]:
+        return await self._tokenize(session, {"messages": messages, "chat_template_kwargs": dict(template_kwargs)})
+
+    async def _tokenize(self, session: aiohttp.ClientSession, body: dict[str, Any]) -> list[int]:
+        answer = await ask(session, f"{self.url}/tokenize", {"model": self.model, **body})
+        if not isinstance(answer, dict) or not isinstance(answer.get("tokens"), list):
+            raise RequestRefused("no list of tokens came")
+        return answer["tokens"]
+
+
+def prompt_token_ids(answer: Any) -> list[int]:
+    """Return the ids of the prompt from an answer of SGLang's OpenAI protocol; RequestRefused if it has none."""
+    try:
+        return [*answer["choices"][0]["prompt_token_ids"]]
+    except (KeyError, TypeError, IndexError):
+        raise RequestRefused("the answer has no prompt_token_ids") from None
 
 
 def checked(token_ids: list[int], kind: Any, matched: Any, request: Request) -> Completion:

@@ -1,14 +1,14 @@
-"""Whether a running server serves the target that the run means: the same model, tokenizer and chat template."""
+"""Checks that a running server serves the configured target: the same model, tokenizer and chat template."""
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from eagle3.engine.endpoint import Endpoint, Request, RequestRefused, ServerFailed, ask
+from eagle3.engine.endpoint import Endpoint, Request, RequestRefused, ServerFailed
 from eagle3.errors import InputError
 from eagle3.target.model import config_hash
 
@@ -40,29 +40,35 @@ async def require_same_tokens(
     session: aiohttp.ClientSession,
     endpoint: Endpoint,
     *,
-    model: str,
-    sentence_ids: list[int],
+    text_ids: list[int],
     prompt_ids: list[int] | None,
     template_kwargs: Mapping[str, Any],
 ) -> None:
-    """Compare the ids of SENTENCE alone, and those of the prompt that asks it (None: that is not compared)."""
-    own = {"prompt": SENTENCE, "add_special_tokens": False}
-    asked = [{"role": "user", "content": SENTENCE}]
-    try:
-        theirs = await _tokens(session, endpoint.url, {"model": model, **own})
-        chat = {"messages": asked, "chat_template_kwargs": dict(template_kwargs)}
-        rendered = await _tokens(session, endpoint.url, {"model": model, **chat}) if prompt_ids is not None else []
-    except RequestRefused as refused:
-        log.warning("%s cannot tokenize (%s): tokenizer and template are not compared", endpoint.url, refused)
-        return
-    if theirs != sentence_ids:
+    """Compare the server's ids of SENTENCE with ours, and of the prompt that asks it (None: not compared).
+
+    A server that does not tell its ids is taken; a warning names what was not compared."""
+    theirs = await _told(endpoint.text_ids(session, SENTENCE), endpoint.url, "tokenizer")
+    if theirs is not None and theirs != text_ids:
         raise InputError(f"{endpoint.url} has another tokenizer than target.path; serve the target with its own")
-    if prompt_ids is not None and rendered != prompt_ids:
+    if prompt_ids is None:
+        return
+    asked = [{"role": "user", "content": SENTENCE}]
+    rendered = await _told(endpoint.chat_ids(session, asked, template_kwargs), endpoint.url, "chat template")
+    if rendered is not None and rendered != prompt_ids:
         raise InputError(
             f"{endpoint.url} renders other prompts than this run ({len(rendered)} ids instead of {len(prompt_ids)} for "
             f"one sentence), so a head would be trained for other prompts than it serves; give both the same chat "
             f"template: chat.template, chat.template_kwargs and chat.date here, --chat-template there"
         )
+
+
+async def _told(ids: Awaitable[list[int]], url: str, what: str) -> list[int] | None:
+    try:
+        return await ids
+    except (RequestRefused, ServerFailed) as failure:
+        log.warning("%s: its %s is not compared with the target's, as it does not tell token ids (%s)",
+                    url, what, failure)  # fmt: skip
+        return None
 
 
 async def require_same_weights(
@@ -90,13 +96,6 @@ async def require_same_weights(
                 f"{endpoint.url} and {endpoints[0].url} do not serve the same weights: of {len(lengths)} next tokens "
                 f"they choose {different} differently; leave one out of answers.urls"
             )
-
-
-async def _tokens(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> list[int]:
-    answer = await ask(session, f"{url}/tokenize", body)
-    if not isinstance(answer, dict) or not isinstance(answer.get("tokens"), list):
-        raise RequestRefused("no list of tokens came")
-    return answer["tokens"]
 
 
 def _config_hash_in(folder: str) -> str | None:

@@ -117,11 +117,25 @@ def server(target: Target) -> ProtocolServer:
 
 @pytest.mark.parametrize("name", ["sglang", "openai"])
 def test_answers_of_a_server_are_those_of_the_target_here(
-    ask: Ask, server: ProtocolServer, expected: Rows, name: str
+    ask: Ask, server: ProtocolServer, expected: Rows, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    server.max_model_len = int(1e30) if name == "sglang" else 4096  # SGLang needs no /tokenize
     with serving(server) as url:
         assert ask([url], name=name) == expected
     assert len(expected) >= 20 and server.most_running <= 4
+    assert "not compared" not in caplog.text
+
+
+@pytest.mark.parametrize("name", ["sglang", "openai"])
+def test_a_server_that_tells_no_token_ids_is_taken_with_a_warning_of_what_was_not_compared(
+    ask: Ask, server: ProtocolServer, expected: Rows, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.tells_ids, server.max_model_len = False, int(1e30)
+    with serving(server) as url:
+        assert ask([url], name=name) == expected
+    reason = "no prompt_token_ids" if name == "sglang" else "HTTP 500"
+    for what in ("tokenizer", "chat template"):
+        assert f"{url}: its {what} is not compared with the target's" in caplog.text and reason in caplog.text
 
 
 def test_servers_that_fail_now_and_then_lose_and_double_nothing(
@@ -169,9 +183,12 @@ def test_a_run_without_servers_ends_in_one_line_and_the_next_one_goes_on(
         ({"vocabulary": True}, "has another tokenizer than target.path"),
     ],
 )
+@pytest.mark.parametrize("name", ["sglang", "openai"])
 def test_a_server_of_another_target_is_refused_before_it_answers(
-    ask: Ask, server: ProtocolServer, target: Target, change: dict[str, Any], message: str
+    ask: Ask, server: ProtocolServer, target: Target, name: str, change: dict[str, Any], message: str
 ) -> None:
+    server.max_model_len = int(1e30) if name == "sglang" else 4096
+
     class Other:
         def encode(self, text: str, **settings: Any) -> list[int]:
             ids = target.tokenizer.encode(text, **settings)
@@ -183,7 +200,7 @@ def test_a_server_of_another_target_is_refused_before_it_answers(
     server.arguments |= {key: value for key, value in change.items() if key == "model_path"}
     server.tokenizer = Other()
     with serving(server) as url, pytest.raises(InputError, match=message):
-        ask([url])
+        ask([url], name=name)
     assert server.received == []
 
 
