@@ -52,14 +52,18 @@ class Pack(OnDevice):
     last_exponents: UInt8[Tensor, "J 1"] | None = None
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:
-        """Move the pack; what is packed as fp8 travels so and is unpacked there."""
-        moved = super().to(device, non_blocking)
-        if moved.aux_exponents is None or moved.last_exponents is None:
-            return moved
+        """Move the pack. States in fp8 are moved as they are and unpacked on the device, if it has float8."""
+        if device.type == "mps":
+            return super(Pack, self._unpacked()).to(device, non_blocking)
+        return super().to(device, non_blocking)._unpacked()
+
+    def _unpacked(self) -> Self:
+        if self.aux_exponents is None or self.last_exponents is None:
+            return self
         return replace(
-            moved,
-            aux_hidden_states=unpacked(moved.aux_hidden_states, moved.aux_exponents),
-            last_hidden_state=unpacked(moved.last_hidden_state, moved.last_exponents),
+            self,
+            aux_hidden_states=unpacked(self.aux_hidden_states, self.aux_exponents),
+            last_hidden_state=unpacked(self.last_hidden_state, self.last_exponents),
             aux_exponents=None,
             last_exponents=None,
         )

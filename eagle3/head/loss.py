@@ -41,8 +41,8 @@ class UnrollMetrics:
         return cls(anchors, trained.sum(1), correct.sum(1), alive.sum(1), divergence.sum(1), alive.sum(0))
 
     def as_tensor(self) -> Float[Tensor, " sums"]:
-        """Return the 4 K + 1 sums."""
-        return torch.cat([self.anchors[None], self.trained, self.correct, self.alive, self.divergence]).double()
+        """Return the 4 K + 1 sums, in float32 or wider: exact up to 16 million anchors."""
+        return torch.cat([self.anchors[None], self.trained, self.correct, self.alive, self.divergence])
 
 
 @runtime_checkable

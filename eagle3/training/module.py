@@ -9,6 +9,7 @@ import math
 from dataclasses import asdict
 
 import lightning
+import numpy as np
 import torch
 from jaxtyping import Float
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -37,9 +38,7 @@ class HeadTraining(lightning.LightningModule):
 
     embedding: Float[Tensor, "V H"]
     teacher_head: Float[Tensor, "D H"]
-    step_totals: Float[Tensor, " N"]
-    totals: Float[Tensor, " N"]
-    served: Float[Tensor, "S C"]
+    step_sums: Float[Tensor, " N"]  # float32 like all tensors of a step: MPS has no float64
     kernels: KernelPlan
 
     def __init__(
@@ -64,11 +63,11 @@ class HeadTraining(lightning.LightningModule):
         # The target's weights are read from the store at every start: a checkpoint holds the head alone.
         self.register_buffer("embedding", embedding, persistent=False)
         self.register_buffer("teacher_head", lm_head[head.draft_ids], persistent=False)
-        for name in ("step_totals", "totals"):
-            self.register_buffer(name, torch.zeros(4 * ttt_steps + 3, dtype=torch.double), persistent=False)
+        self.register_buffer("step_sums", torch.zeros(4 * ttt_steps + 3), persistent=False)
         self.served_steps = served_steps(ttt_steps)
-        served = torch.zeros(len(self.served_steps), ttt_steps + 1, dtype=torch.double)
-        self.register_buffer("served", served, persistent=False)
+        # Sums of a validation, in float64 on the CPU, which waits for each of its steps anyway.
+        self.val_sums = np.zeros(4 * ttt_steps + 3)
+        self.served = np.zeros((len(self.served_steps), ttt_steps + 1))
 
     def configure_model(self) -> None:
         if self.device_mesh is not None:  # trainer=fsdp
@@ -87,29 +86,28 @@ class HeadTraining(lightning.LightningModule):
 
     def training_step(self, batch: TttBatch, batch_idx: int) -> Tensor:
         loss, metrics = self.compute_loss(batch)
-        self.step_totals += self._totals(loss.detach(), metrics, batch)
+        self.step_sums += self._sums(loss.detach(), metrics, batch)
         if ends_step(self.trainer, batch_idx):
             if self._logs:
                 self.log("train/lr", self.trainer.optimizers[0].param_groups[0]["lr"])  # one for all groups
-                self._log("train", self.trainer.strategy.reduce(self.step_totals, reduce_op="sum"))
-            self.step_totals.zero_()
+                self._log("train", self.trainer.strategy.reduce(self.step_sums, reduce_op="sum"))
+            self.step_sums.zero_()
         return loss
 
     def validation_step(self, batch: TttBatch, batch_idx: int) -> None:
         loss, metrics = self.compute_loss(batch)
-        self.totals += self._totals(loss, metrics, batch)
+        self.val_sums += self._sums(loss, metrics, batch).cpu().numpy()
         gained, anchors = metrics.gained.cpu(), batch.anchors.cpu()
         for served, steps in zip(self.served, self.served_steps, strict=True):
-            served[: steps + 1] += rounds(gained, anchors, steps=steps).to(served)
+            served[: steps + 1] += rounds(gained, anchors, steps=steps).numpy()
 
     def on_validation_epoch_start(self) -> None:
-        self.totals.zero_()
-        self.served.zero_()
+        self.val_sums.fill(0)
+        self.served.fill(0)
 
     def on_validation_epoch_end(self) -> None:
-        totals = self.trainer.strategy.reduce(self.totals, reduce_op="sum")
-        length = self._log("val", totals)
-        counts = self.trainer.strategy.reduce(self.served, reduce_op="sum")
+        length = self._log("val", self._over_ranks(self.val_sums))
+        counts = self._over_ranks(self.served)
         at_least = counts.flip(1).cumsum(1).flip(1)  # (S, C), verifications that accept 0, 1, … drafts or more
         shares = at_least[:, 1:] / at_least[:, :1].clamp(min=1)
         served = dict(zip(self.served_steps, 1 + shares.sum(1), strict=True))
@@ -173,10 +171,15 @@ class HeadTraining(lightning.LightningModule):
         """Whether the optimizer step that is being made is logged: elsewhere nothing waits for the GPU."""
         return (self.trainer.global_step + 1) % self.trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
 
-    def _totals(self, loss: Float[Tensor, ""], metrics: UnrollMetrics, batch: TttBatch) -> Float[Tensor, " N"]:
+    def _over_ranks(self, sums: np.ndarray) -> Tensor:
+        """Return the sums over all ranks, in float64."""
+        if self.trainer.world_size == 1:
+            return torch.from_numpy(sums)
+        return self.trainer.strategy.reduce(torch.tensor(sums, device=self.device), reduce_op="sum")
+
+    def _sums(self, loss: Float[Tensor, ""], metrics: UnrollMetrics, batch: TttBatch) -> Float[Tensor, " N"]:
         """Return sums that packs and ranks add to: metrics, the loss, and what the loss is divided by."""
         in_step, own = self.loss.units(batch)
-        loss = loss.double()
         return torch.cat([metrics.as_tensor(), torch.stack([loss * in_step, torch.full_like(loss, own)])])
 
     def _log(self, stage: str, sums: Float[Tensor, " N"]) -> Tensor:

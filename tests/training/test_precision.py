@@ -1,11 +1,29 @@
-"""trainer=auto: bf16 where there is a GPU to train on, float32 on the CPU."""
+"""trainer=auto: bf16 where there is a GPU to train on, float32 on the CPU and on Apple's GPUs."""
 
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import lightning
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
-from stores import CONF
+from lightning import fabric
+from lightning.pytorch.accelerators import MPSAccelerator
+from stores import CONF, random_samples, write_store
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from eagle3.commands.train import chosen_precision
+from eagle3.data.pack import OnDevice, pack_samples
+from eagle3.features.fp8 import scaled
+from tests.training.test_training import Run
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers.*",
+    "ignore:.*treespec, LeafSpec.*",
+    "ignore:Checkpoint directory.*",
+)
 
 
 @pytest.mark.parametrize(
@@ -24,3 +42,65 @@ def test_the_trainer_that_is_taken_by_default_decides_by_the_machine() -> None:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         trainer = compose("train").trainer
     assert (trainer.precision, trainer.accelerator) == ("auto", "auto")
+
+
+class FailsAsMpsDoes(TorchDispatchMode):
+    """Apple's GPUs have no float64 and no float8; PyTorch raises an error where one would be made there."""
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = operator(*args, **(kwargs or {}))
+        for tensor in pytree.tree_leaves(made):
+            if isinstance(tensor, torch.Tensor) and tensor.dtype in (torch.float64, torch.float8_e4m3fn):
+                raise RuntimeError(f"{operator} makes {tensor.dtype}")
+        return made
+
+
+class OnMps(lightning.Callback):
+    """Steps on a device that fails as MPS does; the epoch's end of a validation is computed on the CPU."""
+
+    def __init__(self) -> None:
+        self.mode, self.steps = FailsAsMpsDoes(), 0
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self.mode.__enter__()
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.mode.__exit__(None, None, None)
+        self.steps += 1
+
+    def on_exception(self, *_: Any) -> None:
+        self.mode.__exit__(None, None, None)
+
+    on_validation_batch_start, on_validation_batch_end = on_train_batch_start, on_train_batch_end
+
+
+@pytest.mark.parametrize("clip", ["1.0", "null"])
+def test_steps_use_no_float64_where_auto_finds_apples_gpu_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clip: str
+) -> None:
+    for accelerator in (MPSAccelerator, fabric.accelerators.MPSAccelerator):
+        monkeypatch.setattr(accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(MPSAccelerator, "get_parallel_devices", lambda devices: [torch.device("cpu")])
+    monkeypatch.setattr(MPSAccelerator, "setup_device", lambda *_: None)
+    store = write_store(tmp_path / "features", random_samples(60))
+    options = ("trainer.max_epochs=1", f"trainer.gradient_clip_val={clip}")
+    run = Run(tmp_path / "run", store, "trainer.accelerator=auto", "trainer.precision=auto", *options)
+    assert isinstance(run.trainer.accelerator, MPSAccelerator) and run.trainer.precision == "32-true"
+    assert torch.float64 not in {tensor.dtype for tensor in run.module.buffers()}
+    run.trainer.callbacks.append(on_mps := OnMps())
+    run.fit()
+    assert on_mps.steps > 15
+
+
+def test_fp8_is_unpacked_before_it_goes_to_apples_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device has no float8."""
+    [sample, *_] = random_samples(3)
+    aux, last = scaled(sample.aux_hidden_states, 3), scaled(sample.last_hidden_state, 1)
+    in_fp8 = replace(sample, aux_hidden_states=aux, last_hidden_state=last)
+    pack = pack_samples([in_fp8], anchors_in_step=1, samples_in_step=1, pin=False)
+    on_cpu, sent = pack.to(torch.device("cpu")), list[Any]()
+    monkeypatch.setattr(OnDevice, "to", lambda moving, device, non_blocking=False: sent.append(moving) or moving)
+    pack.to(torch.device("mps"))
+    assert sent[0].aux_hidden_states.dtype == torch.bfloat16 and sent[0].aux_exponents is None
+    assert torch.equal(sent[0].aux_hidden_states, on_cpu.aux_hidden_states)
+    assert torch.equal(sent[0].last_hidden_state, on_cpu.last_hidden_state)
