@@ -22,6 +22,7 @@ ROOTS = {
         "trainer",
         "callbacks",
         "logger",
+        "hparams_search",
         "experiment",
         "log",
     ],
@@ -39,7 +40,7 @@ ROOTS = {
     ],
     "serve": ["target", "chat", "launch", "serve", "logger", "log"],
 }
-GLOBAL = ("experiment", "log")  # whose keys are those of the whole config
+GLOBAL = ("experiment", "hparams_search", "log")  # whose keys are those of the whole config
 OPTIONS = [
     (root, group, option.stem)
     for root, groups in ROOTS.items()
@@ -60,6 +61,8 @@ def test_no_config_group_is_left_out_of_these_tests() -> None:
 
 @pytest.mark.parametrize(("root", "group", "option"), OPTIONS)
 def test_every_option_composes(root: str, group: str, option: str) -> None:
+    if group == "hparams_search":
+        pytest.importorskip(f"hydra_plugins.hydra_{option}_sweeper")
     config = composed(root, f"{group}={option}")
     key = option if group == "serve" else group  # one key for each action
     assert config[key] if group not in GLOBAL else config

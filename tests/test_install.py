@@ -23,7 +23,7 @@ from eagle3.prompts import LIBRARIES, plain_source
 # What may import the packages of an extra; all other code does without.
 NEEDS_EXTRA = {
     "prompts": ("eagle3/prompts",),
-    "bench": ("eagle3/serving/bench", "eagle3/serving/tune", "eagle3/serving/server", "eagle3/training/pictures"),
+    "bench": ("eagle3/serving/bench", "eagle3/serving/tune", "eagle3/serving/server", "eagle3/training/curves.py"),
     "engine": (
         *(f"eagle3/engine/{name}.py" for name in ("client", "endpoint", "pool", "capture", "same_target")),
         "eagle3/answers/served.py", "eagle3/features/served.py", "eagle3/features/sentinel.py",

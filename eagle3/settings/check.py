@@ -151,5 +151,5 @@ def _options(script: str) -> list[str]:
     return [
         f"{group}={option}"
         for group, option in HydraConfig.get().runtime.choices.items()
-        if isinstance(option, str) and not group.startswith(("hydra", "experiment"))
+        if isinstance(option, str) and not group.startswith(("hydra", "hparams_search", "experiment"))
     ]

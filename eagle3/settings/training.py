@@ -276,7 +276,7 @@ class EarlyStopping(Monitoring):
     check_finite: NotRequired[bool]
 
 
-@part_of("eagle3.training.callbacks.Curves")
+@part_of("eagle3.training.curves.Curves")
 class Curves(TypedDict):
     run_dir: Text
     every_n_validations: Count

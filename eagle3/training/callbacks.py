@@ -1,5 +1,4 @@
-"""What Lightning does not have: best checkpoints without what a kill left, a last one on signals, throughput in the
-log, a picture of the curves, and a progress bar that does not wait for the GPU."""
+"""Callbacks: the best checkpoints, last.ckpt, also on signals, throughput, and a progress bar that waits for no GPU."""
 
 import logging
 import math
@@ -7,7 +6,6 @@ import signal
 import time
 from collections.abc import Set
 from glob import escape
-from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,9 +17,7 @@ from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint, T
 from eagle3.adapters.lightning import skip_sigterm_broadcast, unfinished_epoch
 from eagle3.data.loader import PackLoader
 from eagle3.data.pack import Batch
-from eagle3.errors import Interrupted, install_command
-from eagle3.training.curves import PICTURE, write_curves
-from eagle3.training.loggers import log_picture
+from eagle3.errors import Interrupted
 
 log = logging.getLogger(__name__)
 PATHS = ("best_model_path", "kth_best_model_path")  # in the state of a ModelCheckpoint
@@ -205,36 +201,3 @@ class Throughput(Callback):
     def _start(self, now: float, waited: float) -> None:
         self.anchors = self.tokens = 0
         self.started, self.waited = now, waited
-
-
-class Curves(Callback):
-    """Draws RUN/curves.png from RUN/metrics.csv after validations and at the end, and gives it to the trackers."""
-
-    def __init__(self, *, run_dir: str, every_n_validations: int) -> None:
-        self.run_dir, self.every_n_validations = Path(run_dir), every_n_validations
-        self.validations, self.drawn_at = 0, -1
-        self.can_draw = find_spec("matplotlib") is not None
-
-    def on_fit_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
-        if not self.can_draw:
-            log.info("%s is not drawn: that needs matplotlib, %s", PICTURE, install_command("bench"))
-
-    def on_validation_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
-        self.validations += not trainer.sanity_checking
-        if not trainer.sanity_checking and self.validations % self.every_n_validations == 0:
-            self._draw(trainer)
-
-    def on_train_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
-        if self.drawn_at != trainer.global_step:
-            self._draw(trainer)
-
-    def _draw(self, trainer: lightning.Trainer) -> None:
-        for logger in trainer.loggers:
-            logger.save()  # metrics.csv, whose last rows wait to be written
-        self.drawn_at = trainer.global_step
-        if self.can_draw and trainer.is_global_zero and (self.run_dir / "metrics.csv").is_file():
-            try:
-                write_curves([self.run_dir], self.run_dir / PICTURE)
-                log_picture(trainer.loggers, "curves", self.run_dir / PICTURE, trainer.global_step)
-            except Exception as error:  # whatever it is: checkpoints are saved after this, and hours may be behind it
-                log.warning("%s is not drawn, the training goes on: %s: %s", PICTURE, type(error).__name__, error)

@@ -1,58 +1,153 @@
-"""The curves of trainings, also while they run.
+"""The curves of a training in RUN/curves.png, drawn by a callback while it runs or by a command:
 
-python -m eagle3.training.curves RUN                   # RUN/curves.png, as at the end of the training
-python -m eagle3.training.curves RUN OTHER_RUN --out both.png     # several in one picture
+python -m eagle3.training.curves RUN                              # RUN/curves.png
+python -m eagle3.training.curves RUN OTHER_RUN --out both.png     # several runs in one picture
 """
 
 import argparse
 import csv
+import logging
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import lightning
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
 from eagle3.cli import exit_with
-from eagle3.errors import InputError, require_packages
+from eagle3.errors import InputError, install_command, require_packages
 from eagle3.storage.files import atomic_write
 
+log = logging.getLogger(__name__)
 PICTURE = "curves.png"
+PANELS = {  # by title with unit: the metrics of a panel
+    "loss (nats)": ("train/loss", "val/loss"),
+    "loss by TTT step (nats)": ("val/loss_*",),
+    "accept length (tokens)": ("train/accept_length", "val/accept_length", "val/served_accept_length_*"),
+    "share of served chains that reach a depth": ("val/served_reach_*",),
+    "learning rate": ("train/lr",),
+    "gradient norm before clipping": ("train/grad_norm",),
+    "throughput (per second)": ("train/anchors_per_s", "train/tokens_per_s"),
+    "share of time spent waiting for data": ("train/data_wait_share",),
+}
+LOG_SCALE = ("gradient norm before clipping",)
+MOST_LINES = 8  # of a panel and run
 
 
-@dataclass(frozen=True)
-class Curve:
-    steps: list[int] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
+class Curve(NamedTuple):
+    steps: list[int]
+    values: list[float]
+
+
+class Curves(Callback):
+    """Draws RUN/curves.png after validations and at the end, and gives it to the trackers."""
+
+    def __init__(self, *, run_dir: str, every_n_validations: int = 1) -> None:
+        self.run_dir, self.every_n_validations = Path(run_dir), every_n_validations
+        self.validations, self.drawn_at = 0, -1
+        self.can_draw = find_spec("matplotlib") is not None
+
+    def on_fit_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+        if not self.can_draw:
+            log.info("%s is not drawn: that needs matplotlib, %s", PICTURE, install_command("bench"))
+
+    def on_validation_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+        self.validations += not trainer.sanity_checking
+        if not trainer.sanity_checking and self.validations % self.every_n_validations == 0:
+            self._draw(trainer)
+
+    def on_train_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+        if self.drawn_at != trainer.global_step:
+            self._draw(trainer)
+
+    def _draw(self, trainer: lightning.Trainer) -> None:
+        for logger in trainer.loggers:
+            logger.save()  # the last rows of metrics.csv, which the logger holds in memory
+        self.drawn_at = trainer.global_step
+        if self.can_draw and trainer.is_global_zero and (self.run_dir / "metrics.csv").is_file():
+            try:
+                write_curves([self.run_dir], self.run_dir / PICTURE)
+                log_picture(trainer.loggers, self.run_dir / PICTURE, trainer.global_step)
+            except (
+                Exception
+            ) as error:  # of any kind: checkpoints are saved after this, and hours of training are at stake
+                log.warning("%s is not drawn, the training continues: %s: %s", PICTURE, type(error).__name__, error)
+
+
+def log_picture(loggers: Sequence[Logger], path: Path, step: int) -> None:
+    """Give the picture to the trackers; MLflow keeps only the latest."""
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            logger.log_image(path.stem, [str(path)], step)
+        elif isinstance(logger, TensorBoardLogger):
+            from matplotlib.image import imread
+
+            logger.experiment.add_image(path.stem, imread(path), step, dataformats="HWC")
+        elif isinstance(logger, MLFlowLogger):
+            logger.experiment.log_artifact(logger.run_id, str(path))
 
 
 def read_curves(run: Path) -> dict[str, Curve]:
-    """Read RUN/metrics.csv by metric; a last line that is being written is left out."""
+    """Read RUN/metrics.csv by metric, without a last line that is still being written."""
     path = run / "metrics.csv"
     if not path.is_file():
         raise InputError(f"{path} does not exist; give the folder of a training: outputs/train/…")
     text = path.read_text()
-    curves: dict[str, Curve] = defaultdict(Curve)
+    curves: dict[str, Curve] = defaultdict(lambda: Curve([], []))
     for row in csv.DictReader(text[: text.rfind("\n") + 1].splitlines()):
-        step = int(row["step"])
         for name, value in row.items():
-            if value and "/" in name:  # of a metric, not where it stands
-                curves[name].steps.append(step)
+            if value and "/" in name:  # a metric; the other columns are epoch and step
+                curves[name].steps.append(int(row["step"]))
                 curves[name].values.append(float(value))
     return dict(curves)
 
 
 def figure_of_runs(runs: Sequence[Path]) -> Any:
-    """Draw one run, or several in one picture, called like their folders; a figure of matplotlib."""
-    from eagle3.training.pictures.curves import curves_figure
-
+    """Draw one run, or several in one picture, as a matplotlib figure; runs are named after their folders."""
     names = [run.resolve().name for run in runs]
-    alike = len(set(names)) < len(names)
-    return curves_figure({str(run) if alike else name: read_curves(run) for run, name in zip(runs, names, strict=True)})
+    unique = len(set(names)) == len(names)
+    return draw({name if unique else str(run): read_curves(run) for run, name in zip(runs, names, strict=True)})
+
+
+def draw(runs: Mapping[str, Mapping[str, Curve]]) -> Any:
+    """Draw the panels. With one run, colours tell metrics apart; with several, runs, and later metrics are paler."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 12), layout="constrained")
+    for axes, (title, patterns) in zip(figure.subplots(-(-len(PANELS) // 2), 2).flat, PANELS.items(), strict=True):
+        for number, (run, curves) in enumerate(runs.items()):
+            metrics = _shown(patterns, curves)
+            for place, metric in enumerate(metrics):
+                style = {"marker": "."} if metric.startswith("val/") else {"linewidth": 1}
+                if len(runs) > 1:
+                    style |= {"color": f"C{number}", "alpha": 1 - 0.7 * place / len(metrics)}
+                axes.plot(*curves[metric], label=metric if len(runs) == 1 else f"{run}: {metric}", **style)
+        axes.set(title=title, yscale="log" if title in LOG_SCALE and axes.lines else "linear")
+        axes.grid(alpha=0.25)
+        if len(axes.lines) > 1:
+            axes.legend(fontsize="x-small")
+    figure.suptitle(", ".join(runs))
+    figure.supxlabel("optimizer step")
+    return figure
+
+
+def _shown(patterns: Sequence[str], curves: Mapping[str, Curve]) -> list[str]:
+    """Return the metrics of a panel; of many TTT steps or depths only every second, third, …"""
+    found = [name for pattern in patterns for name in sorted(curves, key=_by_number) if fnmatch(name, pattern)]
+    return found[:: -(-len(found) // MOST_LINES) or 1]
+
+
+def _by_number(metric: str) -> int:
+    number = metric.rpartition("_")[2]
+    return int(number) if number.isdigit() else -1
 
 
 def write_curves(runs: Sequence[Path], out: Path) -> None:
-    """Draw them into a file."""
     with atomic_write(out) as file:
         figure_of_runs(runs).savefig(file, format="png", dpi=100, metadata={"Software": None})
 
@@ -60,7 +155,7 @@ def write_curves(runs: Sequence[Path], out: Path) -> None:
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+", help="folders of trainings")
-    parser.add_argument("--out", type=Path, help=f"the picture; by itself RUN/{PICTURE}, of several ./{PICTURE}")
+    parser.add_argument("--out", type=Path, help=f"the picture; default RUN/{PICTURE}, for several runs ./{PICTURE}")
     options = parser.parse_args(arguments)
     out = options.out or (options.runs[0] / PICTURE if len(options.runs) == 1 else Path(PICTURE))
     try:

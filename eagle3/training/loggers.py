@@ -14,7 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from eagle3.adapters.hydra import HydraConfig, in_sweep
@@ -215,19 +215,6 @@ def log_lineage(loggers: Sequence[Logger], best: Checkpoint | None, source: Feat
         for logger in loggers:
             if isinstance(logger, WandbRun) and logger.artifacts:
                 logger.log_lineage(best, source)
-
-
-def log_picture(loggers: Sequence[Logger], name: str, path: Path, step: int) -> None:
-    """Give a picture to the trackers; MLflow keeps the latest under its file's name."""
-    for logger in loggers:
-        if isinstance(logger, WandbLogger):
-            logger.log_image(name, [str(path)], step)
-        elif isinstance(logger, TensorBoardLogger):
-            from eagle3.training.pictures.pixels import read_pixels
-
-            logger.experiment.add_image(name, read_pixels(path), step, dataformats="HWC")
-        elif isinstance(logger, MLFlowLogger):
-            logger.experiment.log_artifact(logger.run_id, str(path))
 
 
 def close(loggers: list[Logger], status: str) -> None:

@@ -1,12 +1,10 @@
-"""The ranked table and the picture at the end of a sweep, also while it runs:
+"""The ranked table of a sweep, printed when it ends, or while it runs by this command:
 
 python -m eagle3.training.sweep outputs/sweep/…
 """
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,101 +12,51 @@ from omegaconf import DictConfig, OmegaConf
 
 from eagle3.adapters.hydra import Callback
 from eagle3.cli import exit_with
-from eagle3.errors import install_command
-from eagle3.storage.files import atomic_write
 from eagle3.storage.records import read_sealed_json
-
-PICTURE = "sweep.png"
-LIBRARIES = ("matplotlib", "scipy")  # what the extra `bench` brings
 
 
 class RankedTable(Callback):
-    """Hydra callback: prints the table and draws the picture when all jobs of a sweep have ended; exit status 1 if one
-    has no result."""
+    """Hydra callback that prints the table when all jobs have ended; the exit status is 1 if one has no result."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Settings of these jobs would stand beside results of others."""
+        """Refuse a folder with an earlier sweep: the table would mix the jobs of both."""
         directory = Path(config.hydra.sweep.dir)
         if first_rank() and read_jobs(directory):
             exit_with(f"hydra.sweep.dir={directory} holds an earlier sweep; give another folder, or leave it out", 1)
         require_direction(config)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        if not first_rank():  # its jobs have ended before the first rank has written their results
+        if not first_rank():  # other ranks end before the first one has written the results
             return
         directory = Path(config.hydra.sweep.dir)
-        show(directory)
+        print(ranked_table(directory))
         if any(job["score"] is None for job in read_jobs(directory)):
             sys.exit(1)
 
 
 def require_direction(config: DictConfig) -> None:
-    """A study of Optuna's plugin looks for the smallest value by itself."""
+    """Refuse a study that looks for the worst head: by default Optuna's plugin minimises."""
     mode = OmegaConf.select(config, "callbacks.best.mode")
     wanted, given = "minimize" if mode == "min" else "maximize", config.hydra.sweeper.get("direction")
     name = getattr(given, "name", given)
     if name not in (None, wanted):
         exit_with(
-            f"hydra.sweeper.direction={name} looks for the worst head: callbacks.best.mode={mode}; take "
-            f"hydra/sweeper=search, or hydra.sweeper.direction={wanted}",
+            f"hydra.sweeper.direction={name} looks for the worst head: callbacks.best.mode={mode}; give "
+            f"hydra.sweeper.direction={wanted}, or hparams_search=optuna, which sets it",
             1,
         )
 
 
 def first_rank() -> bool:
-    """Of the processes that torchrun or a scheduler starts with the same command."""
+    """Whether this is the first of the processes that torchrun or a scheduler starts with the same command."""
     return all(os.environ.get(name, "0") == "0" for name in ("LOCAL_RANK", "RANK", "SLURM_PROCID"))
 
 
-def show(directory: Path) -> None:
-    """Draw the picture, say where it is or why there is none, and print the table."""
-    try:
-        print(f"picture: {write_picture(directory)}")
-    except NoPicture as reason:
-        print(f"no {PICTURE}: {reason}")
-    print(ranked_table(directory))
-
-
-class NoPicture(Exception):
-    """Why there is nothing to draw, or nothing to draw with."""
-
-
-def write_picture(directory: Path) -> Path:
-    """Draw the jobs of a sweep as far as it is, and return where the picture is."""
-    if missing := [name for name in LIBRARIES if find_spec(name) is None]:
-        raise NoPicture(f"it needs {' and '.join(missing)}; install all that it needs: {install_command('bench')}")
-    figure = picture(read_jobs(directory), directory.resolve().name)
-    with atomic_write(directory / PICTURE) as file:
-        figure.savefig(file, format="png", dpi=110, metadata={"Software": None})
-    return directory / PICTURE
-
-
-def picture(jobs: Sequence[Mapping[str, Any]], name: str) -> Any:
-    """Draw the jobs that have a result over the keys that differ among them; a figure of matplotlib."""
-    from eagle3.training.pictures.sweep import Job, sweep_figure
-
-    ended = [job for job in jobs if job["score"] is not None]
-    told = [dict(item.split("=", 1) for item in job["settings"] if "=" in item) for job in ended]
-    keys = [key for key in (told[0] if told else ()) if len({settings.get(key, "") for settings in told}) > 1]
-    if not keys:
-        raise NoPicture("it shows two results or more, of settings that differ")
-    failed = len(jobs) - len(ended)
-    return sweep_figure(
-        [
-            Job({key: settings.get(key, "") for key in keys}, job["score"])
-            for settings, job in zip(told, ended, strict=True)
-        ],
-        metric=ended[0]["metric"],
-        smaller_is_better=ended[0]["mode"] == "min",
-        title=f"{name}: {len(jobs)} jobs" + (f", {failed} of them without a result" if failed else ""),
-    )
-
-
 def ranked_table(directory: Path) -> str:
-    """Jobs of a sweep with the settings that differ, the best first; jobs without a result last."""
+    """Return a line for each job with the settings that differ, the best job first and those without a result last."""
     jobs = sorted(read_jobs(directory), key=rank)
     if not jobs:
-        return f"{directory} holds no job of a sweep"
+        return f"{directory} has no jobs of a sweep"
     metric = jobs[0]["metric"] or "result"
     shared = set.intersection(*(set(job["settings"]) for job in jobs)) if len(jobs) > 1 else set()
     lines = [f"{'rank':>4}  {metric:>13}  {'steps':>6}  job  settings"]
@@ -140,4 +88,4 @@ def rank(job: dict[str, Any]) -> tuple[bool, float, str]:
 if __name__ == "__main__":
     if len(sys.argv) != 2 or not Path(sys.argv[1]).is_dir():
         exit_with("give the folder of a sweep: python -m eagle3.training.sweep outputs/sweep/…", 1)
-    show(Path(sys.argv[1]))
+    print(ranked_table(Path(sys.argv[1])))

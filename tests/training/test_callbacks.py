@@ -18,7 +18,7 @@ from eagle3.data import loader
 from eagle3.data.datamodule import FeatureData
 from eagle3.data.pack import Batch
 from eagle3.data.plan import PlannedPack
-from eagle3.training import callbacks
+from eagle3.training import callbacks, curves
 from eagle3.training.callbacks import Progress
 from eagle3.training.module import HeadTraining
 from tests.training.test_training import Run
@@ -64,7 +64,7 @@ def test_a_step_reads_no_number_but_where_it_logs(
 ) -> None:
     # DenseAttention reads nothing; PaddedAttention reads its sizes from tensors that are on the CPU.
     options = ["kernels.attention=dense", "trainer.max_epochs=1", f"trainer.log_every_n_steps={LOG_EVERY}"]
-    options += [f"trainer.gradient_clip_val={clip}"]
+    options += [f"trainer.gradient_clip_val={clip}", f"callbacks.last.every_n_steps={LOG_EVERY}"]  # saving reads all
     run = Run(tmp_path / "run", write_store(tmp_path / "features", random_samples(200)), *options)
     counter = CountPerStep()
     run.trainer.callbacks += [counter, Progress(refresh_seconds=3600, metrics=["train/loss", "val/accept_length"])]
@@ -165,9 +165,9 @@ def test_rates_leave_the_drawing_of_curves_out(tmp_path: Path, monkeypatch: pyte
     def slow(*given: Any) -> None:
         clock.now += 100
 
-    monkeypatch.setattr(callbacks, "write_curves", slow)
-    monkeypatch.setattr(callbacks, "log_picture", lambda *given: None)
-    curves = "{_target_: eagle3.training.callbacks.Curves, run_dir: '${run_dir}', every_n_validations: 1}"
-    fit_on_small_packs(tmp_path, "trainer.val_check_interval=0.5", f"callbacks.curves={curves}")
+    monkeypatch.setattr(curves, "write_curves", slow)
+    monkeypatch.setattr(curves, "log_picture", lambda *given: None)
+    callback = "{_target_: eagle3.training.curves.Curves, run_dir: '${run_dir}', every_n_validations: 1}"
+    fit_on_small_packs(tmp_path, "trainer.val_check_interval=0.5", f"callbacks.curves={callback}")
     assert clock.now > 200, "nothing was drawn in the middle"
     assert clock.logged["train/tokens_per_s"] == clock.tokens

@@ -107,8 +107,7 @@ def test_a_wandb_sweep_has_one_run_a_job_with_config_revision_and_store(tmp_path
         capture_output=True,
         text=True,
     )
-    assert again.stdout.splitlines() == table[-4:]
-    assert table[-4] == f"picture: {sweep}/sweep.png" and (sweep / "sweep.png").is_file()
+    assert again.stdout.splitlines() == table[-3:]
 
 
 # --- trackers ---------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from hydra.errors import MissingConfigException
 from scripts import run_script
 from stores import ROOT
 
-from eagle3.cli import PLUGINS, wrong_override
+from eagle3.cli import wrong_override
 from eagle3.storage.records import write_sealed_json
 from eagle3.training.sweep import ranked_table, read_jobs
 
@@ -44,15 +44,15 @@ def test_of_a_metric_that_shall_be_small_the_smallest_is_first(tmp_path: Path) -
 
 
 def test_a_folder_without_jobs_says_so(tmp_path: Path) -> None:
-    assert "holds no job of a sweep" in ranked_table(tmp_path)
+    assert "has no jobs of a sweep" in ranked_table(tmp_path)
 
 
 # --- Hydra's plugins --------------------------------------------------------------------------------------------------
 
 LAUNCHERS = [
-    ("parallel", "hydra_joblib_launcher"),
-    ("slurm_local", "hydra_submitit_launcher"),
-    ("ray_cluster", "hydra_ray_launcher"),
+    (("hydra/launcher=joblib", "hydra.launcher.n_jobs=2"), "hydra_joblib_launcher"),
+    (("hydra/launcher=submitit_local",), "hydra_submitit_launcher"),
+    (("hydra/launcher=ray", "+hydra.launcher.ray.remote.num_cpus=1"), "hydra_ray_launcher"),
 ]
 
 
@@ -66,10 +66,10 @@ def sweep(store: Path, folder: Path, *arguments: str) -> subprocess.CompletedPro
 
 @pytest.mark.parametrize(("launcher", "plugin"), LAUNCHERS)
 def test_jobs_on_other_processes_share_the_store_and_one_failure_ends_no_other(
-    tmp_path: Path, store_path: Path, launcher: str, plugin: str
+    tmp_path: Path, store_path: Path, launcher: tuple[str, ...], plugin: str
 ) -> None:
     pytest.importorskip(f"hydra_plugins.{plugin}")
-    done = sweep(store_path, tmp_path / "sweep", f"hydra/launcher={launcher}", "optim.lr=-1,1e-3")
+    done = sweep(store_path, tmp_path / "sweep", *launcher, "optim.lr=-1,1e-3")
     table = done.stdout.splitlines()
     assert done.returncode == 1, done.stderr[-2000:]  # one job has no result
     assert [line.split()[-1] for line in table[-2:]] == ["optim.lr=0.001", "optim.lr=-1"]
@@ -81,7 +81,7 @@ def test_a_study_goes_on_after_a_failed_trial_and_looks_for_the_longest_accept_l
 ) -> None:
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
     drawn = ("hydra/sweeper/sampler=random", "hydra.sweeper.sampler.seed=1")  # with a rate of -1 among them, and others
-    study = ("hydra/sweeper=search", "hydra.sweeper.n_trials=3", *drawn, "loss.decay=0.8")
+    study = ("hparams_search=optuna", "hydra.sweeper.n_trials=3", *drawn, "loss.decay=0.8")
     done = sweep(store_path, tmp_path / "sweep", *study, "optim.lr=choice(-1,1e-3,1e-2)")
     assert "Traceback" not in done.stderr
     found = yaml.safe_load((tmp_path / "sweep" / "optimization_results.yaml").read_text())
@@ -95,37 +95,32 @@ def test_a_study_that_looks_for_the_worst_is_refused(tmp_path: Path) -> None:
     done = sweep(tmp_path, tmp_path / "sweep", "hydra/sweeper=optuna", "optim.lr=choice(1e-3,1e-2)")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        "error: hydra.sweeper.direction=minimize looks for the worst head: callbacks.best.mode=max; take "
-        "hydra/sweeper=search, or hydra.sweeper.direction=maximize"
+        "error: hydra.sweeper.direction=minimize looks for the worst head: callbacks.best.mode=max; give "
+        "hydra.sweeper.direction=maximize, or hparams_search=optuna, which sets it"
     )
 
 
 @pytest.mark.parametrize(
-    ("option", "plugin", "extra"),
-    [
-        ("hydra/sweeper=search", "optuna", "optuna"),
-        ("hydra/launcher=parallel", "joblib", "joblib"),
-        ("hydra/launcher=slurm", "submitit_slurm", "submitit"),
-        ("hydra/launcher=slurm_local", "submitit_local", "submitit"),
-        ("hydra/launcher=ray_cluster", "ray", "ray-sweep"),
-    ],
-)
-def test_a_plugin_that_is_not_installed_is_one_line(option: str, plugin: str, extra: str) -> None:
-    group = option.partition("=")[0]
-    missing = f"In '{option.replace('=', '/')}': Could not load '{group}/{plugin}'."
+    ("option", "extra"),
+    [("sweeper/optuna", "optuna"), ("launcher/joblib", "joblib"), ("launcher/submitit_slurm", "submitit"),
+     ("launcher/submitit_local", "submitit"), ("launcher/ray", "ray-sweep")],
+)  # fmt: skip
+def test_a_plugin_that_is_not_installed_is_one_line(option: str, extra: str) -> None:
+    group, plugin = option.split("/")
+    missing = f"In 'hydra/config': Could not load 'hydra/{option}'."
     told = wrong_override(MissingConfigException(missing, missing_cfg_file=None))
-    install = f"pip install -c constraints.txt -e '.[{extra}]' in the clone"
-    assert told == f"{group} needs the package of Hydra's {plugin}; install it: {install}"
+    assert told == f"hydra/{group} needs the package of Hydra's {plugin}; install it: {install_command(extra)}"
     assert extra in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "conf" / "hydra").glob("[ls]*er/*.yaml")), ids=lambda path: path.stem)
-def test_shipped_options_of_plugins_have_the_keys_that_those_take(path: Path) -> None:
-    plugin = yaml.safe_load(path.read_text())["defaults"][0]
-    pytest.importorskip(f"hydra_plugins.hydra_{PLUGINS[plugin].partition('-')[0]}_{path.parent.name}")
+@pytest.mark.parametrize(("mode", "direction"), [("max", "maximize"), ("min", "minimize")])
+def test_a_search_looks_for_what_callbacks_best_calls_better(mode: str, direction: str) -> None:
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        config = compose("train", overrides=[f"hydra/{path.parent.name}={path.stem}"], return_hydra_config=True)
-    assert "hydra_plugins" in config.hydra[path.parent.name]._target_
+        overrides = ["hparams_search=optuna", f"callbacks.best.mode={mode}"]
+        config = compose("train", overrides=overrides, return_hydra_config=True)
+    assert config.hydra.sweeper.direction == direction
+    assert "OptunaSweeper" in config.hydra.sweeper._target_
 
 
 def test_a_run_that_was_stopped_goes_on_by_itself(tmp_path: Path, store_path: Path) -> None:
