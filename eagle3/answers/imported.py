@@ -99,7 +99,7 @@ def _answer_row(chat: Chat, turn: int, messages: Messages, index: int, unstated:
                 raise RefusedConversation(TWO_ANSWERS)
             ended = _has_ended(unstated if finish_reason == UNSTATED else finish_reason)
             prompt_ids, answer_ids = _by_text(chat, plain, ended=ended)
-            finish_reason = finish_reason if ended else "length"  # data.whole goes by it
+            finish_reason = finish_reason if ended else "length"  # data.finished_only depends on it
     except RefusedConversation as refusal:
         return AnswerRow(turn, shown, [], [], finish_reason, str(refusal))
     return AnswerRow(turn, shown, prompt_ids, answer_ids, finish_reason, None)

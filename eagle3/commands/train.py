@@ -92,6 +92,7 @@ def build_training(config: DictConfig) -> tuple[FeatureData, HeadTraining]:
     start = read_start(config.init_from, source) if config.init_from else None
     head = cli.build(config.model, source=source, start=start) if start else cli.build(config.model, source=source)
     data = build_data(config, source, head)
+    data.setup("fit")  # before there is a trainer: what is wrong with the data is found before anything is written
     return data, build_module(config, head, data, start)
 
 

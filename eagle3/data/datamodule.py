@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from eagle3.data.loader import PackLoader, SideStream
+from eagle3.data.loader import EpochPart, PackLoader, SideStream
 from eagle3.data.mix import Mixture, Rules
 from eagle3.data.pack import Batch, Pack, pack_samples
 from eagle3.data.plan import EpochPlan, PlannedPack, not_taken, plan_epoch
@@ -27,75 +27,76 @@ from eagle3.features.split import hash64
 from eagle3.features.turns import anchors_of
 
 log = logging.getLogger(__name__)
+FROM_THE_START: dict[str, Any] = {"epoch": 0, "consumed": 0, "before": []}
 
 
 class FeatureData(lightning.LightningDataModule):
-    """Training and validation batches of a feature source; a prompt's samples are all on one side of the split.
+    """Training and validation batches of a feature source. All samples of a prompt are on one side of the split.
 
-    `prepare` makes of a pack what the head trains on: on the CPU, in the reader threads.
+    `setup("fit")` chooses and splits the samples, after which `train_samples`, `val_samples` and `val_fraction` are
+    known. Like in Lightning's own examples it may be called before there is a trainer; the trainer's call then verifies
+    the shards. `prepare` turns a pack into what the head trains on: on the CPU, in the reader threads.
 
     Needs `Trainer(reload_dataloaders_every_n_epochs=1)`: each epoch has its own plan.
     """
+
+    train_samples: Samples
+    val_samples: Samples
+    selected: Samples  # by the rules, before the loss mask
 
     def __init__(
         self,
         *,
         source: FeatureSource,
         prepare: Callable[[Pack], Batch],
-        pack_tokens: int,
-        val_fraction: float,
-        limit_samples: int | None,
-        rules: Rules,
-        weights: list[float] | None,
-        order: str,
-        shuffle_buffer: int,
-        prefetch: int,
-        readers: int,
-        verify: bool,
-        seed: int,
-        loss_mask: AllTurns,
+        pack_tokens: int = 4096,
+        val_fraction: float = 0.05,
+        limit_samples: int | None = None,
+        rules: Rules | None = None,
+        weights: list[float] | None = None,
+        order: str = "shuffled",
+        shuffle_buffer: int = 256,
+        prefetch: int = 2,
+        readers: int = 2,
+        verify: bool = True,
+        seed: int = 0,
+        loss_mask: AllTurns | None = None,
     ) -> None:
         super().__init__()
-        self.source, self.prepare = source, prepare
-        self.pack_tokens, self.check_hashes = pack_tokens, verify
-        self.prefetch, self.readers = prefetch, readers
-        self.seed, self.loss_mask = seed, loss_mask
+        self.source, self.prepare, self.loss_mask = source, prepare, loss_mask or AllTurns()
+        self.pack_tokens, self.val_fraction, self.limit_samples = pack_tokens, val_fraction, limit_samples
+        self.rules, self.weights, self.seed = rules or Rules(), weights, seed
+        self.prefetch, self.readers, self.check_hashes = prefetch, readers, verify
         self.buffer = shuffle_buffer if order == "streaming" else None
         self.ranges = ThreadPoolExecutor(AHEAD) if self.buffer else None
-        self.stream: StreamReader | None = None
         self.requests = ThreadPoolExecutor(REQUESTS) if source.remote else None
-        loss_mask.check(source.made_from)
-        self.selected = rules.select(source.samples, source.location)
-        self.train_samples, self.val_samples = self._split(val_fraction, limit_samples)
-        self.mixture = Mixture(weights, self.train_samples, source) if weights else None
-        self.resume_from: dict[str, Any] = {"epoch": 0, "consumed": 0, "before": []}
-        self.before: list[dict[str, Any]] = []  # plans by which the epoch was trained so far, and how much of each
-        self.current: PackLoader | None = None
+        self.stream: StreamReader | None = None
         self.side_stream: SideStream | None = None
+        self.mixture: Mixture | None = None
+        self.resumed = FROM_THE_START
+        self.current: PackLoader | None = None
+        self._planned: EpochPart | None = None
 
     def setup(self, stage: str) -> None:
-        if self.check_hashes:
-            self.source.verify(rank=self._lightning.global_rank, world_size=self._lightning.world_size)
-        device = self._lightning.strategy.root_device
-        self.side_stream = SideStream(device) if device.type == "cuda" else None
+        if not hasattr(self, "train_samples"):
+            self.loss_mask.check(self.source.made_from)
+            self.selected = self.rules.select(self.source.samples, self.source.location)
+            self.train_samples, self.val_samples = self._split()
+            self.mixture = Mixture(self.weights, self.train_samples, self.source) if self.weights else None
+        if self.trainer is not None:
+            if self.check_hashes:
+                self.source.verify(rank=self.trainer.global_rank, world_size=self.trainer.world_size)
+            device = self.trainer.strategy.root_device
+            self.side_stream = SideStream(device) if device.type == "cuda" else None
 
     def train_dataloader(self) -> PackLoader:
-        epoch, rank = self._lightning.current_epoch, self._lightning.global_rank
-        seed = hash64(self.seed, epoch)
-        self.before = self.resume_from["before"] if epoch == self.resume_from["epoch"] else []
-        samples, behind = self.mixture.epoch(seed) if self.mixture else self.train_samples, 0
-        for other in self.before:
-            samples = not_taken(samples, self._plans(samples, other["spread"], shuffle_seed=seed), other["consumed"])
-            behind += other["consumed"]
-        planned = self._plans(samples, self._spread(), shuffle_seed=seed)[rank]
-        self.current = self._loader(planned, epoch=epoch, behind=behind)
-        self.current.load_state_dict(self.resume_from)
+        self.current = self._loader(partial(self._part, self._lightning.current_epoch), streams=self.buffer is not None)
         return self.current
 
     def val_dataloader(self) -> PackLoader:
         spread = {**self._spread(), "micro_batches": 1}
-        planned = self._plans(self.val_samples, spread, shuffle_seed=None)[self._lightning.global_rank]
-        return self._loader(planned, epoch=0)
+        packs = self._plans(self.val_samples, spread, shuffle_seed=None)[self._lightning.global_rank]
+        return self._loader(lambda: EpochPart(0, packs), streams=False)
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
         if not batch.pack.input_ids.is_cuda:
@@ -110,53 +111,70 @@ class FeatureData(lightning.LightningDataModule):
         assert self.trainer is not None
         return self.trainer
 
-    # A loader's own state may come too late, when Lightning has already asked for the first epoch's to count steps.
+    # --- resuming ----------------------------------------------------------------------------------------------------
+
     def state_dict(self) -> dict[str, Any]:
         assert self.current is not None
-        return {**self.current.state_dict(), "spread": self._spread(), "before": self.before}
+        state = self.current.state_dict()
+        return {**state, "spread": self._spread(), "before": self._resumed_in(state["epoch"])["before"]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where a run stopped; with another number of ranks, by a new plan of what it had not trained."""
-        self.resume_from = self._resumed(state_dict)
-        if (handed_out := self.current) is not None:  # trainer=fsdp counts steps before it restores
-            vars(handed_out).update(vars(self.train_dataloader()))
-            self.current = handed_out
+        """Resume where a run stopped; with another number of ranks, by a new plan for what it had not trained."""
+        self.resumed, self._planned = self._replanned(state_dict), None
 
-    def _resumed(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+    def _replanned(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         then, now = state_dict["spread"], self._spread()
         if then == now or state_dict["consumed"] == state_dict["packs"]:
             return state_dict
         before = [*state_dict["before"], {"spread": then, "consumed": state_dict["consumed"]}]
-        behind = sum(each["consumed"] for each in before)
-        if behind % now["micro_batches"]:
+        earlier = sum(each["consumed"] for each in before)
+        if earlier % now["micro_batches"]:
             raise InputError(
-                f"ckpt_path: that run stopped behind pack {behind} of an epoch, in the middle of a step of "
-                f"trainer.accumulate_grad_batches={now['micro_batches']}; go on with {then['micro_batches']}"
+                f"ckpt_path: that run stopped after pack {earlier} of an epoch, in the middle of a step of "
+                f"trainer.accumulate_grad_batches={now['micro_batches']}; resume with {then['micro_batches']}"
             )
-        log.info("%d ranks instead of %d: what the epoch has left is planned anew", now["ranks"], then["ranks"])
+        log.info("%d ranks instead of %d: the rest of the epoch is planned again", now["ranks"], then["ranks"])
         return {"epoch": state_dict["epoch"], "consumed": 0, "before": before}
 
+    def _resumed_in(self, epoch: int) -> dict[str, Any]:
+        return self.resumed if epoch == self.resumed["epoch"] else FROM_THE_START
+
     def _spread(self) -> dict[str, int]:
-        """What the plan of an epoch depends on beside the samples."""
+        """Return what the plan of an epoch depends on besides the samples."""
         return {"ranks": self._lightning.world_size, "micro_batches": self._lightning.accumulate_grad_batches}
 
+    # --- plans and packs ---------------------------------------------------------------------------------------------
+
+    def _part(self, epoch: int) -> EpochPart:
+        """Plan what this rank trains of the epoch, without what the run trained of it under other plans."""
+        if self._planned is None or self._planned.epoch != epoch:
+            seed, resumed = hash64(self.seed, epoch), self._resumed_in(epoch)
+            samples = self.mixture.epoch(seed) if self.mixture else self.train_samples
+            for other in resumed["before"]:
+                plans = self._plans(samples, other["spread"], shuffle_seed=seed)
+                samples = not_taken(samples, plans, other["consumed"])
+            packs = self._plans(samples, self._spread(), shuffle_seed=seed)[self._lightning.global_rank]
+            earlier = sum(other["consumed"] for other in resumed["before"])
+            self._planned = EpochPart(epoch, packs, start=resumed["consumed"], earlier=earlier)
+        return self._planned
+
     def read(self, ref: SampleRef) -> Sample:
-        """A sample with the loss mask applied."""
+        """Read a sample and apply the loss mask."""
         return self._masked(self.source.read(ref))
 
     def _masked(self, sample: Sample) -> Sample:
         return replace(sample, turns=self.loss_mask(sample))
 
-    def _loader(self, planned: EpochPlan, *, epoch: int, behind: int = 0) -> PackLoader:
-        load, begin = self._load, lambda consumed: None
-        if planned.stream is not None:
-            load, begin = self._load_of_stream, partial(self._begin_stream, planned)
-        options = {"prefetch": self.prefetch, "readers": self.readers, "epoch": epoch, "behind": behind}
-        return PackLoader(planned, load, begin=begin, **options)
+    def _loader(self, part: Callable[[], EpochPart], *, streams: bool) -> PackLoader:
+        options: dict[str, Any] = {"prefetch": self.prefetch, "readers": self.readers}
+        if streams:
+            return PackLoader(part, self._load_of_stream, begin=self._begin_stream, **options)
+        return PackLoader(part, self._load, **options)
 
-    def _begin_stream(self, planned: EpochPlan, consumed: int) -> None:
-        assert self.ranges is not None
-        self.stream = StreamReader(self.source, planned.samples, planned.stream_after(consumed), self.ranges)
+    def _begin_stream(self, part: EpochPart) -> None:
+        assert self.ranges is not None and isinstance(part.packs, EpochPlan)
+        rest = part.packs.stream_after(part.start)
+        self.stream = StreamReader(self.source, part.packs.samples, rest, self.ranges)
 
     def _load_of_stream(self, planned: PlannedPack) -> Batch:
         assert self.stream is not None
@@ -184,30 +202,33 @@ class FeatureData(lightning.LightningDataModule):
             return plan_stream(samples, shuffle_seed=shuffle_seed, buffer=self.buffer, **options)
         return plan_epoch(samples, shuffle_seed=shuffle_seed, **options)
 
-    def _split(self, val_fraction: float, limit: int | None) -> tuple[Samples, Samples]:
-        samples = self._samples_with_anchors(limit)
+    # --- choosing samples --------------------------------------------------------------------------------------------
+
+    def _split(self) -> tuple[Samples, Samples]:
+        samples = self._samples_with_anchors()
         self._check_lengths(samples)
-        # Of a few prompts none may lie below the fraction: then the lowest one validates.
-        self.val_fraction = max(val_fraction, math.nextafter(float(samples.split.min()), 1))
+        # If there are only a few prompts, none may be below the fraction: then the lowest one validates.
+        given = self.val_fraction
+        self.val_fraction = max(given, math.nextafter(float(samples.split.min()), 1))
         validates = samples.split < self.val_fraction
         train, val = samples.take(~validates), samples.take(validates)
         if not len(train):
             raise InputError(
-                f"data.val_fraction={val_fraction} leaves none of the {len(samples)} samples of "
-                f"{as_setting(self.source.location)} that can be trained for training; use more prompts or a smaller "
-                "data.val_fraction"
+                f"data.val_fraction={given} leaves none of the {len(samples)} samples of "
+                f"{as_setting(self.source.location)} for training; use more prompts or a smaller data.val_fraction"
             )
         return train, val
 
-    def _samples_with_anchors(self, limit: int | None) -> Samples:
+    def _samples_with_anchors(self) -> Samples:
+        limit = self.limit_samples
         fitting = self.loss_mask.select(self.selected)
         samples = fitting[:limit]
         if type(self.loss_mask) is not AllTurns:  # the index counts anchors of unmasked answers only
             counted = [self._count_anchors(ref) for ref in tqdm(samples, desc="count anchors under the loss mask")]
             if np.array_equal(counted, self.selected.anchors[:limit]):
                 log.warning(
-                    "loss_mask=%s changes nothing: no answer of %s holds what it leaves out (features.reasoning names "
-                    "the markers of reasoning)",
+                    "loss_mask=%s changes nothing: no answer of %s contains what it leaves out (features.reasoning "
+                    "names the markers of reasoning)",
                     type(self.loss_mask).__name__, as_setting(self.source.location),
                 )  # fmt: skip
             samples = samples.with_anchors(np.array(counted))
@@ -215,7 +236,7 @@ class FeatureData(lightning.LightningDataModule):
         samples = samples.take(samples.anchors > 0)
         if left_out:
             log.info(
-                "loss_mask=%s trains nothing of %d of %d samples: they are left out",
+                "loss_mask=%s leaves nothing to train in %d of %d samples: they are left out",
                 type(self.loss_mask).__name__, left_out, len(self.selected),
             )  # fmt: skip
         if not len(samples):
@@ -233,7 +254,7 @@ class FeatureData(lightning.LightningDataModule):
         if longest.tokens > self.pack_tokens:
             too_long = int((samples.tokens > self.pack_tokens).sum())
             raise InputError(
-                f"data.pack_tokens={self.pack_tokens} is less than {too_long} samples hold (the longest, "
+                f"data.pack_tokens={self.pack_tokens} is too small for {too_long} samples (the longest, "
                 f"{longest.id}: {longest.tokens} tokens); set data.pack_tokens={longest.tokens} or more, or leave "
                 f"them out with data.max_tokens={self.pack_tokens}"
             )

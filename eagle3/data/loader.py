@@ -1,4 +1,4 @@
-"""Reads packs ahead of the training step, in threads, and copies them to the GPU beside it.
+"""Reads packs ahead of the training step, in threads, and copies them to the GPU while the step runs.
 
 Worker processes would copy every sample through shared memory.
 """
@@ -6,6 +6,7 @@ Worker processes would copy every sample through shared memory.
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import islice
 
 import torch
@@ -14,37 +15,50 @@ from eagle3.data.pack import AnyBatch, Batch
 from eagle3.data.plan import PlannedPack
 
 
-class PackLoader:
-    """The packs of one epoch on one rank; `consumed` counts those handed out, also by the run that this one resumes.
+@dataclass(frozen=True)
+class EpochPart:
+    """What a rank trains of an epoch: the packs of one plan, from `start` on.
 
-    `behind`: packs of the epoch that a rank had by other plans, which are no part of this one and count for its length.
-    `begin` is told how many were consumed, before the first is loaded. `waited`: seconds for which a pack was asked for
-    and not there.
+    `earlier` counts packs of the epoch that the rank trained under other plans, before the number of ranks changed."""
+
+    epoch: int
+    packs: Sequence[PlannedPack]
+    start: int = 0
+    earlier: int = 0
+
+
+class PackLoader:
+    """Loads the packs of one epoch on one rank.
+
+    `part` is called when an iteration starts, not before: Lightning may ask for a loader first and restore the
+    checkpoint of a resumed run later. `begin` is called with the part before the first pack is loaded.
+    `consumed` counts packs of the part that were handed out or trained earlier, `waited` the seconds spent waiting.
     """
 
     def __init__(
         self,
-        planned: Sequence[PlannedPack],
+        part: Callable[[], EpochPart],
         load: Callable[[PlannedPack], Batch],
         *,
-        begin: Callable[[int], None] = lambda consumed: None,
-        prefetch: int,
-        readers: int,
-        epoch: int,
-        behind: int = 0,
+        begin: Callable[[EpochPart], None] = lambda part: None,
+        prefetch: int = 2,
+        readers: int = 2,
     ) -> None:
-        self.planned, self.load, self.begin, self.epoch = planned, load, begin, epoch
-        self.prefetch, self.readers, self.behind = prefetch, readers, behind
-        self.start, self.consumed, self.waited = 0, 0, 0.0
+        self.part, self.load, self.begin = part, load, begin
+        self.prefetch, self.readers = prefetch, readers
+        self._consumed: int | None = None
+        self.waited = 0.0
 
     def __len__(self) -> int:
-        return self.behind + len(self.planned)
+        part = self.part()
+        return part.earlier + len(part.packs)
 
     def __iter__(self) -> Iterator[Batch]:
-        self.consumed, self.start = self.start, 0  # validation goes over one loader many times, from its first pack
-        self.begin(self.consumed)
-        waiting = (self.planned[number] for number in range(self.consumed, len(self.planned)))
-        # One thread for a reader's tensors too: teams of threads would fight the training step for the cores.
+        part = self.part()
+        self._consumed = part.start
+        self.begin(part)
+        waiting = (part.packs[number] for number in range(part.start, len(part.packs)))
+        # One thread for a reader's tensors too: teams of threads would compete with the training step for the cores.
         with ThreadPoolExecutor(self.readers, initializer=torch.set_num_threads, initargs=(1,)) as readers:
             ahead = [readers.submit(self.load, pack) for pack in islice(waiting, self.prefetch)]
             while ahead:
@@ -52,25 +66,29 @@ class PackLoader:
                 pack = ahead.pop(0).result()
                 self.waited += time.perf_counter() - asked
                 ahead += [readers.submit(self.load, upcoming) for upcoming in [next(waiting, None)] if upcoming]
-                self.consumed += 1
+                self._consumed += 1
                 yield pack
 
+    @property
+    def consumed(self) -> int:
+        return self.part().start if self._consumed is None else self._consumed
+
     def state_dict(self) -> dict[str, int]:
-        return {"epoch": self.epoch, "consumed": self.consumed, "packs": len(self.planned)}
+        part = self.part()
+        return {"epoch": part.epoch, "consumed": self.consumed, "packs": len(part.packs)}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        if state_dict["epoch"] == self.epoch:
-            self.start = self.consumed = state_dict["consumed"]
+        """Do nothing: the data module restores the state. Lightning takes a loader for resumable if it has this."""
 
 
 class SideStream:
-    """Copies packs to a GPU while it computes."""
+    """Copies packs to a GPU while the GPU computes."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)
 
     def copy(self, batch: AnyBatch) -> AnyBatch:
-        """Returns when the copy is whole: the reader thread that calls this waits, the training step does not."""
+        """Copy a pack and wait for the copy: the reader thread that calls this waits, the training step does not."""
         with torch.cuda.stream(self.stream):
             copied = batch.to(self.stream.device, non_blocking=True)
         self.stream.synchronize()

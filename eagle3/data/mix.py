@@ -1,6 +1,6 @@
-"""Which samples are used and how often: rules that leave some out for good, and a weight for each store of a list.
+"""Which samples are used and how often: rules that leave samples out, and a weight for each of several stores.
 
-Nothing is rewritten, and nothing is asked of a sample but its columns. Shapes: N samples.
+No store is rewritten, and only the index columns of samples are read. Shapes: N samples.
 """
 
 import logging
@@ -17,22 +17,22 @@ from eagle3.features.split import hash64, share_fractions
 
 log = logging.getLogger(__name__)
 
-NAMED = 20  # of the sources that there are, in an error
+NAMED = 20  # sources listed in an error
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """Keys of conf/data that a sample must fit to be used at all; None: any does."""
+    """Keys of conf/data that decide whether a sample is used at all; a rule that is None leaves out nothing."""
 
     min_tokens: int | None = None
     max_tokens: int | None = None
-    share: float | None = None
+    prompt_fraction: float | None = None
     sources: list[str] | None = None
-    whole: bool | None = None
-    ids: str | None = None
+    finished_only: bool = False
+    ids_file: str | None = None
 
     def select(self, samples: Samples, location: str | list[str]) -> Samples:
-        """Return what the rules leave; what they leave out is counted in the log, by the first rule against it."""
+        """Return the samples that fit all rules. The log counts the others, each by the first rule that it breaks."""
         left, left_out = np.ones(len(samples), bool), {}
         for key, fits in self._set().items():
             against = left & ~fits(samples)
@@ -42,8 +42,8 @@ class Rules:
         counts = ", ".join(f"{count:,} by {key}" for key, count in left_out.items())
         if not left.any():
             raise InputError(
-                f"the rules leave none of the {len(samples):,} samples of data.path={as_setting(location)} (left out: "
-                f"{counts}); loosen them"
+                f"the rules leave out all {len(samples):,} samples of data.path={as_setting(location)} ({counts}); "
+                f"loosen them"
             )
         log.info("%s: %d of %d samples are used; left out: %s", as_setting(location), left.sum(), len(samples), counts)
         return samples.take(left)
@@ -52,30 +52,30 @@ class Rules:
         fits: dict[str, Callable[[Samples], np.ndarray]] = {
             "min_tokens": lambda samples: samples.tokens >= self.min_tokens,
             "max_tokens": lambda samples: samples.tokens <= self.max_tokens,
-            "share": lambda samples: share_fractions(samples.split) < self.share,
-            "sources": self._of_sources,
-            "whole": lambda samples: samples.whole() == self.whole,
-            "ids": self._of_ids,
+            "prompt_fraction": lambda samples: share_fractions(samples.split) < self.prompt_fraction,
+            "sources": self._from_sources,
+            "finished_only": lambda samples: samples.whole(),
+            "ids_file": self._in_ids_file,
         }
         values = {name: getattr(self, name) for name in fits}
-        return {f"data.{name}={value}": fits[name] for name, value in values.items() if value is not None}
+        return {f"data.{name}={value}": fits[name] for name, value in values.items() if value not in (None, False)}
 
-    def _of_sources(self, samples: Samples) -> np.ndarray:
+    def _from_sources(self, samples: Samples) -> np.ndarray:
         names, of_samples = samples.sources()
         wanted = self.sources or []
         if unknown := [name for name in wanted if name not in names]:
             more = f" and {len(names) - NAMED:,} others" if len(names) > NAMED else ""
             raise InputError(
-                f"data.sources={wanted}: no prompt came from {', '.join(unknown)}; there are "
+                f"data.sources={wanted}: no prompt came from {', '.join(unknown)}; the sources are "
                 f"{', '.join(sorted(names)[:NAMED])}{more}"
             )
         return np.isin(of_samples, [names.index(name) for name in wanted])
 
-    def _of_ids(self, samples: Samples) -> np.ndarray:
-        wanted = _listed_ids(self.ids or "")
+    def _in_ids_file(self, samples: Samples) -> np.ndarray:
+        wanted = _listed_ids(self.ids_file or "")
         fits = np.fromiter((name in wanted for _, name in samples.names()), bool, len(samples))
         if missing := len(wanted) - len({name for _, name in samples.take(fits).names()}):
-            log.warning("data.ids=%s: %d of its %d ids are no sample there", self.ids, missing, len(wanted))
+            log.warning("data.ids_file=%s: %d of its %d ids are not in the store", self.ids_file, missing, len(wanted))
         return fits
 
 
@@ -84,13 +84,13 @@ def _listed_ids(path: str) -> set[str]:
         lines = Path(path).read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
-            f"data.ids={path} cannot be read ({type(error).__name__}); name a text file with a sample's id in each line"
+            f"data.ids_file={path} cannot be read ({type(error).__name__}); give a text file with a sample id per line"
         ) from None
     return {line.strip() for line in lines} - {""}
 
 
 class Mixture:
-    """Draws the samples of an epoch: of each store `weight` times as many as it has, anew for each epoch.
+    """Draws the samples of each epoch: from each store `weight` times as many as it has.
 
     A weight of 2.5 takes every sample twice, and half of them a third time."""
 
@@ -99,7 +99,7 @@ class Mixture:
         if len(weights) != len(stores):
             raise InputError(
                 f"data.weights={weights} has {len(weights)} weights, data.path={as_setting(source.location)} "
-                f"{len(stores)} stores; give one for each, in their order"
+                f"{len(stores)} stores; give one weight per store, in their order"
             )
         store_of = np.zeros(len(samples.shards), np.int64)
         if len(stores) > 1:
@@ -111,7 +111,7 @@ class Mixture:
             log.info("%s: %d samples to train, %d in an epoch", store, len(places), round(weight * len(places)))
 
     def epoch(self, seed: int) -> Samples:
-        """Return the samples of the epoch with this seed, in the order of the stores; InputError if there are none."""
+        """Return the samples of the epoch with this seed, by store. Raises InputError if none is left."""
         drawn = np.random.default_rng(hash64("weights", seed))
         taken = [each for pair in zip(self.places, self.weights, strict=True) for each in self._of_store(*pair, drawn)]
         places = np.sort(np.concatenate(taken))

@@ -1,4 +1,4 @@
-"""A pack: whole samples laid end to end. What is trained on it, the head's side derives (head/batch.py).
+"""A pack: whole samples concatenated. head/batch.py derives from it what the head trains on.
 
 Shapes: N samples, T tokens of the pack, A captured layers, H hidden size, AH = A · H, J positions with a teacher.
 """
@@ -17,7 +17,7 @@ from eagle3.storage.pages import bring_in
 
 
 class OnDevice:
-    """A frozen dataclass whose tensors, and those of such dataclasses in it, move to a device together."""
+    """Base of frozen dataclasses whose tensors move to a device together, nested ones included."""
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:
         moved = {
@@ -40,15 +40,15 @@ class Pack(OnDevice):
     input_ids: Int[Tensor, " T"]
     turns: Int[Tensor, " T"]  # 0 at prompt tokens, i at the tokens of a sample's i-th answer; the loss mask is applied
     positions: Int[Tensor, " T"]  # RoPE position inside the sample
-    aux_hidden_states: Shaped[Tensor, "T AH"]  # floats; of fp8 the bits of e4m3, until `to`
-    last_hidden_state: Shaped[Tensor, "J H"]  # final-normed; the same
+    aux_hidden_states: Shaped[Tensor, "T AH"]  # floats, or the bits of float8 e4m3 until `to`
+    last_hidden_state: Shaped[Tensor, "J H"]  # final-normed; floats or bits as above
     teacher_argmax: Int[Tensor, " J"]  # over the whole target vocabulary
-    teacher_index: Int[Tensor, " T"]  # a position's place in J; 0 where it has no teacher
+    teacher_index: Int[Tensor, " T"]  # index of a position in J; 0 where it has no teacher
     token_bounds: tuple[int, ...]  # N + 1: where samples begin and end in T
     sample_ids: tuple[str, ...]
     anchors_in_step: float  # anchors of the optimizer step, over ranks and accumulation, per pack
     samples_in_step: float
-    aux_exponents: UInt8[Tensor, "T A"] | None = None  # of fp8, until `to`
+    aux_exponents: UInt8[Tensor, "T A"] | None = None  # scales of float8 states, until `to`
     last_exponents: UInt8[Tensor, "J 1"] | None = None
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:
@@ -70,14 +70,14 @@ class Pack(OnDevice):
 
 
 class Batch(Protocol):
-    """What a kind of head makes of a pack in the reader threads, and what its training step receives."""
+    """What the reader threads prepare from a pack for an architecture, and its training step receives."""
 
     @property
     def pack(self) -> Pack: ...
 
     @property
     def num_anchors(self) -> int:
-        """Positions that are trained, for rates in the log."""
+        """Number of positions that are trained, for the rates in the log."""
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Self: ...
 
@@ -88,9 +88,9 @@ AnyBatch = TypeVar("AnyBatch", bound=Batch)
 
 
 def pack_samples(samples: list[Sample], *, anchors_in_step: float, samples_in_step: float, pin: bool = False) -> Pack:
-    """Lay samples end to end.
+    """Concatenate samples.
 
-    `pin` writes the features into page-locked memory, which a GPU can copy from while the host goes on.
+    `pin` writes the features into page-locked memory, which a GPU can copy from while the host continues.
     """
     teacher_index, token_bounds, num_teachers = [], [0], 0
     for sample in samples:
@@ -107,22 +107,22 @@ def pack_samples(samples: list[Sample], *, anchors_in_step: float, samples_in_st
         sample_ids=tuple(sample.id for sample in samples),
         anchors_in_step=anchors_in_step,
         samples_in_step=samples_in_step,
-        **rows_of("aux", [sample.aux_hidden_states for sample in samples], pin=pin),
-        **rows_of("last", [sample.last_hidden_state for sample in samples], pin=pin),
+        **concatenated_states("aux", [sample.aux_hidden_states for sample in samples], pin=pin),
+        **concatenated_states("last", [sample.last_hidden_state for sample in samples], pin=pin),
     )
 
 
-def rows_of(name: str, parts: list[Any], *, pin: bool) -> dict[str, Any]:
-    """Lay rows end to end, packed ones as they are."""
+def concatenated_states(name: str, parts: list[Any], *, pin: bool) -> dict[str, Any]:
+    """Return fields of a Pack: concatenated states, with their scales if they are float8."""
     if isinstance(parts[0], ScaledRows):
         columns = {ROWS[name]: "values", f"{name}_exponents": "exponents"}
         return {
-            key: laid_end_to_end([getattr(part, column) for part in parts], pin=pin) for key, column in columns.items()
+            key: concatenated([getattr(part, column) for part in parts], pin=pin) for key, column in columns.items()
         }
-    return {ROWS[name]: laid_end_to_end(parts, pin=pin)}
+    return {ROWS[name]: concatenated(parts, pin=pin)}
 
 
-def laid_end_to_end(parts: list[Shaped[Tensor, "_ W"]], *, pin: bool) -> Shaped[Tensor, "_ W"]:
+def concatenated(parts: list[Shaped[Tensor, "_ W"]], *, pin: bool) -> Shaped[Tensor, "_ W"]:
     for part in parts:  # views of a mapped file
         bring_in(part.data_ptr(), part.nbytes)
     # Pinned memory is reused by torch from pack to pack; fresh memory costs more than the copy into it.

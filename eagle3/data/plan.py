@@ -1,9 +1,9 @@
 """The plan of an epoch: which samples form which pack, in which order, on which rank.
 
-A plan depends on (seed, epoch, world size) alone, so that a resumed run and every rank compute the same one: nothing
-but the number of packs already trained has to be remembered, and each sample is trained exactly once an epoch.
+A plan depends only on seed, epoch and world size, so that a resumed run and every rank compute the same one. A
+checkpoint therefore stores only how many packs were trained, and each sample is trained exactly once per epoch.
 
-It is arrays, for ten million samples are planned in seconds so. Shapes: N samples, P packs of all ranks.
+A plan is stored as arrays, so that ten million samples are planned in seconds. Shapes: N samples, P packs of all ranks.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,25 +18,25 @@ from eagle3.features.samples import SampleRef, Samples
 
 @dataclass(frozen=True)
 class PlannedPack:
-    """The samples, and what the whole optimizer step that the pack belongs to holds, per pack."""
+    """The samples of a pack, and the size of the optimizer step that it belongs to, divided by the step's packs."""
 
     samples: tuple[SampleRef, ...]
     anchors_in_step: float
     samples_in_step: float
-    places: tuple[int, ...] = field(default=(), compare=False)  # of these in the plan's samples
+    places: tuple[int, ...] = field(default=(), compare=False)  # indices of `samples` in the plan's samples
 
 
 @dataclass(frozen=True, eq=False)
 class EpochPlan(Sequence[PlannedPack]):
-    """The packs of one rank. Pack p of all holds the samples at `order[bounds[p]:bounds[p + 1]]`."""
+    """The packs of one rank. Pack p of all ranks has the samples at `order[bounds[p]:bounds[p + 1]]`."""
 
     samples: Samples
     order: np.ndarray  # N
     bounds: np.ndarray  # P + 1
     packs: np.ndarray  # this rank's, in order
-    anchors_in_step: np.ndarray  # of each of them
+    anchors_in_step: np.ndarray  # per pack of this rank
     samples_in_step: np.ndarray
-    stream: np.ndarray | None = None  # in streaming order: this rank's samples as they are read
+    stream: np.ndarray | None = None  # with data.order=streaming: this rank's samples in the order of reading
 
     def __len__(self) -> int:
         return len(self.packs)
@@ -54,8 +54,8 @@ class EpochPlan(Sequence[PlannedPack]):
         return PlannedPack(refs, float(self.anchors_in_step[place]), float(self.samples_in_step[place]), places)
 
     def stream_after(self, consumed: int) -> np.ndarray:
-        """Return what of the stream is still to be read when so many packs have been trained."""
-        assert self.stream is not None and self.packs[-1] - self.packs[0] == len(self) - 1  # side by side in `order`
+        """Return the part of the stream that is still to be read after so many trained packs."""
+        assert self.stream is not None and self.packs[-1] - self.packs[0] == len(self) - 1  # contiguous in `order`
         taken = np.zeros(len(self.samples), bool)
         taken[self.order[self.bounds[self.packs[0]] : self.bounds[self.packs[0] + consumed]]] = True
         return self.stream[~taken[self.stream]]
@@ -64,19 +64,19 @@ class EpochPlan(Sequence[PlannedPack]):
 def plan_epoch(
     samples: Samples, *, pack_tokens: int, world_size: int, accumulate: int, shuffle_seed: int | None
 ) -> list[EpochPlan]:
-    """Packs of each rank, the same number on all; `shuffle_seed=None` keeps the order of the store."""
+    """Return a plan per rank, all with the same number of packs; `shuffle_seed=None` keeps the order of the store."""
     drawn = None if shuffle_seed is None else np.random.default_rng(shuffle_seed)
     order = drawn.permutation(len(samples)) if drawn else np.arange(len(samples))
     bounds = fill(samples.tokens[order], pack_tokens)
     bounds = halve_until(bounds, lambda count: count % world_size == 0, world_size)
     packs = np.arange(len(bounds) - 1)
     if drawn and world_size > 1:
-        packs = alike_side_by_side(sums(samples.anchors[order], bounds), world_size, drawn)
+        packs = similar_packs_together(sums(samples.anchors[order], bounds), world_size, drawn)
     return spread(samples, order, bounds, packs.reshape(-1, world_size).T, accumulate)
 
 
 def not_taken(samples: Samples, plans: Sequence[EpochPlan], consumed: int) -> Samples:
-    """Return the samples that are left when each rank has trained so many packs of these plans."""
+    """Return the samples that are left after each rank has trained so many packs of these plans."""
     left = np.ones(len(samples), bool)
     for plan in plans:
         for pack in plan.packs[:consumed]:
@@ -92,11 +92,11 @@ def spread(
     accumulate: int,
     streams: Sequence[np.ndarray | None] | None = None,
 ) -> list[EpochPlan]:
-    """Make the plans of ranks; `packs` has a row for each, of those that it trains step by step."""
+    """Return the plans of all ranks; row r of `packs` lists the packs that rank r trains, in order."""
     step_size = len(packs) * accumulate
     steps, step_of = np.arange(0, packs.shape[1], accumulate), np.arange(packs.shape[1]) // accumulate
     anchors, sizes = sums(samples.anchors[order], bounds)[packs].sum(0), np.diff(bounds)[packs].sum(0)
-    # Ranks and micro-batches are averaged, by step_size even where an epoch's last step is short of packs.
+    # Gradients are averaged over ranks and micro-batches: divide by step_size even if an epoch's last step has fewer.
     anchors_in_step = np.maximum(np.add.reduceat(anchors, steps), 1)[step_of] / step_size
     samples_in_step = np.add.reduceat(sizes, steps)[step_of] / step_size
     return [
@@ -111,11 +111,11 @@ def sums(values: np.ndarray, bounds: np.ndarray) -> np.ndarray:
 
 
 def fill(tokens: np.ndarray, pack_tokens: int) -> np.ndarray:
-    """Put samples into the current pack until the next one would not fit; the bounds of the packs."""
+    """Fill each pack until the next sample would not fit, and return the bounds of the packs."""
     ends = np.cumsum(tokens, dtype=np.int64)
-    # Where the next pack would begin, for a pack that begins at each sample: only a few of them are followed.
+    # For a pack that began at each sample, where the next one would begin; only a few of these are followed.
     following = np.searchsorted(ends, ends - tokens + pack_tokens, side="right")
-    following = memoryview(np.maximum(following, np.arange(1, len(ends) + 1)))  # a sample that is too long goes alone
+    following = memoryview(np.maximum(following, np.arange(1, len(ends) + 1)))  # a sample that is too long is alone
     bounds = [0]
     while bounds[-1] < len(tokens):
         bounds.append(following[bounds[-1]])
@@ -123,20 +123,20 @@ def fill(tokens: np.ndarray, pack_tokens: int) -> np.ndarray:
 
 
 def halve_until(bounds: np.ndarray, enough: Callable[[int], bool], world_size: int) -> np.ndarray:
-    """Halve the packs with the most samples until there are enough: nothing dropped, nothing repeated."""
+    """Halve the packs with the most samples until there are enough, so that no sample is dropped or repeated."""
     while not enough(len(bounds) - 1):
         sizes = np.diff(bounds)
         largest = int(sizes.argmax())
         if sizes[largest] < 2:
             raise InputError(
-                f"{len(sizes)} packs of one sample do not spread over trainer.devices={world_size} ranks; "
+                f"{len(sizes)} packs of one sample cannot be spread over trainer.devices={world_size} ranks; "
                 f"use fewer devices or more data"
             )
         bounds = np.insert(bounds, largest + 1, bounds[largest] + sizes[largest] // 2)
     return bounds
 
 
-def alike_side_by_side(anchors: np.ndarray, world_size: int, drawn: np.random.Generator) -> np.ndarray:
-    """Put packs of about the same number of anchors side by side: the slowest rank makes the others wait."""
+def similar_packs_together(anchors: np.ndarray, world_size: int, drawn: np.random.Generator) -> np.ndarray:
+    """Give the ranks of a step packs with about the same number of anchors: all wait for the slowest rank."""
     groups = np.argsort(anchors, kind="stable").reshape(-1, world_size)
     return groups[drawn.permutation(len(groups))].ravel()

@@ -1,8 +1,8 @@
-"""Streaming order: a random order of shards, each read from front to back, and a buffer that samples leave shuffled.
+"""Streaming order: shards in random order, each read from front to back, and shuffled through a buffer.
 
-For stores that are larger than memory and cache: samples that lie side by side are read together, in ranges of many
-megabytes. It is a plan like any other (plan.py), so that it is the same in every process, resumes exactly, and gives
-each rank its own samples. Shapes: N samples.
+For stores that are larger than memory and cache: neighbouring samples are read together, in ranges of many megabytes.
+Like any plan (plan.py) it is the same in every process, resumes exactly, and gives each rank its own samples.
+Shapes: N samples.
 """
 
 import threading
@@ -18,15 +18,15 @@ from eagle3.features.sample import Sample
 from eagle3.features.samples import SampleRef, Samples
 from eagle3.features.source import FeatureSource
 
-RUN_BYTES = 64 * 2**20  # read at once; a sample may be longer
-GAP_BYTES = 2**20  # read for nothing rather than asking twice: samples that validate lie between those that train
-AHEAD = 4  # ranges that are read before they are asked for
+RUN_BYTES = 64 * 2**20  # size of a range that is read at once; a single sample may be larger
+GAP_BYTES = 2**20  # unused bytes that are read to save a request: validation samples are between training samples
+AHEAD = 4  # ranges that are read ahead
 
 
 def plan_stream(
     samples: Samples, *, pack_tokens: int, world_size: int, accumulate: int, shuffle_seed: int, buffer: int
 ) -> list[EpochPlan]:
-    """Packs of each rank, the same number on all; a rank's `stream` is the order in which it reads."""
+    """Return a plan per rank, all with the same number of packs; `stream` is the order in which a rank reads."""
     drawn = np.random.default_rng(shuffle_seed)
     streams = cut_evenly(shards_in_random_order(samples, drawn), samples.tokens, world_size)
     orders = [through_buffer(stream, buffer, drawn) for stream in streams]
@@ -42,9 +42,9 @@ def plan_stream(
 
 
 def shards_in_random_order(samples: Samples, drawn: np.random.Generator) -> np.ndarray:
-    """Return places in `samples`: whole shards in random order, and in each the order of its file.
+    """Return indices of `samples`: whole shards in random order, and within a shard the order of its file.
 
-    What is there several times, by a weight, is several shards."""
+    A shard whose samples occur several times, because of a weight, counts as several shards."""
     by_number = np.argsort(samples.numbers, kind="stable")
     numbers = samples.numbers[by_number]
     repeat = np.arange(len(numbers)) - np.searchsorted(numbers, numbers)
@@ -54,40 +54,40 @@ def shards_in_random_order(samples: Samples, drawn: np.random.Generator) -> np.n
 
 
 def cut_evenly(stream: np.ndarray, tokens: np.ndarray, parts: int) -> list[np.ndarray]:
-    """Cut a stream into parts of about the same number of tokens; the cuts go through shards."""
+    """Cut a stream into parts with about the same number of tokens; a cut may split a shard."""
     ends = np.cumsum(tokens[stream], dtype=np.int64)
     cuts = np.searchsorted(ends, ends[-1] * np.arange(1, parts) // parts, side="right")
     cut = np.split(stream, cuts)
     if not all(map(len, cut)):
         raise InputError(
-            f"{len(stream)} samples do not spread over trainer.devices={parts} ranks; use fewer devices or more data"
+            f"{len(stream)} samples cannot be spread over trainer.devices={parts} ranks; use fewer devices or more data"
         )
     return cut
 
 
 def through_buffer(stream: np.ndarray, buffer: int, drawn: np.random.Generator) -> np.ndarray:
-    """Return the order in which samples leave a buffer: each stays while 0 to `buffer` others come in."""
+    """Return the order in which samples leave a buffer, in which each stays while 0 to `buffer` others enter."""
     leaves = np.arange(len(stream)) + drawn.random(len(stream)) * buffer
     return stream[np.argsort(leaves, kind="stable")]
 
 
 class StreamReader:
-    """Reads a rank's stream range by range, ahead of the packs that take the samples out.
+    """Reads a rank's stream range by range, ahead of the packs that take the samples.
 
-    It holds what is read and not taken: about as many samples as the buffer, and AHEAD ranges. `stream` are places in
-    `samples`, without those that were taken before a resume."""
+    Samples that are read and not yet taken stay in memory: about as many as the buffer, and AHEAD ranges. `stream`
+    has indices of `samples`, without those that were trained before a resume."""
 
     def __init__(self, source: FeatureSource, samples: Samples, stream: np.ndarray, threads: Executor) -> None:
         self.source, self.samples, self.stream, self.threads = source, samples, stream, threads
         self._position = np.full(len(samples), -1)
         self._position[stream] = np.arange(len(stream))
-        self._begins: list[int] = []  # positions at which the ranges begin that are asked for
+        self._begins: list[int] = []  # positions where the requested ranges begin
         self._next = 0
-        self._read: dict[int, tuple[Future[list[Sample]], int]] = {}  # by position: a range, and the place in it
+        self._read: dict[int, tuple[Future[list[Sample]], int]] = {}  # by position: a range, and the index in it
         self._asking = threading.Lock()
 
     def take(self, places: Sequence[int]) -> list[Sample]:
-        """Hand out samples, each once; called from several threads at once."""
+        """Return samples, each of which can be taken once. Safe to call from several threads."""
         positions = self._position[list(places)].tolist()
         with self._asking:
             while self._next < len(self.stream) and self._ranges_after(max(positions)) < AHEAD:
@@ -104,7 +104,7 @@ class StreamReader:
         refs = [self.samples[int(self.stream[self._next])]]
         while self._next + len(refs) < len(self.stream):
             ref = self.samples[int(self.stream[self._next + len(refs)])]
-            if not side_by_side(refs, ref):
+            if not in_one_range(refs, ref):
                 break
             refs.append(ref)
         run = self.threads.submit(self.source.read_run, refs)
@@ -113,8 +113,8 @@ class StreamReader:
         self._next += len(refs)
 
 
-def side_by_side(refs: list[SampleRef], ref: SampleRef) -> bool:
-    """Say whether one more sample is worth reading with those before it."""
+def in_one_range(refs: list[SampleRef], ref: SampleRef) -> bool:
+    """Say whether one more sample is worth reading together with those before it."""
     first, last, entry = refs[0], refs[-1].entry, ref.entry
     end = last.offset + last.size
     return (

@@ -122,10 +122,10 @@ class Data(TypedDict):
     weights: Annotated[list[Annotated[float, Field(gt=0, le=1000)]], Field(min_length=1)] | None
     min_tokens: Count | None
     max_tokens: Count | None
-    share: Annotated[float, Field(gt=0, le=1)] | None
+    prompt_fraction: Annotated[float, Field(gt=0, le=1)] | None
     sources: Annotated[list[Text], Field(min_length=1)] | None
-    whole: bool | None
-    ids: Text | None
+    finished_only: bool
+    ids_file: Text | None
     limit_samples: Count | None
     order: Literal["shuffled", "streaming"]
     shuffle_buffer: Count

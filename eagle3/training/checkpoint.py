@@ -20,12 +20,12 @@ from eagle3.storage.records import Record, parse_record
 from eagle3.target.facts import TargetConfig
 from eagle3.target.identity import TargetIdentity
 
-KEY = "eagle3"  # of the record in Lightning's dictionary
+KEY = "eagle3"  # of the record in Lightning's checkpoint dictionary
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin(Record):
-    """The features that a head is trained on. `counts` are those of the source, for people."""
+    """The features that a head is trained on."""
 
     target: TargetIdentity
     target_config: TargetConfig
@@ -48,28 +48,28 @@ class Origin(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRecord(Record):
-    """What a checkpoint says beside its weights: which head it is, how it was trained and on what."""
+    """What a checkpoint says besides the weights: which head it is, and how and on what it was trained."""
 
     FORMAT_VERSION: ClassVar[int] = 1
 
     format_version: int
     kind: str
-    head_config: dict[str, Any]  # of the kind's config_type
+    head_config: dict[str, Any]  # fields of the kind's config_type
     ttt_steps: int
-    accept_length: dict[str, float]  # by metric, of the latest validation
+    accept_length: dict[str, float]  # by metric, in the latest validation
     origin: Origin
-    settings: dict[str, Any]  # by config key: what a training keeps to from its first step to its last
+    settings: dict[str, Any]  # by config key: those that must not change during a training
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     path: Path
     record: TrainingRecord
-    content: dict[str, Any]  # Lightning's, of all of it
+    content: dict[str, Any]  # Lightning's dictionary
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        """Those of HeadTraining."""
+        """State dict of HeadTraining."""
         return self.content["state_dict"]
 
     @property
@@ -78,17 +78,17 @@ class Checkpoint:
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint under a temporary name first: a full disk or a kill leaves the one before as it was.
+    """Writes a checkpoint under a temporary name first, so that a full disk or a kill leaves the previous one intact.
 
-    torch reads a checkpoint without a look at the checksums of its ZIP archive, so the archive's comment, with which
-    the file ends, is the sha256 of all before: it is there when the file is, and goes where the file goes.
+    torch does not verify the checksums of a checkpoint's ZIP archive. So the archive's comment, which is the end of the
+    file, is the sha256 of everything before it, and moves with the file.
 
-    `copies` is a bucket or folder that holds, when saving ends, what the run's own folder holds.
+    `copies` is a bucket or folder to which every checkpoint is written before saving returns.
     """
 
     def __init__(self, copies: str | None = None) -> None:
         self.copies = open_folder(copies, setting="checkpoint_copies") if copies else None
-        # What the run goes on from, so that Lightning does not read it again.
+        # The checkpoint that the run resumes from, if it is in memory: Lightning does not read it again.
         self.read_already: dict[str, Any] | None = None
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         return content or super().load_checkpoint(path, map_location, weights_only)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        buffer = io.BytesIO()  # torch hides what writing to a full disk raises
+        buffer = io.BytesIO()  # torch hides the error of a full disk
         torch.save(checkpoint, buffer)
         content = buffer.getbuffer()
         content[-2:] = COMMENT_LENGTH.to_bytes(2, "little")  # an archive without a comment ends with its length
@@ -121,7 +121,7 @@ COMMENT_LENGTH = len(_comment(b""))
 
 
 def _is_whole(path: Path) -> bool:
-    stored = LocalFolder(path.parent).read(path.name)  # mapped: gigabytes that need not be in memory
+    stored = LocalFolder(path.parent).read(path.name)  # mapped, since it may be gigabytes
     return stored[-COMMENT_LENGTH:] == _comment(stored[:-COMMENT_LENGTH])
 
 
@@ -133,15 +133,15 @@ def read_comment(folder: Storage, name: str) -> bytes:
 
 def read_checkpoint(path: str | Path, *, setting: str) -> Checkpoint:
     """Read a checkpoint of HeadTraining; `setting` is the config key and value that name it."""
-    way_out = (
+    fix = (
         "give another one, e.g. RUN/checkpoints/last.ckpt of: python train.py data.path=DIR/features hydra.run.dir=RUN"
     )
     if not _is_whole(Path(path)):
-        raise InputError(f"{setting}: {path} is damaged, or no checkpoint of a draft head; {way_out}")
+        raise InputError(f"{setting}: {path} is damaged, or not a checkpoint of a draft head; {fix}")
     content = torch.load(path, map_location="cpu", weights_only=True)
     if KEY not in content:
-        raise InputError(f"{setting}: {path} is a checkpoint of something else than a draft head; {way_out}")
+        raise InputError(f"{setting}: {path} is a checkpoint of something other than a draft head; {fix}")
     record = parse_record(
-        json.dumps(content[KEY]).encode(), TrainingRecord, source=f"{setting}: {path}", way_out=way_out
+        json.dumps(content[KEY]).encode(), TrainingRecord, source=f"{setting}: {path}", way_out=fix
     )
     return Checkpoint(Path(path), record, content)

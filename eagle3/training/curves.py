@@ -123,7 +123,7 @@ def draw(runs: Mapping[str, Mapping[str, Curve]]) -> Any:
         for number, (run, curves) in enumerate(runs.items()):
             metrics = _shown(patterns, curves)
             for place, metric in enumerate(metrics):
-                style = {"marker": "."} if metric.startswith("val/") else {"linewidth": 1}
+                style: dict[str, Any] = {"marker": "."} if metric.startswith("val/") else {"linewidth": 1}
                 if len(runs) > 1:
                     style |= {"color": f"C{number}", "alpha": 1 - 0.7 * place / len(metrics)}
                 axes.plot(*curves[metric], label=metric if len(runs) == 1 else f"{run}: {metric}", **style)

@@ -34,7 +34,13 @@ log = logging.getLogger(__name__)
 
 
 class HeadTraining(lightning.LightningModule):
-    """`origin` says what the head is trained on, `settings` how: both are kept in every checkpoint."""
+    """Trains a draft head. `origin` says on what and `settings` how; both are in every checkpoint.
+
+    Checkpoints have no hyperparameters, and `load_from_checkpoint` needs all arguments of this class: head, loss and
+    optimizer are objects, and the target's weights are in the feature store. `python train.py ckpt_path=…` resumes a
+    training; `eagle3.serving.head.export.read_trained(path)` reads a head for use; the record that both rely on is
+    TrainingRecord (checkpoint.py), in plain data.
+    """
 
     embedding: Float[Tensor, "V H"]
     teacher_head: Float[Tensor, "D H"]
@@ -60,7 +66,7 @@ class HeadTraining(lightning.LightningModule):
         self.kind = kind_named(head.config.KIND)
         self.ttt_steps, self.kernel_settings = ttt_steps, kernels
         self.logit_transform, self.origin, self.settings = logit_transform, origin, settings
-        # The target's weights are read from the store at every start: a checkpoint holds the head alone.
+        # The target's weights are read from the store at every start; checkpoints have only the head's.
         self.register_buffer("embedding", embedding, persistent=False)
         self.register_buffer("teacher_head", lm_head[head.draft_ids], persistent=False)
         self.register_buffer("step_sums", torch.zeros(4 * ttt_steps + 3), persistent=False)
@@ -113,7 +119,7 @@ class HeadTraining(lightning.LightningModule):
         served = dict(zip(self.served_steps, 1 + shares.sum(1), strict=True))
         values = {f"val/served_accept_length_{steps}": value for steps, value in served.items()}
         values |= {f"val/served_reach_{depth}": share for depth, share in enumerate(shares[-1], start=1)}
-        # Of all ranks already: without sync_dist, here and below, Lightning would warn that they are not.
+        # These are over all ranks already; without sync_dist, here and below, Lightning would warn that they are not.
         self.log_dict({name: value.float() for name, value in values.items()}, sync_dist=True)
         if self.trainer.is_global_zero:
             chains = ", ".join(f"{value:.3f} in {steps}" for steps, value in served.items())
@@ -123,8 +129,8 @@ class HeadTraining(lightning.LightningModule):
         total_steps = self.trainer.estimated_stepping_batches
         if not math.isfinite(total_steps):
             raise InputError(
-                f"trainer.max_epochs={self.trainer.max_epochs} gives the learning rate's schedule no end; give "
-                f"trainer.max_epochs or trainer.max_steps (trainer.max_time may still stop it earlier)"
+                f"trainer.max_epochs={self.trainer.max_epochs} leaves the learning rate's schedule without an end; set "
+                f"trainer.max_epochs or trainer.max_steps (trainer.max_time may still end the training earlier)"
             )
         optimizer, schedule = self.optim.build(self.head, int(total_steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
@@ -132,8 +138,8 @@ class HeadTraining(lightning.LightningModule):
     def configure_gradient_clipping(
         self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
-        """Log the gradient's norm, then clip: Lightning comes here in each step, whether it clips or not, and refuses
-        to clip for a fused optimizer under bf16-mixed, where no loss scaling is in the way."""
+        """Log the gradient's norm, then clip. Lightning calls this in each step, whether it clips or not. It refuses to
+        clip for a fused optimizer under bf16-mixed, although there is no loss scaling that would prevent it."""
         if self._logs:
             norm = total_norm(each.grad for each in self.head.parameters())
             self._require_finite("train/grad_norm", norm)
@@ -146,7 +152,7 @@ class HeadTraining(lightning.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict) -> None:
         # Every checkpoint is checked: a step between two logged ones can spoil the weights.
         self._require_finite("norm of the weights", total_norm(each.detach() for each in self.head.parameters()))
-        if self.device_mesh is None and "optimizer_states" in checkpoint:  # of trainer=fsdp Lightning has done so
+        if self.device_mesh is None and "optimizer_states" in checkpoint:  # with trainer=fsdp Lightning has done so
             saved = zip(checkpoint["optimizer_states"], self.trainer.optimizers, strict=True)
             checkpoint["optimizer_states"] = [by_parameter(*each, self.parameters()) for each in saved]
         metrics = self.trainer.callback_metrics
@@ -168,7 +174,7 @@ class HeadTraining(lightning.LightningModule):
 
     @property
     def _logs(self) -> bool:
-        """Whether the optimizer step that is being made is logged: elsewhere nothing waits for the GPU."""
+        """Whether the current optimizer step is logged; in the other steps the host never waits for the GPU."""
         return (self.trainer.global_step + 1) % self.trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
 
     def _over_ranks(self, sums: np.ndarray) -> Tensor:
@@ -178,16 +184,18 @@ class HeadTraining(lightning.LightningModule):
         return self.trainer.strategy.reduce(torch.tensor(sums, device=self.device), reduce_op="sum")
 
     def _sums(self, loss: Float[Tensor, ""], metrics: UnrollMetrics, batch: TttBatch) -> Float[Tensor, " N"]:
-        """Return sums that packs and ranks add to: metrics, the loss, and what the loss is divided by."""
+        """Return sums that can be added over packs and ranks: the metrics, the loss, and the loss's divisor."""
         in_step, own = self.loss.units(batch)
         return torch.cat([metrics.as_tensor(), torch.stack([loss * in_step, torch.full_like(loss, own)])])
 
     def _log(self, stage: str, sums: Float[Tensor, " N"]) -> Tensor:
-        """Log loss, accept length, which is returned, and of each step loss and accuracy."""
+        """Log loss and accept length, and loss and accuracy per TTT step; return the accept length."""
         anchors, (trained, correct, alive, divergence) = sums[0].clamp(min=1), sums[1:-2].view(4, -1)
         by_step = {"loss": divergence / trained.clamp(min=1), "accuracy": correct / trained.clamp(min=1)}
         values = {
-            f"{stage}/{name}_{step}": value for name, of in by_step.items() for step, value in enumerate(of.float())
+            f"{stage}/{name}_{step}": value
+            for name, steps in by_step.items()
+            for step, value in enumerate(steps.float())
         }
         values[f"{stage}/loss"] = (sums[-2] / sums[-1].clamp(min=1)).float()
         self._require_finite(f"{stage}/loss", values[f"{stage}/loss"])

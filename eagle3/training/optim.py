@@ -48,10 +48,10 @@ class AdamWCosine:
 
 @dataclass(frozen=True, kw_only=True)
 class MuonCosine(AdamWCosine):
-    """Muon for the matrices between the captured states and the last norm; AdamW for norms and `lm_head`.
+    """Muon for the matrices between the captured states and the last norm, AdamW for norms and `lm_head`.
 
-    Updates are scaled to the size of AdamW's (arXiv:2502.16982, section 2.2), so that one learning rate and one weight
-    decay serve both. Each step multiplies matrices: 27 TFLOP for the head of an 8B target (counted), on every rank.
+    Updates are scaled to the size of AdamW's (arXiv:2502.16982, section 2.2), so that both share one learning rate and
+    one weight decay. Muon's own matrix products cost 27 TFLOP per step for the head of an 8B target, on every rank.
     """
 
     def optimizer(self, head: DraftHead) -> Optimizer:
@@ -64,9 +64,9 @@ class MuonCosine(AdamWCosine):
 
 
 def by_parameter(state: dict[str, Any], optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> dict[str, Any]:
-    """Number an optimizer's `state_dict` by the order of a module's parameters instead of that of the groups.
+    """Number an optimizer's `state_dict` by the order of a module's parameters instead of the order of the groups.
 
-    Lightning's trainer=fsdp saves and expects it so; one process and DDP take any numbers, for they go by places."""
+    This is how Lightning saves and loads under trainer=fsdp; one process and DDP take any numbering."""
     number_of = {id(parameter): number for number, parameter in enumerate(parameters)}
     numbers = [number_of[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
     return {
@@ -84,7 +84,7 @@ def total_norm(tensors: Iterable[Tensor | None]) -> Float[Tensor, ""]:
 
 
 class CombinedOptimizer(Optimizer):
-    """Several optimizers as one: Lightning steps, schedules, saves and loads one."""
+    """Several optimizers as one, since Lightning steps, schedules, saves and loads one."""
 
     def __init__(self, parts: list[Optimizer]) -> None:
         self.parts = parts
@@ -103,7 +103,7 @@ class CombinedOptimizer(Optimizer):
         self._share()
 
     def _share(self) -> None:
-        """Groups and state of the parts are those that are scheduled, saved and loaded here."""
+        """Let the parts use this optimizer's groups and state, which are scheduled, saved and loaded."""
         groups = iter(self.param_groups)
         for part in self.parts:
             part.param_groups = [next(groups) for _ in part.param_groups]

@@ -32,12 +32,13 @@ MAY_CHANGE = (
 
 
 def decisive_settings(config: dict[str, Any]) -> dict[str, Any]:
-    """Return what a training keeps to, by config key; `config` is a composed train.yaml. Of files it is the sha256,
-    since they may move or change: of data.ids here, of the head that it starts from in train.py."""
+    """Return the settings that must not change during a training, by config key. `config` is a composed train.yaml.
+
+    Files are represented by their sha256, since they may move: data.ids_file here, the initial head in train.py."""
     grouped = {f"{group}.{key}": value for group in GROUPS for key, value in config[group].items()}
     settings = {"seed": config["seed"], "ttt_steps": config["ttt_steps"], **grouped}
-    if path := settings.get("data.ids"):
-        settings["data.ids"] = sha256_file(Path(path))
+    if path := settings.get("data.ids_file"):
+        settings["data.ids_file"] = sha256_file(Path(path))
     return {key: value for key, value in settings.items() if key not in MAY_CHANGE}
 
 
@@ -157,7 +158,7 @@ def _same_file(bucket: Storage, name: str, path: Path) -> bool:
 
 
 def read_resumed(path: str | None) -> Checkpoint | None:
-    """Read the checkpoint that `ckpt_path` names."""
+    """Read the checkpoint to resume from, if there is one."""
     if path is None:
         return None
     if not Path(path).is_file():
@@ -171,7 +172,7 @@ def read_resumed(path: str | None) -> Checkpoint | None:
 def require_checkpoint_fits(
     checkpoint: Checkpoint, source: FeatureSource, head: DraftHead, settings: dict[str, Any]
 ) -> None:
-    """A checkpoint goes on only with its own settings, a head of its making, over features of its target."""
+    """Raise InputError unless the settings, the head's config and the features' target are the checkpoint's."""
     record, path = checkpoint.record, checkpoint.path
     require_same_target(
         record.origin.target,
@@ -181,17 +182,17 @@ def require_checkpoint_fits(
     )
     differing = _differing(record.head_config, asdict(head.config))
     if not torch.equal(checkpoint.weights["head.draft_ids"], head.draft_ids):
-        differing.append("other tokens in the draft vocabulary, which the store's answers decide")
+        differing.append("other tokens in the draft vocabulary, which is chosen from the store's answers")
     if differing:
         raise InputError(
-            f"ckpt_path={path} holds another head than this run's ({', '.join(differing)}); give the model.* settings, "
+            f"ckpt_path={path} has another head than this run ({', '.join(differing)}); give the model.* settings, "
             f"init_from and data.path of the run that it comes from"
         )
     differing = _differing(record.settings, settings)
     if differing:
         raise InputError(
             f"ckpt_path={path} was trained with other settings ({', '.join(differing)}); give those of that run "
-            f"(.hydra/overrides.yaml in its folder), or start anew without ckpt_path"
+            f"(.hydra/overrides.yaml in its folder), or start a new training without ckpt_path"
         )
     if record.origin.hash != source.fingerprint:
         log.warning(

@@ -1,4 +1,4 @@
-"""Weights, gradients and optimizer state spread over the ranks (FSDP2), for heads too large to copy to each."""
+"""Weights, gradients and optimizer state sharded over the ranks (FSDP2), for heads too large for one GPU."""
 
 import lightning
 import torch
@@ -7,14 +7,14 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_f
 
 
 def shard_over_ranks(module: lightning.LightningModule, mesh: DeviceMesh, *, compute_dtype: torch.dtype | None) -> None:
-    """Turn the parameters into shards: gathered for a step, gradients averaged and scattered after it.
+    """Shard the parameters: they are gathered for a step, and gradients are averaged and scattered after it.
 
-    Over a mesh of two dimensions the first holds copies (machines), the second the shards (GPUs of one machine).
+    In a two-dimensional mesh the first dimension has replicas (machines), the second shards (GPUs of one machine).
 
-    One group for all: the unroll uses every weight K times, so that freeing them in between would gather them K times.
-    `compute_dtype` is what the gathered weights are cast to; shards, their gradients and AdamW stay as they are.
+    All parameters are one group: the unroll uses every weight K times, and freeing it in between would gather it K times.
+    `compute_dtype` is the dtype of the gathered weights; shards, their gradients and AdamW's state keep theirs.
     """
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32 if compute_dtype else None)
     fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
-    for name in ("training_step", "validation_step"):  # what Lightning calls in place of `forward`
+    for name in ("training_step", "validation_step"):  # Lightning calls these instead of `forward`
         register_fsdp_forward_method(module, name)

@@ -11,7 +11,7 @@ import torch
 from stores import in_float32, open_store, random_sample, random_samples, write_store
 
 from eagle3.data.datamodule import FeatureData
-from eagle3.data.loader import PackLoader
+from eagle3.data.loader import EpochPart, PackLoader
 from eagle3.data.mix import Rules
 from eagle3.data.pack import pack_samples
 from eagle3.errors import InputError
@@ -76,20 +76,22 @@ def test_a_slow_reader_does_not_change_the_order_and_packs_count_when_handed_out
         time.sleep(0.05 if number % 2 == 0 else 0)
         return number
 
-    loader = PackLoader([*range(6)], load, prefetch=3, readers=2, epoch=0)  # type: ignore[list-item]
+    loader = PackLoader(lambda: EpochPart(0, [*range(6)]), load, prefetch=3, readers=2)  # type: ignore[list-item]
     assert [(pack, loader.consumed) for pack in loader] == [(number, number + 1) for number in range(6)]
 
 
 def test_a_damaged_sample_is_named_when_its_pack_is_due(store_path: Path) -> None:
     data = data_of(store_path)
     loader = data.train_dataloader()
-    ref = loader.planned[3].samples[0]
+    ref = loader.part().packs[3].samples[0]
     shard = store_path / ref.shard
     content = bytearray(shard.read_bytes())
     content[ref.entry.offset : ref.entry.offset + 8] = b"\xff" * 8
     shard.write_bytes(content)
     packs = iter(loader)
-    assert [len(next(packs).pack.sample_ids) for _ in range(3)] == [len(plan.samples) for plan in loader.planned[:3]]
+    assert [len(next(packs).pack.sample_ids) for _ in range(3)] == [
+        len(plan.samples) for plan in loader.part().packs[:3]
+    ]
     with pytest.raises(InputError, match=rf"{ref.shard} cannot be read at sample {ref.entry.id}"):
         next(packs)
     assert loader.consumed == 3
@@ -97,7 +99,7 @@ def test_a_damaged_sample_is_named_when_its_pack_is_due(store_path: Path) -> Non
 
 def test_a_flipped_byte_goes_unnoticed_without_verify_as_the_pages_say(store_path: Path) -> None:
     whole = data_of(store_path).train_dataloader()
-    ref = whole.planned[0].samples[0]
+    ref = whole.part().packs[0].samples[0]
     content = bytearray((store_path / ref.shard).read_bytes())
     content[ref.entry.offset + ref.entry.size - 1] ^= 1
     before = [*whole]

@@ -43,7 +43,7 @@ def data_of(path: Any, *, rules: Rules = NO_RULES, weights: list[float] | None =
 
 
 def trained(data: FeatureData) -> list[tuple[str, str]]:
-    planned = data.train_dataloader().planned
+    planned = data.train_dataloader().part().packs
     return [(ref.store, ref.entry.id) for pack in planned for ref in pack.samples]
 
 
@@ -55,7 +55,7 @@ def names(samples: Samples) -> list[tuple[str, str]]:
 
 
 def test_rules_leave_what_fits_them_on_both_sides_of_the_split(store_path: Path) -> None:
-    rules = Rules(min_tokens=8, max_tokens=16, share=0.7)
+    rules = Rules(min_tokens=8, max_tokens=16, prompt_fraction=0.7)
     everything = open_store(store_path).samples
     fit = {
         ref.entry.id
@@ -91,7 +91,7 @@ def test_a_share_keeps_a_prompt_whole_grows_with_itself_and_ignores_the_split() 
 
 
 def test_rules_that_leave_nothing_are_named(store_path: Path) -> None:
-    with pytest.raises(InputError, match=r"left out: 60 by data\.min_tokens=999\); loosen"):
+    with pytest.raises(InputError, match=r"leave out all 60 samples of .*\(60 by data\.min_tokens=999\); loosen"):
         data_of(str(store_path), rules=replace(NO_RULES, min_tokens=999))
 
 
@@ -119,9 +119,9 @@ def test_rules_by_source_and_by_cut_answers(tmp_path: Path, listed: bool) -> Non
 
     assert left(sources=["maths"]) == {"0-1", "0-3", "0-5", "1-0", "1-3"}
     assert left(sources=["wörter", "code"]) == {"0-0", "0-2", "0-4", "1-1", "1-4", "1-2", "1-5"}
-    assert left(whole=False) == {"0-0", "0-3", "1-0", "1-3"}
-    assert left(sources=["maths"], whole=True) == {"0-1", "0-5"}
-    with pytest.raises(InputError, match=r"data\.sources=.*no prompt came from prose; there are code, maths, wörter"):
+    assert left(finished_only=True) == {f"{shard}-{place}" for shard in (0, 1) for place in (1, 2, 4, 5)}
+    assert left(sources=["maths"], finished_only=True) == {"0-1", "0-5"}
+    with pytest.raises(InputError, match=r"data\.sources=.*no prompt came from prose; the sources are code, maths"):
         left(sources=["prose", "code"])
 
 
@@ -129,10 +129,10 @@ def test_samples_are_chosen_by_their_ids(store_path: Path, tmp_path: Path, caplo
     there = [name for _, name in names(open_store(store_path).samples)]
     chosen = tmp_path / "ids.txt"
     chosen.write_text("\n".join([*there[3:40:2], "elsewhere#0", ""]) + "\n")
-    data = data_of(str(store_path), rules=replace(NO_RULES, ids=str(chosen)))
+    data = data_of(str(store_path), rules=replace(NO_RULES, ids_file=str(chosen)))
     sides = [{name for _, name in names(side)} for side in (data.train_samples, data.val_samples)]
     assert sides[0] | sides[1] == set(there[3:40:2]) and all(sides)
-    assert f"data.ids={chosen}: 1 of its 20 ids are no sample there" in caplog.text
+    assert f"data.ids_file={chosen}: 1 of its 20 ids are not in the store" in caplog.text
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe"])
@@ -140,15 +140,15 @@ def test_ids_that_cannot_be_read_are_named(store_path: Path, tmp_path: Path, con
     path = tmp_path / "ids.txt"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(InputError, match=r"data\.ids=.*ids\.txt cannot be read \(.*Error\); name a text file"):
-        data_of(str(store_path), rules=replace(NO_RULES, ids=str(path)))
+    with pytest.raises(InputError, match=r"data\.ids_file=.*ids\.txt cannot be read \(.*Error\); give a text file"):
+        data_of(str(store_path), rules=replace(NO_RULES, ids_file=str(path)))
 
 
 def test_ids_of_another_store_leave_nothing(store_path: Path, tmp_path: Path) -> None:
     path = tmp_path / "ids.txt"
     path.write_text("elsewhere#0\n")
-    with pytest.raises(InputError, match=r"left out: 60 by data\.ids=.*\); loosen"):
-        data_of(str(store_path), rules=replace(NO_RULES, ids=str(path)))
+    with pytest.raises(InputError, match=r"\(60 by data\.ids_file=.*\); loosen"):
+        data_of(str(store_path), rules=replace(NO_RULES, ids_file=str(path)))
 
 
 # --- weights ---------------------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def test_a_resumed_epoch_goes_on_with_the_packs_that_are_left(two_stores: list[s
 
     whole = data_of(two_stores, weights=[2, 0.5], current_epoch=1)
     rest = data_of(two_stores, weights=[2, 0.5], current_epoch=1)
-    rest.resume_from = {"epoch": 1, "consumed": 7, "before": []}
+    rest.resumed = {"epoch": 1, "consumed": 7, "before": []}
     assert packs(rest) == packs(whole)[7:]
 
 
@@ -208,7 +208,7 @@ def test_as_many_weights_as_stores_are_asked_for(two_stores: list[str], weights:
 def test_weights_that_leave_nothing_are_named(store_path: Path) -> None:
     data = data_of(str(store_path), weights=[0.001])
     with pytest.raises(InputError, match=r"data\.weights=\[0\.001\] leave no sample"):
-        data.train_dataloader()
+        len(data.train_dataloader())
 
 
 def test_one_store_may_be_trained_by_parts(store_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_ten_million_samples_are_drawn_by_columns(tmp_path: Path) -> None:
     source = open_source(paths)
     first = np.arange(len(source.samples))
     many = source.samples.take(np.tile(first, 10_000_000 // len(first)))
-    rules = Rules(min_tokens=4, max_tokens=18, share=0.9)
+    rules = Rules(min_tokens=4, max_tokens=18, prompt_fraction=0.9)
     epoch = Mixture([1.5, 0.3], rules.select(many, source.location), source).epoch(3)
     assert len(epoch) > 5_000_000
 

@@ -78,7 +78,28 @@ def test_every_sample_is_trained_once_whatever_the_ranks(
     expected = Counter(name for batch in whole.train_dataloader() for name in batch.pack.sample_ids)
     assert trained == expected
     following = data_of(store, state, rank=0, ranks=1, micro_batches=1, **settings)
-    assert following.resume_from["before"] == state["before"]  # the epoch was ended: the next one is another
+    assert following.resumed["before"] == state["before"]  # the epoch was ended: the next one is another
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_loader_that_was_asked_for_before_the_restore_loads_what_is_left(
+    store: Path, settings: dict[str, Any], ranks: int
+) -> None:
+    """As under trainer=fsdp, where Lightning counts the steps of an epoch before it restores a checkpoint."""
+    first = data_of(store, None, rank=0, ranks=1, micro_batches=1, **settings)
+    begun = [batch.pack.sample_ids for _, batch in zip(range(4), first.train_dataloader(), strict=False)]
+    rest = []
+    for rank in range(ranks):
+        data = data_of(store, None, rank=rank, ranks=ranks, micro_batches=1, **settings)
+        loader = data.train_dataloader()
+        whole = len(loader)
+        data.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        assert data.state_dict()["consumed"] == (4 if ranks == 1 else 0)
+        rest += [batch.pack.sample_ids for batch in loader]
+        assert len(loader) == (whole if ranks == 1 else 4 + len(rest) / (rank + 1))
+    expected = data_of(store, None, rank=0, ranks=1, micro_batches=1, **settings).train_dataloader()
+    assert Counter(sum(begun + rest, ())) == Counter(sum((batch.pack.sample_ids for batch in expected), ()))
 
 
 def test_a_step_that_would_be_cut_is_refused(store: Path) -> None:
@@ -86,7 +107,7 @@ def test_a_step_that_would_be_cut_is_refused(store: Path) -> None:
     loader = iter(data.train_dataloader())
     next(loader)
     with pytest.raises(
-        InputError, match=r"in the middle of a step of trainer\.accumulate_grad_batches=2; go on with 1"
+        InputError, match=r"in the middle of a step of trainer\.accumulate_grad_batches=2; resume with 1"
     ):
         data_of(store, data.state_dict(), rank=0, ranks=1, micro_batches=2, **SETTINGS["shuffled"])
 
@@ -115,7 +136,7 @@ def test_a_training_goes_on_with_fewer_processes_and_with_more(tmp_path: Path) -
         return torch.load(last, weights_only=True)
 
     lives = [train(2, stopped=True), train(1, stopped=True), train(2, stopped=False)]
-    assert "2 ranks instead of 1: what the epoch has left is planned anew" in log.read_text()
+    assert "2 ranks instead of 1: the rest of the epoch is planned again" in log.read_text()
     states = [each["FeatureData"] for each in lives]
     assert [state["epoch"] for state in states] == [0, 0, 0]
     assert [len(state["before"]) for state in states] == [0, 1, 2]

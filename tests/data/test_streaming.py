@@ -194,7 +194,7 @@ def test_a_resume_anywhere_in_an_epoch_goes_on_with_the_next_pack(store_path: Pa
         whole = batches(data_of(str(store_path), **where))
         for consumed in range(1, len(whole) + 1):
             data = data_of(str(store_path), **where)
-            data.resume_from = {"epoch": 2, "consumed": consumed, "before": []}
+            data.resumed = {"epoch": 2, "consumed": consumed, "before": []}
             rest = batches(data)
             assert [batch.pack.sample_ids for batch in rest] == [batch.pack.sample_ids for batch in whole[consumed:]]
             for one, other in zip(rest, whole[consumed:], strict=True):
@@ -285,7 +285,7 @@ def test_a_wrong_byte_in_a_range_costs_one_request_and_is_never_trained(tmp_path
 
 def test_a_damaged_shard_is_named(store_path: Path) -> None:
     data = data_of(str(store_path))
-    plan = data.train_dataloader().planned
+    plan = data.train_dataloader().part().packs
     ref = plan[2].samples[0]
     content = bytearray((store_path / ref.shard).read_bytes())
     content[ref.entry.offset : ref.entry.offset + 8] = b"\xff" * 8

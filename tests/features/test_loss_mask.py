@@ -101,6 +101,7 @@ def samples_under(mask: AllTurns, store: Path) -> list[str]:
         rules=Rules(),
         order="shuffled", shuffle_buffer=1, prefetch=1, readers=1, verify=False, seed=0, loss_mask=mask,
     )  # fmt: skip
+    data.setup("fit")
     return [ref.entry.id for side in (data.train_samples, data.val_samples) for ref in side]
 
 
@@ -112,7 +113,7 @@ def test_training_reads_what_the_mask_selects_and_counts_the_rest(
     samples = [replace(sample, id=name) for sample, name in zip(random_samples(6), ids, strict=True)]
     store = write_store(tmp_path / "features", samples)
     assert sorted(samples_under(LastTurn(), store)) == ["p0#1", "p1#0", "p2#0", "p3#2"]
-    assert "loss_mask=LastTurn trains nothing of 2 of 6 samples" in caplog.text
+    assert "loss_mask=LastTurn leaves nothing to train in 2 of 6 samples" in caplog.text
     caplog.clear()
     assert sorted(samples_under(AllTurns(), store)) == ids and "left out" not in caplog.text
 

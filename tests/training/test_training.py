@@ -239,7 +239,7 @@ def test_shares_of_chains_that_reach_each_depth_add_up_to_the_accept_length(trai
 
 
 def test_a_training_without_an_end_is_refused(train: Callable[..., Run]) -> None:
-    with pytest.raises(InputError, match=r"trainer\.max_epochs=-1 gives the learning rate's schedule no end"):
+    with pytest.raises(InputError, match=r"trainer\.max_epochs=-1 leaves the learning rate's schedule without an end"):
         train("run", "trainer.max_epochs=-1", "trainer.max_time='00:01:00:00'").fit()
 
 
@@ -474,7 +474,7 @@ def test_early_stopping_ends_a_run_that_no_longer_gains(train: Callable[..., Run
         ("data.path=[]", r"data\.path=\[\] must have 1 or more entries"),
         ("data.path=/nowhere", r"/nowhere/manifest\.json does not exist; make it with"),
         ("data.weights=[1,2]", r"data\.weights=\[1, 2\] has 2 weights"),
-        ("data.min_tokens=999", r"left out: \d+ by data\.min_tokens=999\); loosen"),
+        ("data.min_tokens=999", r"\(\d+ by data\.min_tokens=999\); loosen"),
         ("data.pack_tokens=10", r"data\.pack_tokens=10 .* tokens\); set data\.pack_tokens=2\d or more"),
         ("data.val_fraction=0.0", r"data\.val_fraction=0\.0"),
         ("model.draft_vocab_size=51", r"model\.draft_vocab_size=51 but the answers hold 50 distinct tokens"),
@@ -534,11 +534,11 @@ def test_the_ids_of_a_training_may_move_and_not_change(
     ids, moved = tmp_path / "ids.txt", tmp_path / "moved.txt"
     ids.write_text(listed)
     moved.write_text(listed)
-    settings = train("run", f"data.ids={ids}").module.settings
-    assert train("moved", f"data.ids={moved}").module.settings == settings
+    settings = train("run", f"data.ids_file={ids}").module.settings
+    assert train("moved", f"data.ids_file={moved}").module.settings == settings
     ids.write_text(listed.rsplit("\n", 5)[0])
-    changed = train("changed", f"data.ids={ids}").module.settings
-    assert {key for key in settings if settings[key] != changed[key]} == {"data.ids"}
+    changed = train("changed", f"data.ids_file={ids}").module.settings
+    assert {key for key in settings if settings[key] != changed[key]} == {"data.ids_file"}
 
 
 def test_a_checkpoint_in_the_middle_of_a_wider_step_is_refused(train: Callable[..., Run]) -> None:
@@ -546,7 +546,7 @@ def test_a_checkpoint_in_the_middle_of_a_wider_step_is_refused(train: Callable[.
     with pytest.raises(Interrupted):
         first.fit()
     last = f"ckpt_path={first.directory}/checkpoints/last.ckpt"
-    with pytest.raises(InputError, match=r"behind pack 7 of an epoch, in the middle of a step of .*=2"):
+    with pytest.raises(InputError, match=r"after pack 7 of an epoch, in the middle of a step of .*=2"):
         train("run", last, "trainer.accumulate_grad_batches=2").fit()
 
 
