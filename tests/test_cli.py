@@ -494,7 +494,7 @@ def test_answers_of_another_template_are_refused(world: World, fails: Callable[.
     [
         (["data.path=/nowhere"], "/nowhere/manifest.json does not exist; make it with"),
         (["ckpt_path=/nowhere.ckpt"], "ckpt_path=/nowhere.ckpt does not exist (there is no checkpoint); give"),
-        ([f"ckpt_path={__file__}"], f"ckpt_path={__file__}: {__file__} is damaged, or no checkpoint"),
+        ([f"ckpt_path={__file__}"], f"ckpt_path={__file__}: {__file__} is damaged, or not a checkpoint"),
         (["model.draft_vocab_size=4000"], "model.draft_vocab_size=4000 but the answers hold"),
         (["model.num_heads=5"], "model.num_heads=5 does not divide the target's hidden size of 192"),
         (["data.pack_tokens=8"], "data.pack_tokens=8 is less than"),
@@ -557,7 +557,7 @@ def test_a_damaged_store_is_refused_and_mended_by_the_advice(
         (["action=dance"], "action=dance is unknown; take one of: export, check, decode"),
         (["action=check", "head=/nowhere"], "/nowhere/config.json does not exist; make it with"),
         (["action=export", "run=/nowhere"], "run=/nowhere: /nowhere/checkpoints/last.ckpt does not exist"),
-        (["action=export", f"checkpoint={__file__}"], f"{__file__} is damaged, or no checkpoint"),
+        (["action=export", f"checkpoint={__file__}"], f"{__file__} is damaged, or not a checkpoint"),
         (["action=decode", "prompts.path=/nowhere.jsonl"], "prompts.path=/nowhere.jsonl does not exist"),
         (["action=show", "prompts.path=/nowhere.jsonl"], "prompts.path=/nowhere.jsonl does not exist"),
         (["action=show"], "prompts.path is not set; give conversations to decode"),

@@ -1,9 +1,11 @@
 """Every option of every config group composes, and what train.py builds from it can be built."""
 
+import inspect
 from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 from stores import CONF, random_samples, write_store
 
@@ -95,6 +97,24 @@ def test_every_part_of_a_training_can_be_built(tmp_path: Path, group: str, optio
     assert all(cli.build(callback) is not None for callback in config.callbacks.values())
     assert all(logger is not None for logger in build_loggers(config, 0))
     assert build_trainer(config, []) is not None
+
+
+def test_defaults_in_signatures_are_those_of_conf() -> None:
+    """Both are there: YAML is what users see, and a class can be built in a notebook without all of its keys."""
+    config = OmegaConf.to_container(composed("train"))
+    assert isinstance(config, dict)
+    parts = [config["data"], config["optim"], *config["callbacks"].values(), *config["logger"].values()]
+    compared = 0
+    for part in parts:
+        made = get_class(part["_target_"])
+        ours = part["_target_"].startswith("eagle3.") and "__init__" in vars(made)
+        parameters = inspect.signature(made).parameters if ours else {}
+        for key in part.keys() & parameters.keys():
+            default = parameters[key].default
+            if default is not inspect.Parameter.empty and key != "metrics":
+                assert part[key] == (list(default) if isinstance(default, tuple) else default), (part["_target_"], key)
+                compared += 1
+    assert compared > 15
 
 
 @pytest.mark.parametrize("path", sorted(CONF.rglob("*.yaml")), ids=lambda path: str(path.relative_to(CONF)))

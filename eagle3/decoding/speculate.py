@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from eagle3.decoding.drafter import Drafter, Tree
 from eagle3.decoding.verifier import verifier
-from eagle3.engine.draft import num_draft_tokens
+from eagle3.draft_shape import num_draft_tokens
 from eagle3.errors import InputError
 from eagle3.head.draft_head import DraftHead
 from eagle3.target.capture import check_capture_layers

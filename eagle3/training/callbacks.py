@@ -4,7 +4,7 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from glob import escape
 from pathlib import Path
 from types import FrameType
@@ -79,7 +79,7 @@ class LastCheckpoint(Checkpoint):
     the epoch's end. A `Checkpoint` runs after the callbacks whose state it saves.
     """
 
-    def __init__(self, *, dirpath: str, every_n_steps: int) -> None:
+    def __init__(self, *, dirpath: str, every_n_steps: int = 200) -> None:
         self.path = Path(dirpath) / "last.ckpt"
         self.every_n_steps = every_n_steps
         self.signalled = self.stopping = self.due = self.stopped = False
@@ -145,7 +145,7 @@ class Progress(TQDMProgressBar):
     """Reads `metrics` when it redraws. Lightning's own would read what is logged with prog_bar=True after every step,
     and so make the host wait for the GPU each time (tests/training/test_callbacks.py)."""
 
-    def __init__(self, *, refresh_seconds: float, metrics: list[str]) -> None:
+    def __init__(self, *, refresh_seconds: float = 2, metrics: Sequence[str] = ("train/loss",)) -> None:
         super().__init__()
         self.metrics, self.refresh_seconds, self.drawn = metrics, refresh_seconds, time.monotonic()
 

@@ -1,6 +1,6 @@
-"""Loggers: metrics.csv across a resume; trackers whose runs have short names, go on when resumed, can be searched.
+"""Loggers: metrics.csv that survives a resume; trackers with short run names and searchable settings.
 
-A tracker's id of the run lies in the run's folder: whoever goes on there goes on with the same run.
+The tracker's run id is in the run's folder, so that a training resumed there continues the same run.
 """
 
 import csv
@@ -25,10 +25,10 @@ from eagle3.storage.files import atomic_write
 
 log = logging.getLogger(__name__)
 EXTRAS = ("tensorboard", "mlflow")  # trackers whose package is an extra of the same name
-OF_PLACES = re.compile(r"(path|dir|uri|url|urls|logger)$|^logger\.|^callbacks\..*\.(dirpath|filename)$")
+PATH_KEYS = re.compile(r"(path|dir|uri|url|urls|logger)$|^logger\.|^callbacks\..*\.(dirpath|filename)$")
 SQLITE = "sqlite:///"
-NOT_IN_MLFLOW = re.compile(r"[^\w\-. :/]")  # in the name of a setting: MLflow would refuse all of them
-PLACE = re.compile(r"^(/|~|\.{1,2}/|[a-z0-9]+://)")
+NOT_IN_MLFLOW = re.compile(r"[^\w\-. :/]")  # characters that MLflow refuses in the name of a setting
+PATH = re.compile(r"^(/|~|\.{1,2}/|[a-z0-9]+://)")
 
 
 class MetricsFile(ExperimentWriter):
@@ -67,7 +67,7 @@ class MetricsFile(ExperimentWriter):
 class MetricsCSV(CSVLogger):
     """Writes RUN/metrics.csv: one row per log call, empty cells where a metric was not logged."""
 
-    def __init__(self, *, run_dir: str, resume_step: int, flush_every_n_steps: int) -> None:
+    def __init__(self, *, run_dir: str, resume_step: int = 0, flush_every_n_steps: int = 10) -> None:
         super().__init__(save_dir=run_dir, name="", version="", flush_logs_every_n_steps=flush_every_n_steps)
         self.resume_step = resume_step
 
@@ -80,7 +80,7 @@ class MetricsCSV(CSVLogger):
 
 
 class WandbRun(WandbLogger):
-    """Lightning's logger, for a run of its own name and id."""
+    """Lightning's logger for W&B, with a run name and id of our own."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class WandbRun(WandbLogger):
         **options: Any,
     ) -> None:
         folder, sweep = Path(save_dir), sweep_dir()
-        by_agent = "WANDB_SWEEP_ID" in os.environ  # `wandb agent` decides about name, group and id
+        by_agent = "WANDB_SWEEP_ID" in os.environ  # then `wandb agent` sets name, group and id
         super().__init__(
             save_dir=save_dir,
             name=None if by_agent else name or run_name(folder),
@@ -106,34 +106,34 @@ class WandbRun(WandbLogger):
 
     @rank_zero_only
     def log_lineage(self, best: ModelCheckpoint, source: FeatureSource) -> None:
-        """Log the best checkpoint as made of the store: of that the description, not its gigabytes."""
+        """Log the best checkpoint as an artifact made from the store's description; the store itself is too large."""
         import wandb
 
         name = f"features-{source.fingerprint[:12]}"
         made_of = wandb.Artifact(name, type="features", metadata=public(searchable(source.describe())))
         if self.experiment.offline:
             log.warning(
-                "logger.wandb.offline=true: W&B takes inputs of a run online only; the head alone is an artifact"
+                "logger.wandb.offline=true: W&B takes a run's inputs only online, so only the head is an artifact"
             )
         else:
             self.experiment.use_artifact(made_of)
-        told: dict[str, Any] = {str(best.monitor): float(best.best_model_score or 0), "features": made_of.name}
-        head = wandb.Artifact(f"head-{self.experiment.id}", type="model", metadata=told)
+        facts: dict[str, Any] = {str(best.monitor): float(best.best_model_score or 0), "features": made_of.name}
+        head = wandb.Artifact(f"head-{self.experiment.id}", type="model", metadata=facts)
         head.add_file(best.best_model_path, name="best.ckpt")
         self.experiment.log_artifact(head, aliases=["best"])
 
 
 class MlflowRun(MLFlowLogger):
-    """Lightning's logger, for a run of its own name, that goes on when it is resumed."""
+    """Lightning's logger for MLflow, with a run name of our own; a resumed training continues the run."""
 
     def __init__(self, *, save_dir: str, name: str | None, tracking_uri: str, **options: Any) -> None:
         folder = Path(save_dir)
         self.id_file = folder / "mlflow_id"
         if tracking_uri.startswith(SQLITE):
-            beside = Path(tracking_uri.removeprefix(SQLITE)).absolute().parent
-            beside.mkdir(parents=True, exist_ok=True)
-            # Pictures: by itself MLflow would put them into the folder in which the training was started.
-            options = {"artifact_location": (beside / "mlartifacts").as_uri()} | options
+            database_folder = Path(tracking_uri.removeprefix(SQLITE)).absolute().parent
+            database_folder.mkdir(parents=True, exist_ok=True)
+            # By default MLflow writes artifacts such as curves.png to the current directory.
+            options = {"artifact_location": (database_folder / "mlartifacts").as_uri()} | options
         super().__init__(
             run_name=name or run_name(folder),
             tracking_uri=tracking_uri,
@@ -155,7 +155,7 @@ class MlflowRun(MLFlowLogger):
 
 
 def run_name(folder: Path) -> str:
-    """Return the name of a run's folder, of a job of a sweep with the sweep's: the same when it is resumed."""
+    """Return the name of the run's folder, for a sweep's job after the sweep's name. A resumed run keeps it."""
     sweep = sweep_dir()
     return f"{sweep.name}-{folder.name}" if sweep else folder.name
 
@@ -165,7 +165,7 @@ def sweep_dir() -> Path | None:
 
 
 def kept_id(path: Path) -> str | None:
-    """Return the id in this file, a new one where there is none."""
+    """Return the id in this file, which is created if necessary."""
     if rank_zero_only.rank != 0:  # type: ignore[attr-defined]
         return None
     if not path.is_file():
@@ -174,11 +174,11 @@ def kept_id(path: Path) -> str | None:
     return path.read_text()
 
 
-# --- what is told about a run ----------------------------------------------------------------------------------------
+# --- what trackers are given ------------------------------------------------------------------------------------------
 
 
 def log_settings(loggers: Sequence[Logger], config: dict, store: dict, versions: Mapping[str, str]) -> None:
-    """Log config, store and versions without secrets: nested for metrics.csv, flat and without places for trackers."""
+    """Log config, store and versions without secrets: nested for hparams.yaml, flat and without paths for trackers."""
     nested = public({"config": config, "store": store, **versions})
     flat = public({**searchable(config), **searchable(store, "store."), **versions})
     for logger in loggers:
@@ -186,9 +186,9 @@ def log_settings(loggers: Sequence[Logger], config: dict, store: dict, versions:
 
 
 def searchable(values: Mapping[str, Any], inside: str = "") -> dict[str, Any]:
-    """Return keys as the command line has them, and of places (folders, URLs) the last word: `DIR/features` is
-    `features` on every machine, and tells nobody whose disk it is."""
-    return {key: _last_word(key, value) for key, value in _flat(values, inside)}
+    """Return settings by the keys of the command line. Paths and URLs are shortened to their last part: `DIR/features`
+    is `features` on every machine, and does not reveal whose disk it is."""
+    return {key: _shortened(key, value) for key, value in _flat(values, inside)}
 
 
 def _flat(values: Mapping[str, Any], inside: str) -> Iterator[tuple[str, Any]]:
@@ -199,18 +199,18 @@ def _flat(values: Mapping[str, Any], inside: str) -> Iterator[tuple[str, Any]]:
             yield f"{inside}{name}", value
 
 
-def _last_word(key: str, value: Any) -> Any:
+def _shortened(key: str, value: Any) -> Any:
     if isinstance(value, list | tuple):
-        return [_last_word(key, each) for each in value]
+        return [_shortened(key, each) for each in value]
     if isinstance(value, Mapping):
         return searchable(value)
-    if isinstance(value, str) and (OF_PLACES.search(key) or PLACE.match(value)):
+    if isinstance(value, str) and (PATH_KEYS.search(key) or PATH.match(value)):
         return value.rstrip("/").rpartition("/")[2]
     return value
 
 
 def log_lineage(loggers: Sequence[Logger], best: Checkpoint | None, source: FeatureSource) -> None:
-    """Tell the trackers that shall keep artifacts what came out of what."""
+    """Log the best checkpoint and the store it was made from to the trackers that keep artifacts."""
     if isinstance(best, ModelCheckpoint) and best.best_model_path:
         for logger in loggers:
             if isinstance(logger, WandbRun) and logger.artifacts:
@@ -218,7 +218,7 @@ def log_lineage(loggers: Sequence[Logger], best: Checkpoint | None, source: Feat
 
 
 def close(loggers: list[Logger], status: str) -> None:
-    """Flush; end the W&B run, so that the next job of a sweep gets its own."""
+    """Flush the loggers, and end the W&B run, so that the next job of a sweep gets its own."""
     for logger in loggers:
         logger.finalize(status)
         if isinstance(logger, WandbLogger):

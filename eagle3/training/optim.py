@@ -18,12 +18,12 @@ from eagle3.head.draft_head import DraftHead
 
 @dataclass(frozen=True, kw_only=True)
 class AdamWCosine:
-    lr: float
-    betas: tuple[float, float]
-    weight_decay: float
-    warmup_fraction: float
-    decay_fraction: float
-    final_lr_fraction: float
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.0
+    warmup_fraction: float = 0.03
+    decay_fraction: float = 1.0
+    final_lr_fraction: float = 0.02
 
     def build(self, head: DraftHead, total_steps: int) -> tuple[Optimizer, LambdaLR]:
         optimizer = self.optimizer(head)

@@ -11,7 +11,7 @@ def shard_over_ranks(module: lightning.LightningModule, mesh: DeviceMesh, *, com
 
     In a two-dimensional mesh the first dimension has replicas (machines), the second shards (GPUs of one machine).
 
-    All parameters are one group: the unroll uses every weight K times, and freeing it in between would gather it K times.
+    All parameters are one group: the unroll uses every weight K times, and would gather it K times if it were freed.
     `compute_dtype` is the dtype of the gathered weights; shards, their gradients and AdamW's state keep theirs.
     """
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32 if compute_dtype else None)

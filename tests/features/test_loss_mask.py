@@ -131,8 +131,8 @@ def test_a_mask_that_changes_nothing_says_so(tmp_path: Path, caplog: pytest.LogC
 @pytest.mark.parametrize(
     ("mask", "made_from", "message"),
     [
-        (WithoutReasoning(), {"reasoning_ids": None}, r"loss_mask=without_reasoning .* features\.reasoning"),
-        (Everything(), {"teachers": "answers"}, r"loss_mask=everything .* features\.teachers=all"),
+        (WithoutReasoning(), {"reasoning_ids": None}, r"loss_mask=without_reasoning .*features\.reasoning"),
+        (Everything(), {"teachers": "answers"}, r"loss_mask=everything .*features\.teachers=all"),
     ],
 )
 def test_a_store_that_cannot_serve_a_mask_is_refused_with_the_way_out(

@@ -185,7 +185,7 @@ def test_settings_for_trackers_are_flat_and_name_no_place_and_no_secret(
 def test_a_tracker_that_is_not_installed_is_one_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, name, None)
     config = OmegaConf.create({"logger": {"csv": {}, name: {}}})
-    with pytest.raises(InputError, match=rf"logger={name} needs the package {name}; .*'eagle3\[{name}\]'"):
+    with pytest.raises(InputError, match=rf"logger={name} needs the package {name}; .*'\.\[{name}\]'"):
         build_loggers(config, 0)
 
 

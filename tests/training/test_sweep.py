@@ -13,6 +13,7 @@ from scripts import run_script
 from stores import ROOT
 
 from eagle3.cli import wrong_override
+from eagle3.errors import install_command
 from eagle3.storage.records import write_sealed_json
 from eagle3.training.sweep import ranked_table, read_jobs
 

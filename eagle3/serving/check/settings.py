@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from eagle3.engine.draft import num_draft_tokens
+from eagle3.draft_shape import num_draft_tokens
 from eagle3.errors import InputError
 
 

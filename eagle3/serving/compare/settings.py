@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from eagle3.engine.draft import num_draft_tokens
+from eagle3.draft_shape import num_draft_tokens
 from eagle3.errors import InputError
 
 

@@ -9,7 +9,8 @@ from typing import Any
 from huggingface_hub import ModelCardData
 
 from eagle3.answers.store import read_responses
-from eagle3.engine.draft import Draft, num_draft_tokens
+from eagle3.draft_shape import num_draft_tokens
+from eagle3.engine.draft import Draft
 from eagle3.errors import InputError
 from eagle3.markdown import table
 from eagle3.serving.head.files import HeadFiles

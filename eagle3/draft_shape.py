@@ -1,0 +1,18 @@
+"""The shape of a draft: its steps, topk, and the number of tokens that a round verifies."""
+
+from eagle3.errors import InputError
+
+
+def num_draft_tokens(steps: int, topk: int, draft_tokens: int | None) -> int:
+    """Return how many tokens a round verifies, including the root of the tree.
+
+    Raises InputError for a shape that SGLang would change or refuse. None is for a chain: steps + 1."""
+    given = f"steps={steps} topk={topk} draft_tokens={draft_tokens}"
+    if topk == 1:
+        if draft_tokens not in (None, steps + 1):
+            raise InputError(f"{given}: a chain (topk=1) has steps + 1 tokens; set draft_tokens={steps + 1} or null")
+        return steps + 1
+    most = 1 + topk + (steps - 1) * topk**2
+    if draft_tokens is None or not 2 <= draft_tokens <= most:
+        raise InputError(f"{given}: such a tree (topk > 1) has from 2 to {most} tokens; set draft_tokens within that")
+    return draft_tokens
