@@ -19,6 +19,7 @@ LIGHTNING = Library(
         "lightning.pytorch.callbacks:TQDMProgressBar._should_update(total)",
         "lightning.pytorch.loggers.csv_logs:ExperimentWriter(log_dir)",
         "lightning.fabric.loggers.csv_logs:_ExperimentWriter._check_log_dir_exists",
+        "lightning.fabric.loggers.csv_logs:_ExperimentWriter._rewrite_with_new_header(fieldnames)",
         "lightning.fabric.loggers.logger:rank_zero_experiment",
     ),
 )
@@ -37,6 +38,7 @@ def require_lightning(trainer: lightning.Trainer) -> None:
     with LIGHTNING.uses():
         _epoch_counts(trainer)
         _begun_batches(trainer)
+        trainer.fit_loop._last_train_dl_reload_epoch  # noqa: B018
         trainer.log_every_n_steps, trainer.fast_dev_run  # type: ignore[attr-defined]  # noqa: B018
 
 
@@ -60,6 +62,13 @@ def unfinished_epoch(trainer: lightning.Trainer) -> Iterator[None]:
     finally:
         for counts in _epoch_counts(trainer):
             counts.processed, counts.completed = counts.processed + early, counts.completed + early
+
+
+def reload_train_loader(trainer: lightning.Trainer) -> None:
+    """Let Lightning ask for the training loader, and its length, again before the next epoch starts.
+
+    With trainer=fsdp it asks before it restores a checkpoint, and would keep the length of another plan."""
+    trainer.fit_loop._last_train_dl_reload_epoch = float("-inf")
 
 
 def _begun_batches(trainer: lightning.Trainer) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from eagle3.adapters.lightning import reload_train_loader
 from eagle3.data.loader import EpochPart, PackLoader, SideStream
 from eagle3.data.mix import Mixture, Rules
 from eagle3.data.pack import Batch, Pack, pack_samples
@@ -120,7 +121,10 @@ class FeatureData(lightning.LightningDataModule):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume where a run stopped; with another number of ranks, by a new plan for what it had not trained."""
+        counted = None if self.current is None else len(self.current)
         self.resumed, self._planned = self._replanned(state_dict), None
+        if self.current is not None and len(self.current) != counted:
+            reload_train_loader(self._lightning)
 
     def _replanned(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         then, now = state_dict["spread"], self._spread()

@@ -15,6 +15,7 @@ from eagle3.adapters.library import has_part
 from eagle3.adapters.lightning import (
     LIGHTNING,
     mlflow_run_id,
+    reload_train_loader,
     require_lightning,
     skip_sigterm_broadcast,
     unfinished_epoch,
@@ -53,6 +54,14 @@ def test_a_part_that_is_gone_is_one_line_before_a_training_starts(
         config = compose("train", overrides=["data.path=x", f"run_dir={tmp_path}"])
     with pytest.raises(InputError, match=r"lightning .* has no lightning:no_such_part; lightning 2\.6\.4 to 2\.6 is"):
         build_trainer(config, [])
+
+
+def test_the_training_loader_is_asked_for_again(trainer: lightning.Trainer) -> None:
+    trainer.reload_dataloaders_every_n_epochs = 1
+    trainer.fit_loop._last_train_dl_reload_epoch = 0
+    assert not trainer.fit_loop._should_reload_train_dl
+    reload_train_loader(trainer)
+    assert trainer.fit_loop._should_reload_train_dl, f"{RELEASE} decides otherwise when it asks for loaders"
 
 
 @pytest.mark.parametrize("attribute", ["log_every_n_steps", "fast_dev_run", "val_check_batch", "num_training_batches"])

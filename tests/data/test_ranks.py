@@ -37,7 +37,7 @@ def data_of(store: Path, state: dict[str, Any] | None, *, rank: int, ranks: int,
     )  # fmt: skip
     data.trainer = SimpleNamespace(  # type: ignore[assignment]
         current_epoch=1, world_size=ranks, global_rank=rank, accumulate_grad_batches=micro_batches,
-        strategy=SimpleNamespace(root_device=torch.device("cpu")),
+        strategy=SimpleNamespace(root_device=torch.device("cpu")), fit_loop=SimpleNamespace(),
     )  # fmt: skip
     data.setup("fit")
     if state:
@@ -98,6 +98,7 @@ def test_a_loader_that_was_asked_for_before_the_restore_loads_what_is_left(
         assert data.state_dict()["consumed"] == (4 if ranks == 1 else 0)
         rest += [batch.pack.sample_ids for batch in loader]
         assert len(loader) == (whole if ranks == 1 else 4 + len(rest) / (rank + 1))
+        assert bool(vars(data.trainer.fit_loop)) == (len(loader) != whole)  # Lightning has counted its packs
     expected = data_of(store, None, rank=0, ranks=1, micro_batches=1, **settings).train_dataloader()
     assert Counter(sum(begun + rest, ())) == Counter(sum((batch.pack.sample_ids for batch in expected), ()))
 
@@ -113,15 +114,16 @@ def test_a_step_that_would_be_cut_is_refused(store: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_training_goes_on_with_fewer_processes_and_with_more(tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])  # fsdp restores after it has counted the packs of the epoch
+def test_a_training_goes_on_with_fewer_processes_and_with_more(tmp_path: Path, strategy: str) -> None:
     store, run = write_store(tmp_path / "store", random_samples(600)), tmp_path / "run"
     last, log = run / "checkpoints/last.ckpt", tmp_path / "log"
 
-    def train(devices: int, *, stopped: bool) -> dict[str, Any]:
+    def train(devices: int, *, stopped: bool, strategy: str = "ddp") -> dict[str, Any]:
         """Train the epoch, or a few steps of it; return what last.ckpt says then."""
         settings = [
             f"data.path={store}", f"hydra.run.dir={run}", "data.pack_tokens=48",
-            "model.draft_vocab_size=16", "ttt_steps=3", "trainer=ddp", "trainer.accelerator=cpu",
+            "model.draft_vocab_size=16", "ttt_steps=3", f"trainer={strategy}", "trainer.accelerator=cpu",
             "trainer.precision=32-true", f"trainer.devices={devices}", "trainer.max_epochs=1",
             "callbacks.last.every_n_steps=1", *([f"ckpt_path={last}"] if last.exists() else []),
         ]  # fmt: skip
@@ -135,7 +137,7 @@ def test_a_training_goes_on_with_fewer_processes_and_with_more(tmp_path: Path) -
         assert process.wait() == (-signal.SIGKILL if stopped else 0), log.read_text()
         return torch.load(last, weights_only=True)
 
-    lives = [train(2, stopped=True), train(1, stopped=True), train(2, stopped=False)]
+    lives = [train(2, stopped=True), train(1, stopped=True), train(2, stopped=False, strategy=strategy)]
     assert "2 ranks instead of 1: the rest of the epoch is planned again" in log.read_text()
     states = [each["FeatureData"] for each in lives]
     assert [state["epoch"] for state in states] == [0, 0, 0]
