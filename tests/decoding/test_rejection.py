@@ -106,6 +106,7 @@ def replayed(world):
     return replay_rejection(Speculator(target, head, LAYERS), said, steps=[1, 2], temperature=TEMPERATURE, seed=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 2])
 def test_replayed_rejection_sampling_gains_what_the_sampler_gains(world, replayed, steps):
     _, _, target_law, _ = world

@@ -139,6 +139,7 @@ def test_a_checkpoint_in_a_bucket_is_never_taken_for_another_local_one(tmp_path:
         assert [path.name for path in (tmp_path / "new/checkpoints").iterdir()] == ["best-step400.ckpt"]
 
 
+@pytest.mark.slow
 def test_a_run_elsewhere_goes_on_from_copies_in_a_bucket(tmp_path: Path) -> None:
     store = write_store(tmp_path / "store", random_samples(60))
 

@@ -77,6 +77,7 @@ def test_jobs_on_other_processes_share_the_store_and_one_failure_ends_no_other(
     assert (tmp_path / "sweep" / "1" / "result.json").is_file()
 
 
+@pytest.mark.slow
 def test_a_study_goes_on_after_a_failed_trial_and_looks_for_the_longest_accept_length(
     tmp_path: Path, store_path: Path
 ) -> None:
