@@ -72,7 +72,7 @@ def main() -> None:
     with initialize_config_dir(str(ROOT / "conf" / "prompts"), version_base="1.3"):
         settings = compose(overrides=["+privacy=patterns", *options.override]).privacy
         privacy = cli.build(settings)
-        settings.allowed.nobodys = False  # made-up values of others are often of documentation
+        settings.allowed.placeholders = False  # made-up values of others are often of documentation
         recognisers = cli.build(settings)
     results: dict[str, dict] = defaultdict(dict)
     judged: dict[tuple[str, str], list[bool]] = defaultdict(list)

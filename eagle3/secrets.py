@@ -19,6 +19,7 @@ HIDDEN = "***"
 SHORTEST = 8  # characters of a value that is looked for wherever it may stand: "1" stands everywhere
 SAYS_SECRET = re.compile(r"token(?!iz)|secret|passw|credential|(api|access|private)_?key|signature", re.IGNORECASE)
 KEY = re.compile(r"(api|access|private)[-_]?key$|passw|secret$|credential|(^|[-_])token$", re.IGNORECASE)  # of a config
+ACTIONS = ("drop", "mask", "keep")  # of prompts.privacy.actions, whose keys are such as PASSWORD
 PASSWORD = re.compile(r"(://[^/@\s:]*):([^/@\s]+)@")
 SIGNATURE = re.compile(
     r"([?&][^=&\s]*(?:signature|token|secret|passw|credential|key|sig|policy)[^=&\s]*=)([^&\s'\",\]}]+)", re.IGNORECASE
@@ -39,7 +40,7 @@ def public(value: Any) -> Any:
 
 
 def _of_key(key: str, value: Any) -> Any:
-    return HIDDEN if isinstance(value, str) and KEY.search(key) else public(value)
+    return HIDDEN if isinstance(value, str) and value not in ACTIONS and KEY.search(key) else public(value)
 
 
 def _hidden(env: Any) -> Any:

@@ -167,7 +167,7 @@ def test_every_key_takes_any_value_or_is_named_in_one_line(number: int, value: A
         ("precompute", "prompts.limit=10k", "prompts.limit=10k must be a whole number; the default is prompts"),
         ("precompute", "prompts.language.allowed=[en,false]", "language.allowed[1]=false must be a text; quote"),
         ("precompute", "prompts.leaks.reported_words=14", "=14 must be at most prompts.leaks.dropped_words=13"),
-        ("precompute", "prompts.privacy.recognisers.iban.action=hide", "must be 'drop', 'mask' or 'keep'; the default"),
+        ("precompute", "prompts.privacy.actions.IBAN=hide", "must be 'drop', 'mask' or 'keep'; the default"),
         ("precompute", "features.reasoning=[a]", "features.reasoning=[a] must have 2 or more entries; the default is"),
         ("serve", "limit=2.5", "limit=2.5 must be a whole number"),
         ("serve", "max_new_tokens=1", "max_new_tokens=1 must be 2 or more; the default is max_new_tokens=96"),

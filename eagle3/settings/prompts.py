@@ -217,36 +217,15 @@ def _mix(traffic: dict[str, Any]) -> dict[str, Any]:
 # --- privacy ---------------------------------------------------------------------------------------------------------
 
 
-@part_of(
-    *(
-        f"eagle3.prompts.privacy.{module}"
-        for module in ("contact", "payment", "wallets", "national_ids", "other_ids", "network", "places",
-                       "secrets", "passwords", "prose_passwords", "random_values")
-    )
-)  # fmt: skip
-class Recogniser(TypedDict):
-    action: Action
-
-
-@part_of("eagle3.prompts.privacy.contact.Phone")
-class Phone(Recogniser):
+@with_config(STRICT)
+class Phone(TypedDict):
     regions: list[Text]
     called_regions: list[Text]
 
 
-@part_of("eagle3.prompts.privacy.rule_files.RuleFile")
-class RuleFile(Recogniser):
-    path: Text
-
-
-@part_of("eagle3.prompts.privacy.kingfisher.Kingfisher")
-class Kingfisher(Recogniser):
-    path: Text | None
-
-
-@part_of("eagle3.prompts.privacy.allowed.Allowed")
+@with_config(STRICT)
 class Allowed(TypedDict):
-    nobodys: bool
+    placeholders: bool
     values: list[Text]
     patterns: list[Text]
     domains: list[Text]
@@ -265,8 +244,11 @@ class NameModel(TypedDict):
 class Privacy(TypedDict):
     policy: Literal["strict", "patterns", "off"]
     model: Part | None
-    allowed: Part | None
-    recognisers: dict[Text, Part]
+    actions: NotRequired[dict[Text, Action | None]]
+    phone: NotRequired[Phone | None]
+    kingfisher: NotRequired[Text | None]
+    recognisers: NotRequired[dict[Text, Part]]
+    allowed: NotRequired[Allowed | None]
 
 
 # --- all of it -------------------------------------------------------------------------------------------------------

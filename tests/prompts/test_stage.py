@@ -52,6 +52,14 @@ def test_prompts_are_made_again_only_when_something_changed(prepare, tmp_path, c
     assert made(path=path, license="ISC")
 
 
+def test_another_action_for_passwords_makes_the_prompts_again(prepare, tmp_path):
+    """The key looks like that of a secret, whose value no file shows."""
+    actions = default_settings()["privacy"]["actions"]
+    assert prepare([chat("my password is hunter2"), chat("hello")])["prompts"] == 1
+    again = prepare(path=str(tmp_path / "chats.jsonl"), privacy={"actions": actions | {"PASSWORD": "keep"}})
+    assert again["prompts"] == 2 and again["inputs"]["rules"]["privacy"]["actions"]["PASSWORD"] == "keep"
+
+
 @pytest.mark.parametrize("card", ["---\npretty_name: Talks\n---", "---\nhomepage: https://acme\n---", "# Citation\nX"])
 def test_a_changed_card_makes_the_prompts_again(prepare, tmp_path, caplog, card):
     caplog.set_level("INFO")
@@ -99,7 +107,7 @@ def test_the_way_out_is_that_of_the_commonest_reason(prepare):
 
 def test_no_text_of_a_refused_row_is_written_or_logged(prepare, caplog, capfd):
     caplog.set_level("DEBUG")
-    secret = "SECRET"
+    secret = "CONFIDENTIAL"
     rows = [
         chat("fine"),
         f'{{"prompt": "{secret}',

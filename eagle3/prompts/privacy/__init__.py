@@ -1,6 +1,6 @@
 """Personal data and secrets in prompts: found by recognisers, then dropped, masked or kept by entity."""
 
 from eagle3.prompts.privacy.policy import Privacy
-from eagle3.prompts.privacy.recogniser import BatchRecogniser, Pattern, Recogniser, Span
+from eagle3.prompts.privacy.recogniser import Pattern, Recogniser, Span
 
-__all__ = ["BatchRecogniser", "Pattern", "Privacy", "Recogniser", "Span"]
+__all__ = ["Pattern", "Privacy", "Recogniser", "Span"]

@@ -1,4 +1,4 @@
-"""How to reach somebody: email addresses and phone numbers."""
+"""How to reach somebody: email addresses, phone numbers, where somebody is."""
 
 import re
 from collections.abc import Iterator
@@ -9,46 +9,39 @@ from phonenumbers import NumberParseException, PhoneNumber, PhoneNumberFormat
 from publicsuffixlist import PublicSuffixList
 
 from eagle3.errors import InputError
-from eagle3.prompts.privacy.recogniser import LOOK_BACK, Action, Recogniser, Span, has_context, stands_alone, words
+from eagle3.prompts.privacy.recogniser import LOOK_BACK, Pattern, Recogniser, Span, has_context, stands_alone, words
 
 LOCAL_PART = re.compile(r"[\w.!#$%&'*+^`{|}~-]{1,64}")  # on the reversed text before the @
 DOMAIN = re.compile(r"(?:[^\W_](?:[\w-]{0,62})\.){1,8}(?:xn--[a-z0-9-]{2,59}|[^\W\d_]{2,24})", re.IGNORECASE)
 EMAIL_EDGES = ".!#$%&'*+^`{|}~-"  # quotes, list marks and the like around a local part
 AT = re.compile("@|%40")  # the second in a URL's query
-URL_ACCOUNT = re.compile(r"://[^\s/?#@]{0,128}\Z")  # user@host of a URL; passwords.UrlPassword looks at it
+URL_ACCOUNT = re.compile(r"://[^\s/?#@]{0,128}\Z")  # user@host of a URL: passwords.url_passwords looks at it
 MACHINE_USERS = re.compile(
     r"git|hg|svn|(?:\d+\+)?.*no[-_.]?reply.*|do[-_.]?not[-_.]?reply|mailer-daemon", re.IGNORECASE
 )
 
 
-class Email(Recogniser):
-    """Addresses under a public suffix; not git@ and other machine users or no-reply."""
-
-    entity = "EMAIL_ADDRESS"
-
-    def find(self, text: str) -> Iterator[Span]:
-        for at in AT.finditer(text) if "@" in text or "%40" in text else ():
-            local = LOCAL_PART.match(text[max(0, at.start() - 64) : at.start()][::-1])
-            domain = DOMAIN.match(text, at.end())
-            if local is None or domain is None:
-                continue
-            user = local.group()[::-1].lstrip(EMAIL_EDGES)
-            start = at.start() - len(user)
-            if (
-                user
-                and not URL_ACCOUNT.search(text[max(0, start - 130) : start])
-                and self._personal(user, domain.group())
-            ):
-                yield Span(start, domain.end())
-
-    def _personal(self, user: str, domain: str) -> bool:
+def emails(text: str) -> Iterator[Span]:
+    """Find addresses under a public suffix; not git@, no-reply and other machine users."""
+    for at in AT.finditer(text) if "@" in text or "%40" in text else ():
+        local = LOCAL_PART.match(text[max(0, at.start() - 64) : at.start()][::-1])
+        domain = DOMAIN.match(text, at.end())
+        if local is None or domain is None:
+            continue
+        user = local.group()[::-1].lstrip(EMAIL_EDGES)
+        start = at.start() - len(user)
+        in_url = URL_ACCOUNT.search(text[max(0, start - 130) : start])
         # A matrix product `weights@x.transpose` ends in no public suffix.
-        return not MACHINE_USERS.fullmatch(user) and public_suffixes().publicsuffix(domain.lower()) is not None
+        if user and not in_url and not MACHINE_USERS.fullmatch(user) and _has_public_suffix(domain.group()):
+            yield Span(start, domain.end())
+
+
+def _has_public_suffix(domain: str) -> bool:
+    return _public_suffixes().publicsuffix(domain.lower()) is not None
 
 
 @cache
-def public_suffixes() -> PublicSuffixList:
-    """Return the list of publicsuffix.org that the library brings."""
+def _public_suffixes() -> PublicSuffixList:
     return PublicSuffixList(accept_unknown=False)
 
 
@@ -89,7 +82,7 @@ PHONE_WORDS = words(
 )  # fmt: skip
 
 
-class Phone(Recogniser):
+class Phones:
     """Numbers that are valid in the numbering plan of their country (phonenumbers).
 
     International forms stand by themselves. National ones must be valid in one of `regions` (ISO 3166 codes), and
@@ -99,15 +92,12 @@ class Phone(Recogniser):
 
     entity = "PHONE_NUMBER"
 
-    def __init__(self, *, regions: list[str], called_regions: list[str], action: Action):
-        super().__init__(action=action)
-        for key, region in [("regions", each) for each in regions] + [
-            ("called_regions", each) for each in called_regions
-        ]:
-            if region not in phonenumbers.SUPPORTED_REGIONS:
+    def __init__(self, *, regions: list[str], called_regions: list[str]):
+        for key, codes in (("regions", regions), ("called_regions", called_regions)):
+            if unknown := sorted(set(codes) - phonenumbers.SUPPORTED_REGIONS):
                 raise InputError(
-                    f"prompts.privacy.recognisers.phone.{key} holds {region}, no ISO 3166 code of a country "
-                    f"with phone numbers; write e.g. GB"
+                    f"prompts.privacy.phone.{key} holds {unknown[0]}, no ISO 3166 code of a country with phone "
+                    f"numbers; write e.g. GB"
                 )
         self.regions = regions
         self.called_regions = [*regions, *called_regions]
@@ -199,3 +189,47 @@ def _written_as_usual(groups: list[str], phone: PhoneNumber, *, in_context: bool
     if written[0] == "0":
         return groups[0] == usual[0]
     return [usual[0].lstrip("0"), *usual[1:]] in (groups, groups[1:])
+
+
+# --- where somebody is ----------------------------------------------------------------------------------------------
+
+ANGLE = (
+    r"\d{1,3}(?:\.\d{1,10})? ?(?:°|º|deg) ?(?:\d{1,2}(?:\.\d{1,6})? ?['\u2032\u2019m] ?"
+    r"(?:\d{1,2}(?:[.,]\d{1,6})? ?(?:[\"\u2033\u201d]|''|\u2032\u2032) ?)?)?"
+)
+AFTER_FLOAT = re.compile(r"\d\.\d{3,15}[\s,]{1,3}\Z")  # then these two are part of a list of numbers
+
+
+def _is_place(match: re.Match[str]) -> bool:
+    latitude, longitude = (abs(float(match[name].replace(",", "."))) for name in ("lat", "lon"))
+    before = match.string[max(0, match.start() - 20) : match.start()]
+    return latitude <= 90 and longitude <= 180 and max(latitude, longitude) > 1 and not AFTER_FLOAT.search(before)
+
+
+def _is_precise(match: re.Match[str]) -> bool:
+    """Tell coordinates with hemispheres, or with 5 decimals (1 m) and more."""
+    parts = [match[name].lstrip("+-").partition(".") for name in ("lat", "lon")]
+    decimals = all(5 <= len(part) <= 8 for _, _, part in parts)
+    return bool(match["north"]) or (decimals and any(len(whole) > 1 for whole, _, _ in parts))
+
+
+coordinates = Pattern(
+    re.compile(
+        r"(?P<lat>[-+\d]\d{0,2}(?:\.\d{3,15}|,\d{4,12}))°? ?(?P<north>[NS]\b)?[\s,;:/|&\"'(){}]{1,8}"
+        r"(?:l(?:o?ng?|ongitude?|ongitudine)[\s:=\"']{1,5})?"
+        r"(?P<lon>[-+\d]\d{0,3}(?:\.\d{3,15}|,\d{4,12}))(?!\d|[\s,]{1,3}[-+]?\d{1,8}\.\d{3})(?:°? ?[EWO]\b)?"
+    ),
+    valid=_is_place,
+    clear=_is_precise,
+    context=words(
+        r"lat(?:itude?|itudine)?", r"l(?:o?ng?|ongitude?|ongitudine)", r"latlo?ng", "gps", r"geo(?:location)?",
+        r"coord\w{0,11}", r"locat\w{2,4}", "maps", r"ubicaci[oó]n", "standort", r"koordinaten", r"co[öo]rdina\w{2,4}",
+        r"locali[sz]\w{2,6}", "posizione", r"meet\w{0,3} (?:me )?at",
+    ),
+)  # fmt: skip
+degree_coordinates = Pattern(
+    re.compile(rf"{ANGLE}[NS][,;/]? ?{ANGLE}[EWO]|[NS] ?{ANGLE}[,;/]? ?[EWO] ?{ANGLE}"), gates=("°", "º", "deg")
+)
+
+RECOGNISERS = [Recogniser("EMAIL_ADDRESS", emails)]
+PLACES = [Recogniser("COORDINATES", coordinates), Recogniser("COORDINATES", degree_coordinates)]

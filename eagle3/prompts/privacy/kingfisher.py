@@ -1,7 +1,7 @@
-"""Secrets by the rules that kingfisher keeps (the extra `kingfisher`): its binary reads many texts at once.
+"""Secrets by the rules of kingfisher (the extra `kingfisher`), a binary that reads many texts at once.
 
-It reads offline: nothing is validated, updated or sent. The texts lie in a folder that its owner alone can enter, and
-go with it. Each is a file of its own, so that what is found in one does not depend on which others are beside it.
+It reads offline: nothing is validated, updated or sent. The texts are in a temporary folder that its owner alone can
+enter, each in a file of its own, so that the findings in one do not depend on the others.
 """
 
 import json
@@ -9,15 +9,16 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from eagle3.errors import InputError, install_command
-from eagle3.prompts.privacy.recogniser import Action, BatchRecogniser, Span
+from eagle3.prompts.privacy.recogniser import Span
 
-KEY = "prompts.privacy.recognisers.kingfisher"
+KEY = "prompts.privacy.kingfisher"
+PACKAGE = "package"
 OLDEST, NEWEST = (2, 14), (3, 0)  # versions whose report is known to be read rightly; below NEWEST
 FOUND_NOTHING, FOUND = 0, 200  # exit codes
 # Every finding that it knows, wherever it is repeated; texts cannot ask to be passed over, nor be taken for an archive.
@@ -31,15 +32,18 @@ NO_MAGIC = b"\n"  # before each text, so that none begins like a file of another
 ENCODED = re.compile(rb"[A-Za-z0-9+/=_-]*")
 
 
-class Kingfisher(BatchRecogniser):
-    """path: of the binary; None: that of the installed package kingfisher-bin."""
+class Kingfisher:
+    """path: of the binary, or PACKAGE for that of the installed package kingfisher-bin."""
 
     entity = "SECRET"
 
-    def __init__(self, *, path: str | None, action: Action):
-        super().__init__(action=action)
-        self.path = _installed() if path is None else str(Path(path).expanduser())
-        self.version  # noqa: B018 a missing or unsupported binary is told before the first row is read
+    def __init__(self, path: str):
+        self.path = _installed() if path == PACKAGE else str(Path(path).expanduser())
+        self.version  # noqa: B018 a missing or unsupported binary is reported before the first row is read
+        self._found: dict[str, list[Span]] = {}
+
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, "_found": {}}
 
     @cached_property
     def version(self) -> str:
@@ -47,13 +51,13 @@ class Kingfisher(BatchRecogniser):
             told = self._run("--version").stdout.decode(errors="replace")
         except OSError as error:
             raise InputError(
-                f"{KEY}.path={self.path} cannot be run ({type(error).__name__}); name kingfisher's binary, or null and "
-                f"{install_command('kingfisher')}"
+                f"{KEY}={self.path} cannot be run ({type(error).__name__}); name kingfisher's binary, or {PACKAGE} "
+                f"and {install_command('kingfisher')}"
             ) from None
         version = re.fullmatch(r"kingfisher (\d+)\.(\d+)\.\S+", told.strip())
         if version is None or not OLDEST <= (int(version[1]), int(version[2])) < NEWEST:
             raise InputError(
-                f"{KEY}.path={self.path} calls itself {told.strip()[:40]!r}; kingfisher from "
+                f"{KEY}={self.path} calls itself {told.strip()[:40]!r}; kingfisher from "
                 f"{'.'.join(map(str, OLDEST))} and below {NEWEST[0]} is read: {install_command('kingfisher')}"
             )
         return told.split()[1]
@@ -61,7 +65,17 @@ class Kingfisher(BatchRecogniser):
     def made_with(self) -> str:
         return f"kingfisher {self.version}"
 
-    def find_all(self, texts: Sequence[str]) -> list[list[Span]]:
+    def look_ahead(self, texts: Iterable[str]) -> None:
+        """Read these texts at once; `find` of one of them is then looked up. What was read before is forgotten."""
+        known = [text for text in dict.fromkeys(texts) if text]
+        self._found = dict(zip(known, self._find_all(known), strict=True)) if known else {}
+
+    def find(self, text: str) -> list[Span]:
+        if text and text not in self._found:
+            self.look_ahead([text])
+        return self._found.get(text, [])
+
+    def _find_all(self, texts: Sequence[str]) -> list[list[Span]]:
         data = [NO_MAGIC + text.encode() for text in texts]
         spans: list[list[Span]] = [[] for _ in texts]
         with tempfile.TemporaryDirectory(prefix="eagle3-kingfisher-") as folder:  # of mode 0700
@@ -103,15 +117,15 @@ def _installed() -> str:
         return get_binary_path()
     except (ImportError, OSError):
         raise InputError(
-            f"{KEY} needs the package kingfisher-bin; install it ({install_command('kingfisher')}), name a "
-            f"binary in {KEY}.path, or go without: ~{KEY}"
+            f"{KEY} needs the package kingfisher-bin; install it ({install_command('kingfisher')}), name "
+            f"a binary, or go without: {KEY}=null"
         ) from None
 
 
 def _broken(version: str, what: str) -> InputError:
     return InputError(
         f"{KEY}: kingfisher {version} did not read the texts ({what}); see that TMPDIR has room and is in no git "
-        f"repository, or go without: ~{KEY}"
+        f"repository, or go without: {KEY}=null"
     )
 
 

@@ -25,43 +25,41 @@ LONGEST_VERSION_WORDS, LONGEST_LOGIN = 30, 80
 # Where hosts have addresses; elsewhere hex digits with colons are slices, durations or names in C++.
 IPV6_HOSTS = [ipaddress.ip_network(network) for network in ("::1", "2000::/3", "fc00::/7", "fe80::/10", "64:ff9b::/96")]
 EIGHT_GROUPS = re.compile(r"[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{1,4}){7}")  # nothing else is written so
-IpAddress4or6 = ipaddress.IPv4Address | ipaddress.IPv6Address
+IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-class IpAddress(Recogniser):
-    """IPv4 and IPv6 addresses of hosts: not multicast, network or mask, nor versions."""
+def ip_addresses(text: str) -> Iterator[Span]:
+    """Find IPv4 and IPv6 addresses of hosts: not multicast, network or mask, nor versions."""
+    for match in IPV4.finditer(text) if "." in text else ():
+        if stands_alone(text, Span(*match.span())) and not _is_version(text, match):
+            yield from _host(match)
+    for match in IPV6.finditer(text) if "::" in text or text.count(":") > 6 else ():
+        if stands_alone(text, Span(*match.span())):
+            yield from _host(match)
 
-    entity = "IP_ADDRESS"
 
-    def find(self, text: str) -> Iterator[Span]:
-        for match in IPV4.finditer(text) if "." in text else ():
-            if stands_alone(text, Span(*match.span())) and not _is_version(text, match):
-                yield from self._host(match)
-        for match in IPV6.finditer(text) if "::" in text or text.count(":") > 6 else ():
-            if stands_alone(text, Span(*match.span())):
-                yield from self._host(match)
+def _host(match: re.Match[str]) -> Iterator[Span]:
+    address, _, prefix = match.group().partition("/")
+    try:
+        host = ipaddress.ip_address(address)
+        network = ipaddress.ip_network(match.group(), strict=False) if prefix else None
+    except ValueError:
+        return
+    whole_network = network is not None and host == network.network_address and network.num_addresses > 1
+    written_out = EIGHT_GROUPS.fullmatch(address) is not None and not address.replace(":", "").isdecimal()
+    if not whole_network and _is_host(host, written_out=written_out):
+        yield Span(match.start(), match.start() + len(address))
 
-    def _host(self, match: re.Match[str]) -> Iterator[Span]:
-        address, _, prefix = match.group().partition("/")
-        try:
-            host = ipaddress.ip_address(address)
-            network = ipaddress.ip_network(match.group(), strict=False) if prefix else None
-        except ValueError:
-            return
-        whole_network = network is not None and host == network.network_address and network.num_addresses > 1
-        written_out = EIGHT_GROUPS.fullmatch(address) is not None and not address.replace(":", "").isdecimal()
-        if not whole_network and self._personal(host, written_out=written_out):
-            yield Span(match.start(), match.start() + len(address))
 
-    def _personal(self, host: IpAddress4or6, *, written_out: bool = False) -> bool:
-        if isinstance(host, ipaddress.IPv6Address):
-            if host.ipv4_mapped is not None:
-                return self._personal(host.ipv4_mapped)
-            if not (written_out or any(host in network for network in IPV6_HOSTS)):
-                return False
-        elif host.packed.endswith(b"\0\0") or host.packed[0] in (0, 255):  # 10.0.0.0, 255.255.255.0
+def _is_host(host: IpAddress, *, written_out: bool = False) -> bool:
+    if isinstance(host, ipaddress.IPv6Address):
+        if host.ipv4_mapped is not None:
+            return _is_host(host.ipv4_mapped)
+        if not (written_out or any(host in network for network in IPV6_HOSTS)):
             return False
-        return not (host.is_multicast or host.is_unspecified or (host.version == 4 and host.is_reserved))
+    elif host.packed.endswith(b"\0\0") or host.packed[0] in (0, 255):  # 10.0.0.0, 255.255.255.0
+        return False
+    return not (host.is_multicast or host.is_unspecified or (host.version == 4 and host.is_reserved))
 
 
 def _is_version(text: str, match: re.Match[str]) -> bool:
@@ -71,23 +69,27 @@ def _is_version(text: str, match: re.Match[str]) -> bool:
     return bool(BEFORE_VERSION.search(before) or AFTER_VERSION.match(text, match.end()))
 
 
-class MacAddress(Pattern):
-    """EUI-48 in the forms of IEEE 802, Windows and Cisco; not broadcast, multicast and documentation (RFC 7042)."""
+# Documentation (RFC 7042), IPv4 multicast, bridges, IPv6 multicast.
+NO_DEVICE = ("00005e0053", "01005e", "0180c2", "3333")
+LONGER_BEFORE = re.compile(r"(?:^|[^0-9A-Z])[0-9A-F]{2}[:-]\Z", re.IGNORECASE)  # of a key's fingerprint
 
-    entity = "MAC_ADDRESS"
-    pattern = re.compile(
+
+def _is_device(match: re.Match[str]) -> bool:
+    if LONGER_BEFORE.search(match.string[max(0, match.start() - 4) : match.start()]):
+        return False
+    digits = re.sub("[^0-9a-f]", "", match.group().lower())
+    # Six pairs of decimal digits joined by dashes are a list of numbers, and a number with two points is one too.
+    if digits.isdecimal() and match["gap"] != ":":
+        return False
+    return len(set(digits)) > 2 and not digits.startswith(NO_DEVICE)
+
+
+mac_addresses = Pattern(  # EUI-48 in the forms of IEEE 802, Windows and Cisco
+    re.compile(
         r"[0-9A-F]{2}(?P<gap>[:-])[0-9A-F]{2}(?:(?P=gap)[0-9A-F]{2}){4}(?!(?P=gap)[0-9A-F])|[0-9A-F]{4}\.[0-9A-F]{4}\.[0-9A-F]{4}",
         re.IGNORECASE,
-    )
+    ),
+    valid=_is_device,
+)
 
-    not_personal = ("00005e0053", "01005e", "0180c2", "3333")  # documentation, IPv4 multicast, bridges, IPv6 multicast
-    longer_before = re.compile(r"(?:^|[^0-9A-Z])[0-9A-F]{2}[:-]\Z", re.IGNORECASE)  # of a key's fingerprint
-
-    def valid(self, match: re.Match[str]) -> bool:
-        if self.longer_before.search(match.string[max(0, match.start() - 4) : match.start()]):
-            return False
-        digits = re.sub("[^0-9a-f]", "", match.group().lower())
-        # Six pairs of decimal digits joined by dashes are a list of numbers, and a number with two points is one too.
-        if digits.isdecimal() and match["gap"] != ":":
-            return False
-        return len(set(digits)) > 2 and not digits.startswith(self.not_personal)
+RECOGNISERS = [Recogniser("IP_ADDRESS", ip_addresses), Recogniser("MAC_ADDRESS", mac_addresses)]

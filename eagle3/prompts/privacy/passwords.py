@@ -1,4 +1,4 @@
-"""What opens doors for persons: passwords in URLs, and values that are called a password or secret."""
+"""Passwords: in URLs, hashed, assigned to what is called a password or secret, and told in a sentence."""
 
 import math
 import re
@@ -27,111 +27,185 @@ def entropy(text: str) -> float:
     return -sum(count / length * math.log2(count / length) for count in counts)
 
 
-class UrlPassword(Recogniser):
-    """A URL with user and password up to its host, e.g. of a database; not the placeholders of documentation."""
-
-    entity = "URL_PASSWORD"
-    account = re.compile(r"://([^\s:/@\"'<>]{0,128}):([^\s/@\"'<>]{1,256})@(?:\[[0-9A-Fa-f:.]{2,45}\]|[\w.-]{0,252}\w)")
-    scheme = re.compile(r"[a-z0-9.]{1,10}(?:\+[a-z0-9]{1,20})?\Z", re.IGNORECASE)
-
-    def find(self, text: str) -> Iterator[Span]:
-        for match in self.account.finditer(text) if "://" in text and "@" in text else ():
-            user, password = match.groups()
-            if password != user and not PLACEHOLDER.search(password):
-                scheme = self.scheme.search(text[max(0, match.start() - 31) : match.start()])
-                yield Span(match.start() - len(scheme.group() if scheme else ""), match.end())
+URL_ACCOUNT = re.compile(r"://([^\s:/@\"'<>]{0,128}):([^\s/@\"'<>]{1,256})@(?:\[[0-9A-Fa-f:.]{2,45}\]|[\w.-]{0,252}\w)")
+SCHEME = re.compile(r"[a-z0-9.]{1,10}(?:\+[a-z0-9]{1,20})?\Z", re.IGNORECASE)
 
 
-class PasswordHash(Pattern):
-    """Hashes of passwords as systems keep them, with salt: what people choose can be guessed from them."""
+def url_passwords(text: str) -> Iterator[Span]:
+    """Find URLs with user and password, up to their host; not the placeholders of documentation."""
+    for match in URL_ACCOUNT.finditer(text) if "://" in text and "@" in text else ():
+        user, password = match.groups()
+        if password != user and not PLACEHOLDER.search(password):
+            scheme = SCHEME.search(text[max(0, match.start() - 31) : match.start()])
+            yield Span(match.start() - len(scheme.group() if scheme else ""), match.end())
 
-    entity = "PASSWORD"
-    pattern = re.compile(
+
+password_hashes = Pattern(  # as systems keep them, with salt: what people choose can be guessed from them
+    re.compile(
         r"\$(?:1|5|6|y|apr1|2[abxy]?|argon2(?:id|i|d)|scrypt|pbkdf2(?:-sha\d{1,3})?)\$[\w./=,$+-]{20,200}"
         r"|\$krb5\w{2,8}\$\d{1,2}\$[^\s\"']{32,4000}"
     )
+)
+
+# --- assigned to what is called a password, or a value of 16 characters and more to a secret, key or token ------------
+
+ASSIGNED_GATES = (
+    "pass", "pwd", "secret", "key", "token", "credential", "auth", "webhook",
+    "kennwort", "contrase", "senha", "wachtwoord", "пароль", "密码",
+    "密碼", "identified", "curl", "mysql",
+)  # fmt: skip
+CALLED = (
+    r"(?:(?P<password>(?<!reise)(?<!by)(?<!com)(?<!tres)(?<!sur)(?<!over)(?<!under)pass(?:word|wd|phrase|wort|code)?"
+    r"|pwd|kennwort|mot[ _]de[ _]passe|contrase[nñ]a"
+    r"|senha|wachtwoord|пароль|密码|密碼)"
+    r"|(?:(?:secret|api|access|account|auth|private|app|master|service|encryption|signing)"
+    r"[ _-]?(?:access[ _-]?)?key"
+    r"|secret|token|credentials?|auth[ _-]?code|webhook[ _-]?url))"
+)
+ASSIGNED = (
+    r"(?P<more>[_-]\w{0,12})?\d?[\"'`]?(?:"
+    r"(?: (?:of|for|to|von|für|de|du|del|di|do|van) [^\n:=]{1,40}?)?"
+    r"(?:[ \t]{0,16}(?::=|=>|[:=>]|,[ \t]?(?=[\"']))[ \t]{0,16}| (?:is|ist|lautet|est|es|é)(?: now)?:? )"
+    r"|(?P<nothing>[ \t]))"
+)
+VALUE = (
+    r"(?:\"(?P<double>[^\"\s]{4,200})\"|'(?P<single>[^'\s]{4,200})'"
+    r"|(?P<bare>[^\s\"'`,;<>()\[\]{}|&]{5,200})(?![(\[{]))"
+)
+ASSIGNMENT = re.compile(CALLED + ASSIGNED + VALUE, re.IGNORECASE)
+# Commands that take one: SQL's CREATE USER, curl -u user:…, mysql -p…
+GIVEN_TO_COMMAND = re.compile(
+    r"\bidentified (?:with \w{1,40} )?by ['\"](?P<sql>[^'\"\s]{4,200})['\"]"
+    r"|\bcurl\b[^\n|;]{0,200}?\s(?:-u|--user)[ =]{0,2}['\"]?[^\s'\":]{1,64}:(?P<curl>[^\s'\"]{4,200})"
+    r"|\bmysql\w{0,10}\b[^\n|;]{0,200}?\s-p(?P<mysql>[^\s'\"]{4,200})",
+    re.IGNORECASE,
+)
+TEST_LOG = re.compile(r"(?<!\w)PASS:")
+IDENTIFIER = re.compile(r"[\w./:-]+")
+PATH = re.compile(r"(?:~|\.{1,2})?(?:/[\w.@-]+)+/?")
+DOTTED_NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
 
 
-class Password(Recogniser):
-    """A value that is assigned to or called a password, or of 16 characters and more a secret, key or token.
+def assigned_passwords(text: str) -> Iterator[Span]:
+    """Find values that look like a password or key: letters with digits or signs, no placeholder, no code."""
+    if not mentions(text, ASSIGNED_GATES):
+        return
+    for match in GIVEN_TO_COMMAND.finditer(text):
+        assert match.lastgroup
+        if _is_password(match[match.lastgroup], quoted=True, assigned=True):
+            yield Span(*match.span(match.lastgroup))
+    for match in ASSIGNMENT.finditer(text):
+        group = next(name for name in ("double", "single", "bare") if match[name])
+        value = match[group].rstrip(".!?:") if group == "bare" else match[group]
+        if TEST_LOG.match(text, match.start()) and IDENTIFIER.fullmatch(value):
+            continue
+        if match["nothing"] and ("=" in value or (match["more"] or "").startswith("-")):
+            continue  # "pass tol=0.05", "password-protected PKCS#8"
+        is_secret = _is_password if match["password"] else _is_key
+        if is_secret(value, quoted=group != "bare", assigned=not match["nothing"]):
+            yield Span(match.start(group), match.start(group) + len(value))
 
-    It must look like one: letters with digits or signs, no placeholder, no expression of code that would compute it.
-    """
 
-    entity = "PASSWORD"
-    gates = (
-        "pass", "pwd", "secret", "key", "token", "credential", "auth", "webhook",
-        "kennwort", "contrase", "senha", "wachtwoord", "пароль", "密码",
-        "密碼", "identified", "curl", "mysql",
+def _is_password(value: str, *, quoted: bool, assigned: bool) -> bool:
+    letters, digits = any(map(str.isalpha, value)), any(map(str.isdigit, value))
+    if len(value) < 6 or PLACEHOLDER.search(value) or not letters:
+        return False
+    if not quoted and (DOTTED_NAME.fullmatch(value) or PATH.fullmatch(value)):
+        return False
+    signs = not value.replace("_", "").isalnum() or ("_" in value and value != value.lower())
+    return digits and signs if not assigned else digits or (quoted and signs)
+
+
+def _is_key(value: str, *, quoted: bool, assigned: bool) -> bool:
+    digits = any(map(str.isdigit, value)) and any(map(str.isalpha, value))
+    return (
+        assigned and digits and len(value) >= 16 and is_random(value) and entropy(value) >= KEY_ENTROPY
+        and (quoted or not DOTTED_NAME.fullmatch(value))
     )  # fmt: skip
-    called = (
-        r"(?:(?P<password>(?<!reise)(?<!by)(?<!com)(?<!tres)(?<!sur)(?<!over)(?<!under)pass(?:word|wd|phrase|wort|code)?"
-        r"|pwd|kennwort|mot[ _]de[ _]passe|contrase[nñ]a"
-        r"|senha|wachtwoord|пароль|密码|密碼)"
-        r"|(?:(?:secret|api|access|account|auth|private|app|master|service|encryption|signing)"
-        r"[ _-]?(?:access[ _-]?)?key"
-        r"|secret|token|credentials?|auth[ _-]?code|webhook[ _-]?url))"
-    )
-    assigned = (
-        r"(?P<more>[_-]\w{0,12})?\d?[\"'`]?(?:"
-        r"(?: (?:of|for|to|von|für|de|du|del|di|do|van) [^\n:=]{1,40}?)?"
-        r"(?:[ \t]{0,16}(?::=|=>|[:=>]|,[ \t]?(?=[\"']))[ \t]{0,16}| (?:is|ist|lautet|est|es|é)(?: now)?:? )"
-        r"|(?P<nothing>[ \t]))"
-    )
-    value = (
-        r"(?:\"(?P<double>[^\"\s]{4,200})\"|'(?P<single>[^'\s]{4,200})'"
-        r"|(?P<bare>[^\s\"'`,;<>()\[\]{}|&]{5,200})(?![(\[{]))"
-    )
-    assignment = re.compile(called + assigned + value, re.IGNORECASE)
-    # Commands that take one: SQL's CREATE USER, curl -u user:…, mysql -p…
-    given = re.compile(
-        r"\bidentified (?:with \w{1,40} )?by ['\"](?P<sql>[^'\"\s]{4,200})['\"]"
-        r"|\bcurl\b[^\n|;]{0,200}?\s(?:-u|--user)[ =]{0,2}['\"]?[^\s'\":]{1,64}:(?P<curl>[^\s'\"]{4,200})"
-        r"|\bmysql\w{0,10}\b[^\n|;]{0,200}?\s-p(?P<mysql>[^\s'\"]{4,200})",
-        re.IGNORECASE,
-    )
-    test_log = re.compile(r"(?<!\w)PASS:")
-    identifier = re.compile(r"[\w./:-]+")
-    path = re.compile(r"(?:~|\.{1,2})?(?:/[\w.@-]+)+/?")
-    dotted_name = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
 
-    def find(self, text: str) -> Iterator[Span]:
-        if not mentions(text, self.gates):
-            return
-        for match in self.given.finditer(text):
-            assert match.lastgroup
-            if self._is_password(match[match.lastgroup], quoted=True, assigned=True):
-                yield Span(*match.span(match.lastgroup))
-        for match in self.assignment.finditer(text):
-            group = next(name for name in ("double", "single", "bare") if match[name])
-            value = match[group].rstrip(".!?:") if group == "bare" else match[group]
-            if self.test_log.match(text, match.start()) and self.identifier.fullmatch(value):
-                continue
-            if match["nothing"] and ("=" in value or (match["more"] or "").startswith("-")):
-                continue  # "pass tol=0.05", "password-protected PKCS#8"
-            is_secret = self._is_password if match["password"] else self._is_key
-            if is_secret(value, quoted=group != "bare", assigned=not match["nothing"]):
-                yield Span(match.start(group), match.start(group) + len(value))
 
-    def _is_password(self, value: str, *, quoted: bool, assigned: bool) -> bool:
-        letters, digits = any(map(str.isalpha, value)), any(map(str.isdigit, value))
-        if (
-            len(value) < 6
-            or PLACEHOLDER.search(value)
-            or not letters
-            or (not quoted and (self.dotted_name.fullmatch(value) or self.path.fullmatch(value)))
-        ):
-            return False
-        signs = not value.replace("_", "").isalnum() or ("_" in value and value != value.lower())
-        return digits and signs if not assigned else digits or (quoted and signs)
+# --- told in a sentence: "the password is hunter2", "Das Passwort lautet `veiland`", "密码是 123456" ---
+# A sentence that says of a password how it is ("is too weak", "muss 8 Zeichen haben") reads alike. What counts is in
+# quotes or code marks, has a digit, or stands next to a user name that is told with it.
 
-    def _is_key(self, value: str, *, quoted: bool, assigned: bool) -> bool:
-        digits = any(map(str.isdigit, value)) and any(map(str.isalpha, value))
-        return (
-            assigned
-            and digits
-            and len(value) >= 16
-            and is_random(value)
-            and entropy(value) >= KEY_ENTROPY
-            and (quoted or not self.dotted_name.fullmatch(value))
-        )
+PASSWORD_NAME = (
+    r"(?:(?<![^\W_])(?:pass(?:word|phrase|code|wort)(?:ul)?|pw|pin(?:[ -]code)?|kennwort|mot de passe|contrase[nñ]a"
+    r"|senha|wachtwoord|has[lł]o|parol[ae]|lösenord|adgangskode|пароль)(?![^\W_])|密码|密碼|口令|パスワード|비밀번호)"
+)
+# What may stand between: "par défaut pour tous les comptes", "for the account", "meu", "от почты".
+MORE = (
+    r"(?: (?:of|for|to|von|für|fürs|de|du|del|di|do|par|por|pour|padr[aã]o|voor|от|для|по|meu|tău|predefinita|default)"
+    r"(?: [^\s.,:;=`'\"]{1,20}){0,5}?)?"
+)
+TELLS = (
+    r"(?: ?:[ \t]{0,4}| (?:(?:is|was)(?: now)?|ist|war|lautet|est|es|é|è|e|este|to|är|er)(?: ?:)? "
+    r"| ?(?:是|为|為|は|은|는):? ?)"
+)
+# "with password …", "using the password …", "changed the password to …"
+GIVEN = (
+    r"(?<![^\W_])(?:(?:with|using|and|und|mit|y|et|avec|con)(?: the| dem| la| le)?"
+    r" (?:password|passwort|contraseña|mot de passe) "
+    r"|(?:set|changed?|reset)(?: the| my| your| its)? (?:password|pin) to )"
+)
+MARKED = (
+    r"(?:\*\*)?(?:`(?P<code>[^`\n]{2,64})`|\"(?P<double>[^\"\n]{2,64})\"|'(?P<single>[^'\n]{2,64})'"
+    r"|[“„](?P<curly>[^“”\n]{2,64})[“”]|«(?P<guillemets>[^»\n]{2,64})»)"
+)
+BARE = r"\*{0,2}(?P<bare>[^\s\"'`“„«»<>{}()\[\]|*,。、]{3,64})"
+
+# What stands for a value that is put in later, or code that computes it.
+TEMPLATE = re.compile(r"[{}<>$]|%[sd(]|\A[-+.\\/~ ]|\*{3}|•|x{4}|\.{3}|…|\w\(|\A\W+\Z|[ .]\Z", re.IGNORECASE)
+# "is 8 characters long": what is counted behind a number.
+COUNTED = re.compile(
+    r"[\s-]{0,2}(?:to |bis |à |a |or |\d+ )?(?:min|max|char|zeichen|cara|digit|letter|symbol|number|word|tekens|znak"
+    r"|bit|day|hour|week|month|year|time|attempt|round|step|more|or |and \d|cijfer|chiffre|d[ií]gito|lett|stell|символ"
+    r"|%|文字|桁|位|个|個|字)",
+    re.IGNORECASE,
+)
+METHOD = re.compile(
+    r"(?:sha|md|bcrypt|argon|pbkdf|utf|aes|base|rsa|des|v|oauth|http)[-_]?\d|\d{1,2}\)?\Z", re.IGNORECASE
+)
+# A user name right before: "username is admin and the ", "Login: ann, ".
+USER = re.compile(
+    r"(?:user(?:[ -]?name)?|login|account|id|e-?mail|identifiant|usu[aá]rio|benutzer(?:name)?|gebruiker|логин"
+    r"|用户名|账号)(?: (?:is|ist|est|es|é|as)| ?:)[ \t]{0,2}[\"'`*]{0,3}[\w.@+-]{2,40}[\"'`*]{0,3}[\s,;-]{1,4}"
+    r"(?:and |und |et |y |e )?(?:the |das |le |la |a )?\Z",
+    re.IGNORECASE,
+)
+ENDS = re.compile(r"[.!?*)\"']{0,3}(?:\s|\Z|[,;。、])")
+# Types and field names, as in code, and what a password is: "is required".
+NO_VALUE = re.compile(
+    r"(?:pass\w*|pwd|string|str|text|required|true|false|null|none|type|user\w*|field|value|input|int|any|varchar|char"
+    r"|optional|wrong|in\w*correct|in?valid|empty|blank|the|a|an|not|set|is|to)\Z",
+    re.IGNORECASE,
+)
+PROSE_GATES = (
+    "pass", "pw", "pin", "kennwort", "contrase", "senha", "wachtwoord", "hasł", "haslo", "parol", "lösenord",
+    "adgangskode", "пароль", "密码", "密碼", "口令", "パスワード", "비밀번호",
+)  # fmt: skip
+TOLD = re.compile(rf"(?:{PASSWORD_NAME}{MORE}{TELLS}|{GIVEN})(?:{MARKED}|{BARE})", re.IGNORECASE)
+
+
+def told_passwords(text: str) -> Iterator[Span]:
+    for match in TOLD.finditer(text) if mentions(text, PROSE_GATES) else ():
+        group = next(name for name in ("code", "double", "single", "curly", "guillemets", "bare") if match[name])
+        value = match[group].rstrip(".,;:!?") if group == "bare" else match[group].strip("*")
+        end = match.start(group) + len(value)
+        if value and not TEMPLATE.search(value) and (group != "bare" or _is_told(text, match, value, end)):
+            yield Span(match.start(group), end)
+
+
+def _is_told(text: str, match: re.Match[str], value: str, end: int) -> bool:
+    """Tell whether a value without marks is one: with a digit that counts nothing, or next to a user name."""
+    if any(map(str.isdigit, value)):
+        return not (COUNTED.match(text, end) or METHOD.match(value) or COUNTED.match(value.lstrip("0123456789-")))
+    beside = USER.search(text[max(0, match.start() - 80) : match.start()])
+    return beside is not None and ENDS.match(text, end) is not None and not NO_VALUE.match(value)
+
+
+RECOGNISERS = [
+    Recogniser("URL_PASSWORD", url_passwords),
+    Recogniser("PASSWORD", assigned_passwords),
+    Recogniser("PASSWORD", password_hashes),
+    Recogniser("PASSWORD", told_passwords),
+]

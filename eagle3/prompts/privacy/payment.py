@@ -1,13 +1,24 @@
-"""What pays: credit cards, IBANs and bank accounts."""
+"""Payment identifiers: credit cards, IBANs, bank accounts, crypto wallets."""
 
+import hashlib
 import re
 from collections.abc import Iterator
 
+from Crypto.Hash import keccak
 from stdnum import iban, luhn
+from stdnum.bitcoin import b58decode, bech32_checksum
 from stdnum.es import ccc
 from stdnum.iso7064 import mod_97_10
 
-from eagle3.prompts.privacy.recogniser import Pattern, Span, after_word, has_context, stands_alone, words
+from eagle3.prompts.privacy.recogniser import (
+    Pattern,
+    Recogniser,
+    Span,
+    after_word,
+    has_context,
+    stands_alone,
+    words,
+)  # fmt: skip
 
 # Who issues which numbers (ISO/IEC 7812 ranges of the networks in use) → lengths. Other numbers that pass Luhn's test,
 # such as IMEIs and serials, are no cards.
@@ -24,76 +35,123 @@ ISSUERS = re.compile(
 )
 SHORT_CARD = 13  # digits; so many are on few old cards and on every barcode
 
-
-class CreditCard(Pattern):
-    """Numbers of a card network, or called a card, that pass Luhn's test; in one piece or in groups as on cards."""
-
-    entity = "CREDIT_CARD"
-    pattern = re.compile(
+credit_cards = Pattern(  # in one piece or in groups as on cards; short numbers and those of other issuers by the word
+    re.compile(
         r"\d{4}(?:(?P<gap>[ .-])(?:\d{4}(?P=gap)\d{4}(?P=gap)\d{3,4}(?:(?P=gap)\d{3})?|\d{6}(?P=gap)\d{4,5})|\d{8,15})"
-    )
-    context = words(
+    ),
+    valid=lambda match: luhn.is_valid(_digits(match.group())),
+    clear=lambda match: len(match.group()) > SHORT_CARD and ISSUERS.fullmatch(_digits(match.group())),
+    context=words(
         "cards?", "visa", "credit", "debit", r"cc(?:n|num)?", "karte", "kreditkarte", "carte", "tarjeta",
-        r"cart[aã]o", "carta",
-        "kaart", "creditcard",
-    )  # fmt: skip
-
-    def valid(self, match: re.Match[str]) -> bool:
-        return luhn.is_valid(re.sub(r"\D", "", match.group()))
-
-    def needs_context(self, match: re.Match[str]) -> bool:
-        """Tell short numbers and those of other issuers by the word: old cards, store cards, new ranges."""
-        return len(match.group()) <= SHORT_CARD or ISSUERS.fullmatch(re.sub(r"\D", "", match.group())) is None
+        r"cart[aã]o", "carta", "kaart", "creditcard",
+    ),
+)  # fmt: skip
 
 
-class Iban(Pattern):
-    """ISO 13616: country, length and check digits (mod 97), in one piece or in groups, in either case.
+def _digits(text: str) -> str:
+    return re.sub(r"\D", "", text)
 
-    What is called one needs the check digits alone: countries join, and change their lengths.
+
+IBAN = re.compile(r"[A-Z]{2}\d\d(?:[ -]?[A-Z0-9]){11,30}", re.IGNORECASE)
+SHORTEST_IBAN = 15
+IBAN_WORDS = words("iban", "transfer(?:red)?", "wire", r"[üu]berweis\w*", "virement", "transferencia", "bonifico")
+
+
+def ibans(text: str) -> Iterator[Span]:
+    """Find what has country, length and check digits of ISO 13616, in one piece or in groups, in either case.
+
+    What is called an IBAN needs the check digits alone: countries join, and change their lengths.
     """
-
-    entity = "IBAN"
-    pattern = re.compile(r"[A-Z]{2}\d\d(?:[ -]?[A-Z0-9]){11,30}", re.IGNORECASE)
-    shortest = 15
-    context = words("iban", "transfer(?:red)?", "wire", r"[üu]berweis\w*", "virement", "transferencia", "bonifico")
-
-    def find(self, text: str) -> Iterator[Span]:
-        position = 0
-        while match := self.pattern.search(text, position):
-            start = match.start()
-            end = next((end for end in self._ends(text, match) if self._is_iban(text, Span(start, end))), None)
-            if end is not None:
-                yield Span(start, end)
-            position = end or after_word(text, start)
-
-    def _is_iban(self, text: str, span: Span) -> bool:
-        number = iban.compact(text[span.start : span.end])
-        if not mod_97_10.is_valid(number[4:] + number[:4]):
-            return False
-        assert self.context is not None
-        return iban.is_valid(number) or has_context(text, span, self.context)
-
-    def _ends(self, text: str, match: re.Match[str]) -> Iterator[int]:
-        """Yield where the number may end, longest first: the pattern runs on into the words that follow."""
-        for end in range(match.end(), match.start() + self.shortest - 1, -1):
-            if stands_alone(text, Span(match.start(), end)):
-                yield end
+    position = 0
+    while match := IBAN.search(text, position):
+        start = match.start()
+        # The pattern runs on into the words that follow: the longest end counts.
+        ends = (Span(start, end) for end in range(match.end(), start + SHORTEST_IBAN - 1, -1))
+        found = next((span for span in ends if stands_alone(text, span) and _is_iban(text, span)), None)
+        if found is not None:
+            yield found
+        position = found.end if found else after_word(text, start)
 
 
-class BankAccount(Pattern):
-    """Account, routing and sort numbers that are called so; a Spanish CCC by its checksum too."""
+def _is_iban(text: str, span: Span) -> bool:
+    number = iban.compact(text[span.start : span.end])
+    return mod_97_10.is_valid(number[4:] + number[:4]) and (
+        iban.is_valid(number) or has_context(text, span, IBAN_WORDS)
+    )
 
-    entity = "BANK_ACCOUNT"
-    pattern = re.compile(r"\d(?:[ -]?\d){6,19}|\d\d-\d\d-\d\d")
-    context = words(
+
+bank_accounts = Pattern(  # account, routing and sort numbers that are called so; a Spanish CCC by its checksum too
+    re.compile(r"\d(?:[ -]?\d){6,19}|\d\d-\d\d-\d\d"),
+    valid=lambda match: len(digits := _digits(match.group())) != 20 or ccc.is_valid(digits),
+    context=words(
         r"(?:account|acct|a/c)\.? ?(?:number|num|no|nr)", r"account\W{0,2}#", "acct", "a/c", "sort ?code",
         "aba", "routing", "bank account", "konto ?(?:nummer|nr)", "bankkonto",
         r"num[ée]ro de compte", "compte bancaire", "rib", "cuenta(?: bancaria| corriente)?", r"n[úu]mero de cuenta",
         r"conto corrente", r"numero di conto", "rekening(?:nummer)?", "bankrekening",
-        r"conta(?: corrente| banc[áa]ria)",
-        "ccc", "खाता संख्या", "银行账号", "口座番号",
-    )  # fmt: skip
+        r"conta(?: corrente| banc[áa]ria)", "ccc", "खाता संख्या", "银行账号", "口座番号",
+    ),
+)  # fmt: skip
 
-    def valid(self, match: re.Match[str]) -> bool:
-        digits = re.sub(r"\D", "", match.group())
-        return len(digits) != 20 or ccc.is_valid(digits)
+# --- wallets, recognised by the checksum that is part of each address -------------------------------------------------
+
+BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+BASE58_VERSIONS = (0x00, 0x05, 0x30, 0x32, 0x1E, 0x16, 0x4C, 0x10, 0x41)  # Bitcoin, Litecoin, Dogecoin, Dash, Tron
+BASE58_LENGTH = 25  # bytes: version, hash of 20, checksum of 4
+BECH32 = "qpzry9x8gf2tvdw0s3jn54khce6mua7l"
+BECH32_CONSTANTS = (1, 0x2BC830A3)  # BIP-173 and, for taproot addresses, BIP-350
+MANY_CHARACTERS = 8  # of characters; a wallet's are as random as a hash
+
+
+def _one_case(address: str) -> bool:
+    """Tell whether an Ethereum address lacks mixed case and with it a checksum: any 20 bytes look like it."""
+    return address[2:] in (address[2:].lower(), address[2:].upper())
+
+
+def eip55(address: str) -> str:
+    """Return the address with its checksum in the case of its letters (ERC-55)."""
+    digits = address[2:].lower()
+    digest = keccak.new(digest_bits=256, data=digits.encode()).hexdigest()
+    return "0x" + "".join(
+        char.upper() if int(nibble, 16) >= 8 else char for char, nibble in zip(digits, digest, strict=False)
+    )
+
+
+def _base58_valid(address: str) -> bool:
+    data = b58decode(address)
+    checksum = hashlib.sha256(hashlib.sha256(data[:-4]).digest()).digest()[:4]
+    return len(data) == BASE58_LENGTH and data[0] in BASE58_VERSIONS and data[-4:] == checksum
+
+
+def _bech32_valid(address: str) -> bool:
+    prefix, _, data = address.rpartition("1")
+    expanded = [ord(char) >> 5 for char in prefix] + [0] + [ord(char) & 31 for char in prefix]
+    return bech32_checksum(expanded + [BECH32.index(char) for char in data]) in BECH32_CONSTANTS
+
+
+def _is_wallet(match: re.Match[str]) -> bool:
+    address = match.group()
+    if match["ethereum"]:
+        return len(set(address)) > MANY_CHARACTERS and (_one_case(address) or address == eip55(address))
+    return _base58_valid(address) if match["base58"] else _bech32_valid(address.lower())
+
+
+# Base58Check (Bitcoin, Litecoin, Dogecoin, Dash, Tron), Bech32(m) (Bitcoin, Litecoin, Cardano) and ERC-55.
+crypto_wallets = Pattern(
+    re.compile(
+        rf"(?P<ethereum>0x[0-9a-fA-F]{{40}})|(?P<base58>[13LMDXT7A9][{BASE58}]{{25,34}})"
+        rf"|(?P<bech32>(?:bc|ltc|addr)1[{BECH32}]{{11,100}}|(?:BC|LTC)1[{BECH32.upper()}]{{11,100}})"
+    ),
+    valid=_is_wallet,
+    clear=lambda match: not (match["ethereum"] and _one_case(match.group())),
+    context=words(
+        "wallets?", "eth", r"ether(?:eum)?", "address", "metamask", "erc-?20", "crypto", "usdt", "usdc", "send",
+        "adresse", r"direcci[oó]n", "indirizzo", r"endere[cç]o", "adres", "billetera", "carteira", "portefeuille",
+    ),
+)  # fmt: skip
+
+RECOGNISERS = [
+    Recogniser("CREDIT_CARD", credit_cards),
+    Recogniser("IBAN", ibans),
+    Recogniser("BANK_ACCOUNT", bank_accounts),
+    Recogniser("CRYPTO_WALLET", crypto_wallets),
+]

@@ -1,23 +1,30 @@
-"""The privacy check of a prompt: all its messages are read at once; what is found drops it, is masked, or is kept."""
+"""The privacy check of a prompt: all its messages are read at once; a finding drops it, is masked, or is kept."""
 
 import logging
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from eagle3.errors import InputError
 from eagle3.prompts.checks import Verdict
-from eagle3.prompts.privacy.allowed import Allowed
+from eagle3.prompts.privacy import contact, ids, network, passwords, payment, secrets
+from eagle3.prompts.privacy.contact import Phones
+from eagle3.prompts.privacy.kingfisher import Kingfisher
 from eagle3.prompts.privacy.names import IN_PROSE, ONLY_BY_MODEL, REQUIRED, NameModel
-from eagle3.prompts.privacy.recogniser import ACTIONS, Action, BatchRecogniser, Recogniser
+from eagle3.prompts.privacy.placeholders import Allowed
+from eagle3.prompts.privacy.recogniser import ACTIONS, Action
 from eagle3.prompts.reading.prompt import Prompt
 from eagle3.prompts.reading.shapes import from_json
 from eagle3.storage.files import sha256_json
 
 log = logging.getLogger(__name__)
 
+# Of findings that are equal, that of the first recogniser counts; telephone numbers come in between.
+FIRST = [*contact.RECOGNISERS, *payment.RECOGNISERS, *ids.RECOGNISERS, *network.RECOGNISERS]
+LAST = [*contact.PLACES, *secrets.RECOGNISERS, *passwords.RECOGNISERS]
 BETWEEN_MESSAGES = "\n\n"  # no number goes on over it, while the words of one message are context for the next
 
 # One character for one, so that places stay places: digits of every script, full-width forms, dashes and blanks.
@@ -37,27 +44,52 @@ class Found(NamedTuple):
 
 
 class Privacy:
-    """Refuses or masks prompts with personal data or secrets; counts what it found by entity, never what it was.
+    """Refuses or masks prompts with personal data or secrets; counts findings by entity and never writes their text.
 
-    What `allowed` lets through is counted as `ENTITY let through`.
+    actions: by entity; None: it is not looked for. phone: the countries of telephone numbers; recognisers: your own,
+    any objects with `entity` and `find`. What `allowed` lets through is counted as `ENTITY let through`.
     """
 
     name = "privacy"
 
     def __init__(
-        self, *, policy: str, recognisers: Mapping[str, Recogniser], model: NameModel | None, allowed: Allowed | None
+        self,
+        *,
+        policy: str,
+        actions: Mapping[str, Action | None] | None = None,
+        phone: Mapping[str, list[str]] | None = None,
+        kingfisher: str | None = None,
+        recognisers: Mapping[str, Any] | None = None,
+        model: NameModel | None = None,
+        allowed: Mapping[str, Any] | None = None,
     ):
         self.policy = policy
-        self.recognisers = list(recognisers.values())
-        self.batched = [each for each in self.recognisers if isinstance(each, BatchRecogniser)]
-        self.one_by_one = [each for each in self.recognisers if not isinstance(each, BatchRecogniser)]
+        self.actions = {entity: action for entity, action in (actions or {}).items() if action is not None}
+        self.kingfisher = None if kingfisher is None else Kingfisher(kingfisher)
+        self.phones = [Phones(**phone)] if phone else []
+        self.own = list((recognisers or {}).values())
         self.model = model
-        self.allowed = allowed
+        self.allowed = Allowed(**allowed) if allowed else None
+        known = sorted({each.entity for each in self._all()} | {Kingfisher.entity})
+        if unknown := sorted(set(actions or ()) - set(known)):
+            raise InputError(
+                f"prompts.privacy.actions.{unknown[0]}: no recogniser finds it; take {', '.join(known)}, or add one "
+                f"to prompts.privacy.recognisers"
+            )
         self._check_policy()
 
+    @cached_property
+    def recognisers(self) -> list[Any]:
+        """Return all that read one text at a time."""
+        return [each for each in self._all() if each.entity in self.actions]
+
+    def _all(self) -> list[Any]:
+        return [*FIRST, *self.phones, *LAST, *self.own]
+
+    def __getstate__(self) -> dict:
+        return {key: value for key, value in self.__dict__.items() if key != "recognisers"}
+
     def __call__(self, prompt: Prompt) -> Verdict:
-        if self.policy == "off":
-            return Verdict()
         found, passed = self._look(_whole(prompt))
         counts = Counter([item.entity for item in found] + [f"{item.entity} let through" for item in passed])
         if dropped := sorted({item.entity for item in found if item.action == "drop"}):
@@ -70,38 +102,32 @@ class Privacy:
         return Verdict(reason=None if changed else f"personal data in tools: {entities}", prompt=changed, counts=counts)
 
     def look_ahead(self, prompts: Iterable[Prompt]) -> None:
-        """Let recognisers that read many texts at once read these, which are asked about next."""
-        if self.batched and self.policy != "off":
-            self.read_together(map(_whole, prompts))
+        """Let kingfisher read these prompts at once; they are checked next."""
+        if self.kingfisher:
+            self.kingfisher.look_ahead(readable(_whole(prompt)) for prompt in prompts)
 
     def masked(self, texts: Sequence[str]) -> list[str]:
-        """Return the texts with all that is found masked, whatever is done with it: for people who look at rows."""
-        self.read_together(texts)
+        """Return the texts with every finding masked, whatever its action: for people who look at rows."""
+        if self.kingfisher:
+            self.kingfisher.look_ahead(map(readable, texts))
         found = ([item._replace(action="mask") for item in self.find(text)] for text in texts)
         return [next(_masked_contents([text], masks)) for text, masks in zip(texts, found, strict=True)]
 
-    def read_together(self, texts: Iterable[str]) -> None:
-        """Give the texts to the recognisers that read many at once; `find` of one of them is then only looked up."""
-        read = [readable(text) for text in texts] if self.batched else []
-        for recogniser in self.batched:
-            recogniser.look_ahead(read)
-
     def files(self) -> list[Path]:
-        """List what recognisers and model read."""
-        own = [file for recogniser in self.recognisers for file in recogniser.files()]
-        return own + (self.model.files() if self.model else [])
+        """List the files of the model: prompts are made again when one of them changes."""
+        return self.model.files() if self.model else []
 
     def made_with(self) -> list[str]:
-        """Name programs and versions that recognisers find with, if they can change by themselves."""
-        return [name for name in (recogniser.made_with() for recogniser in self.recognisers) if name is not None]
+        """Name the programs and versions that find and can change by themselves."""
+        return [self.kingfisher.made_with()] if self.kingfisher else []
 
     def safe_id(self, id: str) -> str:
         """Hash an id that is personal data itself, such as an email address: ids are written of every row."""
-        return id if self.policy == "off" or not self._look(id, self.one_by_one)[0] else _hashed(id)
+        return _hashed(id) if self._look(id, at_once=False)[0] else id
 
     def safe_source(self, name: str) -> str:
         """Hash like safe_id, by patterns alone: a model takes datasets for names, and they have to be credited."""
-        return name if self.policy == "off" or not self._matched(readable(name), self.one_by_one) else _hashed(name)
+        return _hashed(name) if self._matched(readable(name)) else name
 
     def unseen(self) -> list[str]:
         """Return the entities that nothing here looks for, for warnings, the ledger and the report."""
@@ -128,18 +154,23 @@ class Privacy:
         elif self.unseen() or self.partly_seen():
             log.warning(
                 "prompts/privacy=%s does not see all: %s; a model that is asked for them does: prompts/privacy/model",
-                self.policy,
-                blind_spots(self.unseen(), self.partly_seen()),
-            )
+                self.policy, blind_spots(self.unseen(), self.partly_seen()),
+            )  # fmt: skip
 
     def find(self, text: str) -> list[Found]:
         """Find everything, in order of place and without overlaps."""
         return self._look(text)[0]
 
-    def _look(self, text: str, recognisers: list[Recogniser] | None = None) -> tuple[list[Found], list[Found]]:
-        """Return what is found and what of it is let through, each in order of place and without overlaps."""
+    def _look(self, text: str, *, at_once: bool = True) -> tuple[list[Found], list[Found]]:
+        """Return the findings, and those that are let through, each in order of place and without overlaps.
+
+        at_once: also by kingfisher, which reads many texts at once.
+        """
         text = readable(text)
-        found = self._matched(text, self.recognisers if recognisers is None else recognisers)
+        found = self._matched(text)
+        if self.kingfisher is not None and at_once:
+            action = self.actions.get(Kingfisher.entity, "drop")
+            found += [Found(*span, Kingfisher.entity, action) for span in self.kingfisher.find(text)]
         if self.model is not None:
             found += [Found(*span, entity, self.model.actions[entity]) for entity, span in self.model.find(text)]
         if not found or self.allowed is None:
@@ -147,11 +178,11 @@ class Privacy:
         passed = [item for item in found if self.allowed(item.entity, text[item.start : item.end])]
         return _without_overlaps([item for item in found if item not in passed]), _without_overlaps(passed)
 
-    def _matched(self, text: str, recognisers: Iterable[Recogniser]) -> list[Found]:
-        """Return what these find in readable text, overlaps and all."""
+    def _matched(self, text: str) -> list[Found]:
+        """Return the findings of the recognisers in readable text, overlaps and all."""
         return [
-            Found(*span, recogniser.entity, recogniser.action)
-            for recogniser in recognisers
+            Found(span.start, span.end, recogniser.entity, self.actions[recogniser.entity])
+            for recogniser in self.recognisers
             for span in recogniser.find(text)
         ]
 
@@ -176,7 +207,7 @@ def _hashed(name: str) -> str:
 
 
 def _without_overlaps(found: list[Found]) -> list[Found]:
-    """Keep one of findings that overlap: what is dropped before masks, masks before what is kept, then the longest."""
+    """Keep one of findings that overlap: drop before mask before keep, then the longest."""
     if len(found) < 2:
         return found
     masks = [item for item in found if item.action == "mask"]
@@ -192,7 +223,7 @@ def _without_overlaps(found: list[Found]) -> list[Found]:
 
 
 def _merged(masks: list[Found]) -> list[Found]:
-    """Join masks that overlap to one over all of them, called what the longest is: no end of any stays readable."""
+    """Join masks that overlap to one over all of them, named after the longest: no end of any stays readable."""
     groups: list[list[Found]] = []
     end = 0
     for mask in sorted(masks, key=lambda item: item.start):
@@ -218,7 +249,7 @@ def _masked(prompt: Prompt, masks: list[Found]) -> Prompt | None:
 
 
 def _masked_contents(contents: Iterable[str], masks: list[Found]) -> Iterator[str]:
-    """Yield each message with <ENTITY> in place of its masks; one that runs over several messages is put in each."""
+    """Yield each message with <ENTITY> in place of its masks; a mask over several messages is put in each."""
     offset = 0
     for content in contents:
         parts, position = [], 0

@@ -1,9 +1,8 @@
-"""What a recogniser is, and the usual kind: a pattern, its checksum, and the words around that say what it is."""
+"""What recognisers are made of: patterns, their checks, and the words around a match that say what it is."""
 
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 Action = Literal["drop", "mask", "keep"]
@@ -19,7 +18,7 @@ JOINED_AFTER = re.compile(r"\w|[-.]\d", re.ASCII)
 WORD = re.compile(r"\w*", re.ASCII)
 LOOK_BACK = 10  # characters that JOINED_BEFORE can span
 
-# What comes right before a number that is somebody's property but nobody's identity.
+# What comes right before a number that identifies a thing and not a person.
 OTHER_NUMBER = re.compile(
     r"(?:order|invoice|ticket|tracking|(?<!payer[ _-])ref(?:erence)?|sku|parts?|serial|build|version|isbn|commit"
     r"|article|item|model|batch|product|bestell|rechnungs|artikel|auftrags|commande|facture|pedido|factura|ordine|fattura|bestelling)"
@@ -35,91 +34,39 @@ class Span(NamedTuple):
     end: int
 
 
-class Recogniser(ABC):
-    """Finds one entity in text. To add one: a subclass with `entity` and `find`, and an entry in the config."""
+class Recogniser(NamedTuple):
+    """Finds one entity in text. Your own may be of any class with these two attributes."""
 
     entity: str  # in reasons, counts and placeholders, e.g. EMAIL_ADDRESS
-
-    def __init__(self, *, action: Action):
-        self.action = action
-
-    def files(self) -> list[Path]:
-        """List what it reads: prompts are made again when one of them changes."""
-        return []
-
-    def made_with(self) -> str | None:
-        """Return the program and version that it finds with, if it is one that can change by itself."""
-        return None
-
-    @abstractmethod
-    def find(self, text: str) -> Iterable[Span]:
-        """Yield where the entity is. Digits, dashes and blanks come in ASCII (see policy.readable)."""
+    find: Callable[[str], Iterable[Span]]  # digits, dashes and blanks of the text are in ASCII (policy.readable)
 
 
-class BatchRecogniser(Recogniser):
-    """Finds in many texts at once, because each call is dear; rows are given to it in groups before they are judged.
+@dataclass(frozen=True)
+class Pattern:
+    """Finds the matches of `pattern` that stand alone, are `valid`, and are `clear` or have `context` around them.
 
-    Ids and names of sources are not: they are looked at one by one, by the other recognisers.
-    """
-
-    def __init__(self, *, action: Action):
-        super().__init__(action=action)
-        self._ahead: dict[str, list[Span]] = {}
-
-    def __getstate__(self) -> dict:
-        return {**self.__dict__, "_ahead": {}}
-
-    def look_ahead(self, texts: Iterable[str]) -> None:
-        """Find in all of these; what was looked at before is forgotten."""
-        known = [text for text in dict.fromkeys(texts) if text]
-        self._ahead = dict(zip(known, self.find_all(known), strict=True)) if known else {}
-
-    def find(self, text: str) -> list[Span]:
-        if text and text not in self._ahead:
-            self.look_ahead([text])
-        return self._ahead.get(text, [])
-
-    @abstractmethod
-    def find_all(self, texts: Sequence[str]) -> list[list[Span]]:
-        """Return what is in each of the texts, none of which is empty."""
-
-
-class Pattern(Recogniser):
-    """All matches of `pattern` that stand alone, are `valid`, and have their `context` where they need one.
-
-    `gates` are lower-case words of which every text that matches holds one: most texts are done with at their sight.
-    Write patterns with bounded repeats: a match may be tried from every character of a text.
+    `gates` are lower-case words of which every text with a match has one: most texts are done at their sight. Write
+    patterns with bounded repeats: a match may be tried from every character of a text.
     """
 
     pattern: re.Pattern[str]
+    valid: Callable[[re.Match[str]], bool] = bool  # check digits and the like
+    clear: Callable[[re.Match[str]], object] | None = None  # forms that nothing else has
     context: re.Pattern[str] | None = None
     gates: tuple[str, ...] = ()
 
-    def find(self, text: str) -> Iterator[Span]:
+    def __call__(self, text: str) -> Iterator[Span]:
         if self.gates and not mentions(text, self.gates):
             return
         position = 0
         while match := self.pattern.search(text, position):
             span = Span(*match.span())
             if stands_alone(text, span) and self.valid(match):
-                if self.in_context(text, match):
+                if self.context is None or (self.clear and self.clear(match)) or has_context(text, span, self.context):
                     yield span
                 position = span.end
             else:  # the first word may have been of something else: a year before a card's number
                 position = after_word(text, span.start)
-
-    def valid(self, match: re.Match[str]) -> bool:
-        """Tell whether check digits and the like are right."""
-        return True
-
-    def needs_context(self, match: re.Match[str]) -> bool:
-        """Tell whether words around must say what it is; False for forms that nothing else has."""
-        return True
-
-    def in_context(self, text: str, match: re.Match[str]) -> bool:
-        if self.context is None or not self.needs_context(match):
-            return True
-        return has_context(text, Span(*match.span()), self.context)
 
 
 def words(*alternatives: str) -> re.Pattern[str]:

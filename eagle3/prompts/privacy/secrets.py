@@ -1,18 +1,17 @@
-"""What opens doors for programs: API keys, tokens, private keys."""
+"""API keys, tokens and private keys: by their issuers' forms, and random values by what they are called."""
 
 import base64
 import binascii
 import json
 import re
 from collections.abc import Iterator
-from itertools import chain
-from typing import ClassVar
+from itertools import chain, pairwise
 
-from eagle3.prompts.privacy.passwords import PLACEHOLDER, is_random
+from eagle3.prompts.privacy.passwords import PLACEHOLDER, entropy, is_random
 from eagle3.prompts.privacy.recogniser import Recogniser, Span
 
 # Prefix, then what the issuer's documentation says follows.
-KEYS = {
+KEYS = {start: re.compile(body) for start, body in {
     "AKIA": r"[A-Z0-9]{16}", "ASIA": r"[A-Z0-9]{16}", "AIza": r"[\w-]{35}", "ya29.": r"[\w-]{30,300}",
     "GOCSPX-": r"[\w-]{28}",
     "ghp_": r"[A-Za-z0-9]{36}", "gho_": r"[A-Za-z0-9]{36}", "ghu_": r"[A-Za-z0-9]{36}", "ghs_": r"[A-Za-z0-9]{36}",
@@ -41,36 +40,30 @@ KEYS = {
     "AccountKey=": r"[A-Za-z0-9+/]{86}==",
     "dckr_pat_": r"[\w-]{27}", "tskey-": r"[a-z]{3,9}-\w{8,20}-\w{16,40}", "EAACEdEose0cBA": r"[A-Za-z0-9]{20,250}",
     "LTAI": r"[A-Za-z0-9]{12,20}", "ATBB": r"[A-Za-z0-9]{24,32}", "CFPAT-": r"[\w-]{43,90}", "NRII-": r"[\w-]{26,32}",
-}  # fmt: skip
+}.items()}  # fmt: skip
+# Telegram, Twilio, Mailgun, Mailchimp; Discord, Facebook; Azure, Zoho, Salesforce
+OTHER_KEYS = re.compile(
+    r"(?<!\w)\d{8,10}:[\w-]{35}(?![\w-])|(?:AC|SK)[a-f0-9]{32}|(?<![\w-])key-[a-f0-9]{32}|[0-9a-f]{32}-us\d{1,2}(?!\w)"
+    r"|(?<![\w-])[MNO][\w-]{23,27}\.[\w-]{6}\.[\w-]{27,38}(?![\w-])|(?<!\d)\d{15,16}\|[\w-]{27}(?![\w-])"
+    r"|(?<![\w.~-])[\w.~-]{3}\dQ~[\w.~-]{31,34}(?![\w.~-]{2})"
+    r"|(?<!\w)1000\.[0-9a-f]{32}\.[0-9a-f]{32}|(?<!\w)00D\w{12,15}![\w.]{60,120}",
+    re.ASCII,
+)
+IN_OTHER_KEYS = (":", "AC", "SK", "key-", "-us", ".", "|", "Q~", "!")
 
 
-class ApiKey(Recogniser):
-    """Keys with the prefix of their issuer, and the forms of others that have none."""
-
-    entity = "API_KEY"
-    bodies: ClassVar = {start: re.compile(body) for start, body in KEYS.items()}
-    others = re.compile(
-        # Telegram, Twilio, Mailgun, Mailchimp; Discord, Facebook; Azure, Zoho, Salesforce
-        r"(?<!\w)\d{8,10}:[\w-]{35}(?![\w-])|(?:AC|SK)[a-f0-9]{32}|(?<![\w-])key-[a-f0-9]{32}|[0-9a-f]{32}-us\d{1,2}(?!\w)"
-        r"|(?<![\w-])[MNO][\w-]{23,27}\.[\w-]{6}\.[\w-]{27,38}(?![\w-])|(?<!\d)\d{15,16}\|[\w-]{27}(?![\w-])"
-        r"|(?<![\w.~-])[\w.~-]{3}\dQ~[\w.~-]{31,34}(?![\w.~-]{2})"
-        r"|(?<!\w)1000\.[0-9a-f]{32}\.[0-9a-f]{32}|(?<!\w)00D\w{12,15}![\w.]{60,120}",
-        re.ASCII,
-    )
-    gates = (":", "AC", "SK", "key-", "-us", ".", "|", "Q~", "!")
-
-    def find(self, text: str) -> Iterator[Span]:
-        for start, body in self.bodies.items():
-            position = text.find(start)
-            while position >= 0:
-                match = body.match(text, position + len(start))
-                if match and _ends_alone(text, position, match.end()) and is_random(match.group()):
-                    yield Span(position, match.end())
-                position = text.find(start, match.end() if match else position + len(start))
-        if any(gate in text for gate in self.gates):
-            for match in self.others.finditer(text):
-                if _ends_alone(text, *match.span()) and is_random(match.group()):
-                    yield Span(*match.span())
+def api_keys(text: str) -> Iterator[Span]:
+    """Find keys with the prefix of their issuer, and the forms of issuers that have none."""
+    for start, body in KEYS.items():
+        position = text.find(start)
+        while position >= 0:
+            match = body.match(text, position + len(start))
+            if match and _ends_alone(text, position, match.end()) and is_random(match.group()):
+                yield Span(position, match.end())
+            position = text.find(start, match.end() if match else position + len(start))
+    for match in OTHER_KEYS.finditer(text) if any(part in text for part in IN_OTHER_KEYS) else ():
+        if _ends_alone(text, *match.span()) and is_random(match.group()):
+            yield Span(*match.span())
 
 
 def _ends_alone(text: str, start: int, end: int) -> bool:
@@ -78,27 +71,25 @@ def _ends_alone(text: str, start: int, end: int) -> bool:
     return not (before.isalnum() and before.isascii()) and not (after.isalnum() and after.isascii())
 
 
-class Token(Recogniser):
-    """JSON web tokens (their header decodes) and the values of bearer, token and basic authorization."""
+JWT = re.compile(r"(?<![\w-])(eyJ[\w-]{8,1000})\.[\w-]{2,8000}\.[\w-]{10,2000}", re.ASCII)
+AUTHORIZATION = re.compile(r"\b(bearer|basic)\b[\s:=\"']{1,4}([\w.~+/-]{16,4000}={0,2})", re.ASCII | re.IGNORECASE)
+AUTHORIZATION_HEADER = re.compile(
+    r"\b(authorization|(?:x-)?(?:api|auth|access|private)-(?:token|key))[\"']?\s{0,2}[:=]\s{0,2}[\"']?"
+    r"(?:(?!bearer|basic)[a-z-]{1,20}\s)?([\w.~+/-]{16,4000}={0,2})",
+    re.ASCII | re.IGNORECASE,
+)
 
-    entity = "TOKEN"
-    jwt = re.compile(r"(?<![\w-])(eyJ[\w-]{8,1000})\.[\w-]{2,8000}\.[\w-]{10,2000}", re.ASCII)
-    authorization = re.compile(r"\b(bearer|basic)\b[\s:=\"']{1,4}([\w.~+/-]{16,4000}={0,2})", re.ASCII | re.IGNORECASE)
-    header = re.compile(
-        r"\b(authorization|(?:x-)?(?:api|auth|access|private)-(?:token|key))[\"']?\s{0,2}[:=]\s{0,2}[\"']?"
-        r"(?:(?!bearer|basic)[a-z-]{1,20}\s)?([\w.~+/-]{16,4000}={0,2})",
-        re.ASCII | re.IGNORECASE,
-    )
 
-    def find(self, text: str) -> Iterator[Span]:
-        for match in self.jwt.finditer(text) if "eyJ" in text else ():
-            if _is_json(match[1]):
-                yield Span(*match.span())
-        for match in chain(self.authorization.finditer(text), self.header.finditer(text)):
-            value = match[2]
-            letters_and_digits = any(map(str.isdigit, value)) and any(map(str.isalpha, value))
-            if letters_and_digits and is_random(value) and (match[1].lower() != "basic" or _is_login(value)):
-                yield Span(*match.span(2))
+def tokens(text: str) -> Iterator[Span]:
+    """Find JSON web tokens (their header decodes) and the values of bearer, token and basic authorization."""
+    for match in JWT.finditer(text) if "eyJ" in text else ():
+        if _is_json(match[1]):
+            yield Span(*match.span())
+    for match in chain(AUTHORIZATION.finditer(text), AUTHORIZATION_HEADER.finditer(text)):
+        value = match[2]
+        letters_and_digits = any(map(str.isdigit, value)) and any(map(str.isalpha, value))
+        if letters_and_digits and is_random(value) and (match[1].lower() != "basic" or _is_login(value)):
+            yield Span(*match.span(2))
 
 
 def _is_json(segment: str) -> bool:
@@ -116,29 +107,135 @@ def _is_login(value: str) -> bool:
     return password != "" and not PLACEHOLDER.search(password)
 
 
-class PrivateKey(Recogniser):
-    """PEM, OpenSSH, PGP and PuTTY private keys, from their first line to their last, or to the end of a cut text."""
+PRIVATE_KEY = re.compile(
+    r"-----BEGIN (?:[A-Z0-9]{1,12} ){0,3}PRIVATE KEY(?: BLOCK)?-----"
+    r"|PuTTY-User-Key-File-\d: ?[\w-]{0,40}"
+)
+# Line ends, quotes and joins of code, headers such as "Proc-Type: 4,ENCRYPTED", then base64. A header runs to the end
+# of its line, so that there is one way to read it: else crafted ones would have exponentially many.
+KEY_BODY = re.compile(r"(?:\s|\\[nr]|[\"'+,>#|]|[A-Za-z-]{1,30}: [^\n\\]{0,80}(?=[\n\\])){0,60}[A-Za-z0-9+/]{32}")
+KEY_END = re.compile(r"-----END (?:[A-Z0-9]{1,12} ){0,3}PRIVATE KEY(?: BLOCK)?-----|Private-MAC: ?[0-9a-f]{1,64}")
+ENCODED_KEY = re.compile(r"LS0tLS1CRUdJTi[A-Za-z0-9+/]{50,20000}={0,2}")  # "-----BEGIN" in base64
 
-    entity = "PRIVATE_KEY"
-    begin = re.compile(
-        r"-----BEGIN (?:[A-Z0-9]{1,12} ){0,3}PRIVATE KEY(?: BLOCK)?-----"
-        r"|PuTTY-User-Key-File-\d: ?[\w-]{0,40}"
-    )
-    # Line ends, quotes and joins of code, headers such as "Proc-Type: 4,ENCRYPTED", then base64. A header runs to
-    # the end of its line, so that there is one way to read it: else crafted ones would have exponentially many.
-    body = re.compile(r"(?:\s|\\[nr]|[\"'+,>#|]|[A-Za-z-]{1,30}: [^\n\\]{0,80}(?=[\n\\])){0,60}[A-Za-z0-9+/]{32}")
-    end = re.compile(r"-----END (?:[A-Z0-9]{1,12} ){0,3}PRIVATE KEY(?: BLOCK)?-----|Private-MAC: ?[0-9a-f]{1,64}")
 
-    encoded = re.compile(r"LS0tLS1CRUdJTi[A-Za-z0-9+/]{50,20000}={0,2}")  # "-----BEGIN" in base64
+def private_keys(text: str) -> Iterator[Span]:
+    """Find PEM, OpenSSH, PGP and PuTTY keys, from their first line to their last, or to the end of a cut text."""
+    for encoded in ENCODED_KEY.finditer(text) if "LS0tLS1CRUdJTi" in text else ():
+        if b"PRIVATE KEY" in base64.b64decode(encoded.group()[:64]):
+            yield Span(*encoded.span())
+    position = 0
+    while match := PRIVATE_KEY.search(text, position):
+        position = match.end()
+        if KEY_BODY.match(text, position):
+            end = KEY_END.search(text, position)
+            position = end.end() if end else len(text)
+            yield Span(match.start(), position)
 
-    def find(self, text: str) -> Iterator[Span]:
-        for encoded in self.encoded.finditer(text) if "LS0tLS1CRUdJTi" in text else ():
-            if b"PRIVATE KEY" in base64.b64decode(encoded.group()[:64]):
-                yield Span(*encoded.span())
-        position = 0
-        while match := self.begin.search(text, position):
-            position = match.end()
-            if self.body.match(text, position):
-                end = self.end.search(text, position)
-                position = end.end() if end else len(text)
-                yield Span(match.start(), position)
+
+# --- issuers that no rule knows: long random values, by what they are called or by a prefix before them --------------
+
+VALUE = re.compile(r"(?<![\w+/.~-])[\w-][\w+/.~:-]{8,400}[\w=+/-]={0,2}(?![\w+/~])", re.ASCII)
+SEPARATORS = re.compile(r"[_.:/~-]")
+UUID = re.compile(r"[0-9a-z]{8}-(?:[0-9a-z]{4}-){3}[0-9a-z]{12}", re.IGNORECASE)  # of issuers whose ids are no numbers
+NAMES = re.compile(
+    r"key|secret|token|private|access|auth|passw|credential|bearer|client[ _-]?(?:id|sec)|webhook|api|sid\b|\bpwd"
+    r"|(?<![a-z])pat(?![a-z])|(?<![a-z])(?:sk|rk|pk|pri|sdk)[_-]|[_-](?:live|prod)[_-]",
+    re.IGNORECASE,
+)
+# What is as random and opens nothing.
+HARMLESS = re.compile(
+    r"(?:sha\d*|md5|hash|commit|checksum|digest|integrity|etag|revision|uuid|guid|fingerprint|signature|public|rev|blob"
+    r"|tree|https?|href|src|url|path|version|file|image|import|from|def|class|basic)\W{0,4}\s?\S{0,3}\Z|#\Z",
+    re.IGNORECASE,
+)
+ASSIGNED = re.compile(r"(?<!\?token)[:=]\s*[\"'`]?\Z", re.IGNORECASE)  # a badge's token is published
+UNNAMED = re.compile(r"\s*(?:default|value)?\s*[:=]?\s*[\"'`]?", re.IGNORECASE)  # then the line above may name it
+OPEN_ENDS = ("=", ":", "(", "{", "[", ",")
+LOOKED_UP = re.compile(r"(?:cache|primary|foreign|sort|partition|public|idempotency)[ _-]?key", re.IGNORECASE)
+BEFORE = 40  # characters of the line that may name it
+NAMED_LENGTH, NAMED_ENTROPY = 16, 3.0
+ONE_CASE_LENGTH = 22  # of letters alone; words are shorter
+MIXED_LENGTH, MIXED_PART = 16, 2.5  # of letters alone; names in code have longer parts from capital to capital
+ISSUER = re.compile(r"[a-z]{2,6}_")  # then digits and letters of one case
+ISSUED_LENGTH, ISSUED_DIGITS = 36, 6
+SHORT_LENGTH, SHORT_ENTROPY, SHORT_SWITCHES = 10, 2.8, 0.3  # assigned to what is called a key
+PREFIXED_LENGTH, PREFIXED_ENTROPY, PREFIXED_SWITCHES = 24, 3.5, 0.35  # names in code have longer runs of one kind
+
+
+def random_values(text: str) -> Iterator[Span]:
+    """Find values of which the longest part between dashes, dots and the like is random, and UUIDs."""
+    for match in VALUE.finditer(text):
+        before = _line_before(text, match.start())
+        if "://" in match.group() or before.endswith("://"):
+            yield from _in_url(match)
+        elif not HARMLESS.search(before) and _is_secret(match.group(), before):
+            yield Span(*match.span())
+
+
+def _line_before(text: str, start: int) -> str:
+    """Return the end of the line before a value, with the one above if the value alone is called nothing there."""
+    *above, line = text[max(0, start - BEFORE) : start].rsplit("\n", 2)
+    goes_on = above and above[-1].rstrip().endswith(OPEN_ENDS) and UNNAMED.fullmatch(line)
+    return above[-1] + line if goes_on else line
+
+
+def _in_url(url: re.Match[str]) -> Iterator[Span]:
+    """Yield parts of a URL's path that are secrets by their own prefix."""
+    start = url.start()
+    for part in url.group().split("/"):
+        if len(part) >= NAMED_LENGTH and _is_secret(part, before=""):
+            yield Span(start, start + len(part))
+        start += len(part) + 1
+
+
+def _is_secret(value: str, before: str) -> bool:
+    uuid = UUID.search(value)
+    body = uuid.group() if uuid else max(SEPARATORS.split(value), key=len)
+    prefix = value.removesuffix(body) if value.endswith(body) else ""
+    if NAMES.search(LOOKED_UP.sub("", f"{before} {prefix}")):
+        return bool(uuid or _is_named_secret(body) or (ASSIGNED.search(before) and _is_short_secret(value)))
+    return bool(prefix) and "/" not in value and _is_prefixed_secret(body, prefix)
+
+
+def _is_named_secret(body: str) -> bool:
+    if not is_random(body) or entropy(body) < NAMED_ENTROPY:
+        return False
+    if any(map(str.isdigit, body)):
+        return len(body) >= NAMED_LENGTH and any(map(str.isalpha, body))
+    if body.islower() or body.isupper():
+        return len(body) >= ONE_CASE_LENGTH and body.isalpha()
+    parts = 1 + sum(map(str.isupper, body[1:]))
+    return len(body) >= MIXED_LENGTH and body.isalpha() and len(body) / parts <= MIXED_PART
+
+
+def _is_short_secret(value: str) -> bool:
+    return (
+        len(value) >= SHORT_LENGTH and value.isalnum() and any(map(str.isdigit, value)) and any(map(str.isalpha, value))
+        and is_random(value) and entropy(value) >= SHORT_ENTROPY and _switches(value) >= SHORT_SWITCHES
+    )  # fmt: skip
+
+
+def _is_prefixed_secret(body: str, prefix: str) -> bool:
+    if HARMLESS.search(prefix):
+        return False
+    if ISSUER.fullmatch(prefix) and body.islower():
+        return len(body) >= ISSUED_LENGTH and sum(map(str.isdigit, body)) >= ISSUED_DIGITS and is_random(body)
+    kinds = any(map(str.isdigit, body)) and any(map(str.islower, body)) and any(map(str.isupper, body))
+    return (
+        kinds and len(body) >= PREFIXED_LENGTH and is_random(body) and entropy(body) >= PREFIXED_ENTROPY
+        and _switches(body) >= PREFIXED_SWITCHES
+    )  # fmt: skip
+
+
+def _switches(body: str) -> float:
+    """Return how often, of all places, a digit, small or capital letter is followed by another kind."""
+    kinds = [(char.isdigit(), char.isupper()) for char in body]
+    return sum(one != other for one, other in pairwise(kinds)) / (len(kinds) - 1)
+
+
+RECOGNISERS = [
+    Recogniser("API_KEY", api_keys),
+    Recogniser("TOKEN", tokens),
+    Recogniser("PRIVATE_KEY", private_keys),
+    Recogniser("API_KEY", random_values),
+]

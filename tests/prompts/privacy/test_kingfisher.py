@@ -14,16 +14,13 @@ import pytest
 from prompt_stage import OUTPUTS, Prepare, chat, default_settings, prepare
 
 from eagle3.errors import InputError
-from eagle3.prompts.privacy.kingfisher import ARGUMENTS, Kingfisher
+from eagle3.prompts.privacy.kingfisher import ARGUMENTS, PACKAGE, Kingfisher
 from eagle3.prompts.rules import GROUPS, Rules
 from tests.prompts.privacy.test_policy import build_privacy, contents, prompt
 
 __all__ = ["prepare"]
 
-SETTING = (
-    "+privacy.recognisers.kingfisher={{_target_: eagle3.prompts.privacy.kingfisher.Kingfisher, path: null, action: {}}}"
-)
-OWN = ("api_key", "random_value", "password", "token")  # recognisers that see the same
+OWN = ("API_KEY", "PASSWORD", "TOKEN")  # entities of the recognisers that see the same
 LETTERS = string.ascii_letters + string.digits
 
 
@@ -31,14 +28,15 @@ def token(seed: int = 0) -> str:
     return "ghp_" + "".join(random.Random(seed).choices(LETTERS, k=36))
 
 
-def only_kingfisher(action: str = "drop"):
-    return build_privacy(SETTING.format(action), *(f"~privacy.recognisers.{name}" for name in OWN))
+def only_kingfisher(action: str):
+    own = (f"privacy.actions.{entity}=null" for entity in OWN)
+    return build_privacy("privacy.kingfisher=package", f"privacy.actions.SECRET={action}", *own)
 
 
 @pytest.fixture(scope="module")
 def kingfisher() -> Kingfisher:
     pytest.importorskip("kingfisher")
-    return Kingfisher(path=None, action="drop")
+    return Kingfisher(PACKAGE)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +70,7 @@ def test_texts_that_are_read_together_are_found_as_if_each_were_alone(kingfisher
     texts = ["nothing", f"a {token(1)}", "", f"a {token(1)}", f"{token(2)}\nb", token(2)[:20], token(2)[20:]]
     kingfisher.look_ahead(texts)
     together = [kingfisher.find(text) for text in texts]
-    alone = [Kingfisher(path=None, action="drop").find(text) for text in texts]
+    alone = [Kingfisher(PACKAGE).find(text) for text in texts]
     assert together == alone
     assert [len(found) for found in together] == [0, 1, 0, 1, 1, 0, 0]
 
@@ -98,13 +96,12 @@ def test_the_stage_is_the_same_in_chunks_of_any_size_and_counts_each_finding(pre
         chat(f"question {n}: " + (f"why does {token(n)} fail" if n % 10 == 0 else "hello"), id=n) for n in range(60)
     ]
     privacy = default_settings()["privacy"]
-    entry = {"_target_": "eagle3.prompts.privacy.kingfisher.Kingfisher", "path": None, "action": "drop"}
-    own = {name: value for name, value in privacy["recognisers"].items() if name not in OWN}
-    settings = {"privacy": {**privacy, "recognisers": {**own, "kingfisher": entry}}, "duplicates": {"near": False}}
+    actions = privacy["actions"] | dict.fromkeys(OWN)
+    settings = {"privacy": {"kingfisher": "package", "actions": actions}, "duplicates": {"near": False}}
     ledger = prepare(rows, **settings)
     [source] = ledger["sources"].values()
     assert source["rejected"] == {"personal data: SECRET": 6} and source["found"]["privacy"] == {"SECRET": 6}
-    assert ledger["inputs"]["rules"]["made_with"] == [Kingfisher(path=None, action="drop").made_with()]
+    assert ledger["inputs"]["rules"]["made_with"] == [Kingfisher(PACKAGE).made_with()]
     whole = [(prepare.folder / name).read_bytes() for name in OUTPUTS if name.endswith("jsonl")]
     assert not any(token(n).encode() in content for n in range(0, 60, 10) for content in whole)
     for path in (prepare.folder / "ledger.json", prepare.folder / "prompts.jsonl"):
@@ -141,7 +138,7 @@ def test_texts_lie_where_their_owner_alone_can_enter_and_go_afterwards(tmp_path,
         f"json.dump(told, open({str(seen)!r}, 'w'))\n" + AUDIT % 1
     )
     binary = script(tmp_path / "binary", scan=scan)
-    assert Kingfisher(path=str(binary), action="drop").find("text") == []
+    assert Kingfisher(str(binary)).find("text") == []
     assert "--no-validate" in ARGUMENTS and "--no-update-check" in ARGUMENTS
     assert '"0o700"' in seen.read_text() and "--no-validate" in seen.read_text()
     assert "ALERT" not in seen.read_text()
@@ -158,7 +155,7 @@ def test_texts_lie_where_their_owner_alone_can_enter_and_go_afterwards(tmp_path,
     ],
 )
 def test_a_scan_that_fails_is_one_line_without_the_text(tmp_path, scan: str, message: str) -> None:
-    broken = Kingfisher(path=str(script(tmp_path / "binary", scan=scan)), action="drop")
+    broken = Kingfisher(str(script(tmp_path / "binary", scan=scan)))
     with pytest.raises(InputError, match=message) as error:
         broken.find("my secret")
     assert "my secret" not in str(error.value)
@@ -166,25 +163,24 @@ def test_a_scan_that_fails_is_one_line_without_the_text(tmp_path, scan: str, mes
 
 @pytest.mark.parametrize("version", ["kingfisher 2.13.9", "kingfisher 3.0.0", "bird 7", ""])
 def test_a_version_that_is_not_known_is_refused_before_any_row(tmp_path, version: str) -> None:
-    with pytest.raises(InputError, match=r"kingfisher\.path=.* calls itself .*from 2\.14 and below 3"):
-        Kingfisher(path=str(script(tmp_path / "binary", version=version)), action="drop")
+    with pytest.raises(InputError, match=r"kingfisher=.* calls itself .*from 2\.14 and below 3"):
+        Kingfisher(str(script(tmp_path / "binary", version=version)))
 
 
 def test_a_missing_binary_or_package_says_how_to_go_on(tmp_path, monkeypatch) -> None:
-    with pytest.raises(InputError, match=r"recognisers\.kingfisher\.path=.* cannot be run \(FileNotFoundError\)"):
-        Kingfisher(path=str(tmp_path / "none"), action="drop")
+    with pytest.raises(InputError, match=r"privacy\.kingfisher=.* cannot be run \(FileNotFoundError\)"):
+        Kingfisher(str(tmp_path / "none"))
     monkeypatch.setitem(sys.modules, "kingfisher", None)
-    with pytest.raises(
-        InputError, match=r"needs the package kingfisher-bin; .*'eagle3\[kingfisher\]'.*or go without: ~"
-    ):
-        Kingfisher(path=None, action="drop")
+    message = r"needs the package kingfisher-bin; .*'\.\[kingfisher\]'.*go without: prompts\.privacy\.kingfisher=null"
+    with pytest.raises(InputError, match=message):
+        Kingfisher(PACKAGE)
 
 
 def test_another_version_makes_the_prompts_again(tmp_path) -> None:
     def inputs(version: str) -> dict:
         binary = script(tmp_path / "binary", version=f"kingfisher {version}")
-        setting = SETTING.format("drop").replace("path: null", f"path: {binary}")
-        return Rules({group: default_settings()[group] for group in GROUPS}, privacy=build_privacy(setting)).inputs()
+        privacy = build_privacy(f"privacy.kingfisher={binary}")
+        return Rules({group: default_settings()[group] for group in GROUPS}, privacy=privacy).inputs()
 
     assert inputs("2.14.0") == inputs("2.14.0") != inputs("2.14.1")
     assert "made_with" not in Rules({g: default_settings()[g] for g in GROUPS}, privacy=build_privacy()).inputs()

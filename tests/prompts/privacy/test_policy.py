@@ -12,7 +12,7 @@ from stores import CONF
 from eagle3 import cli
 from eagle3.errors import InputError
 from eagle3.prompts import Prompt
-from eagle3.prompts.privacy import Privacy, Recogniser, Span
+from eagle3.prompts.privacy import Privacy, Span
 
 PROMPTS_CONF = str(CONF / "prompts")
 EMAIL, CARD, PHONE = "anna.berg@web.de", "4539 5787 6362 1486", "+49 30 901820"
@@ -63,7 +63,7 @@ def test_an_earlier_message_says_what_a_number_is(privacy):
 
 
 def test_masks_replace_what_was_found_and_nothing_else():
-    masking = build_privacy("privacy.recognisers.email.action=mask", "privacy.recognisers.credit_card.action=mask")
+    masking = build_privacy("privacy.actions.EMAIL_ADDRESS=mask", "privacy.actions.CREDIT_CARD=mask")
     before = prompt(f"Mail {EMAIL}, then", f"«{CARD}» é", "end")
     verdict = masking(before)
     assert verdict.reason is None
@@ -73,28 +73,28 @@ def test_masks_replace_what_was_found_and_nothing_else():
 
 
 def test_masks_are_in_the_right_place_where_digits_and_blanks_are_not_ascii():
-    masking = build_privacy("privacy.recognisers.credit_card.action=mask")
+    masking = build_privacy("privacy.actions.CREDIT_CARD=mask")
     wide = CARD.translate({ord(digit): ord(digit) + 0xFEE0 for digit in "0123456789"}).replace(" ", "\u202f")
     assert contents(masking(prompt(f"İ\U0001f600 {wide} é")).prompt) == ["İ\U0001f600 <CREDIT_CARD> é"]
 
 
 def test_what_is_kept_is_counted_and_passes():
-    verdict = build_privacy("privacy.recognisers.email.action=keep")(prompt(f"see {EMAIL}"))
+    verdict = build_privacy("privacy.actions.EMAIL_ADDRESS=keep")(prompt(f"see {EMAIL}"))
     assert (verdict.reason, verdict.prompt, verdict.counts) == (None, None, {"EMAIL_ADDRESS": 1})
 
 
 def test_one_dropped_entity_drops_the_prompt_whatever_else_is_masked():
-    verdict = build_privacy("privacy.recognisers.email.action=mask")(prompt(f"{EMAIL} {CARD}"))
+    verdict = build_privacy("privacy.actions.EMAIL_ADDRESS=mask")(prompt(f"{EMAIL} {CARD}"))
     assert (verdict.reason, verdict.prompt) == ("personal data: CREDIT_CARD", None)
 
 
 def test_a_kept_finding_does_not_hide_another_on_the_same_place():
     url = "https://anna:S3cretPw9@shop.web.de/?x=" + EMAIL
-    keeping = build_privacy("privacy.recognisers.email.action=keep")
+    keeping = build_privacy("privacy.actions.EMAIL_ADDRESS=keep")
     assert keeping(prompt(url)).reason == "personal data: URL_PASSWORD"
 
 
-class Badge(Recogniser):
+class Badge:
     """What a user adds: see the README."""
 
     entity = "BADGE"
@@ -104,7 +104,7 @@ class Badge(Recogniser):
             yield Span(*match.span())
 
 
-class EveryDigit(Recogniser):
+class EveryDigit:
     entity = "DIGIT"
 
     def find(self, text: str) -> Iterator[Span]:
@@ -115,7 +115,7 @@ class Again(Badge):
     entity = "AGAIN"
 
 
-class NumberAndMore(Recogniser):
+class NumberAndMore:
     """Begins inside a badge and ends behind it."""
 
     entity = "NUMBER"
@@ -125,35 +125,38 @@ class NumberAndMore(Recogniser):
             yield Span(*match.span())
 
 
+def with_own(**actions: tuple[type, str]) -> Privacy:
+    """Own recognisers alone, each with its action."""
+    own = {name: recogniser() for name, (recogniser, _) in actions.items()}
+    return Privacy(policy="patterns", recognisers=own, actions={r.entity: actions[name][1] for name, r in own.items()})
+
+
 def test_masks_that_overlap_are_one_over_all_of_their_places():
-    recognisers = {"badge": Badge(action="mask"), "number": NumberAndMore(action="mask")}
-    verdict = Privacy(policy="patterns", recognisers=recognisers, model=None, allowed=None)(
-        prompt("I am B-1234 Smith, ok")
-    )
+    verdict = with_own(badge=(Badge, "mask"), number=(NumberAndMore, "mask"))(prompt("I am B-1234 Smith, ok"))
     assert contents(verdict.prompt) == ["I am <NUMBER>, ok"]
 
 
 def test_what_is_to_be_dropped_is_dropped_also_inside_a_longer_mask():
-    recognisers = {"badge": Badge(action="mask"), "digit": EveryDigit(action="drop")}
-    verdict = Privacy(policy="patterns", recognisers=recognisers, model=None, allowed=None)(prompt("B-1234"))
+    verdict = with_own(badge=(Badge, "mask"), digit=(EveryDigit, "drop"))(prompt("B-1234"))
     assert verdict.reason == "personal data: DIGIT"
 
 
 def test_a_recogniser_is_one_class_and_one_line_of_config():
-    line = "+privacy.recognisers.badge={_target_: tests.prompts.privacy.test_policy.Badge, action: mask}"
-    assert contents(build_privacy(line)(prompt("I am B-1234.")).prompt) == ["I am <BADGE>."]
+    line = "+privacy.recognisers.badge={_target_: tests.prompts.privacy.test_policy.Badge}"
+    assert contents(build_privacy(line, "+privacy.actions.BADGE=mask")(prompt("I am B-1234.")).prompt) == [
+        "I am <BADGE>."
+    ]
 
 
 def test_of_findings_that_overlap_the_longest_counts_and_of_equals_the_first():
-    recognisers = {"digit": EveryDigit(action="mask"), "badge": Badge(action="mask"), "again": Again(action="mask")}
-    verdict = Privacy(policy="patterns", recognisers=recognisers, model=None, allowed=None)(prompt("B-1234 7"))
+    own = with_own(digit=(EveryDigit, "mask"), badge=(Badge, "mask"), again=(Again, "mask"))
+    verdict = own(prompt("B-1234 7"))
     assert contents(verdict.prompt) == ["<BADGE> <DIGIT>"]
     assert verdict.counts == {"BADGE": 1, "DIGIT": 1}
 
 
 def test_a_longer_finding_that_is_kept_does_not_hide_a_shorter_one_that_is_not():
-    recognisers = {"badge": Badge(action="keep"), "digit": EveryDigit(action="drop")}
-    verdict = Privacy(policy="patterns", recognisers=recognisers, model=None, allowed=None)(prompt("B-1234"))
+    verdict = with_own(badge=(Badge, "keep"), digit=(EveryDigit, "drop"))(prompt("B-1234"))
     assert verdict.reason == "personal data: DIGIT"
 
 
@@ -191,7 +194,11 @@ def test_off_looks_for_nothing_and_says_so(caplog):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("privacy.recognisers.phone.regions=[UK]", r"phone\.regions holds UK, no ISO 3166 code.*GB"),
+        ("privacy.phone.regions=[UK]", r"phone\.regions holds UK, no ISO 3166 code.*GB"),
+        (
+            "+privacy.actions.BADGE=mask",
+            r"actions\.BADGE: no recogniser finds it; take API_KEY, ",
+        ),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_key(override, message):
@@ -209,7 +216,7 @@ def test_matched_text_is_neither_logged_nor_in_a_verdict(privacy, caplog, capfd)
 
 
 def test_a_mask_that_would_break_the_definition_of_a_tool_refuses_the_prompt():
-    masking = build_privacy("privacy.recognisers.credit_card.action=mask")
+    masking = build_privacy("privacy.actions.CREDIT_CARD=mask")
     tools = [{"type": "function", "function": {"name": "pay", "parameters": {"const": CARD}}}]
     assert masking(prompt("Pay!")._replace(tools=tools)).prompt.tools[0]["function"]["parameters"] == {
         "const": "<CREDIT_CARD>"

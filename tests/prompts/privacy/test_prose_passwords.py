@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from eagle3.prompts.privacy.prose_passwords import ProsePassword
+from eagle3.prompts.privacy.passwords import told_passwords
 from tests.prompts.privacy.test_policy import build_privacy, contents, prompt
 
 TOLD = [
@@ -37,32 +37,27 @@ ABOUT = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def recogniser() -> ProsePassword:
-    return ProsePassword(action="drop")
-
-
 @pytest.mark.parametrize(("text", "password"), TOLD)
-def test_a_password_that_a_sentence_tells_is_found_whole(recogniser, text, password):
-    assert [text[span.start : span.end] for span in recogniser.find(text)] == [password]
+def test_a_password_that_a_sentence_tells_is_found_whole(text, password):
+    assert [text[span.start : span.end] for span in told_passwords(text)] == [password]
 
 
 @pytest.mark.parametrize("text", ABOUT)
-def test_a_sentence_that_says_how_a_password_is_tells_none(recogniser, text):
-    assert list(recogniser.find(text)) == []
+def test_a_sentence_that_says_how_a_password_is_tells_none(text):
+    assert list(told_passwords(text)) == []
 
 
 def test_a_mask_leaves_the_sentence():
-    masking = build_privacy("privacy.recognisers.prose_password.action=mask")
+    masking = build_privacy("privacy.actions.PASSWORD=mask")
     verdict = masking(prompt("The wifi password is `veiland` here."))
     assert contents(verdict.prompt) == ["The wifi password is `<PASSWORD>` here."]
 
 
 @pytest.mark.parametrize("piece", ["password is ", "my password for ", "pin ", 'with password "', "user: a ", "密码是"])
-def test_no_text_takes_more_than_linear_time(recogniser, piece):
+def test_no_text_takes_more_than_linear_time(piece):
     seconds = []
     for repeats in (4000, 16_000):
         start = time.process_time()
-        list(recogniser.find(piece * repeats))
+        list(told_passwords(piece * repeats))
         seconds.append(time.process_time() - start)
     assert seconds[1] < 8 * seconds[0] + 0.05

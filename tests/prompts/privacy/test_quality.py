@@ -28,7 +28,7 @@ def privacy():
 @pytest.fixture(scope="module")
 def recognisers():
     """What is found before anything is let through: generated addresses may be of private networks."""
-    return build_privacy("privacy.allowed.nobodys=false")
+    return build_privacy("privacy.allowed.placeholders=false")
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def hits(case: Case, found: list) -> list:
 
 def test_the_labelled_set_is_large_and_has_every_entity(labelled, privacy):
     assert len(labelled) >= 5000
-    entities = {recogniser.entity for recogniser in privacy.recognisers} - {"NATIONAL_ID"}  # test_other_ids.py
+    entities = {recogniser.entity for recogniser in privacy.recognisers} - {"NATIONAL_ID"}  # test_ids.py
     assert {case.entity for case, _ in labelled} - {None} == entities
     assert len({case.text for case, _ in labelled}) > 4500
 

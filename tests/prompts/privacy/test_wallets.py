@@ -2,7 +2,7 @@
 
 import pytest
 
-from eagle3.prompts.privacy.wallets import CryptoWallet
+from eagle3.prompts.privacy.payment import crypto_wallets
 
 ETHEREUM = (  # ERC-55: upper case, lower case, mixed
     "0x52908400098527886E0F7030069857D2E4169EE7", "0x8617E340B3D01FA5F11F306F4090FD50E238070D",
@@ -39,7 +39,7 @@ FALSE = (
 
 
 def found(text: str) -> list[str]:
-    return [text[span.start : span.end] for span in CryptoWallet(action="drop").find(text)]
+    return [text[span.start : span.end] for span in crypto_wallets(text)]
 
 
 @pytest.mark.parametrize("address", [*ETHEREUM, *BASE58, *BECH32])

@@ -1,12 +1,14 @@
-"""Values that look like personal data or secrets and are nobody's: set aside for documentation, tests, own networks.
+"""Findings that are let through: values that look like personal data or secrets and identify nobody, and a team's own.
 
-Each set names who set it aside. A prompt that holds only such values says nothing about anybody.
+Each set of placeholders says who set it aside: for documentation, tests, private networks.
 """
 
 import ipaddress
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
+
+from eagle3.errors import InputError
 
 # RFC 2606 and 6761; GitHub's noreply addresses; Microsoft's fictitious companies; names that say they are placeholders.
 DOMAINS = re.compile(
@@ -99,7 +101,7 @@ def _digits(value: str) -> str:
     return "".join(filter(str.isdigit, value))
 
 
-NOBODYS: dict[str, Callable[[str], bool]] = {
+PLACEHOLDERS: dict[str, Callable[[str], bool]] = {
     "EMAIL_ADDRESS": _email,
     "IP_ADDRESS": _address,
     "URL_PASSWORD": _url,
@@ -110,9 +112,36 @@ NOBODYS: dict[str, Callable[[str], bool]] = {
     "MAC_ADDRESS": lambda value: MACS.fullmatch(re.sub("[^0-9a-f]", "", value.lower())) is not None,
     **dict.fromkeys(("API_KEY", "TOKEN", "PASSWORD"), lambda value: KEYS.fullmatch(value) is not None),
 }
+DOMAIN = re.compile(r"(?:@|%40|://(?:[^/@]*@)?)([^/:?#\s@]+)")  # of an email address or a URL
 
 
-def is_nobodys(entity: str, value: str) -> bool:
-    """Tell whether a finding is of a value that everybody uses and nobody has."""
-    check = NOBODYS.get(entity)
-    return check is not None and check(value)
+class Allowed:
+    """placeholders: let through the values above; values, patterns: whole findings, without case; domains: of email
+    addresses and URLs, with their subdomains."""
+
+    def __init__(self, *, placeholders: bool, values: Sequence[str], patterns: Sequence[str], domains: Sequence[str]):
+        self.placeholders = placeholders
+        self.values = {value.casefold() for value in values}
+        self.patterns = [_compiled(pattern) for pattern in patterns]
+        self.domains = tuple(f".{domain.casefold().lstrip('.@')}" for domain in domains)
+
+    def __call__(self, entity: str, value: str) -> bool:
+        return (
+            (self.placeholders and entity in PLACEHOLDERS and PLACEHOLDERS[entity](value))
+            or value.casefold() in self.values
+            or any(pattern.fullmatch(value) for pattern in self.patterns)
+            or (bool(self.domains) and self._is_own(value))
+        )
+
+    def _is_own(self, value: str) -> bool:
+        domain = DOMAIN.search(value)
+        return domain is not None and f".{domain[1].casefold()}".endswith(self.domains)
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern, re.IGNORECASE)
+    except re.error as error:
+        raise InputError(
+            f"prompts.privacy.allowed.patterns holds {pattern!r}, which is no regular expression ({error}); correct it"
+        ) from None

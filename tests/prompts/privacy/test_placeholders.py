@@ -1,4 +1,4 @@
-"""Values that are nobody's pass by default, counted; a switch keeps them out, and a team lets its own through."""
+"""Placeholders pass by default, counted; a switch keeps them out, and a team lets its own through."""
 
 import pytest
 from omegaconf import OmegaConf
@@ -7,7 +7,7 @@ from stores import CONF
 from eagle3 import cli
 from eagle3.errors import InputError
 from eagle3.prompts.privacy import Privacy
-from eagle3.prompts.privacy.allowed import Allowed
+from eagle3.prompts.privacy.placeholders import Allowed
 from eagle3.prompts.reading.prompt import Prompt
 
 
@@ -22,7 +22,7 @@ def verdict(text: str, **allowed):
     return privacy(**allowed)(Prompt(id="1", source="s", license="MIT", messages=[{"role": "user", "content": text}]))
 
 
-NOBODYS = [
+PLACEHOLDERS = [
     ("write to jane@example.com", "EMAIL_ADDRESS"),
     ("write to jane.doe@your-company.com", "EMAIL_ADDRESS"),
     ("ping 192.0.2.17 first", "IP_ADDRESS"),
@@ -39,12 +39,12 @@ NOBODYS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "entity"), NOBODYS)
-def test_values_that_are_nobodys_pass_and_are_counted_unless_switched_off(text: str, entity: str) -> None:
+@pytest.mark.parametrize(("text", "entity"), PLACEHOLDERS)
+def test_placeholders_pass_and_are_counted_unless_switched_off(text: str, entity: str) -> None:
     passed = verdict(text)
     assert passed.reason is None and passed.prompt is None
     assert f"{entity} let through" in passed.counts
-    assert verdict(text, nobodys=False).counts[entity] > 0
+    assert verdict(text, placeholders=False).counts[entity] > 0
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_teams_own_values_patterns_and_domains_pass_and_are_counted() -> None:
 
 def test_a_broken_pattern_names_the_key() -> None:
     with pytest.raises(InputError, match=r"prompts\.privacy\.allowed\.patterns holds '\(', which is no regular expr"):
-        Allowed(nobodys=True, values=[], patterns=["("], domains=[])
+        Allowed(placeholders=True, values=[], patterns=["("], domains=[])
 
 
 def test_what_belongs_to_a_machine_is_masked_and_the_rest_of_the_prompt_stays() -> None:
