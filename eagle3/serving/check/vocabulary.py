@@ -66,6 +66,8 @@ def _marks(t2d: Tensor, ids: Int[Tensor, " D"]) -> bool:
 def check_t2d(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
     """t2d, which other servers and trainers read, marks the tokens of d2t."""
     d2t, t2d, size = files.tensors.get("d2t"), files.tensors.get("t2d"), head_config(files).vocab_size
+    if t2d is None and d2t is None and head_config(files).draft_vocab_size == size:
+        return  # a whole vocabulary needs no map
     if t2d is None or d2t is None:
         yield "skipped", "SGLang does not read t2d, and the file lacks it or d2t"
         return
