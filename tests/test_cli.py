@@ -497,7 +497,7 @@ def test_answers_of_another_template_are_refused(world: World, fails: Callable[.
         ([f"ckpt_path={__file__}"], f"ckpt_path={__file__}: {__file__} is damaged, or not a checkpoint"),
         (["model.draft_vocab_size=4000"], "model.draft_vocab_size=4000 but the answers hold"),
         (["model.num_heads=5"], "model.num_heads=5 does not divide the target's hidden size of 192"),
-        (["data.pack_tokens=8"], "data.pack_tokens=8 is less than"),
+        (["data.pack_tokens=8"], "data.pack_tokens=8 is too small for"),
         (["ttt_steps=0"], "ttt_steps=0 must be 1 or more"),
         (["trainer.precision=9"], "trainer.precision=9 must be 'auto', '32-true' or 'bf16-mixed'"),
     ],

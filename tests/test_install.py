@@ -85,7 +85,7 @@ def imports(path: Path) -> set[str]:
             found |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module.partition(".")[0])
-    return found - set(sys.stdlib_module_names) - {"eagle3", "eagle3_fp8"}
+    return found - set(sys.stdlib_module_names) - {"eagle3", "eagle3_fp8", "eagle3_capture"}
 
 
 @cache
