@@ -128,7 +128,8 @@ def number_of_prompts(out_dir: Path) -> int:
     path = out_dir / "prompts" / "prompts.jsonl"
     if not (path.is_file() and path.stat().st_size):
         raise InputError(f"{path} does not exist or is empty, and an estimate needs prompts; make it: {MAKE_PROMPTS}")
-    return sum(1 for _ in path.open("rb"))
+    with path.open("rb") as lines:
+        return sum(1 for _ in lines)
 
 
 def totals(sizes: list[tuple[int, int]], scale: float, left_out: Counter[str], *, answers: str) -> Tokens:
@@ -181,9 +182,9 @@ def active_parameters(files: TargetFiles) -> int:
 
 
 def head_parameters(target: TargetConfig, layers: int, draft_vocab_size: int) -> int:
-    """Count the parameters of the default head with the target's sizes."""
+    """Count the parameters of an EAGLE-3 head with the target's sizes."""
     config = HeadConfig.for_target(
-        target, num_captured_layers=layers, draft_vocab_size=draft_vocab_size, fc_norm=True, norm_output=True
+        target, num_captured_layers=layers, draft_vocab_size=draft_vocab_size, fc_norm=False, norm_output=False
     )
     with torch.device("meta"):
         head = DraftHead(config, torch.arange(draft_vocab_size))
