@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import tables
 from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
 from omegaconf import OmegaConf
 from result import FACTS
 from shown_commands import of_a_plugin
@@ -108,7 +110,13 @@ def configs() -> list[Any]:
 @pytest.mark.parametrize(("page", "key", "value"), KEYS)
 def test_keys_that_a_page_names_exist(page: str, key: str, value: str, configs: list[Any]) -> None:
     option = CONF / key / f"{value}.yaml"
-    if key.startswith("hydra."):  # Hydra's own, or a plugin's
+    if key in ("hydra.run.dir", "hydra.sweep.dir"):  # Hydra's own
+        return
+    if key.startswith("hydra."):
+        Plugins.instance()  # registers what each plugin takes
+        _, group, own = key.split(".", 2)
+        nodes = ConfigStore.instance().repo["hydra"][group].values()
+        assert any(has(getattr(node, "node", None), own) for node in nodes), f"{page} names {key}: no plugin takes it"
         return
     if option.exists() or of_a_plugin(f"{key}={value}") or any(has(config, key) for config in configs):
         return
