@@ -104,10 +104,12 @@ def test_a_team_s_own_options_and_modules_need_no_pythonpath(installed: Installe
     team = installed.folder / "team"
     option = team / "conf" / "prompts" / "privacy" / "ours.yaml"
     option.parent.mkdir(parents=True)
-    option.write_text("defaults: [patterns, _self_]\nrecognisers:\n  badge: {_target_: badges.Badge, action: mask}\n")
+    option.write_text(
+        "defaults: [patterns, _self_]\nactions: {BADGE: mask}\nrecognisers: {badge: {_target_: badges.Badge}}\n"
+    )
     (team / "badges.py").write_text(
-        "import re\nfrom eagle3.prompts.privacy import Recogniser, Span\n\n\n"
-        "class Badge(Recogniser):\n    entity = 'BADGE'\n\n"
+        "import re\nfrom eagle3.prompts.privacy import Span\n\n\n"
+        "class Badge:\n    entity = 'BADGE'\n\n"
         "    def find(self, text):\n"
         "        yield from (Span(*found.span()) for found in re.finditer('badge [0-9]+', text))\n"
     )

@@ -8,6 +8,7 @@ LIKE = 0.7  # difflib's ratio, from which two names are one with a slip
 
 def did_you_mean(given: str, known: Sequence[str]) -> str:
     """Return ` (did you mean …?)` with the nearest name, or nothing. A key without its groups finds those with it."""
+    known = [key for key in known if key != given]  # a YAML file may set a key that nothing takes
     if "/" in given:  # a group
         known = [key.replace(".", "/") for key in known]
     inside = [key for key in known if key.endswith(f".{given}")]
