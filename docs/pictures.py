@@ -159,7 +159,7 @@ def heads(axes: Axes) -> list[str]:
 
 
 def race(axes: Axes) -> list[str]:
-    """Tokens a second of a training step, beside SpecForge's; return the numbers shown."""
+    """Tokens a second of a training step, compared with SpecForge's; return the numbers shown."""
     steps = tables.result("race.json")["steps"]
     found = [tables.raced(row["batch"]) for row in steps]
     ways = {"SpecForge": ([theirs for _, theirs, _ in found], THEIRS)}
