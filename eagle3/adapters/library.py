@@ -56,7 +56,7 @@ class Library:
 
 
 def numbers(release: str) -> tuple[int, ...]:
-    """Return the numbers of a version without marks of pre-releases."""
+    """Turn 0.5.17.post1 into (0, 5, 17)."""
     return tuple(map(int, re.findall(r"\d+", release)[:3]))
 
 

@@ -5,8 +5,9 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from eagle3.adapters.library import numbers
 from eagle3.engine.command import LaunchSettings
-from eagle3.engine.versions import OLDEST, numbers
+from eagle3.engine.versions import OLDEST
 from eagle3.errors import InputError
 
 INSTALL = (

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from eagle3.adapters.library import numbers
 from eagle3.errors import InputError
 
 log = logging.getLogger(__name__)
@@ -41,11 +42,6 @@ BATCH, BATCH_FIELDS = (
 LOGITS = "srt/layers/logits_processor.py"
 # What LogitsProcessor.forward is called with, by position; the hooks read them so.
 LOGITS_ARGUMENTS = ("self", "input_ids", "hidden_states", "lm_head", "logits_metadata", "aux_hidden_states")
-
-
-def numbers(version: str) -> tuple[int, ...]:
-    """Turn 0.5.17.post1 into (0, 5, 17)."""
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
 def require_capture(folder: Path, version: str) -> None:
