@@ -6,8 +6,8 @@ import pytest
 import torch
 from serving_fixtures import launch_settings, sglang_site
 
+from eagle3.adapters.library import numbers
 from eagle3.engine.installation import count_gpus, find_sglang
-from eagle3.engine.versions import numbers
 from eagle3.errors import InputError
 
 
