@@ -30,9 +30,9 @@ from result import write_result
 
 from eagle3 import cli
 from eagle3.decoding.speculate import Round, Speculator, plain_greedy
-from eagle3.serving.head.files import read_files
-from eagle3.serving.head.format import LoadedHead, load_head, save_head
-from eagle3.serving.head.servers import LLAMA_CPP, VLLM, obstacles
+from eagle3.head_files.files import read_files
+from eagle3.head_files.format import LoadedHead, load_head, save_head
+from eagle3.head_files.servers import LLAMA_CPP, VLLM, obstacles
 from eagle3.serving.head.speculators import save_speculators
 from eagle3.target.model import Target, load_target
 

@@ -18,8 +18,8 @@ from result import write_result
 from eagle3 import cli
 from eagle3.answers.chat import Chat
 from eagle3.decoding.speculate import Measurement, measure, plain_greedy
+from eagle3.head_files.format import load_head
 from eagle3.prompts import Prompt, plain_source, read_prompts
-from eagle3.serving.head.format import load_head
 from eagle3.target.model import Target, load_target
 
 ROOT = Path(__file__).parent.parent

@@ -51,7 +51,7 @@ from eagle3.features.sample import Sample
 from eagle3.features.split import hash64
 from eagle3.head.batch import TttBatch, ttt_batch
 from eagle3.head.draft_head import HeadConfig
-from eagle3.serving.head.format import save_head
+from eagle3.head_files.format import save_head
 from eagle3.storage.files import read_json, write_json
 
 ROOT = Path(__file__).resolve().parents[1]

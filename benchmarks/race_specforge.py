@@ -31,7 +31,7 @@ from eagle3.data.pack import Pack, pack_samples
 from eagle3.features.sample import Sample
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.draft_vocab import membership, to_offsets
-from eagle3.serving.head.format import exported_config
+from eagle3.head_files.format import exported_config
 from eagle3.storage.files import write_json
 
 mask_of_tokens = llama3_eagle.generate_eagle3_mask  # before it is narrowed to documents

@@ -12,9 +12,9 @@ from torch import nn
 from transformers import AutoConfig
 
 from eagle3.head.draft_head import DraftHead, HeadConfig
-from eagle3.serving.check.finding import Finding, TargetFacts
+from eagle3.head_files.finding import Finding, TargetFacts
+from eagle3.head_files.record import HeadRecord, MeasuredAcceptLength, StoreRecord
 from eagle3.serving.head.export import SIMULATED, TrainedHead
-from eagle3.serving.head.record import HeadRecord, MeasuredAcceptLength, StoreRecord
 from eagle3.storage.files import sha256_file, write_json
 from eagle3.storage.records import read_sealed_json, write_sealed_json
 from eagle3.target.facts import target_config

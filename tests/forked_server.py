@@ -59,7 +59,7 @@ def open_door() -> str:
 
 
 def _open_to_all(listening: socket.socket, folder: str) -> None:
-    for needed in ("aiohttp.web", "standin_engine", "eagle3.serving.head.format", "eagle3.target.model"):
+    for needed in ("aiohttp.web", "standin_engine", "eagle3.head_files.format", "eagle3.target.model"):
         importlib.import_module(needed)
     parent = multiprocessing.parent_process()
     assert parent is not None

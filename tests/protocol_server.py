@@ -91,7 +91,7 @@ Decode = Callable[[list[int], dict[str, Any]], dict[str, Any]]
 
 def loaded(arguments: argparse.Namespace) -> tuple[Decode, Any]:
     """The target of the flags, with the head of the flags if there is one, in float32; and its tokenizer."""
-    from eagle3.serving.head.format import load_head
+    from eagle3.head_files.format import load_head
 
     target = target_of(arguments)
     if arguments.speculative_draft_model_path is None:

@@ -218,7 +218,7 @@ def test_what_a_command_lacks_is_found(script: str, words: str, fault: str) -> N
 def test_commands_are_found_wherever_they_stand() -> None:
     found = {command.where for text in TEXTS for command in commands_in(text) if command.complete}
     places = (
-        "docs/start/llama8b.md", "eagle3/serving/README.md", "serve.py", "eagle3/serving/head/files.py",
+        "docs/start/llama8b.md", "eagle3/serving/README.md", "serve.py", "eagle3/head_files/files.py",
         "docs/recipes/train.sbatch", "docs/recipes/train.yaml",
     )  # fmt: skip
     assert found >= set(places)

@@ -15,10 +15,11 @@ from eagle3.answers.chat import Chat
 from eagle3.engine.command import LaunchSettings
 from eagle3.engine.draft import Draft
 from eagle3.errors import InputError, require_packages
+from eagle3.head_files.files import MAKE_HEAD, read_files
+from eagle3.head_files.finding import Finding, findings_table, require_no_errors
 from eagle3.serving.check.accept_length import Judge
 from eagle3.serving.check.checks import check_head
 from eagle3.serving.check.export import check_export
-from eagle3.serving.check.finding import Finding, findings_table, require_no_errors
 from eagle3.serving.check.prompts import file_prompts, prompt_source
 from eagle3.serving.check.settings import Answering, Decoding
 from eagle3.serving.compare.heads import head_folders, require_comparable
@@ -26,7 +27,6 @@ from eagle3.serving.compare.run import compare
 from eagle3.serving.compare.settings import CompareSettings
 from eagle3.serving.head import export
 from eagle3.serving.head.card import write_card
-from eagle3.serving.head.files import MAKE_HEAD, read_files
 from eagle3.serving.head.speculators import require_in_layout
 from eagle3.serving.server.launch import launch
 from eagle3.serving.show.page import show

@@ -24,9 +24,9 @@ from eagle3.errors import InputError, require_packages
 from eagle3.features.joined import open_source
 from eagle3.features.source import FeatureSource
 from eagle3.head.draft_head import DraftHead
+from eagle3.head.init_from import StartHead
 from eagle3.head.kind import kind_named
-from eagle3.head.start import StartHead
-from eagle3.serving.check.start import read_start
+from eagle3.head_files.init_from import read_start
 from eagle3.storage.lock import hold
 from eagle3.storage.records import read_sealed_json, write_sealed_json
 from eagle3.training.checkpoint import Origin

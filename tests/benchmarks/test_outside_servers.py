@@ -2,7 +2,7 @@
 
 from outside_servers import Counts, counted_as
 
-from eagle3.serving.head.servers import LLAMA_CPP, VLLM
+from eagle3.head_files.servers import LLAMA_CPP, VLLM
 
 
 def test_vllm_counts_drafts_beyond_the_end_as_our_decoder_does() -> None:

@@ -15,10 +15,10 @@ from eagle3.errors import InputError
 from eagle3.head.batch import ttt_batch
 from eagle3.head.kernels import KernelPlan
 from eagle3.head.kind import kind_named
+from eagle3.head_files.files import read_files
+from eagle3.head_files.format import load_head
 from eagle3.serving.check.settings import Answering
 from eagle3.serving.head.export import TrainedHead, export_head, read_trained
-from eagle3.serving.head.files import read_files
-from eagle3.serving.head.format import load_head
 from eagle3.serving.tune.evidence import decoder_gains
 from tests.training.test_training import Run
 

@@ -11,7 +11,7 @@ from fitted_head import LAYERS, PROMPT, fitted_head
 from serving_fixtures import Command
 
 from eagle3.head.draft_head import DraftHead, HeadConfig
-from eagle3.serving.head.format import save_head
+from eagle3.head_files.format import save_head
 from eagle3.target.facts import target_config
 from eagle3.target.files import read_target_files
 

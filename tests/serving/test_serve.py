@@ -17,9 +17,9 @@ from stores import ROOT
 from eagle3 import cli
 from eagle3.commands.serve import export_head as export_action
 from eagle3.errors import InputError
-from eagle3.serving.check.finding import Finding
+from eagle3.head_files.files import read_files
+from eagle3.head_files.finding import Finding
 from eagle3.serving.head.export import TrainedHead, export_head
-from eagle3.serving.head.files import read_files
 from eagle3.storage.files import read_json, write_jsonl
 from eagle3.target.model import Target
 

@@ -16,7 +16,7 @@ from scripts import run_script
 from eagle3.decoding.drafter import Tree
 from eagle3.decoding.speculate import Decoded, Measurement, Round, Speculator
 from eagle3.errors import InputError
-from eagle3.serving.head.format import load_head
+from eagle3.head_files.format import load_head
 from eagle3.serving.show.page import page, show
 from eagle3.serving.show.text import piece, visible
 from eagle3.serving.show.trace import Trace

@@ -30,8 +30,8 @@ from eagle3.head.attention import DenseAttention
 from eagle3.head.batch import ttt_batch
 from eagle3.head.loss import UnrollMetrics, accept_length
 from eagle3.head.unroll import unroll
+from eagle3.head_files.format import load_head, save_head
 from eagle3.serving.head.export import read_trained
-from eagle3.serving.head.format import load_head, save_head
 from eagle3.training import callbacks
 from eagle3.training.module import HeadTraining
 from tests.training.test_callbacks import CountPerStep

@@ -12,9 +12,9 @@ from stores import open_store
 
 from eagle3.errors import InputError
 from eagle3.features.store import FeatureStore
+from eagle3.head_files.format import load_head
+from eagle3.head_files.record import read_record
 from eagle3.serving.head.export import export_head, read_trained
-from eagle3.serving.head.format import load_head
-from eagle3.serving.head.record import read_record
 from eagle3.storage.files import sha256_file
 from eagle3.training.resume import read_resumed, require_checkpoint_fits
 from tests.training.test_training import Run, train

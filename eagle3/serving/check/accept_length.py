@@ -10,12 +10,12 @@ from eagle3.answers.chat import Chat
 from eagle3.decoding.paired import Gains, accept_length
 from eagle3.decoding.speculate import Measurement, measure
 from eagle3.errors import InputError
+from eagle3.head_files.finding import Finding
+from eagle3.head_files.format import load_head
+from eagle3.head_files.record import HeadRecord, MeasuredAcceptLength
 from eagle3.prompts import Source
-from eagle3.serving.check.finding import Finding
 from eagle3.serving.check.prompts import PromptSet, file_prompts, question_prompts, validation_prompts
 from eagle3.serving.check.settings import Decoding
-from eagle3.serving.head.format import load_head
-from eagle3.serving.head.record import HeadRecord, MeasuredAcceptLength
 from eagle3.storage.files import sha256_json
 from eagle3.target.model import Target
 

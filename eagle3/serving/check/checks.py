@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from eagle3.errors import InputError
-from eagle3.serving.check.accept_length import CHECK, Judge
-from eagle3.serving.check.config import (
+from eagle3.head_files.check_config import (
     check_context,
     check_dtype,
     check_layout,
@@ -13,12 +12,13 @@ from eagle3.serving.check.config import (
     check_rope,
     check_servers,
 )
-from eagle3.serving.check.finding import Check, Finding, Problem, TargetFacts, facts_of_target, has_errors
+from eagle3.head_files.check_tensors import check_embedding, check_tensors
+from eagle3.head_files.check_vocabulary import check_d2t, check_draft_vocab_size, check_t2d
+from eagle3.head_files.files import HeadFiles
+from eagle3.head_files.finding import Check, Finding, Problem, TargetFacts, facts_of_target, has_errors
+from eagle3.serving.check.accept_length import CHECK, Judge
 from eagle3.serving.check.layer_notation import check_notation
 from eagle3.serving.check.origin import check_capture, check_layer_ids, check_target
-from eagle3.serving.check.tensors import check_embedding, check_tensors
-from eagle3.serving.check.vocabulary import check_d2t, check_draft_vocab_size, check_t2d
-from eagle3.serving.head.files import HeadFiles
 
 CHECKS: tuple[Check, ...] = (
     check_layout,

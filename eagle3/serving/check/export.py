@@ -14,13 +14,13 @@ from eagle3.decoding.speculate import require_topk
 from eagle3.errors import InputError
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.kind import kind_named
+from eagle3.head_files.files import read_files
+from eagle3.head_files.finding import Finding, TargetFacts, facts_of_target, has_errors
+from eagle3.head_files.format import load_head
+from eagle3.head_files.record import write_record
 from eagle3.serving.check.accept_length import CHECK, Judge
 from eagle3.serving.check.checks import CHECKS, VLLM_CHECKS, run_checks
-from eagle3.serving.check.finding import Finding, TargetFacts, facts_of_target, has_errors
 from eagle3.serving.head.export import TrainedHead
-from eagle3.serving.head.files import read_files
-from eagle3.serving.head.format import load_head
-from eagle3.serving.head.record import write_record
 from eagle3.target.files import DTYPES
 
 

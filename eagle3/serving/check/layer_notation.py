@@ -19,11 +19,11 @@ from eagle3.decoding.batched_trees import BatchedTrees
 from eagle3.decoding.jackknife import left_out_ratios, standard_error
 from eagle3.decoding.speculate import Speculator
 from eagle3.head.draft_head import DraftHead
+from eagle3.head_files.files import HeadFiles, ids_of
+from eagle3.head_files.finding import Finding
+from eagle3.head_files.format import load_head
 from eagle3.serving.check.accept_length import Judge
-from eagle3.serving.check.finding import Finding
 from eagle3.serving.check.prompts import PromptSet
-from eagle3.serving.head.files import HeadFiles, ids_of
-from eagle3.serving.head.format import load_head
 from eagle3.target.capture import Capture
 from eagle3.target.model import Target
 

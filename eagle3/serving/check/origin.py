@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from eagle3.serving.check.finding import Level, Problem, TargetFacts
-from eagle3.serving.head.files import IDS_KEY, LAYER_IDS, HeadFiles, ids_of
+from eagle3.head_files.files import IDS_KEY, LAYER_IDS, HeadFiles, ids_of
+from eagle3.head_files.finding import Level, Problem, TargetFacts
 from eagle3.target.identity import COMPARED, TargetIdentity
 from eagle3.target.sglang import capture_obstacle
 

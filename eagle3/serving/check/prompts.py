@@ -12,8 +12,8 @@ from eagle3.errors import InputError
 from eagle3.features.joined import open_source
 from eagle3.features.sample import Sample
 from eagle3.features.source import as_setting
+from eagle3.head_files.record import StoreRecord
 from eagle3.prompts import Prompt, Refused, Source, configured_sources, read_prompts
-from eagle3.serving.head.record import StoreRecord
 
 Messages = list[dict[str, str]]
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.decoding.speculate import Speculator
+from eagle3.head_files.files import read_without_weights
+from eagle3.head_files.format import head_config, load_head
 from eagle3.serving.check.prompts import PromptSet
 from eagle3.serving.compare.heads import require_own_target
 from eagle3.serving.compare.measure import DECODERS, Answers, Measured
 from eagle3.serving.compare.report import require_verified, rows, table
 from eagle3.serving.compare.settings import CompareSettings, Way
-from eagle3.serving.head.files import read_without_weights
-from eagle3.serving.head.format import head_config, load_head
 from eagle3.storage.files import atomic_write, sha256_file, sha256_json
 from eagle3.storage.records import write_sealed_json
 from eagle3.target.model import Target

@@ -1,1 +1,1 @@
-"""The exported head: its format, its files, its export."""
+"""Exports a trained head: SGLang's or the speculators' layout, and the model card."""

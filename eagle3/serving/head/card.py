@@ -12,10 +12,10 @@ from eagle3.answers.store import read_responses
 from eagle3.draft_shape import num_draft_tokens
 from eagle3.engine.draft import Draft
 from eagle3.errors import InputError
+from eagle3.head_files.files import HeadFiles
+from eagle3.head_files.record import HeadRecord
+from eagle3.head_files.servers import LLAMA_CPP, SGLANG, VLLM, obstacles, summary
 from eagle3.markdown import table
-from eagle3.serving.head.files import HeadFiles
-from eagle3.serving.head.record import HeadRecord
-from eagle3.serving.head.servers import LLAMA_CPP, SGLANG, VLLM, obstacles, summary
 from eagle3.storage.files import atomic_write
 from eagle3.storage.records import read_sealed_json
 from eagle3.target.identity import is_hub_id

@@ -17,8 +17,8 @@ from eagle3.engine.draft import Draft
 from eagle3.errors import InputError
 from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.head.eagle3 import EAGLE3, OPTIONS
-from eagle3.serving.head.files import LAYER_IDS, MODEL_TYPE, NESTED, SPECULATORS
-from eagle3.serving.head.format import exported_tensors
+from eagle3.head_files.files import LAYER_IDS, MODEL_TYPE, NESTED, SPECULATORS
+from eagle3.head_files.format import exported_tensors
 from eagle3.storage.files import atomic_write, write_json
 from eagle3.target.files import DTYPES
 from eagle3.target.identity import is_hub_id

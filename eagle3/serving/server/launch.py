@@ -14,8 +14,8 @@ from eagle3.engine.draft import Draft
 from eagle3.engine.installation import count_gpus, find_sglang
 from eagle3.engine.process import KEY, Server, api_key, require_free_port, server_information
 from eagle3.errors import Interrupted
+from eagle3.head_files.finding import findings_table, require_no_errors
 from eagle3.secrets import public
-from eagle3.serving.check.finding import findings_table, require_no_errors
 from eagle3.serving.server.preflight import check_config, check_files, require_capture
 from eagle3.target.files import TargetFiles
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from eagle3.engine.installation import Installation
 from eagle3.errors import InputError
+from eagle3.head_files.files import read_files, read_without_weights, weight_files
+from eagle3.head_files.finding import Finding, TargetFacts
 from eagle3.serving.check.checks import CONFIG_CHECKS, run_checks
-from eagle3.serving.check.finding import Finding, TargetFacts
-from eagle3.serving.head.files import read_files, read_without_weights, weight_files
 from eagle3.target.facts import target_config
 from eagle3.target.files import TargetFiles
 

@@ -9,10 +9,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from eagle3.decoding.speculate import Measurement, Speculator
 from eagle3.errors import InputError
+from eagle3.head_files.format import load_head
 from eagle3.secrets import public
 from eagle3.serving.check.accept_length import Judge
 from eagle3.serving.check.prompts import PromptSet
-from eagle3.serving.head.format import load_head
 from eagle3.serving.show.text import visible
 from eagle3.serving.show.trace import Trace, rows, shown_answer, shown_rounds, traced
 from eagle3.storage.files import atomic_write

@@ -12,8 +12,8 @@ from eagle3.decoding.replay import record
 from eagle3.decoding.speculate import Speculator
 from eagle3.errors import InputError
 from eagle3.head.eagle3 import EAGLE3
+from eagle3.head_files.format import load_head
 from eagle3.serving.check.settings import Answering
-from eagle3.serving.head.format import load_head
 from eagle3.serving.tune.predict import Gain, Setting, all_settings, chain_gains, replayed_gains
 from eagle3.serving.tune.settings import TuneSettings
 from eagle3.serving.tune.timing import LoadTiming, Timer

@@ -8,10 +8,10 @@ import pytest
 from exported_head import measured, with_record
 
 from eagle3.decoding.speculate import Decoded, Measurement
+from eagle3.head_files.record import HeadRecord, MeasuredAcceptLength
 from eagle3.serving.check import accept_length
 from eagle3.serving.check.accept_length import Judge
 from eagle3.serving.head.export import TrainedHead, export_head
-from eagle3.serving.head.record import HeadRecord, MeasuredAcceptLength
 
 
 def recorded(trained: TrainedHead, at_export: MeasuredAcceptLength) -> HeadRecord:

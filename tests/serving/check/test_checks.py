@@ -19,10 +19,10 @@ from exported_head import (
     random_head,
 )
 
+from eagle3.head_files.files import read_files
+from eagle3.head_files.finding import Finding, TargetFacts
 from eagle3.serving.check.checks import run_checks
-from eagle3.serving.check.finding import Finding, TargetFacts
 from eagle3.serving.head.export import export_head
-from eagle3.serving.head.files import read_files
 from eagle3.target.facts import target_config
 from eagle3.target.model import Target
 

@@ -11,13 +11,13 @@ from exported_head import FINGERPRINT, Editable, errors, random_head, with_recor
 from stores import open_store
 
 from eagle3.errors import InputError
+from eagle3.head_files.files import read_files
+from eagle3.head_files.finding import Finding, TargetFacts
+from eagle3.head_files.format import load_head
 from eagle3.serving.check.accept_length import Judge
 from eagle3.serving.check.checks import check_head
 from eagle3.serving.check.export import check_export, check_reload, excused, in_dtype, probe_logits
-from eagle3.serving.check.finding import Finding, TargetFacts
 from eagle3.serving.head.export import TrainedHead, export_head
-from eagle3.serving.head.files import read_files
-from eagle3.serving.head.format import load_head
 
 LLAMA3 = {
     "rope_type": "llama3",

@@ -21,11 +21,11 @@ from exported_head import (
 
 from eagle3.decoding.batched_trees import BatchedTrees
 from eagle3.decoding.speculate import Decoded, Speculator, plain_greedy
+from eagle3.head_files.files import read_files
 from eagle3.serving.check.accept_length import Judge
 from eagle3.serving.check.checks import check_head
 from eagle3.serving.check.layer_notation import readings
 from eagle3.serving.head.export import TrainedHead, export_head
-from eagle3.serving.head.files import read_files
 from eagle3.target.capture import Capture
 from eagle3.target.model import Target
 

@@ -9,9 +9,9 @@ from stores import open_store
 
 from eagle3.errors import InputError
 from eagle3.features.split import split_fraction
+from eagle3.head_files.record import StoreRecord
 from eagle3.serving.check.accept_length import Judge
 from eagle3.serving.check.prompts import prompt_source, validation_prompts
-from eagle3.serving.head.record import StoreRecord
 from eagle3.storage.files import write_jsonl
 
 

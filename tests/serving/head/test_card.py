@@ -14,10 +14,10 @@ from huggingface_hub import ModelCard
 from eagle3.answers.store import ResponsesManifest
 from eagle3.engine.command import LaunchSettings, launch_command
 from eagle3.engine.draft import Draft
+from eagle3.head_files.files import HeadFiles, read_files
+from eagle3.head_files.format import save_head
 from eagle3.serving.head import card
 from eagle3.serving.head.card import TrainingData, license_of, model_card, training_data, write_card
-from eagle3.serving.head.files import HeadFiles, read_files
-from eagle3.serving.head.format import save_head
 from eagle3.serving.head.speculators import save_speculators
 from eagle3.storage.records import write_sealed_json
 

@@ -12,9 +12,9 @@ from stores import TARGET_CONFIG
 
 from eagle3.errors import InputError
 from eagle3.head.draft_head import DraftHead
+from eagle3.head_files.format import load_head
+from eagle3.head_files.record import read_record
 from eagle3.serving.head.export import TrainedHead, export_head, find_checkpoint, read_trained, target_settings
-from eagle3.serving.head.format import load_head
-from eagle3.serving.head.record import read_record
 from eagle3.storage.records import write_sealed_json
 
 

@@ -17,10 +17,10 @@ from eagle3.engine.draft import Draft
 from eagle3.errors import InputError
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.eagle3 import EAGLE3
+from eagle3.head_files.format import is_exported_head, load_head, save_head
+from eagle3.head_files.record import write_record
 from eagle3.serving.check.export import check_export, check_reload
 from eagle3.serving.head.export import TrainedHead, export_head
-from eagle3.serving.head.format import is_exported_head, load_head, save_head
-from eagle3.serving.head.record import write_record
 from eagle3.serving.head.speculators import require_in_layout, save_speculators
 
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -14,8 +14,8 @@ from timed_machine import Machine, gain, settings
 
 from eagle3.engine.adaptive import read_adaptive
 from eagle3.errors import InputError
+from eagle3.head_files.format import save_head
 from eagle3.serving.check.settings import Answering
-from eagle3.serving.head.format import save_head
 from eagle3.serving.tune.loads import LoadStates, adaptive_steps, search_loads, thresholds
 from eagle3.serving.tune.loads_report import loads_advice, loads_table, write_loads_report
 from eagle3.serving.tune.predict import Setting, VerificationCost, all_settings

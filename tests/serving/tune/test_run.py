@@ -18,8 +18,8 @@ import eagle3.serving.tune.run
 from eagle3 import cli
 from eagle3.commands.serve import tune_head
 from eagle3.errors import InputError, Interrupted
+from eagle3.head_files.format import save_head
 from eagle3.serving.check.settings import Answering
-from eagle3.serving.head.format import save_head
 from eagle3.serving.tune.run import tune
 from eagle3.serving.tune.timing import ServerTimer
 from eagle3.target.files import TargetFiles, read_target_files

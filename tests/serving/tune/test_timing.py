@@ -13,7 +13,7 @@ from timed_machine import settings
 from eagle3.decoding.speculate import measure
 from eagle3.engine.client import ServedAnswer
 from eagle3.errors import InputError
-from eagle3.serving.head.format import save_head
+from eagle3.head_files.format import save_head
 from eagle3.serving.server.load import LoadResult
 from eagle3.serving.tune.predict import Gain, Setting
 from eagle3.serving.tune.search import search_settings

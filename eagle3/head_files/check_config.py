@@ -4,10 +4,10 @@ import math
 from collections.abc import Iterator
 
 from eagle3.head.eagle3 import has_norm_before_fc, rope_of
-from eagle3.serving.check.finding import Problem, TargetFacts
-from eagle3.serving.head.files import ARCHITECTURE, NESTED, HeadFiles
-from eagle3.serving.head.format import VOCABULARY_MAPS, head_config
-from eagle3.serving.head.servers import summary
+from eagle3.head_files.files import ARCHITECTURE, NESTED, HeadFiles
+from eagle3.head_files.finding import Problem, TargetFacts
+from eagle3.head_files.format import VOCABULARY_MAPS, head_config
+from eagle3.head_files.servers import summary
 from eagle3.target.facts import context_factor
 
 

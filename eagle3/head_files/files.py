@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from eagle3.errors import InputError
-from eagle3.serving.head.record import HeadRecord, read_record
+from eagle3.head_files.record import HeadRecord, read_record
 from eagle3.storage.files import read_json, sha256_file
 
 USUAL_CAPTURED_LAYERS = 3  # where config.json does not say how many

@@ -10,9 +10,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from eagle3.head.draft_vocab import from_offsets, membership
-from eagle3.serving.check.finding import MAKE_AGAIN, Problem, TargetFacts
-from eagle3.serving.head.files import HeadFiles
-from eagle3.serving.head.format import head_config
+from eagle3.head_files.files import HeadFiles
+from eagle3.head_files.finding import MAKE_AGAIN, Problem, TargetFacts
+from eagle3.head_files.format import head_config
 
 INTEGERS = (torch.int64, torch.int32, torch.int16)
 

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from two_layer_head import TwoLayers
 
 from eagle3.head.draft_head import DraftHead
-from eagle3.serving.head.files import read_files
-from eagle3.serving.head.format import save_head
-from eagle3.serving.head.servers import LLAMA_CPP, SGLANG, VLLM, obstacles, summary
+from eagle3.head_files.files import read_files
+from eagle3.head_files.format import save_head
+from eagle3.head_files.servers import LLAMA_CPP, SGLANG, VLLM, obstacles, summary
 from eagle3.serving.head.speculators import save_speculators
 
 

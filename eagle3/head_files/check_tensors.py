@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from eagle3.serving.check.finding import MAKE_AGAIN, Problem, TargetFacts
-from eagle3.serving.head.files import HeadFiles
-from eagle3.serving.head.format import EMBEDDING, VOCABULARY_MAPS, expected_shapes, head_config, lost_values
+from eagle3.head_files.files import HeadFiles
+from eagle3.head_files.finding import MAKE_AGAIN, Problem, TargetFacts
+from eagle3.head_files.format import EMBEDDING, VOCABULARY_MAPS, expected_shapes, head_config, lost_values
 
 BIASES_AND_NORMS = (".bias", "q_norm.weight", "k_norm.weight")
 RECOMPUTED = "rotary_emb.inv_freq"  # old heads store RoPE's frequencies

@@ -21,7 +21,7 @@ from stores import TARGET_CONFIG, open_store, random_samples, write_store
 from eagle3.errors import InputError
 from eagle3.features.store import FeatureStore
 from eagle3.head.draft_head import DraftHead
-from eagle3.serving.check.start import read_start
+from eagle3.head_files.init_from import read_start
 from eagle3.serving.head.export import TrainedHead, export_head
 from eagle3.storage.files import sha256_file
 

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from eagle3.errors import InputError
-from eagle3.serving.head.files import MAKE_HEAD, HeadFiles
+from eagle3.head_files.files import MAKE_HEAD, HeadFiles
 from eagle3.target.facts import TargetConfig
 from eagle3.target.identity import TargetIdentity
 from eagle3.target.model import Target

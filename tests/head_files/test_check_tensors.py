@@ -7,9 +7,9 @@ import torch
 from stores import TARGET_CONFIG
 from torch import Tensor
 
-from eagle3.serving.check.finding import TargetFacts
-from eagle3.serving.check.tensors import CHUNK, check_embedding
-from eagle3.serving.head.files import HeadFiles
+from eagle3.head_files.check_tensors import CHUNK, check_embedding
+from eagle3.head_files.files import HeadFiles
+from eagle3.head_files.finding import TargetFacts
 
 VOCAB, HIDDEN = CHUNK + 3, 8  # more than one chunk
 

@@ -11,7 +11,7 @@ from exported_head import FINGERPRINT, measured, record_of
 
 from eagle3.errors import InputError
 from eagle3.head.draft_head import DraftHead
-from eagle3.serving.head.record import HeadRecord, StoreRecord, read_record, write_record
+from eagle3.head_files.record import HeadRecord, StoreRecord, read_record, write_record
 from eagle3.storage.records import seal
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from eagle3.errors import InputError
-from eagle3.serving.check.finding import Finding, TargetFacts, facts_of_target, findings_table, require_no_errors
+from eagle3.head_files.finding import Finding, TargetFacts, facts_of_target, findings_table, require_no_errors
 from eagle3.target.model import Target
 
 

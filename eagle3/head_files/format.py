@@ -25,7 +25,7 @@ from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.head.draft_vocab import from_offsets, membership, to_offsets
 from eagle3.head.eagle3 import EAGLE3, has_fc_norm, has_norm_before_fc, rope_of
 from eagle3.head.kind import HeadKind, kind_named, kind_of_architecture
-from eagle3.serving.head.files import (
+from eagle3.head_files.files import (
     ARCHITECTURE,
     LAYER_IDS,
     MAKE_HEAD,

@@ -12,8 +12,8 @@ from transformers import AutoConfig
 from eagle3.errors import InputError
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.eagle3 import rope_of
-from eagle3.serving.head.files import read_files
-from eagle3.serving.head.format import exported_config, head_config, is_exported_head, load_head, save_head
+from eagle3.head_files.files import read_files
+from eagle3.head_files.format import exported_config, head_config, is_exported_head, load_head, save_head
 from eagle3.storage.files import write_json
 
 LLAMA3 = {

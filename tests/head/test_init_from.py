@@ -15,7 +15,7 @@ from eagle3.features.store import FeatureStore
 from eagle3.head.build import build_head
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.draft_vocab import extended
-from eagle3.head.start import StartHead
+from eagle3.head.init_from import StartHead
 from tests.head.test_build import SETTINGS
 
 FREE = SETTINGS | {"draft_vocab_size": None, "fc_norm": None, "norm_output": None}  # as in conf/model/eagle3.yaml

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from eagle3.errors import InputError
 from eagle3.head.draft_head import DraftHead
-from eagle3.serving.head.files import INDEX, plain_name, read_files
-from eagle3.serving.head.format import load_head, save_head
+from eagle3.head_files.files import INDEX, plain_name, read_files
+from eagle3.head_files.format import load_head, save_head
 from eagle3.storage.files import write_json
 
 

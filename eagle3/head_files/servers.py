@@ -8,8 +8,8 @@ src/models/eagle3.cpp). benchmarks/outside_servers.py serves heads with the last
 from collections.abc import Iterator
 
 from eagle3.head.eagle3 import EAGLE3, has_fc_norm
-from eagle3.serving.head.files import LAYER_IDS, HeadFiles, are_ids, ids_of
-from eagle3.serving.head.format import kind_of
+from eagle3.head_files.files import LAYER_IDS, HeadFiles, are_ids, ids_of
+from eagle3.head_files.format import kind_of
 
 LLAMA_CPP_LAYERS = 3
 SGLANG, VLLM, LLAMA_CPP = "SGLang", "vLLM", "llama.cpp"

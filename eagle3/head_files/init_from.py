@@ -7,13 +7,13 @@ import torch
 from eagle3.errors import InputError
 from eagle3.features.source import FeatureSource, as_setting
 from eagle3.head.eagle3 import EAGLE3
-from eagle3.head.start import StartHead
-from eagle3.serving.check.config import check_model, check_options
-from eagle3.serving.check.finding import Check, TargetFacts
-from eagle3.serving.check.tensors import check_embedding, check_tensors
-from eagle3.serving.check.vocabulary import check_d2t
-from eagle3.serving.head.files import HeadFiles, read_files, weight_files
-from eagle3.serving.head.format import draft_head, kind_of
+from eagle3.head.init_from import StartHead
+from eagle3.head_files.check_config import check_model, check_options
+from eagle3.head_files.check_tensors import check_embedding, check_tensors
+from eagle3.head_files.check_vocabulary import check_d2t
+from eagle3.head_files.files import HeadFiles, read_files, weight_files
+from eagle3.head_files.finding import Check, TargetFacts
+from eagle3.head_files.format import draft_head, kind_of
 from eagle3.storage.files import sha256_file
 
 log = logging.getLogger(__name__)

@@ -8,11 +8,11 @@ from exported_head import FINGERPRINT, random_head
 from torch import Tensor
 
 from eagle3.head.draft_vocab import membership
+from eagle3.head_files.check_vocabulary import holds_absolute_ids
+from eagle3.head_files.files import read_files
+from eagle3.head_files.finding import TargetFacts
 from eagle3.serving.check.checks import run_checks
-from eagle3.serving.check.finding import TargetFacts
-from eagle3.serving.check.vocabulary import holds_absolute_ids
 from eagle3.serving.head.export import export_head
-from eagle3.serving.head.files import read_files
 
 GROWING_GAPS = torch.tensor([0, 2, 5, 9, 14])  # whose offsets 0, 1, 3, 6, 10 ascend as ids do
 
