@@ -73,7 +73,7 @@ def commands(options: argparse.Namespace, target: Path) -> dict[str, list[str]]:
     launch = [f"launch.{key}={as_override(value)}" for key, value in options.launch.items()]
     packs = ["data.pack_tokens=16384", "data.val_fraction=0.002"]
     if options.gpus > 1:
-        launch += ["workers=processes", f"workers.count={options.gpus}"]
+        launch += ["workers=ray", f"workers.count={options.gpus}"]
     if options.tiny:
         engine, trainer = "huggingface", "cpu"
         packs = ["data.pack_tokens=512", "data.val_fraction=0.1", "trainer.log_every_n_steps=2"]

@@ -1,8 +1,5 @@
-"""Tasks for tests of workers, in a module that their processes can import."""
+"""Tasks for tests of workers."""
 
-import os
-import random
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -15,10 +12,8 @@ from eagle3.workers.task import Keyed, Place, Task
 
 @dataclass(frozen=True)
 class Squares:
-    """Squares numbers. `dies`: the chance that the worker is killed before an item; `refused`: workers that cannot
-    start; `broken`: an item that no worker can do."""
+    """Squares numbers. `refused`: workers that cannot start; `broken`: an item that no worker can do."""
 
-    dies: float = 0.0
     refused: frozenset[int] = field(default_factory=frozenset)
     broken: int | None = None
     seconds: float = 0.0
@@ -29,12 +24,9 @@ class Squares:
         return nullcontext(self._square)
 
     def _square(self, items: Iterator[Keyed], progress: Progress) -> Iterator[list[Keyed]]:
-        drawn = random.SystemRandom()
         for key, number in items:
-            if drawn.random() < self.dies:
-                os.kill(os.getpid(), signal.SIGKILL)
             if number == self.broken:
                 raise ZeroDivisionError("by a test")
             time.sleep(self.seconds)
             progress.add(ended=1, tokens=10)
-            yield [(key, (number * number, os.getpid()))]
+            yield [(key, number * number)]

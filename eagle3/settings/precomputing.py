@@ -111,13 +111,6 @@ class Here(TypedDict):
     pass
 
 
-@part_of("eagle3.workers.processes.Processes")
-class Processes(TypedDict):
-    count: Places | None
-    gpus: CountOrZero | None
-    restarts: CountOrZero
-
-
 @part_of("eagle3.workers.cluster.OnRay")
 class OnRay(TypedDict):
     address: Text | None

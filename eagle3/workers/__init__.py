@@ -1,1 +1,1 @@
-"""Who does the work of a stage: this process, processes beside it, or the nodes of a Ray cluster."""
+"""Runs the work of a stage: in this process, or on the nodes of a Ray cluster."""

@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 from eagle3.errors import InputError
 from eagle3.workers.meter import Tally
@@ -37,8 +37,8 @@ class Bench:
     def __init__(self, build: Build, place: Place) -> None:
         self.build, self.place = build, place
         self.inbox: queue.SimpleQueue[Keyed | None] = queue.SimpleQueue()
-        self.changed = threading.Condition()
-        self.results: list[Keyed] = []
+        self.news = threading.Event()  # it is ready, has results or has failed
+        self.results: queue.SimpleQueue[list[Keyed]] = queue.SimpleQueue()
         self.tally, self.said = Tally(), Said()
         self.ready = False
         self.error: str | None = None
@@ -52,15 +52,16 @@ class Bench:
         if items is None:
             self.inbox.put(None)
             self.thread.join(END_S)
-        with self.changed:
-            self.changed.wait_for(lambda: self.results or self.error, WAIT_S if items is not None else 0)
-            results, self.results = self.results, []
+        else:
+            self.news.wait(WAIT_S)
+        self.news.clear()  # before the rest is read: what comes later sets it again
+        error = self.error  # before the results, which come before it
         return Report(
             host=platform.node(),
             ready=self.ready,
-            results=results,
-            said=self.said.taken(),
-            error=self.error,
+            results=[each for results in drained(self.results) for each in results],
+            said=drained(self.said.lines),
+            error=error,
             **self.tally.take(),
         )
 
@@ -69,24 +70,24 @@ class Bench:
         try:
             with self.build(self.place) as task:
                 self.ready = True
+                self.news.set()
                 while (first := self.inbox.get()) is not None:
                     for results in task(AtHand(first, self.inbox), self.tally):
-                        self._lay_down(results)
+                        self.results.put(results)
+                        self.news.set()
         except InputError as error:
             self._end(str(error))
         except BaseException as error:  # whatever it is, the driver must hear of it
             log.exception("%s ends", self.place.name)
             self._end(f"{type(error).__name__}: {error}")
 
-    def _lay_down(self, results: list[Keyed]) -> None:
-        with self.changed:
-            self.results += results
-            self.changed.notify()
-
     def _end(self, why: str) -> None:
-        with self.changed:
-            self.error = why
-            self.changed.notify()
+        self.error = why
+        self.news.set()
+
+
+def drained(lines: "queue.SimpleQueue[Any]") -> list[Any]:
+    return [lines.get() for _ in range(lines.qsize())]
 
 
 class AtHand:
@@ -121,6 +122,3 @@ class Said(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno < logging.ERROR:  # an error ends the worker, which says so itself
             self.lines.put(record.getMessage())
-
-    def taken(self) -> list[str]:
-        return [self.lines.get() for _ in range(self.lines.qsize())]

@@ -6,6 +6,7 @@ Ray starts a lost actor again, on another node where its own is gone, and tells 
 import logging
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -17,7 +18,6 @@ from eagle3.errors import InputError, require_packages
 from eagle3.workers.bench import END_S, WAIT_S, Bench, Report
 from eagle3.workers.crew import Driver
 from eagle3.workers.meter import Progress
-from eagle3.workers.processes import log_to
 from eagle3.workers.task import Build, Keyed, Place
 
 log = logging.getLogger(__name__)
@@ -107,6 +107,17 @@ class Actor:
 
     def visit(self, items: Sequence[Keyed] | None) -> Report:
         return self.bench.visit(items)
+
+
+def log_to(path: Path) -> None:
+    """Send everything that this process prints to a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        for number in (1, 2):
+            os.dup2(file.fileno(), number)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr, force=True
+    )
 
 
 class RayWorker:
