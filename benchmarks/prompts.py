@@ -1,5 +1,4 @@
-"""What the prompts stage costs: rows a second of each part on one core, memory against the number of rows, and the time
-and memory of drawing a mix like the production traffic's.
+"""Cost of the prompts stage: rows per second of each part on one core, and time, memory and disk for a number of rows.
 
 python benchmarks/prompts.py                                  # minutes; writes benchmarks/results/prompts.json
 python benchmarks/prompts.py --rows 100000,1000000 --prompts FILE.jsonl
@@ -24,16 +23,13 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-import numpy as np
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from result import write_result
 
 from eagle3.prompts import Prompt, plain_source, prepare_prompts, read_prompts
-from eagle3.prompts.language import LanguageDetector
 from eagle3.prompts.rules import GROUPS, Rules
-from eagle3.prompts.traffic import MEASURED, TrafficMix
 
 ROOT = Path(__file__).parent.parent
 BUNDLED = ROOT / "tests" / "assets" / "prompts"
@@ -50,7 +46,6 @@ def main() -> None:
     options = parser.parse_args()
     result: dict[str, Any] = {
         "rates_one_core": rates(options.prompts),
-        "draws": [in_fresh_process(draw, rows) for rows in (1_000_000, 10_000_000)],
         "sizes": [],
     }
     for rows in map(int, options.rows.split(",")):
@@ -69,13 +64,13 @@ def main() -> None:
 
 
 def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Its peak of memory is that of this call alone."""
+    """Run a function in a process of its own, so that the peak of memory is that of this call."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
 
 
 def rules(*, privacy: str) -> tuple[Rules, dict[str, Any]]:
-    """The stage's rules with one benchmark for leaks, and the settings beside them."""
+    """Return the stage's rules, with one benchmark for leaks, and its other settings."""
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         config = compose("precompute", overrides=[f"prompts/privacy='{privacy}'"])
     settings = OmegaConf.to_container(config.prompts, resolve=True)
@@ -86,7 +81,7 @@ def rules(*, privacy: str) -> tuple[Rules, dict[str, Any]]:
 
 
 def rates(path: Path) -> dict[str, Any]:
-    """Prompts a second of one core: of reading, of each check, and of the signature, one after the other."""
+    """Prompts per second of one core: reading, each check, and the signature, one after the other."""
     source = plain_source("prompts", str(path), split="train")
     started = time.process_time()
     found = [prompt for _, prompt in read_prompts(source, keep_answers=False)]
@@ -130,10 +125,10 @@ def generated(count: int) -> Iterator[dict]:
 
 
 def whole_stage(path: Path, out: Path, rows: int, privacy: str) -> dict[str, Any]:
-    """The stage with two processes. Unless asked, personal data is not looked for: it takes most time, and no memory.
+    """Run the stage with two processes, by default without the privacy check, which takes most of the time.
 
-    Peaks are of this process and of its largest worker. `own`: without the pages of files, which the system takes back
-    when it needs them.
+    Peaks are of this process and of its largest worker. `own` leaves out mapped pages of files, which the system
+    takes back when it needs memory.
     """
     made, settings = rules(privacy=privacy)
     before, own = peak_mb(resource.RUSAGE_SELF), Peak(anonymous_mb)
@@ -158,38 +153,8 @@ def whole_stage(path: Path, out: Path, rows: int, privacy: str) -> dict[str, Any
     }
 
 
-def draw(rows: int) -> dict[str, Any]:
-    """Draw 100,000 of `rows` to match a sample of 4,000; memory is the process's peak, the rows included."""
-    conf = ROOT / "conf" / "prompts"
-    detector = LanguageDetector(**OmegaConf.load(conf / "filters" / "default.yaml").language.detector)
-    config = OmegaConf.to_container(OmegaConf.load(conf / "traffic" / "production.yaml"))
-    pool = made_up(rows, 1, turns=0.6, length=5.5, code=0.2, english=0.8)
-    sample = made_up(4_000, 2, turns=0.75, length=6.2, code=0.4, english=0.5)
-    mix = TrafficMix(**{**config, "sample": "made up", "size": 100_000}, detector=detector)
-    started = time.process_time()
-    features = mix.choose(pool, sample=sample)[1]["features"].values()
-    return {
-        "rows": rows,
-        "core_seconds": round(time.process_time() - started, 2),
-        "pool_mb": round(pool.nbytes / 1e6),
-        "peak_mb": peak_mb(resource.RUSAGE_SELF),
-        "distance_before": max(feature["distance_before"] for feature in features),
-        "distance_after": max(feature["distance_after"] for feature in features),
-    }
-
-
-def made_up(rows: int, seed: int, *, turns: float, length: float, code: float, english: float) -> np.ndarray:
-    generator = np.random.default_rng(seed)
-    pool = np.zeros(rows, MEASURED)
-    pool["turns"] = generator.geometric(turns, rows)
-    pool["characters"] = np.exp(generator.normal(length, 1.0, rows))
-    pool["code_share"] = np.where(generator.random(rows) < code, generator.random(rows), 0)
-    pool["language"] = np.where(generator.random(rows) < english, b"en", b"de")
-    return pool
-
-
 class Peak:
-    """Largest of what `measure` says while it is not stopped, in MB; looked at every so many seconds."""
+    """The largest value of `measure`, in MB, sampled every few `seconds` until `stop`."""
 
     def __init__(self, measure: Callable[[], float], seconds: float = 0.05) -> None:
         self.measure, self.seconds = measure, seconds

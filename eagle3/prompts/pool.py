@@ -1,10 +1,9 @@
-"""One piece of work over several processes, its results in the order of the tasks, whoever finishes first."""
+"""Work over several processes, its results in the order of the tasks, whichever process finishes first."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from loky import ProcessPoolExecutor
 
@@ -15,51 +14,35 @@ Result = TypeVar("Result")
 
 AHEAD = 2  # tasks that each process may be ahead of the one whose turn it is
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # of a worker: the processes share the cores already
-IDLE_SECONDS = 60  # after which a worker ends by itself; one that lost its parent to kill -9 has no other way to know
+IDLE_SECONDS = 60  # then a worker ends by itself: one that lost its parent to kill -9 cannot know
 
 
-class OrderedPool(Generic[Task, Result]):
-    """Gives `work`, which every process is sent once, its tasks. One process is this one."""
+def in_order(work: Callable[[Task], Result], tasks: Iterable[Task], *, processes: int) -> Iterator[tuple[Task, Result]]:
+    """Yield each task with its result. `work` is pickled to every process once; a single process is this one.
 
-    def __init__(self, work: Callable[[Task], Result], processes: int):
-        self.work = work
-        self.processes = processes
-        # loky's workers do not import the entry script, and with it PyTorch, and one that is killed ends the run.
-        self.pool = (
-            ProcessPoolExecutor(processes, timeout=IDLE_SECONDS, initializer=_start, initargs=(work,), env=ONE_THREAD)
-            if processes > 1
-            else None
-        )
-
-    def __enter__(self) -> "OrderedPool[Task, Result]":
-        return self
-
-    def __call__(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Result]]:
-        """Yield each task with its result; of `tasks` a few more are taken than have been yielded."""
-        if self.pool is None:
-            yield from ((task, self.work(task)) for task in tasks)
-            return
-        waiting: deque[tuple[Task, Future]] = deque()
-        try:
-            for task in tasks:
-                waiting.append((task, self.pool.submit(_work, task)))
-                if len(waiting) > AHEAD * self.processes:
-                    yield _finished(*waiting.popleft())
-            while waiting:
-                yield _finished(*waiting.popleft())
-        except BrokenProcessPool:
-            raise InputError(
-                f"a process was killed while it read prompts, most likely because memory ran out; what was read is "
-                f"kept: run the same command with fewer of them, e.g. prompts.processes={self.processes // 2}"
-            ) from None
-
-    def __exit__(self, *_: object) -> None:
-        if self.pool is not None:
-            self.pool.shutdown(kill_workers=True)
-
-
-def _finished(task: Any, future: Future) -> tuple[Any, Any]:
-    return task, future.result()
+    A few more of `tasks` are taken than have been yielded. Raises InputError if a process is killed.
+    """
+    if processes <= 1:
+        yield from ((task, work(task)) for task in tasks)
+        return
+    # loky's workers do not import the entry script, and with it PyTorch, and one that is killed ends the run.
+    pool = ProcessPoolExecutor(processes, timeout=IDLE_SECONDS, initializer=_start, initargs=(work,), env=ONE_THREAD)
+    waiting: deque = deque()
+    try:
+        for task in tasks:
+            waiting.append((task, pool.submit(_work, task)))
+            if len(waiting) > AHEAD * processes:
+                task, future = waiting.popleft()
+                yield task, future.result()
+        for task, future in waiting:
+            yield task, future.result()
+    except BrokenProcessPool:
+        raise InputError(
+            f"a process was killed while it read prompts, most likely because memory ran out; what was read is "
+            f"kept: run the same command with fewer of them, e.g. prompts.processes={processes // 2}"
+        ) from None
+    finally:
+        pool.shutdown(kill_workers=True)
 
 
 _of_this_process: Callable[[Any], Any] | None = None
@@ -73,10 +56,3 @@ def _start(work: Callable[[Any], Any]) -> None:
 def _work(task: Any) -> Any:
     assert _of_this_process is not None
     return _of_this_process(task)
-
-
-def in_threads(work: Callable[[Task], None], tasks: Iterable[Task], threads: int) -> None:
-    """Do what numpy does without holding the interpreter, and wait for it."""
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in pool.map(work, tasks):
-            pass

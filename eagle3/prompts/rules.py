@@ -1,15 +1,13 @@
 """All that decides about a prompt, built from the groups of conf/prompts: checks of a row, duplicates, traffic mix."""
 
+from collections import Counter
 from typing import Any
-
-import numpy as np
 
 from eagle3.errors import require_packages
 from eagle3.prompts.checks import Check
 from eagle3.prompts.filters import LanguageCheck, LengthCheck
 from eagle3.prompts.language import LanguageDetector
 from eagle3.prompts.licenses.rules import LicenseCheck, LicenseRules
-from eagle3.prompts.overlap.duplicates import Duplicates
 from eagle3.prompts.overlap.known import KnownCheck
 from eagle3.prompts.overlap.leaks import LeakCheck, read_benchmarks
 from eagle3.prompts.overlap.signatures import Signer
@@ -18,7 +16,8 @@ from eagle3.prompts.quality import QualityCheck, UnicodeRepair
 from eagle3.prompts.reading.prompt import Prompt
 from eagle3.prompts.reading.rows import read_prompts
 from eagle3.prompts.reading.sources import Source, file_state, plain_source
-from eagle3.prompts.traffic import MEASURED, TrafficMix
+from eagle3.prompts.selection import Duplicates
+from eagle3.prompts.traffic.mix import TrafficMix
 
 # Of conf/prompts.
 GROUPS = ("licenses", "length", "quality", "language", "privacy", "leaks", "duplicates", "traffic")
@@ -35,7 +34,7 @@ class Rules:
         self.detector = LanguageDetector(**settings["language"]["detector"])
         self.benchmarks = read_benchmarks(settings["leaks"]["benchmarks"], settings["leaks"]["folder"])
         duplicates = settings["duplicates"]
-        self.duplicates = Duplicates(**_part(duplicates, "exact", "near", "threshold", "shingle_words", "comparisons"))
+        self.duplicates = Duplicates(**_part(duplicates, "exact", "near", "threshold", "bands", "comparisons"))
         self.signer = Signer(**_part(duplicates, "shingle_words", "bands", "band_rows"))
         self.known = KnownCheck(duplicates["known"]) if duplicates["known"] else None
         self.traffic = TrafficMix(**settings["traffic"], detector=self.detector) if settings["traffic"] else None
@@ -79,12 +78,12 @@ class Rules:
         made_with = self.privacy.made_with()
         return {**self.settings, "files": files, **({"made_with": made_with} if made_with else {})}
 
-    def measured_sample(self) -> np.ndarray | None:
-        """Measure the sample of production prompts, [M] MEASURED, if the mix has one."""
+    def sample_cells(self) -> Counter[int] | None:
+        """Count the production prompts of the sample by cell of the traffic mix, if the mix has a sample."""
         if self.traffic is None or self.traffic.sample is None:
             return None
         rows = (found for _, found in read_prompts(self._sample_source(), keep_answers=False))
-        return np.array([self.traffic.measure(found) for found in rows if isinstance(found, Prompt)], dtype=MEASURED)
+        return Counter(self.traffic.cell(found) for found in rows if isinstance(found, Prompt))
 
     def _sample_source(self) -> Source:
         assert self.traffic is not None and self.traffic.sample is not None

@@ -1,42 +1,39 @@
-"""The scan: each chunk of the sources → its rows checked and spooled, over several processes, in one order always.
+"""The scan: each chunk of the sources → a scratch file of checked rows, over several processes, in one order always.
 
 A worker opens its chunk by itself, so that rows do not travel between processes.
 """
 
 import logging
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
+import pyarrow
 from tqdm import tqdm
 
-from eagle3.errors import InputError
 from eagle3.prompts.checks import Check, LooksAhead
+from eagle3.prompts.chunks import ChunkWriter, ScannedChunk
 from eagle3.prompts.overlap.signatures import Signer
-from eagle3.prompts.pool import OrderedPool
+from eagle3.prompts.pool import in_order
 from eagle3.prompts.reading.conversation import Refused
 from eagle3.prompts.reading.formats import BLANK, Chunk, chunk_rows, cut
 from eagle3.prompts.reading.prompt import Prompt, texts_of
 from eagle3.prompts.reading.rows import read_prompt
 from eagle3.prompts.reading.sources import Source, file_name, file_state
-from eagle3.prompts.spool import ChunkWriter, ScannedChunk, written_folder
-from eagle3.prompts.traffic import MEASURED, TrafficMix
-from eagle3.storage.files import sha256_file, sha256_json
-from eagle3.storage.records import write_sealed_json
+from eagle3.prompts.traffic.mix import TrafficMix
+from eagle3.storage.files import sha256_json
 
 log = logging.getLogger(__name__)
 
 SHOWN_CHARACTERS = 500  # of a row in the sample of refused rows
-REMEMBERED_SOURCES = 1024  # that rows name
 GROUP_ROWS, GROUP_CHARACTERS = 4096, 4_000_000  # of rows that are checked together; the last one may be of any size
 
 
 @dataclass(frozen=True)
-class Task:
+class ScanTask:
     """One chunk of one source. `key` changes with everything that its result depends on."""
 
     source: int
@@ -44,95 +41,72 @@ class Task:
     key: str
 
 
-def tasks_of(sources: list[Source], chunk_bytes: int, settings: Any) -> list[Task]:
+def tasks_of(sources: list[Source], chunk_bytes: int, settings: Any) -> list[ScanTask]:
     """Cut the sources, in the order of their files. settings: what else the result of a chunk depends on."""
     tasks = []
     for number, source in enumerate(sources):
         for file in source.files:
             depends_on = [settings, source.inputs(), file_state(file)]
             for chunk in cut(file, chunk_bytes):
-                tasks.append(Task(number, chunk, sha256_json([*depends_on, chunk.start, chunk.end])[:32]))
+                tasks.append(ScanTask(number, chunk, sha256_json([*depends_on, chunk.start, chunk.end])[:32]))
     return tasks
 
 
+@dataclass(frozen=True, kw_only=True)
 class Scanner:
-    """Reads, checks and spools one chunk; sent to every worker once.
+    """Reads, checks and signs the rows of one chunk; sent to every worker once.
 
-    checks: of each source, in the order they are asked; the first reason counts. safe_id, safe_source: both as they may
-    be written; masked: texts of which no finding may be read. refused_sample: rows of each reason that are shown.
+    checks: of each source, in order; the first reason counts. safe_id, safe_source: hash what is personal data itself;
+    masked: texts with every finding masked; refused_sample: rows of each reason that are shown.
     """
 
-    def __init__(
-        self,
-        *,
-        folder: Path,
-        sources: list[Source],
-        checks: list[list[Check]],
-        safe_id: Callable[[str], str],
-        safe_source: Callable[[str], str],
-        signer: Signer,
-        traffic: TrafficMix | None,
-        keep_answers: bool,
-        refused_sample: int,
-        masked: Callable[[list[str]], list[str]],
-    ):
-        self.folder = folder
-        self.sources = sources
-        self.checks = checks
-        self.safe_id = safe_id
-        self.safe_source = safe_source
-        self.safe_sources: dict[str, str] = {}
-        self.signer = signer
-        self.traffic = traffic
-        self.keep_answers = keep_answers
-        self.refused_sample = refused_sample
-        self.masked = masked
+    folder: Path
+    sources: list[Source]
+    checks: list[list[Check]]
+    safe_id: Callable[[str], str]
+    safe_source: Callable[[str], str]
+    signer: Signer
+    traffic: TrafficMix | None
+    keep_answers: bool
+    refused_sample: int
+    masked: Callable[[list[str]], list[str]]
 
-        measured = [("traffic", MEASURED)] if traffic else []
-        self.dtype = np.dtype([*signer.dtype.descr, *measured])
-
-    def finished(self, task: Task) -> ScannedChunk | None:
-        """Return what an earlier run that was stopped left of this chunk; what is damaged is scanned again."""
-        folder = self.folder / task.key
-        try:
-            if not folder.exists():
-                return None
-            chunk = ScannedChunk.read(folder, task.source, self.dtype)
-            chunk.require_whole()
-            return chunk
-        except InputError as damaged:
-            log.warning("%s: the chunk is scanned again", damaged)
-            shutil.rmtree(folder)
-            return None
-
-    def __call__(self, task: Task) -> ScannedChunk:
+    def __call__(self, task: ScanTask) -> ScannedChunk:
         return self.finished(task) or self.scanned(task)
 
-    def scanned(self, task: Task) -> ScannedChunk:
-        with written_folder(self.folder / task.key) as folder:
-            summary = self._scan(task, folder)
-            hashes = {path.name: sha256_file(path) for path in folder.iterdir()}
-            write_sealed_json(folder / "summary.json", {**summary, "sha256": hashes})
-        return ScannedChunk.read(self.folder / task.key, task.source, self.dtype)
+    def finished(self, task: ScanTask) -> ScannedChunk | None:
+        """Return the file that an earlier, stopped run left of this chunk; a damaged one is scanned again."""
+        path = self._path(task)
+        try:
+            return ScannedChunk.read(path, task.source, verify=True) if path.exists() else None
+        except (OSError, ValueError, KeyError, TypeError, pyarrow.ArrowException) as damaged:
+            log.warning("%s is damaged (%s): the chunk is scanned again", path, type(damaged).__name__)
+            return None
 
-    def _scan(self, task: Task, folder: Path) -> dict:
+    def scanned(self, task: ScanTask) -> ScannedChunk:
         source, checks = self.sources[task.source], self.checks[task.source]
         counts: dict[str, Counter[str]] = {check.name: Counter() for check in checks}
         rows = Rows(task.chunk, source, keep_answers=self.keep_answers)
-        with ChunkWriter(folder, self.dtype) as writer:
+        with ChunkWriter(self._path(task), self.signer.bands) as writer:
             for group in in_groups(rows):
                 found = checked([row.found for row in group], checks, counts)
                 # After the licence check, which has to see the row's own `source`.
                 self._write(writer, group, [self._with_safe_names(each) for each in found])
-        return {
-            "file": file_name(task.chunk.file),
-            "start": task.chunk.start,
-            "lines": rows.lines,
-            "rows": rows.rows,
-            "prompts": writer.prompts,
-            "rejected": writer.rejected,
-            "counts": counts,
-        }
+            writer.finish(
+                {
+                    "file": file_name(task.chunk.file),
+                    "start": task.chunk.start,
+                    "lines": rows.lines,
+                    "rows": rows.rows,
+                    "prompts": writer.prompts,
+                    "rejected": writer.rejected,
+                    "counts": counts,
+                }
+            )
+        return ScannedChunk.read(self._path(task), task.source, verify=False)
+
+    def _path(self, task: ScanTask) -> Path:
+        return self.folder / f"{task.key}.parquet"
 
     def _write(self, writer: ChunkWriter, group: list["Row"], found: list[Prompt | Refused]) -> None:
         shown = self._shown(Counter(writer.rejected), group, found)
@@ -140,7 +114,9 @@ class Scanner:
             if isinstance(judged, Refused):
                 writer.reject(row.line, judged.id, judged.reason, shown.get(row.line))
             else:
-                writer.keep(row.line, judged, self._values(judged))
+                cell = self.traffic.cell(judged) if self.traffic else None
+                writer.keep(row.line, judged, self.signer(judged), cell)
+        writer.flush()
 
     def _shown(self, rejected: Counter[str], group: list["Row"], found: list[Prompt | Refused]) -> dict[int, str]:
         """Return by line what is shown of refused rows, for the first of each reason.
@@ -151,7 +127,7 @@ class Scanner:
         for row, judged in zip(group, found, strict=True):
             if isinstance(judged, Refused):
                 if isinstance(row.found, Prompt) and rejected[judged.reason] < self.refused_sample:
-                    texts[row.line] = whole_text(row.found.record())
+                    texts[row.line] = "\n\n".join(row.found.texts())
                 rejected[judged.reason] += 1
         masked = self.masked(list(texts.values())) if texts else []
         return {line: text[:SHOWN_CHARACTERS] for line, text in zip(texts, masked, strict=True)}
@@ -161,21 +137,14 @@ class Scanner:
             return Refused(found.reason, self.safe_id(found.id)) if found.id else found
         return found._replace(id=self.safe_id(found.id), source=self._safe_source(found.source))
 
-    def _safe_source(self, name: str) -> str:
-        """Hash what a row says of its source if that is somebody's address; many rows share one."""
-        if name not in self.safe_sources:
-            if len(self.safe_sources) == REMEMBERED_SOURCES:
-                self.safe_sources.clear()
-            self.safe_sources[name] = self.safe_source(name)
-        return self.safe_sources[name]
-
-    def _values(self, prompt: Prompt) -> tuple:
-        values = self.signer(prompt)
-        return (*values, self.traffic.measure(prompt)) if self.traffic else values
+    @cached_property
+    def _safe_source(self) -> Callable[[str], str]:
+        return lru_cache(1024)(self.safe_source)  # many rows share one
 
 
-def whole_text(prompt: dict[str, Any]) -> str:
-    return "\n\n".join(texts_of(prompt))
+def shown_text(prompt: dict[str, Any]) -> str:
+    """Return the texts of a written prompt, as far as the sample of refused rows shows them."""
+    return "\n\n".join(texts_of(prompt))[:SHOWN_CHARACTERS]
 
 
 class Row(NamedTuple):
@@ -261,20 +230,18 @@ class Enough:
         return True
 
 
-def scan(tasks: list[Task], scanner: Scanner, *, enough: Enough, processes: int) -> Iterator[ScannedChunk]:
+def scan(tasks: list[ScanTask], scanner: Scanner, *, enough: Enough, processes: int) -> Iterator[ScannedChunk]:
     """Yield the chunks that are needed, in the order of `tasks`.
 
     Which chunks are used depends on `enough` and their order alone: what processes scanned ahead in vain is left out.
     """
     rows = 0
+    needed = (task for task in tasks if not enough(task.source))
     total = sum(task.chunk.size for task in tasks)
-    with (
-        tqdm(total=total, desc="prompts", unit="B", unit_scale=True) as progress,
-        OrderedPool(scanner, min(processes, len(tasks))) as workers,
-    ):
-        for task, chunk in workers(task for task in tasks if not enough(task.source)):
+    with tqdm(total=total, desc="prompts", unit="B", unit_scale=True) as progress:
+        for task, chunk in in_order(scanner, needed, processes=min(processes, len(tasks))):
             if not enough(task.source):
-                enough.passing[task.source] += chunk.prompts
+                enough.passing[task.source] += chunk.summary["prompts"]
                 rows += chunk.summary["rows"]
                 yield chunk
             rate = rows / max(progress.format_dict["elapsed"], 1e-9)

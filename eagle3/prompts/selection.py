@@ -1,94 +1,214 @@
-"""Which of the prompts that passed the checks are kept: no duplicates, the limits, the traffic mix."""
+"""Which of the prompts that passed the checks are kept: no duplicates, the limits, the traffic mix. By DuckDB.
 
-from dataclasses import dataclass
-from itertools import pairwise
+Rows are numbered from 0 in the order of the sources, refused rows too. What does not fit into MEMORY is on disk.
+"""
+
+from array import array
+from collections import Counter
+from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
-import numpy as np
+import duckdb
+import pyarrow
 
-from eagle3.prompts.overlap.duplicates import Choice, Duplicates, Fate
+from eagle3.prompts.chunks import ScannedChunk, band_names
 from eagle3.prompts.reading.sources import Source
-from eagle3.prompts.spool import Scanned
-from eagle3.prompts.traffic import TrafficMix
+from eagle3.prompts.traffic.mix import TrafficMix
+
+MEMORY = "1GB"
+EXACT, ID, NEAR = "exact duplicate", "duplicate id", "near duplicate"
+SOURCE_LIMIT, MIX, LIMIT = "past the limit of the source", "not drawn for the traffic mix", "past prompts.limit"
 
 
-@dataclass(frozen=True)
+class Duplicates(NamedTuple):
+    """Which prompts repeat an earlier kept one: by their text, or by a Jaccard similarity of `threshold` or more.
+
+    Texts are compared if they share one of the `bands` of their MinHash signatures, each with at most `comparisons`
+    earlier ones: of each band the first that have it, and of these the ones that share the most bands. (Prompts made
+    from one template share bands by the thousand.)
+    """
+
+    exact: bool
+    near: bool
+    threshold: float
+    bands: int
+    comparisons: int
+
+    def steps(self) -> list[tuple[str, str]]:
+        """Return the columns of which every value is kept once, in order, and the reason against the other prompts."""
+        if self.exact:
+            return [("text", EXACT), ("id", ID)]
+        return [("id", ID), ("text", NEAR)] if self.near else [("id", ID)]
+
+
 class Selection:
-    choice: Choice
-    source_starts: np.ndarray  # number of the first prompt of each source, and N
-    traffic: dict | None  # the report of the mix
+    """A database of the rows in `chunks`. Its table `fates` says why a prompt is not kept; NULL means that it is."""
 
-    def unique(self) -> np.ndarray:
-        """Count each source's prompts within its limit that repeat none: mix and limit take of these."""
-        unique = ~np.isin(self.choice.fate, (*REPEATING, Fate.SOURCE_LIMIT))
-        return np.array([unique[start:end].sum() for start, end in pairwise(self.source_starts)])
+    def __init__(self, folder: Path, chunks: list[ScannedChunk], *, threads: int):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "selection.duckdb").unlink(missing_ok=True)  # of a run that was killed
+        settings = {"memory_limit": MEMORY, "temp_directory": str(folder / "spilled"), "threads": threads}
+        self.db = duckdb.connect(str(folder / "selection.duckdb"), config=settings)
+        self.starts = [0, *accumulate(chunk.summary["rows"] for chunk in chunks)]
+        self.cuts: dict[int, int] = {}  # by source, its first prompt past its limit
+        self._open(chunks)
 
-    def reason(self, number: int) -> str:
-        fate = Fate(self.choice.fate[number])
-        across = fate in REPEATING and self._source(number) != self._source(int(self.choice.repeats[number]))
-        return REASONS[fate] + (" of another source" if across else "")
+    def __enter__(self) -> "Selection":
+        return self
 
-    def reasons(self, numbers: slice) -> list[str | None]:
-        """Return why each of these prompts is not kept, None for those that are."""
-        fates = self.choice.fate[numbers].tolist()
-        return [None if fate == Fate.KEPT else self.reason(number) for number, fate in enumerate(fates, numbers.start)]
+    def __exit__(self, *_: object) -> None:
+        self.db.close()
 
-    def _source(self, number: int) -> int:
-        return int(np.searchsorted(self.source_starts, number, side="right"))
+    def _open(self, chunks: list[ScannedChunk]) -> None:
+        sources = [chunk.source for chunk in chunks]
+        files = {
+            "filename": [str(chunk.path) for chunk in chunks],
+            "start": self.starts[:-1],
+            "source": sources,
+            "source_start": [self.starts[sources.index(source)] for source in sources],
+        }
+        self._store("chunks", pyarrow.table(files))
+        self.db.execute("""
+            SET preserve_insertion_order = false;
+            SET VARIABLE files = (SELECT list(filename) FROM chunks);
+            CREATE VIEW scanned AS
+                SELECT (start + file_row_number)::INTEGER AS number, source, source_start, parquet.*
+                FROM read_parquet(getvariable('files'), file_row_number = true, filename = true) AS parquet
+                JOIN chunks USING (filename);
+            CREATE MACRO repeating(reason, repeated, source_start) AS
+                reason || CASE WHEN repeated < source_start THEN ' of another source' ELSE '' END;
+            CREATE TABLE prompts AS
+                SELECT number, source, source_start, id_hash AS id, text_hash AS text, cell
+                FROM scanned WHERE reason IS NULL;
+        """)
 
+    def _store(self, name: str, table: pyarrow.Table) -> None:
+        self.db.register("arrow", table)
+        self.db.execute(f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM arrow")
+        self.db.unregister("arrow")
 
-REASONS = {
-    Fate.EXACT: "exact duplicate",
-    Fate.ID: "duplicate id",
-    Fate.NEAR: "near duplicate",
-    Fate.SOURCE_LIMIT: "past the limit of the source",
-    Fate.MIX: "not drawn for the traffic mix",
-    Fate.LIMIT: "past prompts.limit",
-}
-REPEATING = (Fate.EXACT, Fate.ID, Fate.NEAR)
+    def apply(self, duplicates: Duplicates, sources: list[Source]) -> None:
+        """Find duplicates, and the prompts past their source's limit, which must not make later ones duplicates."""
+        if duplicates.near:
+            self._find_similar(duplicates)
+        self._find_duplicates(duplicates)
+        for number, source in enumerate(sources):
+            if source.limit is not None and (cut := self._first_past(source.limit, f"source = {number}")) is not None:
+                self.cuts[number] = cut
+                self._find_duplicates(duplicates)
 
+    def _find_similar(self, duplicates: Duplicates) -> None:
+        """Fill the table `alike` with pairs of similar texts, whichever of their prompts will be kept."""
+        self.db.execute("""
+            CREATE TABLE texts AS SELECT text, min(number) AS number FROM prompts GROUP BY text;
+            CREATE TABLE sharing (later INTEGER, earlier INTEGER);
+        """)
+        for band in band_names(duplicates.bands):
+            self.db.execute(f"""
+                INSERT INTO sharing
+                WITH keys AS (SELECT number, {band} AS key FROM scanned SEMI JOIN texts USING (number)),
+                repeated AS (SELECT key FROM keys GROUP BY key HAVING count(*) > 1),
+                members AS (
+                    SELECT number, key, row_number() OVER (PARTITION BY key ORDER BY number) AS place
+                    FROM keys SEMI JOIN repeated USING (key)
+                )
+                SELECT a.number, b.number FROM members AS a JOIN members AS b ON a.key = b.key AND a.place > b.place
+                WHERE b.place <= {duplicates.comparisons}
+            """)
+        self.db.execute(f"""
+            CREATE TABLE pairs AS
+                SELECT later, earlier, count(*) AS shared FROM sharing GROUP BY later, earlier
+                QUALIFY row_number() OVER (PARTITION BY later ORDER BY shared DESC, earlier)
+                    <= {duplicates.comparisons};
+            DROP TABLE sharing;
+            CREATE TABLE candidates AS
+                SELECT number, text_hash AS text, shingles FROM scanned
+                SEMI JOIN (SELECT later AS number FROM pairs UNION SELECT earlier FROM pairs) USING (number);
+            CREATE TABLE alike AS
+                WITH compared AS (
+                    SELECT a.text AS one, b.text AS other, shared,
+                        len(list_intersect(a.shingles, b.shingles)) AS common,
+                        len(a.shingles) + len(b.shingles) AS total
+                    FROM pairs JOIN candidates AS a ON a.number = later JOIN candidates AS b ON b.number = earlier
+                )
+                SELECT one, other, shared FROM compared WHERE common / (total - common) >= {duplicates.threshold};
+            DROP TABLE candidates;
+        """)
 
-def select(
-    scanned: Scanned,
-    sources: list[Source],
-    *,
-    duplicates: Duplicates,
-    traffic: TrafficMix | None,
-    sample: np.ndarray | None,
-    limit: int | None,
-    folder: Path,
-    processes: int,
-) -> Selection:
-    """Apply duplicates and the sources' limits, the mix, and the limit over all, in this order.
+    def _find_duplicates(self, duplicates: Duplicates) -> None:
+        """Make `fates` of the prompts within the limits of their sources."""
+        past = " OR ".join(f"source = {source} AND number >= {cut}" for source, cut in self.cuts.items()) or "false"
+        self.db.execute(f"""
+            CREATE OR REPLACE TABLE fates AS SELECT *, NULL::VARCHAR AS reason FROM prompts WHERE NOT ({past})
+        """)
+        for column, reason in duplicates.steps():
+            first = f"(SELECT {column}, min(number) AS first FROM fates WHERE reason IS NULL GROUP BY {column})"
+            self._refuse(
+                "number > first", f"repeating('{reason}', first, source_start)", f"JOIN {first} USING ({column})"
+            )
+        if duplicates.near:
+            self._store("near", self._near_duplicates())
+            self._refuse("later = number", f"repeating('{NEAR}', earlier, source_start)", "JOIN near ON later = number")
+        self.db.execute(f"INSERT INTO fates SELECT *, '{SOURCE_LIMIT}' FROM prompts WHERE {past}")
 
-    `folder` takes what is large."""
-    starts = scanned.source_starts(len(sources))
-    choice = _unique_within_limits(scanned, sources, starts, duplicates, folder, processes)
-    report = None
-    if traffic is not None:
-        kept = np.flatnonzero(choice.fate == Fate.KEPT)
-        [measured] = scanned.columns(folder, "traffic", threads=processes)
-        drawn, report = traffic.choose(measured.values()[kept], sample=sample)
-        choice.fate[kept[~drawn]] = Fate.MIX
-    if limit is not None:
-        choice.fate[np.flatnonzero(choice.fate == Fate.KEPT)[limit:]] = Fate.LIMIT
-    return Selection(choice, starts, report)
+    def _near_duplicates(self) -> pyarrow.Table:
+        """Return which prompt is dropped, and for which earlier one that is kept."""
+        pairs = self.db.execute("""
+            WITH kept AS (SELECT number, text FROM fates WHERE reason IS NULL)
+            SELECT greatest(a.number, b.number) AS later, least(a.number, b.number) AS earlier
+            FROM alike JOIN kept AS a ON a.text = one JOIN kept AS b ON b.text = other
+            ORDER BY later, shared DESC, earlier
+        """)
+        is_dropped = bytearray(self.starts[-1])
+        dropped, repeated = array("i"), array("i")
+        while rows := pairs.fetchmany(10_000):
+            for later, earlier in rows:
+                if not (is_dropped[later] or is_dropped[earlier]):
+                    is_dropped[later] = 1
+                    dropped.append(later)
+                    repeated.append(earlier)
+        return pyarrow.table({"later": pyarrow.array(dropped), "earlier": pyarrow.array(repeated)})
 
+    def _refuse(self, condition: str, reason: str, join: str = "") -> None:
+        """Give `reason` to the kept prompts that meet `condition`."""
+        self.db.execute(f"""
+            CREATE OR REPLACE TABLE fates AS
+            SELECT fates.* REPLACE (CASE WHEN reason IS NULL AND {condition} THEN {reason} ELSE reason END AS reason)
+            FROM fates {f"LEFT {join}" if join else ""}
+        """)
 
-def _unique_within_limits(
-    scanned: Scanned,
-    sources: list[Source],
-    starts: np.ndarray,
-    duplicates: Duplicates,
-    folder: Path,
-    processes: int,
-) -> Choice:
-    """Leave out what is past a source's limit and do all again: it must not make later prompts duplicates."""
-    chosen = np.ones(len(scanned), dtype=bool)
-    choice = duplicates.find(scanned, chosen, folder, processes=processes)
-    for number, source in enumerate(sources):
-        kept = np.flatnonzero(choice.fate[starts[number] : starts[number + 1]] == Fate.KEPT) + starts[number]
-        if source.limit is not None and len(kept) > source.limit:
-            chosen[kept[source.limit] : starts[number + 1]] = False
-            choice = duplicates.find(scanned, chosen, folder, processes=processes)
-    return choice
+    def _first_past(self, limit: int, condition: str = "true") -> int | None:
+        """Return the number of the kept prompt that comes after `limit` others, None if there are no more."""
+        query = f"SELECT number FROM fates WHERE reason IS NULL AND {condition} ORDER BY number LIMIT 1 OFFSET {limit}"
+        found = self.db.execute(query).fetchone()
+        return found and found[0]
+
+    def kept(self, sources: int) -> list[int]:
+        """Count the kept prompts of each source."""
+        counts = self.db.execute("SELECT source, count(*) FROM fates WHERE reason IS NULL GROUP BY source").fetchall()
+        return [dict(counts).get(source, 0) for source in range(sources)]
+
+    def draw(self, mix: TrafficMix, sample: Counter[int] | None) -> dict:
+        """Keep as many prompts of each cell as the mix asks for, by a hash of text and seed; return its report."""
+        counts = self.db.execute("SELECT cell, count(*) FROM fates WHERE reason IS NULL GROUP BY cell").fetchall()
+        wanted, report = mix.choose(dict(counts), sample=sample)
+        self._store("wanted", pyarrow.table({"cell": list(wanted), "wanted": list(wanted.values())}))
+        self.db.execute(f"""
+            CREATE TABLE undrawn AS
+            SELECT number FROM (SELECT * FROM fates WHERE reason IS NULL) JOIN wanted USING (cell)
+            QUALIFY row_number() OVER (PARTITION BY cell ORDER BY md5(concat(text, ':{mix.seed}')), number) > wanted
+        """)
+        self._refuse("undrawn.number IS NOT NULL", f"'{MIX}'", "JOIN undrawn ON undrawn.number = fates.number")
+        return report
+
+    def limit(self, limit: int) -> None:
+        """Keep the first `limit` prompts."""
+        if (past := self._first_past(limit)) is not None:
+            self._refuse(f"number >= {past}", f"'{LIMIT}'")
+
+    def reasons(self, chunk: int) -> dict[int, str]:
+        """Return the reasons against prompts of a chunk, by their row in it."""
+        query = "SELECT number, reason FROM fates WHERE reason IS NOT NULL AND number >= ? AND number < ?"
+        start, end = self.starts[chunk], self.starts[chunk + 1]
+        return {number - start: reason for number, reason in self.db.execute(query, [start, end]).fetchall()}

@@ -1,32 +1,37 @@
 """The stage `prompts`: sources → DIR/prompts/{prompts.jsonl, rejects.jsonl, ledger.json, report.md, …}, resumable.
 
 Rows are scanned in chunks (scan.py), duplicates and the mix are chosen over all of them (selection.py), then the files
-are written (output.py, ledger.py, report.py), ledger.json last. DIR/prompts/.work holds what a killed run goes on from.
+are written (output/), ledger.json last. A killed run resumes from DIR/prompts/.work.
 """
 
 import logging
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from tqdm import tqdm
+
+from eagle3.prompts.chunks import ScannedChunk
 from eagle3.prompts.licenses.attribution import attribution_text
 from eagle3.prompts.output.answered import require_not_answered
-from eagle3.prompts.output.files import write_prompts
+from eagle3.prompts.output.files import Counts, write_prompts
 from eagle3.prompts.output.ledger import current_ledger, make_ledger, nothing_left
 from eagle3.prompts.output.report import write_report
 from eagle3.prompts.reading.sources import Source, configured_sources
 from eagle3.prompts.rules import Rules
-from eagle3.prompts.scan import Enough, Scanner, scan, tasks_of
-from eagle3.prompts.scratch import tell_scratch
-from eagle3.prompts.selection import Selection, select
-from eagle3.prompts.spool import Scanned
+from eagle3.prompts.scan import Enough, Scanner, ScanTask, scan, tasks_of
+from eagle3.prompts.selection import Selection
 from eagle3.secrets import public
 from eagle3.storage.files import atomic_write
 from eagle3.storage.records import write_sealed_json
 
 log = logging.getLogger(__name__)
 
-FORMAT = 6  # raise it when the same rows would give other prompts, so that prompts made by older rules are made again
+FORMAT = 7  # raise it when the same rows would give other prompts, so that prompts made by older rules are made again
+SCRATCH_FACTOR = 4  # times the sources
+PACKED, UNPACKED = (".gz", ".zst", ".parquet"), 5  # files of text are so many times as large when they are read
 
 
 def prepare_prompts(
@@ -65,11 +70,14 @@ def prepare_prompts(
         log.info("prompts are up to date: %d in %s", ledger["prompts"], folder)
         _remove_work(folder)
         return ledger
-    scanned, selection = _scan_and_select(
-        folder / ".work", found, rules, keep_answers=keep_answers, limit=limit, processes=processes or _cores(),
-        chunk_mb=chunk_mb, refused_sample=refused_sample,
-    )  # fmt: skip
-    ledger = _write(folder, found, scanned, selection, rules, inputs, processes=processes or _cores())
+    processes = processes or _cores()
+    work = folder / ".work"
+    with _scanned_and_selected(
+        work, found, rules, keep_answers=keep_answers, limit=limit, processes=processes, chunk_mb=chunk_mb,
+        refused_sample=refused_sample,
+    ) as (chunks, selection, traffic):  # fmt: skip
+        counts = write_prompts(work / "made", found, chunks, selection, refused_sample=refused_sample)
+    ledger = _publish(folder, found, counts, traffic, rules, inputs)
     _remove_work(folder)
     log.info("%d of %d rows are prompts: %s", ledger["prompts"], ledger["rows"], folder)
     return ledger
@@ -95,7 +103,8 @@ def _inputs(sources: list[Source], rules: Rules, *, keep_answers: bool, limit: i
     return public(inputs)
 
 
-def _scan_and_select(
+@contextmanager
+def _scanned_and_selected(
     work: Path,
     sources: list[Source],
     rules: Rules,
@@ -105,8 +114,11 @@ def _scan_and_select(
     processes: int,
     chunk_mb: float,
     refused_sample: int,
-) -> tuple[Scanned, Selection]:
-    """Scan as much as the limits ask for; more, when duplicates leave too few of what was scanned."""
+) -> Iterator[tuple[list[ScannedChunk], Selection, dict | None]]:
+    """Scan as much as the limits ask for; more, when duplicates leave too few of what was scanned.
+
+    Gives the chunks, which of their prompts are kept, and the report of the traffic mix.
+    """
     scanner = Scanner(
         folder=work / "chunks",
         sources=sources,
@@ -120,20 +132,36 @@ def _scan_and_select(
         masked=rules.privacy.masked,
     )
     tasks = tasks_of(sources, int(chunk_mb * 1e6), [FORMAT, keep_answers, refused_sample, rules.inputs()])
-    tell_scratch(work, sources, tasks, scanner.dtype)
-    sample = rules.measured_sample()
+    log_scratch_space(work, tasks)
+    sample = rules.sample_cells()
     enough = Enough(sources, limit=None if rules.traffic else limit)  # the mix draws from all there is
     while True:
         chunks = list(scan(tasks, scanner, enough=enough, processes=processes))
-        with Scanned(chunks) as scanned:
-            if not len(scanned):
-                raise nothing_left(sources, chunks)
-            selection = select(
-                scanned, sources, duplicates=rules.duplicates, traffic=rules.traffic, sample=sample, limit=limit,
-                folder=work / "columns", processes=processes,
-            )  # fmt: skip
-        if len(chunks) == len(tasks) or not enough.raised(selection.unique().tolist()):
-            return scanned, selection
+        if not any(chunk.summary["prompts"] for chunk in chunks):
+            raise nothing_left(sources, chunks)
+        with Selection(work / "selection", chunks, threads=processes) as selection:
+            selection.apply(rules.duplicates, sources)
+            if len(chunks) < len(tasks) and enough.raised(selection.kept(len(sources))):
+                continue
+            report = selection.draw(rules.traffic, sample) if rules.traffic else None
+            if limit is not None:
+                selection.limit(limit)
+            yield chunks, selection, report
+            return
+
+
+def log_scratch_space(folder: Path, tasks: list[ScanTask]) -> int:
+    """Log and return how many bytes `folder` takes at most: rows with their hashes, the database, and the new files."""
+    needed = sum(
+        SCRATCH_FACTOR * task.chunk.size * (UNPACKED if task.chunk.file.endswith(PACKED) else 1) for task in tasks
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder).free
+    log.log(
+        logging.WARNING if needed > free else logging.INFO, "up to %s of scratch space in %s; %s are free",
+        tqdm.format_sizeof(needed, "B"), folder, tqdm.format_sizeof(free, "B"),
+    )  # fmt: skip
+    return needed
 
 
 def _remove_work(folder: Path) -> None:
@@ -149,25 +177,16 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _write(
-    folder: Path,
-    sources: list[Source],
-    scanned: Scanned,
-    selection: Selection,
-    rules: Rules,
-    inputs: dict,
-    *,
-    processes: int,
+def _publish(
+    folder: Path, sources: list[Source], counts: dict[str, Counts], traffic: dict | None, rules: Rules, inputs: dict
 ) -> dict:
+    """Put the new files into `folder` and write the ledger and the report of them."""
     made = folder / ".work" / "made"
-    counts = write_prompts(
-        made, sources, scanned, selection, refused_sample=inputs["refused_sample"], processes=processes
-    )
     require_not_answered(folder, made / "prompts.jsonl", inputs)
     (folder / "ledger.json").unlink(missing_ok=True)  # it would describe other prompts if the next lines were killed
     for name in ("rejects.jsonl", "refused_sample.jsonl", "prompts.jsonl"):
         (made / name).replace(folder / name)
-    ledger = public(make_ledger(folder, sources, counts, selection.traffic, rules, inputs))
+    ledger = public(make_ledger(folder, sources, counts, traffic, rules, inputs))
     write_report(folder, ledger)
     with atomic_write(folder / "attribution.txt") as file:
         file.write(attribution_text(ledger["attribution"]).encode())

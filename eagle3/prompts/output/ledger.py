@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.errors import MAKE_PROMPTS, InputError
+from eagle3.prompts.chunks import ScannedChunk
 from eagle3.prompts.licenses.attribution import attribution_entry
 from eagle3.prompts.output.files import Counts
 from eagle3.prompts.reading.sources import Source
 from eagle3.prompts.rules import Rules
-from eagle3.prompts.spool import ScannedChunk
 from eagle3.storage.files import sha256_file
 from eagle3.storage.records import read_sealed_json
 

@@ -1,7 +1,9 @@
-"""What a row is compared by, in fixed width: hashes of its id and text, and the bands of its MinHash signature.
+"""What a prompt is compared by: hashes of its id and text, its shingles, and the bands of their MinHash signature.
 
-N rows, B bands, R values of the signature in each, V = B · R, S shingles of a text.
+B bands, R values of the signature in each, V = B · R, S shingles of a text.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
@@ -17,34 +19,38 @@ ALL_BITS = 0xFFFFFFFF
 BLOCK = 4096  # shingles that are permuted at a time: 2 MB
 
 
+class Signature(NamedTuple):
+    """64-bit hashes, the same in every process."""
+
+    id: int
+    text: int  # of the compared words: equal for exact duplicates
+    shingles: UInt64[np.ndarray, " S"]  # the set of runs of words, ascending
+    bands: list[int]  # B
+
+
 def text_hash(text: str) -> int:
-    """Return what the compared texts of exact duplicates have in common."""
+    """Return the hash that exact duplicates have in common."""
     return hash_text(" ".join(words_and_symbols(text)))
 
 
 class Signer:
-    """Rows of `dtype` from prompts. Two texts of Jaccard similarity s share a band with probability 1-(1-s^R)^B."""
+    """Signatures of prompts. Texts of Jaccard similarity s share a band with probability 1-(1-s^R)^B."""
 
     def __init__(self, *, shingle_words: int, bands: int, band_rows: int):
-        self.shingle_words = shingle_words
-        self.bands = bands
-        self.band_rows = band_rows
+        self.shingle_words, self.bands, self.band_rows = shingle_words, bands, band_rows
         self.permutations = MinHash(num_perm=bands * band_rows, seed=SEED, scheme=SCHEME).permutations
 
-    @property
-    def dtype(self) -> np.dtype:
-        return np.dtype([("id", "u8"), ("text", "u8"), ("bands", "u8", (self.bands,))])
-
-    def __call__(self, prompt: Prompt) -> tuple[int, int, list[int]]:
+    def __call__(self, prompt: Prompt) -> Signature:
         text = compared_text(prompt.messages)
-        return hash_text(prompt.id), text_hash(text), self._band_keys(shingles(text, self.shingle_words))
+        found = shingles(text, self.shingle_words)
+        return Signature(hash_text(prompt.id), text_hash(text), found, self._band_keys(found))
 
-    def _band_keys(self, found: np.ndarray) -> list[int]:
-        values = self.signature(found).astype("<u4").tobytes()
+    def _band_keys(self, found: UInt64[np.ndarray, " S"]) -> list[int]:
+        values = self.minhash(found).astype("<u4").tobytes()
         size = 4 * self.band_rows
         return [xxhash.xxh3_64_intdigest(values[start : start + size]) for start in range(0, len(values), size)]
 
-    def signature(self, found: UInt64[np.ndarray, " S"]) -> UInt32[np.ndarray, " V"]:
+    def minhash(self, found: UInt64[np.ndarray, " S"]) -> UInt32[np.ndarray, " V"]:
         """Return datasketch's MinHash of the upper halves of the hashes, without its object."""
         factors, terms = self.permutations
         values = np.full(len(factors), ALL_BITS, dtype=np.uint32)

@@ -5,14 +5,13 @@ margin after margin, until all fit. It gives the mix with those margins that is 
 entropy.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int, Num
 
 
-@dataclass(frozen=True)
-class Margin:
+class Margin(NamedTuple):
     """Wanted shares of the bins of one table, and which bin each cell is in."""
 
     bin_of_cell: Int[np.ndarray, "C"]

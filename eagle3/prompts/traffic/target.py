@@ -11,21 +11,18 @@ may be counts. Either key may be left out:
       - {characters: 1000, tools: without, share: 0.6}
 """
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
 
 from eagle3.errors import InputError
 from eagle3.prompts.traffic.grid import Grid
-from eagle3.prompts.traffic.raking import Margin
 
 
-@dataclass(frozen=True)
-class Table:
-    """Wanted shares over the joint bins of some features."""
+class Table(NamedTuple):
+    """Wanted shares of the joint bins of some features."""
 
     features: list[str]
     shares: np.ndarray  # [bins], flat in the order of `features`; sum to 1
@@ -37,19 +34,16 @@ class Table:
         return self.shares.reshape(grid.shape_of(self.features)).sum(axis=others)
 
 
-def sample_tables(sample: np.ndarray, grid: Grid) -> list[Table]:
-    """Return the joint table of the strata, binding, and a table of every other feature. sample: [M] MEASURED."""
-    cells = grid.cell_of_row(sample)
+def sample_tables(cells: np.ndarray, counts: np.ndarray, grid: Grid) -> list[Table]:
+    """Return a table of every feature outside the strata, and the joint table of the strata, binding.
+
+    counts: prompts of the sample in each of `cells`, [C] both.
+    """
     groups = [[name] for name in grid.features if name not in grid.strata]
     return [
-        Table(names, shares(grid, cells, np.ones(len(cells)), names), binding=names == grid.strata)
+        Table(names, shares(grid, cells, counts, names), binding=names == grid.strata)
         for names in [*groups, grid.strata]
     ]
-
-
-def margins_of(tables: list[Table], grid: Grid, cells: np.ndarray) -> list[Margin]:
-    """Return the tables over the cells that hold rows."""
-    return [Margin(grid.bin_of_cell(cells, table.features), table.shares, table.binding) for table in tables]
 
 
 def shares(grid: Grid, cells: np.ndarray, counts: np.ndarray, names: list[str]) -> np.ndarray:
@@ -67,19 +61,14 @@ def read_histogram(path: str, grid: Grid) -> list[Table]:
         raise InputError(f"{key} cannot be read as YAML or JSON ({type(error).__name__}); name such a file") from None
     if not isinstance(content, dict) or not content or set(content) - {"marginals", "joint"}:
         raise InputError(f"{key} has to hold `marginals`, `joint` or both, and nothing else at the top")
-    tables = [
-        _table(f"{key}: marginals.{name}", [({name: bin}, share) for bin, share in _entries(key, bins)], grid)
-        for name, bins in _entries(key, content.get("marginals") or {})
-    ]
-    if content.get("joint"):
-        tables.append(_table(f"{key}: joint", _joint(key, content["joint"]), grid))
-    return tables
-
-
-def _entries(key: str, mapping: Any) -> list[tuple[Any, Any]]:
-    if not isinstance(mapping, dict):
+    marginals, joint = content.get("marginals") or {}, content.get("joint")
+    if not isinstance(marginals, dict) or not all(isinstance(bins, dict) for bins in marginals.values()):
         raise InputError(f"{key}: marginals have to be written as feature: {{bin: share}}")
-    return list(mapping.items())
+    tables = [
+        _table(f"{key}: marginals.{name}", [({name: bin}, share) for bin, share in bins.items()], grid)
+        for name, bins in marginals.items()
+    ]
+    return [*tables, _table(f"{key}: joint", _joint(key, joint), grid)] if joint else tables
 
 
 def _joint(key: str, cells: Any) -> list[tuple[dict, Any]]:
@@ -107,10 +96,11 @@ def _table(key: str, cells: list[tuple[dict, Any]], grid: Grid) -> Table:
 
 
 def _code(key: str, grid: Grid, name: str, bin: object) -> int:
-    code = grid.features[name].code(bin)
+    feature = grid.features[name]
+    code = feature.code_of(bin)
     if code is None:
         raise InputError(
-            f"{key}: {bin} is no bin of {name}; take {grid.features[name].keys()} (quote 'no' and 'on'), or set "
+            f"{key}: {bin} is no bin of {name}; take {feature.keys()} (quote 'no' and 'on'), or set "
             f"prompts.traffic.bins.{name} to your own"
         )
     return code

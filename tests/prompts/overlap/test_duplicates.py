@@ -8,8 +8,6 @@ import pytest
 from datasketch import MinHash
 from prompt_stage import Prepare, chat, prepare, reasons, write
 
-from eagle3.prompts.overlap import near, runs
-from eagle3.prompts.overlap.runs import equal_runs
 from eagle3.prompts.overlap.signatures import Signer
 from eagle3.prompts.overlap.words import FACTOR, grams, jaccard, shingles, words_and_symbols
 
@@ -68,34 +66,15 @@ def test_the_default_bands_find_nearly_all_pairs_above_the_threshold(prepare: Pr
     assert len(texts) - len(expected) > 300
 
 
-def test_columns_longer_than_a_part_give_the_same_as_one_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(0)
-    keys = rng.integers(0, 1 << 64, size=300, dtype=np.uint64)[rng.integers(0, 300, size=1000)]
-    chosen = rng.random(1000) < 0.9
-    expected = sorted(
-        (number, int(np.flatnonzero(chosen & (keys == keys[number]))[0]))
-        for number in np.flatnonzero(chosen).tolist()
-        if (chosen & (keys == keys[number])).sum() > 1
-    )
-    for part in (1 << 20, 64):
-        monkeypatch.setattr(runs, "PART", part)
-        found = [pair for members, heads in equal_runs(keys, chosen) for pair in zip(members, heads, strict=True)]
-        assert sorted((int(member), int(head)) for member, head in found) == expected
-
-
-def test_near_copies_depend_on_neither_rounds_nor_processes(prepare: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_near_copies_do_not_depend_on_processes_or_chunks(prepare: Prepare) -> None:
     rows = [chat(text) for text in texts_with_copies(600, seed=3)]
     settings = {"threshold": 0.6, "bands": 40, "band_rows": 2, "comparisons": 600}
     prepare(rows, duplicates=settings)
     expected = prepare.prompts(), prepare.rejects()
     assert reasons(prepare).count("near duplicate") > 100
-    for size, few, processes in ((7, 1 << 20, 1), (64, 1, 3), (512, 1, 2)):
-        monkeypatch.setattr(near, "ROUND", size)
-        monkeypatch.setattr(near, "TASK", size // 5)
-        monkeypatch.setattr(near, "FEW", few)
-        (prepare.folder / "ledger.json").unlink()
-        prepare(rows, duplicates=settings, processes=processes)
-        assert (prepare.prompts(), prepare.rejects()) == expected
+    (prepare.folder / "ledger.json").unlink()
+    prepare(rows, duplicates=settings, processes=3, chunk_mb=0.02)
+    assert (prepare.prompts(), prepare.rejects()) == expected
 
 
 def test_prompts_of_one_template_are_compared_with_a_few_whatever_their_number(prepare: Prepare) -> None:
@@ -112,7 +91,7 @@ def test_signatures_are_those_of_datasketch() -> None:
         found = np.random.default_rng(length).integers(0, 1 << 64, size=length, dtype=np.uint64)
         reference = MinHash(num_perm=128, seed=1, scheme="affine32", hashfunc=int)
         reference.update_batch((found >> np.uint64(32)).tolist())
-        assert signer.signature(found).tolist() == reference.hashvalues.tolist()
+        assert signer.minhash(found).tolist() == reference.hashvalues.tolist()
 
 
 @pytest.mark.parametrize("n", [3, 8, 13])

@@ -1,10 +1,12 @@
-"""From a pool of prompts to the mix of production traffic: what is measured, drawn and reported."""
+"""From a pool of prompts to the mix of production traffic: what is measured, chosen and reported."""
 
 import json
 import logging
 import pickle
 import textwrap
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,33 +17,62 @@ from stores import CONF
 from eagle3.errors import InputError
 from eagle3.prompts.language import LanguageDetector
 from eagle3.prompts.reading.prompt import Prompt
-from eagle3.prompts.traffic import MEASURED, TrafficMix, target
+from eagle3.prompts.traffic import target
+from eagle3.prompts.traffic.grid import measure
+from eagle3.prompts.traffic.mix import TrafficMix
 from eagle3.prompts.traffic.raking import Margin, effective_sample_size, rake, whole_counts
 
 PROMPTS_CONF = CONF / "prompts"
 DEFAULTS = OmegaConf.to_container(OmegaConf.load(PROMPTS_CONF / "traffic/production.yaml"))
 DETECTOR = LanguageDetector(**OmegaConf.load(PROMPTS_CONF / "filters/default.yaml").language.detector)
+PLAIN = {"turns": 1, "characters": 0, "code_share": 0.0, "language": "en", "tools": "without",
+         "system_prompt": "without"}  # fmt: skip
+Measured = dict[str, Any]
 
 
-def mix(**config) -> TrafficMix:
+def mix(**config: Any) -> TrafficMix:
     return TrafficMix(**{**DEFAULTS, **config}, detector=DETECTOR)
 
 
-def traffic(rows: int, seed: int, *, turns: float, length: float, code: float, english: float, tools: float):
-    """Rows of MEASURED from a made-up service: the arguments shift the mix of every feature."""
+def drawn(chosen: TrafficMix, pool: list[Measured], sample: list[Measured] | None) -> tuple[list[Measured], dict]:
+    """The first rows of each cell, as many as the mix asks for, and its report."""
+    cells = [chosen.grid.cell(row) for row in pool]
+    seen = None if sample is None else Counter(map(chosen.grid.cell, sample))
+    wanted, report = chosen.choose(Counter(cells), sample=seen)
+    places: Counter[int] = Counter()
+    kept = []
+    for cell, row in zip(cells, pool, strict=True):
+        places[cell] += 1
+        kept += [row] if places[cell] <= wanted[cell] else []
+    return kept, report
+
+
+def share(rows: list[Measured], **values: Any) -> float:
+    return sum(values.items() <= row.items() for row in rows) / len(rows)
+
+
+def traffic(count: int, seed: int, *, turns: float, length: float, code: float, english: float, tools: float):
+    """Measured rows of a made-up service: the arguments shift the mix of every feature."""
     random = np.random.default_rng(seed)
-    columns = np.zeros(rows, MEASURED)
-    columns["turns"] = random.geometric(turns, rows)
-    columns["characters"] = np.exp(random.normal(length, 1.0, rows))
-    columns["code_share"] = np.where(random.random(rows) < code, random.random(rows), 0)
-    columns["language"] = random.choice([b"en", b"de", b"unknown"], rows, p=[english, 0.9 - english, 0.1])
-    columns["tools"] = random.random(rows) < tools
-    columns["system_prompt"] = random.random(rows) < 0.3 + 0.4 * columns["tools"]
-    return columns
+    with_tools = random.random(count) < tools
+    columns = {
+        "turns": random.geometric(turns, count).tolist(),
+        "characters": np.exp(random.normal(length, 1.0, count)).astype(int).tolist(),
+        "code_share": np.where(random.random(count) < code, random.random(count), 0).tolist(),
+        "language": random.choice(["en", "de", "unknown"], count, p=[english, 0.9 - english, 0.1]).tolist(),
+        "tools": np.where(with_tools, "with", "without").tolist(),
+        "system_prompt": np.where(random.random(count) < 0.3 + 0.4 * with_tools, "with", "without").tolist(),
+    }
+    return rows(**columns)
 
 
-POOL = traffic(60_000, 1, turns=0.6, length=5.5, code=0.2, english=0.8, tools=0.1)
-PRODUCTION = traffic(4_000, 2, turns=0.75, length=6.2, code=0.4, english=0.5, tools=0.3)
+def rows(**columns: list) -> list[Measured]:
+    """Measured rows that differ from PLAIN in these columns only."""
+    return [PLAIN | dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+POOL = traffic(30_000, 1, turns=0.6, length=5.5, code=0.2, english=0.8, tools=0.1)
+PRODUCTION = traffic(2_000, 2, turns=0.75, length=6.2, code=0.4, english=0.5, tools=0.3)
 
 
 def distances(report: dict) -> list[float]:
@@ -49,17 +80,7 @@ def distances(report: dict) -> list[float]:
     return [*(distance for distance in found if distance is not None), *(table["after"] for table in report["tables"])]
 
 
-def columns(**values: list) -> np.ndarray:
-    """Rows of MEASURED that differ in these columns only."""
-    rows = np.zeros(len(next(iter(values.values()))), MEASURED)
-    rows["turns"] = 1
-    rows["language"] = b"en"
-    for name, column in values.items():
-        rows[name] = column
-    return rows
-
-
-def histogram(tmp_path: Path, content: dict) -> str:
+def histogram(tmp_path: Path, content: Any) -> str:
     path = tmp_path / "histogram.yaml"
     path.write_text(yaml.safe_dump(content))
     return str(path)
@@ -68,36 +89,33 @@ def histogram(tmp_path: Path, content: dict) -> str:
 # What is measured
 
 
-def prompt(*messages: tuple[str, str]) -> Prompt:
-    return Prompt(
-        id="1", source="a", license="MIT", messages=[{"role": role, "content": text} for role, text in messages]
-    )
-
-
 @pytest.mark.parametrize(
     ("messages", "measured"),
     [
-        ([("user", "What is the capital of France?")], (1, 30, 0, b"en", False, False)),
-        ([("user", "¿Cómo se llama la capital de Francia?")], (1, 37, 0, b"es", False, False)),
-        ([("user", "x = 1")], (1, 5, 1, b"unknown", False, False)),
-        ([("system", "Be brief."), ("user", "7")], (1, 10, 0, b"unknown", False, True)),
-        ([("system", '[{"type": "function"}]'), ("user", "7")], (1, 23, 0, b"unknown", True, True)),
-        ([("user", "7"), ("assistant", "x = 1, <tools>"), ("user", "8")], (2, 2, 0, b"unknown", False, False)),
+        ([("user", "What is the capital of France?")], (1, 30, 0, "en", "without", "without")),
+        ([("user", "¿Cómo se llama la capital de Francia?")], (1, 37, 0, "es", "without", "without")),
+        ([("user", "x = 1")], (1, 5, 1, "unknown", "without", "without")),
+        ([("system", "Be brief."), ("user", "7")], (1, 10, 0, "unknown", "without", "with")),
+        ([("system", '[{"type": "function"}]'), ("user", "7")], (1, 23, 0, "unknown", "with", "with")),
+        (
+            [("user", "7"), ("assistant", "x = 1, <tools>"), ("user", "8")],
+            (2, 2, 0, "unknown", "without", "without"),
+        ),
     ],
 )
 def test_a_prompt_is_measured_without_its_answers(messages, measured):
-    row = np.array([mix(sample="x", size=1).measure(prompt(*messages))], dtype=MEASURED)
-    assert row[0].item() == measured
+    turns = [{"role": role, "content": text} for role, text in messages]
+    found = measure(Prompt(id="1", source="a", license="MIT", messages=turns), DETECTOR)
+    assert tuple(found.values()) == measured
 
 
-# What is drawn
+# What is chosen
 
 
 def test_a_skewed_pool_comes_within_two_percent_of_a_production_sample():
-    mask, report = mix(sample="x", size=3_000).choose(POOL, sample=PRODUCTION)
-    before = [feature["distance_before"] for feature in report["features"].values()]
-    assert max(before) > 0.25
-    assert 2_990 < mask.sum() == report["kept"] <= 3_000  # a few prompts of the sample have no like in the pool
+    kept, report = drawn(mix(sample="x", size=1_500), POOL, PRODUCTION)
+    assert max(feature["distance_before"] for feature in report["features"].values()) > 0.25
+    assert 1_490 < len(kept) == report["kept"] <= 1_500  # a few prompts of the sample have no like in the pool
     assert max(distances(report)) < 0.02
 
 
@@ -108,12 +126,11 @@ def test_margins_alone_are_met_within_two_percent_by_raking(tmp_path):
         "tools": {"with": 0.4, "without": 0.6},
         "code_share": {0: 0.5, 0.25: 0.5},
     }
-    mask, report = mix(histogram=histogram(tmp_path, {"marginals": margins}), size=2_000).choose(POOL, sample=None)
-    assert mask.sum() == 2_000
+    kept, report = drawn(mix(histogram=histogram(tmp_path, {"marginals": margins}), size=1_000), POOL, None)
+    assert len(kept) == 1_000
     assert max(distances(report)) < 0.02
-    kept = POOL[mask]
-    assert np.mean(kept["language"] == b"de") == pytest.approx(0.6, abs=0.01)
-    assert np.mean(kept["turns"] == 2) == pytest.approx(0.3, abs=0.01)
+    assert share(kept, language="de") == pytest.approx(0.6, abs=0.01)
+    assert share(kept, turns=2) == pytest.approx(0.3, abs=0.01)
     assert report["features"]["characters"]["target"] is report["features"]["characters"]["distance_after"] is None
 
 
@@ -123,160 +140,141 @@ def test_joint_cells_and_a_margin_are_met_together(tmp_path):
         {"tools": "without", "characters": 100, "share": 1},
     ]
     content = {"joint": joint, "marginals": {"language": {"en": 0.8, "de": 0.2}}}
-    mask, report = mix(histogram=histogram(tmp_path, content), size=400).choose(POOL, sample=None)
-    kept = POOL[mask]
-    assert len(kept) == 400
-    assert np.sum(kept["tools"]) == pytest.approx(300, abs=1)
-    assert np.all((kept["characters"] >= 1000) == kept["tools"])
+    kept, report = drawn(mix(histogram=histogram(tmp_path, content), size=200), POOL, None)
+    assert len(kept) == 200
+    assert share(kept, tools="with") == pytest.approx(0.75, abs=0.01)
+    assert all((row["characters"] >= 1000) == (row["tools"] == "with") for row in kept)
     assert max(distances(report)) < 0.02
 
 
 def test_the_example_in_the_documentation_is_read(tmp_path):
     path = tmp_path / "histogram.yaml"
     path.write_text(textwrap.dedent(target.__doc__.split("\n\n")[-1]))
-    _, report = mix(histogram=str(path), size=200).choose(POOL, sample=None)
+    _, report = drawn(mix(histogram=str(path), size=200), POOL, None)
     assert [table["features"] for table in report["tables"]] == [["turns"], ["language"], ["characters", "tools"]]
 
 
 def test_json_histograms_are_read_too(tmp_path):
     path = tmp_path / "histogram.json"
     path.write_text(json.dumps({"marginals": {"turns": {"1": 0.5, "2": 0.5}}}))
-    mask, _ = mix(histogram=str(path), size=100).choose(POOL, sample=None)
-    assert np.sum(POOL[mask]["turns"] == 2) == 50
+    kept, _ = drawn(mix(histogram=str(path), size=100), POOL, None)
+    assert share(kept, turns=2) == 0.5
 
 
 def test_other_features_are_matched_inside_the_strata():
-    pool = columns(turns=[1] * 1000 + [2] * 1000, tools=[1, *[0] * 9] * 100 + [0, *[1] * 9] * 100)
-    sample = columns(turns=[1, 1, 2, 2], tools=[True, False, True, False])
-    mask, report = mix(sample="x", size=100, strata=["turns"]).choose(pool, sample=sample)
-    kept = pool[mask]
-    assert np.sum(kept["turns"] == 1) == 50
-    assert np.mean(pool["tools"]) == 0.5 and report["features"]["tools"]["distance_after"] < 0.02
+    tools = ["with", *["without"] * 9] * 100 + ["without", *["with"] * 9] * 100
+    pool = rows(turns=[1] * 1000 + [2] * 1000, tools=tools)
+    sample = rows(turns=[1, 1, 2, 2], tools=["with", "without"] * 2)
+    kept, report = drawn(mix(sample="x", size=100, strata=["turns"]), pool, sample)
+    assert share(kept, turns=1) == 0.5 and report["features"]["tools"]["distance_after"] < 0.02
     # A tenth of the prompts of one turn have tools, nine tenths of the others: raking keeps that slant.
-    assert 0 < np.sum(kept["tools"] & (kept["turns"] == 1)) < 10
+    assert 0 < share(kept, turns=1, tools="with") < 0.1
 
 
 def test_a_sample_is_matched_in_bins_finer_than_the_strata():
-    pool = columns(characters=[110] * 500 + [290] * 500)
-    sample = columns(characters=[110] * 9 + [290])
-    mask, _ = mix(sample="x", size=100).choose(pool, sample=sample)
-    assert np.sum(pool[mask]["characters"] == 110) == 90
+    pool = rows(characters=[110] * 500 + [290] * 500)
+    kept, _ = drawn(mix(sample="x", size=100), pool, rows(characters=[110] * 9 + [290]))
+    assert share(kept, characters=110) == 0.9
 
 
 def test_a_feature_outside_the_strata_that_the_pool_lacks_shrinks_nothing(caplog):
-    pool = columns(turns=[1] * 50)
-    sample = columns(turns=[1, 1], language=[b"en", b"ja"])
+    sample = rows(turns=[1, 1], language=["en", "ja"])
     with caplog.at_level(logging.WARNING):
-        mask, report = mix(sample="x", size=50).choose(pool, sample=sample)
-    assert mask.all() and report["unfilled"] == [] and not caplog.text
+        kept, report = drawn(mix(sample="x", size=50), rows(turns=[1] * 50), sample)
+    assert len(kept) == 50 and report["unfilled"] == [] and not caplog.text
     assert report["features"]["language"]["distance_after"] == 0.5
 
 
-def test_prompts_of_one_cell_are_drawn_at_random():
-    pool = columns(turns=[1] * 1000)
-    draws = [mix(sample="x", size=100, seed=seed).choose(pool, sample=pool)[0] for seed in range(3)]
-    assert all(400 < np.flatnonzero(mask).mean() < 600 for mask in draws)
-    assert not np.array_equal(draws[0], draws[1])
+def test_the_choice_is_the_same_for_the_same_counts():
+    reports = [drawn(mix(sample="x", size=500), POOL, PRODUCTION) for _ in range(2)]
+    assert json.dumps(reports[0]) == json.dumps(reports[1])
 
 
-def test_the_draw_depends_on_the_seed_and_on_nothing_else():
-    first, report = mix(sample="x", size=500).choose(POOL, sample=PRODUCTION)
-    again, same = mix(sample="x", size=500).choose(POOL, sample=PRODUCTION)
-    other, _ = mix(sample="x", size=500, seed=1).choose(POOL, sample=PRODUCTION)
-    assert np.array_equal(first, again) and json.dumps(report) == json.dumps(same)
-    assert not np.array_equal(first, other)
-
-
-@pytest.mark.parametrize("rows", [1, 2, 3])
-def test_tiny_pools_are_drawn_whole_when_they_look_like_the_target(rows):
-    pool = columns(characters=[5] * rows)
-    mask, report = mix(sample="x", size=rows).choose(pool, sample=pool[:1])
-    assert mask.all() and report["kept"] == rows
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_tiny_pools_are_drawn_whole_when_they_look_like_the_target(count):
+    pool = rows(characters=[5] * count)
+    kept, report = drawn(mix(sample="x", size=count), pool, pool[:1])
+    assert kept == pool and report["kept"] == count
 
 
 def test_what_the_report_calls_kept_is_what_is_drawn_also_where_a_cell_is_too_small(tmp_path):
     (tmp_path / "mix.yaml").write_text("marginals: {turns: {1: 0.7, 2: 0.3}}")
-    pool = columns(turns=[1] * 40 + [2] * 2)
+    pool = rows(turns=[1] * 40 + [2] * 2)
     for seed in range(12):
         settings = {"bins": {"turns": [1, 2]}, "strata": ["turns"], "allowed_shortfall": 1, "size": 8, "seed": seed}
-        mask, report = mix(histogram=str(tmp_path / "mix.yaml"), **settings).choose(pool, sample=None)
-        assert report["kept"] == mask.sum()
+        kept, report = drawn(mix(histogram=str(tmp_path / "mix.yaml"), **settings), pool, None)
+        assert report["kept"] == len(kept)
 
 
 def test_an_empty_pool_and_one_without_the_targets_bins_are_errors():
-    sample = columns(turns=[1])
-    for pool in (sample[:0], columns(turns=[2, 3])):
+    for pool in ([], rows(turns=[2, 3])):
         with pytest.raises(InputError, match=r"none of \d prompts is in a bin"):
-            mix(sample="x", size=1).choose(pool, sample=sample)
+            drawn(mix(sample="x", size=1), pool, rows(turns=[1]))
 
 
 def test_a_mix_survives_the_way_to_a_worker_process():
-    copy = pickle.loads(pickle.dumps(mix(sample="x", size=10)))
-    assert copy.measure(prompt(("user", "hello")))[0] == 1
+    prompt = Prompt(id="1", source="a", license=None, messages=[{"role": "user", "content": "hello"}])
+    sent = mix(sample="x", size=10)
+    assert pickle.loads(pickle.dumps(sent)).cell(prompt) == sent.cell(prompt)
 
 
 # What the pool cannot give
 
 
-def scarce() -> tuple[np.ndarray, np.ndarray]:
+def scarce() -> tuple[list[Measured], list[Measured]]:
     """900 rows of one turn and 20 of two, for a target of half and half."""
-    return columns(turns=[1] * 900 + [2] * 20), columns(turns=[1, 2])
+    return rows(turns=[1] * 900 + [2] * 20), rows(turns=[1, 2])
 
 
 def test_a_quota_that_the_pool_cannot_fill_is_reported_and_no_other_stratum_grows(caplog):
-    pool, sample = scarce()
     with caplog.at_level(logging.WARNING):
-        mask, report = mix(sample="x", size=100, strata=["turns"]).choose(pool, sample=sample)
-    assert np.bincount(pool[mask]["turns"]).tolist() == [0, 50, 20]
+        kept, report = drawn(mix(sample="x", size=100, strata=["turns"]), *scarce())
+    assert Counter(row["turns"] for row in kept) == {1: 50, 2: 20}
     assert report["unfilled"] == [{"stratum": {"turns": "2"}, "wanted": 50.0, "in_pool": 20, "kept": 20}]
     assert report["shortfall"] == 0.3
     assert "turns 2: 20 of 50" in caplog.text
 
 
-def test_a_bin_that_the_pool_lacks_shrinks_the_draw_and_leaves_the_other_margins_alone(tmp_path, caplog):
-    pool = columns(turns=[1, 2] * 200, language=[b"en"] * 300 + [b"de"] * 100)
+def test_a_bin_that_the_pool_lacks_shrinks_the_draw_and_leaves_the_other_margins_alone(tmp_path):
+    pool = rows(turns=[1, 2] * 200, language=["en"] * 300 + ["de"] * 100)
     margins = {"language": {"en": 0.5, "de": 0.3, "ja": 0.2}, "turns": {1: 0.3, 2: 0.7}}
-    mask, report = mix(histogram=histogram(tmp_path, {"marginals": margins}), size=100).choose(pool, sample=None)
-    kept = pool[mask]
+    kept, report = drawn(mix(histogram=histogram(tmp_path, {"marginals": margins}), size=100), pool, None)
     assert len(kept) == 80
-    assert np.sum(kept["language"] == b"de") == pytest.approx(30, abs=1)
-    assert np.mean(kept["turns"] == 1) == pytest.approx(0.3, abs=0.02)
+    assert share(kept, language="de") == pytest.approx(30 / 80, abs=0.02)
+    assert share(kept, turns=1) == pytest.approx(0.3, abs=0.02)
     assert [quota["stratum"] for quota in report["unfilled"]] == [{"language": "ja"}]
 
 
 def test_the_largest_gap_comes_first():
-    pool = columns(turns=[1] * 100 + [2] * 20 + [3] * 10)
-    _, report = mix(sample="x", size=120, strata=["turns"]).choose(pool, sample=columns(turns=[1, 2, 3]))
+    pool = rows(turns=[1] * 100 + [2] * 20 + [3] * 10)
+    _, report = drawn(mix(sample="x", size=120, strata=["turns"]), pool, rows(turns=[1, 2, 3]))
     assert [quota["stratum"]["turns"] for quota in report["unfilled"]] == ["3 to 4", "2"]
 
 
-def test_on_shortfall_fail_names_the_worst_quota_and_the_way_out():
-    pool, sample = scarce()
+def test_on_shortfall_fail_names_the_worst_quota_and_how_to_go_on():
     with pytest.raises(InputError, match=r"turns 2: 20 of 50\); add sources .* prompts\.traffic\.on_shortfall=warn"):
-        mix(sample="x", size=100, strata=["turns"], on_shortfall="fail").choose(pool, sample=sample)
+        drawn(mix(sample="x", size=100, strata=["turns"], on_shortfall="fail"), *scarce())
 
 
 def test_tables_that_exclude_each_other_are_said_to(tmp_path, caplog):
-    pool = columns(turns=[1] * 50 + [2] * 50, tools=[True] * 50 + [False] * 50)
+    pool = rows(turns=[1] * 50 + [2] * 50, tools=["with"] * 50 + ["without"] * 50)
     margins = {"turns": {1: 0.9, 2: 0.1}, "tools": {"with": 0.1, "without": 0.9}}
     with caplog.at_level(logging.WARNING):
-        _, report = mix(histogram=histogram(tmp_path, {"marginals": margins}), size=50).choose(pool, sample=None)
+        _, report = drawn(mix(histogram=histogram(tmp_path, {"marginals": margins}), size=50), pool, None)
     assert report["shortfall"] == pytest.approx(0.8)
     assert "80.0% of the mix is missing: not all tables can be met together" in caplog.text
 
 
 def test_a_small_shortfall_is_allowed_by_config(caplog):
-    pool, sample = scarce()
     with caplog.at_level(logging.WARNING):
         chosen = mix(sample="x", size=100, strata=["turns"], on_shortfall="fail", allowed_shortfall=0.3)
-        assert chosen.choose(pool, sample=sample)[1]["kept"] == 70
+        assert drawn(chosen, *scarce())[1]["kept"] == 70
     assert not caplog.text
 
 
 @pytest.mark.parametrize(("size", "after"), [(40, 40.0), (100, round(1 / (0.25 / 50 + 0.25 / 20), 1))])
 def test_effective_sample_size_is_the_size_of_an_even_draw_and_small_for_a_skewed_pool(size, after):
-    pool, sample = scarce()
-    _, report = mix(sample="x", size=size, strata=["turns"]).choose(pool, sample=sample)
+    _, report = drawn(mix(sample="x", size=size, strata=["turns"]), *scarce())
     # Half the weight on 20 rows, half on 900: 1 / (0.5² / 20 + 0.5² / 900).
     assert report["effective_sample_size"] == {"before": round(1 / (0.25 / 20 + 0.25 / 900), 1), "after": after}
 
@@ -300,12 +298,12 @@ def slow_rake(pool: dict, margins: list[tuple[int, dict]], size: float, sweeps: 
 def test_raking_equals_the_textbook_loop():
     random = np.random.default_rng(0)
     pool = random.integers(50, 100, size=12)
-    rows, columns = np.unravel_index(np.arange(12), (3, 4))
+    row, column = np.unravel_index(np.arange(12), (3, 4))
     shares = [random.dirichlet(np.ones(3)), random.dirichlet(np.ones(4))]
-    margins = [Margin(rows, shares[0], True), Margin(columns, shares[1], True)]
+    margins = [Margin(row, shares[0], True), Margin(column, shares[1], True)]
     cells = rake(pool, margins, size=10, bounded=True, sweeps=500, tolerance=1e-12)
     axes = [(axis, dict(enumerate(wanted))) for axis, wanted in enumerate(shares)]
-    slow = slow_rake(dict(zip(zip(rows, columns, strict=True), pool.astype(float), strict=True)), axes, 10, 500)
+    slow = slow_rake(dict(zip(zip(row, column, strict=True), pool.astype(float), strict=True)), axes, 10, 500)
     assert cells == pytest.approx(list(slow.values()), rel=1e-6)
 
 
@@ -364,7 +362,7 @@ def test_effective_sample_size_counts_equal_weights_fully():
         ({"histogram": "/nowhere.yaml"}, "cannot be read as YAML or JSON"),
     ],
 )
-def test_a_bad_config_names_its_key_and_the_way_out(config, message):
+def test_a_bad_config_names_its_key_and_how_to_fix_it(config, message):
     with pytest.raises(InputError, match=message):
         mix(**{"size": 10, **config})
 
@@ -393,4 +391,4 @@ def test_a_bad_histogram_names_its_file_and_bin(tmp_path, content, message):
 
 def test_a_sample_without_prompts_is_an_error():
     with pytest.raises(InputError, match=r"prompts\.traffic\.sample=x holds no prompt"):
-        mix(sample="x", size=1).choose(POOL, sample=POOL[:0])
+        drawn(mix(sample="x", size=1), rows(turns=[1]), [])

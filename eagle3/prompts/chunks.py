@@ -1,0 +1,114 @@
+"""The scratch file of a scanned chunk: a Parquet file with a row for every row of the chunk, in their order.
+
+It is written under another name and renamed when it is complete. A run that was killed uses the complete ones again.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+from pyarrow import parquet
+
+from eagle3.prompts.overlap.signatures import Signature
+from eagle3.prompts.reading.prompt import Prompt
+from eagle3.storage.files import LocalPendingFile, json_line
+
+ROWS = [  # what is written to the stage's files
+    ("line", pyarrow.int64()),  # of the chunk, from 1
+    ("id", pyarrow.string()),
+    ("reason", pyarrow.string()),  # null: the row passed all checks
+    ("record", pyarrow.binary()),  # the prompt as a line of JSON
+    ("shown", pyarrow.string()),  # the beginning of a refused row that people may look at
+    ("license", pyarrow.string()),
+    ("origin", pyarrow.string()),  # the prompt's `source`
+]
+COMPARED = [  # what the selection compares, of rows that passed
+    ("id_hash", pyarrow.uint64()),
+    ("text_hash", pyarrow.uint64()),
+    ("shingles", pyarrow.list_(pyarrow.uint64())),
+    ("cell", pyarrow.int32()),  # of the traffic mix
+]
+WRITTEN = [name for name, _ in ROWS]
+SUMMARY = "summary"
+
+
+def band_names(bands: int) -> list[str]:
+    return [f"band{band}" for band in range(bands)]
+
+
+def schema_of(bands: int) -> pyarrow.Schema:
+    return pyarrow.schema([*ROWS, *COMPARED, *((name, pyarrow.uint64()) for name in band_names(bands))])
+
+
+class ChunkWriter:
+    """Takes the rows of a chunk; memory holds one group of them."""
+
+    def __init__(self, path: Path, bands: int):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.pending = LocalPendingFile(path)
+        self.schema = schema_of(bands)
+        self.file = parquet.ParquetWriter(
+            self.pending.file, self.schema, compression="zstd", use_dictionary=["license", "origin", "reason"],
+            write_statistics=False, write_page_checksum=True,
+        )  # fmt: skip
+        self.waiting: list[tuple] = []  # as `schema` has it
+        self.prompts = 0
+        self.rejected: Counter[str] = Counter()
+
+    def keep(self, line: int, prompt: Prompt, signature: Signature, cell: int | None) -> None:
+        self.prompts += 1
+        written = (json_line(prompt.record()), None, prompt.license or "", prompt.source)
+        compared = (signature.id, signature.text, signature.shingles, cell, *signature.bands)
+        self.waiting.append((line, prompt.id, None, *written, *compared))
+
+    def reject(self, line: int, id: str | None, reason: str, shown: str | None) -> None:
+        self.rejected[reason] += 1
+        row = (line, id, reason, None, shown)
+        self.waiting.append(row + (None,) * (len(self.schema) - len(row)))
+
+    def flush(self) -> None:
+        columns = zip(*self.waiting, strict=True)
+        arrays = [pyarrow.array(column, field.type) for column, field in zip(columns, self.schema, strict=True)]
+        self.file.write_table(pyarrow.Table.from_arrays(arrays, schema=self.schema))
+        self.waiting.clear()
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        """Add the summary and give the file its name."""
+        self.file.add_key_value_metadata({SUMMARY: json.dumps(summary, ensure_ascii=False)})
+        self.file.close()
+        self.pending.commit()
+
+    def __enter__(self) -> "ChunkWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave nothing of a file that was not finished."""
+        self.file.close()
+        self.pending.discard()
+
+
+@dataclass(frozen=True)
+class ScannedChunk:
+    """A scanned chunk. `summary`: file name, start, lines, rows, prompts, rejected (by reason), counts (by check)."""
+
+    path: Path
+    source: int  # its index in the list of sources
+    summary: dict[str, Any]
+
+    @classmethod
+    def read(cls, path: Path, source: int, *, verify: bool) -> "ScannedChunk":
+        """Read the summary, and every page to verify it. Raises OSError or an ArrowException if it is damaged."""
+        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            for _ in file.iter_batches(batch_size=1024) if verify else ():
+                pass
+            return cls(path, source, json.loads(file.metadata.metadata[SUMMARY.encode()]))
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield the columns that are written to the stage's files, row by row."""
+        with parquet.ParquetFile(self.path) as file:
+            for batch in file.iter_batches(batch_size=1024, columns=WRITTEN):
+                yield from batch.to_pylist()
