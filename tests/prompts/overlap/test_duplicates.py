@@ -9,7 +9,7 @@ from datasketch import MinHash
 from prompt_stage import Prepare, chat, prepare, reasons, write
 
 from eagle3.prompts.overlap.signatures import Signer
-from eagle3.prompts.overlap.words import FACTOR, grams, jaccard, shingles, words_and_symbols
+from eagle3.prompts.overlap.words import FACTOR, grams, words_and_symbols
 
 __all__ = ["prepare"]
 VOCABULARY = [f"word{number}" for number in range(400)]
@@ -181,9 +181,3 @@ def test_either_kind_can_be_turned_off_but_ids_stay_unique(prepare: Prepare) -> 
 def test_kept_answers_count_as_part_of_the_prompt(prepare: Prepare) -> None:
     assert prepare([chat("a", "x"), chat("a", "y")], keep_answers=True)["prompts"] == 2
     assert prepare([chat("a", "x"), chat("a", "y")])["prompts"] == 1
-
-
-def test_jaccard_is_that_of_the_sets() -> None:
-    one, other = "a b c d e f", "a b c d x"
-    assert jaccard(shingles(one, 3), shingles(other, 3)) == pytest.approx(2 / 5)
-    assert len(set_of_runs(one) & set_of_runs(other)) / len(set_of_runs(one) | set_of_runs(other)) == 2 / 5
