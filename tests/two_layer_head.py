@@ -12,12 +12,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from eagle3.data.pack import Pack
-from eagle3.head.batch import TttBatch, prepare_ttt
+from eagle3.head.batch import TttBatch
 from eagle3.head.draft_head import MLP, DraftHead, HeadConfig, RMSNorm
-from eagle3.head.eagle3 import EAGLE3
+from eagle3.head.eagle3 import EAGLE3, Eagle3
 from eagle3.head.kernels import KernelPlan
-from eagle3.head.kind import Path, register
+from eagle3.head.kv_cache import Path
+from eagle3.head.registry import register
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,16 +96,13 @@ class CachedTwoLayers:
         return torch.einsum("fgpn,fngc->fgpc", weights, values).flatten(1, 2)
 
 
-class TwoLayers:
+class TwoLayers(Eagle3):
     name = TwoLayerConfig.KIND
     architecture = "TwoLayerHeadForTests"
     config_type = TwoLayerConfig
 
     def new_head(self, config: TwoLayerConfig, draft_ids: Int[Tensor, " D"]) -> TwoLayerHead:
         return TwoLayerHead(config, draft_ids)
-
-    def prepare(self, pack: Pack, ttt_steps: int) -> TttBatch:
-        return prepare_ttt(pack, ttt_steps)
 
     def unroll(
         self, head: TwoLayerHead, embedding: Float[Tensor, "V H"], batch: TttBatch, ttt_steps: int, kernels: KernelPlan

@@ -25,7 +25,7 @@ from eagle3.features.joined import open_source
 from eagle3.features.source import FeatureSource
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.init_from import StartHead
-from eagle3.head.kind import kind_named
+from eagle3.head.registry import kind_named
 from eagle3.head_files.init_from import read_start
 from eagle3.storage.lock import hold
 from eagle3.storage.records import read_sealed_json, write_sealed_json

@@ -4,13 +4,14 @@ Shapes: R rows that the target confirmed in a round, F nodes that are drafted fr
 hidden size, V target vocabulary.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from eagle3.head.kind import kind_named
+from eagle3.head.draft_head import DraftHead
+from eagle3.head.registry import kind_named
 
 
 class Tree(NamedTuple):
@@ -42,7 +43,7 @@ class Tree(NamedTuple):
 class Drafter:
     """The head during one decode: its cache of confirmed rows, and the tree that grows from the last one."""
 
-    def __init__(self, head: Any, embedding: Float[Tensor, "V H"], room: int) -> None:
+    def __init__(self, head: DraftHead, embedding: Float[Tensor, "V H"], room: int) -> None:
         self.head = head
         self.cached = kind_named(head.config.KIND).cached(head, embedding, room)
 

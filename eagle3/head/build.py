@@ -9,7 +9,7 @@ from eagle3.features.source import FeatureSource
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.draft_vocab import extended, most_frequent
 from eagle3.head.init_from import StartHead, settings_of, take_over
-from eagle3.head.kind import kind_named
+from eagle3.head.registry import kind_named
 
 
 def build_head(

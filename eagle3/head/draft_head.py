@@ -31,7 +31,7 @@ AnyConfig = TypeVar("AnyConfig", bound="HeadConfig")
 
 @dataclass(frozen=True, kw_only=True)
 class HeadConfig(Record):
-    """Everything that decides the head's shape and arithmetic. KIND names its kind (kind.py)."""
+    """Everything that decides the head's shape and arithmetic. KIND names its kind (registry.py)."""
 
     KIND: ClassVar[str] = "eagle3"
 

@@ -1,4 +1,4 @@
-"""EAGLE-3 (arXiv:2503.01840) and EAGLE-3.1 (arXiv:2605.09992) as a kind of head, in SGLang's format.
+"""EAGLE-3 (arXiv:2503.01840) and EAGLE-3.1 (arXiv:2605.09992): how a head trains, decodes and reads config.json.
 
 Shapes: R anchors, H hidden size, V target and D draft vocabulary.
 """
@@ -12,7 +12,6 @@ from eagle3.data.pack import Pack
 from eagle3.head.batch import TttBatch, prepare_ttt
 from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.head.kernels import KernelPlan
-from eagle3.head.kind import register
 from eagle3.head.kv_cache import CachedHead
 from eagle3.head.unroll import unroll
 
@@ -20,27 +19,39 @@ OPTIONS = ("fc_norm", "norm_before_fc", "norm_output")  # of config.json, left o
 
 
 class Eagle3:
-    """One Llama layer over fused captured states, trained by the training-time test."""
+    """One Llama layer over fused captured states, trained by the training-time test. The base class of other kinds.
 
-    name = HeadConfig.KIND
-    architecture = "LlamaForCausalLMEagle3"
-    config_type = HeadConfig
+    A kind is given only its own heads and batches, so its methods may name their types. Every head has a `config`,
+    `draft_ids` [D], a final `norm` and an `lm_head`.
+    """
+
+    name: str = HeadConfig.KIND  # in checkpoints and exported heads
+    architecture = "LlamaForCausalLMEagle3"  # in config.json of exported heads
+    config_type: type[HeadConfig] = HeadConfig
 
     def new_head(self, config: HeadConfig, draft_ids: Int[Tensor, " D"]) -> DraftHead:
+        """Make a head whose weights the caller sets."""
         return DraftHead(config, draft_ids)
 
     def prepare(self, pack: Pack, ttt_steps: int) -> TttBatch:
+        """Derive from a pack what is trained on it; runs on the CPU, in several reader threads at once."""
         return prepare_ttt(pack, ttt_steps)
 
     def unroll(
         self, head: DraftHead, embedding: Float[Tensor, "V H"], batch: TttBatch, ttt_steps: int, kernels: KernelPlan
     ) -> list[Float[Tensor, "R H"]]:
+        """Return the state of each step at the trained positions, which `norm` and `lm_head` turn into logits.
+
+        A kind may ignore parts of `kernels`.
+        """
         return unroll(head, embedding, batch, ttt_steps, kernels.attention, kernels.layer)
 
     def cached(self, head: DraftHead, embedding: Float[Tensor, "V H"], room: int) -> CachedHead:
+        """Start a decode of at most `room` confirmed rows."""
         return CachedHead(head, embedding, room)
 
     def to_json(self, config: HeadConfig) -> dict[str, Any]:
+        """Return the content of config.json, except for the architecture, the dtype and the captured layers."""
         rope = {"rope_type": "default", **config.rope_parameters}
         scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
         options: dict[str, Any] = {key: True for key in OPTIONS if getattr(config, key)}
@@ -70,6 +81,7 @@ class Eagle3:
         }
 
     def from_json(self, config: dict[str, Any]) -> HeadConfig:
+        """Read config.json; KeyError or TypeError if something is missing."""
         heads = config["num_attention_heads"]
         return HeadConfig(
             num_captured_layers=config.get("num_aux_hidden_states") or 3,
@@ -114,4 +126,3 @@ def rope_of(config: dict[str, Any]) -> dict[str, Any] | None:
 
 
 EAGLE3 = Eagle3()
-register(EAGLE3)

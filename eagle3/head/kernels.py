@@ -1,6 +1,6 @@
-"""What computes a training step: config group `kernels`, one plan of objects, made once and handed on.
+"""Chooses the implementation of each part of a training step: config group `kernels`.
 
-Each part has a plain way, the judge of the faster ones in fast/, which all equal it.
+Every part has a reference implementation; the fast ones in fast/ must match it.
 """
 
 import logging
@@ -54,7 +54,7 @@ class KernelSettings:
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """What each part runs on; plain unless chosen. A kind of head takes what it has a use for."""
+    """Implementation of each part; the reference one by default. A kind of head may ignore parts."""
 
     attention: MakeAttention = PaddedAttention
     layer: MakeLayer = PlainLayer
@@ -62,8 +62,8 @@ class KernelPlan:
 
 
 @dataclass(frozen=True)
-class BetweenProducts:
-    """The kernels under the fast parts: all in Triton, or all in plain PyTorch."""
+class KernelBackend:
+    """Kernels that the fast parts call: all in Triton, or all in PyTorch."""
 
     elementwise: ElementwiseKernels
     chain_keys: ChainKeyKernels
@@ -77,15 +77,15 @@ def triton_obstacle(device: torch.device) -> str | None:
     return None if find_spec("triton") else "Triton, a part of PyTorch's CUDA builds for Linux, is not installed"
 
 
-def between_products(device: torch.device, divergence: Divergence = SOFT_CROSS_ENTROPY) -> BetweenProducts:
+def kernel_backend(device: torch.device, divergence: Divergence = SOFT_CROSS_ENTROPY) -> KernelBackend:
     if triton_obstacle(device):
-        return BetweenProducts(PlainElementwise(), PlainChainKeys(), plain_loss_and_gradient)
+        return KernelBackend(PlainElementwise(), PlainChainKeys(), plain_loss_and_gradient)
     from eagle3.head.fast.chain_keys_kernel import TritonChainKeys
     from eagle3.head.fast.elementwise_kernels import TritonElementwise
     from eagle3.head.fast.loss_kernel import triton_loss_and_gradient
 
     loss = plain_loss_and_gradient if loss_kernel_obstacle(divergence) else triton_loss_and_gradient
-    return BetweenProducts(TritonElementwise(), TritonChainKeys(), loss)
+    return KernelBackend(TritonElementwise(), TritonChainKeys(), loss)
 
 
 def loss_kernel_obstacle(divergence: Divergence) -> str | None:
@@ -125,7 +125,7 @@ def choose_kernels(
     if chosen["loss"] == "chunked" and not no_triton and (obstacle := loss_kernel_obstacle(divergence)):
         rows.append(("of the loss", "PyTorch", obstacle))
     log.info("kernels:\n%s", "\n".join(f"  {part:<11} {runs:<12} {why}" for part, runs, why in rows))
-    return _made(settings, chosen, between_products(device, divergence))
+    return _made(settings, chosen, kernel_backend(device, divergence))
 
 
 def _choose(part: str, name: str, options: tuple[str, ...], obstacles: dict[str, str | None]) -> tuple[str, str]:
@@ -143,7 +143,7 @@ def _choose(part: str, name: str, options: tuple[str, ...], obstacles: dict[str,
     return name, "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items()) or "the fastest"
 
 
-def _made(settings: KernelSettings, chosen: dict[str, str], kernels: BetweenProducts) -> KernelPlan:
+def _made(settings: KernelSettings, chosen: dict[str, str], kernels: KernelBackend) -> KernelPlan:
     elementwise = kernels.elementwise
     make_products: MakeProducts = partial(Float8Products, elementwise=elementwise) if settings.fp8 else PlainProducts
     attention: MakeAttention = DenseAttention if chosen["attention"] == "dense" else PaddedAttention

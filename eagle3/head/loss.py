@@ -24,14 +24,14 @@ from eagle3.target.facts import PLAIN, LogitTransform
 class UnrollMetrics:
     """Sums over anchors, so that packs and ranks can be added: divide by `anchors` (or `trained` for accuracy).
 
-    `gained` alone is not summed."""
+    Only `accepted` is not summed."""
 
     anchors: Int[Tensor, ""]
     trained: Int[Tensor, " K"]  # anchors trained at the step
     correct: Int[Tensor, " K"]  # of those, draft argmax = teacher argmax
     alive: Int[Tensor, " K"]  # of all anchors, correct at this and every earlier step
-    divergence: Float[Tensor, " K"]  # of those that are trained: the loss without weights and decay
-    gained: Int[Tensor, " R"]  # of each anchor: the leading steps that are correct
+    divergence: Float[Tensor, " K"]  # of the trained anchors: the loss without weights and decay
+    accepted: Int[Tensor, " R"]  # leading steps that are correct at each anchor
 
     @classmethod
     def of(cls, trained: Bool[Tensor, "K R"], correct: Bool[Tensor, "K R"], divergence: Float[Tensor, "K R"]) -> Self:

@@ -23,8 +23,8 @@ from torch import Tensor
 from eagle3.errors import InputError
 from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.head.draft_vocab import from_offsets, membership, to_offsets
-from eagle3.head.eagle3 import EAGLE3, has_fc_norm, has_norm_before_fc, rope_of
-from eagle3.head.kind import HeadKind, kind_named, kind_of_architecture
+from eagle3.head.eagle3 import EAGLE3, Eagle3, has_fc_norm, has_norm_before_fc, rope_of
+from eagle3.head.registry import kind_named, kind_of_architecture
 from eagle3.head_files.files import (
     ARCHITECTURE,
     LAYER_IDS,
@@ -110,7 +110,7 @@ def draft_head(files: HeadFiles, dtype: torch.dtype | None) -> DraftHead:
     return head.eval().requires_grad_(False)
 
 
-def kind_of(files: HeadFiles) -> HeadKind:
+def kind_of(files: HeadFiles) -> Eagle3:
     """Return the kind that config.json names; other trainers' names are taken for EAGLE-3, and the checks say so."""
     return kind_of_architecture(files.config.get("architectures")) or EAGLE3
 

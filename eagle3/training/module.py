@@ -20,9 +20,9 @@ from eagle3.errors import InputError
 from eagle3.head.batch import TttBatch
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.kernels import KernelPlan, KernelSettings, choose_kernels
-from eagle3.head.kind import kind_named
 from eagle3.head.loss import UnrollLoss, UnrollMetrics, accept_length
-from eagle3.head.rounds import rounds
+from eagle3.head.registry import kind_named
+from eagle3.head.simulate_decoding import simulate_rounds
 from eagle3.settings.training import served_steps
 from eagle3.target.facts import LogitTransform
 from eagle3.training.callbacks import ends_step
@@ -103,9 +103,9 @@ class HeadTraining(lightning.LightningModule):
     def validation_step(self, batch: TttBatch, batch_idx: int) -> None:
         loss, metrics = self.compute_loss(batch)
         self.val_sums += self._sums(loss, metrics, batch).cpu().numpy()
-        gained, anchors = metrics.gained.cpu(), batch.anchors.cpu()
+        accepted, anchors = metrics.accepted.cpu(), batch.anchors.cpu()
         for served, steps in zip(self.served, self.served_steps, strict=True):
-            served[: steps + 1] += rounds(gained, anchors, steps=steps).numpy()
+            served[: steps + 1] += simulate_rounds(accepted, anchors, steps=steps).numpy()
 
     def on_validation_epoch_start(self) -> None:
         self.val_sums.fill(0)

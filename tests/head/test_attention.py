@@ -20,7 +20,7 @@ from eagle3.head.draft_head import DraftHead
 from eagle3.head.fast.chain_keys import PlainChainKeys
 from eagle3.head.fast.flash_attention import FlashAttention
 from eagle3.head.fast.flash_kernels import FlashAttnPackage, Segments, TorchFlash, VarlenKernel
-from eagle3.head.kernels import between_products
+from eagle3.head.kernels import kernel_backend
 from eagle3.head.unroll import unroll
 
 STEPS, QUERY_HEADS, GROUPS, CHANNELS = 4, 4, 2, 6
@@ -111,7 +111,7 @@ class PlainKernel:
 def flash(kernel: VarlenKernel, device: str = "cpu") -> MakeAttention:
     if device == "cpu":
         return partial(FlashAttention, kernel=kernel, chain_keys=PlainChainKeys())
-    return partial(FlashAttention, kernel=kernel, chain_keys=between_products(torch.device(device)).chain_keys)
+    return partial(FlashAttention, kernel=kernel, chain_keys=kernel_backend(torch.device(device)).chain_keys)
 
 
 def outputs_and_gradients(

@@ -20,7 +20,7 @@ from eagle3.head.fast.flash_choice import flash_obstacle
 from eagle3.head.fast.flash_kernels import TorchFlash
 from eagle3.head.fast.fused_layer import FusedLayer
 from eagle3.head.fast.products import Float8Products, PlainProducts
-from eagle3.head.kernels import KernelPlan, KernelSettings, between_products, choose_kernels
+from eagle3.head.kernels import KernelPlan, KernelSettings, choose_kernels, kernel_backend
 from eagle3.head.layer import PlainLayer
 from eagle3.head.loss import plain_loss
 
@@ -128,10 +128,10 @@ def test_a_loss_that_tritons_kernel_does_not_compute_runs_in_pytorch_and_the_tab
 
 @needs_triton
 def test_on_a_gpu_with_triton_its_kernels_run_under_all_fast_parts() -> None:
-    kernels = between_products(GPU)
+    kernels = kernel_backend(GPU)
     names = type(kernels.elementwise).__name__, type(kernels.chain_keys).__name__, kernels.loss.__name__
     assert names == ("TritonElementwise", "TritonChainKeys", "triton_loss_and_gradient")
-    assert isinstance(between_products(CPU).elementwise, PlainElementwise)
+    assert isinstance(kernel_backend(CPU).elementwise, PlainElementwise)
 
 
 @pytest.mark.parametrize(

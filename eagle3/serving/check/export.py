@@ -13,7 +13,7 @@ from torch import Tensor
 from eagle3.decoding.speculate import require_topk
 from eagle3.errors import InputError
 from eagle3.head.draft_head import DraftHead
-from eagle3.head.kind import kind_named
+from eagle3.head.registry import kind_named
 from eagle3.head_files.files import read_files
 from eagle3.head_files.finding import Finding, TargetFacts, facts_of_target, has_errors
 from eagle3.head_files.format import load_head

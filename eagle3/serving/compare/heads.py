@@ -5,7 +5,7 @@ from pathlib import Path
 
 from eagle3.errors import InputError
 from eagle3.head.eagle3 import EAGLE3
-from eagle3.head.kind import kind_of_architecture
+from eagle3.head.registry import kind_of_architecture
 from eagle3.head_files.files import HeadFiles, read_without_weights
 from eagle3.head_files.format import head_config
 from eagle3.serving.compare.settings import CompareSettings

@@ -10,7 +10,7 @@ from typing import Any
 
 from eagle3.errors import InputError
 from eagle3.head.draft_head import DraftHead
-from eagle3.head.kind import kind_named
+from eagle3.head.registry import kind_named
 from eagle3.head_files.format import is_exported_head, save_head
 from eagle3.head_files.record import HeadRecord, StoreRecord, write_record
 from eagle3.serving.head.speculators import save_speculators

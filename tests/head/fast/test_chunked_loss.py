@@ -22,7 +22,7 @@ from eagle3.head.draft_head import DraftHead
 from eagle3.head.fast.chunked_loss import ChunkedLoss, even_chunks, plain_loss_and_gradient
 from eagle3.head.fast.elementwise import PlainElementwise
 from eagle3.head.fast.products import PlainProducts
-from eagle3.head.kernels import between_products
+from eagle3.head.kernels import kernel_backend
 from eagle3.head.loss import ComputeLoss, UnrollLoss, UnrollMetrics, plain_loss
 from eagle3.head.unroll import unroll
 from eagle3.target.facts import PLAIN, LogitTransform
@@ -55,7 +55,7 @@ def batch(request: pytest.FixtureRequest, make_sample: Callable[..., Sample], ra
 def chunked(chunk: int, device: str = "cpu") -> ChunkedLoss:
     parts = {"elementwise": PlainElementwise(), "kernel": plain_loss_and_gradient}
     if device != "cpu":
-        kernels = between_products(torch.device(device))
+        kernels = kernel_backend(torch.device(device))
         parts = {"elementwise": kernels.elementwise, "kernel": kernels.loss}
     return ChunkedLoss(chunk=chunk, make_products=PlainProducts, **parts)
 

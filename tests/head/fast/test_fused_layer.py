@@ -25,7 +25,7 @@ from eagle3.head.fast.flash_kernels import TorchFlash
 from eagle3.head.fast.fused_layer import FusedLayer
 from eagle3.head.fast.fused_weights import Matrix
 from eagle3.head.fast.products import PlainProducts
-from eagle3.head.kernels import between_products
+from eagle3.head.kernels import kernel_backend
 from eagle3.head.layer import MakeLayer, PlainLayer
 from eagle3.head.loss import ComputeLoss, UnrollLoss, plain_loss
 from eagle3.head.unroll import unroll
@@ -56,7 +56,7 @@ LOSSES: dict[str, Loss] = {"plain": (TOKEN, plain_loss), "chunked": (SEQUENCE, c
 
 def fused(device: str = "cpu") -> MakeLayer:
     """On the references of its kernels, or on a GPU's."""
-    elementwise = between_products(torch.device(device)).elementwise
+    elementwise = kernel_backend(torch.device(device)).elementwise
     return partial(FusedLayer, elementwise=elementwise, make_products=PlainProducts)
 
 

@@ -15,7 +15,7 @@ from eagle3.head.batch import ttt_batch
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.fast.elementwise import PlainElementwise
 from eagle3.head.fast.products import Float8Products, PlainProducts
-from eagle3.head.kernels import between_products
+from eagle3.head.kernels import kernel_backend
 from eagle3.head.layer import MakeLayer, PlainLayer
 from tests.head.fast.test_chunked_loss import chunked
 from tests.head.fast.test_fused_layer import HEADS, SEQUENCE, Loss, errors, exact_and_in_bf16, fused, step
@@ -24,7 +24,7 @@ SHAPES = [(1, 16, 16), (5, 32, 48), (300, 208, 64)]  # rows, input, output
 
 
 def products(weight: Tensor) -> Float8Products:
-    return Float8Products(weight, elementwise=between_products(weight.device).elementwise)
+    return Float8Products(weight, elementwise=kernel_backend(weight.device).elementwise)
 
 
 def in_float8(device: str = "cpu") -> tuple[MakeLayer, Loss]:

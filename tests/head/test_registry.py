@@ -1,4 +1,4 @@
-"""The door for kinds of heads: a second kind, which lives in tests alone, trains, is exported and decodes."""
+"""Other kinds of heads: a second kind, which exists only in tests, trains, is exported and decodes."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from eagle3.decoding.speculate import measure
 from eagle3.errors import InputError
 from eagle3.head.batch import ttt_batch
 from eagle3.head.kernels import KernelPlan
-from eagle3.head.kind import kind_named
+from eagle3.head.registry import kind_named
 from eagle3.head_files.files import read_files
 from eagle3.head_files.format import load_head
 from eagle3.serving.check.settings import Answering

@@ -10,7 +10,7 @@ from eagle3.decoding.speculate import measure, plain_greedy
 from eagle3.features.sample import Sample, positions_with_teacher
 from eagle3.head.batch import ttt_batch
 from eagle3.head.loss import UnrollLoss
-from eagle3.head.rounds import begins_round, rounds
+from eagle3.head.simulate_decoding import begins_round, simulate_rounds
 from eagle3.head.unroll import unroll
 from eagle3.target.capture import Capture
 
@@ -43,7 +43,7 @@ def test_rounds_of_validation_are_those_of_decoding(steps):
     outputs = unroll(head, target.embedding, batch, 3)
     loss = UnrollLoss(decay=1.0, normalize="token")
     _, metrics = loss(head, outputs, target.lm_head[head.draft_ids], batch)
-    counts = rounds(metrics.gained, batch.anchors, steps=steps).tolist()
+    counts = simulate_rounds(metrics.accepted, batch.anchors, steps=steps).tolist()
     verifications, accepted = sum(counts), sum(drafts * count for drafts, count in enumerate(counts))
     measured = measure(
         target, head, LAYERS, PROMPTS, steps=steps, topk=1, draft_tokens=None, max_new_tokens=NEW_TOKENS,
@@ -58,20 +58,25 @@ def test_rounds_of_validation_are_those_of_decoding(steps):
 
 def test_a_round_begins_behind_the_token_that_the_target_gives():
     # Rows 4 … 9 of one turn: 2 accepted at row 4, then row 7 with none, row 8 with one. A second turn: row 20.
-    gained = torch.tensor([2, 0, 0, 0, 1, 3, 1])
+    accepted = torch.tensor([2, 0, 0, 0, 1, 3, 1])
     rows = torch.tensor([4, 5, 6, 7, 8, 9, 20])
-    assert rounds(gained, rows, steps=3).tolist() == [1, 2, 1, 0]
-    assert rounds(gained, rows, steps=1).tolist() == [2, 3]
+    assert simulate_rounds(accepted, rows, steps=3).tolist() == [1, 2, 1, 0]
+    assert simulate_rounds(accepted, rows, steps=1).tolist() == [2, 3]
 
 
 def test_no_rows_are_no_rounds():
-    assert rounds(torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long), steps=3).tolist() == [0, 0, 0, 0]
+    assert simulate_rounds(torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long), steps=3).tolist() == [
+        0,
+        0,
+        0,
+        0,
+    ]
 
 
-def rounds_one_by_one(gained: list[int], rows: list[int]) -> list[bool]:
+def rounds_one_by_one(accepted: list[int], rows: list[int]) -> list[bool]:
     """Walk from one round to the next: the reference for `begins_round`, which finds all at once."""
     begins, expected = [], None
-    for (before, row), drafts in zip(pairwise([None, *rows]), gained, strict=True):
+    for (before, row), drafts in zip(pairwise([None, *rows]), accepted, strict=True):
         begins.append(before is None or row != before + 1 or row == expected)
         if begins[-1]:
             expected = row + drafts + 1
@@ -82,8 +87,8 @@ def rounds_one_by_one(gained: list[int], rows: list[int]) -> list[bool]:
 def test_rounds_found_at_once_are_those_walked_one_by_one(seed):
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randint(0, 3, (seed * 7,), generator=generator).clamp(min=1).cumsum(0)  # gaps of one row or none
-    gained = torch.randint(0, 5, (len(rows),), generator=generator)
-    expected = rounds_one_by_one(gained.tolist(), rows.tolist())
-    assert begins_round(gained, rows).tolist() == expected
-    counts = [sum(g == n for g, begins in zip(gained.tolist(), expected, strict=True) if begins) for n in range(5)]
-    assert rounds(gained, rows, steps=4).tolist() == counts
+    accepted = torch.randint(0, 5, (len(rows),), generator=generator)
+    expected = rounds_one_by_one(accepted.tolist(), rows.tolist())
+    assert begins_round(accepted, rows).tolist() == expected
+    counts = [sum(g == n for g, begins in zip(accepted.tolist(), expected, strict=True) if begins) for n in range(5)]
+    assert simulate_rounds(accepted, rows, steps=4).tolist() == counts
