@@ -15,15 +15,14 @@ from omegaconf import DictConfig
 
 from eagle3 import cli
 from eagle3.errors import InputError
-from eagle3.settings.check import check_settings
-from eagle3.settings.serving import ACTIONS
+from eagle3.settings.check import NO_ACTION, check_settings
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="serve")
 @cli.report_errors
 def main(config: DictConfig) -> None:
-    if config.action not in ACTIONS:  # before limits.ACTION is looked up
-        raise InputError(f"action={config.action} is unknown; take one of: {', '.join(ACTIONS)}")
+    if "action" not in config:
+        raise InputError(NO_ACTION)
     check_settings(config, "serve")
     from eagle3.commands.serve import serve  # seconds of PyTorch: --help, Tab and slips do without
 

@@ -56,7 +56,7 @@ def main() -> None:
     options = parser.parse_args()
     cli.quiet_libraries()
     with hydra.initialize_config_dir(cli.CONF, version_base="1.3"):
-        config = hydra.compose("serve", ["action=decode", *options.overrides])
+        config = hydra.compose("serve", ["action=decode", "+launch=default", *options.overrides])
     target = read_target_files(**{key: config.target[key] for key in ("path", "revision", "trust_remote_code")})
     prompts = read_prompts(config, target)
     served = {shape: served_or_kept(config, target, prompts, shape, options.out) for shape in options.only}
@@ -92,7 +92,8 @@ def read_prompts(config: DictConfig, target: TargetFiles | Target) -> list[list[
 
 def decoding(overrides: list[str], shape: str, dtype: str) -> list[str]:
     settings = [f"{key}={value}" for key, value in SHAPES[shape].items()]
-    return ["serve.py", "action=decode", *overrides, *settings, f"target.dtype={dtype}"]
+    given = [override for override in overrides if not override.startswith("launch.")]
+    return ["serve.py", "action=decode", *given, *settings, f"target.dtype={dtype}"]
 
 
 def decode(command: list[str]) -> dict[str, Any]:

@@ -1,19 +1,23 @@
-"""eagle3 precompute | train | serve: the three scripts, found where the package is installed.
+"""eagle3 COMMAND: the three scripts, found where the package is installed; each action of serve.py is a command.
 
-eagle3 train data.path=DIR/features      # is python train.py data.path=DIR/features, in a clone and without one
+eagle3 train data.path=DIR/features      # python train.py data.path=DIR/features
+eagle3 export run=RUN head=HEAD          # python serve.py action=export run=RUN head=HEAD
 """
 
 import os
 import runpy
 import sys
+from pathlib import Path
 
 from eagle3 import __version__
 from eagle3.cli import CONF, ROOT, exit_with
+from eagle3.settings.help import about_option
+from eagle3.settings.serving import ACTIONS
 
 COMMANDS = {
-    "precompute": "raw conversations to prompts, the target's answers, features",
-    "train": "features to a draft head",
-    "serve": "export a head, check it, decode with it, serve it, measure and tune the server",
+    "precompute": "Raw conversations to prompts, the target's answers, features.",
+    "train": "Features to a draft head.",
+    **{name: about_option(Path(CONF) / "action" / f"{name}.yaml") for name in ACTIONS},
 }
 
 
@@ -33,6 +37,8 @@ def main() -> None:
 
 
 def run(command: str, arguments: list[str]) -> None:
+    if command in ACTIONS:
+        command, arguments = "serve", [f"action={command}", *arguments]
     script = str(ROOT / f"{command}.py")
     sys.argv = [script, *arguments]
     runpy.run_path(script, run_name="__main__")
@@ -44,13 +50,14 @@ def complete(request: str = "install=bash") -> None:
         run("train", ["-sc", request])  # the same functions for every program
         print("complete -o nospace -o default -F hydra_bash_completion eagle3")
         return
-    _, _, typed = os.environ["COMP_LINE"].partition(" ")
+    typed = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])].partition(" ")[2]
     command, blank, _ = typed.partition(" ")
     if not blank:
         print(" ".join(f"{name} " for name in COMMANDS if name.startswith(command)))
     elif command in COMMANDS:
-        os.environ["COMP_LINE"] = typed  # Hydra takes the first word for the program
-        run(command, ["-sc", request])
+        line = f"serve action={typed}" if command in ACTIONS else typed  # Hydra takes the first word for the program
+        os.environ |= {"COMP_LINE": line, "COMP_POINT": str(len(line))}
+        run("serve" if command in ACTIONS else command, ["-sc", request])
 
 
 def usage() -> str:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
@@ -42,7 +42,8 @@ from eagle3.adapters.hydra import (
 from eagle3.errors import InputError, Interrupted, install_command
 from eagle3.progress import arrange_bars
 from eagle3.secrets import keep_secrets, public
-from eagle3.settings.check import free_groups, known_keys
+from eagle3.settings import check
+from eagle3.settings.check import free_groups
 from eagle3.settings.help import help_page
 from eagle3.settings.nearest import did_you_mean
 
@@ -186,14 +187,6 @@ def added_key(error: Exception, overrides: Sequence[str]) -> str | None:
     return None
 
 
-def warn_of_unread(read: Sequence[str], *, by: str, instead: Mapping[str, str]) -> None:
-    for key in given_keys():
-        if not any(
-            f"{key}.".startswith(f"{each}.") or each.startswith(f"{key}.") for each in (*read, "log", "progress")
-        ):
-            log.warning("%s has no effect on %s%s", key, by, instead.get(key, "; leave it out"))
-
-
 def given_keys() -> list[str]:
     """Return the keys that the command line sets; of an option its group. None in a notebook."""
     overrides = HydraConfig.get().overrides.task if HydraConfig.initialized() else ()
@@ -217,14 +210,15 @@ def wrong_override(error: Exception) -> str:
 
 def unknown_key(key: str) -> str:
     """Say so, and which key may be meant."""
-    group = key.rpartition(".")[0]
+    script, group = Path(sys.argv[0]).stem, key.rpartition(".")[0]
     try:
-        known, free = known_keys(Path(sys.argv[0]).stem), free_groups(Path(sys.argv[0]).stem)
+        if group in free_groups(script):
+            return (
+                f"{group} takes keys of your own behind a plus: +{key}=…, or +{group}={{{key.rpartition('.')[2]}: …}}"
+            )
+        return check.unknown_key(key, script)
     except (HydraException, OmegaConfBaseException):  # a script of one's own
-        known, free = [], []
-    if group in free:
-        return f"{group} takes keys of your own behind a plus: +{key}=…, or +{group}={{{key.rpartition('.')[2]}: …}}"
-    return f"{key} is not a key of this config{did_you_mean(key, known)}; --cfg job shows every key"
+        return f"{key} is not a key of this config; --cfg job shows every key"
 
 
 def exit_with(message: str, status: int) -> NoReturn:

@@ -32,7 +32,7 @@ from eagle3.serving.check.prompts import PromptSet, file_prompts, prompt_source
 from eagle3.serving.check.settings import Decoding
 from eagle3.serving.head.export import TrainedHead, find_checkpoint, read_trained
 from eagle3.serving.show.trace import Trace, traced
-from eagle3.settings.check import check_settings
+from eagle3.settings.check import require_valid
 from eagle3.target.model import Target, load_target
 from eagle3.training.curves import figure_of_runs
 
@@ -87,7 +87,7 @@ def read_prompts(target: Target, path: str | Path, *, limit: int | None = None, 
 
 def decode(target: Target, trained: TrainedHead, prompts: PromptSet, **settings: Any) -> list[Trace]:
     """Decode each prompt speculatively and keep every round. `settings` are steps, topk, draft_tokens, max_new_tokens,
-    temperature and seed, by default those of conf/serve.yaml."""
+    temperature and seed, by default those of conf/serve."""
     given = [f"{key}={'null' if value is None else value}" for key, value in settings.items()]
     config = _serving(*given)
     decoding = Decoding(**{key: config[key] for key in Decoding.__dataclass_fields__})
@@ -120,7 +120,7 @@ def _composed(command: str, *overrides: str) -> DictConfig:
             config = compose(command, overrides=[*overrides])
     except HydraException as error:
         raise InputError(cli.wrong_override(error)) from None
-    check_settings(config, command)
+    require_valid(cli.plain(config), command)
     return config
 
 

@@ -25,6 +25,7 @@ import wandb
 from exported_head import Editable, name_layers
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import ConfigCompositionException
 from omegaconf import OmegaConf, open_dict, read_write
 from scripts import Script, run_script
 from stores import ASSETS
@@ -33,7 +34,7 @@ import precompute
 import serve
 import train
 from eagle3 import cli
-from eagle3.commands.serve import DO, READ_BY
+from eagle3.commands.serve import DO
 from eagle3.features.index import index_name
 from eagle3.features.store import FeatureStore
 from eagle3.settings.serving import ACTIONS
@@ -195,34 +196,50 @@ def test_a_run_is_resumed_in_its_folder(
     assert "has all steps of trainer.max_epochs, max_steps or max_time: none added" in caplog.text
 
 
-def test_every_action_is_done_and_says_which_keys_it_reads() -> None:
-    assert ACTIONS == tuple(DO) == tuple(READ_BY)
+def test_every_action_has_a_config_a_schema_and_a_function() -> None:
+    options = {path.stem for path in (ROOT / "conf" / "action").glob("*.yaml")}
+    assert options == set(ACTIONS) == set(DO)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "unread"),
+    ("action", "key", "meant"),
     [
-        (["action=export", "head=HEAD", "run=/nowhere", "bench.repeats=2", "steps=3", "findings=f"], ["bench.repeats"]),
-        (["action=check", "head=/nowhere", "run=RUN", "steps=3", "dry_run=true"], ["run", "dry_run"]),
-        (["action=decode", "head=HEAD", "check.max_difference=1", "limits.bench=3", "chat.date=2026-01-02"],
-         ["check.max_difference", "limits.bench"]),
-        (["action=show", "head=HEAD", "out=/nowhere/page.html", "limits.show=3", "dry_run=true", "findings=f"],
-         ["dry_run", "findings"]),
-        (["action=compare", "head=HEAD", "heads=[/nowhere]", "steps=3", "temperature=1", "compare.batch_size=2",
-          "limits.compare=3", "target.dtype=float32", "dry_run=true"], ["head", "steps", "temperature", "dry_run"]),
-        (["action=launch", "target.dtype=float32", "temperature=1", "+launch.extra_flags.a=1"],
-         ["target.dtype", "temperature"]),
-        (["action=launch", "head=HEAD", "adaptive=/nowhere", "steps=2", "topk=1"], ["steps", "topk"]),
-        (["action=bench", "head=HEAD", "tune.rows=3", "seed=1", "target.path=/nowhere"], ["tune.rows", "seed"]),
-        (["action=tune", "head=HEAD", "steps=2", "bench.warmup=2", "tune.warmup=2"], ["steps", "bench.warmup"]),
+        ("export", "bench.repeats", ""), ("check", "run", ""), ("check", "dry_run", ""),
+        ("decode", "check.max_difference", ""),
+        ("show", "findings", ""), ("compare", "head", " (did you mean heads?)"), ("compare", "steps", ""),
+        ("compare", "temperature", " (did you mean compare.temperatures?)"), ("launch", "temperature", ""),
+        ("bench", "tune.rows", ""), ("bench", "seed", ""), ("tune", "steps", " (did you mean tune.steps?)"),
+        ("tune", "dry_run", ""),
     ],
 )  # fmt: skip
-def test_serve_names_the_keys_without_effect_on_each_action(
-    fails: Callable[..., str], caplog: pytest.LogCaptureFixture, overrides: list[str], unread: list[str]
+def test_a_key_without_effect_on_an_action_is_not_one_of_its_keys(
+    monkeypatch: pytest.MonkeyPatch, action: str, key: str, meant: str
 ) -> None:
-    fails("serve", *overrides)
-    named = [record.getMessage() for record in caplog.records if "has no effect on action=" in record.getMessage()]
-    assert [message.split()[0] for message in named] == unread
+    monkeypatch.setattr(sys, "argv", ["serve.py", f"action={action}", f"{key}=1"])
+    with (
+        initialize_config_dir(str(ROOT / "conf"), version_base="1.3"),
+        pytest.raises(ConfigCompositionException) as refused,
+    ):
+        compose("serve", [f"action={action}", f"{key}=1"])
+    line = cli.wrong_override(refused.value)
+    assert line.startswith(f"{key} is not a key of action={action}")
+    assert meant in line
+
+
+def test_an_action_that_is_not_named_is_one_line(call: Callable[..., Any], fails: Callable[..., str]) -> None:
+    assert fails("serve").startswith("error: action is not set; take one of action=export, action=check")
+
+
+def test_a_launch_does_not_ignore_steps_that_its_adaptive_file_decides(fails: Callable[..., str]) -> None:
+    line = fails("serve", "action=launch", "head=HEAD", "adaptive=/nowhere", "steps=2")
+    assert "steps has no effect with adaptive=/nowhere" in line
+
+
+def test_a_launch_warns_of_keys_that_load_the_target_here(
+    fails: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    fails("serve", "action=launch", "target.dtype=float32", "target.path=/nowhere")
+    assert "target.dtype has no effect on action=launch" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -554,28 +571,28 @@ def test_a_damaged_store_is_refused_and_mended_by_the_advice(
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["action=dance"], "action=dance is unknown; take one of: export, check, decode"),
         (["action=check", "head=/nowhere"], "/nowhere/config.json does not exist; make it with"),
         (["action=export", "run=/nowhere"], "run=/nowhere: /nowhere/checkpoints/last.ckpt does not exist"),
         (["action=export", f"checkpoint={__file__}"], f"{__file__} is damaged, or not a checkpoint"),
         (["action=decode", "prompts.path=/nowhere.jsonl"], "prompts.path=/nowhere.jsonl does not exist"),
         (["action=show", "prompts.path=/nowhere.jsonl"], "prompts.path=/nowhere.jsonl does not exist"),
-        (["action=show"], "prompts.path is not set; give conversations to decode"),
+        (["action=show"], "prompts.path is not set; give prompts.path=VALUE"),
         (
             ["action=show", f"prompts.path={TINY}/config.json", f"out={TINY}"],
             "must be a file on this machine; give one",
         ),
-        (["action=compare"], "heads is not set; give folders of exported heads"),
-        (["action=compare", "heads=[/nowhere]"], "prompts.path is not set"),
+        (["action=compare"], "heads and prompts.path are not set; give heads=VALUE prompts.path=VALUE"),
         (["action=compare", "heads=[/nowhere]", f"prompts.path={__file__}"], "prompts.path="),
         (
             ["action=compare", "heads=[/nowhere]", f"prompts.path={ASSETS}/prompts/train.jsonl"],
             "/nowhere/config.json does not exist; make it with",
         ),
+        (["action=bench"], "head is not set; give the folder of an exported head, made by: python serve.py"),
     ],
 )
 def test_serve_names_the_key(world: World, fails: Callable[..., str], overrides: list[str], message: str) -> None:
-    assert message in fails("serve", f"target.path={TINY}", f"head={world.head}", *overrides)
+    head = () if overrides[0] in ("action=compare", "action=bench") else (f"head={world.head}",)
+    assert message in fails("serve", f"target.path={TINY}", *head, *overrides)
 
 
 def test_a_broken_head_fails_the_check(world: World, fails: Callable[..., str], tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from eagle3 import cli
 from eagle3.errors import InputError
 from eagle3.prompts.licenses.rules import LicenseRules
 from eagle3.prompts.privacy import Recogniser
-from eagle3.settings.check import check_settings
+from eagle3.settings.check import check_settings, require_valid
 
 PAGES = (*tables.PAGES, *(ROOT / name for name in ("benchmarks/README.md", "CHANGELOG.md", "CONTRIBUTING.md")))
 TEXTS = all_texts(PAGES)
@@ -60,10 +60,13 @@ def test_a_shown_command_composes_fits_the_schema_and_has_what_it_needs(command:
 def check(command: Command) -> None:
     config = composed(command)
     try:
-        check_settings(config, command.script)
+        if command.script == "serve" and "action" not in config:
+            raise InputError("no action")
+        require_valid(cli.plain(config), command.script)
         for key in (word.partition("=")[0] for word in command.words if word.endswith(f"={GIVEN}")):
             OmegaConf.update(config, key, "given")
         if command.complete:
+            check_settings(config, command.script)
             NEEDS[command.script](config)
     except InputError as error:
         raise AssertionError(f"{command}\n{error}") from None
@@ -131,18 +134,11 @@ def train_needs(config: DictConfig) -> None:
 
 
 def serve_needs(config: DictConfig) -> None:
-    for key in {
-        "export": ["run|checkpoint", "head"],
-        "check": ["head", "target.path"],
-        "decode": ["head", "target.path", "prompts.path"],
-        "show": ["head", "target.path", "prompts.path"],
-        "compare": ["heads", "target.path", "prompts.path"],
-        "launch": ["target.path"],
-        "bench": ["head|bench.plain_url|bench.head_url", "target.path", "prompts.path|bench.prompts"],
-        "tune": ["head", "target.path", "prompts.path"],
-        "watch": ["watch.url"],
-    }[config.action]:
-        require(config, *key.split("|"))
+    """What conf/action does not mark as missing."""
+    require(config, "target.path", *(["run", "checkpoint"] if config.action == "export" else []))
+    if config.action == "bench":
+        require(config, "head", "bench.plain_url", "bench.head_url")
+        require(config, "prompts.path", "bench.prompts")
 
 
 NEEDS = {"precompute": precompute_needs, "train": train_needs, "serve": serve_needs}
@@ -208,6 +204,7 @@ WHOLE = "out_dir=DIR target.path=T prompts.path=F prompts.license=MIT prompts/pr
         ("precompute", f"{WHOLE} features.shard_mb=none", "must be a number"),
         ("train", "hydra.run.dir=RUN", "data.path or data.source is not set"),
         ("serve", "action=check head=HEAD", "target.path is not set"),
+        ("serve", "action=tune head=HEAD target.path=T", "prompts.path is not set"),
     ],
 )
 def test_what_a_command_lacks_is_found(script: str, words: str, fault: str) -> None:

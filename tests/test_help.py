@@ -14,6 +14,7 @@ from stores import CONF, ROOT
 from eagle3.settings.check import known_keys
 from eagle3.settings.help import help_page
 from eagle3.settings.nearest import did_you_mean
+from eagle3.settings.serving import ACTIONS
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +55,7 @@ def test_the_page_shows_what_the_command_line_chooses() -> None:
 
 @pytest.mark.parametrize(
     ("script", "own", "foreign"),
-    [("train", "optim", "prompts"), ("precompute", "prompts/privacy", "optim"), ("serve", "launch", "workers")],
+    [("train", "optim", "prompts"), ("precompute", "prompts/privacy", "optim"), ("serve", "action", "workers")],
 )
 def test_groups_are_those_of_the_command(script: str, own: str, foreign: str) -> None:
     groups = {line.split()[0] for line in section(page(script), "Groups") if re.match(r"  \S", line)}
@@ -62,10 +63,10 @@ def test_groups_are_those_of_the_command(script: str, own: str, foreign: str) ->
     assert not any(group.startswith("hydra") for group in groups)
 
 
-@pytest.mark.parametrize("script", ["train", "serve"])
+@pytest.mark.parametrize("script", ["train", "serve", *(f"serve action={name}" for name in ACTIONS)])
 def test_every_key_has_a_comment(script: str) -> None:
     """Each of its own, or all of a group one; precompute's recognisers are named after what they find."""
-    text, bare, group = page(script), [], "none"
+    text, bare, group = page(*script.split()), [], "none"
     for line in section(text, "Keys"):
         key, _, rest = line[2:].partition("=")
         if line[2:3] == " ":  # the rest of a comment
@@ -77,6 +78,14 @@ def test_every_key_has_a_comment(script: str) -> None:
             if not has:
                 bare.append((key, True))
     assert [key for key, _ in bare] == []
+
+
+def test_the_page_of_an_action_has_its_own_keys_and_commands() -> None:
+    text = page("serve", "action=tune")
+    assert text.startswith("The steps, topk and draft_tokens to serve prompts like these with")
+    assert "python serve.py action=tune target.path=TARGET" in text and "action=bench" not in text
+    keys = {line.split("=")[0].strip() for line in section(text, "Keys")}
+    assert {"tune.timed", "head"} <= keys and not {"steps", "bench.repeats"} & keys
 
 
 def test_help_is_what_hydra_prints_with_the_commands_to_paste() -> None:
@@ -97,7 +106,6 @@ def test_help_is_what_hydra_prints_with_the_commands_to_paste() -> None:
         ("train", "modle", "model"),
         ("precompute", "prompts/privcy", "prompts/privacy"),
         ("precompute", "batch_tokens", "answers.batch_tokens or features.batch_tokens"),
-        ("serve", "actoin", "action"),
     ],
 )
 def test_a_slip_finds_the_key_that_was_meant(script: str, given: str, meant: str) -> None:
@@ -141,6 +149,8 @@ def test_tab_completes_commands_keys_and_options() -> None:
     assert completed("eagle3 tr") == ["train"]
     assert completed("eagle3 train optim.l") == ["optim.lr="]
     assert completed("eagle3 train model=") == ["model=eagle3", "model=eagle31"]
+    assert completed("eagle3 be") == ["bench"]
+    assert completed("eagle3 bench bench.warm") == ["bench.warmup="]
 
 
 def test_bash_takes_what_installs_the_completion() -> None:

@@ -15,6 +15,8 @@ from result import FACTS
 from shown_commands import of_a_plugin
 from stores import CONF, ROOT
 
+from eagle3.settings.serving import ACTIONS
+
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = [*tables.PAGES, *(ROOT / name for name in ("benchmarks/README.md", "CHANGELOG.md", "CONTRIBUTING.md"))]
 JSON_RESULTS = sorted(RESULTS.rglob("*.json"))
@@ -102,7 +104,7 @@ def configs() -> list[Any]:
             compose("train", ["loss=cross_entropy_tv"]),
             compose("precompute", overrides=privacy),
             compose("precompute", overrides=["answers=sglang", "features=sglang", "workers=ray"]),
-            compose("serve"),
+            *(compose("serve", [f"action={name}"]) for name in ACTIONS),
             *(compose("train", [f"logger={tracker}"]) for tracker in ("wandb", "tensorboard", "mlflow")),
         ]
 

@@ -26,8 +26,10 @@ OPTIONS = [
     ("train", "trainer=fsdp", "trainer.accelerator=cpu"),
     ("precompute", "out_dir=DIR"),
     ("precompute", "out_dir=DIR", "answers=imported", "prompts/privacy/model=onnx", *MIX),
-    ("serve", "action=check"),
+    ("serve", "action=export"),
+    ("serve", "action=compare"),
     ("serve", "action=bench", "logger=wandb"),
+    ("serve", "action=tune"),
 ]
 
 
@@ -169,18 +171,26 @@ def test_every_key_takes_any_value_or_is_named_in_one_line(number: int, value: A
         ("precompute", "prompts.leaks.reported_words=14", "=14 must be at most prompts.leaks.dropped_words=13"),
         ("precompute", "prompts.privacy.actions.IBAN=hide", "must be 'drop', 'mask' or 'keep'; the default"),
         ("precompute", "features.reasoning=[a]", "features.reasoning=[a] must have 2 or more entries; the default is"),
-        ("serve", "limit=2.5", "limit=2.5 must be a whole number"),
-        ("serve", "max_new_tokens=1", "max_new_tokens=1 must be 2 or more; the default is max_new_tokens=96"),
-        ("serve", "tune={evidence:server,timed:0}", "tune.timed=0 must be 1 or more for tune.evidence=server"),
-        ("serve", "compare.decoder=fast", "compare.decoder=fast must be 'batched' or 'plain'"),
-        ("serve", "compare.shapes=[{steps:3,topk:1}]", "compare.shapes[0].draft_tokens"),
-        ("serve", "heads=[]", "heads=[] must have 1 or more entries"),
-        ("serve", "launch.env={TOKEN:[s3cret]}", "launch.env.TOKEN=… must be a text or a number"),
-        ("serve", "bench.sampling={ignore_eos:true}", "bench.sampling.ignore_eos=true would measure"),
+        ("serve action=check", "limit=2.5", "limit=2.5 must be a whole number"),
+        (
+            "serve action=check",
+            "max_new_tokens=1",
+            "max_new_tokens=1 must be 2 or more; the default is max_new",
+        ),
+        (
+            "serve action=tune",
+            "tune={evidence:server,timed:0}",
+            "tune.timed=0 must be 1 or more for tune.evid",
+        ),
+        ("serve action=compare", "compare.decoder=fast", "compare.decoder=fast must be 'batched' or 'plain'"),
+        ("serve action=compare", "compare.shapes=[{steps:3,topk:1}]", "compare.shapes[0].draft_tokens"),
+        ("serve action=compare", "heads=[]", "heads=[] must have 1 or more entries"),
+        ("serve action=launch", "launch.env={TOKEN:[s3cret]}", "launch.env.TOKEN=… must be a text or a number"),
+        ("serve action=bench", "bench.sampling={ignore_eos:true}", "bench.sampling.ignore_eos=true would measure"),
     ],
 )
 def test_a_wrong_setting_is_one_line_with_the_way_out(script: str, override: str, line: str) -> None:
-    options = {"train": (), "precompute": ("out_dir=DIR",), "serve": ("action=check",)}[script]
+    script, *options = [*script.split(), "out_dir=DIR"] if script == "precompute" else script.split()
     with pytest.raises(InputError) as refused:
         check_settings(
             composed(script, *options, override.replace("+launch", "launch").replace("+bench", "bench")), script

@@ -78,7 +78,7 @@ def test_the_console_command_is_the_one_that_is_tested_here() -> None:
 def test_the_installed_package_says_its_version_and_its_commands(installed: Installed) -> None:
     assert installed.run("--version").stdout == f"eagle3 {__version__}\n"
     usage = installed.run().stdout
-    assert all(f"eagle3 {command}" in usage for command in ("precompute", "train", "serve"))
+    assert all(f"eagle3 {command}" in usage for command in ("precompute", "train", "export", "bench"))
     assert str(installed.site / "eagle3" / "scripts" / "conf") in usage
 
 

@@ -95,7 +95,8 @@ def read(path: Path) -> Option:
     classes = [value.value for key, value in nodes if key.value == "_target_"]
     about = " ".join(_head(text))
     settings = list(_settings(nodes, package, said, text))
-    return Option(f"{group}={option}" if group else name, about, "".join(classes), settings)
+    is_option = group and group != "serve"  # whose files are parts of several actions
+    return Option(f"{group}={option}" if is_option else name, about, "".join(classes), settings)
 
 
 def _comments_of(path: Path) -> Iterator[tuple[Key, str]]:

@@ -21,7 +21,7 @@ from eagle3.serving.check.accept_length import Judge
 from eagle3.serving.check.checks import check_head
 from eagle3.serving.check.export import check_export
 from eagle3.serving.check.prompts import file_prompts, prompt_source
-from eagle3.serving.check.settings import Answering, Decoding
+from eagle3.serving.check.settings import Answering, Decoding, longest_prompt
 from eagle3.serving.compare.heads import head_folders, require_comparable
 from eagle3.serving.compare.run import compare
 from eagle3.serving.compare.settings import CompareSettings
@@ -37,51 +37,14 @@ from eagle3.target.model import Target, load_target
 
 log = logging.getLogger(__name__)
 MEASURED = ("compare", "bench", "tune")  # actions that write their results into the folder of the run
-# The keys, or groups of them, that have an effect on each action.
-EVERY_ACTION = ("action", "target.path", "target.revision", "target.trust_remote_code", "run_dir")
-DRAFTING = ("steps", "topk", "draft_tokens")
-SERVED_DRAFTING = (*DRAFTING, "adaptive")
-JUDGING = ("head", *DRAFTING, "max_new_tokens", "temperature", "seed", "target", "chat", "prompts", "limit")
-SERVED_PROMPTS = ("head", "max_new_tokens", "temperature", "chat", "prompts", "limit")
-READ_BY = {
-    "export": (*JUDGING, "limits.export", "run", "checkpoint", "format", "findings", "check"),
-    "check": (*JUDGING, "limits.check", "findings", "check"),
-    "decode": (*JUDGING, "limits.decode"),
-    "show": (*JUDGING, "limits.show", "out"),
-    "compare": ("heads", "max_new_tokens", "seed", "target", "chat", "prompts", "limit", "limits.compare", "compare"),
-    "launch": ("head", *SERVED_DRAFTING, "launch", "dry_run"),
-    "bench": (*SERVED_DRAFTING, *SERVED_PROMPTS, "limits.bench", "launch", "dry_run", "bench", "logger"),
-    "tune": (*SERVED_PROMPTS, "limits.tune", "launch", "dry_run", "tune", "seed", "target"),
-}
-INSTEAD = {
-    "tune": {key: f", which chooses among tune.{key}: set that" for key in DRAFTING},
-    "compare": {
-        **{key: ", which decodes in each of compare.shapes: set that" for key in DRAFTING},
-        "temperature": ", which decodes at each of compare.temperatures: set that",
-        "head": ", which takes several: set heads",
-    },
-}
 BENCH_LIBRARIES = ("aiohttp", "matplotlib", "scipy")  # what the extra `bench` brings
 
 
 def serve(config: DictConfig) -> None:
     """Do what `action` names."""
     cli.quiet_libraries()
-    if config.head is None and not without_head(config):
-        raise InputError(f"head is not set; give the folder of an exported head, made by: {MAKE_HEAD}")
-    by, read, instead = f"action={config.action}", READ_BY[config.action], INSTEAD.get(config.action, {})
-    if config.action == "launch" and config.adaptive is not None:
-        by, read = f"{by} adaptive={config.adaptive}", tuple(key for key in read if key not in DRAFTING)
-        instead = {key: ", whose file says how many steps chains have: leave it out" for key in DRAFTING}
-    cli.warn_of_unread((*EVERY_ACTION, *read), by=by, instead=instead)
-    with hold(cli.output_dir()) if config.action in MEASURED and not config.dry_run else nullcontext():
+    with hold(cli.output_dir()) if config.action in MEASURED and not config.get("dry_run") else nullcontext():
         DO[config.action](config)
-
-
-def without_head(config: DictConfig) -> bool:
-    """Say whether the plain target is launched, running servers are measured, or `heads` are compared."""
-    running = config.bench.plain_url or config.bench.head_url or config.bench.adaptive_url
-    return config.action in ("launch", "compare") or (config.action == "bench" and running is not None)
 
 
 def export_head(config: DictConfig) -> None:
@@ -115,30 +78,22 @@ def check(config: DictConfig) -> None:
 
 
 def decode(config: DictConfig) -> None:
-    require_prompts(config)
     judge = make_judge(config, cli.plain(config.target))
     print(json.dumps(asdict(judge.measured(Path(config.head), judge.prompts(None)))))
 
 
 def show_rounds(config: DictConfig) -> None:
-    require_prompts(config)
     show(make_judge(config, cli.plain(config.target)), Path(config.head), config.out, origin=cli.result_facts())
 
 
-def require_prompts(config: DictConfig) -> None:
-    if config.prompts.path is None:
-        raise InputError("prompts.path is not set; give conversations to decode, e.g. prompts.path=FILE.jsonl")
-
-
 def compare_heads(config: DictConfig) -> None:
-    settings, answers = CompareSettings(**cli.plain(config.compare)), answering(config)
+    settings = CompareSettings(**cli.plain(config.compare))
     folders = head_folders(config.heads)
-    require_prompts(config)
     source = prompt_source(**cli.plain(config.prompts))
     assert source is not None
     files = target_files(cli.plain(config.target))
     require_comparable(folders, files, settings)
-    room = answers.longest_prompt(files.text_config.max_position_embeddings, steps=settings.most_steps)
+    room = room_for_prompt(config, files, steps=settings.most_steps)
     prompts = file_prompts(make_chat(config, files), source, limit=config.limit, max_length=room)
     target = load_target(**cli.plain(config.target))
     compare(
@@ -146,16 +101,22 @@ def compare_heads(config: DictConfig) -> None:
         folders,
         target,
         prompts,
-        max_new_tokens=answers.max_new_tokens,
-        seed=answers.seed,
+        max_new_tokens=config.max_new_tokens,
+        seed=config.seed,
         origin=cli.result_facts(),
         folder=cli.output_dir(),
     )
 
 
 def launch_server(config: DictConfig) -> None:
+    ignored = [key for key in ("steps", "topk", "draft_tokens") if key in cli.given_keys()]
+    if config.adaptive is not None and ignored:
+        raise InputError(
+            f"{ignored[0]} has no effect with adaptive={config.adaptive}, whose file says how many steps chains have; "
+            f"leave it out"
+        )
     settings, drafts = LaunchSettings(**cli.plain(config.launch)), adaptive_draft(config) or draft(config)
-    launch(settings, target_files(cli.plain(config.target)), drafts, dry_run=config.dry_run, folder=cli.output_dir())
+    launch(settings, target_of_server(config), drafts, dry_run=config.dry_run, folder=cli.output_dir())
 
 
 def bench_servers(config: DictConfig) -> None:
@@ -169,11 +130,13 @@ def bench_servers(config: DictConfig) -> None:
         raise InputError(
             f"logger={'+'.join(config.logger)}: action=bench reports to W&B alone; take logger=wandb, or none"
         )
-    settings, answers = BenchSettings(**cli.plain(config.bench)), answering(config)
-    target = target_files(cli.plain(config.target))
+    settings = BenchSettings(**cli.plain(config.bench))
+    if config.head is None and not any((settings.plain_url, settings.head_url, settings.adaptive_url)):
+        raise InputError(f"head is not set; give the folder of an exported head, made by: {MAKE_HEAD}")
+    target = target_of_server(config)
     paths = settings.prompts or ({"prompts": config.prompts.path} if config.prompts.path is not None else {})
-    prompts = served_prompts(config, paths, target, answers, steps=config.steps)
-    sampling = {"temperature": answers.temperature, "max_new_tokens": answers.max_new_tokens}
+    prompts = served_prompts(config, paths, target, steps=config.steps)
+    sampling = {"temperature": config.temperature, "max_new_tokens": config.max_new_tokens}
     bench(
         LaunchSettings(**cli.plain(config.launch)),
         target,
@@ -191,13 +154,7 @@ def tune_head(config: DictConfig) -> None:
     from eagle3.serving.tune.run import tune
     from eagle3.serving.tune.settings import TuneSettings
 
-    if config.prompts.path is None:
-        raise InputError("prompts.path is not set; give conversations like those you serve: prompts.path=FILE.jsonl")
-    if config.dry_run:
-        raise InputError(
-            "dry_run=true: which servers tune starts depends on what it measures; set tune.timed=0 to start none"
-        )
-    settings, answers = TuneSettings(**cli.plain(config.tune)), answering(config)
+    settings = TuneSettings(**cli.plain(config.tune))
     target = target_files(cli.plain(config.target))
     paths = {"prompts": config.prompts.path}
     tune(
@@ -205,8 +162,8 @@ def tune_head(config: DictConfig) -> None:
         LaunchSettings(**cli.plain(config.launch)),
         target,
         config.head,
-        served_prompts(config, paths, target, answers, steps=max(settings.steps))["prompts"],
-        answers,
+        served_prompts(config, paths, target, steps=max(settings.steps))["prompts"],
+        Answering(**{key: config[key] for key in Answering.__dataclass_fields__}),
         target_settings=cli.plain(config.target),
         origin=cli.result_facts(),
         folder=cli.output_dir(),
@@ -214,12 +171,12 @@ def tune_head(config: DictConfig) -> None:
 
 
 def served_prompts(
-    config: DictConfig, paths: Mapping[str, str], target: TargetFiles, answers: Answering, *, steps: int
+    config: DictConfig, paths: Mapping[str, str], target: TargetFiles, *, steps: int
 ) -> dict[str, list[list[int]]]:
     """Return token ids of the conversations at each path, as far as they leave room for answer and drafts."""
     from eagle3.serving.bench.run import prompt_sets  # with the libraries of the extra `bench`
 
-    room = answers.longest_prompt(target.text_config.max_position_embeddings, steps=steps)
+    room = room_for_prompt(config, target, steps=steps)
     return prompt_sets(
         make_chat(config, target), paths, split=config.prompts.split, limit=config.limit, max_length=room
     )
@@ -245,12 +202,22 @@ def draft_of(config: DictConfig) -> Draft:
     return Draft(head=config.head, steps=config.steps, topk=config.topk, draft_tokens=config.draft_tokens)
 
 
-def answering(config: DictConfig) -> Answering:
-    return Answering(**{key: config[key] for key in Answering.__dataclass_fields__})
-
-
 def decoding(config: DictConfig) -> Decoding:
     return Decoding(**{key: config[key] for key in Decoding.__dataclass_fields__})
+
+
+def room_for_prompt(config: DictConfig, target: TargetFiles, *, steps: int) -> int:
+    """Return how many tokens a prompt may have."""
+    context = target.text_config.max_position_embeddings
+    return longest_prompt(context, max_new_tokens=config.max_new_tokens, steps=steps)
+
+
+def target_of_server(config: DictConfig) -> TargetFiles:
+    """Read the target's files; a server loads its weights, so keys for loading it here are warned of."""
+    for key in ("target.dtype", "target.device", "target.attention", "target.check_health"):
+        if key in cli.given_keys():
+            log.warning("%s has no effect on action=%s, for which a server loads the target", key, config.action)
+    return target_files(cli.plain(config.target))
 
 
 def target_files(settings: dict[str, Any]) -> TargetFiles:
@@ -266,7 +233,7 @@ def make_judge(config: DictConfig, target_settings: dict[str, Any]) -> Judge:
         decoding=how,
         source=source,
         limit=config.limit,
-        **cli.plain(config.check),
+        **cli.plain(config.get("check", {})),
     )
 
 

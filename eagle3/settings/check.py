@@ -1,9 +1,12 @@
 """Holds a composed config against its schema, before anything is loaded: one line for the first thing that is wrong."""
 
 import json
+import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -17,13 +20,14 @@ from eagle3.errors import InputError
 from eagle3.secrets import public  # and its resolver, which conf/ uses
 from eagle3.settings.nearest import did_you_mean
 from eagle3.settings.precomputing import Precompute
-from eagle3.settings.serving import Serve
+from eagle3.settings.serving import ACTIONS
 from eagle3.settings.training import WholeTrain
 from eagle3.settings.types import UNKNOWN, validated
 
-SCHEMAS: dict[str, Any] = {"train": WholeTrain, "precompute": Precompute, "serve": Serve}
+SCHEMAS: dict[str, Any] = {"train": WholeTrain, "precompute": Precompute}
 MISSING = "???"  # OmegaConf's word for a value that must be given
 SECRET = "launch.env."
+NO_ACTION = f"action is not set; take one of {', '.join(f'action={name}' for name in ACTIONS)}"
 LONGEST = 100  # characters of a value that a message shows
 
 TYPES = {
@@ -48,40 +52,55 @@ BOUNDS = {
 
 
 def check_settings(config: DictConfig, script: str) -> None:
-    """Raise InputError for a key that is unknown, or whose value has another type or lies out of its range.
-
-    Values that are not given yet pass: who needs them says so.
-    """
+    """Raise InputError for a key that is unknown or not set, or whose value has another type or is out of its range."""
     values: Any = OmegaConf.to_container(config, resolve=True)
     require_valid(values, script)
+    if missing := sorted(OmegaConf.missing_keys(config)):
+        are = "is" if len(missing) == 1 else "are"
+        given = " ".join(f"{key}=VALUE" for key in missing)
+        raise InputError(f"{' and '.join(missing)} {are} not set; give {given} (--help shows every key)")
 
 
 def require_valid(values: dict[str, Any], script: str) -> None:
-    """Do so for a config as plain values."""
+    """Do so for a config as plain values; those that are not set pass."""
     if "experiment" in values:
         raise InputError(
             f"experiment: its file sets {', '.join(values['experiment'])} below `experiment`, where nothing reads "
             f"them; begin the file with the line: # @package _global_"
         )
+    action = values.get("action")
+    if script == "serve" and not (isinstance(action, str) and action in ACTIONS):
+        raise InputError(f"action={shown(action)} must be one of {', '.join(ACTIONS)}")
     try:
-        validated(SCHEMAS[script], values)
+        validated(ACTIONS[action] if script == "serve" else SCHEMAS[script], values)
     except ValidationError as error:
         faults = [fault for fault in error.errors() if fault["input"] != MISSING]
         if faults:
-            raise InputError(in_words(faults[0], script)) from None
+            options = _options(script) or ([f"action={values['action']}"] if script == "serve" else [])
+            raise InputError(in_words(faults[0], script, options)) from None
 
 
-def in_words(fault: Mapping[str, Any], script: str) -> str:
+def in_words(fault: Mapping[str, Any], script: str, options: list[str]) -> str:
     """Say which key has which value, the rule, and a value that is right."""
     key, kind = _key(fault["loc"]), fault["type"]
     if kind == UNKNOWN:
-        return f"{key} is not a key of this config{did_you_mean(key, known_keys(script))}; --cfg job shows every key"
-    default = _default(fault["loc"], script)
+        return unknown_key(key, script, options)
+    default = _default(fault["loc"], script, options)
     way_out = f"; the default is {key}={default}" if default not in (None, shown(fault["input"])) else ""
     if kind == "missing":
         return f"{key} is left out and must be there{way_out}"
     value = "…" if key.startswith(SECRET) else public(shown(fault["input"]))
     return f"{key}={value} {_rule(fault)}{way_out}"
+
+
+def unknown_key(key: str, script: str, options: list[str] | None = None) -> str:
+    """Say that nothing has this key, and which one may be meant."""
+    options = _options(script) if options is None else options
+    action = next((option for option in options if option.startswith("action=")), None)
+    if script == "serve" and action is None:
+        return NO_ACTION
+    nearest = did_you_mean(key, known_keys(script, options))
+    return f"{key} is not a key of {action or 'this config'}{nearest}; --cfg job shows every key"
 
 
 def _rule(fault: Mapping[str, Any]) -> str:
@@ -109,9 +128,9 @@ def shown(value: Any) -> str:
     return text if len(text) <= LONGEST else text[:LONGEST] + "…"
 
 
-def _default(place: tuple[int | str, ...], script: str) -> str | None:
-    """Return the value that the same options of conf/ have by themselves."""
-    value: Any = _defaults(script, tuple(_options(script)))
+def _default(place: tuple[int | str, ...], script: str, options: list[str]) -> str | None:
+    """Return the default value with the same options of conf/."""
+    value: Any = _defaults(script, tuple(options))
     for part in place:
         known = part in value if isinstance(value, dict) else isinstance(value, list) and part in range(len(value))
         if not known:
@@ -120,9 +139,9 @@ def _default(place: tuple[int | str, ...], script: str) -> str | None:
     return None if value == MISSING or "${" in str(value) else shown(value)
 
 
-def known_keys(script: str) -> list[str]:
-    """Return the keys that the options of conf/ have by themselves, and groups of keys."""
-    return [key for key, _ in _keys(_defaults(script, tuple(_options(script))))]
+def known_keys(script: str, options: list[str] | None = None) -> list[str]:
+    """Return all keys with these options, by default those of the command line, and groups of keys."""
+    return [key for key, _ in _keys(_defaults(script, tuple(_options(script) if options is None else options)))]
 
 
 def free_groups(script: str) -> list[str]:
@@ -147,9 +166,16 @@ def _defaults(script: str, options: tuple[str, ...]) -> Any:
 def _options(script: str) -> list[str]:
     """Return the options that the command takes for groups, but its experiment: that may be what is wrong."""
     if not HydraConfig.initialized() or HydraConfig.get().job.config_name != script:
-        return []
+        return [word for word in sys.argv[1:] if _is_option(word)] if Path(sys.argv[0]).stem == script else []
     return [
         f"{group}={option}"
         for group, option in HydraConfig.get().runtime.choices.items()
         if isinstance(option, str) and not group.startswith(("hydra", "hparams_search", "experiment"))
     ]
+
+
+def _is_option(word: str) -> bool:
+    """Whether a word of the command line, where Hydra has refused another one, chooses an option of ours."""
+    group, _, option = word.partition("=")
+    known = re.fullmatch(r"[\w/]+=\w+", word) and (ROOT / "conf" / group / f"{option}.yaml").is_file()
+    return bool(known) and not group.startswith(("hydra", "experiment"))

@@ -31,16 +31,31 @@ def help_page(config: DictConfig) -> str:
     texts = list(_option_files(config))
     said = {key: comment for package, text in texts for key, comment in comments_of(package, text)}
     groups = {group: comment for _, text in texts for group, comment in _of_groups(text)}
-    page = [_about(config.hydra.job.config_name), "Groups, GROUP=OPTION (* is chosen):", *_groups(config, groups), ""]
+    page = [
+        _about(config.hydra.job.config_name, config.get("action")),
+        "Groups, GROUP=OPTION (* is chosen):",
+        *_groups(config, groups),
+        "",
+    ]
     values: Any = OmegaConf.to_container(config, resolve=False)
     page += ["Keys, KEY=VALUE:", *(line for key, value in _flat(values) for line in _line(key, value, said))]
     return "\n".join([*page, "", FLAGS]).replace("$", "$$")  # Hydra makes $$ to $
 
 
-def _about(script: str) -> str:
-    """Return the docstring of the script, which shows commands to paste."""
+def _about(script: str, action: str | None) -> str:
+    """Return the docstring of the script, which shows commands to paste; of serve.py with an action those of that."""
     path = ROOT / f"{script}.py"
-    return f"{ast.get_docstring(ast.parse(path.read_text()))}\n" if path.is_file() else ""
+    text = ast.get_docstring(ast.parse(path.read_text())) if path.is_file() else None
+    if text and action:
+        first = about_option(ROOT / "conf" / "action" / f"{action}.yaml")
+        return "\n".join([first, "", *(line for line in text.splitlines() if f"action={action} " in line), ""])
+    return f"{text}\n" if text else ""
+
+
+def about_option(path: Path) -> str:
+    """Return the first comment of an option's file."""
+    comments = [line for line in path.read_text().splitlines() if line.startswith("# ") and "@package" not in line]
+    return comments[0].removeprefix("# ") if path.is_file() and comments else ""
 
 
 # --- conf/ -----------------------------------------------------------------------------------------------------------

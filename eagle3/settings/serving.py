@@ -1,4 +1,4 @@
-"""Keys of conf/serve.yaml and its groups."""
+"""Keys of serve.py: a schema for each action, which conf/action names."""
 
 from typing import Annotated, Any, Literal, NotRequired
 
@@ -9,8 +9,6 @@ from eagle3.settings.engine import Address, DraftTokens, Launch, Seconds, Steps,
 from eagle3.settings.precomputing import Chat, Target
 from eagle3.settings.types import STRICT, Count, CountOrZero, NotNegative, Part, Seed, Text, fault
 
-ACTIONS = ("export", "check", "decode", "show", "compare", "launch", "bench", "tune")
-
 Concurrency = Annotated[int, Field(ge=1, le=100_000)]
 Temperature = Annotated[float, Field(ge=0, le=100)]
 Repeats = Annotated[int, Field(ge=1, le=10_000)]
@@ -20,17 +18,6 @@ RepeatsOrNone = Annotated[int, Field(ge=0, le=10_000)]
 class Prompts(TypedDict):
     path: Text | None
     split: Text | None
-
-
-class Limits(TypedDict):
-    export: Count | None
-    check: Count | None
-    decode: Count | None
-    show: Count | None
-    compare: Count | None
-    launch: Count | None
-    bench: Count | None
-    tune: Count | None
 
 
 class Check(TypedDict):
@@ -104,35 +91,108 @@ def _timed(tune: Tune) -> Tune:
     return tune
 
 
-@with_config(STRICT)
-class Serve(TypedDict):
+class Common(TypedDict):
+    progress: bool
+    run_dir: Text
     target: Target
-    chat: Chat
-    launch: Launch
-    bench: Bench
-    tune: Annotated[Tune, AfterValidator(_timed)]
-    compare: Compare
-    logger: NotRequired[dict[Text, Part]]
-    dry_run: bool
-    action: Literal["export", "check", "decode", "show", "compare", "launch", "bench", "tune"]
-    head: Text | None
-    heads: Annotated[list[Text], Field(min_length=1)] | None
-    run: Text | None
-    checkpoint: Text | None
-    format: Literal["sglang", "speculators"]
-    findings: Text | None
-    out: Text
+
+
+class Drafting(TypedDict):
     steps: Steps
     topk: TopK
     draft_tokens: DraftTokens | None
-    adaptive: Text | None
+
+
+class OnPrompts(TypedDict):
+    chat: Chat
+    prompts: Prompts
+    limit: Count | None
     # The first token comes from prefill: without a second one no draft is ever verified.
     max_new_tokens: Annotated[int, Field(ge=2, le=2**24)]
+
+
+class Decoding(Common, Drafting, OnPrompts):
+    head: Text
     temperature: Temperature
     seed: Seed
-    prompts: Prompts
-    limits: Limits
-    limit: Count | None
+
+
+class Checks(Decoding):
+    findings: Text | None
     check: Check
-    progress: bool
-    run_dir: Text
+
+
+class Servers(Common):
+    launch: Launch
+
+
+@with_config(STRICT)
+class ActionExport(Checks):
+    action: Literal["export"]
+    run: Text | None
+    checkpoint: Text | None
+    format: Literal["sglang", "speculators"]
+
+
+@with_config(STRICT)
+class ActionCheck(Checks):
+    action: Literal["check"]
+
+
+@with_config(STRICT)
+class ActionDecode(Decoding):
+    action: Literal["decode"]
+
+
+@with_config(STRICT)
+class ActionShow(Decoding):
+    action: Literal["show"]
+    out: Text
+
+
+@with_config(STRICT)
+class ActionCompare(Common, OnPrompts):
+    action: Literal["compare"]
+    heads: Annotated[list[Text], Field(min_length=1)]
+    seed: Seed
+    compare: Compare
+
+
+@with_config(STRICT)
+class ActionLaunch(Servers, Drafting):
+    action: Literal["launch"]
+    head: Text | None
+    adaptive: Text | None
+    dry_run: bool
+
+
+@with_config(STRICT)
+class ActionBench(Servers, Drafting, OnPrompts):
+    action: Literal["bench"]
+    head: Text | None
+    adaptive: Text | None
+    dry_run: bool
+    temperature: Temperature
+    logger: NotRequired[dict[Text, Part]]
+    bench: Bench
+
+
+@with_config(STRICT)
+class ActionTune(Servers, OnPrompts):
+    action: Literal["tune"]
+    head: Text
+    temperature: Temperature
+    seed: Seed
+    tune: Annotated[Tune, AfterValidator(_timed)]
+
+
+ACTIONS: dict[str, Any] = {
+    "export": ActionExport,
+    "check": ActionCheck,
+    "decode": ActionDecode,
+    "show": ActionShow,
+    "compare": ActionCompare,
+    "launch": ActionLaunch,
+    "bench": ActionBench,
+    "tune": ActionTune,
+}

@@ -1,7 +1,7 @@
 """Accept length of a head by our own decoder, and whether it is what the training promised."""
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from eagle3.storage.files import sha256_json
 from eagle3.target.model import Target
 
 CHECK = "accept_length"
-SAME_MEASUREMENT = ("prompts_hash", *(field.name for field in fields(Decoding)))
+SAME_MEASUREMENT = ("prompts_hash", *(each.name for each in fields(Decoding)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +32,9 @@ class Judge:
     decoding: Decoding
     source: Source | None
     limit: int | None
-    questions: list[str]
-    min_accept_length: float
-    max_difference: float
+    questions: list[str] = field(default_factory=list)
+    min_accept_length: float = 1.0
+    max_difference: float = math.inf
 
     def prompts(self, record: HeadRecord | None) -> PromptSet:
         """Take those of the source; else of the record's validation, if its store is there; else the questions."""

@@ -8,15 +8,12 @@ from typing import Any, NoReturn
 import pytest
 from exported_head import tiny_target
 from fitted_head import LAYERS, PROMPT, fitted_head
-from hydra import compose, initialize_config_dir
 from scripts import run_script
 from serving_fixtures import launch_settings
 from stores import ASSETS
 from timed_machine import SETTINGS, gain, settings
 
 import eagle3.serving.tune.run
-from eagle3 import cli
-from eagle3.commands.serve import tune_head
 from eagle3.errors import InputError, Interrupted
 from eagle3.head_files.format import save_head
 from eagle3.serving.check.settings import Answering
@@ -37,11 +34,10 @@ def test_the_command_without_timings_replays_every_setting_on_the_users_prompts(
     (tmp_path / "chats.jsonl").write_text('{"prompt": "Hi"}\n{"prompt": "Grüße, 你好"}\n{"prompt": "left out"}\n')
     done = serve(
         f"target.path={tiny_path}", "head=head", "prompts.path=chats.jsonl", "max_new_tokens=8", "tune.timed=0",
-        "limit=2", "tune.steps=[1,3]", "tune.topk=[1,2]", "tune.draft_tokens=[4]", "steps=2",
+        "limit=2", "tune.steps=[1,3]", "tune.topk=[1,2]", "tune.draft_tokens=[4]",
         cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "steps has no effect on action=tune, which chooses among tune.steps" in done.stderr
     report = json.loads((tmp_path / "out" / "tune.json").read_text())
     assert {(row["steps"], row["topk"], row["draft_tokens"]) for row in report["settings"]} == {
         (1, 1, 2), (3, 1, 4), (3, 2, 4),
@@ -90,17 +86,3 @@ def tune_with(target_files: TargetFiles, folder: Path, **launch: Any) -> None:
         settings(), launch_settings(folder, check=False, **launch), target_files, "head", [PROMPT], answering,
         target_settings={"path": target_files.path}, origin={}, folder=folder / "out",
     )  # fmt: skip
-
-
-def test_without_prompts_the_key_is_named() -> None:
-    with initialize_config_dir(cli.CONF, version_base="1.3"):
-        config = compose("serve", overrides=["action=tune", "head=head"])
-    with pytest.raises(InputError, match=r"prompts\.path is not set; give conversations"):
-        tune_head(config)
-
-
-def test_a_dry_run_is_refused_because_what_is_measured_decides_the_commands() -> None:
-    with initialize_config_dir(cli.CONF, version_base="1.3"):
-        config = compose("serve", overrides=["action=tune", "head=head", "prompts.path=chats.jsonl", "dry_run=true"])
-    with pytest.raises(InputError, match=r"dry_run=true: .* set tune\.timed=0"):
-        tune_head(config)
