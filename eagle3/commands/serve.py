@@ -233,7 +233,7 @@ def make_judge(config: DictConfig, target_settings: dict[str, Any]) -> Judge:
         decoding=how,
         source=source,
         limit=config.limit,
-        **cli.plain(config.get("check", {})),
+        **(cli.plain(config.check) if "check" in config else {}),
     )
 
 

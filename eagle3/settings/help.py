@@ -5,6 +5,7 @@ import re
 import shutil
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import yaml
