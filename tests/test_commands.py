@@ -30,6 +30,7 @@ from eagle3.settings.check import check_settings, require_valid
 
 PAGES = (*tables.PAGES, *(ROOT / name for name in ("benchmarks/README.md", "CHANGELOG.md", "CONTRIBUTING.md")))
 TEXTS = all_texts(PAGES)
+NUMBERS = ("steps", "topk", "draft_tokens")  # keys that a message fills in with a number
 # The same command once: where it is complete, if it is so anywhere.
 COMMANDS = list(
     {
@@ -64,7 +65,7 @@ def check(command: Command) -> None:
             raise InputError("no action")
         require_valid(cli.plain(config), command.script)
         for key in (word.partition("=")[0] for word in command.words if word.endswith(f"={GIVEN}")):
-            OmegaConf.update(config, key, "given")
+            OmegaConf.update(config, key, 1 if key in NUMBERS else "given")
         if command.complete:
             check_settings(config, command.script)
             NEEDS[command.script](config)

@@ -68,15 +68,15 @@ def require_valid(values: dict[str, Any], script: str) -> None:
             f"experiment: its file sets {', '.join(values['experiment'])} below `experiment`, where nothing reads "
             f"them; begin the file with the line: # @package _global_"
         )
-    action = values.get("action")
-    if script == "serve" and not (isinstance(action, str) and action in ACTIONS):
-        raise InputError(f"action={shown(action)} must be one of {', '.join(ACTIONS)}")
+    action = str(values.get("action"))
+    if script == "serve" and action not in ACTIONS:
+        raise InputError(f"action={shown(values.get('action'))} must be one of {', '.join(ACTIONS)}")
     try:
         validated(ACTIONS[action] if script == "serve" else SCHEMAS[script], values)
     except ValidationError as error:
         faults = [fault for fault in error.errors() if fault["input"] != MISSING]
         if faults:
-            options = _options(script) or ([f"action={values['action']}"] if script == "serve" else [])
+            options = _options(script) or ([f"action={action}"] if script == "serve" else [])
             raise InputError(in_words(faults[0], script, options)) from None
 
 
