@@ -32,7 +32,7 @@ NEEDS_EXTRA = {
 }  # fmt: skip
 # Imported where they are used, after a look whether they are there.
 GUARDED = {
-    "triton", "flash_attn", "ftfy", "kingfisher", "onnxruntime", "ray", "sglang",
+    "triton", "flash_attn", "kingfisher", "onnxruntime", "ray", "sglang",
 }  # fmt: skip
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 

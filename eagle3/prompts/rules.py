@@ -3,7 +3,6 @@
 from collections import Counter
 from typing import Any
 
-from eagle3.errors import require_packages
 from eagle3.prompts.checks import Check
 from eagle3.prompts.filters import LanguageCheck, LengthCheck
 from eagle3.prompts.language import LanguageDetector
@@ -12,7 +11,6 @@ from eagle3.prompts.overlap.known import KnownCheck
 from eagle3.prompts.overlap.leaks import LeakCheck, read_benchmarks
 from eagle3.prompts.overlap.signatures import Signer
 from eagle3.prompts.privacy import Privacy
-from eagle3.prompts.quality import QualityCheck, UnicodeRepair
 from eagle3.prompts.reading.prompt import Prompt
 from eagle3.prompts.reading.rows import read_prompts
 from eagle3.prompts.reading.sources import Source, file_state, plain_source
@@ -20,7 +18,7 @@ from eagle3.prompts.selection import Duplicates
 from eagle3.prompts.traffic.mix import TrafficMix
 
 # Of conf/prompts.
-GROUPS = ("licenses", "length", "quality", "language", "privacy", "leaks", "duplicates", "traffic")
+GROUPS = ("licenses", "length", "language", "privacy", "leaks", "duplicates", "traffic")
 
 
 class Rules:
@@ -43,7 +41,6 @@ class Rules:
     def _row_checks(self) -> list[Check]:
         language = self.settings["language"]
         checks: list[Check] = [
-            *self._quality(),
             LanguageCheck(**_part(language, "allowed", "unknown"), detector=self.detector),
             self.privacy,
         ]
@@ -52,13 +49,6 @@ class Rules:
                 LeakCheck(self.benchmarks, **_part(self.settings["leaks"], "dropped_words", "reported_words"))
             )
         return [*checks, self.known] if self.known else checks
-
-    def _quality(self) -> list[Check]:
-        settings = dict(self.settings["quality"])
-        if not settings.pop("repair_unicode"):
-            return [QualityCheck(**settings)]
-        require_packages("ftfy", extra="unicode", needed_by="prompts.quality.repair_unicode")
-        return [UnicodeRepair(), QualityCheck(**settings)]
 
     def checks(self, source: Source) -> list[Check]:
         """Return what a row of the source has to pass, in this order."""

@@ -112,16 +112,6 @@ def _in_order(length: Length) -> Length:
     return length
 
 
-class Quality(TypedDict):
-    max_repeated_lines: Share | None
-    max_repeated_words: Share | None
-    repeated_run: Words
-    min_words_with_letters: Share | None
-    max_word_characters: Count | None
-    max_control_characters: Share | None
-    repair_unicode: bool
-
-
 class Detector(TypedDict):
     read_characters: Count
     min_bytes: CountOrZero
@@ -274,7 +264,6 @@ class Prompts(TypedDict):
     tools: Literal["refuse", "keep"]
     licenses: Licenses
     length: Annotated[Length, AfterValidator(_in_order)]
-    quality: Quality
     language: Language
     leaks: Annotated[Leaks, AfterValidator(_reported_first)]
     duplicates: Duplicates
