@@ -26,8 +26,8 @@ from eagle3 import cli
 from eagle3.answers.answerer import Answer, Sampling
 from eagle3.answers.chat import Chat
 from eagle3.answers.served import ServedAnswerer
+from eagle3.engine.client import ask, new_session
 from eagle3.engine.command import LaunchSettings
-from eagle3.engine.endpoint import ask, new_session
 from eagle3.engine.local_servers import servers_of, serving
 from eagle3.features.conversation import Conversation
 from eagle3.features.sentinel import plain_sentinels

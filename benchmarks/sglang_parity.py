@@ -28,7 +28,8 @@ from eagle3.decoding.replay import Recording
 from eagle3.decoding.speculate import Speculator
 from eagle3.engine.command import LaunchSettings, launch_command, shell_line
 from eagle3.engine.draft import Draft
-from eagle3.engine.process import Server, server_information
+from eagle3.engine.endpoint import server_information
+from eagle3.engine.process import Server
 from eagle3.head_files.format import load_head
 from eagle3.serving.bench.run import prompt_sets
 from eagle3.serving.server.launch import prepare

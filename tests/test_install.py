@@ -23,11 +23,7 @@ from eagle3.prompts import LIBRARIES, plain_source
 # What may import the packages of an extra; all other code does without.
 NEEDS_EXTRA = {
     "prompts": ("eagle3/prompts",),
-    "bench": ("eagle3/serving/bench", "eagle3/serving/tune", "eagle3/serving/server", "eagle3/training/curves.py"),
-    "engine": (
-        *(f"eagle3/engine/{name}.py" for name in ("client", "endpoint", "pool", "capture", "same_target")),
-        "eagle3/answers/served.py", "eagle3/features/served.py", "eagle3/features/sentinel.py",
-    ),
+    "bench": ("eagle3/serving/bench", "eagle3/serving/tune", "eagle3/training/curves.py"),
     "objects": ("eagle3/storage/objects.py",),
 }  # fmt: skip
 # Imported where they are used, after a look whether they are there.
@@ -117,8 +113,7 @@ def test_what_a_command_asks_for_is_what_its_extra_brings_and_its_code_imports(
 ) -> None:
     brought_by = distributions_of()
     assert {canonicalize_name(brought_by[name][0]) for name in libraries} == EXTRAS[extra]
-    places = NEEDS_EXTRA[extra] + (NEEDS_EXTRA["engine"] if extra == "bench" else ())  # which `bench` brings
-    assert set(libraries) <= {name for file, name, _ in imported() if file.startswith(places)}
+    assert set(libraries) <= {name for file, name, _ in imported() if file.startswith(NEEDS_EXTRA[extra])}
 
 
 # Other packages look for what is installed and may import it: only our own code must do without.

@@ -17,7 +17,6 @@ from eagle3.answers.store import Counts, MadeWith
 from eagle3.answers.work import Answering
 from eagle3.engine.command import LaunchSettings
 from eagle3.engine.local_servers import for_place
-from eagle3.errors import require_packages
 from eagle3.target.capture import logit_transform_of
 from eagle3.target.facts import context_of
 from eagle3.target.model import Target, loaded_target
@@ -81,7 +80,6 @@ def answering(config: DictConfig, folder: Path, place: Place) -> Iterator[Answer
     chat, sampling = chat_of(config, target), sampling_of(config)
     parts: dict[str, Any] = {"target": target, "sampling": sampling}
     if served:
-        require_packages("aiohttp", extra="engine", needed_by=f"answers={config.answers.name}")
         launch = for_place(LaunchSettings(**cli.plain(config.launch)), place)
         parts |= {"name": config.answers.name, "chat": chat, "launch": launch, "folder": folder / place.folder}
     answerer: Answerer = cli.build(config.answers, leave_out=["name"], **parts)

@@ -37,7 +37,7 @@ from eagle3.target.model import Target, load_target
 
 log = logging.getLogger(__name__)
 MEASURED = ("compare", "bench", "tune")  # actions that write their results into the folder of the run
-BENCH_LIBRARIES = ("aiohttp", "matplotlib", "scipy")  # what the extra `bench` brings
+BENCH_LIBRARIES = ("matplotlib", "scipy")  # what the extra `bench` brings
 
 
 def serve(config: DictConfig) -> None:

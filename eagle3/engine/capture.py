@@ -21,8 +21,9 @@ from jaxtyping import Float, Int, Shaped, UInt8
 from safetensors import safe_open
 from torch import Tensor
 
+from eagle3.engine.client import ServerFailed
 from eagle3.engine.command import LaunchSettings
-from eagle3.engine.endpoint import ServerFailed, SGLang
+from eagle3.engine.endpoint import SGLang
 from eagle3.engine.hooks.eagle3_fp8 import unpacked
 from eagle3.errors import InputError
 

@@ -1,120 +1,80 @@
-"""One request to SGLang's native /generate: token ids in, times and counts out."""
+"""HTTP requests to running servers: one session type, one timeout, the key, and errors of one line."""
 
+import asyncio
 import json
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 
-from eagle3.engine.process import key_header
+from eagle3.errors import InputError
 
-LONGEST_LINE = 16 * 2**20  # bytes: each event repeats the whole answer so far
-CUT = "the stream ended before the answer did"
+KEY = "EAGLE3_API_KEY"  # the environment variable that holds the key
+LONGEST_LINE = 16 * 2**20  # bytes: each event of a stream repeats the whole answer so far
 
 
-@dataclass(frozen=True)
-class ServedAnswer:
-    """One answer of a server, or in `error` why there is none. Times are in seconds since the request was sent.
+class ServerFailed(Exception):
+    """The server is down, busy, slow or broken: another server, or the same one later, may answer."""
 
-    `verify_ct`, `correct_drafts` and `histogram` are SGLang's counts (0 and empty without a head): verifications,
-    accepted drafts, and how many verifications accepted 0, 1, 2, … drafts. The token that prefill gives costs no
-    verification. `output_ids` holds the stop token."""
 
-    ttft_s: float | None = None
-    latency_s: float | None = None
-    output_tokens: int = 0
-    finish_reason: str | None = None
-    verify_ct: int = 0
-    correct_drafts: int = 0
-    histogram: tuple[int, ...] = ()
-    error: str | None = None
-    output_ids: tuple[int, ...] = ()
+class RequestRefused(Exception):
+    """The server works but does not answer this request; no other server would."""
 
-    @property
-    def tpot_s(self) -> float | None:
-        """Time per output token after the first: (latency - time to first token) / (tokens - 1)."""
-        if self.latency_s is None or self.ttft_s is None or self.output_tokens < 2:
-            return None
-        return (self.latency_s - self.ttft_s) / (self.output_tokens - 1)
+
+def api_key() -> str | None:
+    """Return the key of all servers, whether started here or already running."""
+    return os.environ.get(KEY) or None
 
 
 def new_session(*, timeout_s: float) -> aiohttp.ClientSession:
-    """Open a session that holds back no request (limit 0) and gives one up after `timeout_s`."""
+    """Open a session that sends every request at once, gives one up after `timeout_s`, and carries the key.
+
+    It ignores the user's proxy, as aiohttp does unless told otherwise: most servers run on this machine."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),
-        timeout=aiohttp.ClientTimeout(total=timeout_s),
+        timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(30, timeout_s)),
         read_bufsize=LONGEST_LINE,
-        headers=key_header(),
+        headers={"Authorization": f"Bearer {key}"} if (key := api_key()) else {},
     )
 
 
-async def generate(
-    session: aiohttp.ClientSession, url: str, prompt_ids: list[int], *, sampling: Mapping[str, Any]
-) -> ServedAnswer:
-    """Answer one prompt; `sampling` as SGLang's `sampling_params`. What goes wrong is in `error`, never raised."""
-    body = {"input_ids": prompt_ids, "sampling_params": dict(sampling), "stream": True}
+@asynccontextmanager
+async def answered(
+    session: aiohttp.ClientSession, url: str, body: dict[str, Any] | None = None
+) -> AsyncIterator[aiohttp.ClientResponse]:
+    """Send a request, POST if it has a body, and yield the response once its status is 200.
+
+    Raises ServerFailed, RequestRefused, or InputError if the server asks for a key. No message quotes a prompt."""
     try:
-        return await _streamed(session, f"{url}/generate", body)
+        async with session.request("GET" if body is None else "POST", url, json=body) as response:
+            if response.status != 200:
+                raise _failure(url, response, await response.read())
+            yield response
     except TimeoutError:
-        return ServedAnswer(error=f"no answer within {session.timeout.total} s")
+        raise ServerFailed(f"no answer within {session.timeout.total:g} s") from None
     except (aiohttp.ClientError, OSError) as error:
-        return ServedAnswer(error=f"{type(error).__name__}: {error}"[:200])
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return ServedAnswer(error="what came is no event of SGLang's")
+        raise ServerFailed(f"{type(error).__name__}: {error}"[:200]) from None
 
 
-async def flush_cache(session: aiohttp.ClientSession, url: str) -> bool:
-    """Empty the server's prefix cache and say whether it did. The server waits for what still runs, up to 10 s."""
-    try:
-        async with session.post(f"{url}/flush_cache", params={"timeout": 10}) as response:
-            return response.status == 200
-    except (TimeoutError, aiohttp.ClientError, OSError):
-        return False
+async def ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any] | None = None) -> Any:
+    """Return the JSON of a response (None if it is empty); raises as `answered` does."""
+    async with answered(session, url, body) as response:
+        try:
+            return await response.json(content_type=None)
+        except ValueError:
+            raise ServerFailed("the response is not JSON") from None
 
 
-async def _streamed(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> ServedAnswer:
-    start = time.perf_counter()
-    ttft_s, latency_s, last_event = None, 0.0, b""
-    async with session.post(url, json=body) as response:
-        if response.status != 200:
-            return ServedAnswer(error=f"HTTP {response.status} {response.reason}: {message_of(await response.read())}")
-        async for line in response.content:
-            event = line.strip().removeprefix(b"data:").strip()
-            if not event or event == b"[DONE]":
-                continue
-            # Only the last event is parsed: each repeats the whole answer so far, and the time that takes at high
-            # concurrency would count as the server's.
-            latency_s, last_event = time.perf_counter() - start, event
-            ttft_s = latency_s if ttft_s is None else ttft_s
-    return _answer(json.loads(last_event) if last_event else {}, ttft_s, latency_s)
+def ask_now(url: str, body: dict[str, Any] | None = None, *, timeout_s: float = 30) -> Any:
+    """Call `ask` from code outside an event loop."""
 
+    async def once() -> Any:
+        async with new_session(timeout_s=timeout_s) as session:
+            return await ask(session, url, body)
 
-def _answer(event: dict[str, Any], ttft_s: float | None, latency_s: float) -> ServedAnswer:
-    meta = event.get("meta_info") or {}
-    finish = meta.get("finish_reason") or {}
-    if "error" in event:
-        return ServedAnswer(error=message_of(json.dumps(event).encode()))
-    if finish.get("type") == "abort":
-        return ServedAnswer(error=f"aborted: {without_tokens(str(finish.get('message')))}")
-    if not finish:
-        return ServedAnswer(error=CUT)
-    tokens, output_ids = meta["completion_tokens"], tuple(event.get("output_ids", ()))
-    if len(output_ids) != tokens:
-        return ServedAnswer(
-            error="the last event lacks tokens: start the server without --incremental-streaming-output"
-        )
-    return ServedAnswer(
-        ttft_s=ttft_s,
-        latency_s=latency_s,
-        output_tokens=tokens,
-        finish_reason=finish["type"],
-        verify_ct=meta.get("spec_verify_ct", 0),
-        correct_drafts=meta.get("spec_num_correct_drafts", 0),
-        histogram=tuple(meta.get("spec_correct_drafts_histogram", ())),
-        output_ids=output_ids,
-    )
+    return asyncio.run(once())
 
 
 def message_of(content: bytes) -> str:
@@ -128,5 +88,14 @@ def message_of(content: bytes) -> str:
 
 
 def without_tokens(message: str) -> str:
-    """Cut a message at its first list: validation errors quote the request, which is somebody's text."""
+    """Cut a message at its first list: validation errors quote the request, which may be a user's text."""
     return message.partition("[")[0][:200].strip() or "no reason given"
+
+
+def _failure(url: str, response: aiohttp.ClientResponse, content: bytes) -> Exception:
+    message = f"HTTP {response.status} {response.reason}: {message_of(content)}"
+    if response.status in (401, 403):
+        return InputError(f"{url} asks for a key ({message}); set {KEY} in the environment")
+    if response.status in (408, 429) or response.status >= 500:
+        return ServerFailed(message)
+    return RequestRefused(message)

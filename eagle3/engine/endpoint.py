@@ -1,4 +1,4 @@
-"""A running server and how it is asked for answers: token ids in, token ids with their finish reason out.
+"""Requests for answers: token ids in, token ids with their finish reason out.
 
 Two protocols: SGLang's native /generate, and the OpenAI completions of servers that return token ids (vLLM's).
 """
@@ -9,14 +9,35 @@ from typing import Any, Protocol
 
 import aiohttp
 
-from eagle3.engine.client import message_of, without_tokens
-from eagle3.engine.process import KEY, key_header
+from eagle3.engine.client import RequestRefused, ServerFailed, ask, ask_now, without_tokens
 from eagle3.errors import InputError
+
+# The part of SGLang's /server_info that results keep; in 0.5.17 it returns all server_args and more.
+REPORTED = (
+    "version",
+    "model_path",
+    "dtype",
+    "tp_size",
+    "attention_backend",
+    "sampling_backend",
+    "mem_fraction_static",
+    "max_running_requests",
+    "cuda_graph_max_bs_decode",
+    "disable_radix_cache",
+    "disable_overlap_schedule",
+    "speculative_algorithm",
+    "speculative_draft_model_path",
+    "speculative_num_steps",
+    "speculative_eagle_topk",
+    "speculative_num_draft_tokens",
+    "speculative_adaptive",
+    "speculative_adaptive_config",
+)
 
 
 @dataclass(frozen=True)
 class Request:
-    """One answer that is wanted. `temperature` 0 is greedy, `top_k` 0 all; `stop_ids` end the answer and stay in it."""
+    """One requested answer. `temperature` 0 is greedy, `top_k` 0 all; `stop_ids` end the answer and stay in it."""
 
     prompt_ids: list[int]
     seed: int
@@ -35,23 +56,15 @@ class Completion:
     finish_reason: str
 
 
-class ServerFailed(Exception):
-    """The server is down, busy, slow or broken: another one, or the same later, may answer."""
-
-
-class RequestRefused(Exception):
-    """The server works and does not answer this request: no other would."""
-
-
 class Endpoint(Protocol):
-    """A server at `url`. Errors are those of this module, with a message that holds no text of a conversation."""
+    """A server at `url`. Raises the errors of client.py, whose messages quote no conversation."""
 
     url: str
 
     async def complete(self, session: aiohttp.ClientSession, request: Request) -> Completion: ...
 
     async def describe(self, session: aiohttp.ClientSession) -> dict[str, Any]:
-        """Return `model`, the server's name for its model, and `settings`, what else it reports about itself."""
+        """Return `model`, the server's name for its model, and `settings`, the rest of its report."""
 
     async def text_ids(self, session: aiohttp.ClientSession, text: str) -> list[int]:
         """Return the token ids of a text, with the special tokens that its tokenizer adds by default."""
@@ -60,35 +73,6 @@ class Endpoint(Protocol):
         self, session: aiohttp.ClientSession, messages: list[dict[str, str]], template_kwargs: Mapping[str, Any]
     ) -> list[int]:
         """Return the token ids of the prompt that the server's chat template makes of the messages."""
-
-
-def new_session(*, timeout_s: float) -> aiohttp.ClientSession:
-    """Open a session that holds back no request, gives one up after `timeout_s`, and carries the key."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
-        timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(30, timeout_s)),
-        headers=key_header(),
-    )
-
-
-async def ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any] | None = None) -> Any:
-    """Return the JSON of an answer: POST where there is a body."""
-    try:
-        async with session.request("GET" if body is None else "POST", url, json=body) as response:
-            if response.status == 200:
-                return await response.json(content_type=None)
-            said = f"HTTP {response.status} {response.reason}: {message_of(await response.read())}"
-    except TimeoutError:
-        raise ServerFailed(f"no answer within {session.timeout.total:g} s") from None
-    except (aiohttp.ClientError, OSError) as error:
-        raise ServerFailed(f"{type(error).__name__}: {error}"[:200]) from None
-    except ValueError:
-        raise ServerFailed("what came is no JSON") from None
-    if response.status in (401, 403):
-        raise InputError(f"{url} asks for a key ({said}); set {KEY} in the environment")
-    if response.status in (408, 429) or response.status >= 500:
-        raise ServerFailed(said)
-    raise RequestRefused(said)
 
 
 class SGLang:
@@ -119,10 +103,10 @@ class SGLang:
             meta, token_ids = answer["meta_info"], [*answer["output_ids"]]
             kind, message = meta["finish_reason"]["type"], str(meta["finish_reason"].get("message"))
         except (KeyError, TypeError, AttributeError):
-            raise ServerFailed("what came is no answer of SGLang's") from None
+            raise ServerFailed("the response is no answer of SGLang's") from None
         if kind == "abort":
-            said = f"aborted: {without_tokens(message)}"
-            raise RequestRefused(said) if meta["finish_reason"].get("status_code") == 400 else ServerFailed(said)
+            refused = meta["finish_reason"].get("status_code") == 400
+            raise (RequestRefused if refused else ServerFailed)(f"aborted: {without_tokens(message)}")
         return token_ids, meta
 
     async def describe(self, session: aiohttp.ClientSession) -> dict[str, Any]:
@@ -167,11 +151,11 @@ class OpenAICompletions:
             [choice] = answer["choices"]
             token_ids, kind = choice.get("token_ids"), choice["finish_reason"]
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise ServerFailed("what came is no completion of the OpenAI protocol") from None
+            raise ServerFailed("the response is no completion of the OpenAI protocol") from None
         if token_ids is None:
             raise InputError(
-                f"{self.url} returns text and no token ids, which training needs as the target said them; serve it "
-                f"with vLLM 0.10.2 or later or with SGLang (answers=sglang)"
+                f"{self.url} returns text and no token ids, but training needs the ids that the target chose; serve "
+                f"it with vLLM 0.10.2 or later or with SGLang (answers=sglang)"
             )
         return checked([*token_ids], kind, choice.get("stop_reason"), request)
 
@@ -191,7 +175,7 @@ class OpenAICompletions:
     async def _tokenize(self, session: aiohttp.ClientSession, body: dict[str, Any]) -> list[int]:
         answer = await ask(session, f"{self.url}/tokenize", {"model": self.model, **body})
         if not isinstance(answer, dict) or not isinstance(answer.get("tokens"), list):
-            raise RequestRefused("no list of tokens came")
+            raise RequestRefused("the response has no list of tokens")
         return answer["tokens"]
 
 
@@ -204,7 +188,7 @@ def prompt_token_ids(answer: Any) -> list[int]:
 
 
 def checked(token_ids: list[int], kind: Any, matched: Any, request: Request) -> Completion:
-    """Hold an answer against what was asked for."""
+    """Return the answer if it is what was requested."""
     if kind not in ("stop", "length"):
         raise ServerFailed(f"the answer ended by {str(kind)[:50]!r}")
     if not token_ids or not all(type(token) is int for token in token_ids):
@@ -213,9 +197,26 @@ def checked(token_ids: list[int], kind: Any, matched: Any, request: Request) -> 
         raise ServerFailed("the answer is longer than responses.max_new_tokens")
     if kind == "stop" and token_ids[-1] not in request.stop_ids:
         if matched not in request.stop_ids:  # some leave out the token that ended the answer, and name it
-            raise RequestRefused("the answer ended at what is no end of turn of the target: look at the server's stops")
+            raise RequestRefused("its last token ends no turn of the target: check the server's stop tokens")
         token_ids.append(matched)
     early = next((place for place, token in enumerate(token_ids[:-1]) if token in request.stop_ids), None)
     if early is not None:
-        raise RequestRefused("the answer goes on behind an end of turn: the server ignores stop_token_ids or EOS")
+        raise RequestRefused("the answer continues after an end of turn: the server ignores stop_token_ids or EOS")
     return Completion(token_ids, "stop" if token_ids[-1] in request.stop_ids else kind)
+
+
+def server_information(url: str) -> dict[str, Any]:
+    """Return SGLang's version and settings. InputError if no SGLang answers at `url`."""
+    try:
+        information = ask_now(f"{url}/server_info")
+    except (ServerFailed, RequestRefused) as failure:
+        raise InputError(f"{url}/server_info does not answer ({failure}); name the URL of a running SGLang") from None
+    return {key: information[key] for key in REPORTED if key in information}
+
+
+def is_reachable(url: str) -> bool:
+    try:
+        ask_now(f"{url}/server_info")
+    except (ServerFailed, RequestRefused):
+        return False
+    return True

@@ -11,7 +11,8 @@ from typing import Generic, TypeVar
 
 import aiohttp
 
-from eagle3.engine.endpoint import Completion, Endpoint, Request, RequestRefused, ServerFailed
+from eagle3.engine.client import RequestRefused, ServerFailed
+from eagle3.engine.endpoint import Completion, Endpoint, Request
 from eagle3.errors import InputError
 
 log = logging.getLogger(__name__)

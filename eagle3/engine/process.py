@@ -1,7 +1,6 @@
-"""One SGLang server: its start until it answers, its log, its end."""
+"""One SGLang server process: start until it answers, log, stop."""
 
 import contextlib
-import http.client
 import json
 import logging
 import os
@@ -11,50 +10,25 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Self
 
 from tqdm import tqdm
 
 from eagle3.cli import end_like_ctrl_c
+from eagle3.engine.client import RequestRefused, ServerFailed, api_key, ask_now
 from eagle3.engine.command import LaunchSettings
 from eagle3.engine.log import failure_reason, last_stage
 from eagle3.errors import InputError
 
 log = logging.getLogger(__name__)
 
-KEY = "EAGLE3_API_KEY"  # the variable that holds the key
 POLL_S = 0.5
+ONE_TOKEN = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1}}
 END_S = 5  # from the last sign of life to the end of the process
-# Not urllib's default opener: it would send requests for this machine through the user's proxy.
-OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-# Of what /server_info tells in 0.5.17: all of its server_args and more.
-REPORTED = (
-    "version",
-    "model_path",
-    "dtype",
-    "tp_size",
-    "attention_backend",
-    "sampling_backend",
-    "mem_fraction_static",
-    "max_running_requests",
-    "cuda_graph_max_bs_decode",
-    "disable_radix_cache",
-    "disable_overlap_schedule",
-    "speculative_algorithm",
-    "speculative_draft_model_path",
-    "speculative_num_steps",
-    "speculative_eagle_topk",
-    "speculative_num_draft_tokens",
-    "speculative_adaptive",
-    "speculative_adaptive_config",
-)
-
-
-# A process of its own next to each server. When ours is gone, even killed, it stops the server and deletes its scratch.
+# A guard process of each server. When our process is gone, even killed, it stops the server and deletes its scratch.
 GUARD = """
 import contextlib, os, shutil, signal, sys, time
 sys.stdin.read()
@@ -150,11 +124,11 @@ class Server:
 
     def _start(self) -> None:
         command = [*self.command]
-        if key := api_key():  # in a file, as everybody can read a command line
+        if key := api_key():  # in a file: every user can read command lines
             with _own_file(self._key_file) as file:
                 file.write(json.dumps({"api-key": key}).encode())
             command += ["--config", str(self._key_file)]
-        with _own_file(self.log) as file:  # SGLang names keys
+        with _own_file(self.log) as file:  # SGLang logs keys
             try:
                 self.process = subprocess.Popen(
                     command,
@@ -194,23 +168,14 @@ class Server:
 
 
 def _own_file(path: Path) -> IO[bytes]:
-    """Open a file that its owner alone can read."""
+    """Open a file that only its owner can read."""
     path.unlink(missing_ok=True)
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
 
 
-def api_key() -> str | None:
-    """Return the key of all servers, started here or asked."""
-    return os.environ.get(KEY) or None
-
-
-def key_header() -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"} if (key := api_key()) else {}
-
-
 def end_with_the_terminal() -> None:
     """Let a closed terminal end us like Ctrl-C, and the server with us; `nohup` keeps both."""
-    in_main = threading.current_thread() is threading.main_thread()  # which alone may set handlers
+    in_main = threading.current_thread() is threading.main_thread()  # only it may set handlers
     if in_main and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
         signal.signal(signal.SIGHUP, end_like_ctrl_c)
 
@@ -219,13 +184,13 @@ def require_free_port(host: str, port: int) -> None:
     """Raise InputError where a server could not listen."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a server that has just ended holds nothing
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was just released is free
         try:
             probe.bind((host, port))
-        except (OSError, OverflowError) as error:  # the latter: no port has that number
+        except (OSError, OverflowError) as error:  # OverflowError: no port has that number
             reason = getattr(error, "strerror", None) or error
-            way_out = "stop what listens there or take another, e.g. launch.port=30001"
-            raise InputError(f"launch.host={host} launch.port={port}: {reason}; {way_out}") from None
+            fix = "stop the process that listens there or take another port, e.g. launch.port=30001"
+            raise InputError(f"launch.host={host} launch.port={port}: {reason}; {fix}") from None
 
 
 def is_free_port(host: str, port: int) -> bool:
@@ -236,45 +201,12 @@ def is_free_port(host: str, port: int) -> bool:
     return True
 
 
-def request_json(url: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = 30) -> Any:
-    """Return the JSON that the server answers with (None: an empty body). OSError where it does not answer."""
-    request = urllib.request.Request(
-        f"{url}{path}",
-        None if body is None else json.dumps(body).encode(),
-        {"Content-Type": "application/json", **key_header()},
-    )
-    try:
-        with OPENER.open(request, timeout=timeout_s) as response:
-            content = response.read()
-    except http.client.HTTPException as error:  # cut off midway; urllib leaves it as it is
-        raise ConnectionError(f"{url}{path}: {error!r}") from error
-    return json.loads(content) if content else None
-
-
-def server_information(url: str) -> dict[str, Any]:
-    """Return SGLang's version and settings. InputError where no SGLang answers."""
-    try:
-        information = request_json(url, "/server_info")
-    except (OSError, ValueError) as error:
-        raise InputError(f"{url}/server_info does not answer ({error}); name the URL of a running SGLang") from None
-    return {key: information[key] for key in REPORTED if key in information}
-
-
-def is_reachable(url: str) -> bool:
-    try:
-        request_json(url, "/server_info")
-    except (OSError, ValueError):
-        return False
-    return True
-
-
 def _healthy(url: str, *, timeout_s: float) -> bool:
-    """Say whether it makes a token within `timeout_s`: /health may answer before the first kernels are compiled."""
-    one = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1}}
+    """Return whether it makes a token within `timeout_s`: /health may answer before the first kernels are compiled."""
     try:
-        request_json(url, "/health", timeout_s=timeout_s)
-        request_json(url, "/generate", one, timeout_s=timeout_s)
-    except (OSError, ValueError):
+        ask_now(f"{url}/health", timeout_s=timeout_s)
+        ask_now(f"{url}/generate", ONE_TOKEN, timeout_s=timeout_s)
+    except (ServerFailed, RequestRefused):
         return False
     return True
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import aiohttp
 
-from eagle3.engine.endpoint import Endpoint, Request, RequestRefused, ServerFailed
+from eagle3.engine.client import RequestRefused, ServerFailed
+from eagle3.engine.endpoint import Endpoint, Request
 from eagle3.errors import InputError
 from eagle3.target.model import config_hash
 

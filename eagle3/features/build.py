@@ -13,7 +13,7 @@ from eagle3 import cli
 from eagle3.answers.build import checked_target
 from eagle3.engine.command import LaunchSettings
 from eagle3.engine.local_servers import for_place
-from eagle3.errors import InputError, first_line, require_packages
+from eagle3.errors import InputError, first_line
 from eagle3.features.extract import STORED, FeatureSettings, extract_features
 from eagle3.features.extractor import Extractor
 from eagle3.features.huggingface import BATCHES_IN_WINDOW, HuggingFaceExtractor
@@ -95,7 +95,6 @@ def sharding(config: DictConfig, folder: Path, place: Place) -> Iterator[Shardin
 
 
 def _served(config: DictConfig, target: StoredTarget, folder: Path, place: Place, **parts: Any) -> "ServedExtractor":
-    require_packages("aiohttp", extra="engine", needed_by="features=sglang")
     from eagle3.features.served import ServedExtractor
 
     unload()  # the GPU is the servers'

@@ -23,8 +23,8 @@ from eagle3.engine.capture import (
     CapturingServer,
     with_hooks,
 )
+from eagle3.engine.client import RequestRefused, new_session
 from eagle3.engine.command import LaunchSettings
-from eagle3.engine.endpoint import RequestRefused, new_session
 from eagle3.engine.installation import find_sglang
 from eagle3.engine.local_servers import servers_of, serving
 from eagle3.engine.pool import Pool

@@ -16,7 +16,8 @@ from eagle3.answers.chat import Chat
 from eagle3.answers.huggingface import HuggingFaceAnswerer
 from eagle3.answers.served import ServedAnswerer
 from eagle3.engine import pool
-from eagle3.engine.process import KEY, require_free_port
+from eagle3.engine.client import KEY
+from eagle3.engine.process import require_free_port
 from eagle3.errors import InputError
 from eagle3.storage.files import read_jsonl, write_jsonl
 from eagle3.target.files import read_target_files

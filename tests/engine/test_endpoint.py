@@ -10,17 +10,8 @@ from aiohttp import web
 from protocol_server import ProtocolServer
 from serving_fixtures import free_port, serving
 
-from eagle3.engine.endpoint import (
-    Completion,
-    Endpoint,
-    OpenAICompletions,
-    Request,
-    RequestRefused,
-    ServerFailed,
-    SGLang,
-    new_session,
-)
-from eagle3.engine.process import KEY
+from eagle3.engine.client import KEY, RequestRefused, ServerFailed, new_session
+from eagle3.engine.endpoint import Completion, Endpoint, OpenAICompletions, Request, SGLang
 from eagle3.errors import InputError
 
 REQUEST = Request([5, 6], seed=3, temperature=0.7, top_p=0.9, top_k=0, max_new_tokens=8, stop_ids=frozenset({2}))
@@ -65,8 +56,8 @@ def test_a_stop_token_that_is_left_out_and_named_is_put_back() -> None:
 @pytest.mark.parametrize(
     ("token_ids", "finish", "message"),
     [
-        ([7, 8], "stop", "no end of turn of the target"),
-        ([7, 2, 8, 2], "stop", "goes on behind an end of turn"),
+        ([7, 8], "stop", "last token ends no turn of the target"),
+        ([7, 2, 8, 2], "stop", "continues after an end of turn"),
         ([7] * 9, "length", "longer than responses.max_new_tokens"),
         ([], "length", "no token ids"),
         (["7"], "length", "no token ids"),

@@ -9,7 +9,8 @@ import aiohttp
 import pytest
 
 from eagle3.engine import pool as pool_module
-from eagle3.engine.endpoint import Completion, Request, RequestRefused, ServerFailed
+from eagle3.engine.client import RequestRefused, ServerFailed
+from eagle3.engine.endpoint import Completion, Request
 from eagle3.engine.pool import Pool
 from eagle3.errors import InputError
 

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import threading
-import urllib.request
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -16,8 +15,10 @@ import pytest
 from serving_fixtures import launch_settings, sglang_site, wait_until
 from stores import ROOT
 
+from eagle3.engine.client import ServerFailed, ask_now
 from eagle3.engine.command import launch_command
-from eagle3.engine.process import Server, is_reachable, request_json
+from eagle3.engine.endpoint import is_reachable
+from eagle3.engine.process import Server
 from eagle3.errors import InputError
 
 Start = Callable[..., Server]
@@ -39,7 +40,7 @@ def start(tmp_path: Path, tiny_path: Path) -> Start:
 def test_a_server_answers_inside_its_block_and_is_gone_behind_it(start: Start) -> None:
     with start() as server:
         assert server.alive() and is_reachable(server.url)
-        assert request_json(server.url, "/server_info")["version"] == "0.5.17"
+        assert ask_now(f"{server.url}/server_info")["version"] == "0.5.17"
         process = server.process
         assert process is not None
         assert "fired up" in server.log.read_text()
@@ -48,8 +49,8 @@ def test_a_server_answers_inside_its_block_and_is_gone_behind_it(start: Start) -
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
     assert not is_reachable(server.url)
-    with pytest.raises(OSError, match="refused"):
-        request_json(server.url, "/server_info")
+    with pytest.raises(ServerFailed, match="Cannot connect"):
+        ask_now(f"{server.url}/server_info")
 
 
 def test_a_taken_port_is_one_line_before_anything_starts(start: Start) -> None:
@@ -187,16 +188,15 @@ class Empty(BaseHTTPRequestHandler):
 def test_a_server_of_ours_is_not_asked_through_the_users_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # nothing listens there
     monkeypatch.delenv("no_proxy", raising=False)
-    monkeypatch.setattr(urllib.request, "_opener", None)  # where urllib keeps the proxies of its first request
     with HTTPServer(("127.0.0.1", 0), Empty) as server:
         threading.Thread(target=server.handle_request).start()
-        assert request_json(f"http://127.0.0.1:{server.server_port}", "/") == {}
+        assert ask_now(f"http://127.0.0.1:{server.server_port}/") == {}
 
 
 def test_a_server_that_dies_midway_is_noticed_and_explained(start: Start) -> None:
     with start(fault="2") as server:  # the first answer is the one that shows it to be healthy
-        with pytest.raises(OSError):
-            request_json(server.url, "/generate", {"input_ids": [5], "sampling_params": {"max_new_tokens": 1}})
+        with pytest.raises(ServerFailed):
+            ask_now(f"{server.url}/generate", {"input_ids": [5], "sampling_params": {"max_new_tokens": 1}})
         assert "has ended (exit status 9)" in str(server.failure())
         assert not server.alive()
         assert list(server.follow()) == []

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.engine.adaptive import require_adaptive
+from eagle3.engine.client import KEY, api_key
 from eagle3.engine.command import LaunchSettings, launch_command, shell_line
 from eagle3.engine.draft import Draft
+from eagle3.engine.endpoint import server_information
 from eagle3.engine.installation import count_gpus, find_sglang
-from eagle3.engine.process import KEY, Server, api_key, require_free_port, server_information
+from eagle3.engine.process import Server, require_free_port
 from eagle3.errors import Interrupted
 from eagle3.head_files.finding import findings_table, require_no_errors
 from eagle3.secrets import public

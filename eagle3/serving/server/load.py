@@ -9,7 +9,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from eagle3.engine.client import ServedAnswer, flush_cache, generate, new_session
+from eagle3.engine.client import new_session
+from eagle3.engine.timed import ServedAnswer, flush_cache, generate
 from eagle3.errors import InputError
 
 

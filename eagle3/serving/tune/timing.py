@@ -8,7 +8,8 @@ from typing import Any
 
 from eagle3.engine.command import LaunchSettings, launch_command
 from eagle3.engine.draft import Draft
-from eagle3.engine.process import Server, is_reachable
+from eagle3.engine.endpoint import is_reachable
+from eagle3.engine.process import Server
 from eagle3.errors import InputError
 from eagle3.serving.bench.stats import summarise
 from eagle3.serving.server.load import LoadResult, measure_load, repeat_prompts

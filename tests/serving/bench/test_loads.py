@@ -8,7 +8,7 @@ import pytest
 from serving_fixtures import free_port, serving
 from small_servers import SETS, head_server, plain_server, plan
 
-from eagle3.engine.client import ServedAnswer
+from eagle3.engine.timed import ServedAnswer
 from eagle3.errors import InputError
 from eagle3.serving.bench.loads import RESULTS, MeasuredLoad, append, measure_running, read_results
 from eagle3.serving.server.load import LoadResult

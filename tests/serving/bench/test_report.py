@@ -9,7 +9,7 @@ from lightning.pytorch.loggers import WandbLogger
 from small_servers import FACTS, SETS, small_head
 
 from eagle3.decoding.speculate import Speculator
-from eagle3.engine.client import ServedAnswer
+from eagle3.engine.timed import ServedAnswer
 from eagle3.serving.bench.loads import RESULTS, MeasuredLoad, read_results
 from eagle3.serving.bench.plots import PICTURES
 from eagle3.serving.bench.report import log_to_wandb, verdicts, write_bench_report

@@ -8,7 +8,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from eagle3.engine.client import ServedAnswer
+from eagle3.engine.timed import ServedAnswer
 from eagle3.serving.bench.loads import MeasuredLoad
 from eagle3.serving.bench.settings import Side
 from eagle3.serving.bench.stats import (

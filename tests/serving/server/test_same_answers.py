@@ -8,7 +8,7 @@ from protocol_server import ProtocolServer, plain
 from serving_fixtures import serving
 from small_servers import GREEDY, PROMPTS, load
 
-from eagle3.engine.client import ServedAnswer
+from eagle3.engine.timed import ServedAnswer
 from eagle3.serving.server.load import Agreement, LoadResult
 from eagle3.serving.server.same_answers import PlainAnswers
 

@@ -11,7 +11,7 @@ from stores import ASSETS
 from timed_machine import settings
 
 from eagle3.decoding.speculate import measure
-from eagle3.engine.client import ServedAnswer
+from eagle3.engine.timed import ServedAnswer
 from eagle3.errors import InputError
 from eagle3.head_files.format import save_head
 from eagle3.serving.server.load import LoadResult
