@@ -23,7 +23,6 @@ from typing import Any, NoReturn
 import hydra.utils
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException
-from tqdm import tqdm
 
 from eagle3 import ROOT, __version__
 from eagle3.adapters.hydra import (
@@ -40,7 +39,7 @@ from eagle3.adapters.hydra import (
     unknown_class,
 )
 from eagle3.errors import InputError, Interrupted, install_command
-from eagle3.progress import arrange_bars
+from eagle3.progress import close_bars, show_bars
 from eagle3.secrets import keep_secrets, public
 from eagle3.settings import check
 from eagle3.settings.check import free_groups
@@ -80,7 +79,7 @@ def report_errors(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], A
     def run(config: DictConfig) -> Any:
         keep_secrets(config, _hydra_folders())
         _find_own_modules()
-        arrange_bars(shown=bool(config.get("progress", True)))
+        show_bars(bool(config.get("progress", True)))
         try:
             return task(config)
         except Interrupted as stop:
@@ -227,8 +226,7 @@ def exit_with(message: str, status: int) -> NoReturn:
 
 
 def report(message: str) -> None:
-    for progress in list(getattr(tqdm, "_instances", ())):  # Lightning leaves its bar open: the line would follow it
-        progress.close()
+    close_bars()
     print(f"error: {public(' '.join(message.split()))}", file=sys.stderr, flush=True)
 
 

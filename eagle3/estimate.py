@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig
-from tqdm import tqdm
 
 from eagle3 import cli
 from eagle3.answers.chat import Chat
@@ -22,6 +21,7 @@ from eagle3.answers.store import read_responses, read_rows
 from eagle3.errors import MAKE_PROMPTS, InputError
 from eagle3.features.extract import STORED
 from eagle3.head.draft_head import DraftHead, HeadConfig
+from eagle3.progress import Bar
 from eagle3.storage.files import read_jsonl, write_json
 from eagle3.target.capture import default_capture_layers
 from eagle3.target.facts import TargetConfig, target_config
@@ -196,6 +196,6 @@ def table(result: dict[str, Any]) -> list[str]:
     return [
         f"answers: {result['answers']}",
         f"{result['samples']:,} samples, {prompt_tokens:,} prompt tokens, {result['answer_tokens']:,} answer tokens",
-        *(f"features.dtype={name:<10}{tqdm.format_sizeof(size, 'B'):>10}" for name, size in result["bytes"].items()),
+        *(f"features.dtype={name:<10}{Bar.format_sizeof(size, 'B'):>10}" for name, size in result["bytes"].items()),
         *(f"{stage:<16}{hours:>10,.2f} hours of one {result['gpu']}" for stage, hours in result["gpu_hours"].items()),
     ]

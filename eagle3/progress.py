@@ -1,28 +1,42 @@
-"""Bars for people who watch; for logs a line a minute; JSON lines for machines.
+"""Progress bars for people at a terminal, a log line a minute for logs, and JSON lines for machines."""
 
-All bars of the process are tqdm's, those of libraries too: `arrange_bars` decides once how each of them looks.
-"""
-
-import functools
 import io
 import json
 import logging
+import os
 import sys
-import threading
 import time
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 from tqdm import tqdm
 
 log = logging.getLogger(__name__)
-MOVES_S = 1.0  # between two looks of a bar on a terminal
-LINE_S = 60.0  # between two lines of a bar in a log
-_original_init = tqdm.__init__
+REDRAW_S = 1.0  # between two redraws on a terminal
+LINE_S = 60.0  # between two lines in a log
+LIBRARIES = ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS")  # read when they are imported
+
+
+class Bar(tqdm):
+    """A tqdm bar, in the style that `show_bars` chose for this process."""
+
+    shown: bool | None = None  # None: as tqdm draws it, e.g. in a notebook
+    made: ClassVar["WeakSet[Bar]"] = WeakSet()
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        if self.shown is False:
+            options["disable"] = True
+        elif self.shown and (options.get("file") or sys.stderr).isatty():
+            options.setdefault("mininterval", REDRAW_S)
+        elif self.shown:
+            options |= {"file": Lines(self), "dynamic_ncols": False, "ncols": 0}
+        super().__init__(*arguments, **options)
+        self.made.add(self)
 
 
 class Lines(io.TextIOBase):
-    """What a bar without a terminal writes to: a line of the log each minute, and none before its first is over."""
+    """Output of a bar without a terminal: one log line per minute, the first after a minute."""
 
     def __init__(self, bar: tqdm) -> None:
         self.bar, self.last = bar, time.monotonic()
@@ -47,52 +61,25 @@ class Lines(io.TextIOBase):
         }
 
 
-def arrange_bars(*, shown: bool) -> None:
-    """Let every bar from now on move each second on a terminal, write lines elsewhere, or not be there."""
-
-    @functools.wraps(_original_init)
-    def init(bar: tqdm, *arguments: Any, **options: Any) -> None:
-        if not shown:
-            options["disable"] = True
-        elif (options.get("file") or sys.stderr).isatty():
-            options.setdefault("mininterval", MOVES_S)
-        else:
-            options |= {"file": Lines(bar), "dynamic_ncols": False, "ncols": 0}
-        _original_init(bar, *arguments, **options)
-
-    tqdm.__init__ = init  # type: ignore[method-assign]
-    if shown:
-        _mover()
+def show_bars(shown: bool | None) -> None:
+    """Choose the style of all later bars: redrawn each second on a terminal and log lines elsewhere, or none at all."""
+    Bar.shown = shown
+    if shown is False or not sys.stderr.isatty():  # libraries' bars would be hundreds of lines in a log
+        for variable in LIBRARIES:
+            os.environ.setdefault(variable, "1")
 
 
-@functools.cache
-def _mover() -> threading.Thread:
-    """Draw bars again while nothing ends: the time goes on."""
-    thread = threading.Thread(target=_move, name="bars", daemon=True)
-    thread.start()
-    return thread
-
-
-def _move() -> None:
-    while True:
-        time.sleep(MOVES_S)
-        _draw_again()
-
-
-def _draw_again() -> None:
-    with tqdm.get_lock():
-        for bar in list(getattr(tqdm, "_instances", ())):
-            # tqdm lists a bar before it has any attribute, and gives it start_t last.
-            started = hasattr(bar, "start_t") and not bar.disable
-            if started and time.time() - bar.last_print_t >= MOVES_S:
-                bar.refresh(nolock=True)
+def close_bars() -> None:
+    """Close the bars that are still open after an error, so that the next line does not continue one of them."""
+    for bar in list(Bar.made):
+        bar.close()
 
 
 class JsonLines(logging.Formatter):
-    """A log record as one JSON object: time, level, logger, message, and the fields that it brings."""
+    """A log record as one JSON object: time, level, logger, message, and the record's `fields`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        told = {
+        line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
@@ -100,5 +87,5 @@ class JsonLines(logging.Formatter):
             **getattr(record, "fields", {}),
         }
         if record.exc_info:
-            told["exception"] = self.formatException(record.exc_info)
-        return json.dumps(told, ensure_ascii=False, default=str)
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)

@@ -10,18 +10,17 @@ os.environ.setdefault("WANDB_MODE", "offline")
 os.environ["OMP_NUM_THREADS"] = "1"  # of commands too: pytest-xdist runs a process a core, whose threads would wait
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from stores import ASSETS, DRAFT_VOCAB, HIDDEN, VOCAB, random_sample, random_samples, write_store
-from tqdm import tqdm
 
-from eagle3 import progress
 from eagle3.features.sample import Sample
 from eagle3.head.draft_head import DraftHead, HeadConfig
+from eagle3.progress import LIBRARIES, Bar
 
 # What a shell's background and nohup ignore, commands under test would ignore, too.
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
@@ -51,10 +50,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def bars_as_tqdm_makes_them() -> Iterator[None]:
-    """A command that a test runs in this process arranges the bars of the whole process."""
-    yield
-    tqdm.__init__ = progress._original_init  # type: ignore[method-assign]
+def bars_as_tqdm_draws_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that a test runs in this process chooses the style of bars for the whole process."""
+    monkeypatch.setattr(Bar, "shown", None)
+    for variable in LIBRARIES:
+        monkeypatch.delenv(variable, raising=False)
 
 
 @pytest.fixture(scope="session")

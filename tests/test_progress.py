@@ -8,25 +8,18 @@ import pty
 import subprocess
 import sys
 import termios
-import time
 from pathlib import Path
 
 import pytest
 from stores import ASSETS, ROOT
-from tqdm import tqdm
 
 from eagle3 import progress
-from eagle3.progress import JsonLines, arrange_bars
+from eagle3.progress import Bar, JsonLines, close_bars, show_bars
 
 
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-@pytest.fixture(autouse=True)
-def arranged() -> None:
-    arrange_bars(shown=True)
 
 
 @pytest.fixture
@@ -40,7 +33,8 @@ def test_without_a_terminal_a_bar_is_a_line_a_minute(
     clock: list[float], caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.INFO)
-    with tqdm(total=1000, desc="answers", unit="prompt", mininterval=0) as bar:
+    show_bars(True)
+    with Bar(total=1000, desc="answers", unit="prompt", mininterval=0) as bar:
         for second in range(150):
             clock[0] = float(second)
             bar.update(2)
@@ -54,41 +48,31 @@ def test_without_a_terminal_a_bar_is_a_line_a_minute(
 
 def test_a_bar_of_a_few_seconds_says_nothing_in_a_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    assert sum(tqdm(range(10), desc="short")) == 45
+    show_bars(True)
+    assert sum(Bar(range(10), desc="short")) == 45
     assert caplog.records == []
 
 
-def test_on_a_terminal_a_bar_moves_while_nothing_ends() -> None:
+def test_on_a_terminal_an_open_bar_is_closed_before_an_error_is_printed() -> None:
     screen = Terminal()
-    with tqdm(total=3, desc="slow", file=screen):
-        before = screen.getvalue()
-        deadline = time.monotonic() + 10
-        while "00:02" not in screen.getvalue() and time.monotonic() < deadline:
-            time.sleep(0.1)
-    assert "00:02" in screen.getvalue().removeprefix(before)
-
-
-def test_bars_move_on_while_another_thread_begins_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = Terminal()
-    with tqdm(total=3, desc="slow", file=screen) as bar:
-        begun = tqdm.__new__(tqdm)  # listed, and not yet a bar: where a thread stands between the two halves of tqdm()
-        before = len(screen.getvalue())
-        monkeypatch.setattr(bar, "last_print_t", 0.0)
-        progress._draw_again()
-        assert "slow" in screen.getvalue()[before:]
-        begun.__init__(total=5, desc="begun", file=screen)  # type: ignore[misc]
-        monkeypatch.setattr(begun, "last_print_t", 0.0)
-        progress._draw_again()
-        assert "begun" in screen.getvalue()
-        begun.close()
+    show_bars(True)
+    bar = Bar(total=3, desc="slow", file=screen)
+    close_bars()
+    assert bar.disable and screen.getvalue().endswith("\n")
 
 
 @pytest.mark.parametrize("asked", [{}, {"disable": False}, {"disable": None}])
 def test_one_switch_turns_all_bars_off(asked: dict[str, bool | None]) -> None:
-    arrange_bars(shown=False)
+    show_bars(False)
     screen = Terminal()
-    assert list(tqdm(range(3), file=screen, **asked)) == [0, 1, 2]  # type: ignore[arg-type]
+    assert list(Bar(range(3), file=screen, **asked)) == [0, 1, 2]  # type: ignore[arg-type]
     assert screen.getvalue() == ""
+    assert os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] == "1"
+
+
+def test_every_bar_of_the_package_is_in_the_chosen_style() -> None:
+    sources = {path: path.read_text() for path in (ROOT / "eagle3").rglob("*.py")}
+    assert [path.name for path, text in sources.items() if "from tqdm" in text] == ["progress.py"]
 
 
 def test_a_json_line_holds_the_fields_and_the_traceback() -> None:

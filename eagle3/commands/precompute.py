@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
-from tqdm import tqdm
 
 from eagle3 import cli
 from eagle3.errors import InputError, Interrupted, require_packages
+from eagle3.progress import Bar
 from eagle3.prompts import LIBRARIES
 from eagle3.storage.folder import Storage
 from eagle3.storage.lock import hold
@@ -154,7 +154,7 @@ class Features(Stage):
         store = extract(config, stored_target(**cli.plain(config.target)))
         log.info(
             "features: %d samples, %d tokens, %d answer tokens, %s in %d shards; left out: %s",
-            store.samples, store.tokens, store.answer_tokens, tqdm.format_sizeof(store.bytes, "B"),
+            store.samples, store.tokens, store.answer_tokens, Bar.format_sizeof(store.bytes, "B"),
             len(store.shards), store.left_out or "none",
         )  # fmt: skip
 

@@ -11,7 +11,6 @@ from typing import Any
 import lightning
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from eagle3.adapters.lightning import reload_train_loader
 from eagle3.data.loader import EpochPart, PackLoader, SideStream
@@ -26,6 +25,7 @@ from eagle3.features.samples import SampleRef, Samples
 from eagle3.features.source import REQUESTS, FeatureSource, as_setting
 from eagle3.features.split import hash64
 from eagle3.features.turns import anchors_of
+from eagle3.progress import Bar
 
 log = logging.getLogger(__name__)
 FROM_THE_START: dict[str, Any] = {"epoch": 0, "consumed": 0, "before": []}
@@ -228,7 +228,7 @@ class FeatureData(lightning.LightningDataModule):
         fitting = self.loss_mask.select(self.selected)
         samples = fitting[:limit]
         if type(self.loss_mask) is not AllTurns:  # the index counts anchors of unmasked answers only
-            counted = [self._count_anchors(ref) for ref in tqdm(samples, desc="count anchors under the loss mask")]
+            counted = [self._count_anchors(ref) for ref in Bar(samples, desc="count anchors under the loss mask")]
             if np.array_equal(counted, self.selected.anchors[:limit]):
                 log.warning(
                     "loss_mask=%s changes nothing: no answer of %s contains what it leaves out (features.reasoning "

@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from tqdm import tqdm
 
 from eagle3.answers.generate import generate
 from eagle3.answers.sampling import sampling_probabilities
 from eagle3.decoding.batched_trees import BatchedTrees
 from eagle3.decoding.speculate import Speculator
+from eagle3.progress import Bar
 from eagle3.target.capture import Capture
 from eagle3.target.model import Target
 
@@ -123,7 +123,7 @@ def record(
             speculator.target, [prompts[place] for place in batch], seeds=[seed + place for place in batch], **sampling
         )
     )
-    bar = tqdm(said, total=len(prompts), desc=progress, unit="prompt", disable=progress is None)
+    bar = Bar(said, total=len(prompts), desc=progress, unit="prompt", disable=progress is None)
     return record_said(speculator, bar, steps=steps, topks=topks)
 
 

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
 import torch
-from tqdm import tqdm
 
 from eagle3.decoding.drafter import Drafter, Tree
 from eagle3.decoding.verifier import verifier
 from eagle3.draft_shape import num_draft_tokens
 from eagle3.errors import InputError
 from eagle3.head.draft_head import DraftHead
+from eagle3.progress import Bar
 from eagle3.target.capture import check_capture_layers
 from eagle3.target.model import Target
 
@@ -181,7 +181,7 @@ def measure(
     `seconds` is the time of speculative decoding alone."""
     speculator = Speculator(target, head, capture_layers)
     decoded, equal, seconds = [], 0, 0.0
-    for number, prompt_ids in enumerate(tqdm(prompts, desc=progress, unit="prompt", disable=progress is None)):
+    for number, prompt_ids in enumerate(Bar(prompts, desc=progress, unit="prompt", disable=progress is None)):
         start = time.perf_counter()
         answer = speculator.decode(
             prompt_ids,

@@ -15,13 +15,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from tqdm import tqdm
-
 from eagle3.cli import end_like_ctrl_c
 from eagle3.engine.client import RequestRefused, ServerFailed, api_key, ask_now
 from eagle3.engine.command import LaunchSettings
 from eagle3.engine.log import failure_reason, last_stage
 from eagle3.errors import InputError
+from eagle3.progress import Bar
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +149,7 @@ class Server:
 
     def _wait_until_healthy(self) -> None:
         deadline = time.monotonic() + self.settings.start_timeout_s
-        with tqdm(bar_format="{desc} [{elapsed}]", desc=f"start {self.name}") as progress:
+        with Bar(bar_format="{desc} [{elapsed}]", desc=f"start {self.name}") as progress:
             while not _healthy(self.url, timeout_s=max(deadline - time.monotonic(), POLL_S)):
                 if not self.alive():
                     raise self.failure()

@@ -1,11 +1,10 @@
 """What of a feature store is damaged, and taking exactly that away, so that the features stage makes it anew."""
 
-from tqdm import tqdm
-
 from eagle3.errors import InputError
 from eagle3.features.index import ShardIndex, index_name
 from eagle3.features.manifest import MANIFEST, Manifest, read_index, read_manifest
 from eagle3.features.store import TARGET_WEIGHTS
+from eagle3.progress import Bar
 from eagle3.storage.folder import Storage
 from eagle3.storage.pages import sha256_of
 
@@ -19,7 +18,7 @@ def find_damage(storage: Storage) -> tuple[dict[str, str], list[str]]:
     shards = {name for name in names if name.startswith("shard-") and name.endswith(".tar")}
     listed = {} if manifest is None else {shard.name: shard for shard in manifest.shards}
     foreign = sorted(shards - set(listed)) if listed else []
-    for name in tqdm(sorted(listed or shards), desc="verify", unit="shard"):
+    for name in Bar(sorted(listed or shards), desc="verify", unit="shard"):
         index = _index(storage, name, listed[name].index_sha256 if listed else None, damage)
         if name not in names:
             damage[name] = "is missing"

@@ -19,7 +19,6 @@ import torch
 from jaxtyping import Int
 from safetensors.torch import save
 from torch import Tensor
-from tqdm import tqdm
 
 from eagle3.errors import InputError
 from eagle3.features.index import index_name
@@ -34,6 +33,7 @@ from eagle3.features.sample import Sample, views
 from eagle3.features.samples import IndexedShard, SampleRef, Samples
 from eagle3.features.shards import ShardReader, hash_of, require_sha256, verify_file
 from eagle3.features.source import REQUESTS, TargetWeights
+from eagle3.progress import Bar
 from eagle3.storage.files import sha256_json
 from eagle3.storage.folder import Storage, write_file
 from eagle3.target.facts import TargetConfig
@@ -89,7 +89,7 @@ class FeatureStore:
         shards = self.manifest.shards[rank::world_size]
         total = sum(shard.bytes for shard in shards)
         with (
-            tqdm(total=total, unit="B", unit_scale=True, desc="verify shards", disable=rank > 0) as progress,
+            Bar(total=total, unit="B", unit_scale=True, desc="verify shards", disable=rank > 0) as progress,
             ThreadPoolExecutor(HASHED_AT_ONCE) as threads,
         ):
             for shard, _ in zip(shards, threads.map(self._verify, shards), strict=True):

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow
-from tqdm import tqdm
 
+from eagle3.progress import Bar
 from eagle3.prompts.checks import Check, LooksAhead
 from eagle3.prompts.chunks import ChunkWriter, ScannedChunk
 from eagle3.prompts.overlap.signatures import Signer
@@ -238,7 +238,7 @@ def scan(tasks: list[ScanTask], scanner: Scanner, *, enough: Enough, processes: 
     rows = 0
     needed = (task for task in tasks if not enough(task.source))
     total = sum(task.chunk.size for task in tasks)
-    with tqdm(total=total, desc="prompts", unit="B", unit_scale=True) as progress:
+    with Bar(total=total, desc="prompts", unit="B", unit_scale=True) as progress:
         for task, chunk in in_order(scanner, needed, processes=min(processes, len(tasks))):
             if not enough(task.source):
                 enough.passing[task.source] += chunk.summary["prompts"]

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tqdm import tqdm
-
+from eagle3.progress import Bar
 from eagle3.prompts.chunks import ScannedChunk
 from eagle3.prompts.licenses.attribution import attribution_text
 from eagle3.prompts.output.answered import require_not_answered
@@ -159,7 +158,7 @@ def log_scratch_space(folder: Path, tasks: list[ScanTask]) -> int:
     free = shutil.disk_usage(folder).free
     log.log(
         logging.WARNING if needed > free else logging.INFO, "up to %s of scratch space in %s; %s are free",
-        tqdm.format_sizeof(needed, "B"), folder, tqdm.format_sizeof(free, "B"),
+        Bar.format_sizeof(needed, "B"), folder, Bar.format_sizeof(free, "B"),
     )  # fmt: skip
     return needed
 

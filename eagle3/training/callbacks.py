@@ -3,6 +3,7 @@
 import logging
 import math
 import signal
+import sys
 import time
 from collections.abc import Sequence, Set
 from glob import escape
@@ -13,11 +14,13 @@ from typing import Any
 import lightning
 import torch
 from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint, TQDMProgressBar
+from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
 from eagle3.adapters.lightning import skip_sigterm_broadcast, unfinished_epoch
 from eagle3.data.loader import PackLoader
 from eagle3.data.pack import Batch
 from eagle3.errors import Interrupted
+from eagle3.progress import Bar
 
 log = logging.getLogger(__name__)
 PATHS = ("best_model_path", "kth_best_model_path")  # in the state of a ModelCheckpoint
@@ -141,13 +144,30 @@ class LastCheckpoint(Checkpoint):
         self.signalled = True
 
 
+class TrainingBar(Bar, Tqdm):
+    """Lightning's bar in the style of all others."""
+
+
 class Progress(TQDMProgressBar):
-    """Reads `metrics` when it redraws. Lightning's own would read what is logged with prog_bar=True after every step,
-    and so make the host wait for the GPU each time (tests/training/test_callbacks.py)."""
+    """Reads `metrics` when it redraws. Lightning's own bar would read everything logged with prog_bar=True after every
+    step, and make the host wait for the GPU each time (tests/training/test_callbacks.py)."""
 
     def __init__(self, *, refresh_seconds: float = 2, metrics: Sequence[str] = ("train/loss",)) -> None:
         super().__init__()
         self.metrics, self.refresh_seconds, self.drawn = metrics, refresh_seconds, time.monotonic()
+
+    def init_train_tqdm(self) -> Tqdm:
+        return self._bar(self.train_description, position=0, smoothing=0)
+
+    def init_validation_tqdm(self) -> Tqdm:
+        return self._bar(self.validation_description, position=1, leave=False)
+
+    def init_sanity_tqdm(self) -> Tqdm:
+        return self._bar(self.sanity_check_description, position=0, leave=False)
+
+    def _bar(self, desc: str, **options: Any) -> Tqdm:
+        look = {"dynamic_ncols": True, "bar_format": self.BAR_FORMAT, "file": sys.stdout}
+        return TrainingBar(desc=desc, disable=self.is_disabled, **look, **options)
 
     def _should_update(self, current: int, total: int) -> bool:
         now = time.monotonic()

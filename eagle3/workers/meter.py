@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
-from tqdm import tqdm
+from eagle3.progress import Bar
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class Meter:
         """`of` names the tokens."""
         self.desc, self.of, self.note = desc, of, ""
         self.tokens, self.since, self.last = 0, 0.0, 0.0
-        self.bar = tqdm(total=total, desc=desc, unit=unit, smoothing=0.05)
+        self.bar = Bar(total=total, desc=desc, unit=unit, smoothing=0.05)
 
     def __enter__(self) -> Self:
         return self

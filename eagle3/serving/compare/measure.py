@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
-from tqdm import tqdm
 
 from eagle3.decoding.paired import Gains
 from eagle3.decoding.replay import Rounds, Said, answer, record_said, replay_rejection
 from eagle3.decoding.speculate import Decoded, Speculator, measure, plain_greedy
+from eagle3.progress import Bar
 from eagle3.serving.compare.settings import CompareSettings, Way
 from eagle3.target.model import Target
 
@@ -51,7 +51,7 @@ class BatchedDecoder:
 
     def _said(self, target: Target, settings: CompareSettings, answers: Answers, temperature: float) -> list[Said]:
         said: dict[int, Said] = {}
-        with tqdm(total=len(answers.prompts), desc=f"answers, T = {temperature:g}", unit="prompt") as bar:
+        with Bar(total=len(answers.prompts), desc=f"answers, T = {temperature:g}", unit="prompt") as bar:
             for batch in batches(answers, settings.batch_size, settings.batch_tokens):
                 found = answer(
                     target,
@@ -69,12 +69,12 @@ class BatchedDecoder:
         measured = {}
         topks = sorted({way.shape.topk for way in ways})
         for temperature, said in self.said.items():
-            recording = record_said(speculator, tqdm(said, desc=name, unit="prompt"), steps=self.steps, topks=topks)
+            recording = record_said(speculator, Bar(said, desc=name, unit="prompt"), steps=self.steps, topks=topks)
             for way in (way for way in ways if way.temperature == temperature and not way.rejection):
                 measured[way] = of_rounds(recording.replay_each(**way.shape._asdict()), said, self.positions)
             if chains := [way for way in ways if way.temperature == temperature and way.rejection]:
                 steps = [way.shape.steps for way in chains]
-                bar = tqdm(said, desc=f"{name}, rejection sampling", unit="prompt")
+                bar = Bar(said, desc=f"{name}, rejection sampling", unit="prompt")
                 found = replay_rejection(speculator, bar, steps=steps, temperature=temperature, seed=self.seed)
                 measured |= {way: of_rounds(found[way.shape.steps], said, self.positions) for way in chains}
         return {way: measured[way] for way in ways}
@@ -88,7 +88,7 @@ class PlainDecoder:
         start = time.perf_counter()
         self.own = None
         if 0 in settings.temperatures:
-            prompts = tqdm(answers.prompts, desc="answers", unit="prompt")
+            prompts = Bar(answers.prompts, desc="answers", unit="prompt")
             self.own = [plain_greedy(target, prompt, answers.max_new_tokens) for prompt in prompts]
         self.seconds = time.perf_counter() - start
 

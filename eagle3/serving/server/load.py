@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Any
 
-from tqdm import tqdm
-
 from eagle3.engine.client import new_session
 from eagle3.engine.timed import ServedAnswer, flush_cache, generate
 from eagle3.errors import InputError
+from eagle3.progress import Bar
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ async def _in_places(
 ) -> list[ServedAnswer]:
     answers: dict[int, ServedAnswer] = {}
     queue = iter(enumerate(prompts))
-    with tqdm(total=len(prompts), desc=progress, unit="answer", disable=progress is None) as bar:
+    with Bar(total=len(prompts), desc=progress, unit="answer", disable=progress is None) as bar:
 
         async def place() -> None:
             for number, prompt_ids in queue:  # one queue for all places

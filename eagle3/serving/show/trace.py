@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tqdm import tqdm
-
 from eagle3.decoding.speculate import Decoded, Measurement, Round, Speculator
+from eagle3.progress import Bar
 from eagle3.serving.check.prompts import PromptSet
 from eagle3.serving.check.settings import Decoding
 from eagle3.serving.show.text import piece, visible
@@ -61,7 +60,7 @@ def traced(speculator: Speculator, prompts: PromptSet, decoding: Decoding) -> li
     settings: dict[str, Any] = asdict(decoding)
     first_seed = settings.pop("seed")
     traces = []
-    for number, prompt_ids in enumerate(tqdm(prompts.prompts, desc="decode", unit="prompt")):
+    for number, prompt_ids in enumerate(Bar(prompts.prompts, desc="decode", unit="prompt")):
         rounds: list[Round] = []
         decoded = speculator.decode(prompt_ids, seed=first_seed + number, watch=rounds.append, **settings)
         traces.append(Trace(prompts.sources[number], prompt_ids, decoded, rounds))
