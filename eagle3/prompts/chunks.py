@@ -1,6 +1,6 @@
-"""The scratch file of a scanned chunk: a Parquet file with a row for every row of the chunk, in their order.
+"""The scratch file of a scanned chunk: a Parquet file with one row for every row of the chunk, in the same order.
 
-It is written under another name and renamed when it is complete. A run that was killed uses the complete ones again.
+It is written under a temporary name and renamed when complete. A run that was killed reuses the complete files.
 """
 
 import json
@@ -17,16 +17,16 @@ from eagle3.prompts.overlap.signatures import Signature
 from eagle3.prompts.reading.prompt import Prompt
 from eagle3.storage.files import LocalPendingFile, json_line
 
-ROWS = [  # what is written to the stage's files
+ROWS = [  # for the stage's output files
     ("line", pyarrow.int64()),  # of the chunk, from 1
     ("id", pyarrow.string()),
     ("reason", pyarrow.string()),  # null: the row passed all checks
     ("record", pyarrow.binary()),  # the prompt as a line of JSON
-    ("shown", pyarrow.string()),  # the beginning of a refused row that people may look at
+    ("shown", pyarrow.string()),  # the masked beginning of a refused row, for the sample
     ("license", pyarrow.string()),
     ("origin", pyarrow.string()),  # the prompt's `source`
 ]
-COMPARED = [  # what the selection compares, of rows that passed
+COMPARED = [  # for the selection; only rows that passed have them
     ("id_hash", pyarrow.uint64()),
     ("text_hash", pyarrow.uint64()),
     ("shingles", pyarrow.list_(pyarrow.uint64())),
@@ -45,7 +45,7 @@ def schema_of(bands: int) -> pyarrow.Schema:
 
 
 class ChunkWriter:
-    """Takes the rows of a chunk; memory holds one group of them."""
+    """Writes the rows of a chunk; keeps one group of them in memory."""
 
     def __init__(self, path: Path, bands: int):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,8 +55,8 @@ class ChunkWriter:
             self.pending.file, self.schema, compression="zstd", use_dictionary=["license", "origin", "reason"],
             write_statistics=False, write_page_checksum=True,
         )  # fmt: skip
-        self.waiting: list[tuple] = []  # as `schema` has it
-        self.prompts = 0
+        self.waiting: list[tuple] = []  # one value per column of the schema
+        self.lines = self.prompts = 0
         self.rejected: Counter[str] = Counter()
 
     def keep(self, line: int, prompt: Prompt, signature: Signature, cell: int | None) -> None:
@@ -76,8 +76,10 @@ class ChunkWriter:
         self.file.write_table(pyarrow.Table.from_arrays(arrays, schema=self.schema))
         self.waiting.clear()
 
-    def finish(self, summary: dict[str, Any]) -> None:
+    def finish(self, **summary: Any) -> None:
         """Add the summary and give the file its name."""
+        rows = self.prompts + self.rejected.total()
+        summary |= {"lines": self.lines, "rows": rows, "prompts": self.prompts, "rejected": self.rejected}
         self.file.add_key_value_metadata({SUMMARY: json.dumps(summary, ensure_ascii=False)})
         self.file.close()
         self.pending.commit()
@@ -86,14 +88,14 @@ class ChunkWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave nothing of a file that was not finished."""
+        """Remove the file if it was not finished."""
         self.file.close()
         self.pending.discard()
 
 
 @dataclass(frozen=True)
 class ScannedChunk:
-    """A scanned chunk. `summary`: file name, start, lines, rows, prompts, rejected (by reason), counts (by check)."""
+    """A scanned chunk. `summary`: file, start, lines, rows, prompts, rejected (by reason), counts (by check)."""
 
     path: Path
     source: int  # its index in the list of sources
@@ -101,14 +103,14 @@ class ScannedChunk:
 
     @classmethod
     def read(cls, path: Path, source: int, *, verify: bool) -> "ScannedChunk":
-        """Read the summary, and every page to verify it. Raises OSError or an ArrowException if it is damaged."""
+        """Read the summary; with `verify` also every page. Raises OSError or an ArrowException if it is damaged."""
         with parquet.ParquetFile(path, page_checksum_verification=True) as file:
             for _ in file.iter_batches(batch_size=1024) if verify else ():
                 pass
             return cls(path, source, json.loads(file.metadata.metadata[SUMMARY.encode()]))
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield the columns that are written to the stage's files, row by row."""
+        """Yield the columns for the stage's output files, row by row."""
         with parquet.ParquetFile(self.path) as file:
             for batch in file.iter_batches(batch_size=1024, columns=WRITTEN):
                 yield from batch.to_pylist()

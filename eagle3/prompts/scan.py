@@ -1,11 +1,11 @@
-"""The scan: each chunk of the sources → a scratch file of checked rows, over several processes, in one order always.
+"""The scan: each chunk of the sources → a scratch file of checked rows, by several processes, in one fixed order.
 
 A worker opens its chunk by itself, so that rows do not travel between processes.
 """
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -18,6 +18,7 @@ from eagle3.prompts.checks import Check, LooksAhead
 from eagle3.prompts.chunks import ChunkWriter, ScannedChunk
 from eagle3.prompts.overlap.signatures import Signer
 from eagle3.prompts.pool import in_order
+from eagle3.prompts.privacy import Privacy
 from eagle3.prompts.reading.conversation import Refused
 from eagle3.prompts.reading.formats import BLANK, Chunk, chunk_rows, cut
 from eagle3.prompts.reading.prompt import Prompt, texts_of
@@ -29,7 +30,7 @@ from eagle3.storage.files import sha256_json
 log = logging.getLogger(__name__)
 
 SHOWN_CHARACTERS = 500  # of a row in the sample of refused rows
-GROUP_ROWS, GROUP_CHARACTERS = 4096, 4_000_000  # of rows that are checked together; the last one may be of any size
+GROUP_ROWS, GROUP_CHARACTERS = 4096, 4_000_000  # limits of a group that is checked together; its last row may be longer
 
 
 @dataclass(frozen=True)
@@ -52,30 +53,33 @@ def tasks_of(sources: list[Source], chunk_bytes: int, settings: Any) -> list[Sca
     return tasks
 
 
+class Row(NamedTuple):
+    line: int
+    found: Prompt | Refused  # before the checks
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scanner:
     """Reads, checks and signs the rows of one chunk; sent to every worker once.
 
-    checks: of each source, in order; the first reason counts. safe_id, safe_source: hash what is personal data itself;
-    masked: texts with every finding masked; refused_sample: rows of each reason that are shown.
+    checks: of each source, in order; the first reason counts. privacy: hashes ids and sources that are personal data,
+    and masks the sample of refused rows, which shows `refused_sample` rows of each reason.
     """
 
     folder: Path
     sources: list[Source]
     checks: list[list[Check]]
-    safe_id: Callable[[str], str]
-    safe_source: Callable[[str], str]
+    privacy: Privacy
     signer: Signer
     traffic: TrafficMix | None
     keep_answers: bool
     refused_sample: int
-    masked: Callable[[list[str]], list[str]]
 
     def __call__(self, task: ScanTask) -> ScannedChunk:
         return self.finished(task) or self.scanned(task)
 
     def finished(self, task: ScanTask) -> ScannedChunk | None:
-        """Return the file that an earlier, stopped run left of this chunk; a damaged one is scanned again."""
+        """Return this chunk's file from an earlier run that was stopped; a damaged one is scanned again."""
         path = self._path(task)
         try:
             return ScannedChunk.read(path, task.source, verify=True) if path.exists() else None
@@ -84,93 +88,67 @@ class Scanner:
             return None
 
     def scanned(self, task: ScanTask) -> ScannedChunk:
-        source, checks = self.sources[task.source], self.checks[task.source]
+        checks = self.checks[task.source]
         counts: dict[str, Counter[str]] = {check.name: Counter() for check in checks}
-        rows = Rows(task.chunk, source, keep_answers=self.keep_answers)
         with ChunkWriter(self._path(task), self.signer.bands) as writer:
-            for group in in_groups(rows):
+            for group in in_groups(self._rows(task, writer)):
                 found = checked([row.found for row in group], checks, counts)
-                # After the licence check, which has to see the row's own `source`.
+                # After the licence check, which needs the row's own `source`.
                 self._write(writer, group, [self._with_safe_names(each) for each in found])
-            writer.finish(
-                {
-                    "file": file_name(task.chunk.file),
-                    "start": task.chunk.start,
-                    "lines": rows.lines,
-                    "rows": rows.rows,
-                    "prompts": writer.prompts,
-                    "rejected": writer.rejected,
-                    "counts": counts,
-                }
-            )
+            writer.finish(file=file_name(task.chunk.file), start=task.chunk.start, counts=counts)
         return ScannedChunk.read(self._path(task), task.source, verify=False)
 
     def _path(self, task: ScanTask) -> Path:
         return self.folder / f"{task.key}.parquet"
 
-    def _write(self, writer: ChunkWriter, group: list["Row"], found: list[Prompt | Refused]) -> None:
+    def _rows(self, task: ScanTask, writer: ChunkWriter) -> Iterator[Row]:
+        source = self.sources[task.source]
+        for line, value in chunk_rows(task.chunk, source.shape.columns):
+            writer.lines = line
+            if value is not BLANK:
+                yield Row(line, read_prompt(value, source, keep_answers=self.keep_answers))
+
+    def _write(self, writer: ChunkWriter, group: list[Row], found: list[Prompt | Refused]) -> None:
         shown = self._shown(Counter(writer.rejected), group, found)
-        for row, judged in zip(group, found, strict=True):
-            if isinstance(judged, Refused):
-                writer.reject(row.line, judged.id, judged.reason, shown.get(row.line))
+        for row, result in zip(group, found, strict=True):
+            if isinstance(result, Refused):
+                writer.reject(row.line, result.id, result.reason, shown.get(row.line))
             else:
-                cell = self.traffic.cell(judged) if self.traffic else None
-                writer.keep(row.line, judged, self.signer(judged), cell)
+                cell = self.traffic.cell(result) if self.traffic else None
+                writer.keep(row.line, result, self.signer(result), cell)
         writer.flush()
 
-    def _shown(self, rejected: Counter[str], group: list["Row"], found: list[Prompt | Refused]) -> dict[int, str]:
-        """Return by line what is shown of refused rows, for the first of each reason.
+    def _shown(self, rejected: Counter[str], group: list[Row], found: list[Prompt | Refused]) -> dict[int, str]:
+        """Return, by line, the beginning of the first refused rows of each reason.
 
-        The whole is masked, then cut: a finding that is cut might not be found.
+        The whole text is masked before it is cut: a finding that is cut might not be found.
         """
         texts = {}
-        for row, judged in zip(group, found, strict=True):
-            if isinstance(judged, Refused):
-                if isinstance(row.found, Prompt) and rejected[judged.reason] < self.refused_sample:
+        for row, result in zip(group, found, strict=True):
+            if isinstance(result, Refused):
+                if isinstance(row.found, Prompt) and rejected[result.reason] < self.refused_sample:
                     texts[row.line] = "\n\n".join(row.found.texts())
-                rejected[judged.reason] += 1
-        masked = self.masked(list(texts.values())) if texts else []
+                rejected[result.reason] += 1
+        masked = self.privacy.masked(list(texts.values())) if texts else []
         return {line: text[:SHOWN_CHARACTERS] for line, text in zip(texts, masked, strict=True)}
 
     def _with_safe_names(self, found: Prompt | Refused) -> Prompt | Refused:
         if isinstance(found, Refused):
-            return Refused(found.reason, self.safe_id(found.id)) if found.id else found
-        return found._replace(id=self.safe_id(found.id), source=self._safe_source(found.source))
+            return Refused(found.reason, self.privacy.safe_id(found.id)) if found.id else found
+        return found._replace(id=self.privacy.safe_id(found.id), source=self._safe_source(found.source))
 
     @cached_property
-    def _safe_source(self) -> Callable[[str], str]:
-        return lru_cache(1024)(self.safe_source)  # many rows share one
+    def _safe_source(self) -> Any:
+        return lru_cache(1024)(self.privacy.safe_source)  # many rows share one
 
 
 def shown_text(prompt: dict[str, Any]) -> str:
-    """Return the texts of a written prompt, as far as the sample of refused rows shows them."""
+    """Return the beginning of a written prompt's texts, for the sample of refused rows."""
     return "\n\n".join(texts_of(prompt))[:SHOWN_CHARACTERS]
 
 
-class Row(NamedTuple):
-    line: int
-    found: Prompt | Refused  # as it was read
-
-
-class Rows:
-    """The rows of a chunk; `lines` and `rows` are how many there were, once all are read. Blank lines are no rows."""
-
-    def __init__(self, chunk: Chunk, source: Source, *, keep_answers: bool):
-        self.chunk = chunk
-        self.source = source
-        self.keep_answers = keep_answers
-        self.lines = self.rows = 0
-
-    def __iter__(self) -> Iterator[Row]:
-        for line, value in chunk_rows(self.chunk, self.source.shape.columns):
-            self.lines = line
-            if value is not BLANK:
-                self.rows += 1
-                yield Row(line, read_prompt(value, self.source, keep_answers=self.keep_answers))
-
-
 def in_groups(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Yield rows that are checked together, bounded in number and in size."""
+    """Yield groups of rows, limited in number and in size."""
     group: list[Row] = []
     characters = 0
     for row in rows:
@@ -187,15 +165,15 @@ def in_groups(rows: Iterable[Row]) -> Iterator[list[Row]]:
 def checked(
     group: list[Prompt | Refused], checks: list[Check], counts: dict[str, Counter[str]]
 ) -> list[Prompt | Refused]:
-    """Return each prompt as the checks leave it, or the first reason against it; add what they count."""
+    """Return each prompt as the checks leave it, or the first reason against it; add to `counts` of the checks."""
     for check in checks:
         if isinstance(check, LooksAhead):
             check.look_ahead(found for found in group if isinstance(found, Prompt))
-        group = [found if isinstance(found, Refused) else _judged(found, check, counts[check.name]) for found in group]
+        group = [found if isinstance(found, Refused) else _checked(found, check, counts[check.name]) for found in group]
     return group
 
 
-def _judged(found: Prompt, check: Check, counts: Counter[str]) -> Prompt | Refused:
+def _checked(found: Prompt, check: Check, counts: Counter[str]) -> Prompt | Refused:
     verdict = check(found)
     if verdict.counts:
         counts.update(verdict.counts)
@@ -203,7 +181,7 @@ def _judged(found: Prompt, check: Check, counts: Counter[str]) -> Prompt | Refus
 
 
 class Enough:
-    """How many prompts each source has to hold until the rest of it is not read: its limit, or the one over all."""
+    """Tells when a source needs no more reading: once so many of its prompts passed as its limit or the total one."""
 
     def __init__(self, sources: list[Source], *, limit: int | None):
         self.limit = limit
@@ -216,13 +194,13 @@ class Enough:
         return wanted is not None and self.passing[source] >= wanted
 
     def raised(self, kept: list[int]) -> bool:
-        """Want more of the sources of which fewer were kept than the limits allow; False when nothing is missing."""
+        """Want more of the sources of which fewer were kept than the limits allow; False if nothing is missing."""
         missing = [
             self(source) and limit is not None and found < limit
             for source, (found, limit) in enumerate(zip(kept, self.limits, strict=True))
         ]
         if not any(missing) or (self.limit is not None and sum(kept[: missing.index(True) + 1]) >= self.limit):
-            return False  # what more there is to read comes behind the last prompt that the limit allows
+            return False  # all further rows come after the last prompt that the limit allows
         for source, is_missing in enumerate(missing):
             if is_missing:
                 self.wanted[source] = 2 * self.passing[source]
@@ -233,7 +211,7 @@ class Enough:
 def scan(tasks: list[ScanTask], scanner: Scanner, *, enough: Enough, processes: int) -> Iterator[ScannedChunk]:
     """Yield the chunks that are needed, in the order of `tasks`.
 
-    Which chunks are used depends on `enough` and their order alone: what processes scanned ahead in vain is left out.
+    Only `enough` and this order decide which chunks are used; a chunk that was scanned ahead in vain is left out.
     """
     rows = 0
     needed = (task for task in tasks if not enough(task.source))

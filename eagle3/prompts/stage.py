@@ -1,6 +1,6 @@
 """The stage `prompts`: sources → DIR/prompts/{prompts.jsonl, rejects.jsonl, ledger.json, report.md, …}, resumable.
 
-Rows are scanned in chunks (scan.py), duplicates and the mix are chosen over all of them (selection.py), then the files
+Rows are scanned in chunks (scan.py), duplicates and the mix are selected over all chunks (selection.py), then the files
 are written (output/), ledger.json last. A killed run resumes from DIR/prompts/.work.
 """
 
@@ -28,9 +28,9 @@ from eagle3.storage.records import write_sealed_json
 
 log = logging.getLogger(__name__)
 
-FORMAT = 7  # raise it when the same rows would give other prompts, so that prompts made by older rules are made again
-SCRATCH_FACTOR = 4  # times the sources
-PACKED, UNPACKED = (".gz", ".zst", ".parquet"), 5  # files of text are so many times as large when they are read
+FORMAT = 7  # raise it when the same rows would give other prompts, so that older prompts are made again
+SCRATCH_FACTOR = 4  # times the size of the sources
+PACKED, UNPACKED = (".gz", ".zst", ".parquet"), 5  # how many times larger such files are when read
 
 
 def prepare_prompts(
@@ -53,7 +53,7 @@ def prepare_prompts(
     keep_answers: bool,
     out_dir: str | Path,
 ) -> dict:
-    """Write the prompts that pass and return the ledger; does nothing when the ledger says that they are up to date.
+    """Write the prompts that pass and return the ledger; does nothing if the ledger shows that they are up to date.
 
     Most arguments are keys of conf/prompts. `keep_answers` keeps assistant turns (imported conversations). Raises
     InputError when no prompt is left, or when `out_dir`/responses answers other prompts.
@@ -63,18 +63,20 @@ def prepare_prompts(
         fields=fields, roles=roles, tokenizer=tokenizer, tools=tools,
     )  # fmt: skip
     folder = Path(out_dir) / "prompts"
-    inputs = _inputs(found, rules, keep_answers=keep_answers, limit=limit, refused_sample=refused_sample)
+    settings = {"format": FORMAT, "keep_answers": keep_answers, "refused_sample": refused_sample,
+                "rules": rules.inputs()}  # fmt: skip
+    inputs = public({**settings, "limit": limit, "sources": list(map(_source_inputs, found))})
     ledger = current_ledger(folder, inputs)
     if ledger is not None:
         log.info("prompts are up to date: %d in %s", ledger["prompts"], folder)
         _remove_work(folder)
         return ledger
-    processes = processes or _cores()
     work = folder / ".work"
-    with _scanned_and_selected(
-        work, found, rules, keep_answers=keep_answers, limit=limit, processes=processes, chunk_mb=chunk_mb,
-        refused_sample=refused_sample,
-    ) as (chunks, selection, traffic):  # fmt: skip
+    scanner = _scanner(work / "chunks", found, rules, keep_answers=keep_answers, refused_sample=refused_sample)
+    tasks = tasks_of(found, int(chunk_mb * 1e6), list(settings.values()))
+    log_scratch_space(work, tasks)
+    with _selected(work, scanner, tasks, rules, limit=limit, processes=processes or _cores()) as selected:
+        chunks, selection, traffic = selected
         counts = write_prompts(work / "made", found, chunks, selection, refused_sample=refused_sample)
     ledger = _publish(folder, found, counts, traffic, rules, inputs)
     _remove_work(folder)
@@ -82,58 +84,38 @@ def prepare_prompts(
     return ledger
 
 
-def _inputs(sources: list[Source], rules: Rules, *, keep_answers: bool, limit: int | None, refused_sample: int) -> dict:
-    inputs = {
-        "format": FORMAT,
-        "keep_answers": keep_answers,
-        "limit": limit,
-        "refused_sample": refused_sample,
-        "rules": rules.inputs(),
-        "sources": [
-            {
-                **source.inputs(),
-                "credit": source.terms.credit(),
-                "limit": source.limit,
-                "files": source.fingerprint(),
-            }
-            for source in sources
-        ],
+def _source_inputs(source: Source) -> dict:
+    return {
+        **source.inputs(),
+        "credit": source.terms.credit(),
+        "limit": source.limit,
+        "files": source.fingerprint(),
     }
-    return public(inputs)
 
 
-@contextmanager
-def _scanned_and_selected(
-    work: Path,
-    sources: list[Source],
-    rules: Rules,
-    *,
-    keep_answers: bool,
-    limit: int | None,
-    processes: int,
-    chunk_mb: float,
-    refused_sample: int,
-) -> Iterator[tuple[list[ScannedChunk], Selection, dict | None]]:
-    """Scan as much as the limits ask for; more, when duplicates leave too few of what was scanned.
-
-    Gives the chunks, which of their prompts are kept, and the report of the traffic mix.
-    """
-    scanner = Scanner(
-        folder=work / "chunks",
+def _scanner(folder: Path, sources: list[Source], rules: Rules, *, keep_answers: bool, refused_sample: int) -> Scanner:
+    return Scanner(
+        folder=folder,
         sources=sources,
         checks=[rules.checks(source) for source in sources],
-        safe_id=rules.privacy.safe_id,
-        safe_source=rules.privacy.safe_source,
+        privacy=rules.privacy,
         signer=rules.signer,
         traffic=rules.traffic,
         keep_answers=keep_answers,
         refused_sample=refused_sample,
-        masked=rules.privacy.masked,
     )
-    tasks = tasks_of(sources, int(chunk_mb * 1e6), [FORMAT, keep_answers, refused_sample, rules.inputs()])
-    log_scratch_space(work, tasks)
-    sample = rules.sample_cells()
-    enough = Enough(sources, limit=None if rules.traffic else limit)  # the mix draws from all there is
+
+
+@contextmanager
+def _selected(
+    work: Path, scanner: Scanner, tasks: list[ScanTask], rules: Rules, *, limit: int | None, processes: int
+) -> Iterator[tuple[list[ScannedChunk], Selection, dict | None]]:
+    """Give the scanned chunks, the selection of their prompts, and the report of the traffic mix.
+
+    Reads as far as the limits require, and further if duplicates leave too few prompts.
+    """
+    sources, sample = scanner.sources, rules.sample_cells()
+    enough = Enough(sources, limit=None if rules.traffic else limit)  # the mix draws from all rows
     while True:
         chunks = list(scan(tasks, scanner, enough=enough, processes=processes))
         if not any(chunk.summary["prompts"] for chunk in chunks):
@@ -150,7 +132,7 @@ def _scanned_and_selected(
 
 
 def log_scratch_space(folder: Path, tasks: list[ScanTask]) -> int:
-    """Log and return how many bytes `folder` takes at most: rows with their hashes, the database, and the new files."""
+    """Log and return how many bytes `folder` takes at most: scanned rows, the database, and the new files."""
     needed = sum(
         SCRATCH_FACTOR * task.chunk.size * (UNPACKED if task.chunk.file.endswith(PACKED) else 1) for task in tasks
     )
@@ -164,7 +146,7 @@ def log_scratch_space(folder: Path, tasks: list[ScanTask]) -> int:
 
 
 def _remove_work(folder: Path) -> None:
-    """Rename, then remove: what a kill in the middle leaves must not be taken for whole chunks."""
+    """Rename, then remove: a run that is killed here must not leave what looks like complete chunks."""
     work, removed = folder / ".work", folder / ".removed"
     shutil.rmtree(removed, ignore_errors=True)
     if work.exists():
@@ -179,10 +161,10 @@ def _cores() -> int:
 def _publish(
     folder: Path, sources: list[Source], counts: dict[str, Counts], traffic: dict | None, rules: Rules, inputs: dict
 ) -> dict:
-    """Put the new files into `folder` and write the ledger and the report of them."""
+    """Move the new files into `folder` and write their ledger and report."""
     made = folder / ".work" / "made"
     require_not_answered(folder, made / "prompts.jsonl", inputs)
-    (folder / "ledger.json").unlink(missing_ok=True)  # it would describe other prompts if the next lines were killed
+    (folder / "ledger.json").unlink(missing_ok=True)  # if the next lines are killed, it would describe other prompts
     for name in ("rejects.jsonl", "refused_sample.jsonl", "prompts.jsonl"):
         (made / name).replace(folder / name)
     ledger = public(make_ledger(folder, sources, counts, traffic, rules, inputs))

@@ -1,4 +1,4 @@
-"""Prompts that are answered are not replaced by others, whose answers they are not; the error says what differs."""
+"""Prompts with answers are not replaced by other prompts; the error names the settings that differ."""
 
 import json
 from collections.abc import Iterator
@@ -10,10 +10,16 @@ from eagle3.storage.files import read_json, sha256_file
 from eagle3.storage.records import read_sealed_json
 
 NAMED_DIFFERENCES, LONGEST_VALUE = 5, 120  # in an error
+NAMES = {  # of inputs that have no config key of their own
+    "prompts.format": "version of the rules",
+    "prompts.keep_answers": "answers is imported",
+    "prompts.rules": "prompts",
+    "prompts.files": "a file of leaks, privacy or traffic",
+}
 
 
 def require_not_answered(folder: Path, prompts: Path, inputs: dict) -> None:
-    """Refuse the new file `prompts` for `folder` when the responses beside `folder` answer others."""
+    """Raise InputError if the responses next to `folder` answer other prompts than the new file `prompts`."""
     responses = folder.parent / "responses"
     if not (responses / "manifest.json").exists():
         return
@@ -22,22 +28,20 @@ def require_not_answered(folder: Path, prompts: Path, inputs: dict) -> None:
         changes = _changes_since(folder / "ledger.json", answered["prompts_sha256"], inputs)
         raise InputError(
             f"{responses} answers other prompts than these would be ({changes}), so {folder} stays as it is; take "
-            f"another out_dir, go on with the prompts that are there ('stages=[responses,features]'), or delete "
+            f"another out_dir, continue with the prompts that are there ('stages=[responses,features]'), or delete "
             f"{responses} to answer again: its answers are lost"
         )
 
 
 def _changes_since(ledger_path: Path, sha256: str, inputs: dict) -> str:
-    """Return what differs from the inputs of the prompts that are answered, if the ledger is still theirs."""
+    """Return what differs from the inputs of the answered prompts, if the ledger still describes them."""
     ledger = read_sealed_json(ledger_path, made_by=MAKE_PROMPTS) if ledger_path.exists() else None
-    changes = _differences(ledger["inputs"], inputs) if ledger and ledger["sha256"] == sha256 else []
+    old, new = (dict(_leaves(each)) for each in ((ledger or {}).get("inputs", {}), inputs))
+    if ledger is None or ledger["sha256"] != sha256:
+        return "what differs is not known"
+    changes = [_difference(key, old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)]
     more = ["…"] if len(changes) > NAMED_DIFFERENCES else []
     return ", ".join([*changes[:NAMED_DIFFERENCES], *more]) or "what differs is not known"
-
-
-def _differences(before: dict, now: dict) -> list[str]:
-    old, new = dict(_settings(before)), dict(_settings(now))
-    return [_difference(key, old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)]
 
 
 def _difference(key: str, before: Any, now: Any) -> str:
@@ -45,21 +49,13 @@ def _difference(key: str, before: Any, now: Any) -> str:
     return f"{key} changed" if max(map(len, texts)) > LONGEST_VALUE else f"{key}: {texts[0]} then, {texts[1]} now"
 
 
-def _settings(inputs: dict) -> Iterator[tuple[str, Any]]:
-    """Yield what prompts were made from by config key, as far as there is one."""
-    yield "version of the rules", inputs["format"]
-    yield "answers is imported", inputs["keep_answers"]
-    yield "prompts.limit", inputs["limit"]
-    for number, source in enumerate(inputs["sources"]):
-        for key in ("path", "name", "license", "limit", "id_prefix", "files"):
-            yield f"prompts.sources[{number}].{key}", source[key]
-    for group, settings in inputs["rules"].items():
-        yield from _leaves("a file of leaks, privacy or traffic" if group == "files" else f"prompts.{group}", settings)
-
-
-def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _leaves(value: Any, key: str = "prompts") -> Iterator[tuple[str, Any]]:
+    """Yield the inputs by config key."""
+    if key == "prompts.sources":
+        value = {f"[{number}]": source for number, source in enumerate(value)}
     if isinstance(value, dict):
         for name, part in value.items():
-            yield from _leaves(f"{key}.{name}", part)
+            inside = f"{key}.{name}".replace(".[", "[")
+            yield from _leaves(part, NAMES.get(inside, inside))
     else:
         yield key, value

@@ -85,7 +85,7 @@ def _leaks(counts: dict[str, Counts], rules: Rules) -> dict[str, dict[str, int]]
 
 
 # By how the commonest reason begins.
-WAYS_OUT = {
+ADVICE = {
     "no column of messages or prompts": "say which column holds them, e.g. '+prompts.fields.prompt=COLUMN' "
     "(conf/prompts/default.yaml)",
     "unknown role": "say whose turns they are, e.g. '+prompts.roles.NAME=user' (conf/prompts/default.yaml)",
@@ -103,6 +103,6 @@ def nothing_left(sources: list[Source], chunks: list[ScannedChunk]) -> InputErro
     rejected = sum((Counter(chunk.summary["rejected"]) for chunk in chunks), Counter())
     reasons = ", ".join(f"{reason}: {number}" for reason, number in rejected.most_common()) or "the sources are empty"
     commonest = max(rejected, key=rejected.__getitem__, default="")
-    way_out = next(advice for reason, advice in WAYS_OUT.items() if commonest.startswith(reason))
+    advice = next(advice for reason, advice in ADVICE.items() if commonest.startswith(reason))
     names = ", ".join(source.name for source in sources)
-    return InputError(f"prompts: none of {rows} rows in {names} passed ({reasons}); {way_out}")
+    return InputError(f"prompts: none of {rows} rows in {names} passed ({reasons}); {advice}")

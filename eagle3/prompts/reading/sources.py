@@ -46,8 +46,8 @@ class Source:
     def inputs(self) -> dict[str, Any]:
         """Return what the prompts of this source depend on, beside the files."""
         return {
-            "name": self.name,
             "path": without_query(self.path),
+            "name": self.name,
             "license": self.license,
             "known_as": list(self.terms.known_as),
             "id_prefix": self.id_prefix,
