@@ -1,7 +1,7 @@
-"""report.md and report.png for people who answer for the data: what the ledger says, as tables and a picture."""
+"""report.md and report.png for the people responsible for the data: the ledger as tables and a picture."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,59 +12,49 @@ from eagle3.prompts.privacy.policy import blind_spots
 from eagle3.storage.files import atomic_write
 
 PRIVACY = {
-    "strict": "Identifiers, secrets and names were looked for, the latter by a model.",
+    "strict": "Identifiers, secrets and names were looked for, names by a model.",
     "patterns": "Identifiers and secrets were looked for, names and places only if a model is named here.",
     "off": "**Personal data was not looked for.**",
 }
 DUPLICATES = ("exact duplicate", "near duplicate")
-LISTED_LICENSES = 12  # of a source, the commonest: data joined from many others has hundreds of combinations
+LISTED_LICENSES = 12  # of a source, the commonest: merged data sets have hundreds of combinations
 
 
 def write_report(folder: Path, ledger: dict[str, Any]) -> None:
-    """Write both files from the ledger alone: the report never holds text of a row."""
+    """Write both files from the ledger alone, so that the report never contains text of a row."""
     with atomic_write(folder / "report.png") as file:
         draw(ledger, file)
+    sections = (_rows, _licenses, _privacy, _duplicates, _leaks, _traffic, _made_from)
     with atomic_write(folder / "report.md") as file:
-        file.write("\n\n".join(_sections(ledger)).encode() + b"\n")
+        file.write("\n\n".join(part for section in sections for part in section(ledger)).encode() + b"\n")
 
 
-def _sections(ledger: dict[str, Any]) -> Iterable[str]:
-    yield "# Prompts: what went in, what came out"
+def _rows(ledger: dict[str, Any]) -> Iterator[str]:
+    sources = ledger["sources"]
+    yield "# Prompts: rows in and out"
     yield (
-        f"{ledger['prompts']:,} of {ledger['rows']:,} rows are prompts. Every other row is in `rejects.jsonl` with its "
-        f"place and reason. This page counts and never quotes."
+        f"{ledger['prompts']:,} of {ledger['rows']:,} rows are prompts. `rejects.jsonl` has every other row's line and "
+        f"reason. This page has counts and no text of a row."
     )
     yield "![Rows by source and reason](report.png)"
-    yield from _sources(ledger["sources"])
-    yield from _licenses(ledger["attribution"])
-    yield from _privacy(ledger)
-    yield from _duplicates(ledger)
-    yield from _leaks(ledger)
-    yield from _traffic(ledger["traffic"])
-    yield from _made_from(ledger)
-
-
-def _sources(sources: dict[str, Any]) -> Iterable[str]:
     yield "## Rows in and out"
+    kept = [(name, each["rows"], each["prompts"]) for name, each in sources.items()]
     yield table(
         ("source", "rows in", "prompts out", "share"),
-        [
-            (name, source["rows"], source["prompts"], percent(source["prompts"] / max(source["rows"], 1)))
-            for name, source in sources.items()
-        ],
+        [(name, rows, prompts, percent(prompts / max(rows, 1))) for name, rows, prompts in kept],
     )
     yield "## Why rows are not prompts"
-    rejected = [(name, *counted) for name, source in sources.items() for counted in source["rejected"].items()]
-    yield table(("source", "reason", "rows"), rejected) if rejected else "Every row is a prompt."
+    yield counted(("source", "reason", "rows"), _by_source(sources, "rejected"), otherwise="Every row is a prompt.")
 
 
-def _licenses(entries: list[dict[str, Any]]) -> Iterable[str]:
+def _licenses(ledger: dict[str, Any]) -> Iterator[str]:
+    entries = ledger["attribution"]
     yield "## Licences of the prompts"
     yield table(
         ("source", "licence", "prompts"),
-        [(entry["source"], *counted) for entry in entries for counted in _commonest(entry["licenses"])],
+        [(entry["source"], *row) for entry in entries for row in _commonest(entry["licenses"])],
     )
-    yield "Rows that name no licence have their source's. `attribution.txt` holds the credits that a release carries."
+    yield "Rows without a licence have their source's. `attribution.txt` has the credits for a release."
     yield table(
         ("source", "its licence is from", "credit"),
         [(entry["source"], entry["license_from"] or "none: its rows name theirs", _credit(entry)) for entry in entries],
@@ -72,35 +62,31 @@ def _licenses(entries: list[dict[str, Any]]) -> Iterable[str]:
 
 
 def _commonest(licenses: dict[str, int]) -> Iterable[tuple[str, int]]:
-    counted = sorted(licenses.items(), key=lambda item: (-item[1], item[0]))
-    yield from counted[:LISTED_LICENSES]
-    if rest := counted[LISTED_LICENSES:]:
+    ordered = sorted(licenses.items(), key=lambda item: (-item[1], item[0]))
+    yield from ordered[:LISTED_LICENSES]
+    if rest := ordered[LISTED_LICENSES:]:
         yield f"{len(rest)} other combinations", sum(prompts for _, prompts in rest)
 
 
 def _credit(entry: dict[str, Any]) -> str:
     if entry["missing"]:
         return "**missing**: name it in the source's `attribution`"
-    return "named" if entry["attribution"] or entry["citation"] or entry["link"] else "not asked for"
+    return "named" if entry["attribution"] or entry["citation"] or entry["link"] else "not required"
 
 
-def _privacy(ledger: dict[str, Any]) -> Iterable[str]:
+def _privacy(ledger: dict[str, Any]) -> Iterator[str]:
     settings = ledger["inputs"]["rules"]["privacy"]
-    model = settings["model"]
+    model, spots = settings["model"], blind_spots(**ledger["privacy"])
     yield "## Personal data and secrets"
     yield f"Policy `{settings['policy']}`. {PRIVACY[settings['policy']]}"
-    if settings["policy"] != "off" and (spots := blind_spots(**ledger["privacy"])):
+    if settings["policy"] != "off" and spots:
         yield f"**{spots}.**"
     yield f"Model: `{cell(model.get('path', model.get('_target_')))}`." if model else "Model: none."
-    found = [
-        (name, *counted)
-        for name, source in ledger["sources"].items()
-        for counted in source["found"].get("privacy", {}).items()
-    ]
-    yield table(("source", "kind", "found"), found) if found else "Nothing was found."
+    found = {name: each["found"] for name, each in ledger["sources"].items()}
+    yield counted(("source", "kind", "found"), _by_source(found, "privacy"), otherwise="Nothing was found.")
 
 
-def _duplicates(ledger: dict[str, Any]) -> Iterable[str]:
+def _duplicates(ledger: dict[str, Any]) -> Iterator[str]:
     rejected = sum((Counter(source["rejected"]) for source in ledger["sources"].values()), Counter())
     settings = ledger["inputs"]["rules"]["duplicates"]
     yield "## Duplicates"
@@ -116,40 +102,32 @@ def _duplicates(ledger: dict[str, Any]) -> Iterable[str]:
     )
 
 
-def _leaks(ledger: dict[str, Any]) -> Iterable[str]:
-    settings = ledger["inputs"]["rules"]["leaks"]
+def _leaks(ledger: dict[str, Any]) -> Iterator[str]:
+    settings, leaks = ledger["inputs"]["rules"]["leaks"], ledger["leaks"]
     yield "## Overlap with benchmarks"
-    if not ledger["leaks"]:
+    if not leaks:
         yield "**No benchmark is named** in `prompts.leaks.benchmarks`: overlap was not looked for."
         return
-    dropped, reported = settings["dropped_words"], settings["reported_words"]
+    dropped, kept = f"dropped: {settings['dropped_words']} words", f"kept: {settings['reported_words']} words in a row"
     yield table(
-        (
-            "benchmark",
-            "texts",
-            "answers",
-            f"dropped: {dropped} words in a row",
-            f"let through: {reported} words in a row",
-        ),
-        [
-            (name, leak["texts"], leak["answers"], leak["dropped"], leak["reported"])
-            for name, leak in ledger["leaks"].items()
-        ],
+        ("benchmark", "texts", "answers", f"{dropped} in a row", kept),
+        [(name, *(leak[key] for key in ("texts", "answers", "dropped", "reported"))) for name, leak in leaks.items()],
     )
-    for name, leak in ledger["leaks"].items():
+    for name, leak in leaks.items():
         if leak["unread"]:
-            yield f"**{leak['unread']:,} rows of {cell(name)} could not be read**: overlap with them was not seen."
+            yield f"**{leak['unread']:,} rows of {cell(name)} could not be read** and were not compared."
 
 
-def _traffic(traffic: dict[str, Any] | None) -> Iterable[str]:
+def _traffic(ledger: dict[str, Any]) -> Iterator[str]:
+    traffic = ledger["traffic"]
     yield "## Mix"
     if traffic is None:
-        yield "No target mix was asked for: every prompt that passed is kept."
+        yield "No target mix was set: every prompt that passed is kept."
         return
     sizes = traffic["effective_sample_size"]
     yield (
-        f"{traffic['kept']:,} of {traffic['pool']:,} prompts were drawn to look like the target (asked for: "
-        f"{traffic['size']:,}). Distance: total variation, 0 is the same mix. Effective sample size: "
+        f"{traffic['kept']:,} of {traffic['pool']:,} prompts were drawn to match the target (requested: "
+        f"{traffic['size']:,}). Distance: total variation; 0 is the same mix. Effective sample size: "
         f"{sizes['before']:,} before, {sizes['after']:,} after."
     )
     for name, feature in traffic["features"].items():
@@ -162,11 +140,11 @@ def _traffic(traffic: dict[str, Any] | None) -> Iterable[str]:
         )
 
 
-def _feature(name: str, feature: dict[str, Any]) -> Iterable[str]:
-    if feature["target"] is None:
-        yield f"### {cell(name)}: the target says nothing about it"
-    else:
-        yield f"### {cell(name)}: distance {feature['distance_before']:.3f} → {feature['distance_after']:.3f}"
+def _feature(name: str, feature: dict[str, Any]) -> Iterator[str]:
+    distance = "not part of the target"
+    if feature["target"] is not None:
+        distance = f"distance {feature['distance_before']:.3f} → {feature['distance_after']:.3f}"
+    yield f"### {cell(name)}: {distance}"
     mixes = [mix for mix in ("target", "before", "after") if feature[mix] is not None]
     shares = ([percent(value) for value in feature[mix]] for mix in mixes)
     yield table(("bin", *mixes), zip(feature["bins"], *shares, strict=True))
@@ -176,7 +154,7 @@ def _stratum(labels: dict[str, str]) -> str:
     return ", ".join(f"{name} {label}" for name, label in labels.items())
 
 
-def _made_from(ledger: dict[str, Any]) -> Iterable[str]:
+def _made_from(ledger: dict[str, Any]) -> Iterator[str]:
     yield "## Made from"
     yield table(
         ("source", "path", "files", "bytes"),
@@ -185,15 +163,21 @@ def _made_from(ledger: dict[str, Any]) -> Iterable[str]:
             for source in ledger["inputs"]["sources"]
         ],
     )
-    yield f"`ledger.json` holds every setting. SHA-256 of `prompts.jsonl`: `{ledger['sha256']}`"
+    yield f"`ledger.json` has every setting. SHA-256 of `prompts.jsonl`: `{ledger['sha256']}`"
+
+
+def _by_source(sources: dict[str, Any], key: str) -> list[tuple[str, str, int]]:
+    return [(name, *pair) for name, source in sources.items() for pair in source.get(key, {}).items()]
+
+
+def counted(columns: Sequence[str], rows: list[tuple[str, str, int]], *, otherwise: str) -> str:
+    return table(columns, rows) if rows else otherwise
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    return markdown.table(columns, (map(written, row) for row in rows))
-
-
-def written(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return markdown.table(
+        columns, ([f"{value:,}" if isinstance(value, int) else value for value in row] for row in rows)
+    )
 
 
 def percent(share: float) -> str:
