@@ -710,7 +710,7 @@ def test_a_stopped_training_says_how_to_go_on(world: World, tmp_path: Path, stop
     error = process.communicate()[1]
     assert process.returncode == 130
     last = tmp_path / "checkpoints" / "last.ckpt"
-    assert error.splitlines()[-1] == f"error: stopped by a signal; go on with ckpt_path={last}"
+    assert error.splitlines()[-1] == f"error: stopped by a signal; resume with ckpt_path={last}"
     done = run_script("train", *settings, f"ckpt_path={last}", "trainer.max_epochs=3")
     assert done.returncode == 0, done.stderr
 

@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence, Set
+from enum import Enum, auto
 from glob import escape
 from pathlib import Path
 from types import FrameType
@@ -74,22 +75,32 @@ class BestCheckpoint(ModelCheckpoint):
                 trainer.strategy.remove_checkpoint(path)
 
 
+class Stop(Enum):
+    """How far a signal has ended the run. A signal handler moves only NO to SIGNALLED, so none is lost."""
+
+    NO = auto()
+    SIGNALLED = auto()  # this rank got a signal, the others do not know yet
+    AGREED = auto()  # all ranks know; the next checkpoint is the last one
+    SAVED = auto()  # the run ends before its next batch
+
+
 class LastCheckpoint(Checkpoint):
     """Saves `last.ckpt` every `every_n_steps` optimizer steps, at the end, and on SIGINT or SIGTERM of any rank.
 
-    Signals are acted on between steps, where the state is whole: the resumed run repeats nothing and skips nothing. Not
-    where a validation or an epoch's end follows, which Lightning would skip on resuming: the step behind it saves, or
-    the epoch's end. A `Checkpoint` runs after the callbacks whose state it saves.
+    It saves between steps, where the state is complete: a resumed run repeats nothing and skips nothing. If a
+    validation or the end of an epoch follows, which Lightning would skip on resuming, it saves after the next step or
+    at the end of the epoch. Lightning calls a `Checkpoint` after the callbacks whose state it saves.
     """
 
     def __init__(self, *, dirpath: str, every_n_steps: int = 200) -> None:
         self.path = Path(dirpath) / "last.ckpt"
         self.every_n_steps = every_n_steps
-        self.signalled = self.stopping = self.due = self.stopped = False
+        self.stop, self.saved_step = Stop.NO, 0
         self.handlers: dict = {}
 
     def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
         self.handlers = {number: signal.signal(number, self._remember) for number in (signal.SIGINT, signal.SIGTERM)}
+        self.saved_step = trainer.global_step
         skip_sigterm_broadcast(trainer)  # a host sync in every step; ranks agree in _signalled_anywhere instead
 
     def on_train_batch_end(
@@ -102,8 +113,8 @@ class LastCheckpoint(Checkpoint):
     ) -> None:
         if not ends_step(trainer, batch_idx):
             return
-        self.stopping |= self._signalled_anywhere(trainer)
-        self.due |= self.every_n_steps > 0 and trainer.global_step % self.every_n_steps == 0
+        if self.stop in (Stop.NO, Stop.SIGNALLED) and self._signalled_anywhere(trainer):
+            self.stop = Stop.AGREED
         validates = (batch_idx + 1) % (trainer.val_check_batch or math.inf) == 0
         if not validates and not trainer.is_last_batch:
             self._save_if_due(trainer)
@@ -115,8 +126,8 @@ class LastCheckpoint(Checkpoint):
     def on_train_batch_start(
         self, trainer: lightning.Trainer, module: lightning.LightningModule, batch: Batch, batch_idx: int
     ) -> None:
-        if self.stopped:
-            raise Interrupted(f"stopped by a signal; go on with ckpt_path={self.path}")
+        if self.stop is Stop.SAVED:
+            raise Interrupted(f"stopped by a signal; resume with ckpt_path={self.path}")
 
     def on_train_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
         with unfinished_epoch(trainer):
@@ -128,20 +139,25 @@ class LastCheckpoint(Checkpoint):
         self.handlers = {}
 
     def _save_if_due(self, trainer: lightning.Trainer) -> None:
-        if self.due or self.stopping:
+        step, every = trainer.global_step, self.every_n_steps
+        if self.stop is Stop.AGREED or (every and step // every > self.saved_step // every):
             trainer.save_checkpoint(self.path)
-            self.due, self.stopped = False, self.stopping
+            self.saved_step = step
+            if self.stop is Stop.AGREED:
+                self.stop = Stop.SAVED
 
     def _signalled_anywhere(self, trainer: lightning.Trainer) -> bool:
-        """Ranks save together, but a signal may reach one alone; they ask one another where they wait to log anyway."""
+        """Ranks save together, but a signal may reach only one; they agree at logging steps, where they wait anyway."""
+        signalled = self.stop is Stop.SIGNALLED
         if trainer.world_size == 1:
-            return self.signalled
+            return signalled
         if trainer.global_step % max(trainer.log_every_n_steps, 1):  # type: ignore[attr-defined]
             return False
-        return trainer.strategy.reduce_boolean_decision(self.signalled, all=False)
+        return trainer.strategy.reduce_boolean_decision(signalled, all=False)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
-        self.signalled = True
+        if self.stop is Stop.NO:
+            self.stop = Stop.SIGNALLED
 
 
 class TrainingBar(Bar, Tqdm):

@@ -392,7 +392,7 @@ def test_resuming_mid_epoch_over_two_stores_ends_with_the_same_weights(
 def assert_resumes(train: Callable[..., Run], whole_run: Callable[..., Run], stop_after: int, *options: str) -> None:
     whole = whole_run(*options)
     first = train("parts", *options, signal_after=stop_after)
-    with pytest.raises(Interrupted, match=r"go on with ckpt_path=.*last\.ckpt"):
+    with pytest.raises(Interrupted, match=r"resume with ckpt_path=.*last\.ckpt"):
         first.fit()
     assert len(first.recorder.batches) < len(whole.recorder.batches)
     rest = train("parts", *options, f"ckpt_path={first.directory}/checkpoints/last.ckpt").fit()
