@@ -27,11 +27,11 @@ from eagle3.answers.answerer import Answer, Sampling
 from eagle3.answers.chat import Chat
 from eagle3.answers.served import ServedAnswerer
 from eagle3.engine.client import ask, new_session
-from eagle3.engine.command import LaunchSettings
 from eagle3.engine.local_servers import servers_of, serving
 from eagle3.features.conversation import Conversation
 from eagle3.features.sentinel import plain_sentinels
 from eagle3.features.served import ServedExtractor
+from eagle3.settings.engine import LaunchSettings
 from eagle3.target.files import read_target_files
 from eagle3.target.stored import StoredTarget
 from eagle3.workers.meter import Tally

@@ -26,7 +26,7 @@ from eagle3.answers.generate import generate
 from eagle3.decoding.batched_trees import BatchedTrees
 from eagle3.decoding.replay import Recording
 from eagle3.decoding.speculate import Speculator
-from eagle3.engine.command import LaunchSettings, launch_command, shell_line
+from eagle3.engine.command import launch_command, shell_line
 from eagle3.engine.draft import Draft
 from eagle3.engine.endpoint import server_information
 from eagle3.engine.process import Server
@@ -34,6 +34,7 @@ from eagle3.head_files.format import load_head
 from eagle3.serving.bench.run import prompt_sets
 from eagle3.serving.server.launch import prepare
 from eagle3.serving.server.load import measure_load
+from eagle3.settings.engine import LaunchSettings
 from eagle3.storage.files import read_json, write_json
 from eagle3.target.capture import Capture
 from eagle3.target.files import TargetFiles, read_target_files

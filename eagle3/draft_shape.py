@@ -1,5 +1,7 @@
 """The shape of a draft: its steps, topk, and the number of tokens that a round verifies."""
 
+from typing import NamedTuple
+
 from eagle3.errors import InputError
 
 
@@ -16,3 +18,14 @@ def num_draft_tokens(steps: int, topk: int, draft_tokens: int | None) -> int:
     if draft_tokens is None or not 2 <= draft_tokens <= most:
         raise InputError(f"{given}: such a tree (topk > 1) has from 2 to {most} tokens; set draft_tokens within that")
     return draft_tokens
+
+
+class Shape(NamedTuple):
+    """How a head drafts; `draft_tokens` counts the root, also of a chain."""
+
+    steps: int
+    topk: int
+    draft_tokens: int
+
+    def __str__(self) -> str:
+        return f"chain of {self.steps}" if self.topk == 1 else f"tree {self.steps}/{self.topk}/{self.draft_tokens}"

@@ -19,9 +19,9 @@ from protocol_server import ProtocolServer
 from scripts import Script
 
 from eagle3 import cli
-from eagle3.engine.command import LaunchSettings
 from eagle3.engine.versions import numbers
-from eagle3.serving.bench.settings import BenchSettings
+from eagle3.settings.engine import LaunchSettings
+from eagle3.settings.serving import BenchSettings
 
 TESTS = Path(__file__).parent
 

@@ -5,8 +5,8 @@ from typing import Any
 from eagle3.errors import InputError
 from eagle3.serving.tune.predict import Gain, Setting, VerificationCost, all_settings
 from eagle3.serving.tune.search import SearchState, search_settings
-from eagle3.serving.tune.settings import TuneSettings
 from eagle3.serving.tune.timing import LoadTiming
+from eagle3.settings.serving import TuneSettings
 
 SETTINGS = all_settings(steps=[*range(1, 8)], topk=[1, 2, 4], draft_tokens=[4, 8, 16, 32, 64], draft_vocab_size=64)
 PLAIN_SECONDS = 0.010

@@ -15,8 +15,8 @@ from eagle3.answers.chat import Chat
 from eagle3.answers.stage import answer_prompts, import_answers, prompt_limit
 from eagle3.answers.store import Counts, MadeWith
 from eagle3.answers.work import Answering
-from eagle3.engine.command import LaunchSettings
 from eagle3.engine.local_servers import for_place
+from eagle3.settings.engine import LaunchSettings
 from eagle3.target.capture import logit_transform_of
 from eagle3.target.facts import context_of
 from eagle3.target.model import Target, loaded_target

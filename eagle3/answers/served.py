@@ -15,13 +15,13 @@ import aiohttp
 from eagle3.answers.answerer import Answer, AnyConversation, Conversation, Sampling
 from eagle3.answers.chat import Chat
 from eagle3.engine.client import RequestRefused, ServerFailed, new_session
-from eagle3.engine.command import LaunchSettings
 from eagle3.engine.draft import Draft
 from eagle3.engine.endpoint import Endpoint, OpenAICompletions, Request, SGLang
 from eagle3.engine.local_servers import servers_of, serving
 from eagle3.engine.pool import Pool
 from eagle3.engine.same_target import SENTENCE, require_same_model, require_same_tokens, require_same_weights
 from eagle3.errors import InputError
+from eagle3.settings.engine import LaunchSettings
 from eagle3.target.stored import StoredTarget
 from eagle3.workers.meter import Progress
 

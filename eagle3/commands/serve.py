@@ -12,7 +12,6 @@ from omegaconf import DictConfig
 
 from eagle3 import cli
 from eagle3.answers.chat import Chat
-from eagle3.engine.command import LaunchSettings
 from eagle3.engine.draft import Draft
 from eagle3.errors import InputError, require_packages
 from eagle3.head_files.files import MAKE_HEAD, read_files
@@ -24,12 +23,13 @@ from eagle3.serving.check.prompts import file_prompts, prompt_source
 from eagle3.serving.check.settings import Answering, Decoding, longest_prompt
 from eagle3.serving.compare.heads import head_folders, require_comparable
 from eagle3.serving.compare.run import compare
-from eagle3.serving.compare.settings import CompareSettings
 from eagle3.serving.head import export
 from eagle3.serving.head.card import write_card
 from eagle3.serving.head.speculators import require_in_layout
 from eagle3.serving.server.launch import launch
 from eagle3.serving.show.page import show
+from eagle3.settings.engine import LaunchSettings
+from eagle3.settings.serving import CompareSettings
 from eagle3.storage.files import write_json
 from eagle3.storage.lock import hold
 from eagle3.target.files import TargetFiles, read_target_files
@@ -123,7 +123,7 @@ def bench_servers(config: DictConfig) -> None:
     require_packages(*BENCH_LIBRARIES, extra="bench", needed_by="action=bench")
     from eagle3.serving.bench.loads import BenchPlan
     from eagle3.serving.bench.run import bench
-    from eagle3.serving.bench.settings import BenchSettings
+    from eagle3.settings.serving import BenchSettings
 
     wandb = config.logger.get("wandb") if "logger" in config else None
     if "logger" in config and wandb is None:
@@ -152,7 +152,7 @@ def bench_servers(config: DictConfig) -> None:
 def tune_head(config: DictConfig) -> None:
     require_packages(*BENCH_LIBRARIES, extra="bench", needed_by="action=tune")
     from eagle3.serving.tune.run import tune
-    from eagle3.serving.tune.settings import TuneSettings
+    from eagle3.settings.serving import TuneSettings
 
     settings = TuneSettings(**cli.plain(config.tune))
     target = target_files(cli.plain(config.target))

@@ -22,10 +22,10 @@ from safetensors import safe_open
 from torch import Tensor
 
 from eagle3.engine.client import ServerFailed
-from eagle3.engine.command import LaunchSettings
 from eagle3.engine.endpoint import SGLang
 from eagle3.engine.hooks.eagle3_fp8 import unpacked
 from eagle3.errors import InputError
+from eagle3.settings.engine import LaunchSettings
 
 HOOKS = Path(__file__).parent / "hooks"
 MARK, FAILED = "eagle3:", "failed.txt"  # the same as in hooks/eagle3_capture.py

@@ -1,17 +1,15 @@
 """The command line of an SGLang server. Flag names and defaults are those of SGLang 0.5.17 to 0.5.23."""
 
 import json
-import os
 import shlex
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from eagle3.engine.draft import Draft
 from eagle3.errors import InputError
 from eagle3.secrets import SAYS_SECRET
+from eagle3.settings.engine import LaunchSettings
 
 REFUSED = {
     "host": "set launch.host instead",
@@ -19,46 +17,6 @@ REFUSED = {
     "api-key": "everybody can read a command line; set EAGLE3_API_KEY in the environment instead",
     "admin-api-key": "the prefix cache is emptied without one; EAGLE3_API_KEY in the environment is for all",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaunchSettings:
-    """The keys of the same names in conf/launch/default.yaml."""
-
-    python: str | None
-    env: Mapping[str, Any] | None
-    host: str
-    port: int
-    dtype: str
-    tp_size: int
-    mem_fraction_static: float | None
-    max_running_requests: int | None
-    cuda_graph_max_bs_decode: int | None
-    overlap_schedule: bool
-    trust_remote_code: bool
-    extra_flags: Mapping[str, Any] | None
-    check: bool
-    start_timeout_s: float
-    stop_timeout_s: float
-
-    @property
-    def interpreter(self) -> str:
-        return self.python or sys.executable
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """Our variables without PYTHONPATH, which is for this project's interpreter, then `env`."""
-        inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        return inherited | {name: str(value) for name, value in (self.env or {}).items()}
-
-    def require_room(self, concurrency: int, *, setting: str) -> None:
-        """Raise InputError if requests would wait in a queue; `setting` is the key that `concurrency` comes from."""
-        room = self.max_running_requests
-        if room is None or room < concurrency:
-            raise InputError(
-                f"launch.max_running_requests={room} does not hold {setting}={concurrency}: requests would wait in a "
-                f"queue; set launch.max_running_requests={concurrency}"
-            )
 
 
 def launch_command(

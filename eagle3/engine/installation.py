@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eagle3.adapters.library import numbers
-from eagle3.engine.command import LaunchSettings
 from eagle3.engine.versions import OLDEST
 from eagle3.errors import InputError
+from eagle3.settings.engine import LaunchSettings
 
 INSTALL = (
     "install it there (pip install 'sglang[all]>=0.5.17') or name an environment that has it: launch.python=PYTHON"

@@ -17,10 +17,10 @@ from typing import IO, Self
 
 from eagle3.cli import end_like_ctrl_c
 from eagle3.engine.client import RequestRefused, ServerFailed, api_key, ask_now
-from eagle3.engine.command import LaunchSettings
 from eagle3.engine.log import failure_reason, last_stage
 from eagle3.errors import InputError
 from eagle3.progress import Bar
+from eagle3.settings.engine import LaunchSettings
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,6 @@ from omegaconf import DictConfig
 
 from eagle3 import cli
 from eagle3.answers.build import checked_target
-from eagle3.engine.command import LaunchSettings
 from eagle3.engine.local_servers import for_place
 from eagle3.errors import InputError, first_line
 from eagle3.features.extract import STORED, FeatureSettings, extract_features
@@ -20,6 +19,7 @@ from eagle3.features.huggingface import BATCHES_IN_WINDOW, HuggingFaceExtractor
 from eagle3.features.manifest import Manifest
 from eagle3.features.store import TARGET_WEIGHTS
 from eagle3.features.work import Sharding
+from eagle3.settings.engine import LaunchSettings
 from eagle3.storage.place import open_folder
 from eagle3.target.capture import check_capture_layers, default_capture_layers
 from eagle3.target.device import free_bytes

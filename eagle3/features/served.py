@@ -24,7 +24,6 @@ from eagle3.engine.capture import (
     with_hooks,
 )
 from eagle3.engine.client import RequestRefused, new_session
-from eagle3.engine.command import LaunchSettings
 from eagle3.engine.installation import find_sglang
 from eagle3.engine.local_servers import servers_of, serving
 from eagle3.engine.pool import Pool
@@ -34,6 +33,7 @@ from eagle3.features.conversation import Conversation
 from eagle3.features.fp8 import ScaledRows
 from eagle3.features.sample import Sample, positions_with_teacher
 from eagle3.features.sentinel import Sentinel, check_against_engine
+from eagle3.settings.engine import LaunchSettings
 from eagle3.target.facts import LogitTransform
 from eagle3.target.stored import StoredTarget
 

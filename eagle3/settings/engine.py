@@ -1,11 +1,14 @@
 """Keys of conf/launch, and values that many keys about servers share."""
 
+import os
+import sys
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
-from typing_extensions import TypedDict
 
-from eagle3.settings.types import Count, Places, Text, wrong
+from eagle3.errors import InputError
+from eagle3.settings.types import Count, Places, Settings, Text, wrong
 
 Seconds = Annotated[float, Field(gt=0, le=1e7)]
 Steps = Annotated[int, Field(ge=1, le=64)]
@@ -25,7 +28,10 @@ def _value(value: Any) -> Any:
     return value
 
 
-class Launch(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class LaunchSettings(Settings):
+    """How SGLang servers are started."""
+
     python: Text | None
     env: dict[Annotated[str, AfterValidator(_variable)], Annotated[Any, AfterValidator(_value)]] | None
     host: Text
@@ -41,6 +47,25 @@ class Launch(TypedDict):
     check: bool
     start_timeout_s: Seconds
     stop_timeout_s: Annotated[float, Field(ge=0, le=1e7)]
+
+    @property
+    def interpreter(self) -> str:
+        return self.python or sys.executable
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Our variables without PYTHONPATH, which is for this project's interpreter, then `env`."""
+        inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        return inherited | {name: str(value) for name, value in (self.env or {}).items()}
+
+    def require_room(self, concurrency: int, *, setting: str) -> None:
+        """Raise InputError if requests would wait in a queue; `setting` is the key that `concurrency` comes from."""
+        room = self.max_running_requests
+        if room is None or room < concurrency:
+            raise InputError(
+                f"launch.max_running_requests={room} does not hold {setting}={concurrency}: requests would wait in a "
+                f"queue; set launch.max_running_requests={concurrency}"
+            )
 
 
 def _address(text: str) -> str:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, with_config
 from typing_extensions import TypedDict
 
-from eagle3.settings.engine import Address, DraftTokens, Launch, Seconds, Steps, TopK
+from eagle3.settings.engine import Address, DraftTokens, LaunchSettings, Seconds, Steps, TopK
 from eagle3.settings.prompts import WholePrompts
 from eagle3.settings.types import (
     STRICT,
@@ -161,7 +161,7 @@ class Precompute(TypedDict):
     responses: Responses
     answers: Part
     features: Features
-    launch: Launch
+    launch: LaunchSettings
     workers: Part
     estimate: Estimate
     stages: Annotated[Any, AfterValidator(_stages)]

@@ -1,13 +1,16 @@
 """Keys of serve.py: a schema for each action, which conf/action names."""
 
-from typing import Annotated, Any, Literal, NotRequired
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NotRequired, get_args
 
 from pydantic import AfterValidator, Field, with_config
 from typing_extensions import TypedDict
 
-from eagle3.settings.engine import Address, DraftTokens, Launch, Seconds, Steps, TopK
+from eagle3.draft_shape import Shape, num_draft_tokens
+from eagle3.errors import InputError
+from eagle3.settings.engine import Address, DraftTokens, LaunchSettings, Seconds, Steps, TopK
 from eagle3.settings.precomputing import Chat, Target
-from eagle3.settings.types import STRICT, Count, CountOrZero, NotNegative, Part, Seed, Text, fault
+from eagle3.settings.types import STRICT, Count, CountOrZero, NotNegative, Part, Seed, Settings, Text, fault
 
 Concurrency = Annotated[int, Field(ge=1, le=100_000)]
 Temperature = Annotated[float, Field(ge=0, le=100)]
@@ -26,6 +29,11 @@ class Check(TypedDict):
     questions: Annotated[list[Text], Field(min_length=1)]
 
 
+# The plain target's server, that of the target with the head, and the same whose steps change with the load.
+Side = Literal["plain", "head", "adaptive"]
+SIDES: tuple[Side, ...] = get_args(Side)
+
+
 def _sampling(sampling: dict[str, Any]) -> dict[str, Any]:
     if sampling.get("ignore_eos"):
         raise fault(
@@ -36,7 +44,10 @@ def _sampling(sampling: dict[str, Any]) -> dict[str, Any]:
     return sampling
 
 
-class Bench(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class BenchSettings(Settings):
+    """What a bench run measures."""
+
     prompts: Annotated[dict[Text, Text], Field(min_length=1)] | None
     concurrency: Annotated[list[Concurrency], Field(min_length=1)]
     requests_per_place: RepeatsOrNone
@@ -48,13 +59,22 @@ class Bench(TypedDict):
     head_url: Address | None
     adaptive_url: Address | None
 
+    @property
+    def urls(self) -> dict[Side, str]:
+        """Servers that are already running."""
+        given: dict[Side, str | None] = {"plain": self.plain_url, "head": self.head_url, "adaptive": self.adaptive_url}
+        return {side: url.rstrip("/") for side, url in given.items() if url is not None}
+
 
 class Assumed(TypedDict):
     compute_bound_tokens: NotNegative
     step: NotNegative
 
 
-class Tune(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class TuneSettings(Settings):
+    """What tune chooses among, and how."""
+
     concurrency: Concurrency
     loads: Annotated[list[Concurrency], Field(min_length=1)] | None
     steps: Annotated[list[Steps], Field(min_length=1)]
@@ -69,38 +89,56 @@ class Tune(TypedDict):
     assumed: Assumed
     rows: Count
 
-
-class DraftShape(TypedDict):
-    steps: Steps
-    topk: TopK
-    draft_tokens: DraftTokens | None
-
-
-class Compare(TypedDict):
-    shapes: Annotated[list[DraftShape], Field(min_length=1)]
-    temperatures: Annotated[list[Temperature], Field(min_length=1)]
-    decoder: Literal["batched", "plain"]
-    batch_size: Count
-    batch_tokens: Count
-    positions: list[Count] | None
-
-
-def _timed(tune: Tune) -> Tune:
-    if tune["evidence"] == "server" and tune["timed"] < 1:
-        raise fault("timed", value=tune["timed"], rule="must be 1 or more for tune.evidence=server")
-    return tune
-
-
-class Common(TypedDict):
-    progress: bool
-    run_dir: Text
-    target: Target
+    def __post_init__(self) -> None:
+        if self.evidence == "server" and self.timed < 1:
+            raise InputError(f"tune.timed={self.timed} must be 1 or more for tune.evidence=server; set tune.timed=4")
 
 
 class Drafting(TypedDict):
     steps: Steps
     topk: TopK
     draft_tokens: DraftTokens | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareSettings(Settings):
+    """The ways of decoding in which heads are compared."""
+
+    shapes: Annotated[list[Drafting], Field(min_length=1)]
+    temperatures: Annotated[list[Temperature], Field(min_length=1)]
+    decoder: Literal["batched", "plain"]
+    batch_size: Count
+    batch_tokens: Count
+    positions: list[Count] | None
+
+    def __post_init__(self) -> None:
+        """Raise InputError for a shape that SGLang would change or refuse, and for positions that cannot be."""
+        self.drafts()
+        positions = self.positions or []
+        if positions != sorted(set(positions)):
+            raise InputError(f"compare.positions={positions} must rise, e.g. [1024,4096]")
+        if positions and self.decoder == "plain":
+            raise InputError(
+                f"compare.positions={positions} needs compare.decoder=batched: plain keeps no round's position"
+            )
+
+    def drafts(self) -> list[Shape]:
+        """Return the shapes, each once."""
+        try:
+            found = [Shape(each["steps"], each["topk"], num_draft_tokens(**each)) for each in self.shapes]
+        except InputError as error:
+            raise InputError(f"compare.shapes: {error}") from None
+        return [*dict.fromkeys(found)]
+
+    @property
+    def most_steps(self) -> int:
+        return max(shape.steps for shape in self.drafts())
+
+
+class Common(TypedDict):
+    progress: bool
+    run_dir: Text
+    target: Target
 
 
 class OnPrompts(TypedDict):
@@ -123,7 +161,7 @@ class Checks(Decoding):
 
 
 class Servers(Common):
-    launch: Launch
+    launch: LaunchSettings
 
 
 @with_config(STRICT)
@@ -155,7 +193,7 @@ class ActionCompare(Common, OnPrompts):
     action: Literal["compare"]
     heads: Annotated[list[Text], Field(min_length=1)]
     seed: Seed
-    compare: Compare
+    compare: CompareSettings
 
 
 @with_config(STRICT)
@@ -174,7 +212,7 @@ class ActionBench(Servers, Drafting, OnPrompts):
     dry_run: bool
     temperature: Temperature
     logger: NotRequired[dict[Text, Part]]
-    bench: Bench
+    bench: BenchSettings
 
 
 @with_config(STRICT)
@@ -183,7 +221,7 @@ class ActionTune(Servers, OnPrompts):
     head: Text
     temperature: Temperature
     seed: Seed
-    tune: Annotated[Tune, AfterValidator(_timed)]
+    tune: TuneSettings
 
 
 ACTIONS: dict[str, Any] = {

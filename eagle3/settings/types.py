@@ -6,14 +6,15 @@ Bounds at the far end keep a slip of the keyboard from becoming an endless run; 
 import inspect
 import re
 from collections.abc import Callable
+from dataclasses import MISSING, fields, is_dataclass
 from datetime import date
 from functools import cache
 from pydoc import ErrorDuringImport, locate
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NotRequired, TypeVar, get_type_hints
 
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
-from pydantic_core import PydanticCustomError
-from typing_extensions import is_typeddict
+from pydantic import AfterValidator, ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter, ValidationError, with_config
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from typing_extensions import TypedDict, is_typeddict
 
 from eagle3.errors import first_line
 
@@ -46,14 +47,33 @@ def fault(*key: str, value: Any, rule: str) -> ValidationError:
     return ValidationError.from_exception_data("group", [{"type": kind, "loc": key, "input": value}])
 
 
+class Settings:
+    """Base of dataclasses whose fields are the keys of a config group, with their types and ranges.
+
+    `validated` makes one of a mapping. A field with a default may be left out. `__post_init__` raises InputError for
+    values that do not fit together.
+    """
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        types = get_type_hints(cls, include_extras=True)
+        keys: dict[str, Any] = {}
+        for field in fields(cls):  # type: ignore[arg-type]
+            required = field.default is MISSING and field.default_factory is MISSING
+            keys[field.name] = types[field.name] if required else NotRequired[types[field.name]]
+        mapping = with_config(STRICT)(TypedDict(cls.__name__, keys))  # type: ignore[operator]
+        return core_schema.no_info_after_validator_function(lambda values: cls(**values), handler(mapping))
+
+
 def validated(schema: Any, value: Any) -> Any:
-    """Return the value; ValidationError if it does not fit. Of a group, the schema says how strict it is."""
+    """Return the value, as an object for Settings; ValidationError if it does not fit the schema."""
     return _adapter(schema).validate_python(value)
 
 
 @cache
 def _adapter(schema: Any) -> TypeAdapter:
-    return TypeAdapter(schema, config=None if is_typeddict(getattr(schema, "__origin__", schema)) else STRICT)
+    group = getattr(schema, "__origin__", schema)  # which says itself how strict it is
+    return TypeAdapter(schema, config=None if is_typeddict(group) or is_dataclass(group) else STRICT)
 
 
 def _printable(text: str) -> str:

@@ -10,9 +10,10 @@ import pytest
 from serving_fixtures import launch_settings
 
 from eagle3.engine.adaptive import write_adaptive
-from eagle3.engine.command import LaunchSettings, launch_command, shell_line
+from eagle3.engine.command import launch_command, shell_line
 from eagle3.engine.draft import Draft
 from eagle3.errors import InputError
+from eagle3.settings.engine import LaunchSettings
 
 CHAIN: dict[str, Any] = {"head": "/heads/mine", "steps": 3, "topk": 1, "draft_tokens": None}
 # Of sglang/srt/server_args.py, version 0.5.17.

@@ -7,8 +7,8 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from eagle3.serving.bench.settings import Side
 from eagle3.serving.bench.stats import Cell, Summary
+from eagle3.settings.serving import Side
 
 PICTURES = ("tpot.png", "throughput.png", "accept_length.png")
 LINE_STYLES: dict[Side, str] = {"plain": "--", "head": "-", "adaptive": ":"}

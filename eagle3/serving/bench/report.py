@@ -12,8 +12,8 @@ from pydantic import TypeAdapter
 from eagle3.markdown import table
 from eagle3.serving.bench.loads import MeasuredLoad
 from eagle3.serving.bench.plots import PICTURES, draw_pictures
-from eagle3.serving.bench.settings import SIDES
 from eagle3.serving.bench.stats import CONFIDENCE, Cell, Interval, SpeedUp, Spread, by_set, gather_cells, stops_paying
+from eagle3.settings.serving import SIDES
 from eagle3.storage.files import atomic_write, write_json
 
 NONE = "-"

@@ -9,15 +9,16 @@ from typing import Any
 from lightning.pytorch.loggers import WandbLogger
 
 from eagle3.answers.chat import Chat
-from eagle3.engine.command import LaunchSettings, launch_command, shell_line
+from eagle3.engine.command import launch_command, shell_line
 from eagle3.engine.draft import Draft
 from eagle3.errors import InputError, Interrupted
 from eagle3.secrets import public
 from eagle3.serving.bench.loads import RESULTS, BenchPlan, MeasuredLoad, measure_launched, measure_running, read_results
 from eagle3.serving.bench.report import log_to_wandb, write_bench_report
-from eagle3.serving.bench.settings import Side
 from eagle3.serving.check.prompts import file_prompts, prompt_source
 from eagle3.serving.server.launch import prepare, require_head
+from eagle3.settings.engine import LaunchSettings
+from eagle3.settings.serving import Side
 from eagle3.target.files import TargetFiles
 from eagle3.training.loggers import close
 

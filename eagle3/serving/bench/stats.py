@@ -13,8 +13,8 @@ from statistics import fmean, median, quantiles, stdev
 from scipy import stats
 
 from eagle3.serving.bench.loads import MeasuredLoad
-from eagle3.serving.bench.settings import Side
 from eagle3.serving.server.load import LoadResult
+from eagle3.settings.serving import Side
 
 CONFIDENCE = 0.95
 

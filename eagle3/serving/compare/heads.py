@@ -8,7 +8,7 @@ from eagle3.head.eagle3 import EAGLE3
 from eagle3.head.registry import kind_of_architecture
 from eagle3.head_files.files import HeadFiles, read_without_weights
 from eagle3.head_files.format import head_config
-from eagle3.serving.compare.settings import CompareSettings
+from eagle3.settings.serving import CompareSettings
 from eagle3.target.facts import target_config
 from eagle3.target.files import TargetFiles
 from eagle3.target.identity import TargetIdentity

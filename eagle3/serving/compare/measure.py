@@ -15,7 +15,8 @@ from eagle3.decoding.paired import Gains
 from eagle3.decoding.replay import Rounds, Said, answer, record_said, replay_rejection
 from eagle3.decoding.speculate import Decoded, Speculator, measure, plain_greedy
 from eagle3.progress import Bar
-from eagle3.serving.compare.settings import CompareSettings, Way
+from eagle3.serving.compare.ways import Way
+from eagle3.settings.serving import CompareSettings
 from eagle3.target.model import Target
 
 

@@ -7,9 +7,10 @@ import numpy as np
 
 from eagle3 import markdown
 from eagle3.decoding.paired import CONFIDENCE, Estimate, accept_length, difference
+from eagle3.draft_shape import Shape
 from eagle3.errors import InputError
 from eagle3.serving.compare.measure import Measured
-from eagle3.serving.compare.settings import Shape, Way
+from eagle3.serving.compare.ways import Way
 
 ALL = "all"  # sources, positions
 

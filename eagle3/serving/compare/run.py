@@ -14,7 +14,8 @@ from eagle3.serving.check.prompts import PromptSet
 from eagle3.serving.compare.heads import require_own_target
 from eagle3.serving.compare.measure import DECODERS, Answers, Measured
 from eagle3.serving.compare.report import require_verified, rows, table
-from eagle3.serving.compare.settings import CompareSettings, Way
+from eagle3.serving.compare.ways import Way, all_ways
+from eagle3.settings.serving import CompareSettings
 from eagle3.storage.files import atomic_write, sha256_file, sha256_json
 from eagle3.storage.records import write_sealed_json
 from eagle3.target.model import Target
@@ -38,7 +39,7 @@ def compare(
     for head in folders:
         require_own_target(read_without_weights(head), target.identity, ["weights_hash"])
     decoder = DECODERS[settings.decoder](target, settings, Answers(prompts.prompts, max_new_tokens, seed))
-    ways = settings.ways(rejection=settings.decoder == "batched" and all(map(drafts_every_token, folders)))
+    ways = all_ways(settings, rejection=settings.decoder == "batched" and all(map(drafts_every_token, folders)))
     measured: dict[str, dict[Way, Measured]] = {}
     seconds: dict[str, float] = {}
     layers, dtype = len(target.layers), target.embedding.dtype

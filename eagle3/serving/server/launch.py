@@ -10,7 +10,7 @@ from typing import Any
 
 from eagle3.engine.adaptive import require_adaptive
 from eagle3.engine.client import KEY, api_key
-from eagle3.engine.command import LaunchSettings, launch_command, shell_line
+from eagle3.engine.command import launch_command, shell_line
 from eagle3.engine.draft import Draft
 from eagle3.engine.endpoint import server_information
 from eagle3.engine.installation import count_gpus, find_sglang
@@ -19,6 +19,7 @@ from eagle3.errors import Interrupted
 from eagle3.head_files.finding import findings_table, require_no_errors
 from eagle3.secrets import public
 from eagle3.serving.server.preflight import check_config, check_files, require_capture
+from eagle3.settings.engine import LaunchSettings
 from eagle3.target.files import TargetFiles
 
 log = logging.getLogger(__name__)

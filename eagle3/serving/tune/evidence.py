@@ -15,8 +15,8 @@ from eagle3.head.eagle3 import EAGLE3
 from eagle3.head_files.format import load_head
 from eagle3.serving.check.settings import Answering
 from eagle3.serving.tune.predict import Gain, Setting, all_settings, chain_gains, replayed_gains
-from eagle3.serving.tune.settings import TuneSettings
 from eagle3.serving.tune.timing import LoadTiming, Timer
+from eagle3.settings.serving import TuneSettings
 from eagle3.target.model import Target, load_target
 
 

@@ -14,8 +14,8 @@ from typing import Protocol
 from eagle3.errors import InputError
 from eagle3.serving.tune.predict import Gain, Setting, all_settings, assumed_cost, chain_gains
 from eagle3.serving.tune.search import SearchState
-from eagle3.serving.tune.settings import TuneSettings
 from eagle3.serving.tune.timing import LoadTiming
+from eagle3.settings.serving import TuneSettings
 
 log = logging.getLogger(__name__)
 LoadStates = dict[int, SearchState]  # requests at a time → what is known there

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from eagle3.engine.command import LaunchSettings
 from eagle3.engine.draft import Draft
 from eagle3.errors import InputError, Interrupted
 from eagle3.secrets import public
@@ -19,8 +18,9 @@ from eagle3.serving.tune.loads_report import loads_advice, loads_table, write_lo
 from eagle3.serving.tune.predict import Gain, Setting
 from eagle3.serving.tune.report import REPORT, advice, failures, settings_table, write_tune_report
 from eagle3.serving.tune.search import search_settings
-from eagle3.serving.tune.settings import TuneSettings
 from eagle3.serving.tune.timing import ServerTimer
+from eagle3.settings.engine import LaunchSettings
+from eagle3.settings.serving import TuneSettings
 from eagle3.target.files import TargetFiles
 
 Gains = Mapping[Setting, Gain] | None

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from eagle3.errors import InputError
 from eagle3.serving.tune.evidence import server_gains
 from eagle3.serving.tune.predict import FittedCost, Gain, Setting, VerificationCost, assumed_cost, fitted_cost
-from eagle3.serving.tune.settings import TuneSettings
 from eagle3.serving.tune.timing import LoadTiming, Timer
+from eagle3.settings.serving import TuneSettings
 
 log = logging.getLogger(__name__)
 

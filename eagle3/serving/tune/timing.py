@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from eagle3.engine.command import LaunchSettings, launch_command
+from eagle3.engine.command import launch_command
 from eagle3.engine.draft import Draft
 from eagle3.engine.endpoint import is_reachable
 from eagle3.engine.process import Server
@@ -15,6 +15,7 @@ from eagle3.serving.bench.stats import summarise
 from eagle3.serving.server.load import LoadResult, measure_load, repeat_prompts
 from eagle3.serving.server.same_answers import PlainAnswers
 from eagle3.serving.tune.predict import Gain, Setting
+from eagle3.settings.engine import LaunchSettings
 
 
 @dataclass(frozen=True)

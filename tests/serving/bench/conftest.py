@@ -8,7 +8,7 @@ from serving_fixtures import serving
 from small_servers import head_server, plain_server, plan
 
 from eagle3.serving.bench.loads import measure_running
-from eagle3.serving.bench.settings import Side
+from eagle3.settings.serving import Side
 
 
 @pytest.fixture(scope="module")

@@ -15,13 +15,13 @@ from stores import ASSETS
 from eagle3 import cli
 from eagle3.answers.chat import Chat
 from eagle3.engine.adaptive import write_adaptive
-from eagle3.engine.command import LaunchSettings
 from eagle3.engine.draft import Draft
 from eagle3.errors import InputError
 from eagle3.serving.bench.loads import RESULTS, BenchPlan, MeasuredLoad, read_results
 from eagle3.serving.bench.run import bench, bench_commands, find_notes, gather_facts, prompt_sets
-from eagle3.serving.bench.settings import Side
 from eagle3.serving.server.load import LoadResult
+from eagle3.settings.engine import LaunchSettings
+from eagle3.settings.serving import Side
 from eagle3.storage.files import read_json
 from eagle3.target.files import TargetFiles, read_target_files
 

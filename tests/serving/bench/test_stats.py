@@ -10,7 +10,6 @@ import pytest
 
 from eagle3.engine.timed import ServedAnswer
 from eagle3.serving.bench.loads import MeasuredLoad
-from eagle3.serving.bench.settings import Side
 from eagle3.serving.bench.stats import (
     Interval,
     SpeedUp,
@@ -24,6 +23,7 @@ from eagle3.serving.bench.stats import (
     summarise,
 )
 from eagle3.serving.server.load import Agreement, LoadResult
+from eagle3.settings.serving import Side
 
 T_975 = {1: 12.7062, 2: 4.30265, 4: 2.77645}  # Student's t, by degrees of freedom: any printed table
 

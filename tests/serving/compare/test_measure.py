@@ -10,7 +10,8 @@ from fitted_head import LAYERS, NEW_TOKENS, PROMPT, fitted_head, small_target
 
 from eagle3.decoding.speculate import Speculator, plain_greedy
 from eagle3.serving.compare.measure import Answers, BatchedDecoder, PlainDecoder, batches
-from eagle3.serving.compare.settings import CompareSettings
+from eagle3.serving.compare.ways import all_ways
+from eagle3.settings.serving import CompareSettings
 
 SHAPES = [
     {"steps": 3, "topk": 1, "draft_tokens": None},
@@ -29,7 +30,7 @@ def settings(**changes):
 def both(target, head, answers):
     speculator = Speculator(target, head, LAYERS)
     return [
-        decoder(target, settings(), answers)(speculator, settings().ways(), "head")
+        decoder(target, settings(), answers)(speculator, all_ways(settings()), "head")
         for decoder in (BatchedDecoder, PlainDecoder)
     ]
 
@@ -80,7 +81,7 @@ def test_rounds_are_counted_where_the_text_has_so_many_tokens_when_they_begin(st
     target = stopping(small_target()) if stops else small_target()
     speculator = Speculator(target, fitted_head(small_target(), PROMPT), LAYERS)
     chosen = settings(positions=[14, 30], temperatures=[0.0])
-    found = BatchedDecoder(target, chosen, Answers(PROMPTS, NEW_TOKENS, 5))(speculator, chosen.ways(), "head")
+    found = BatchedDecoder(target, chosen, Answers(PROMPTS, NEW_TOKENS, 5))(speculator, all_ways(chosen), "head")
     spans = {"below 14": range(14), "14 to 29": range(14, 30), "30 and more": range(30, 999)}
     for way, measured in found.items():
         assert list(measured.by_position) == list(spans)

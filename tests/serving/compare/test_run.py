@@ -17,8 +17,8 @@ from eagle3.head_files.format import save_head
 from eagle3.serving.check.prompts import PromptSet
 from eagle3.serving.compare.heads import head_folders, require_comparable
 from eagle3.serving.compare.run import compare, names
-from eagle3.serving.compare.settings import CompareSettings
 from eagle3.serving.head.export import export_head
+from eagle3.settings.serving import CompareSettings
 from eagle3.storage.records import read_sealed_json
 from eagle3.target.files import read_target_files
 

@@ -12,13 +12,14 @@ from exported_head import FINGERPRINT, LAYERS, record_of
 from huggingface_hub import ModelCard
 
 from eagle3.answers.store import ResponsesManifest
-from eagle3.engine.command import LaunchSettings, launch_command
+from eagle3.engine.command import launch_command
 from eagle3.engine.draft import Draft
 from eagle3.head_files.files import HeadFiles, read_files
 from eagle3.head_files.format import save_head
 from eagle3.serving.head import card
 from eagle3.serving.head.card import TrainingData, license_of, model_card, training_data, write_card
 from eagle3.serving.head.speculators import save_speculators
+from eagle3.settings.engine import LaunchSettings
 from eagle3.storage.records import write_sealed_json
 
 DRAFT = Draft(head="/disk/of/anna/heads/first", steps=5, topk=4, draft_tokens=16)
