@@ -1,16 +1,17 @@
 """`PlainLayer` at the speed of its matrix products: same numbers (tests/head/fast/test_fused_layer.py), for the GPU.
 
-Plain autograd pays, at each of the K steps, for casts of every weight, a gradient of every weight in bfloat16 that is
-cast and added in float32, and passes over memory for norms, RoPE, SwiGLU and residuals. Here
+At each of the K steps, plain autograd casts every weight, casts every weight's bfloat16 gradient to add it in float32,
+and passes over memory for norms, RoPE, SwiGLU and residuals. Here
 
-- weights are cast once a training step, q/k/v and gate/up into one matrix each: fewer and larger products;
-- products add a weight's gradient to one float32 sum over all steps, which autograd gets once, as soon as it is whole;
-- what is cheap is computed again in the backward, in the memory of the gradient that it was made from;
-- what the embeddings give to queries, keys and values, half of those products, is computed once for all steps: anchors
-  of a turn are neighbours, so that anchor i takes at step k the token that anchor i + k takes at step 0. (Past the end
-  of a turn that is another turn's token, at anchors that the step does not train.)
+- weights are cast once per training step, with q/k/v and gate/up in one matrix each: fewer and larger products;
+- products add a weight's gradient to one float32 sum over all steps, which autograd gets once, when it is complete;
+- cheap intermediates are recomputed in the backward, in the memory of a gradient that is no longer needed;
+- the embeddings' part of queries, keys and values, half of those products, is computed once for all steps: anchors of
+  a turn are consecutive, so anchor i takes at step k the token that anchor i + k takes at step 0. (Past the end of a
+  turn that is another turn's token, at anchors that the step does not train.)
 
-Each node of autograd is a part of `DraftHead`, whose equations those of elementwise.py are. Shapes: fast/__init__.py.
+Every autograd node here is a part of `DraftHead`, with the equations of elementwise.py. `StepState` shows in which
+order they run and which tensors they leave for each other. Shapes: fast/__init__.py.
 """
 
 from typing import Any
@@ -23,7 +24,7 @@ from torch.nn import functional
 
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.fast.elementwise import ElementwiseKernels
-from eagle3.head.fast.fused_weights import Weights
+from eagle3.head.fast.fused_weights import EMBED, HIDDEN, StepState, Weights
 from eagle3.head.fast.products import MakeProducts, product_dtype
 from eagle3.head.layer import Projected
 
@@ -38,7 +39,7 @@ class _Fuse(torch.autograd.Function):
         ctx.weights = weights
         ctx.save_for_backward(aux_hidden_states)
         hidden = weights.fc.forward(_normed_aux(weights, aux_hidden_states))
-        weights.fc.forget()  # what goes into it is data, or norms of data: nothing is multiplied back
+        weights.fc.free()  # its input is data, or norms of data: the backward needs no product with fc
         return hidden
 
     @staticmethod
@@ -50,16 +51,14 @@ class _Fuse(torch.autograd.Function):
         return None, None, *weights.of_fuse.gradients()
 
 
-class _ProjectPack(torch.autograd.Function):
-    """Step 0: keys and values of all tokens, hidden states and queries of the anchors.
-
-    Leaves `weights.embed_part` for the later steps; their backward runs first and leaves `weights.grad_embed_part`.
-    """
+class _ProjectContext(torch.autograd.Function):
+    """Step 0: keys and values of all tokens, hidden states and queries of the anchors."""
 
     @staticmethod
     def forward(
         ctx: Any,
         weights: Weights,
+        state: StepState,
         hidden: Float[Tensor, "T H"],
         tokens: Int[Tensor, " T"],
         cos: Float[Tensor, "T E"],
@@ -67,16 +66,18 @@ class _ProjectPack(torch.autograd.Function):
         anchors: Int[Tensor, " R"],
         *parameters: Tensor,
     ) -> tuple[Tensor, ...]:
-        ctx.weights = weights
+        state.begin_forward(0)
+        ctx.weights, ctx.state = weights, state
         ctx.save_for_backward(hidden, tokens, cos, sin, anchors)
         embed = weights.embed_norm.forward(weights.embedding, torch.empty_like(hidden), tokens)
         normed = weights.hidden_norm.forward(hidden, torch.empty_like(hidden))
         of_query, of_key_value = _split(weights)
-        query = weights.of_embed.forward(embed.index_select(0, anchors), of_query)  # (R, QC)
-        key_value = weights.of_embed.forward(embed, of_key_value)  # (T, 2 · G · C)
-        weights.embed_part = torch.cat([query, key_value.index_select(0, anchors)], dim=1)  # (R, W)
-        query = _heads(weights, weights.of_hidden.forward(normed.index_select(0, anchors), of_query, added=query))
-        key_value = _heads(weights, weights.of_hidden.forward(normed, of_key_value, added=key_value))
+        query = weights.qkv.forward(embed.index_select(0, anchors), of_query, part=EMBED)  # (R, QC)
+        key_value = weights.qkv.forward(embed, of_key_value, part=EMBED)  # (T, 2 · G · C)
+        state.embed_part = torch.cat([query, key_value.index_select(0, anchors)], dim=1)  # (R, W)
+        query = weights.qkv.forward(normed.index_select(0, anchors), of_query, added=query, part=HIDDEN)
+        key_value = weights.qkv.forward(normed, of_key_value, added=key_value, part=HIDDEN)
+        query, key_value = _heads(weights, query), _heads(weights, key_value)
         weights.elementwise.rotate(query, cos.index_select(0, anchors), sin.index_select(0, anchors))
         weights.elementwise.rotate(key_value[:, : weights.num_kv_heads], cos, sin)
         return hidden.index_select(0, anchors), query, *key_value.chunk(2, dim=1)
@@ -84,58 +85,63 @@ class _ProjectPack(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_anchors: Float[Tensor, "R H"], *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (hidden, tokens, cos, sin, anchors), weights = ctx.saved_tensors, ctx.weights
+        (hidden, tokens, cos, sin, anchors), weights, state = ctx.saved_tensors, ctx.weights, ctx.state
+        state.begin_backward(0)
         angles = cos.index_select(0, anchors), sin.index_select(0, anchors)
         grad_query = weights.elementwise.join_heads(grads[:1], *angles, num_rotated=1)  # (R, QC)
         grad_key_value = weights.elementwise.join_heads(grads[1:], cos, sin, num_rotated=1)  # (T, 2 · G · C)
         of_query, of_key_value = _split(weights)
-        grad_normed = weights.of_hidden.backward(grad_key_value, of_key_value)  # (T, H)
-        # No row is there twice, so none of the atomic additions that `index_add_` makes.
+        grad_normed = weights.qkv.backward(grad_key_value, of_key_value, part=HIDDEN)  # (T, H)
+        # Every anchor is one row, so this needs no atomic additions, which `index_add_` would make.
         grad_normed.index_copy_(
-            0, anchors, weights.of_hidden.backward(grad_query, of_query, grad_normed.index_select(0, anchors))
+            0,
+            anchors,
+            weights.qkv.backward(grad_query, of_query, grad_normed.index_select(0, anchors), part=HIDDEN),
         )
         grad_hidden, normed = weights.hidden_norm.backward(hidden, grad_normed)
         grad_hidden.index_copy_(0, anchors, grad_hidden.index_select(0, anchors).add_(grad_anchors))
-        _add_of_pack(weights, grad_query, grad_key_value, normed, anchors, part=1)
-        # Before another one of this size is there too: where most tokens are prompts, memory is highest here.
+        _add_context(weights, grad_query, grad_key_value, normed, anchors, part=HIDDEN)
+        # Freed before `embed`, which is as large: if most tokens are prompts, memory peaks here.
         del grad_normed, normed
-        if weights.grad_embed_part is not None:
+        if state.grad_embed_part is not None:
             sizes = [grad_query.shape[1], grad_key_value.shape[1]]
-            later_query, later_key_value = weights.grad_embed_part.split(sizes, dim=1)
+            later_query, later_key_value = state.grad_embed_part.split(sizes, dim=1)
             grad_query.add_(later_query)
             grad_key_value.index_copy_(
                 0, anchors, (later_key_value + grad_key_value.index_select(0, anchors)).to(grad_key_value.dtype)
             )
         embed = weights.embed_norm.forward(weights.embedding, torch.empty_like(hidden), tokens, weighted=False)
-        _add_of_pack(weights, grad_query, grad_key_value, embed, anchors, part=0)
-        weights.qkv.share_gradient([weights.embed_norm], part=0)
-        return None, grad_hidden, None, None, None, None, *weights.of_attention.gradients()
+        _add_context(weights, grad_query, grad_key_value, embed, anchors, part=EMBED)
+        weights.qkv.share_gradient([weights.embed_norm], part=EMBED)
+        return None, None, grad_hidden, None, None, None, None, *weights.of_attention.gradients()
 
 
-class _Project(torch.autograd.Function):
-    """Later steps, at the anchors alone, with `DraftHead.feedback` before them, whose result is not kept.
+class _ProjectStep(torch.autograd.Function):
+    """Later steps, at the anchors only, after `DraftHead.feedback`, whose result is recomputed in the backward.
 
-    The hidden state goes through: its gradient is added in the norm's kernel.
+    The hidden state is passed through: its gradient is added in the norm's kernel.
     """
 
     @staticmethod
     def forward(
         ctx: Any,
         weights: Weights,
+        state: StepState,
         output: Float[Tensor, "R H"],
         step: int,
         cos: Float[Tensor, "R E"],
         sin: Float[Tensor, "R E"],
         *parameters: Tensor,
     ) -> tuple[Tensor, ...]:
-        assert weights.embed_part is not None
-        ctx.weights, ctx.step, ctx.first = weights, step, bool(parameters)
+        state.begin_forward(step)
+        assert state.embed_part is not None
+        ctx.weights, ctx.state, ctx.step = weights, state, step
         ctx.save_for_backward(output, cos, sin)
         hidden = _fed_back(weights, output)
         normed = weights.hidden_norm.forward(hidden, torch.empty_like(hidden))
-        # The last anchors of the pack take nothing: they end a turn, so that the step does not train them.
-        of_embed = functional.pad(weights.embed_part[step:], (0, 0, 0, min(step, len(hidden))))  # (R, W)
-        heads = _heads(weights, weights.of_hidden.forward(normed, added=of_embed))  # (R, Q + 2 · G, C)
+        # The last anchors of the pack get zeros: they end a turn, so the step does not train them.
+        of_embed = functional.pad(state.embed_part[step:], (0, 0, 0, min(step, len(hidden))))  # (R, W)
+        heads = _heads(weights, weights.qkv.forward(normed, added=of_embed, part=HIDDEN))  # (R, Q + 2 · G, C)
         query_key, value = heads.split([weights.num_heads + weights.num_kv_heads, weights.num_kv_heads], dim=1)
         weights.elementwise.rotate(query_key, cos, sin)
         return hidden, *query_key.split([weights.num_heads, weights.num_kv_heads], dim=1), value
@@ -143,18 +149,20 @@ class _Project(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_through: Float[Tensor, "R H"], *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (output, cos, sin), weights = ctx.saved_tensors, ctx.weights
-        if weights.grad_embed_part is None:
-            weights.grad_embed_part = torch.zeros_like(weights.embed_part, dtype=weights.qkv.wide)
+        (output, cos, sin), weights, state = ctx.saved_tensors, ctx.weights, ctx.state
+        state.begin_backward(ctx.step)
+        if state.grad_embed_part is None:
+            state.grad_embed_part = torch.zeros_like(state.embed_part, dtype=weights.qkv.wide)
         grad_heads = weights.elementwise.join_heads(
-            grads, cos, sin, num_rotated=2, total=weights.grad_embed_part, step=ctx.step
+            grads, cos, sin, num_rotated=2, total=state.grad_embed_part, step=ctx.step
         )  # (R, W)
-        grad_normed = weights.of_hidden.backward(grad_heads)
+        grad_normed = weights.qkv.backward(grad_heads, part=HIDDEN)
         grad, normed = weights.hidden_norm.backward(_fed_back(weights, output), grad_normed, grad_through.contiguous())
-        weights.qkv.add(grad_heads, normed, part=1)
+        weights.qkv.add(grad_heads, normed, part=HIDDEN)
         for norm in weights.output_norms:
             grad, _ = norm.backward(output, grad, give_output=False)
-        return None, grad, None, None, None, *(weights.of_feedback.gradients() if ctx.first else [])
+        gradients = weights.of_feedback.gradients() if ctx.step == 1 else []
+        return None, None, grad, None, None, None, *gradients
 
 
 class _Output(torch.autograd.Function):
@@ -164,13 +172,14 @@ class _Output(torch.autograd.Function):
     def forward(
         ctx: Any,
         weights: Weights,
+        step: int,
         hidden: Float[Tensor, "R H"],
         attended: Float[Tensor, "R QC"],
         *parameters: Tensor,
     ) -> Float[Tensor, "R H"]:
         middle = weights.o.forward(attended, added=hidden.clone())
         gate_up = weights.gate_up.forward(weights.mlp_norm.forward(middle, torch.empty_like(middle)))  # (R, FF)
-        ctx.weights, ctx.first = weights, bool(parameters)
+        ctx.weights, ctx.step = weights, step
         ctx.save_for_backward(attended, middle, gate_up)
         return weights.down.forward(weights.elementwise.swiglu(gate_up), added=middle.clone())
 
@@ -180,7 +189,7 @@ class _Output(torch.autograd.Function):
         (attended, middle, gate_up), weights = ctx.saved_tensors, ctx.weights
         grad = grad.contiguous()
         grad_activation = weights.down.backward(grad)  # (R, F)
-        # In the memory of gate_up and of grad_activation.
+        # Both in place: in the memory of gate_up and of grad_activation.
         grad_gate_up, activation = weights.elementwise.swiglu_backward(gate_up, grad_activation)
         weights.down.add(grad, activation)
         del grad_activation, activation
@@ -188,12 +197,12 @@ class _Output(torch.autograd.Function):
         grad_middle, normed = weights.mlp_norm.backward(middle, grad_normed, added=grad)
         weights.gate_up.add(grad_gate_up, normed)
         weights.o.add(grad_middle, attended)
-        gradients = weights.of_output.gradients() if ctx.first else []
-        return None, grad_middle, weights.o.backward(grad_middle), *gradients
+        gradients = weights.of_output.gradients() if ctx.step == 0 else []
+        return None, None, grad_middle, weights.o.backward(grad_middle), *gradients
 
 
 class FusedLayer:
-    """`Layer` whose nodes are the functions above. Made anew for every training step, as its weights are."""
+    """`Layer` on the autograd nodes above. Made for one training step, like its weights."""
 
     def __init__(
         self,
@@ -205,9 +214,10 @@ class FusedLayer:
     ) -> None:
         self.rotary = head.rotary
         self.weights = Weights(head, embedding, product_dtype(head.fc.weight), elementwise, make_products)
+        self.state = StepState()
 
     def fuse(self, aux_hidden_states: Float[Tensor, "T AH"]) -> Float[Tensor, "T H"]:
-        return _Fuse.apply(self.weights, aux_hidden_states, *self.weights.of_fuse.take())
+        return _Fuse.apply(self.weights, aux_hidden_states, *self.weights.of_fuse.parameters())
 
     def project_context(
         self,
@@ -216,20 +226,23 @@ class FusedLayer:
         positions: Int[Tensor, " T"],
         anchors: Int[Tensor, " R"],
     ) -> Projected:
-        inputs = (self.weights, hidden, tokens, *self._angles(positions), anchors)
-        hidden, query, key, value = _ProjectPack.apply(*inputs, *self.weights.of_attention.take())
+        inputs = (self.weights, self.state, hidden, tokens, *self._angles(positions), anchors)
+        hidden, query, key, value = _ProjectContext.apply(*inputs, *self.weights.of_attention.parameters())
         return hidden, query, (key, value)
 
     def project_step(
         self, hidden: Float[Tensor, "R H"], tokens: Int[Tensor, " R"], positions: Int[Tensor, " R"], step: int
     ) -> Projected:
-        """Do what `Layer.project_step` says; `tokens` are not read, being those of step 0, `step` anchors on."""
-        inputs = (self.weights, hidden, step, *self._angles(positions))
-        hidden, query, key, value = _Project.apply(*inputs, *self.weights.of_feedback.take())
+        """See `Layer.project_step`; `tokens` is ignored, since they are those of step 0, shifted by `step` anchors."""
+        inputs = (self.weights, self.state, hidden, step, *self._angles(positions))
+        parameters = self.weights.of_feedback.parameters() if step == 1 else []
+        hidden, query, key, value = _ProjectStep.apply(*inputs, *parameters)
         return hidden, query, (key, value)
 
     def output(self, hidden: Float[Tensor, "R H"], attended: Float[Tensor, "R Q C"]) -> Float[Tensor, "R H"]:
-        return _Output.apply(self.weights, hidden, attended.flatten(1), *self.weights.of_output.take())
+        step = self.state.forward_step
+        parameters = self.weights.of_output.parameters() if step == 0 else []
+        return _Output.apply(self.weights, step, hidden, attended.flatten(1), *parameters)
 
     def _angles(self, positions: Int[Tensor, " N"]) -> list[Float[Tensor, "N E"]]:
         in_float32 = positions.new_empty(0, dtype=torch.float32)
@@ -239,7 +252,7 @@ class FusedLayer:
 def _normed_aux(
     weights: Weights, aux_hidden_states: Float[Tensor, "T AH"], weighted: bool = True
 ) -> Float[Tensor, "T AH"]:
-    """Return what goes into `fc`: captured states, through the norms of each layer or of all where the head has any."""
+    """Return the input of `fc`: the captured states, normed per layer or all at once if the head does that."""
     x = aux_hidden_states
     if weights.aux_norms:
         x = torch.empty_like(aux_hidden_states, dtype=weights.dtype)
@@ -257,7 +270,7 @@ def _fed_back(weights: Weights, output: Float[Tensor, "R H"]) -> Float[Tensor, "
 
 
 def _split(weights: Weights) -> tuple[slice, slice]:
-    """Return which rows of the matrix make queries, and which make keys and values."""
+    """Return the rows of `qkv` for queries, and those for keys and values."""
     width = weights.num_heads * weights.head_dim
     return slice(None, width), slice(width, None)
 
@@ -266,7 +279,7 @@ def _heads(weights: Weights, product: Float[Tensor, "N _"]) -> Float[Tensor, "N 
     return product.unflatten(-1, (-1, weights.head_dim))
 
 
-def _add_of_pack(
+def _add_context(
     weights: Weights,
     grad_query: Float[Tensor, "R QC"],
     grad_key_value: Float[Tensor, "T _"],
@@ -274,7 +287,7 @@ def _add_of_pack(
     anchors: Int[Tensor, " R"],
     part: int,
 ) -> None:
-    """Add step 0's part of the gradient of the weights; `x` is what they were multiplied with."""
+    """Add step 0's share of the gradient of `qkv`; `x` is the input of this part."""
     of_query, of_key_value = _split(weights)
     weights.qkv.add(grad_query, x.index_select(0, anchors), of_query, part)
     weights.qkv.add(grad_key_value, x, of_key_value, part)

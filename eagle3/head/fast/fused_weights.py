@@ -1,9 +1,10 @@
-"""The weights of `FusedLayer` for one training step: cast once, their gradients summed over all steps of the unroll.
+"""Weights and state of `FusedLayer` for one training step: cast once, gradients summed over all steps of the unroll.
 
 Shapes: fast/__init__.py; O output and I input size of a matrix, Y some of its O rows.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -13,11 +14,13 @@ from eagle3.head.draft_head import DraftHead, RMSNorm
 from eagle3.head.fast.elementwise import PARTIAL_SUMS, ElementwiseKernels
 from eagle3.head.fast.products import ALL, MakeProducts, PlainProducts, add_product, wide_product
 
+EMBED, HIDDEN = 0, 1  # the two inputs of attention, next to each other in its weights
+
 
 class Matrix:
-    """The weights of linear maps of one input, one below the other, as products want them; sums their gradients.
+    """Weights of linear layers that share an input, stacked into one matrix; sums their gradients.
 
-    With `parts` > 1 the input is that many tensors of the same width, each multiplied by itself.
+    With `parts` > 1 the input is that many tensors of the same width, and each `part` is multiplied separately.
     """
 
     def __init__(
@@ -33,14 +36,24 @@ class Matrix:
             value = weights[0].new_empty(self.shape, dtype=dtype)
             torch.cat(weights, out=value)
         self.num_parts = parts
-        self.parts = [make_products(part) for part in value.chunk(parts, dim=1)]
-        if parts == 1:
-            self.forward, self.backward = self.parts[0].forward, self.parts[0].backward
+        self.products = [make_products(part) for part in value.chunk(parts, dim=1)]
         self.wide = torch.promote_types(weights[0].dtype, torch.float32)
         self.total: Tensor | None = None  # (O, I), the gradient so far
 
+    def forward(
+        self, x: Float[Tensor, "N _"], rows: slice = ALL, added: Float[Tensor, "N Y"] | None = None, part: int = 0
+    ) -> Float[Tensor, "N Y"]:
+        """See `Products.forward`."""
+        return self.products[part].forward(x, rows, added)
+
+    def backward(
+        self, grad: Float[Tensor, "N Y"], rows: slice = ALL, added: Float[Tensor, "N _"] | None = None, part: int = 0
+    ) -> Float[Tensor, "N _"]:
+        """See `Products.backward`."""
+        return self.products[part].backward(grad, rows, added)
+
     def add(self, grad: Float[Tensor, "N Y"], x: Float[Tensor, "N I"], rows: slice = ALL, part: int = 0) -> None:
-        """Add the gradient of these rows of the matrix: `grad` is that of the product, `x` went into it."""
+        """Add to the gradient of these rows; `grad` is the gradient of the product, `x` its input."""
         if self.total is None and rows == ALL and self.num_parts == 1:
             self.total = wide_product(grad.T, x, self.wide)
             return
@@ -49,10 +62,10 @@ class Matrix:
         add_product(self.total.chunk(self.num_parts, dim=1)[part][rows], grad.T, x)
 
     def share_gradient(self, norms: Sequence["Norm"], part: int = 0) -> None:
-        """Give norms of data their gradients, where `total` was summed over their outputs without their weights.
+        """Split `total`, which was summed over norms' outputs without their weights, into both gradients.
 
-        matrix @ (weight · normed) is (matrix · weight) @ normed, and `total` the gradient of that bracket, from which
-        both factors get theirs: a pass over the matrix in place of a product as large as the forward's.
+        matrix @ (weight · normed) is (matrix · weight) @ normed, and `total` is the gradient of the bracket. It gives
+        the gradients of both factors: one pass over the matrix instead of a product as large as the forward's.
         """
         if not norms:
             return
@@ -65,9 +78,9 @@ class Matrix:
                 norm.sums[0] += (of_product * matrix).sum(0)
                 of_product *= norm.weight
 
-    def forget(self) -> None:
-        """Free the memory of what products want: from here on gradients are summed alone."""
-        del self.parts, self.forward, self.backward
+    def free(self) -> None:
+        """Free the cast weights after the last product; gradients are still summed."""
+        self.products.clear()
 
     def gradients(self) -> list[Tensor | None]:
         if self.total is None:
@@ -77,7 +90,7 @@ class Matrix:
 
 
 class Norm:
-    """An RMSNorm's weight, and the sums of its gradient."""
+    """Weight of an RMSNorm, and the partial sums of its gradient."""
 
     def __init__(self, norm: RMSNorm, elementwise: ElementwiseKernels) -> None:
         self.parameters = [norm.weight]
@@ -109,22 +122,47 @@ class Norm:
 
 
 class Group:
-    """Weights of a part of the layer that runs at every step: autograd sees them at its first node alone.
+    """Weights whose gradients are complete at the same time: after the backward of the first node that uses them.
 
-    Each step of the unroll reads what the step before gave, so that its nodes run their backward earlier: when that of
-    the first node is done, the sums are whole. Ranks can add up its gradients while others are still computed.
+    Only that node gets the parameters as arguments, and hands their gradients to autograd. Backwards run from the last
+    step to the first (see `StepState`), so the sums are complete by then, and ranks can reduce them while the rest is
+    computed.
     """
 
-    def __init__(self, members: Sequence[Matrix | Norm]) -> None:
-        self.members, self.taken = members, False
+    def __init__(self, *members: Matrix | Norm) -> None:
+        self.members = members
 
-    def take(self) -> list[Tensor]:
-        """Return the parameters for the first node, none for later ones."""
-        first, self.taken = not self.taken, True
-        return [parameter for each in self.members for parameter in each.parameters] if first else []
+    def parameters(self) -> list[Tensor]:
+        return [parameter for each in self.members for parameter in each.parameters]
 
     def gradients(self) -> list[Tensor | None]:
         return [gradient for each in self.members for gradient in each.gradients()]
+
+
+@dataclass
+class StepState:
+    """Tensors that the nodes of one training step leave for each other, and how far the step has come.
+
+        forward    fuse  context  output 0  project 1  output 1  …  project K-1  output K-1
+                         writes             reads                   reads                     embed_part
+        backward   output K-1  project K-1  …  output 1  project 1  output 0  context  fuse
+                               adds                      adds                 reads           grad_embed_part
+
+    Each step reads the output of the step before, which fixes this order; the asserts here state it.
+    """
+
+    forward_step: int = -1  # the latest step whose projection ran
+    backward_step: int | None = None  # the latest whose projection ran its backward
+    embed_part: Float[Tensor, "R W"] | None = None  # the embeddings' part of queries, keys and values at step 0
+    grad_embed_part: Float[Tensor, "R W"] | None = None  # its gradient from later steps
+
+    def begin_forward(self, step: int) -> None:
+        assert step == self.forward_step + 1, "steps run in order"
+        self.forward_step = step
+
+    def begin_backward(self, step: int) -> None:
+        assert step <= self.forward_step and (self.backward_step is None or step < self.backward_step)
+        self.backward_step = step
 
 
 class Weights:
@@ -144,8 +182,7 @@ class Weights:
         # Never in float8: captured layers differ in scale, by more than it covers.
         self.fc = Matrix([head.fc], dtype, PlainProducts)
         qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
-        self.qkv = Matrix(qkv, dtype, make_products, parts=2)  # W rows
-        self.of_embed, self.of_hidden = self.qkv.parts  # the inputs of attention, next to each other in the checkpoint
+        self.qkv = Matrix(qkv, dtype, make_products, parts=2)  # W rows, of inputs EMBED and HIDDEN
         self.o = Matrix([attention.o_proj], dtype, make_products)
         self.gate_up = Matrix([mlp.gate_proj, mlp.up_proj], dtype, make_products)
         self.down = Matrix([mlp.down_proj], dtype, make_products)
@@ -155,12 +192,8 @@ class Weights:
         self.mlp_norm = Norm(layer.post_attention_layernorm, elementwise)
         self.aux_norms = [Norm(norm, elementwise) for norm in head.norms_of_aux()]
         self.output_norms = [Norm(head.norm, elementwise)] if config.norm_output else []
-        # Whose gradients are whole at the same time.
-        self.of_fuse = Group([self.fc, *self.aux_norms])
-        self.of_attention = Group([self.qkv, self.embed_norm, self.hidden_norm])
-        self.of_output = Group([self.o, self.gate_up, self.down, self.mlp_norm])
-        self.of_feedback = Group(self.output_norms)
+        self.of_fuse = Group(self.fc, *self.aux_norms)
+        self.of_attention = Group(self.qkv, self.embed_norm, self.hidden_norm)
+        self.of_output = Group(self.o, self.gate_up, self.down, self.mlp_norm)
+        self.of_feedback = Group(*self.output_norms)
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        # What embeddings give to queries, keys and values of the anchors, and its gradient from later steps.
-        self.embed_part: Float[Tensor, "R W"] | None = None
-        self.grad_embed_part: Float[Tensor, "R W"] | None = None

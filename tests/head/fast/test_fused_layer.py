@@ -263,7 +263,7 @@ def test_what_fc_is_multiplied_as_is_freed_after_its_one_product(
     head = make_head().float()
     with torch.autocast("cpu", torch.bfloat16):
         layer = fused()(head, embedding)
-        in_half_precision = weakref.ref(layer.weights.fc.parts[0].weight)
+        in_half_precision = weakref.ref(layer.weights.fc.products[0].weight)
         layer.fuse(make_pack(1).pack.aux_hidden_states).sum().backward()
     assert in_half_precision() is None
     assert head.fc.weight.grad is not None
