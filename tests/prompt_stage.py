@@ -12,6 +12,8 @@ from stores import CONF
 
 from eagle3 import cli
 from eagle3.prompts import prepare_prompts
+from eagle3.prompts.reading.conversation import conversation
+from eagle3.prompts.reading.shapes import USUAL, Shape
 from eagle3.prompts.rules import GROUPS, Rules
 from eagle3.storage.files import read_jsonl
 
@@ -32,6 +34,11 @@ def chat(*texts: str, **fields: Any) -> dict:
     roles = ("user", "assistant")
     messages = [{"role": roles[index % 2], "content": text} for index, text in enumerate(texts)]
     return {"license": "MIT", "messages": messages, **fields}
+
+
+def messages_of(row: dict, *, keep_answers: bool, shape: Shape = USUAL) -> list[dict]:
+    """The conversation of a row as the stage reads it."""
+    return conversation(row, shape.read(row), keep_answers=keep_answers, shape=shape)
 
 
 def users(*texts: str) -> list[dict]:

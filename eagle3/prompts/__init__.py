@@ -5,8 +5,7 @@ Conversations in JSON are read without the libraries of the extra `prompts`; the
 
 from typing import Any
 
-from eagle3.prompts.reading.conversation import Refused
-from eagle3.prompts.reading.prompt import Prompt
+from eagle3.prompts.reading.prompt import Prompt, Refused
 from eagle3.prompts.reading.rows import read_prompts
 from eagle3.prompts.reading.sources import Source, configured_sources, plain_source
 

@@ -19,9 +19,8 @@ from eagle3.prompts.chunks import ChunkWriter, ScannedChunk
 from eagle3.prompts.overlap.signatures import Signer
 from eagle3.prompts.pool import in_order
 from eagle3.prompts.privacy import Privacy
-from eagle3.prompts.reading.conversation import Refused
 from eagle3.prompts.reading.formats import BLANK, Chunk, chunk_rows, cut
-from eagle3.prompts.reading.prompt import Prompt, texts_of
+from eagle3.prompts.reading.prompt import Prompt, Refused, texts_of
 from eagle3.prompts.reading.rows import read_prompt
 from eagle3.prompts.reading.sources import Source, file_name, file_state
 from eagle3.prompts.traffic.mix import TrafficMix

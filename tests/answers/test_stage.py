@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from prompt_stage import messages_of
 
 import eagle3.answers.huggingface
 import eagle3.answers.store
@@ -24,7 +25,6 @@ from eagle3.answers.stage import answer_prompts, import_answers, prompt_limit
 from eagle3.answers.store import MadeWith, ResponseStore, read_responses
 from eagle3.answers.work import Answering
 from eagle3.errors import InputError
-from eagle3.prompts.reading.conversation import messages_of
 from eagle3.storage.files import read_jsonl, sha256_file, write_jsonl
 from eagle3.storage.records import sealed_bytes, write_sealed_json
 from eagle3.target.model import load_target

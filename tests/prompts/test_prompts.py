@@ -6,11 +6,10 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from prompt_stage import chat, prepare, reasons, users, write
+from prompt_stage import chat, messages_of, prepare, reasons, users, write
 
 from eagle3.errors import InputError
 from eagle3.prompts import Refused, plain_source, read_prompts
-from eagle3.prompts.reading.conversation import messages_of
 
 __all__ = ["prepare"]  # the fixture
 
@@ -410,8 +409,8 @@ def test_sources_can_be_read_without_the_licence_check(tmp_path):
         ({"sources": [{"name": "x"}]}, r"prompts\.sources\[0\]\.path is not set"),
         ({"path": "x.jsonl", "sources": []}, r"set exactly one"),
         ({"path": "FOLDER/csv"}, r"prompts\.path=.*chats\.csv ends in none of \.jsonl"),
-        ({"path": "FOLDER/empty"}, r"prompts\.path=.*empty is no dataset folder"),
-        ({"path": "FOLDER/two"}, r"prompts\.path=.*two is no dataset folder.*\['x', 'y'\].*the subfolder"),
+        ({"path": "FOLDER/empty"}, r"prompts\.path=.*empty is not a dataset folder"),
+        ({"path": "FOLDER/two"}, r"prompts\.path=.*two is not a dataset folder.*\['x', 'y'\].*the subfolder"),
         ({"path": "FOLDER/good", "split": "test"}, r"prompts\.split=test is not in .*; it has: train"),
         ({"path": "FOLDER/bad.parquet"}, r"bad\.parquet is damaged, not what its ending says"),
         ({"path": "FOLDER/bad.json"}, r"bad\.json starts like a JSON array but is not valid JSON"),

@@ -12,9 +12,8 @@ import numpy as np
 from eagle3.errors import InputError
 from eagle3.prompts.checks import Verdict
 from eagle3.prompts.overlap.words import grams, hash_words, words
-from eagle3.prompts.reading.conversation import Refused
 from eagle3.prompts.reading.formats import FORMATS
-from eagle3.prompts.reading.prompt import Prompt
+from eagle3.prompts.reading.prompt import Prompt, Refused
 from eagle3.prompts.reading.rows import read_prompt, read_prompts
 from eagle3.prompts.reading.sources import Source, plain_source
 

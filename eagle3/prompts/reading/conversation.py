@@ -1,20 +1,21 @@
-"""One raw row → chat messages: the usual shapes, user and system turns kept, answers dropped or kept as they are."""
+"""One raw row → chat messages. Keeps user and system turns; drops answers, or keeps them unchanged."""
 
 import re
 from typing import Any, NoReturn
 
-from eagle3.prompts.reading.shapes import CONVERSATION, USUAL, Columns, Shape, from_json
+from eagle3.prompts.reading.prompt import Refused, is_unicode
+from eagle3.prompts.reading.shapes import CONVERSATION, Columns, Shape, from_json
 from eagle3.prompts.reading.tokens import decoded
 from eagle3.prompts.reading.tools import holds_tools
 
-# A turn with any of these says more than its content: without them an answer would not be what the model wrote.
+# A turn with any of these has more than its content: without them an answer is not what the model wrote.
 PARTS_BESIDE_CONTENT = frozenset(("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking"))
 
-# What an answer may say of how it was made, when answers are kept: docs/how-to/imported-answers.md.
+# Keys of a kept answer that say how it was made: docs/how-to/imported-answers.md.
 MADE = ("prompt_ids", "output_ids", "finish_reason", "sampling")
-NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # of a sampling setting: other text might be somebody's
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # of a sampling setting: other text might be user data
 
-# Conversations that somebody rendered into one text: their turns cannot be told from what a user wrote about them.
+# Conversations rendered into one text: their markers cannot be told from those that a user quotes.
 RENDERED = re.compile(
     r"<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|\[/INST\]|^###? ?(?:Human|Assistant|Response):"
     r"|^Human: .*^Assistant:",
@@ -23,22 +24,11 @@ RENDERED = re.compile(
 TEXT_PARTS = ("text", "input_text", "output_text")
 
 
-class Refused(Exception):
-    """Why a row is no prompt. The reason is one of a few fixed phrases and never quotes the row."""
-
-    def __init__(self, reason: str, id: str | None = None):
-        super().__init__(reason)
-        self.reason = reason
-        self.id = id
-
-
-def messages_of(row: dict, *, keep_answers: bool, shape: Shape = USUAL) -> list[dict[str, Any]]:
-    """Return the conversation as [{role, content}], ending with a user turn, or with an answer if `keep_answers`."""
-    return conversation(row, shape.read(row), keep_answers=keep_answers, shape=shape)
-
-
 def conversation(row: dict, columns: Columns, *, keep_answers: bool, shape: Shape) -> list[dict[str, Any]]:
-    """Return what messages_of does, of a row whose columns have been read."""
+    """Return [{role, content}], ending with a user turn, or with an answer if `keep_answers`. Raises Refused.
+
+    columns: of the row, as `shape` reads them.
+    """
     for name, _ in columns.found.get("beside", ()):
         if not (shape.keeps_tools and holds_tools(name)):
             raise Refused(f"row with {name}")
@@ -58,7 +48,7 @@ def conversation(row: dict, columns: Columns, *, keep_answers: bool, shape: Shap
         raise Refused("no user turn")
     if "system" not in roles:
         return messages
-    # A blank system turn is how many exports write "none"; a template would still render its header.
+    # Many exports write a blank system turn for "none"; a template would still render its header.
     return [message for message in messages if message["role"] != "system" or message["content"].strip()]
 
 
@@ -93,14 +83,14 @@ def _of_token_ids(ids: Any, shape: Shape) -> list[dict]:
 
 
 def _nothing(row: dict, shape: Shape) -> NoReturn:
-    """Say why a row without a conversation has none: its columns have other names, or are empty."""
+    """Raise Refused with the reason: the columns have other names, or they are empty."""
     names = {name.lower() for kind in CONVERSATION for name in shape.fields[kind]}
     found = any(str(column).lower() in names for column in row)
     raise Refused("no user turn" if found else "no column of messages or prompts")
 
 
 def _of_prompt(text: str, columns: Columns, row: dict, shape: Shape) -> list[dict]:
-    """Return the turns of a row whose columns hold one question, with what it speaks of and what came before."""
+    """Return the turns of a row that has one question in a column, with its context and its history."""
     if columns.name("part_of") or shape.role_of(shape.of_turn(row, "role")) not in (None, "user"):
         raise Refused("one turn of a conversation")
     if columns.name("prompt") == "text" and RENDERED.search(text):
@@ -119,7 +109,7 @@ def _of_prompt(text: str, columns: Columns, row: dict, shape: Shape) -> list[dic
 
 
 def _with_columns(turns: list[tuple[str, dict]], columns: Columns) -> list[tuple[str, dict]]:
-    """Add the system turn and the answer that stand in columns of their own, where the turns have none."""
+    """Add the system turn and the answer from columns of their own, if the turns have none."""
     system, answer = columns.first("system"), columns.first("answer")
     if system is not None:
         if any(role == "system" for role, _ in turns):
@@ -148,7 +138,7 @@ def _message(role: str, turn: dict, shape: Shape) -> dict[str, Any]:
 
 
 def _made(turn: dict) -> dict[str, Any]:
-    """Return how an answer was made, so far as it says. No text of it is kept: no check of a prompt would see it."""
+    """Return how an answer was made, if it says so. Text in it is not kept: no check of a prompt would read it."""
     made = {key: turn[key] for key in MADE if turn.get(key) is not None}
     if ("prompt_ids" in made) != ("output_ids" in made):
         raise Refused("only one of prompt_ids and output_ids")
@@ -187,14 +177,3 @@ def _part(part: Any) -> str:
     if isinstance(part, dict) and part.get("type") in TEXT_PARTS and isinstance(part.get("text"), str):
         return part["text"]
     raise Refused("content with parts other than text")
-
-
-def is_unicode(text: str) -> bool:
-    """Tell whether UTF-8 can carry the text: half a surrogate pair comes in JSON only."""
-    if text.isascii():
-        return True
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -1,4 +1,4 @@
-"""Which data files a dataset folder holds: split name → files, by the rules of Hugging Face `datasets`."""
+"""The data files of a dataset folder: split name → files, by the rules of Hugging Face `datasets`."""
 
 import json
 import logging
@@ -11,16 +11,26 @@ from eagle3.errors import InputError, require_packages
 
 log = logging.getLogger(__name__)
 
-DATA = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".csv", ".tsv", ".gz", ".zst")  # that may hold rows
+DATA = (
+    ".jsonl",
+    ".ndjson",
+    ".json",
+    ".parquet",
+    ".arrow",
+    ".csv",
+    ".tsv",
+    ".gz",
+    ".zst",
+)  # files of rows
 NAMED_FILES = 5  # in a warning
 SAVED = "state.json"  # written by Dataset.save_to_disk
 SAVED_SPLITS = "dataset_dict.json"  # written by DatasetDict.save_to_disk
 
 
 def dataset_splits(setting: str, folder: str) -> dict[str, list[str]]:
-    """Return the files of each split, from what save_to_disk wrote, or else by file names, folder names and the card.
+    """Return the files of each split: from save_to_disk's own list, or else by file names, folder names and the card.
 
-    Raises InputError that begins with `setting` when the folder is none that `datasets` can read.
+    Raises InputError, starting with `setting`, if `datasets` cannot read the folder.
     """
     files, path = fsspec.core.url_to_fs(folder)
     if files.exists(f"{path}/{SAVED_SPLITS}"):
@@ -29,14 +39,14 @@ def dataset_splits(setting: str, folder: str) -> dict[str, list[str]]:
         except (ValueError, KeyError, TypeError):
             raise InputError(f"{setting}: {path}/{SAVED_SPLITS} is damaged; copy or save the dataset again") from None
         return {str(split): _saved_files(files, f"{path}/{split}") for split in saved}
-    if files.exists(f"{path}/{SAVED}") and "_data_files" in _state(files, path):  # any program may write a state.json
+    if files.exists(f"{path}/{SAVED}") and "_data_files" in _state(files, path):  # others write a state.json, too
         return {"train": _saved_files(files, path)}
     require_packages("datasets", extra="prompts", needed_by=f"{setting}, a dataset folder,")
     try:
         splits = _found_files(folder, remote="file" not in _protocols(files))
     except (FileNotFoundError, ValueError) as error:
         raise InputError(
-            f"{setting} is no dataset folder that can be read ({' '.join(str(error).split())[:200]}); "
+            f"{setting} is not a dataset folder that can be read ({' '.join(str(error).split())[:200]}); "
             f"name one data file or the subfolder that holds them"
         ) from None
     _warn_of_the_rest(setting, _left_out(files, path, splits))
@@ -63,7 +73,7 @@ def _state(files: Any, folder: str) -> dict:
 def _found_files(folder: str, *, remote: bool) -> dict[str, list[str]]:
     import datasets
 
-    if remote:  # the builder reads local folders only; without it a card's own list of files is not asked
+    if remote:  # the builder reads local folders only; this way ignores a list of files in the card
         from datasets.data_files import DataFilesDict, get_data_patterns
 
         found = DataFilesDict.from_patterns(get_data_patterns(folder), base_path=folder)
@@ -74,7 +84,7 @@ def _found_files(folder: str, *, remote: bool) -> dict[str, list[str]]:
 
 
 def _left_out(files: Any, folder: str, splits: dict[str, list[str]]) -> list[str]:
-    """Return the folder's data files, as paths in it, that `datasets` put into no split."""
+    """Return the paths, inside the folder, of data files that `datasets` put into no split."""
     from datasets.data_files import FILES_TO_IGNORE
 
     folder = folder.rstrip("/")
@@ -86,7 +96,7 @@ def _left_out(files: Any, folder: str, splits: dict[str, list[str]]) -> list[str
         and name.rpartition("/")[2] not in (*FILES_TO_IGNORE, SAVED)
         and not any(part.startswith((".", "__")) for part in name.split("/"))
     ]
-    # By their ends: in some stores the files of the splits have a revision in their path.
+    # Compares the ends of paths: some stores put a revision into the paths of the splits' files.
     lengths = {name.count("/") + 1 for name in data}
     read = {"/".join(file.split("/")[-length:]) for split in splits.values() for file in split for length in lengths}
     return [name for name in data if name not in read]

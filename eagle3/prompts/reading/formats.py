@@ -1,8 +1,9 @@
-"""The file formats of sources, each cut into chunks that a worker opens by itself. Local paths and fsspec URLs."""
+"""File formats of sources, cut into chunks that a worker opens by itself. Local paths and fsspec URLs."""
 
 import io
 import json
 from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,13 +15,13 @@ from eagle3.secrets import without_query
 if TYPE_CHECKING:
     import pyarrow
 
-BLOCK = 1 << 20  # bytes asked of a remote store at a time; its own default of 50 MB would fetch chunks many times over
+BLOCK = 1 << 20  # bytes per request to a remote store; fsspec's default of 50 MB would fetch chunks many times
 
-DAMAGE = (OSError, ValueError, TypeError, MemoryError)  # what damaged bytes make pyarrow raise beside its own
+DAMAGE = (OSError, ValueError, TypeError, MemoryError)  # pyarrow raises these, too, for damaged bytes
 NO_END = 1 << 62
-HEAD = 4096  # bytes in which a JSON array shows itself
+HEAD = 4096  # bytes in which a JSON array must start
 
-BLANK = object()  # a line without text: it is no row, but it counts as a line
+BLANK = object()  # stands for a blank line: it is no row, but it counts as a line
 Names = Set[str] | None  # of the columns that are read, in lower case; None: all
 Rows = Iterator[tuple[int, Any]]  # (line within the chunk, from 1; the row's value, None when it is not JSON, or BLANK)
 
@@ -32,7 +33,7 @@ class Chunk:
     file: str
     start: int
     end: int
-    size: int  # in bytes, for progress; what is not known counts as 0
+    size: int  # in bytes, for progress; 0 if not known
 
 
 class Format(NamedTuple):
@@ -41,19 +42,19 @@ class Format(NamedTuple):
 
 
 def format_of(file: str) -> Format | None:
-    """Choose by the file's ending; None for one that is not read."""
+    """Choose by the file's ending; None if the ending is not supported."""
     return next((found for ending, found in FORMATS.items() if without_query(file).lower().endswith(ending)), None)
 
 
 def cut(file: str, chunk_bytes: int) -> list[Chunk]:
-    """Return the chunks of a file, in its order and independent of everything but the file and `chunk_bytes`."""
+    """Return the chunks of a file, in its order; they depend on the file and `chunk_bytes` alone."""
     return list(_format(file).cut(file, chunk_bytes))
 
 
 def chunk_rows(chunk: Chunk, names: Names = None) -> Rows:
-    """Yield the rows of a chunk; memory holds one row, one batch, or one whole JSON array.
+    """Yield the rows of a chunk; keeps one row, one batch, or one whole JSON array in memory.
 
-    Of tables the columns in `names` are read, JSON whole.
+    Tables are read only in the columns `names`.
     """
     return _format(chunk.file).rows(chunk, names)
 
@@ -62,11 +63,6 @@ def _format(file: str) -> Format:
     found = format_of(file)
     assert found is not None, file
     return found
-
-
-def file_bytes(file: str) -> int:
-    files, path = fsspec.core.url_to_fs(file)
-    return files.info(path)["size"] or 0
 
 
 def opened(file: str) -> io.BufferedReader:
@@ -78,7 +74,7 @@ def _cut_lines(file: str, chunk_bytes: int) -> Iterator[Chunk]:
     files, path = fsspec.core.url_to_fs(file)
     info = files.info(path)
     size = info["size"]
-    if size is None or info.get("partial") is False:  # web servers that tell no size, or send whole files only
+    if size is None or info.get("partial") is False:  # web servers that give no size, or send whole files only
         yield Chunk(file, 0, NO_END, size or 0)
         return
     for start in range(0, max(size, 1), chunk_bytes):
@@ -98,24 +94,25 @@ def _line_rows(chunk: Chunk, names: Names) -> Rows:
             while position < chunk.end and (text := file.readline()):
                 line, position = line + 1, position + len(text)
                 yield line, _json(text) if text.strip() else BLANK
-    except (OSError, ValueError) as error:  # what stores raise when they break off
+    except (OSError, ValueError) as error:  # stores raise these if the connection breaks
         raise _unreadable(chunk.file, error) from None
 
 
 def _json(text: bytes) -> Any:
     try:
-        return json.loads(text.decode("utf-8-sig"))  # of bytes it would guess: the lines of a UTF-16 file become others
+        return json.loads(text.decode("utf-8-sig"))  # from bytes it would guess UTF-16, and find other lines
     except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
         return None
 
 
 def _cut_whole(file: str, chunk_bytes: int) -> Iterator[Chunk]:
-    size = file_bytes(file)
+    files, path = fsspec.core.url_to_fs(file)
+    size = files.info(path)["size"] or 0
     yield Chunk(file, 0, size, size)
 
 
 def _packed_rows(chunk: Chunk, names: Names) -> Rows:
-    """Yield lines, or a JSON array, of a gzip or zstd file. It cannot be entered midway: the file is one chunk."""
+    """Yield lines, or a JSON array, of a gzip or zstd file, which is always one chunk."""
     import pyarrow
 
     packing = "gzip" if without_query(chunk.file).lower().endswith(".gz") else "zstd"
@@ -154,23 +151,40 @@ def _json_rows(chunk: Chunk, names: Names) -> Rows:
 def _array_rows(file: str, content: bytes) -> Rows:
     rows = _json(content)
     if rows is None:
-        raise InputError(f"{file} starts like a JSON array but is not valid JSON; mend it or write one object a line")
+        raise InputError(f"{file} starts like a JSON array but is not valid JSON; fix it or write one object a line")
     return enumerate(rows, 1)
 
 
-def _cut_parquet(file: str, chunk_bytes: int) -> Iterator[Chunk]:
-    """Cut into runs of row groups that together hold about `chunk_bytes`."""
+@contextmanager
+def _table(file: str) -> Iterator[Any]:
+    """Open a Parquet file, or the record batches of an arrow file. Raises InputError if it is damaged."""
     import pyarrow.parquet
 
+    is_parquet = without_query(file).lower().endswith(".parquet")
     try:
-        with opened(file) as content, pyarrow.parquet.ParquetFile(content) as table:
-            sizes = [table.metadata.row_group(group).total_byte_size for group in range(table.num_row_groups)]
+        with (
+            opened(file) as content,
+            pyarrow.parquet.ParquetFile(content) if is_parquet else pyarrow.ipc.open_stream(content) as table,
+        ):
+            yield table
     except (pyarrow.ArrowException, *DAMAGE) as error:
         raise _unreadable(file, error) from None
+
+
+def _cut_parquet(file: str, chunk_bytes: int) -> Iterator[Chunk]:
+    with _table(file) as table:
+        sizes = [table.metadata.row_group(group).total_byte_size for group in range(table.num_row_groups)]
+    return _runs(file, sizes, chunk_bytes)
+
+
+def _cut_arrow(file: str, chunk_bytes: int) -> Iterator[Chunk]:
+    with _table(file) as batches:
+        sizes = [batch.get_total_buffer_size() for batch in batches]  # nbytes would follow damaged offsets
     return _runs(file, sizes, chunk_bytes)
 
 
 def _runs(file: str, sizes: list[int], chunk_bytes: int) -> Iterator[Chunk]:
+    """Yield runs of row groups or batches that together have about `chunk_bytes`."""
     start = total = 0
     for number, size in enumerate(sizes, 1):
         total += size
@@ -180,48 +194,27 @@ def _runs(file: str, sizes: list[int], chunk_bytes: int) -> Iterator[Chunk]:
 
 
 def _parquet_rows(chunk: Chunk, names: Names) -> Rows:
-    import pyarrow.parquet
+    with _table(chunk.file) as table:
+        columns = _chosen(table.schema_arrow.names, names)
+        groups = list(range(chunk.start, chunk.end))
+        batches = table.iter_batches(batch_size=1024, row_groups=groups, columns=columns, use_threads=False)
+        yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)
 
-    try:
-        with opened(chunk.file) as content, pyarrow.parquet.ParquetFile(content) as table:
-            columns = _chosen(table.schema_arrow.names, names)
-            groups = list(range(chunk.start, chunk.end))
-            batches = table.iter_batches(batch_size=1024, row_groups=groups, columns=columns, use_threads=False)
-            yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)
-    except (pyarrow.ArrowException, *DAMAGE) as error:
-        raise _unreadable(chunk.file, error) from None
+
+def _arrow_rows(chunk: Chunk, names: Names) -> Rows:
+    """Yield a chunk's rows. Earlier batches are read, too, but not converted to rows."""
+    with _table(chunk.file) as batches:
+        columns = _chosen(batches.schema.names, names)
+        chosen = (_validated(batch) for number, batch in enumerate(batches) if chunk.start <= number < chunk.end)
+        yield from enumerate((row for batch in chosen for row in batch.select(columns).to_pylist()), 1)
 
 
 def _chosen(columns: list[str], names: Names) -> list[str]:
     return [column for column in columns if names is None or column.lower() in names]
 
 
-def _cut_arrow(file: str, chunk_bytes: int) -> Iterator[Chunk]:
-    import pyarrow
-
-    try:
-        with opened(file) as content, pyarrow.ipc.open_stream(content) as batches:
-            sizes = [batch.get_total_buffer_size() for batch in batches]  # nbytes would follow damaged offsets
-    except (pyarrow.ArrowException, *DAMAGE) as error:
-        raise _unreadable(file, error) from None
-    return _runs(file, sizes, chunk_bytes)
-
-
-def _arrow_rows(chunk: Chunk, names: Names) -> Rows:
-    """Yield a chunk's rows. Batches before it are read from disk or the network, but never turned into rows."""
-    import pyarrow
-
-    try:
-        with opened(chunk.file) as content, pyarrow.ipc.open_stream(content) as batches:
-            columns = _chosen(batches.schema.names, names)
-            chosen = (_validated(batch) for number, batch in enumerate(batches) if chunk.start <= number < chunk.end)
-            yield from enumerate((row for batch in chosen for row in batch.select(columns).to_pylist()), 1)
-    except (pyarrow.ArrowException, *DAMAGE) as error:
-        raise _unreadable(chunk.file, error) from None
-
-
 def _validated(batch: "pyarrow.RecordBatch") -> "pyarrow.RecordBatch":
-    """Refuse offsets that lead out of a damaged batch's buffers: pyarrow would follow them and crash the process."""
+    """Reject offsets outside of a damaged batch's buffers: pyarrow would follow them and crash the process."""
     batch.validate(full=True)
     return batch
 

@@ -1,35 +1,60 @@
-"""A clean prompt: a conversation with its id, source and licence, and the tools that the model may call."""
+"""A clean prompt: a conversation with its id, source, licence and tools; or why a row is none."""
 
+import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from eagle3.prompts.reading.tools import Tools, tools_text
+Tools = list[dict[str, Any]]
 
 
-class Prompt(NamedTuple):  # no dataclass: one is made for every row, in half the time
+class Refused(Exception):
+    """Why a row is not a prompt. The reason is one of a few fixed phrases and never quotes the row."""
+
+    def __init__(self, reason: str, id: str | None = None):
+        super().__init__(reason)
+        self.reason = reason
+        self.id = id
+
+
+class Prompt(NamedTuple):  # not a dataclass: one is made for every row, in half the time
     id: str
     source: str
     license: str | None
     messages: list[dict[str, Any]]
-    known_as: tuple[str, ...] = ()  # what the row says it is from, and the models that it names: for the licence check
+    known_as: tuple[str, ...] = ()  # origins and models that the row names, for the licence check
     tools: Tools | None = None
 
     def record(self) -> dict[str, Any]:
-        """Return what is written."""
+        """Return the prompt as it is written to prompts.jsonl."""
         record = {"id": self.id, "source": self.source, "license": self.license, "messages": self.messages}
         return {**record, "tools": self.tools} if self.tools else record
 
     def texts(self) -> list[str]:
-        """Return all that somebody wrote: the messages, then the tools as one text."""
+        """Return all texts that somebody wrote: the messages, then the tools as one text."""
         contents = [message["content"] for message in self.messages]
         return [*contents, tools_text(self.tools)] if self.tools else contents
 
     def asked(self) -> list[str]:
-        """Return the texts without imported answers, so that a prompt weighs the same with and without them."""
+        """Return the texts without imported answers, so that a prompt has the same length with and without them."""
         answers = [message["role"] == "assistant" for message in self.messages]
         return [text for number, text in enumerate(self.texts()) if number >= len(answers) or not answers[number]]
 
 
 def texts_of(record: Mapping[str, Any]) -> list[str]:
-    """Return the texts of a prompt as it is written."""
+    """Return the texts of a written prompt."""
     return Prompt("", "", None, record["messages"], (), record.get("tools")).texts()
+
+
+def tools_text(tools: Tools) -> str:
+    return json.dumps(tools, ensure_ascii=False, allow_nan=False)
+
+
+def is_unicode(text: str) -> bool:
+    """Tell whether UTF-8 can encode the text: JSON can contain half a surrogate pair."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

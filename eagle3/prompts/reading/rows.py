@@ -1,39 +1,51 @@
-"""The rows of a source → prompts with id, source and licence. No check has seen them yet."""
+"""The rows of a source → prompts with id, source and licence, before any check."""
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
-from eagle3.prompts.reading.conversation import Refused, conversation, is_unicode
-from eagle3.prompts.reading.prompt import Prompt
+from eagle3.prompts.reading.conversation import conversation
+from eagle3.prompts.reading.formats import BLANK, NO_END, chunk_rows, cut
+from eagle3.prompts.reading.prompt import Prompt, Refused, is_unicode
 from eagle3.prompts.reading.shapes import Columns
-from eagle3.prompts.reading.sources import Row, Source, read_rows
-from eagle3.prompts.reading.tools import UnusableTools, tools_of
+from eagle3.prompts.reading.sources import Source, file_name
+from eagle3.prompts.reading.tools import tools_of
 from eagle3.storage.files import sha256_json
 
 
+class Row(NamedTuple):
+    file: str
+    line: int  # from 1; a row number if the format has no lines
+    value: dict | None  # None: not a JSON object
+
+
 def read_prompts(source: Source, *, keep_answers: bool) -> Iterator[tuple[Row, Prompt | Refused]]:
-    """Yield every row of a source with the prompt it holds, or why it holds none."""
-    for row in read_rows(source):
-        yield row, read_prompt(row.value, source, keep_answers=keep_answers)
+    """Yield every row of a source, in the order of its files, with its prompt or the reason why it has none."""
+    for file in source.files:
+        offset = 0
+        for chunk in cut(file, NO_END):
+            line = 0
+            for line, value in chunk_rows(chunk, source.shape.columns):
+                if value is not BLANK:
+                    row = Row(file_name(file), offset + line, value if isinstance(value, dict) else None)
+                    yield row, read_prompt(value, source, keep_answers=keep_answers)
+            offset += line
 
 
 def read_prompt(value: object, source: Source, *, keep_answers: bool) -> Prompt | Refused:
-    try:
-        return _prompt(value, source, keep_answers)
-    except Refused as refused:
-        return refused
-
-
-def _prompt(row: object, source: Source, keep_answers: bool) -> Prompt:
-    if not isinstance(row, dict):
-        raise Refused("not a JSON object")
-    columns = source.shape.read(row)
+    if not isinstance(value, dict):
+        return Refused("not a JSON object")
+    columns = source.shape.read(value)
     id = _id(columns)
     try:
-        messages = conversation(row, columns, keep_answers=keep_answers, shape=source.shape)
-        tools = tools_of(columns, source.shape)
-        license = _license(columns, source)
-    except (Refused, UnusableTools) as refused:
-        raise Refused(str(refused), source.id_prefix + id if id else None) from None
+        return _prompt(value, columns, id, source, keep_answers)
+    except Refused as refused:
+        return Refused(refused.reason, source.id_prefix + id if id else None)
+
+
+def _prompt(row: dict, columns: Columns, id: str | None, source: Source, keep_answers: bool) -> Prompt:
+    messages = conversation(row, columns, keep_answers=keep_answers, shape=source.shape)
+    tools = tools_of(columns, source.shape)
+    license = _license(columns, source)
     origins = [name for name in columns.texts("source") if _is_name(name)]
     return Prompt(
         id=source.id_prefix + (id or sha256_json([messages, tools] if tools else messages)[:16]),
@@ -55,7 +67,7 @@ def _id(columns: Columns) -> str | None:
 
 
 def _license(columns: Columns, source: Source) -> str | None:
-    """Return the row's licences, all of which have to be allowed, or its source's."""
+    """Return the row's licences, all of which must be allowed, or else the source's."""
     values = columns.all("license")
     if not values:
         return source.license

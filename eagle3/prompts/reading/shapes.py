@@ -1,7 +1,7 @@
-"""Which columns of a row hold what, and who speaks under which role: the usual names, and those that `prompts` gives.
+"""The names of columns and roles: the usual ones, and those in `prompts.fields` and `prompts.roles`.
 
-Names are compared without case; a dot leads into a column: body.messages. Of many names the first that a row fills
-counts, but for licences and names of origin, of which all count.
+Case does not matter; a dot leads into a column: body.messages. If a row fills several columns of one kind, the first
+name counts; of licences and origins all count.
 """
 
 import json
@@ -25,13 +25,13 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "license": _with_metadata(*LICENSES),
     "source": _with_metadata(*ORIGINS),  # the first goes with the prompt; none may be of a forbidden source
     "model": _with_metadata(*MODELS),  # that answered: none may be of a forbidden source
-    # A conversation is read from the first of these three kinds that a row fills.
+    # The conversation is in the first of these three kinds that a row fills.
     "messages": ("messages", "conversations", "conversation", "body.messages"),
     "turns": ("turns",),  # the user's
     "prompt": (
         "prompt", "instruction", "question", "query", "problem", "inputs", "body.input", "body.prompt", "input", "text",
     ),
-    "context": ("input", "context"),  # what a prompt speaks of; follows it after an empty line
+    "context": ("input", "context"),  # the text a prompt is about; follows it after an empty line
     "history": ("history",),  # pairs of question and answer before the prompt
     "system": ("system", "system_prompt", "body.instructions"),
     "answer": (
@@ -42,7 +42,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "content": ("content", "value", "text"),  # of a turn
     "finish_reason": ("finish_reason",),
     "part_of": ("parent_id",),  # of a row that holds one turn of a conversation
-    # A prompt without them would be another one: such rows are refused, or keep their tools (prompts.tools=keep).
+    # Without these it would be another prompt: such rows are refused, or keep their tools (prompts.tools=keep).
     "beside": (
         "tools", "functions", "body.tools", "body.functions", "image", "images", "video", "videos", "audio", "audios",
     ),
@@ -66,14 +66,14 @@ ROLES = {
     ),
 }  # fmt: skip
 
-Wanted = tuple[int, str, str, list[str]]  # rank, kind, name, the way inside
+Wanted = tuple[int, str, str, list[str]]  # rank, kind, name, path inside the column
 REMEMBERED_LAYOUTS = 1024  # sets of columns; a source has one or a few
 
 
 @dataclass(frozen=True)
 class Shape:
     """fields: names by kind, the preferred first; roles: name in lower case → system, user, assistant or tool;
-    tokenizer: the folder that says which text token ids are; keeps_tools: a row's tools go with its prompt."""
+    tokenizer: the folder with the tokenizer that decodes token ids; keeps_tools: a row's tools go with its prompt."""
 
     fields: Mapping[str, Sequence[str]]
     roles: Mapping[str, str]
@@ -82,12 +82,12 @@ class Shape:
 
     @cached_property
     def columns(self) -> frozenset[str]:
-        """Return the columns that are read, in lower case."""
+        """Return the names of columns that are read, in lower case."""
         return frozenset(self._wanted)
 
     @cached_property
     def _wanted(self) -> dict[str, list[Wanted]]:
-        """Return what is read from each column."""
+        """Return the values to read from each column."""
         wanted: dict[str, list[Wanted]] = {}
         for kind, names in self.fields.items():
             for rank, name in enumerate(names if kind not in OF_TURNS else ()):
@@ -100,7 +100,7 @@ class Shape:
         return {}
 
     def _layout(self, columns: tuple[str, ...]) -> list[tuple[str, Wanted]]:
-        """Return what is read of rows with these columns, the preferred names first; most rows have the same ones."""
+        """Return the values to read from rows with these columns, the preferred names first; cached."""
         found = self._layouts.get(columns)
         if found is None:
             if len(self._layouts) == REMEMBERED_LAYOUTS:
@@ -126,7 +126,7 @@ class Shape:
         return self.roles.get(name) or self.roles.get(name.strip().lower()) if isinstance(name, str) else None
 
     def of_turn(self, turn: dict, kind: str) -> Any:
-        """Return the first of a turn's values of a kind that is there, be it empty."""
+        """Return a turn's first value of a kind, which may be empty; None if it has none."""
         for name in self.fields[kind]:
             if (value := turn.get(name)) is not None:
                 return value
@@ -134,7 +134,7 @@ class Shape:
 
 
 class Columns:
-    """What a row fills, by kind: names and values, the preferred first."""
+    """The values of a row by kind: names and values, the preferred first."""
 
     def __init__(self, found: Mapping[str, Sequence[tuple[str, Any]]]):
         self.found = found
@@ -163,9 +163,9 @@ def shape_of(
     *,
     keeps_tools: bool = False,
 ) -> Shape:
-    """Return the usual shape with the names of `fields` in place of its own, and `roles` beside its own.
+    """Return the usual shape with the names of `fields` instead of its own, and with `roles` added.
 
-    Whoever names a column for the conversation wants it: the other kinds of conversations are not looked for then.
+    If `fields` names a column for the conversation, other kinds of conversations are not looked for.
     """
     given = {kind: [names] if isinstance(names, str) else list(names) for kind, names in (fields or {}).items()}
     others = dict.fromkeys(CONVERSATION, ()) if any(given.get(kind) for kind in CONVERSATION) else {}
@@ -181,8 +181,8 @@ USUAL = shape_of(None, None)
 
 
 def is_empty(value: Any) -> bool:
-    """Tell whether a column says nothing, also as JSON in a text."""
-    if isinstance(value, str):  # long ones say something
+    """Tell whether a value is empty, also as JSON in a text."""
+    if isinstance(value, str):  # long ones are not empty
         return len(value) < LONGEST_EMPTY and value.strip() in EMPTY
     return not value and (value is None or isinstance(value, list | dict))
 
@@ -198,7 +198,7 @@ def _inside(value: Any, path: list[str]) -> Any:
 
 
 def from_json(text: str) -> Any:
-    """Return the value that a text holds as JSON, None if it holds none."""
+    """Return the value of a JSON text, None if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -1,11 +1,10 @@
-"""Where conversations come from: the `prompts` config → sources with their files, each checked to exist."""
+"""The sources of conversations: the `prompts` config → sources with their files, which must exist."""
 
 import logging
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import fsspec
 
@@ -13,19 +12,19 @@ from eagle3.errors import InputError, require_packages
 from eagle3.prompts.licenses.terms import SourceTerms, source_terms
 from eagle3.prompts.reading import tokens
 from eagle3.prompts.reading.folders import dataset_splits
-from eagle3.prompts.reading.formats import BLANK, FORMATS, NO_END, PLAIN, chunk_rows, cut, format_of
+from eagle3.prompts.reading.formats import FORMATS, PLAIN, format_of
 from eagle3.prompts.reading.shapes import Shape, shape_of
 from eagle3.prompts.reading.tokens import tokenizer_file
 from eagle3.secrets import without_query
 
 log = logging.getLogger(__name__)
-# What a store says about a file that changes with its content, whichever of them it knows.
+# Keys of a store's file info that change with the content; a store has one or a few of them.
 VERSION_KEYS = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "Last-Modified", "last_modified", "updated")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    key: str  # the config key that names it, for messages
+    key: str  # the config key of this source, for messages
     path: str  # a local path or an fsspec URL
     files: list[str]
     name: str
@@ -36,15 +35,15 @@ class Source:
 
     @property
     def license(self) -> str | None:
-        """Return the licence of rows that name none."""
+        """Return the licence of rows without one."""
         return self.terms.license
 
     def fingerprint(self) -> list[list[Any]]:
-        """Return what changes when a file is added, removed, resized or written again."""
+        """Return the state of all files: it changes if a file is added, removed, resized or rewritten."""
         return [file_state(file) for file in self.files]
 
     def inputs(self) -> dict[str, Any]:
-        """Return what the prompts of this source depend on, beside the files."""
+        """Return everything that the prompts of this source depend on, except the files."""
         return {
             "path": without_query(self.path),
             "name": self.name,
@@ -58,12 +57,6 @@ class Source:
         }
 
 
-class Row(NamedTuple):
-    file: str
-    line: int  # from 1; a row number where the format has no lines
-    value: dict | None  # None: not a JSON object
-
-
 def configured_sources(
     *,
     path: str | None,
@@ -72,7 +65,7 @@ def configured_sources(
     split: str | None,
     attribution: str | None,
     sources: list[str | dict] | None,
-    fields: dict[str, str | list[str]] | None = None,  # serve.py, which keeps no prompt, has no such keys
+    fields: dict[str, str | list[str]] | None = None,  # serve.py has no such keys
     roles: dict[str, str] | None = None,
     tokenizer: str | None = None,
     tools: str = "refuse",
@@ -87,7 +80,7 @@ def configured_sources(
         "fields": fields, "roles": roles, "tokenizer": tokenizer, "tools": tools,
     }  # fmt: skip
     if tokenizer is not None:
-        tokens.tokenizer(tokenizer)  # a wrong folder is told before the first row is read
+        tokens.tokenizer(tokenizer)  # reports a wrong folder before the first row is read
     if sources is None:
         return [_source("prompts", defaults, id_prefix=False)]
     found = [
@@ -101,8 +94,10 @@ def configured_sources(
 
 
 def plain_source(key: str, entry: str | dict, *, split: str) -> Source:
-    """Return a source that is read but never kept, as a benchmark. `entry`: a path, or a dict of path, name, split;
-    `split` is read of a dataset folder where that names none."""
+    """Return a source whose prompts are not kept, such as a benchmark.
+
+    entry: a path, or a dict of path, name, split; split: the default for a dataset folder.
+    """
     defaults = {"path": None, "name": None, "split": None, "fields": None, "roles": None}
     whole = {**_entry(key, entry, defaults), "license": None, "attribution": None, "limit": None}
     return _source(key, whole, id_prefix=False, usual_split=split)
@@ -110,9 +105,7 @@ def plain_source(key: str, entry: str | dict, *, split: str) -> Source:
 
 def _entry(key: str, entry: str | dict, defaults: dict) -> dict:
     """Return the keys of a source; a path alone leaves the others at their defaults."""
-    if not isinstance(entry, dict):
-        return {**defaults, "path": entry}
-    return {**defaults, **entry}
+    return {**defaults, **(entry if isinstance(entry, dict) else {"path": entry})}
 
 
 def _source(key: str, entry: dict, *, id_prefix: bool, usual_split: str = "train") -> Source:
@@ -137,7 +130,7 @@ def _source(key: str, entry: dict, *, id_prefix: bool, usual_split: str = "train
 
 
 def _absolute(path: str) -> str:
-    # Symbolic links stay: in the Hub's cache the link has the file's name, what it points to has none.
+    # Keeps symbolic links: in the Hub's cache only the link has the file's name.
     return str(path) if "://" in str(path) else os.path.abspath(Path(path).expanduser())
 
 
@@ -169,7 +162,7 @@ def _files(setting: str, path: str, split_key: str, split: str | None, usual_spl
 
 
 def _is_file(setting: str, path: str) -> bool:
-    """Tell a file from a folder. Raises InputError when there is neither, or when the store cannot be asked."""
+    """Tell a file from a folder. Raises InputError if there is neither, or if the store does not answer."""
     try:
         files, inner = fsspec.core.url_to_fs(path)
         if files.isfile(inner):
@@ -178,27 +171,15 @@ def _is_file(setting: str, path: str) -> bool:
             return False
     except ImportError as error:  # fsspec says which package a protocol needs
         raise InputError(f"{setting} cannot be opened: {error}; install that package") from None
-    except Exception as error:  # each store's client has exceptions of its own, as for credentials that are not there
+    except Exception as error:  # each store's client has its own exceptions, e.g. for missing credentials
         reason = " ".join(str(error).split())[:200]
-        raise InputError(f"{setting} cannot be opened ({type(error).__name__}: {reason}); mend the address") from None
+        raise InputError(f"{setting} cannot be opened ({type(error).__name__}: {reason}); fix the address") from None
     raise InputError(f"{setting} does not exist; name a JSONL or Parquet file or a dataset folder")
 
 
 def file_state(file: str) -> list[Any]:
-    """Return the file's name, size and version, as far as its store knows them."""
+    """Return the file's name, size and version, as far as its store reports them."""
     files, path = fsspec.core.url_to_fs(file)
     info = files.info(path)
     version = next((str(info[key]) for key in VERSION_KEYS if info.get(key) is not None), None)
     return [without_query(file), info["size"], version]
-
-
-def read_rows(source: Source) -> Iterator[Row]:
-    """Yield all rows of a source in file order, one after the other."""
-    for file in source.files:
-        offset = 0
-        for chunk in cut(file, NO_END):
-            line = 0
-            for line, value in chunk_rows(chunk, source.shape.columns):
-                if value is not BLANK:
-                    yield Row(file_name(file), offset + line, value if isinstance(value, dict) else None)
-            offset += line

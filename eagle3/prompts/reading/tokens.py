@@ -1,4 +1,4 @@
-"""The target's tokenizer without its model: how long a text is, and which text token ids are."""
+"""The target's tokenizer without its model: counts the tokens of texts, decodes token ids."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -10,7 +10,7 @@ from eagle3.errors import InputError
 
 @cache
 def tokenizer(folder: str) -> Any:
-    """Load tokenizer.json of the target's folder: once in each process, without PyTorch."""
+    """Load tokenizer.json from the target's folder: once in each process, without PyTorch."""
     from tokenizers import Tokenizer
 
     try:
@@ -30,7 +30,7 @@ def count_tokens(folder: str, text: str) -> int:
 
 
 def decoded(folder: str, ids: Sequence[int]) -> str | None:
-    """Return the text of ids, None where one is none of the tokenizer's, or is special: of a rendered chat's turns."""
+    """Return the text of ids; None if one is unknown, or special as in a rendered chat."""
     vocabulary = tokenizer(folder)
     special = vocabulary.get_added_tokens_decoder()
     if not all(id < vocabulary.get_vocab_size() and not (id in special and special[id].special) for id in ids):

@@ -1,24 +1,18 @@
-"""The tools that a row offers beside its conversation → definitions as chat templates take them."""
+"""The tools of a row → definitions as chat templates take them."""
 
-import json
 from typing import Any
 
+from eagle3.prompts.reading.prompt import Refused, Tools, tools_text
 from eagle3.prompts.reading.shapes import Columns, Shape, from_json
 
 NAMES = ("tools", "functions")  # of their columns, or of the last part of such a name
 OF_A_FUNCTION = frozenset(("type", "name", "description", "parameters", "strict"))
 
-Tools = list[dict[str, Any]]
-
-
-class UnusableTools(Exception):
-    """Why the tools of a row cannot be given to a template: a fixed phrase that never quotes them."""
-
 
 def tools_of(columns: Columns, shape: Shape) -> Tools | None:
-    """Return [{"type": "function", "function": {"name", …}}] as templates take it, None where a row has no tools.
+    """Return [{"type": "function", "function": {"name", …}}] as templates take it, None if a row has no tools.
 
-    The usual two forms are read: OpenAI's for conversations, and the one with the name beside the type.
+    Reads OpenAI's two forms: the function in an object of its own, or its keys next to `type`.
     """
     if not shape.keeps_tools:
         return None
@@ -27,10 +21,12 @@ def tools_of(columns: Columns, shape: Shape) -> Tools | None:
         return None
     tools = from_json(value) if isinstance(value, str) else value
     if not isinstance(tools, list):
-        raise UnusableTools("tools that are no list")
+        raise Refused("tools that are no list")
     functions = [_function(tool) for tool in tools]
-    if not _is_plain(functions):
-        raise UnusableTools("tools that are no JSON in valid Unicode")
+    try:
+        tools_text(functions).encode()
+    except (TypeError, ValueError, RecursionError):
+        raise Refused("tools that are no JSON in valid Unicode") from None
     return functions
 
 
@@ -40,25 +36,13 @@ def holds_tools(column: str) -> bool:
 
 def _function(tool: Any) -> dict[str, Any]:
     if not isinstance(tool, dict) or tool.get("type", "function") != "function":
-        raise UnusableTools("tools other than functions")
+        raise Refused("tools other than functions")
     function = tool.get("function", tool)
     if not isinstance(function, dict) or (function is tool and not OF_A_FUNCTION.issuperset(tool)):
-        raise UnusableTools("tools other than functions")
+        raise Refused("tools other than functions")
     if not isinstance(function.get("name"), str) or not function["name"].strip():
-        raise UnusableTools("tools without a name")
+        raise Refused("tools without a name")
     parameters = function.get("parameters") or {}
     if not isinstance(parameters, dict) or None in (parameters.get("properties") or {}).values():
-        raise UnusableTools("tools with empty parameters, as tables fill them in: give them as JSON text")
+        raise Refused("tools with empty parameters, as tables fill them in: give them as JSON text")
     return {"type": "function", "function": {key: part for key, part in function.items() if key != "type"}}
-
-
-def _is_plain(tools: Tools) -> bool:
-    try:
-        tools_text(tools).encode()
-    except (TypeError, ValueError, RecursionError):
-        return False
-    return True
-
-
-def tools_text(tools: Tools) -> str:
-    return json.dumps(tools, ensure_ascii=False, allow_nan=False)

@@ -5,10 +5,10 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from prompt_stage import Prepare, chat, prepare, reasons, users, write
+from prompt_stage import Prepare, chat, messages_of, prepare, reasons, users, write
 
 from eagle3.errors import InputError
-from eagle3.prompts.reading.conversation import Refused, messages_of
+from eagle3.prompts import Refused
 from eagle3.prompts.reading.shapes import shape_of
 
 __all__ = ["prepare"]

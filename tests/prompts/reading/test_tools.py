@@ -6,8 +6,9 @@ import pytest
 from prompt_stage import Prepare, chat, prepare, reasons, users
 
 from eagle3.errors import InputError
+from eagle3.prompts import Refused
 from eagle3.prompts.reading.shapes import shape_of
-from eagle3.prompts.reading.tools import UnusableTools, tools_of
+from eagle3.prompts.reading.tools import tools_of
 
 __all__ = ["prepare"]
 
@@ -55,7 +56,7 @@ def test_a_row_without_tools_has_none(row: dict) -> None:
     ],
 )
 def test_tools_that_no_template_could_be_given_are_refused_with_a_reason(tools: object, reason: str) -> None:
-    with pytest.raises(UnusableTools, match=reason):
+    with pytest.raises(Refused, match=reason):
         read({"messages": users("a"), "tools": tools})
 
 
