@@ -28,13 +28,14 @@ from eagle3.answers.chat import Chat
 from eagle3.answers.served import ServedAnswerer
 from eagle3.engine.client import ask, new_session
 from eagle3.engine.local_servers import servers_of, serving
+from eagle3.features.capture_check import plain_sentinels
 from eagle3.features.conversation import Conversation
-from eagle3.features.sentinel import plain_sentinels
 from eagle3.features.served import ServedExtractor
 from eagle3.settings.engine import LaunchSettings
 from eagle3.target.files import read_target_files
 from eagle3.target.stored import StoredTarget
-from eagle3.workers.meter import Tally
+from eagle3.workers.meter import ProgressBuffer
+from eagle3.workers.task import take_from
 
 ROOT = Path(__file__).resolve().parents[1]
 PROMPT_TOKENS, ANSWER_TOKENS = 128, 256
@@ -137,7 +138,7 @@ def answers(target: StoredTarget, launch: LaunchSettings, work: Path, count: int
         rates = {"offline_batch": [], "client": []}  # type: ignore[var-annotated]
         for _ in range(2):
             turns = [OneTurn(prompt, number) for number, prompt in enumerate(prompts)]
-            seconds = timed(lambda turns=turns: [*answerer(turns, Tally())])
+            seconds = timed(lambda turns=turns: [*answerer(take_from(turns), ProgressBuffer())])
             rates["client"].append(sum(len(turn.given) for turn in turns) / seconds)
             rates["offline_batch"].append(count * ANSWER_TOKENS / offline(server.url, prompts, at_once))
     return summary(rates, "client", "offline_batch", requests=count)

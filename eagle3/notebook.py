@@ -25,7 +25,7 @@ from eagle3.commands.precompute import precompute
 from eagle3.commands.train import build_loggers, build_trainer, build_training, fit
 from eagle3.decoding.speculate import Speculator
 from eagle3.errors import InputError
-from eagle3.features.joined import open_source
+from eagle3.features.concat import open_source
 from eagle3.features.source import FeatureSource
 from eagle3.serving.check.export import in_dtype
 from eagle3.serving.check.prompts import PromptSet, file_prompts, prompt_source

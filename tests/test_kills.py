@@ -17,9 +17,9 @@ from object_stores import new_folder, running_store
 from scripts import Script, run_script
 from stores import ASSETS, random_samples, write_store
 
-from eagle3.features.joined import open_source
+from eagle3.features.concat import open_source
 from eagle3.features.repair import find_damage
-from eagle3.storage.place import open_folder
+from eagle3.storage.resolve import open_folder
 
 KILLS = int(os.environ.get("KILLS", "2"))
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from eagle3.errors import InputError
 from eagle3.workers.meter import Progress
-from eagle3.workers.task import Keyed, Place, Task
+from eagle3.workers.task import Keyed, Take, Task, WorkerId
 
 
 @dataclass(frozen=True)
@@ -18,13 +18,14 @@ class Squares:
     broken: int | None = None
     seconds: float = 0.0
 
-    def __call__(self, place: Place) -> AbstractContextManager[Task]:
-        if place.number in self.refused:
+    def __call__(self, worker: WorkerId) -> AbstractContextManager[Task]:
+        if worker.number in self.refused:
             raise InputError("there is no target here")
         return nullcontext(self._square)
 
-    def _square(self, items: Iterator[Keyed], progress: Progress) -> Iterator[list[Keyed]]:
-        for key, number in items:
+    def _square(self, take: Take[Keyed], progress: Progress) -> Iterator[list[Keyed]]:
+        while items := take(1):
+            [(key, number)] = items
             if number == self.broken:
                 raise ZeroDivisionError("by a test")
             time.sleep(self.seconds)

@@ -1,10 +1,11 @@
-"""The door for who answers: conversations and seeds in, token ids with their finish reasons out."""
+"""Interface for answerers: conversations and seeds in, token ids with their finish reasons out."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, Self, TypeVar
 
 from eagle3.workers.meter import Progress
+from eagle3.workers.task import Take
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Sampling:
 
 
 class Conversation(Protocol):
-    """One conversation on its way: while `waiting`, it asks for the answer to `prompt_ids` with `seed`."""
+    """While `waiting`, a conversation asks for the answer to `prompt_ids` with `seed`."""
 
     @property
     def waiting(self) -> bool: ...
@@ -38,10 +39,10 @@ class Conversation(Protocol):
     def seed(self) -> int: ...
 
     def answer(self, answer: Answer) -> None:
-        """Take the answer of this turn; the next turn, if there is one, is asked from here on."""
+        """Add the answer of this turn; `prompt_ids` is then the next turn's, if there is one."""
 
     def fail(self, reason: str) -> None:
-        """Give up: nothing of this conversation is kept, the next run tries it again."""
+        """Give up: nothing of this conversation is kept, and the next run tries it again."""
 
 
 AnyConversation = TypeVar("AnyConversation", bound=Conversation)
@@ -50,18 +51,17 @@ AnyConversation = TypeVar("AnyConversation", bound=Conversation)
 class Answerer(Protocol):
     """Answers every turn of every conversation, ready inside `with`.
 
-    An answer depends on its prompt, its seed and the sampling, on nothing else that is asked at the same time. What
-    fails for one conversation ends in its `fail`, with a reason that holds no text of it, and costs no other one; only
-    what makes going on senseless is raised, as InputError.
+    An answer depends only on its prompt, its seed and the sampling. An error of one conversation goes to its `fail`,
+    with a reason that holds no text of it, and affects no other; only what makes further work pointless is raised, as
+    InputError.
     """
 
-    name: str  # in the manifest of the responses: another answerer's answers are other answers
+    name: str  # in the manifest of the responses: two answerers do not give the same answers
 
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *error: object) -> None: ...
 
-    def __call__(self, conversations: Iterable[AnyConversation], progress: Progress) -> Iterator[list[AnyConversation]]:
-        """Yield conversations that wait no more, some at a time: they are on disk before the next are asked for. Takes
-        as many from the iterable as there is room for; called again, for more. `progress` is told of each, as soon as
-        it has ended."""
+    def __call__(self, take: Take[AnyConversation], progress: Progress) -> Iterator[list[AnyConversation]]:
+        """Take all conversations, as many at a time as are answered at once, and yield those that no longer wait: they
+        are on disk before the next are taken. Counts each in `progress` as soon as it has ended."""

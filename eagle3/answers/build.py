@@ -14,15 +14,15 @@ from eagle3.answers.answerer import Answerer, Sampling
 from eagle3.answers.chat import Chat
 from eagle3.answers.stage import answer_prompts, import_answers, prompt_limit
 from eagle3.answers.store import Counts, MadeWith
-from eagle3.answers.work import Answering
-from eagle3.engine.local_servers import for_place
+from eagle3.answers.task import Answering
+from eagle3.engine.local_servers import for_worker
 from eagle3.settings.engine import LaunchSettings
 from eagle3.target.capture import logit_transform_of
 from eagle3.target.facts import context_of
 from eagle3.target.model import Target, loaded_target
 from eagle3.target.stored import StoredTarget, stored_target
 from eagle3.workers.build import workers_of
-from eagle3.workers.task import Place
+from eagle3.workers.task import WorkerId
 
 SERVED = ("sglang", "openai")  # answers of a serving engine
 AHEAD = 1024  # prompts at hand of an answerer that does not say how many it works on at once
@@ -72,7 +72,7 @@ def checked_target(config: DictConfig) -> Target:
 
 
 @contextmanager
-def answering(config: DictConfig, folder: Path, place: Place) -> Iterator[Answering]:
+def answering(config: DictConfig, folder: Path, worker: WorkerId) -> Iterator[Answering]:
     """Make the task of a worker; `folder` takes the logs of servers."""
     target: Target | StoredTarget
     served = config.answers.name in SERVED
@@ -80,8 +80,8 @@ def answering(config: DictConfig, folder: Path, place: Place) -> Iterator[Answer
     chat, sampling = chat_of(config, target), sampling_of(config)
     parts: dict[str, Any] = {"target": target, "sampling": sampling}
     if served:
-        launch = for_place(LaunchSettings(**cli.plain(config.launch)), place)
-        parts |= {"name": config.answers.name, "chat": chat, "launch": launch, "folder": folder / place.folder}
+        launch = for_worker(LaunchSettings(**cli.plain(config.launch)), worker)
+        parts |= {"name": config.answers.name, "chat": chat, "launch": launch, "folder": folder / worker.folder}
     answerer: Answerer = cli.build(config.answers, leave_out=["name"], **parts)
     limit = prompt_limit(context_of(target.text_config), sampling.max_new_tokens, config.responses.max_prompt_tokens)
     with answerer:

@@ -1,9 +1,8 @@
 """The plain answerer: the target in this process, by Hugging Face, in batches of prompts of about one length."""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from itertools import islice
 from typing import Self
 
 import torch
@@ -13,6 +12,7 @@ from eagle3.answers.answerer import AnyConversation, Conversation, Sampling
 from eagle3.answers.generate import alone_because, generate
 from eagle3.target.model import Target
 from eagle3.workers.meter import Progress
+from eagle3.workers.task import Take
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +35,8 @@ class HuggingFaceAnswerer:
     def __exit__(self, *error: object) -> None:
         pass
 
-    def __call__(self, conversations: Iterable[AnyConversation], progress: Progress) -> Iterator[list[AnyConversation]]:
-        conversations = iter(conversations)
-        while window := list(islice(conversations, self.window)):
+    def __call__(self, take: Take[AnyConversation], progress: Progress) -> Iterator[list[AnyConversation]]:
+        while window := take(self.window):
             self._answer_window(window, progress)
             yield window
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,6 +23,7 @@ from eagle3.errors import InputError
 from eagle3.settings.engine import LaunchSettings
 from eagle3.target.stored import StoredTarget
 from eagle3.workers.meter import Progress
+from eagle3.workers.task import Take
 
 log = logging.getLogger(__name__)
 
@@ -129,13 +129,13 @@ class ServedAnswerer:
         if len(endpoints) > 1:
             await require_same_weights(session, endpoints, sentence_ids)
 
-    def __call__(self, conversations: Iterable[AnyConversation], progress: Progress) -> Iterator[list[AnyConversation]]:
-        conversations, ended = iter(conversations), asyncio.Queue[asyncio.Task[None]]()
+    def __call__(self, take: Take[AnyConversation], progress: Progress) -> Iterator[list[AnyConversation]]:
+        ended = asyncio.Queue[asyncio.Task[None]]()
         running: dict[asyncio.Task[None], AnyConversation] = {}
         places = self.in_flight * len(self.pool.members)
         try:
             while True:
-                for conversation in islice(conversations, places - len(running)):
+                for conversation in take(places - len(running), wait=not running):
                     task = self.runner.get_loop().create_task(self._answer(conversation, progress))
                     task.add_done_callback(ended.put_nowait)
                     running[task] = conversation

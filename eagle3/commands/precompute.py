@@ -267,7 +267,7 @@ def warn_of_unread(config: DictConfig, names: Sequence[str], stages: Sequence[St
 def damaged_files(config: DictConfig) -> tuple[Storage, dict[str, str]]:
     """Return the feature store and what is wrong with each damaged file, and log it."""
     from eagle3.features.repair import find_damage
-    from eagle3.storage.place import open_folder
+    from eagle3.storage.resolve import open_folder
 
     store = open_folder(config.features.path or Path(config.out_dir) / "features", setting="features.path")
     damage, foreign = find_damage(store)

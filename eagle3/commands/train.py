@@ -21,7 +21,7 @@ from eagle3.adapters.lightning import require_lightning
 from eagle3.data.datamodule import FeatureData
 from eagle3.data.mix import Rules
 from eagle3.errors import InputError, require_packages
-from eagle3.features.joined import open_source
+from eagle3.features.concat import open_source
 from eagle3.features.source import FeatureSource
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.init_from import StartHead

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from eagle3.features.fp8 import ScaledRows, unpacked
 from eagle3.features.sample import ROWS, Sample
-from eagle3.storage.pages import bring_in
+from eagle3.storage.prefault import bring_in
 
 
 class OnDevice:

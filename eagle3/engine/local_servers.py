@@ -14,7 +14,7 @@ from eagle3.engine.installation import count_gpus, find_sglang
 from eagle3.engine.process import END_S, POLL_S, Server, end_with_the_terminal, is_free_port, require_free_port
 from eagle3.errors import InputError
 from eagle3.settings.engine import LaunchSettings
-from eagle3.workers.task import Place
+from eagle3.workers.task import WorkerId
 
 PORTS = 8  # reserved for each worker: one for each server on its machine
 
@@ -58,13 +58,13 @@ def _checked_count(settings: LaunchSettings, count: int | None) -> int:
     return count or most
 
 
-def for_place(settings: LaunchSettings, place: Place) -> LaunchSettings:
-    """Give each worker its own ports, because workers on the same machine have servers, too.
+def for_worker(settings: LaunchSettings, worker: WorkerId) -> LaunchSettings:
+    """Give each worker its own ports, because several workers on one machine start servers.
 
-    Waits for servers that a lost worker has left on them: they are about to end (process.GUARD)."""
-    own = replace(settings, port=settings.port + place.number * PORTS)
+    Waits for servers that a lost worker has left on these ports: they are about to end (process.GUARD)."""
+    own = replace(settings, port=settings.port + worker.number * PORTS)
     end = time.monotonic() + own.stop_timeout_s + END_S
-    while place.one_of_many and not is_free_port(own.host, own.port) and time.monotonic() < end:
+    while worker.one_of_many and not is_free_port(own.host, own.port) and time.monotonic() < end:
         time.sleep(POLL_S)
     return own
 

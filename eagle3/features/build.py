@@ -11,25 +11,25 @@ from omegaconf import DictConfig
 
 from eagle3 import cli
 from eagle3.answers.build import checked_target
-from eagle3.engine.local_servers import for_place
+from eagle3.engine.local_servers import for_worker
 from eagle3.errors import InputError, first_line
 from eagle3.features.extract import STORED, FeatureSettings, extract_features
 from eagle3.features.extractor import Extractor
 from eagle3.features.huggingface import BATCHES_IN_WINDOW, HuggingFaceExtractor
 from eagle3.features.manifest import Manifest
 from eagle3.features.store import TARGET_WEIGHTS
-from eagle3.features.work import Sharding
+from eagle3.features.task import Sharding
 from eagle3.settings.engine import LaunchSettings
-from eagle3.storage.place import open_folder
+from eagle3.storage.resolve import open_folder
 from eagle3.target.capture import check_capture_layers, default_capture_layers
 from eagle3.target.device import free_bytes
 from eagle3.target.model import load_target, resolved_dtype, unload
 from eagle3.target.stored import StoredTarget, stored_target
 from eagle3.workers.build import target_on_gpu, workers_of
-from eagle3.workers.task import Place
+from eagle3.workers.task import WorkerId
 
 if TYPE_CHECKING:
-    from eagle3.features.sentinel import Sentinel
+    from eagle3.features.capture_check import Sentinel
     from eagle3.features.served import ServedExtractor
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ def target_dtype(config: DictConfig, target: StoredTarget) -> str:
 
 
 @contextmanager
-def sharding(config: DictConfig, folder: Path, place: Place) -> Iterator[Sharding]:
+def sharding(config: DictConfig, folder: Path, worker: WorkerId) -> Iterator[Sharding]:
     """Make the task of a worker; `folder` takes the logs of servers."""
     target = stored_target(**cli.plain(config.target))
     settings = feature_settings(config, target)
@@ -83,7 +83,7 @@ def sharding(config: DictConfig, folder: Path, place: Place) -> Iterator[Shardin
     if config.features.engine is None:
         extractor = HuggingFaceExtractor(target=checked_target(config), dtype=STORED[settings.dtype], **parts)
     else:
-        extractor = _served(config, target, folder / place.folder, place, dtype=settings.dtype, **parts)
+        extractor = _served(config, target, folder / worker.folder, worker, dtype=settings.dtype, **parts)
     storage = open_folder(config.features.path or Path(config.out_dir) / "features", setting="features.path")
     if not storage.names(TARGET_WEIGHTS):
         raise InputError(
@@ -94,19 +94,21 @@ def sharding(config: DictConfig, folder: Path, place: Place) -> Iterator[Shardin
         yield Sharding(extractor, storage)
 
 
-def _served(config: DictConfig, target: StoredTarget, folder: Path, place: Place, **parts: Any) -> "ServedExtractor":
+def _served(
+    config: DictConfig, target: StoredTarget, folder: Path, worker: WorkerId, **parts: Any
+) -> "ServedExtractor":
     from eagle3.features.served import ServedExtractor
 
     unload()  # the GPU is the servers'
     settings = {key: value for key, value in cli.plain(config.features.engine).items() if key != "required"}
-    launch = for_place(LaunchSettings(**cli.plain(config.launch)), place)
+    launch = for_worker(LaunchSettings(**cli.plain(config.launch)), worker)
     sentinels = sentinels_for(config, target, parts["layers"])
     return ServedExtractor(target=target, sentinels=sentinels, launch=launch, folder=folder, **parts, **settings)
 
 
 def sentinels_for(config: DictConfig, target: StoredTarget, layers: list[int]) -> "list[Sentinel]":
     """Return what an engine is held against: Hugging Face's states, where it fits here and can load the target."""
-    from eagle3.features.sentinel import computed_sentinels, plain_sentinels
+    from eagle3.features.capture_check import computed_sentinels, plain_sentinels
 
     free = free_bytes(config.target.device)
     if target.weights_bytes < free / 2:  # twice: in float32 on a CPU

@@ -12,10 +12,10 @@ from transformers import PreTrainedTokenizerBase
 from eagle3.answers.store import MAKE_RESPONSES, ResponsesManifest, read_responses, require_whole
 from eagle3.errors import InputError
 from eagle3.features.conversation import Conversation, read_conversations
-from eagle3.features.making import StoreInMaking
 from eagle3.features.manifest import MadeFrom, Manifest
-from eagle3.features.pieces import Weight, pieces_of
-from eagle3.storage.place import open_folder
+from eagle3.features.store_writer import StoreWriter
+from eagle3.features.work_units import SampleSizer, work_units
+from eagle3.storage.resolve import open_folder
 from eagle3.target.identity import require_same_target
 from eagle3.target.stored import StoredTarget
 from eagle3.workers.meter import Meter, Progress
@@ -49,21 +49,21 @@ def extract_features(
     shard_mb: float,
     window_tokens: int,
 ) -> Manifest:
-    """Write `path`, or DIR/features, from DIR/responses by tasks of work.Sharding, and return the manifest; finished
+    """Write `path`, or DIR/features, from DIR/responses by tasks of task.Sharding, and return the manifest; finished
     shards are kept. A worker has conversations of `window_tokens` at hand.
 
     Raises InputError if the answers are another target's, or the folder holds features made otherwise.
     """
     responses = finished_responses(target, out_dir)
     storage = open_folder(path or out_dir / "features", setting="features.path")
-    store = StoreInMaking(storage, made_from(target, responses, settings))
+    store = StoreWriter(storage, made_from(target, responses, settings))
     weights_dtype = torch.bfloat16 if settings.dtype == "fp8" else STORED[settings.dtype]
     store.save_weights(target, dtype=weights_dtype)
     left_out: Counter[str] = Counter()
     conversations = read_conversations(
         out_dir / "responses", max_length=settings.max_length, too_long=settings.too_long, left_out=left_out
     )
-    weight = Weight(
+    sizer = SampleSizer(
         layers=len(settings.capture_layers),
         hidden_size=target.facts.hidden_size,
         dtype=STORED[settings.dtype],
@@ -73,9 +73,9 @@ def extract_features(
     assert responses.counts is not None  # it is complete
     with Meter(responses.counts.rows, desc="features", unit="sample", of="tokens") as progress:
         rest = not_done(conversations, store.ids(), progress)
-        pieces = pieces_of(rest, taken=store.numbers(), made_from=store.hash, weight=weight, shard_bytes=shard_bytes)
-        ahead = 2 + math.ceil(window_tokens / weight.tokens_in(shard_bytes))
-        for results in workers(build, store.at_least_one(pieces), progress, ahead=ahead):
+        units = work_units(rest, taken=store.numbers(), made_from=store.hash, sizer=sizer, shard_bytes=shard_bytes)
+        ahead = 2 + math.ceil(window_tokens / sizer.tokens_in(shard_bytes))
+        for results in workers(build, store.at_least_one(units), progress, ahead=ahead):
             for _, made in results:
                 store.take(made)
                 left_out += Counter(made.left_out)

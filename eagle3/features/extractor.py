@@ -1,4 +1,4 @@
-"""The door for who computes features: conversations in, samples out."""
+"""Interface for feature extractors: conversations in, samples out."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from eagle3.target.facts import LogitTransform
 class Extractor(Protocol):
     """Runs the target over conversations and keeps what training needs; ready inside `with`.
 
-    What makes going on senseless is an InputError; a conversation of which there are no features is counted.
+    Fatal problems raise InputError; a conversation that yields no features is counted.
     """
 
     left_out: Counter[str]  # conversations without a sample, by reason
@@ -22,7 +22,7 @@ class Extractor(Protocol):
     def __exit__(self, *error: object) -> None: ...
 
     def __call__(self, conversations: Iterator[Conversation]) -> Iterator[Sample]:
-        """Yield samples in the order of their conversations, taking some ahead; called again, for more."""
+        """Yield samples in the order of their conversations, taking some ahead. Called once for each run of them."""
 
     def logit_transform(self) -> LogitTransform:
-        """Return what makes the target's logits of `lm_head` times the last hidden state."""
+        """Return what turns `lm_head` times the last hidden state into the target's logits."""

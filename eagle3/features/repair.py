@@ -6,7 +6,7 @@ from eagle3.features.manifest import MANIFEST, Manifest, read_index, read_manife
 from eagle3.features.store import TARGET_WEIGHTS
 from eagle3.progress import Bar
 from eagle3.storage.folder import Storage
-from eagle3.storage.pages import sha256_of
+from eagle3.storage.prefault import sha256_of
 
 
 def find_damage(storage: Storage) -> tuple[dict[str, str], list[str]]:

@@ -29,10 +29,10 @@ from eagle3.engine.local_servers import servers_of, serving
 from eagle3.engine.pool import Pool
 from eagle3.engine.versions import capture_flags, require_capture
 from eagle3.errors import InputError
+from eagle3.features.capture_check import Sentinel, check_against_engine
 from eagle3.features.conversation import Conversation
 from eagle3.features.fp8 import ScaledRows
 from eagle3.features.sample import Sample, positions_with_teacher
-from eagle3.features.sentinel import Sentinel, check_against_engine
 from eagle3.settings.engine import LaunchSettings
 from eagle3.target.facts import LogitTransform
 from eagle3.target.stored import StoredTarget

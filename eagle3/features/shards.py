@@ -31,7 +31,7 @@ from eagle3.features.sample import Sample, from_bytes, to_buffers
 from eagle3.features.split import split_fraction
 from eagle3.features.turns import anchors_of
 from eagle3.storage.folder import PendingFile, Storage, write_file
-from eagle3.storage.pages import sha256_of
+from eagle3.storage.prefault import sha256_of
 from eagle3.storage.records import record_bytes
 
 

@@ -106,8 +106,8 @@ class Features(TypedDict):
     shard_mb: Annotated[float, Field(ge=0.001, le=1e6)]
 
 
-@part_of("eagle3.workers.here.Here")
-class Here(TypedDict):
+@part_of("eagle3.workers.in_process.InProcess")
+class InProcess(TypedDict):
     pass
 
 

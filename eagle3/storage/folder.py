@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from eagle3.storage.files import LocalPendingFile, written_by_another
-from eagle3.storage.pages import sha256_of
+from eagle3.storage.prefault import sha256_of
 
 WHATEVER = "*"  # is there under a name that is written
 

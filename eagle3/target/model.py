@@ -29,8 +29,8 @@ from eagle3.target.checkpoint_files import PLAIN_CHECKPOINT
 from eagle3.target.device import resolve_device
 from eagle3.target.facts import TargetConfig, target_config
 from eagle3.target.files import TargetFiles, ends_of_turn, read_target_files
-from eagle3.target.health import require_health
 from eagle3.target.identity import TargetIdentity, template_hash
+from eagle3.target.sanity_check import require_health
 
 HASHED = 4096  # values at the start of a tensor
 # What says how or where a model was loaded or saved, not which model it is.

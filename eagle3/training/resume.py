@@ -17,7 +17,7 @@ from eagle3.features.source import FeatureSource, as_setting
 from eagle3.head.draft_head import DraftHead
 from eagle3.storage.files import atomic_write, sha256_file
 from eagle3.storage.folder import LocalFolder, Storage
-from eagle3.storage.place import open_folder
+from eagle3.storage.resolve import open_folder
 from eagle3.target.identity import require_same_target
 from eagle3.training.checkpoint import Checkpoint, read_checkpoint, read_comment
 

@@ -1,6 +1,6 @@
 """Workers on the nodes of a Ray cluster, one actor each.
 
-Ray starts a lost actor again, on another node where its own is gone, and tells of both by the visit that failed.
+Ray restarts a lost actor, on another node if its own is gone; the failed call to the actor reports the loss.
 """
 
 import logging
@@ -15,14 +15,14 @@ from typing import Any
 
 import eagle3
 from eagle3.errors import InputError, require_packages
-from eagle3.workers.bench import END_S, WAIT_S, Bench, Report
-from eagle3.workers.crew import Driver
+from eagle3.workers.driver import Driver
 from eagle3.workers.meter import Progress
-from eagle3.workers.task import Build, Keyed, Place
+from eagle3.workers.task import Build, Keyed, WorkerId
+from eagle3.workers.worker_thread import END_S, WAIT_S, Report, WorkerThread
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 5.0  # between two looks for new nodes
+LOOK_S = 5.0  # between two searches for new nodes
 CONNECT_S = 10.0
 
 
@@ -32,7 +32,7 @@ class OnRay:
     def __init__(
         self, *, address: str | None, count: int | None, gpus: int, cpus: float, restarts: int, logs: Path
     ) -> None:
-        """`gpus` and `cpus` of each; `count` None: as many as the cluster has room for, also later."""
+        """`gpus` and `cpus` of each; `count` None: as many as fit on the cluster, also on nodes that join later."""
         require_packages("ray", extra="ray", needed_by="workers=ray")
         self.address, self.count, self.restarts, self.logs = address, count, restarts, logs
         self.resources = {"GPU": gpus, "CPU": cpus}
@@ -44,8 +44,8 @@ class OnRay:
 
         connect(self.address)
         try:
-            crew = Cluster(build, count=self.count, resources=self.resources, logs=self.logs)
-            yield from Driver(crew, items, progress, ahead=ahead, total=total, restarts=self.restarts).results()
+            pool = RayPool(build, count=self.count, resources=self.resources, logs=self.logs)
+            yield from Driver(pool, items, progress, ahead=ahead, total=total, restarts=self.restarts).results()
         except ray.exceptions.RaySystemError as error:
             reason = str(error).partition("\n")[0]
             raise InputError(f"the Ray cluster is gone ({reason}); run again: what is finished is kept") from None
@@ -97,16 +97,16 @@ def no_cluster(address: str | None, reason: str) -> str:
 
 
 class Actor:
-    """What a node runs."""
+    """A worker thread in a process on a node."""
 
-    def __init__(self, build: Build, place: Place, folder: str, log: Path) -> None:
+    def __init__(self, build: Build, worker: WorkerId, folder: str, log: Path) -> None:
         with suppress(OSError):  # where relative paths are from, if the nodes share a file system
             os.chdir(folder)
         log_to(log)
-        self.bench = Bench(build, place)
+        self.thread = WorkerThread(build, worker)
 
-    def visit(self, items: Sequence[Keyed] | None) -> Report:
-        return self.bench.visit(items)
+    def exchange(self, items: Sequence[Keyed] | None) -> Report:
+        return self.thread.exchange(items)
 
 
 def log_to(path: Path) -> None:
@@ -120,93 +120,89 @@ def log_to(path: Path) -> None:
     )
 
 
-class RayWorker:
-    """A `Worker`."""
-
-    def __init__(self, actor: Any, name: str) -> None:
-        self.actor, self.name = actor, name
-        self.report: Any = None
-        self.ready = False
-
-    def visit(self, items: Sequence[Keyed] | None) -> None:
-        self.report = self.actor.visit.remote(items)
-
-    def end(self) -> None:
-        import ray
-
-        self.report, self.ready = None, False
-        with suppress(Exception):  # it may be gone, and its cluster with it
-            ray.kill(self.actor)
-
-
-class Cluster:
-    """The `Crew` of a cluster."""
+class RayPool:
+    """The `WorkerPool` of a cluster."""
 
     def __init__(self, build: Build, *, count: int | None, resources: dict[str, float], logs: Path) -> None:
         self.build, self.count, self.logs = build, count, logs
         self.resources = {name: amount for name, amount in resources.items() if amount}
-        self.workers: list[RayWorker] = []
+        self.actors: dict[str, Any] = {}  # also those that have been stopped
+        self.calls: dict[Any, str] = {}  # workers by the calls to them that have not returned
+        self.ready: set[str] = set()
         self.looked_at = float("-inf")
 
-    def come(self) -> list[RayWorker]:
-        if (self.count is not None and len(self.workers) >= self.count) or time.monotonic() - self.looked_at < LOOK_S:
+    def new_workers(self) -> list[str]:
+        if (self.count is not None and len(self.actors) >= self.count) or time.monotonic() - self.looked_at < LOOK_S:
             return []
         self.looked_at = time.monotonic()
-        room = self._room()
-        if not room and not self.workers:
+        capacity = self._capacity()
+        if not capacity and not self.actors:
             raise InputError(self._too_small())
-        wanted = room if self.count is None else self.count
-        new = [self._start(number) for number in range(len(self.workers), wanted)]
-        self.workers += new
-        return new
+        wanted = capacity if self.count is None else self.count
+        return [self._start(number) for number in range(len(self.actors), wanted)]
 
-    def reports(self) -> list[tuple[RayWorker, Report | None]]:
+    def send(self, worker: str, items: Sequence[Keyed]) -> None:
+        self.calls[self.actors[worker].exchange.remote(items)] = worker
+
+    def reports(self) -> list[tuple[str, Report | None]]:
         import ray
 
-        visited = {worker.report: worker for worker in self.workers if worker.report is not None}
-        done, _ = ray.wait([*visited], timeout=WAIT_S)
-        done, _ = ray.wait([*visited], num_returns=len(visited), timeout=0) if done else (done, [])
-        return [(visited[each], self._report(visited[each])) for each in done]
+        done, _ = ray.wait([*self.calls], timeout=WAIT_S)
+        done, _ = ray.wait([*self.calls], num_returns=len(self.calls), timeout=0) if done else (done, [])
+        return [self._report(call) for call in done]
 
-    def go_home(self) -> None:
+    def stop(self, worker: str) -> None:
         import ray
 
-        last = [worker.actor.visit.remote(None) for worker in self.workers if worker.ready]
+        self.ready.discard(worker)
+        self.calls = {call: other for call, other in self.calls.items() if other != worker}
+        with suppress(Exception):  # it may be gone, and its cluster with it
+            ray.kill(self.actors[worker])
+
+    def shutdown(self) -> None:
+        import ray
+
+        last = [self.actors[worker].exchange.remote(None) for worker in self.ready]
         if last:
             ray.wait(last, num_returns=len(last), timeout=END_S)
-        for worker in self.workers:
-            worker.end()
+        for worker in self.actors:
+            self.stop(worker)
 
-    def _report(self, worker: RayWorker) -> Report | None:
+    def _report(self, call: Any) -> tuple[str, Report | None]:
         import ray
 
+        worker = self.calls.pop(call)
         try:
-            report = ray.get(worker.report)
+            report = ray.get(call)
         except ray.exceptions.RayActorError:
             report = None
-        worker.ready = report is not None and report.ready
-        return report
+        if report is not None and report.ready:
+            self.ready.add(worker)
+        else:
+            self.ready.discard(worker)
+        return worker, report
 
-    def _room(self) -> int:
-        """Return how many workers fit on the nodes that live."""
+    def _capacity(self) -> int:
+        """Return how many workers fit on the nodes that are alive."""
         import ray
 
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         return sum(int(min(node.get(name, 0) // amount for name, amount in self.resources.items())) for node in nodes)
 
-    def _start(self, number: int) -> RayWorker:
+    def _start(self, number: int) -> str:
         import ray
 
-        place = Place(number, one_of_many=True)
+        worker = WorkerId(number, one_of_many=True)
         options: Any = {"num_gpus": self.resources.get("GPU", 0), "num_cpus": self.resources.get("CPU", 0)}
         actor = ray.remote(Actor).options(max_restarts=-1, max_task_retries=0, **options)
-        made = actor.remote(self.build, place, str(Path.cwd()), self.logs / f"worker-{number}.log")
-        return RayWorker(made, place.name)
+        log = self.logs / f"worker-{number}.log"
+        self.actors[worker.name] = actor.remote(self.build, worker, str(Path.cwd()), log)
+        return worker.name
 
     def _too_small(self) -> str:
         import ray
 
         has = {name: ray.cluster_resources().get(name, 0) for name in self.resources}
         needs = ", ".join(f"{name} {amount:g}" for name, amount in self.resources.items())
-        way_out = "; for a target on CPUs: workers.gpus=0" if not has.get("GPU", 1) else ""
-        return f"workers=ray: a worker needs {needs}, and no node of the cluster has that ({has} in all){way_out}"
+        remedy = "; for a target on CPUs: workers.gpus=0" if not has.get("GPU", 1) else ""
+        return f"workers=ray: a worker needs {needs}, and no node of the cluster has that ({has} in all){remedy}"

@@ -1,4 +1,4 @@
-"""One bar over all that is done, with the rate of tokens, wherever it is done."""
+"""One progress bar with the rate of tokens, wherever the work is done."""
 
 import logging
 import threading
@@ -12,9 +12,9 @@ log = logging.getLogger(__name__)
 
 
 class Progress(Protocol):
-    """Is told what has ended and how many tokens that were, as soon as it is known."""
+    """Counts items that have ended and their tokens, as soon as each is known."""
 
-    note: str  # beside the rate: what does not work just now
+    note: str  # shown next to the rate: what does not work at the moment
 
     def add(self, *, ended: int = 0, tokens: int = 0) -> None: ...
 
@@ -39,22 +39,22 @@ class Meter:
     def add(self, *, ended: int = 0, tokens: int = 0) -> None:
         if self.since:
             self.tokens += tokens
-        elif tokens:  # from here on: what came before is the start of servers, and what it made of tokens
+        elif tokens:  # the rate begins here: the time before was the start of servers
             self.since = time.perf_counter()
         self.last = time.perf_counter()
-        said = [f"{self.rate:.0f} {self.of}/s"] if self.since else []
-        self.bar.set_postfix_str(", ".join(filter(None, [*said, self.note])), refresh=False)
+        rate = f"{self.rate:.0f} {self.of}/s" if self.since else ""
+        self.bar.set_postfix_str(", ".join(filter(None, [rate, self.note])), refresh=False)
         self.bar.update(ended)
 
     @property
     def rate(self) -> float:
-        """Tokens a second, from the first to the last that came."""
+        """Tokens per second, from the first to the last."""
         return self.tokens / max(self.last - self.since, 1e-9) if self.since else 0
 
 
 @dataclass
-class Tally:
-    """A `Progress` that remembers, for another thread that asks now and then."""
+class ProgressBuffer:
+    """A `Progress` that keeps its counts until another thread takes them."""
 
     ended: int = 0
     tokens: int = 0
@@ -67,7 +67,7 @@ class Tally:
             self.tokens += tokens
 
     def take(self) -> dict[str, int]:
-        """Return what has come since the last call."""
+        """Return the counts since the last call."""
         with self.lock:
             taken = {"ended": self.ended, "tokens": self.tokens}
             self.ended = self.tokens = 0

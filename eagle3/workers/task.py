@@ -1,18 +1,20 @@
-"""The doors between a stage and its workers: items with keys go in, results with the same keys come out."""
+"""Interfaces between a stage and its workers: items with keys go in, results with the same keys come out."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from itertools import islice
+from typing import Any, Protocol, TypeVar
 
 from eagle3.workers.meter import Progress
 
-Keyed = tuple[Hashable, Any]  # an item or its result, behind the item's key
+Item = TypeVar("Item")
+Keyed = tuple[Hashable, Any]  # the key of an item, and the item or its result
 
 
 @dataclass(frozen=True)
-class Place:
-    """Which worker this is. Workers of one machine have different numbers, and ports that follow from them."""
+class WorkerId:
+    """The number of a worker; its ports and the name of its logs depend on it."""
 
     number: int = 0
     one_of_many: bool = False
@@ -23,28 +25,37 @@ class Place:
 
     @property
     def folder(self) -> str:
-        """Return where this worker's logs go, in the folder of all logs."""
+        """The worker's subfolder in the folder of logs."""
         return f"worker-{self.number}" if self.one_of_many else "."
 
 
-class Task(Protocol):
-    """The work of a stage, as one worker does it; lives in one thread of the worker's process."""
+class Take(Protocol[Item]):
+    """Gives a worker its items."""
 
-    def __call__(self, items: Iterator[Keyed], progress: Progress) -> Iterator[list[Keyed]]:
-        """Yield results as they come, in any order, one for each item. `items` ends where the worker has none at hand:
-        it is called again when there are some, and may ask `items` again before. What makes going on senseless is an
-        InputError."""
+    def __call__(self, count: int, *, wait: bool = True) -> list[Item]:
+        """Return 1 to `count` items. An empty list means that no more items will come; with `wait=False`, only that
+        none is there at the moment."""
 
+
+def take_from(items: Iterable[Item]) -> Take[Item]:
+    """Return a `Take` of items that never have to be waited for."""
+    iterator = iter(items)
+    return lambda count, *, wait=True: list(islice(iterator, count))
+
+
+# The work of a stage, in one thread of a worker's process: takes all its items and yields one result for each, in any
+# order. Raises InputError for what makes further work pointless.
+Task = Callable[[Take[Keyed], Progress], Iterator[list[Keyed]]]
 
 # Makes the task in the worker's process, ready inside `with`: its servers run, its target is loaded. Can be pickled.
-Build = Callable[[Place], AbstractContextManager[Task]]
+Build = Callable[[WorkerId], AbstractContextManager[Task]]
 
 
 class Workers(Protocol):
-    """Those who work on items at the same time."""
+    """Workers that process items at the same time."""
 
     def __call__(
         self, build: Build, items: Iterable[Keyed], progress: Progress, *, ahead: int, total: int | None = None
     ) -> Iterator[list[Keyed]]:
-        """Yield each item's result once, in any order: what was lost with a worker is done by another. A worker holds
-        at most `ahead` items, and near the end of `total` only its share. InputError where nobody can go on."""
+        """Yield one result for each item, in any order; items of a lost worker go to another. A worker holds at most
+        `ahead` items, and near the end of `total` only its share. Raises InputError if no worker can continue."""

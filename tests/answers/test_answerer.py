@@ -1,4 +1,4 @@
-"""The door for who answers: one that looks answers up, which lives in tests alone, makes the rows of the target's."""
+"""Any answerer fits the interface: one that looks up the target's answers gives the same rows."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -11,6 +11,7 @@ from eagle3.answers.store import read_responses
 from eagle3.storage.files import read_jsonl, write_jsonl
 from eagle3.target.model import load_target
 from eagle3.workers.meter import Progress
+from eagle3.workers.task import Take
 from tests.answers.test_stage import answer_by
 
 GREEDY = Sampling(temperature=0, top_p=1.0, top_k=0, max_new_tokens=8)
@@ -37,8 +38,8 @@ class LookUp:
     def __exit__(self, *error: object) -> None:
         pass
 
-    def __call__(self, conversations: Iterable[AnyConversation], progress: Progress) -> Iterator[list[AnyConversation]]:
-        for conversation in [*conversations][::-1]:
+    def __call__(self, take: Take[AnyConversation], progress: Progress) -> Iterator[list[AnyConversation]]:
+        for conversation in take(100)[::-1]:
             while conversation.waiting:
                 found = self.answers.get(tuple(conversation.prompt_ids))
                 conversation.answer(found) if found else conversation.fail("not to be found")

@@ -15,7 +15,8 @@ from eagle3.answers.generate import STATE_WITHOUT_PADDING, generate
 from eagle3.answers.huggingface import HuggingFaceAnswerer
 from eagle3.errors import InputError
 from eagle3.target.model import Target
-from eagle3.workers.meter import Tally
+from eagle3.workers.meter import ProgressBuffer
+from eagle3.workers.task import take_from
 
 PROMPTS = [[5, 6, 7, 8], [9, 10, 11, 12, 13, 14, 15, 16, 17], [20, 21], [30, 31, 32, 33, 34, 35, 36]]
 
@@ -80,7 +81,7 @@ def test_a_family_whose_padding_is_not_known_to_be_harmless_is_answered_one_at_a
         give = answerer(target)
     assert "prompts are answered one at a time" in caplog.text and "a lfm2 keeps" in caplog.text
     conversations = [Waiting(prompt) for prompt in PROMPTS]
-    [done] = give(conversations, Tally())
+    [done] = give(take_from(conversations), ProgressBuffer())
     assert [each.given.token_ids for each in done] == [without_cache(target.model, prompt, 6) for prompt in PROMPTS]
 
 

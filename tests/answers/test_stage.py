@@ -23,12 +23,12 @@ from eagle3.answers.huggingface import HuggingFaceAnswerer
 from eagle3.answers.imported import NOT_THE_TEXT, TWO_ANSWERS, ImportedAnswers
 from eagle3.answers.stage import answer_prompts, import_answers, prompt_limit
 from eagle3.answers.store import MadeWith, ResponseStore, read_responses
-from eagle3.answers.work import Answering
+from eagle3.answers.task import Answering
 from eagle3.errors import InputError
 from eagle3.storage.files import read_jsonl, sha256_file, write_jsonl
 from eagle3.storage.records import sealed_bytes, write_sealed_json
 from eagle3.target.model import load_target
-from eagle3.workers.here import Here
+from eagle3.workers.in_process import InProcess
 
 SETTINGS = {
     "max_new_tokens": 8,
@@ -134,7 +134,9 @@ def answer_by(answerer, target, chat, sampling, out_dir, *, seed=0, max_prompt_t
         with answerer:
             yield Answering(answerer, chat, **parts)
 
-    return answer_prompts(target=target, made_with=made_with, workers=Here(), build=build, ahead=1, out_dir=out_dir)
+    return answer_prompts(
+        target=target, made_with=made_with, workers=InProcess(), build=build, ahead=1, out_dir=out_dir
+    )
 
 
 @pytest.fixture
@@ -253,7 +255,7 @@ import os, signal, sys
 sys.path += ['tests']
 from tests.answers.test_stage import make_chat, run
 from eagle3.target.model import load_target
-from eagle3.workers.here import Here
+from eagle3.workers.in_process import InProcess
 import torch
 
 torch.set_num_threads(1)

@@ -16,8 +16,8 @@ from stores import in_float32, open_store, random_sample, random_samples, write_
 from eagle3.data.datamodule import FeatureData
 from eagle3.data.mix import Mixture, Rules
 from eagle3.errors import InputError
+from eagle3.features.concat import open_source
 from eagle3.features.index import parse_index
-from eagle3.features.joined import open_source
 from eagle3.features.loss_mask import AllTurns
 from eagle3.features.samples import IndexedShard, ListedShard, Samples
 from eagle3.features.shards import ShardWriter

@@ -18,7 +18,7 @@ from stores import random_samples, write_store
 from eagle3.data.datamodule import FeatureData
 from eagle3.data.mix import Rules
 from eagle3.errors import InputError
-from eagle3.features.joined import open_source
+from eagle3.features.concat import open_source
 from eagle3.features.loss_mask import AllTurns
 from eagle3.head.batch import prepare_ttt
 

@@ -20,7 +20,7 @@ from eagle3.data.mix import Rules
 from eagle3.data.plan import EpochPlan
 from eagle3.data.streaming import AHEAD, RUN_BYTES, StreamReader, plan_stream, through_buffer
 from eagle3.errors import InputError
-from eagle3.features.joined import open_source
+from eagle3.features.concat import open_source
 from eagle3.features.loss_mask import AllTurns, LastTurn
 from eagle3.features.samples import Samples
 from eagle3.features.split import hash64

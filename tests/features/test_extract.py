@@ -17,23 +17,23 @@ from transformers import PreTrainedTokenizerFast
 from eagle3.answers.rows import ResponseRow
 from eagle3.answers.store import Counts, MadeWith, ResponsesManifest, seal_of
 from eagle3.errors import InputError
+from eagle3.features.concat import open_source
 from eagle3.features.extract import STORED, FeatureSettings, extract_features, ids_in_text
 from eagle3.features.fp8 import scaled
 from eagle3.features.huggingface import HuggingFaceExtractor
-from eagle3.features.joined import open_source
 from eagle3.features.manifest import Manifest
 from eagle3.features.repair import find_damage, take_away
 from eagle3.features.shards import ShardWriter
+from eagle3.features.task import Sharding
 from eagle3.features.turns import teacher_positions
-from eagle3.features.work import Sharding
 from eagle3.storage.folder import LocalFolder
-from eagle3.storage.place import open_folder
 from eagle3.storage.records import checked_line, read_sealed_json, sealed_bytes
+from eagle3.storage.resolve import open_folder
 from eagle3.target.capture import Capture, Features
 from eagle3.target.identity import TargetIdentity
 from eagle3.target.model import Target, load_target
-from eagle3.workers.here import Here
-from eagle3.workers.task import Place
+from eagle3.workers.in_process import InProcess
+from eagle3.workers.task import WorkerId
 
 CAPTURE = [2, 4, 5]  # [2, N//2, N-3] of 8 layers
 
@@ -95,13 +95,13 @@ def extract_by(extractor: Any, target: Any, out_dir: Path, *, path: Any, shard_m
     storage = open_folder(path or out_dir / "features", setting="features.path")
 
     @contextmanager
-    def build(place: Place) -> Iterator[Sharding]:
+    def build(worker: WorkerId) -> Iterator[Sharding]:
         with extractor:
             yield Sharding(extractor, storage)
 
     return extract_features(
-        target=target, settings=FeatureSettings(**settings), workers=Here(), build=build, out_dir=out_dir, path=path,
-        shard_mb=shard_mb, window_tokens=1,
+        target=target, settings=FeatureSettings(**settings), workers=InProcess(), build=build, out_dir=out_dir,
+        path=path, shard_mb=shard_mb, window_tokens=1,
     )  # fmt: skip
 
 
@@ -174,7 +174,7 @@ def test_values_that_the_stored_dtype_cannot_hold_are_refused_by_sample(
 def test_a_stage_that_finds_nothing_to_do_says_so(
     answered: Path, run: Callable[..., Manifest], caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    caplog.set_level("INFO", "eagle3.features.making")
+    caplog.set_level("INFO", "eagle3.features.store_writer")
     first = run(answered)
     assert not caplog.messages
     capsys.readouterr()

@@ -21,7 +21,7 @@ from eagle3.errors import InputError
 from eagle3.features.shards import ShardWriter
 from eagle3.features.store import FeatureStore
 from eagle3.storage.folder import WHATEVER, LocalFolder, Storage, write_file
-from eagle3.storage.place import open_folder
+from eagle3.storage.resolve import open_folder
 
 
 class InMemory:

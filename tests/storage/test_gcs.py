@@ -14,11 +14,11 @@ from scripts import run_script
 from stores import ASSETS, open_store, random_samples, save_store, write_store
 
 from eagle3.errors import InputError
-from eagle3.features.joined import open_source
+from eagle3.features.concat import open_source
 from eagle3.features.repair import find_damage
 from eagle3.storage.folder import write_file
-from eagle3.storage.objects import Bucket
-from eagle3.storage.place import open_folder
+from eagle3.storage.object_store import Bucket
+from eagle3.storage.resolve import open_folder
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import numpy as np
 
 from eagle3.answers.chat import Chat, RefusedConversation
 from eagle3.errors import InputError
-from eagle3.features.joined import open_source
+from eagle3.features.concat import open_source
 from eagle3.features.sample import Sample
 from eagle3.features.source import as_setting
 from eagle3.head_files.record import StoreRecord

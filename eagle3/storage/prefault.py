@@ -1,7 +1,7 @@
-"""Pages of mapped files, asked for before they are looked at.
+"""Reads the pages of mapped files ahead of their use.
 
-A page that is missing when it is looked at is fetched alone, while the thread may hold the interpreter's lock: that
-costs many times the copy (benchmarks/results/local_read.json).
+Otherwise page faults are served one page at a time, while the thread may hold the GIL: that costs many times the copy
+(benchmarks/results/local_read.json).
 """
 
 import ctypes
@@ -16,14 +16,14 @@ POPULATE_READ = 22  # MADV_POPULATE_READ of Linux 5.14: all pages of a range, wh
 
 
 def bring_in(address: int, size: int) -> None:
-    """Have the pages of this memory there; where the system cannot, they come when they are looked at."""
+    """Read the pages of this memory in; where the system cannot, they are read when they are used."""
     begin = address - address % mmap.PAGESIZE
     if size and _madvise is not None:
         _madvise(begin, address + size - begin, POPULATE_READ)  # without the lock; an error changes nothing
 
 
 def sha256_of(content: memoryview) -> str:
-    """Hash what may be a mapped file."""
+    """Hash bytes that may be a mapped file."""
     digest = hashlib.sha256()
     for begin in range(0, len(content), AT_ONCE):
         part = content[begin : begin + AT_ONCE]

@@ -26,6 +26,6 @@ def open_folder(place: str | Path, *, setting: str) -> Storage:
             f"{', '.join(f'{each}://BUCKET/FOLDER' for each in SCHEMES)}"
         )
     require_packages("obstore", extra="objects", needed_by=f"{setting}={place}")
-    from eagle3.storage.objects import Bucket
+    from eagle3.storage.object_store import Bucket
 
     return Bucket(str(place), setting=setting)

@@ -17,12 +17,12 @@ from object_stores import SECRET, FaultyProxy, RunningStore, new_folder, running
 from stores import MADE_FROM, ROOT, open_store, random_samples, save_store, write_store
 
 from eagle3.errors import InputError
-from eagle3.features.joined import open_source
+from eagle3.features.concat import open_source
 from eagle3.features.shards import ShardWriter, write_shards
 from eagle3.features.store import FeatureStore
 from eagle3.storage.folder import write_file
-from eagle3.storage.objects import PART, Bucket
-from eagle3.storage.place import open_folder
+from eagle3.storage.object_store import PART, Bucket
+from eagle3.storage.resolve import open_folder
 
 
 @pytest.fixture(scope="module", params=["s3", "gs"])
@@ -210,7 +210,7 @@ def test_what_names_no_folder_is_refused(place: str, said: str) -> None:
 def test_without_the_package_the_extra_is_named() -> None:
     code = (
         "import sys; sys.modules['obstore'] = None\n"
-        "from eagle3.storage.place import open_folder\n"
+        "from eagle3.storage.resolve import open_folder\n"
         "open_folder('s3://bucket/folder', setting='data.path')"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

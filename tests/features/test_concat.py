@@ -8,7 +8,7 @@ import torch
 from stores import IDENTITY, open_store, random_samples, shard_of, write_store
 
 from eagle3.errors import InputError
-from eagle3.features.joined import open_source
+from eagle3.features.concat import open_source
 from eagle3.head_files.record import StoreRecord
 from eagle3.serving.check.prompts import validation_prompts
 from eagle3.storage.files import sha256_json

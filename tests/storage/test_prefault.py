@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from eagle3.storage import pages
+from eagle3.storage import prefault
 from eagle3.storage.folder import LocalFolder
 
 
@@ -24,7 +24,7 @@ def test_pages_of_a_mapped_file_come_at_once(tmp_path: Path) -> None:
     for ahead in (False, True):
         mapped = np.frombuffer(LocalFolder(tmp_path).read("a"), np.uint8)
         if ahead:
-            pages.bring_in(mapped.ctypes.data, len(mapped))
+            prefault.bring_in(mapped.ctypes.data, len(mapped))
         before = faults()
         assert int(mapped.sum()) == sum(content)
         looked_at.append(faults() - before)
@@ -38,13 +38,13 @@ def test_any_memory_may_be_asked_for(tmp_path: Path, begin: int, size: int) -> N
     (tmp_path / "a").write_bytes(bytes(range(250)) * 40)
     for data in (np.frombuffer(LocalFolder(tmp_path).read("a"), np.uint8), np.arange(10000, dtype=np.uint8)):
         expected = data[begin : begin + size].copy()
-        pages.bring_in(data.ctypes.data + begin, size)
+        prefault.bring_in(data.ctypes.data + begin, size)
         assert (data[begin : begin + size] == expected).all()
-    pages.bring_in(0, 10**6)  # nobody's: looked at by nobody
+    prefault.bring_in(0, 10**6)  # nobody's: looked at by nobody
 
 
 @pytest.mark.parametrize("size", [0, 1, 99, 100, 101, 1000, 1001])
 def test_the_hash_is_that_of_all(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(pages, "AT_ONCE", 100)
+    monkeypatch.setattr(prefault, "AT_ONCE", 100)
     content = random.Random(size).randbytes(size)
-    assert pages.sha256_of(memoryview(content)) == hashlib.sha256(content).hexdigest()
+    assert prefault.sha256_of(memoryview(content)) == hashlib.sha256(content).hexdigest()

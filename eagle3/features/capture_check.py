@@ -21,8 +21,8 @@ from torch import Tensor
 from eagle3.engine.capture import Captured
 from eagle3.errors import InputError
 from eagle3.target.facts import LogitTransform, logit_transforms
-from eagle3.target.health import TEXT
 from eagle3.target.model import Target
+from eagle3.target.sanity_check import TEXT
 from eagle3.target.stored import StoredTarget
 
 log = logging.getLogger(__name__)

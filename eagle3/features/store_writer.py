@@ -17,10 +17,10 @@ from eagle3.features.manifest import (
     require_different_ids,
     write_manifest,
 )
-from eagle3.features.pieces import Piece
 from eagle3.features.shards import broken, hash_of
 from eagle3.features.store import TARGET_WEIGHTS, save_target_weights
-from eagle3.features.work import Made
+from eagle3.features.task import ShardResult
+from eagle3.features.work_units import WorkUnit
 from eagle3.storage.folder import Storage, sha256_stored
 from eagle3.target.facts import LogitTransform
 from eagle3.target.stored import StoredTarget
@@ -28,7 +28,7 @@ from eagle3.target.stored import StoredTarget
 log = logging.getLogger(__name__)
 
 
-class StoreInMaking:
+class StoreWriter:
     """The driver's view of a store: workers write its shards."""
 
     def __init__(self, storage: Storage, made_from: MadeFrom) -> None:
@@ -53,15 +53,15 @@ class StoreInMaking:
         if not (self.indices and self.storage.names(TARGET_WEIGHTS)):
             save_target_weights(self.storage, target.embedding, target.lm_head, dtype=dtype)
 
-    def at_least_one(self, pieces: Iterator[tuple[int, Piece]]) -> Iterator[tuple[int, Piece]]:
-        """Yield the pieces, or an empty one where a worker must still say what the target does to its logits."""
+    def at_least_one(self, units: Iterator[tuple[int, WorkUnit]]) -> Iterator[tuple[int, WorkUnit]]:
+        """Yield the units, or an empty one where a worker must still say what the target does to its logits."""
         number = None
-        for number, piece in pieces:
-            yield number, piece
+        for number, unit in units:
+            yield number, unit
         if number is None and self.indices and self.logit_transform is None:
-            yield -1, Piece(self.hash, [])
+            yield -1, WorkUnit(self.hash, [])
 
-    def take(self, made: Made) -> None:
+    def take(self, made: ShardResult) -> None:
         """Add what a worker has made."""
         self.logit_transform = made.logit_transform
         if made.index is not None:

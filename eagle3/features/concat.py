@@ -21,7 +21,7 @@ from eagle3.features.source import FeatureSource, TargetWeights
 from eagle3.features.store import FeatureStore
 from eagle3.storage.cache import CachedFolder
 from eagle3.storage.files import require_local, sha256_json
-from eagle3.storage.place import open_folder
+from eagle3.storage.resolve import open_folder
 from eagle3.target.facts import TargetConfig
 from eagle3.target.identity import require_same_target
 
@@ -29,7 +29,7 @@ SAME_IN_ALL = ("capture_layers", "dtype", "teachers", "reasoning_ids")  # what p
 TOTALS = ("samples", "tokens", "answer_tokens", "bytes")
 
 
-class JoinedStores:
+class ConcatStores:
     """A `FeatureSource`: the samples of all stores, one after the other, read where they lie."""
 
     def __init__(self, stores: list[FeatureStore]) -> None:
@@ -93,7 +93,7 @@ def open_source(path: str | list[str] | None, *, cache_dir: str | None = None, c
         limit = int(cache_gb * 1e9)
         folders = [CachedFolder(each, Path(cache_dir), limit=limit) if each.remote else each for each in folders]
     stores = [FeatureStore(folder) for folder in folders]
-    return stores[0] if len(stores) == 1 else JoinedStores(stores)
+    return stores[0] if len(stores) == 1 else ConcatStores(stores)
 
 
 def require_joinable(first: FeatureStore, other: FeatureStore) -> None:

@@ -1,6 +1,6 @@
-"""The work of the features stage in pieces: the conversations of one shard each.
+"""Divides the features stage into work units: the conversations of one shard each.
 
-Pieces depend on the answers and on the shards that are there, on nothing else: any number of workers makes the same.
+Units depend only on the answers and on the shards that exist already, so any number of workers makes the same store.
 
 Shapes: A captured layers, H hidden size, AH = A · H.
 """
@@ -20,16 +20,16 @@ from eagle3.features.sample import Sample, positions_with_teacher, stored_size
 
 
 @dataclass(frozen=True)
-class Piece:
-    """What becomes a shard; `made_from` is the hash of what decides its content."""
+class WorkUnit:
+    """The conversations of one shard; `made_from` is the hash of the settings that decide its content."""
 
     made_from: str
     conversations: list[Conversation]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Weight:
-    """How many bytes a conversation's sample has in a shard, by the layout that its writer uses."""
+class SampleSizer:
+    """Computes the bytes of a conversation's sample in a shard, from the layout that its writer uses."""
 
     layers: int
     hidden_size: int
@@ -50,7 +50,7 @@ class Weight:
         return tarfile.BLOCKSIZE * (1 + -(-stored_size(sample) // tarfile.BLOCKSIZE))
 
     def tokens_in(self, num_bytes: float) -> float:
-        """Return about how many tokens are so many bytes, all of them with a teacher."""
+        """Return about how many tokens fit into so many bytes if all have a teacher."""
         return num_bytes / ((self.layers + 1) * self.hidden_size * self.dtype.itemsize)
 
     def _rows(self, count: int, layers: int) -> Shaped[Tensor, "count AH"] | ScaledRows:
@@ -61,18 +61,23 @@ class Weight:
         return ScaledRows(*(torch.empty(shape, dtype=torch.uint8, device="meta") for shape in shapes))
 
 
-def pieces_of(
-    conversations: Iterator[Conversation], *, taken: Collection[int], made_from: str, weight: Weight, shard_bytes: float
-) -> Iterator[tuple[int, Piece]]:
-    """Cut conversations where a shard is full, and number what comes out: with the free numbers, from 0 on."""
+def work_units(
+    conversations: Iterator[Conversation],
+    *,
+    taken: Collection[int],
+    made_from: str,
+    sizer: SampleSizer,
+    shard_bytes: float,
+) -> Iterator[tuple[int, WorkUnit]]:
+    """Yield a work unit for each full shard, with the free shard numbers from 0 up."""
     numbers = (number for number in itertools.count() if number not in taken)
     held: list[Conversation] = []
     size = 0
     for conversation in conversations:
         held.append(conversation)
-        size += weight(conversation)
+        size += sizer(conversation)
         if size >= shard_bytes:
-            yield next(numbers), Piece(made_from, held)
+            yield next(numbers), WorkUnit(made_from, held)
             held, size = [], 0
     if held:
-        yield next(numbers), Piece(made_from, held)
+        yield next(numbers), WorkUnit(made_from, held)

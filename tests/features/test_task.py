@@ -9,18 +9,18 @@ from stores import MADE_FROM, in_float32, random_sample, random_samples
 from eagle3.errors import InputError
 from eagle3.features.conversation import Conversation
 from eagle3.features.index import parse_index
-from eagle3.features.pieces import Piece, Weight, pieces_of
 from eagle3.features.sample import Sample
 from eagle3.features.shards import encode, hash_of
-from eagle3.features.work import Shard
+from eagle3.features.task import Shard
+from eagle3.features.work_units import SampleSizer, WorkUnit, work_units
 from eagle3.storage.folder import LocalFolder
 
-WEIGHT = Weight(layers=3, hidden_size=16, dtype=torch.float32, teachers="answers")
+SIZER = SampleSizer(layers=3, hidden_size=16, dtype=torch.float32, teachers="answers")
 
 
 def shard_of(folder: Path, samples: list[Sample], *, made_from: str = "the same") -> Shard:
-    piece = Piece(made_from, [Conversation(each.id, each.input_ids, each.turns) for each in samples])
-    shard = Shard(LocalFolder(folder), 0, piece)
+    unit = WorkUnit(made_from, [Conversation(each.id, each.input_ids, each.turns) for each in samples])
+    shard = Shard(LocalFolder(folder), 0, unit)
     for sample in samples:
         shard.add(encode(sample))
     return shard
@@ -33,7 +33,7 @@ def test_of_two_writers_of_a_piece_the_first_stays_and_both_tell_of_it(
     first, second = shard_of(tmp_path, samples), shard_of(tmp_path, samples)
     told = first.finish()
     assert told is not None and second.finish() == told
-    assert "is there already, from another worker or run: it stays" in caplog.text
+    assert "exists already, from another worker or run: it is kept" in caplog.text
     [tar] = tmp_path.glob("*.tar")
     assert parse_index(memoryview(told), source="", way_out="").facts.shard == tar.name
     assert sorted(path.name for path in tmp_path.iterdir()) == [tar.name, "shard-000000.index"]
@@ -54,12 +54,12 @@ def test_a_shard_of_another_piece_or_run_ends_the_writer(tmp_path: Path, change:
 def test_pieces_end_where_a_shard_is_full_and_take_the_free_numbers() -> None:
     samples = [in_float32(random_sample([0, 0, 1, 1, 1], seed=n, sample_id=f"p{n}#0")) for n in range(10)]
     conversations = [Conversation(each.id, each.input_ids, each.turns) for each in samples]
-    one = WEIGHT(conversations[0])
+    one = SIZER(conversations[0])
     assert one == 512 * (1 + -(-encode(samples[0]).size // 512))
     cut = list(
-        pieces_of(iter(conversations), taken={0, 2}, made_from=hash_of(MADE_FROM), weight=WEIGHT, shard_bytes=3 * one)
+        work_units(iter(conversations), taken={0, 2}, made_from=hash_of(MADE_FROM), sizer=SIZER, shard_bytes=3 * one)
     )
     assert [number for number, _ in cut] == [1, 3, 4, 5]
-    assert [[item.id for item in piece.conversations] for _, piece in cut] == [
+    assert [[item.id for item in unit.conversations] for _, unit in cut] == [
         [f"p{n}#0" for n in some] for some in ((0, 1, 2), (3, 4, 5), (6, 7, 8), (9,))
     ]

@@ -1,22 +1,23 @@
-"""What a worker of the features stage does: pieces become shards."""
+"""The task of a worker of the features stage: units become shards."""
 
 import logging
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 
 from eagle3.features.conversation import Conversation
 from eagle3.features.extractor import Extractor
 from eagle3.features.index import index_bytes, index_name
 from eagle3.features.manifest import one_writer, read_index
-from eagle3.features.pieces import Piece
 from eagle3.features.sample import Sample
 from eagle3.features.shards import Encoded, ShardWriter, encode
+from eagle3.features.work_units import WorkUnit
 from eagle3.storage.folder import Storage
 from eagle3.target.facts import LogitTransform
 from eagle3.workers.meter import Progress
-from eagle3.workers.task import Keyed
+from eagle3.workers.task import Keyed, Take
 
 log = logging.getLogger(__name__)
 
@@ -24,8 +25,8 @@ ENCODERS, CLOSERS = 4, 2  # threads
 
 
 @dataclass(frozen=True)
-class Made:
-    """What became of a piece. `index`: the file beside its shard, None where no conversation gave a sample."""
+class ShardResult:
+    """The result of a unit. `index`: the file next to its shard; None if no conversation gave a sample."""
 
     index: bytes | None
     left_out: dict[str, int]
@@ -33,12 +34,17 @@ class Made:
 
 
 class Sharding:
-    """A `Task`, of an extractor that is entered. Items are pieces by the number of their shard."""
+    """A `Task` with an extractor that has been entered. Items are units by the number of their shard."""
 
     def __init__(self, extractor: Extractor, storage: Storage) -> None:
         self.extractor, self.storage = extractor, storage
 
-    def __call__(self, items: Iterator[Keyed], progress: Progress) -> Iterator[list[Keyed]]:
+    def __call__(self, take: Take[Keyed], progress: Progress) -> Iterator[list[Keyed]]:
+        while first := take(1):
+            # The extractor takes conversations of several shards ahead, and ends when no more are there.
+            yield from self._shards(chain(first, at_hand(take)), progress)
+
+    def _shards(self, items: Iterator[Keyed], progress: Progress) -> Iterator[list[Keyed]]:
         begun, closing = deque[Shard](), deque[Future[Keyed]]()
         with ThreadPoolExecutor(CLOSERS) as threads:
             try:
@@ -58,17 +64,23 @@ class Sharding:
                     shard.discard()
 
     def _conversations(self, items: Iterator[Keyed], begun: "deque[Shard]") -> Iterator[Conversation]:
-        for number, piece in items:
+        for number, unit in items:
             assert isinstance(number, int)
-            begun.append(Shard(self.storage, number, piece))
-            yield from piece.conversations
+            begun.append(Shard(self.storage, number, unit))
+            yield from unit.conversations
 
     def _close(self, threads: ThreadPoolExecutor, shard: "Shard", progress: Progress) -> "Future[Keyed]":
-        """Let another thread wait until the shard is safely where it lies, while the next is written."""
+        """Let another thread wait until the shard is stored safely, while the next is written."""
         left_out, self.extractor.left_out = self.extractor.left_out, Counter()
         progress.add(ended=len(shard.conversations) - shard.samples)
         transform = self.extractor.logit_transform()
-        return threads.submit(lambda: (shard.number, Made(shard.finish(), dict(left_out), transform)))
+        return threads.submit(lambda: (shard.number, ShardResult(shard.finish(), dict(left_out), transform)))
+
+
+def at_hand(take: Take[Keyed]) -> Iterator[Keyed]:
+    """Yield items until none is there."""
+    while items := take(1, wait=False):
+        yield from items
 
 
 def encoded_ahead(samples: Iterable[Sample]) -> Iterator[Encoded]:
@@ -84,11 +96,11 @@ def encoded_ahead(samples: Iterable[Sample]) -> Iterator[Encoded]:
 
 
 class Shard:
-    """A piece on its way to a shard."""
+    """A shard that is being written, and the unit that it is made from."""
 
-    def __init__(self, storage: Storage, number: int, piece: Piece) -> None:
-        self.storage, self.number, self.made_from = storage, number, piece.made_from
-        self.conversations = {conversation.id: conversation for conversation in piece.conversations}
+    def __init__(self, storage: Storage, number: int, unit: WorkUnit) -> None:
+        self.storage, self.number, self.made_from = storage, number, unit.made_from
+        self.conversations = {conversation.id: conversation for conversation in unit.conversations}
         self.writer: ShardWriter | None = None
 
     @property
@@ -101,7 +113,7 @@ class Shard:
         self.writer.add(encoded, source=made_of.source, whole=made_of.whole)
 
     def finish(self) -> bytes | None:
-        """Return the index, of the shard that is there: one who was taken for lost may have finished it meanwhile."""
+        """Return the shard's index. A worker that was considered lost may have finished the same shard meanwhile."""
         if self.writer is None:
             return None
         name = index_name(self.writer.name)
@@ -114,7 +126,7 @@ class Shard:
                     raise
             finally:
                 self.discard()
-        log.warning("%s/%s is there already, from another worker or run: it stays", self.storage.location, name)
+        log.warning("%s/%s exists already, from another worker or run: it is kept", self.storage.location, name)
         return index_bytes(index)
 
     def discard(self) -> None:

@@ -8,8 +8,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from eagle3.errors import InputError
-from eagle3.target.health import require_health
 from eagle3.target.model import load_target
+from eagle3.target.sanity_check import require_health
 
 OPTIONS = {"revision": None, "dtype": "float32", "device": "cpu", "attention": None, "trust_remote_code": False}
 
@@ -21,7 +21,7 @@ def check(model: PreTrainedModel, tiny_path: Path) -> None:
 def test_a_trained_target_passes_and_the_log_says_by_how_much(
     tiny_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, "eagle3.target.health"):
+    with caplog.at_level(logging.INFO, "eagle3.target.sanity_check"):
         load_target(path=str(tiny_path), **OPTIONS, check_health=True)
     assert "4.66 nats a token on ordinary English text, an untrained model of 4096 tokens 8.32" in caplog.text
 

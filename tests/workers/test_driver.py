@@ -1,0 +1,157 @@
+"""The driver, with pools of the test's own."""
+
+import random
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from worker_tasks import Squares
+
+from eagle3.errors import InputError
+from eagle3.workers import worker_thread
+from eagle3.workers.driver import Driver
+from eagle3.workers.in_process import InProcess
+from eagle3.workers.meter import Meter, Progress, ProgressBuffer
+from eagle3.workers.task import Keyed, WorkerId
+from eagle3.workers.worker_thread import Report, WorkerThread
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pools here ask one worker after the other, so that each would wait for those before it."""
+    monkeypatch.setattr(worker_thread, "WAIT_S", 0.01)
+
+
+class SteadyPool:
+    """Two workers that finish one item per report; if `slow`, the second reports only every third time."""
+
+    def __init__(self, slow: bool) -> None:
+        self.held = {name: deque[Keyed]() for name in ("one", "other")}
+        self.slow, self.turn = slow, 0
+
+    def new_workers(self) -> list[str]:
+        return [*self.held] if self.turn == 0 else []
+
+    def send(self, worker: str, items: Sequence[Keyed]) -> None:
+        self.held[worker].extend(items)
+
+    def reports(self) -> Iterator[tuple[str, Report | None]]:
+        self.turn += 1
+        for worker, held in self.held.items():
+            if not (self.slow and worker == "other" and self.turn % 3):
+                results = [held.popleft()] if held else []
+                yield worker, Report(host="here", ready=True, results=results, ended=len(results))
+
+    def stop(self, worker: str) -> None:
+        raise AssertionError("nothing is wrong")
+
+    def shutdown(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_workers_hold_all_they_may_when_the_last_item_is_handed_out(slow: bool) -> None:
+    pool, held = SteadyPool(slow), list[list[int]]()
+
+    def items() -> Iterator[Keyed]:
+        for number in range(200):
+            yield number, number
+        held.append([*map(len, pool.held.values())])
+
+    driver = Driver(pool, items(), ProgressBuffer(), ahead=20, total=200, restarts=0)
+    given = [key for results in driver.results() for key, _ in results]
+    assert sorted(given, key=int) == [*range(200)]  # type: ignore[arg-type]
+    assert min(held[0]) >= 18
+
+
+class ThreadPool:
+    """Workers in threads of this process. `lost`: the chance that a worker is gone when it is asked for its report."""
+
+    def __init__(self, task: Squares, count: int, lost: float) -> None:
+        self.task, self.lost, self.random = task, lost, random.Random(0)
+        self.new = [WorkerId(number, one_of_many=True) for number in range(count)]
+        self.threads = {worker.name: WorkerThread(task, worker) for worker in self.new}
+        self.sent: dict[str, Sequence[Keyed]] = {}
+
+    def new_workers(self) -> list[str]:
+        new, self.new = self.new, []
+        return [worker.name for worker in new]
+
+    def send(self, worker: str, items: Sequence[Keyed]) -> None:
+        self.sent[worker] = items
+
+    def reports(self) -> Iterator[tuple[str, Report | None]]:
+        return ((worker, self.report(worker)) for worker in self.threads)
+
+    def report(self, worker: str) -> Report | None:
+        thread = self.threads[worker]
+        if self.random.random() < self.lost:
+            thread.exchange(None)
+            self.threads[worker] = WorkerThread(self.task, thread.worker)
+            return None
+        return replace(thread.exchange(self.sent[worker]), warnings=[])  # here, these are the driver's own warnings too
+
+    def stop(self, worker: str) -> None:
+        self.threads[worker].exchange(None)
+
+    def shutdown(self) -> None:
+        for thread in self.threads.values():
+            thread.exchange(None)
+
+
+ITEMS: list[Keyed] = [(f"item {number}", number) for number in range(200)]
+EXPECTED = {f"item {number}": number * number for number in range(200)}
+
+
+def squares(
+    task: Squares, progress: Progress, *, count: int = 3, lost: float = 0, restarts: int = 20
+) -> dict[Any, int]:
+    driver = Driver(ThreadPool(task, count, lost), ITEMS, progress, ahead=10, total=200, restarts=restarts)
+    given = [pair for results in driver.results() for pair in results]
+    assert len(given) == len({key for key, _ in given})
+    return dict(given)
+
+
+def test_every_item_has_one_result() -> None:
+    counts = ProgressBuffer()
+    assert squares(Squares(), counts) == EXPECTED and (counts.ended, counts.tokens) == (200, 2000)
+
+
+def test_this_process_alone_gives_the_same() -> None:
+    counts = ProgressBuffer()
+    given = [pair for some in InProcess()(Squares(), iter(ITEMS), counts, ahead=1) for pair in some]
+    assert dict(given) == EXPECTED and counts.ended == 200
+
+
+def test_what_lost_workers_held_is_done_by_others_and_counted_once(caplog: pytest.LogCaptureFixture) -> None:
+    with Meter(200, desc="squares", unit="number", of="tokens") as meter:
+        assert squares(Squares(), meter, lost=0.2, restarts=1000) == EXPECTED
+        assert meter.bar.n == 200 and meter.note.endswith(" of 3 workers")
+    assert "was lost with" in caplog.text
+
+
+def test_a_worker_that_is_always_lost_is_removed() -> None:
+    with pytest.raises(InputError, match=r"3 times without a result: workers\.restarts=2"):
+        squares(Squares(), ProgressBuffer(), count=1, lost=1, restarts=2)
+
+
+def test_a_worker_that_cannot_start_is_named_and_the_others_continue(caplog: pytest.LogCaptureFixture) -> None:
+    assert squares(Squares(refused=frozenset([1])), ProgressBuffer()) == EXPECTED
+    assert "worker 1 on" in caplog.text and "there is no target here; the other 2 continue" in caplog.text
+
+
+def test_workers_that_all_cannot_start_end_the_run_in_a_line() -> None:
+    with pytest.raises(
+        InputError, match=r"workers: all have failed \(the last: worker \d on .*: there is no target here\)"
+    ):
+        squares(Squares(refused=frozenset(range(3))), ProgressBuffer())
+
+
+def test_a_fault_of_the_task_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(
+        InputError, match=r"all have failed \(the last: worker \d on .*: ZeroDivisionError: by a test\)"
+    ):
+        squares(Squares(broken=150), ProgressBuffer())
+    assert any(record.exc_info for record in caplog.records)  # the traceback is in the worker's log
