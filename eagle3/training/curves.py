@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import lightning
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
 from eagle3.cli import exit_with
 from eagle3.errors import InputError, install_command, require_packages
@@ -36,7 +35,7 @@ PANELS = {  # by title with unit: the metrics of a panel
     "share of time spent waiting for data": ("train/data_wait_share",),
 }
 LOG_SCALE = ("gradient norm before clipping",)
-MOST_LINES = 8  # of a panel and run
+MOST_LINES = 8  # per panel and run
 
 
 class Curve(NamedTuple):
@@ -45,7 +44,7 @@ class Curve(NamedTuple):
 
 
 class Curves(Callback):
-    """Draws RUN/curves.png after validations and at the end, and gives it to the trackers."""
+    """Draws RUN/curves.png after every `every_n_validations` validations and at the end."""
 
     def __init__(self, *, run_dir: str, every_n_validations: int = 1) -> None:
         self.run_dir, self.every_n_validations = Path(run_dir), every_n_validations
@@ -67,29 +66,13 @@ class Curves(Callback):
 
     def _draw(self, trainer: lightning.Trainer) -> None:
         for logger in trainer.loggers:
-            logger.save()  # the last rows of metrics.csv, which the logger holds in memory
+            logger.save()  # writes the latest rows of metrics.csv
         self.drawn_at = trainer.global_step
         if self.can_draw and trainer.is_global_zero and (self.run_dir / "metrics.csv").is_file():
             try:
                 write_curves([self.run_dir], self.run_dir / PICTURE)
-                log_picture(trainer.loggers, self.run_dir / PICTURE, trainer.global_step)
-            except (
-                Exception
-            ) as error:  # of any kind: checkpoints are saved after this, and hours of training are at stake
+            except Exception as error:  # checkpoints are saved after this: a picture must not end the training
                 log.warning("%s is not drawn, the training continues: %s: %s", PICTURE, type(error).__name__, error)
-
-
-def log_picture(loggers: Sequence[Logger], path: Path, step: int) -> None:
-    """Give the picture to the trackers; MLflow keeps only the latest."""
-    for logger in loggers:
-        if isinstance(logger, WandbLogger):
-            logger.log_image(path.stem, [str(path)], step)
-        elif isinstance(logger, TensorBoardLogger):
-            from matplotlib.image import imread
-
-            logger.experiment.add_image(path.stem, imread(path), step, dataformats="HWC")
-        elif isinstance(logger, MLFlowLogger):
-            logger.experiment.log_artifact(logger.run_id, str(path))
 
 
 def read_curves(run: Path) -> dict[str, Curve]:
@@ -108,14 +91,14 @@ def read_curves(run: Path) -> dict[str, Curve]:
 
 
 def figure_of_runs(runs: Sequence[Path]) -> Any:
-    """Draw one run, or several in one picture, as a matplotlib figure; runs are named after their folders."""
+    """Return a matplotlib figure of one or several runs, which are named after their folders."""
     names = [run.resolve().name for run in runs]
     unique = len(set(names)) == len(names)
     return draw({name if unique else str(run): read_curves(run) for run, name in zip(runs, names, strict=True)})
 
 
 def draw(runs: Mapping[str, Mapping[str, Curve]]) -> Any:
-    """Draw the panels. With one run, colours tell metrics apart; with several, runs, and later metrics are paler."""
+    """Draw the panels. Colours distinguish the metrics of one run, or else the runs, with paler later metrics."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 12), layout="constrained")

@@ -132,7 +132,7 @@ class MlflowRun(MLFlowLogger):
         if tracking_uri.startswith(SQLITE):
             database_folder = Path(tracking_uri.removeprefix(SQLITE)).absolute().parent
             database_folder.mkdir(parents=True, exist_ok=True)
-            # By default MLflow writes artifacts such as curves.png to the current directory.
+            # By default MLflow writes artifacts to the current directory.
             options = {"artifact_location": (database_folder / "mlartifacts").as_uri()} | options
         super().__init__(
             run_name=name or run_name(folder),

@@ -166,7 +166,6 @@ def test_rates_leave_the_drawing_of_curves_out(tmp_path: Path, monkeypatch: pyte
         clock.now += 100
 
     monkeypatch.setattr(curves, "write_curves", slow)
-    monkeypatch.setattr(curves, "log_picture", lambda *given: None)
     callback = "{_target_: eagle3.training.curves.Curves, run_dir: '${run_dir}', every_n_validations: 1}"
     fit_on_small_packs(tmp_path, "trainer.val_check_interval=0.5", f"callbacks.curves={callback}")
     assert clock.now > 200, "nothing was drawn in the middle"

@@ -226,8 +226,6 @@ def test_the_best_checkpoint_is_an_artifact_when_asked_for_and_a_resume_goes_on_
     records = sorted((run / "wandb").glob("offline-run-*/*.wandb"))
     assert [record.stem for record in records] == [f"run-{name}"] * 2
     assert all(f"head-{name}".encode() in record.read_bytes() for record in records)
-    pictures = (run / "wandb").glob("offline-run-*/files/media/images/curves_*.png")
-    assert {path.parents[3].name for path in pictures} == {record.parent.name for record in records}
 
 
 def test_online_the_store_is_an_input_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,12 +258,11 @@ def test_tensorboard_and_mlflow_by_one_key(tmp_path: Path, store_path: Path, nam
     if name == "tensorboard":
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-        assert EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload().Tags()["images"] == ["curves"]
+        assert "val/accept_length" in EventAccumulator(str(tmp_path / "run/tensorboard")).Reload().Tags()["scalars"]
     else:
         from mlflow import MlflowClient
 
         client = MlflowClient(uri)
         told = client.get_run((tmp_path / "run" / "mlflow_id").read_text())
-        assert [artifact.path for artifact in client.list_artifacts(told.info.run_id)] == ["curves.png"]
-        assert list((tmp_path / "mlartifacts").rglob("curves.png"))
+        assert told.info.artifact_uri.startswith((tmp_path / "mlartifacts").as_uri())
         assert told.data.params["ttt_steps"] == "2" and "val/accept_length" in told.data.metrics
