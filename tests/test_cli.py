@@ -208,7 +208,7 @@ def test_every_action_has_a_config_a_schema_and_a_function() -> None:
         ("decode", "check.max_difference", ""),
         ("show", "findings", ""), ("compare", "head", " (did you mean heads?)"), ("compare", "steps", ""),
         ("compare", "temperature", " (did you mean compare.temperatures?)"), ("launch", "temperature", ""),
-        ("bench", "tune.rows", ""), ("bench", "seed", ""), ("tune", "steps", " (did you mean tune.steps?)"),
+        ("bench", "tune.timed", ""), ("bench", "seed", ""), ("tune", "steps", " (did you mean tune.steps?)"),
         ("tune", "dry_run", ""),
     ],
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 Its file is a JSON object, {"1": {"candidate_steps": [7]}, "32": {"candidate_steps": [0]}}: a batch takes the entry of
 the largest number that is not above its size, 0 steps are plain decoding. Of several candidates SGLang takes one by
-what was accepted before, whatever it costs; `tune` writes one, the fastest that it measured.
+what was accepted before, whatever it costs; `tune` writes one, the fastest it measured.
 Source: adaptive_spec_params.py of SGLang 0.5.17.
 """
 

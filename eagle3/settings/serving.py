@@ -87,11 +87,15 @@ class TuneSettings(Settings):
     warmup: RepeatsOrNone
     timeout_s: Seconds
     assumed: Assumed
-    rows: Count
 
     def __post_init__(self) -> None:
         if self.evidence == "server" and self.timed < 1:
             raise InputError(f"tune.timed={self.timed} must be 1 or more for tune.evidence=server; set tune.timed=4")
+
+    @property
+    def all_loads(self) -> list[int]:
+        """The numbers of concurrent requests that settings are timed at."""
+        return sorted(set(self.loads or [self.concurrency]))
 
 
 class Drafting(TypedDict):

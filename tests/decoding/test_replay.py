@@ -12,7 +12,8 @@ from eagle3.decoding.batched_trees import NOWHERE
 from eagle3.decoding.drafter import Drafter
 from eagle3.decoding.replay import record
 from eagle3.decoding.speculate import Speculator, measure, plain_greedy
-from eagle3.serving.tune.predict import Setting, replayed_gains
+from eagle3.draft_shape import Shape
+from eagle3.serving.tune.candidates import replayed_gains
 from eagle3.target.capture import Capture
 
 PROMPTS = [PROMPT, PROMPT[4:], PROMPT[9:]]
@@ -93,7 +94,7 @@ def test_every_path_of_a_tree_has_the_place_that_the_drafter_gives_it(target, he
 
 
 def test_what_a_setting_gains_has_its_error_over_prompts(target, head, recording):
-    setting = Setting(**SETTINGS[7])
+    setting = Shape(**SETTINGS[7])
     each = recording.replay_each(**SETTINGS[7])
 
     def accept_length(some):

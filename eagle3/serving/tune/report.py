@@ -1,168 +1,131 @@
-"""What a search for the draft setting found: a table, the flags to use, tune.json and a picture."""
+"""The report of a search: the table, the command to serve with, tune.json, tune.md and adaptive.json."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
+from eagle3.draft_shape import Shape
+from eagle3.engine.adaptive import write_adaptive
+from eagle3.markdown import table
+from eagle3.serving.report import number, share, with_error, write_report
+from eagle3.serving.tune.search import Findings, thresholds
 
-from eagle3.serving.tune.predict import Gain, Setting
-from eagle3.serving.tune.search import SearchState
-from eagle3.serving.tune.timing import LoadTiming
-from eagle3.storage.files import write_json
-
-REPORT, PICTURE = "tune.json", "tune.png"
-WIDTHS = (12, 4, 6, 13, 9, 10, 9, 9, 9, 12)
-HEADER = (
-    "steps",
-    "topk",
-    "tokens",
-    "predicted",
-    "measured",
-    "predicted",
-    "measured",
-    "tokens/s",
-    "speed-up",
-    "same answers",
-)
+REPORT, PAGE, ADAPTIVE = "tune.json", "tune.md", "adaptive.json"
+SHOWN = 12  # settings in the table; tune.json has all
 
 
-def settings_table(found: SearchState, *, rows: int) -> str:
-    """Return the plain target, all settings that were tried, and the best predicted up to `rows`, fastest first."""
+def write_tune_report(found: Findings, folder: Path, conditions: Mapping[str, Any], *, target: str, head: str) -> str:
+    """Write the files and return the table with the advice. `conditions` says how the search was made."""
+    text = "\n".join([settings_table(found), "", *failures(found), *advice(found, folder, target=target, head=head)])
+    write_report(folder / REPORT, {**conditions, **as_json(found)}, folder / PAGE, text)
+    if found.settings.loads and found.timed:
+        write_adaptive(folder / ADAPTIVE, thresholds(found.steps()))
+    return text
+
+
+def settings_table(found: Findings) -> str:
+    """Return the plain target, the timed settings and the best predicted, fastest first; predictions are marked ~."""
+    loads = found.settings.all_loads
     tried = [*found.timed, *found.failed]
-    others = [setting for setting in found.predicted() if setting not in tried]
-    shown = sorted([*tried, *others[: max(rows - len(tried), 0)]], key=lambda one: _seconds(found, one))
-    lines = [HEADER, *([_plain_row(found.plain)] if found.plain else []), *(_row(found, setting) for setting in shown)]
-    unit = "ms" if found.plain else "1: plain"
-    return "\n".join([f"{'accept length':>47} {f'time per token [{unit}]':>{20}}", *(_aligned(line) for line in lines)])
+    others = [setting for setting in found.ranked() if setting not in tried][: max(SHOWN - len(tried), 0)]
+    shown = sorted([*found.timed, *others], key=lambda setting: -found.speed_up(setting, loads[0]))
+    columns = ["steps", "topk", "draft tokens", "accept length replayed", "served"]
+    columns += [*(f"speed-up x{load}" for load in loads), "same answers"]
+    rows = [_row(found, setting) for setting in [*shown, *found.failed]]
+    if found.plain:
+        times = [f"{1000 * timing.seconds_per_token:.2f} ms" for timing in found.plain.values()]
+        same = share(min((t.same_answers for t in found.plain.values() if t.same_answers is not None), default=None))
+        rows.insert(0, ["plain target", "", "", "", "", *times, same])
+    return table(columns, rows, rule="---:")
 
 
-def _plain_row(plain: LoadTiming) -> list[str]:
-    return [
-        "plain target",
-        *[""] * 5,
-        f"{plain.seconds_per_token * 1000:.3f}",
-        f"{plain.tokens_per_second:.0f}",
-        "1.00",
-        _share(plain.same_answers),
-    ]
-
-
-def _row(found: SearchState, setting: Setting) -> list[str]:
-    scale, timed = 1000 if found.plain else 1, found.timed.get(setting)
-    foreseen = found.expected.get(setting, found.predicted()[setting]) * scale
+def _row(found: Findings, setting: Shape) -> list[str]:
+    gain, timed = found.gains.get(setting), [*found.timed.get(setting, {}).values()]
+    same = min((timing.same_answers for timing in timed if timing.same_answers is not None), default=None)
     return [
         *map(str, setting),
-        _with_error(found.gains[setting]),
-        f"{timed.gain.accept_length:.3f}" if timed and timed.gain else "",
-        f"{foreseen:.3f}",
-        f"{timed.seconds_per_token * scale:.3f}" if timed else "",
-        f"{timed.tokens_per_second:.0f}" if timed else "",
-        "did not run" if setting in found.failed else f"{found.speed_up(_seconds(found, setting)):.2f}",
-        _share(timed.same_answers) if timed else "",
+        with_error(gain.accept_length, gain.standard_error) if gain else "",
+        number(timed[0].accept_length) if timed else "",
+        *(_speed_up(found, setting, load) for load in found.settings.all_loads),
+        share(same) if timed else "",
     ]
 
 
-def _with_error(gain: Gain) -> str:
-    return f"{gain.accept_length:.3f}" + ("" if gain.standard_error is None else f" ± {gain.standard_error:.3f}")
+def _speed_up(found: Findings, setting: Shape, load: int) -> str:
+    if setting in found.failed:
+        return "did not run"
+    return ("" if setting in found.timed else "~") + f"{found.speed_up(setting, load):.2f}"
 
 
-def _share(value: float | None) -> str:
-    return "" if value is None else f"{value:.0%}"
+def failures(found: Findings) -> Iterator[str]:
+    """Say which loads lost requests: their times are those of the answered requests alone."""
+    servers = {"the plain target": found.plain, **{str(setting): timed for setting, timed in found.timed.items()}}
+    for name, timings in servers.items():
+        for load, timing in timings.items():
+            if timing.failed:
+                yield f"{timing.failed} of {timing.requests} requests to {name} at concurrency {load} failed"
 
 
-def _aligned(cells: Iterable[str]) -> str:
-    return " ".join(cell.rjust(width) for cell, width in zip(cells, WIDTHS, strict=True)).rstrip()
+def advice(found: Findings, folder: Path, *, target: str, head: str) -> Iterator[str]:
+    """Give the command to serve with, or say that the plain target is faster."""
+    if found.settings.loads:
+        yield from _advice_by_load(found, folder, target=target, head=head)
+        return
+    load = found.settings.concurrency
+    best = found.best(load) if found.timed or found.gains else None
+    if best is None:
+        return
+    speed_up, how = found.speed_up(best, load), "measured" if found.timed else "predicted from tune.assumed, not timed"
+    if speed_up <= 1:
+        yield (
+            f"no setting beats the plain target at concurrency {load}: the best, {best}, has {speed_up:.2f} "
+            f"times its speed ({how}); serve the target without a head"
+        )
+        return
+    yield f"{speed_up:.2f} times the speed of the plain target at concurrency {load} ({how}) with"
+    yield f"  --speculative-algorithm EAGLE3 --speculative-draft-model-path {head} {flags(best)}"
+    yield (
+        f"  python serve.py action=launch target.path={target} head={head} steps={best.steps} topk={best.topk} "
+        f"draft_tokens={best.draft_tokens}"
+    )
 
 
-def _seconds(found: SearchState, setting: Setting) -> float:
-    """Return the time per token, measured where it was."""
-    return found.timed[setting].seconds_per_token if setting in found.timed else found.predicted()[setting]
+def flags(shape: Shape) -> str:
+    return (
+        f"--speculative-num-steps {shape.steps} --speculative-eagle-topk {shape.topk} "
+        f"--speculative-num-draft-tokens {shape.draft_tokens}"
+    )
 
 
-def advice(found: SearchState, *, target: str, head: str, concurrency: int) -> str:
-    """Return the flags to use, or that there are none."""
-    setting, seconds = found.best()
-    speed_up = found.speed_up(seconds)
-    said = "measured" if found.timed else "predicted from tune.assumed, not timed"
-    if speed_up > 1:
-        lines = [
-            f"{speed_up:.2f} times the speed of the plain target at concurrency {concurrency} ({said}) with",
-            f"  --speculative-algorithm EAGLE3 --speculative-draft-model-path {head} {setting.flags}",
-            f"  python serve.py action=launch target.path={target} head={head} steps={setting.steps} "
-            f"topk={setting.topk} draft_tokens={setting.draft_tokens}",
-        ]
-    else:
-        lines = [
-            f"no setting beats the plain target at concurrency {concurrency}: the best, {setting.flags}, has "
-            f"{speed_up:.2f} times its speed ({said}); serve the target without a head"
-        ]
-    return "\n".join([*lines, *_not_timed(found, max(speed_up, 1.0))])
-
-
-def _not_timed(found: SearchState, speed_up: float) -> Iterator[str]:
-    """Name a better setting than that, if one is predicted and timings would tell."""
+def _advice_by_load(found: Findings, folder: Path, *, target: str, head: str) -> Iterator[str]:
     if not found.timed:
         return
-    for setting, seconds in found.predicted().items():
-        if setting not in found.timed and setting not in found.failed and found.speed_up(seconds) > speed_up:
-            yield f"{setting.flags} was not timed; {found.speed_up(seconds):.2f} is predicted: raise tune.timed"
-            return
+    steps = found.steps()
+    if not any(steps.values()):
+        yield "no chain beats the plain target at any of these loads; serve the target without a head"
+        return
+    yield "fastest: " + ", ".join(f"{load} at a time: {chain or 'no'} steps" for load, chain in steps.items())
+    yield f"  python serve.py action=launch target.path={target} head={head} adaptive={folder / ADAPTIVE}"
 
 
-def failures(found: SearchState) -> str:
-    """Say which loads lost requests: their times are those of the others alone."""
-    loads = {"the plain target": found.plain, **{setting.flags: timed for setting, timed in found.timed.items()}}
-    lost = {name: load for name, load in loads.items() if load and load.failed}
-    return "".join(f"{load.failed} of {load.requests} requests to {name} failed\n" for name, load in lost.items())
-
-
-def write_tune_report(found: SearchState, folder: Path, conditions: Mapping[str, Any]) -> None:
-    """Write tune.json, which says under what `conditions` the search was made, and tune.png."""
-    write_json(folder / REPORT, {**conditions, **as_json(found)})
-    _picture(found, folder / PICTURE)
-
-
-def as_json(found: SearchState) -> dict[str, Any]:
-    """Return all of the search, settings fastest predicted first; times in seconds, without `plain` in units of it."""
-    best, seconds = found.best()
+def as_json(found: Findings) -> dict[str, Any]:
+    """Return the whole search; times in seconds, numbers of loads by concurrency."""
+    loads, settings = found.settings.all_loads, [*dict.fromkeys([*found.ranked(), *found.timed, *found.failed])]
+    best = {load: found.best(load) for load in loads if found.timed or found.gains}
     return {
-        "best": best._asdict() | {"speed_up": found.speed_up(seconds), "flags": best.flags},
-        "plain": asdict(found.plain) if found.plain else None,
-        "verification_cost": asdict(found.cost().cost),
-        "settings": [
-            setting._asdict()
-            | {
-                "accept_length": found.gains[setting].accept_length,
-                "standard_error": found.gains[setting].standard_error,
-                "tokens_per_verification": found.gains[setting].tokens,
-                "seconds_per_token": seconds,
-                "expected_before_timing": found.expected.get(setting),
-                "timed": asdict(found.timed[setting]) if setting in found.timed else None,
-                "failed": found.failed.get(setting),
-            }
-            for setting, seconds in found.predicted().items()
-        ],
+        "best": {load: {**each._asdict(), "speed_up": found.speed_up(each, load)} for load, each in best.items()},
+        "plain": {load: asdict(timing) for load, timing in found.plain.items()},
+        "settings": [_setting_as_json(found, setting) for setting in settings],
     }
 
 
-def _picture(found: SearchState, path: Path) -> None:
-    """Draw accept length against time per token: each setting as predicted, and as measured where it was."""
-    scale, predicted = 1000 if found.plain else 1, found.predicted()
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for topk in sorted({setting.topk for setting in predicted}):
-        points = [(found.gains[one].accept_length, predicted[one] * scale) for one in predicted if one.topk == topk]
-        label = "chains" if topk == 1 else f"trees, topk {topk}"
-        lengths, times = zip(*points, strict=True)
-        axes.scatter(lengths, times, s=14, alpha=0.6, label=f"{label} (predicted)")
-    measured = [(one.gain.accept_length, one.seconds_per_token * scale) for one in found.timed.values() if one.gain]
-    if measured:
-        lengths, times = zip(*measured, strict=True)
-        axes.scatter(lengths, times, s=70, marker="x", color="black", label="measured")
-    axes.axhline(found.plain.seconds_per_token * scale if found.plain else 1, color="grey", label="plain target")
-    axes.set_xlabel("accept length")
-    axes.set_ylabel("time per token [ms]" if found.plain else "time per token [plain target = 1]")
-    axes.legend()
-    figure.savefig(path, dpi=120)
+def _setting_as_json(found: Findings, setting: Shape) -> dict[str, Any]:
+    gain, loads = found.gains.get(setting), found.settings.all_loads
+    return {
+        **setting._asdict(),
+        "replayed": asdict(gain) if gain else None,
+        "predicted_speed_up": {load: found.predicted(setting, load) for load in loads} if gain else None,
+        "timed": {load: asdict(timing) for load, timing in found.timed.get(setting, {}).items()},
+        "failed": found.failed.get(setting),
+    }

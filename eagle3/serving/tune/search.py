@@ -1,15 +1,14 @@
-"""The search for the draft setting with the least time per token, cheapest evidence first.
-
-Every setting's gain is predicted, and its time per token from what a verification is assumed to cost; then the best
-predicted setting is timed on a server, that cost is fitted to what was timed, and all others are ranked again."""
+"""The search for the fastest draft settings: replay ranks them, then a few are timed on servers."""
 
 import logging
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
+from eagle3.draft_shape import Shape
 from eagle3.errors import InputError
-from eagle3.serving.tune.evidence import server_gains
-from eagle3.serving.tune.predict import FittedCost, Gain, Setting, VerificationCost, assumed_cost, fitted_cost
+from eagle3.serving.tune.candidates import Gain, chains
 from eagle3.serving.tune.timing import LoadTiming, Timer
 from eagle3.settings.serving import TuneSettings
 
@@ -17,88 +16,94 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class SearchState:
-    """All that is known about the settings. Times are in seconds, without `plain` in units of its time per token.
+class Findings:
+    """Everything that is known about the settings. `plain` and `timed` are by the number of concurrent requests.
 
-    `expected` holds what was predicted for a setting just before it was timed."""
+    `gains` is empty if nothing was replayed, `plain` if nothing was timed; `failed` holds reasons."""
 
-    gains: Mapping[Setting, Gain]
-    assumed: VerificationCost
-    plain: LoadTiming | None
-    timed: dict[Setting, LoadTiming] = field(default_factory=dict)
-    expected: dict[Setting, float] = field(default_factory=dict)
-    failed: dict[Setting, str] = field(default_factory=dict)
+    settings: TuneSettings
+    gains: Mapping[Shape, Gain]
+    plain: dict[int, LoadTiming] = field(default_factory=dict)
+    timed: dict[Shape, dict[int, LoadTiming]] = field(default_factory=dict)
+    failed: dict[Shape, str] = field(default_factory=dict)
 
-    def cost(self) -> FittedCost:
-        return fitted_cost({each: timing.verification_seconds for each, timing in self.timed.items()}, self.assumed)
+    def predicted(self, setting: Shape, load: int) -> float:
+        return self.gains[setting].predicted_speed_up(setting, concurrency=load, **self.settings.assumed)
 
-    def predicted(self) -> dict[Setting, float]:
-        """Return seconds per token by the present cost of a verification, best first."""
-        cost = self.cost().cost
-        return _in_order({setting: cost.seconds(setting) / gain.tokens for setting, gain in self.gains.items()})
+    def speed_up(self, setting: Shape, load: int) -> float:
+        """Return the speed-up in time per token over the plain target, measured if the setting was timed."""
+        if setting in self.timed:
+            return self.plain[load].seconds_per_token / self.timed[setting][load].seconds_per_token
+        return self.predicted(setting, load)
 
-    def best(self) -> tuple[Setting, float]:
-        """Return the fastest setting and its seconds per token: of the timed ones, where there are any."""
-        times = {setting: timing.seconds_per_token for setting, timing in self.timed.items()} or self.predicted()
-        return min(times.items(), key=lambda item: item[1])
+    def best(self, load: int) -> Shape:
+        """Return the fastest setting, of the timed ones if there are any."""
+        return max(self.timed or self.gains, key=lambda setting: self.speed_up(setting, load))
 
-    def speed_up(self, seconds: float) -> float:
-        """Return the speed-up over the plain target."""
-        return (self.plain.seconds_per_token if self.plain else 1.0) / seconds
+    def ranked(self) -> list[Shape]:
+        """Return the replayed settings, the best predicted over all loads first."""
+        loads = self.settings.all_loads
+        return sorted(self.gains, key=lambda setting: -math.prod(self.predicted(setting, load) for load in loads))
 
-    def next_to_time(self) -> Setting | None:
-        """Return the setting to time: the best predicted, then the one that would be the fastest if its verification
-        took less than predicted by a standard deviation: what is uncertain is worth more than what is known."""
-        times = self.predicted()
-        if self.timed:
-            cost = self.cost()
-            hopes = {s: times[s] - cost.standard_deviation(s) / self.gains[s].tokens for s in times}
-            times = _in_order(hopes)
-        return next((setting for setting in times if setting not in self.timed and setting not in self.failed), None)
-
-    def time(self, setting: Setting, timer: Timer) -> None:
-        """Time a setting; a server that cannot run it (memory, say) is a finding, not the end of the search."""
-        try:
-            self.note(setting, timer(setting))
-        except InputError as reason:
-            self.note(setting, str(reason))
-            log.warning("%s: %s", setting.flags, reason)
-
-    def note(self, setting: Setting, found: LoadTiming | str) -> None:
-        """Add a timing, or the reason for which there is none."""
-        self.expected[setting] = self.predicted()[setting]
-        if isinstance(found, str):
-            self.failed[setting] = found
-        else:
-            self.timed[setting] = found
+    def steps(self) -> dict[int, int]:
+        """Return the steps of the fastest timed chain for each load, 0 if none beats the plain target."""
+        best = {load: self.best(load) for load in self.plain}
+        return {load: chain.steps if self.speed_up(chain, load) > 1 else 0 for load, chain in best.items()}
 
 
-def search_settings(
-    settings: TuneSettings, gains: Mapping[Setting, Gain] | None, timer: Timer, keep: Callable[[SearchState], None]
-) -> SearchState:
-    """Search among the settings of `gains`, or where that is None among chains, by what a server says they gain.
+def search(
+    settings: TuneSettings,
+    gains: Mapping[Shape, Gain] | None,
+    timer: Timer,
+    keep: Callable[[Findings], object],
+) -> Findings:
+    """Time `tune.timed` settings: the best predicted by `gains`, or without these, chains of all lengths.
 
-    `keep` is called with what is known before anything is timed, and after each timing."""
-    if gains is not None:
-        keep(SearchState(gains, assumed_cost(1.0, concurrency=settings.concurrency, **settings.assumed), None))
-    plain = timer(None) if settings.timed else None
-    unit = plain.seconds_per_token if plain else 1.0
-    assumed = assumed_cost(unit, concurrency=settings.concurrency, **settings.assumed)
-    timed: dict[Setting, LoadTiming] = {}
-    if gains is None:
-        gains, timed = server_gains(settings, timer)
-    found = SearchState(gains, assumed, plain, timed)
-    keep(found)
-    while len(found.timed) + len(found.failed) < settings.timed:
-        setting = found.next_to_time()
-        if setting is None:
-            break
-        found.time(setting, timer)
+    `keep` is called with the findings before anything is timed and after each server."""
+    found = Findings(settings, gains or {})
+    if gains:
         keep(found)
-    if settings.timed and not found.timed:
+    if not settings.timed:
+        return found
+    found.plain = timer(None)
+    for setting in most_promising(found.ranked(), settings.timed) if gains else spread(settings):
+        try:
+            found.timed[setting] = timer(setting)
+        except InputError as reason:  # out of memory, for example: the other settings are still timed
+            found.failed[setting] = str(reason)
+            log.warning("%s: %s", setting, reason)
+        keep(found)
+    if not found.timed:
         raise InputError(f"none of the settings could be timed, the last: {[*found.failed.values()][-1]}")
     return found
 
 
-def _in_order(times: dict[Setting, float]) -> dict[Setting, float]:
-    return dict(sorted(times.items(), key=lambda item: item[1]))
+def most_promising(ranked: Sequence[Shape], number: int) -> list[Shape]:
+    """Return the best setting of each number of steps first, then the others.
+
+    Settings that differ in topk or draft tokens alone are predicted within a few per cent of each other: timing the
+    best few of these would test one guess of the cost of a step."""
+    firsts: dict[int, Shape] = {}
+    for setting in ranked:
+        firsts.setdefault(setting.steps, setting)
+    return [*dict.fromkeys([*firsts.values(), *ranked])][:number]
+
+
+def spread(settings: TuneSettings) -> list[Shape]:
+    """Return `tune.timed` chains whose lengths cover `tune.steps` evenly."""
+    found = chains(settings.steps)
+    number = min(settings.timed, len(found))
+    return [found[(2 * place + 1) * len(found) // (2 * number)] for place in range(number)]
+
+
+def thresholds(steps: Mapping[int, int]) -> dict[int, int]:
+    """Return from how many running requests on a chain has how many steps: halfway, by ratio, between measured loads.
+
+    A server with 64 places runs fewer requests whenever some have ended, and should then draft as at 64, not as at 32.
+    """
+    loads = sorted(steps)
+    found = {loads[0]: steps[loads[0]]}
+    for below, load in pairwise(loads):
+        if steps[load] != steps[below]:
+            found[math.ceil(math.sqrt(below * load))] = steps[load]
+    return found

@@ -1,0 +1,33 @@
+"""Reports of bench, tune and compare: numbers as JSON, the same as a Markdown page, and how numbers are written."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from eagle3.storage.files import atomic_write
+from eagle3.storage.records import write_sealed_json
+
+NONE = "-"
+
+
+def write_report(json_file: Path, numbers: Mapping[str, Any], page: Path, text: str) -> None:
+    """Write the numbers and the page."""
+    write_sealed_json(json_file, dict(numbers))
+    with atomic_write(page) as file:
+        file.write((text + "\n").encode())
+
+
+def number(value: float | None) -> str:
+    return NONE if value is None else f"{value:.3f}"
+
+
+def share(value: float | None) -> str:
+    return NONE if value is None else f"{value:.0%}"
+
+
+def with_error(value: float, standard_error: float | None) -> str:
+    return f"{value:.3f}" + ("" if standard_error is None else f" ± {standard_error:.3f}")
+
+
+def with_interval(value: float, low: float | None, high: float | None) -> str:
+    return f"{value:.2f}" + ("" if low is None or high is None else f" [{low:.2f}, {high:.2f}]")

@@ -1,0 +1,132 @@
+"""Candidate draft settings and what our decoder predicts for them before any server starts."""
+
+import gc
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from eagle3.decoding.paired import Gains, accept_length
+from eagle3.decoding.replay import Recording, Rounds, record
+from eagle3.decoding.speculate import Speculator
+from eagle3.draft_shape import Shape
+from eagle3.errors import InputError
+from eagle3.head.eagle3 import EAGLE3
+from eagle3.head_files.format import load_head
+from eagle3.serving.check.settings import Answering
+from eagle3.settings.serving import TuneSettings
+from eagle3.target.model import Target, load_target
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Tokens gained per verification: `accept_length` as SGLang counts it, and `tokens` that reach the answer.
+
+    They differ in the last verification of an answer, which may accept more drafts than there is room for.
+    `standard_error`, of the accept length, is over prompts."""
+
+    accept_length: float
+    tokens: float
+    standard_error: float | None = None
+
+    def predicted_speed_up(
+        self, setting: Shape, *, concurrency: int, compute_bound_tokens: float, step: float
+    ) -> float:
+        """Return the assumed speed-up over the plain target.
+
+        A forward pass reads the weights once and computes for each token of all requests; both take equally long at
+        `compute_bound_tokens`. A draft step takes `step` forward passes of the plain target."""
+        computing = concurrency / (compute_bound_tokens + concurrency)
+        verification = 1 + computing * (setting.draft_tokens - 1) + step * setting.steps
+        return self.tokens / verification
+
+
+def all_settings(
+    *, steps: Sequence[int], topk: Sequence[int], draft_tokens: Sequence[int], draft_vocab_size: int
+) -> list[Shape]:
+    """Return chains of `steps`, and the trees of these sizes that can hold a path of `steps` and can be filled."""
+    if max(topk) > draft_vocab_size:
+        raise InputError(f"tune.topk={[*topk]}: the head can draft no more than its {draft_vocab_size} tokens")
+    found = {
+        Shape(depth, width, tokens)
+        for depth in steps
+        for width in topk
+        for tokens in ([depth + 1] if width == 1 else draft_tokens)
+        if depth < tokens <= 1 + width + (depth - 1) * width**2
+    }
+    if not found:
+        raise InputError(
+            f"tune.steps={[*steps]} tune.topk={[*topk]} tune.draft_tokens={[*draft_tokens]} holds no tree: it has from "
+            f"steps + 1 to 1 + topk + (steps - 1)·topk² draft_tokens"
+        )
+    return sorted(found)
+
+
+def chains(steps: Sequence[int]) -> list[Shape]:
+    return all_settings(steps=steps, topk=[1], draft_tokens=[], draft_vocab_size=1)
+
+
+def decoder_gains(
+    settings: TuneSettings,
+    target_settings: Mapping[str, Any],
+    head: Path,
+    prompts: Sequence[list[int]],
+    answering: Answering,
+) -> dict[Shape, Gain]:
+    """Replay every setting on the target's own answers to these prompts.
+
+    The target is loaded for this alone: the servers that are timed next need the GPU's memory."""
+    try:
+        return _replayed(settings, load_target(**target_settings), head, prompts, answering)
+    finally:
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def _replayed(
+    settings: TuneSettings, target: Target, head: Path, prompts: Sequence[list[int]], answering: Answering
+) -> dict[Shape, Gain]:
+    loaded = load_head(head, num_layers=len(target.layers), dtype=target.embedding.dtype)
+    kind = loaded.head.config.KIND
+    if kind != EAGLE3.name:
+        raise InputError(
+            f"tune.evidence=decoder replays {EAGLE3.name} heads alone, and {head} is of kind {kind}; set "
+            "tune.evidence=server"
+        )
+    topk = [1] if settings.loads else settings.topk  # SGLang changes the steps of chains alone
+    candidates = all_settings(
+        steps=settings.steps,
+        topk=topk,
+        draft_tokens=settings.draft_tokens,
+        draft_vocab_size=loaded.head.config.draft_vocab_size,
+    )
+    recording = record(
+        Speculator(target, loaded.head, loaded.capture_layers),
+        prompts,
+        steps=max(settings.steps),
+        topks=sorted(set(topk)),
+        batch_size=settings.batch_size,
+        progress="replay",
+        **asdict(answering),
+    )
+    return replayed_gains(recording, candidates)
+
+
+def replayed_gains(recording: Recording, settings: Iterable[Shape]) -> dict[Shape, Gain]:
+    """Return what our decoder would measure with each setting, up to rounding (see replay.py)."""
+    gains = {}
+    for setting in settings:
+        answers = [answer for answer in recording.replay_each(**setting._asdict()) if answer.verifications]
+        if not answers:
+            raise InputError(
+                "prompts.path: no answer was longer than one token, so no draft was verified; take other prompts "
+                "or raise max_new_tokens"
+            )
+        replayed = Rounds.of_all(answers)
+        accepted, verifications = zip(*((sum(each.gained), each.verifications) for each in answers), strict=True)
+        length = accept_length(Gains(np.array(accepted, float), np.array(verifications, float)))
+        gains[setting] = Gain(length.value, replayed.tokens / replayed.verifications, length.standard_error)
+    return gains
