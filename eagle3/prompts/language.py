@@ -1,4 +1,4 @@
-"""Which natural language a prompt is written in, and how much of it is code. Guesses by rule and by py3langid."""
+"""The natural language of a prompt and its share of code, guessed by rules and by py3langid."""
 
 import re
 from collections.abc import Iterable
@@ -9,8 +9,8 @@ UNKNOWN = "unknown"
 NO_LANGUAGE = "zxx"  # ISO 639's code for "no linguistic content", which py3langid gives to numbers and markup
 
 FENCES = ("```", "~~~")
-# What a line of code begins with, in the languages and tools that people paste most. Matched at the line's first
-# character that is no space; every part is bounded or ends at a character it cannot hold, so no line takes long.
+# Beginnings of code lines in the most common languages and tools. Matched at the line's first character that is not a
+# space; every part is bounded or ends at a character that it cannot contain, so that no line takes long.
 CODE_BEGINNING = re.compile(
     r"""
     (?:async\ )?def\ \w+\( | class\ \w+\s*[(:{]
@@ -35,7 +35,7 @@ NO_WORD = re.compile(r"[\d_/\\@=<>{}()|#$]")  # paths, addresses, numbers, ident
 
 
 class Split(NamedTuple):
-    """A text as prose, without code lines and fenced blocks, and the number of characters in each part."""
+    """The prose of a text, without code lines and fenced blocks, and the numbers of all and of code characters."""
 
     prose: str
     characters: int
@@ -47,7 +47,7 @@ class Split(NamedTuple):
 
 
 def split_code(texts: Iterable[str]) -> Split:
-    """Tell prose from code line by line; line ends and indentation count for neither."""
+    """Separate prose from code line by line; line ends and indentation are not counted."""
     prose: list[str] = []
     characters = code_characters = 0
     for text in texts:
@@ -71,10 +71,10 @@ def _is_code(line: str) -> bool:
 
 
 class LanguageDetector:
-    """ISO 639 code of a text's language, or `unknown` for what is code, too short or undecided.
+    """Returns the ISO 639 code of a text's language, or `unknown` for code, short or undecided texts.
 
-    read_characters: how much of the prose is read; min_bytes: words left after numbers, paths and inline code, in UTF-8
-    (one Chinese character says more than one Latin letter); min_confidence: py3langid's probability of its first guess.
+    read_characters: how much of the prose is read; min_bytes: of the words, in UTF-8, without numbers, paths and inline
+    code (a Chinese character carries more than a Latin letter); min_confidence: py3langid's probability of its guess.
     """
 
     def __init__(self, *, read_characters: int, min_bytes: int, min_confidence: float):
@@ -91,19 +91,19 @@ class LanguageDetector:
 
 
 def _words(prose: str) -> str:
-    """Return the words alone. A word with other letters than ASCII stays whatever it holds: Chinese has no spaces."""
+    """Return the words without numbers, paths and code. Words beyond ASCII stay: Chinese has no spaces."""
     words = INLINE_CODE.sub(" ", prose).split()
     return " ".join(word for word in words if not word.isascii() or not NO_WORD.search(word))
 
 
 @cache
 def _identifier() -> Any:
-    """Load py3langid's model where it is first needed: 0.8 s, 130 MB, never sent to another process."""
+    """Load py3langid's model at the first call: 0.8 s, 130 MB, so it is not pickled to other processes."""
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
 
 
 def languages() -> list[str]:
-    """Return the codes that the detector can give besides `unknown`."""
+    """Return the codes that the detector can return, without `unknown`."""
     return sorted(set(_identifier().labels) - {NO_LANGUAGE})

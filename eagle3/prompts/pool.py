@@ -1,4 +1,4 @@
-"""Work over several processes, its results in the order of the tasks, whichever process finishes first."""
+"""Runs tasks in several processes and yields their results in the order of the tasks."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -12,20 +12,20 @@ from eagle3.errors import InputError
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-AHEAD = 2  # tasks that each process may be ahead of the one whose turn it is
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # of a worker: the processes share the cores already
-IDLE_SECONDS = 60  # then a worker ends by itself: one that lost its parent to kill -9 cannot know
+AHEAD = 2  # tasks per process that may wait for an earlier one
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # per worker: there is one process per core
+IDLE_SECONDS = 60  # then a worker ends by itself: its parent may have been killed with -9
 
 
 def in_order(work: Callable[[Task], Result], tasks: Iterable[Task], *, processes: int) -> Iterator[tuple[Task, Result]]:
-    """Yield each task with its result. `work` is pickled to every process once; a single process is this one.
+    """Yield each task with its result. `work` is pickled to every process once; one process runs here.
 
-    A few more of `tasks` are taken than have been yielded. Raises InputError if a process is killed.
+    Takes a few `tasks` ahead of the results. Raises InputError if a process is killed.
     """
     if processes <= 1:
         yield from ((task, work(task)) for task in tasks)
         return
-    # loky's workers do not import the entry script, and with it PyTorch, and one that is killed ends the run.
+    # loky's workers do not import the entry script with its PyTorch, and a killed worker raises an error.
     pool = ProcessPoolExecutor(processes, timeout=IDLE_SECONDS, initializer=_start, initargs=(work,), env=ONE_THREAD)
     waiting: deque = deque()
     try:
@@ -38,8 +38,8 @@ def in_order(work: Callable[[Task], Result], tasks: Iterable[Task], *, processes
             yield task, future.result()
     except BrokenProcessPool:
         raise InputError(
-            f"a process was killed while it read prompts, most likely because memory ran out; what was read is "
-            f"kept: run the same command with fewer of them, e.g. prompts.processes={processes // 2}"
+            f"a process was killed while it read prompts, most likely because memory ran out; finished chunks "
+            f"are kept: run the same command with fewer of them, e.g. prompts.processes={processes // 2}"
         ) from None
     finally:
         pool.shutdown(kill_workers=True)

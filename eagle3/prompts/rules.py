@@ -1,4 +1,4 @@
-"""All that decides about a prompt, built from the groups of conf/prompts: checks of a row, duplicates, traffic mix."""
+"""All rules about prompts, built from the groups of conf/prompts: checks of a row, duplicates, traffic mix."""
 
 from collections import Counter
 from typing import Any
@@ -17,12 +17,12 @@ from eagle3.prompts.reading.sources import Source, file_state, plain_source
 from eagle3.prompts.selection import Duplicates
 from eagle3.prompts.traffic.mix import TrafficMix
 
-# Of conf/prompts.
+# Groups of conf/prompts.
 GROUPS = ("licenses", "length", "language", "privacy", "leaks", "duplicates", "traffic")
 
 
 class Rules:
-    """settings: the groups as plain values; privacy: the check that its group describes, already built."""
+    """settings: the groups as plain values; privacy: the check built from its group."""
 
     def __init__(self, settings: dict[str, Any], *, privacy: Privacy):
         assert set(settings) == set(GROUPS), settings
@@ -51,12 +51,12 @@ class Rules:
         return [*checks, self.known] if self.known else checks
 
     def checks(self, source: Source) -> list[Check]:
-        """Return what a row of the source has to pass, in this order."""
+        """Return the checks for a row of the source, in order."""
         licenses = LicenseCheck(self.licenses, source.terms, self.privacy.safe_source)
         return [licenses, LengthCheck(**self.settings["length"], tokenizer=source.shape.tokenizer), *self._common]
 
     def inputs(self) -> dict[str, Any]:
-        """Return what the result depends on beside the sources: all settings, and the state of the files they name."""
+        """Return everything that the result depends on, except the sources: settings, and the state of their files."""
         files = [benchmark.state for benchmark in self.benchmarks]
         files.append([file_state(str(file)) for file in self.privacy.files()])
         if self.known is not None:
@@ -69,7 +69,7 @@ class Rules:
         return {**self.settings, "files": files, **({"made_with": made_with} if made_with else {})}
 
     def sample_cells(self) -> Counter[int] | None:
-        """Count the production prompts of the sample by cell of the traffic mix, if the mix has a sample."""
+        """Count the production prompts of the sample by cell; None if the mix has no sample."""
         if self.traffic is None or self.traffic.sample is None:
             return None
         rows = (found for _, found in read_prompts(self._sample_source(), keep_answers=False))

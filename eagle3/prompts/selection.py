@@ -1,6 +1,6 @@
-"""Which of the prompts that passed the checks are kept: no duplicates, the limits, the traffic mix. By DuckDB.
+"""Selects the prompts to keep, by DuckDB: no duplicates, within the limits, drawn for the traffic mix.
 
-Rows are numbered from 0 in the order of the sources, refused rows too. What does not fit into MEMORY is on disk.
+Rows, including refused ones, are numbered from 0 in the order of the sources. Data beyond MEMORY is on disk.
 """
 
 from array import array
@@ -22,11 +22,11 @@ SOURCE_LIMIT, MIX, LIMIT = "past the limit of the source", "not drawn for the tr
 
 
 class Duplicates(NamedTuple):
-    """Which prompts repeat an earlier kept one: by their text, or by a Jaccard similarity of `threshold` or more.
+    """Settings: prompts repeat an earlier kept one by their text, or by a Jaccard similarity of `threshold` or more.
 
-    Texts are compared if they share one of the `bands` of their MinHash signatures, each with at most `comparisons`
-    earlier ones: of each band the first that have it, and of these the ones that share the most bands. (Prompts made
-    from one template share bands by the thousand.)
+    Texts are compared if they share one of the `bands` of their MinHash signatures. Each is compared with at most
+    `comparisons` earlier ones: the first of each band, and of these the ones that share the most bands. (Thousands of
+    prompts made from one template share bands.)
     """
 
     exact: bool
@@ -36,24 +36,24 @@ class Duplicates(NamedTuple):
     comparisons: int
 
     def steps(self) -> list[tuple[str, str]]:
-        """Return the columns of which every value is kept once, in order, and the reason against the other prompts."""
+        """Return, in order, the columns whose values must be unique, with the reason for refusing repetitions."""
         if self.exact:
             return [("text", EXACT), ("id", ID)]
         return [("id", ID), ("text", NEAR)] if self.near else [("id", ID)]
 
 
 class Selection:
-    """A database of the rows in `chunks`. Its table `fates` says why a prompt is not kept; NULL means that it is."""
+    """A database of the rows in `chunks`. In its table `fates`, `reason` is NULL for a prompt that is kept."""
 
     def __init__(self, folder: Path, chunks: list[ScannedChunk], *, threads: int):
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "selection.duckdb").unlink(missing_ok=True)  # of a run that was killed
+        (folder / "selection.duckdb").unlink(missing_ok=True)  # from a run that was killed
         self.db = duckdb.connect(
             str(folder / "selection.duckdb"),
             config={"memory_limit": MEMORY, "temp_directory": str(folder / "spilled"), "threads": threads},
         )
         self.starts = [0, *accumulate(chunk.summary["rows"] for chunk in chunks)]
-        self.cuts: dict[int, int] = {}  # by source, its first prompt past its limit
+        self.cuts: dict[int, int] = {}  # source → its first prompt past its limit
         self._open(chunks)
 
     def __enter__(self) -> "Selection":
@@ -91,7 +91,7 @@ class Selection:
         self.db.unregister("arrow")
 
     def apply(self, duplicates: Duplicates, sources: list[Source]) -> None:
-        """Find duplicates, and the prompts past their source's limit, which must not make later ones duplicates."""
+        """Find duplicates, and prompts past their source's limit, which do not make later ones duplicates."""
         if duplicates.near:
             self._find_similar(duplicates)
         self._find_duplicates(duplicates)
@@ -101,7 +101,7 @@ class Selection:
                 self._find_duplicates(duplicates)
 
     def _find_similar(self, duplicates: Duplicates) -> None:
-        """Fill the table `alike` with pairs of similar texts, whichever of their prompts will be kept."""
+        """Fill the table `alike` with pairs of similar texts, whether or not their prompts will be kept."""
         self.db.execute("""
             CREATE TABLE texts AS SELECT text, min(number) AS number FROM prompts GROUP BY text;
             CREATE TABLE sharing (later INTEGER, earlier INTEGER);
@@ -139,7 +139,7 @@ class Selection:
         """)
 
     def _find_duplicates(self, duplicates: Duplicates) -> None:
-        """Make `fates` of the prompts within the limits of their sources."""
+        """Fill `fates`: duplicates among the prompts within the limits of their sources, and those past the limits."""
         past = " OR ".join(f"source = {source} AND number >= {cut}" for source, cut in self.cuts.items()) or "false"
         self.db.execute(f"""
             CREATE OR REPLACE TABLE fates AS SELECT *, NULL::VARCHAR AS reason FROM prompts WHERE NOT ({past})
@@ -155,7 +155,7 @@ class Selection:
         self.db.execute(f"INSERT INTO fates SELECT *, '{SOURCE_LIMIT}' FROM prompts WHERE {past}")
 
     def _near_duplicates(self) -> pyarrow.Table:
-        """Return which prompt is dropped, and for which earlier one that is kept."""
+        """Return the dropped prompts, each with the earlier kept prompt that it repeats."""
         pairs = self.db.execute("""
             WITH kept AS (SELECT number, text FROM fates WHERE reason IS NULL)
             SELECT greatest(a.number, b.number) AS later, least(a.number, b.number) AS earlier
@@ -173,7 +173,7 @@ class Selection:
         return pyarrow.table({"later": pyarrow.array(dropped), "earlier": pyarrow.array(repeated)})
 
     def _refuse(self, condition: str, reason: str, join: str = "") -> None:
-        """Give `reason` to the kept prompts that meet `condition`."""
+        """Set `reason` for the kept prompts that meet `condition`."""
         self.db.execute(f"""
             CREATE OR REPLACE TABLE fates AS
             SELECT fates.* REPLACE (CASE WHEN reason IS NULL AND {condition} THEN {reason} ELSE reason END AS reason)
@@ -181,7 +181,7 @@ class Selection:
         """)
 
     def _first_past(self, limit: int, condition: str = "true") -> int | None:
-        """Return the number of the kept prompt that comes after `limit` others, None if there are no more."""
+        """Return the number of the kept prompt after the first `limit`, None if there are no more."""
         query = f"SELECT number FROM fates WHERE reason IS NULL AND {condition} ORDER BY number LIMIT 1 OFFSET {limit}"
         found = self.db.execute(query).fetchone()
         return found[0] if found else None
@@ -192,7 +192,7 @@ class Selection:
         return [dict(counts).get(source, 0) for source in range(sources)]
 
     def draw(self, mix: TrafficMix, sample: Counter[int] | None) -> dict:
-        """Keep as many prompts of each cell as the mix asks for, by a hash of text and seed; return its report."""
+        """Keep the number of prompts of each cell that the mix wants, by a hash of text and seed; return its report."""
         counts = self.db.execute("SELECT cell, count(*) FROM fates WHERE reason IS NULL GROUP BY cell").fetchall()
         wanted, report = mix.choose(dict(counts), sample=sample)
         self._store("wanted", pyarrow.table({"cell": list(wanted), "wanted": list(wanted.values())}))
@@ -210,7 +210,7 @@ class Selection:
             self._refuse(f"number >= {past}", f"'{LIMIT}'")
 
     def reasons(self, chunk: int) -> dict[int, str]:
-        """Return the reasons against prompts of a chunk, by their row in it."""
+        """Return the reasons for refusing prompts of a chunk, by their row in it."""
         query = "SELECT number, reason FROM fates WHERE reason IS NOT NULL AND number >= ? AND number < ?"
         start, end = self.starts[chunk], self.starts[chunk + 1]
         return {number - start: reason for number, reason in self.db.execute(query, [start, end]).fetchall()}

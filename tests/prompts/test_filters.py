@@ -154,7 +154,7 @@ def test_without_a_list_every_language_passes():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"allowed": ["en", "klingon"]}, "holds 'klingon', which is none of the ISO 639 codes"),
+        ({"allowed": ["en", "klingon"]}, "has 'klingon', which is none of the ISO 639 codes"),
     ],
 )
 def test_a_bad_config_names_the_key(config, message):

@@ -1,1 +1,1 @@
-"""Licences: which rows may be used, on what terms a source came, whom a release has to credit."""
+"""Licences: which rows may be used, the terms of a source, the credits for a release."""

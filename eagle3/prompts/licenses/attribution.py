@@ -1,4 +1,4 @@
-"""Whom a release of the prompts, or of a head trained on them, has to credit: ledger entries and attribution.txt."""
+"""Credits for a release of the prompts, or of a head trained on them: ledger entries and attribution.txt."""
 
 from collections.abc import Mapping, Set
 
@@ -11,11 +11,11 @@ LICENSE_TEXT = "https://spdx.org/licenses/{id}.html"
 def attribution_entry(
     terms: SourceTerms, *, licenses: Mapping[str, int], origins: Mapping[str, int], free_of_credit: Set[str]
 ) -> dict:
-    """Return what the ledger keeps for one source.
+    """Return the ledger's entry for one source.
 
-    licenses, origins: how many kept prompts have each licence, and each value of `source`; free_of_credit: licences,
-    in lower case, that ask for no credit. `missing` is true when a licence asks for credit and nobody is named: no
-    `attribution` in the configuration, no link and no citation from a card.
+    licenses, origins: the number of kept prompts by licence and by `source`; free_of_credit: licences, in lower case,
+    that require no credit. `missing` is true if a licence requires credit and there is none: no `attribution` in the
+    configuration, no link and no citation from a card.
     """
     owing = [license for license in licenses if license.lower() not in free_of_credit]
     credit = terms.attribution or terms.citation or terms.link
@@ -34,7 +34,7 @@ def attribution_entry(
 
 
 def attribution_text(entries: list[dict]) -> str:
-    """Return the content of attribution.txt, to ship with a release: a paragraph for each source that gave prompts."""
+    """Return the content of attribution.txt: a paragraph for each source with prompts."""
     paragraphs = [_paragraph(entry) for entry in entries if entry["prompts"]]
     heading = "The prompts come from these sources. Only user and system turns were taken, some of them changed."
     return "\n\n".join([heading, *paragraphs, _license_texts(entries)]) + "\n"
@@ -48,7 +48,7 @@ def _paragraph(entry: dict) -> str:
         lines.append(f"  from: {', '.join(origins)}")
     lines += [f"  {entry[key]}" for key in ("attribution", "link", "citation") if entry[key]]
     if entry["missing"]:
-        lines.append("  CREDIT MISSING: this licence asks for it; write whom to credit into the source's `attribution`")
+        lines.append("  CREDIT MISSING: this licence requires it; set `attribution` of the source")
     return "\n".join(line.replace("\n", "\n  ") for line in lines)
 
 

@@ -20,9 +20,9 @@ from eagle3.prompts.reading.prompt import Prompt
 
 log = logging.getLogger(__name__)
 
-LONGEST_NAMED = 80  # characters of a refused licence in the ledger; longer ones are texts of licences
+LONGEST_NAMED = 80  # characters of a refused licence in the ledger; longer ones are licence texts
 
-# Besides its own error the parser lets out what "()", "(OR MIT WITH x)" and deep nesting do to it.
+# "()", "(OR MIT WITH x)" and deep nesting make the parser raise more than its own error.
 UNPARSABLE = (ExpressionError, IndexError, AssertionError, RecursionError)
 
 
@@ -39,10 +39,10 @@ REMEMBERED = 4096  # combinations of source, licence and models
 
 
 class LicenseRules:
-    """What conf/prompts/licenses says; case never matters.
+    """The rules of conf/prompts/licenses; case never matters.
 
-    "A AND B" needs both licences allowed, "A OR B" one of them; a licence that nobody allowed is refused. A source on
-    the `forbidden` list is refused whatever its licence says, unless `cleared` holds one of its names.
+    "A AND B" needs both licences allowed, "A OR B" one of them; any other licence is refused. A source on the
+    `forbidden` list is refused whatever its licence is, unless one of its names is in `cleared`.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class LicenseRules:
         self.free_of_credit = {_spaced(license) for license in free_of_credit}  # for attribution.txt
 
     def id_of(self, license: str) -> str:
-        """Return the SPDX id or allowed terms that a spelling means; what means none stays as it is."""
+        """Return the SPDX id or allowed terms that a spelling means; an unknown one is returned unchanged."""
         if _spaced(license) in self.allowed:
             return license
         return self.aliases.get(spelling(license)) or (license if _parses(license) else spdx_id(license) or license)
 
     def license_refusal(self, license: str | None) -> str | None:
-        """Say why rows of this licence are refused, never with words that only the row knows; None: they pass."""
+        """Return why rows of this licence are refused, without quoting the row; None: they pass."""
         if not license or not license.strip():
             return "license missing"
         license = self.id_of(license)
@@ -82,12 +82,12 @@ class LicenseRules:
             unknown = {self._id(key) for key in _licensing().unknown_license_keys(expression)}
             return "license unknown" if unknown - self.allowed else f"license not allowed: {expression}"
         except UNPARSABLE:
-            parts = license.split(" AND ")  # of a list, one of which no expression can hold
+            parts = license.split(" AND ")  # a list with a part that no expression can have
             refusals = [self.license_refusal(part) for part in parts] if len(parts) > 1 else ["license unparsable"]
             return next(filter(None, refusals), None)
 
     def source_refusal(self, *names: str) -> str | None:
-        """Say why a source with these names is refused, by the first entry that fits one of them; None: it passes."""
+        """Return why a source with these names is refused, by the first matching entry; None: it passes."""
         letters = [_letters(name) for name in names]
         if self.cleared.intersection(letters):
             return None
@@ -108,31 +108,31 @@ class LicenseRules:
 
 
 class LicenseCheck:
-    """The rules for the rows of one source: its own names, each row's `source`, each row's licence."""
+    """Applies the rules to the rows of one source: its names, each row's `source` and licence."""
 
     name = "licenses"
 
     def __init__(self, rules: LicenseRules, terms: SourceTerms, safe_name: Callable[[str], str]):
-        """safe_name: a refused licence as it may stand in the ledger."""
+        """safe_name: makes a refused licence safe for the ledger."""
         self.rules = rules
         self.source = terms.name
         self.safe_name = safe_name
         self.source_refusal = rules.source_refusal(*terms.known_as)
-        self.judged: dict[tuple, tuple[Verdict, str | None]] = {}
+        self.known: dict[tuple, tuple[Verdict, str | None]] = {}
         _warn_of_overruled(rules, terms)
 
     def __call__(self, prompt: Prompt) -> Verdict:
-        """Judge a prompt as the last one of the same source, licence and models: many rows share few of them."""
+        """Check a prompt; results are cached, because many rows share source, licence and models."""
         names = (prompt.source, prompt.known_as, prompt.license)
-        if names not in self.judged:
-            if len(self.judged) == REMEMBERED:
-                self.judged.clear()
-            verdict = self._judge(prompt)
-            self.judged[names] = verdict, verdict.prompt.license if verdict.prompt else None
-        verdict, license = self.judged[names]
+        if names not in self.known:
+            if len(self.known) == REMEMBERED:
+                self.known.clear()
+            verdict = self._check(prompt)
+            self.known[names] = verdict, verdict.prompt.license if verdict.prompt else None
+        verdict, license = self.known[names]
         return verdict if license is None else Verdict(prompt=prompt._replace(license=license))
 
-    def _judge(self, prompt: Prompt) -> Verdict:
+    def _check(self, prompt: Prompt) -> Verdict:
         reason = self.source_refusal
         if reason is None and (names := {prompt.source, *prompt.known_as} - {self.source}):
             reason = self.rules.source_refusal(*sorted(names))
@@ -144,16 +144,16 @@ class LicenseCheck:
         return Verdict(prompt=prompt._replace(license=id) if id != prompt.license else None)
 
     def _named(self, license: str) -> str:
-        """Return a refused licence, so that it can be allowed or aliased."""
+        """Return a refused licence for the ledger, so that it can be allowed or aliased."""
         name = self.safe_name(" ".join(license.split()))
         return name if len(name) <= LONGEST_NAMED else f"{name[:LONGEST_NAMED]}…"
 
 
 def _warn_of_overruled(rules: LicenseRules, terms: SourceTerms) -> None:
-    """Say it when settings let a source pass that its card or its name forbids."""
+    """Warn if settings let a source pass that its card or its name forbids."""
     if terms.license_from == "config" and terms.card_license and (refusal := rules.license_refusal(terms.card_license)):
         log.warning(
-            "the licence %s set for source %s OVERRULES its dataset card, which says %s (%s): be sure that you may",
+            "the licence %s set for source %s OVERRULES its dataset card, which says %s (%s): make sure you may",
             terms.license, terms.name, terms.card_license, refusal,
         )  # fmt: skip
     if cleared := rules.cleared.intersection(map(_letters, terms.known_as)):
@@ -168,14 +168,14 @@ def _spdx_id(entry: str) -> str:
         known = False
     if not known or isinstance(expression, (_licensing().AND, _licensing().OR)):
         raise InputError(
-            f"prompts.licenses.allowed holds {entry!r}, which is no SPDX id; write one such as MIT "
+            f"prompts.licenses.allowed holds {entry!r}, which is not an SPDX id; write one such as MIT "
             f"(https://spdx.org/licenses), or name other terms in prompts.licenses.allowed_terms"
         )
     return str(expression).lower()
 
 
 def spdx_ids(license: str) -> list[str]:
-    """Return the SPDX ids that an expression names, in its order; empty for other terms."""
+    """Return the SPDX ids in an expression, in its order; empty for other terms."""
     try:
         expression = _parsed(license)
         unknown = set(_licensing().unknown_license_keys(expression))
@@ -196,12 +196,12 @@ def _spaced(license: str) -> str:
 
 
 def _letters(name: str) -> str:
-    """Spell "ShareGPT_V3 unfiltered", "sharegpt-v3.unfiltered" and full-width forms of it as one name."""
+    """Return one form for "ShareGPT_V3 unfiltered", "sharegpt-v3.unfiltered" and full-width letters."""
     return "".join(filter(str.isalnum, unicodedata.normalize("NFKC", name).casefold()))
 
 
 def _pattern(match: str) -> str:
-    """Return the regular expression of a shell-like pattern on such a spelling."""
+    """Return the regular expression of a shell-like pattern for such a form."""
     parts = re.split(r"(\[[^]]*\]|[*?])", match)
     return translate("".join(part if index % 2 else _letters(part) for index, part in enumerate(parts)))
 

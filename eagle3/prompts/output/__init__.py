@@ -1,1 +1,1 @@
-"""What the stage writes: prompts, rejected rows, the ledger, the report with its picture."""
+"""The output of the stage: prompts, rejected rows, the ledger, the report with its picture."""

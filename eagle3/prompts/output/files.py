@@ -1,4 +1,4 @@
-"""The files of the stage: prompts.jsonl and rejects.jsonl from the scanned chunks, with the counts for the ledger."""
+"""Writes prompts.jsonl and rejects.jsonl from the scanned chunks, and counts for the ledger."""
 
 import json
 from collections import Counter
@@ -14,14 +14,14 @@ from eagle3.storage.files import atomic_write, json_line
 
 @dataclass
 class Counts:
-    """What became of the rows of one source."""
+    """Counts of the rows of one source."""
 
     rows: int = 0
     prompts: int = 0
     rejected: Counter[str] = field(default_factory=Counter)  # by reason
     licenses: Counter[str] = field(default_factory=Counter)  # of the prompts
     origins: Counter[str] = field(default_factory=Counter)  # the prompts' own `source`
-    found: dict[str, Counter[str]] = field(default_factory=dict)  # what each check counted, e.g. entities
+    found: dict[str, Counter[str]] = field(default_factory=dict)  # counts of each check, e.g. entities
 
     def add_scan(self, summary: dict) -> None:
         self.rows += summary["rows"]
@@ -39,7 +39,7 @@ def write_prompts(
 ) -> dict[str, Counts]:
     """Write the files, in the order of the sources, and count by source.
 
-    refused_sample: rows of each reason in refused_sample.jsonl, which the owner of the run alone may read.
+    refused_sample: rows of each reason in refused_sample.jsonl, which only the owner of the run may read.
     """
     counts = {source.name: Counts() for source in sources}
     shown: Counter[str] = Counter()

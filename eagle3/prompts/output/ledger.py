@@ -1,4 +1,4 @@
-"""ledger.json: what became of every row, by source and reason, and what it was made from. Counts, never text."""
+"""ledger.json: counts of rows by source and reason, and the inputs. It has no text of a row."""
 
 from collections import Counter
 from dataclasses import replace
@@ -14,11 +14,11 @@ from eagle3.prompts.rules import Rules
 from eagle3.storage.files import sha256_file
 from eagle3.storage.records import read_sealed_json
 
-NAMED = 200  # licences that were refused, the commonest of a source; many files name a holder with each
+NAMED = 200  # refused licences of a source, the commonest; in many files each one names a holder
 
 
 def current_ledger(folder: Path, inputs: dict) -> dict | None:
-    """Return the ledger, if it was made from these inputs and the prompts are still those it describes."""
+    """Return the ledger if it was made from these inputs and still describes prompts.jsonl."""
     ledger_path, prompts_path = folder / "ledger.json", folder / "prompts.jsonl"
     if not (ledger_path.exists() and prompts_path.exists()):
         return None
@@ -61,15 +61,15 @@ def _with_commonest(count: Counts) -> Counts:
 
 
 def _sorted(value: Any) -> Any:
-    """Sort counters by falling number, then name: the order of the ledger does not depend on which came first."""
+    """Sort counters by descending number, then name, so that the order does not depend on the rows' order."""
     if isinstance(value, Counter):
         return dict(sorted(value.items(), key=lambda item: (-item[1], item[0])))
     return {key: _sorted(part) for key, part in value.items()} if isinstance(value, dict) else value
 
 
 def _leaks(counts: dict[str, Counts], rules: Rules) -> dict[str, dict[str, int]]:
-    """Count for each benchmark its texts and unreadable rows, the prompts dropped as leaks, and those with a shorter
-    overlap that passed this check."""
+    """Return for each benchmark the numbers of its texts and unread rows, and of prompts with a long overlap, which are
+    dropped, or a short one, which are kept."""
     rejected = sum((count.rejected for count in counts.values()), Counter())
     reported = sum((count.found.get("leaks", Counter()) for count in counts.values()), Counter())
     return {
@@ -84,7 +84,7 @@ def _leaks(counts: dict[str, Counts], rules: Rules) -> dict[str, dict[str, int]]
     }
 
 
-# By how the commonest reason begins.
+# By the beginning of the commonest reason.
 ADVICE = {
     "no column of messages or prompts": "say which column holds them, e.g. '+prompts.fields.prompt=COLUMN' "
     "(conf/prompts/default.yaml)",
@@ -98,7 +98,7 @@ ADVICE = {
 
 
 def nothing_left(sources: list[Source], chunks: list[ScannedChunk]) -> InputError:
-    """Return the error that says why no prompt is left, and what to do about the commonest cause."""
+    """Return the error for a run without prompts, with advice about the commonest reason."""
     rows = sum(chunk.summary["rows"] for chunk in chunks)
     rejected = sum((Counter(chunk.summary["rejected"]) for chunk in chunks), Counter())
     reasons = ", ".join(f"{reason}: {number}" for reason, number in rejected.most_common()) or "the sources are empty"

@@ -1,4 +1,4 @@
-"""Prompts that earlier runs have kept: a store that grows by another beside it holds none of them twice."""
+"""Prompts that earlier runs kept, so that a store trained together with theirs has none of them twice."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from eagle3.storage.files import read_jsonl
 
 
 class KnownCheck:
-    """Refuses a prompt that says what one of `folders`, each the `out_dir` of an earlier run, has kept."""
+    """Refuses a prompt that one of `folders`, each the `out_dir` of an earlier run, has kept."""
 
     name = "known"
 
@@ -22,8 +22,7 @@ class KnownCheck:
         for path in self.files():
             if not path.is_file():
                 raise InputError(
-                    f"prompts.duplicates.known={self.folders}: {path} does not exist; name folders that earlier runs "
-                    f"had as their out_dir"
+                    f"prompts.duplicates.known={self.folders}: {path} does not exist; name the out_dir of earlier runs"
                 )
         self.hashes = [
             np.unique(
@@ -33,7 +32,7 @@ class KnownCheck:
         ]
 
     def files(self) -> list[Path]:
-        """List what it reads: prompts are made again when one of them changes."""
+        """List the files read; if one changes, the prompts are made again."""
         return [Path(folder) / "prompts" / "prompts.jsonl" for folder in self.folders]
 
     def __call__(self, prompt: Prompt) -> Verdict:

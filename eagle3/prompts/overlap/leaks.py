@@ -1,4 +1,4 @@
-"""Prompts that overlap with benchmarks: runs of 13 words in common are a leak, of 8 words are reported."""
+"""Prompts that overlap with benchmarks: 13 words in a row in common are a leak, 8 are reported."""
 
 import logging
 from collections import Counter
@@ -22,17 +22,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A set of texts that no prompt may hold. `state`: its files' names, sizes and versions."""
+    """A set of texts that no prompt may contain. `state`: names, sizes and versions of its files."""
 
     name: str
     state: list[list[Any]]
     texts: list[str]
-    unread: int  # rows, of which no text is here
+    unread: int  # rows that could not be read
     answers: list[str] = field(default_factory=list)
 
 
 def read_benchmarks(entries: list[str | dict], folder: str | None) -> list[Benchmark]:
-    """Return the benchmarks in prompts.leaks.benchmarks: paths, or names of what lies in prompts.leaks.folder."""
+    """Return the benchmarks in prompts.leaks.benchmarks: paths, or names of files in prompts.leaks.folder."""
     if not isinstance(entries, list):
         key = "prompts.leaks.benchmarks"
         raise InputError(f"{key}={entries} is not a list; write {key}=[{entries or ''}]")
@@ -47,23 +47,23 @@ def read_benchmarks(entries: list[str | dict], folder: str | None) -> list[Bench
 
 
 def _in_folder(key: str, entry: str | dict, folder: str | None) -> str | dict:
-    """Return the path of a benchmark that is given by its name alone."""
+    """Replace the name of a benchmark in the folder by its path."""
     if not isinstance(entry, str) or folder is None or Path(entry).exists() or "/" in entry:
         return entry
     files, inner = fsspec.core.url_to_fs(folder)
     if not files.isdir(inner):
-        raise InputError(f"prompts.leaks.folder={folder} is no folder; name the one that holds your benchmarks")
+        raise InputError(f"prompts.leaks.folder={folder} is not a folder; name the one with your benchmarks")
     there = {path.rstrip("/").rpartition("/")[2]: path for path in sorted(files.ls(inner, detail=False))}
     for name in (entry, *(f"{entry}{ending}" for ending in FORMATS)):
         if name in there:
             return {"path": files.unstrip_protocol(there[name]) if "://" in folder else there[name], "name": entry}
     raise InputError(
-        f"{key}={entry} is not in prompts.leaks.folder={folder}, which holds {', '.join(there) or 'nothing'}"
+        f"{key}={entry} is not in prompts.leaks.folder={folder}, which has {', '.join(there) or 'no files'}"
     )
 
 
 def _answers(value: Any, source: Source) -> list[str]:
-    """Return the solutions of a row: what stands in its columns, and the assistant's turns."""
+    """Return the solutions of a row: from its columns of answers, and the assistant's turns."""
     if not isinstance(value, dict):
         return []
     answered = read_prompt(value, source, keep_answers=True)
@@ -77,7 +77,7 @@ def _benchmark(source: Source) -> Benchmark:
     rows = [found for found, _ in read]
     prompts = [found for found in rows if isinstance(found, Prompt)]
     if not prompts:
-        raise InputError(f"{source.key}.path={source.path} holds no prompt that can be read; name a benchmark's file")
+        raise InputError(f"{source.key}.path={source.path} has no prompt that can be read; name a benchmark's file")
     unread = Counter(found.reason for found in rows if isinstance(found, Refused))
     if unread:
         reasons = ", ".join(f"{reason}: {number}" for reason, number in unread.most_common())
@@ -92,7 +92,7 @@ def _benchmark(source: Source) -> Benchmark:
 
 
 class Overlap:
-    """The n-word runs of all benchmarks, ascending, each with the first benchmark that has it."""
+    """The n-word runs of all benchmarks in ascending order, each with the first benchmark that has it."""
 
     def __init__(self, benchmarks: list[Benchmark], n: int):
         self.n = n
@@ -105,7 +105,7 @@ class Overlap:
         self.owners = owners[first].astype(np.int32)
 
     def owner(self, hashes: np.ndarray) -> int | None:
-        """Return the first benchmark, in their order, that shares a run with the text of these words."""
+        """Return the first benchmark that shares a run with the text of these words."""
         found = grams(hashes, self.n)
         if not len(found) or not len(self.runs):
             return None
@@ -117,8 +117,8 @@ class Overlap:
 class LeakCheck:
     """Refuses a prompt that shares a long run of words with a benchmark, counts one that shares a short run.
 
-    A benchmark's question that is shorter than the long run leaks when a turn has exactly its words; a short answer
-    does not: many prompts are "42". No run crosses the end of a turn.
+    A question shorter than the long run is a leak if a turn has exactly its words; a short answer is not: many prompts
+    are "42". No run crosses the end of a turn.
     """
 
     name = "leaks"

@@ -1,4 +1,4 @@
-"""What a prompt is compared by: hashes of its id and text, its shingles, and the bands of their MinHash signature.
+"""Signatures to compare prompts: hashes of id and text, shingles, and the bands of their MinHash signature.
 
 B bands, R values of the signature in each, V = B · R, S shingles of a text.
 """
@@ -29,12 +29,12 @@ class Signature(NamedTuple):
 
 
 def text_hash(text: str) -> int:
-    """Return the hash that exact duplicates have in common."""
+    """Return the hash that exact duplicates share."""
     return hash_text(" ".join(words_and_symbols(text)))
 
 
 class Signer:
-    """Signatures of prompts. Texts of Jaccard similarity s share a band with probability 1-(1-s^R)^B."""
+    """Makes signatures. Texts of Jaccard similarity s share a band with probability 1-(1-s^R)^B."""
 
     def __init__(self, *, shingle_words: int, bands: int, band_rows: int):
         self.shingle_words, self.bands, self.band_rows = shingle_words, bands, band_rows
@@ -51,7 +51,7 @@ class Signer:
         return [xxhash.xxh3_64_intdigest(values[start : start + size]) for start in range(0, len(values), size)]
 
     def minhash(self, found: UInt64[np.ndarray, " S"]) -> UInt32[np.ndarray, " V"]:
-        """Return datasketch's MinHash of the upper halves of the hashes, without its object."""
+        """Return datasketch's MinHash of the upper halves of the hashes, without making its object."""
         factors, terms = self.permutations
         values = np.full(len(factors), ALL_BITS, dtype=np.uint32)
         for start in range(0, len(found), BLOCK):

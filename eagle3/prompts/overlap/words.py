@@ -1,4 +1,4 @@
-"""Texts as words, and words as numbers: what duplicates and leaks are compared by. W words of a text, n of a gram."""
+"""Texts as words and hashes, to compare duplicates and leaks. Shapes: W words of a text, n of a gram, G grams."""
 
 import re
 import unicodedata
@@ -8,12 +8,12 @@ import numpy as np
 import xxhash
 from jaxtyping import UInt64
 
-# Scripts without spaces between words: each of their characters is a word.
+# Scripts without spaces between words: each character is a word.
 UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 WORD = f"[{UNSPACED}]|[^\\W_{UNSPACED}]+"
 WORDS = re.compile(WORD)
-# Symbols count for duplicates ("3 + 4" is not "3 - 4"); a sentence's punctuation, quotes and underscores do not,
-# unless they are of an operator: "!=", ":=" and the "!" of "!ready".
+# Symbols matter for duplicates ("3 + 4" is not "3 - 4"). Punctuation, quotes and underscores do not, except in
+# operators: "!=", ":=" and the "!" of "!ready".
 PUNCTUATION = ".,;:!?'\"`‘’“”«»…。、，；：！？"  # noqa: RUF001 these are meant
 OPERATOR = r"[!:?](?==)|(?<![\w!])!+(?=[\w(])"
 WORDS_AND_SYMBOLS = re.compile(f"{WORD}|[^\\w\\s{PUNCTUATION}]|{OPERATOR}")
@@ -27,7 +27,7 @@ FEW_WORDS = 4  # of a gram that is summed word by word
 
 
 class WordHashes(dict[str, int]):
-    """Word → 64-bit hash, the same in every process; forgets everything when it is full."""
+    """Word → 64-bit hash, the same in every process; cleared when full."""
 
     def __missing__(self, word: str) -> int:
         if len(self) >= HASHED_WORDS:
@@ -40,7 +40,7 @@ _hash_of = WordHashes()
 
 
 def words(text: str) -> list[str]:
-    """Split a text into casefolded words alone, without diacritics and in plain letters: how leaks are compared."""
+    """Split a text into casefolded words in plain letters, without diacritics, to compare leaks."""
     if not text.isascii():
         parts = unicodedata.normalize("NFKD", UNSEEN.sub("", text))
         text = "".join(part for part in parts if not unicodedata.combining(part))
@@ -48,9 +48,9 @@ def words(text: str) -> list[str]:
 
 
 def words_and_symbols(text: str) -> list[str]:
-    """Split a text into casefolded words and operators; one without any stays whole: how duplicates are compared.
+    """Split a text into casefolded words and operators, to compare duplicates; a text without any stays whole.
 
-    One character is one, however it is composed; "résumé" is not "resume", nor "x²" "x2": their answers differ.
+    The composition of characters does not matter, but "résumé" is not "resume", nor "x²" "x2": their answers differ.
     """
     if not text.isascii():
         text = unicodedata.normalize("NFC", UNSEEN.sub("", text))
@@ -58,7 +58,7 @@ def words_and_symbols(text: str) -> list[str]:
 
 
 def compared_text(messages: list[dict[str, str]]) -> str:
-    """Return the turns that make a prompt a duplicate. System turns do not: all of a product's traffic shares them."""
+    """Return the turns to compare for duplicates, without system turns: all traffic of a product shares those."""
     return "\n".join(message["content"] for message in messages if message["role"] != "system")
 
 
@@ -71,9 +71,9 @@ def hash_words(found: Sequence[str]) -> UInt64[np.ndarray, " W"]:
 
 
 def grams(hashes: UInt64[np.ndarray, " W"], n: int) -> UInt64[np.ndarray, " G"]:
-    """Return the hash of each run of n words, the sum of hash · FACTOR^(words behind it in the run), modulo 2^64.
+    """Return the hash of each run of n words: the sum of hash · FACTOR^(words after it in the run), modulo 2^64.
 
-    Empty when there are fewer words than n. Two runs share a hash once in 2^64.
+    Empty if there are fewer than n words. Two runs have the same hash with probability 2^-64.
     """
     count = max(len(hashes) - n + 1, 0)
     if n > FEW_WORDS and count:
@@ -85,7 +85,7 @@ def grams(hashes: UInt64[np.ndarray, " W"], n: int) -> UInt64[np.ndarray, " G"]:
 
 
 def _long_grams(hashes: UInt64[np.ndarray, " W"], n: int) -> UInt64[np.ndarray, " G"]:
-    """Compute the same as differences of running sums, whatever n is: FACTOR is odd, so that it can be divided by."""
+    """Compute the same from running sums, at a cost independent of n; the odd FACTOR has an inverse."""
     sums = np.zeros(len(hashes) + 1, dtype=np.uint64)  # of hash / FACTOR^place
     np.cumsum(hashes * _powers(INVERSE, len(hashes)), out=sums[1:])
     return (sums[n:] - sums[:-n]) * _powers(FACTOR, len(hashes))[n - 1 :]
@@ -95,7 +95,7 @@ _known_powers: dict[np.uint64, UInt64[np.ndarray, " W"]] = {}
 
 
 def _powers(factor: np.uint64, count: int) -> UInt64[np.ndarray, " W"]:
-    """Return factor^0, factor^1, … modulo 2^64; those of the longest text so far are kept."""
+    """Return factor^0, factor^1, … modulo 2^64; cached up to the longest text so far."""
     known = _known_powers.get(factor)
     if known is None or len(known) < count:
         known = np.full(max(count, 4096), factor)
@@ -105,6 +105,6 @@ def _powers(factor: np.uint64, count: int) -> UInt64[np.ndarray, " W"]:
 
 
 def shingles(text: str, n: int) -> UInt64[np.ndarray, " S"]:
-    """Return the set of n-word runs of a text, ascending; a shorter text is one run. S: their number."""
+    """Return the set of n-word runs of a text in ascending order; a shorter text is one run. S: their number."""
     hashes = hash_words(words_and_symbols(text))
     return np.unique(grams(hashes, min(n, len(hashes))))

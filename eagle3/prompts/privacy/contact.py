@@ -1,4 +1,4 @@
-"""How to reach somebody: email addresses, phone numbers, where somebody is."""
+"""Contact data: email addresses, phone numbers, coordinates."""
 
 import re
 from collections.abc import Iterator
@@ -15,14 +15,14 @@ LOCAL_PART = re.compile(r"[\w.!#$%&'*+^`{|}~-]{1,64}")  # on the reversed text b
 DOMAIN = re.compile(r"(?:[^\W_](?:[\w-]{0,62})\.){1,8}(?:xn--[a-z0-9-]{2,59}|[^\W\d_]{2,24})", re.IGNORECASE)
 EMAIL_EDGES = ".!#$%&'*+^`{|}~-"  # quotes, list marks and the like around a local part
 AT = re.compile("@|%40")  # the second in a URL's query
-URL_ACCOUNT = re.compile(r"://[^\s/?#@]{0,128}\Z")  # user@host of a URL: passwords.url_passwords looks at it
+URL_ACCOUNT = re.compile(r"://[^\s/?#@]{0,128}\Z")  # user@host in a URL is for passwords.url_passwords
 MACHINE_USERS = re.compile(
     r"git|hg|svn|(?:\d+\+)?.*no[-_.]?reply.*|do[-_.]?not[-_.]?reply|mailer-daemon", re.IGNORECASE
 )
 
 
 def emails(text: str) -> Iterator[Span]:
-    """Find addresses under a public suffix; not git@, no-reply and other machine users."""
+    """Find addresses with a public suffix; skips git@, no-reply and other machine users."""
     for at in AT.finditer(text) if "@" in text or "%40" in text else ():
         local = LOCAL_PART.match(text[max(0, at.start() - 64) : at.start()][::-1])
         domain = DOMAIN.match(text, at.end())
@@ -31,7 +31,7 @@ def emails(text: str) -> Iterator[Span]:
         user = local.group()[::-1].lstrip(EMAIL_EDGES)
         start = at.start() - len(user)
         in_url = URL_ACCOUNT.search(text[max(0, start - 130) : start])
-        # A matrix product `weights@x.transpose` ends in no public suffix.
+        # A matrix product `weights@x.transpose` has no public suffix.
         if user and not in_url and not MACHINE_USERS.fullmatch(user) and _has_public_suffix(domain.group()):
             yield Span(start, domain.end())
 
@@ -45,23 +45,23 @@ def _public_suffixes() -> PublicSuffixList:
     return PublicSuffixList(accept_unknown=False)
 
 
-# Groups of digits with what people write between them. A run of more than 10 groups is a table of numbers.
+# Groups of digits with the usual separators. A run of more than 10 groups is a table of numbers.
 NUMBER_RUN = re.compile(
     r"[+(\d] ?\(?\d{0,15}(?:(?:\(0\) ?[-/.]? ?|\) ?[-/.]? ?| ?[-/.] ?| |(?=\(\d\d))\(?\d{1,15}){0,31}"
 )
 DIGITS = re.compile(r"\d+")
 EXTENSION = re.compile(r" ?(?:x|ext\.? ?)\d{1,6}(?!\w)", re.IGNORECASE)
-NORTH_AMERICAN = re.compile(r"(?:(?:001|1)[-. ])?(?:\(\d{3}\) ?|\d{3}[-. ])\d{3}[-. ]\d{4}")  # area codes come and go
+NORTH_AMERICAN = re.compile(r"(?:(?:001|1)[-. ])?(?:\(\d{3}\) ?|\d{3}[-. ])\d{3}[-. ]\d{4}")  # no plan has all codes
 MAX_GROUPS = 10
 MIN_DIGITS, MIN_NATIONAL_DIGITS, MAX_DIGITS = 7, 8, 18
 INTERNATIONAL_PREFIX = re.compile(r"(?:00|011)[ -]?(?=[1-9])")
 LONG_NUMBER = 10
-# Of another number, unless it is named a phone.
+# Neighbours that make it part of another number, unless a word says phone.
 PART_BEFORE, PART_AFTER = re.compile(r"\d\w{0,8}[ -]\Z|[-#/]\Z"), re.compile(r" ?[-/=] ?\w")
 DECIMAL = re.compile(r"\+?\d+\.\d+")
 DATE = re.compile(r"\b\d{1,2}([-./ ])\d{1,2}\1(?:19|20)\d\d\b|\b(?:19|20)\d\d([-./ ])\d{1,2}\2\d{1,2}\b")
 
-# Right before a number of any country, also of one that is not in `regions` or that has no such plan.
+# Right before a number of any country, whether or not it fits a numbering plan.
 CALLED = re.compile(
     r"(?:\b(?:(?:tele)?(?:phone|fax)|tel|mobile?|cell|handy|whatsapp|t[ée]l[ée]fon[oe]?|desk|office)"
     r"(?: (?:number|no|nr))?\.?|\bcall (?:(?:me|us|him|her|them) )?(?:on|at|under)"
@@ -85,9 +85,8 @@ PHONE_WORDS = words(
 class Phones:
     """Numbers that are valid in the numbering plan of their country (phonenumbers).
 
-    International forms stand by themselves. National ones must be valid in one of `regions` (ISO 3166 codes), and
-    either be written in the groups in which that region writes them or have a word such as "call" around; in one of
-    `called_regions` they need the word.
+    International forms need no context. National forms must be valid in one of `regions` (ISO 3166 codes), and either
+    have that region's usual groups of digits or a word such as "call" nearby; in `called_regions` they need the word.
     """
 
     entity = "PHONE_NUMBER"
@@ -111,7 +110,7 @@ class Phones:
                 yield from self._in_run(text, Span(*run.span()), groups)
 
     def _in_run(self, text: str, run: Span, groups: list[Span]) -> Iterator[Span]:
-        """Yield the parts of a run that are phone numbers, longest first: in a table other numbers are around one."""
+        """Yield the parts of a run that are phone numbers, longest first: in a table other numbers are next to one."""
         in_context = has_context(text, run, PHONE_WORDS)
         first = 0
         while first < len(groups):
@@ -127,7 +126,7 @@ class Phones:
     def _is_phone(self, text: str, span: Span, run: Span, in_context: bool) -> bool:
         number = text[span.start : span.end]
         count = sum(map(str.isdigit, number))
-        extension = EXTENSION.match(text, span.end)  # "x123" right behind the number
+        extension = EXTENSION.match(text, span.end)  # "x123" right after the number
         whole = Span(span.start, extension.end()) if extension else span
         if not MIN_DIGITS <= count <= MAX_DIGITS or DECIMAL.fullmatch(number) or not stands_alone(text, whole):
             return False
@@ -149,7 +148,7 @@ class Phones:
 
     def _is_national(self, number: str, in_context: bool) -> bool:
         groups = DIGITS.findall(number)
-        # Two groups of digits are a phone number by their looks only with a trunk 0 or an area code in brackets.
+        # Without context, two groups of digits need a trunk 0 or an area code in brackets.
         if not in_context and (len(groups) == 1 or (len(groups) == 2 and number[0] not in "0(")):
             return False
         regions = self.called_regions if in_context else self.regions
@@ -166,7 +165,7 @@ def _valid(number: str, region: str | None) -> PhoneNumber | None:
 
 
 def _possible(number: str) -> bool:
-    """Tell whether a country has numbers of this length: plans change, and people mistype."""
+    """Tell whether a country has numbers of this length: numbering plans change, and people mistype."""
     try:
         return phonenumbers.is_possible_number(phonenumbers.parse(number, None))
     except NumberParseException:
@@ -174,10 +173,10 @@ def _possible(number: str) -> bool:
 
 
 def _written_as_usual(groups: list[str], phone: PhoneNumber, *, in_context: bool) -> bool:
-    """Tell whether the digits are those of the region's national format and, out of context, in its groups.
+    """Tell whether the digits are those of the region's national format and, without context, in its groups.
 
-    The format says whether a trunk 0 belongs to a number; of ten digits and more people leave it out. Behind a 0 the
-    area code alone decides: German numbers are grouped at will.
+    The format has the trunk 0 if there is one; numbers of ten digits and more are also written without it. After a 0
+    only the area code is compared: German numbers have no fixed groups.
     """
     usual = DIGITS.findall(phonenumbers.format_number(phone, PhoneNumberFormat.NATIONAL))
     written, expected = "".join(groups), "".join(usual)
@@ -191,13 +190,13 @@ def _written_as_usual(groups: list[str], phone: PhoneNumber, *, in_context: bool
     return [usual[0].lstrip("0"), *usual[1:]] in (groups, groups[1:])
 
 
-# --- where somebody is ----------------------------------------------------------------------------------------------
+# --- coordinates ----------------------------------------------------------------------------------------------------
 
 ANGLE = (
     r"\d{1,3}(?:\.\d{1,10})? ?(?:°|º|deg) ?(?:\d{1,2}(?:\.\d{1,6})? ?['\u2032\u2019m] ?"
     r"(?:\d{1,2}(?:[.,]\d{1,6})? ?(?:[\"\u2033\u201d]|''|\u2032\u2032) ?)?)?"
 )
-AFTER_FLOAT = re.compile(r"\d\.\d{3,15}[\s,]{1,3}\Z")  # then these two are part of a list of numbers
+AFTER_FLOAT = re.compile(r"\d\.\d{3,15}[\s,]{1,3}\Z")  # then the two are part of a list of numbers
 
 
 def _is_place(match: re.Match[str]) -> bool:
@@ -207,7 +206,7 @@ def _is_place(match: re.Match[str]) -> bool:
 
 
 def _is_precise(match: re.Match[str]) -> bool:
-    """Tell coordinates with hemispheres, or with 5 decimals (1 m) and more."""
+    """Accept coordinates with hemispheres, or with 5 (1 m) to 8 decimals."""
     parts = [match[name].lstrip("+-").partition(".") for name in ("lat", "lon")]
     decimals = all(5 <= len(part) <= 8 for _, _, part in parts)
     return bool(match["north"]) or (decimals and any(len(whole) > 1 for whole, _, _ in parts))

@@ -1,4 +1,4 @@
-"""National and tax ids of persons, and passports. The rules are python-stdnum's where it has them."""
+"""National and tax ids of persons, and passports. Check digits are verified by python-stdnum if it knows the id."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ from stdnum.us import itin, ssn
 from eagle3.prompts.privacy.recogniser import Pattern, Recogniser, Span, stands_alone, words
 
 TAX_WORDS = (r"tax(?: ?payer)? ?(?:id\w{0,12}|no|number|nr|code)?", "tin", r"national id\w{0,12}")
-CODE_LITERAL = re.compile(r"[=<>+*/%(,\[{]\s*\Z")  # before 30000000L of code
+CODE_LITERAL = re.compile(r"[=<>+*/%(,\[{]\s*\Z")  # before 30000000L in code
 PASSPORT_GATES = (
     "passp", "passn", "pass-n", "pass n", "pass_n", "passeport", "reisepass", "ausweis", "pasaporte", "passaport",
     "paspoort", "पासपोर्ट", "护照", "護照",
@@ -36,7 +36,7 @@ def _spanish(number: str) -> bool:
 
 
 def _nino(number: str) -> bool:
-    """Tell the prefixes that HMRC gives out; National Insurance numbers have no checksum."""
+    """Accept the prefixes that HMRC uses; National Insurance numbers have no checksum."""
     return re.match(r"(?!BG|GB|KN|NK|NT|TN|ZZ)[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z]", number, re.IGNORECASE) is not None
 
 
@@ -58,7 +58,7 @@ def _id(
     clear: str | Callable[[re.Match[str]], object] | None = None,
     gates: tuple[str, ...] = (),
 ) -> Recogniser:
-    """Describe an id: its form, the check of its digits and letters, its names, and the forms that need no name."""
+    """Describe an id: its pattern, the check of its digits, its context words, and the forms that need no context."""
     if isinstance(clear, str):
         form = re.compile(clear)
         clear = lambda match: form.fullmatch(match.group())  # noqa: E731
@@ -81,7 +81,7 @@ OF_COUNTRIES = [
         r"nino", "ni", "national insurance", "insurance (?:number|no)", clear=r"[A-Z].*[A-D]"),
     _id("UK_NHS_NUMBER", r"\d{3}([ -]?)\d{3}\1\d{4}", nhs.is_valid, "nhs", r"patients?", "health", "medical", "gp"),
     _id("UK_UTR", r"\d{5} ?\d{5}", utr.is_valid, "utr", r"unique tax\w{0,6}", "hmrc", "self assessment", *TAX_WORDS),
-    # The rule passes 1 in 270 random numbers (measured): 2-3-3-3 groups are clear.
+    # 1 in 270 random numbers passes (measured): groups of 2-3-3-3 need no context.
     _id("DE_TAX_ID", r"\d{2}([ -]?)\d{3}\1\d{3}\1\d{3}", idnr.is_valid,
         r"steuer ?(?:id\w{0,24}|nummer|nr)", r"steuerliche \w{1,30}", "id ?nr", "idnummer", r"identifikationsnummer",
         "finanzamt", *TAX_WORDS, clear=r"\d\d[ -].*"),
@@ -96,13 +96,13 @@ OF_COUNTRIES = [
     _id("IT_FISCAL_CODE",
         r"[A-Z]{6} ?[0-9LMNPQRSTUV]{2}[A-EHLMPRST][0-9LMNPQRSTUV]{2} ?[A-Z][0-9LMNPQRSTUV]{3}[A-Z]",
         _without(" ", codicefiscale.is_valid)),
-    # One in eleven of all numbers passes, so that context decides.
+    # One in eleven numbers passes, so context is required.
     _id("NL_BSN", r"\d{3}(?:\d[. ]?\d{2}[. ]?\d{3}|[. -]\d{3}[. -]\d{3}|\d{5})", _without(r"\D", bsn.is_valid),
         "bsn", "burger ?service ?(?:nummer|nr)", "sofi(?: ?nummer)?", r"persoonsnummer", *TAX_WORDS),
     # One in a hundred passes.
     _id("BR_CPF", r"\d{3}(?:[. ]\d{3}[. ]\d{3}[-/ .]\d\d|\d{6}[-/]?\d\d)", _without(r"\D", cpf.is_valid),
         "cpf", r"cadastro de pessoas? f[íi]sicas?", r"contribuinte\w{0,12}", "documento", *TAX_WORDS, clear=r".*\D.*"),
-    # One in ten passes: the 4-4-4 groups are clear.
+    # One in ten passes: groups of 4-4-4 need no context.
     _id("IN_AADHAAR", r"(?<!\d{4}[ -])[2-9]\d{3}([ -]?)\d{4}\1\d{4}(?![ -]\d{4}(?!\d))", aadhaar.is_valid,
         r"aadh?aa?r", "uidai", "uid", "आधार", *TAX_WORDS, clear=r"\d{4}[ -].*"),
     _id("IN_PAN", r"[A-Z]{3}[ABCFGHJKLPT][A-Z]\d{4}[A-Z]", pan.is_valid,
@@ -114,10 +114,10 @@ PASSPORT = _id(
     "passaporto", "passaporte", "paspoort(?:nummer)?", "पासपोर्ट", "护照", "護照", gates=PASSPORT_GATES,
 )  # fmt: skip
 
-# --- all countries that python-stdnum knows: numbers near the name that they have there ------------------------------
+# --- all countries that python-stdnum knows: numbers near their local name --------------------------------------------
 
-# python-stdnum's modules of numbers that one person has → what people call them, as an expression without case.
-# OF_COUNTRIES has those whose form is so clear that they need no name.
+# python-stdnum's modules of personal numbers → their names, as an expression that ignores case. OF_COUNTRIES has those
+# whose form is so clear that they need no name.
 PERSONAL = {
     "ar.cuit": "cui[tl]", "ar.dni": "dni|documento", "at.vnr": r"sozialversicherungs\w*|sv-?(?:nr|nummer)|vsnr",
     "au.tfn": "tfn|tax file", "be.nn": r"rijksregister\w*|registre national", "be.bis": "bis[- ]?(?:nummer|number)",
@@ -138,29 +138,29 @@ PERSONAL = {
     "tr.tckimlik": r"t\.?c\.? ?kimlik\w*|tckn|kimlik no",
     "ua.rntrc": "рнокпп|rntrc|іпн", "uy.rut": "rut", "ve.rif": "rif", "za.idnr": "id number|identity number",
 }  # fmt: skip
-# Names that every country's number is given.
+# Names for the number of any country.
 ANY = (
     r"national (?:id|identity|identification|insurance)\w*|social security|ssn|identity (?:card|number)|tax id\w*"
     r"|(?:citizen|personal) id\w*|identification card|personal code"
 )
 
-# Right between such a name and a number: then nobody asks for check digits, which some countries have given up.
+# Between such a name and a number; then check digits are not required, which some countries have given up.
 CALLED = re.compile(r"(?: (?:number|no|nr))?\.?(?: is| was)?[\s:=#\"']{1,4}", re.IGNORECASE)
 CALLED_NUMBER = re.compile(r"\d(?:[ -]?\d){5,17}|[A-Z]{2} ?\d(?: ?\d){5} ?[A-Z]", re.IGNORECASE)
 SOMEBODYS = re.compile(r"\b(?:my|his|her|our|their|'s)(?: \w{1,12}){0,2} ?\Z", re.IGNORECASE)
 
 IN_GROUPS = re.compile(r"\w+(?:[ ./+-]\w+)*")
-FEWEST_DIGITS, MOST_GROUPS, LENGTHS = 6, 5, (7, 24)  # of a number, and its characters with what stands between
+FEWEST_DIGITS, MOST_GROUPS, LENGTHS = 6, 5, (7, 24)  # of a number; characters including separators
 
 
 PART = re.compile(r"[A-Z0-9](?:[./+-]?[A-Z0-9]){0,23}", re.IGNORECASE)  # numbers are written in groups
 NAME = re.compile(rf"(?<![^\W_])(?:{'|'.join([*PERSONAL.values(), ANY])})(?![^\W_])", re.IGNORECASE)
-SIX_DIGITS = re.compile(r"\d(?:[^\d\n]{0,9}\d){5}")  # most texts hold no such run and are done at its sight
+SIX_DIGITS = re.compile(r"\d(?:[^\d\n]{0,9}\d){5}")  # texts without such a run are skipped
 AFTER_NAME, BEFORE_NAME = 60, 30  # characters between the name and the number
 
 
 def national_ids(text: str) -> Iterator[Span]:
-    """Find numbers that are valid in a country, after or right before what they are called there."""
+    """Find numbers that are valid in a country, after or right before their name there."""
     end = 0
     for name in NAME.finditer(text) if SIX_DIGITS.search(text) else ():
         number = _somebodys(text, name)
@@ -174,7 +174,7 @@ def national_ids(text: str) -> Iterator[Span]:
 
 
 def _somebodys(text: str, name: re.Match[str]) -> Span | None:
-    """Return the number right after "my SSN is": whatever its check digits, somebody says that it is theirs."""
+    """Return the number right after "my SSN is", without checking its digits."""
     if re.fullmatch(ANY, name.group(), re.IGNORECASE) and SOMEBODYS.search(
         text[max(0, name.start() - 30) : name.start()]
     ):
@@ -186,7 +186,7 @@ def _somebodys(text: str, name: re.Match[str]) -> Span | None:
 
 
 def _first_number(text: str, start: int, stop: int, name: str) -> Span | None:
-    """Return the first run of parts, the longest there, that is a number of this name."""
+    """Return the first and longest run of parts that is a valid number for this name."""
     parts = [Span(*part.span()) for part in PART.finditer(text, start, min(len(text), stop))]
     for first, part in enumerate(parts):
         for last in reversed(parts[first : first + MOST_GROUPS]):
@@ -209,13 +209,13 @@ def _is_personal(number: str, name: str) -> bool:
 def _is_valid(module: ModuleType, number: str) -> bool:
     try:
         return module.is_valid(number)
-    except LookupError:  # of stdnum.cn.ric where its table has no county; date and check digit were right
+    except LookupError:  # stdnum.cn.ric does not know the county; date and check digit were right
         return True
 
 
 @cache
 def modules() -> list[tuple[re.Pattern[str], ModuleType]]:
-    """Return each country's check and the names that call for it."""
+    """Return each country's names and its check."""
     return [
         (re.compile(f"{names}|{ANY}", re.IGNORECASE), import_module(f"stdnum.{module}"))
         for module, names in PERSONAL.items()

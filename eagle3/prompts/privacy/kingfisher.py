@@ -1,7 +1,7 @@
-"""Secrets by the rules of kingfisher (the extra `kingfisher`), a binary that reads many texts at once.
+"""Secrets found by kingfisher (the extra `kingfisher`), a binary that reads many texts in one call.
 
-It reads offline: nothing is validated, updated or sent. The texts are in a temporary folder that its owner alone can
-enter, each in a file of its own, so that the findings in one do not depend on the others.
+It works offline: nothing is validated, updated or sent. The texts are in a temporary folder that only its owner can
+enter, each in its own file, so that the findings in one do not depend on the others.
 """
 
 import json
@@ -19,21 +19,21 @@ from eagle3.prompts.privacy.recogniser import Span
 
 KEY = "prompts.privacy.kingfisher"
 PACKAGE = "package"
-OLDEST, NEWEST = (2, 14), (3, 0)  # versions whose report is known to be read rightly; below NEWEST
+OLDEST, NEWEST = (2, 14), (3, 0)  # versions whose report can be read; NEWEST is excluded
 FOUND_NOTHING, FOUND = 0, 200  # exit codes
-# Every finding that it knows, wherever it is repeated; texts cannot ask to be passed over, nor be taken for an archive.
+# Report every finding, including repeated ones; ignore comments in texts that ask to be skipped; unpack nothing.
 ARGUMENTS = (
     "--format=jsonl", "--quiet", "--no-validate", "--no-update-check", "--no-dedup", "--no-ignore",
     "--no-extract-archives", "--git-history=none", "--confidence=low", "--jobs=1",
 )  # fmt: skip
 NEEDED_FROM_ENVIRONMENT = ("HOME", "PATH", "TMPDIR", "XDG_CACHE_HOME", "KF_RULE_CACHE_DIR")  # no webhooks, no proxies
 SECONDS = 600
-NO_MAGIC = b"\n"  # before each text, so that none begins like a file of another kind
+NO_MAGIC = b"\n"  # before each text, so that none starts like another kind of file
 ENCODED = re.compile(rb"[A-Za-z0-9+/=_-]*")
 
 
 class Kingfisher:
-    """path: of the binary, or PACKAGE for that of the installed package kingfisher-bin."""
+    """path: of the binary, or PACKAGE for the binary of the installed package kingfisher-bin."""
 
     entity = "SECRET"
 
@@ -66,7 +66,7 @@ class Kingfisher:
         return f"kingfisher {self.version}"
 
     def look_ahead(self, texts: Iterable[str]) -> None:
-        """Read these texts at once; `find` of one of them is then looked up. What was read before is forgotten."""
+        """Read these texts in one call and keep their findings for `find`, replacing earlier ones."""
         known = [text for text in dict.fromkeys(texts) if text]
         self._found = dict(zip(known, self._find_all(known), strict=True)) if known else {}
 
@@ -91,7 +91,7 @@ class Kingfisher:
         try:
             ended = self._run("scan", folder, *ARGUMENTS)
             lines = [json.loads(line) for line in ended.stdout.splitlines()]
-        except (OSError, ValueError, subprocess.TimeoutExpired) as error:  # its report holds secrets: it is not shown
+        except (OSError, ValueError, subprocess.TimeoutExpired) as error:  # its report may have secrets
             raise _broken(self.version, type(error).__name__) from None
         scanned = sum(
             part["stats"]["blobs_scanned"]
@@ -124,14 +124,16 @@ def _installed() -> str:
 
 def _broken(version: str, what: str) -> InputError:
     return InputError(
-        f"{KEY}: kingfisher {version} did not read the texts ({what}); see that TMPDIR has room and is in no git "
+        f"{KEY}: kingfisher {version} did not read the texts ({what}); check that TMPDIR has space and is not in a git "
         f"repository, or go without: {KEY}=null"
     )
 
 
 def _place(data: bytes, finding: dict[str, Any]) -> tuple[int, int]:
-    """Return the bytes of a finding. Lines count from 1, columns from 0 and in bytes; of what was decoded the place
-    is that of a character inside the encoded text."""
+    """Return start and end of a finding in bytes.
+
+    Its line counts from 1, its column from 0 and in bytes. For decoded text it is a position inside the encoded text.
+    """
     start = 0
     for _ in range(finding["line"] - 1):
         start = data.index(b"\n", start) + 1
@@ -144,7 +146,7 @@ def _place(data: bytes, finding: dict[str, Any]) -> tuple[int, int]:
 
 
 def _in_characters(data: bytes, start: int, end: int) -> Span:
-    """Return the span in the text, which NO_MAGIC is not part of; one that is empty is one character."""
+    """Return the span in the text without NO_MAGIC; an empty span becomes one character."""
     before = len(data[:start].decode(errors="ignore"))
     inside = len(data[start:end].decode(errors="ignore"))
     first = max(0, before - len(NO_MAGIC))

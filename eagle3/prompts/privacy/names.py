@@ -1,6 +1,6 @@
-"""Names, places, street addresses: what no pattern can tell, found by a token classifier that was exported to ONNX.
+"""Names, places and street addresses, which no pattern finds: by a token classifier exported to ONNX.
 
-The model is loaded in the process that reads with it: a `Privacy` is pickled to worker processes.
+Each process loads the model when it first uses it, because a `Privacy` is pickled to worker processes.
 """
 
 import json
@@ -11,26 +11,26 @@ from typing import Any, NamedTuple
 from eagle3.errors import InputError, require_packages
 from eagle3.prompts.privacy.recogniser import Action, Span
 
-REQUIRED = frozenset({"PERSON", "LOCATION"})  # the strict policy refuses a model that does not see these
-ONLY_BY_MODEL = REQUIRED | {"ORGANIZATION", "STREET_ADDRESS"}  # no pattern sees them
-IN_PROSE = "PASSWORD"  # patterns see only some of those that stand in a sentence
+REQUIRED = frozenset({"PERSON", "LOCATION"})  # the strict policy needs a model for these
+ONLY_BY_MODEL = REQUIRED | {"ORGANIZATION", "STREET_ADDRESS"}  # no pattern finds them
+IN_PROSE = "PASSWORD"  # patterns find only some of those in sentences
 
-# The names that common models give to these entities, without underscores.
+# Labels of common models → entities, without underscores.
 LABELS = {
     **dict.fromkeys(("PERSON", "PER", "NAME", "GIVENNAME", "SURNAME", "FIRSTNAME", "LASTNAME"), "PERSON"),
     **dict.fromkeys(("LOCATION", "LOC", "GPE", "FAC", "CITY", "STATE", "STREET", "STREETNAME"), "LOCATION"),
     **dict.fromkeys(("ORGANIZATION", "ORGANISATION", "ORG", "COMPANY", "COMPANYNAME"), "ORGANIZATION"),
 }
-TOKENS, OVERLAP = 128, 32  # the model reads so many at a time; an entity at an edge is whole in one of the two pieces
+TOKENS, OVERLAP = 128, 32  # of a piece of text; an entity at an edge is complete in one of the two pieces
 KEY = "prompts.privacy.model"
 
 
 class NameModel:
     """A folder with config.json, tokenizer.json and the ONNX graph `file`, quantised or not.
 
-    actions: for each entity that is looked for, what happens to a prompt that has it. labels: the model's own names of
-    entities that LABELS lacks. A token counts if its label is at least `threshold` likely; neighbouring tokens of one
-    entity are one finding. Raises InputError if the folder does not hold such a model.
+    actions: by entity; only these are looked for. labels: the model's labels of entities that LABELS does not have. A
+    token counts if the probability of its label is at least `threshold`; adjacent tokens of one entity are one
+    finding. Raises InputError if the folder has no such model.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class NameModel:
         return {**self.__dict__, "_loaded": None}
 
     def find(self, text: str) -> Iterator[tuple[str, Span]]:
-        """Yield entity and place of every finding; texts of any length are read in overlapping pieces."""
+        """Yield entity and span of every finding; long texts are read in overlapping pieces."""
         if self._loaded is None:
             self._loaded = self._load()
         _, tokenizer = self._loaded
@@ -83,7 +83,7 @@ class NameModel:
                 yield found.entity, Span(found.start, found.end)
 
     def files(self) -> list[Path]:
-        """List the folder's files: prompts are made again when one of them changes."""
+        """List the files of the folder; if one changes, the prompts are made again."""
         return sorted(file for file in self.path.rglob("*") if file.is_file())
 
     def _labels_of_model(self) -> dict[int, str]:
@@ -97,7 +97,7 @@ class NameModel:
         return {int(index): label for index, label in config.get("id2label", {}).items()}
 
     def _entity(self, label: str) -> str | None:
-        """Return PERSON for B-PER, LOCATION for GPE, None for a label of no entity."""
+        """Return PERSON for B-PER, LOCATION for GPE, None for a label that is no entity."""
         return self.entities.get(_plain(label))
 
     def _load(self) -> Any:
@@ -105,7 +105,7 @@ class NameModel:
         from tokenizers import Tokenizer
 
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1  # there is a process for each core
+        options.intra_op_num_threads = options.inter_op_num_threads = 1  # there is one process per core
         graph = onnxruntime.InferenceSession(self.path / self.file, options, providers=["CPUExecutionProvider"])
         tokenizer = Tokenizer.from_file(str(self.path / "tokenizer.json"))
         tokenizer.no_padding()
@@ -113,7 +113,7 @@ class NameModel:
         return graph, tokenizer
 
     def _tokens(self, piece: Any) -> Iterator["_Token"]:
-        """Yield the tokens of a piece that belong to an entity that is looked for."""
+        """Yield the tokens of a piece that belong to an entity in `actions`."""
         import numpy as np
 
         graph, _ = self._loaded

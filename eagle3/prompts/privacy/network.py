@@ -22,14 +22,14 @@ AFTER_VERSION = re.compile(
     r"[-+](?:rc|alpha|beta|a|b|dev|snapshot|final|r|\d)|\.(?:tar|zip|whl|jar|deb|rpm|exe|dll|so|post|dev|in-addr)", re.I
 )
 LONGEST_VERSION_WORDS, LONGEST_LOGIN = 30, 80
-# Where hosts have addresses; elsewhere hex digits with colons are slices, durations or names in C++.
+# Networks of hosts; other hex digits with colons are slices, durations or C++ names.
 IPV6_HOSTS = [ipaddress.ip_network(network) for network in ("::1", "2000::/3", "fc00::/7", "fe80::/10", "64:ff9b::/96")]
-EIGHT_GROUPS = re.compile(r"[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{1,4}){7}")  # nothing else is written so
+EIGHT_GROUPS = re.compile(r"[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{1,4}){7}")  # nothing else has this form
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def ip_addresses(text: str) -> Iterator[Span]:
-    """Find IPv4 and IPv6 addresses of hosts: not multicast, network or mask, nor versions."""
+    """Find IPv4 and IPv6 addresses of hosts; skips multicast, networks, masks and versions."""
     for match in IPV4.finditer(text) if "." in text else ():
         if stands_alone(text, Span(*match.span())) and not _is_version(text, match):
             yield from _host(match)
@@ -71,20 +71,20 @@ def _is_version(text: str, match: re.Match[str]) -> bool:
 
 # Documentation (RFC 7042), IPv4 multicast, bridges, IPv6 multicast.
 NO_DEVICE = ("00005e0053", "01005e", "0180c2", "3333")
-LONGER_BEFORE = re.compile(r"(?:^|[^0-9A-Z])[0-9A-F]{2}[:-]\Z", re.IGNORECASE)  # of a key's fingerprint
+LONGER_BEFORE = re.compile(r"(?:^|[^0-9A-Z])[0-9A-F]{2}[:-]\Z", re.IGNORECASE)  # then it is a fingerprint
 
 
 def _is_device(match: re.Match[str]) -> bool:
     if LONGER_BEFORE.search(match.string[max(0, match.start() - 4) : match.start()]):
         return False
     digits = re.sub("[^0-9a-f]", "", match.group().lower())
-    # Six pairs of decimal digits joined by dashes are a list of numbers, and a number with two points is one too.
+    # Six pairs of decimal digits joined by dashes, or a number with two points, are usually no MAC address.
     if digits.isdecimal() and match["gap"] != ":":
         return False
     return len(set(digits)) > 2 and not digits.startswith(NO_DEVICE)
 
 
-mac_addresses = Pattern(  # EUI-48 in the forms of IEEE 802, Windows and Cisco
+mac_addresses = Pattern(  # EUI-48 as IEEE 802, Windows and Cisco write it
     re.compile(
         r"[0-9A-F]{2}(?P<gap>[:-])[0-9A-F]{2}(?:(?P=gap)[0-9A-F]{2}){4}(?!(?P=gap)[0-9A-F])|[0-9A-F]{4}\.[0-9A-F]{4}\.[0-9A-F]{4}",
         re.IGNORECASE,

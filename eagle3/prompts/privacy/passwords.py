@@ -1,4 +1,4 @@
-"""Passwords: in URLs, hashed, assigned to what is called a password or secret, and told in a sentence."""
+"""Passwords: in URLs, hashed, assigned to a name such as password or secret, and given in a sentence."""
 
 import math
 import re
@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 from eagle3.prompts.privacy.recogniser import Pattern, Recogniser, Span, mentions
 
-# What documentation puts where a secret goes.
+# Stand-ins for secrets in documentation.
 PLACEHOLDER = re.compile(
     r"example|your|placeholder|dummy|redacted|insert|change_?me|replace|x{4}|\*{3}|\.{3}|…|[<{]|\$\(|\A\$\w+\Z|%s|%\(|\A%\w+%\Z"
     r"|\A(?:pass|passwd|password|pwd|pw|secret|token|key|user(?:name)?|test|foo|bar|none|null|true|false|string|str)\d?\Z",
     re.IGNORECASE,
 )
-KEY_ENTROPY = 3.3  # bits of a value that is called a key; names in code have less
+KEY_ENTROPY = 3.3  # bits, of the value of a key; identifiers have less
 MANY_KINDS = 8  # of characters in a random key of 16 and more; aaaa… and 1234-1234 have fewer
 
 
@@ -32,7 +32,7 @@ SCHEME = re.compile(r"[a-z0-9.]{1,10}(?:\+[a-z0-9]{1,20})?\Z", re.IGNORECASE)
 
 
 def url_passwords(text: str) -> Iterator[Span]:
-    """Find URLs with user and password, up to their host; not the placeholders of documentation."""
+    """Find URLs with user and password, up to the host; skips placeholders of documentation."""
     for match in URL_ACCOUNT.finditer(text) if "://" in text and "@" in text else ():
         user, password = match.groups()
         if password != user and not PLACEHOLDER.search(password):
@@ -40,14 +40,14 @@ def url_passwords(text: str) -> Iterator[Span]:
             yield Span(match.start() - len(scheme.group() if scheme else ""), match.end())
 
 
-password_hashes = Pattern(  # as systems keep them, with salt: what people choose can be guessed from them
+password_hashes = Pattern(  # with salt, as systems store them: weak passwords can be guessed from them
     re.compile(
         r"\$(?:1|5|6|y|apr1|2[abxy]?|argon2(?:id|i|d)|scrypt|pbkdf2(?:-sha\d{1,3})?)\$[\w./=,$+-]{20,200}"
         r"|\$krb5\w{2,8}\$\d{1,2}\$[^\s\"']{32,4000}"
     )
 )
 
-# --- assigned to what is called a password, or a value of 16 characters and more to a secret, key or token ------------
+# --- assigned to a name such as password; or 16 characters and more, to a secret, key or token ------------------------
 
 ASSIGNED_GATES = (
     "pass", "pwd", "secret", "key", "token", "credential", "auth", "webhook",
@@ -73,7 +73,7 @@ VALUE = (
     r"|(?P<bare>[^\s\"'`,;<>()\[\]{}|&]{5,200})(?![(\[{]))"
 )
 ASSIGNMENT = re.compile(CALLED + ASSIGNED + VALUE, re.IGNORECASE)
-# Commands that take one: SQL's CREATE USER, curl -u user:…, mysql -p…
+# Arguments of commands: SQL's CREATE USER, curl -u user:…, mysql -p…
 GIVEN_TO_COMMAND = re.compile(
     r"\bidentified (?:with \w{1,40} )?by ['\"](?P<sql>[^'\"\s]{4,200})['\"]"
     r"|\bcurl\b[^\n|;]{0,200}?\s(?:-u|--user)[ =]{0,2}['\"]?[^\s'\":]{1,64}:(?P<curl>[^\s'\"]{4,200})"
@@ -87,7 +87,7 @@ DOTTED_NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
 
 
 def assigned_passwords(text: str) -> Iterator[Span]:
-    """Find values that look like a password or key: letters with digits or signs, no placeholder, no code."""
+    """Find values that look like a password or key: letters with digits or signs, not placeholders or code."""
     if not mentions(text, ASSIGNED_GATES):
         return
     for match in GIVEN_TO_COMMAND.finditer(text):
@@ -124,15 +124,15 @@ def _is_key(value: str, *, quoted: bool, assigned: bool) -> bool:
     )  # fmt: skip
 
 
-# --- told in a sentence: "the password is hunter2", "Das Passwort lautet `veiland`", "密码是 123456" ---
-# A sentence that says of a password how it is ("is too weak", "muss 8 Zeichen haben") reads alike. What counts is in
-# quotes or code marks, has a digit, or stands next to a user name that is told with it.
+# --- given in a sentence: "the password is hunter2", "Das Passwort lautet `veiland`", "密码是 123456" ---
+# Sentences about a password look similar ("is too weak", "muss 8 Zeichen haben"). A value counts if it is in quotes or
+# code marks, has a digit, or comes with a user name.
 
 PASSWORD_NAME = (
     r"(?:(?<![^\W_])(?:pass(?:word|phrase|code|wort)(?:ul)?|pw|pin(?:[ -]code)?|kennwort|mot de passe|contrase[nñ]a"
     r"|senha|wachtwoord|has[lł]o|parol[ae]|lösenord|adgangskode|пароль)(?![^\W_])|密码|密碼|口令|パスワード|비밀번호)"
 )
-# What may stand between: "par défaut pour tous les comptes", "for the account", "meu", "от почты".
+# Words that may come between: "par défaut pour tous les comptes", "for the account", "meu", "от почты".
 MORE = (
     r"(?: (?:of|for|to|von|für|fürs|de|du|del|di|do|par|por|pour|padr[aã]o|voor|от|для|по|meu|tău|predefinita|default)"
     r"(?: [^\s.,:;=`'\"]{1,20}){0,5}?)?"
@@ -153,9 +153,9 @@ MARKED = (
 )
 BARE = r"\*{0,2}(?P<bare>[^\s\"'`“„«»<>{}()\[\]|*,。、]{3,64})"
 
-# What stands for a value that is put in later, or code that computes it.
+# Templates, and code that computes the value.
 TEMPLATE = re.compile(r"[{}<>$]|%[sd(]|\A[-+.\\/~ ]|\*{3}|•|x{4}|\.{3}|…|\w\(|\A\W+\Z|[ .]\Z", re.IGNORECASE)
-# "is 8 characters long": what is counted behind a number.
+# "is 8 characters long": a unit after the number.
 COUNTED = re.compile(
     r"[\s-]{0,2}(?:to |bis |à |a |or |\d+ )?(?:min|max|char|zeichen|cara|digit|letter|symbol|number|word|tekens|znak"
     r"|bit|day|hour|week|month|year|time|attempt|round|step|more|or |and \d|cijfer|chiffre|d[ií]gito|lett|stell|символ"
@@ -173,7 +173,7 @@ USER = re.compile(
     re.IGNORECASE,
 )
 ENDS = re.compile(r"[.!?*)\"']{0,3}(?:\s|\Z|[,;。、])")
-# Types and field names, as in code, and what a password is: "is required".
+# Types and field names, as in code, and properties: "is required".
 NO_VALUE = re.compile(
     r"(?:pass\w*|pwd|string|str|text|required|true|false|null|none|type|user\w*|field|value|input|int|any|varchar|char"
     r"|optional|wrong|in\w*correct|in?valid|empty|blank|the|a|an|not|set|is|to)\Z",
@@ -196,11 +196,11 @@ def told_passwords(text: str) -> Iterator[Span]:
 
 
 def _is_told(text: str, match: re.Match[str], value: str, end: int) -> bool:
-    """Tell whether a value without marks is one: with a digit that counts nothing, or next to a user name."""
+    """Tell whether a value without quotes is a password: it has a digit, not of a count, or follows a user name."""
     if any(map(str.isdigit, value)):
         return not (COUNTED.match(text, end) or METHOD.match(value) or COUNTED.match(value.lstrip("0123456789-")))
-    beside = USER.search(text[max(0, match.start() - 80) : match.start()])
-    return beside is not None and ENDS.match(text, end) is not None and not NO_VALUE.match(value)
+    user = USER.search(text[max(0, match.start() - 80) : match.start()])
+    return user is not None and ENDS.match(text, end) is not None and not NO_VALUE.match(value)
 
 
 RECOGNISERS = [

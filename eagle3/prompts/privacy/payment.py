@@ -20,8 +20,8 @@ from eagle3.prompts.privacy.recogniser import (
     words,
 )  # fmt: skip
 
-# Who issues which numbers (ISO/IEC 7812 ranges of the networks in use) → lengths. Other numbers that pass Luhn's test,
-# such as IMEIs and serials, are no cards.
+# Ranges and lengths of the card networks in use (ISO/IEC 7812). Other numbers with a valid Luhn digit, such as IMEIs,
+# are not cards.
 ISSUERS = re.compile(
     r"""4(?:\d{12}|\d{15}|\d{18})                                                    # Visa
     |(?:5[1-5]\d\d|222[1-9]|22[3-9]\d|2[3-6]\d\d|27[01]\d|2720)\d{12}                # Mastercard
@@ -33,9 +33,9 @@ ISSUERS = re.compile(
     """,
     re.VERBOSE,
 )
-SHORT_CARD = 13  # digits; so many are on few old cards and on every barcode
+SHORT_CARD = 13  # digits: few old cards have so many, every barcode does
 
-credit_cards = Pattern(  # in one piece or in groups as on cards; short numbers and those of other issuers by the word
+credit_cards = Pattern(  # in one piece or in groups; short numbers and those of other issuers need a word
     re.compile(
         r"\d{4}(?:(?P<gap>[ .-])(?:\d{4}(?P=gap)\d{4}(?P=gap)\d{3,4}(?:(?P=gap)\d{3})?|\d{6}(?P=gap)\d{4,5})|\d{8,15})"
     ),
@@ -58,14 +58,14 @@ IBAN_WORDS = words("iban", "transfer(?:red)?", "wire", r"[üu]berweis\w*", "vire
 
 
 def ibans(text: str) -> Iterator[Span]:
-    """Find what has country, length and check digits of ISO 13616, in one piece or in groups, in either case.
+    """Find numbers with country, length and check digits of ISO 13616, in one piece or in groups, in either case.
 
-    What is called an IBAN needs the check digits alone: countries join, and change their lengths.
+    Near a word such as IBAN the check digits are enough: countries join, and change their lengths.
     """
     position = 0
     while match := IBAN.search(text, position):
         start = match.start()
-        # The pattern runs on into the words that follow: the longest end counts.
+        # The pattern may extend into the following words: the longest valid end counts.
         ends = (Span(start, end) for end in range(match.end(), start + SHORTEST_IBAN - 1, -1))
         found = next((span for span in ends if stands_alone(text, span) and _is_iban(text, span)), None)
         if found is not None:
@@ -80,7 +80,7 @@ def _is_iban(text: str, span: Span) -> bool:
     )
 
 
-bank_accounts = Pattern(  # account, routing and sort numbers that are called so; a Spanish CCC by its checksum too
+bank_accounts = Pattern(  # account, routing and sort numbers near such a word; a Spanish CCC also needs its checksum
     re.compile(r"\d(?:[ -]?\d){6,19}|\d\d-\d\d-\d\d"),
     valid=lambda match: len(digits := _digits(match.group())) != 20 or ccc.is_valid(digits),
     context=words(
@@ -92,18 +92,18 @@ bank_accounts = Pattern(  # account, routing and sort numbers that are called so
     ),
 )  # fmt: skip
 
-# --- wallets, recognised by the checksum that is part of each address -------------------------------------------------
+# --- wallets, recognised by the checksum in their address ------------------------------------------------------------
 
 BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 BASE58_VERSIONS = (0x00, 0x05, 0x30, 0x32, 0x1E, 0x16, 0x4C, 0x10, 0x41)  # Bitcoin, Litecoin, Dogecoin, Dash, Tron
 BASE58_LENGTH = 25  # bytes: version, hash of 20, checksum of 4
 BECH32 = "qpzry9x8gf2tvdw0s3jn54khce6mua7l"
 BECH32_CONSTANTS = (1, 0x2BC830A3)  # BIP-173 and, for taproot addresses, BIP-350
-MANY_CHARACTERS = 8  # of characters; a wallet's are as random as a hash
+MANY_CHARACTERS = 8  # different ones; an address is as random as a hash
 
 
 def _one_case(address: str) -> bool:
-    """Tell whether an Ethereum address lacks mixed case and with it a checksum: any 20 bytes look like it."""
+    """Tell whether an Ethereum address has no mixed case and so no checksum: any 20 bytes look like one."""
     return address[2:] in (address[2:].lower(), address[2:].upper())
 
 

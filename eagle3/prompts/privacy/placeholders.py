@@ -1,6 +1,6 @@
-"""Findings that are let through: values that look like personal data or secrets and identify nobody, and a team's own.
+"""Findings that are let through: placeholder values that identify nobody, and a team's own values.
 
-Each set of placeholders says who set it aside: for documentation, tests, private networks.
+A comment on each set of placeholders names who reserved it for documentation, tests or private networks.
 """
 
 import ipaddress
@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from eagle3.errors import InputError
 
-# RFC 2606 and 6761; GitHub's noreply addresses; Microsoft's fictitious companies; names that say they are placeholders.
+# RFC 2606 and 6761; GitHub's noreply addresses; Microsoft's fictitious companies; names such as your-company.
 DOMAINS = re.compile(
     r"(?:.+\.)?(?:example(?:\.[a-z]{2,3}){1,2}|[^.]+\.(?:example|test|invalid|localhost|local)|localhost"
     r"|users\.noreply\.github\.com|contoso\.com|fabrikam\.com|adventure-works\.com|northwindtraders\.com"
@@ -19,7 +19,7 @@ DOMAINS = re.compile(
     re.IGNORECASE,
 )
 
-# Of payment networks' and processors' test pages (Stripe, PayPal, Adyen, Authorize.net); 400000… is Stripe's alone.
+# Test cards of payment networks and processors (Stripe, PayPal, Adyen, Authorize.net); 400000… is Stripe's.
 CARDS = re.compile(
     """400000\\d{10}|4242424242424242|4000056655665556|5555555555554444|2223003122003222|5200828282828210
     |5105105105105100|378282246310005|371449635398431|378734493671000|6011111111111117|6011000990139424
@@ -33,7 +33,7 @@ CARDS = re.compile(
     re.VERBOSE,
 )
 
-# The examples of the IBAN registry (ISO 13616, SWIFT), and the one of Wikipedia's articles.
+# Examples of the IBAN registry (ISO 13616, SWIFT) and of Wikipedia.
 IBANS = frozenset((
     "AT611904300234573201", "BE68539007547034", "CH9300762011623852957", "CZ6508000000192000145399",
     "DE89370400440532013000", "DK5000400440116243", "EE382200221020145685", "ES9121000418450200051332",
@@ -52,24 +52,24 @@ PHONES = re.compile(
     r"|(?:0033|33|0)(?:19900|26191|35301|46571|53649|63998)\d{4}|(?:0049|49|0)3023125\d{3}|(?:61|0)[2378](?:5550|7010)\d{4}"
 )
 
-# Advertised or published by the Social Security Administration, or what people type.
+# Published by the Social Security Administration, or typed as a dummy.
 SSNS = frozenset(("078051120", "219099999", "123456789", "987654321", *(f"98765432{digit}" for digit in range(10))))
 
-# Of public resolvers: Cloudflare, Google, Quad9, OpenDNS, Level 3.
+# Public resolvers: Cloudflare, Google, Quad9, OpenDNS, Level 3.
 RESOLVERS = frozenset(map(ipaddress.ip_address, (
     "1.1.1.1", "1.0.0.1", "1.1.1.2", "1.1.1.3", "8.8.8.8", "8.8.4.4", "9.9.9.9", "9.9.9.10", "149.112.112.112",
     "208.67.222.222", "208.67.220.220", "4.2.2.1", "4.2.2.2", "4.2.2.3", "4.2.2.4", "4.2.2.5", "4.2.2.6",
     "2606:4700:4700::1111", "2606:4700:4700::1001", "2001:4860:4860::8888", "2001:4860:4860::8844", "2620:fe::fe",
     "2620:fe::9",
 )))  # fmt: skip
-# Documentation and benchmarks (RFC 5737, 3849, 9637, 2544), shared by providers' customers (RFC 6598), counting up.
+# Documentation and benchmarks (RFC 5737, 3849, 9637, 2544), carrier-grade NAT (RFC 6598), counting up.
 NETWORKS = tuple(map(ipaddress.ip_network, (
     "192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "198.18.0.0/15", "100.64.0.0/10", "2001:db8::/32",
     "3fff::/20", "1.2.3.4/32", "5.6.7.8/32", "4.3.2.1/32",
 )))  # fmt: skip
 MACS = re.compile(r"(?:00005e0053|001122334455|112233445566|0123456789ab|1234567890ab|aabbccddeeff|deadbeef\w{4})")
 
-# Keys and tokens that the issuers' own documentation prints: AWS, Stripe, jwt.io.
+# Keys and tokens in the documentation of their issuers: AWS, Stripe, jwt.io.
 KEYS = re.compile(
     r"\w{4}IOSFODNN7EXAMPLE|wJalrXUtnFEMI/K7MDENG\S*"
     r"|[sp]k_test_(?:4eC39HqLyjWDarjtT1zdp7dc|BQokikJOvBiI2HlWgH4olfQ2|TYooMQauvdEDq54NiTphI7jx)"
@@ -89,7 +89,7 @@ def _address(value: str) -> bool:
 
 
 def _url(value: str) -> bool:
-    """Tell whether it opens a machine of one's own or none: a name without dots is resolved in a private network."""
+    """Tell whether the URL leads to the user's own machine or to none."""
     try:
         host = urlsplit(value if "://" in value else f"//{value}").hostname or ""
     except ValueError:
@@ -116,8 +116,11 @@ DOMAIN = re.compile(r"(?:@|%40|://(?:[^/@]*@)?)([^/:?#\s@]+)")  # of an email ad
 
 
 class Allowed:
-    """placeholders: let through the values above; values, patterns: whole findings, without case; domains: of email
-    addresses and URLs, with their subdomains."""
+    """Tells which findings are let through.
+
+    placeholders: the values above; values, patterns: whole findings, ignoring case; domains: of email addresses and
+    URLs, including subdomains.
+    """
 
     def __init__(self, *, placeholders: bool, values: Sequence[str], patterns: Sequence[str], domains: Sequence[str]):
         self.placeholders = placeholders
@@ -143,5 +146,5 @@ def _compiled(pattern: str) -> re.Pattern[str]:
         return re.compile(pattern, re.IGNORECASE)
     except re.error as error:
         raise InputError(
-            f"prompts.privacy.allowed.patterns holds {pattern!r}, which is no regular expression ({error}); correct it"
+            f"prompts.privacy.allowed.patterns holds {pattern!r}, not a regular expression ({error}); correct it"
         ) from None

@@ -1,4 +1,4 @@
-"""The privacy check of a prompt: all its messages are read at once; a finding drops it, is masked, or is kept."""
+"""The privacy check of a prompt: reads all its messages at once; a finding drops the prompt, is masked, or is kept."""
 
 import logging
 import unicodedata
@@ -22,12 +22,12 @@ from eagle3.storage.files import sha256_json
 
 log = logging.getLogger(__name__)
 
-# Of findings that are equal, that of the first recogniser counts; telephone numbers come in between.
+# Of equal findings the first recogniser's counts; phone numbers come between FIRST and LAST.
 FIRST = [*contact.RECOGNISERS, *payment.RECOGNISERS, *ids.RECOGNISERS, *network.RECOGNISERS]
 LAST = [*contact.PLACES, *secrets.RECOGNISERS, *passwords.RECOGNISERS]
-BETWEEN_MESSAGES = "\n\n"  # no number goes on over it, while the words of one message are context for the next
+BETWEEN_MESSAGES = "\n\n"  # no number continues across it, but words of one message are context for the next
 
-# One character for one, so that places stay places: digits of every script, full-width forms, dashes and blanks.
+# One character for one, so that spans stay valid: digits of every script, full-width forms, dashes and blanks.
 ASCII_FORMS: dict[int, str] = {
     **{ord(char): str(unicodedata.decimal(char)) for char in map(chr, range(128, 0x20000)) if char.isdecimal()},
     **{code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)},
@@ -46,8 +46,8 @@ class Found(NamedTuple):
 class Privacy:
     """Refuses or masks prompts with personal data or secrets; counts findings by entity and never writes their text.
 
-    actions: by entity; None: it is not looked for. phone: the countries of telephone numbers; recognisers: your own,
-    any objects with `entity` and `find`. What `allowed` lets through is counted as `ENTITY let through`.
+    actions: by entity; None: it is not looked for. phone: the countries of phone numbers; recognisers: your own, any
+    objects with `entity` and `find`. Findings that `allowed` lets through are counted as `ENTITY let through`.
     """
 
     name = "privacy"
@@ -80,7 +80,7 @@ class Privacy:
 
     @cached_property
     def recognisers(self) -> list[Any]:
-        """Return all that read one text at a time."""
+        """Return the recognisers whose entity has an action."""
         return [each for each in self._all() if each.entity in self.actions]
 
     def _all(self) -> list[Any]:
@@ -102,39 +102,39 @@ class Privacy:
         return Verdict(reason=None if changed else f"personal data in tools: {entities}", prompt=changed, counts=counts)
 
     def look_ahead(self, prompts: Iterable[Prompt]) -> None:
-        """Let kingfisher read these prompts at once; they are checked next."""
+        """Let kingfisher read these prompts in one call, before they are checked."""
         if self.kingfisher:
             self.kingfisher.look_ahead(readable(_whole(prompt)) for prompt in prompts)
 
     def masked(self, texts: Sequence[str]) -> list[str]:
-        """Return the texts with every finding masked, whatever its action: for people who look at rows."""
+        """Return the texts with every finding masked, whatever its action, for the sample of refused rows."""
         if self.kingfisher:
             self.kingfisher.look_ahead(map(readable, texts))
         found = ([item._replace(action="mask") for item in self.find(text)] for text in texts)
         return [next(_masked_contents([text], masks)) for text, masks in zip(texts, found, strict=True)]
 
     def files(self) -> list[Path]:
-        """List the files of the model: prompts are made again when one of them changes."""
+        """List the files of the model; if one changes, the prompts are made again."""
         return self.model.files() if self.model else []
 
     def made_with(self) -> list[str]:
-        """Name the programs and versions that find and can change by themselves."""
+        """Return the programs used, with their versions; if one changes, the prompts are made again."""
         return [self.kingfisher.made_with()] if self.kingfisher else []
 
     def safe_id(self, id: str) -> str:
-        """Hash an id that is personal data itself, such as an email address: ids are written of every row."""
+        """Hash an id that is personal data itself, such as an email address: the id of every row is written."""
         return _hashed(id) if self._look(id, at_once=False)[0] else id
 
     def safe_source(self, name: str) -> str:
-        """Hash like safe_id, by patterns alone: a model takes datasets for names, and they have to be credited."""
+        """Hash like safe_id, by patterns alone: a model mistakes names of datasets, which must be credited."""
         return _hashed(name) if self._matched(readable(name)) else name
 
     def unseen(self) -> list[str]:
-        """Return the entities that nothing here looks for, for warnings, the ledger and the report."""
+        """Return the entities that are not looked for, for warnings, the ledger and the report."""
         return ["all"] if self.policy == "off" else sorted(ONLY_BY_MODEL - self._of_model())
 
     def partly_seen(self) -> list[str]:
-        """Return the entities of which patterns find some, and no model looks for the rest."""
+        """Return the entities that patterns find only in part, without a model for the rest."""
         return [] if self.policy == "off" or IN_PROSE in self._of_model() else [f"{IN_PROSE} in prose"]
 
     def _of_model(self) -> set[str]:
@@ -158,13 +158,13 @@ class Privacy:
             )  # fmt: skip
 
     def find(self, text: str) -> list[Found]:
-        """Find everything, in order of place and without overlaps."""
+        """Return all findings, in order and without overlaps."""
         return self._look(text)[0]
 
     def _look(self, text: str, *, at_once: bool = True) -> tuple[list[Found], list[Found]]:
-        """Return the findings, and those that are let through, each in order of place and without overlaps.
+        """Return the findings, and those that are let through, each in order and without overlaps.
 
-        at_once: also by kingfisher, which reads many texts at once.
+        at_once: also look with kingfisher, which is slow for single texts.
         """
         text = readable(text)
         found = self._matched(text)
@@ -179,7 +179,7 @@ class Privacy:
         return _without_overlaps([item for item in found if item not in passed]), _without_overlaps(passed)
 
     def _matched(self, text: str) -> list[Found]:
-        """Return the findings of the recognisers in readable text, overlaps and all."""
+        """Return the findings of the recognisers in readable text, including overlaps."""
         return [
             Found(span.start, span.end, recogniser.entity, self.actions[recogniser.entity])
             for recogniser in self.recognisers
@@ -188,7 +188,7 @@ class Privacy:
 
 
 def blind_spots(unseen: Sequence[str], partly_seen: Sequence[str]) -> str:
-    """Say in words what passes, for the warning and the report."""
+    """Return in words what is not seen, for the warning and the report."""
     spots = [f"NOT seen and let through: {', '.join(unseen)}"] if unseen else []
     return "; ".join(spots + ([f"seen only in part: {', '.join(partly_seen)}"] if partly_seen else []))
 
@@ -198,7 +198,7 @@ def _whole(prompt: Prompt) -> str:
 
 
 def readable(text: str) -> str:
-    """Return the text as recognisers read it, of the same length."""
+    """Return the text with digits, dashes and blanks in ASCII, of the same length."""
     return text if text.isascii() else text.translate(ASCII_FORMS)
 
 
@@ -207,7 +207,7 @@ def _hashed(name: str) -> str:
 
 
 def _without_overlaps(found: list[Found]) -> list[Found]:
-    """Keep one of findings that overlap: drop before mask before keep, then the longest."""
+    """Keep one of overlapping findings: drop before mask before keep, then the longest."""
     if len(found) < 2:
         return found
     masks = [item for item in found if item.action == "mask"]
@@ -223,7 +223,7 @@ def _without_overlaps(found: list[Found]) -> list[Found]:
 
 
 def _merged(masks: list[Found]) -> list[Found]:
-    """Join masks that overlap to one over all of them, named after the longest: no end of any stays readable."""
+    """Join overlapping masks into one, named after the longest, so that no part of any stays readable."""
     groups: list[list[Found]] = []
     end = 0
     for mask in sorted(masks, key=lambda item: item.start):
@@ -239,17 +239,17 @@ def _merged(masks: list[Found]) -> list[Found]:
 
 
 def _masked(prompt: Prompt, masks: list[Found]) -> Prompt | None:
-    """Return the prompt with its masks; None where a mask in its tools would leave no definitions."""
+    """Return the masked prompt; None if a mask would break the JSON of its tools."""
     contents = list(_masked_contents(prompt.texts(), masks))
     messages = [{**message, "content": text} for message, text in zip(prompt.messages, contents, strict=False)]
     if not prompt.tools:
         return prompt._replace(messages=messages)
-    tools = from_json(contents[-1])  # a mask in place of a number is no JSON
+    tools = from_json(contents[-1])  # a mask instead of a number is not JSON
     return prompt._replace(messages=messages, tools=tools) if tools else None
 
 
 def _masked_contents(contents: Iterable[str], masks: list[Found]) -> Iterator[str]:
-    """Yield each message with <ENTITY> in place of its masks; a mask over several messages is put in each."""
+    """Yield each message with <ENTITY> for its masks; a mask across several messages appears in each."""
     offset = 0
     for content in contents:
         parts, position = [], 0

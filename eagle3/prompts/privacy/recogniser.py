@@ -1,4 +1,4 @@
-"""What recognisers are made of: patterns, their checks, and the words around a match that say what it is."""
+"""Parts of recognisers: patterns, their validators, and the context words around a match."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -8,17 +8,17 @@ from typing import Literal, NamedTuple, get_args
 Action = Literal["drop", "mask", "keep"]
 ACTIONS = get_args(Action)
 
-# How far words may be from what they name, in characters. Bounded, so that no text costs more than linear time.
+# How far context words may be from a match, in characters. Bounded, so that no text takes more than linear time.
 WORDS_BEFORE, WORDS_AFTER = 80, 40
-TABLE, HEADER = 4000, 200  # a table's first line names its columns
+TABLE, HEADER = 4000, 200  # characters searched for a table's first line, and read of it
 
-# A match that goes on to the left or right is part of a longer number, name or hash.
+# A match with such neighbours is part of a longer number, name or hash.
 JOINED_BEFORE = re.compile(r"(?:\w|\d[a-z]{0,8}[-.])\Z", re.ASCII | re.IGNORECASE)
 JOINED_AFTER = re.compile(r"\w|[-.]\d", re.ASCII)
 WORD = re.compile(r"\w*", re.ASCII)
 LOOK_BACK = 10  # characters that JOINED_BEFORE can span
 
-# What comes right before a number that identifies a thing and not a person.
+# Words right before a number that identifies a thing and not a person.
 OTHER_NUMBER = re.compile(
     r"(?:order|invoice|ticket|tracking|(?<!payer[ _-])ref(?:erence)?|sku|parts?|serial|build|version|isbn|commit"
     r"|article|item|model|batch|product|bestell|rechnungs|artikel|auftrags|commande|facture|pedido|factura|ordine|fattura|bestelling)"
@@ -35,23 +35,23 @@ class Span(NamedTuple):
 
 
 class Recogniser(NamedTuple):
-    """Finds one entity in text. Your own may be of any class with these two attributes."""
+    """Finds one entity in text. A recogniser of your own may be any object with these two attributes."""
 
     entity: str  # in reasons, counts and placeholders, e.g. EMAIL_ADDRESS
-    find: Callable[[str], Iterable[Span]]  # digits, dashes and blanks of the text are in ASCII (policy.readable)
+    find: Callable[[str], Iterable[Span]]  # gets text with digits, dashes and blanks in ASCII (policy.readable)
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """Finds the matches of `pattern` that stand alone, are `valid`, and are `clear` or have `context` around them.
+    """Finds the matches of `pattern` that stand alone, are `valid`, and are `clear` or near a word of `context`.
 
-    `gates` are lower-case words of which every text with a match has one: most texts are done at their sight. Write
-    patterns with bounded repeats: a match may be tried from every character of a text.
+    gates: lower-case words; a text without any of them is skipped, so every match must come with one. Use bounded
+    repeats in patterns: a match may be tried at every character of a text.
     """
 
     pattern: re.Pattern[str]
     valid: Callable[[re.Match[str]], bool] = bool  # check digits and the like
-    clear: Callable[[re.Match[str]], object] | None = None  # forms that nothing else has
+    clear: Callable[[re.Match[str]], object] | None = None  # unambiguous without context
     context: re.Pattern[str] | None = None
     gates: tuple[str, ...] = ()
 
@@ -65,18 +65,18 @@ class Pattern:
                 if self.context is None or (self.clear and self.clear(match)) or has_context(text, span, self.context):
                     yield span
                 position = span.end
-            else:  # the first word may have been of something else: a year before a card's number
+            else:  # the first word may belong to something else: a year before a card number
                 position = after_word(text, span.start)
 
 
 def words(*alternatives: str) -> re.Pattern[str]:
-    """Match any of these as whole words of lower-cased text; "tax id" is in tax-id too, and ssn in ssn_number."""
+    """Match any of these as whole words of lower-cased text; "tax id" also matches tax-id, and ssn ssn_number."""
     alternatives = tuple(alternative.replace(" ", "[ _-]") for alternative in alternatives)
     return re.compile(rf"(?<![^\W_])(?:{'|'.join(alternatives)})(?![^\W_])")
 
 
 def after_word(text: str, start: int) -> int:
-    """Return where to search on when nothing stands alone from `start`: nothing begins later in the same word."""
+    """Return where to continue if nothing stands alone at `start`: no match starts inside the same word."""
     return max(start + 1, WORD.match(text, start).end())  # type: ignore[union-attr]
 
 
@@ -91,7 +91,7 @@ def stands_alone(text: str, span: Span) -> bool:
 
 
 def has_context(text: str, span: Span, context: re.Pattern[str]) -> bool:
-    """Tell whether the words around, or the head of the table that the span is in, name what it is."""
+    """Tell whether a context word is near the span, or in the first line of its table."""
     before = text[max(0, span.start - WORDS_BEFORE) : span.start].lower()
     found = (
         context.search(before)

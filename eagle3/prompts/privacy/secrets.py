@@ -1,4 +1,4 @@
-"""API keys, tokens and private keys: by their issuers' forms, and random values by what they are called."""
+"""API keys, tokens and private keys: known formats of issuers, and random values by their names."""
 
 import base64
 import binascii
@@ -10,7 +10,7 @@ from itertools import chain, pairwise
 from eagle3.prompts.privacy.passwords import PLACEHOLDER, entropy, is_random
 from eagle3.prompts.privacy.recogniser import Recogniser, Span
 
-# Prefix, then what the issuer's documentation says follows.
+# Prefix → the rest of the key, as the issuer documents it.
 KEYS = {start: re.compile(body) for start, body in {
     "AKIA": r"[A-Z0-9]{16}", "ASIA": r"[A-Z0-9]{16}", "AIza": r"[\w-]{35}", "ya29.": r"[\w-]{30,300}",
     "GOCSPX-": r"[\w-]{28}",
@@ -53,7 +53,7 @@ IN_OTHER_KEYS = (":", "AC", "SK", "key-", "-us", ".", "|", "Q~", "!")
 
 
 def api_keys(text: str) -> Iterator[Span]:
-    """Find keys with the prefix of their issuer, and the forms of issuers that have none."""
+    """Find keys with an issuer's prefix, and formats of issuers without a prefix."""
     for start, body in KEYS.items():
         position = text.find(start)
         while position >= 0:
@@ -81,7 +81,7 @@ AUTHORIZATION_HEADER = re.compile(
 
 
 def tokens(text: str) -> Iterator[Span]:
-    """Find JSON web tokens (their header decodes) and the values of bearer, token and basic authorization."""
+    """Find JSON web tokens whose header decodes, and values of bearer, token and basic authorization."""
     for match in JWT.finditer(text) if "eyJ" in text else ():
         if _is_json(match[1]):
             yield Span(*match.span())
@@ -111,15 +111,15 @@ PRIVATE_KEY = re.compile(
     r"-----BEGIN (?:[A-Z0-9]{1,12} ){0,3}PRIVATE KEY(?: BLOCK)?-----"
     r"|PuTTY-User-Key-File-\d: ?[\w-]{0,40}"
 )
-# Line ends, quotes and joins of code, headers such as "Proc-Type: 4,ENCRYPTED", then base64. A header runs to the end
-# of its line, so that there is one way to read it: else crafted ones would have exponentially many.
+# Line ends, quotes and string joins of code, headers such as "Proc-Type: 4,ENCRYPTED", then base64. A header extends to
+# the end of its line: with more than one way to match it, crafted text would take exponential time.
 KEY_BODY = re.compile(r"(?:\s|\\[nr]|[\"'+,>#|]|[A-Za-z-]{1,30}: [^\n\\]{0,80}(?=[\n\\])){0,60}[A-Za-z0-9+/]{32}")
 KEY_END = re.compile(r"-----END (?:[A-Z0-9]{1,12} ){0,3}PRIVATE KEY(?: BLOCK)?-----|Private-MAC: ?[0-9a-f]{1,64}")
 ENCODED_KEY = re.compile(r"LS0tLS1CRUdJTi[A-Za-z0-9+/]{50,20000}={0,2}")  # "-----BEGIN" in base64
 
 
 def private_keys(text: str) -> Iterator[Span]:
-    """Find PEM, OpenSSH, PGP and PuTTY keys, from their first line to their last, or to the end of a cut text."""
+    """Find PEM, OpenSSH, PGP and PuTTY keys from first to last line, or to the end of a truncated text."""
     for encoded in ENCODED_KEY.finditer(text) if "LS0tLS1CRUdJTi" in text else ():
         if b"PRIVATE KEY" in base64.b64decode(encoded.group()[:64]):
             yield Span(*encoded.span())
@@ -132,38 +132,38 @@ def private_keys(text: str) -> Iterator[Span]:
             yield Span(match.start(), position)
 
 
-# --- issuers that no rule knows: long random values, by what they are called or by a prefix before them --------------
+# --- unknown issuers: long random values, by a name or a prefix before them -------------------------------------------
 
 VALUE = re.compile(r"(?<![\w+/.~-])[\w-][\w+/.~:-]{8,400}[\w=+/-]={0,2}(?![\w+/~])", re.ASCII)
 SEPARATORS = re.compile(r"[_.:/~-]")
-UUID = re.compile(r"[0-9a-z]{8}-(?:[0-9a-z]{4}-){3}[0-9a-z]{12}", re.IGNORECASE)  # of issuers whose ids are no numbers
+UUID = re.compile(r"[0-9a-z]{8}-(?:[0-9a-z]{4}-){3}[0-9a-z]{12}", re.IGNORECASE)  # some issuers use letters beyond f
 NAMES = re.compile(
     r"key|secret|token|private|access|auth|passw|credential|bearer|client[ _-]?(?:id|sec)|webhook|api|sid\b|\bpwd"
     r"|(?<![a-z])pat(?![a-z])|(?<![a-z])(?:sk|rk|pk|pri|sdk)[_-]|[_-](?:live|prod)[_-]",
     re.IGNORECASE,
 )
-# What is as random and opens nothing.
+# Names of values that are random but not secret.
 HARMLESS = re.compile(
     r"(?:sha\d*|md5|hash|commit|checksum|digest|integrity|etag|revision|uuid|guid|fingerprint|signature|public|rev|blob"
     r"|tree|https?|href|src|url|path|version|file|image|import|from|def|class|basic)\W{0,4}\s?\S{0,3}\Z|#\Z",
     re.IGNORECASE,
 )
-ASSIGNED = re.compile(r"(?<!\?token)[:=]\s*[\"'`]?\Z", re.IGNORECASE)  # a badge's token is published
-UNNAMED = re.compile(r"\s*(?:default|value)?\s*[:=]?\s*[\"'`]?", re.IGNORECASE)  # then the line above may name it
+ASSIGNED = re.compile(r"(?<!\?token)[:=]\s*[\"'`]?\Z", re.IGNORECASE)  # the token of a badge is public
+UNNAMED = re.compile(r"\s*(?:default|value)?\s*[:=]?\s*[\"'`]?", re.IGNORECASE)  # then the line above may have the name
 OPEN_ENDS = ("=", ":", "(", "{", "[", ",")
 LOOKED_UP = re.compile(r"(?:cache|primary|foreign|sort|partition|public|idempotency)[ _-]?key", re.IGNORECASE)
-BEFORE = 40  # characters of the line that may name it
+BEFORE = 40  # characters of the line in which the name may be
 NAMED_LENGTH, NAMED_ENTROPY = 16, 3.0
-ONE_CASE_LENGTH = 22  # of letters alone; words are shorter
-MIXED_LENGTH, MIXED_PART = 16, 2.5  # of letters alone; names in code have longer parts from capital to capital
+ONE_CASE_LENGTH = 22  # for letters only; words are shorter
+MIXED_LENGTH, MIXED_PART = 16, 2.5  # for letters only; identifiers have longer parts between capitals
 ISSUER = re.compile(r"[a-z]{2,6}_")  # then digits and letters of one case
 ISSUED_LENGTH, ISSUED_DIGITS = 36, 6
-SHORT_LENGTH, SHORT_ENTROPY, SHORT_SWITCHES = 10, 2.8, 0.3  # assigned to what is called a key
-PREFIXED_LENGTH, PREFIXED_ENTROPY, PREFIXED_SWITCHES = 24, 3.5, 0.35  # names in code have longer runs of one kind
+SHORT_LENGTH, SHORT_ENTROPY, SHORT_SWITCHES = 10, 2.8, 0.3  # assigned to a name such as key
+PREFIXED_LENGTH, PREFIXED_ENTROPY, PREFIXED_SWITCHES = 24, 3.5, 0.35  # identifiers have longer runs of one kind
 
 
 def random_values(text: str) -> Iterator[Span]:
-    """Find values of which the longest part between dashes, dots and the like is random, and UUIDs."""
+    """Find UUIDs, and values whose longest part between dashes, dots and the like is random."""
     for match in VALUE.finditer(text):
         before = _line_before(text, match.start())
         if "://" in match.group() or before.endswith("://"):
@@ -173,14 +173,14 @@ def random_values(text: str) -> Iterator[Span]:
 
 
 def _line_before(text: str, start: int) -> str:
-    """Return the end of the line before a value, with the one above if the value alone is called nothing there."""
+    """Return the end of the line before a value, with the line above if this one has no name for it."""
     *above, line = text[max(0, start - BEFORE) : start].rsplit("\n", 2)
     goes_on = above and above[-1].rstrip().endswith(OPEN_ENDS) and UNNAMED.fullmatch(line)
     return above[-1] + line if goes_on else line
 
 
 def _in_url(url: re.Match[str]) -> Iterator[Span]:
-    """Yield parts of a URL's path that are secrets by their own prefix."""
+    """Yield parts of a URL's path that are secrets by their prefix."""
     start = url.start()
     for part in url.group().split("/"):
         if len(part) >= NAMED_LENGTH and _is_secret(part, before=""):
@@ -228,7 +228,7 @@ def _is_prefixed_secret(body: str, prefix: str) -> bool:
 
 
 def _switches(body: str) -> float:
-    """Return how often, of all places, a digit, small or capital letter is followed by another kind."""
+    """Return the share of characters that are followed by another kind: digit, lower or upper case."""
     kinds = [(char.isdigit(), char.isupper()) for char in body]
     return sum(one != other for one, other in pairwise(kinds)) / (len(kinds) - 1)
 

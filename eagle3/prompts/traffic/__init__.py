@@ -1,1 +1,1 @@
-"""The traffic mix: which prompts to keep so that together they look like production traffic."""
+"""The traffic mix: how many prompts of each kind to keep so that they match production traffic."""

@@ -1,4 +1,4 @@
-"""What the traffic mix looks at in a prompt, the bins of these features, and the table of their joint bins. C cells."""
+"""Features of a prompt for the traffic mix, their bins, and the table of joint bins. Shapes: C cells."""
 
 import math
 import re
@@ -20,14 +20,14 @@ FLAG_BINS = ("without", "with")
 OTHER = "other"
 MAX_CELLS = 20_000_000  # 8 bytes each
 
-# How chat templates and agents write tools down: Hermes and Qwen, Mistral, the JSON of OpenAI, Llama and Anthropic.
+# Tool definitions in text: Hermes and Qwen, Mistral, the JSON of OpenAI, Llama and Anthropic.
 TOOL_DEFINITIONS = re.compile(
     r'<tools>|<functions>|\[AVAILABLE_TOOLS\]|"type":\s?"function"|"parameters":\s?\{|"input_schema":\s?\{'
 )
 
 
 def measure(prompt: Prompt, detector: LanguageDetector) -> dict[str, float | str]:
-    """Return the value of each feature. Imported answers do not count: traffic is what comes in."""
+    """Return the value of each feature. Imported answers do not count: they are not part of incoming traffic."""
     turns = user_turns(prompt)
     split = split_code(turns)
     asked = [message for message in prompt.messages if message["role"] != "assistant"]
@@ -44,9 +44,9 @@ def measure(prompt: Prompt, detector: LanguageDetector) -> dict[str, float | str
 
 @dataclass(frozen=True)
 class Feature:
-    """One measured value in bins: lower edges of numbers, or names."""
+    """A measured value in bins, given by lower edges for numbers, by names otherwise."""
 
-    name: str  # in reports: the value's, with "fine" for finer bins of the same value
+    name: str  # in reports; finer bins of a value have "fine" added
     value: str
     bins: tuple[str, ...]  # labels
     edges: tuple[float, ...] | None
@@ -58,7 +58,7 @@ class Feature:
         return self.bins.index(value if value in self.bins else OTHER)
 
     def code_of(self, key: object) -> int | None:
-        """Return the bin that a histogram names, by its lower edge or by its label; None if there is none."""
+        """Return the bin for a key of a histogram, a lower edge or a label; None if there is none."""
         if self.edges is None:
             return self.bins.index(str(key)) if str(key) in self.bins else None
         try:
@@ -71,7 +71,7 @@ class Feature:
 
 
 class Grid:
-    """The table of all joint bins. Cells are numbered strata first: neighbours in number share a stratum."""
+    """The table of all joint bins. Strata come first in the numbering, so that adjacent cells share a stratum."""
 
     def __init__(self, features: list[Feature], strata: list[str]):
         by_name = {feature.name: feature for feature in features}
@@ -100,7 +100,7 @@ class Grid:
         return np.ravel_multi_index(tuple(codes[name] for name in names), self.shape_of(names))
 
     def labels(self, names: list[str], bin: int) -> dict[str, str]:
-        """Return a bin of the table over `names` in words."""
+        """Return the labels of a bin of the table over `names`."""
         codes = np.unravel_index(bin, self.shape_of(names))
         return {name: self.features[name].bins[code] for name, code in zip(names, codes, strict=True)}
 

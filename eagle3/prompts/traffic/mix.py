@@ -1,9 +1,9 @@
-"""How many prompts of each cell to keep so that they look like production traffic: quotas by stratum, raking inside.
+"""How many prompts of each cell to keep to match production traffic: quotas by stratum, raking inside.
 
-Strata are the joint bins of a few features: each gets its quota. Inside a stratum prompts are drawn, without
-replacement, so that the other features come as near to the target as the pool allows; with a sample, also the finer
-bins of numbers. Other strata do not make up for what the pool lacks: the draw gets smaller and stays nearer to the
-target. C cells of the grid that hold prompts.
+Strata are the joint bins of a few features; each has a quota. Inside a stratum prompts are drawn, without replacement,
+so that the other features are as close to the target as the pool allows; with a sample, also the finer bins of numbers.
+If the pool lacks prompts for a stratum, the draw gets smaller instead of taking more from other strata, and so stays
+closer to the target. Shapes: C cells of the grid with prompts.
 """
 
 import logging
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class TrafficMix:
-    """The settings of conf/prompts/traffic: `cell` runs in the scan, `choose` once over the counts of all cells.
+    """The settings of conf/prompts/traffic. The scan calls `cell` for every prompt, the selection `choose` once.
 
     sample: path of production prompts, in any shape and format of a source; the caller reads them.
     """
@@ -45,7 +45,7 @@ class TrafficMix:
         tolerance: float,
         detector: LanguageDetector,
     ):
-        # A histogram says nothing about bins finer than its own.
+        # A histogram has no finer bins.
         self.grid = Grid(features(bins, fine_bins if sample else {}), strata)
         self.histogram = read_histogram(histogram, self.grid) if histogram else None
         self.sample, self.size, self.seed = sample, size, seed
@@ -57,10 +57,10 @@ class TrafficMix:
         return self.grid.cell(measure(prompt, self.detector))
 
     def choose(self, pool: Mapping[int, int], *, sample: Counter[int] | None) -> tuple[dict[int, int], dict]:
-        """Return how many prompts to draw of each cell, and the report, plain values for JSON.
+        """Return how many prompts to draw from each cell, and the report as plain values for JSON.
 
-        pool: prompts by cell; sample: production prompts by cell, None with a histogram. Raises InputError when nothing
-        can be drawn, or when more than prompts.traffic.allowed_shortfall is missing and prompts.traffic.on_shortfall is
+        pool: prompts by cell; sample: production prompts by cell, None with a histogram. Raises InputError if nothing
+        can be drawn, or if more than prompts.traffic.allowed_shortfall is missing and prompts.traffic.on_shortfall is
         `fail`.
         """
         cells, counts = _arrays(pool)
@@ -69,12 +69,12 @@ class TrafficMix:
             Margin(self.grid.bin_of_cell(cells, table.features), table.shares, table.binding) for table in tables
         ]
         expected = self._rake(counts, margins, bounded=True)
-        # Rounded up, an expectation may come out above what a cell holds.
+        # Rounding up may exceed the prompts of a cell.
         drawn = np.minimum(whole_counts(expected, np.random.default_rng(self.seed)), counts)
         if not drawn.any():
             raise InputError(
-                f"prompts.traffic: none of {counts.sum()} prompts is in a bin that the target asks for; look at "
-                f"prompts.traffic.bins and at the target itself"
+                f"prompts.traffic: none of {counts.sum()} prompts is in a bin of the target; check "
+                f"prompts.traffic.bins and the target"
             )
         report = self._report(tables, margins, cells, counts, drawn)
         report["sample"] = None if sample is None else sample.total()
@@ -90,7 +90,7 @@ class TrafficMix:
         if self.histogram is not None:
             return self.histogram
         if not sample:
-            raise InputError(f"prompts.traffic.sample={self.sample} holds no prompt that can be read; give some rows")
+            raise InputError(f"prompts.traffic.sample={self.sample} has no prompt that can be read; add some rows")
         return sample_tables(*_arrays(sample), self.grid)
 
     def _rake(self, pool: np.ndarray, margins: list[Margin], *, bounded: bool) -> np.ndarray:
@@ -116,11 +116,11 @@ class TrafficMix:
         }
 
     def _effective_sample_size(self, counts: np.ndarray, margins: list[Margin]) -> float:
-        """Weight the prompts to the target, without the bins in which there are none."""
+        """Return Kish's size of the prompts weighted to the target; empty bins do not count."""
         return round(effective_sample_size(counts, self._rake(counts, margins, bounded=False)), 1)
 
 
 def _arrays(counts: Mapping[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return cells in rising order and their counts, [C] both."""
+    """Return cells in ascending order and their counts, both [C]."""
     cells = np.array(sorted(counts), dtype=np.int64)
     return cells, np.array([counts[cell] for cell in cells.tolist()], dtype=np.int64)

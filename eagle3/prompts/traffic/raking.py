@@ -1,7 +1,7 @@
-"""How many rows to take from each cell of a table so that its margins come out as wanted. C cells, B bins of a margin.
+"""How many rows to take from each cell of a table to get the wanted margins. Shapes: C cells, B bins of a margin.
 
-Raking, or iterative proportional fitting (Deming and Stephan 1940): scale the cells of every bin to the bin's goal,
-margin after margin, until all fit. It gives the mix with those margins that is nearest to the pool's own, in relative
+Raking, or iterative proportional fitting (Deming and Stephan 1940), scales the cells of every bin to the bin's goal,
+margin after margin, until all fit. The result is the mix with those margins that is closest to the pool, in relative
 entropy.
 """
 
@@ -16,7 +16,7 @@ class Margin(NamedTuple):
 
     bin_of_cell: Int[np.ndarray, "C"]
     shares: Float[np.ndarray, "B"]  # sum to 1
-    binding: bool  # what a binding margin lacks in the pool is left out of the draw; others are met as far as they can
+    binding: bool  # rows that the pool lacks for a binding margin make the draw smaller; other margins are best effort
 
     def sums(self, cells: np.ndarray) -> Num[np.ndarray, " B"]:
         return np.bincount(self.bin_of_cell, weights=cells, minlength=len(self.shares))
@@ -25,10 +25,10 @@ class Margin(NamedTuple):
 def rake(
     pool: Int[np.ndarray, "C"], margins: list[Margin], *, size: float, bounded: bool, sweeps: int, tolerance: float
 ) -> Float[np.ndarray, "C"]:
-    """Return the expected counts of a draw of `size` rows; every cell of `pool` holds a row or more.
+    """Return the expected counts of a draw of `size` rows; every cell of `pool` has at least one row.
 
-    bounded: never above the pool's counts, as in a draw without replacement. Bins that the pool cannot fill shrink the
-    draw, they are not made up for by others, which would move the mix further away. Stops after `sweeps`, or when all
+    bounded: never above the pool's counts, as in a draw without replacement. A bin that the pool cannot fill makes the
+    draw smaller; taking more from others would move the mix away from the target. Stops after `sweeps`, or when all
     margins miss their goals by less than `tolerance` of the draw.
     """
     capacity = pool if bounded else np.full(len(pool), np.inf)
@@ -49,14 +49,14 @@ def rake(
 
 
 def missing_share(expected: Float[np.ndarray, "C"], margins: list[Margin], *, size: float) -> float:
-    """Return the share of `size` that is not where the worst binding margin wants it; 0 when all are met in full."""
+    """Return the share of `size` that is missing from the worst binding margin; 0 if all are met."""
     gaps = [np.maximum(margin.shares - margin.sums(expected) / size, 0).sum() for margin in margins if margin.binding]
     return float(max(gaps))
 
 
 def whole_counts(expected: Float[np.ndarray, "C"], random: np.random.Generator) -> Int[np.ndarray, "C"]:
-    """Round by systematic sampling (Madow 1949): each count is its expectation rounded up or down, and so is the sum
-    of any run of neighbours, so that what is kept together in order keeps its total."""
+    """Round by systematic sampling (Madow 1949): each count is its expectation rounded up or down, and so is the sum of
+    any run of neighbours, so that adjacent cells keep their total."""
     ends = np.cumsum(expected)
     if len(ends):
         ends[-1] = round(ends[-1])
@@ -64,10 +64,10 @@ def whole_counts(expected: Float[np.ndarray, "C"], random: np.random.Generator) 
 
 
 def effective_sample_size(pool: Int[np.ndarray, "C"], expected: Float[np.ndarray, "C"]) -> float:
-    """Count the rows of equal weight that the pool is worth when weighted to `expected`: (Σw)² / Σw² (Kish 1965)."""
+    """Return the number of equally weighted rows that the weighted pool is worth: (Σw)² / Σw² (Kish 1965)."""
     return float(expected.sum() ** 2 / (expected**2 / pool).sum())
 
 
 def total_variation(first: Float[np.ndarray, "B"], second: Float[np.ndarray, "B"]) -> float:
-    """Halve the sum of absolute differences of two mixes: the share that would have to move."""
+    """Return half the sum of absolute differences of two mixes: the share that would have to move."""
     return float(np.abs(first - second).sum() / 2)

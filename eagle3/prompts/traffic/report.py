@@ -1,6 +1,6 @@
-"""What a draw made of the mix: shares before and after, distances, effective sample size, quotas left unfilled.
+"""Report of a draw: shares before and after, distances, unfilled quotas.
 
-C cells of the grid that hold rows of the pool; before: the pool's counts in them, after: the draw's.
+Shapes: C cells of the grid with rows of the pool. before: the pool's counts in them, after: the draw's.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from eagle3.prompts.traffic.target import Table, shares
 
 
 def feature_mixes(grid: Grid, tables: list[Table], cells: np.ndarray, before: np.ndarray, after: np.ndarray) -> dict:
-    """Return for each feature bins, wanted shares (null where the target says nothing), before, after, distances."""
+    """Return for each feature: bins, target shares (None if the target does not have it), before, after, distances."""
     mixes = {}
     for name, feature in grid.features.items():
         table = next((table for table in tables if name in table.features), None)
@@ -29,7 +29,7 @@ def feature_mixes(grid: Grid, tables: list[Table], cells: np.ndarray, before: np
 
 
 def table_distances(tables: list[Table], margins: list[Margin], before: np.ndarray, after: np.ndarray) -> list[dict]:
-    """Return the total variation of every table of the target, e.g. of the joint strata."""
+    """Return the total variation for every table of the target, e.g. the joint strata."""
     return [
         {
             "features": table.features,
@@ -43,7 +43,7 @@ def table_distances(tables: list[Table], margins: list[Margin], before: np.ndarr
 def unfilled(
     grid: Grid, tables: list[Table], margins: list[Margin], before: np.ndarray, after: np.ndarray, size: int
 ) -> list[dict]:
-    """Return the quotas above what the pool holds, the largest gap first."""
+    """Return the quotas that the pool cannot fill, the largest gap first."""
     found = []
     for table, margin in zip(tables, margins, strict=True):
         wanted, held, kept = table.shares * size, margin.sums(before), margin.sums(after)
@@ -61,7 +61,7 @@ def unfilled(
 
 
 def shortfall_line(report: dict) -> str:
-    """Say in a line how much is missing, and which quotas miss most."""
+    """Return a line that says how much is missing, and from which quotas most."""
     worst = "; ".join(
         f"{', '.join(f'{name} {label}' for name, label in quota['stratum'].items())}: "
         f"{quota['in_pool']} of {quota['wanted']:g}"

@@ -1,4 +1,4 @@
-"""The mix that is wanted, as tables of shares: counted from a sample of production prompts, or read from a histogram.
+"""The target mix as tables of shares: counted in a sample of production prompts, or read from a histogram.
 
 A histogram is a YAML or JSON file. Bins are named by their lower edge in prompts.traffic.bins, or by their name; shares
 may be counts. Either key may be left out:
@@ -26,10 +26,10 @@ class Table(NamedTuple):
 
     features: list[str]
     shares: np.ndarray  # [bins], flat in the order of `features`; sum to 1
-    binding: bool  # a quota, not a wish: what the pool lacks here leaves the draw smaller
+    binding: bool  # a quota: rows that the pool lacks here make the draw smaller
 
     def share_of(self, name: str, grid: Grid) -> np.ndarray:
-        """Return the table summed to one of its features."""
+        """Return the shares of one feature, summed over the others."""
         others = tuple(axis for axis, feature in enumerate(self.features) if feature != name)
         return self.shares.reshape(grid.shape_of(self.features)).sum(axis=others)
 
@@ -60,10 +60,10 @@ def read_histogram(path: str, grid: Grid) -> list[Table]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InputError(f"{key} cannot be read as YAML or JSON ({type(error).__name__}); name such a file") from None
     if not isinstance(content, dict) or not content or set(content) - {"marginals", "joint"}:
-        raise InputError(f"{key} has to hold `marginals`, `joint` or both, and nothing else at the top")
+        raise InputError(f"{key} must have `marginals`, `joint` or both, and nothing else at the top")
     marginals, joint = content.get("marginals") or {}, content.get("joint")
     if not isinstance(marginals, dict) or not all(isinstance(bins, dict) for bins in marginals.values()):
-        raise InputError(f"{key}: marginals have to be written as feature: {{bin: share}}")
+        raise InputError(f"{key}: marginals must be written as feature: {{bin: share}}")
     tables = [
         _table(f"{key}: marginals.{name}", [({name: bin}, share) for bin, share in bins.items()], grid)
         for name, bins in marginals.items()
@@ -73,10 +73,10 @@ def read_histogram(path: str, grid: Grid) -> list[Table]:
 
 def _joint(key: str, cells: Any) -> list[tuple[dict, Any]]:
     if not isinstance(cells, list) or any(not isinstance(cell, dict) or "share" not in cell for cell in cells):
-        raise InputError(f"{key}: joint has to be a list of cells such as {{turns: 1, tools: with, share: 0.4}}")
+        raise InputError(f"{key}: joint must be a list of cells such as {{turns: 1, tools: with, share: 0.4}}")
     found = [({name: bin for name, bin in cell.items() if name != "share"}, cell["share"]) for cell in cells]
     if len({frozenset(bins) for bins, _ in found}) != 1 or not found[0][0]:
-        raise InputError(f"{key}: all cells of joint have to name the same features")
+        raise InputError(f"{key}: all cells of joint must name the same features")
     return found
 
 
@@ -84,7 +84,7 @@ def _table(key: str, cells: list[tuple[dict, Any]], grid: Grid) -> Table:
     names = list(cells[0][0]) if cells else []
     for name in names:
         if name not in grid.features:
-            raise InputError(f"{key}: {name} is no feature; take {', '.join(grid.features)}")
+            raise InputError(f"{key}: {name} is not a feature; take {', '.join(grid.features)}")
     counts = np.zeros(grid.shape_of(names))
     for bins, share in cells:
         if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < np.inf:
@@ -100,7 +100,7 @@ def _code(key: str, grid: Grid, name: str, bin: object) -> int:
     code = feature.code_of(bin)
     if code is None:
         raise InputError(
-            f"{key}: {bin} is no bin of {name}; take {feature.keys()} (quote 'no' and 'on'), or set "
+            f"{key}: {bin} is not a bin of {name}; take {feature.keys()} (quote 'no' and 'on'), or set "
             f"prompts.traffic.bins.{name} to your own"
         )
     return code

@@ -100,10 +100,10 @@ def test_named_terms_pass_whole_and_inside_expressions():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"allowed": ["Apache2"]}, r"prompts\.licenses\.allowed holds 'Apache2', which is no SPDX id"),
-        ({"allowed": ["MIT AND ISC"]}, "which is no SPDX id"),
-        ({"allowed": [""]}, "which is no SPDX id"),
-        ({"allowed": ["()"]}, "which is no SPDX id"),
+        ({"allowed": ["Apache2"]}, r"prompts\.licenses\.allowed holds 'Apache2', which is not an SPDX id"),
+        ({"allowed": ["MIT AND ISC"]}, "which is not an SPDX id"),
+        ({"allowed": [""]}, "which is not an SPDX id"),
+        ({"allowed": ["()"]}, "which is not an SPDX id"),
     ],
 )
 def test_a_bad_config_names_the_key(config, message):

@@ -129,7 +129,7 @@ def test_the_check_agrees_with_comparing_every_run_of_words(n: int) -> None:
     [
         ({"benchmarks": ["/no/such.jsonl"]}, r"prompts\.leaks\.benchmarks\[0\]\.path=/no/such\.jsonl does not exist"),
         ({"benchmarks": ["ONE", "ONE"]}, r"prompts\.leaks\.benchmarks\[1\]\.name=one is taken"),
-        ({"benchmarks": ["EMPTY"]}, r"prompts\.leaks\.benchmarks\[0\]\.path=.*empty\.jsonl holds no prompt"),
+        ({"benchmarks": ["EMPTY"]}, r"prompts\.leaks\.benchmarks\[0\]\.path=.*empty\.jsonl has no prompt"),
     ],
 )
 def test_a_wrong_setting_is_named(prepare: Prepare, tmp_path: Path, leaks: dict, message: str) -> None:
@@ -162,7 +162,7 @@ def test_benchmarks_are_read_from_their_published_columns_by_name_with_their_ans
 
 def test_a_name_that_the_folder_lacks_is_told_with_what_it_holds(prepare: Prepare, tmp_path: Path) -> None:
     named(tmp_path, "gsm8k", spell(0, 20))
-    with pytest.raises(InputError, match=r"benchmarks\[0\]=mmlu is not in .*, which holds .*gsm8k\.jsonl"):
+    with pytest.raises(InputError, match=r"benchmarks\[0\]=mmlu is not in .*, which has .*gsm8k\.jsonl"):
         prepare([chat("a")], leaks={"folder": str(tmp_path), "benchmarks": ["mmlu"]})
 
 

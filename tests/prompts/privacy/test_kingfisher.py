@@ -150,7 +150,7 @@ def test_texts_lie_where_their_owner_alone_can_enter_and_go_afterwards(tmp_path,
     ("scan", "message"),
     [
         ("sys.exit(1)", r"did not read the texts \(exit code 1, 0 of 1 texts read\)"),
-        (AUDIT % 0, r"\(exit code 0, 0 of 1 texts read\); see that TMPDIR"),
+        (AUDIT % 0, r"\(exit code 0, 0 of 1 texts read\); check that TMPDIR"),
         ("print('my secret')", r"\(JSONDecodeError\)"),
     ],
 )

@@ -70,7 +70,7 @@ def test_a_teams_own_values_patterns_and_domains_pass_and_are_counted() -> None:
 
 
 def test_a_broken_pattern_names_the_key() -> None:
-    with pytest.raises(InputError, match=r"prompts\.privacy\.allowed\.patterns holds '\(', which is no regular expr"):
+    with pytest.raises(InputError, match=r"prompts\.privacy\.allowed\.patterns holds '\(', not a regular expr"):
         Allowed(placeholders=True, values=[], patterns=["("], domains=[])
 
 

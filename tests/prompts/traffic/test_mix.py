@@ -208,7 +208,7 @@ def test_what_the_report_calls_kept_is_what_is_drawn_also_where_a_cell_is_too_sm
 
 def test_an_empty_pool_and_one_without_the_targets_bins_are_errors():
     for pool in ([], rows(turns=[2, 3])):
-        with pytest.raises(InputError, match=r"none of \d prompts is in a bin"):
+        with pytest.raises(InputError, match=r"none of \d prompts is in a bin of the target"):
             drawn(mix(sample="x", size=1), pool, rows(turns=[1]))
 
 
@@ -370,17 +370,17 @@ def test_a_bad_config_names_its_key_and_how_to_fix_it(config, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ([1], "has to hold `marginals`, `joint` or both"),
-        ({"turns": {1: 1}}, "has to hold `marginals`"),
+        ([1], "must have `marginals`, `joint` or both"),
+        ({"turns": {1: 1}}, "must have `marginals`"),
         ({"marginals": {"turns": [1]}}, "feature: {bin: share}"),
-        ({"marginals": {"topic": {1: 1}}}, r"marginals\.topic: topic is no feature; take turns"),
-        ({"marginals": {"turns": {4: 1}}}, "4 is no bin of turns; take 1, 2, 3, 5, 9"),
+        ({"marginals": {"topic": {1: 1}}}, r"marginals\.topic: topic is not a feature; take turns"),
+        ({"marginals": {"turns": {4: 1}}}, "4 is not a bin of turns; take 1, 2, 3, 5, 9"),
         ({"marginals": {"language": {False: 1}}}, "quote 'no'"),
         ({"marginals": {"turns": {1: -1}}}, "has the share -1"),
         ({"marginals": {"turns": {1: "many"}}}, "has the share many"),
         ({"marginals": {"turns": {1: 0}}}, "sum to 0"),
         ({"marginals": {"turns": {}}}, "sum to 0"),
-        ({"joint": [{"turns": 1}]}, "joint has to be a list of cells"),
+        ({"joint": [{"turns": 1}]}, "joint must be a list of cells"),
         ({"joint": [{"turns": 1, "share": 1}, {"tools": "with", "share": 1}]}, "name the same features"),
     ],
 )
@@ -390,5 +390,5 @@ def test_a_bad_histogram_names_its_file_and_bin(tmp_path, content, message):
 
 
 def test_a_sample_without_prompts_is_an_error():
-    with pytest.raises(InputError, match=r"prompts\.traffic\.sample=x holds no prompt"):
+    with pytest.raises(InputError, match=r"prompts\.traffic\.sample=x has no prompt"):
         drawn(mix(sample="x", size=1), rows(turns=[1]), [])
