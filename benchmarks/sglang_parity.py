@@ -119,7 +119,7 @@ def serve(
     config: DictConfig, target: TargetFiles, prompts: list[list[int]], shape: str, *, log: Path
 ) -> dict[str, Any]:
     """SGLang's answers, and 1 + accepted drafts / verifications over all of them."""
-    settings = LaunchSettings(**cli.plain(config.launch))
+    settings = cli.settings(LaunchSettings, config.launch)
     draft = Draft(head=config.head, **SHAPES[shape])
     prepare(settings, target, draft)
     command = launch_command(settings, target=target.path, revision=target.revision, draft=draft)

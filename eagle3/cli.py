@@ -15,10 +15,11 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import hydra.utils
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -45,8 +46,10 @@ from eagle3.settings import check
 from eagle3.settings.check import free_groups
 from eagle3.settings.help import help_page
 from eagle3.settings.nearest import did_you_mean
+from eagle3.settings.types import Settings, validated
 
 log = logging.getLogger(__name__)
+Group = TypeVar("Group", bound=Settings)
 OmegaConf.register_new_resolver("help_page", lambda *, _root_: help_page(_root_), replace=True)
 OmegaConf.register_new_resolver("job_or", lambda time: job_name() or time, replace=True)
 CONF = str(ROOT / "conf")
@@ -251,6 +254,12 @@ def build(config: DictConfig, *, leave_out: Sequence[str] = (), **parts: Any) ->
     except TypeError as error:
         raise InputError(f"{full_key(config)}: {config._target_} cannot be built ({error})") from None
     return made(**parts)
+
+
+def settings(kind: type[Group], config: DictConfig) -> Group:
+    """Make the settings of this kind from the keys of a checked config that have its fields' names."""
+    values = plain(config)
+    return validated(kind, {each.name: values[each.name] for each in fields(kind) if each.name in values})  # type: ignore[arg-type]
 
 
 def plain(config: DictConfig) -> Any:

@@ -22,6 +22,7 @@ from eagle3.errors import MAKE_PROMPTS, InputError
 from eagle3.features.extract import STORED
 from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.progress import Bar
+from eagle3.settings.precomputing import Engine, Rates
 from eagle3.storage.files import read_jsonl, write_json
 from eagle3.target.capture import default_capture_layers
 from eagle3.target.facts import TargetConfig, target_config
@@ -32,17 +33,6 @@ from eagle3.target.stored import stored_target
 log = logging.getLogger(__name__)
 # Keys of configs: experts of a token, experts of a layer.
 EXPERTS = ("num_experts_per_tok", "top_k_experts"), ("num_local_experts", "num_experts", "n_routed_experts")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rates:
-    """Keys of conf/estimate: tokens/s of one GPU, each measured with a target and a head of so many parameters."""
-
-    target_parameters: float
-    head_parameters: float
-    answers: dict[str, float]  # answer tokens, by who answers
-    features: dict[str, float]
-    training: dict[str, float]  # of answers and of prompts
 
 
 @dataclass(frozen=True)
@@ -63,13 +53,14 @@ def estimate_run(config: DictConfig) -> dict[str, Any]:
     layers = len(config.features.capture_layers or default_capture_layers(target.text_config.num_hidden_layers))
     chat = Chat(target.tokenizer, stop_ids=target.stop_ids, **cli.plain(config.chat))
     tokens = tokens_of_answers(config, out_dir) or tokens_of_prompts(config, out_dir, chat)
-    rates = Rates(**cli.plain(config.estimate.rates))
+    rates = cli.settings(Rates, config.estimate.rates)
     scaled = {
         "target": active_parameters(target.files) / rates.target_parameters,
         "head": head_parameters(facts, layers, min(32_000, facts.vocab_size)) / rates.head_parameters,
     }
-    answered_by = {"imported": None, "huggingface": "huggingface"}.get(config.answers.name, "sglang")
-    extracted_by = "sglang" if config.features.engine else "huggingface"
+    engines: dict[str, Engine | None] = {"imported": None, "huggingface": "huggingface"}
+    answered_by = engines.get(config.answers.name, "sglang")
+    extracted_by: Engine = "sglang" if config.features.engine else "huggingface"
     tied = bool(target.files.config.tie_word_embeddings)
     result = {
         **asdict(tokens),
@@ -154,7 +145,7 @@ def store_bytes(tokens: Tokens, facts: TargetConfig, layers: int, *, teachers: s
 
 
 def gpu_hours(
-    tokens: Tokens, rates: Rates, *, answered_by: str | None, extracted_by: str, target: float, head: float
+    tokens: Tokens, rates: Rates, *, answered_by: Engine | None, extracted_by: Engine, target: float, head: float
 ) -> dict[str, float]:
     """`target` and `head` are sizes relative to the measured ones; imported answers have `answered_by=None`."""
     prompt_tokens = tokens.tokens - tokens.answer_tokens

@@ -29,10 +29,10 @@ from eagle3.features.concat import open_source
 from eagle3.features.source import FeatureSource
 from eagle3.serving.check.export import in_dtype
 from eagle3.serving.check.prompts import PromptSet, file_prompts, prompt_source
-from eagle3.serving.check.settings import Decoding
 from eagle3.serving.head.export import TrainedHead, find_checkpoint, read_trained
 from eagle3.serving.show.trace import Trace, traced
 from eagle3.settings.check import require_valid
+from eagle3.settings.serving import Decoding
 from eagle3.target.model import Target, load_target
 from eagle3.training.curves import figure_of_runs
 
@@ -90,7 +90,7 @@ def decode(target: Target, trained: TrainedHead, prompts: PromptSet, **settings:
     temperature and seed, by default those of conf/serve."""
     given = [f"{key}={'null' if value is None else value}" for key, value in settings.items()]
     config = _serving(*given)
-    decoding = Decoding(**{key: config[key] for key in Decoding.__dataclass_fields__})
+    decoding = cli.settings(Decoding, config)
     head = in_dtype(trained.head, target.embedding.dtype)
     return traced(Speculator(target, head, trained.record.capture_layers), prompts, decoding)
 

@@ -80,7 +80,7 @@ def answering(config: DictConfig, folder: Path, worker: WorkerId) -> Iterator[An
     chat, sampling = chat_of(config, target), sampling_of(config)
     parts: dict[str, Any] = {"target": target, "sampling": sampling}
     if served:
-        launch = for_worker(LaunchSettings(**cli.plain(config.launch)), worker)
+        launch = for_worker(cli.settings(LaunchSettings, config.launch), worker)
         parts |= {"name": config.answers.name, "chat": chat, "launch": launch, "folder": folder / worker.folder}
     answerer: Answerer = cli.build(config.answers, leave_out=["name"], **parts)
     limit = prompt_limit(context_of(target.text_config), sampling.max_new_tokens, config.responses.max_prompt_tokens)

@@ -242,7 +242,7 @@ def sglang_can(config: DictConfig, what: str) -> bool:
     from eagle3.engine.versions import require_capture
     from eagle3.settings.engine import LaunchSettings
 
-    settings = LaunchSettings(**cli.plain(config.launch))
+    settings = cli.settings(LaunchSettings, config.launch)
     try:
         sglang = find_sglang(settings)
         count_gpus(settings)

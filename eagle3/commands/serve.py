@@ -19,8 +19,7 @@ from eagle3.head_files.finding import Finding, findings_table, require_no_errors
 from eagle3.serving.check.accept_length import Judge
 from eagle3.serving.check.checks import check_head
 from eagle3.serving.check.export import check_export
-from eagle3.serving.check.prompts import file_prompts, prompt_source
-from eagle3.serving.check.settings import Answering, Decoding, longest_prompt
+from eagle3.serving.check.prompts import file_prompts, longest_prompt, prompt_source
 from eagle3.serving.compare.heads import head_folders, require_comparable
 from eagle3.serving.compare.run import compare
 from eagle3.serving.head import export
@@ -29,7 +28,7 @@ from eagle3.serving.head.speculators import require_in_layout
 from eagle3.serving.server.launch import launch
 from eagle3.serving.show.page import show
 from eagle3.settings.engine import LaunchSettings
-from eagle3.settings.serving import CompareSettings
+from eagle3.settings.serving import Answering, BenchSettings, CompareSettings, Decoding, TuneSettings
 from eagle3.storage.files import write_json
 from eagle3.storage.lock import hold
 from eagle3.target.files import TargetFiles, read_target_files
@@ -48,11 +47,12 @@ def serve(config: DictConfig) -> None:
 
 
 def export_head(config: DictConfig) -> None:
-    how = decoding(config)  # what is wrong there, and of the prompts, is said before a file is written
+    how = cli.settings(Decoding, config)  # what is wrong there, and of the prompts, is said before a file is written
     prompt_source(**cli.plain(config.prompts))
     head = Path(config.head)
     trained = export.read_trained(export.find_checkpoint(run=config.run, checkpoint=config.checkpoint))
-    how.longest_prompt(trained.target_config.max_position_embeddings, steps=how.steps)
+    context = trained.target_config.max_position_embeddings
+    longest_prompt(context, max_new_tokens=how.max_new_tokens, steps=how.steps)
     for_vllm = config.format == "speculators"
     if for_vllm:
         require_in_layout(trained.record.kind, draft_of(config))
@@ -87,13 +87,14 @@ def show_rounds(config: DictConfig) -> None:
 
 
 def compare_heads(config: DictConfig) -> None:
-    settings = CompareSettings(**cli.plain(config.compare))
+    settings = cli.settings(CompareSettings, config.compare)
     folders = head_folders(config.heads)
     source = prompt_source(**cli.plain(config.prompts))
     assert source is not None
     files = target_files(cli.plain(config.target))
     require_comparable(folders, files, settings)
-    room = room_for_prompt(config, files, steps=settings.most_steps)
+    context = files.text_config.max_position_embeddings
+    room = longest_prompt(context, max_new_tokens=config.max_new_tokens, steps=settings.most_steps)
     prompts = file_prompts(make_chat(config, files), source, limit=config.limit, max_length=room)
     target = load_target(**cli.plain(config.target))
     compare(
@@ -115,7 +116,7 @@ def launch_server(config: DictConfig) -> None:
             f"{ignored[0]} has no effect with adaptive={config.adaptive}, whose file says how many steps chains have; "
             f"leave it out"
         )
-    settings, drafts = LaunchSettings(**cli.plain(config.launch)), adaptive_draft(config) or draft(config)
+    settings, drafts = cli.settings(LaunchSettings, config.launch), adaptive_draft(config) or draft(config)
     launch(settings, target_of_server(config), drafts, dry_run=config.dry_run, folder=cli.output_dir())
 
 
@@ -123,14 +124,13 @@ def bench_servers(config: DictConfig) -> None:
     require_packages(*BENCH_LIBRARIES, extra="bench", needed_by="action=bench")
     from eagle3.serving.bench.loads import BenchPlan
     from eagle3.serving.bench.run import bench
-    from eagle3.settings.serving import BenchSettings
 
     wandb = config.logger.get("wandb") if "logger" in config else None
     if "logger" in config and wandb is None:
         raise InputError(
             f"logger={'+'.join(config.logger)}: action=bench reports to W&B alone; take logger=wandb, or none"
         )
-    settings = BenchSettings(**cli.plain(config.bench))
+    settings = cli.settings(BenchSettings, config.bench)
     if config.head is None and not any((settings.plain_url, settings.head_url, settings.adaptive_url)):
         raise InputError(f"head is not set; give the folder of an exported head, made by: {MAKE_HEAD}")
     target = target_of_server(config)
@@ -138,7 +138,7 @@ def bench_servers(config: DictConfig) -> None:
     prompts = served_prompts(config, paths, target, steps=config.steps)
     sampling = {"temperature": config.temperature, "max_new_tokens": config.max_new_tokens}
     bench(
-        LaunchSettings(**cli.plain(config.launch)),
+        cli.settings(LaunchSettings, config.launch),
         target,
         {"plain": None, "head": draft(config), "adaptive": adaptive_draft(config)},
         BenchPlan(settings, prompts, sampling | dict(settings.sampling or {})),
@@ -152,18 +152,17 @@ def bench_servers(config: DictConfig) -> None:
 def tune_head(config: DictConfig) -> None:
     require_packages(*BENCH_LIBRARIES, extra="bench", needed_by="action=tune")
     from eagle3.serving.tune.run import tune
-    from eagle3.settings.serving import TuneSettings
 
-    settings = TuneSettings(**cli.plain(config.tune))
+    settings = cli.settings(TuneSettings, config.tune)
     target = target_files(cli.plain(config.target))
     paths = {"prompts": config.prompts.path}
     tune(
         settings,
-        LaunchSettings(**cli.plain(config.launch)),
+        cli.settings(LaunchSettings, config.launch),
         target,
         config.head,
         served_prompts(config, paths, target, steps=max(settings.steps))["prompts"],
-        Answering(**{key: config[key] for key in Answering.__dataclass_fields__}),
+        cli.settings(Answering, config),
         target_settings=cli.plain(config.target),
         origin=cli.result_facts(),
         folder=cli.output_dir(),
@@ -176,7 +175,8 @@ def served_prompts(
     """Return token ids of the conversations at each path, as far as they leave room for answer and drafts."""
     from eagle3.serving.bench.run import prompt_sets  # with the libraries of the extra `bench`
 
-    room = room_for_prompt(config, target, steps=steps)
+    context = target.text_config.max_position_embeddings
+    room = longest_prompt(context, max_new_tokens=config.max_new_tokens, steps=steps)
     return prompt_sets(
         make_chat(config, target), paths, split=config.prompts.split, limit=config.limit, max_length=room
     )
@@ -202,16 +202,6 @@ def draft_of(config: DictConfig) -> Draft:
     return Draft(head=config.head, steps=config.steps, topk=config.topk, draft_tokens=config.draft_tokens)
 
 
-def decoding(config: DictConfig) -> Decoding:
-    return Decoding(**{key: config[key] for key in Decoding.__dataclass_fields__})
-
-
-def room_for_prompt(config: DictConfig, target: TargetFiles, *, steps: int) -> int:
-    """Return how many tokens a prompt may have."""
-    context = target.text_config.max_position_embeddings
-    return longest_prompt(context, max_new_tokens=config.max_new_tokens, steps=steps)
-
-
 def target_of_server(config: DictConfig) -> TargetFiles:
     """Read the target's files; a server loads its weights, so keys for loading it here are warned of."""
     for key in ("target.dtype", "target.device", "target.attention", "target.check_health"):
@@ -225,7 +215,7 @@ def target_files(settings: dict[str, Any]) -> TargetFiles:
 
 
 def make_judge(config: DictConfig, target_settings: dict[str, Any]) -> Judge:
-    how, source = decoding(config), prompt_source(**cli.plain(config.prompts))
+    how, source = cli.settings(Decoding, config), prompt_source(**cli.plain(config.prompts))
     target = load_target(**target_settings)
     return Judge(
         target=target,

@@ -2,7 +2,6 @@
 
 import logging
 from contextlib import nullcontext
-from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -106,12 +105,12 @@ def open_features(config: DictConfig) -> FeatureSource:
 
 
 def build_data(config: DictConfig, source: FeatureSource, head: DraftHead) -> FeatureData:
-    rules = {field.name: config.data[field.name] for field in fields(Rules)}
+    rules = cli.settings(Rules, config.data)
     return cli.build(
         config.data,
-        leave_out=["path", "source", "cache_dir", "cache_gb", *rules],
+        leave_out=["path", "source", "cache_dir", "cache_gb", *vars(rules)],
         source=source,
-        rules=Rules(**rules),
+        rules=rules,
         prepare=partial(kind_named(head.config.KIND).prepare, ttt_steps=config.ttt_steps),
         loss_mask=cli.build(config.loss_mask),
         seed=config.seed,

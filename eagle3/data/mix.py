@@ -14,6 +14,7 @@ from eagle3.errors import InputError
 from eagle3.features.samples import Samples
 from eagle3.features.source import FeatureSource, as_setting
 from eagle3.features.split import hash64, share_fractions
+from eagle3.settings.training import SampleRules
 
 log = logging.getLogger(__name__)
 
@@ -21,15 +22,8 @@ NAMED = 20  # sources listed in an error
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rules:
-    """Keys of conf/data that decide whether a sample is used at all; a rule that is None leaves out nothing."""
-
-    min_tokens: int | None = None
-    max_tokens: int | None = None
-    prompt_fraction: float | None = None
-    sources: list[str] | None = None
-    finished_only: bool = False
-    ids_file: str | None = None
+class Rules(SampleRules):
+    """Decides whether a sample is used at all; a rule that is None leaves out nothing."""
 
     def select(self, samples: Samples, location: str | list[str]) -> Samples:
         """Return the samples that fit all rules. The log counts the others, each by the first rule that it breaks."""

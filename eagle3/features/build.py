@@ -101,7 +101,7 @@ def _served(
 
     unload()  # the GPU is the servers'
     settings = {key: value for key, value in cli.plain(config.features.engine).items() if key != "required"}
-    launch = for_worker(LaunchSettings(**cli.plain(config.launch)), worker)
+    launch = for_worker(cli.settings(LaunchSettings, config.launch), worker)
     sentinels = sentinels_for(config, target, parts["layers"])
     return ServedExtractor(target=target, sentinels=sentinels, launch=launch, folder=folder, **parts, **settings)
 

@@ -15,6 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from eagle3.settings.training import TvSettings
+
 
 @runtime_checkable
 class Divergence(Protocol):
@@ -80,14 +82,12 @@ class OfLogProbabilities(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CrossEntropyTv(OfLogProbabilities):
+class CrossEntropyTv(TvSettings, OfLogProbabilities):
     """(1 - w) · soft cross-entropy + w · total variation.
 
     Total variation is ½ Σ |q - p| = 1 - Σ min(p, q): the chance that sampling rejects the draft's token
     (arXiv:2211.17192).
     """
-
-    tv_weight: float
 
     def rows(self, draft: Float[Tensor, "M D"], target: Float[Tensor, "M D"]) -> Float[Tensor, " M"]:
         cross_entropy = -torch.linalg.vecdot(target.exp(), draft)

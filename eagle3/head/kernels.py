@@ -23,6 +23,7 @@ from eagle3.head.fast.fused_layer import FusedLayer
 from eagle3.head.fast.products import Float8Products, MakeProducts, PlainProducts, float8_obstacle
 from eagle3.head.layer import MakeLayer, PlainLayer
 from eagle3.head.loss import ComputeLoss, plain_loss
+from eagle3.settings.training import KernelSettings
 
 log = logging.getLogger(__name__)
 
@@ -32,24 +33,6 @@ OPTIONS = {
     "layer": ("fused", "plain"),
     "loss": ("chunked", "plain"),
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class KernelSettings:
-    """Config group `kernels`, whose keys change nothing of what is computed, but for `fp8`, which rounds products."""
-
-    attention: str
-    layer: str
-    loss: str
-    loss_chunk: int
-    fp8: bool
-
-    def __post_init__(self) -> None:
-        if self.fp8 and "plain" in (self.layer, self.loss):
-            raise InputError(
-                f"kernels.fp8=true is for kernels.layer=fused and kernels.loss=chunked, or auto, here kernels.layer="
-                f"{self.layer} and kernels.loss={self.loss}; kernels.fp8=false multiplies in the trainer's precision"
-            )
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from eagle3.head.batch import TttBatch
 from eagle3.head.divergence import SOFT_CROSS_ENTROPY, Divergence
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.draft_vocab import membership
+from eagle3.settings.training import LossSettings
 from eagle3.target.facts import PLAIN, LogitTransform
 
 
@@ -90,15 +91,13 @@ def plain_loss(
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnrollLoss:
+class UnrollLoss(LossSettings):
     """Sum over steps of decay^k times the anchors' divergences.
 
     normalize="token" divides by the anchors of the whole optimizer step, "sequence" gives every sample the same weight.
     Neither counts padding or prompts.
     """
 
-    decay: float
-    normalize: str
     divergence: Divergence = SOFT_CROSS_ENTROPY
 
     def __call__(

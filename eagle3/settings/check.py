@@ -84,7 +84,8 @@ def in_words(fault: Mapping[str, Any], script: str, options: list[str]) -> str:
     """Say which key has which value, the rule, and a value that is right."""
     key, kind = _key(fault["loc"]), fault["type"]
     if kind == "value_error":  # an InputError of the group itself
-        return str(fault["ctx"]["error"])
+        error = str(fault["ctx"]["error"])
+        return error if key in error else f"{key}: {error}"
     if kind == UNKNOWN:
         return unknown_key(key, script, options)
     default = _default(fault["loc"], script, options)

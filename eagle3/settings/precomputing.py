@@ -1,5 +1,6 @@
 """Keys of conf/precompute.yaml and its groups, and of the groups that serve.yaml shares with it."""
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, with_config
@@ -16,6 +17,7 @@ from eagle3.settings.types import (
     Places,
     Positive,
     Seed,
+    Settings,
     Text,
     part_of,
     wrong,
@@ -120,15 +122,19 @@ class OnRay(TypedDict):
     restarts: CountOrZero
 
 
+Engine = Literal["huggingface", "sglang"]
 Parameters = Annotated[float, Field(gt=0, le=1e18)]
 
 
-class Rates(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class Rates(Settings):
+    """Tokens/s of one GPU, each measured with a target and a head of so many parameters."""
+
     target_parameters: Parameters
     head_parameters: Parameters
-    answers: dict[Literal["huggingface", "sglang"], Positive]
-    features: dict[Literal["huggingface", "sglang"], Positive]
-    training: dict[Literal["answers", "prompts"], Positive]
+    answers: dict[Engine, Positive]  # answer tokens, by who answers
+    features: dict[Engine, Positive]
+    training: dict[Literal["answers", "prompts"], Positive]  # tokens of answers, tokens of prompts
 
 
 class Estimate(TypedDict):

@@ -1,19 +1,20 @@
 """Keys of serve.py: a schema for each action, which conf/action names."""
 
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NotRequired, get_args
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, Field, with_config
+from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict
 
 from eagle3.draft_shape import Shape, num_draft_tokens
 from eagle3.errors import InputError
 from eagle3.settings.engine import Address, DraftTokens, LaunchSettings, Seconds, Steps, TopK
 from eagle3.settings.precomputing import Chat, Target
-from eagle3.settings.types import STRICT, Count, CountOrZero, NotNegative, Part, Seed, Settings, Text, fault
+from eagle3.settings.types import OPTIONAL, Count, CountOrZero, NotNegative, Part, Seed, Settings, Text, fault
 
 Concurrency = Annotated[int, Field(ge=1, le=100_000)]
 Temperature = Annotated[float, Field(ge=0, le=100)]
+NewTokens = Annotated[int, Field(ge=2, le=2**24)]  # the first comes from prefill: a draft is verified from the second
 Repeats = Annotated[int, Field(ge=1, le=10_000)]
 RepeatsOrNone = Annotated[int, Field(ge=0, le=10_000)]
 
@@ -23,7 +24,10 @@ class Prompts(TypedDict):
     split: Text | None
 
 
-class Check(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class CheckSettings(Settings):
+    """What a head must reach before it is served."""
+
     min_accept_length: Annotated[float, Field(ge=0, le=65)]
     max_difference: NotNegative
     questions: Annotated[list[Text], Field(min_length=1)]
@@ -98,10 +102,35 @@ class TuneSettings(Settings):
         return sorted(set(self.loads or [self.concurrency]))
 
 
-class Drafting(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class Drafting(Settings):
+    """How a head drafts."""
+
     steps: Steps
     topk: TopK
     draft_tokens: DraftTokens | None
+
+    def __post_init__(self) -> None:
+        """Raise InputError for a shape that SGLang would change or refuse."""
+        num_draft_tokens(self.steps, self.topk, self.draft_tokens)
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(self.steps, self.topk, num_draft_tokens(self.steps, self.topk, self.draft_tokens))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answering(Settings):
+    """How the target answers."""
+
+    max_new_tokens: NewTokens
+    temperature: Temperature
+    seed: Seed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding(Answering, Drafting):
+    """How the target answers, and how the head drafts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,8 +145,6 @@ class CompareSettings(Settings):
     positions: list[Count] | None
 
     def __post_init__(self) -> None:
-        """Raise InputError for a shape that SGLang would change or refuse, and for positions that cannot be."""
-        self.drafts()
         positions = self.positions or []
         if positions != sorted(set(positions)):
             raise InputError(f"compare.positions={positions} must rise, e.g. [1024,4096]")
@@ -128,47 +155,48 @@ class CompareSettings(Settings):
 
     def drafts(self) -> list[Shape]:
         """Return the shapes, each once."""
-        try:
-            found = [Shape(each["steps"], each["topk"], num_draft_tokens(**each)) for each in self.shapes]
-        except InputError as error:
-            raise InputError(f"compare.shapes: {error}") from None
-        return [*dict.fromkeys(found)]
+        return [*dict.fromkeys(each.shape for each in self.shapes)]
 
     @property
     def most_steps(self) -> int:
         return max(shape.steps for shape in self.drafts())
 
 
-class Common(TypedDict):
+# --- the keys of each action ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Common(Settings):
     progress: bool
     run_dir: Text
     target: Target
 
 
-class OnPrompts(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class OnPrompts(Settings):
     chat: Chat
     prompts: Prompts
     limit: Count | None
-    # The first token comes from prefill: without a second one no draft is ever verified.
-    max_new_tokens: Annotated[int, Field(ge=2, le=2**24)]
+    max_new_tokens: NewTokens
 
 
-class Decoding(Common, Drafting, OnPrompts):
+@dataclass(frozen=True, kw_only=True)
+class OwnDecoder(Common, OnPrompts, Decoding):
     head: Text
-    temperature: Temperature
-    seed: Seed
 
 
-class Checks(Decoding):
+@dataclass(frozen=True, kw_only=True)
+class Checks(OwnDecoder):
     findings: Text | None
-    check: Check
+    check: CheckSettings
 
 
+@dataclass(frozen=True, kw_only=True)
 class Servers(Common):
     launch: LaunchSettings
 
 
-@with_config(STRICT)
+@dataclass(frozen=True, kw_only=True)
 class ActionExport(Checks):
     action: Literal["export"]
     run: Text | None
@@ -176,23 +204,23 @@ class ActionExport(Checks):
     format: Literal["sglang", "speculators"]
 
 
-@with_config(STRICT)
+@dataclass(frozen=True, kw_only=True)
 class ActionCheck(Checks):
     action: Literal["check"]
 
 
-@with_config(STRICT)
-class ActionDecode(Decoding):
+@dataclass(frozen=True, kw_only=True)
+class ActionDecode(OwnDecoder):
     action: Literal["decode"]
 
 
-@with_config(STRICT)
-class ActionShow(Decoding):
+@dataclass(frozen=True, kw_only=True)
+class ActionShow(OwnDecoder):
     action: Literal["show"]
     out: Text
 
 
-@with_config(STRICT)
+@dataclass(frozen=True, kw_only=True)
 class ActionCompare(Common, OnPrompts):
     action: Literal["compare"]
     heads: Annotated[list[Text], Field(min_length=1)]
@@ -200,31 +228,30 @@ class ActionCompare(Common, OnPrompts):
     compare: CompareSettings
 
 
-@with_config(STRICT)
-class ActionLaunch(Servers, Drafting):
+@dataclass(frozen=True, kw_only=True)
+class ServedHead(Servers, Drafting):
+    head: Text | None
+    adaptive: Text | None
+    dry_run: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActionLaunch(ServedHead):
     action: Literal["launch"]
-    head: Text | None
-    adaptive: Text | None
-    dry_run: bool
 
 
-@with_config(STRICT)
-class ActionBench(Servers, Drafting, OnPrompts):
+@dataclass(frozen=True, kw_only=True)
+class ActionBench(ServedHead, OnPrompts):
     action: Literal["bench"]
-    head: Text | None
-    adaptive: Text | None
-    dry_run: bool
     temperature: Temperature
-    logger: NotRequired[dict[Text, Part]]
+    logger: dict[Text, Part] = field(default_factory=dict, metadata=OPTIONAL)
     bench: BenchSettings
 
 
-@with_config(STRICT)
-class ActionTune(Servers, OnPrompts):
+@dataclass(frozen=True, kw_only=True)
+class ActionTune(Servers, OnPrompts, Answering):
     action: Literal["tune"]
     head: Text
-    temperature: Temperature
-    seed: Seed
     tune: TuneSettings
 
 

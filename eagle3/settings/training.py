@@ -1,13 +1,16 @@
 """Keys of conf/train.yaml and its groups."""
 
 import re
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import AfterValidator, Field, with_config
 from typing_extensions import TypedDict
 
+from eagle3.errors import InputError
 from eagle3.settings.types import (
     OPEN,
+    OPTIONAL,
     PARTS,
     STRICT,
     Count,
@@ -17,6 +20,7 @@ from eagle3.settings.types import (
     Places,
     Positive,
     Seed,
+    Settings,
     Share,
     Text,
     fault,
@@ -33,20 +37,26 @@ BelowOne = Annotated[float, Field(ge=0, lt=1)]
 
 
 @part_of("eagle3.training.optim.AdamWCosine", "eagle3.training.optim.MuonCosine")
-class Optim(TypedDict):
-    lr: Annotated[float, Field(gt=0, le=10)]
-    betas: Annotated[list[BelowOne], Field(min_length=2, max_length=2)]
-    weight_decay: Annotated[float, Field(ge=0, le=1000)]
-    warmup_fraction: Share
-    decay_fraction: Share
-    final_lr_fraction: Share
+@dataclass(frozen=True, kw_only=True)
+class OptimSettings(Settings):
+    lr: Annotated[float, Field(gt=0, le=10)] = 1e-3
+    betas: Annotated[list[BelowOne], Field(min_length=2, max_length=2)] = field(default_factory=lambda: [0.9, 0.95])
+    weight_decay: Annotated[float, Field(ge=0, le=1000)] = 0.0
+    warmup_fraction: Share = 0.03
+    decay_fraction: Share = 1.0
+    final_lr_fraction: Share = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossSettings(Settings):
+    decay: Annotated[float, Field(gt=0, le=10)]
+    normalize: Literal["token", "sequence"]
 
 
 @part_of("eagle3.head.loss.UnrollLoss")
-class Loss(TypedDict):
-    decay: Annotated[float, Field(gt=0, le=10)]
-    normalize: Literal["token", "sequence"]
-    divergence: NotRequired[Part]
+@dataclass(frozen=True, kw_only=True)
+class Loss(LossSettings):
+    divergence: Part = field(default_factory=dict, metadata=OPTIONAL)
 
 
 @part_of("eagle3.head.divergence")
@@ -55,17 +65,28 @@ class Divergence(TypedDict):
 
 
 @part_of("eagle3.head.divergence.CrossEntropyTv")
-class CrossEntropyTv(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class TvSettings(Settings):
     tv_weight: Share
 
 
 @part_of("eagle3.head.kernels.KernelSettings")
-class Kernels(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class KernelSettings(Settings):
+    """What computes a training step. Nothing but `fp8`, which rounds products, changes what is computed."""
+
     attention: Literal["auto", "triton", "flash", "torch_flash", "padded", "dense"]
     layer: Literal["auto", "fused", "plain"]
     loss: Literal["auto", "chunked", "plain"]
     loss_chunk: Count
     fp8: bool
+
+    def __post_init__(self) -> None:
+        if self.fp8 and "plain" in (self.layer, self.loss):
+            raise InputError(
+                f"kernels.fp8=true is for kernels.layer=fused and kernels.loss=chunked, or auto, here kernels.layer="
+                f"{self.layer} and kernels.loss={self.loss}; kernels.fp8=false multiplies in the trainer's precision"
+            )
 
 
 @part_of("eagle3.features.loss_mask")
@@ -111,8 +132,19 @@ class Model(TypedDict):
     norm_output: NotRequired[bool | None]
 
 
+@dataclass(frozen=True, kw_only=True)
+class SampleRules(Settings):
+    min_tokens: Count | None = None
+    max_tokens: Count | None = None
+    prompt_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    sources: Annotated[list[Text], Field(min_length=1)] | None = None
+    finished_only: bool = False
+    ids_file: Text | None = None
+
+
 @part_of("eagle3.data.datamodule.FeatureData")
-class Data(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class DataSettings(SampleRules):
     path: Annotated[Any, text_or(Annotated[list[Text], Field(min_length=1)])] | None
     source: Part | None
     cache_dir: Text | None
@@ -120,12 +152,6 @@ class Data(TypedDict):
     pack_tokens: Annotated[int, Field(ge=2, le=2**24)]
     val_fraction: Annotated[float, Field(gt=0, lt=1)]
     weights: Annotated[list[Annotated[float, Field(gt=0, le=1000)]], Field(min_length=1)] | None
-    min_tokens: Count | None
-    max_tokens: Count | None
-    prompt_fraction: Annotated[float, Field(gt=0, le=1)] | None
-    sources: Annotated[list[Text], Field(min_length=1)] | None
-    finished_only: bool
-    ids_file: Text | None
     limit_samples: Count | None
     order: Literal["shuffled", "streaming"]
     shuffle_buffer: Count

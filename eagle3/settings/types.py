@@ -6,7 +6,7 @@ Bounds at the far end keep a slip of the keyboard from becoming an endless run; 
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from datetime import date
 from functools import cache
 from pydoc import ErrorDuringImport, locate
@@ -47,20 +47,23 @@ def fault(*key: str, value: Any, rule: str) -> ValidationError:
     return ValidationError.from_exception_data("group", [{"type": kind, "loc": key, "input": value}])
 
 
+OPTIONAL = {"optional": True}  # metadata of a field whose key may be left out
+
+
 class Settings:
     """Base of dataclasses whose fields are the keys of a config group, with their types and ranges.
 
-    `validated` makes one of a mapping. A field with a default may be left out. `__post_init__` raises InputError for
-    values that do not fit together.
+    `validated` makes one of a mapping, which may lack only fields marked OPTIONAL: other defaults are for objects that
+    are built by hand. `__post_init__` raises InputError for values that do not fit together.
     """
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         types = get_type_hints(cls, include_extras=True)
         keys: dict[str, Any] = {}
-        for field in fields(cls):  # type: ignore[arg-type]
-            required = field.default is MISSING and field.default_factory is MISSING
-            keys[field.name] = types[field.name] if required else NotRequired[types[field.name]]
+        for each in fields(cls):  # type: ignore[arg-type]
+            type_ = types[each.name]
+            keys[each.name] = NotRequired[type_] if each.metadata == OPTIONAL else type_
         mapping = with_config(STRICT)(TypedDict(cls.__name__, keys))  # type: ignore[operator]
         return core_schema.no_info_after_validator_function(lambda values: cls(**values), handler(mapping))
 
@@ -127,7 +130,8 @@ def part_of(*targets: str, config: ConfigDict = STRICT) -> Callable[[type[Schema
     """Make a schema that of the parts with these `_target_`s, or with one in these modules."""
 
     def register(schema: type[Schema]) -> type[Schema]:
-        PARTS.update(dict.fromkeys(targets, with_config(config)(schema)))
+        keys = with_config(config)(schema) if is_typeddict(schema) else schema
+        PARTS.update(dict.fromkeys(targets, keys))
         return schema
 
     return register
@@ -141,7 +145,7 @@ def _is_part(value: dict[Any, Any]) -> dict[Any, Any]:
     schema = PARTS.get(target) or PARTS.get(target.rpartition(".")[0])
     if schema:
         validated(schema, keys)
-    if schema is None or schema.__pydantic_config__ == OPEN:
+    if schema is None or getattr(schema, "__pydantic_config__", STRICT) == OPEN:
         _require_taken(target, keys)
     return value
 

@@ -14,16 +14,12 @@ from torch.optim import AdamW, Muon, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from eagle3.head.draft_head import DraftHead
+from eagle3.settings.training import OptimSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdamWCosine:
-    lr: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.0
-    warmup_fraction: float = 0.03
-    decay_fraction: float = 1.0
-    final_lr_fraction: float = 0.02
+class AdamWCosine(OptimSettings):
+    """AdamW for all parameters of the head."""
 
     def build(self, head: DraftHead, total_steps: int) -> tuple[Optimizer, LambdaLR]:
         optimizer = self.optimizer(head)

@@ -17,9 +17,9 @@ from eagle3.head.kernels import KernelPlan
 from eagle3.head.registry import kind_named
 from eagle3.head_files.files import read_files
 from eagle3.head_files.format import load_head
-from eagle3.serving.check.settings import Answering
 from eagle3.serving.head.export import TrainedHead, export_head, read_trained
 from eagle3.serving.tune.candidates import decoder_gains
+from eagle3.settings.serving import Answering
 from tests.training.test_training import Run
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")  # between Lightning and PyTorch

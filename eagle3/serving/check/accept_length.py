@@ -14,8 +14,8 @@ from eagle3.head_files.finding import Finding
 from eagle3.head_files.format import load_head
 from eagle3.head_files.record import HeadRecord, MeasuredAcceptLength
 from eagle3.prompts import Source
-from eagle3.serving.check.prompts import PromptSet, file_prompts, question_prompts, validation_prompts
-from eagle3.serving.check.settings import Decoding
+from eagle3.serving.check.prompts import PromptSet, file_prompts, longest_prompt, question_prompts, validation_prompts
+from eagle3.settings.serving import Decoding
 from eagle3.storage.files import sha256_json
 from eagle3.target.model import Target
 
@@ -39,7 +39,8 @@ class Judge:
     def prompts(self, record: HeadRecord | None) -> PromptSet:
         """Take those of the source; else of the record's validation, if its store is there; else the questions."""
         context = self.target.text_config.max_position_embeddings
-        room = self.decoding.longest_prompt(context, steps=self.decoding.steps)
+        how = self.decoding
+        room = longest_prompt(context, max_new_tokens=how.max_new_tokens, steps=how.steps)
         if self.source is not None:
             return file_prompts(self.chat, self.source, limit=self.limit, max_length=room)
         if record is not None:

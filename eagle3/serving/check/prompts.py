@@ -32,6 +32,19 @@ class PromptSet:
     from_validation: bool = False
 
 
+def longest_prompt(context: int, *, max_new_tokens: int, steps: int) -> int:
+    """Return how many tokens of the target's `context` a prompt may have, next to its answer and the drafts.
+
+    Raises InputError if they leave no room for one."""
+    room = context - max_new_tokens - steps - 1
+    if room < 1:
+        raise InputError(
+            f"max_new_tokens={max_new_tokens} and {steps} drafts leave no room for a prompt in the target's "
+            f"context of {context} tokens; set max_new_tokens={context // 2} or less"
+        )
+    return room
+
+
 def prompt_source(*, path: str | None, split: str | None) -> Source | None:
     """Turn `prompts.path` into a source; InputError if there is nothing there."""
     if path is None:

@@ -7,8 +7,8 @@ from typing import Any
 from eagle3.decoding.speculate import Decoded, Measurement, Round, Speculator
 from eagle3.progress import Bar
 from eagle3.serving.check.prompts import PromptSet
-from eagle3.serving.check.settings import Decoding
 from eagle3.serving.show.text import piece, visible
+from eagle3.settings.serving import Decoding
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from eagle3.draft_shape import Shape
 from eagle3.errors import InputError
 from eagle3.head.eagle3 import EAGLE3
 from eagle3.head_files.format import load_head
-from eagle3.serving.check.settings import Answering
-from eagle3.settings.serving import TuneSettings
+from eagle3.settings.serving import Answering, TuneSettings
 from eagle3.target.model import Target, load_target
 
 

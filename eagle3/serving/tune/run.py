@@ -9,14 +9,13 @@ from typing import Any
 from eagle3.engine.draft import Draft
 from eagle3.errors import InputError, Interrupted
 from eagle3.secrets import public
-from eagle3.serving.check.settings import Answering
 from eagle3.serving.server.launch import prepare
 from eagle3.serving.tune.candidates import decoder_gains
 from eagle3.serving.tune.report import REPORT, write_tune_report
 from eagle3.serving.tune.search import Findings, search
 from eagle3.serving.tune.timing import ServerTimer
 from eagle3.settings.engine import LaunchSettings
-from eagle3.settings.serving import TuneSettings
+from eagle3.settings.serving import Answering, TuneSettings
 from eagle3.target.files import TargetFiles
 
 

@@ -8,8 +8,8 @@ from exported_head import random_head, tiny_facts, tiny_target
 from eagle3.answers.chat import Chat
 from eagle3.head_files.finding import TargetFacts
 from eagle3.serving.check.accept_length import Judge
-from eagle3.serving.check.settings import Decoding
 from eagle3.serving.head.export import TrainedHead
+from eagle3.settings.serving import Decoding
 from eagle3.target.model import Target
 
 

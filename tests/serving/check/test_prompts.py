@@ -11,7 +11,7 @@ from eagle3.errors import InputError
 from eagle3.features.split import split_fraction
 from eagle3.head_files.record import StoreRecord
 from eagle3.serving.check.accept_length import Judge
-from eagle3.serving.check.prompts import prompt_source, validation_prompts
+from eagle3.serving.check.prompts import longest_prompt, prompt_source, validation_prompts
 from eagle3.storage.files import write_jsonl
 
 
@@ -49,3 +49,9 @@ def test_prompts_of_every_shape_are_measured_up_to_the_first_user_turn(
     assert found.prompts == [judge.chat.prompt_ids([{"role": "user", "content": "Hi"}])] * 4
     assert sorted(found.left_out.values()) == [1, 1]
     assert "tool turn" in found.left_out
+
+
+def test_the_longest_prompt_leaves_room_for_its_answer_the_drafts_and_the_token_behind_them() -> None:
+    assert longest_prompt(100, max_new_tokens=20, steps=7) == 100 - 20 - 7 - 1
+    with pytest.raises(InputError, match=r"max_new_tokens=20 and 7 drafts leave no room .* context of 28 tokens; set"):
+        longest_prompt(28, max_new_tokens=20, steps=7)

@@ -12,6 +12,7 @@ from eagle3.decoding.speculate import Speculator, plain_greedy
 from eagle3.serving.compare.measure import Answers, BatchedDecoder, PlainDecoder, batches
 from eagle3.serving.compare.ways import all_ways
 from eagle3.settings.serving import CompareSettings
+from eagle3.settings.types import validated
 
 SHAPES = [
     {"steps": 3, "topk": 1, "draft_tokens": None},
@@ -24,7 +25,7 @@ PROMPTS = [PROMPT, PROMPT[9:], PROMPT * 2, PROMPT[:1], PROMPT[4:], PROMPT]
 
 def settings(**changes):
     given = {"shapes": SHAPES, "temperatures": [0.0, 0.7], "decoder": "batched", "batch_size": 3, "batch_tokens": 999}
-    return CompareSettings(**given | {"positions": None} | changes)
+    return validated(CompareSettings, given | {"positions": None} | changes)
 
 
 def both(target, head, answers):

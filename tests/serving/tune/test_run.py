@@ -13,10 +13,9 @@ from timed_machine import SETTINGS, gain, settings
 
 import eagle3.serving.tune.run
 from eagle3.errors import InputError, Interrupted
-from eagle3.serving.check.settings import Answering
 from eagle3.serving.tune.run import tune
 from eagle3.serving.tune.timing import ServerTimer
-from eagle3.settings.serving import TuneSettings
+from eagle3.settings.serving import Answering, TuneSettings
 from eagle3.target.files import read_target_files
 
 
