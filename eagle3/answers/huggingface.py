@@ -1,4 +1,4 @@
-"""The plain answerer: the target in this process, by Hugging Face, in batches of prompts of about one length."""
+"""The reference answerer: the target in this process, by Hugging Face, in batches of prompts of similar length."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -10,6 +10,7 @@ import torch
 from eagle3.adapters.transformers import require_cache
 from eagle3.answers.answerer import AnyConversation, Conversation, Sampling
 from eagle3.answers.generate import alone_because, generate
+from eagle3.target.batches import batches_by_tokens
 from eagle3.target.model import Target
 from eagle3.workers.meter import Progress
 from eagle3.workers.task import Take
@@ -27,7 +28,7 @@ class HuggingFaceAnswerer:
         if reason := alone_because(target.model):
             log.info("prompts are answered one at a time, whatever answers.batch_size is: %s", reason)
         self.target, self.sampling = target, sampling
-        self.batch_size, self.batch_tokens, self.window = batch_size, batch_tokens, window
+        self.most, self.window = {"most_rows": batch_size, "most_tokens": batch_tokens}, window
 
     def __enter__(self) -> Self:
         return self
@@ -43,22 +44,13 @@ class HuggingFaceAnswerer:
     def _answer_window(self, window: Sequence[Conversation], progress: Progress) -> None:
         progress.add(ended=sum(not each.waiting for each in window))
         while waiting := [each for each in window if each.waiting]:
-            waiting.sort(key=lambda each: len(each.prompt_ids))
-            for batch in self._batches(waiting):
+            waiting.sort(key=self._padded_length)
+            for batch in batches_by_tokens(waiting, self._padded_length, **self.most):
                 answer_tokens = self._answer_batch(batch)
                 progress.add(ended=sum(not each.waiting for each in batch), tokens=answer_tokens)
 
-    def _batches(self, waiting: list[Conversation]) -> Iterator[list[Conversation]]:
-        """Cut into batches; rows are padded to the longest, so a batch takes as many as fit with their answers."""
-        batch: list[Conversation] = []
-        for each in waiting:
-            padded = (len(batch) + 1) * (len(each.prompt_ids) + self.sampling.max_new_tokens)
-            if batch and (len(batch) == self.batch_size or padded > self.batch_tokens):
-                yield batch
-                batch = []
-            batch.append(each)
-        if batch:
-            yield batch
+    def _padded_length(self, conversation: Conversation) -> int:
+        return len(conversation.prompt_ids) + self.sampling.max_new_tokens
 
     def _answer_batch(self, batch: list[Conversation], *, may_halve: bool = True) -> int:
         """Answer one turn of each and count the tokens. A batch that fails is halved: once, or until it fits where

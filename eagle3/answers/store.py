@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from eagle3.answers.rows import ResponseError, ResponseRow
 from eagle3.errors import MAKE_PROMPTS, InputError
+from eagle3.settings.flat import flattened
 from eagle3.storage.files import atomic_write, read_jsonl, sha256_file
 from eagle3.storage.records import (
     AnyRecord,
@@ -218,7 +219,7 @@ class ResponseStore:
             before.target, self.manifest.target, expected_from=str(self.folder), actual_from="target.path"
         )
         then, now = (
-            _flat({**asdict(manifest.made_with), "prompts_sha256": manifest.prompts_sha256})
+            dict(flattened({**asdict(manifest.made_with), "prompts_sha256": manifest.prompts_sha256}))
             for manifest in (before, self.manifest)
         )
         changes = [
@@ -266,10 +267,3 @@ def _count(source: Path, rows: Iterable[ResponseRow], errors: Iterable[ResponseE
         finish_reasons=dict(finish_reasons),
         errors=dict(Counter(error.reason.partition(" (")[0] for error in errors)),  # what is in brackets differs by row
     )
-
-
-def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return flat

@@ -1,4 +1,4 @@
-"""The plain extractor: the target in this process, by Hugging Face.
+"""The reference extractor: the target in this process, by Hugging Face.
 
 Shapes: J teacher rows, H hidden size.
 """
@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from eagle3.features.conversation import Conversation
 from eagle3.features.sample import Sample, positions_with_teacher, stored_rows
+from eagle3.target.batches import batches_by_tokens
 from eagle3.target.capture import Capture, Features, logit_transform_of
 from eagle3.target.facts import LogitTransform
 from eagle3.target.model import Target
@@ -59,12 +60,14 @@ class HuggingFaceExtractor:
             yield from self._extract(window)
 
     def _extract(self, conversations: list[Conversation]) -> list[Sample]:
-        by_length = sorted(range(len(conversations)), key=lambda number: len(conversations[number].input_ids))
+        def length(number: int) -> int:
+            return len(conversations[number].input_ids)
+
+        by_length = sorted(range(len(conversations)), key=length)
         samples: dict[int, Sample] = {}
-        while by_length:
-            longest = len(conversations[by_length[-1]].input_ids)
-            take = max(1, self.batch_tokens // longest)
-            numbers, by_length = by_length[-take:], by_length[:-take]
+        longest_first = batches_by_tokens(reversed(by_length), length, most_tokens=self.batch_tokens)
+        for numbers in longest_first:
+            numbers.reverse()
             batch = [conversations[number] for number in numbers]
             padded = pad_sequence([item.input_ids for item in batch], batch_first=True)
             captured = self.capture(padded, [len(item.input_ids) for item in batch])

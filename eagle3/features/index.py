@@ -1,4 +1,4 @@
-"""The index beside each shard: what its samples weigh and where they lie, as columns that are mapped, not parsed.
+"""The index next to each shard: sizes and places of its samples, as columns that are mapped, not parsed.
 
     shard-000000.index   a safetensors file: COLUMNS; in its metadata what the shard is (JSON), and the sha256 of all
 
@@ -6,7 +6,6 @@ Shapes: N samples, C different tokens in their answers, S sources of their promp
 """
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +15,7 @@ import numpy as np
 
 from eagle3.errors import InputError
 from eagle3.storage.records import Record, parse_record, record_bytes
+from eagle3.storage.safetensors_header import header_bytes, read_tensors
 
 FORMAT_VERSION = 7
 
@@ -42,7 +42,7 @@ NUMPY = {"I64": "<i8", "F64": "<f8", "I32": "<i4", "U8": "u1"}
 
 @dataclass(frozen=True)
 class SampleEntry:
-    """Where one sample lies in its shard and what it weighs."""
+    """The place of one sample in its shard, and its sizes."""
 
     id: str
     offset: int
@@ -82,7 +82,7 @@ class ShardIndex:
 
     @cached_property
     def sources(self) -> list[str]:
-        """The names that the column `source` numbers; decoded once, not for each entry."""
+        """The names that the column `source` refers to by number; decoded once, not for each entry."""
         return _texts(self.columns["sources"], self.columns["source_end"])
 
     def entry(self, number: int) -> SampleEntry:
@@ -148,60 +148,40 @@ def index_bytes(index: ShardIndex) -> bytes:
     """Return the index as a file; the same index gives the same bytes."""
     columns = [index.columns[name].tobytes() for name in COLUMNS]
     facts = record_bytes(index.facts)
-    digest = hashlib.sha256(facts)
-    for column in columns:
-        digest.update(column)
-    shapes = {name: index.columns[name].shape for name in COLUMNS}
-    return b"".join([_header(facts, digest.hexdigest(), shapes), *columns])
+    digest = hashlib.sha256(b"".join([facts, *columns])).hexdigest()
+    return b"".join([_header(facts, digest, index.columns), *columns])
 
 
 def parse_index(content: memoryview, *, source: str, way_out: str, check_seal: bool = True) -> ShardIndex:
     """Read an index whose columns are views of `content`. `check_seal=False` where a hash of the file was compared."""
     damaged = InputError(f"{source}: damaged or edited, it does not have the sha256 in its header; {way_out}")
     try:
-        size = 8 + int.from_bytes(content[:8], "little")
-        header = json.loads(bytes(content[8:size]))
-        facts, seal = header["__metadata__"]["shard"].encode(), header["__metadata__"]["sha256"]
-        shapes = {name: tuple(header[name]["shape"]) for name in COLUMNS}
-        whole = _header(facts, seal, shapes) == content[:size]  # then no other name, type or place is in it
+        metadata, tensors = read_tensors(content)
+        facts, seal = metadata["shard"].encode(), metadata["sha256"]
+        columns = {name: np.frombuffer(tensors[name].content, NUMPY[kind]) for name, kind in COLUMNS.items()}
+        columns = {name: column.reshape(tensors[name].shape) for name, column in columns.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError, MemoryError):
         raise damaged from None
     parsed = parse_record(facts, ShardFacts, source=source, way_out=way_out)
-    if not whole or not _belong_together(shapes):
+    header = _header(facts, seal, columns)  # then there is no other name, type or place in it
+    if header != content[: len(header)] or not _belong_together(columns):
         raise damaged
-    if check_seal and hashlib.sha256(facts + content[size:]).hexdigest() != seal:
-        raise damaged
-    columns, begin = {}, size
-    for name, kind in COLUMNS.items():
-        count = int(np.prod(shapes[name]))
-        if begin + count * int(kind[1:]) // 8 > len(content):
-            raise damaged
-        columns[name] = np.frombuffer(content, NUMPY[kind], count, begin).reshape(shapes[name])
-        begin += columns[name].nbytes
-    if begin != len(content):
+    if check_seal and hashlib.sha256(facts + content[len(header) :]).hexdigest() != seal:
         raise damaged
     return ShardIndex(parsed, columns)
 
 
-def _header(facts: bytes, digest: str, shapes: Mapping[str, tuple[int, ...]]) -> bytes:
-    header: dict[str, Any] = {"__metadata__": {"shard": facts.decode(), "sha256": digest}}
-    begin = 0
-    for name, kind in COLUMNS.items():
-        end = begin + int(np.prod(shapes[name])) * int(kind[1:]) // 8
-        header[name] = {"dtype": kind, "shape": list(shapes[name]), "data_offsets": [begin, end]}
-        begin = end
-    text = json.dumps(header, ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+def _header(facts: bytes, digest: str, columns: Mapping[str, np.ndarray]) -> bytes:
+    tensors = {name: (kind, columns[name].shape) for name, kind in COLUMNS.items()}
+    return header_bytes(tensors, {"shard": facts.decode(), "sha256": digest})
 
 
-def _belong_together(shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    count, tokens = shapes["offset"], shapes["token"]
+def _belong_together(columns: Mapping[str, np.ndarray]) -> bool:
+    count, tokens = columns["offset"].shape, columns["token"].shape
     of_samples = ("size", "split", "id_end", "tokens", "answer_tokens", "anchors", "source", "whole")
     return (
-        len(count) == len(tokens) == len(shapes["ids"]) == len(shapes["sources"]) == len(shapes["source_end"]) == 1
-        and all(isinstance(size, int) and size >= 0 for shape in shapes.values() for size in shape)
-        and all(shapes[name] == count for name in of_samples)
-        and shapes["sha256"] == (*count, 32)
-        and shapes["times"] == tokens
+        all(columns[name].ndim == 1 for name in ("offset", "token", "ids", "sources", "source_end"))
+        and all(columns[name].shape == count for name in of_samples)
+        and columns["sha256"].shape == (*count, 32)
+        and columns["times"].shape == tokens
     )

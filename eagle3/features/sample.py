@@ -1,4 +1,4 @@
-"""One training sample: a tokenised conversation with the target's features, as a safetensors blob.
+"""One training sample: a tokenised conversation with the target's features, as a safetensors file.
 
     input_ids           U8 [T, W]     each id in W bytes, the lowest first; W is the least that all ids fit in
     turns               I32 [X, 3]    of each answer: where it begins, where it ends, its number from 1 up
@@ -10,9 +10,7 @@
 Shapes: T tokens, A captured layers, H hidden size, AH = A · H, J positions with a teacher, X answers.
 """
 
-import json
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
@@ -21,8 +19,9 @@ from torch import Tensor
 from eagle3.errors import InputError
 from eagle3.features.fp8 import ScaledRows, scaled
 from eagle3.features.turns import answers_of, teacher_positions
+from eagle3.storage.safetensors_header import header_bytes, read_tensors
 
-# What safetensors calls the types that tensors are stored in.
+# Safetensors' names of the types that tensors are stored in.
 DTYPES = {
     "F32": torch.float32,
     "F16": torch.float16,
@@ -105,14 +104,7 @@ def stored_tensors(sample: Sample) -> dict[str, Tensor]:
 
 
 def _header(sample_id: str, tensors: dict[str, Tensor]) -> bytes:
-    header: dict[str, Any] = {"__metadata__": {"id": sample_id}}
-    end = 0
-    for name, tensor in tensors.items():
-        begin, end = end, end + tensor.nbytes
-        header[name] = {"dtype": NAMES[tensor.dtype], "shape": [*tensor.shape], "data_offsets": [begin, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+    return header_bytes({name: (NAMES[each.dtype], each.shape) for name, each in tensors.items()}, {"id": sample_id})
 
 
 def from_bytes(blob: memoryview, *, sample_id: str, teachers: str) -> Sample:
@@ -154,19 +146,11 @@ def from_ids_in_bytes(ids: UInt8[Tensor, "T W"]) -> Int[Tensor, " T"]:
     return wide.view(torch.int32).squeeze(1)
 
 
-def views(blob: memoryview) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors blob, without the two copies that the library's `load` makes."""
-    header_end = 8 + int.from_bytes(blob[:8], "little")
-    header, data = json.loads(bytes(blob[8:header_end])), blob[header_end:]
-    header.pop("__metadata__", None)
-    # Without gap or overlap, as the format demands: then no view reaches beyond its sample.
-    bounds = sorted(tuple(entry["data_offsets"]) for entry in header.values())
-    if [begin for begin, _ in bounds] + [len(data)] != [0] + [end for _, end in bounds]:
-        raise ValueError("its tensors do not fill it")
-    return {name: view(data, **entry) for name, entry in header.items()}
+def views(content: memoryview) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file as views of its bytes."""
+    return {name: view(*stored) for name, stored in read_tensors(content)[1].items()}
 
 
-def view(data: memoryview, *, dtype: str, shape: list[int], data_offsets: list[int]) -> Tensor:
-    part = data[slice(*data_offsets)]
-    flat = torch.frombuffer(part, dtype=DTYPES[dtype]) if len(part) else torch.empty(0, dtype=DTYPES[dtype])
-    return flat.view(shape)
+def view(dtype: str, shape: list[int], content: memoryview) -> Tensor:
+    kind = DTYPES[dtype]
+    return (torch.frombuffer(content, dtype=kind) if len(content) else torch.empty(0, dtype=kind)).view(shape)

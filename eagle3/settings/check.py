@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
@@ -18,6 +18,7 @@ from eagle3 import ROOT
 from eagle3.adapters.hydra import HydraConfig, is_composing
 from eagle3.errors import InputError
 from eagle3.secrets import public  # and its resolver, which conf/ uses
+from eagle3.settings.flat import flattened
 from eagle3.settings.nearest import did_you_mean
 from eagle3.settings.precomputing import Precompute
 from eagle3.settings.serving import ACTIONS
@@ -144,20 +145,16 @@ def _default(place: tuple[int | str, ...], script: str, options: list[str]) -> s
 
 def known_keys(script: str, options: list[str] | None = None) -> list[str]:
     """Return all keys with these options, by default those of the command line, and groups of keys."""
-    return [key for key, _ in _keys(_defaults(script, tuple(_options(script) if options is None else options)))]
+    return [
+        key
+        for key, _ in flattened(_defaults(script, tuple(_options(script) if options is None else options)), groups=True)
+    ]
 
 
 def free_groups(script: str) -> list[str]:
     """Return the groups that conf/ leaves empty for keys of the user's own; others are filled by an option."""
-    empty = [key for key, value in _keys(_defaults(script, tuple(_options(script)))) if value == {}]
+    empty = [key for key, value in flattened(_defaults(script, tuple(_options(script)))) if value == {}]
     return [key for key in empty if not (ROOT / "conf" / key.replace(".", "/")).is_dir()]
-
-
-def _keys(values: Any, inside: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        yield f"{inside}{name}", value
-        if isinstance(value, dict):
-            yield from _keys(value, f"{inside}{name}.")
 
 
 @cache

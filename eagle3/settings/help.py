@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from eagle3 import ROOT
 from eagle3.adapters.hydra import group_options, option_files
 from eagle3.settings.check import shown
+from eagle3.settings.flat import flattened
 
 COLUMN = 40  # where comments begin
 FLAGS = """\
@@ -39,7 +40,9 @@ def help_page(config: DictConfig) -> str:
         "",
     ]
     values: Any = OmegaConf.to_container(config, resolve=False)
-    page += ["Keys, KEY=VALUE:", *(line for key, value in _flat(values) for line in _line(key, value, said))]
+    del values["hydra"]
+    lines = (line for key, value in flattened(values, groups=True) for line in _line(key, value, said))
+    page += ["Keys, KEY=VALUE:", *lines]
     return "\n".join([*page, "", FLAGS]).replace("$", "$$")  # Hydra makes $$ to $
 
 
@@ -80,23 +83,12 @@ def _groups(config: DictConfig, said: dict[str, str]) -> Iterator[str]:
             yield from textwrap.wrap(said[group], _width(), initial_indent=" " * 28, subsequent_indent=" " * 28)
 
 
-def _flat(value: dict[Any, Any], place: Key = ()) -> Iterator[tuple[Key, Any]]:
-    for name, part in value.items():
-        key = (*place, str(name))
-        if key == ("hydra",):
-            continue
-        if isinstance(part, dict) and part:
-            yield key, ...  # whose comment is about all keys below
-            yield from _flat(part, key)
-        else:
-            yield key, part
-
-
-def _line(key: Key, value: Any, said: dict[Key, str]) -> list[str]:
-    comment = said.get(key)
-    words = f"  {'.'.join(key)}.*" if value is ... else f"  {'.'.join(key)}={shown(value)}"
+def _line(key: str, value: Any, said: dict[Key, str]) -> list[str]:
+    comment = said.get(tuple(key.split(".")))
+    is_group = isinstance(value, dict) and bool(value)  # its comment is about all keys below
+    words = f"  {key}.*" if is_group else f"  {key}={shown(value)}"
     if comment is None:
-        return [] if value is ... else [words]
+        return [] if is_group else [words]
     indent = " " * COLUMN
     if len(words) < COLUMN - 1:
         return textwrap.wrap(comment, _width(), initial_indent=words.ljust(COLUMN), subsequent_indent=indent)

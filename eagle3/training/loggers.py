@@ -8,7 +8,7 @@ import io
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -21,6 +21,7 @@ from eagle3.adapters.hydra import HydraConfig, in_sweep
 from eagle3.adapters.lightning import ExperimentWriter, _ExperimentWriter, mlflow_run_id, rank_zero_experiment
 from eagle3.features.source import FeatureSource
 from eagle3.secrets import public
+from eagle3.settings.flat import flattened
 from eagle3.storage.files import atomic_write
 
 log = logging.getLogger(__name__)
@@ -188,15 +189,7 @@ def log_settings(loggers: Sequence[Logger], config: dict, store: dict, versions:
 def searchable(values: Mapping[str, Any], inside: str = "") -> dict[str, Any]:
     """Return settings by the keys of the command line. Paths and URLs are shortened to their last part: `DIR/features`
     is `features` on every machine, and does not reveal whose disk it is."""
-    return {key: _shortened(key, value) for key, value in _flat(values, inside)}
-
-
-def _flat(values: Mapping[str, Any], inside: str) -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{inside}{name}.")
-        else:
-            yield f"{inside}{name}", value
+    return {key: _shortened(key, value) for key, value in flattened(values, inside)}
 
 
 def _shortened(key: str, value: Any) -> Any:

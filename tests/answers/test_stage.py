@@ -8,7 +8,6 @@ from collections import Counter
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -177,14 +176,6 @@ def test_rows_hold_the_prompt_as_served_and_the_answer_with_its_end(target, chat
     stored = read_responses(out_dir / "responses")
     assert stored.complete and stored.target.weights_hash and manifest.errors == {}
     assert set(manifest.finish_reasons) == {"stop", "length"}
-
-
-def test_a_batch_holds_no_more_tokens_than_allowed_and_loses_nobody(target):
-    sampling = Sampling(temperature=0.0, top_p=1.0, top_k=0, max_new_tokens=4)
-    answerer = HuggingFaceAnswerer(target=target, sampling=sampling, batch_size=3, batch_tokens=24, window=9)
-    waiting = [SimpleNamespace(prompt_ids=[0] * length) for length in (1, 2, 2, 3, 5, 30, 31)]
-    batches = list(answerer._batches(waiting))
-    assert [[len(dialogue.prompt_ids) for dialogue in batch] for batch in batches] == [[1, 2, 2], [3, 5], [30], [31]]
 
 
 def test_order_window_and_batch_size_do_not_change_a_row(target, chat, out_dir, tmp_path):

@@ -150,13 +150,13 @@ def test_a_damaged_sample_header_is_named_and_refused(tmp_path: Path) -> None:
         (rb'"F32"', b'"F99"'),  # no such type
         (rb'"F32"', b'"F16"'),  # another one
         (rb'"turns"', b'"truns"'),  # a tensor missing
-        (rb'"shape":\[\d', b'"shape":[0'),
-        (rb'"shape":\[', b'"shape":{'),
-        (rb'"data_offsets":\[\d', b'"data_offsets":[9'),  # a gap or an overlap
-        (rb'"data_offsets":\[(\d+),\d', rb'"data_offsets":[\1,9'),  # beyond the sample
-        (rb'"data_offsets":\[\d', b'"data_offsets":[-'),
+        (rb'"shape": \[\d', b'"shape": [0'),
+        (rb'"shape": \[', b'"shape": {'),
+        (rb'"data_offsets": \[\d', b'"data_offsets": [9'),  # a gap or an overlap
+        (rb'"data_offsets": \[(\d+), \d', rb'"data_offsets": [\1, 9'),  # beyond the sample
+        (rb'"data_offsets": \[\d', b'"data_offsets": [-'),
         (rb'"data_offsets":', b'"data_offset_":'),
-        (rb'"__metadata__":\{', b'"__metadata__":['),
+        (rb'"__metadata__": \{', b'"__metadata__": ['),
     ],
 )
 def test_a_header_that_does_not_fit_its_data_is_refused(tmp_path: Path, pattern: bytes, damage: bytes) -> None:

@@ -17,6 +17,7 @@ from eagle3.decoding.speculate import Decoded, Speculator, measure, plain_greedy
 from eagle3.progress import Bar
 from eagle3.serving.compare.ways import Way
 from eagle3.settings.serving import CompareSettings
+from eagle3.target.batches import batches_by_tokens
 from eagle3.target.model import Target
 
 
@@ -116,17 +117,13 @@ DECODERS: Mapping[str, type[BatchedDecoder] | type[PlainDecoder]] = {"batched": 
 
 
 def batches(answers: Answers, most: int, most_tokens: int) -> Iterator[list[int]]:
-    """Yield the places of prompts that are answered together: of about one length, for rows are padded to the longest,
-    and so many that with their answers they have no more than `most_tokens`."""
-    lengths = [len(prompt) + answers.max_new_tokens for prompt in answers.prompts]
-    batch: list[int] = []
-    for place in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if batch and (len(batch) == most or (len(batch) + 1) * lengths[place] > most_tokens):
-            yield batch
-            batch = []
-        batch.append(place)
-    if batch:
-        yield batch
+    """Yield the numbers of prompts that are answered together, with room for their answers."""
+
+    def length(number: int) -> int:
+        return len(answers.prompts[number]) + answers.max_new_tokens
+
+    by_length = sorted(range(len(answers.prompts)), key=length)
+    return batches_by_tokens(by_length, length, most_tokens=most_tokens, most_rows=most)
 
 
 def of_rounds(rounds: Sequence[Rounds], said: Sequence[Said], positions: Sequence[int]) -> Measured:
