@@ -27,7 +27,3 @@ def share(value: float | None) -> str:
 
 def with_error(value: float, standard_error: float | None) -> str:
     return f"{value:.3f}" + ("" if standard_error is None else f" ± {standard_error:.3f}")
-
-
-def with_interval(value: float, low: float | None, high: float | None) -> str:
-    return f"{value:.2f}" + ("" if low is None or high is None else f" [{low:.2f}, {high:.2f}]")

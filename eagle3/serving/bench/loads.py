@@ -11,8 +11,7 @@ from eagle3.engine.endpoint import is_reachable, server_information
 from eagle3.engine.process import Server
 from eagle3.engine.timed import ServedAnswer
 from eagle3.errors import InputError
-from eagle3.serving.server.load import Agreement, LoadResult, measure_load, repeat_prompts
-from eagle3.serving.server.same_answers import PlainAnswers
+from eagle3.serving.server.load import Agreement, LoadResult, PlainAnswers, measure_load, repeat_prompts
 from eagle3.settings.engine import LaunchSettings
 from eagle3.settings.serving import BenchSettings, Side
 from eagle3.storage.files import json_line, read_jsonl, with_filename

@@ -1,10 +1,8 @@
-"""Pictures of a bench run: time per token and throughput over concurrency, accept length of each prompt set."""
+"""Pictures of a bench run, over concurrency: time per token, throughput, accept length."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from matplotlib import colormaps
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from eagle3.serving.bench.stats import Cell, Summary
@@ -21,16 +19,13 @@ def draw_pictures(sets: Mapping[str, Sequence[Cell]], folder: Path) -> None:
 
 
 def bench_figures(sets: Mapping[str, Sequence[Cell]]) -> list[Figure]:
-    """Draw time per output token and throughput over concurrency, and the accept lengths: in the order of PICTURES."""
-    return [
-        draw_over_concurrency(
-            sets,
-            lambda side: 1000 * side.tpot.median if side.tpot else None,
-            "time per output token, median [ms]",
-        ),
-        draw_over_concurrency(sets, lambda side: side.throughput, "output tokens/s"),
-        draw_accept_lengths(sets),
-    ]
+    """Draw one figure for each of PICTURES."""
+    values: dict[str, Callable[[Summary], float | None]] = {
+        "time per output token, median [ms]": lambda side: 1000 * side.tpot.median if side.tpot else None,
+        "output tokens/s": lambda side: side.throughput,
+        "accept length [tokens]": lambda side: side.accept_length,  # batching must not change it
+    }
+    return [draw_over_concurrency(sets, value, label) for label, value in values.items()]
 
 
 def draw_over_concurrency(
@@ -45,42 +40,13 @@ def draw_over_concurrency(
             points = {key: height for key, height in measured.items() if height is not None}
             if points:
                 axes.plot(*zip(*points.items(), strict=True), f"o{line}C{number % 10}", label=f"{name}, {side}")
-    set_loads(axes, sorted({cell.concurrency for cells in sets.values() for cell in cells}))
-    axes.set_ylim(bottom=0)
-    axes.set_ylabel(label)
-    if axes.lines:
-        figure.legend(loc="outside lower center", ncols=2)
-    return figure
-
-
-def set_loads(axes: Axes, loads: Sequence[int]) -> None:
-    """Let each load have its place on a logarithmic axis."""
+    loads = sorted({cell.concurrency for cells in sets.values() for cell in cells})
     axes.set_xscale("log", base=2)
     axes.set_xticks(loads, [str(load) for load in loads])
     axes.minorticks_off()
     axes.set_xlabel("concurrency")
-
-
-def draw_accept_lengths(sets: Mapping[str, Sequence[Cell]]) -> Figure:
-    """Draw a bar for each prompt set and concurrency: batching must not change what is accepted."""
-    lengths = {
-        (name, cell.concurrency): cell.sides["head"].accept_length
-        for name, cells in sets.items()
-        for cell in cells
-        if "head" in cell.sides
-    }
-    levels = sorted({concurrency for _, concurrency in lengths})
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.subplots()
-    width = 0.8 / max(len(levels), 1)
-    for place, level in enumerate(levels):
-        heights = [lengths.get((name, level)) or 0.0 for name in sets]
-        colour = colormaps["viridis"](0.9 * place / max(len(levels) - 1, 1))
-        places = [number + place * width for number in range(len(sets))]
-        axes.bar(places, heights, width, color=colour, label=f"concurrency {level}")
-    axes.set_xticks([number + 0.4 - width / 2 for number in range(len(sets))], list(sets))
-    axes.axhline(1, color="grey", linewidth=0.8)
-    axes.set_ylabel("accept length [tokens]")
-    if levels:
-        figure.legend(loc="outside lower center", ncols=4)
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel(label)
+    if axes.lines:
+        figure.legend(loc="outside lower center", ncols=2)
     return figure

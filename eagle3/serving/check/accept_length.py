@@ -15,6 +15,7 @@ from eagle3.head_files.format import load_head
 from eagle3.head_files.record import HeadRecord, MeasuredAcceptLength
 from eagle3.prompts import Source
 from eagle3.serving.check.prompts import PromptSet, file_prompts, longest_prompt, question_prompts, validation_prompts
+from eagle3.serving.report import with_error
 from eagle3.settings.serving import Decoding
 from eagle3.storage.files import sha256_json
 from eagle3.target.model import Target
@@ -84,9 +85,8 @@ class Judge:
 
     def judged(self, result: MeasuredAcceptLength, record: HeadRecord | None) -> Finding:
         """Find an error below the least useful accept length, or where the training's record says something else."""
-        error = "" if result.standard_error is None else f" ± {result.standard_error:.3f}"
         summary = (
-            f"{result.accept_length:.3f}{error} at steps={result.steps} topk={result.topk} "
+            f"{with_error(result.accept_length, result.standard_error)} at steps={result.steps} topk={result.topk} "
             f"on {result.prompts} prompts ({result.prompts_from})"
         )
         if result.accept_length < self.min_accept_length:

@@ -11,6 +11,7 @@ from eagle3.draft_shape import Shape
 from eagle3.errors import InputError
 from eagle3.serving.compare.measure import Measured
 from eagle3.serving.compare.ways import Way
+from eagle3.serving.report import with_error
 
 ALL = "all"  # sources, positions
 
@@ -106,7 +107,6 @@ def _cells(row: Mapping[str, Any], *, by_position: bool) -> list[str]:
         if estimate.standard_error is not None:
             against[1:] = [f"{estimate.low:+.3f} to {estimate.high:+.3f}", f"{estimate.standard_error:.3f}"]
     length = Estimate(**row["accept_length"])
-    error = "" if length.standard_error is None else f" ± {length.standard_error:.3f}"
     named = [row["source"], *([row["positions"]] if by_position else [])]
     named += [str(row["prompts"]), row["sampling"], drafts, row["head"]]
-    return [*named, f"{length.value:.3f}{error}", *against]
+    return [*named, with_error(length.value, length.standard_error), *against]

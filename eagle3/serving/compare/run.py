@@ -15,9 +15,9 @@ from eagle3.serving.compare.heads import require_own_target
 from eagle3.serving.compare.measure import DECODERS, Answers, Measured
 from eagle3.serving.compare.report import require_verified, rows, table
 from eagle3.serving.compare.ways import Way, all_ways
+from eagle3.serving.report import write_report
 from eagle3.settings.serving import CompareSettings
-from eagle3.storage.files import atomic_write, sha256_file, sha256_json
-from eagle3.storage.records import write_sealed_json
+from eagle3.storage.files import sha256_file, sha256_json
 from eagle3.target.model import Target
 
 log = logging.getLogger(__name__)
@@ -64,10 +64,9 @@ def compare(
         **asdict(settings),
         "seconds": {"answers": decoder.seconds, "heads": seconds},
     }
-    write_sealed_json(folder / "compare.json", {**origin, **conditions, "rows": found})
-    with atomic_write(folder / "compare.md") as file:
-        file.write((table(found) + "\n").encode())
-    print(table(found))
+    page = table(found)
+    write_report(folder / "compare.json", {**origin, **conditions, "rows": found}, folder / "compare.md", page)
+    print(page)
     log.info("the table is in %s, all numbers are in %s", folder / "compare.md", folder / "compare.json")
 
 

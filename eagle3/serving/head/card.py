@@ -16,6 +16,7 @@ from eagle3.head_files.files import HeadFiles
 from eagle3.head_files.record import HeadRecord
 from eagle3.head_files.servers import LLAMA_CPP, SGLANG, VLLM, obstacles, summary
 from eagle3.markdown import table
+from eagle3.serving.report import with_error
 from eagle3.storage.files import atomic_write
 from eagle3.storage.records import read_sealed_json
 from eagle3.target.identity import is_hub_id
@@ -143,11 +144,10 @@ def accept_lengths(record: HeadRecord) -> str:
         for steps, length in sorted(record.simulated_accept_length.items())
     ]
     if measured := record.accept_length:
-        error = "" if measured.standard_error is None else f" ± {measured.standard_error:.3f}"
         where = "held-out prompts of the training data" if measured.from_validation else "other prompts"
         how = f"{measured.prompts} {where}, decoded at temperature {measured.temperature:g} in {measured.dtype}"
         shape = f"{measured.steps} drafts in a row" if measured.topk == 1 else f"tree of {measured.draft_tokens} tokens"
-        rows.append((shape, f"{measured.accept_length:.3f}{error}", how))
+        rows.append((shape, with_error(measured.accept_length, measured.standard_error), how))
     return table(["drafts", "accept length", "measured on"], rows)
 
 

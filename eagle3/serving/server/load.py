@@ -1,9 +1,9 @@
-"""One measured load: many prompts sent to one server, `concurrency` of them at a time."""
+"""One measured load: many prompts sent to one server, `concurrency` at a time, and their answers compared."""
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from typing import Any
 
@@ -15,7 +15,7 @@ from eagle3.progress import Bar
 
 @dataclass(frozen=True)
 class Agreement:
-    """How many answers were compared with the plain server's, and how many were the same."""
+    """How many answers were compared with the plain server's, and how many were the same (see PlainAnswers)."""
 
     same: int
     compared: int
@@ -25,7 +25,7 @@ class Agreement:
 class LoadResult:
     """Answers in the order of their prompts; `seconds` are from the first request sent to the last answer complete.
 
-    `cache_flushed` says whether the server emptied its prefix cache before. For `agreement` see same_answers.py."""
+    `cache_flushed` says whether the server emptied its prefix cache before."""
 
     answers: list[ServedAnswer]
     seconds: float
@@ -42,7 +42,7 @@ class LoadResult:
 
 
 def repeat_prompts(prompts: Sequence[list[int]], *, at_least: int) -> list[list[int]]:
-    """Return every prompt once, and again in turn until there are `at_least` so many."""
+    """Return every prompt once, then again in turn until there are `at_least` that many."""
     return list(islice(cycle(prompts), max(len(prompts), at_least)))
 
 
@@ -58,9 +58,9 @@ def measure_load(
 ) -> LoadResult:
     """Answer each prompt once, `concurrency` at a time: a new request is sent when one is complete.
 
-    Before that, `warmup` requests for each place, which count nowhere, and an empty prefix cache, so that no
-    measurement profits from the one before. `sampling` as SGLang's `sampling_params`; EOS ends an answer.
-    `progress` names the bar (None: no bar)."""
+    It first sends `warmup` uncounted requests for each concurrent one, and empties the prefix cache, so that no
+    measurement profits from an earlier one. `sampling` is SGLang's `sampling_params`; EOS ends an answer.
+    `progress` names the bar (None: no bar). Raises InputError if the server asks for a key."""
     if not prompts or concurrency < 1:
         raise InputError(f"a load of {len(prompts)} prompts at concurrency {concurrency}: both start at 1")
 
@@ -71,16 +71,16 @@ def measure_load(
                 return await generate(session, url, prompt_ids, sampling=sampling)
 
             warming = list(islice(cycle(prompts), warmup * concurrency))
-            await _in_places(ask, warming, concurrency, progress=None)
+            await _concurrently(ask, warming, concurrency, progress=None)
             cache_flushed = await flush_cache(session, url)
             start = time.perf_counter()
-            answers = await _in_places(ask, prompts, concurrency, progress=progress)
+            answers = await _concurrently(ask, prompts, concurrency, progress=progress)
             return LoadResult(answers, time.perf_counter() - start, cache_flushed)
 
     return asyncio.run(measure())
 
 
-async def _in_places(
+async def _concurrently(
     ask: Callable[[list[int]], Awaitable[ServedAnswer]],
     prompts: Sequence[list[int]],
     concurrency: int,
@@ -98,3 +98,32 @@ async def _in_places(
 
         await asyncio.gather(*(place() for _ in range(concurrency)))
     return [answers[number] for number in range(len(prompts))]
+
+
+@dataclass(frozen=True)
+class PlainAnswers:
+    """The plain server's first answer to each prompt, kept in memory alone: it may be a user's text.
+
+    A head may change when tokens come, never which. In bf16 it does now and then: batches of other shapes are computed
+    by other kernels, and near-ties flip. How often shows where the plain server answers a prompt again."""
+
+    sampling: Mapping[str, Any]
+    first: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
+
+    def compared(self, result: LoadResult, prompts: Sequence[list[int]], *, plain: bool) -> LoadResult:
+        """Add how many complete answers equal the known ones, token for token.
+
+        `plain`: the answers are the plain server's own and become known. Sampled answers are not compared: they may
+        differ."""
+        if self.sampling["temperature"] != 0:
+            return result
+        same = compared = 0
+        for prompt, answer in zip(prompts, result.answers, strict=True):
+            if answer.error is not None:
+                continue
+            known = self.first.get(tuple(prompt))
+            if known is not None:
+                compared, same = compared + 1, same + (answer.output_ids == known)
+            elif plain:
+                self.first[tuple(prompt)] = answer.output_ids
+        return replace(result, agreement=Agreement(same, compared))

@@ -13,6 +13,7 @@ from eagle3.head_files.format import load_head
 from eagle3.secrets import public
 from eagle3.serving.check.accept_length import Judge
 from eagle3.serving.check.prompts import PromptSet
+from eagle3.serving.report import with_error
 from eagle3.serving.show.text import visible
 from eagle3.serving.show.trace import Trace, rows, shown_answer, shown_rounds, traced
 from eagle3.storage.files import atomic_write
@@ -40,11 +41,10 @@ def page_facts(
     """Return what stands at the top of the page."""
     how = judge.decoding
     measured = judge.summary(Measurement([trace.decoded for trace in traces], None, 0.0), prompts)
-    error = "" if measured.standard_error is None else f" ± {measured.standard_error:.3f}"
     drafting = f"steps={how.steps} topk={how.topk} draft_tokens={how.draft_tokens or how.steps + 1}"
     left_out = "".join(f"; {number} left out ({reason})" for reason, number in measured.left_out.items())
     facts = {
-        "accept length": f"{measured.accept_length:.3f}{error} tokens a verification",
+        "accept length": f"{with_error(measured.accept_length, measured.standard_error)} tokens a verification",
         "head": str(head),
         "target": str(judge.target.path),
         "drafts": drafting,

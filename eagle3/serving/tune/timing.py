@@ -13,8 +13,7 @@ from eagle3.engine.endpoint import is_reachable
 from eagle3.engine.process import Server
 from eagle3.errors import InputError
 from eagle3.serving.bench.stats import summarise
-from eagle3.serving.server.load import LoadResult, measure_load, repeat_prompts
-from eagle3.serving.server.same_answers import PlainAnswers
+from eagle3.serving.server.load import LoadResult, PlainAnswers, measure_load, repeat_prompts
 from eagle3.settings.engine import LaunchSettings
 from eagle3.settings.serving import TuneSettings
 

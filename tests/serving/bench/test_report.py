@@ -36,8 +36,8 @@ def test_the_reported_accept_length_is_the_decoders(measured: tuple[Path, dict],
 def test_where_speculation_does_not_pay_the_verdict_says_who_looks_for_what_does() -> None:
     paying, not_paying = (SpeedUp(Interval(value, value - 0.1, value + 0.1), None) for value in (1.5, 1.05))
     found = [Cell("chat", 1, {}, {"head": paying}), Cell("chat", 32, {}, {"head": not_paying, "adaptive": paying})]
-    assert verdicts("chat", found[:1]) == ["chat: speculation pays at every concurrency measured, 1 to 1"]
-    assert verdicts("chat", found) == [
+    assert [*verdicts("chat", found[:1])] == ["chat: speculation pays at every concurrency measured, 1 to 1"]
+    assert [*verdicts("chat", found)] == [
         "chat: speculation stops paying at concurrency 32, speed-up 1.05 [0.95, 1.15]; action=tune tune.concurrency=32 "
         "looks for settings that pay there, tune.loads for steps that change with the load",
         "chat: with steps that change with the load the speed-up is from 1.50 [1.40, 1.60] at concurrency 32 to 1.50 "

@@ -9,8 +9,7 @@ from serving_fixtures import serving
 from small_servers import GREEDY, PROMPTS, load
 
 from eagle3.engine.timed import ServedAnswer
-from eagle3.serving.server.load import Agreement, LoadResult
-from eagle3.serving.server.same_answers import PlainAnswers
+from eagle3.serving.server.load import Agreement, LoadResult, PlainAnswers
 
 
 def made(*answers: tuple[int, ...] | None) -> LoadResult:
