@@ -406,7 +406,7 @@ def test_a_training_that_ends_before_its_first_validation_says_so(world: World, 
 @pytest.mark.parametrize(
     ("wrong", "line"),
     [
-        (["trainer.max_steps=1"], r"validation would be behind pack \d+, and the training ends behind pack 1: no best"),
+        (["trainer.max_steps=1"], r"validation would be after pack \d+, and the training ends after pack 1: no best"),
         (["trainer.max_epochs=1", "+trainer.check_val_every_n_epoch=3"], "no best checkpoint; set it lower, or train"),
         (["trainer.val_check_interval=1000"], r"trainer\.val_check_interval=1000 is more than the \d+ packs of a rank"),
     ],

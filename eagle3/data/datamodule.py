@@ -36,7 +36,7 @@ class FeatureData(lightning.LightningDataModule):
 
     `setup("fit")` chooses and splits the samples, after which `train_samples`, `val_samples` and `val_fraction` are
     known. Like in Lightning's own examples it may be called before there is a trainer; the trainer's call then verifies
-    the shards. `prepare` turns a pack into what the head trains on: on the CPU, in the reader threads.
+    the shards. `prepare` turns a pack into the training batch of the head, on the CPU, in the reader threads.
 
     Needs `Trainer(reload_dataloaders_every_n_epochs=1)`: each epoch has its own plan.
     """
@@ -120,7 +120,7 @@ class FeatureData(lightning.LightningDataModule):
         return {**state, "spread": self._spread(), "before": self._resumed_in(state["epoch"])["before"]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume where a run stopped; with another number of ranks, by a new plan for what it had not trained."""
+        """Resume where a run stopped; with another number of ranks, by a new plan for the samples that are left."""
         counted = None if self.current is None else len(self.current)
         self.resumed, self._planned = self._replanned(state_dict), None
         if self.current is not None and len(self.current) != counted:
@@ -144,13 +144,13 @@ class FeatureData(lightning.LightningDataModule):
         return self.resumed if epoch == self.resumed["epoch"] else FROM_THE_START
 
     def _spread(self) -> dict[str, int]:
-        """Return what the plan of an epoch depends on besides the samples."""
+        """Return the settings that the plan of an epoch depends on."""
         return {"ranks": self._lightning.world_size, "micro_batches": self._lightning.accumulate_grad_batches}
 
     # --- plans and packs ---------------------------------------------------------------------------------------------
 
     def _part(self, epoch: int) -> EpochPart:
-        """Plan what this rank trains of the epoch, without what the run trained of it under other plans."""
+        """Plan this rank's part of the epoch, without samples that the run trained under other plans."""
         if self._planned is None or self._planned.epoch != epoch:
             seed, resumed = hash64(self.seed, epoch), self._resumed_in(epoch)
             samples = self.mixture.epoch(seed) if self.mixture else self.train_samples

@@ -17,7 +17,7 @@ from eagle3.data.plan import PlannedPack
 
 @dataclass(frozen=True)
 class EpochPart:
-    """What a rank trains of an epoch: the packs of one plan, from `start` on.
+    """A rank's part of an epoch: the packs of one plan, from `start` on.
 
     `earlier` counts packs of the epoch that the rank trained under other plans, before the number of ranks changed."""
 

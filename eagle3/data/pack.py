@@ -1,4 +1,4 @@
-"""A pack: whole samples concatenated. head/batch.py derives from it what the head trains on.
+"""A pack: whole samples concatenated. head/batch.py derives the training batch from it.
 
 Shapes: N samples, T tokens of the pack, A captured layers, H hidden size, AH = A · H, J positions with a teacher.
 """
@@ -70,14 +70,14 @@ class Pack(OnDevice):
 
 
 class Batch(Protocol):
-    """What the reader threads prepare from a pack for an architecture, and its training step receives."""
+    """A training batch, which the reader threads prepare from a pack."""
 
     @property
     def pack(self) -> Pack: ...
 
     @property
     def num_anchors(self) -> int:
-        """Number of positions that are trained, for the rates in the log."""
+        """Number of trained positions, for the rates in the log."""
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Self: ...
 

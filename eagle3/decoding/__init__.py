@@ -1,1 +1,1 @@
-"""Lossless speculative decoding with a head: the judge of every head."""
+"""Lossless speculative decoding with a draft head, which measures how good a head is."""

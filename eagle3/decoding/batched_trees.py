@@ -1,4 +1,4 @@
-"""The trees that eagle3/decoding/drafter.py drafts, behind many tokens of a known text at once.
+"""The trees that eagle3/decoding/drafter.py drafts, for many positions of a known text at once.
 
 Shapes: N rows of the text, P positions where a round may begin, F nodes that are drafted from (1, then topk), K steps,
 J trees of 1, 2, … steps, C candidates of a tree, H hidden size.
@@ -19,7 +19,7 @@ NOWHERE = -1
 
 
 class Frontier(NamedTuple):
-    """The nodes that a step drafts from; `is_own` marks those whose path is what the answer says."""
+    """The nodes that a step drafts from; `is_own` marks those whose path equals the text."""
 
     hidden: Float[Tensor, "P F H"]
     scores: Float[Tensor, "P F"]
@@ -28,10 +28,10 @@ class Frontier(NamedTuple):
 
 
 class BatchedTrees:
-    """A text, and the head's keys and values of its rows on the target's own features.
+    """A text, with the head's keys and values of its rows, computed from the target's features.
 
     Row t joins the feature of token t with the embedding of token t + 1. A round whose root is token r drafts from row
-    r - 1, and sees no later row."""
+    r - 1, and attends to no later row."""
 
     @torch.inference_mode()
     def __init__(self, speculator: Speculator, capture: Capture, token_ids: list[int]) -> None:
@@ -52,21 +52,21 @@ class BatchedTrees:
 
     @torch.inference_mode()
     def chances(self, roots: range, steps: int, temperature: float) -> Float[Tensor, "P K"]:
-        """Return the probability with which a head that samples its drafts of the whole vocabulary drafts the text's
-        own next tokens behind each root, each after the ones before it."""
+        """Return the probability that a head which samples drafts from the whole vocabulary drafts the text's next
+        tokens after each root, each given the ones before it."""
         parts = [self._chances(part, steps, temperature).cpu() for part in self._parts(roots)]
         return torch.cat([torch.empty(0, steps), *parts])
 
     @torch.inference_mode()
     def first_outputs(self, roots: range) -> Float[Tensor, "P H"]:
-        """Return the head's outputs that predict the first draft behind each root."""
+        """Return the head's outputs that predict the first draft after each root."""
         return torch.cat([self.fused[:0], *(self._first(part).hidden[:, 0] for part in self._parts(roots))])
 
     def _parts(self, roots: range) -> list[Int[Tensor, " P"]]:
         return list(torch.arange(roots.start, roots.stop, device=self.ids.device).split(POSITIONS_AT_ONCE))
 
     def _chances(self, roots: Int[Tensor, " P"], steps: int, temperature: float) -> Float[Tensor, "P K"]:
-        place = self.head.draft_ids.argsort()  # (V,), of each token in the head's own order
+        place = self.head.draft_ids.argsort()  # (V,), index of each token in the draft vocabulary
         first, chances = self._first(roots), []
         hidden, paths = first.hidden, first.paths
         for depth in range(steps):
@@ -78,7 +78,7 @@ class BatchedTrees:
         return torch.cat(chances, dim=1)
 
     def _places(self, roots: Int[Tensor, " P"], topk: int, steps: int) -> Int[Tensor, "P K K"]:
-        scores, own, ends = [], [], [0]  # by step: the candidates' scores, the answer's own among all, their number
+        scores, own, ends = [], [], [0]  # by step: scores of candidates, index of the text's token, candidates so far
         frontier = self._first(roots)
         for depth in range(steps):
             best = self.head.logits(frontier.hidden).softmax(-1, dtype=torch.float32).topk(topk)  # (P, F, topk)
@@ -92,7 +92,7 @@ class BatchedTrees:
         return _places_in_order(torch.cat(scores, dim=1), torch.stack(own, dim=1), ends[1:]).int().cpu()
 
     def _first(self, roots: Int[Tensor, " P"]) -> Frontier:
-        """Return the head's output at the row before each root, behind which nothing is drafted yet."""
+        """Return the head's output at the row before each root, with no drafts yet."""
         last = roots[:, None] - 1
         keys, values = (part.expand(len(roots), 1, -1, -1, -1)[:, :, :0] for part in self.context)
         hidden = output(
@@ -109,7 +109,7 @@ class BatchedTrees:
         scores: Float[Tensor, "P candidates"],
         is_own: Bool[Tensor, "P F topk"],
     ) -> Frontier:
-        """Run the head on its own output and a drafted token, at the `topk` best of the step's candidates."""
+        """Run the head on its own output and a drafted token, for the `topk` best candidates of the step."""
         topk = tokens.shape[-1]
         kept_scores, kept = scores.topk(topk, dim=1)
         every = torch.arange(len(roots), device=roots.device)[:, None]
@@ -131,12 +131,12 @@ class BatchedTrees:
 
 
 def _index_of(mark: Bool[Tensor, "P candidates"], *, first: int) -> Int[Tensor, " P"]:
-    """Return the number of the marked candidate, counted from `first` on; NOWHERE without one."""
+    """Return the index of the marked candidate, plus `first`; NOWHERE if there is none."""
     return torch.where(mark.any(dim=1), first + mark.int().argmax(dim=1), NOWHERE)
 
 
 def _places_in_order(scores: Float[Tensor, "P C"], own: Int[Tensor, "P K"], ends: list[int]) -> Int[Tensor, "P J K"]:
-    """Rank candidates as eagle3/decoding/drafter.py does: by score, of equal ones the earlier first."""
+    """Rank candidates as eagle3/decoding/drafter.py does: by score, ties in order."""
     found = []
     for end in ends:
         order = scores[:, :end].argsort(dim=1, descending=True, stable=True)

@@ -1,4 +1,4 @@
-"""The head's side of speculative decoding: the tree of tokens that it drafts behind the last verified one.
+"""The head's side of speculative decoding: the tree of tokens that it drafts after the last verified one.
 
 Shapes: R rows that the target confirmed in a round, F nodes that are drafted from, AH captured states side by side, H
 hidden size, V target vocabulary.
@@ -15,21 +15,21 @@ from eagle3.head.registry import kind_named
 
 
 class Tree(NamedTuple):
-    """Drafts of a round, parents first: their tokens, the places of their parents here (-1: the last verified token),
-    and their scores: the product of the head's probabilities along the path."""
+    """Drafts of a round, parents first: tokens, indices of their parents in this list (-1: the last verified token),
+    and scores, which are products of the head's probabilities along the path."""
 
     tokens: list[int]
     parents: list[int]
     scores: list[float]
 
     def probability(self, node: int) -> float:
-        """Return what the head gave this draft behind its parent."""
+        """Return the head's probability of this draft, given its parent."""
         parent = self.parents[node]
         above = 1.0 if parent == -1 else self.scores[parent]
         return self.scores[node] / above if above else 0.0  # a long path's product may be too small for a float
 
     def walk(self, tokens: list[int]) -> list[int]:
-        """Return the nodes that these tokens lead to, from the top down, as far as they were drafted."""
+        """Return the nodes along these tokens, from the top down, as far as they were drafted."""
         nodes: list[int] = []
         below = {link: node for node, link in enumerate(zip(self.parents, self.tokens, strict=True))}
         for token in tokens:
@@ -52,12 +52,12 @@ class Drafter:
         return self.cached.confirm(aux_hidden_states, next_tokens)
 
     def paths(self, hidden: Float[Tensor, "1 H"], *, steps: int, topk: int, num_drafts: int) -> list[list[int]]:
-        """Return the tree of the `num_drafts` most probable drafts, as its paths from below the root to each leaf.
+        """Return the tree of the `num_drafts` most probable drafts, as paths from the root's children to each leaf.
 
-        Each step expands the `topk` best nodes of the step before by `topk` children (EAGLE-2, arXiv:2406.16858). A
+        Each step expands the `topk` best nodes of the previous step by `topk` children (EAGLE-2, arXiv:2406.16858). A
         node's score is the product of the head's probabilities (over the draft vocabulary) along its path, as in
-        SGLang. There, a node reads the keys that its place among the `topk` wrote in earlier steps, whoever its parent
-        is; here, those of its own path, as in training."""
+        SGLang. In SGLang a node attends to the keys written by its rank among the `topk` in earlier steps, whoever its
+        parent is; here it attends to the keys of its own path, as in training."""
         scores, tokens, parents = [], [], []
         frontier, path = torch.tensor([-1], device=hidden.device), self.cached.root()
         frontier_scores = torch.ones(1, 1, device=hidden.device)
@@ -84,8 +84,8 @@ class Drafter:
 
 
 def _best(scores: Tensor, num_drafts: int) -> list[int]:
-    """Candidates stand in order of depth and no child scores above its parent, so the stable order of the best keeps
-    every parent of what it keeps."""
+    """Return the indices of the best candidates, in order. Candidates are sorted by depth and no child scores above its
+    parent, so a stable sort keeps the parents of every kept node."""
     return sorted(scores.sort(descending=True, stable=True).indices[:num_drafts].tolist())
 
 

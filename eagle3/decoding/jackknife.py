@@ -1,6 +1,6 @@
 """The standard error of a number that was measured on few prompts.
 
-Rounds and tokens of one answer are alike, so the prompt is the unit that is drawn at random. Source: B. Efron and
+Rounds and tokens of one answer are correlated, so prompts are the independent samples. Source: B. Efron and
 C. Stein, The jackknife estimate of variance, Annals of Statistics 9 (1981).
 
 Shapes: N prompts.

@@ -1,7 +1,7 @@
 """Accept lengths of heads on the same prompts, and the difference between two heads, with their standard errors.
 
-An accept length is a ratio of sums over prompts. Its standard error is the jackknife's (jackknife.py): nothing in it is
-random, it needs no derivative, and on a difference of two ratios it is paired, because both leave out the same prompt.
+An accept length is a ratio of sums over prompts. Its standard error is the jackknife's (jackknife.py): it is
+deterministic, needs no derivative, and pairs the two ratios of a difference, because both leave out the same prompt.
 The interval assumes a normal distribution; tests/decoding/test_paired.py measures how often it covers the truth.
 
 Shapes: N prompts.
@@ -20,7 +20,7 @@ Z = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
 
 
 class Estimate(NamedTuple):
-    """A number measured on prompts, with its interval of 95 %; None where there are fewer than two prompts."""
+    """A number measured on prompts, with its 95 % interval; None for fewer than two prompts."""
 
     value: float
     standard_error: float | None

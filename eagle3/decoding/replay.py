@@ -1,10 +1,10 @@
-"""What drafts gain at every position of answers that are already known, from which any setting is replayed.
+"""Records the drafts at every position of known answers, from which any draft setting can be replayed.
 
-Drafts do not change what the target says, and what a round gains depends on where it begins, not on the rounds before
-it. So one look at each position of the target's own answer decides all rounds that may begin there; and as the shape
-of a tree depends on `topk` alone, fewer steps or fewer draft tokens just keep a part of it.
+Drafts do not change the target's answer, and the drafts that a round accepts depend on where it begins, not on earlier
+rounds. So one tree per position of the target's answer determines every round that may begin there. The shape of a tree
+depends only on `topk`: fewer steps or fewer draft tokens keep a part of it.
 
-In float32 and float64 that gives what decoding does to the last digit. In bfloat16 answers and features come from
+In float32 and float64 the result equals decoding to the last digit. In bfloat16, answers and features come from
 forwards of another shape than in decoding, and near-ties flip: docs/results/serving.md has numbers.
 
 Shapes: P positions of an answer where a round may begin, K steps, N tokens of an answer and beyond.
@@ -31,8 +31,8 @@ from eagle3.target.model import Target
 
 @dataclass(frozen=True)
 class Rounds:
-    """Rounds of decoding some answers: how many of the `steps` drafts each accepted, one round after the other, and the
-    `tokens` of the answers that they gave: all but the first, which is prefill's."""
+    """Rounds of decoding some answers: how many of the `steps` drafts each round accepted, in order, and the `tokens`
+    of the answers except the first of each, which comes from prefill."""
 
     gained: list[int]
     steps: int
@@ -44,7 +44,7 @@ class Rounds:
 
     @property
     def accepted(self) -> list[int]:
-        """How many rounds accepted at least 1, 2, … drafts."""
+        """Return how many rounds accepted at least 1, 2, … drafts."""
         return [sum(gain >= depth for gain in self.gained) for depth in range(1, self.steps + 1)]
 
     @property
@@ -59,19 +59,19 @@ class Rounds:
 
 @dataclass(frozen=True)
 class Recording:
-    """Where the target's own tokens stand in the trees of each `topk`, one tensor for each answer.
+    """Ranks of the target's own tokens in the trees of each `topk`, one tensor per answer.
 
-    `places[topk][answer][p, s - 1, d - 1]`: that many of the candidates that s steps draft behind position p come
-    before the one that is the d-th token of the answer there; all of them if it is no candidate."""
+    `places[topk][answer][p, s - 1, d - 1]` is the rank of the answer's d-th token after position p among the candidates
+    that s steps draft there, or the number of candidates if the token is not one of them."""
 
     places: dict[int, list[Int[Tensor, "_ K K"]]]
 
     def replay(self, *, steps: int, topk: int, draft_tokens: int) -> Rounds:
-        """The rounds of decoding these answers so. `draft_tokens` counts the root, as SGLang's flag does."""
+        """Return the rounds of decoding these answers. `draft_tokens` counts the root, as SGLang's flag does."""
         return Rounds.of_all(self.replay_each(steps=steps, topk=topk, draft_tokens=draft_tokens))
 
     def replay_each(self, *, steps: int, topk: int, draft_tokens: int) -> list[Rounds]:
-        """The same of every answer alone."""
+        """Return the same for each answer."""
         found = []
         for places in self.places[topk]:
             gained = (places[:, steps - 1, :steps] < draft_tokens - 1).sum(dim=1).tolist()
@@ -80,7 +80,7 @@ class Recording:
 
 
 def _rounds(gained: list[int], steps: int) -> Rounds:
-    """Return the rounds of an answer, by the drafts that a round from each of its tokens gains."""
+    """Return the rounds of an answer, given the drafts that a round at each of its tokens would accept."""
     position, of_rounds = 0, []
     while position < len(gained):
         of_rounds.append(gained[position])
@@ -90,9 +90,9 @@ def _rounds(gained: list[int], steps: int) -> Rounds:
 
 @dataclass(frozen=True)
 class Said:
-    """A prompt with the target's own answer, and what it would say `beyond` the end: the last round may draft that.
+    """A prompt with the target's answer, and the tokens `beyond` its end, which the last round may draft.
 
-    `stopped` says that the answer ends with a stop token."""
+    `stopped`: the answer ends with a stop token."""
 
     prompt: list[int]
     answer: list[int]
@@ -112,8 +112,8 @@ def record(
     batch_size: int,
     progress: str | None,
 ) -> Recording:
-    """Let the target answer every prompt, `batch_size` at once, seeded by its place, and grow the trees of `topks`
-    behind every token of the answers. `progress` names the bar (None: no bar)."""
+    """Let the target answer every prompt, `batch_size` at once, seeded by its index, and draft the trees of `topks` at
+    every token of the answers. `progress` names the bar (None: no bar)."""
     sampling: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "beyond": steps}
     batches = (range(start, min(start + batch_size, len(prompts))) for start in range(0, len(prompts), batch_size))
     said = (
@@ -128,7 +128,7 @@ def record(
 
 
 def record_said(speculator: Speculator, said: Iterable[Said], *, steps: int, topks: Iterable[int]) -> Recording:
-    """Grow the trees of `topks` behind every token of answers that went `steps` tokens beyond their ends or more."""
+    """Draft the trees of `topks` at every token of answers that continue `steps` tokens or more beyond their ends."""
     capture = Capture(speculator.target, speculator.capture_layers)
     recording = Recording({topk: [] for topk in topks})
     for each in said:
@@ -148,7 +148,7 @@ def answer(
     temperature: float,
     beyond: int,
 ) -> list[Said]:
-    """Let the target answer a batch of prompts, and then go on for `beyond` tokens."""
+    """Let the target answer a batch of prompts, and continue for `beyond` tokens."""
     say = partial(generate, target.model, seeds=seeds, temperature=temperature, top_p=1.0, top_k=0, pad_id=0)
     answers = say(prompts, max_new_tokens=max_new_tokens, stop_ids=target.stop_ids)
     texts = [prompt + answer.token_ids for prompt, answer in zip(prompts, answers, strict=True)]
@@ -164,11 +164,12 @@ def replay_rejection(
     speculator: Speculator, said: Iterable[Said], *, steps: Sequence[int], temperature: float, seed: int
 ) -> dict[int, list[Rounds]]:
     """Replay speculative rejection sampling (arXiv:2211.17192) with chains of each of `steps`, for a head that drafts
-    of the whole vocabulary; SGLang: --speculative-use-rejection-sampling.
+    from the whole vocabulary; SGLang: --speculative-use-rejection-sampling.
 
-    There, a draft x of probability q(x) is accepted with min(1, p(x) / q(x)), so token y comes out as an accepted
-    draft with min(p(y), q(y)), and in all with p(y), the target's own. Given the token y that the target said, it was
-    an accepted draft with min(1, q(y) / p(y)): that is drawn here, one coin a token, seeded by the prompt's place."""
+    A draft x of probability q(x) is accepted with probability min(1, p(x) / q(x)). So token y is emitted as an accepted
+    draft with probability min(p(y), q(y)), and in total with p(y), the target's. Given that the target emitted y, it
+    was an accepted draft with probability min(1, q(y) / p(y)). That is drawn here, once per token, seeded by the
+    prompt's index."""
     capture, most = Capture(speculator.target, speculator.capture_layers), max(steps)
     found: dict[int, list[Rounds]] = {count: [] for count in steps}
     for place, each in enumerate(said):
@@ -176,7 +177,7 @@ def replay_rejection(
         ids, roots = text + each.beyond[:most], range(len(each.prompt), len(text) - 1)
         chances = BatchedTrees(speculator, capture, ids).chances(roots, most, temperature)  # (P, K)
         own = _own_probabilities(speculator.target, ids, len(each.prompt), temperature)
-        # Not of the seed alone: with that, torch has drawn the tokens.
+        # Another stream than the seed's own, with which torch has drawn the tokens.
         coins = torch.from_numpy(np.random.default_rng([seed, place]).random(len(own)))
         drafted = torch.arange(len(roots))[:, None] + torch.arange(1, most + 1)  # (P, K), places in the answer
         accepted = (coins[drafted] * own[drafted] < chances).int().cumprod(dim=1)

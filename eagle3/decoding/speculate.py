@@ -1,7 +1,7 @@
-"""Lossless speculative decoding, chain or tree, on any causal language model: the judge of every draft head.
+"""Lossless speculative decoding, chain or tree, on any causal language model.
 
-A round: the head drafts a tree of tokens behind the last verified one, the target reads all of it in one forward, and
-the walk from the root keeps what the target itself would have said, plus one token of the target's own.
+In each round the head drafts a tree of tokens after the last verified one, the target reads all of it in one forward,
+and the walk from the root keeps the tokens that the target would have generated, plus one token of the target's own.
 """
 
 import time
@@ -22,12 +22,12 @@ from eagle3.target.model import Target
 
 @dataclass(frozen=True)
 class Decoded:
-    """One answer: `token_ids` holds the stop token when `finish_reason` is "stop"; else it was cut ("length").
+    """One answer. `token_ids` includes the stop token if `finish_reason` is "stop"; otherwise it was cut ("length").
 
-    `accepted[d - 1]` counts the verifications that accepted d drafts or more. As in SGLang, the last round counts
-    like any other: with drafts accepted beyond `max_new_tokens` or behind a stop token, which the answer drops.
-    `behind_stop` counts the tokens dropped behind a stop token: accepted drafts and the target's own next token. The
-    token that prefill gives costs no verification and counts nowhere.
+    `accepted[d - 1]` counts the verifications that accepted at least d drafts. As in SGLang, the last round counts
+    fully, with drafts past `max_new_tokens` or past a stop token, which the answer drops. `behind_stop` counts the
+    tokens dropped past a stop token: accepted drafts and the target's next token. Prefill's token needs no verification
+    and is not counted.
     """
 
     token_ids: list[int]
@@ -39,21 +39,21 @@ class Decoded:
 
 @dataclass(frozen=True)
 class Round:
-    """One verification: the `drafts`, and what the target `chose` in their place: those that it accepted, then one
-    token of its own. Of the last round, tokens may lie beyond the end of the answer."""
+    """One verification: the `drafts`, and the tokens that the target `chose`: the accepted drafts, then one of its own.
+    In the last round, tokens may be past the end of the answer."""
 
     drafts: Tree
     chosen: list[int]
 
     @property
     def accepted(self) -> list[int]:
-        """The drafts that the target accepted, as places in the tree."""
+        """Return the accepted drafts, as indices in the tree."""
         return self.drafts.walk(self.chosen[:-1])
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Decodings of many prompts; `lossless` is the share equal to the target's own greedy tokens (None: sampled)."""
+    """Decoded answers of many prompts; `lossless` is the share equal to the target's greedy answers (None: sampled)."""
 
     decoded: list[Decoded]
     lossless: float | None
@@ -66,14 +66,14 @@ class Measurement:
 
     @property
     def accept_length_kept(self) -> float:
-        """The same without what is made behind a stop token: a drafted stop token then is its round's one sure token
-        and no accepted draft."""
+        """The same without tokens past a stop token: a drafted stop token then counts as its round's own token and not
+        as an accepted draft."""
         dropped = sum(answer.behind_stop for answer in self.decoded)
         return self.accept_length - dropped / self.verifications
 
     @property
     def per_depth(self) -> list[float]:
-        """The share of verifications that accepted at least 1, 2, … `steps` drafts."""
+        """Return the share of verifications that accepted at least 1, 2, … `steps` drafts."""
         if not self.verifications:
             raise InputError(
                 f"prompts.path: none of {len(self.decoded)} answers was longer than one token, so no draft was "
@@ -122,8 +122,8 @@ class Speculator:
         """Answer one prompt. `draft_tokens` counts the root, as SGLang's flag does; a chain has steps + 1. `watch` is
         called with every round.
 
-        At temperature 0 the tokens are the target's greedy ones, otherwise its samples for this seed: the same
-        whatever the head drafts (up to rounding, which depends on how many tokens a forward reads)."""
+        At temperature 0 the tokens are the target's greedy ones, otherwise its samples for this seed. They do not
+        depend on the drafts (up to rounding, which depends on how many tokens a forward reads)."""
         num_drafts = num_draft_tokens(steps, topk, draft_tokens) - 1
         require_topk(topk, self.head.config.draft_vocab_size)
         room = len(prompt_ids) + max_new_tokens + steps
@@ -150,7 +150,7 @@ class Speculator:
 
 @torch.inference_mode()
 def plain_greedy(target: Target, prompt_ids: list[int], max_new_tokens: int) -> list[int]:
-    """The target's own greedy answer, token by token, over the same kind of cache."""
+    """Return the target's greedy answer, decoded token by token over the same kind of cache."""
     answer: list[int] = []
     known, finish_reason = prompt_ids, ""
     with verifier(target, [], temperature=0.0, seed=0) as reader:
@@ -175,10 +175,10 @@ def measure(
     progress: str | None,
     plain: Sequence[list[int]] | None = None,
 ) -> Measurement:
-    """Decode every prompt, seeded by its place; `progress` names the bar (None: no bar).
+    """Decode every prompt, seeded by its index; `progress` names the bar (None: no bar).
 
-    `plain` are the target's own greedy answers where the caller has them from before; else they are made here.
-    `seconds` is the time of speculative decoding alone."""
+    `plain` are the target's greedy answers, if the caller has them already. `seconds` is the time of speculative
+    decoding only."""
     speculator = Speculator(target, head, capture_layers)
     decoded, equal, seconds = [], 0, 0.0
     for number, prompt_ids in enumerate(Bar(prompts, desc=progress, unit="prompt", disable=progress is None)):
@@ -206,7 +206,7 @@ def require_topk(topk: int, draft_vocab_size: int) -> None:
 
 
 def _cut(token_ids: list[int], stop_ids: Set[int], max_new_tokens: int) -> tuple[list[int], str]:
-    """The answer so far up to its end, and the reason for the end ("": not yet)."""
+    """Return the answer so far up to its end, and the reason for the end ("": not yet)."""
     for position, token in enumerate(token_ids[:max_new_tokens]):
         if token in stop_ids:
             return token_ids[: position + 1], "stop"

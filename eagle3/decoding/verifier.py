@@ -1,4 +1,4 @@
-"""The target's side of speculative decoding: one forward reads a tree of drafts, and what it rejects is forgotten.
+"""The target's side of speculative decoding: one forward reads a tree of drafts, and rejected tokens are dropped.
 
 Shapes: R rows that the target confirmed in a round, H hidden size, V target vocabulary.
 """
@@ -26,14 +26,14 @@ from eagle3.target.model import Target
 
 
 def verifier(target: Target, capture_layers: list[int], temperature: float, seed: int) -> "Verifier":
-    """Return the one that fits what the target keeps of its past."""
+    """Return the verifier that fits the target's cache."""
     require_cache(target.model, target.path)
     kind = Verifier if keeps_keys_and_values(target.model) else StepwiseVerifier
     return kind(target, capture_layers, temperature, seed)
 
 
 class Verifier:
-    """The target during one decode: its cache, and what its captured layers read in the latest forward."""
+    """The target during one decode: its cache, and the captured states of the latest forward."""
 
     def __init__(self, target: Target, capture_layers: list[int], temperature: float, seed: int) -> None:
         self.target = target
@@ -56,11 +56,11 @@ class Verifier:
             handle.remove()
 
     def advance(self, known: list[int], paths: list[list[int]]) -> list[int]:
-        """Read the tokens known since the last time, and the drafts behind them; return those drafts that are the
-        target's own choice, then its next choice. `[[]]` drafts nothing.
+        """Read the tokens known since the last call and the drafts after them; return the drafts that the target
+        chooses itself, then its next choice. `[[]]` drafts nothing.
 
-        The paths of the tree are rows of a batch that share the cache, not one row with a tree mask: to the model each
-        is plain text, so windows, chunks, position-dependent scales and every attention kernel stay right. Tokens on
+        The paths of the tree are rows of a batch that share the cache, not one row with a tree mask. Each is plain text
+        to the model, so windows, chunks, position-dependent scales and every attention kernel stay correct. Tokens on
         several paths are computed several times, and a branch costs a copy of the cache.
         """
         longest = max(map(len, paths))
@@ -77,7 +77,7 @@ class Verifier:
         return chosen
 
     def features(self) -> Float[Tensor, "R AH"]:
-        """What the captured layers read at the tokens that the latest call of `advance` added to the cache."""
+        """Return the captured states at the tokens that the latest `advance` added to the cache."""
         row, count = self.kept
         return torch.cat([self.inputs[layer][row, :count] for layer in self.capture_layers], dim=-1)
 
@@ -89,22 +89,22 @@ class Verifier:
         return next_logits(self.target.model, self.cache, last=last, input_ids=input_ids)
 
     def _choose(self, logits: Float[Tensor, " V"]) -> int:
-        # One uniform a token, whether it was drafted or not: sampled answers do not depend on the drafts.
+        # One uniform number per token, drafted or not, so that sampled answers do not depend on the drafts.
         uniform = torch.rand(1, generator=self.generator, dtype=torch.float64).to(logits.device)
         return int(choose_tokens(logits[None].float(), uniform, temperature=self.temperature, top_p=1.0, top_k=0))
 
     def _keep_input(self, layer: int, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        # Copied, because a model may go on in place; the layers of a balanced model lie on several devices.
+        # Copied, because a model may update it in place; the layers of a balanced model are on several devices.
         self.inputs[layer] = layer_input(args, kwargs).to(self.target.device, copy=True)
 
 
 class StepwiseVerifier(Verifier):
-    """For targets with a state, out of which no token can be taken back: it reads nothing but what it has chosen.
+    """For targets with a recurrent state, from which no token can be removed: it reads only tokens that it has chosen.
 
-    Each token costs a forward, drafted or not; what is accepted is the same, and no speed is measured by it."""
+    Each token costs a forward, drafted or not. The accept length is the same, but the time means nothing."""
 
     def advance(self, known: list[int], paths: list[list[int]]) -> list[int]:
-        """Walk down the tree by the target's own choices, one forward each, as far as they were drafted."""
+        """Walk down the tree along the target's choices, one forward each, as far as they were drafted."""
         self.inputs = {}
         chosen: list[int] = []
         read = known

@@ -1,17 +1,17 @@
 """Which anchors are trained, at which steps of the training-time test (TTT, EAGLE-3's unroll, arXiv:2503.01840).
 
 Anchor t joins feature h_t with the embedding of x_{t+1}; step k predicts x_{t+2+k}. It is trained iff
-x_{t+1} … x_{t+2+k} all are answer tokens of one turn: a chain that serving could start there and accept so far.
+x_{t+1} … x_{t+2+k} are all answer tokens of one turn: a chain that serving could start there and accept so far.
 
     tokens           p0  p1  A  B  C  end        two of the prompt, then an answer
     anchor 1         takes h_1 and A: predicts B at step 0, C at step 1 (taking B), end at step 2 (taking C)
     anchor 2         takes h_2 and B: predicts C at step 0, end at step 1
     anchor 3         takes h_3 and C: predicts end at step 0
-    positions 0, 4, 5    are no anchors
+    positions 0, 4, 5    are not anchors
 
 SpecForge masks position t by whether x_t itself is an answer token. That leaves out anchor 1, with which every answer's
-drafts begin, and trains positions whose chains reach past the end of the turn. The authors' code has at step 0 this
-rule but for two positions, for Llama-3's template alone; docs/concepts/anchors.md has both, line by line.
+drafts begin, and trains positions whose chains reach past the end of the turn. The authors' code has this
+rule at step 0, except for two positions, and only for Llama-3's template; docs/concepts/anchors.md compares both.
 
 Shapes: T tokens of a sample, R anchors, K steps.
 """
@@ -30,7 +30,7 @@ def anchors_and_steps(turns: Int[Tensor, " T"], ttt_steps: int) -> tuple[Int[Ten
 
 
 def runs(anchors: Int[Tensor, " R"]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return where runs of consecutive anchors begin and end in R (one more than runs), and the position behind each.
+    """Return where runs of consecutive anchors begin and end in R (one more than runs), and the position after each.
 
     A run is a turn: the position before a turn's last token is never an anchor.
     """
@@ -43,8 +43,8 @@ def runs(anchors: Int[Tensor, " R"]) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def pairs_before(anchor_steps: Int[Tensor, " R"], ttt_steps: int) -> tuple[int, ...]:
     """Return R + 1 counts: how many trained (step, anchor) pairs ask a teacher before that of anchor i at step 0.
 
-    Anchors of a turn are neighbours, so that anchor i asks at step k the teacher of anchor i + k at step 0. Counted on
-    the CPU when a pack is prepared: a GPU would have to be waited for.
+    Anchors of a turn are consecutive, so anchor i asks at step k the teacher of anchor i + k at step 0. Counted on the
+    CPU when a pack is prepared, because counting on a GPU would need a host sync.
     """
     places = torch.arange(len(anchor_steps))
     teachers = torch.cat([places[anchor_steps > step] + step for step in range(ttt_steps)])

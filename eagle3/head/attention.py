@@ -1,9 +1,9 @@
 """Attention of the unroll. At step k an anchor attends to the step-0 keys of positions up to itself in its sample, and
 to the keys of its own chain: those of steps 1 … k at the same anchor.
 
-`DenseAttention` is the plain way, one score matrix per sample: the judge of every faster one. `PaddedAttention` does
-samples of similar length at once: fewer and larger kernels where samples are short and many. `FlashAttention`, in
-fast/flash_attention.py, has no score matrix. kernels.py chooses.
+`DenseAttention` is the reference: one score matrix per sample. `PaddedAttention` batches samples of similar length:
+fewer and larger kernels if samples are short and many. `FlashAttention`, in fast/flash_attention.py, has no score
+matrix. kernels.py chooses.
 
 Shapes: T tokens of the pack, R anchors, r of them in some samples, N samples of similar length, L most tokens of one,
 M most anchors of one, S steps of the chain so far, Q query heads, G key/value heads, P = Q / G queries that share one,
@@ -25,12 +25,12 @@ KeysValues = tuple[Float[Tensor, "_ G C"], Float[Tensor, "_ G C"]]
 
 @runtime_checkable
 class Attention(Protocol):
-    """Attention of one batch, called at every step: `chain` are the anchors' keys and values of steps 1 … k."""
+    """Attention of one batch, called at every step; `chain` has the anchors' keys and values of steps 1 … k."""
 
     def __call__(self, query: Float[Tensor, "R Q C"], chain: list[KeysValues]) -> Float[Tensor, "R Q C"]: ...
 
 
-# Once a batch, from the keys and values of step 0 [T, G, C].
+# Called once per batch, with the keys and values of step 0 [T, G, C].
 MakeAttention = Callable[[KeysValues, TttBatch], Attention]
 
 
@@ -73,7 +73,7 @@ class DenseAttention:
 
 class PaddedAttention:
     def __init__(self, context: KeysValues, batch: TttBatch) -> None:
-        # By powers of two of the length: one long sample among short ones must not make all of them long.
+        # Grouped by powers of two of the length, so that one long sample does not pad all short ones.
         by_length: dict[int, list[int]] = {}
         for sample, bounds in enumerate(pairwise(batch.pack.token_bounds)):
             by_length.setdefault((bounds[1] - bounds[0]).bit_length(), []).append(sample)
@@ -103,8 +103,8 @@ class _PaddedSamples:
         self.anchors = padded.flatten()[places].to(device, non_blocking=True)  # (r,), places in R
         starts = tokens[:, 0].to(device, non_blocking=True)
         tokens, self.padded, self.places = (part.to(device, non_blocking=True) for part in (tokens, padded, places))
-        # Padded tokens stand behind every anchor of the sample, so the mask of the future hides them; padded anchors
-        # are never read, but must see a token: scores of nothing but -inf would make gradients nan.
+        # Padded tokens come after every anchor of the sample, so the mask of the future hides them. Padded anchors are
+        # never read, but must attend to a token: if all their scores were -inf, gradients would be nan.
         positions = (batch.anchors[self.padded] - starts[:, None]).clamp(min=0)[:, :, None]
         self.future = torch.arange(tokens.shape[1], device=device) > positions  # (N, M, L)
         self.key, self.value = gathered(context[0], tokens), gathered(context[1], tokens)  # (N, L, G, C)
@@ -112,7 +112,7 @@ class _PaddedSamples:
     def attend(
         self, query: Float[Tensor, "R G P C"], chain_scores: Float[Tensor, "R G P S"] | None
     ) -> tuple[Float[Tensor, "r G P C"], Float[Tensor, "r G P _"]]:
-        """Return what the samples' r anchors read of the context, and the weights that the keys of their chains get."""
+        """Return the context's share of the samples' r outputs, and the weights of their chains' keys."""
         scores = torch.einsum("nmgpc,nlgc->ngpml", gathered(query, self.padded), self.key)
         scores = scores.masked_fill(self.future[:, None, None], float("-inf"))
         if chain_scores is not None:
@@ -126,7 +126,7 @@ class _PaddedSamples:
 
 
 def gathered(x: Tensor, index: Int[Tensor, "N M"]) -> Tensor:
-    """Return x[index], whose gradient is one kernel on the GPU: that of indexing sorts first."""
+    """Return x[index]. Its gradient is one kernel on the GPU; that of plain indexing sorts first."""
     return x.index_select(0, index.flatten()).unflatten(0, index.shape)
 
 
@@ -135,7 +135,7 @@ def _softmax(scores: Float[Tensor, "*heads keys"]) -> Float[Tensor, "*heads keys
 
 
 def _padded_index(bounds: tuple[int, ...], samples: list[int]) -> tuple[Int[Tensor, "N M"], Int[Tensor, " r"]]:
-    """Return where the entries of some samples lie, padded with the sample's first; and the places that are none."""
+    """Return the indices of the entries of some samples, padded with the sample's first, and the unpadded places."""
     starts, lengths = torch.tensor(bounds)[samples], torch.tensor(bounds).diff()[samples]
     offsets = torch.arange(int(lengths.max()))
     inside = offsets < lengths[:, None]

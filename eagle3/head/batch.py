@@ -1,4 +1,4 @@
-"""What a step of the training-time test receives: a pack, and the anchors that are trained on it.
+"""The batch of a training step: a pack, and its anchors.
 
 Shapes: N samples and T tokens of the pack, R anchors, U turns with anchors, K steps.
 """
@@ -18,16 +18,16 @@ from eagle3.head.anchors import anchors_and_steps, pairs_before, runs
 
 @dataclass(frozen=True, kw_only=True)
 class TttBatch(OnDevice):
-    """A pack with its anchors; everything that a GPU would have to be waited for is counted here, on the CPU."""
+    """A pack with its anchors. Counts that would need a host sync on a GPU are made here, on the CPU."""
 
     pack: Pack
     anchors: Int[Tensor, " R"]  # ascending positions in the pack
     anchor_steps: Int[Tensor, " R"]  # number of TTT steps that the anchor is trained for
-    anchors_of_sample: Int[Tensor, " R"]  # how many anchors the anchor's sample has
+    anchors_of_sample: Int[Tensor, " R"]  # number of anchors of the anchor's sample
     anchor_bounds: tuple[int, ...]  # N + 1: where samples begin and end in R
     pair_bounds: tuple[int, ...]  # R + 1: trained (step, anchor) pairs before each teacher, see `pairs_before`
-    turn_bounds: tuple[int, ...]  # U + 1: where the anchors of a turn, which are neighbours, begin and end in R
-    turn_ends: tuple[int, ...]  # U: the position behind a turn's last anchor
+    turn_bounds: tuple[int, ...]  # U + 1: where the consecutive anchors of a turn begin and end in R
+    turn_ends: tuple[int, ...]  # U: the position after a turn's last anchor
 
     @property
     def num_anchors(self) -> int:
@@ -59,7 +59,7 @@ def prepare_ttt(pack: Pack, ttt_steps: int) -> TttBatch:
 def ttt_batch(
     samples: list[Sample], *, ttt_steps: int, anchors_in_step: float | None = None, samples_in_step: float | None = None
 ) -> TttBatch:
-    """Pack samples and prepare them; unless told otherwise they are a whole optimizer step of their own."""
+    """Pack samples and prepare them; by default they are a whole optimizer step."""
     anchors = sum(len(anchors_of(sample.turns)) for sample in samples)
     pack = pack_samples(
         samples,

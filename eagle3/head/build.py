@@ -26,7 +26,7 @@ def build_head(
     """Build a head with fresh weights, or with those of `start`.
 
     `settings` are fields of its kind's config; None takes the value of `start`, or else of the target. With
-    draft_vocab_size=None what `start` drafts stays, and answer tokens join it up to the default size."""
+    draft_vocab_size=None the draft vocabulary of `start` is kept, and extended by answer tokens to the default size."""
     counts = source.answer_counts
     if start and draft_vocab_size is None:
         draft_ids = extended(start.head.draft_ids, counts, default_draft_vocab_size)
@@ -49,13 +49,13 @@ def build_head(
 
 
 def with_norms(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return `settings` with EAGLE-3.1's norms where a new head's are left open (None)."""
+    """Return `settings` with EAGLE-3.1's norms where they are None."""
     defaults = {"fc_norm": not settings.get("norm_before_fc"), "norm_output": True}
     return settings | {key: value for key, value in defaults.items() if key in settings and settings[key] is None}
 
 
 def initialise(head: DraftHead, source: FeatureSource, *, lm_head_from_target: bool) -> None:
-    """Draw weights of standard deviation 1/√(fan-in); lm_head from the target's rows saves it the first epochs."""
+    """Draw weights of standard deviation 1/√(fan-in); lm_head from the target's rows saves the first epochs."""
     for module in head.modules():
         if isinstance(module, torch.nn.Linear):
             torch.nn.init.normal_(module.weight, std=1 / math.sqrt(module.in_features))

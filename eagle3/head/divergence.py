@@ -1,7 +1,7 @@
-"""How far the draft's distribution of a token is from the target's: what a loss sums over anchors and steps.
+"""Divergences of the draft's distribution from the target's, which a loss sums over anchors and steps.
 
-Each has its value, which the plain loss differentiates by autograd, and its gradient, which the chunked loss writes
-over the logits (tests/head/test_divergence.py holds one against the other). q is the draft's distribution, p the
+Each has a value, which the plain loss differentiates by autograd, and a gradient, which the chunked loss writes over
+the logits (tests/head/test_divergence.py compares the two). q is the draft's distribution, p the
 target's, both over the draft vocabulary.
 
 Shapes: M rows, D draft vocabulary.
@@ -23,7 +23,7 @@ class Divergence(Protocol):
     """`log_sum` is `logits.logsumexp(-1)`: `logits - log_sum` are the draft's log-probabilities."""
 
     def of_target(self, logits: Float[Tensor, "M D"]) -> Float[Tensor, "M D"]:
-        """Return what the others take as `target`, once for all draft rows that ask the same target row."""
+        """Return the `target` of the other methods, once for all draft rows with the same target row."""
 
     def value(
         self, logits: Float[Tensor, "M D"], log_sum: Float[Tensor, " M"], target: Float[Tensor, "M D"]
@@ -32,14 +32,14 @@ class Divergence(Protocol):
     def gradient(
         self, logits: Float[Tensor, "M D"], log_sum: Float[Tensor, " M"], target: Float[Tensor, "M D"]
     ) -> Float[Tensor, "M D"]:
-        """Return that of each row's value with respect to its logits, which may be overwritten."""
+        """Return the gradient of each row's value with respect to its logits, which may be overwritten."""
 
 
 @dataclass(frozen=True)
 class SoftCrossEntropy:
-    """-Σ p log q: forward KL, KL(p ‖ q), plus the target's entropy, which no draft changes.
+    """-Σ p log q: forward KL, KL(p ‖ q), plus the target's entropy, which is constant.
 
-    `target` is p itself: one exponential a target row, and none for the value.
+    `target` is p itself: one exponential per target row, and none for the value.
     """
 
     def of_target(self, logits: Float[Tensor, "M D"]) -> Float[Tensor, "M D"]:
@@ -57,7 +57,7 @@ class SoftCrossEntropy:
 
 
 class OfLogProbabilities(ABC):
-    """A divergence told by two functions of log q and log p: `rows`, and `slopes`, its derivative by log q."""
+    """A divergence defined by two functions of log q and log p: `rows`, and `slopes`, its derivative by log q."""
 
     @abstractmethod
     def rows(self, draft: Float[Tensor, "M D"], target: Float[Tensor, "M D"]) -> Float[Tensor, " M"]: ...
@@ -103,15 +103,15 @@ class CrossEntropyTv(TvSettings, OfLogProbabilities):
 class NegativeLogAcceptance(OfLogProbabilities):
     """-log Σ min(p, q): the LK loss without a parameter (arXiv:2602.23881).
 
-    Its gradient is total variation's over that sum. Nothing leaves log space: a draft that shares nothing with a sharp
-    target has a finite loss.
+    Its gradient is that of total variation, divided by the sum. It is computed in log space, so a draft that shares
+    nothing with a sharp target has a finite loss.
     """
 
     def rows(self, draft: Float[Tensor, "M D"], target: Float[Tensor, "M D"]) -> Float[Tensor, " M"]:
         return -torch.minimum(draft, target).logsumexp(-1)
 
     def slopes(self, draft: Float[Tensor, "M D"], target: Float[Tensor, "M D"]) -> Float[Tensor, "M D"]:
-        # Of min, log q's share is 1 where it is below log p, 0 where it is above, half where they are equal.
+        # The derivative of min by log q is 1 below log p, 0 above, and one half at equality.
         return torch.minimum(draft, target).softmax(-1) * ((draft - target).sign() - 1) / 2
 
 

@@ -6,7 +6,7 @@ The caller owns attention (a training unroll, a decoding cache), so the head off
     x = head.attention_input(embed, hidden)            # embed: the *next* token's, unscaled, from the target
     query, (key, value) = head.queries(x, positions), head.keys_values(x, positions)
     hidden = head.output(hidden, attended)             # un-normed; logits(hidden) predicts the token after the next
-    hidden = head.feedback(hidden)                     # what the next step takes in place of the fused state
+    hidden = head.feedback(hidden)                     # the next step takes it instead of the fused state
 
 Shapes: any leading dimensions R; A captured layers, H hidden size, Q query heads, G key/value heads, C channels of a
 head, D draft vocabulary; AH = A · H, HH = 2 · H.
@@ -31,7 +31,7 @@ AnyConfig = TypeVar("AnyConfig", bound="HeadConfig")
 
 @dataclass(frozen=True, kw_only=True)
 class HeadConfig(Record):
-    """Everything that decides the head's shape and arithmetic. KIND names its kind (registry.py)."""
+    """Every setting of the head's shape and arithmetic. KIND names its kind (registry.py)."""
 
     KIND: ClassVar[str] = "eagle3"
 
@@ -52,7 +52,7 @@ class HeadConfig(Record):
 
     @classmethod
     def for_target(cls: type[AnyConfig], target: TargetConfig, **settings: Any) -> AnyConfig:
-        """Take what `settings` leave out, or give as None, from the target; options of the head are off then."""
+        """Take values that are missing in `settings`, or None, from the target; options of the head default to off."""
         given = {name: value for name, value in settings.items() if value is not None}
         shared = {field.name for field in fields(cls)} & {field.name for field in fields(target)}
         return cls(**{name: getattr(target, name) for name in shared} | given)
@@ -106,7 +106,7 @@ class MLP(nn.Module):
 
 
 class AttentionProjections(nn.Module):
-    """Projections without bias and without q/k norms: SGLang would drop either without a word."""
+    """Projections without bias and without q/k norms: SGLang silently ignores both."""
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class DraftHead(nn.Module):
         return self.fc(aux)
 
     def norms_of_aux(self) -> list[RMSNorm]:
-        """Return the norms before `fc`, each of an equal part of its input: of a layer, of all layers, or none."""
+        """Return the norms before `fc`, each for an equal part of its input: one per layer, one for all, or none."""
         if self.config.norm_before_fc:
             return [self.input_norm]
         return cast("list[RMSNorm]", list(self.fc_norm)) if self.config.fc_norm else []
@@ -178,7 +178,7 @@ class DraftHead(nn.Module):
         return self._rotated(attention.k_proj(x), positions), value
 
     def output(self, hidden: Float[Tensor, "R H"], attended: Float[Tensor, "R Q C"]) -> Float[Tensor, "R H"]:
-        """From the layer's input state and what attention returned to its output, before the final norm."""
+        """Return the layer's output before the final norm, from its input state and the result of attention."""
         hidden = hidden + self.midlayer.self_attn.o_proj(attended.flatten(-2))
         return hidden + self.midlayer.mlp(self.midlayer.post_attention_layernorm(hidden))
 
@@ -196,7 +196,7 @@ class DraftHead(nn.Module):
 
 
 def rotary_config(config: HeadConfig) -> LlamaConfig:
-    """The part of a Llama config that the rotary embedding reads."""
+    """Return the part of a Llama config that the rotary embedding reads."""
     return LlamaConfig(
         hidden_size=config.hidden_size,
         num_attention_heads=config.num_heads,

@@ -11,9 +11,9 @@ from eagle3.errors import InputError
 
 
 def most_frequent(counts: Int[Tensor, " V"], size: int | None, default: int) -> Int[Tensor, " D"]:
-    """Ids of the `size` most frequent tokens, ascending; size=None takes what was seen, at most `default`.
+    """Return the ids of the `size` most frequent tokens, ascending; size=None takes all that occur, at most `default`.
 
-    size=V keeps the whole vocabulary, seen or not. Ties go to the lower id, so that the choice is reproducible.
+    size=V takes the whole vocabulary. Ties go to the lower id, so that the choice is reproducible.
     """
     vocab_size, distinct = len(counts), int((counts > 0).sum())
     if size == vocab_size:
@@ -32,7 +32,7 @@ def most_frequent(counts: Int[Tensor, " V"], size: int | None, default: int) -> 
 def extended(draft_ids: Int[Tensor, " B"], counts: Int[Tensor, " V"], limit: int) -> Int[Tensor, " D"]:
     """Add to `draft_ids`, in any order, the most frequent tokens that they lack, to at most `limit` in all; ascending.
 
-    Where the ids alone are as many as `limit` or more, nothing is added."""
+    Nothing is added if there are already `limit` ids or more."""
     lacking = counts.clone()
     lacking[draft_ids] = 0
     room = min(max(0, limit - len(draft_ids)), int((lacking > 0).sum()))
@@ -41,7 +41,7 @@ def extended(draft_ids: Int[Tensor, " B"], counts: Int[Tensor, " V"], limit: int
 
 
 def to_offsets(draft_ids: Int[Tensor, " D"]) -> Int[Tensor, " D"]:
-    """SGLang's d2t: target id = draft id + d2t[draft id]."""
+    """Return SGLang's d2t: target id = draft id + d2t[draft id]."""
     return draft_ids - torch.arange(len(draft_ids))
 
 
@@ -50,7 +50,7 @@ def from_offsets(d2t: Int[Tensor, " D"]) -> Int[Tensor, " D"]:
 
 
 def membership(draft_ids: Int[Tensor, " D"], vocab_size: int) -> Bool[Tensor, " V"]:
-    """SGLang's t2d: whether a target token is in the draft vocabulary."""
+    """Return SGLang's t2d: whether a target token is in the draft vocabulary."""
     mask = torch.zeros(vocab_size, dtype=torch.bool, device=draft_ids.device)
     mask[draft_ids] = True
     return mask

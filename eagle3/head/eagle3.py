@@ -34,7 +34,7 @@ class Eagle3:
         return DraftHead(config, draft_ids)
 
     def prepare(self, pack: Pack, ttt_steps: int) -> TttBatch:
-        """Derive from a pack what is trained on it; runs on the CPU, in several reader threads at once."""
+        """Derive the training batch from a pack; runs on the CPU, in several reader threads at once."""
         return prepare_ttt(pack, ttt_steps)
 
     def unroll(

@@ -1,4 +1,4 @@
-"""The head that a training starts from, of whatever trainer: what must fit it, and what is taken over.
+"""The head that a training starts from, made by any trainer: checks that it fits, and copies its weights.
 
 Shapes: V target vocabulary, D draft vocabulary.
 """
@@ -14,8 +14,8 @@ from eagle3.features.source import FeatureSource, as_setting
 from eagle3.head.draft_head import DraftHead
 
 log = logging.getLogger(__name__)
-# What a new draft vocabulary and the target decide, whatever the head was trained for.
-DECIDED_ANEW = ("draft_vocab_size", "num_captured_layers", "max_position_embeddings")
+# Set by the new draft vocabulary and the target.
+NOT_TAKEN_OVER = ("draft_vocab_size", "num_captured_layers", "max_position_embeddings")
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class StartHead:
 def settings_of(start: StartHead, source: FeatureSource, kind: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Return `settings` (keys of conf/model) with the head's own values in place of None.
 
-    Raises InputError where the head does not fit what is trained on, or a setting contradicts it."""
+    Raises InputError if the head does not fit the features, or a setting contradicts it."""
     theirs = start.head.config
     if kind != theirs.KIND:
         raise InputError(f"model.kind={kind}: init_from={start.path} is of kind {theirs.KIND}; set model.kind to that")
     require_same_input(start, source)
-    held = {key: value for key, value in asdict(theirs).items() if key not in DECIDED_ANEW}
+    held = {key: value for key, value in asdict(theirs).items() if key not in NOT_TAKEN_OVER}
     for key, value in settings.items():
         given = {"rope_type": "default", **value} if key == "rope_parameters" and value else value
         if given is not None and key in held and given != held[key]:
@@ -49,7 +49,7 @@ def settings_of(start: StartHead, source: FeatureSource, kind: str, settings: di
 
 
 def require_same_input(start: StartHead, source: FeatureSource) -> None:
-    """Raise InputError unless the head reads the store's hidden states, and drafts of the store's vocabulary."""
+    """Raise InputError unless the head reads the store's hidden states and drafts from the store's vocabulary."""
     data = f"data.path={as_setting(source.location)}"
     for key in ("hidden_size", "vocab_size"):
         theirs, ours = getattr(start.head.config, key), getattr(source.target_config, key)
@@ -67,7 +67,7 @@ def require_same_input(start: StartHead, source: FeatureSource) -> None:
 
 @torch.no_grad()
 def take_over(head: DraftHead, start: StartHead) -> None:
-    """Copy the weights into `head`; of `lm_head` the rows of tokens that both draft, counted in the log."""
+    """Copy the weights into `head`: of `lm_head` only the rows of tokens that both draft, counted in the log."""
     weights = dict(start.head.named_parameters())
     rows = weights.pop("lm_head.weight")
     for name, weight in weights.items():

@@ -54,7 +54,7 @@ class KernelBackend:
 
 
 def triton_obstacle(device: torch.device) -> str | None:
-    """Say why Triton cannot run here; None if it can."""
+    """Return why Triton cannot run here; None if it can."""
     if device.type != "cuda":
         return f"Triton needs a CUDA GPU, this run is on the {device.type.upper()}"
     return None if find_spec("triton") else "Triton, a part of PyTorch's CUDA builds for Linux, is not installed"
@@ -72,7 +72,7 @@ def kernel_backend(device: torch.device, divergence: Divergence = SOFT_CROSS_ENT
 
 
 def loss_kernel_obstacle(divergence: Divergence) -> str | None:
-    """Say why the Triton kernel of the loss cannot run, where Triton can; None if it can."""
+    """Return why the loss cannot run in Triton, given that Triton runs here; None if it can."""
     if divergence == SOFT_CROSS_ENTROPY:
         return None
     return f"Triton's kernel is for loss=soft_cross_entropy, here loss.divergence is {type(divergence).__name__}"
@@ -86,14 +86,14 @@ def choose_kernels(
     config: HeadConfig,
     divergence: Divergence = SOFT_CROSS_ENTROPY,
 ) -> KernelPlan:
-    """Make the plan, and log it as a table: what runs, and why what is faster does not.
+    """Return the plan, and log it as a table: what runs, and why faster options do not.
 
-    `precision` is the trainer's, e.g. "bf16-mixed". InputError where a named part, or float8, cannot run.
+    `precision` is the trainer's, e.g. "bf16-mixed". Raises InputError if a named part, or float8, cannot run.
     """
     no_triton = triton_obstacle(device)
     obstacles = {
         "attention": {name: flash_obstacle(name, device, precision, config.head_dim) for name in FASTEST_FIRST},
-        # Without Triton it runs where it is asked for.
+        # Without Triton it runs only if it is named.
         "layer": {"fused": no_triton if settings.layer == "auto" and not settings.fp8 else None},
         "loss": {},
     }
@@ -112,7 +112,7 @@ def choose_kernels(
 
 
 def _choose(part: str, name: str, options: tuple[str, ...], obstacles: dict[str, str | None]) -> tuple[str, str]:
-    """Return what runs and why."""
+    """Return the option that runs, and why."""
     if name != "auto":
         if obstacles.get(name):
             raise InputError(
@@ -145,7 +145,7 @@ def _made(settings: KernelSettings, chosen: dict[str, str], kernels: KernelBacke
 
 
 def _sizes(config: HeadConfig) -> dict[str, int]:
-    """Return, by their names, the sizes of all weights but fc's, which float8 leaves out."""
+    """Return the sizes of all weights by name, except those of fc, which is never float8."""
     return {
         "the target's hidden size": config.hidden_size,
         "model.intermediate_size": config.intermediate_size,

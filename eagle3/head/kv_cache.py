@@ -1,7 +1,7 @@
 """The head at decoding time: a cache of confirmed rows, and steps down the paths of drafted trees.
 
-`attend` and `step` are the one attention and the one step of decoding. CachedHead calls them for one tree behind its
-confirmed rows; decoding/batched_trees.py for trees behind many tokens of a known text at once.
+`attend` and `step` are the only attention and the only step of decoding. CachedHead calls them for one tree after its
+confirmed rows, decoding/batched_trees.py for trees after many tokens of a known text at once.
 
 Shapes: P trees, F nodes of a tree that are drafted from, S steps of their paths, N rows of the context, R rows that the
 target confirmed in a round, A captured layers, H hidden size, AH = A · H, HH = 2 · H, Q query heads, G key/value heads,
@@ -22,7 +22,7 @@ Paths = tuple[Float[Tensor, "P F _ G C"], Float[Tensor, "P F _ G C"]]  # of each
 def attend(
     query: Float[Tensor, "P F Q C"], context: Context, paths: Paths, visible: Bool[Tensor, "P N"] | None = None
 ) -> Float[Tensor, "P F Q C"]:
-    """Return what each node reads: the rows of the context that its tree may see (None: all), and its own path."""
+    """Attend to the rows of the context that are visible to each tree (None: all), and to each node's own path."""
     keys, values = context
     query = query.unflatten(2, (keys.shape[1], -1)) * query.shape[-1] ** -0.5  # (P, F, G, M, C)
     to_context = torch.einsum("pfgmc,ngc->pfgmn", query, keys)
@@ -84,7 +84,7 @@ class CachedHead:
         return self.keys[: self.confirmed], self.values[: self.confirmed]
 
     def confirm(self, aux_hidden_states: Float[Tensor, "R AH"], next_tokens: list[int]) -> Float[Tensor, "1 H"]:
-        """Append rows with the target's own features; the output of the last one predicts the first draft."""
+        """Append rows with the target's features; the output of the last one predicts the first draft."""
         start, self.confirmed = self.confirmed, self.confirmed + len(next_tokens)
         positions = torch.arange(start, self.confirmed, device=aux_hidden_states.device)
         fused = self.head.fuse(aux_hidden_states)

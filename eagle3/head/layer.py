@@ -1,6 +1,6 @@
 """How the unroll runs the head's layer around attention.
 
-`PlainLayer` is the head's own methods on plain autograd: the judge of the fast one, `FusedLayer` in fast/.
+`PlainLayer` is the head's own methods on plain autograd: the reference for `FusedLayer` in fast/.
 kernels.py chooses.
 
 Shapes: T tokens of the pack, R anchors, H hidden size, AH = A · H of A captured layers, V target vocabulary, Q query
@@ -21,10 +21,10 @@ Projected = tuple[Float[Tensor, "R H"], Float[Tensor, "R Q C"], KeysValues]
 
 @runtime_checkable
 class Layer(Protocol):
-    """The head's layer without its attention, made anew for every training step."""
+    """The head's layer without its attention, built for every training step."""
 
     def fuse(self, aux_hidden_states: Float[Tensor, "T AH"]) -> Float[Tensor, "T H"]:
-        """Return what step 0 takes as the hidden state."""
+        """Return the hidden state of step 0."""
 
     def project_context(
         self,
@@ -38,10 +38,10 @@ class Layer(Protocol):
     def project_step(
         self, hidden: Float[Tensor, "R H"], tokens: Int[Tensor, " R"], positions: Int[Tensor, " R"], step: int
     ) -> Projected:
-        """Return the same at step 1, 2, …, all of the anchors alone; `hidden` is what `output` returned before."""
+        """Return the same at step 1, 2, …, all at the anchors only; `hidden` is the latest result of `output`."""
 
     def output(self, hidden: Float[Tensor, "R H"], attended: Float[Tensor, "R Q C"]) -> Float[Tensor, "R H"]:
-        """Compute `DraftHead.output`; `hidden` is what `project_context` or `project_step` returned."""
+        """Compute `DraftHead.output`; `hidden` comes from `project_context` or `project_step`."""
 
 
 # From the head and the target's embedding [V, H].

@@ -69,7 +69,7 @@ def plain_loss(
     batch: TttBatch,
     transform: LogitTransform,
 ) -> tuple[Float[Tensor, ""], UnrollMetrics]:
-    """Return the loss and the metrics, step by step: the judge of `ChunkedLoss`."""
+    """Return the loss and the metrics, step by step: the reference for `ChunkedLoss`."""
     pack = batch.pack
     with torch.autocast(teacher_head.device.type, enabled=False):  # bf16 logits would blur close teacher tokens
         wide = torch.promote_types(teacher_head.dtype, torch.float32)
@@ -109,13 +109,13 @@ class UnrollLoss(LossSettings):
         compute: ComputeLoss = plain_loss,
         transform: LogitTransform = PLAIN,
     ) -> tuple[Float[Tensor, ""], UnrollMetrics]:
-        """Return the loss and the metrics. Another objective may evaluate itself, and not ask `compute`.
+        """Return the loss and the metrics. Another objective may evaluate itself, without `compute`.
 
-        `transform` is what the target does to its logits, of which the head's are trained to be the equal."""
+        `transform` is applied to the target's logits; the head is trained to match the result."""
         return compute(self, head, hidden, teacher_head, batch, transform)
 
     def units(self, batch: TttBatch) -> tuple[float, int]:
-        """Return the anchors, or samples, that the loss is divided by, and how many of them are the batch's own."""
+        """Return the anchors, or samples, that the loss is divided by, and how many of them are in this batch."""
         pack = batch.pack
         if self.normalize == "token":
             return pack.anchors_in_step, batch.num_anchors
@@ -136,6 +136,6 @@ class UnrollLoss(LossSettings):
 def accept_length(alive: Num[Tensor, " K"], anchors: Num[Tensor, ""]) -> Float[Tensor, ""]:
     """Return the joint accept length: 1 + the expected number of leading steps that are all right.
 
-    Averaged over every chain start, anchors near the end of a turn included: serving accepts nothing past it either.
+    The average is over all anchors, including those near the end of a turn: serving accepts nothing past it either.
     """
     return 1 + (alive / anchors).sum()

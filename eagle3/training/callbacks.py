@@ -1,4 +1,4 @@
-"""Callbacks: the best checkpoints, last.ckpt, also on signals, throughput, and a progress bar that waits for no GPU."""
+"""Callbacks: the best checkpoints, last.ckpt, also on signals, throughput, and a progress bar without host syncs."""
 
 import logging
 import math
@@ -40,7 +40,7 @@ def warn_of_no_validation(trainer: lightning.Trainer) -> None:
     most = min(steps, packs * epochs if epochs > 0 else math.inf)
     if trainer.global_step == 0 and first > most and not trainer.fast_dev_run:  # type: ignore[attr-defined]
         log.warning(
-            "trainer.val_check_interval=%s: the first validation would be behind pack %d, and the training ends behind "
+            "trainer.val_check_interval=%s: the first validation would be after pack %d, and the training ends after "
             "pack %d: no best checkpoint; set it lower, or train longer (trainer.max_epochs, max_steps)",
             trainer.val_check_interval, first, most,
         )  # fmt: skip
@@ -50,7 +50,7 @@ class BestCheckpoint(ModelCheckpoint):
     """Keeps the best checkpoints.
 
     A resumed run keeps the best checkpoints that the resumed one knows, even if the folder has moved. In that folder it
-    deletes what a kill left: a checkpoint of steps that are trained again, or one that was about to be deleted."""
+    deletes leftovers of a kill: a checkpoint of steps that are trained again, or one that was about to be deleted."""
 
     kept: Set[str] = frozenset()
 
@@ -198,7 +198,7 @@ class Progress(TQDMProgressBar):
 
 
 class Throughput(Callback):
-    """Logs anchors (about one per answer token) and tokens a second of all ranks, and this one's wait for data."""
+    """Logs anchors (about one per answer token) and tokens per second of all ranks, and this rank's wait for data."""
 
     def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
         self._start(time.perf_counter(), 0.0)
@@ -210,7 +210,7 @@ class Throughput(Callback):
         self.paused = time.perf_counter()
 
     def on_validation_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
-        if not trainer.sanity_checking:  # before anything was started
+        if not trainer.sanity_checking:  # before the first `_start`
             self.started += time.perf_counter() - self.paused
 
     def on_train_batch_end(
@@ -232,7 +232,7 @@ class Throughput(Callback):
             module.log("train/anchors_per_s", anchors, batch_size=1)
             module.log("train/tokens_per_s", tokens, batch_size=1)
             module.log("train/data_wait_share", (waited - self.waited) / (now - self.started), batch_size=1)
-            self._start(now, waited)  # logging waits for the GPU: that time belongs to the next steps
+            self._start(now, waited)  # logging waits for the GPU: that time counts for the next steps
 
     def _start(self, now: float, waited: float) -> None:
         self.anchors = self.tokens = 0

@@ -48,7 +48,7 @@ class Origin(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRecord(Record):
-    """What a checkpoint says besides the weights: which head it is, and how and on what it was trained."""
+    """Content of a checkpoint besides the weights: the kind of head, its features, and its settings."""
 
     FORMAT_VERSION: ClassVar[int] = 1
 

@@ -83,7 +83,7 @@ def total_norm(tensors: Iterable[Tensor | None]) -> Float[Tensor, ""]:
 
 
 class CombinedOptimizer(Optimizer):
-    """Several optimizers as one, since Lightning steps, schedules, saves and loads one."""
+    """Several optimizers as one: Lightning steps, schedules, saves and loads a single optimizer."""
 
     def __init__(self, parts: list[Optimizer]) -> None:
         self.parts = parts

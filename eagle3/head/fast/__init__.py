@@ -1,15 +1,15 @@
-"""The head's training at the speed of its matrix products. Each part stands in for a plain one and equals it.
+"""Fast training kernels. Each replaces a reference implementation and matches it numerically.
 
 attention.py: flash_attention.py, on a kernel of flash_kernels.py or triton_flash.py (flash_choice.py says which can
   run); chain_keys.py for later steps
-layer.py, draft_head.py: fused_layer.py on fused_weights.py; elementwise.py is what it does between products,
-  products.py bf16 or float8
+layer.py, draft_head.py: fused_layer.py on fused_weights.py; elementwise.py is the work between products, products.py
+  the products in bf16 or float8
 loss.py: chunked_loss.py
 
-A module named …_kernel(s), or triton_flash_…, holds the Triton of the module that it is named after. That one has a
-Protocol, and the reference in plain PyTorch. Which of the two runs is chosen in eagle3/head/kernels.py.
+A module named …_kernel(s), or triton_flash_…, has the Triton kernels of the module that it is named after, which has a
+Protocol and the reference in PyTorch. eagle3/head/kernels.py chooses.
 
-Notation, in shapes and in comments behind a line:
+Notation in shapes and comments:
 
     T   tokens of the pack              K   steps of the unroll        H   hidden size, HH = 2 · H
     R   anchors, which are trained      S   steps of the chain so far  A   captured layers, AH = A · H
@@ -20,7 +20,7 @@ Notation, in shapes and in comments behind a line:
     L   trained (step, anchor) pairs, M of them in a chunk, which ask B teachers
     X   partial sums of a gradient, one for each program that adds
 
-Tensors are row-major: the last dimension has stride 1, and heads lie side by side in a row ([N, Q, C] is [N, Q · C]).
-Rows may be further apart than they are long, as those of views into a wider product are. Sums, norms and softmaxes are
-float32, whatever the tensors are. Queries of one key/value head are neighbours: head q reads key/value head q // P.
+Tensors are row-major: the last dimension has stride 1, and the heads of a row are contiguous ([N, Q, C] is [N, Q · C]).
+The stride between rows may exceed their length, as in views of a wider product. Sums, norms and softmaxes are
+float32 for tensors of any dtype. Queries of one key/value head are adjacent: head q reads key/value head q // P.
 """

@@ -1,6 +1,6 @@
-"""The keys of a chain's later steps, which one anchor alone reads: merged into what a flash kernel returned.
+"""Merges the keys of a chain's later steps, which only their own anchor reads, into the output of a flash kernel.
 
-Two parts of a softmax are put together by the log-sum-exp l of their scores (FlashAttention-2, arXiv:2307.08691,
+Two parts of a softmax are combined by the log-sum-exp l of their scores (FlashAttention-2, arXiv:2307.08691,
 section 2.3). With scores s_i = query · key_i / √C of the chain's S keys:
 
     l' = log(exp(l) + Σ exp(s_i))        output' = exp(l - l') · output + Σ exp(s_i - l') · value_i
@@ -30,7 +30,7 @@ class ChainKeyKernels(Protocol):
         keys: Sequence[Float[Tensor, "R G C"]],
         values: Sequence[Float[Tensor, "R G C"]],
     ) -> tuple[Float[Tensor, "R Q C"], Float[Tensor, "Q R"]]:
-        """Return output and log-sum-exp over what `output` was made from and each anchor's chain."""
+        """Return output and log-sum-exp of `output` merged with each anchor's chain."""
 
     def backward(
         self,

@@ -1,5 +1,5 @@
-"""chain_keys.py in Triton. Its products are of vectors: PyTorch turns them into many small matrix products and copies
-of all keys so far, at every step; here each tensor is read or written once.
+"""chain_keys.py in Triton. Its products are of vectors, which PyTorch runs as many small matrix products with copies of
+all keys so far at every step; here each tensor is read or written once.
 
 A program takes one anchor and one key/value head with its P queries. Equations are those of `ChainKeyKernels`.
 """
@@ -18,7 +18,7 @@ NUM_WARPS = 1  # a program holds a few hundred numbers
 
 
 class TritonChainKeys:
-    """What launches the kernels below. Each length of chains compiles one of its own, its loop over steps unrolled."""
+    """Launches the kernels below. Each chain length compiles its own kernel, with an unrolled loop over steps."""
 
     def merge(
         self, output: Tensor, logsumexp: Tensor, query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]
@@ -68,7 +68,7 @@ def _grid_and_sizes(
     return (len(query), groups), (len(query), *strides, groups, of_group, channels, *blocks)
 
 
-# The number of anchors differs from pack to pack: it must not make new kernels.
+# The number of anchors differs from pack to pack and must not compile new kernels.
 @triton_jit(do_not_specialize=["num_anchors"])
 def _merge_chain_keys(
     # Pointers, or tuples of S pointers.

@@ -1,9 +1,9 @@
 """`plain_loss` without its matrices: one pass through `lm_head` for all K steps, a chunk of rows at a time.
 
-The plain version in loss.py is the one to read first; this one has its loss, metrics and gradients
-(tests/head/fast/test_chunked_loss.py). Steps that ask the same teacher sit in one chunk, so that each teacher is
-computed once. A chunk's logits turn into their own gradient in place and are multiplied back at once: no tensor of
-[J, D] or [R, D] ever exists. Gradients are thus ready when the loss is, and the backward pass only scales them.
+Read the reference in loss.py first; this has the same loss, metrics and gradients
+(tests/head/fast/test_chunked_loss.py). Steps that ask the same teacher are in one chunk, so that each teacher is
+computed once. A chunk's logits are overwritten by their gradient, which is multiplied back immediately: no tensor of
+[J, D] or [R, D] ever exists. Gradients are ready with the loss, and the backward pass only scales them.
 
 Shapes: fast/__init__.py; KR = K · R.
 """
@@ -97,18 +97,18 @@ class ChunkedLoss:
             losses[chunk], picked[chunk] = kernel(
                 logits, teachers.logits(asked), pairs.teachers[chunk] - asked.start, pairs.weight[chunk]
             )
-            if with_gradients:  # logits are their own gradient by now
+            if with_gradients:  # logits now contain their gradient
                 projection.backward(logits, states, slots)
-            del logits  # before the next chunk's are there too
+            del logits  # freed before the next chunk's
         return losses, picked
 
 
 class _Teachers:
-    """The teachers that are asked, in the order of the anchors that ask them at step 0."""
+    """The teachers of the pack, in the order of the anchors that use them at step 0."""
 
     def __init__(self, batch: TttBatch, teacher_head: Float[Tensor, "D H"], transform: LogitTransform) -> None:
         self.transform = transform
-        # As the store has both: products of half precision summed in float32 are exact, and the fastest.
+        # In the dtype of the store: products of half precision, summed in float32, are exact and fastest.
         dtype = torch.promote_types(batch.pack.last_hidden_state.dtype, teacher_head.dtype)
         self.last_hidden_state, self.head = batch.pack.last_hidden_state, teacher_head.to(dtype)
         self.places: Int[Tensor, " R"] = batch.pack.teacher_index[  # in J
@@ -147,7 +147,7 @@ def _pairs(objective: UnrollLoss, head: DraftHead, batch: TttBatch, teachers: _T
     num_anchors, bounds = len(batch.anchors), batch.pair_bounds
     step = torch.arange(ttt_steps, device=batch.anchors.device)[:, None]
     trained = batch.anchor_steps > step  # (K, R)
-    # Anchors of a turn are neighbours: anchor i asks at step k the teacher that anchor i + k asks at step 0.
+    # Anchors of a turn are consecutive: anchor i uses at step k the teacher that anchor i + k uses at step 0.
     teacher = torch.where(trained, step + torch.arange(num_anchors, device=step.device), num_anchors)
     of_pair, slots = (part[: bounds[-1]] for part in teacher.flatten().sort(stable=True))  # (L,)
     token = batch.pack.teacher_argmax[teachers.places[of_pair]]
@@ -187,7 +187,7 @@ class _Projection:
             add_product(self.weight_sum, grad_logits.T, normed)
 
     def gradients(self) -> tuple[Float[Tensor, " H"], Float[Tensor, "D H"]]:
-        """Return those of the norm's weight and of `lm_head`'s, in float32 at least."""
+        """Return the gradients of the norm's weight and of `lm_head`, in float32 or wider."""
         if self.weight_sum is None:  # no chunk
             self.weight_sum = torch.zeros_like(self.weight, dtype=self.wide)
         return self.norm_sums.sum(0), self.weight_sum
@@ -226,7 +226,7 @@ def plain_loss_and_gradient(
     teacher_of: Int[Tensor, " M"],
     weight: Float[Tensor, " M"],
 ) -> tuple[Float[Tensor, " M"], Int[Tensor, " M"]]:
-    """Do what `LossKernel` says, in plain PyTorch."""
+    """`LossKernel` in PyTorch."""
     teacher = divergence.of_target(teacher_logits).index_select(0, teacher_of)  # (M, D)
     wide = logits.to(teacher.dtype)
     best = wide.argmax(-1)
@@ -237,9 +237,9 @@ def plain_loss_and_gradient(
 
 
 def even_chunks(bounds: tuple[int, ...], size: int) -> list[tuple[slice, slice]]:
-    """Cut teachers and their pairs into chunks of almost the same number of pairs: about `size`, no small rest.
+    """Cut teachers and their pairs into chunks of almost equal numbers of pairs, about `size`, without a small rest.
 
-    `bounds` says how many pairs come before each teacher, and in all. A teacher's pairs stay together.
+    `bounds` has the number of pairs before each teacher, and in total. A teacher's pairs stay together.
     """
     total = bounds[-1]
     number = max(1, -(-total // size))

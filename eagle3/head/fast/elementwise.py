@@ -1,7 +1,7 @@
-"""What `FusedLayer` and `ChunkedLoss` do between products, a row or an element at a time.
+"""Row-wise and element-wise operations of `FusedLayer` and `ChunkedLoss` between products.
 
-Each writes where it is told to, or over what nobody reads again, so that a kernel goes over memory once: in plain
-autograd casts, gathers and concatenations are passes of their own. Shapes: fast/__init__.py.
+Each writes to a given tensor, or over one that is no longer needed, so that a kernel passes over memory once. In plain
+autograd, casts, gathers and concatenations are separate passes. Shapes: fast/__init__.py.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from torch.nn import functional
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
-TINY = 1e-30  # a row's largest at least: a row of zeros stays one, and gradients are far above
+TINY = 1e-30  # lower bound of a row's maximum: a row of zeros stays zero, and gradients are far above it
 ALL = slice(None)
 PARTIAL_SUMS = 264  # X: two programs for each of an H200's 132 multiprocessors, each with a sum of its own
 
 
 @runtime_checkable
 class ElementwiseKernels(Protocol):
-    """`PlainElementwise` is the reference, `TritonElementwise` runs on a GPU. All compute in float32 at least."""
+    """`PlainElementwise` is the reference, `TritonElementwise` runs on a GPU. All compute in float32 or wider."""
 
     def rms_norm(
         self,
@@ -49,11 +49,11 @@ class ElementwiseKernels(Protocol):
         """Write the gradient of x[index], plus `added`, into grad_x[index].
 
         With n = x / √(mean(x²) + eps) and g = grad_output · weight it is (g - n · mean(g · n)) / √(mean(x²) + eps).
-        That of the weight, the sum of grad_output · n over rows, is added to `weight_sums`, spread over X. `grad_x` may
-        be `x`, whose rows are then replaced.
+        The gradient of the weight, the sum of grad_output · n over rows, is added to `weight_sums`, spread over X.
+        `grad_x` may be `x`, whose rows are then replaced.
 
-        Return `grad_output`'s memory, which now holds the norm's output, unless `give_output` says that nobody wants
-        it: the gradient of the weight behind the norm does, and it need not be kept from the forward.
+        Return the norm's output in `grad_output`'s memory, for the gradient of the weight after the norm, so that it
+        need not be kept from the forward. With give_output=False that memory is left undefined.
         """
 
     def swiglu(self, gate_up: Float[Tensor, "N FF"]) -> Float[Tensor, "N F"]:
@@ -80,13 +80,13 @@ class ElementwiseKernels(Protocol):
         total: Float[Tensor, "N _"] | None = None,
         step: int = 0,
     ) -> Float[Tensor, "N _"]:
-        """Return the gradient of a product from those of its parts, of which `rotate` had turned the first ones.
+        """Return the gradient of a product from those of its parts, of which `rotate` had rotated the first ones.
 
-        Its row i is added to row i + step of `total`, where there is one.
+        Row i is also added to row i + step of `total`, if that exists.
         """
 
     def scale_rows(self, x: Float[Tensor, "N H"], factor: Float[Tensor, ""], kept: Bool[Tensor, " N"] | None) -> None:
-        """Multiply x by `factor` in place; rows that are not kept become zero, whatever they hold."""
+        """Multiply x by `factor` in place; rows that are not kept become zero, even if they are infinite."""
 
     def quantise(self, x: Float[Tensor, "N H"]) -> tuple[Float[Tensor, "N H"], Float[Tensor, "N 1"]]:
         """Return float8 values, and the scale of each row that gives x back: its largest becomes float8's largest."""

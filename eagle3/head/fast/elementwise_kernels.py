@@ -1,7 +1,7 @@
 """elementwise.py in Triton: the same methods; every tensor is read or written once.
 
-A program takes a row, or a block of one, in float32. Equations are those of `ElementwiseKernels`, shapes those of
-fast/__init__.py; `index` and `added` may be None, which compiles a kernel of its own.
+A program processes a row, or a block of one, in float32. Equations are those of `ElementwiseKernels`, shapes those of
+fast/__init__.py; `index` and `added` may be None, which compiles a separate kernel.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ LARGEST, LEAST = tl.constexpr(FP8_MAX), tl.constexpr(TINY)
 
 
 class TritonElementwise:
-    """What launches the kernels below. They know no float64."""
+    """Launches the kernels below, which do not support float64."""
 
     def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float, out: Tensor, index: Tensor | None = None) -> None:
         size = x.shape[1]
@@ -57,7 +57,7 @@ class TritonElementwise:
         assert gate_up.is_contiguous() and grad_activation.is_contiguous()
         rows, size = grad_activation.shape
         _swiglu_backward[(rows, triton.cdiv(size, BLOCK))](gate_up, grad_activation, size, BLOCK)
-        increment_version(gate_up)  # as PyTorch does for what it overwrites: a second backward is refused, not wrong
+        increment_version(gate_up)  # as PyTorch does for overwritten tensors: a second backward then fails
         return gate_up, grad_activation
 
     def rotate(self, heads: Tensor, cos: Tensor, sin: Tensor) -> None:
@@ -146,7 +146,7 @@ def _rms_norm(
     tl.store(out + row * out_stride + column, output.to(out.dtype.element_ty), inside)
 
 
-# The number of rows differs from pack to pack: it must not make new kernels.
+# The number of rows differs from pack to pack and must not compile new kernels.
 @triton_jit(do_not_specialize=["num_rows"])
 def _rms_norm_backward(
     # Pointers.

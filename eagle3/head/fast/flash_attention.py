@@ -1,17 +1,17 @@
 """Attention of the unroll without a score matrix, on kernels that also return the log-sum-exp of the scores.
 
-The softmax over everything that an anchor reads is put together from parts, by the log-sum-exp of each:
+The softmax over everything that an anchor attends to is merged from parts, by the log-sum-exp of each:
 
-1. The stretch of its turn: the tokens from the end of the sample's turn before up to the anchor. One causal call for
-   the pack.
-2. The stretches of earlier turns, whole. The turns of a sample are halved again and again; at each level the anchors of
-   the right halves read the tokens of the left halves: ceil(log2(turns)) calls, and none for samples of one turn.
-   Keys stay where they lie in the pack: to gather each turn's keys would cost memory for turns x tokens.
+1. The span of its turn: the tokens from the end of the sample's previous turn up to the anchor. One causal call for the
+   pack.
+2. The spans of all earlier turns. The turns of a sample are halved recursively; at each level the anchors of the right
+   halves attend to the tokens of the left halves: ceil(log2(turns)) calls, and none for samples of one turn. Keys stay
+   in place in the pack: gathering each turn's keys would cost memory for turns x tokens.
 3. The keys of its chain (chain_keys.py, which has the equations of the merge).
 
-For the backward a part needs only the *merged* output and log-sum-exp: with these, p = exp(score - logsumexp) and
-dscore = p (dp - sum(doutput * output)), which is what FlashAttention-2 computes (arXiv:2307.08691, algorithm 2), belong
-to the softmax over all parts. So the backward of a flash kernel, given those of the merge, is exact.
+The backward of a part needs only the *merged* output and log-sum-exp. FlashAttention-2 computes p = exp(score -
+logsumexp) and dscore = p (dp - sum(doutput * output)) (arXiv:2307.08691, algorithm 2); with the merged values these
+belong to the softmax over all parts. So the backward of a flash kernel that is given them is exact.
 
 Shapes: fast/__init__.py; r anchors of one level.
 """
@@ -31,12 +31,12 @@ from eagle3.head.batch import TttBatch
 from eagle3.head.fast.chain_keys import ChainKeyKernels
 from eagle3.head.fast.flash_kernels import Segments, VarlenKernel
 
-Range = tuple[int, int]  # the first, and behind the last
+Range = tuple[int, int]  # the first, and one past the last
 
 
 @dataclass(frozen=True)
 class EarlierTurns:
-    """One level of the halving: the anchors that read, as places in R, and what they read."""
+    """One level of the halving: the anchors, as indices in R, and the segments that they attend to."""
 
     anchors: Int[Tensor, " r"]
     where: Segments
@@ -129,7 +129,7 @@ def _add_part(
     part: Float[Tensor, "r Q C"],
     part_logsumexp: Float[Tensor, "Q r"],
 ) -> None:
-    """Merge what some anchors read in one more part into output and log-sum-exp, in place."""
+    """Merge one more part of some anchors into output and log-sum-exp, in place."""
     before = logsumexp.index_select(1, anchors)
     after = torch.logaddexp(before, part_logsumexp)
     kept, added = ((each - after).exp().T[..., None] for each in (before, part_logsumexp))
@@ -144,7 +144,7 @@ def _halves(chain: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]
 
 
 def _turns_of_samples(batch: TttBatch) -> list[list[tuple[Range, Range]]]:
-    """Return each sample's turns: the anchors, and the stretch, which are the tokens since the turn before."""
+    """Return each sample's turns: the anchors, and the span, which are the tokens since the previous turn."""
     turns_of_samples: list[list[tuple[Range, Range]]] = [[] for _ in batch.pack.sample_ids]
     sample, start = 0, 0
     for anchors, stop in zip(pairwise(batch.turn_bounds), batch.turn_ends, strict=True):
@@ -157,7 +157,7 @@ def _turns_of_samples(batch: TttBatch) -> list[list[tuple[Range, Range]]]:
 
 
 def _halve(turns: list[tuple[Range, Range]], levels: list[list[tuple[Range, Range]]], depth: int = 0) -> None:
-    """Add to each level the anchors of a right half, and the tokens of the left half that they read."""
+    """Add to each level the anchors of a right half, and the tokens of the left half that they attend to."""
     if len(turns) < 2:
         return
     left, right = turns[: len(turns) // 2], turns[len(turns) // 2 :]
@@ -170,7 +170,7 @@ def _halve(turns: list[tuple[Range, Range]], levels: list[list[tuple[Range, Rang
 
 
 def _segments(reads: list[tuple[Range, Range]], num_tokens: int, device: torch.device, *, causal: bool) -> Segments:
-    """Return segments of anchors laid end to end, over all tokens; what nobody reads is a segment without queries."""
+    """Return consecutive segments of anchors over all tokens; tokens that no anchor attends to have no queries."""
     query_bounds, key_bounds = [0], [0]
     for (first_anchor, anchor_stop), (first_token, token_stop) in [*reads, ((0, 0), (num_tokens, num_tokens))]:
         if first_token > key_bounds[-1]:

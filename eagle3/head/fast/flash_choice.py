@@ -19,7 +19,7 @@ def flash_kernel(name: str) -> VarlenKernel:
 
 
 def flash_obstacle(name: str, device: torch.device, precision: str, head_dim: int) -> str | None:
-    """Say why this run cannot use a kernel; None if it can. `precision` is the trainer's."""
+    """Return why this run cannot use a kernel; None if it can. `precision` is the trainer's."""
     if device.type != "cuda":
         return f"needs a CUDA GPU (trainer.accelerator=gpu), this run is on the {device.type.upper()}"
     if precision != "bf16-mixed":

@@ -1,7 +1,7 @@
 """Kernels that attend over many segments in one call, without a score matrix, and return the log-sum-exp.
 
-FlashAttention-2 twice: the copy inside PyTorch, and the flash-attn package. Both want CUDA, compute capability 8.0 or
-more, float16 or bfloat16, and C a multiple of 8 up to 256. Our own, faster on Hopper, is in triton_flash.py.
+Two builds of FlashAttention-2: the copy inside PyTorch, and the flash-attn package. Both need CUDA, compute capability
+8.0 or more, float16 or bfloat16, and C a multiple of 8 up to 256. Our kernel, faster on Hopper, is in triton_flash.py.
 
 Shapes: fast/__init__.py, but that R are any queries.
 """
@@ -18,10 +18,11 @@ Gradients = tuple[Float[Tensor, "R Q C"], Float[Tensor, "T G C"], Float[Tensor, 
 
 @dataclass(frozen=True, kw_only=True)
 class Segments:
-    """Where queries and keys of a call lie: those of a segment read the keys of that segment, all of them or causally.
+    """Bounds of queries and keys of a call: queries of a segment attend to all its keys, or causally.
 
-    Bounds are int32, on the device. Causal is aligned to the end, as kernels do: the last query of a segment reads all
-    its keys, the one before all but the last. A segment may have no queries, but not queries without keys.
+    Bounds are int32, on the device. Causal is aligned to the end, as in the kernels: the last query of a segment
+    attends to all its keys, the one before to all but the last. A segment may have no queries, but not queries without
+    keys.
     """
 
     query_bounds: Int[Tensor, " bounds"]  # one more than segments
@@ -128,5 +129,5 @@ class FlashAttnPackage:
 
 
 def _bounds(where: Segments) -> tuple[Tensor, Tensor, int, int]:
-    # Told that no segment has two queries, FlashAttention-2 takes a path for decoding, which wants exactly one in each.
+    # If no segment has two queries, FlashAttention-2 takes a path for decoding, which needs exactly one in each.
     return where.query_bounds, where.key_bounds, max(where.most_queries, 2), where.most_keys

@@ -1,9 +1,9 @@
 """The middle of `ChunkedLoss` in Triton: logits become loss, argmax and their own gradient in one kernel.
 
-It is soft cross-entropy's: loss log Σ exp(logits) - Σ softmax(teacher) · logits, gradient softmax(logits) -
-softmax(teacher). Other divergences run in plain PyTorch. That (`plain_loss_and_gradient`) copies the logits to float32,
-gathers a teacher for each pair and goes over both several times; here each is read twice, in blocks, and nothing of
-their size is allocated. A sum of exponentials is taken in one pass, over a running maximum (arXiv:1805.02867).
+It computes soft cross-entropy: loss log Σ exp(logits) - Σ softmax(teacher) · logits, gradient softmax(logits) -
+softmax(teacher). Other divergences run in PyTorch: `plain_loss_and_gradient` copies the logits to float32, gathers a
+teacher for each pair and passes over both several times. Here each is read twice, in blocks, and nothing of their size
+is allocated. A sum of exponentials takes one pass, with a running maximum (arXiv:1805.02867).
 
 Shapes: fast/__init__.py.
 """
@@ -27,7 +27,7 @@ def triton_loss_and_gradient(
     teacher_of: Int[Tensor, " M"],
     weight: Float[Tensor, " M"],
 ) -> tuple[Float[Tensor, " M"], Int[Tensor, " M"]]:
-    """Do what `LossKernel` says, for teachers in float32; of equal largest logits the first is the argmax."""
+    """`LossKernel` for teachers in float32; of equal maximal logits the first is the argmax."""
     assert divergence == SOFT_CROSS_ENTROPY
     assert logits.is_contiguous() and teacher_logits.is_contiguous() and teacher_logits.dtype == torch.float32
     loss, best = torch.empty_like(weight), torch.empty_like(teacher_of)
@@ -40,7 +40,7 @@ def triton_loss_and_gradient(
 
 @triton_jit
 def _with_logit(highest, total, logit):
-    """Take one more logit into a lane's running maximum, and into its sum of exponentials over that maximum.
+    """Add one logit to a lane's running maximum, and to its sum of exponentials relative to that maximum.
 
     Of the two factors, of the sum and of the logit, one is 1: a single exponential gives both.
     """
@@ -57,7 +57,7 @@ def _log_sum_of_teacher(
     log_sums,  # [B]
     # Constants.
     DRAFT_VOCAB_SIZE: tl.constexpr,  # D
-    BLOCK: tl.constexpr,  # how much of it a program holds at a time
+    BLOCK: tl.constexpr,  # entries that a program holds at a time
 ):
     teacher = tl.program_id(0).to(tl.int64)
     teacher_logits += teacher * DRAFT_VOCAB_SIZE
@@ -85,7 +85,7 @@ def _one_pair(
     bests,  # [M]
     # Constants.
     DRAFT_VOCAB_SIZE: tl.constexpr,  # D
-    BLOCK: tl.constexpr,  # how much of it a program holds at a time
+    BLOCK: tl.constexpr,  # entries that a program holds at a time
 ):
     pair = tl.program_id(0).to(tl.int64)  # M · D may be past 2^31
     teacher = tl.load(teacher_of + pair).to(tl.int64)

@@ -1,4 +1,4 @@
-"""The matrix products of a training step, and in which precision they are: bf16 under autocast, or float8.
+"""The matrix products of a training step, in bf16 under autocast or in float8.
 
 Shapes: fast/__init__.py; O output and I input size of a weight, Y some of its O rows.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from eagle3.head.fast.elementwise import ALL, ElementwiseKernels
 
-# PyTorch 2.10 and newer can give a GPU's sums in float32 as they are; before, factors are made float32 first.
+# From 2.10 on, PyTorch returns a GPU's float32 sums of half-precision factors; earlier, factors are cast first.
 KEEPS_SUMS = torch.__version__ >= "2.10"
 
 
@@ -23,15 +23,15 @@ class Products(Protocol):
     def forward(
         self, x: Float[Tensor, "N I"], rows: slice = ALL, added: Float[Tensor, "N Y"] | None = None
     ) -> Float[Tensor, "N Y"]:
-        """Return x through some rows of the weight, plus `added`, which becomes the result."""
+        """Return x @ weight[rows].T plus `added`, in the memory of `added`."""
 
     def backward(
         self, grad: Float[Tensor, "N Y"], rows: slice = ALL, added: Float[Tensor, "N I"] | None = None
     ) -> Float[Tensor, "N I"]:
-        """Return the gradient of what went into `forward`, plus `added`, which becomes the result."""
+        """Return the gradient of the input of `forward` plus `added`, in the memory of `added`."""
 
 
-MakeProducts = Callable[[Tensor], Products]  # from a weight [O, I], once a training step
+MakeProducts = Callable[[Tensor], Products]  # from a weight [O, I], once per training step
 
 
 class PlainProducts:
@@ -56,16 +56,14 @@ class PlainProducts:
 class Float8Products:
     """Products of factors in float8 (e4m3), with a scale for every row of the left and every column of the right one.
 
-    Gradients are e4m3, too: e5m2 gives a bit of precision for range, but with a scale of its own a row needs little,
-    and the error would double (tests/head/fast/test_products.py). The weight is rounded once a training step for each
-    of the two products, as each sums over another side of it, and sides that are summed over lie side by side under
-    one scale.
+    Gradients are e4m3 too: e5m2 trades a bit of precision for range, which a row with its own scale does not need, and
+    the error would double (tests/head/fast/test_products.py). The weight is rounded once per training step for each of
+    the two products: they sum over different dimensions, and a scale must be constant along the summed dimension.
 
     The gradient of the weight, a third of the work, stays in bf16 with float32 sums (`add_product`). It sums over rows,
-    whose gradients differ in scale, so that no row's scale can be taken out of the sum; and both factors would have to
-    be transposed.
+    which differ in scale, so that the scales cannot be factored out; and both factors would have to be transposed.
 
-    On the CPU the rounding is the same, the products are in float32.
+    On the CPU the rounding is the same, and the products are in float32.
     """
 
     def __init__(self, weight: Float[Tensor, "O I"], *, elementwise: ElementwiseKernels) -> None:
@@ -91,7 +89,7 @@ class Float8Products:
         right_scale: Float[Tensor, "Y 1"],
         added: Float[Tensor, "N Y"] | None,
     ) -> Float[Tensor, "N Y"]:
-        """Return left @ right.T + added, where `right` is rounded already."""
+        """Return left @ right.T + added; `right` is already rounded."""
         values, scale = self.elementwise.quantise(left)
         if left.is_cuda:
             # Any number of rows; the other sizes are multiples of 16. PyTorch takes cuBLAS where that is 12.9 or newer
@@ -103,9 +101,9 @@ class Float8Products:
 
 
 def float8_obstacle(device: torch.device, precision: str, sizes: dict[str, int]) -> str | None:
-    """Say why this run cannot multiply in float8; None if it can, as it always can on the CPU.
+    """Return why this run cannot multiply in float8; None if it can, as always on the CPU.
 
-    `precision` is the trainer's; `sizes`, by name, those of all weights.
+    `precision` is the trainer's; `sizes` are those of all weights, by name.
     """
     if device.type != "cuda":
         return None
@@ -120,7 +118,7 @@ def float8_obstacle(device: torch.device, precision: str, sizes: dict[str, int])
 
 
 def wide_product(left: Float[Tensor, "N I"], right: Float[Tensor, "I Y"], dtype: torch.dtype) -> Float[Tensor, "N Y"]:
-    """Return left @ right, in `dtype` even where the factors are in half precision."""
+    """Return left @ right in `dtype`, even if the factors are in half precision."""
     if left.is_cuda and KEEPS_SUMS:
         return torch.mm(left, right, out_dtype=dtype)
     # With `out`, autocast leaves the product as it is.
@@ -136,6 +134,6 @@ def add_product(total: Float[Tensor, "O I"], left: Float[Tensor, "O N"], right: 
 
 
 def product_dtype(weight: Tensor) -> torch.dtype:
-    """Return what autocast multiplies in, where it is on; else the dtype of the weight."""
+    """Return the dtype of autocast if it is on, else that of the weight."""
     device = weight.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype

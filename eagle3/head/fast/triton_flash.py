@@ -1,7 +1,7 @@
-"""A flash kernel in Triton for Hopper, whose matrix units the FlashAttention-2 in flash_kernels.py half uses.
+"""A flash kernel in Triton for Hopper, whose matrix units FlashAttention-2 (flash_kernels.py) uses only by half.
 
-Nothing depends on the lengths of the segments but how many programs run: no pack compiles anything new, and the host
-waits for nothing. With TILES the backward adds in one order, so that every run gives the same bits.
+Only the number of programs depends on the lengths of the segments: no pack compiles a new kernel, and the host never
+synchronises. With TILES the backward adds in a fixed order, so that every run gives the same bits.
 
 Shapes: fast/__init__.py; R rows that ask.
 """
@@ -20,7 +20,7 @@ from eagle3.head.fast.triton_flash_forward import flash_forward
 
 @dataclass(frozen=True)
 class Tile:
-    """What a program holds at once: queries (rows times heads) and keys; its warps, and loads in flight."""
+    """Block sizes of a program: queries (rows times heads) and keys; its warps, and loads in flight."""
 
     queries: int
     keys: int
@@ -42,7 +42,7 @@ TILES = {
     128: Tiles(forward=Tile(128, 64, 4, 2), key_value=Tile(64, 64, 4, 2), query=Tile(64, 64, 4, 2)),
     256: Tiles(forward=Tile(128, 32, 8, 3), key_value=Tile(32, 64, 8, 3), query=Tile(64, 32, 8, 3)),
 }
-PREPARE = Tile(64, 0, 4, 1)  # of what the backward's kernels both need
+PREPARE = Tile(64, 0, 4, 1)  # of the inputs of both backward kernels
 MOST_HEADS = 16  # of a row in a block, in all kernels: the smallest block of queries is one row
 
 
@@ -158,7 +158,7 @@ def _query_blocks(x: Float[Tensor, "R Q C"], blocks: list[int]) -> TensorDescrip
 
 
 def _readable(x: Tensor) -> Tensor:
-    """Return x as a descriptor wants it: rows begin at multiples of 16 bytes, as those of all views in training do."""
+    """Return x as a descriptor needs it: rows begin at multiples of 16 bytes, as in all views of a training step."""
     aligned = x.data_ptr() % 16 == 0 and _row_stride(x) * x.element_size() % 16 == 0
     return x if aligned else x.contiguous()
 

@@ -35,7 +35,7 @@ def flash_prepare(
     PACK: tl.constexpr,  # heads of a row in a block
     BLOCK_QUERIES: tl.constexpr,
 ):
-    """Lay out what both kernels below need of a row and head: l, in powers of 2, and m."""
+    """Store the inputs of both kernels below for each row and head: l, in powers of 2, and m."""
     packs: tl.constexpr = HEADS // PACK
     slot, head = tl.program_id(0) // packs, tl.program_id(0) % packs * PACK
     segment, first_row = block_of(slot, query_bounds, segments, BLOCK_QUERIES // PACK)
@@ -55,7 +55,7 @@ def flash_prepare(
 
 @triton_jit(do_not_specialize=["segments", "padded_rows"], do_not_specialize_on_alignment=BOUNDS)
 def flash_query_gradient(
-    # Pointers, and descriptors (desc) of what is read by whole blocks.
+    # Pointers, and descriptors (desc) of tensors that are read in whole blocks.
     grad_output,  # [R, Q, C]
     query,  # [R, Q, C]
     key,  # desc [T, G · C] in blocks of [BLOCK_KEYS, C]
@@ -111,7 +111,7 @@ def flash_query_gradient(
 def _query_gradient_blocks(
     total, of_rows, blocks, stretch, limit, scale: tl.constexpr, BLOCK_KEYS: tl.constexpr, MASKED: tl.constexpr
 ):
-    """Go through the keys of a stretch."""
+    """Loop over a range of keys."""
     q, gradient, log_sum, mean = of_rows
     key, value, key_start, column = blocks
     first, stop = stretch
@@ -129,7 +129,7 @@ def _query_gradient_blocks(
 
 @triton_jit(do_not_specialize=["segments", "padded_rows"], do_not_specialize_on_alignment=BOUNDS)
 def flash_key_value_gradient(
-    # Pointers, and descriptors (desc) of what is read by whole blocks.
+    # Pointers, and descriptors (desc) of tensors that are read in whole blocks.
     grad_output,  # desc [R, Q, C] in blocks of [BLOCK_QUERIES / PACK, PACK, C]
     query,  # desc, as grad_output
     key,  # desc [T, G · C] in blocks of [BLOCK_KEYS, C]
@@ -154,7 +154,7 @@ def flash_key_value_gradient(
 ):
     """Sum the gradients of key and value over all heads of the group, in one order: the same bits in every run.
 
-    That of the query, if asked for, is added up in memory in any order: two products less, other last bits in each run.
+    The gradient of the query, if wanted, is added in memory in any order: two products fewer, but the last bits vary.
     """
     scale: tl.constexpr = CHANNELS**-0.5
     of_group: tl.constexpr = HEADS // GROUPS
@@ -179,7 +179,7 @@ def flash_key_value_gradient(
                 totals, kv, tensors, stretch, readers, first_reader, scale, HEADS, PACK, BLOCK_QUERIES, MASKED=False
             )
         total_k, total_v = totals
-        # Looked up again: to keep them over the loops would take registers that these lack.
+        # Loaded again: keeping them over the loops would take registers that these need.
         segment, first_key = block_of(slot, key_bounds, segments, BLOCK_KEYS)
         key_start, num_keys = stretch_of(key_bounds, segment)
         keys = first_key + tl.arange(0, BLOCK_KEYS)
@@ -224,7 +224,7 @@ def _key_value_gradient_blocks(
     BLOCK_QUERIES: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Go through the rows that read: those that read every key without a mask, or the others with one."""
+    """Loop over rows: those that attend to every key without a mask, or the others with one."""
     total_k, total_v = totals
     k, v = kv
     query, grad_output, sums, grad_query = tensors
@@ -259,5 +259,5 @@ def _key_value_gradient_blocks(
 
 @triton_jit
 def _sums(head, start, segment, padded_rows, PACK: tl.constexpr):
-    """Return where the sums of a segment begin: at a multiple of 16 bytes, as blocks of a descriptor should."""
+    """Return where the sums of a segment begin: at a multiple of 16 bytes, as descriptors require."""
     return (head // PACK * padded_rows + (start // 4 + segment) * 4) * PACK

@@ -1,4 +1,4 @@
-"""Which block of which segment a program of triton_flash.py takes, and what it reads.
+"""Maps the programs of triton_flash.py to blocks of segments, and blocks to the keys that they read.
 
 Shapes: as in triton_flash_forward.py.
 """
@@ -28,7 +28,7 @@ def block_of(slot, bounds, segments, BLOCK: tl.constexpr):
 
 @triton_jit
 def stretch_of(bounds, segment):
-    """Return where a segment begins, and how long it is."""
+    """Return the start and the length of a segment."""
     start = tl.load(bounds + segment)
     return start, tl.load(bounds + segment + 1) - start
 

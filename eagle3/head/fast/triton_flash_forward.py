@@ -1,11 +1,11 @@
 """FlashAttention-2's forward (arXiv:2307.08691, algorithm 1) on products that are wgmma on Hopper.
 
-A program takes a block of one segment, and goes through the blocks on the other side: rows with keys, keys with rows.
-It finds its segment itself, so that the grid needs no more than the sizes of the tensors. Query heads that share a
-key/value head lie in one block, PACK of them for each row: a turn of 32 rows still fills a block of 128.
+A program processes one block of one segment, and loops over the blocks of the other side: rows over keys, keys over
+rows. It finds its segment itself, so the grid depends only on the sizes of the tensors. Query heads that share a
+key/value head are in one block, PACK of them for each row: a turn of 32 rows still fills a block of 128.
 
-Blocks that loops read come through tensor descriptors (TMA), which read past the end of a segment: what they read there
-is masked, or never stored.
+Loops read blocks through tensor descriptors (TMA), which read past the end of a segment; such values are masked, or
+never stored.
 
 With scores s = q · k / √C of a row, its output is Σ exp(s) · v / Σ exp(s). Block by block, over the highest score h so
 far: total = Σ exp(s - h) · v and weight = Σ exp(s - h), both times exp(h - h') when h grows to h'.
@@ -22,7 +22,7 @@ from eagle3.head.fast.triton_jit import triton_jit
 
 @triton_jit(do_not_specialize=["segments", "num_rows"], do_not_specialize_on_alignment=BOUNDS)
 def flash_forward(
-    # Pointers, and descriptors (desc) of what is read by whole blocks.
+    # Pointers, and descriptors (desc) of tensors that are read in whole blocks.
     query,  # [R, Q, C]
     key,  # desc [T, G · C] in blocks of [BLOCK_KEYS, C]
     value,  # desc, as key
@@ -46,7 +46,7 @@ def flash_forward(
     scale: tl.constexpr = CHANNELS**-0.5 * LOG2_E
     packs: tl.constexpr = HEADS // PACK
     rows: tl.constexpr = BLOCK_QUERIES // PACK
-    # Causally the last blocks read most: they start first, so that none of them is left alone at the end.
+    # With a causal mask the last blocks read most: they start first, so that none runs alone at the end.
     slot = tl.num_programs(0) // packs - 1 - tl.program_id(0) // packs
     head = tl.program_id(0) % packs * PACK
     segment, first_row = block_of(slot, query_bounds, segments, rows)
@@ -77,9 +77,9 @@ def flash_forward(
 def _forward_blocks(
     sums, q, blocks, stretch, limit, scale: tl.constexpr, BLOCK_KEYS: tl.constexpr, MASKED: tl.constexpr
 ):
-    """Go through the keys of a stretch.
+    """Loop over a range of keys.
 
-    Every row reads key 0, which comes first: its highest score is finite before a block that it reads nothing of.
+    Every row attends to key 0, which comes first: its maximum is finite before a block that is fully masked.
     """
     total, weight, highest = sums
     key, value, key_start, column = blocks

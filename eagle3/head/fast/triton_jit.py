@@ -1,4 +1,4 @@
-"""`triton.jit` also of functions that tests have wrapped: Triton wants the source and globals of what it is given."""
+"""`triton.jit` for functions that tests may have wrapped: Triton needs the source and globals of the original."""
 
 from collections.abc import Callable
 from inspect import unwrap
