@@ -26,33 +26,29 @@ class LengthCheck:
         max_tokens: int | None,
         tokenizer: str | None,
     ):
-        self.min_characters = min_characters
-        self.max_characters = max_characters
-        self.min_turns = min_turns
-        self.max_turns = max_turns
-        self.min_tokens = min_tokens
-        self.max_tokens = max_tokens
-        self.tokenizer = None if min_tokens is None and max_tokens is None else tokenizer
+        self.tokenizer = tokenizer
+        self.bounds = {
+            "characters": (min_characters, max_characters),
+            "turns": (min_turns, max_turns),
+            "tokens": (min_tokens, max_tokens),
+        }
 
     def __call__(self, prompt: Prompt) -> Verdict:
-        return Verdict(
-            reason=_outside("characters", prompt_characters(prompt), self.min_characters, self.max_characters)
-            or _outside("turns", len(user_turns(prompt)), self.min_turns, self.max_turns)
-            or (self.tokenizer and _outside("tokens", self._tokens(prompt), self.min_tokens, self.max_tokens))
-            or None
-        )
+        for unit, (low, high) in self.bounds.items():
+            value = self._measured(unit, prompt) if (low, high) != (None, None) else 0
+            if low is not None and value < low:
+                return Verdict(reason=f"fewer than {low} {unit}")
+            if high is not None and value > high:
+                return Verdict(reason=f"more than {high} {unit}")
+        return Verdict()
 
-    def _tokens(self, prompt: Prompt) -> int:
+    def _measured(self, unit: str, prompt: Prompt) -> int:
+        if unit == "characters":
+            return prompt_characters(prompt)
+        if unit == "turns":
+            return len(user_turns(prompt))
         assert self.tokenizer is not None
         return sum(count_tokens(self.tokenizer, text) for text in prompt.asked())
-
-
-def _outside(unit: str, value: int, low: int | None, high: int | None) -> str | None:
-    if low is not None and value < low:
-        return f"fewer than {low} {unit}"
-    if high is not None and value > high:
-        return f"more than {high} {unit}"
-    return None
 
 
 class LanguageCheck:

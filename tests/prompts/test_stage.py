@@ -50,14 +50,9 @@ def test_prompts_are_made_again_only_when_something_changed(prepare, tmp_path, c
     assert len(prepare.prompts()) == 2
     assert made([{"prompt": "a"}], license="MIT")
     assert made(path=path, license="ISC")
-
-
-def test_another_action_for_passwords_makes_the_prompts_again(prepare, tmp_path):
-    """The key looks like that of a secret, whose value no file shows."""
-    actions = default_settings()["privacy"]["actions"]
-    assert prepare([chat("my password is hunter2"), chat("hello")])["prompts"] == 1
-    again = prepare(path=str(tmp_path / "chats.jsonl"), privacy={"actions": actions | {"PASSWORD": "keep"}})
-    assert again["prompts"] == 2 and again["inputs"]["rules"]["privacy"]["actions"]["PASSWORD"] == "keep"
+    # The key looks like that of a secret, whose value no file shows.
+    actions = default_settings()["privacy"]["actions"] | {"PASSWORD": "keep"}
+    assert made(path=path, license="ISC", privacy={"actions": actions})
 
 
 @pytest.mark.parametrize("card", ["---\npretty_name: Talks\n---", "---\nhomepage: https://acme\n---", "# Citation\nX"])

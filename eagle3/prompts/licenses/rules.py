@@ -5,9 +5,8 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from fnmatch import translate
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
 from license_expression import ExpressionError, get_spdx_licensing
@@ -24,15 +23,6 @@ LONGEST_NAMED = 80  # characters of a refused licence in the ledger; longer ones
 
 # "()", "(OR MIT WITH x)" and deep nesting make the parser raise more than its own error.
 UNPARSABLE = (ExpressionError, IndexError, AssertionError, RecursionError)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ForbiddenSource:
-    """Sources whose terms forbid training, by shell-like patterns on their names."""
-
-    name: str
-    match: list[str]
-    reason: str
 
 
 REMEMBERED = 4096  # combinations of source, licence and models
@@ -57,8 +47,10 @@ class LicenseRules:
     ):
         self.allowed = {_spdx_id(entry) for entry in allowed} | {_spaced(term) for term in allowed_terms}
         self.aliases = {spelling(alias): id for alias, id in aliases.items()}
-        self.forbidden = [ForbiddenSource(**entry) for entry in forbidden]
-        self.patterns = [re.compile("|".join(_pattern(match) for match in entry.match)) for entry in self.forbidden]
+        self.forbidden = [
+            (re.compile("|".join(map(_pattern, entry["match"]))), f"{entry['name']}: {entry['reason']}")
+            for entry in forbidden
+        ]
         self.cleared = {_letters(name) for name in cleared}
         self.free_of_credit = {_spaced(license) for license in free_of_credit}  # for attribution.txt
 
@@ -91,10 +83,8 @@ class LicenseRules:
         letters = [_letters(name) for name in names]
         if self.cleared.intersection(letters):
             return None
-        for entry, pattern in zip(self.forbidden, self.patterns, strict=True):
-            if any(pattern.match(name) for name in letters):
-                return f"source forbidden: {entry.name}: {entry.reason}"
-        return None
+        found = (why for pattern, why in self.forbidden if any(pattern.match(name) for name in letters))
+        return next((f"source forbidden: {why}" for why in found), None)
 
     def _permits(self, expression: Any) -> bool:
         if isinstance(expression, _licensing().AND):
@@ -118,30 +108,27 @@ class LicenseCheck:
         self.source = terms.name
         self.safe_name = safe_name
         self.source_refusal = rules.source_refusal(*terms.known_as)
-        self.known: dict[tuple, tuple[Verdict, str | None]] = {}
         _warn_of_overruled(rules, terms)
 
     def __call__(self, prompt: Prompt) -> Verdict:
-        """Check a prompt; results are cached, because many rows share source, licence and models."""
-        names = (prompt.source, prompt.known_as, prompt.license)
-        if names not in self.known:
-            if len(self.known) == REMEMBERED:
-                self.known.clear()
-            verdict = self._check(prompt)
-            self.known[names] = verdict, verdict.prompt.license if verdict.prompt else None
-        verdict, license = self.known[names]
-        return verdict if license is None else Verdict(prompt=prompt._replace(license=license))
+        verdict, id = self._checked(prompt.source, prompt.known_as, prompt.license)
+        return verdict if id is None else Verdict(prompt=prompt._replace(license=id))
 
-    def _check(self, prompt: Prompt) -> Verdict:
+    @cached_property
+    def _checked(self) -> Callable[..., tuple[Verdict, str | None]]:
+        return lru_cache(REMEMBERED)(self._check)  # many rows share source, models and licence
+
+    def _check(self, source: str, known_as: tuple[str, ...], license: str | None) -> tuple[Verdict, str | None]:
+        """Return the verdict, and the SPDX id that replaces the licence as it is spelled."""
         reason = self.source_refusal
-        if reason is None and (names := {prompt.source, *prompt.known_as} - {self.source}):
+        if reason is None and (names := {source, *known_as} - {self.source}):
             reason = self.rules.source_refusal(*sorted(names))
-        if reason is not None or not prompt.license:
-            return Verdict(reason=reason or self.rules.license_refusal(prompt.license))
-        if reason := self.rules.license_refusal(prompt.license):
-            return Verdict(reason=reason, counts=Counter([self._named(prompt.license)]))
-        id = self.rules.id_of(prompt.license)
-        return Verdict(prompt=prompt._replace(license=id) if id != prompt.license else None)
+        if reason is not None or not license:
+            return Verdict(reason=reason or self.rules.license_refusal(license)), None
+        if reason := self.rules.license_refusal(license):
+            return Verdict(reason=reason, counts=Counter([self._named(license)])), None
+        id = self.rules.id_of(license)
+        return Verdict(), id if id != license else None
 
     def _named(self, license: str) -> str:
         """Return a refused licence for the ledger, so that it can be allowed or aliased."""

@@ -1,6 +1,5 @@
 """Which rows may be used, which sources are refused by name, and whom a release credits."""
 
-import pickle
 from pathlib import Path
 
 import pytest
@@ -80,6 +79,7 @@ def card(folder: Path, front_matter: str, body: str = "") -> str:
         ("(OR MIT WITH x)", "license unparsable"),
         ("(" * 5000, "license unparsable"),
         ("лицензия", "license unknown"),
+        ("MIT AND (GPL-3.0-only OR " * 400 + "MIT" + ")" * 400, "license unparsable"),
         (None, "license missing"),
         ("", "license missing"),
         (" \n", "license missing"),
@@ -97,18 +97,10 @@ def test_named_terms_pass_whole_and_inside_expressions():
     assert verdict("Other data terms", **allowed) == "license unknown"
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"allowed": ["Apache2"]}, r"prompts\.licenses\.allowed holds 'Apache2', which is not an SPDX id"),
-        ({"allowed": ["MIT AND ISC"]}, "which is not an SPDX id"),
-        ({"allowed": [""]}, "which is not an SPDX id"),
-        ({"allowed": ["()"]}, "which is not an SPDX id"),
-    ],
-)
-def test_a_bad_config_names_the_key(config, message):
-    with pytest.raises(InputError, match=message):
-        rules(**config)
+@pytest.mark.parametrize("entry", ["Apache2", "MIT AND ISC", "", "()"])
+def test_a_bad_allow_list_names_the_key(entry):
+    with pytest.raises(InputError, match=r"prompts\.licenses\.allowed holds .*, which is not an SPDX id"):
+        rules(allowed=[entry])
 
 
 # Sources refused by name
@@ -153,17 +145,13 @@ def test_the_folder_and_the_hub_id_give_a_source_away(path):
     assert rules().source_refusal(*names_in(path)).startswith("source forbidden: ")
 
 
-def test_the_title_of_a_card_gives_a_source_away(tmp_path):
-    assert verdict("MIT", of=terms(card(tmp_path, "license: mit\npretty_name: ShareGPT 90k"))).startswith("source forb")
-
-
 def test_whose_home_the_data_are_in_says_nothing_of_them():
     assert rules().source_refusal(*names_in("/home/claude/data/chats.jsonl")) is None
 
 
-def test_what_a_card_says_it_was_made_of_gives_a_source_away(tmp_path):
-    found = terms(card(tmp_path, "license: mit\nsource_datasets: [extended|ShareGPT]"))
-    assert verdict("MIT", of=found).startswith("source forbidden: ShareGPT")
+@pytest.mark.parametrize("line", ["pretty_name: ShareGPT 90k", "source_datasets: [extended|ShareGPT]"])
+def test_the_title_of_a_card_and_what_it_was_made_of_give_a_source_away(tmp_path, line):
+    assert verdict("MIT", of=terms(card(tmp_path, f"license: mit\n{line}"))).startswith("source forbidden: ShareGPT")
 
 
 @pytest.mark.parametrize("name", ["chats", "oasst2", "gpt-oss-120b-answers", "shared", "dolly"])
@@ -299,8 +287,3 @@ def test_credit_that_a_licence_asks_for_and_nobody_gave_is_called_missing(licens
 def test_a_source_that_gave_no_prompt_is_not_credited():
     entry = attribution_entry(terms(name="empty"), licenses={}, origins={}, free_of_credit=set())
     assert "empty" not in attribution_text([entry])
-
-
-def test_the_check_survives_the_way_to_a_worker_process():
-    check = pickle.loads(pickle.dumps(LicenseCheck(rules(), terms(name="sharegpt"), str)))
-    assert check(Prompt(id="1", source="a", license="MIT", messages=[])).reason.startswith("source forbidden: ShareGPT")

@@ -217,6 +217,7 @@ TRIGGERS = [
     "password \t ", "identified by '", "curl -u ", "curl -u a:", "mysql -p", "authorization: token ", "%40", "a%40b.",
     "ssh ", "Via USB ",
     "12345678901 ",
+    "my password for ", "pin ", 'with password "', "user: a ", "密码是",
     "X1234567", "RSSMRA85T10A562", "ABCPE1234", "٣", "é", "東", "-", "\n", "\n\n", " ",
 ]  # fmt: skip
 
