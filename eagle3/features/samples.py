@@ -1,11 +1,12 @@
-"""The samples of a source as columns: what an epoch is planned by. A sample's own entry is made when it is asked for.
+"""The samples of a source as columns, from which an epoch is planned. The entry of a sample is made when it is needed.
 
 Shapes: N samples.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, overload
+from functools import cached_property
+from typing import Any, overload
 
 import numpy as np
 
@@ -21,28 +22,10 @@ class SampleRef:
     entry: SampleEntry
 
 
-class Shard(Protocol):
-    """Samples side by side, of one store."""
-
-    @property
-    def store(self) -> str: ...
-
-    def __len__(self) -> int: ...
-
-    def ref(self, number: int) -> SampleRef: ...
-
-    def names(self) -> Iterator[tuple[str, str]]:
-        """Yield the store's location and the id of each sample."""
-
-    def sources(self) -> tuple[list[str], np.ndarray]:
-        """Return names, and of each sample which of them its prompt's source is."""
-
-    def whole(self) -> np.ndarray:
-        """Return of each sample whether no answer in it was cut."""
-
-
 @dataclass(frozen=True)
 class IndexedShard:
+    """The samples of one shard of a store."""
+
     store: str
     name: str
     index: ShardIndex
@@ -54,18 +37,21 @@ class IndexedShard:
         return SampleRef(self.store, self.name, self.index.entry(number))
 
     def names(self) -> Iterator[tuple[str, str]]:
+        """Yield the store's location and the id of each sample."""
         return ((self.store, sample_id) for sample_id in self.index.ids())
 
     def sources(self) -> tuple[list[str], np.ndarray]:
+        """Return the names of sources, and for each sample the number of its prompt's source."""
         return self.index.sources, self.index.columns["source"]
 
     def whole(self) -> np.ndarray:
+        """Return for each sample whether no answer in it was cut."""
         return self.index.columns["whole"] > 0
 
 
 @dataclass(frozen=True)
 class ListedShard:
-    """Samples of a source that has no shards."""
+    """Samples of a source that has no shards; the same methods as IndexedShard."""
 
     refs: Sequence[SampleRef]
 
@@ -94,7 +80,7 @@ class ListedShard:
 class Samples(Sequence[SampleRef]):
     """`numbers` count through the shards; `tokens`, `anchors` and `split` are those of the samples, in this order."""
 
-    shards: tuple[Shard, ...]
+    shards: tuple[IndexedShard | ListedShard, ...]
     numbers: np.ndarray
     tokens: np.ndarray
     anchors: np.ndarray
@@ -133,8 +119,9 @@ class Samples(Sequence[SampleRef]):
             np.concatenate([part.split for part in parts]),
         )
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_ends", np.cumsum([len(shard) for shard in self.shards]))
+    @cached_property
+    def _ends(self) -> np.ndarray:
+        return np.cumsum([len(shard) for shard in self.shards])
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -146,19 +133,18 @@ class Samples(Sequence[SampleRef]):
     def __getitem__(self, place: Any) -> Any:
         if isinstance(place, slice):
             return self.take(np.arange(len(self))[place])
-        number, ends = int(self.numbers[place]), self._ends  # type: ignore[attr-defined]
+        number, ends = int(self.numbers[place]), self._ends
         shard = int(np.searchsorted(ends, number, side="right"))
         ref = self.shards[shard].ref(number - int(ends[shard]) + len(self.shards[shard]))
         anchors = int(self.anchors[place])  # those under the loss mask, where it was counted
         return ref if ref.entry.anchors == anchors else replace(ref, entry=replace(ref.entry, anchors=anchors))
 
     def shard_numbers(self) -> np.ndarray:
-        """Return, of each sample, which of `shards` it lies in."""
-        ends: np.ndarray = self._ends  # type: ignore[attr-defined]
-        return np.searchsorted(ends, self.numbers, side="right")
+        """Return for each sample the number of its shard in `shards`."""
+        return np.searchsorted(self._ends, self.numbers, side="right")
 
     def sources(self) -> tuple[list[str], np.ndarray]:
-        """Return the names of all sources, and of each sample which of them its prompt's is."""
+        """Return the names of all sources, and for each sample the number of its prompt's source."""
         numbers: dict[str, int] = {}
         of_all = [np.empty(0, np.int64)]
         for shard in self.shards:
@@ -167,11 +153,11 @@ class Samples(Sequence[SampleRef]):
         return [*numbers], np.concatenate(of_all)[self.numbers]
 
     def whole(self) -> np.ndarray:
-        """Return of each sample whether no answer in it was cut."""
+        """Return for each sample whether no answer in it was cut."""
         return np.concatenate([np.empty(0, bool), *(shard.whole() for shard in self.shards)])[self.numbers]
 
     def take(self, chosen: np.ndarray) -> "Samples":
-        """Return those at these places, in this order; or those marked."""
+        """Return the samples at these positions, in this order, or the marked samples."""
         columns = (self.numbers, self.tokens, self.anchors, self.split)
         return Samples(self.shards, *(column[chosen] for column in columns))
 

@@ -169,31 +169,28 @@ def write_shards(
     return indices
 
 
-class ShardReader:
-    """Random access to one shard. The one place where a shard is opened."""
+def require_shard(storage: Storage, shard: ShardEntry) -> None:
+    """Raise InputError for a shard that is missing or has another size."""
+    try:
+        actual = storage.size(shard.name)
+    except FileNotFoundError:
+        raise InputError(
+            f"shard {storage.location}/{shard.name} is missing; bring it back, or delete its .index and run: "
+            f"{MAKE_FEATURES}"
+        ) from None
+    if actual != shard.bytes:
+        raise broken(f"{storage.location}/{shard.name}", f"holds {actual} bytes instead of {shard.bytes}")
 
-    def __init__(self, storage: Storage, shard: ShardEntry, *, teachers: str) -> None:
-        self.storage, self.name, self.teachers = storage, shard.name, teachers
-        self.path = f"{storage.location}/{shard.name}"
-        try:
-            actual = storage.size(shard.name)
-        except FileNotFoundError:
-            raise InputError(
-                f"shard {self.path} is missing; bring it back, or delete its .index and run: {MAKE_FEATURES}"
-            ) from None
-        if actual != shard.bytes:
-            raise broken(self.path, f"holds {actual} bytes instead of {shard.bytes}")
 
-    def read(self, entry: SampleEntry) -> Sample:
-        """Read a sample whose large tensors are views of the file: what is never looked at is never read."""
-        blob = self.storage.read(self.name, entry.offset, entry.offset + entry.size, sha256=entry.sha256)
-        try:
-            sample = from_bytes(blob, sample_id=entry.id, teachers=self.teachers)
-        except Exception as error:  # whatever damaged bytes can make of a header
-            raise broken(self.path, f"cannot be read at sample {entry.id} ({error})") from error
-        if (len(sample.input_ids), int((sample.turns > 0).sum())) != (entry.tokens, entry.answer_tokens):
-            raise broken(self.path, f"does not hold what its .index says of sample {entry.id}")
-        return sample
+def decode(content: memoryview, entry: SampleEntry, *, path: str, teachers: str) -> Sample:
+    """Return a sample whose large tensors are views of `content`, which was read from the shard `path`."""
+    try:
+        sample = from_bytes(content, sample_id=entry.id, teachers=teachers)
+    except Exception as error:  # whatever damaged bytes can make of a header
+        raise broken(path, f"cannot be read at sample {entry.id} ({error})") from error
+    if (len(sample.input_ids), int((sample.turns > 0).sum())) != (entry.tokens, entry.answer_tokens):
+        raise broken(path, f"does not hold what its .index says of sample {entry.id}")
+    return sample
 
 
 def hash_of(made_from: MadeFrom) -> str:

@@ -10,8 +10,7 @@ Shapes: V target vocabulary, H hidden size.
 import hashlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from copy import copy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property
 from typing import Any
 
@@ -31,7 +30,7 @@ from eagle3.features.manifest import (
 )
 from eagle3.features.sample import Sample, views
 from eagle3.features.samples import IndexedShard, SampleRef, Samples
-from eagle3.features.shards import ShardReader, hash_of, require_sha256, verify_file
+from eagle3.features.shards import decode, hash_of, require_sha256, require_shard, verify_file
 from eagle3.features.source import REQUESTS, TargetWeights
 from eagle3.progress import Bar
 from eagle3.storage.files import sha256_json
@@ -43,7 +42,7 @@ HASHED_AT_ONCE = 8  # shards, each on a core of its own
 
 
 class FeatureStore:
-    """A `FeatureSource` of finished shards; nothing but the manifest and the indices is read until samples are."""
+    """A `FeatureSource` of finished shards; opening it reads only the manifest and the indices."""
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
@@ -51,7 +50,7 @@ class FeatureStore:
         with ThreadPoolExecutor(REQUESTS if storage.remote else 2) as readers:  # hashing lets go of the interpreter
             self.samples = Samples.of_shards(list(readers.map(self._samples_of, self.manifest.shards)))
         self._shards = {shard.name: shard for shard in self.manifest.shards}
-        self._readers: dict[str, ShardReader] = {}
+        self._checked: set[str] = set()
 
     @property
     def location(self) -> str:
@@ -70,16 +69,28 @@ class FeatureStore:
         return {key: value for key, value in asdict(self.manifest).items() if key not in ("shards", "answer_counts")}
 
     def read(self, ref: SampleRef) -> Sample:
-        return self._reader(ref.shard).read(ref.entry)
+        """Read a sample; locally, its large tensors are views of the file, so that unused parts are never read."""
+        self._check(ref.shard)
+        begin, end = ref.entry.offset, ref.entry.offset + ref.entry.size
+        return self._decode(ref, self.storage.read(ref.shard, begin, end, sha256=ref.entry.sha256))
 
     def read_run(self, refs: Sequence[SampleRef]) -> list[Sample]:
-        begin, last = refs[0].entry.offset, refs[-1].entry
-        reader = copy(self._reader(refs[0].shard))
-        content = self.storage.read(reader.name, begin, last.offset + last.size)
-        if not self.remote:  # a copy: views of a mapped file would be read when they are looked at, here and there
+        self._check(refs[0].shard)
+        first, last = refs[0].entry, refs[-1].entry
+        content = self.storage.read(refs[0].shard, first.offset, last.offset + last.size)
+        if not self.remote:  # a copy: page faults in views of a mapped file would be spread over the later use
             content = memoryview(bytearray(content))
-        reader.storage = ReadRange(self.storage, content, begin)  # type: ignore[assignment]  # it does nothing but read
-        return [reader.read(ref.entry) for ref in refs]
+        return [self._part(ref, content, ref.entry.offset - first.offset) for ref in refs]
+
+    def _part(self, ref: SampleRef, content: memoryview, begin: int) -> Sample:
+        """Return a sample of a run; one that came over a network without its hash is read again."""
+        part = content[begin : begin + ref.entry.size]
+        if self.remote and hashlib.sha256(part).hexdigest() != ref.entry.sha256:
+            return self.read(ref)
+        return self._decode(ref, part)
+
+    def _decode(self, ref: SampleRef, content: memoryview) -> Sample:
+        return decode(content, ref.entry, path=f"{self.location}/{ref.shard}", teachers=self.made_from.teachers)
 
     @property
     def remote(self) -> bool:
@@ -96,8 +107,8 @@ class FeatureStore:
                 progress.update(shard.bytes)
 
     def _verify(self, shard: ShardEntry) -> None:
-        self._reader(shard.name)
-        if not self.remote:  # else each sample is held against its hash when it comes
+        self._check(shard.name)
+        if not self.remote:  # else each sample is compared with its hash when it is read
             verify_file(self.storage, shard.name, shard.sha256)
 
     def target_weights(self) -> TargetWeights:
@@ -132,30 +143,15 @@ class FeatureStore:
     def fingerprint(self) -> str:
         return sha256_json([hash_of(self.made_from), [shard.sha256 for shard in self.manifest.shards]])
 
-    def _reader(self, shard: str) -> ShardReader:
-        if shard not in self._readers:  # two threads may both open a shard; the second reader stays
-            self._readers[shard] = ShardReader(self.storage, self._shards[shard], teachers=self.made_from.teachers)
-        return self._readers[shard]
+    def _check(self, shard: str) -> None:
+        """Check a shard's size when it is first used."""
+        if shard not in self._checked:
+            require_shard(self.storage, self._shards[shard])
+            self._checked.add(shard)
 
     def _samples_of(self, shard: ShardEntry) -> IndexedShard:
         index = read_index(self.storage, index_name(shard.name), shard.index_sha256)
         return IndexedShard(self.location, shard.name, index)
-
-
-@dataclass(frozen=True)
-class ReadRange:
-    """What was read of a shard from `begin` on. Behind a network, a sample that does not have its hash is asked for
-    again."""
-
-    storage: Storage
-    content: memoryview
-    begin: int
-
-    def read(self, name: str, start: int, stop: int, *, sha256: str) -> memoryview:
-        content = self.content[start - self.begin : stop - self.begin]
-        if self.storage.remote and hashlib.sha256(content).hexdigest() != sha256:
-            return self.storage.read(name, start, stop, sha256=sha256)
-        return content
 
 
 def save_target_weights(storage: Storage, embedding: Tensor, lm_head: Tensor, *, dtype: torch.dtype) -> None:

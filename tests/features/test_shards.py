@@ -14,10 +14,10 @@ from stores import MADE_FROM, in_float32, open_store, random_sample, random_samp
 
 import eagle3.features.index
 from eagle3.errors import InputError
-from eagle3.features.index import ShardIndex, parse_index
+from eagle3.features.index import SampleEntry, ShardIndex, parse_index
 from eagle3.features.manifest import ShardEntry, sha256_of
 from eagle3.features.sample import Sample, from_ids_in_bytes
-from eagle3.features.shards import ShardReader, ShardWriter, verify_file
+from eagle3.features.shards import ShardWriter, decode, require_shard, verify_file
 from eagle3.storage.folder import LocalFolder
 
 
@@ -29,9 +29,17 @@ def write(directory: Path, samples: list[Sample]) -> tuple[Path, ShardIndex]:
     return directory / writer.name, index
 
 
-def reader(path: Path, index: ShardIndex) -> ShardReader:
-    entry = ShardEntry(path.name, index.facts.bytes, index.facts.sha256, len(index), sha256_of(index))
-    return ShardReader(LocalFolder(path.parent), entry, teachers=MADE_FROM.teachers)
+class Reader:
+    """Reads the samples of one shard, whose file is mapped once."""
+
+    def __init__(self, path: Path, index: ShardIndex) -> None:
+        self.storage, self.path = LocalFolder(path.parent), path
+        shard = ShardEntry(path.name, index.facts.bytes, index.facts.sha256, len(index), sha256_of(index))
+        require_shard(self.storage, shard)
+
+    def read(self, entry: SampleEntry) -> Sample:
+        content = self.storage.read(self.path.name, entry.offset, entry.offset + entry.size)
+        return decode(content, entry, path=str(self.path), teachers=MADE_FROM.teachers)
 
 
 def assert_same(one: Sample, other: Sample) -> None:
@@ -44,7 +52,7 @@ def assert_same(one: Sample, other: Sample) -> None:
 def test_a_sample_read_back_is_the_one_written(tmp_path: Path) -> None:
     samples = random_samples(9)
     path, index = write(tmp_path, samples)
-    shard = reader(path, index)
+    shard = Reader(path, index)
     for sample, entry in zip(samples, index.samples, strict=True):
         assert_same(shard.read(entry), sample)
         assert entry.tokens == len(sample.input_ids)
@@ -64,7 +72,7 @@ def test_samples_are_read_without_a_copy_and_writing_to_one_leaves_the_file_alon
         for sample in random_samples(3)
     ]
     path, index = write(tmp_path, samples)
-    content, shard = path.read_bytes(), reader(path, index)
+    content, shard = path.read_bytes(), Reader(path, index)
     entries = index.samples
     read = [shard.read(entry) for entry in entries]
     for sample, one in zip(samples, read, strict=True):
@@ -74,14 +82,14 @@ def test_samples_are_read_without_a_copy_and_writing_to_one_leaves_the_file_alon
     assert (shard.read(entries[1]).aux_hidden_states == 7).all()  # the same memory
     assert_same(shard.read(entries[0]), samples[0])
     assert path.read_bytes() == content
-    assert_same(reader(path, index).read(entries[1]), samples[1])
+    assert_same(Reader(path, index).read(entries[1]), samples[1])
 
 
 def test_a_sample_without_teachers_is_read(tmp_path: Path) -> None:
     sample = random_sample([0, 0, 1])
     sample = in_float32(sample)
     path, index = write(tmp_path, [sample])
-    assert_same(reader(path, index).read(index.samples[0]), sample)
+    assert_same(Reader(path, index).read(index.samples[0]), sample)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # webdataset leaves the file open
@@ -122,7 +130,7 @@ def test_a_truncated_shard_is_named_and_refused(tmp_path: Path) -> None:
     path, index = write(tmp_path, random_samples(4))
     os.truncate(path, index.facts.bytes - 700)
     with pytest.raises(InputError, match=r"shard-000000-\w+\.tar holds .* refused"):
-        reader(path, index)
+        Reader(path, index)
 
 
 def test_a_corrupted_shard_is_named_and_refused(tmp_path: Path) -> None:
@@ -141,7 +149,7 @@ def test_a_damaged_sample_header_is_named_and_refused(tmp_path: Path) -> None:
     content[entry.offset : entry.offset + 40] = b"\xff" * 40
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"cannot be read at sample p1#0"):
-        reader(path, index).read(entry)
+        Reader(path, index).read(entry)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +176,7 @@ def test_a_header_that_does_not_fit_its_data_is_refused(tmp_path: Path, pattern:
     assert count == 1 and len(damaged) == len(sample)
     path.write_bytes(before + damaged)
     with pytest.raises(InputError, match=r"cannot be read at sample p1#0"):
-        reader(path, index).read(entry)
+        Reader(path, index).read(entry)
 
 
 @pytest.mark.parametrize("size", [0, 7, 2**40, 2**63])
@@ -179,7 +187,7 @@ def test_a_header_length_that_is_wrong_is_refused(tmp_path: Path, size: int) -> 
     content[entry.offset : entry.offset + 8] = size.to_bytes(8, "little")
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"cannot be read at sample p1#0"):
-        reader(path, index).read(entry)
+        Reader(path, index).read(entry)
 
 
 @pytest.mark.parametrize("change", [{"offset": 10**9}, {"size": 100}, {"size": 10**9}, {"size": 0}])
@@ -187,14 +195,14 @@ def test_an_index_that_does_not_fit_its_shard_is_refused(tmp_path: Path, change:
     path, index = write(tmp_path, random_samples(4))
     entry = replace(index.samples[1], **change)
     with pytest.raises(InputError, match=r"cannot be read at sample p1#0"):
-        reader(path, index).read(entry)
+        Reader(path, index).read(entry)
 
 
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     path, index = write(tmp_path, random_samples(1))
     path.unlink()
     with pytest.raises(InputError, match=r"shard-000000-\w+\.tar is missing"):
-        reader(path, index)
+        Reader(path, index)
 
 
 def test_reading_samples_decodes_the_names_of_their_sources_once_a_shard(
