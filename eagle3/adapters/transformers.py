@@ -36,6 +36,7 @@ TRANSFORMERS = Library(
         "transformers.utils.hub:cached_files(_raise_exceptions_for_gated_repo)",
         "transformers.utils.hub:cached_files(_raise_exceptions_for_missing_entries)",
         "transformers.utils.hub:cached_files(_raise_exceptions_for_connection_errors)",
+        "transformers:PreTrainedTokenizerFast.added_tokens_decoder",
         "transformers:PreTrainedTokenizerFast.backend_tokenizer",
     ),
 )
@@ -93,6 +94,12 @@ def tokenizer_json(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any] | None:
     """Return the content of tokenizer.json; None for a tokenizer that is not a fast one."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     return None if backend is None else json.loads(backend.to_str())
+
+
+def control_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Return the ids of special tokens, also of those that have no role such as eos, without the unknown token's."""
+    special = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return special.union(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
 
 
 # --- the model's forward ---------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any
 from jinja2 import TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
+from eagle3.adapters.transformers import control_ids
 from eagle3.answers.reasoning import reasoning_of
 from eagle3.errors import InputError
 
@@ -43,8 +44,7 @@ class Chat:
     ):
         self.tokenizer = tokenizer
         self.stop_ids = frozenset(stop_ids)
-        special = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
-        self.control_ids = special.union(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+        self.control_ids = control_ids(tokenizer)
         source = _template_source(tokenizer, template)
         self.reasoning = reasoning_of(reasoning_parser, source)
         self.settings: dict[str, Any] = {

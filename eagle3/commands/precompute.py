@@ -205,8 +205,8 @@ def check_ahead(config: DictConfig, stages: Sequence[Stage]) -> None:
         stage.check(config)
     if not any(stage.needs_target for stage in stages):
         return
+    from eagle3.engine.models import capture_obstacle
     from eagle3.target.files import read_target_files
-    from eagle3.target.sglang import capture_obstacle
 
     cli.quiet_libraries()
     settings = cli.plain(config.target)

@@ -8,7 +8,6 @@ import transformers
 from eagle3.head.eagle3 import rope_of
 from eagle3.storage.records import parse_record, record_bytes
 from eagle3.target.facts import LogitTransform, TargetConfig, plain_rope, target_config
-from eagle3.target.sglang import capture_obstacle
 
 MROPE = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 1, 1]}
 WITH_IMAGES = {
@@ -54,14 +53,3 @@ def test_the_logit_transform_is_recorded_with_the_target() -> None:
     assert made.logit_transform == LogitTransform()
     capped = TargetConfig(**{**vars(made), "logit_transform": LogitTransform(scale=0.5, soft_cap=30.0)})
     assert parse_record(record_bytes(capped), TargetConfig, source="here", way_out="") == capped
-
-
-@pytest.mark.parametrize("name", ["LlamaForCausalLM", "Qwen3NextForCausalLM", "Gemma4ForConditionalGeneration"])
-def test_classes_that_sglang_captures_from_pass(name: str) -> None:
-    assert capture_obstacle(name) is None
-
-
-@pytest.mark.parametrize("name", ["JambaForCausalLM", "Gemma2ForCausalLM", "OPTForCausalLM", None])
-def test_a_class_that_sglang_cannot_capture_from_is_named_with_the_version(name: str | None) -> None:
-    obstacle = capture_obstacle(name)
-    assert obstacle and (name or "no architecture") in obstacle and "SGLang 0.5.17" in obstacle

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from pathlib import PurePath
 
+from eagle3.engine.models import capture_obstacle
 from eagle3.head_files.files import IDS_KEY, LAYER_IDS, HeadFiles, ids_of
 from eagle3.head_files.finding import Level, Problem, TargetFacts
 from eagle3.target.identity import COMPARED, TargetIdentity
-from eagle3.target.sglang import capture_obstacle
 
 
 def check_layer_ids(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:

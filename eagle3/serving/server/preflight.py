@@ -1,17 +1,13 @@
 """What is looked at before a server starts, because SGLang would find it minutes later or never."""
 
-import ast
-from pathlib import Path
-
 from eagle3.engine.installation import Installation
+from eagle3.engine.models import captures
 from eagle3.errors import InputError
 from eagle3.head_files.files import read_files, read_without_weights, weight_files
 from eagle3.head_files.finding import Finding, TargetFacts
 from eagle3.serving.check.checks import CONFIG_CHECKS, run_checks
 from eagle3.target.facts import target_config
 from eagle3.target.files import TargetFiles
-
-CAPTURES = "set_eagle3_layers_to_capture"  # what SGLang calls on the target's model
 
 
 def require_capture(installation: Installation, target: TargetFiles) -> None:
@@ -21,29 +17,6 @@ def require_capture(installation: Installation, target: TargetFiles) -> None:
             f"target.path={target.path} is a {target.architecture}: SGLang {installation.version} cannot capture "
             f"hidden states from that class, so it serves no EAGLE-3 head for it; take another target or SGLang"
         )
-
-
-def captures(models: Path, architecture: str | None) -> bool | None:
-    """Say whether the class or one that it inherits from defines the capture; None where that cannot be told.
-
-    Read, not imported: SGLang's models import CUDA kernels."""
-    classes: dict[str, tuple[list[str], bool]] = {}  # name → its bases, whether it defines or delegates the capture
-    for path in models.glob("*.py"):
-        try:
-            module = ast.parse(path.read_bytes())
-        except SyntaxError:  # of a newer Python than ours
-            return None
-        for node in module.body:
-            if isinstance(node, ast.ClassDef):
-                methods = {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
-                bases = [ast.unparse(base).split(".")[-1] for base in node.bases]
-                classes[node.name] = bases, not methods.isdisjoint((CAPTURES, "__getattr__"))
-
-    def inherits(name: str) -> bool:
-        bases, defined = classes.get(name, ([], False))
-        return defined or any(inherits(base) for base in bases if base != name)
-
-    return inherits(architecture) if architecture in classes else None
 
 
 def check_files(head: str, target: TargetFiles) -> list[Finding]:

@@ -7,7 +7,7 @@ from serving_fixtures import launch_settings, sglang_site
 
 from eagle3.engine.installation import find_sglang
 from eagle3.errors import InputError
-from eagle3.serving.server.preflight import captures, check_files, require_capture
+from eagle3.serving.server.preflight import check_files, require_capture
 from eagle3.storage.files import read_json, write_json
 from eagle3.target.files import TargetFiles, read_target_files
 
@@ -32,31 +32,6 @@ def models(tmp_path: Path) -> Path:
 @pytest.fixture
 def target(tiny_path: Path) -> TargetFiles:
     return read_target_files(path=str(tiny_path), revision=None, trust_remote_code=False)
-
-
-@pytest.mark.parametrize(
-    ("architecture", "can"),
-    [
-        ("LlamaForCausalLM", True),
-        ("Phi3ForCausalLM", True),  # inherits it
-        ("Mistral3ForConditionalGeneration", True),  # passes it on
-        ("OPTForCausalLM", False),
-        ("Loop", False),
-        ("NewForCausalLM", None),
-        (None, None),
-    ],
-)
-def test_whether_a_model_class_can_be_captured_from_is_read_in_its_source(
-    models: Path, architecture: str | None, can: bool | None
-) -> None:
-    assert captures(models, architecture) is can
-
-
-def test_nothing_is_claimed_of_sources_that_cannot_be_read(models: Path) -> None:
-    (models / "opt.py").write_bytes("\ufeffclass OPTForCausalLM:\n    pass\n".encode())
-    assert captures(models, "OPTForCausalLM") is False
-    (models / "new.py").write_text("class of a newer Python")
-    assert captures(models, "OPTForCausalLM") is None
 
 
 def test_a_target_that_sglang_cannot_capture_from_is_one_line(

@@ -1,10 +1,14 @@
-"""Which targets SGLang can take the hidden states of EAGLE-3 from, known without SGLang."""
+"""Which of SGLang's model classes it can capture EAGLE-3's hidden states from, by list and by SGLang's source."""
+
+import ast
+from pathlib import Path
 
 SGLANG = "0.5.17"
+CAPTURES = "set_eagle3_layers_to_capture"  # the method that SGLang calls on the target's model
 # The classes that a checkpoint can name (EntryClass in sglang/srt/models, 241) and that define or inherit
 # set_eagle3_layers_to_capture (62), less drafts and embedding models. Read from the source in that version's wheel; a
 # class that hands all on to an inner one (Mistral3, MiniCPM-V) is not here, as their inner ones do not define it.
-# Whoever starts a server asks its own version: serving/server/preflight.py.
+# Where a server is started, `captures` asks its own version.
 # fmt: off
 CAPTURED = frozenset({
     "ApertusForCausalLM", "BailingMoEForCausalLM", "BailingMoeForCausalLM", "BailingMoeV2ForCausalLM",
@@ -32,3 +36,26 @@ def capture_obstacle(architecture: str | None) -> str | None:
         f"SGLang {SGLANG} cannot capture hidden states from {architecture or 'a target that names no architecture'}, "
         f"so it serves no EAGLE-3 head for it; take another target, or go on if another version or server does"
     )
+
+
+def captures(models: Path, architecture: str | None) -> bool | None:
+    """Say whether the class or one that it inherits from defines the capture; None where that cannot be told.
+
+    Read, not imported: SGLang's models import CUDA kernels."""
+    classes: dict[str, tuple[list[str], bool]] = {}  # name → its bases, whether it defines or delegates the capture
+    for path in models.glob("*.py"):
+        try:
+            module = ast.parse(path.read_bytes())
+        except SyntaxError:  # of a newer Python than ours
+            return None
+        for node in module.body:
+            if isinstance(node, ast.ClassDef):
+                methods = {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
+                bases = [ast.unparse(base).split(".")[-1] for base in node.bases]
+                classes[node.name] = bases, not methods.isdisjoint((CAPTURES, "__getattr__"))
+
+    def inherits(name: str) -> bool:
+        bases, defined = classes.get(name, ([], False))
+        return defined or any(inherits(base) for base in bases if base != name)
+
+    return inherits(architecture) if architecture in classes else None
