@@ -1,58 +1,18 @@
 """Packs read ahead: in planned order whatever the readers do, errors at their place, and whole on the GPU."""
 
 import time
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from stores import in_float32, open_store, random_sample, random_samples, write_store
+from feature_data import feature_data
+from stores import in_float32, random_sample, random_samples, write_store
 
-from eagle3.data.datamodule import FeatureData
 from eagle3.data.loader import EpochPart, PackLoader
-from eagle3.data.mix import Rules
 from eagle3.data.pack import pack_samples
 from eagle3.errors import InputError
-from eagle3.features.loss_mask import AllTurns
 from eagle3.head.batch import TttBatch, prepare_ttt
-
-
-def data_of(
-    store: Path,
-    *,
-    readers: int = 2,
-    prefetch: int = 2,
-    pack_tokens: int = 48,
-    device: str = "cpu",
-    verify: bool = False,
-) -> Any:
-    data = FeatureData(
-        source=open_store(store),
-        prepare=partial(prepare_ttt, ttt_steps=3),
-        pack_tokens=pack_tokens,
-        val_fraction=0.05,
-        limit_samples=None,
-        rules=Rules(),
-        weights=None,
-        order="shuffled",
-        shuffle_buffer=1,
-        prefetch=prefetch,
-        readers=readers,
-        verify=verify,
-        seed=0,
-        loss_mask=AllTurns(),
-    )
-    data.trainer = SimpleNamespace(  # type: ignore[assignment]
-        current_epoch=0,
-        accumulate_grad_batches=1,
-        world_size=1,
-        global_rank=0,
-        strategy=SimpleNamespace(root_device=torch.device(device)),
-    )
-    data.setup("fit")
-    return data
 
 
 def assert_equal(one: TttBatch, other: TttBatch) -> None:
@@ -64,8 +24,8 @@ def assert_equal(one: TttBatch, other: TttBatch) -> None:
 
 @pytest.mark.parametrize(("readers", "prefetch"), [(2, 2), (2, 1), (3, 5)])
 def test_packs_are_the_same_whatever_the_number_of_readers(store_path: Path, readers: int, prefetch: int) -> None:
-    alone = list(data_of(store_path, readers=1).train_dataloader())
-    together = list(data_of(store_path, readers=readers, prefetch=prefetch).train_dataloader())
+    alone = list(feature_data(str(store_path), readers=1).train_dataloader())
+    together = list(feature_data(str(store_path), readers=readers, prefetch=prefetch).train_dataloader())
     assert len(alone) == len(together) > 10
     for one, other in zip(alone, together, strict=True):
         assert_equal(one, other)
@@ -81,7 +41,7 @@ def test_a_slow_reader_does_not_change_the_order_and_packs_count_when_handed_out
 
 
 def test_a_damaged_sample_is_named_when_its_pack_is_due(store_path: Path) -> None:
-    data = data_of(store_path)
+    data = feature_data(str(store_path))
     loader = data.train_dataloader()
     ref = loader.part().packs[3].samples[0]
     shard = store_path / ref.shard
@@ -98,16 +58,16 @@ def test_a_damaged_sample_is_named_when_its_pack_is_due(store_path: Path) -> Non
 
 
 def test_a_flipped_byte_goes_unnoticed_without_verify_as_the_pages_say(store_path: Path) -> None:
-    whole = data_of(store_path).train_dataloader()
+    whole = feature_data(str(store_path)).train_dataloader()
     ref = whole.part().packs[0].samples[0]
     content = bytearray((store_path / ref.shard).read_bytes())
     content[ref.entry.offset + ref.entry.size - 1] ^= 1
     before = [*whole]
     (store_path / ref.shard).write_bytes(content)
-    after = [*data_of(store_path).train_dataloader()]
+    after = [*feature_data(str(store_path)).train_dataloader()]
     assert any(not torch.equal(*tensors) for tensors in zip(before[0].tensors(), after[0].tensors(), strict=True))
     with pytest.raises(InputError, match=rf"{ref.shard} .*it is truncated or damaged and is refused"):
-        data_of(store_path, verify=True)
+        feature_data(str(store_path), verify=True)
 
 
 @pytest.mark.gpu
@@ -126,8 +86,8 @@ def test_packs_copied_while_the_gpu_computes_are_those_of_the_cpu(tmp_path: Path
         vars(sample).update(vars(in_float32(sample)))
     store = write_store(tmp_path / "store", samples)
     device = torch.device("cuda", 0)
-    data = data_of(store, pack_tokens=2000, device="cuda:0")
-    expected = [pack.to(device) for pack in data_of(store, pack_tokens=2000).train_dataloader()]
+    data = feature_data(str(store), pack_tokens=2000, device="cuda:0")
+    expected = [pack.to(device) for pack in feature_data(str(store), pack_tokens=2000).train_dataloader()]
     matrix = torch.randn(2048, 2048, device=device)
     wrong = torch.zeros((), dtype=torch.long, device=device)
     for _ in range(30):

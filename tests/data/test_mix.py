@@ -3,14 +3,13 @@
 import logging
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from feature_data import feature_data
 from stores import in_float32, open_store, random_sample, random_samples, write_store
 
 from eagle3.data.datamodule import FeatureData
@@ -18,28 +17,12 @@ from eagle3.data.mix import Mixture, Rules
 from eagle3.errors import InputError
 from eagle3.features.concat import open_source
 from eagle3.features.index import parse_index
-from eagle3.features.loss_mask import AllTurns
 from eagle3.features.samples import IndexedShard, ListedShard, Samples
 from eagle3.features.shards import ShardWriter
 from eagle3.features.split import share_fractions, split_fraction
-from eagle3.head.batch import prepare_ttt
 from eagle3.storage.folder import LocalFolder
 
 NO_RULES = Rules()
-
-
-def data_of(path: Any, *, rules: Rules = NO_RULES, weights: list[float] | None = None, **trainer: Any) -> FeatureData:
-    data = FeatureData(
-        source=open_source(path), prepare=partial(prepare_ttt, ttt_steps=3), pack_tokens=48, val_fraction=0.1,
-        limit_samples=None, rules=rules, weights=weights, order="shuffled", shuffle_buffer=1,
-        prefetch=2, readers=2, verify=False, seed=0,
-        loss_mask=AllTurns(),
-    )  # fmt: skip
-    facts = {"current_epoch": 0, "accumulate_grad_batches": 1, "world_size": 1, "global_rank": 0} | trainer
-    device = SimpleNamespace(root_device=torch.device("cpu"))
-    data.trainer = SimpleNamespace(**facts, strategy=device)  # type: ignore[assignment]
-    data.setup("fit")
-    return data
 
 
 def trained(data: FeatureData) -> list[tuple[str, str]]:
@@ -62,7 +45,7 @@ def test_rules_leave_what_fits_them_on_both_sides_of_the_split(store_path: Path)
         for ref in everything
         if 8 <= ref.entry.tokens <= 16 and split_fraction(ref.entry.id) * 2**20 % 1 < 0.7
     }
-    data = data_of(str(store_path), rules=rules)
+    data = feature_data(str(store_path), rules=rules)
     sides = [{name for _, name in names(side)} for side in (data.train_samples, data.val_samples)]
     assert sides[0] | sides[1] == fit and not sides[0] & sides[1] and 5 < len(fit) < 50
 
@@ -71,11 +54,11 @@ def test_what_is_left_out_is_counted_by_its_first_rule(store_path: Path, caplog:
     lengths = [ref.entry.tokens for ref in open_store(store_path).samples]
     short, long = sum(length < 8 for length in lengths), sum(length > 16 for length in lengths)
     with caplog.at_level(logging.INFO):
-        data_of(str(store_path), rules=replace(NO_RULES, min_tokens=8, max_tokens=16))
+        feature_data(str(store_path), rules=replace(NO_RULES, min_tokens=8, max_tokens=16))
     assert f"{60 - short - long} of 60 samples are used" in caplog.text
     assert f"left out: {short} by data.min_tokens=8, {long} by data.max_tokens=16" in caplog.text
     caplog.clear()
-    data_of(str(store_path))
+    feature_data(str(store_path))
     assert "left out" not in caplog.text
 
 
@@ -92,7 +75,7 @@ def test_a_share_keeps_a_prompt_whole_grows_with_itself_and_ignores_the_split() 
 
 def test_rules_that_leave_nothing_are_named(store_path: Path) -> None:
     with pytest.raises(InputError, match=r"leave out all 60 samples of .*\(60 by data\.min_tokens=999\); loosen"):
-        data_of(str(store_path), rules=replace(NO_RULES, min_tokens=999))
+        feature_data(str(store_path), rules=replace(NO_RULES, min_tokens=999))
 
 
 def mixed_shard(storage: LocalFolder, number: int, sources: list[str]) -> IndexedShard:
@@ -129,7 +112,7 @@ def test_samples_are_chosen_by_their_ids(store_path: Path, tmp_path: Path, caplo
     there = [name for _, name in names(open_store(store_path).samples)]
     chosen = tmp_path / "ids.txt"
     chosen.write_text("\n".join([*there[3:40:2], "elsewhere#0", ""]) + "\n")
-    data = data_of(str(store_path), rules=replace(NO_RULES, ids_file=str(chosen)))
+    data = feature_data(str(store_path), rules=replace(NO_RULES, ids_file=str(chosen)))
     sides = [{name for _, name in names(side)} for side in (data.train_samples, data.val_samples)]
     assert sides[0] | sides[1] == set(there[3:40:2]) and all(sides)
     assert f"data.ids_file={chosen}: 1 of its 20 ids are not in the store" in caplog.text
@@ -141,21 +124,21 @@ def test_ids_that_cannot_be_read_are_named(store_path: Path, tmp_path: Path, con
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(InputError, match=r"data\.ids_file=.*ids\.txt cannot be read \(.*Error\); give a text file"):
-        data_of(str(store_path), rules=replace(NO_RULES, ids_file=str(path)))
+        feature_data(str(store_path), rules=replace(NO_RULES, ids_file=str(path)))
 
 
 def test_ids_of_another_store_leave_nothing(store_path: Path, tmp_path: Path) -> None:
     path = tmp_path / "ids.txt"
     path.write_text("elsewhere#0\n")
     with pytest.raises(InputError, match=r"\(60 by data\.ids_file=.*\); loosen"):
-        data_of(str(store_path), rules=replace(NO_RULES, ids_file=str(path)))
+        feature_data(str(store_path), rules=replace(NO_RULES, ids_file=str(path)))
 
 
 # --- weights ---------------------------------------------------------------------------------------------------------
 
 
 def test_each_store_gives_its_weight_of_samples_and_none_more_often_than_another(two_stores: list[str]) -> None:
-    data = data_of(two_stores, weights=[2.5, 0.4])
+    data = feature_data(two_stores, weights=[2.5, 0.4])
     there = Counter(store for store, _ in names(data.train_samples))
     times = Counter(trained(data))
     for store, weight in zip(two_stores, (2.5, 0.4), strict=True):
@@ -165,27 +148,27 @@ def test_each_store_gives_its_weight_of_samples_and_none_more_often_than_another
 
 
 def test_an_epoch_draws_anew_and_in_the_end_takes_all(two_stores: list[str]) -> None:
-    epochs = [Counter(trained(data_of(two_stores, weights=[1, 0.5], current_epoch=epoch))) for epoch in range(12)]
-    assert epochs[0] == Counter(trained(data_of(two_stores, weights=[1, 0.5]))) != epochs[1]
-    assert set().union(*epochs) == set(names(data_of(two_stores).train_samples))
+    epochs = [Counter(trained(feature_data(two_stores, weights=[1, 0.5], current_epoch=epoch))) for epoch in range(12)]
+    assert epochs[0] == Counter(trained(feature_data(two_stores, weights=[1, 0.5]))) != epochs[1]
+    assert set().union(*epochs) == set(names(feature_data(two_stores).train_samples))
 
 
 def test_validation_takes_each_sample_once(two_stores: list[str]) -> None:
-    weighted, plain = data_of(two_stores, weights=[3, 0.1]), data_of(two_stores)
+    weighted, plain = feature_data(two_stores, weights=[3, 0.1]), feature_data(two_stores)
     assert names(weighted.val_samples) == names(plain.val_samples)
 
 
 def test_without_weights_the_plan_is_that_of_weights_of_one(two_stores: list[str]) -> None:
-    assert trained(data_of(two_stores)) == trained(data_of(two_stores, weights=[1, 1]))
+    assert trained(feature_data(two_stores)) == trained(feature_data(two_stores, weights=[1, 1]))
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_all_ranks_draw_the_same_and_share_it(two_stores: list[str], world_size: int) -> None:
     ranks = [
-        trained(data_of(two_stores, weights=[1.5, 0.5], world_size=world_size, global_rank=rank))
+        trained(feature_data(two_stores, weights=[1.5, 0.5], world_size=world_size, global_rank=rank))
         for rank in range(world_size)
     ]
-    alone = trained(data_of(two_stores, weights=[1.5, 0.5]))
+    alone = trained(feature_data(two_stores, weights=[1.5, 0.5]))
     assert Counter(name for rank in ranks for name in rank) == Counter(alone)
 
 
@@ -193,8 +176,8 @@ def test_a_resumed_epoch_goes_on_with_the_packs_that_are_left(two_stores: list[s
     def packs(data: FeatureData) -> list[tuple[str, ...]]:
         return [pack.pack.sample_ids for pack in data.train_dataloader()]
 
-    whole = data_of(two_stores, weights=[2, 0.5], current_epoch=1)
-    rest = data_of(two_stores, weights=[2, 0.5], current_epoch=1)
+    whole = feature_data(two_stores, weights=[2, 0.5], current_epoch=1)
+    rest = feature_data(two_stores, weights=[2, 0.5], current_epoch=1)
     rest.resumed = {"epoch": 1, "consumed": 7, "before": []}
     assert packs(rest) == packs(whole)[7:]
 
@@ -202,17 +185,17 @@ def test_a_resumed_epoch_goes_on_with_the_packs_that_are_left(two_stores: list[s
 @pytest.mark.parametrize("weights", [[1.0], [1.0, 1.0, 0.5]])
 def test_as_many_weights_as_stores_are_asked_for(two_stores: list[str], weights: list[float]) -> None:
     with pytest.raises(InputError, match=rf"has {len(weights)} weights, data.path=.* 2 stores"):
-        data_of(two_stores, weights=weights)
+        feature_data(two_stores, weights=weights)
 
 
 def test_weights_that_leave_nothing_are_named(store_path: Path) -> None:
-    data = data_of(str(store_path), weights=[0.001])
+    data = feature_data(str(store_path), weights=[0.001])
     with pytest.raises(InputError, match=r"data\.weights=\[0\.001\] leave no sample"):
         len(data.train_dataloader())
 
 
 def test_one_store_may_be_trained_by_parts(store_path: Path) -> None:
-    data = data_of(str(store_path), weights=[0.25])
+    data = feature_data(str(store_path), weights=[0.25])
     assert len(trained(data)) == round(0.25 * len(data.train_samples))
 
 

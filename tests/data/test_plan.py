@@ -23,8 +23,7 @@ def ids(plan: Sequence[PlannedPack]) -> list[str]:
     return [ref.entry.id for pack in plan for ref in pack.samples]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
-@pytest.mark.parametrize("accumulate", [1, 4])
+@pytest.mark.parametrize(("world_size", "accumulate"), [(1, 4), (2, 1), (3, 4), (5, 1)])
 def test_each_sample_is_planned_once_and_ranks_take_equally_many_packs(
     samples: Samples, world_size: int, accumulate: int
 ) -> None:

@@ -5,22 +5,16 @@ import os
 import signal
 import time
 from collections import Counter
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from feature_data import feature_data
 from scripts import Script
 from stores import random_samples, write_store
 
-from eagle3.data.datamodule import FeatureData
-from eagle3.data.mix import Rules
 from eagle3.errors import InputError
-from eagle3.features.concat import open_source
-from eagle3.features.loss_mask import AllTurns
-from eagle3.head.batch import prepare_ttt
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "shuffled": {"order": "shuffled", "weights": None},
@@ -29,20 +23,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def data_of(store: Path, state: dict[str, Any] | None, *, rank: int, ranks: int, micro_batches: int, **settings: Any):
-    data = FeatureData(
-        source=open_source(str(store)), prepare=partial(prepare_ttt, ttt_steps=3), pack_tokens=48, val_fraction=0.1,
-        limit_samples=None, rules=Rules(), shuffle_buffer=12, prefetch=2, readers=1, verify=False, seed=0,
-        loss_mask=AllTurns(), **settings,
-    )  # fmt: skip
-    data.trainer = SimpleNamespace(  # type: ignore[assignment]
-        current_epoch=1, world_size=ranks, global_rank=rank, accumulate_grad_batches=micro_batches,
-        strategy=SimpleNamespace(root_device=torch.device("cpu")), fit_loop=SimpleNamespace(),
-    )  # fmt: skip
-    data.setup("fit")
-    if state:
-        data.load_state_dict(json.loads(json.dumps(state)))
-    return data
+def data_of(store: Path, state: dict[str, Any] | None = None, **changes: Any) -> Any:
+    return feature_data(str(store), state=json.loads(json.dumps(state)), current_epoch=1, readers=1, **changes)
 
 
 @pytest.fixture
@@ -50,23 +32,25 @@ def store(tmp_path: Path) -> Path:
     return write_store(tmp_path / "store", random_samples(120))
 
 
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize(
-    "lives",  # ranks, micro-batches, packs that each rank trains before the run ends
+    ("order", "lives"),  # ranks, micro-batches, packs that each rank trains before the run ends
     [
-        [(1, 1, 3), (2, 1, None)],
-        [(4, 1, 2), (2, 2, 2), (1, 1, 3), (3, 1, None)],
-        [(2, 1, 2), (2, 1, 1), (1, 1, 0), (2, 1, 1), (4, 1, None)],
+        ("shuffled", [(1, 1, 3), (2, 1, None)]),
+        ("streaming", [(4, 1, 2), (2, 2, 2), (1, 1, 3), (3, 1, None)]),
+        ("weighted", [(2, 1, 2), (2, 1, 1), (1, 1, 0), (2, 1, 1), (4, 1, None)]),
+        ("streaming", [(2, 1, 2), (2, 1, 1), (1, 1, 0), (2, 1, 1), (4, 1, None)]),
     ],
 )
 def test_every_sample_is_trained_once_whatever_the_ranks(
-    store: Path, settings: dict[str, Any], lives: list[tuple[int, int, int | None]]
+    store: Path, order: str, lives: list[tuple[int, int, int | None]]
 ) -> None:
+    settings = SETTINGS[order]
     state, trained, behind = None, Counter[str](), 0
     for ranks, micro_batches, packs in lives:
         states = []
         for rank in range(ranks):
-            data = data_of(store, state, rank=rank, ranks=ranks, micro_batches=micro_batches, **settings)
+            spread = {"global_rank": rank, "world_size": ranks, "accumulate_grad_batches": micro_batches}
+            data = data_of(store, state, **spread, **settings)
             loader = data.train_dataloader()
             left = len(loader) - behind
             for _, batch in zip(range(left if packs is None else packs), loader, strict=False):
@@ -74,10 +58,10 @@ def test_every_sample_is_trained_once_whatever_the_ranks(
             states.append(data.state_dict())
         assert all(each == states[0] for each in states)
         state, behind = states[0], behind + (left if packs is None else packs)
-    whole = data_of(store, None, rank=0, ranks=1, micro_batches=1, **settings)
+    whole = data_of(store, **settings)
     expected = Counter(name for batch in whole.train_dataloader() for name in batch.pack.sample_ids)
     assert trained == expected
-    following = data_of(store, state, rank=0, ranks=1, micro_batches=1, **settings)
+    following = data_of(store, state, **settings)
     assert following.resumed["before"] == state["before"]  # the epoch was ended: the next one is another
 
 
@@ -87,11 +71,11 @@ def test_a_loader_that_was_asked_for_before_the_restore_loads_what_is_left(
     store: Path, settings: dict[str, Any], ranks: int
 ) -> None:
     """As under trainer=fsdp, where Lightning counts the steps of an epoch before it restores a checkpoint."""
-    first = data_of(store, None, rank=0, ranks=1, micro_batches=1, **settings)
+    first = data_of(store, **settings)
     begun = [batch.pack.sample_ids for _, batch in zip(range(4), first.train_dataloader(), strict=False)]
     rest = []
     for rank in range(ranks):
-        data = data_of(store, None, rank=rank, ranks=ranks, micro_batches=1, **settings)
+        data = data_of(store, global_rank=rank, world_size=ranks, **settings)
         loader = data.train_dataloader()
         whole = len(loader)
         data.load_state_dict(json.loads(json.dumps(first.state_dict())))
@@ -99,18 +83,18 @@ def test_a_loader_that_was_asked_for_before_the_restore_loads_what_is_left(
         rest += [batch.pack.sample_ids for batch in loader]
         assert len(loader) == (whole if ranks == 1 else 4 + len(rest) / (rank + 1))
         assert bool(vars(data.trainer.fit_loop)) == (len(loader) != whole)  # Lightning has counted its packs
-    expected = data_of(store, None, rank=0, ranks=1, micro_batches=1, **settings).train_dataloader()
+    expected = data_of(store, **settings).train_dataloader()
     assert Counter(sum(begun + rest, ())) == Counter(sum((batch.pack.sample_ids for batch in expected), ()))
 
 
 def test_a_step_that_would_be_cut_is_refused(store: Path) -> None:
-    data = data_of(store, None, rank=0, ranks=2, micro_batches=1, **SETTINGS["shuffled"])
+    data = data_of(store, world_size=2)
     loader = iter(data.train_dataloader())
     next(loader)
     with pytest.raises(
         InputError, match=r"in the middle of a step of trainer\.accumulate_grad_batches=2; resume with 1"
     ):
-        data_of(store, data.state_dict(), rank=0, ranks=1, micro_batches=2, **SETTINGS["shuffled"])
+        data_of(store, data.state_dict(), accumulate_grad_batches=2)
 
 
 @pytest.mark.slow

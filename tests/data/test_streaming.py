@@ -5,27 +5,23 @@ import itertools
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from feature_data import feature_data
 from stores import open_store, random_samples, save_store, write_store
 
-from eagle3.data.datamodule import FeatureData
-from eagle3.data.mix import Rules
 from eagle3.data.plan import EpochPlan
 from eagle3.data.streaming import AHEAD, RUN_BYTES, StreamReader, plan_stream, through_buffer
 from eagle3.errors import InputError
-from eagle3.features.concat import open_source
-from eagle3.features.loss_mask import AllTurns, LastTurn
+from eagle3.features.loss_mask import LastTurn
 from eagle3.features.samples import Samples
 from eagle3.features.split import hash64
 from eagle3.features.store import FeatureStore
-from eagle3.head.batch import TttBatch, prepare_ttt
+from eagle3.head.batch import TttBatch
 from eagle3.storage.folder import LocalFolder
 
 BUFFER = 12
@@ -37,21 +33,8 @@ def samples(store_path: Path) -> Samples:
     return open_store(store_path).samples
 
 
-def data_of(path: Any, *, order: str = "streaming", readers: int = 2, buffer: int = BUFFER, **changes: Any) -> Any:
-    trainer = {"current_epoch": 0, "accumulate_grad_batches": 1, "world_size": 1, "global_rank": 0}
-    settings: dict[str, Any] = {"weights": None, "loss_mask": AllTurns(), "prefetch": 2}
-    for key, value in changes.items():
-        (trainer if key in trainer else settings)[key] = value
-    source = path if isinstance(path, FeatureStore) else open_source(path)
-    data = FeatureData(
-        source=source, prepare=partial(prepare_ttt, ttt_steps=3), pack_tokens=48, val_fraction=0.1,
-        limit_samples=None, rules=Rules(), order=order,
-        shuffle_buffer=buffer, readers=readers, verify=False, seed=0, **settings,
-    )  # fmt: skip
-    device = SimpleNamespace(root_device=torch.device("cpu"))
-    data.trainer = SimpleNamespace(**trainer, strategy=device)  # type: ignore[assignment]
-    data.setup("fit")
-    return data
+def data_of(path: Any, *, order: str = "streaming", **changes: Any) -> Any:
+    return feature_data(path, order=order, **changes)
 
 
 def batches(data: Any) -> list[TttBatch]:
@@ -75,8 +58,7 @@ def places(plan: EpochPlan) -> list[int]:
 # --- the plan --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
-@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize(("world_size", "accumulate"), [(1, 1), (2, 3), (3, 1), (7, 3)])
 def test_ranks_share_the_samples_in_as_many_packs_each(samples: Samples, world_size: int, accumulate: int) -> None:
     plans = planned(samples, world_size=world_size, accumulate=accumulate)
     assert len({len(plan) for plan in plans}) == 1
@@ -162,12 +144,11 @@ class Sparse:
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("readers", "prefetch"), [(1, 1), (2, 2), (4, 7)])
-@pytest.mark.parametrize("buffer", [1, 12, 1000])
+@pytest.mark.parametrize(("readers", "prefetch", "buffer"), [(1, 1, 12), (2, 2, 1), (4, 7, 12), (2, 7, 1000)])
 def test_batches_are_those_of_samples_read_one_by_one(
     store_path: Path, readers: int, prefetch: int, buffer: int
 ) -> None:
-    data = data_of(str(store_path), readers=readers, prefetch=prefetch, buffer=buffer)
+    data = data_of(str(store_path), readers=readers, prefetch=prefetch, shuffle_buffer=buffer)
     [plan] = data._plans(data.train_samples, data._spread(), shuffle_seed=hash64(data.seed, 0))
     expected = [data._load(pack) for pack in plan]
     found = batches(data)
