@@ -16,7 +16,7 @@ from eagle3.engine.draft import Draft
 from eagle3.errors import InputError, require_packages
 from eagle3.head_files.files import MAKE_HEAD, read_files
 from eagle3.head_files.finding import Finding, findings_table, require_no_errors
-from eagle3.serving.check.accept_length import Judge
+from eagle3.serving.check.accept_length import Measurer
 from eagle3.serving.check.checks import check_head
 from eagle3.serving.check.export import check_export
 from eagle3.serving.check.prompts import file_prompts, longest_prompt, prompt_source
@@ -58,32 +58,32 @@ def export_head(config: DictConfig) -> None:
         require_in_layout(trained.record.kind, draft_of(config))
     export.export_head(trained, head, versions=cli.provenance(), speculative_tokens=config.steps if for_vllm else None)
     target = export.target_settings(cli.plain(config.target), trained)
-    judge: Judge | str
+    measurer: Measurer | str
     try:
         target_files(target)
     except InputError as absent:
         if config.target.path is not None:
             raise
-        judge = f"{absent} (target.path is the one recorded at training)"
+        measurer = f"{absent} (target.path is the one recorded at training)"
     else:
-        judge = make_judge(config, target)
-    findings = check_export(trained, head, judge)
+        measurer = make_measurer(config, target)
+    findings = check_export(trained, head, measurer)
     write_card(read_files(head), trained.settings, draft_of(config))
     conclude(findings, config)
 
 
 def check(config: DictConfig) -> None:
     files = read_files(config.head)
-    conclude(check_head(files, make_judge(config, cli.plain(config.target))), config)
+    conclude(check_head(files, make_measurer(config, cli.plain(config.target))), config)
 
 
 def decode(config: DictConfig) -> None:
-    judge = make_judge(config, cli.plain(config.target))
-    print(json.dumps(asdict(judge.measured(Path(config.head), judge.prompts(None)))))
+    measurer = make_measurer(config, cli.plain(config.target))
+    print(json.dumps(asdict(measurer.measured(Path(config.head), measurer.prompts(None)))))
 
 
 def show_rounds(config: DictConfig) -> None:
-    show(make_judge(config, cli.plain(config.target)), Path(config.head), config.out, origin=cli.result_facts())
+    show(make_measurer(config, cli.plain(config.target)), Path(config.head), config.out, origin=cli.result_facts())
 
 
 def compare_heads(config: DictConfig) -> None:
@@ -214,10 +214,10 @@ def target_files(settings: dict[str, Any]) -> TargetFiles:
     return read_target_files(**{key: settings[key] for key in ("path", "revision", "trust_remote_code")})
 
 
-def make_judge(config: DictConfig, target_settings: dict[str, Any]) -> Judge:
+def make_measurer(config: DictConfig, target_settings: dict[str, Any]) -> Measurer:
     how, source = cli.settings(Decoding, config), prompt_source(**cli.plain(config.prompts))
     target = load_target(**target_settings)
-    return Judge(
+    return Measurer(
         target=target,
         chat=make_chat(config, target),
         decoding=how,

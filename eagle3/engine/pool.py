@@ -149,6 +149,6 @@ class Pool(Generic[AnyEndpoint]):
         assert self.down_since is not None
         if time.monotonic() - self.down_since > self.give_up_s:
             raise InputError(
-                f"{self.setting}.give_up_s={self.give_up_s:g}: no server answers: {'; '.join(self.report())}; what was "
-                f"answered is kept: mend the servers and run the same command again"
+                f"{self.setting}.give_up_s={self.give_up_s:g}: no server answers: {'; '.join(self.report())}; the "
+                f"answers so far are kept: restart the servers and run the same command again"
             )

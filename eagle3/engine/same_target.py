@@ -25,12 +25,12 @@ async def require_same_model(
     """Compare what the server says of its model with the target; returns what the server tells of itself.
 
     A folder that can be read here is known by its config.json, any other name must be `served_as` or `path`."""
-    told = await endpoint.describe(session)
-    model = told["model"]
+    reported = await endpoint.describe(session)
+    model = reported["model"]
     if served_as is not None and model == served_as:
-        return told["settings"]
+        return reported["settings"]
     if model == path or (isinstance(model, str) and _config_hash_in(model) == hash_of_config):
-        return told["settings"]
+        return reported["settings"]
     raise InputError(
         f"{endpoint.url} serves {model}, the target is target.path={path}: if it is the same model under another name, "
         f"say so with answers.served_as={model}; else give the URL of a server of the target"
@@ -48,13 +48,13 @@ async def require_same_tokens(
     """Compare the server's ids of SENTENCE with ours, and of the prompt that asks it (None: not compared).
 
     A server that does not tell its ids is taken; a warning names what was not compared."""
-    theirs = await _told(endpoint.text_ids(session, SENTENCE), endpoint.url, "tokenizer")
+    theirs = await _ids_or_none(endpoint.text_ids(session, SENTENCE), endpoint.url, "tokenizer")
     if theirs is not None and theirs != text_ids:
         raise InputError(f"{endpoint.url} has another tokenizer than target.path; serve the target with its own")
     if prompt_ids is None:
         return
     asked = [{"role": "user", "content": SENTENCE}]
-    rendered = await _told(endpoint.chat_ids(session, asked, template_kwargs), endpoint.url, "chat template")
+    rendered = await _ids_or_none(endpoint.chat_ids(session, asked, template_kwargs), endpoint.url, "chat template")
     if rendered is not None and rendered != prompt_ids:
         raise InputError(
             f"{endpoint.url} renders other prompts than this run ({len(rendered)} ids instead of {len(prompt_ids)} for "
@@ -63,7 +63,7 @@ async def require_same_tokens(
         )
 
 
-async def _told(ids: Awaitable[list[int]], url: str, what: str) -> list[int] | None:
+async def _ids_or_none(ids: Awaitable[list[int]], url: str, what: str) -> list[int] | None:
     try:
         return await ids
     except (RequestRefused, ServerFailed) as failure:

@@ -25,7 +25,7 @@ def check_tensors(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
     missing = sorted(expected.keys() - files.tensors.keys())
     for name in missing:
         left = "ones" if "norm" in name else "random numbers"
-        yield "error", f"{name} is missing: SGLang would go on with {left} in its place; {MAKE_AGAIN}"
+        yield "error", f"{name} is missing: SGLang would use {left} instead; {MAKE_AGAIN}"
     for name in sorted(expected.keys() & files.tensors.keys()):
         shape = tuple(files.tensors[name].shape)
         if shape != expected[name]:
@@ -36,10 +36,10 @@ def check_tensors(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
             yield "error", f"{name} holds {number} values that are no finite numbers, all drafts are lost; {MAKE_AGAIN}"
     for name in sorted(files.tensors.keys() - expected.keys() - {*VOCABULARY_MAPS, EMBEDDING}):
         if not name.endswith(RECOMPUTED):
-            yield "error", f"{name} is unknown: SGLang would drop it without a word; {_way_out(name, missing)}"
+            yield "error", f"{name} is unknown: SGLang silently drops it; {_fix(name, missing)}"
 
 
-def _way_out(name: str, missing: list[str]) -> str:
+def _fix(name: str, missing: list[str]) -> str:
     if name.endswith(BIASES_AND_NORMS):
         return "train without it"
     if name.startswith("fc_norm."):

@@ -24,7 +24,7 @@ IDS_KEY = f"eagle_config.{LAYER_IDS}"
 NESTED = "transformer_layer_config"  # in the layout of vLLM's speculators, which name EAGLE-3 so:
 MODEL_TYPE, SPECULATORS = "speculators_model_type", "eagle3"
 INDEX = "model.safetensors.index.json"
-# What checks count with; a key may be missing or null, which they judge themselves.
+# What checks count with; a missing or null key is for the checks to report.
 SIZES = (
     "hidden_size",
     "intermediate_size",
@@ -213,11 +213,11 @@ def weight_files(folder: Path) -> list[Path]:
     found = sorted(folder.glob("*.safetensors"))
     if not found:
         others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
-        raise InputError(f"head={folder} has no *.safetensors file; {_way_out(others)}")
+        raise InputError(f"head={folder} has no *.safetensors file; {_fix(others)}")
     return found
 
 
-def _way_out(others: list[str]) -> str:
+def _fix(others: list[str]) -> str:
     if not others:
         return f"make it: {MAKE_HEAD}"
     convert = f"save_file(torch.load('{others[0]}', weights_only=True), 'model.safetensors')"

@@ -26,7 +26,7 @@ MAKE_AGAIN = f"get the trainer's files again, or export again: {MAKE_HEAD}"
 
 @dataclass(frozen=True)
 class Finding:
-    """`message` says what is wrong and the way out."""
+    """`message` says what is wrong and how to fix it."""
 
     check: str
     level: Level

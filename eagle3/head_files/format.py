@@ -122,7 +122,9 @@ def head_config(files: HeadFiles) -> HeadConfig:
         require_readable(files)
     try:
         if config["hidden_size"] % config["num_attention_heads"]:  # transformers' LlamaConfig refuses to load it
-            raise InputError(f"head={files.path}: num_attention_heads in config.json must divide hidden_size; mend it")
+            raise InputError(
+                f"head={files.path}: num_attention_heads in config.json must divide hidden_size; correct it"
+            )
         return kind_of(files).from_json(config)
     except KeyError as error:
         raise InputError(f"head={files.path}: config.json lacks {error}; add it, or make it: {MAKE_HEAD}") from None
@@ -138,7 +140,7 @@ def require_readable(files: HeadFiles) -> None:
         "num_hidden_layers": config.get("num_hidden_layers", 1) != 1,
         "target_hidden_size": config.get("target_hidden_size") not in (None, config.get("hidden_size")),
         "bias": bool(config.get("bias")),
-        "norm_before_fc beside fc_norm": has_norm_before_fc(config) and has_fc_norm(config),
+        "norm_before_fc with fc_norm": has_norm_before_fc(config) and has_fc_norm(config),
         "eagle_config.use_aux_hidden_state": not files.eagle_config.get("use_aux_hidden_state", True),
         "quantization_config": bool(config.get("quantization_config")),
     }
@@ -183,7 +185,7 @@ def build_draft_head(files: HeadFiles, config: HeadConfig, ids: Int[Tensor, " D"
         return kind_of(files).new_head(config, ids)
     except (KeyError, TypeError) as error:  # of transformers' RoPE, which takes the rest of its settings for granted
         rope = f"rope_parameters (or rope_theta and rope_scaling) {config.rope_parameters}"
-        raise InputError(f"head={files.path}: {rope} in config.json are incomplete: {error}; mend them") from None
+        raise InputError(f"head={files.path}: {rope} in config.json are incomplete: {error}; correct them") from None
 
 
 def require_tensors(files: HeadFiles, config: HeadConfig) -> None:
@@ -195,7 +197,7 @@ def require_tensors(files: HeadFiles, config: HeadConfig) -> None:
 
 
 def require_finite(files: HeadFiles, weights: Mapping[str, Tensor]) -> None:
-    """Raise InputError for weights that draft nothing: decoding would go on, with an accept length of 1."""
+    """Raise InputError for weights that draft nothing: decoding would still run, with an accept length of 1."""
     for name, weight in weights.items():
         if number := lost_values(weight):
             raise InputError(

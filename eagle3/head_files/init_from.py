@@ -22,7 +22,7 @@ CHECKS: tuple[Check, ...] = (check_model, check_options, check_tensors, check_em
 
 
 def read_start(path: str, source: FeatureSource) -> StartHead:
-    """Read the head in float32; InputError names `init_from`, what is wrong with the head, and the way out."""
+    """Read the head in float32; InputError names `init_from`, the fault and how to fix it."""
     embedding, _ = source.target_weights()
     facts = TargetFacts(config=source.target_config, architecture=None, dtype=None, identity=None, embedding=embedding)
     try:
@@ -32,8 +32,8 @@ def read_start(path: str, source: FeatureSource) -> StartHead:
         head = draft_head(files, torch.float32)
         hashes = {file.name: sha256_file(file) for file in (files.path / "config.json", *weight_files(files.path))}
     except InputError as error:
-        said = str(error).removeprefix(f"head={path}").removeprefix(":").strip()
-        raise InputError(f"init_from={path}: {said}") from None
+        reason = str(error).removeprefix(f"head={path}").removeprefix(":").strip()
+        raise InputError(f"init_from={path}: {reason}") from None
     made_from = source.made_from.target
     if files.record and files.record.target.weights_hash != made_from.weights_hash:
         log.warning(

@@ -1,4 +1,4 @@
-"""training.json beside an exported head: what it was trained on and with, and what it was measured to accept.
+"""training.json next to an exported head: how it was trained, and its measured accept length.
 
 Hashes, paths and numbers: nothing of the text that the head learned from.
 """
@@ -29,7 +29,7 @@ class StoreRecord(Record):
 class MeasuredAcceptLength(Record):
     """An accept length by our own decoder, with the prompts and the settings that it was measured on.
 
-    `standard_error` is over prompts, None where it is infinite. `accept_length_kept` leaves out what was made behind a
+    `standard_error` is over prompts, None where it is infinite. `accept_length_kept` leaves out tokens after a
     stop token. `per_depth[d - 1]` is the share of verifications that accepted at least d drafts. `lossless` is the
     share of answers that are the target's own greedy ones, None where they were sampled. `from_validation` says that
     training held these prompts out, `left_out` how many were for what reason. `dtype` is the one computed in."""
@@ -63,7 +63,7 @@ class HeadRecord(Record):
     `capture_layers` are indices into `hidden_states`; `eagle_config` counts outputs of layers, one less.
     `simulated_accept_length` maps draft steps to what validation during training simulated, as a server counts it.
     `accept_length` is measured once the target has been there. `checkpoint` is Lightning's. `started_from` are the
-    sha256 of the files of the head that the training went on from, by name, none where it began anew; `files` those of
+    sha256 of the files of the head that the training started from, by name (empty if from scratch); `files` those of
     the folder's other files, as they were exported."""
 
     FORMAT_VERSION: ClassVar[int] = 4
@@ -106,8 +106,8 @@ def read_record(folder: Path, *, made_by: str) -> HeadRecord | None:
     path = folder / FILE
     if not path.exists():
         return None
-    way_out = f"export the head again, or take the file out of the folder: {made_by}"
-    record = parse_sealed(path.read_bytes(), HeadRecord, source=str(path), way_out=way_out)
+    fix = f"export the head again, or take the file out of the folder: {made_by}"
+    record = parse_sealed(path.read_bytes(), HeadRecord, source=str(path), way_out=fix)
 
     def from_here(given: str) -> str:
         return os.path.abspath(folder / given) if given.startswith(os.pardir) else given

@@ -52,7 +52,7 @@ def test_a_missing_shard_is_named(head: Path) -> None:
             read_files(head)
 
 
-def test_pickles_are_refused_with_the_reason_and_the_way_out(head: Path) -> None:
+def test_pickles_are_refused_with_the_reason_and_the_fix(head: Path) -> None:
     torch.save(load_file(head / "model.safetensors"), head / "pytorch_model.bin")
     (head / "model.safetensors").unlink()
     with pytest.raises(InputError, match=r"no \*\.safetensors file; pytorch_model\.bin is a pickle, .* not read: conv"):

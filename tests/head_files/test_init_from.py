@@ -123,7 +123,7 @@ def added(name: str) -> Change:
 
 OBSTACLES: list[tuple[Change, str]] = [
     (setting(norm_before_residual=True), "norm_before_residual=true .* start from a head that was trained with norm_b"),
-    (setting(fc_norm=True), "norm_before_fc beside fc_norm of config.json: .*; choose another head"),
+    (setting(fc_norm=True), "norm_before_fc with fc_norm of config.json: .*; choose another head"),
     (setting(num_hidden_layers=2), "num_hidden_layers of config.json: .*; choose another head"),
     (setting(hidden_act="gelu"), "hidden_act=gelu: SGLang stops, its head knows silu alone; set it"),
     (setting(hidden_size=32), "hidden_size=32, this target has 16: it is a head of another target; give the target"),

@@ -1,4 +1,4 @@
-"""The plain target and the head under the same loads, each measured load kept as soon as it is there."""
+"""The plain target and the head under the same loads, each load written as soon as it is measured."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ class MeasuredLoad:
     result: LoadResult
 
     def to_json(self) -> dict[str, Any]:
-        """Return numbers only: answers are somebody's text, and leave no token id behind."""
+        """Return numbers only: answers may be a user's text, so no token id is kept."""
         row = asdict(self)
         for answer in row["result"]["answers"]:
             del answer["output_ids"]
@@ -79,7 +79,7 @@ def measure_launched(
     folder: Path,
     information: dict[Side, dict[str, Any]],
 ) -> None:
-    """Start the servers one after the other, each for all its loads; `information` gets what they say of themselves."""
+    """Start the servers one after the other, each for all its loads; `information` receives what they report."""
     plain_answers = PlainAnswers(plan.sampling)
     for side, command in commands.items():
         with Server(launch, command, log=folder / f"server_{side}.log", name=f"the {side} server") as server:
@@ -90,7 +90,7 @@ def measure_launched(
 
 
 def measure_running(plan: BenchPlan, folder: Path, information: dict[Side, dict[str, Any]]) -> None:
-    """Measure servers that run already, each repeat of a load on one right before or behind that on the other."""
+    """Measure servers that are already running; the same repeat of a load runs on one right after the other."""
     for side, url in plan.settings.urls.items():
         information[side] = server_information(url)
         if side == "adaptive":

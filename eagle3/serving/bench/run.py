@@ -1,4 +1,4 @@
-"""`action=bench`: from prompts and servers to the report, which is written of whatever was measured."""
+"""`action=bench`: from prompts and servers to the report, which covers whatever was measured."""
 
 import logging
 import shlex
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 def prompt_sets(
     chat: Chat, paths: Mapping[str, str], *, split: str | None, limit: int | None, max_length: int
 ) -> dict[str, list[list[int]]]:
-    """Return the token ids of each set; prompts that are longer than `max_length` are left out, and said to be."""
+    """Return the token ids of each set; longer prompts than `max_length` are left out and counted in the log."""
     if not paths:
         raise InputError("bench.prompts and prompts.path are not set; try bench.prompts={chat: FILE.jsonl}")
     sets = {}

@@ -1,6 +1,6 @@
-"""The arithmetic of a bench run: what answers become in the report.
+"""The arithmetic of a bench run: from answers to the numbers of the report.
 
-A cell is one prompt set at one concurrency. Only complete answers are counted; failed ones are counted beside them.
+A cell is one prompt set at one concurrency. Only complete answers are counted; failed ones are counted separately.
 """
 
 import math

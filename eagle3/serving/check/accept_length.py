@@ -1,4 +1,4 @@
-"""Accept length of a head by our own decoder, and whether it is what the training promised."""
+"""Accept length of a head by our own decoder, compared with the training's."""
 
 import math
 from dataclasses import asdict, dataclass, field, fields
@@ -25,7 +25,7 @@ SAME_MEASUREMENT = ("prompts_hash", *(each.name for each in fields(Decoding)))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judge:
+class Measurer:
     """Measures heads against one target, on the prompts of `source` if there is one."""
 
     target: Target
@@ -48,7 +48,7 @@ class Judge:
             try:
                 return validation_prompts(record.store, limit=self.limit, max_length=room)
             except InputError:
-                pass  # the head has travelled without its store
+                pass  # the head was copied without its store
         return question_prompts(self.chat, self.questions, max_length=room)
 
     def measured(self, head: Path, prompts: PromptSet) -> MeasuredAcceptLength:
@@ -83,23 +83,23 @@ class Judge:
             **asdict(self.decoding),
         )
 
-    def judged(self, result: MeasuredAcceptLength, record: HeadRecord | None) -> Finding:
+    def finding(self, result: MeasuredAcceptLength, record: HeadRecord | None) -> Finding:
         """Find an error below the least useful accept length, or where the training's record says something else."""
         summary = (
             f"{with_error(result.accept_length, result.standard_error)} at steps={result.steps} topk={result.topk} "
             f"on {result.prompts} prompts ({result.prompts_from})"
         )
         if result.accept_length < self.min_accept_length:
-            way_out = (
-                "if the other checks are well, the head is of another target, or needs more training or the traffic "
+            fix = (
+                "if the other checks pass, the head is of another target, or needs more training or the traffic "
                 "that is served"
             )
-            return Finding(CHECK, "error", f"{summary}: check.min_accept_length is {self.min_accept_length}; {way_out}")
+            return Finding(CHECK, "error", f"{summary}: check.min_accept_length is {self.min_accept_length}; {fix}")
         compared, fault = self._compared(result, record) if record else ("", "")
         return Finding(CHECK, "error" if fault else "ok", "; ".join(filter(None, (summary, compared, fault))))
 
     def _compared(self, result: MeasuredAcceptLength, record: HeadRecord) -> tuple[str, str]:
-        """Return what the result is compared with, and what is wrong ("": nothing)."""
+        """Return the comparison, and the fault ("" if there is none)."""
         if record.accept_length is not None and same_measurement(result, record.accept_length):
             return self._compared_with_export(result, record.accept_length)
         simulated = record.simulated_accept_length.get(result.steps)
@@ -111,21 +111,21 @@ class Judge:
         """Allow two standard errors more unless both were computed in float32, which gives the same tokens again.
 
         In half precision, or from one dtype to another, near-ties flip: other answers, a matter of sampling."""
-        told = f"the export measured {recorded.accept_length:.3f} on the same"
+        basis = f"the export measured {recorded.accept_length:.3f} on the same"
         exact = result.dtype == recorded.dtype == "float32"
         allowed = self.max_difference * recorded.accept_length + (0 if exact else two_errors(result))
         if abs(result.accept_length - recorded.accept_length) <= allowed:
-            return told, ""
+            return basis, ""
         beyond = "" if exact else " by more than two standard errors"
-        return told, f"{self._limit}{beyond}: a file of the head or the target has changed, export again"
+        return basis, f"{self._limit}{beyond}: a file of the head or the target has changed, export again"
 
     def _compared_with_training(self, result: MeasuredAcceptLength, simulated: float) -> tuple[str, str]:
         """Allow two standard errors more: validation walked along other answers than are given here."""
-        told = f"validation during training simulated {simulated:.3f}"
+        basis = f"validation during training simulated {simulated:.3f}"
         if result.accept_length + two_errors(result) >= simulated * (1 - self.max_difference):
-            return told, ""
+            return basis, ""
         why = "the files are not what was trained, or the target does not answer as in training (template, sampling)"
-        return told, f"{self._limit} by more than two standard errors: {why}"
+        return basis, f"{self._limit} by more than two standard errors: {why}"
 
     @property
     def _limit(self) -> str:

@@ -16,7 +16,7 @@ from eagle3.head_files.check_tensors import check_embedding, check_tensors
 from eagle3.head_files.check_vocabulary import check_d2t, check_draft_vocab_size, check_t2d
 from eagle3.head_files.files import HeadFiles
 from eagle3.head_files.finding import Check, Finding, Problem, TargetFacts, facts_of_target, has_errors
-from eagle3.serving.check.accept_length import CHECK, Judge
+from eagle3.serving.check.accept_length import CHECK, Measurer
 from eagle3.serving.check.layer_notation import check_notation
 from eagle3.serving.check.origin import check_capture, check_layer_ids, check_target
 
@@ -69,32 +69,32 @@ def _findings(check: Check, files: HeadFiles, facts: TargetFacts, known: set[str
     try:
         for problem in check(files, facts):
             problems.append(problem)
-    except InputError as error:  # what was found before it stays
-        said = str(error) in known
-        problems.append(("skipped", "mend the error above first") if said else ("error", str(error)))
+    except InputError as error:  # keep what was found before it
+        repeated = str(error) in known
+        problems.append(("skipped", "correct the error above first") if repeated else ("error", str(error)))
     summary = (check.__doc__ or "").splitlines()[0].rstrip(".")
     return [Finding(name, level, message) for level, message in problems or [("ok", summary)]]
 
 
-def check_head(files: HeadFiles, judge: Judge) -> list[Finding]:
+def check_head(files: HeadFiles, measurer: Measurer) -> list[Finding]:
     """Run every check of a head that was exported some time ago, by this project or another."""
-    findings = run_checks(files, facts_of_target(judge.target, judge.chat.settings["template_hash"]))
-    if not can_decode(files, judge, findings):
-        return [*findings, Finding(CHECK, "skipped", "mend the errors above first")]
-    prompts = judge.prompts(files.record)
-    result = judge.decoded(files.path, prompts)
-    findings.append(judge.judged(judge.summary(result, prompts), files.record))
+    findings = run_checks(files, facts_of_target(measurer.target, measurer.chat.settings["template_hash"]))
+    if not can_decode(files, measurer, findings):
+        return [*findings, Finding(CHECK, "skipped", "correct the errors above first")]
+    prompts = measurer.prompts(files.record)
+    result = measurer.decoded(files.path, prompts)
+    findings.append(measurer.finding(measurer.summary(result, prompts), files.record))
     if files.record is None:
-        findings.append(check_notation(files, judge, prompts, [answer.token_ids for answer in result.decoded]))
+        findings.append(check_notation(files, measurer, prompts, [answer.token_ids for answer in result.decoded]))
     return findings
 
 
-def can_decode(files: HeadFiles, judge: Judge, findings: list[Finding]) -> bool:
+def can_decode(files: HeadFiles, measurer: Measurer, findings: list[Finding]) -> bool:
     """Say whether our decoder computes what SGLang would, with the errors that were found."""
     if has_errors([finding for finding in findings if finding.check not in DECODED_ALL_THE_SAME]):
         return False
     try:
-        files.served_layers(len(judge.target.layers))
+        files.served_layers(len(measurer.target.layers))
     except InputError:
         return False
     return True

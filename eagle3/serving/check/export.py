@@ -18,37 +18,37 @@ from eagle3.head_files.files import read_files
 from eagle3.head_files.finding import Finding, TargetFacts, facts_of_target, has_errors
 from eagle3.head_files.format import load_head
 from eagle3.head_files.record import write_record
-from eagle3.serving.check.accept_length import CHECK, Judge
+from eagle3.serving.check.accept_length import CHECK, Measurer
 from eagle3.serving.check.checks import CHECKS, VLLM_CHECKS, run_checks
 from eagle3.serving.head.export import TrainedHead
 from eagle3.target.files import DTYPES
 
 
-def check_export(trained: TrainedHead, directory: Path, judge: Judge | str) -> list[Finding]:
-    """Run all checks of a fresh export; `judge` is the reason where there is no target to measure with.
+def check_export(trained: TrainedHead, directory: Path, measurer: Measurer | str) -> list[Finding]:
+    """Run all checks of a fresh export; `measurer` is the reason where there is no target to measure with.
 
     The accept length goes into training.json, for later checks to compare with."""
     files, record = read_files(directory), trained.record
-    if isinstance(judge, str):
+    if isinstance(measurer, str):
         facts = TargetFacts(
             config=trained.target_config, architecture=None, dtype=trained.dtype, identity=None, embedding=None
         )
     else:
-        facts = facts_of_target(judge.target, record.target.template_hash)
+        facts = facts_of_target(measurer.target, record.target.template_hash)
     findings = [check_reload(trained, directory), *run_checks(files, facts, VLLM_CHECKS if files.nested else CHECKS)]
-    if isinstance(judge, str):
-        return [*findings, Finding(CHECK, "skipped", judge)]
+    if isinstance(measurer, str):
+        return [*findings, Finding(CHECK, "skipped", measurer)]
     if has_errors(findings):
-        return [*findings, Finding(CHECK, "skipped", "mend the errors above first")]
-    require_topk(judge.decoding.topk, trained.head.config.draft_vocab_size)
-    prompts = judge.prompts(record)
+        return [*findings, Finding(CHECK, "skipped", "correct the errors above first")]
+    require_topk(measurer.decoding.topk, trained.head.config.draft_vocab_size)
+    prompts = measurer.prompts(record)
     try:
-        result = judge.measured(directory, prompts)
+        result = measurer.measured(directory, prompts)
     except InputError as reason:  # of the kind of target, or its answers are one token long: no fault of the export
         return [*findings, Finding(CHECK, "skipped", str(reason))]
     assert files.record is not None
     write_record(directory, replace(files.record, accept_length=result))
-    return [*findings, excused(judge.judged(result, record), trained, judge.min_accept_length)]
+    return [*findings, excused(measurer.finding(result, record), trained, measurer.min_accept_length)]
 
 
 def excused(finding: Finding, trained: TrainedHead, min_accept_length: float) -> Finding:
@@ -66,7 +66,7 @@ def check_reload(trained: TrainedHead, directory: Path) -> Finding:
     """Say whether the files give, on random input, bit for bit the logits of the trained head in the same dtype."""
     try:
         exported = load_head(directory).head
-    except InputError as error:  # the other checks go on
+    except InputError as error:  # the other checks still run
         return Finding("reload", "error", str(error))
     expected = probe_logits(in_dtype(trained.head, DTYPES[trained.dtype]))
     if torch.equal(probe_logits(exported), expected) and torch.equal(exported.draft_ids, trained.head.draft_ids):

@@ -22,7 +22,7 @@ from eagle3.head.draft_head import DraftHead
 from eagle3.head_files.files import HeadFiles, ids_of
 from eagle3.head_files.finding import Finding
 from eagle3.head_files.format import load_head
-from eagle3.serving.check.accept_length import Judge
+from eagle3.serving.check.accept_length import Measurer
 from eagle3.serving.check.prompts import PromptSet
 from eagle3.target.capture import Capture
 from eagle3.target.model import Target
@@ -46,21 +46,23 @@ class CrossEntropy(NamedTuple):
     tokens: int
 
 
-def check_notation(files: HeadFiles, judge: Judge, prompts: PromptSet, answers: Sequence[list[int]]) -> Finding:
+def check_notation(files: HeadFiles, measurer: Measurer, prompts: PromptSet, answers: Sequence[list[int]]) -> Finding:
     """Find an error if the head knows the target's answers to these prompts clearly better on other layers."""
-    target, num_layers = judge.target, len(judge.target.layers)
+    target, num_layers = measurer.target, len(measurer.target.layers)
     head = load_head(files.path, num_layers=num_layers, dtype=target.embedding.dtype).head
     served, *others = readings(files, num_layers)
     texts = [AnsweredPrompt(*text) for text in zip(prompts.prompts, answers, strict=True)]
     losses = {layers: [first_draft_loss(head, target, layers, text) for text in texts] for layers in (served, *others)}
     means = {layers: mean_loss(of_texts) for layers, of_texts in losses.items()}
     best = min(means, key=means.__getitem__)
-    told = "; ".join(f"{means[layers]:.3f} on {_ids(layers)}" for layers in others)
-    summary = f"cross-entropy of first drafts {means[served]:.3f} on the layer ids {_ids(served)} of SGLang; {told}"
+    others_losses = "; ".join(f"{means[layers]:.3f} on {_ids(layers)}" for layers in others)
+    summary = (
+        f"cross-entropy of first drafts {means[served]:.3f} on the layer ids {_ids(served)} of SGLang; {others_losses}"
+    )
     saved = [CrossEntropy(s.nats - b.nats, s.tokens) for s, b in zip(losses[served], losses[best], strict=True)]
     if best == served or mean_loss(saved) <= SURE * error_of_mean(saved):
         return Finding(CHECK, "ok", summary)
-    accepted = judge.decoded(files.path, prompts, capture_layers=list(best)).accept_length
+    accepted = measurer.decoded(files.path, prompts, capture_layers=list(best)).accept_length
     remedy = f"set {ids_of([*best])}, which gives an accept length of {accepted:.3f}"
     return Finding(CHECK, "error", f"{summary}: the head was not trained on these layers; {remedy}")
 

@@ -98,13 +98,13 @@ def _by_name(files: HeadFiles, name: str) -> Iterator[Problem]:
 
 
 def _by_identity(trained: TargetIdentity, served: TargetIdentity) -> Iterator[Problem]:
-    """Compare what two folders hold, wherever they lie."""
+    """Compare the contents of two folders, wherever they are."""
     for part in COMPARED:
         if getattr(trained, part) == getattr(served, part):
             continue
         if part == "template_hash":
-            way_out = "set chat.template to the one that is served"
-            yield "warning", f"the chat template is not that of the training; {way_out}"
+            fix = "set chat.template to the one that is served"
+            yield "warning", f"the chat template is not that of the training; {fix}"
         else:
             what = part.removesuffix("_hash")
             yield "error", f"{what}: the head was trained on {trained.name}, not on {served.name}; use that"

@@ -1,4 +1,4 @@
-"""Heads that are to be compared: whether they can be, said before the target is loaded."""
+"""Checks that heads can be compared, before the target is loaded."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from eagle3.target.files import TargetFiles
 from eagle3.target.identity import TargetIdentity
 from eagle3.target.model import config_hash, identity_of
 
-BY_FILES = ("config_hash", "tokenizer_hash")  # what says without the weights which target it is
+BY_FILES = ("config_hash", "tokenizer_hash")  # identify the target without its weights
 
 
 def head_folders(heads: Sequence[str] | None) -> list[Path]:

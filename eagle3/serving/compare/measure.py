@@ -1,4 +1,4 @@
-"""What every head gains on every prompt, in every way of decoding.
+"""Gains of every head on every prompt, in every way of decoding.
 
 Shapes: N prompts.
 """
@@ -30,7 +30,7 @@ class Answers(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """The gains of a head as SGLang counts them, and `kept`, without what was accepted behind a stop token.
+    """The gains of a head as SGLang counts them, and `kept`, without drafts accepted after a stop token.
 
     `lossless` is the share of greedy answers that are the target's own, None where they are so by construction.
     `by_position` are the gains of some rounds alone: see `positions` in conf/serve/compare.yaml."""
@@ -48,11 +48,13 @@ class BatchedDecoder:
         self.steps, self.seed, self.positions = settings.most_steps, answers.seed, settings.positions or []
         temperatures = dict.fromkeys(settings.temperatures)
         start = time.perf_counter()
-        self.said = {temperature: self._said(target, settings, answers, temperature) for temperature in temperatures}
+        self.answered = {
+            temperature: self._answer(target, settings, answers, temperature) for temperature in temperatures
+        }
         self.seconds = time.perf_counter() - start
 
-    def _said(self, target: Target, settings: CompareSettings, answers: Answers, temperature: float) -> list[Said]:
-        said: dict[int, Said] = {}
+    def _answer(self, target: Target, settings: CompareSettings, answers: Answers, temperature: float) -> list[Said]:
+        answered: dict[int, Said] = {}
         with Bar(total=len(answers.prompts), desc=f"answers, T = {temperature:g}", unit="prompt") as bar:
             for batch in batches(answers, settings.batch_size, settings.batch_tokens):
                 found = answer(
@@ -63,22 +65,22 @@ class BatchedDecoder:
                     temperature=temperature,
                     beyond=self.steps,
                 )
-                said.update(zip(batch, found, strict=True))
+                answered.update(zip(batch, found, strict=True))
                 bar.update(len(batch))
-        return [said[place] for place in range(len(answers.prompts))]
+        return [answered[place] for place in range(len(answers.prompts))]
 
     def __call__(self, speculator: Speculator, ways: Sequence[Way], name: str) -> dict[Way, Measured]:
         measured = {}
         topks = sorted({way.shape.topk for way in ways})
-        for temperature, said in self.said.items():
-            recording = record_said(speculator, Bar(said, desc=name, unit="prompt"), steps=self.steps, topks=topks)
+        for temperature, answered in self.answered.items():
+            recording = record_said(speculator, Bar(answered, desc=name, unit="prompt"), steps=self.steps, topks=topks)
             for way in (way for way in ways if way.temperature == temperature and not way.rejection):
-                measured[way] = of_rounds(recording.replay_each(**way.shape._asdict()), said, self.positions)
+                measured[way] = of_rounds(recording.replay_each(**way.shape._asdict()), answered, self.positions)
             if chains := [way for way in ways if way.temperature == temperature and way.rejection]:
                 steps = [way.shape.steps for way in chains]
-                bar = Bar(said, desc=f"{name}, rejection sampling", unit="prompt")
+                bar = Bar(answered, desc=f"{name}, rejection sampling", unit="prompt")
                 found = replay_rejection(speculator, bar, steps=steps, temperature=temperature, seed=self.seed)
-                measured |= {way: of_rounds(found[way.shape.steps], said, self.positions) for way in chains}
+                measured |= {way: of_rounds(found[way.shape.steps], answered, self.positions) for way in chains}
         return {way: measured[way] for way in ways}
 
 
@@ -126,16 +128,16 @@ def batches(answers: Answers, most: int, most_tokens: int) -> Iterator[list[int]
     return batches_by_tokens(by_length, length, most_tokens=most_tokens, most_rows=most)
 
 
-def of_rounds(rounds: Sequence[Rounds], said: Sequence[Said], positions: Sequence[int]) -> Measured:
-    """Count; what is made behind a stop token, by the last round alone, is what is made and not in the answer."""
+def of_rounds(rounds: Sequence[Rounds], answered: Sequence[Said], positions: Sequence[int]) -> Measured:
+    """Count drafts. Tokens after a stop token come from the last round alone: it made them, the answer lacks them."""
     gained = [np.array(each.gained, np.int64) for each in rounds]
     made = [gains + 1 for gains in gained]
     kept = [gains.copy() for gains in gained]
-    for gains, tokens, each, one in zip(kept, made, rounds, said, strict=True):
+    for gains, tokens, each, one in zip(kept, made, rounds, answered, strict=True):
         if one.stopped and len(gains):
             gains[-1] -= tokens.sum() - each.tokens
     # Tokens of the text when a round begins: the prompt, prefill's token, and what the rounds before it made.
-    lengths = [len(one.prompt) + 1 + tokens.cumsum() - tokens for one, tokens in zip(said, made, strict=True)]
+    lengths = [len(one.prompt) + 1 + tokens.cumsum() - tokens for one, tokens in zip(answered, made, strict=True)]
 
     def counted(low: float, high: float) -> Measured:
         inside = [(low <= each) & (each < high) for each in lengths]

@@ -69,7 +69,7 @@ def training_data(stores: str | list[str]) -> TrainingData | None:
 
 
 def model_card(files: HeadFiles, settings: dict[str, Any], draft: Draft, data: TrainingData | None) -> str:
-    """Return the card. It says so where something is not known."""
+    """Return the card, which says what is unknown."""
     record, library = files.record, "vllm" if files.nested else "sglang"
     assert record is not None
     name = record.target.name
@@ -154,7 +154,9 @@ def accept_lengths(record: HeadRecord) -> str:
 def about_data(data: TrainingData | None) -> str:
     answers = "The answers to the prompts are the target's own; its licence applies to them, too."
     if data is None:
-        return f"No ledger of the prompts was beside the feature store: origin and licences are not known. {answers}"
+        return (
+            f"There was no ledger of the prompts next to the feature store: origin and licences are unknown. {answers}"
+        )
     parts = [
         f"{data.prompts} prompts. {answers}",
         table(["licence", "prompts"], data.licenses.most_common()),

@@ -20,7 +20,7 @@ from eagle3.target.facts import TargetConfig
 from eagle3.training.checkpoint import Checkpoint, read_checkpoint
 
 MAKE_RUN = "python train.py data.path=DIR/features hydra.run.dir=RUN"
-SIMULATED = "val/served_accept_length_"  # metrics of validation, by the number of steps behind this
+SIMULATED = "val/served_accept_length_"  # metrics of validation, followed by the number of steps
 
 
 @dataclass(frozen=True)

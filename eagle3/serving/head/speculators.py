@@ -55,8 +55,8 @@ def speculators_config(
     """Return config.json. A target on this machine's disk is left unnamed: vLLM takes a repository's name there.
 
     There is no `model_type`: vLLM takes the folder for this layout only without it, and speculators leaves it out."""
-    beside = (*OLDER_ROPE, *OPTIONS, "draft_vocab_size")
-    layer = {key: value for key, value in EAGLE3.to_json(config).items() if key not in beside}
+    elsewhere = (*OLDER_ROPE, *OPTIONS, "draft_vocab_size")
+    layer = {key: value for key, value in EAGLE3.to_json(config).items() if key not in elsewhere}
     return {
         "architectures": ["Eagle3DraftModel"],
         MODEL_TYPE: SPECULATORS,

@@ -68,7 +68,7 @@ def require_head(settings: LaunchSettings, target: TargetFiles, draft: Draft | N
 
 
 def prepare(settings: LaunchSettings, target: TargetFiles, draft: Draft | None) -> None:
-    """Raise InputError for what would go wrong at the start, or without a word behind it."""
+    """Raise InputError for what would fail at the start, or silently later."""
     require_free_port(settings.host, settings.port)
     if not settings.check:
         return
@@ -98,7 +98,7 @@ def announce(server: Server, information: Mapping[str, Any]) -> None:
 
 
 def overlap_scheduler(settings: LaunchSettings, information: Mapping[str, Any]) -> str:
-    """Say whether it is on: SGLang turns it off for some targets and options (pipeline parallel, Mamba, the CPU)."""
+    """Say whether it is on. SGLang turns it off for some targets and options (pipeline parallel, Mamba, the CPU)."""
     if not information.get("disable_overlap_schedule"):
         return "overlap scheduler on"
     reason = "by SGLang itself, its log says why" if settings.overlap_schedule else "by launch.overlap_schedule=false"

@@ -1,4 +1,4 @@
-"""What is looked at before a server starts, because SGLang would find it minutes later or never."""
+"""Checks before a server starts of faults that SGLang finds minutes later or never."""
 
 from eagle3.engine.installation import Installation
 from eagle3.engine.models import captures

@@ -1,1 +1,1 @@
-"""A page that shows round by round what a head drafted and what the target said."""
+"""A page that shows round by round what a head drafted and what the target chose."""

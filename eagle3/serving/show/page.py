@@ -1,4 +1,4 @@
-"""The page of `action=show`: one file that needs no network and runs no script."""
+"""The page of `action=show`: one file, without network requests or scripts."""
 
 import datetime
 import logging
@@ -11,7 +11,7 @@ from eagle3.decoding.speculate import Measurement, Speculator
 from eagle3.errors import InputError
 from eagle3.head_files.format import load_head
 from eagle3.secrets import public
-from eagle3.serving.check.accept_length import Judge
+from eagle3.serving.check.accept_length import Measurer
 from eagle3.serving.check.prompts import PromptSet
 from eagle3.serving.report import with_error
 from eagle3.serving.show.text import visible
@@ -21,32 +21,32 @@ from eagle3.storage.files import atomic_write
 log = logging.getLogger(__name__)
 
 
-def show(judge: Judge, head: Path, out: str, *, origin: dict[str, Any]) -> None:
-    """Decode the judge's prompts and write the page to `out`; `origin` is what the result says of its making."""
+def show(measurer: Measurer, head: Path, out: str, *, origin: dict[str, Any]) -> None:
+    """Decode the measurer's prompts and write the page to `out`; `origin`: commit, command, machine, versions."""
     if "://" in out or Path(out).is_dir():
         raise InputError(f"out={out} must be a file on this machine; give one, e.g. out=show.html")
-    Path(out).parent.mkdir(parents=True, exist_ok=True)  # what cannot be written is said before an hour of decoding
-    loaded = load_head(head, num_layers=len(judge.target.layers), dtype=judge.target.embedding.dtype)
-    prompts = judge.prompts(None)
-    traces = traced(Speculator(judge.target, loaded.head, loaded.capture_layers), prompts, judge.decoding)
-    facts = page_facts(judge, head, prompts, traces, origin)
+    Path(out).parent.mkdir(parents=True, exist_ok=True)  # fails before an hour of decoding
+    loaded = load_head(head, num_layers=len(measurer.target.layers), dtype=measurer.target.embedding.dtype)
+    prompts = measurer.prompts(None)
+    traces = traced(Speculator(measurer.target, loaded.head, loaded.capture_layers), prompts, measurer.decoding)
+    facts = page_facts(measurer, head, prompts, traces, origin)
     with atomic_write(Path(out)) as file:
-        file.write(page(judge.target.tokenizer, traces, facts).encode())
+        file.write(page(measurer.target.tokenizer, traces, facts).encode())
     print(f"{out}: accept length {facts['accept length']}")
 
 
 def page_facts(
-    judge: Judge, head: Path, prompts: PromptSet, traces: list[Trace], origin: dict[str, Any]
+    measurer: Measurer, head: Path, prompts: PromptSet, traces: list[Trace], origin: dict[str, Any]
 ) -> dict[str, str]:
-    """Return what stands at the top of the page."""
-    how = judge.decoding
-    measured = judge.summary(Measurement([trace.decoded for trace in traces], None, 0.0), prompts)
+    """Return the facts at the top of the page."""
+    how = measurer.decoding
+    measured = measurer.summary(Measurement([trace.decoded for trace in traces], None, 0.0), prompts)
     drafting = f"steps={how.steps} topk={how.topk} draft_tokens={how.draft_tokens or how.steps + 1}"
     left_out = "".join(f"; {number} left out ({reason})" for reason, number in measured.left_out.items())
     facts = {
         "accept length": f"{with_error(measured.accept_length, measured.standard_error)} tokens a verification",
         "head": str(head),
-        "target": str(judge.target.path),
+        "target": str(measurer.target.path),
         "drafts": drafting,
         "answers": f"max_new_tokens={how.max_new_tokens} temperature={how.temperature} seed={how.seed}",
         "dtype": measured.dtype,

@@ -1,14 +1,14 @@
-"""Tokens as a reader can see them, whatever they hold: parts of characters, line ends, controls, other directions."""
+"""Tokens in visible form: parts of characters, line ends, control characters, other writing directions."""
 
 from typing import Any
 
 PART = "\ufffd"  # what a tokenizer decodes bytes to that are no whole character
-CONTEXT = 4  # tokens that a text is decoded behind: some tokenizers drop a space at the start, characters have 4 bytes
+CONTEXT = 4  # tokens decoded before a piece: some tokenizers drop a space at the start, characters have 4 bytes
 MARKS = {"\n": "↵\n", "\r": "␍", "\t": "⇥"}
 
 
 def piece(tokenizer: Any, before: list[int], token_id: int) -> str:
-    """Return the text that a token adds behind `before`; where it adds no whole character, its name."""
+    """Return the text that a token adds to `before`, or its name if it adds no whole character."""
     known = tokenizer.decode(before[-CONTEXT:])
     text = tokenizer.decode([*before[-CONTEXT:], token_id])
     if not text.startswith(known):  # the token makes the bytes before it a character

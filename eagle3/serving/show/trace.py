@@ -24,7 +24,7 @@ class Trace:
 @dataclass(frozen=True)
 class Token:
     """A token of the page. `kind`: "accepted" or "rejected" drafts, or the "target" gave it; `probability` is what the
-    head gave a draft. One that is `cut` lies behind the end of the answer."""
+    head gave a draft. One that is `cut` comes after the end of the answer."""
 
     id: int
     text: str
@@ -37,7 +37,7 @@ class Token:
 
 @dataclass(frozen=True)
 class ShownRound:
-    """A round's drafts from the top down, each before what was drafted behind it, and the target's own token."""
+    """A round's drafts from the top down, each before its continuations, and the target's own token."""
 
     drafts: list[Token]
     own: Token
@@ -68,7 +68,7 @@ def traced(speculator: Speculator, prompts: PromptSet, decoding: Decoding) -> li
 
 
 def shown_rounds(tokenizer: Any, trace: Trace) -> Iterator[ShownRound]:
-    """Yield the rounds of an answer, each token with the text that it adds behind those before it."""
+    """Yield the rounds of an answer, each token with the text that it adds to those before it."""
     known, length = trace.prompt_ids + trace.decoded.token_ids[:1], len(trace.prompt_ids + trace.decoded.token_ids)
     for number, each in enumerate(trace.rounds, start=1):
         tree, accepted = each.drafts, each.accepted
@@ -114,7 +114,7 @@ def _instead(each: ShownRound) -> list[Token]:
     last = max((place for place, token in enumerate(each.drafts) if token.kind == "accepted"), default=-1)
     for token in each.drafts[last + 1 :]:
         if token.depth <= each.accepted:
-            break  # no longer behind the accepted ones
+            break  # no longer a continuation of the accepted ones
         if token.depth == each.own.depth:
             return [token]
     return []

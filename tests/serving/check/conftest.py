@@ -1,4 +1,4 @@
-"""The tiny target, and judges of heads that were made for it."""
+"""The tiny target, and a measurer of heads for it."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from exported_head import random_head, tiny_facts, tiny_target
 
 from eagle3.answers.chat import Chat
 from eagle3.head_files.finding import TargetFacts
-from eagle3.serving.check.accept_length import Judge
+from eagle3.serving.check.accept_length import Measurer
 from eagle3.serving.head.export import TrainedHead
 from eagle3.settings.serving import Decoding
 from eagle3.target.model import Target
@@ -24,8 +24,8 @@ def facts(target: Target) -> TargetFacts:
 
 
 @pytest.fixture(scope="package")
-def make_judge(target: Target) -> Callable[..., Judge]:
-    def make(*, max_new_tokens: int = 6, **changes: object) -> Judge:
+def make_measurer(target: Target) -> Callable[..., Measurer]:
+    def make(*, max_new_tokens: int = 6, **changes: object) -> Measurer:
         settings = {
             "source": None,
             "limit": 2,
@@ -42,7 +42,7 @@ def make_judge(target: Target) -> Callable[..., Judge]:
             stop_ids=target.stop_ids,
         )
         decoding = Decoding(steps=2, topk=1, draft_tokens=None, max_new_tokens=max_new_tokens, temperature=0.0, seed=0)
-        return Judge(target=target, chat=chat, decoding=decoding, **settings | changes)
+        return Measurer(target=target, chat=chat, decoding=decoding, **settings | changes)
 
     return make
 

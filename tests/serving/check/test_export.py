@@ -14,7 +14,7 @@ from eagle3.errors import InputError
 from eagle3.head_files.files import read_files
 from eagle3.head_files.finding import Finding, TargetFacts
 from eagle3.head_files.format import load_head
-from eagle3.serving.check.accept_length import Judge
+from eagle3.serving.check.accept_length import Measurer
 from eagle3.serving.check.checks import check_head
 from eagle3.serving.check.export import check_export, check_reload, excused, in_dtype, probe_logits
 from eagle3.serving.head.export import TrainedHead, export_head
@@ -56,41 +56,41 @@ def test_a_changed_tensor_is_found(tensor: str, trained_on_tiny: TrainedHead, tm
 
 
 def test_a_head_that_accepts_nothing_is_an_error_when_served_and_a_warning_when_its_training_said_so(
-    trained_on_tiny: TrainedHead, make_judge: Callable[..., Judge], tmp_path: Path
+    trained_on_tiny: TrainedHead, make_measurer: Callable[..., Measurer], tmp_path: Path
 ) -> None:
-    judge, head = make_judge(min_accept_length=3.5), tmp_path / "head"  # more than two steps can give
+    measurer, head = make_measurer(min_accept_length=3.5), tmp_path / "head"  # more than two steps can give
     export_head(trained_on_tiny, head, versions={})
-    at_export = check_export(trained_on_tiny, head, judge)
+    at_export = check_export(trained_on_tiny, head, measurer)
     assert [(item.check, item.level) for item in at_export if item.level != "ok"] == [("accept_length", "warning")]
-    later = check_head(read_files(head), judge)
-    assert "min_accept_length is 3.5; if the other checks are well, the head is of another target" in str(errors(later))
+    later = check_head(read_files(head), measurer)
+    assert "min_accept_length is 3.5; if the other checks pass, the head is of another target" in str(errors(later))
 
 
 def test_what_was_measured_at_export_is_recorded_and_compared_with_later(
-    trained_on_tiny: TrainedHead, make_judge: Callable[..., Judge], tmp_path: Path
+    trained_on_tiny: TrainedHead, make_measurer: Callable[..., Measurer], tmp_path: Path
 ) -> None:
-    judge, head = make_judge(), tmp_path / "head"
+    measurer, head = make_measurer(), tmp_path / "head"
     export_head(trained_on_tiny, head, versions={})
-    assert errors(check_export(trained_on_tiny, head, judge)) == {}
+    assert errors(check_export(trained_on_tiny, head, measurer)) == {}
     files = read_files(head)
     assert files.record is not None and files.record.accept_length is not None
     recorded = files.record.accept_length
     assert (recorded.lossless, recorded.from_validation, recorded.prompts) == (1.0, False, 2)
     assert recorded.prompts_from == "check.questions"  # its store is nowhere
     assert recorded.standard_error is not None and recorded.standard_error >= 0
-    assert errors(check_head(files, judge)) == {}
+    assert errors(check_head(files, measurer)) == {}
     more = replace(recorded, accept_length=1.1 * recorded.accept_length)
-    found = errors(check_head(replace(files, record=replace(files.record, accept_length=more)), judge))
+    found = errors(check_head(replace(files, record=replace(files.record, accept_length=more)), measurer))
     assert "a file of the head or the target has changed, export again" in found["accept_length"]
 
 
 def test_an_export_is_compared_with_what_its_training_simulated_on_the_same_prompts(
-    trained_on_tiny: TrainedHead, make_judge: Callable[..., Judge], store_path: Path, tmp_path: Path
+    trained_on_tiny: TrainedHead, make_measurer: Callable[..., Measurer], store_path: Path, tmp_path: Path
 ) -> None:
     store = replace(trained_on_tiny.record.store, path=str(store_path), hash=open_store(store_path).fingerprint)
     trained, head = with_record(trained_on_tiny, simulated_accept_length={2: 2.9}, store=store), tmp_path / "head"
     export_head(trained, head, versions={})
-    found = errors(check_export(trained, head, make_judge()))
+    found = errors(check_export(trained, head, make_measurer()))
     assert f"(validation prompts of {store_path}); validation during training simulated 2.900" in found["accept_length"]
 
 
@@ -106,34 +106,37 @@ def test_without_the_target_an_export_says_what_it_skipped(trained_on_tiny: Trai
 
 
 def test_a_head_whose_training_ended_in_nan_is_exported_with_errors(
-    trained_on_tiny: TrainedHead, make_judge: Callable[..., Judge], tmp_path: Path
+    trained_on_tiny: TrainedHead, make_measurer: Callable[..., Measurer], tmp_path: Path
 ) -> None:
     head = copy.deepcopy(trained_on_tiny.head)
     head.fc.weight.data[0, 0] = torch.nan
     trained = replace(trained_on_tiny, head=head)
     export_head(trained, tmp_path / "head", versions={})
-    found = errors(check_export(trained, tmp_path / "head", make_judge()))
+    found = errors(check_export(trained, tmp_path / "head", make_measurer()))
     assert [*found] == ["reload", "tensors"]
     assert all("fc.weight holds 1 values that are no finite numbers" in message for message in found.values())
 
 
 def test_an_export_with_errors_is_not_decoded(
-    trained_on_tiny: TrainedHead, make_judge: Callable[..., Judge], tmp_path: Path
+    trained_on_tiny: TrainedHead, make_measurer: Callable[..., Measurer], tmp_path: Path
 ) -> None:
     export_head(with_record(trained_on_tiny, capture_layers=[2, 4, 99]), tmp_path / "head", versions={})
-    findings = check_export(trained_on_tiny, tmp_path / "head", make_judge())
-    assert findings[-1] == Finding("accept_length", "skipped", "mend the errors above first")
+    findings = check_export(trained_on_tiny, tmp_path / "head", make_measurer())
+    assert findings[-1] == Finding("accept_length", "skipped", "correct the errors above first")
 
 
 def test_a_measurement_that_cannot_be_made_is_skipped_with_the_reason(
-    trained_on_tiny: TrainedHead, make_judge: Callable[..., Judge], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained_on_tiny: TrainedHead,
+    make_measurer: Callable[..., Measurer],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(*given: object) -> None:
         raise InputError("of that kind of target")
 
-    monkeypatch.setattr(Judge, "measured", fail)
+    monkeypatch.setattr(Measurer, "measured", fail)
     export_head(trained_on_tiny, tmp_path / "head", versions={})
-    findings = check_export(trained_on_tiny, tmp_path / "head", make_judge())
+    findings = check_export(trained_on_tiny, tmp_path / "head", make_measurer())
     assert findings[-1] == Finding("accept_length", "skipped", "of that kind of target")
 
 

@@ -22,7 +22,7 @@ from exported_head import (
 from eagle3.decoding.batched_trees import BatchedTrees
 from eagle3.decoding.speculate import Decoded, Speculator, plain_greedy
 from eagle3.head_files.files import read_files
-from eagle3.serving.check.accept_length import Judge
+from eagle3.serving.check.accept_length import Measurer
 from eagle3.serving.check.checks import check_head
 from eagle3.serving.check.layer_notation import readings
 from eagle3.serving.head.export import TrainedHead, export_head
@@ -34,14 +34,14 @@ NEW_TOKENS = 24
 
 
 @pytest.fixture(scope="module")
-def judge(make_judge: Callable[..., Judge]) -> Judge:
-    return make_judge(questions=QUESTIONS, max_new_tokens=NEW_TOKENS)
+def measurer(make_measurer: Callable[..., Measurer]) -> Measurer:
+    return make_measurer(questions=QUESTIONS, max_new_tokens=NEW_TOKENS)
 
 
 @pytest.fixture(scope="module")
-def taught(target: Target, judge: Judge) -> TrainedHead:
+def taught(target: Target, measurer: Measurer) -> TrainedHead:
     """A head whose lm_head is fitted to the target's answers on LAYERS."""
-    prompts = judge.prompts(None).prompts
+    prompts = measurer.prompts(None).prompts
     texts = [prompt + plain_greedy(target, prompt, NEW_TOKENS) for prompt in prompts]
     answers = {token for text, prompt in zip(texts, prompts, strict=True) for token in text[len(prompt) :]}
     trained = random_head(tiny_facts(target), target.identity, torch.tensor(sorted(answers)))
@@ -65,18 +65,20 @@ def foreign(taught: TrainedHead, tmp_path: Path) -> Editable:
     return head
 
 
-def found(head: Editable, judge: Judge) -> dict[str, tuple[str, str]]:
+def found(head: Editable, measurer: Measurer) -> dict[str, tuple[str, str]]:
     head.save()
-    return {item.check: (item.level, item.message) for item in check_head(read_files(head.path), judge)}
+    return {item.check: (item.level, item.message) for item in check_head(read_files(head.path), measurer)}
 
 
-def test_the_layers_of_the_training_are_confirmed(foreign: Editable, judge: Judge) -> None:
-    level, message = found(foreign, judge)["layer_notation"]
+def test_the_layers_of_the_training_are_confirmed(foreign: Editable, measurer: Measurer) -> None:
+    level, message = found(foreign, measurer)["layer_notation"]
     assert level == "ok"
     assert "[1, 3, 4]" in message and "[0, 2, 3]" in message and "[2, 4, 5]" in message
 
 
-def test_the_target_answers_every_prompt_once(foreign: Editable, judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_target_answers_every_prompt_once(
+    foreign: Editable, measurer: Measurer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[list[int]] = []
     decode = Speculator.decode
 
@@ -85,59 +87,63 @@ def test_the_target_answers_every_prompt_once(foreign: Editable, judge: Judge, m
         return decode(speculator, prompt_ids, **settings)
 
     monkeypatch.setattr(Speculator, "decode", counting)
-    assert found(foreign, judge)["layer_notation"][0] == "ok"
-    assert asked == judge.prompts(None).prompts
+    assert found(foreign, measurer)["layer_notation"][0] == "ok"
+    assert asked == measurer.prompts(None).prompts
 
 
 @pytest.mark.parametrize(("shift", "twice"), [(-1, True), (1, True), (1, False)])
 def test_ids_that_are_one_off_are_found_and_the_right_ones_named(
-    shift: int, twice: bool, foreign: Editable, judge: Judge
+    shift: int, twice: bool, foreign: Editable, measurer: Measurer
 ) -> None:
     name_layers(foreign.config, [1 + shift, 3 + shift, 4 + shift], twice=twice)
-    level, message = found(foreign, judge)["layer_notation"]
+    level, message = found(foreign, measurer)["layer_notation"]
     assert level == "error"
-    served = judge.decoded(foreign.path, judge.prompts(None), capture_layers=LAYERS).accept_length
+    served = measurer.decoded(foreign.path, measurer.prompts(None), capture_layers=LAYERS).accept_length
     remedy = f"set eagle_config.{IDS} to [1, 3, 4] and {IDS} at the top level to [2, 4, 5], which gives an accept len"
     assert remedy in message and f"{served:.3f}" in message
-    assert served > judge.decoded(foreign.path, judge.prompts(None)).accept_length
+    assert served > measurer.decoded(foreign.path, measurer.prompts(None)).accept_length
 
 
-def test_ids_at_the_top_level_are_judged_in_both_notations(
-    foreign: Editable, judge: Judge, taught: TrainedHead
+def test_ids_at_the_top_level_are_tried_in_both_notations(
+    foreign: Editable, measurer: Measurer, taught: TrainedHead
 ) -> None:
     del foreign.config["eagle_config"]
     foreign.config[IDS] = [2, 4, 5]
-    assert found(foreign, judge)["layer_notation"][0] == "ok"  # SGLang's default happens to be right
+    assert found(foreign, measurer)["layer_notation"][0] == "ok"  # SGLang's default happens to be right
     foreign.save()
     files = replace(read_files(foreign.path), config=foreign.config | {IDS: [2, 4, 6]})
     assert readings(files, 8) == [(2, 4, 5), (1, 3, 4), (3, 5, 6), (2, 4, 6), (3, 5, 7)]
 
 
 def test_a_head_of_the_speculators_is_decoded_before_its_layout_is_changed(
-    foreign: Editable, judge: Judge, target: Target
+    foreign: Editable, measurer: Measurer, target: Target
 ) -> None:
     as_speculators(foreign, target.embedding)
-    result = found(foreign, judge)
+    result = found(foreign, measurer)
     assert {check for check, (level, _) in result.items() if level == "error"} == {"layout"}
     assert result["layer_notation"][0] == result["accept_length"][0] == "ok"
 
 
-def test_a_draft_vocabulary_in_another_order_is_decoded_and_judged_the_same(foreign: Editable, judge: Judge) -> None:
+def test_a_draft_vocabulary_in_another_order_is_decoded_with_the_same_findings(
+    foreign: Editable, measurer: Measurer
+) -> None:
     checks = ("accept_length", "layer_notation")
-    ascending = [found(foreign, judge)[check] for check in checks]
+    ascending = [found(foreign, measurer)[check] for check in checks]
     in_another_order(foreign)
-    assert [found(foreign, judge)[check] for check in checks] == ascending
+    assert [found(foreign, measurer)[check] for check in checks] == ascending
     assert not ascending[0][1].startswith("1.000")
 
 
-def test_a_head_that_cannot_be_decoded_is_not(foreign: Editable, judge: Judge) -> None:
+def test_a_head_that_cannot_be_decoded_is_not(foreign: Editable, measurer: Measurer) -> None:
     name_layers(foreign.config, [1, 3, 99])
-    result = found(foreign, judge)
-    assert result["accept_length"] == ("skipped", "mend the errors above first")
+    result = found(foreign, measurer)
+    assert result["accept_length"] == ("skipped", "correct the errors above first")
     assert "layer_notation" not in result
 
 
-def test_a_head_that_knows_nothing_is_not_accused_of_its_layers(target: Target, judge: Judge, tmp_path: Path) -> None:
+def test_a_head_that_knows_nothing_is_not_accused_of_its_layers(
+    target: Target, measurer: Measurer, tmp_path: Path
+) -> None:
     export_head(random_head(tiny_facts(target), target.identity), tmp_path / "head", versions={})
     (tmp_path / "head/training.json").unlink()
-    assert "layer_notation" not in errors(check_head(read_files(tmp_path / "head"), judge))
+    assert "layer_notation" not in errors(check_head(read_files(tmp_path / "head"), measurer))

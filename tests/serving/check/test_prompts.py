@@ -10,7 +10,7 @@ from stores import open_store
 from eagle3.errors import InputError
 from eagle3.features.split import split_fraction
 from eagle3.head_files.record import StoreRecord
-from eagle3.serving.check.accept_length import Judge
+from eagle3.serving.check.accept_length import Measurer
 from eagle3.serving.check.prompts import longest_prompt, prompt_source, validation_prompts
 from eagle3.storage.files import write_jsonl
 
@@ -32,7 +32,7 @@ def test_validation_prompts_are_the_prompt_parts_of_the_lowest_shares(store_path
 
 
 def test_prompts_of_every_shape_are_measured_up_to_the_first_user_turn(
-    make_judge: Callable[..., Judge], tmp_path: Path
+    make_measurer: Callable[..., Measurer], tmp_path: Path
 ) -> None:
     rows = [
         {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]},
@@ -44,9 +44,9 @@ def test_prompts_of_every_shape_are_measured_up_to_the_first_user_turn(
     ]
     write_jsonl(tmp_path / "rows.jsonl", rows)
     source = prompt_source(path=str(tmp_path / "rows.jsonl"), split=None)
-    judge = make_judge(source=source, limit=None)
-    found = judge.prompts(None)
-    assert found.prompts == [judge.chat.prompt_ids([{"role": "user", "content": "Hi"}])] * 4
+    measurer = make_measurer(source=source, limit=None)
+    found = measurer.prompts(None)
+    assert found.prompts == [measurer.chat.prompt_ids([{"role": "user", "content": "Hi"}])] * 4
     assert sorted(found.left_out.values()) == [1, 1]
     assert "tool turn" in found.left_out
 

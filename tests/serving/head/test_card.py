@@ -84,7 +84,7 @@ def test_the_text_says_what_was_measured_and_set_and_no_place_of_this_machine(fi
     text = model_card(local, SETTINGS | {"data.source": "/disk/of/anna/x"}, DRAFT, None)
     assert "| 7 drafts in a row | 2.500 |" in text and "| optim.lr | 0.003 |" in text
     assert "# EAGLE-3 draft head for tiny" in text and "torch 2.9" in text
-    assert "licences are not known" in text and "license:" not in text
+    assert "licences are unknown" in text and "license:" not in text
     assert "anna" not in text and "base_model" not in text
 
 
