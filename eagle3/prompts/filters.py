@@ -1,40 +1,27 @@
 """Filters by length and language."""
 
+from dataclasses import dataclass
+
 from eagle3.errors import InputError
 from eagle3.prompts.checks import Verdict
 from eagle3.prompts.language import UNKNOWN, LanguageDetector, languages, split_code
 from eagle3.prompts.reading.prompt import Prompt
 from eagle3.prompts.reading.tokens import count_tokens
+from eagle3.settings.prompts import LengthSettings
 
 
-class LengthCheck:
+@dataclass(frozen=True, kw_only=True)
+class LengthCheck(LengthSettings):
     """Bounds of characters and tokens of system and user turns together, and of the number of user turns.
 
     None sets no bound. tokenizer: the folder of the tokenizer that counts tokens.
     """
 
     name = "length"
-
-    def __init__(
-        self,
-        *,
-        min_characters: int | None,
-        max_characters: int | None,
-        min_turns: int | None,
-        max_turns: int | None,
-        min_tokens: int | None,
-        max_tokens: int | None,
-        tokenizer: str | None,
-    ):
-        self.tokenizer = tokenizer
-        self.bounds = {
-            "characters": (min_characters, max_characters),
-            "turns": (min_turns, max_turns),
-            "tokens": (min_tokens, max_tokens),
-        }
+    tokenizer: str | None
 
     def __call__(self, prompt: Prompt) -> Verdict:
-        for unit, (low, high) in self.bounds.items():
+        for unit, (low, high) in self.bounds().items():
             value = self._measured(unit, prompt) if (low, high) != (None, None) else 0
             if low is not None and value < low:
                 return Verdict(reason=f"fewer than {low} {unit}")

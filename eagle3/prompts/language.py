@@ -2,8 +2,11 @@
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
+
+from eagle3.settings.prompts import DetectorSettings
 
 UNKNOWN = "unknown"
 NO_LANGUAGE = "zxx"  # ISO 639's code for "no linguistic content", which py3langid gives to numbers and markup
@@ -70,17 +73,13 @@ def _is_code(line: str) -> bool:
     return line.endswith(CODE_ENDINGS) or CODE_BEGINNING.match(line) is not None
 
 
-class LanguageDetector:
+@dataclass(frozen=True, kw_only=True)
+class LanguageDetector(DetectorSettings):
     """Returns the ISO 639 code of a text's language, or `unknown` for code, short or undecided texts.
 
     read_characters: how much of the prose is read; min_bytes: of the words, in UTF-8, without numbers, paths and inline
     code (a Chinese character carries more than a Latin letter); min_confidence: py3langid's probability of its guess.
     """
-
-    def __init__(self, *, read_characters: int, min_bytes: int, min_confidence: float):
-        self.read_characters = read_characters
-        self.min_bytes = min_bytes
-        self.min_confidence = min_confidence
 
     def __call__(self, prose: str) -> str:
         words = _words(prose[: self.read_characters])

@@ -14,8 +14,8 @@ from eagle3.prompts.privacy import Privacy
 from eagle3.prompts.reading.prompt import Prompt
 from eagle3.prompts.reading.rows import read_prompts
 from eagle3.prompts.reading.sources import Source, file_state, plain_source
-from eagle3.prompts.selection import Duplicates
 from eagle3.prompts.traffic.mix import TrafficMix
+from eagle3.settings.prompts import DuplicateSettings
 
 # Groups of conf/prompts.
 GROUPS = ("licenses", "length", "language", "privacy", "leaks", "duplicates", "traffic")
@@ -31,10 +31,9 @@ class Rules:
         self.licenses = LicenseRules(**settings["licenses"])
         self.detector = LanguageDetector(**settings["language"]["detector"])
         self.benchmarks = read_benchmarks(settings["leaks"]["benchmarks"], settings["leaks"]["folder"])
-        duplicates = settings["duplicates"]
-        self.duplicates = Duplicates(**_part(duplicates, "exact", "near", "threshold", "bands", "comparisons"))
-        self.signer = Signer(**_part(duplicates, "shingle_words", "bands", "band_rows"))
-        self.known = KnownCheck(duplicates["known"]) if duplicates["known"] else None
+        self.duplicates = DuplicateSettings(**settings["duplicates"])
+        self.signer = Signer(**_part(settings["duplicates"], "shingle_words", "bands", "band_rows"))
+        self.known = KnownCheck(self.duplicates.known) if self.duplicates.known else None
         self.traffic = TrafficMix(**settings["traffic"], detector=self.detector) if settings["traffic"] else None
         self._common = self._row_checks()
 

@@ -7,7 +7,6 @@ from array import array
 from collections import Counter
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
 
 import duckdb
 import pyarrow
@@ -15,31 +14,11 @@ import pyarrow
 from eagle3.prompts.chunks import ScannedChunk, band_names
 from eagle3.prompts.reading.sources import Source
 from eagle3.prompts.traffic.mix import TrafficMix
+from eagle3.settings.prompts import DuplicateSettings
 
 MEMORY = "1GB"
 EXACT, ID, NEAR = "exact duplicate", "duplicate id", "near duplicate"
 SOURCE_LIMIT, MIX, LIMIT = "past the limit of the source", "not drawn for the traffic mix", "past prompts.limit"
-
-
-class Duplicates(NamedTuple):
-    """Settings: prompts repeat an earlier kept one by their text, or by a Jaccard similarity of `threshold` or more.
-
-    Texts are compared if they share one of the `bands` of their MinHash signatures. Each is compared with at most
-    `comparisons` earlier ones: the first of each band, and of these the ones that share the most bands. (Thousands of
-    prompts made from one template share bands.)
-    """
-
-    exact: bool
-    near: bool
-    threshold: float
-    bands: int
-    comparisons: int
-
-    def steps(self) -> list[tuple[str, str]]:
-        """Return, in order, the columns whose values must be unique, with the reason for refusing repetitions."""
-        if self.exact:
-            return [("text", EXACT), ("id", ID)]
-        return [("id", ID), ("text", NEAR)] if self.near else [("id", ID)]
 
 
 class Selection:
@@ -90,8 +69,11 @@ class Selection:
         self.db.execute(f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM arrow")
         self.db.unregister("arrow")
 
-    def apply(self, duplicates: Duplicates, sources: list[Source]) -> None:
-        """Find duplicates, and prompts past their source's limit, which do not make later ones duplicates."""
+    def apply(self, duplicates: DuplicateSettings, sources: list[Source]) -> None:
+        """Find duplicates, and prompts past their source's limit, which do not make later ones duplicates.
+
+        Prompts are duplicates of an earlier kept one by their text, or by a Jaccard similarity of `threshold` or more.
+        """
         if duplicates.near:
             self._find_similar(duplicates)
         self._find_duplicates(duplicates)
@@ -100,8 +82,12 @@ class Selection:
                 self.cuts[number] = cut
                 self._find_duplicates(duplicates)
 
-    def _find_similar(self, duplicates: Duplicates) -> None:
-        """Fill the table `alike` with pairs of similar texts, whether or not their prompts will be kept."""
+    def _find_similar(self, duplicates: DuplicateSettings) -> None:
+        """Fill the table `alike` with pairs of similar texts, whether or not their prompts will be kept.
+
+        Texts are compared if they share a band. Each is compared with at most `comparisons` earlier ones: the first of
+        each band, and of these the ones that share the most bands. (Thousands of prompts of one template share bands.)
+        """
         self.db.execute("""
             CREATE TABLE texts AS SELECT text, min(number) AS number FROM prompts GROUP BY text;
             CREATE TABLE sharing (later INTEGER, earlier INTEGER);
@@ -138,13 +124,13 @@ class Selection:
             DROP TABLE candidates;
         """)
 
-    def _find_duplicates(self, duplicates: Duplicates) -> None:
+    def _find_duplicates(self, duplicates: DuplicateSettings) -> None:
         """Fill `fates`: duplicates among the prompts within the limits of their sources, and those past the limits."""
         past = " OR ".join(f"source = {source} AND number >= {cut}" for source, cut in self.cuts.items()) or "false"
         self.db.execute(f"""
             CREATE OR REPLACE TABLE fates AS SELECT *, NULL::VARCHAR AS reason FROM prompts WHERE NOT ({past})
         """)
-        for column, reason in duplicates.steps():
+        for column, reason in _steps(duplicates):
             first = f"(SELECT {column}, min(number) AS first FROM fates WHERE reason IS NULL GROUP BY {column})"
             self._refuse(
                 "number > first", f"repeating('{reason}', first, source_start)", f"JOIN {first} USING ({column})"
@@ -214,3 +200,10 @@ class Selection:
         query = "SELECT number, reason FROM fates WHERE reason IS NOT NULL AND number >= ? AND number < ?"
         start, end = self.starts[chunk], self.starts[chunk + 1]
         return {number - start: reason for number, reason in self.db.execute(query, [start, end]).fetchall()}
+
+
+def _steps(duplicates: DuplicateSettings) -> list[tuple[str, str]]:
+    """Return, in order, the columns whose values must be unique, with the reason for refusing repetitions."""
+    if duplicates.exact:
+        return [("text", EXACT), ("id", ID)]
+    return [("id", ID), ("text", NEAR)] if duplicates.near else [("id", ID)]

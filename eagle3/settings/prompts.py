@@ -1,11 +1,13 @@
 """Keys of conf/prompts and its groups."""
 
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import AfterValidator, BeforeValidator, Field, with_config
 from typing_extensions import TypedDict
 
+from eagle3.errors import InputError
 from eagle3.settings.types import (
     STRICT,
     Count,
@@ -14,6 +16,7 @@ from eagle3.settings.types import (
     Part,
     Places,
     Seed,
+    Settings,
     Share,
     Text,
     fault,
@@ -94,7 +97,8 @@ class Licenses(TypedDict):
     forbidden: list[ForbiddenSource]
 
 
-class Length(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class LengthSettings(Settings):
     min_characters: CountOrZero | None
     max_characters: CountOrZero | None
     min_turns: CountOrZero | None
@@ -102,17 +106,22 @@ class Length(TypedDict):
     min_tokens: CountOrZero | None
     max_tokens: CountOrZero | None
 
+    def bounds(self) -> dict[str, tuple[int | None, int | None]]:
+        """Return the lowest and the highest value of each unit."""
+        units = ("characters", "turns", "tokens")
+        return {unit: (getattr(self, f"min_{unit}"), getattr(self, f"max_{unit}")) for unit in units}
 
-def _in_order(length: Length) -> Length:
-    for unit in ("characters", "turns", "tokens"):
-        low, high = length[f"min_{unit}"], length[f"max_{unit}"]  # type: ignore[literal-required]
-        if low is not None and high is not None and low > high:
-            rule = f"is above prompts.length.max_{unit}={high}, so that no prompt passes; swap them"
-            raise fault(f"min_{unit}", value=low, rule=rule)
-    return length
+    def __post_init__(self) -> None:
+        for unit, (low, high) in self.bounds().items():
+            if low is not None and high is not None and low > high:
+                raise InputError(
+                    f"prompts.length.min_{unit}={low} is above prompts.length.max_{unit}={high}, so that no prompt "
+                    f"passes; swap them"
+                )
 
 
-class Detector(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class DetectorSettings(Settings):
     read_characters: Count
     min_bytes: CountOrZero
     min_confidence: Share
@@ -121,7 +130,7 @@ class Detector(TypedDict):
 class Language(TypedDict):
     allowed: Annotated[list[Text], Field(min_length=1)] | None
     unknown: Literal["keep", "refuse"]
-    detector: Detector
+    detector: DetectorSettings
 
 
 class Leaks(TypedDict):
@@ -138,7 +147,8 @@ def _reported_first(leaks: Leaks) -> Leaks:
     return leaks
 
 
-class Duplicates(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class DuplicateSettings(Settings):
     exact: bool
     near: bool
     threshold: Annotated[float, Field(gt=0, le=1)]
@@ -171,11 +181,17 @@ class Bins(FineBins, total=False):
     language: list[Text]
 
 
-@with_config(STRICT)
-class Traffic(TypedDict):
+def _given(size: Any) -> Any:
+    if size is None:
+        raise wrong("says how many prompts to draw; set it, e.g. to 50000")
+    return size
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrafficSettings(Settings):
     sample: Text | None
     histogram: Text | None
-    size: Count | None
+    size: Annotated[Count, BeforeValidator(_given)]
     seed: Seed
     bins: Bins
     fine_bins: FineBins
@@ -186,22 +202,22 @@ class Traffic(TypedDict):
     tolerance: Annotated[float, Field(gt=0, le=1)]
     sweeps: Annotated[int, Field(ge=1, le=100_000)]
 
+    def __post_init__(self) -> None:
+        if (self.sample is None) == (self.histogram is None):
+            raise InputError(
+                f"prompts.traffic.sample={self.sample} and prompts.traffic.histogram={self.histogram}: set one of "
+                f"them, e.g. to production.jsonl"
+            )
+        known = (*self.bins, "tools", "system_prompt")
+        if any(self.strata.count(stratum) > 1 or stratum not in known for stratum in self.strata):
+            raise InputError(
+                f"prompts.traffic.strata={self.strata} must list features of prompts.traffic.bins, each once"
+            )
 
-def _mix(traffic: dict[str, Any]) -> dict[str, Any]:
-    """Check a mix that is asked for: prompts/traffic=off leaves the group empty."""
-    if not traffic:
-        return traffic
-    validated(Traffic, traffic)
-    if (traffic["sample"] is None) == (traffic["histogram"] is None):
-        rule = f"and prompts.traffic.histogram={traffic['histogram']!r}: set one of them, e.g. to production.jsonl"
-        raise fault("sample", value=traffic["sample"], rule=rule)
-    if traffic["size"] is None:
-        raise fault("size", value=None, rule="says how many prompts to draw; set it, e.g. to 50000")
-    strata = traffic["strata"]
-    for stratum in strata:
-        if strata.count(stratum) > 1 or stratum not in (*traffic["bins"], "tools", "system_prompt"):
-            raise fault("strata", value=strata, rule="must list features of prompts.traffic.bins, each once")
-    return traffic
+
+def _mix(traffic: Any) -> TrafficSettings | None:
+    """Check a mix; prompts/traffic=off leaves the group empty."""
+    return None if traffic in (None, {}) else validated(TrafficSettings, traffic)
 
 
 # --- privacy ---------------------------------------------------------------------------------------------------------
@@ -263,26 +279,25 @@ class Prompts(TypedDict):
     tokenizer: Text | None
     tools: Literal["refuse", "keep"]
     licenses: Licenses
-    length: Annotated[Length, AfterValidator(_in_order)]
+    length: LengthSettings
     language: Language
     leaks: Annotated[Leaks, AfterValidator(_reported_first)]
-    duplicates: Duplicates
+    duplicates: DuplicateSettings
     privacy: Part
-    traffic: Annotated[dict[str, Any], AfterValidator(_mix)] | None
+    traffic: Annotated[Any, AfterValidator(_mix)]
     refused_sample: Annotated[int, Field(ge=0, le=1000)]
     processes: Places | None
     chunk_mb: Annotated[float, Field(gt=0, le=4096)]
 
 
 def _whole(prompts: Prompts) -> Prompts:
-    for key in ("min_tokens", "max_tokens"):
-        tokens = prompts["length"][key]  # type: ignore[literal-required]
+    for key, tokens in zip(("min_tokens", "max_tokens"), prompts["length"].bounds()["tokens"], strict=True):
         if tokens is not None and prompts["tokenizer"] is None:
             rule = f"counts the tokens of prompts.length.{key}={tokens}; name the target's folder"
             raise fault("tokenizer", value=None, rule=rule)
     traffic, limit = prompts["traffic"], prompts["limit"]
-    if traffic and limit is not None and traffic["size"] is not None and limit < traffic["size"]:
-        raise fault("limit", value=limit, rule=f"would cut the mix of prompts.traffic.size={traffic['size']}")
+    if traffic and limit is not None and limit < traffic.size:
+        raise fault("limit", value=limit, rule=f"would cut the mix of prompts.traffic.size={traffic.size}")
     return prompts
 
 

@@ -3,7 +3,7 @@
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +73,7 @@ class Feature:
 class Grid:
     """The table of all joint bins. Strata come first in the numbering, so that adjacent cells share a stratum."""
 
-    def __init__(self, features: list[Feature], strata: list[str]):
+    def __init__(self, features: list[Feature], strata: Sequence[str]):
         by_name = {feature.name: feature for feature in features}
         self.strata = list(strata)
         self.features = {name: by_name[name] for name in dict.fromkeys([*strata, *by_name])}
@@ -105,7 +105,7 @@ class Grid:
         return {name: self.features[name].bins[code] for name, code in zip(names, codes, strict=True)}
 
 
-def features(bins: dict[str, list], fine_bins: dict[str, list]) -> list[Feature]:
+def features(bins: Mapping[str, Any], fine_bins: Mapping[str, Any]) -> list[Feature]:
     """Return the features of prompts.traffic.bins, tools and system_prompt, then those of prompts.traffic.fine_bins."""
     found = [_numeric(name, name, bins[name]) for name in NUMERIC if name in bins]
     if "language" in bins:

@@ -9,6 +9,8 @@ closer to the target. Shapes: C cells of the grid with prompts.
 import logging
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -19,39 +21,31 @@ from eagle3.prompts.traffic.grid import Grid, features, measure
 from eagle3.prompts.traffic.raking import Margin, effective_sample_size, missing_share, rake, whole_counts
 from eagle3.prompts.traffic.report import feature_mixes, shortfall_line, table_distances, unfilled
 from eagle3.prompts.traffic.target import Table, read_histogram, sample_tables
+from eagle3.settings.prompts import TrafficSettings
 
 log = logging.getLogger(__name__)
 
 
-class TrafficMix:
-    """The settings of conf/prompts/traffic. The scan calls `cell` for every prompt, the selection `choose` once.
+@dataclass(frozen=True, kw_only=True)
+class TrafficMix(TrafficSettings):
+    """The mix of conf/prompts/traffic. The scan calls `cell` for every prompt, the selection `choose` once.
 
     sample: path of production prompts, in any shape and format of a source; the caller reads them.
     """
 
-    def __init__(
-        self,
-        *,
-        sample: str | None,
-        histogram: str | None,
-        size: int,
-        seed: int,
-        bins: dict[str, list],
-        fine_bins: dict[str, list],
-        strata: list[str],
-        allowed_shortfall: float,
-        on_shortfall: str,
-        sweeps: int,
-        tolerance: float,
-        detector: LanguageDetector,
-    ):
-        # A histogram has no finer bins.
-        self.grid = Grid(features(bins, fine_bins if sample else {}), strata)
-        self.histogram = read_histogram(histogram, self.grid) if histogram else None
-        self.sample, self.size, self.seed = sample, size, seed
-        self.allowed_shortfall, self.fails = allowed_shortfall, on_shortfall == "fail"
-        self.sweeps, self.tolerance = sweeps, tolerance
-        self.detector = detector
+    detector: LanguageDetector
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.grid, self.histogram_tables  # reports too many bins and a wrong histogram before the first row is read
+
+    @cached_property
+    def grid(self) -> Grid:
+        return Grid(features(self.bins, self.fine_bins if self.sample else {}), self.strata)  # histograms have no more
+
+    @cached_property
+    def histogram_tables(self) -> list[Table]:
+        return read_histogram(self.histogram, self.grid) if self.histogram else []
 
     def cell(self, prompt: Prompt) -> int:
         return self.grid.cell(measure(prompt, self.detector))
@@ -81,14 +75,14 @@ class TrafficMix:
         missing = missing_share(expected, margins, size=self.size)
         report["shortfall"] = round(missing, 6)
         if missing > self.allowed_shortfall:
-            if self.fails:
+            if self.on_shortfall == "fail":
                 raise InputError(f"{shortfall_line(report)}, or set prompts.traffic.on_shortfall=warn")
             log.warning("%s", shortfall_line(report))
         return dict(zip(cells.tolist(), drawn.tolist(), strict=True)), report
 
     def _tables(self, sample: Counter[int] | None) -> list[Table]:
         if self.histogram is not None:
-            return self.histogram
+            return self.histogram_tables
         if not sample:
             raise InputError(f"prompts.traffic.sample={self.sample} has no prompt that can be read; add some rows")
         return sample_tables(*_arrays(sample), self.grid)
