@@ -15,12 +15,12 @@ from eagle3.storage.files import atomic_write, read_jsonl, sha256_file
 from eagle3.storage.records import (
     AnyRecord,
     Record,
-    checked_line,
     parse_record,
     parse_sealed,
     read_sealed_json,
     sealed_bytes,
-    unchecked_line,
+    sealed_line,
+    unseal,
 )
 from eagle3.target.identity import TargetIdentity, require_same_target
 
@@ -116,7 +116,7 @@ def _lines_and_ends(path: Path, kind: type[AnyRecord]) -> Iterator[tuple[AnyReco
             if line.endswith(b"\n"):
                 end += len(line)
                 source = f"{path} line {number}"
-                content = unchecked_line(line, source=source, way_out=way_out)
+                content = unseal(line, source=source, way_out=way_out)
                 yield parse_record(content, kind, source=source, way_out=way_out), end
 
 
@@ -168,7 +168,7 @@ class ResponseStore:
         if self.pending:
             self._write_manifest()
             with atomic_write(self.errors) as file:
-                file.write(b"".join(checked_line(asdict(error)) for error in final))
+                file.write(b"".join(sealed_line(asdict(error)) for error in final))
 
     def pending_prompts(self) -> Iterator[dict[str, Any]]:
         return (prompt for prompt in read_jsonl(self.prompts) if prompt["id"] not in self.done)
@@ -203,7 +203,7 @@ class ResponseStore:
         try:
             with path.open("ab") as file:
                 # `asdict` would copy every token first, which takes most of the time.
-                file.write(b"".join(checked_line(vars(row)) for row in rows))
+                file.write(b"".join(sealed_line(vars(row)) for row in rows))
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:

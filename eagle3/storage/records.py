@@ -1,4 +1,4 @@
-"""Records: what lies on disk as plain data, sealed where it is a file of its own."""
+"""Records: plain data as JSON, sealed against damage in files and in lines of files."""
 
 import hashlib
 import json
@@ -14,27 +14,32 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from eagle3.errors import InputError
 from eagle3.storage.files import atomic_write, json_line, json_text, read_json
 
-# A file of JSON whose last key is the sha256 of what stands before it: a flipped byte, a cut and an edit all show.
-
-SEAL = re.compile(rb',\n "seal": "([0-9a-f]{64})"\n\}\n')
+# The last key of a sealed JSON object is the sha256 of everything before it, in a file indented by 1 or in a line: any
+# flipped byte, cut or edit shows.
+SEAL = re.compile(rb',\n? "seal": "([0-9a-f]{64})"(\n?\}\n)\Z')
+LONGEST_SEAL = 80
+CRC32 = re.compile(rb', "crc32": "([0-9a-f]{8})"(\}\n)\Z')  # of lines that earlier versions wrote
 
 
 def seal(text: bytes) -> bytes:
-    """Add the seal to a JSON object of one or more keys, indented by 1."""
-    body = text.removesuffix(b"\n}\n")
+    """Add the seal to a JSON object of one or more keys, with a newline after its closing brace."""
+    is_file = text.endswith(b"\n}\n")
+    body = text.removesuffix(b"\n}\n" if is_file else b"}\n")
     assert body != text
-    return body + b',\n "seal": "%s"\n}\n' % hashlib.sha256(body).hexdigest().encode()
+    form = b',\n "seal": "%s"\n}\n' if is_file else b', "seal": "%s"}\n'
+    return body + form % hashlib.sha256(body).hexdigest().encode()
 
 
 def unseal(content: bytes, *, source: str, way_out: str) -> bytes:
     """Return the JSON without its seal; InputError where they do not fit together."""
-    body, found = content[:-LENGTH_OF_SEAL], SEAL.fullmatch(content[-LENGTH_OF_SEAL:])
-    if found is None or found[1].decode() != hashlib.sha256(body).hexdigest():
-        raise InputError(f"{source}: damaged or edited, it does not have the sha256 in its last line; {way_out}")
-    return body + b"\n}\n"
-
-
-LENGTH_OF_SEAL = len(seal(b"{1\n}\n")) - 2
+    at = max(0, len(content) - LONGEST_SEAL)
+    if found := SEAL.search(content, at):
+        fits = hashlib.sha256(content[: found.start()]).hexdigest() == found[1].decode()
+    elif found := CRC32.search(content, at):
+        fits = zlib.crc32(content[: found.start()]) == int(found[1], 16)
+    if found is None or not fits:
+        raise InputError(f"{source}: damaged or edited, it does not have the sha256 at its end; {way_out}")
+    return content[: found.start()] + found[2]
 
 
 def write_sealed_json(path: Path, value: dict[str, Any]) -> None:
@@ -50,25 +55,9 @@ def read_sealed_json(path: Path, *, made_by: str) -> dict[str, Any]:
     return value
 
 
-# --- lines -----------------------------------------------------------------------------------------------------------
-# Of a file that grows until it is finished, each line has a check of its own as its last key.
-
-CHECK = re.compile(rb', "crc32": "([0-9a-f]{8})"\}\n')
-LENGTH_OF_CHECK = len(b', "crc32": "00000000"}\n')
-
-
-def checked_line(row: dict[str, Any]) -> bytes:
-    """Write a row of one or more keys as a line of JSON with its check."""
-    body = json_line(row)[:-2]
-    return body + b', "crc32": "%08x"}\n' % zlib.crc32(body)
-
-
-def unchecked_line(line: bytes, *, source: str, way_out: str) -> bytes:
-    """Return the line without its check; InputError where they do not fit together."""
-    body, found = line[:-LENGTH_OF_CHECK], CHECK.fullmatch(line[-LENGTH_OF_CHECK:])
-    if found is None or int(found[1], 16) != zlib.crc32(body):
-        raise InputError(f"{source}: damaged or edited, it does not have the crc32 at its end; {way_out}")
-    return body + b"}\n"
+def sealed_line(row: dict[str, Any]) -> bytes:
+    """Write a row of one or more keys as a line of a file that grows until it is finished."""
+    return seal(json_line(row))
 
 
 # --- records ---------------------------------------------------------------------------------------------------------
@@ -98,15 +87,15 @@ def parse_record(content: bytes, kind: type[AnyRecord], *, source: str, way_out:
 
 
 def parse_sealed(content: bytes, kind: type[AnyRecord], *, source: str, way_out: str) -> AnyRecord:
-    """Read a record from a file of its own. What another version or program wrote is said as such."""
+    """Read a record from a file of its own. What another version or program wrote is reported as such."""
     _require_version(content, kind, source, way_out)
-    if SEAL.fullmatch(content[-LENGTH_OF_SEAL:]) is None:
+    if not SEAL.search(content[-LONGEST_SEAL:]):
         parse_record(content, kind, source=source, way_out=way_out)
     return parse_record(unseal(content, source=source, way_out=way_out), kind, source=source, way_out=way_out)
 
 
 def _adapter(kind: type[Record]) -> TypeAdapter[Any]:
-    """Return what checks a kind of record; made once, as that costs what reading a hundred lines with it does."""
+    """Return the validator of a kind of record, cached because making one costs as much as reading a hundred lines."""
     if kind not in ADAPTERS:
         ADAPTERS[kind] = TypeAdapter(kind)
     return ADAPTERS[kind]
@@ -124,7 +113,7 @@ def _require_version(content: bytes, kind: type[Record], source: str, way_out: s
 
 
 def _in_words(fault: Mapping[str, Any]) -> str:
-    """Say what is wrong in which field; of its value only numbers, for texts may be somebody's."""
+    """Say what is wrong in which field; show the value only if it is a number, as a text may be user data."""
     field = ".".join(str(part) for part in fault["loc"] if part not in UNION_PARTS)
     if fault["type"] == "missing":
         return f"{field} is missing"

@@ -27,7 +27,7 @@ from eagle3.features.shards import ShardWriter
 from eagle3.features.task import Sharding
 from eagle3.features.turns import teacher_positions
 from eagle3.storage.folder import LocalFolder
-from eagle3.storage.records import checked_line, read_sealed_json, sealed_bytes
+from eagle3.storage.records import read_sealed_json, sealed_bytes, sealed_line
 from eagle3.storage.resolve import open_folder
 from eagle3.target.capture import Capture, Features
 from eagle3.target.identity import TargetIdentity
@@ -76,7 +76,7 @@ def answered(tmp_path: Path, target: Target) -> Path:
 def write_responses(out_dir: Path, identity: TargetIdentity, rows: list[dict], *, complete: bool = True) -> None:
     (out_dir / "responses").mkdir(exist_ok=True)
     path = out_dir / "responses" / "responses.jsonl"
-    path.write_bytes(b"".join(map(checked_line, rows)))
+    path.write_bytes(b"".join(map(sealed_line, rows)))
     counts = Counts(prompts=len(rows), rows=len(rows), turns=0, answer_tokens=0, finish_reasons={}, errors={})
     manifest = ResponsesManifest(
         format_version=ResponsesManifest.FORMAT_VERSION,

@@ -1,6 +1,7 @@
 """What is sealed shows every change."""
 
 import json
+import zlib
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle3.errors import InputError
-from eagle3.storage.records import read_sealed_json, write_sealed_json
+from eagle3.storage.records import read_sealed_json, sealed_line, unseal, write_sealed_json
 
 RECORD = {"name": "a name", "rows": 5, "nested": {"layers": [2, 4, 5]}}
 
@@ -19,6 +20,22 @@ def test_sealed_json_is_read_as_it_was_written_and_by_any_other_reader(tmp_path:
     write_sealed_json(path, RECORD)
     assert read_sealed_json(path, made_by="x") == RECORD
     assert json.loads(path.read_bytes()) == RECORD | {"seal": json.loads(path.read_bytes())["seal"]}
+
+
+def test_a_line_that_an_earlier_version_wrote_is_read_and_a_flipped_bit_in_it_is_refused() -> None:
+    line = b'{"id": "p#0", "input_ids": [1, 2], "crc32": "%08x"}\n' % zlib.crc32(b'{"id": "p#0", "input_ids": [1, 2]')
+    assert unseal(line, source="", way_out="") == b'{"id": "p#0", "input_ids": [1, 2]}\n'
+    with pytest.raises(InputError, match="damaged or edited"):
+        unseal(line.replace(b"[1", b"[3"), source="", way_out="")
+
+
+@pytest.mark.parametrize("bit", range(8))
+def test_no_flipped_bit_in_a_line_passes(bit: int) -> None:
+    line = sealed_line(RECORD)
+    assert json.loads(unseal(line, source="", way_out="")) == RECORD
+    for place, byte in enumerate(line):
+        with pytest.raises(InputError, match="damaged or edited"):
+            unseal(line[:place] + bytes([byte ^ 1 << bit]) + line[place + 1 :], source="", way_out="")
 
 
 @given(place=st.integers(0, 200), bit=st.integers(0, 7), cut=st.booleans())

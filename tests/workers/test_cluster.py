@@ -59,8 +59,8 @@ def test_a_cluster_whose_workers_die_makes_the_store_of_one_process(folder: Path
     here, there = (
         {row["id"]: row for row in read_jsonl(folder / name / "responses/responses.jsonl")} for name in ("here", "ray")
     )
-    assert [{**row, "last_of_prompt": None, "crc32": None} for row in here.values()] == [
-        {**there[name], "last_of_prompt": None, "crc32": None} for name in here
+    assert [{**row, "last_of_prompt": None, "seal": None} for row in here.values()] == [
+        {**there[name], "last_of_prompt": None, "seal": None} for name in here
     ]
     one, other = (open_store(folder / name / "features") for name in ("here", "ray"))
     other.verify()
