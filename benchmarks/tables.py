@@ -283,6 +283,50 @@ def recipe() -> str:
     return markdown("training | chain of 3 | chain of 7", rows)
 
 
+def recipe_seeds() -> str:
+    """Accept length on validation prompts of two targets: means of up to three seeds, and half their range."""
+    found, rows = result("recipe_seeds.json")["runs"], []
+    for title, name in RECIPES.items():
+        cells: list[str] = []
+        for target in ("s", "u"):
+            seeds = [run for key, run in found.items() if re.fullmatch(rf"{target}_{re.escape(name)}(_s\d)?", key)]
+            cells += [_with_range([run[f"accept_length_{steps}"] for run in seeds]) for steps in (3, 7)]
+        rows.append([title, *cells])
+    return markdown("training | 135 M: chain of 3 | chain of 7 | 24 M: chain of 3 | chain of 7", rows)
+
+
+def _with_range(values: list[float]) -> str:
+    if not values:
+        return "-"
+    spread = f" ± {(max(values) - min(values)) / 2:.3f}" if len(values) > 1 else ""
+    return f"{mean(values):.3f}{spread}"
+
+
+RECIPES = {
+    "EAGLE-3, AdamW, lr 1e-3, packs of 8,192, 2 epochs": "old2",
+    "A: EAGLE-3.1, Muon, lr 3e-3, weight decay 0.1, packs of 8,192, `loss.decay=0.8`, 1 epoch": "R1",
+    "A, 2 epochs": "R2",
+    "A, 4 epochs": "R4",
+    "B: as A, with packs of 4,096, weight decay 0.5, `loss.decay=0.6`, 1 epoch": "A1",
+    "B, 2 epochs": "A2",
+    "B, 4 epochs": "A4",
+    "B with packs of 8,192": "A1-pack",
+    "B with weight decay 0.1": "A1-wd",
+    "B with weight decay 1": "A1_wd1",
+    "B with `loss.decay=0.8`": "A1-decay",
+    "B with lr 1.5e-3": "A1_lr1.5",
+    "B with lr 6e-3": "A1_lr6",
+    "B with an MLP twice as wide": "A1_mlp",
+    "B, constant rate, decay in the last 30 % of the steps": "A1_wsd",
+    "A on 30 % of the prompts, 1 epoch": "R1_share0.3",
+    "A on 30 %, 4 epochs": "R4_share0.3",
+    "B on 30 %, 1 epoch": "A1_share0.3",
+    "B on 30 %, 4 epochs": "A4_share0.3",
+    "A on 10 %, 4 epochs": "R4_share0.1",
+    "B on 10 %, 4 epochs": "A4_share0.1",
+}
+
+
 def long_answers() -> str:
     found, rows = result("long_answers.json"), []
     for sampling in ("greedy", "sampled"):
@@ -330,7 +374,7 @@ LOSSES = {
 TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
     for table in (
-        quickstart, best, heads, recipe, race, steps, adapted, costs, parity, bench, tuned, loads, adaptive,
+        quickstart, best, heads, recipe, recipe_seeds, race, steps, adapted, costs, parity, bench, tuned, loads, adaptive,
         long_answers, bounds, losses,
     )
 }  # fmt: skip
