@@ -374,8 +374,8 @@ LOSSES = {
 TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
     for table in (
-        quickstart, best, heads, recipe, recipe_seeds, race, steps, adapted, costs, parity, bench, tuned, loads, adaptive,
-        long_answers, bounds, losses,
+        quickstart, best, heads, recipe, recipe_seeds, race, steps, adapted, costs, parity, bench, tuned, loads,
+        adaptive, long_answers, bounds, losses,
     )
 }  # fmt: skip
 
