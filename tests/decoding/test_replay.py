@@ -145,19 +145,13 @@ def test_sampled_answers_are_replayed_too(target, head):
             assert (rounds.verifications, rounds.accepted) == same
 
 
-def test_an_answer_of_one_token_has_no_round(target, head):
+def test_the_shortest_answers_and_prompts_are_replayed(target, head):
     rounds = recorded(target, head, max_new_tokens=1).replay(steps=3, topk=2, draft_tokens=6)
     assert (rounds.verifications, rounds.accepted, rounds.tokens) == (0, [0, 0, 0], 0)
-
-
-def test_no_prompt_gives_no_round(target, head):
     assert recorded(target, head, prompts=[]).replay(steps=1, topk=1, draft_tokens=2).verifications == 0
-
-
-@pytest.mark.parametrize("prompt", [PROMPT[:1], PROMPT[:2]])
-def test_the_shortest_prompts_are_replayed(target, head, prompt):
-    rounds = recorded(target, head, prompts=[prompt]).replay(**SETTINGS[8])
-    assert (rounds.verifications, rounds.accepted) == decoded(target, head, prompts=[prompt], **SETTINGS[8])
+    for prompts in ([PROMPT[:1]], [PROMPT[:2]]):
+        rounds = recorded(target, head, prompts=prompts).replay(**SETTINGS[8])
+        assert (rounds.verifications, rounds.accepted) == decoded(target, head, prompts=prompts, **SETTINGS[8])
 
 
 def test_of_equal_scores_the_earlier_candidate_comes_first():

@@ -6,11 +6,12 @@ from fitted_head import CHAIN, LAYERS, NEW_TOKENS, PROMPT, TREE, fitted_head, ma
 from hybrid_families import hybrid_config
 
 from eagle3.decoding.speculate import Speculator, plain_greedy
-from eagle3.decoding.verifier import Verifier, verifier
+from eagle3.decoding.verifier import verifier
 from eagle3.target.capture import Capture
-from tests.target.test_capture import FAMILIES, text_config
+from tests.target.test_capture import text_config
 
 WINDOWED = ("mistral", "gemma3_text", "gpt_oss", "phi3", "llama4_text")  # shorter than PROMPT
+RECURRENT = ("qwen3_next", "falcon_h1")
 
 
 def hugging_face_greedy(target, prompt, max_new_tokens):
@@ -21,10 +22,10 @@ def hugging_face_greedy(target, prompt, max_new_tokens):
     return whole[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("family", ["llama", *WINDOWED, "deepseek_v3", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["llama", *WINDOWED, "deepseek_v3", "qwen3_moe", *RECURRENT])
 def test_greedy_tokens_equal_hugging_face_generate(family):
-    assert family in FAMILIES
-    target = make_target(text_config(family, 5))
+    """Targets with a recurrent state are read step by step; the same drafts are accepted."""
+    target = make_target(hybrid_config(family) if family in RECURRENT else text_config(family, 5))
     own = hugging_face_greedy(target, PROMPT, NEW_TOKENS)
     assert plain_greedy(target, PROMPT, NEW_TOKENS) == own
     speculator = Speculator(target, fitted_head(target, PROMPT), LAYERS)
@@ -35,48 +36,23 @@ def test_greedy_tokens_equal_hugging_face_generate(family):
         assert 0 < sum(decoded.accepted) < decoded.verifications * shape["steps"]
 
 
-def test_features_are_those_of_the_kept_tokens_alone():
-    target = small_target()
+@pytest.mark.parametrize("family", ["llama", "qwen3_next"])
+def test_features_are_those_of_the_kept_tokens_alone(family):
+    target = make_target(hybrid_config(family)) if family in RECURRENT else small_target()
+    close = {"rtol": 1e-4, "atol": 1e-4} if family in RECURRENT else {}
     own = plain_greedy(target, PROMPT, NEW_TOKENS)
-    ids = PROMPT + own
-    aux = Capture(target, LAYERS)(torch.tensor([ids]), [len(ids)])[0].aux_hidden_states
-    wrong = [(token + 1) % 50 for token in own]
-    with Verifier(target, LAYERS, temperature=0.0, seed=0) as verifier:
-        assert verifier.advance(PROMPT, [[]]) == own[:1]
-        torch.testing.assert_close(verifier.features(), aux[:20])
-        assert verifier.advance(own[:1], [wrong[1:3], [own[1], own[2], wrong[3]], [own[1], wrong[2]]]) == own[1:4]
-        torch.testing.assert_close(verifier.features(), aux[20:23])
-        assert verifier.advance(own[3:4], [wrong[4:7]]) == own[4:5]
-        torch.testing.assert_close(verifier.features(), aux[23:24])
-        assert verifier.advance(own[4:5], [own[5:8]]) == own[5:9]
-        torch.testing.assert_close(verifier.features(), aux[24:28])
-
-
-@pytest.mark.parametrize("family", ["qwen3_next", "falcon_h1"])
-def test_a_target_with_a_state_is_read_step_by_step_and_drafts_are_judged_all_the_same(family):
-    target = make_target(hybrid_config(family))
-    own = hugging_face_greedy(target, PROMPT, NEW_TOKENS)
-    assert plain_greedy(target, PROMPT, NEW_TOKENS) == own
-    speculator = Speculator(target, fitted_head(target, PROMPT), LAYERS)
-    for shape in (CHAIN, TREE):
-        decoded = speculator.decode(PROMPT, max_new_tokens=NEW_TOKENS, **shape)
-        assert decoded.token_ids == own
-        assert 0 < sum(decoded.accepted) < decoded.verifications * shape["steps"]
-
-
-def test_features_of_a_target_with_a_state_are_those_of_the_kept_tokens_alone():
-    target = make_target(hybrid_config("qwen3_next"))
-    own = plain_greedy(target, PROMPT, 10)
     ids, length = PROMPT + own, len(PROMPT)
     aux = Capture(target, LAYERS)(torch.tensor([ids]), [len(ids)])[0].aux_hidden_states
     wrong = [(token + 1) % 50 for token in own]
     with verifier(target, LAYERS, temperature=0.0, seed=0) as reader:
         assert reader.advance(PROMPT, [[]]) == own[:1]
-        torch.testing.assert_close(reader.features(), aux[:length], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(reader.features(), aux[:length], **close)
         assert reader.advance(own[:1], [wrong[1:3], [own[1], own[2], wrong[3]], [own[1], wrong[2]]]) == own[1:4]
-        torch.testing.assert_close(reader.features(), aux[length : length + 3], rtol=1e-4, atol=1e-4)
-        assert reader.advance(own[3:4], [own[4:6]]) == own[4:7]
-        torch.testing.assert_close(reader.features(), aux[length + 3 : length + 6], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(reader.features(), aux[length : length + 3], **close)
+        assert reader.advance(own[3:4], [wrong[4:7]]) == own[4:5]
+        torch.testing.assert_close(reader.features(), aux[length + 3 : length + 4], **close)
+        assert reader.advance(own[4:5], [own[5:8]]) == own[5:9]
+        torch.testing.assert_close(reader.features(), aux[length + 4 : length + 8], **close)
 
 
 def test_no_hook_is_left_behind_even_by_a_failed_decode():
