@@ -99,11 +99,11 @@ UNKNOWN_OPTION = re.compile(
 
 
 def message_of(error: BaseException) -> str:
-    """Return what Hydra says of an override, and why, without its search path."""
+    """Return Hydra's message about an override, without its search path."""
     return f"{error} {error.__cause__ or ''}".partition("Config search path")[0]
 
 
 def unknown_class(error: Any) -> str | None:
-    """Return what Hydra says of a `_target_` that names nothing; None for another error."""
+    """Return Hydra's message about a `_target_` that does not exist; None for another error."""
     is_unknown = isinstance(error, InstantiationException) and "locating target" in str(error)
     return str(error).partition(",")[0] if is_unknown else None

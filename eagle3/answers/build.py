@@ -1,4 +1,4 @@
-"""From a config to answers: the stage in the driver, and who answers in the process that does it."""
+"""From a config to answers: the stage in the driver, and the answerer in a worker."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ from eagle3.workers.build import workers_of
 from eagle3.workers.task import WorkerId
 
 SERVED = ("sglang", "openai")  # answers of a serving engine
-AHEAD = 1024  # prompts at hand of an answerer that does not say how many it works on at once
+AHEAD = 1024  # prompts that a worker holds, for an answerer that does not state how many it works on at once
 
 
 def answer(config: DictConfig, target: StoredTarget) -> Counts:

@@ -61,7 +61,7 @@ class Chat:
             name: "" for name, token in tokens.items() if token is None and name not in template_kwargs
         }
         self._template = _pin_clock(source, date)
-        self._offered: dict[str, Any] = {}  # to the template, beside the conversation: its tools
+        self._offered: dict[str, Any] = {}  # to the template, in addition to the conversation: its tools
         self._in_parts = False  # whether a message's content is a list of parts, which some templates want
         self._check_template()
 
@@ -150,8 +150,8 @@ class Chat:
 
     def _refusal(self, error: Exception) -> str:
         # Only words that stand in the template itself: a message put together at run time may quote the conversation.
-        said = str(error) if str(error) in self._source else type(error).__name__
-        return f"the chat template refuses: {said}"
+        reason = str(error) if str(error) in self._source else type(error).__name__
+        return f"the chat template refuses: {reason}"
 
     def encode(self, text: str) -> list[int]:
         # The template writes its own BOS; add_special_tokens would double it.
@@ -177,7 +177,7 @@ class Chat:
                 lost = lost_in_parts if self._in_parts else lost
         except TemplateSyntaxError as error:
             raise InputError(
-                f"the chat template is not valid Jinja (line {error.lineno}); mend chat.template"
+                f"the chat template is not valid Jinja (line {error.lineno}); correct chat.template"
             ) from None
         if lost - {"system"}:
             raise InputError(

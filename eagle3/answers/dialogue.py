@@ -16,8 +16,8 @@ NO_CONTENT = "the answer before has no content that a server would put into the 
 class Dialogue:
     """Collects the rows and the errors of one prompt. While `waiting`, `prompt_ids` asks for the answer to `turn`.
 
-    A row goes on over several turns as long as the next prompt begins with the ids of the row, token for token. Many
-    templates strip reasoning or white space from earlier answers: then the next turn begins a row of its own."""
+    A row spans several turns as long as the next prompt begins with exactly the ids of the row. Many templates strip
+    reasoning or white space from earlier answers: then the next turn begins a new row."""
 
     def __init__(self, prompt: dict[str, Any], chat: Chat, *, seed: int, max_prompt_tokens: int | None, on_length: str):
         self.prompt = prompt

@@ -38,7 +38,7 @@ def generate(
 ) -> list[Answer]:
     """Answer each prompt. An answer depends on its prompt and its seed, not on the rows that share the batch.
 
-    `drawn` says how many tokens at the end of each prompt were drawn with its seed before: it goes on from there."""
+    `drawn`: how many tokens at the end of each prompt were drawn with its seed before; it continues from there."""
     drawn = drawn or [0] * len(prompts)
     if len(prompts) > 1 and alone_because(model):
         options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop_ids": stop_ids, "pad_id": pad_id}

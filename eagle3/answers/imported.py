@@ -1,6 +1,6 @@
 """Answers made elsewhere → training rows: by token ids as they are, by text where its tokens can be located exactly.
 
-docs/how-to/imported-answers.md tells the format and every reason.
+docs/how-to/imported-answers.md describes the format and every reason for a refusal.
 """
 
 from collections.abc import Iterable
@@ -30,7 +30,7 @@ UNSTATED = "unstated"
 
 
 class ImportedAnswers:
-    """Stands where an answerer would: the conversations keep the answers they came with."""
+    """Takes the place of an answerer: the conversations keep the answers that they came with."""
 
     def __init__(self, *, finish_reason: str) -> None:
         self.unstated = finish_reason
@@ -70,8 +70,8 @@ def imported_rows(
             refusals.append((answer.turn, reason))
             continue
         row = new_row(prompt, answer.turn)
-        said = answer.messages[-1].get("sampling", {}).get("seed")
-        seed = said if type(said) is int else None  # tables with empty cells make 1 a 1.0, which no row may hold
+        stated = answer.messages[-1].get("sampling", {}).get("seed")
+        seed = stated if type(stated) is int else None  # tables with empty cells make 1 a 1.0, which no row may hold
         rows.append(row.with_turn(answer.prompt_ids, answer.answer_ids, answer.finish_reason, seed, answer.messages))
     if not rows and not refusals:
         refusals.append((0, "the conversation has no assistant turn to import"))
@@ -151,7 +151,7 @@ def _by_text(chat: Chat, messages: Messages, *, ended: bool) -> tuple[list[int],
 
 
 def _around(chat: Chat, before: Messages, *after: dict[str, str]) -> tuple[str, str]:
-    """Return what the template writes before and behind an answer in its place, read off a sentinel."""
+    """Return what the template writes before and after an answer, found with a sentinel in its place."""
     text = chat.render([*before, {"role": "assistant", "content": SENTINEL}, *after], add_generation_prompt=False)
     if text.count(SENTINEL) != 1:
         raise RefusedConversation(NOT_WHOLE)
@@ -218,7 +218,7 @@ def _refuse_control_tokens(chat: Chat, answer: str) -> None:
 
 
 def _continuation(chat: Chat, prompt: str, prompt_ids: list[int], text: str) -> list[int]:
-    """Return the tokens that continue the prompt with `text`: generation begins behind prompt_ids, whatever the text
+    """Return the tokens that continue the prompt with `text`: generation begins after prompt_ids, whatever the text
     would merge to."""
     before = chat.decode(prompt_ids)
     for ids in _tokenisations(chat, prompt, prompt_ids, text):

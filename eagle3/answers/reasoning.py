@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 AUTO = "auto"
-# What families write around their reasoning; behind the end begins the content.
+# What families write around their reasoning; the content begins after the end mark.
 KNOWN = (
     ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),  # gpt-oss
     ("<|channel>thought", "<channel|>"),  # Gemma 4
@@ -32,7 +32,7 @@ class Reasoning:
         return generation_prompt.rfind(self.start) > generation_prompt.rfind(self.end)
 
     def is_empty(self, text: str) -> bool:
-        """Tell a span without reasoning, which a prompt closes to say that there shall be none."""
+        """Say whether a span holds no reasoning: a prompt closes an empty span to ask for none."""
         return not text.replace(self.start, "").replace(self.end, "").strip()
 
     def begins(self, answer: str) -> bool:

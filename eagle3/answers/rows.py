@@ -22,7 +22,7 @@ class ResponseRow(Record):
     finish_reasons: list[str] = field(default_factory=list)
     seeds: list[int | None] = field(default_factory=list)
     messages: list[dict[str, Any]] = field(default_factory=list)
-    last_of_prompt: bool = False  # without it a killed run has left the prompt's rows behind incomplete
+    last_of_prompt: bool = False  # without it, a killed run has left the prompt's rows incomplete
 
     def continued_by(self, prompt_ids: list[int]) -> bool:
         return prompt_ids[: len(self.input_ids)] == self.input_ids

@@ -66,7 +66,7 @@ class ServedAnswerer:
         self.draft = None if head is None else Draft(head=head, steps=steps, topk=topk, draft_tokens=draft_tokens)
 
     def __enter__(self) -> Self:
-        """Start servers, if they are ours, and hold them against the target."""
+        """Start servers if none are given, and check that they serve the target."""
         with ExitStack() as stack:
             urls = [*self.urls] or self._started(stack)
             self.runner = stack.enter_context(asyncio.Runner())

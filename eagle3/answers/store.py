@@ -1,4 +1,4 @@
-"""The files of OUT/responses: what is done, what is to do, and what it was made with."""
+"""The files of OUT/responses: finished and pending prompts, and the settings that made the answers."""
 
 import logging
 import os
@@ -32,7 +32,7 @@ Answered = tuple[list[ResponseRow], list[ResponseError]]  # rows and errors of o
 
 @dataclass(frozen=True, kw_only=True)
 class MadeWith(Record):
-    """What decides the answers beside the prompts. Imported answers have no sampling."""
+    """The settings that decide the answers, apart from the prompts. Imported answers have no sampling."""
 
     answers: str  # the answerer's name
     chat: dict[str, Any]
@@ -121,7 +121,7 @@ def _lines_and_ends(path: Path, kind: type[AnyRecord]) -> Iterator[tuple[AnyReco
 
 
 def require_prompts_whole(prompts: Path, sha256: str) -> None:
-    """Raise InputError unless prompts.jsonl is the file that the ledger beside it, if there is one, describes."""
+    """Raise InputError unless prompts.jsonl is the file that the ledger next to it, if any, describes."""
     ledger = prompts.parent / "ledger.json"
     if ledger.exists() and read_sealed_json(ledger, made_by=MAKE_PROMPTS)["sha256"] != sha256:
         raise InputError(
@@ -131,10 +131,10 @@ def require_prompts_whole(prompts: Path, sha256: str) -> None:
 
 
 class ResponseStore:
-    """The stage's folder, open for going on."""
+    """The folder of the responses stage, opened to continue it."""
 
     def __init__(self, out_dir: Path, target: TargetIdentity, made_with: MadeWith) -> None:
-        """Refuse to go on with answers that were made in another way."""
+        """Raises InputError if the folder has answers that were made with other settings."""
         self.prompts = out_dir / "prompts" / "prompts.jsonl"
         self.folder = out_dir / "responses"
         self.responses = self.folder / "responses.jsonl"

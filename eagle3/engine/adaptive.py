@@ -45,7 +45,7 @@ def first_steps(steps: Mapping[int, list[int]]) -> int:
 
 
 def require_adaptive(information: Mapping[str, Any], *, name: str) -> None:
-    """Raise InputError if SGLang has turned it off by itself, which it says in its log alone."""
+    """Raise InputError if SGLang has turned adaptive drafting off, which it reports only in its log."""
     if not information.get("speculative_adaptive"):
         raise InputError(
             f"{name} does not draft adaptively: its SGLang has turned that off, the log says why; leave out adaptive"

@@ -1,4 +1,4 @@
-"""How a head drafts, in the words of SGLang's flags."""
+"""How a head drafts, in terms of SGLang's flags."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from eagle3.engine.adaptive import first_steps, read_adaptive
 class Draft:
     """An exported head and how it drafts. `draft_tokens` counts the tree's root; None is for a chain: steps + 1.
 
-    With the file `adaptive` (adaptive.py) chains have as many steps as it says, and the three numbers do not count."""
+    With the file `adaptive` (adaptive.py), it decides the length of chains, and the three numbers are ignored."""
 
     head: str
     steps: int

@@ -1,4 +1,4 @@
-"""What SGLang's log says: the stage it is at, and the reason of a failed start, in one line."""
+"""Reads SGLang's log: the stage of its start, and the reason for a failed one, in one line."""
 
 import re
 import signal
@@ -56,7 +56,7 @@ def _exception(lines: list[str]) -> str:
 
 
 def _end_of_chain(lines: list[str]) -> str:
-    """Return the exception behind those that it was raised from."""
+    """Return the last exception of a chain."""
     found = ""
     for number, line in enumerate(lines):
         if EXCEPTION.match(line):

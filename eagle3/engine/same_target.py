@@ -22,9 +22,9 @@ SENTENCE = "Zebras don't count 1,234 µ-ops; naïve café owners do!\n\tif x != 
 async def require_same_model(
     session: aiohttp.ClientSession, endpoint: Endpoint, *, path: str, hash_of_config: str, served_as: str | None
 ) -> Mapping[str, Any]:
-    """Compare what the server says of its model with the target; returns what the server tells of itself.
+    """Compare the server's model with the target; return the settings that the server reports.
 
-    A folder that can be read here is known by its config.json, any other name must be `served_as` or `path`."""
+    A folder that can be read here is identified by its config.json; any other name must be `served_as` or `path`."""
     reported = await endpoint.describe(session)
     model = reported["model"]
     if served_as is not None and model == served_as:
@@ -47,7 +47,7 @@ async def require_same_tokens(
 ) -> None:
     """Compare the server's ids of SENTENCE with ours, and of the prompt that asks it (None: not compared).
 
-    A server that does not tell its ids is taken; a warning names what was not compared."""
+    A server that does not report token ids is accepted; a warning names what was not compared."""
     theirs = await _ids_or_none(endpoint.text_ids(session, SENTENCE), endpoint.url, "tokenizer")
     if theirs is not None and theirs != text_ids:
         raise InputError(f"{endpoint.url} has another tokenizer than target.path; serve the target with its own")
@@ -75,8 +75,8 @@ async def _ids_or_none(ids: Awaitable[list[int]], url: str, what: str) -> list[i
 async def require_same_weights(
     session: aiohttp.ClientSession, endpoints: Sequence[Endpoint], sentence_ids: list[int]
 ) -> None:
-    """Compare what the servers take for the next token of SENTENCE at PLACES of its places: with other weights most
-    differ, with other kernels a near-tie or two."""
+    """Compare the servers' next tokens at PLACES positions of SENTENCE: with other weights most differ, with other
+    kernels only near-ties."""
     lengths = sorted({max(1, len(sentence_ids) * place // PLACES) for place in range(1, PLACES + 1)})
     requests = [
         Request(sentence_ids[:length], seed=0, temperature=0, top_p=1, top_k=0, max_new_tokens=1) for length in lengths

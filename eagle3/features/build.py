@@ -1,4 +1,4 @@
-"""From a config to features: the stage in the driver, and who extracts in the process that does it."""
+"""From a config to features: the stage in the driver, and the extractor in a worker."""
 
 import logging
 from collections.abc import Iterator
@@ -62,7 +62,7 @@ def feature_settings(config: DictConfig, target: StoredTarget) -> FeatureSetting
 
 
 def target_dtype(config: DictConfig, target: StoredTarget) -> str:
-    """Return what the hidden states are computed in, as far as this process can say."""
+    """Return the dtype that hidden states are computed in, as far as this process can know it."""
     if config.features.engine:
         return config.launch.dtype
     dtype = resolved_dtype(config.target.dtype, on_cpu=not target_on_gpu(config))
@@ -107,7 +107,7 @@ def _served(
 
 
 def sentinels_for(config: DictConfig, target: StoredTarget, layers: list[int]) -> "list[Sentinel]":
-    """Return what an engine is held against: Hugging Face's states, where it fits here and can load the target."""
+    """Return the reference for an engine: Hugging Face's states, if the target fits into memory here and loads."""
     from eagle3.features.capture_check import computed_sentinels, plain_sentinels
 
     free = free_bytes(config.target.device)
@@ -120,5 +120,5 @@ def sentinels_for(config: DictConfig, target: StoredTarget, layers: list[int]) -
             unload()
     else:
         without = f"its {target.weights_bytes / 1e9:.0f} GB do not fit into half of {free / 1e9:.0f} GB of free memory"
-    log.warning("no forward of Hugging Face: %s; what SGLang captures is held against its own logits alone", without)
+    log.warning("no forward of Hugging Face: %s; SGLang's states are compared only with its own logits", without)
     return plain_sentinels(target)

@@ -1,4 +1,4 @@
-"""Several feature stores of one target, trained on as one: more answers to each prompt, or data that grew in parts.
+"""Several feature stores of one target as one source: more answers to each prompt, or data that grew in parts.
 
 Shapes: V target vocabulary, H hidden size.
 """
@@ -25,12 +25,12 @@ from eagle3.storage.resolve import open_folder
 from eagle3.target.facts import TargetConfig
 from eagle3.target.identity import require_same_target
 
-SAME_IN_ALL = ("capture_layers", "dtype", "teachers", "reasoning_ids")  # what packs and loss masks count on
+SAME_IN_ALL = ("capture_layers", "dtype", "teachers", "reasoning_ids")  # what packs and loss masks depend on
 TOTALS = ("samples", "tokens", "answer_tokens", "bytes")
 
 
 class ConcatStores:
-    """A `FeatureSource`: the samples of all stores, one after the other, read where they lie."""
+    """A `FeatureSource`: the samples of several stores, one store after the other, read from where they are."""
 
     def __init__(self, stores: list[FeatureStore]) -> None:
         self.stores = stores
@@ -47,7 +47,7 @@ class ConcatStores:
 
     @property
     def made_from(self) -> MadeFrom:
-        """Return the first store's: what packs and loss masks count on is the same in all."""
+        """Return the first store's: what packs and loss masks depend on is the same in all."""
         return self.stores[0].made_from
 
     @property

@@ -50,7 +50,7 @@ def extract_features(
     window_tokens: int,
 ) -> Manifest:
     """Write `path`, or DIR/features, from DIR/responses by tasks of task.Sharding, and return the manifest; finished
-    shards are kept. A worker has conversations of `window_tokens` at hand.
+    shards are kept. A worker holds conversations of about `window_tokens` tokens.
 
     Raises InputError if the answers are another target's, or the folder holds features made otherwise.
     """

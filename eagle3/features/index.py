@@ -113,7 +113,7 @@ class ShardIndex:
 
 
 def index_name(shard: str) -> str:
-    """Return the name of the index beside a tar."""
+    """Return the name of the index next to a tar."""
     return f"{shard.rpartition('-')[0]}.index"
 
 

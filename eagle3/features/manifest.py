@@ -1,4 +1,4 @@
-"""What a feature store says of itself: the manifest of the whole; and its indices (index.py) read and held together."""
+"""The manifest of a feature store, and reading its indices (index.py)."""
 
 import hashlib
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ class MadeFrom(Record):
     reasoning_ids: list[list[int]] | None
 
     def differences(self, other: "MadeFrom") -> str:
-        """Say which settings differ: this one's then, the other's now."""
+        """Return the settings that differ: this one's as then, the other's as now."""
         pairs = {field.name: (getattr(self, field.name), getattr(other, field.name)) for field in fields(self)}
         return ", ".join(f"{name}={then} then, {now} now" for name, (then, now) in pairs.items() if then != now)
 
@@ -69,7 +69,7 @@ class Manifest(Record):
 
 
 def require_different_ids(storage: Storage, indices: list[ShardIndex]) -> None:
-    """Raise InputError for a sample that is there twice: training would take it for two."""
+    """Raise InputError for a sample that is in two shards: training would use it twice."""
     found: dict[str, str] = {}
     for index in indices:
         for sample_id in index.ids():
@@ -83,7 +83,7 @@ def require_different_ids(storage: Storage, indices: list[ShardIndex]) -> None:
 
 @contextmanager
 def one_writer(storage: Storage, name: str) -> Iterator[None]:
-    """Say it in a line when the block finds a file that another process has written meanwhile."""
+    """Turn a conflict with another process that writes the same store into a one-line error."""
     try:
         yield
     except FileExistsError:
@@ -94,7 +94,7 @@ def one_writer(storage: Storage, name: str) -> Iterator[None]:
 
 
 def read_index(storage: Storage, name: str, expected_sha256: str | None = None) -> ShardIndex:
-    """Read an index, and hold it against the manifest's hash of it, or else against its own."""
+    """Read an index, and compare it with the manifest's hash of it, or else with its own."""
     source, way_out = f"{storage.location}/{name}", f"delete it with its shard and run: {MAKE_FEATURES}"
     content = _content(storage, name, made_by=MAKE_FEATURES)
     listed = expected_sha256 is not None and hashlib.sha256(content).hexdigest() == expected_sha256

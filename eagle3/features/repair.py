@@ -1,4 +1,4 @@
-"""What of a feature store is damaged, and taking exactly that away, so that the features stage makes it anew."""
+"""Finds and deletes the damaged files of a feature store, so that the features stage makes them again."""
 
 from eagle3.errors import InputError
 from eagle3.features.index import ShardIndex, index_name
@@ -10,8 +10,8 @@ from eagle3.storage.prefault import sha256_of
 
 
 def find_damage(storage: Storage) -> tuple[dict[str, str], list[str]]:
-    """Hold every byte of a store against its hashes; what is wrong with each file that is not whole, and the shards
-    that the manifest does not list: of another store, or of a run that has not ended."""
+    """Compare every byte of a store with its hashes. Return the damage of each damaged file by name, and the shards
+    that the manifest does not list: those of another store, or of a run that has not ended."""
     damage: dict[str, str] = {}
     manifest = _manifest(storage, damage)
     names = set(storage.names("*"))
@@ -51,7 +51,7 @@ def _manifest(storage: Storage, damage: dict[str, str]) -> Manifest | None:
 
 
 def require_this_version(error: InputError) -> None:
-    """What another version wrote is no damage, and must not be taken away as such."""
+    """Raise the error again if the file is another version's: that is no damage, and must not be deleted."""
     if "format_version=" in str(error):
         raise error
 

@@ -115,7 +115,7 @@ def from_bytes(blob: memoryview, *, sample_id: str, teachers: str) -> Sample:
     before = 0
     for begin, end, number in tensors.pop("turns").tolist():
         if not (before <= begin < end <= len(turns) and number > 0):
-            raise ValueError("its answers do not lie in it")
+            raise ValueError("its answers exceed its tokens")
         turns[begin:end], before = number, end
     argmax = from_ids_in_bytes(tensors.pop("teacher_argmax"))
     rows = {

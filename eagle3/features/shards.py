@@ -1,4 +1,4 @@
-"""Shards: tar files that webdataset reads, one safetensors member per sample, each with an index beside it.
+"""Shards: tar files that webdataset reads, one safetensors member per sample, each with an index next to it.
 
     shard-000000-8f31c02e.tar    members 000000-000000.safetensors, 000000-000001.safetensors, …
     shard-000000.index           per sample: id, offset, size, sha256, tokens, …; its tar; token counts (index.py)

@@ -1,4 +1,4 @@
-"""The door for features: what training asks of the place where they come from.
+"""Interface for sources of features, which training reads.
 
 Shapes: V target vocabulary, H hidden size.
 """
@@ -17,7 +17,7 @@ from eagle3.target.facts import TargetConfig
 TargetWeights = tuple[Float[Tensor, "V H"], Float[Tensor, "V H"]]  # embedding, lm_head
 
 
-REQUESTS = 32  # to a store behind a network, at once
+REQUESTS = 32  # at once, to a store that is read over a network
 
 
 def as_setting(location: str | list[str]) -> str:
@@ -26,7 +26,7 @@ def as_setting(location: str | list[str]) -> str:
 
 
 class FeatureSource(Protocol):
-    """Samples of one target, all known by what they weigh before any of them is read.
+    """Samples of one target, whose sizes are all known before any of them is read.
 
     The plan of an epoch depends on `samples` and their order alone, so both are the same in every process and after
     every restart. What is missing, damaged or of another target is an InputError that names it.
@@ -34,11 +34,11 @@ class FeatureSource(Protocol):
 
     @property
     def location(self) -> str | list[str]:
-        """Path or URL, or several; goes into messages, checkpoints and exported heads."""
+        """Path or URL, or several; appears in messages, checkpoints and exported heads."""
 
     @property
     def made_from(self) -> MadeFrom:
-        """What packs and loss masks count on."""
+        """The settings of the store, which packs and loss masks depend on."""
 
     @property
     def target_config(self) -> TargetConfig: ...
@@ -65,7 +65,7 @@ class FeatureSource(Protocol):
         """Read one sample; called from several threads at once."""
 
     def read_run(self, refs: Sequence[SampleRef]) -> list[Sample]:
-        """Read samples that lie one behind the other in a shard, at once; called from several threads."""
+        """Read consecutive samples of a shard at once; called from several threads."""
 
     def target_weights(self) -> TargetWeights:
         """Return the target's embedding and `lm_head`, one tensor where they are tied."""

@@ -1,4 +1,4 @@
-"""A feature store while it is made: what it holds already, what comes to it, and its end."""
+"""Builds a feature store incrementally; resumes from finished shards."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -49,12 +49,12 @@ class StoreWriter:
         return {int(name[6:12]) for name in self.storage.names("shard-*.index")}
 
     def save_weights(self, target: StoredTarget, *, dtype: torch.dtype) -> None:
-        """Write the target's embedding and `lm_head`, unless they are there: those beside finished shards are its."""
+        """Write the target's embedding and `lm_head`; weights next to finished shards are this target's already."""
         if not (self.indices and self.storage.names(TARGET_WEIGHTS)):
             save_target_weights(self.storage, target.embedding, target.lm_head, dtype=dtype)
 
     def at_least_one(self, units: Iterator[tuple[int, WorkUnit]]) -> Iterator[tuple[int, WorkUnit]]:
-        """Yield the units, or an empty one where a worker must still say what the target does to its logits."""
+        """Yield the units, or an empty one if no worker has reported the target's logit transform yet."""
         number = None
         for number, unit in units:
             yield number, unit
@@ -62,14 +62,14 @@ class StoreWriter:
             yield -1, WorkUnit(self.hash, [])
 
     def take(self, made: ShardResult) -> None:
-        """Add what a worker has made."""
+        """Add a worker's result."""
         self.logit_transform = made.logit_transform
         if made.index is not None:
             self.indices.append(parse_index(memoryview(made.index), source="a new shard", way_out="", check_seal=False))
             self.new += 1
 
     def finish(self, target: StoredTarget, *, left_out: Mapping[str, int]) -> Manifest:
-        """Write the manifest, and take away what it does not name."""
+        """Write the manifest, and delete shards that it does not name."""
         if not self.new:
             log.info("%s is up to date", self.storage.location)
         assert self.logit_transform is not None
@@ -107,7 +107,7 @@ class StoreWriter:
         return indices
 
     def _differences(self) -> str:
-        """Say which settings a finished store has other values of; shards alone hold no more than a hash of them."""
+        """Return the settings that differ from those of a finished store; shards alone hold only a hash of them."""
         if not self.storage.names(MANIFEST):
             return "another target, target.dtype, template, sampling or features.* setting"
         return read_manifest(self.storage).made_from.differences(self.made_from)

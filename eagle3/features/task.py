@@ -78,7 +78,7 @@ class Sharding:
 
 
 def at_hand(take: Take[Keyed]) -> Iterator[Keyed]:
-    """Yield items until none is there."""
+    """Yield the items that have arrived, without waiting for more."""
     while items := take(1, wait=False):
         yield from items
 

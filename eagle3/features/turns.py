@@ -1,4 +1,4 @@
-"""Where the answers of a sample lie, and where drafts along them begin.
+"""The answers within a sample, and the anchors: the positions where drafts begin.
 
 `turns` [T] is 0 at prompt tokens and i at the tokens of the i-th answer, its end-of-turn token included. An *anchor* is
 a position t at which a chain of drafts can begin in serving: the target has just given x_{t+1}, an answer token, and
@@ -27,7 +27,7 @@ def anchors_of(turns: Int[Tensor, " T"]) -> Int[Tensor, " R"]:
 
 
 def answers_of(turns: Int[Tensor, " T"]) -> list[tuple[int, int]]:
-    """Return where each answer begins and ends (the position behind its last token)."""
+    """Return the begin and end (exclusive) of each answer."""
     bounds = [0, *(turns.diff().nonzero().squeeze(1) + 1).tolist(), len(turns)]
     return [(begin, end) for begin, end in pairwise(bounds) if turns[begin] > 0]
 

@@ -1,1 +1,1 @@
-"""What lies on disk: files that are whole or absent, sealed records, folders wherever they are, one writer each."""
+"""Files on disk and in object stores: written whole or not at all, sealed, by one writer at a time."""

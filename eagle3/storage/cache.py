@@ -1,8 +1,8 @@
-"""A cache on the local disk for a folder behind a network, shared by all processes of a machine.
+"""A cache on the local disk for a folder that is read over a network, shared by all processes of a machine.
 
-What was read lies in sparse files, one for each file of the folder, at the same place. Nothing says what is there:
-bytes are taken from the cache if they have the sha256 that the reader expects, else they are fetched and laid there. So
-kills, restarts, full disks and flipped bits cost time and nothing else, and processes need not agree on anything.
+It keeps what was read in sparse files, one for each file of the folder, at the same offsets, and no list of these:
+cached bytes are used if they have the sha256 that the reader expects, else they are fetched and stored. So kills,
+restarts, full disks and flipped bits cost only time, and processes need not coordinate.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ LOCK = ".lock"
 
 
 class CachedFolder:
-    """A `Storage` whose ranges with a sha256 are kept below `path`, in `limit` bytes together with all that lies there.
+    """A `Storage` whose ranges with a sha256 are kept below `path`, in `limit` bytes with everything else there.
 
     Over the limit, the files that were read from longest ago are deleted.
     """
@@ -103,7 +103,7 @@ class CachedFolder:
                 os.close(descriptor)
         except OSError as error:
             if not self._failed:
-                log.warning("data.cache_dir=%s: %s; what it cannot hold is fetched anew", self.root, error.strerror)
+                log.warning("data.cache_dir=%s: %s; what it cannot hold is fetched again", self.root, error.strerror)
             self._failed = True
 
     def _make_room(self, size: int) -> None:

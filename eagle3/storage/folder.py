@@ -1,4 +1,4 @@
-"""The door for where shards lie: a folder of files that are whole or absent, on this machine or in an object store."""
+"""Storage interface: a flat folder of files that are whole or absent, on this machine or in an object store."""
 
 from pathlib import Path
 from typing import Any, Protocol
@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from eagle3.storage.files import LocalPendingFile, written_by_another
 from eagle3.storage.prefault import sha256_of
 
-WHATEVER = "*"  # is there under a name that is written
+WHATEVER = "*"  # replace any version
 
 
 class PendingFile(Protocol):
@@ -17,10 +17,10 @@ class PendingFile(Protocol):
     def tell(self) -> int: ...
 
     def commit(self) -> None:
-        """Give the file its name: from here on it is there, whole."""
+        """Give the file its name: from now on it exists, whole."""
 
     def discard(self) -> None:
-        """Drop the file; nothing was there and nothing is. Does nothing after `commit`."""
+        """Drop the file, which never existed under its name. Does nothing after `commit`."""
 
 
 class Storage(Protocol):
@@ -39,25 +39,25 @@ class Storage(Protocol):
     def size(self, name: str) -> int: ...
 
     def version(self, name: str) -> str | None:
-        """Return a word that changes when the file does; None if it is not there."""
+        """Return a text that changes when the file does; None if it does not exist."""
 
     def read(self, name: str, start: int = 0, stop: int | None = None, *, sha256: str | None = None) -> memoryview:
         """Return the bytes of a range as far as there are, all by default. Safe to call from several threads.
 
-        What comes over a network is held against the `sha256`; files of this machine are so by `verify` alone."""
+        Bytes that come over a network are compared with `sha256`; local files only by `verify`."""
 
     def delete(self, name: str) -> None:
-        """Delete a file; nothing happens if it is not there."""
+        """Delete a file, if it exists."""
 
     def create(self, name: str, *, instead_of: str | None = WHATEVER) -> PendingFile:
         """Begin a file, which appears under `name` when it is committed and replaces one of that name.
 
-        Committing is a FileExistsError unless the version that is there is `instead_of`: so two writers are found out.
+        `commit` raises FileExistsError unless the present version is `instead_of`: so two writers are noticed.
         """
 
 
 class LocalFolder:
-    """A folder on this machine. Ranges are views of the mapped file: what is never looked at is never read."""
+    """A folder on this machine. Ranges are views of the mapped file: unused bytes are never read."""
 
     remote = False
 

@@ -1,1 +1,1 @@
-"""The frozen target: its files, facts, identity, model, and what it says of itself at captured layers."""
+"""The frozen target: its files, facts, identity, model, and the capture of its hidden states."""

@@ -1,4 +1,4 @@
-"""What the draft head learns from: the residual stream into some layers of the target (EAGLE-3, arXiv:2503.01840,
+"""Captures what the draft head learns from: the residual stream into some layers of the target (arXiv:2503.01840,
 section 3.1: a low, a middle and a high one), and its last hidden state.
 
 Shapes: B batch, T padded tokens, T_b tokens of sample b, A captured layers, H hidden size, AH = A · H."""
@@ -35,7 +35,7 @@ def check_capture_layers(layers: Sequence[int], num_layers: int) -> list[int]:
 
 
 class Features(NamedTuple):
-    """What one sample gives: the residual stream into the captured layers, low to high, and the final-normed state."""
+    """Features of a sample: the residual stream into the captured layers, low to high, and the final-normed state."""
 
     aux_hidden_states: Float[Tensor, "T_b AH"]
     last_hidden_state: Float[Tensor, "T_b H"]

@@ -1,4 +1,4 @@
-"""What makes a checkpoint unfit for a target, seen in its files before a weight is read."""
+"""Checks of a checkpoint's files, before a weight is read: whether it can be a target."""
 
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def _holds_gguf_alone(folder: Path) -> bool:
 
 
 def require_no_adapter(path: str, revision: str | None) -> None:
-    """Raise InputError for an adapter of PEFT, which servers load beside a model and transformers may leave out."""
+    """Raise InputError for a PEFT adapter, which servers load in addition to a model and transformers may leave out."""
     if has_file(path, "adapter_config.json", revision):
         raise InputError(
             f"target.path={path} is an adapter (adapter_config.json), a target is one model; merge it into its base "
@@ -52,14 +52,14 @@ def require_own_code(path: str, config: dict[str, Any], *, trust_remote_code: bo
 
 
 def require_known_quantization(path: str, revision: str | None, config: dict[str, Any]) -> None:
-    """Raise InputError for weights that are quantised in a way that transformers would skip without a word."""
+    """Raise InputError for weights that are quantised in a way that transformers would silently skip."""
     stated = [part.get("quantization_config") for part in (config, config.get("text_config") or {})]
     found = next(filter(None, stated), None)
     if found is None:
-        beside = next((name for name in QUANTIZATION_FILES if has_file(path, name, revision)), None)
-        if "compression_config" in config or beside:
+        extra_file = next((name for name in QUANTIZATION_FILES if has_file(path, name, revision)), None)
+        if "compression_config" in config or extra_file:
             raise InputError(
-                f"target.path={path} is quantised ({beside or 'compression_config'}), but its config.json has no "
+                f"target.path={path} is quantised ({extra_file or 'compression_config'}), but its config.json has no "
                 f"quantization_config: transformers would load weights without their scales; {PLAIN_CHECKPOINT}"
             )
         return

@@ -1,4 +1,4 @@
-"""Where a target runs, and how much room there is."""
+"""The device of a target, and its free memory."""
 
 import logging
 import os
@@ -25,7 +25,7 @@ def resolve_device(device: str) -> torch.device | None:
         if torch.cuda.is_available():
             return torch.device("cuda")
         if unseen := unseen_gpus():
-            log.warning("target.device=auto: %s, so the CPU computes; mend that, or say target.device=cpu", unseen)
+            log.warning("target.device=auto: %s, so the CPU computes; fix that, or set target.device=cpu", unseen)
         return torch.device("cpu")
     try:
         return torch.empty(0, device=device).device

@@ -1,4 +1,4 @@
-"""What a head must know of its target, read from the target's text config."""
+"""The facts about a target that a head depends on, read from the target's text config."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,7 @@ from transformers import PretrainedConfig
 
 from eagle3.storage.records import Record
 
-# The types that SGLang computes as transformers does, and what each reads beside rope_theta. What a target keeps there
+# The types that SGLang computes as transformers does, and what each reads besides rope_theta. What a target keeps there
 # for other tokens (mrope_section: positions of images in three axes, which are one and the same in a text) is left out.
 # So is attention_factor: SGLang takes its own from yarn's other settings.
 ROPE_TYPES = {
@@ -25,7 +25,7 @@ ROPE_TYPES = {
 
 @dataclass(frozen=True, kw_only=True)
 class LogitTransform(Record):
-    """What a target does to `lm_head` times the last hidden before it is the logits: a factor, then a soft cap.
+    """Turns `lm_head` times the last hidden state into the target's logits: a factor, then a soft cap.
 
     Neither changes which token comes first."""
 
@@ -45,8 +45,8 @@ SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "softcap")
 
 @dataclass(frozen=True, kw_only=True)
 class TargetConfig(Record):
-    """Sizes and RoPE of a target, as a Llama layer beside it would have them; the dtype it is served in; what it does
-    to its logits."""
+    """Dimensions and RoPE that a Llama-style draft layer inherits from the target; its dtype as served; its logit
+    transform."""
 
     model_type: str
     num_layers: int

@@ -13,7 +13,7 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 @dataclass(frozen=True, kw_only=True)
 class TargetIdentity(Record):
-    """Folder and revision say where the model was found, the hashes which one it is."""
+    """Name and revision tell where the model was found, the hashes which model it is."""
 
     name: str
     revision: str | None

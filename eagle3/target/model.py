@@ -1,4 +1,4 @@
-"""The frozen target: load it, say exactly which model it is.
+"""The frozen target: loads it, and identifies exactly which model it is.
 
 Shapes: H hidden size, V target vocabulary."""
 
@@ -33,7 +33,7 @@ from eagle3.target.identity import TargetIdentity, template_hash
 from eagle3.target.sanity_check import require_health
 
 HASHED = 4096  # values at the start of a tensor
-# What says how or where a model was loaded or saved, not which model it is.
+# Keys about how or where a model was loaded or saved, not about which model it is.
 VOLATILE_CONFIG = {"transformers_version", "_name_or_path", "_commit_hash", "dtype", "torch_dtype", "use_cache"}
 
 
@@ -183,7 +183,7 @@ def _load_model(files: TargetFiles, options: dict[str, Any]) -> PreTrainedModel:
 def unused_weights(model: PreTrainedModel, decoder: nn.Module, unexpected: Iterable[str]) -> list[str]:
     """Return those keys of a checkpoint that the model does not take though they stand inside a part that it computes.
 
-    What stands elsewhere is no loss: image towers, layers behind the last one that predict several tokens."""
+    Keys elsewhere are no loss: image towers, extra layers that predict several tokens."""
     layers: nn.ModuleList = decoder.layers  # type: ignore[assignment]
     parts = {*layers, *decoder.children(), model.get_output_embeddings()} - {layers}
     names = tuple(f"{name}." for name, part in model.named_modules() if part in parts)
@@ -192,7 +192,7 @@ def unused_weights(model: PreTrainedModel, decoder: nn.Module, unexpected: Itera
         key
         for key in unexpected
         if (key.startswith(names) or f"{prefix}{key}".startswith(names))
-        and not key.endswith("rotary_emb.inv_freq")  # computed anew from the config
+        and not key.endswith("rotary_emb.inv_freq")  # computed from the config
     ]
 
 
@@ -243,7 +243,7 @@ def _tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def hashed_parameters(decoder: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Return those that say which model it is, by name: embedding, norms and projections.
+    """Return the parameters that identify the model, by name: embedding, norms and projections.
 
     Fused experts have other names, and are left out: whether they are quantised depends on the device."""
     named = sorted(decoder.named_parameters())

@@ -1,4 +1,4 @@
-"""A plain sign that a target was loaded as it was trained: it reads ordinary text better than no model could.
+"""Sanity check: the loaded target predicts plain English far better than chance.
 
 Shapes: T tokens, V target vocabulary."""
 
@@ -18,14 +18,14 @@ TEXT = (
     "asked us whether this was the right way to the city. Yes, we said, it is the second stop after the bridge. He "
     "thanked us, sat down by the window and began to read his newspaper."
 )
-# Weights that know nothing of the text give ln V nats a token or more; that the luck of some hundred tokens saves them
-# this much is out of the question. A trained model saves half of ln V, the small one of the tests 3.7 of 8.3.
+# Untrained weights give a loss of ln V nats per token or more; chance cannot explain a gap this large over some hundred
+# tokens. A trained model is better by half of ln V, the small one of the tests by 3.7 of 8.3.
 LEAST_GAIN = 1.0
 
 
 @torch.inference_mode()
 def text_loss(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[float, int]:
-    """Return the nats a token of ordinary text, and the size of the vocabulary that is chosen from."""
+    """Return the loss on ordinary text, in nats per token, and the size of the vocabulary."""
     ids = torch.tensor([tokenizer(TEXT).input_ids]).to(model.get_input_embeddings().weight.device)  # type: ignore[arg-type]
     logits = model(input_ids=ids, use_cache=False).logits[0, :-1].float()  # (T - 1, V)
     loss = functional.cross_entropy(logits, ids[0, 1:].to(logits.device))

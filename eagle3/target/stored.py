@@ -1,4 +1,4 @@
-"""A target as its files say it is, for those who do not run it: an engine does.
+"""Target metadata and embeddings, read from checkpoint files without loading the model.
 
 Shapes: H hidden size, V target vocabulary."""
 
@@ -35,7 +35,7 @@ INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True, eq=False)
 class StoredTarget:
-    """Has what the stages ask of a target but for the model itself; the same identity as the loaded one."""
+    """Everything that the stages need of a target except the model; has the same identity as the loaded one."""
 
     files: TargetFiles
 
@@ -131,7 +131,7 @@ class StoredTarget:
 
 @dataclass(frozen=True)
 class TensorNames:
-    """What a checkpoint calls the tensors that are read here; `lm_head` is None where it is the embedding."""
+    """The checkpoint's names of the tensors that are read here; `lm_head` is None if it is the embedding."""
 
     hashed: list[str]
     embedding: str
