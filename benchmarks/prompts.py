@@ -30,6 +30,7 @@ from result import write_result
 
 from eagle3.prompts import Prompt, plain_source, prepare_prompts, read_prompts
 from eagle3.prompts.rules import GROUPS, Rules
+from eagle3.settings.prompts import StageSettings
 
 ROOT = Path(__file__).parent.parent
 BUNDLED = ROOT / "tests" / "assets" / "prompts"
@@ -135,7 +136,7 @@ def whole_stage(path: Path, out: Path, rows: int, privacy: str) -> dict[str, Any
     scratch = Peak(lambda: folder_mb(out / "prompts" / ".work"), seconds=1)
     started, cpu = time.perf_counter(), cpu_seconds()
     settings |= {"path": str(path), "processes": 2}
-    ledger = prepare_prompts(rules=made, keep_answers=False, out_dir=out, **settings)
+    ledger = prepare_prompts(StageSettings(**settings), made, keep_answers=False, out_dir=out)
     seconds = time.perf_counter() - started
     return {
         "rows": rows,

@@ -15,6 +15,7 @@ from eagle3.prompts import prepare_prompts
 from eagle3.prompts.reading.conversation import conversation
 from eagle3.prompts.reading.shapes import USUAL, Shape
 from eagle3.prompts.rules import GROUPS, Rules
+from eagle3.settings.prompts import StageSettings
 from eagle3.storage.files import read_jsonl
 
 OUTPUTS = (
@@ -72,7 +73,7 @@ def prepared(out_dir: Path, *, keep_answers: bool = False, **config: Any) -> dic
         settings[key] = {**(settings[key] or {}), **value} if isinstance(value, dict) else value
     groups = {group: settings.pop(group) for group in GROUPS}
     rules = Rules(groups, privacy=cli.build(OmegaConf.create(groups["privacy"])))
-    return prepare_prompts(rules=rules, keep_answers=keep_answers, out_dir=out_dir, **settings)
+    return prepare_prompts(StageSettings(**settings), rules, keep_answers=keep_answers, out_dir=out_dir)
 
 
 class Prepare:

@@ -27,6 +27,7 @@ from eagle3.errors import InputError
 from eagle3.prompts.licenses.rules import LicenseRules
 from eagle3.prompts.privacy import Recogniser
 from eagle3.settings.check import check_settings, require_valid
+from eagle3.settings.prompts import LicenseSettings
 
 PAGES = (*tables.PAGES, *(ROOT / name for name in ("benchmarks/README.md", "CHANGELOG.md", "CONTRIBUTING.md")))
 TEXTS = all_texts(PAGES)
@@ -117,7 +118,7 @@ def precompute_needs(config: DictConfig) -> None:
         require(config, "prompts.path", "prompts.sources")
         prompts = config.prompts
         build_privacy(prompts.privacy.policy, prompts.privacy.get("model") is not None)
-        licenses = LicenseRules(**cli.plain(prompts.licenses))
+        licenses = LicenseRules(cli.settings(LicenseSettings, prompts.licenses))
         for license in [prompts.license] if prompts.path else [source.license for source in prompts.sources]:
             if refusal := licenses.license_refusal(license):
                 raise InputError(f"prompts.license={license} of the user's own rows: {refusal}")

@@ -15,7 +15,8 @@ from stores import CONF
 from eagle3 import cli
 from eagle3.commands.train import build_trainer
 from eagle3.errors import InputError
-from eagle3.settings.check import check_settings, require_valid, shown
+from eagle3.settings.check import check_settings, require_valid
+from eagle3.settings.types import shown
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*GPU available but not used.*", "ignore:.*fraction.*0.*")
 

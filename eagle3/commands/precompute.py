@@ -81,11 +81,12 @@ class Prompts(Stage):
     def run(self, config: DictConfig) -> None:
         from eagle3.prompts.rules import GROUPS, Rules
         from eagle3.prompts.stage import prepare_prompts
+        from eagle3.settings.prompts import StageSettings
 
-        settings = cli.plain(config.prompts)
-        rules = Rules({group: settings.pop(group) for group in GROUPS}, privacy=cli.build(config.prompts.privacy))
-        keep_answers = config.answers.name == "imported"
-        prepare_prompts(rules=rules, keep_answers=keep_answers, out_dir=Path(config.out_dir), **settings)
+        groups = {group: cli.plain(config.prompts)[group] for group in GROUPS}
+        rules = Rules(groups, privacy=cli.build(config.prompts.privacy))
+        settings, keep_answers = cli.settings(StageSettings, config.prompts), config.answers.name == "imported"
+        prepare_prompts(settings, rules, keep_answers=keep_answers, out_dir=Path(config.out_dir))
 
 
 class Estimate(Stage):

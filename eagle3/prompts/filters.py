@@ -7,15 +7,12 @@ from eagle3.prompts.checks import Verdict
 from eagle3.prompts.language import UNKNOWN, LanguageDetector, languages, split_code
 from eagle3.prompts.reading.prompt import Prompt
 from eagle3.prompts.reading.tokens import count_tokens
-from eagle3.settings.prompts import LengthSettings
+from eagle3.settings.prompts import LanguageSettings, LengthSettings
 
 
 @dataclass(frozen=True, kw_only=True)
 class LengthCheck(LengthSettings):
-    """Bounds of characters and tokens of system and user turns together, and of the number of user turns.
-
-    None sets no bound. tokenizer: the folder of the tokenizer that counts tokens.
-    """
+    """None sets no bound. tokenizer: the folder of the tokenizer that counts tokens."""
 
     name = "length"
     tokenizer: str | None
@@ -38,27 +35,26 @@ class LengthCheck(LengthSettings):
         return sum(count_tokens(self.tokenizer, text) for text in prompt.asked())
 
 
-class LanguageCheck:
+@dataclass(frozen=True, kw_only=True)
+class LanguageCheck(LanguageSettings):
     """Compares the language of the user turns with an allow-list of ISO 639 codes; None allows every language.
 
     The language of code, very short and undecided texts is unknown; `unknown` says whether to keep or refuse them.
     """
 
     name = "language"
+    detector: LanguageDetector
 
-    def __init__(self, *, allowed: list[str] | None, unknown: str, detector: LanguageDetector):
-        if allowed is not None:
-            check_languages("prompts.language.allowed", allowed)
-        self.allowed = None if allowed is None else frozenset(allowed)
-        self.refuses_unknown = unknown == "refuse"
-        self.detector = detector
+    def __post_init__(self) -> None:
+        if self.allowed is not None:
+            check_languages("prompts.language.allowed", self.allowed)
 
     def __call__(self, prompt: Prompt) -> Verdict:
         if self.allowed is None:
             return Verdict()
         language = self.detector(split_code(user_turns(prompt)).prose)
         if language == UNKNOWN:
-            return Verdict(reason="language unknown" if self.refuses_unknown else None)
+            return Verdict(reason="language unknown" if self.unknown == "refuse" else None)
         return Verdict(reason=None if language in self.allowed else f"language not allowed: {language}")
 
 

@@ -15,7 +15,8 @@ from eagle3.prompts.reading.prompt import Prompt
 from eagle3.prompts.reading.rows import read_prompts
 from eagle3.prompts.reading.sources import Source, file_state, plain_source
 from eagle3.prompts.traffic.mix import TrafficMix
-from eagle3.settings.prompts import DuplicateSettings
+from eagle3.settings.prompts import DuplicateSettings, LicenseSettings
+from eagle3.settings.types import validated
 
 # Groups of conf/prompts.
 GROUPS = ("licenses", "length", "language", "privacy", "leaks", "duplicates", "traffic")
@@ -28,7 +29,7 @@ class Rules:
         assert set(settings) == set(GROUPS), settings
         self.settings = settings
         self.privacy = privacy
-        self.licenses = LicenseRules(**settings["licenses"])
+        self.licenses = LicenseRules(validated(LicenseSettings, settings["licenses"]))
         self.detector = LanguageDetector(**settings["language"]["detector"])
         self.benchmarks = read_benchmarks(settings["leaks"]["benchmarks"], settings["leaks"]["folder"])
         self.duplicates = DuplicateSettings(**settings["duplicates"])

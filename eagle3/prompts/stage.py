@@ -23,6 +23,7 @@ from eagle3.prompts.rules import Rules
 from eagle3.prompts.scan import Enough, Scanner, ScanTask, scan, tasks_of
 from eagle3.prompts.selection import Selection
 from eagle3.secrets import public
+from eagle3.settings.prompts import StageSettings
 from eagle3.storage.files import atomic_write
 from eagle3.storage.records import write_sealed_json
 
@@ -33,39 +34,18 @@ SCRATCH_FACTOR = 4  # times the size of the sources
 PACKED, UNPACKED = (".gz", ".zst", ".parquet"), 5  # how many times larger such files are when read
 
 
-def prepare_prompts(
-    *,
-    path: str | None,
-    license: str | None,
-    name: str | None,
-    split: str | None,
-    attribution: str | None,
-    limit: int | None,
-    sources: list[str | dict] | None,
-    fields: dict[str, str | list[str]],
-    roles: dict[str, str],
-    tokenizer: str | None,
-    tools: str,
-    rules: Rules,
-    processes: int | None,
-    chunk_mb: float,
-    refused_sample: int,
-    keep_answers: bool,
-    out_dir: str | Path,
-) -> dict:
+def prepare_prompts(settings: StageSettings, rules: Rules, *, keep_answers: bool, out_dir: str | Path) -> dict:
     """Write the prompts that pass and return the ledger; does nothing if the ledger shows that they are up to date.
 
-    Most arguments are keys of conf/prompts. `keep_answers` keeps assistant turns (imported conversations). Raises
-    InputError when no prompt is left, or when `out_dir`/responses answers other prompts.
+    `keep_answers` keeps assistant turns (imported conversations). Raises InputError when no prompt is left, or when
+    `out_dir`/responses answers other prompts.
     """
-    found = configured_sources(
-        path=path, license=license, name=name, split=split, attribution=attribution, sources=sources,
-        fields=fields, roles=roles, tokenizer=tokenizer, tools=tools,
-    )  # fmt: skip
+    found = configured_sources(settings)
+    refused_sample, limit = settings.refused_sample, settings.limit
     folder = Path(out_dir) / "prompts"
-    settings = {"format": FORMAT, "keep_answers": keep_answers, "refused_sample": refused_sample,
-                "rules": rules.inputs()}  # fmt: skip
-    inputs = public({**settings, "limit": limit, "sources": list(map(_source_inputs, found))})
+    made_by = {"format": FORMAT, "keep_answers": keep_answers, "refused_sample": refused_sample,
+               "rules": rules.inputs()}  # fmt: skip
+    inputs = public({**made_by, "limit": limit, "sources": list(map(_source_inputs, found))})
     ledger = current_ledger(folder, inputs)
     if ledger is not None:
         log.info("prompts are up to date: %d in %s", ledger["prompts"], folder)
@@ -73,9 +53,9 @@ def prepare_prompts(
         return ledger
     work = folder / ".work"
     scanner = _scanner(work / "chunks", found, rules, keep_answers=keep_answers, refused_sample=refused_sample)
-    tasks = tasks_of(found, int(chunk_mb * 1e6), list(settings.values()))
+    tasks = tasks_of(found, int(settings.chunk_mb * 1e6), list(made_by.values()))
     log_scratch_space(work, tasks)
-    with _selected(work, scanner, tasks, rules, limit=limit, processes=processes or _cores()) as selected:
+    with _selected(work, scanner, tasks, rules, limit=limit, processes=settings.processes or _cores()) as selected:
         chunks, selection, traffic = selected
         counts = write_prompts(work / "made", found, chunks, selection, refused_sample=refused_sample)
     ledger = _publish(folder, found, counts, traffic, rules, inputs)

@@ -1,6 +1,5 @@
 """Holds a composed config against its schema, before anything is loaded: one line for the first thing that is wrong."""
 
-import json
 import re
 import sys
 from collections.abc import Mapping
@@ -9,7 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 from pydantic import ValidationError
@@ -23,13 +21,12 @@ from eagle3.settings.nearest import did_you_mean
 from eagle3.settings.precomputing import Precompute
 from eagle3.settings.serving import ACTIONS
 from eagle3.settings.training import WholeTrain
-from eagle3.settings.types import UNKNOWN, validated
+from eagle3.settings.types import UNKNOWN, shown, validated
 
 SCHEMAS: dict[str, Any] = {"train": WholeTrain, "precompute": Precompute}
 MISSING = "???"  # OmegaConf's word for a value that must be given
 SECRET = "launch.env."
 NO_ACTION = f"action is not set; take one of {', '.join(f'action={name}' for name in ACTIONS)}"
-LONGEST = 100  # characters of a value that a message shows
 
 TYPES = {
     "int_type": "must be a whole number",
@@ -119,17 +116,6 @@ def _key(place: tuple[int | str, ...]) -> str:
     """Write the place of a value as Hydra does."""
     parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in place if part != "[key]"]
     return "".join(parts).removeprefix(".")
-
-
-def shown(value: Any) -> str:
-    """Write a value as YAML, in one line."""
-    if isinstance(value, str) and not value.isprintable():
-        return ascii(value)
-    text = yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True)
-    text = text.removesuffix("...\n").strip()
-    if not text.isprintable():  # PyYAML breaks lines at some characters
-        text = json.dumps(value, default=str)
-    return text if len(text) <= LONGEST else text[:LONGEST] + "…"
 
 
 def _default(place: tuple[int | str, ...], script: str, options: list[str]) -> str | None:

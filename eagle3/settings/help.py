@@ -13,8 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from eagle3 import ROOT
 from eagle3.adapters.hydra import group_options, option_files
-from eagle3.settings.check import shown
 from eagle3.settings.flat import flattened
+from eagle3.settings.types import shown
 
 COLUMN = 40  # where comments begin
 FLAGS = """\

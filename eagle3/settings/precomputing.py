@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field, with_config
 from typing_extensions import TypedDict
 
 from eagle3.settings.engine import Address, DraftTokens, LaunchSettings, Seconds, Steps, TopK
-from eagle3.settings.prompts import WholePrompts
+from eagle3.settings.prompts import PromptSettings
 from eagle3.settings.types import (
     STRICT,
     Count,
@@ -162,7 +162,7 @@ def _local(path: str) -> str:
 @with_config(STRICT)
 class Precompute(TypedDict):
     target: Target
-    prompts: WholePrompts
+    prompts: PromptSettings
     chat: Chat
     responses: Responses
     answers: Part

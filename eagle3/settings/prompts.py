@@ -19,8 +19,8 @@ from eagle3.settings.types import (
     Settings,
     Share,
     Text,
-    fault,
     part_of,
+    shown,
     text_or,
     validated,
     wrong,
@@ -82,13 +82,19 @@ class Source(OtherSource):
     limit: NotRequired[Count | None]
 
 
-class ForbiddenSource(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class ForbiddenSource(Settings):
+    """Sources whose terms forbid training, by shell-like patterns on their names."""
+
     name: Text
     match: Annotated[list[Text], Field(min_length=1)]
     reason: Text
 
 
-class Licenses(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class LicenseSettings(Settings):
+    """Which licences and sources may be used."""
+
     allowed: list[Text]
     allowed_terms: list[Text]
     aliases: dict[str, Text]
@@ -99,6 +105,8 @@ class Licenses(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class LengthSettings(Settings):
+    """Bounds of characters and tokens of system and user turns together, and of the number of user turns."""
+
     min_characters: CountOrZero | None
     max_characters: CountOrZero | None
     min_turns: CountOrZero | None
@@ -122,33 +130,43 @@ class LengthSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class DetectorSettings(Settings):
+    """How languages are told apart."""
+
     read_characters: Count
     min_bytes: CountOrZero
     min_confidence: Share
 
 
-class Language(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class LanguageSettings(Settings):
+    """Which languages are kept."""
+
     allowed: Annotated[list[Text], Field(min_length=1)] | None
     unknown: Literal["keep", "refuse"]
     detector: DetectorSettings
 
 
-class Leaks(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class LeakSettings(Settings):
+    """Which benchmarks no prompt may overlap with."""
+
     benchmarks: list[Annotated[Any, text_or(OtherSource)]]
     folder: Text | None
     dropped_words: Words
     reported_words: Words
 
-
-def _reported_first(leaks: Leaks) -> Leaks:
-    if leaks["reported_words"] > leaks["dropped_words"]:
-        rule = f"must be at most prompts.leaks.dropped_words={leaks['dropped_words']}"
-        raise fault("reported_words", value=leaks["reported_words"], rule=rule)
-    return leaks
+    def __post_init__(self) -> None:
+        if self.reported_words > self.dropped_words:
+            raise InputError(
+                f"prompts.leaks.reported_words={self.reported_words} must be at most prompts.leaks.dropped_words="
+                f"{self.dropped_words}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class DuplicateSettings(Settings):
+    """Which prompts repeat others."""
+
     exact: bool
     near: bool
     threshold: Annotated[float, Field(gt=0, le=1)]
@@ -189,6 +207,8 @@ def _given(size: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficSettings(Settings):
+    """The production traffic that prompts are drawn to look like."""
+
     sample: Text | None
     histogram: Text | None
     size: Annotated[Count, BeforeValidator(_given)]
@@ -205,32 +225,36 @@ class TrafficSettings(Settings):
     def __post_init__(self) -> None:
         if (self.sample is None) == (self.histogram is None):
             raise InputError(
-                f"prompts.traffic.sample={self.sample} and prompts.traffic.histogram={self.histogram}: set one of "
-                f"them, e.g. to production.jsonl"
+                f"prompts.traffic.sample={shown(self.sample)} and prompts.traffic.histogram={shown(self.histogram)}: "
+                f"set one of them, e.g. to production.jsonl"
             )
         known = (*self.bins, "tools", "system_prompt")
         if any(self.strata.count(stratum) > 1 or stratum not in known for stratum in self.strata):
             raise InputError(
-                f"prompts.traffic.strata={self.strata} must list features of prompts.traffic.bins, each once"
+                f"prompts.traffic.strata={shown(self.strata)} must list features of prompts.traffic.bins, each once"
             )
 
 
-def _mix(traffic: Any) -> TrafficSettings | None:
-    """Check a mix; prompts/traffic=off leaves the group empty."""
-    return None if traffic in (None, {}) else validated(TrafficSettings, traffic)
+def _mix(traffic: Any) -> Any:
+    """Take the empty group of prompts/traffic=off for no mix."""
+    return None if traffic == {} else traffic
 
 
 # --- privacy ---------------------------------------------------------------------------------------------------------
 
 
-@with_config(STRICT)
-class Phone(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class PhoneSettings(Settings):
+    """The countries whose phone numbers are found."""
+
     regions: list[Text]
     called_regions: list[Text]
 
 
-@with_config(STRICT)
-class Allowed(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class AllowedSettings(Settings):
+    """Findings that are let through."""
+
     placeholders: bool
     values: list[Text]
     patterns: list[Text]
@@ -251,10 +275,10 @@ class Privacy(TypedDict):
     policy: Literal["strict", "patterns", "off"]
     model: Part | None
     actions: NotRequired[dict[Text, Action | None]]
-    phone: NotRequired[Phone | None]
+    phone: NotRequired[PhoneSettings | None]
     kingfisher: NotRequired[Text | None]
     recognisers: NotRequired[dict[Text, Part]]
-    allowed: NotRequired[Allowed | None]
+    allowed: NotRequired[AllowedSettings | None]
 
 
 # --- all of it -------------------------------------------------------------------------------------------------------
@@ -266,39 +290,51 @@ def _one_path(path: Any) -> Any:
     return path
 
 
-class Prompts(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class SourceSettings(Settings):
+    """Where conversations come from: `path` alone, or the list `sources`."""
+
     path: Annotated[Text | None, BeforeValidator(_one_path)]
-    name: Text | None
-    license: Text | None
-    attribution: Text | None
-    split: Text | None
+    name: Text | None = None
+    license: Text | None = None
+    attribution: Text | None = None
+    split: Text | None = None
+    sources: Annotated[list[Annotated[Any, text_or(Source)]], Field(min_length=1)] | None = None
+    fields: Fields | None = None
+    roles: Roles | None = None
+    tokenizer: Text | None = None
+    tools: Literal["refuse", "keep"] = "refuse"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageSettings(SourceSettings):
+    """Where conversations come from, how many are kept, and what the stage takes of the machine."""
+
     limit: Count | None
-    sources: Annotated[list[Annotated[Any, text_or(Source)]], Field(min_length=1)] | None
-    fields: Fields
-    roles: Roles
-    tokenizer: Text | None
-    tools: Literal["refuse", "keep"]
-    licenses: Licenses
-    length: LengthSettings
-    language: Language
-    leaks: Annotated[Leaks, AfterValidator(_reported_first)]
-    duplicates: DuplicateSettings
-    privacy: Part
-    traffic: Annotated[Any, AfterValidator(_mix)]
     refused_sample: Annotated[int, Field(ge=0, le=1000)]
     processes: Places | None
     chunk_mb: Annotated[float, Field(gt=0, le=4096)]
 
 
-def _whole(prompts: Prompts) -> Prompts:
-    for key, tokens in zip(("min_tokens", "max_tokens"), prompts["length"].bounds()["tokens"], strict=True):
-        if tokens is not None and prompts["tokenizer"] is None:
-            rule = f"counts the tokens of prompts.length.{key}={tokens}; name the target's folder"
-            raise fault("tokenizer", value=None, rule=rule)
-    traffic, limit = prompts["traffic"], prompts["limit"]
-    if traffic and limit is not None and limit < traffic.size:
-        raise fault("limit", value=limit, rule=f"would cut the mix of prompts.traffic.size={traffic.size}")
-    return prompts
+@dataclass(frozen=True, kw_only=True)
+class PromptSettings(StageSettings):
+    """All keys of conf/prompts."""
 
+    licenses: LicenseSettings
+    length: LengthSettings
+    language: LanguageSettings
+    leaks: LeakSettings
+    duplicates: DuplicateSettings
+    privacy: Part
+    traffic: Annotated[TrafficSettings | None, BeforeValidator(_mix)]
 
-WholePrompts = Annotated[Prompts, AfterValidator(_whole)]
+    def __post_init__(self) -> None:
+        for key, tokens in zip(("min_tokens", "max_tokens"), self.length.bounds()["tokens"], strict=True):
+            if tokens is not None and self.tokenizer is None:
+                raise InputError(
+                    f"prompts.tokenizer=null counts the tokens of prompts.length.{key}={tokens}; name the "
+                    f"target's folder"
+                )
+        size = self.traffic.size if self.traffic else None
+        if size and self.limit is not None and self.limit < size:
+            raise InputError(f"prompts.limit={self.limit} would cut the mix of prompts.traffic.size={size}; raise it")

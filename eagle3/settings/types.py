@@ -4,6 +4,7 @@ Bounds at the far end keep a slip of the keyboard from becoming an endless run; 
 """
 
 import inspect
+import json
 import re
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
@@ -12,6 +13,7 @@ from functools import cache
 from pydoc import ErrorDuringImport, locate
 from typing import Annotated, Any, NotRequired, TypeVar, get_type_hints
 
+import yaml
 from pydantic import AfterValidator, ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter, ValidationError, with_config
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from typing_extensions import TypedDict, is_typeddict
@@ -34,6 +36,20 @@ Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]  # what NumPy takes
 NotNegative = Annotated[float, Field(ge=0, le=1e9)]
 Positive = Annotated[float, Field(gt=0, le=1e9)]
 Share = Annotated[float, Field(ge=0, le=1)]
+
+
+LONGEST = 100  # characters of a value that a message shows
+
+
+def shown(value: Any) -> str:
+    """Write a value as YAML, in one line."""
+    if isinstance(value, str) and not value.isprintable():
+        return ascii(value)
+    text = yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True)
+    text = text.removesuffix("...\n").strip()
+    if not text.isprintable():  # PyYAML breaks lines at some characters
+        text = json.dumps(value, default=str)
+    return text if len(text) <= LONGEST else text[:LONGEST] + "…"
 
 
 def wrong(rule: str) -> PydanticCustomError:

@@ -16,6 +16,7 @@ from eagle3.prompts.checks import Verdict
 from eagle3.prompts.licenses.spelling import spdx_id, spelling
 from eagle3.prompts.licenses.terms import SourceTerms
 from eagle3.prompts.reading.prompt import Prompt
+from eagle3.settings.prompts import LicenseSettings
 
 log = logging.getLogger(__name__)
 
@@ -35,24 +36,15 @@ class LicenseRules:
     `forbidden` list is refused whatever its licence is, unless one of its names is in `cleared`.
     """
 
-    def __init__(
-        self,
-        *,
-        allowed: list[str],
-        allowed_terms: list[str],
-        aliases: dict[str, str],
-        forbidden: list[dict],
-        cleared: list[str],
-        free_of_credit: list[str],
-    ):
-        self.allowed = {_spdx_id(entry) for entry in allowed} | {_spaced(term) for term in allowed_terms}
-        self.aliases = {spelling(alias): id for alias, id in aliases.items()}
+    def __init__(self, settings: LicenseSettings):
+        self.allowed = {_spdx_id(entry) for entry in settings.allowed} | set(map(_spaced, settings.allowed_terms))
+        self.aliases = {spelling(alias): id for alias, id in settings.aliases.items()}
         self.forbidden = [
-            (re.compile("|".join(map(_pattern, entry["match"]))), f"{entry['name']}: {entry['reason']}")
-            for entry in forbidden
+            (re.compile("|".join(map(_pattern, entry.match))), f"{entry.name}: {entry.reason}")
+            for entry in settings.forbidden
         ]
-        self.cleared = {_letters(name) for name in cleared}
-        self.free_of_credit = {_spaced(license) for license in free_of_credit}  # for attribution.txt
+        self.cleared = {_letters(name) for name in settings.cleared}
+        self.free_of_credit = {_spaced(license) for license in settings.free_of_credit}  # for attribution.txt
 
     def id_of(self, license: str) -> str:
         """Return the SPDX id or allowed terms that a spelling means; an unknown one is returned unchanged."""

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 
 import phonenumbers
@@ -10,6 +11,7 @@ from publicsuffixlist import PublicSuffixList
 
 from eagle3.errors import InputError
 from eagle3.prompts.privacy.recogniser import LOOK_BACK, Pattern, Recogniser, Span, has_context, stands_alone, words
+from eagle3.settings.prompts import PhoneSettings
 
 LOCAL_PART = re.compile(r"[\w.!#$%&'*+^`{|}~-]{1,64}")  # on the reversed text before the @
 DOMAIN = re.compile(r"(?:[^\W_](?:[\w-]{0,62})\.){1,8}(?:xn--[a-z0-9-]{2,59}|[^\W\d_]{2,24})", re.IGNORECASE)
@@ -82,7 +84,8 @@ PHONE_WORDS = words(
 )  # fmt: skip
 
 
-class Phones:
+@dataclass(frozen=True, kw_only=True)
+class Phones(PhoneSettings):
     """Numbers that are valid in the numbering plan of their country (phonenumbers).
 
     International forms need no context. National forms must be valid in one of `regions` (ISO 3166 codes), and either
@@ -91,15 +94,13 @@ class Phones:
 
     entity = "PHONE_NUMBER"
 
-    def __init__(self, *, regions: list[str], called_regions: list[str]):
-        for key, codes in (("regions", regions), ("called_regions", called_regions)):
+    def __post_init__(self) -> None:
+        for key, codes in (("regions", self.regions), ("called_regions", self.called_regions)):
             if unknown := sorted(set(codes) - phonenumbers.SUPPORTED_REGIONS):
                 raise InputError(
                     f"prompts.privacy.phone.{key} holds {unknown[0]}, no ISO 3166 code of a country with phone "
                     f"numbers; write e.g. GB"
                 )
-        self.regions = regions
-        self.called_regions = [*regions, *called_regions]
 
     def find(self, text: str) -> Iterator[Span]:
         for run in NUMBER_RUN.finditer(text):
@@ -151,7 +152,7 @@ class Phones:
         # Without context, two groups of digits need a trunk 0 or an area code in brackets.
         if not in_context and (len(groups) == 1 or (len(groups) == 2 and number[0] not in "0(")):
             return False
-        regions = self.called_regions if in_context else self.regions
+        regions = [*self.regions, *(self.called_regions if in_context else ())]
         phones = (phone for region in regions if (phone := _valid(number, region)))
         return any(_written_as_usual(groups, phone, in_context=in_context) for phone in phones)
 

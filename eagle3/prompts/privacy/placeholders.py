@@ -5,10 +5,11 @@ A comment on each set of placeholders names who reserved it for documentation, t
 
 import ipaddress
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from eagle3.errors import InputError
+from eagle3.settings.prompts import AllowedSettings
 
 # RFC 2606 and 6761; GitHub's noreply addresses; Microsoft's fictitious companies; names such as your-company.
 DOMAINS = re.compile(
@@ -122,11 +123,11 @@ class Allowed:
     URLs, including subdomains.
     """
 
-    def __init__(self, *, placeholders: bool, values: Sequence[str], patterns: Sequence[str], domains: Sequence[str]):
-        self.placeholders = placeholders
-        self.values = {value.casefold() for value in values}
-        self.patterns = [_compiled(pattern) for pattern in patterns]
-        self.domains = tuple(f".{domain.casefold().lstrip('.@')}" for domain in domains)
+    def __init__(self, settings: AllowedSettings):
+        self.placeholders = settings.placeholders
+        self.values = {value.casefold() for value in settings.values}
+        self.patterns = [_compiled(pattern) for pattern in settings.patterns]
+        self.domains = tuple(f".{domain.casefold().lstrip('.@')}" for domain in settings.domains)
 
     def __call__(self, entity: str, value: str) -> bool:
         return (

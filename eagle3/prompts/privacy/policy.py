@@ -18,6 +18,7 @@ from eagle3.prompts.privacy.placeholders import Allowed
 from eagle3.prompts.privacy.recogniser import ACTIONS, Action
 from eagle3.prompts.reading.prompt import Prompt
 from eagle3.prompts.reading.shapes import from_json
+from eagle3.settings.prompts import AllowedSettings
 from eagle3.storage.files import sha256_json
 
 log = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ class Privacy:
         self.phones = [Phones(**phone)] if phone else []
         self.own = list((recognisers or {}).values())
         self.model = model
-        self.allowed = Allowed(**allowed) if allowed else None
+        self.allowed = Allowed(AllowedSettings(**allowed)) if allowed else None
         known = sorted({each.entity for each in self._all()} | {Kingfisher.entity})
         if unknown := sorted(set(actions or ()) - set(known)):
             raise InputError(

@@ -16,6 +16,7 @@ from eagle3.prompts.reading.formats import FORMATS, PLAIN, format_of
 from eagle3.prompts.reading.shapes import Shape, shape_of
 from eagle3.prompts.reading.tokens import tokenizer_file
 from eagle3.secrets import without_query
+from eagle3.settings.prompts import SourceSettings
 
 log = logging.getLogger(__name__)
 # Keys of a store's file info that change with the content; a store has one or a few of them.
@@ -57,30 +58,17 @@ class Source:
         }
 
 
-def configured_sources(
-    *,
-    path: str | None,
-    license: str | None,
-    name: str | None,
-    split: str | None,
-    attribution: str | None,
-    sources: list[str | dict] | None,
-    fields: dict[str, str | list[str]] | None = None,  # serve.py has no such keys
-    roles: dict[str, str] | None = None,
-    tokenizer: str | None = None,
-    tools: str = "refuse",
-) -> list[Source]:
+def configured_sources(settings: SourceSettings) -> list[Source]:
     """Return the sources of a `prompts` config, each checked to exist: `path` alone, or the list `sources`."""
+    path, sources = settings.path, settings.sources
     if (path is None) == (sources is None):
         raise InputError(
             f"prompts.path={path} and prompts.sources={sources}: set exactly one of them, e.g. prompts.path=chats.jsonl"
         )
-    defaults = {
-        "path": path, "license": license, "name": name, "split": split, "attribution": attribution, "limit": None,
-        "fields": fields, "roles": roles, "tokenizer": tokenizer, "tools": tools,
-    }  # fmt: skip
-    if tokenizer is not None:
-        tokens.tokenizer(tokenizer)  # reports a wrong folder before the first row is read
+    keys = ("path", "license", "name", "split", "attribution", "fields", "roles", "tokenizer", "tools")
+    defaults = {**{key: getattr(settings, key) for key in keys}, "limit": None}
+    if settings.tokenizer is not None:
+        tokens.tokenizer(settings.tokenizer)  # reports a wrong folder before the first row is read
     if sources is None:
         return [_source("prompts", defaults, id_prefix=False)]
     found = [

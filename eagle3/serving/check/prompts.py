@@ -14,6 +14,7 @@ from eagle3.features.sample import Sample
 from eagle3.features.source import as_setting
 from eagle3.head_files.record import StoreRecord
 from eagle3.prompts import Prompt, Refused, Source, configured_sources, read_prompts
+from eagle3.settings.prompts import SourceSettings
 
 Messages = list[dict[str, str]]
 
@@ -49,7 +50,7 @@ def prompt_source(*, path: str | None, split: str | None) -> Source | None:
     """Turn `prompts.path` into a source; InputError if there is nothing there."""
     if path is None:
         return None
-    [source] = configured_sources(path=path, license=None, name=None, split=split, attribution=None, sources=None)
+    [source] = configured_sources(SourceSettings(path=path, split=split))
     return source
 
 

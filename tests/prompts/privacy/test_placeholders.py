@@ -9,6 +9,7 @@ from eagle3.errors import InputError
 from eagle3.prompts.privacy import Privacy
 from eagle3.prompts.privacy.placeholders import Allowed
 from eagle3.prompts.reading.prompt import Prompt
+from eagle3.settings.prompts import AllowedSettings
 
 
 def privacy(**allowed) -> Privacy:
@@ -71,7 +72,7 @@ def test_a_teams_own_values_patterns_and_domains_pass_and_are_counted() -> None:
 
 def test_a_broken_pattern_names_the_key() -> None:
     with pytest.raises(InputError, match=r"prompts\.privacy\.allowed\.patterns holds '\(', not a regular expr"):
-        Allowed(placeholders=True, values=[], patterns=["("], domains=[])
+        Allowed(AllowedSettings(placeholders=True, values=[], patterns=["("], domains=[]))
 
 
 def test_what_belongs_to_a_machine_is_masked_and_the_rest_of_the_prompt_stays() -> None:
