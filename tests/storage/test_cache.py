@@ -1,4 +1,4 @@
-"""The local cache of a folder behind a network."""
+"""The local cache of a folder that is read over a network."""
 
 import hashlib
 import os
@@ -12,19 +12,18 @@ from stores import random_samples, save_store
 
 from eagle3.features.store import FeatureStore
 from eagle3.storage.cache import CachedFolder
-from eagle3.storage.folder import write_file
-from tests.storage.test_folder import InMemory
+from eagle3.storage.folder import LocalFolder, write_file
 
 CONTENT = random.Random(0).randbytes(3_000_000)
 
 
-class Counted(InMemory):
+class Counted(LocalFolder):
     """A folder that counts what is read from it."""
 
     remote = True
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
         self.fetched = 0
         write_file(self, "a.bin", CONTENT)
 
@@ -32,6 +31,11 @@ class Counted(InMemory):
         content = super().read(name, start, stop, sha256=sha256)
         self.fetched += len(content)
         return content
+
+
+@pytest.fixture
+def far(tmp_path_factory: pytest.TempPathFactory) -> Counted:
+    return Counted(tmp_path_factory.mktemp("far"))
 
 
 def part(folder: CachedFolder, start: int, stop: int) -> bytes:
@@ -42,8 +46,7 @@ def used(path: Path) -> int:
     return sum(each.stat().st_blocks * 512 for each in path.glob("*/*"))
 
 
-def test_what_was_read_once_is_fetched_once_by_all_processes_and_after_a_restart(tmp_path: Path) -> None:
-    far = Counted()
+def test_what_was_read_once_is_fetched_once_by_all_processes_and_after_a_restart(far: Counted, tmp_path: Path) -> None:
     ranges = [(0, 10_000), (500_000, 900_000), (2_999_000, 3_000_000)]
     for _ in range(3):
         folder = CachedFolder(far, tmp_path, limit=10**9)
@@ -53,8 +56,8 @@ def test_what_was_read_once_is_fetched_once_by_all_processes_and_after_a_restart
     assert folder.hits == 2 * far.fetched and folder.misses == 0
 
 
-def test_no_byte_is_served_that_does_not_match(tmp_path: Path) -> None:
-    far, drawn = Counted(), random.Random(1)
+def test_no_byte_is_served_that_does_not_match(far: Counted, tmp_path: Path) -> None:
+    drawn = random.Random(1)
     folder = CachedFolder(far, tmp_path, limit=10**9)
     part(folder, 1000, 300_000)
     [kept] = (path for path in folder.path.iterdir())
@@ -70,10 +73,10 @@ def test_no_byte_is_served_that_does_not_match(tmp_path: Path) -> None:
     assert part(folder, 1000, 300_000) == CONTENT[1000:300_000]
 
 
-def test_the_cache_stays_under_its_limit_and_keeps_what_was_read_last(tmp_path: Path) -> None:
-    far, limit = Counted(), 12_000_000
+def test_the_cache_stays_under_its_limit_and_keeps_what_was_read_last(far: Counted, tmp_path: Path) -> None:
+    limit = 12_000_000
     for number in range(20):
-        far.files[f"{number}.bin"] = CONTENT
+        write_file(far, f"{number}.bin", CONTENT)
     expected = hashlib.sha256(CONTENT[:1_000_000]).hexdigest()
     folders = [CachedFolder(far, tmp_path, limit=limit) for _ in range(3)]
     for number in range(20):
@@ -85,17 +88,17 @@ def test_the_cache_stays_under_its_limit_and_keeps_what_was_read_last(tmp_path: 
 
 
 def test_a_disk_that_takes_nothing_is_said_and_costs_only_time(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    far: Counted, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = CachedFolder(Counted(), tmp_path, limit=10**9)
+    folder = CachedFolder(far, tmp_path, limit=10**9)
     (folder.path / "a.bin").mkdir()
     for _ in range(3):
         assert part(folder, 0, 1000) == CONTENT[:1000]
     assert [f"data.cache_dir={tmp_path}" in line for line in caplog.messages] == [True]
 
 
-def test_threads_and_processes_that_read_at_once_agree(tmp_path: Path) -> None:
-    far, drawn = Counted(), random.Random(2)
+def test_threads_and_processes_that_read_at_once_agree(far: Counted, tmp_path: Path) -> None:
+    drawn = random.Random(2)
     folders = [CachedFolder(far, tmp_path, limit=2_000_000) for _ in range(4)]
     starts = [drawn.randrange(2_900_000) for _ in range(400)]
     with ThreadPoolExecutor(8) as threads:
@@ -103,8 +106,7 @@ def test_threads_and_processes_that_read_at_once_agree(tmp_path: Path) -> None:
         assert all(found == CONTENT[at : at + 90_000] for found, at in zip(read, starts, strict=True))
 
 
-def test_a_store_behind_a_cache_is_the_store(tmp_path: Path) -> None:
-    far = Counted()
+def test_a_store_behind_a_cache_is_the_store(far: Counted, tmp_path: Path) -> None:
     save_store(far, random_samples(40))
     plain = FeatureStore(far)
     for _ in range(2):

@@ -1,8 +1,6 @@
-"""The door for where shards lie: a bucket, and a folder in memory (of the tests), keep the promises of a local one."""
+"""The storage interface: local folders and buckets behave the same."""
 
 import errno
-import fnmatch
-import hashlib
 import os
 import shutil
 import threading
@@ -15,66 +13,13 @@ import pytest
 import torch
 from gcs_server import gcs_server
 from object_stores import azure_server, new_folder, s3_server
-from stores import open_store, random_samples, save_store
+from stores import MADE_FROM, open_store, random_samples, save_store, write_store
 
 from eagle3.errors import InputError
-from eagle3.features.shards import ShardWriter
+from eagle3.features.shards import ShardWriter, write_shards
 from eagle3.features.store import FeatureStore
-from eagle3.storage.folder import WHATEVER, LocalFolder, Storage, write_file
+from eagle3.storage.folder import LocalFolder, Storage, write_file
 from eagle3.storage.resolve import open_folder
-
-
-class InMemory:
-    """A `Storage` that writes nothing to disk."""
-
-    location = "memory://store"
-    remote = False
-
-    def __init__(self) -> None:
-        self.files: dict[str, bytes] = {}
-
-    def names(self, pattern: str) -> list[str]:
-        return sorted(fnmatch.filter(self.files, pattern))
-
-    def size(self, name: str) -> int:
-        return len(self._content(name))
-
-    def version(self, name: str) -> str | None:
-        return hashlib.sha256(self.files[name]).hexdigest() if name in self.files else None
-
-    def read(self, name: str, start: int = 0, stop: int | None = None, *, sha256: str | None = None) -> memoryview:
-        return memoryview(bytearray(self._content(name)))[start:stop]
-
-    def delete(self, name: str) -> None:
-        self.files.pop(name, None)
-
-    def create(self, name: str, *, instead_of: str | None = WHATEVER) -> "PendingBytes":
-        return PendingBytes(self, name, instead_of)
-
-    def _content(self, name: str) -> bytes:
-        if name not in self.files:
-            raise FileNotFoundError(2, "no such file", f"{self.location}/{name}")
-        return self.files[name]
-
-
-class PendingBytes:
-    def __init__(self, folder: InMemory, name: str, instead_of: str | None) -> None:
-        self.folder, self.name, self.instead_of, self.content = folder, name, instead_of, bytearray()
-
-    def write(self, data: Any) -> int:
-        self.content += data
-        return len(data)
-
-    def tell(self) -> int:
-        return len(self.content)
-
-    def commit(self) -> None:
-        if self.instead_of not in (WHATEVER, self.folder.version(self.name)):
-            raise FileExistsError(17, "another process has written it", self.name)
-        self.folder.files[self.name] = bytes(self.content)
-
-    def discard(self) -> None:
-        pass
 
 
 @pytest.fixture(scope="module")
@@ -97,18 +42,27 @@ def google() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=["local", "memory", "s3", "gs", "az"])
-def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
-    if request.param == "s3":
-        request.getfixturevalue("server")
-        return open_folder(new_folder(), setting="data.path")
-    if request.param == "gs":
-        request.getfixturevalue("google")
-        return open_folder(new_folder("gs"), setting="data.path")
-    if request.param == "az":
-        request.getfixturevalue("azure")
-        return open_folder(new_folder("az"), setting="data.path")
-    return InMemory() if request.param == "memory" else open_folder(tmp_path, setting="data.path")
+NO_LINKS = [errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS]
+
+
+def without_hard_links(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Make this a file system that refuses hard links, as exFAT, SMB mounts and gcsfuse do."""
+
+    def refuse(*_: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", refuse)
+
+
+@pytest.fixture(params=["local", "no links", "s3", "gs", "az"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
+    servers = {"s3": "server", "gs": "google", "az": "azure"}
+    if request.param in servers:
+        request.getfixturevalue(servers[request.param])
+        return open_folder(new_folder(request.param), setting="data.path")
+    if request.param == "no links":
+        without_hard_links(monkeypatch, errno.EPERM)
+    return open_folder(tmp_path, setting="data.path")
 
 
 def test_a_file_is_there_whole_or_not_at_all(folder: Storage) -> None:
@@ -175,38 +129,39 @@ def test_a_name_that_is_not_there_is_a_file_not_found(folder: Storage) -> None:
         assert missing.value.filename is not None and str(missing.value.filename).endswith("none.bin")
 
 
-def test_a_feature_store_in_memory_is_that_on_disk(tmp_path: Path) -> None:
-    memory, samples = InMemory(), random_samples(40)
-    save_store(memory, samples)
-    save_store(LocalFolder(tmp_path), samples)
-    on_disk, in_memory = open_store(tmp_path), FeatureStore(memory)
-    assert {name[:12] for name in memory.files} == {path.name[:12] for path in tmp_path.iterdir()}
-    assert len(in_memory.manifest.shards) > 1
-    assert in_memory.fingerprint == on_disk.fingerprint
-    in_memory.verify()
-    for here, there in zip(in_memory.samples, on_disk.samples, strict=True):
-        ours, theirs = in_memory.read(here), on_disk.read(there)
+def test_a_feature_store_is_the_same_in_any_folder(folder: Storage, tmp_path_factory: pytest.TempPathFactory) -> None:
+    samples, path = random_samples(40), tmp_path_factory.mktemp("store")
+    save_store(folder, samples)
+    on_disk, other = open_store(write_store(path, samples)), FeatureStore(folder)
+    assert len(other.manifest.shards) > 1
+    assert other.fingerprint == on_disk.fingerprint and other.location == folder.location
+    other.verify()
+    assert torch.equal(other.target_weights()[0], on_disk.target_weights()[0])
+    for here, there in zip(other.samples, on_disk.samples, strict=True):
+        ours, theirs = other.read(here), on_disk.read(there)
         assert torch.equal(ours.aux_hidden_states, theirs.aux_hidden_states), here.entry.id
         assert torch.equal(ours.input_ids, theirs.input_ids), here.entry.id
-    shard = in_memory.manifest.shards[0].name
-    memory.files[shard] = memory.files[shard][:-1] + b"!"
-    with pytest.raises(InputError, match=rf"memory://store/{shard}"):
-        FeatureStore(memory).verify()
 
 
-@pytest.fixture(params=[None, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS])
-def links(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file system with hard links, and those that refuse them: exFAT, SMB mounts, gcsfuse."""
+def test_two_writers_of_one_store_are_noticed_and_damage_nothing(folder: Storage) -> None:
+    samples = random_samples(60)
+    late = ShardWriter(folder, 0)
+    late.add(samples[-1])
+    save_store(folder, samples)
+    before = {name: bytes(folder.read(name)) for name in folder.names("*")}
+    with pytest.raises(FileExistsError, match=r"another process has written it.*shard-000000\.index"):
+        late.finish("made from")
+    with pytest.raises(InputError, match=r"shard-000000\.index has been written by another process"):
+        write_shards(folder, MADE_FROM, samples, shard_bytes=20_000)
+    assert before == {name: bytes(folder.read(name)) for name in folder.names("*")}
 
-    def refuse(*_: Any) -> None:
-        raise OSError(request.param, os.strerror(request.param))
 
-    if request.param is not None:
-        monkeypatch.setattr(os, "link", refuse)
-
-
-@pytest.mark.usefixtures("links")
-def test_of_writers_that_commit_a_new_file_at_once_exactly_one_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("no_links", [None, *NO_LINKS])
+def test_of_writers_that_commit_a_new_file_at_once_exactly_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_links: int | None
+) -> None:
+    if no_links is not None:
+        without_hard_links(monkeypatch, no_links)
     files = [LocalFolder(tmp_path).create("new.bin", instead_of=None) for _ in range(8)]
     for number, file in enumerate(files):
         file.write(bytes([number]) * 100)
@@ -226,16 +181,3 @@ def test_of_writers_that_commit_a_new_file_at_once_exactly_one_does(tmp_path: Pa
         list(writers.map(commit, range(len(files))))
     assert len(won) == 1 and (tmp_path / "new.bin").read_bytes() == bytes([won[0]]) * 100
     assert LocalFolder(tmp_path).names("*") == ["new.bin"] and not [*tmp_path.glob("*.tmp")]
-
-
-@pytest.mark.usefixtures("links")
-def test_a_store_is_written_and_two_writers_collide_with_and_without_hard_links(tmp_path: Path) -> None:
-    folder, samples = LocalFolder(tmp_path), random_samples(40)
-    late = ShardWriter(folder, 0)
-    late.add(samples[-1])
-    save_store(folder, samples)
-    before = {name: bytes(folder.read(name)) for name in folder.names("*")}
-    with pytest.raises(FileExistsError, match=r"another process has written it.*shard-000000\.index"):
-        late.finish("made from")
-    assert before == {name: bytes(folder.read(name)) for name in folder.names("*")}
-    open_store(tmp_path).verify()
