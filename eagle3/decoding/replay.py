@@ -89,7 +89,7 @@ def _rounds(gained: list[int], steps: int) -> Rounds:
 
 
 @dataclass(frozen=True)
-class Said:
+class Answered:
     """A prompt with the target's answer, and the tokens `beyond` its end, which the last round may draft.
 
     `stopped`: the answer ends with a stop token."""
@@ -116,22 +116,22 @@ def record(
     every token of the answers. `progress` names the bar (None: no bar)."""
     sampling: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "beyond": steps}
     batches = (range(start, min(start + batch_size, len(prompts))) for start in range(0, len(prompts), batch_size))
-    said = (
+    answers = (
         each
         for batch in batches
         for each in answer(
             speculator.target, [prompts[place] for place in batch], seeds=[seed + place for place in batch], **sampling
         )
     )
-    bar = Bar(said, total=len(prompts), desc=progress, unit="prompt", disable=progress is None)
-    return record_said(speculator, bar, steps=steps, topks=topks)
+    bar = Bar(answers, total=len(prompts), desc=progress, unit="prompt", disable=progress is None)
+    return record_trees(speculator, bar, steps=steps, topks=topks)
 
 
-def record_said(speculator: Speculator, said: Iterable[Said], *, steps: int, topks: Iterable[int]) -> Recording:
+def record_trees(speculator: Speculator, answers: Iterable[Answered], *, steps: int, topks: Iterable[int]) -> Recording:
     """Draft the trees of `topks` at every token of answers that continue `steps` tokens or more beyond their ends."""
     capture = Capture(speculator.target, speculator.capture_layers)
     recording = Recording({topk: [] for topk in topks})
-    for each in said:
+    for each in answers:
         text = each.prompt + each.answer
         trees = BatchedTrees(speculator, capture, text + each.beyond[:steps])
         for topk, places in recording.places.items():
@@ -147,7 +147,7 @@ def answer(
     max_new_tokens: int,
     temperature: float,
     beyond: int,
-) -> list[Said]:
+) -> list[Answered]:
     """Let the target answer a batch of prompts, and continue for `beyond` tokens."""
     say = partial(generate, target.model, seeds=seeds, temperature=temperature, top_p=1.0, top_k=0, pad_id=0)
     answers = say(prompts, max_new_tokens=max_new_tokens, stop_ids=target.stop_ids)
@@ -155,13 +155,13 @@ def answer(
     drawn = [len(answer.token_ids) for answer in answers]
     more = say(texts, max_new_tokens=beyond, stop_ids=frozenset(), drawn=drawn)
     return [
-        Said(prompt, answer.token_ids, rest.token_ids, stopped=answer.finish_reason == "stop")
+        Answered(prompt, answer.token_ids, rest.token_ids, stopped=answer.finish_reason == "stop")
         for prompt, answer, rest in zip(prompts, answers, more, strict=True)
     ]
 
 
 def replay_rejection(
-    speculator: Speculator, said: Iterable[Said], *, steps: Sequence[int], temperature: float, seed: int
+    speculator: Speculator, answers: Iterable[Answered], *, steps: Sequence[int], temperature: float, seed: int
 ) -> dict[int, list[Rounds]]:
     """Replay speculative rejection sampling (arXiv:2211.17192) with chains of each of `steps`, for a head that drafts
     from the whole vocabulary; SGLang: --speculative-use-rejection-sampling.
@@ -172,7 +172,7 @@ def replay_rejection(
     prompt's index."""
     capture, most = Capture(speculator.target, speculator.capture_layers), max(steps)
     found: dict[int, list[Rounds]] = {count: [] for count in steps}
-    for place, each in enumerate(said):
+    for place, each in enumerate(answers):
         text = each.prompt + each.answer
         ids, roots = text + each.beyond[:most], range(len(each.prompt), len(text) - 1)
         chances = BatchedTrees(speculator, capture, ids).chances(roots, most, temperature)  # (P, K)

@@ -14,12 +14,12 @@ from eagle3.head.registry import kind_named
 
 def build_head(
     *,
-    kind: str,
     source: FeatureSource,
-    draft_vocab_size: int | None,
-    default_draft_vocab_size: int,
-    lm_head_from_target: bool,
-    rope_parameters: dict[str, Any] | None,
+    kind: str = "eagle3",
+    draft_vocab_size: int | None = None,
+    default_draft_vocab_size: int = 32000,
+    lm_head_from_target: bool = True,
+    rope_parameters: dict[str, Any] | None = None,
     start: StartHead | None = None,
     **settings: Any,
 ) -> DraftHead:
@@ -49,9 +49,9 @@ def build_head(
 
 
 def with_norms(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return `settings` with EAGLE-3.1's norms where they are None."""
+    """Return `settings` with EAGLE-3.1's norms where they are missing or None."""
     defaults = {"fc_norm": not settings.get("norm_before_fc"), "norm_output": True}
-    return settings | {key: value for key, value in defaults.items() if key in settings and settings[key] is None}
+    return settings | {key: value for key, value in defaults.items() if settings.get(key) is None}
 
 
 def initialise(head: DraftHead, source: FeatureSource, *, lm_head_from_target: bool) -> None:

@@ -44,6 +44,8 @@ def test_what_is_not_set_is_the_targets(store: FeatureStore) -> None:
     counts = store.answer_counts
     assert counts[head.draft_ids].min() >= max(set(counts.tolist()) - set(counts[head.draft_ids].tolist()), default=0)
     assert build_head(source=store, **SETTINGS | {"draft_vocab_size": None}).config.draft_vocab_size == 8
+    by_default = build_head(source=store).config
+    assert by_default.fc_norm and by_default.norm_output and by_default.intermediate_size == 24
 
 
 def test_lm_head_starts_as_the_targets_rows_of_the_draft_vocabulary_if_asked_to(store: FeatureStore) -> None:

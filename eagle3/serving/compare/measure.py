@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from eagle3.decoding.paired import Gains
-from eagle3.decoding.replay import Rounds, Said, answer, record_said, replay_rejection
+from eagle3.decoding.replay import Answered, Rounds, answer, record_trees, replay_rejection
 from eagle3.decoding.speculate import Decoded, Speculator, measure, plain_greedy
 from eagle3.progress import Bar
 from eagle3.serving.compare.ways import Way
@@ -53,8 +53,10 @@ class BatchedDecoder:
         }
         self.seconds = time.perf_counter() - start
 
-    def _answer(self, target: Target, settings: CompareSettings, answers: Answers, temperature: float) -> list[Said]:
-        answered: dict[int, Said] = {}
+    def _answer(
+        self, target: Target, settings: CompareSettings, answers: Answers, temperature: float
+    ) -> list[Answered]:
+        answered: dict[int, Answered] = {}
         with Bar(total=len(answers.prompts), desc=f"answers, T = {temperature:g}", unit="prompt") as bar:
             for batch in batches(answers, settings.batch_size, settings.batch_tokens):
                 found = answer(
@@ -73,7 +75,7 @@ class BatchedDecoder:
         measured = {}
         topks = sorted({way.shape.topk for way in ways})
         for temperature, answered in self.answered.items():
-            recording = record_said(speculator, Bar(answered, desc=name, unit="prompt"), steps=self.steps, topks=topks)
+            recording = record_trees(speculator, Bar(answered, desc=name, unit="prompt"), steps=self.steps, topks=topks)
             for way in (way for way in ways if way.temperature == temperature and not way.rejection):
                 measured[way] = of_rounds(recording.replay_each(**way.shape._asdict()), answered, self.positions)
             if chains := [way for way in ways if way.temperature == temperature and way.rejection]:
@@ -128,7 +130,7 @@ def batches(answers: Answers, most: int, most_tokens: int) -> Iterator[list[int]
     return batches_by_tokens(by_length, length, most_tokens=most_tokens, most_rows=most)
 
 
-def of_rounds(rounds: Sequence[Rounds], answered: Sequence[Said], positions: Sequence[int]) -> Measured:
+def of_rounds(rounds: Sequence[Rounds], answered: Sequence[Answered], positions: Sequence[int]) -> Measured:
     """Count drafts. Tokens after a stop token come from the last round alone: it made them, the answer lacks them."""
     gained = [np.array(each.gained, np.int64) for each in rounds]
     made = [gains + 1 for gains in gained]
