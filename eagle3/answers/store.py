@@ -78,7 +78,7 @@ def read_responses(folder: Path) -> ResponsesManifest:
     if not path.exists():
         raise InputError(f"{path} does not exist; make it with: {MAKE_RESPONSES}")
     return parse_sealed(
-        path.read_bytes(), ResponsesManifest, source=str(path), way_out=f"delete {folder} and run: {MAKE_RESPONSES}"
+        path.read_bytes(), ResponsesManifest, source=str(path), remedy=f"delete {folder} and run: {MAKE_RESPONSES}"
     )
 
 
@@ -110,14 +110,14 @@ def _read_lines(path: Path, kind: type[AnyRecord]) -> Iterator[AnyRecord]:
 def _lines_and_ends(path: Path, kind: type[AnyRecord]) -> Iterator[tuple[AnyRecord, int]]:
     """Read records of a file that was written by appending, and where the line of each ends: a last line cut short by a
     kill is left out."""
-    end, way_out = 0, f"delete {path.parent} and run again"
+    end, remedy = 0, f"delete {path.parent} and run again"
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if line.endswith(b"\n"):
                 end += len(line)
                 source = f"{path} line {number}"
-                content = unseal(line, source=source, way_out=way_out)
-                yield parse_record(content, kind, source=source, way_out=way_out), end
+                content = unseal(line, source=source, remedy=remedy)
+                yield parse_record(content, kind, source=source, remedy=remedy), end
 
 
 def require_prompts_whole(prompts: Path, sha256: str) -> None:
@@ -185,8 +185,8 @@ class ResponseStore:
         counts = _count(self.responses, read_rows(self.folder), self._read_errors())
         if not counts.rows:
             imported = "; drop answers=imported, or give rows with answers and run all stages with it"
-            way_out = imported if self.manifest.made_with.sampling is None else ""
-            raise InputError(f"{self.responses} is empty, nothing could be answered: {counts.errors}{way_out}")
+            remedy = imported if self.manifest.made_with.sampling is None else ""
+            raise InputError(f"{self.responses} is empty, nothing could be answered: {counts.errors}{remedy}")
         if counts.errors:
             log.warning("%d turns or prompts gave no row, see %s", sum(counts.errors.values()), self.errors)
         self.errors.touch()
@@ -228,8 +228,8 @@ class ResponseStore:
             if then.get(key) != now.get(key)
         ]
         if changes:
-            way_out = f"choose another out_dir, or delete {self.folder}"
-            raise InputError(f"{self.folder} was made with other settings ({', '.join(changes)}); {way_out}")
+            remedy = f"choose another out_dir, or delete {self.folder}"
+            raise InputError(f"{self.folder} was made with other settings ({', '.join(changes)}); {remedy}")
 
 
 def _keep_whole_prompts(path: Path) -> set[str]:

@@ -152,9 +152,9 @@ def index_bytes(index: ShardIndex) -> bytes:
     return b"".join([_header(facts, digest, index.columns), *columns])
 
 
-def parse_index(content: memoryview, *, source: str, way_out: str, check_seal: bool = True) -> ShardIndex:
+def parse_index(content: memoryview, *, source: str, remedy: str, check_seal: bool = True) -> ShardIndex:
     """Read an index whose columns are views of `content`. `check_seal=False` where a hash of the file was compared."""
-    damaged = InputError(f"{source}: damaged or edited, it does not have the sha256 in its header; {way_out}")
+    damaged = InputError(f"{source}: damaged or edited, it does not have the sha256 in its header; {remedy}")
     try:
         metadata, tensors = read_tensors(content)
         facts, seal = metadata["shard"].encode(), metadata["sha256"]
@@ -162,7 +162,7 @@ def parse_index(content: memoryview, *, source: str, way_out: str, check_seal: b
         columns = {name: column.reshape(tensors[name].shape) for name, column in columns.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError, MemoryError):
         raise damaged from None
-    parsed = parse_record(facts, ShardFacts, source=source, way_out=way_out)
+    parsed = parse_record(facts, ShardFacts, source=source, remedy=remedy)
     header = _header(facts, seal, columns)  # then there is no other name, type or place in it
     if header != content[: len(header)] or not _belong_together(columns):
         raise damaged

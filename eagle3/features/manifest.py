@@ -95,10 +95,10 @@ def one_writer(storage: Storage, name: str) -> Iterator[None]:
 
 def read_index(storage: Storage, name: str, expected_sha256: str | None = None) -> ShardIndex:
     """Read an index, and compare it with the manifest's hash of it, or else with its own."""
-    source, way_out = f"{storage.location}/{name}", f"delete it with its shard and run: {MAKE_FEATURES}"
+    source, remedy = f"{storage.location}/{name}", f"delete it with its shard and run: {MAKE_FEATURES}"
     content = _content(storage, name, made_by=MAKE_FEATURES)
     listed = expected_sha256 is not None and hashlib.sha256(content).hexdigest() == expected_sha256
-    index = parse_index(content, source=source, way_out=way_out, check_seal=not listed)
+    index = parse_index(content, source=source, remedy=remedy, check_seal=not listed)
     if expected_sha256 is not None and not listed:
         raise InputError(
             f"{storage.location}/{index.facts.shard} has an index that does not belong to {MANIFEST}: copy the shard "
@@ -109,8 +109,8 @@ def read_index(storage: Storage, name: str, expected_sha256: str | None = None) 
 
 def read_manifest(storage: Storage) -> Manifest:
     content = bytes(_content(storage, MANIFEST, made_by=MAKE_FEATURES))
-    way_out = f"make the store again: {MAKE_FEATURES}"
-    return parse_sealed(content, Manifest, source=f"{storage.location}/{MANIFEST}", way_out=way_out)
+    remedy = f"make the store again: {MAKE_FEATURES}"
+    return parse_sealed(content, Manifest, source=f"{storage.location}/{MANIFEST}", remedy=remedy)
 
 
 def _content(storage: Storage, name: str, *, made_by: str) -> memoryview:

@@ -152,7 +152,7 @@ def write_shards(
     def finish(full: ShardWriter) -> None:
         with one_writer(storage, index_name(full.name)):
             content = memoryview(full.finish(hash_of(made_from)))
-        indices.append(parse_index(content, source=full.name, way_out="", check_seal=False))
+        indices.append(parse_index(content, source=full.name, remedy="", check_seal=False))
 
     try:
         for sample in samples:

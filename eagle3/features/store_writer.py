@@ -65,7 +65,7 @@ class StoreWriter:
         """Add a worker's result."""
         self.logit_transform = made.logit_transform
         if made.index is not None:
-            self.indices.append(parse_index(memoryview(made.index), source="a new shard", way_out="", check_seal=False))
+            self.indices.append(parse_index(memoryview(made.index), source="a new shard", remedy="", check_seal=False))
             self.new += 1
 
     def finish(self, target: StoredTarget, *, left_out: Mapping[str, int]) -> Manifest:

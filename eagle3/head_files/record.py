@@ -107,7 +107,7 @@ def read_record(folder: Path, *, made_by: str) -> HeadRecord | None:
     if not path.exists():
         return None
     fix = f"export the head again, or take the file out of the folder: {made_by}"
-    record = parse_sealed(path.read_bytes(), HeadRecord, source=str(path), way_out=fix)
+    record = parse_sealed(path.read_bytes(), HeadRecord, source=str(path), remedy=fix)
 
     def from_here(given: str) -> str:
         return os.path.abspath(folder / given) if given.startswith(os.pardir) else given

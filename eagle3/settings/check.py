@@ -87,11 +87,11 @@ def in_words(fault: Mapping[str, Any], script: str, options: list[str]) -> str:
     if kind == UNKNOWN:
         return unknown_key(key, script, options)
     default = _default(fault["loc"], script, options)
-    way_out = f"; the default is {key}={default}" if default not in (None, shown(fault["input"])) else ""
+    remedy = f"; the default is {key}={default}" if default not in (None, shown(fault["input"])) else ""
     if kind == "missing":
-        return f"{key} is left out and must be there{way_out}"
+        return f"{key} is left out and must be there{remedy}"
     value = "…" if key.startswith(SECRET) else public(shown(fault["input"]))
-    return f"{key}={value} {_rule(fault)}{way_out}"
+    return f"{key}={value} {_rule(fault)}{remedy}"
 
 
 def unknown_key(key: str, script: str, options: list[str] | None = None) -> str:

@@ -154,8 +154,8 @@ class Bucket:
             denied = isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError)
             if denied or re.match("40[013] ", reason):
                 raise InputError(f"{self._named(name)}: access is denied ({reason}); {ACCESS}") from None
-            way_out = "run the same command again when the store can be reached: what is finished is kept"
-            raise InputError(f"{self._named(name)}: {reason}; {way_out}") from None
+            remedy = "run the same command again when the store can be reached: what is finished is kept"
+            raise InputError(f"{self._named(name)}: {reason}; {remedy}") from None
 
 
 class PendingObject:

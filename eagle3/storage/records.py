@@ -30,7 +30,7 @@ def seal(text: bytes) -> bytes:
     return body + form % hashlib.sha256(body).hexdigest().encode()
 
 
-def unseal(content: bytes, *, source: str, way_out: str) -> bytes:
+def unseal(content: bytes, *, source: str, remedy: str) -> bytes:
     """Return the JSON without its seal; InputError where they do not fit together."""
     at = max(0, len(content) - LONGEST_SEAL)
     if found := SEAL.search(content, at):
@@ -38,7 +38,7 @@ def unseal(content: bytes, *, source: str, way_out: str) -> bytes:
     elif found := CRC32.search(content, at):
         fits = zlib.crc32(content[: found.start()]) == int(found[1], 16)
     if found is None or not fits:
-        raise InputError(f"{source}: damaged or edited, it does not have the sha256 at its end; {way_out}")
+        raise InputError(f"{source}: damaged or edited, it does not have the sha256 at its end; {remedy}")
     return content[: found.start()] + found[2]
 
 
@@ -50,7 +50,7 @@ def write_sealed_json(path: Path, value: dict[str, Any]) -> None:
 def read_sealed_json(path: Path, *, made_by: str) -> dict[str, Any]:
     """Parse what `write_sealed_json` wrote; errors as in `read_json`."""
     value = read_json(path, made_by=made_by)
-    unseal(path.read_bytes(), source=str(path), way_out=f"delete it and run: {made_by}")
+    unseal(path.read_bytes(), source=str(path), remedy=f"delete it and run: {made_by}")
     del value["seal"]
     return value
 
@@ -77,21 +77,21 @@ AnyRecord = TypeVar("AnyRecord", bound=Record)
 ADAPTERS: dict[type[Record], TypeAdapter[Any]] = {}
 
 
-def parse_record(content: bytes, kind: type[AnyRecord], *, source: str, way_out: str) -> AnyRecord:
-    """Read a record from JSON. InputError names `source`, the field, what is wrong with it and the `way_out`."""
-    _require_version(content, kind, source, way_out)
+def parse_record(content: bytes, kind: type[AnyRecord], *, source: str, remedy: str) -> AnyRecord:
+    """Read a record from JSON. InputError names `source`, the field, what is wrong with it and the `remedy`."""
+    _require_version(content, kind, source, remedy)
     try:
         return _adapter(kind).validate_json(content)
     except ValidationError as error:
-        raise InputError(f"{source}: {_in_words(error.errors()[0])}; {way_out}") from None
+        raise InputError(f"{source}: {_in_words(error.errors()[0])}; {remedy}") from None
 
 
-def parse_sealed(content: bytes, kind: type[AnyRecord], *, source: str, way_out: str) -> AnyRecord:
+def parse_sealed(content: bytes, kind: type[AnyRecord], *, source: str, remedy: str) -> AnyRecord:
     """Read a record from a file of its own. What another version or program wrote is reported as such."""
-    _require_version(content, kind, source, way_out)
+    _require_version(content, kind, source, remedy)
     if not SEAL.search(content[-LONGEST_SEAL:]):
-        parse_record(content, kind, source=source, way_out=way_out)
-    return parse_record(unseal(content, source=source, way_out=way_out), kind, source=source, way_out=way_out)
+        parse_record(content, kind, source=source, remedy=remedy)
+    return parse_record(unseal(content, source=source, remedy=remedy), kind, source=source, remedy=remedy)
 
 
 def _adapter(kind: type[Record]) -> TypeAdapter[Any]:
@@ -101,7 +101,7 @@ def _adapter(kind: type[Record]) -> TypeAdapter[Any]:
     return ADAPTERS[kind]
 
 
-def _require_version(content: bytes, kind: type[Record], source: str, way_out: str) -> None:
+def _require_version(content: bytes, kind: type[Record], source: str, remedy: str) -> None:
     if kind.FORMAT_VERSION is None:
         return
     try:
@@ -109,7 +109,7 @@ def _require_version(content: bytes, kind: type[Record], source: str, way_out: s
     except (ValueError, KeyError, TypeError, RecursionError):
         return  # for the seal or the parser to say
     if isinstance(version, int) and version != kind.FORMAT_VERSION:
-        raise InputError(f"{source}: format_version={version}, this code reads {kind.FORMAT_VERSION}; {way_out}")
+        raise InputError(f"{source}: format_version={version}, this code reads {kind.FORMAT_VERSION}; {remedy}")
 
 
 def _in_words(fault: Mapping[str, Any]) -> str:

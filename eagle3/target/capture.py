@@ -26,10 +26,10 @@ def default_capture_layers(num_layers: int) -> list[int]:
 def check_capture_layers(layers: Sequence[int], num_layers: int) -> list[int]:
     """Return the layers, or raise InputError unless they ascend from 1 on and the target has them."""
     if not layers or list(layers) != sorted({*layers}) or not layers[0] >= 1 or not layers[-1] < num_layers:
-        way_out = f"[1,{num_layers // 2},{num_layers - 1}]" if num_layers >= 4 else "a target of 4 layers or more"
+        remedy = f"[1,{num_layers // 2},{num_layers - 1}]" if num_layers >= 4 else "a target of 4 layers or more"
         raise InputError(
             f"features.capture_layers={[*layers]} does not fit a target of {num_layers} layers: ascending indices "
-            f"from 1 to {num_layers - 1}, usually three; try features.capture_layers={way_out}"
+            f"from 1 to {num_layers - 1}, usually three; try features.capture_layers={remedy}"
         )
     return list(layers)
 

@@ -99,10 +99,10 @@ def load_tokenizer(path: str, *, revision: str | None, trust_remote_code: bool) 
     try:
         return AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
     except Exception as error:  # of code that comes with the model, too
-        way_out = "put tokenizer.json and tokenizer_config.json next to config.json"
+        remedy = "put tokenizer.json and tokenizer_config.json next to config.json"
         if "trust_remote_code" in str(error):
-            way_out = "it brings Python code of its own: read that, and set target.trust_remote_code=true to run it"
-        raise InputError(f"target.path={path} has no usable tokenizer ({first_line(error)}); {way_out}") from error
+            remedy = "it brings Python code of its own: read that, and set target.trust_remote_code=true to run it"
+        raise InputError(f"target.path={path} has no usable tokenizer ({first_line(error)}); {remedy}") from error
 
 
 def ends_of_turn(generation: GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

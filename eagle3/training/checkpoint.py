@@ -141,5 +141,5 @@ def read_checkpoint(path: str | Path, *, setting: str) -> Checkpoint:
     content = torch.load(path, map_location="cpu", weights_only=True)
     if KEY not in content:
         raise InputError(f"{setting}: {path} is a checkpoint of something other than a draft head; {fix}")
-    record = parse_record(json.dumps(content[KEY]).encode(), TrainingRecord, source=f"{setting}: {path}", way_out=fix)
+    record = parse_record(json.dumps(content[KEY]).encode(), TrainingRecord, source=f"{setting}: {path}", remedy=fix)
     return Checkpoint(Path(path), record, content)

@@ -92,8 +92,8 @@ def noted_cluster() -> str | None:
 
 
 def no_cluster(address: str | None, reason: str) -> str:
-    way_out = "start one with `ray start --head`, or name the one that runs (host:port)"
-    return f"workers.address={address}: no Ray cluster answers there ({reason}); {way_out}"
+    remedy = "start one with `ray start --head`, or name the one that runs (host:port)"
+    return f"workers.address={address}: no Ray cluster answers there ({reason}); {remedy}"
 
 
 class Actor:

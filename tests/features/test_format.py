@@ -97,7 +97,7 @@ def test_no_index_ends_in_anything_but_an_error_of_the_reader(store_path: Path) 
         content = damaged(original, drawn)
         if content != original:
             with pytest.raises(InputError, match=r"^an index: "):
-                parse_index(memoryview(bytearray(content)), source="an index", way_out="delete it")
+                parse_index(memoryview(bytearray(content)), source="an index", remedy="delete it")
 
 
 def test_a_sample_that_is_whole_is_read() -> None:

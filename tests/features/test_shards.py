@@ -25,7 +25,7 @@ def write(directory: Path, samples: list[Sample]) -> tuple[Path, ShardIndex]:
     writer = ShardWriter(LocalFolder(directory), 0)
     for sample in samples:
         writer.add(sample)
-    index = parse_index(memoryview(writer.finish("made from")), source="new", way_out="")
+    index = parse_index(memoryview(writer.finish("made from")), source="new", remedy="")
     return directory / writer.name, index
 
 

@@ -35,7 +35,7 @@ def test_of_two_writers_of_a_piece_the_first_stays_and_both_tell_of_it(
     assert told is not None and second.finish() == told
     assert "exists already, from another worker or run: it is kept" in caplog.text
     [tar] = tmp_path.glob("*.tar")
-    assert parse_index(memoryview(told), source="", way_out="").facts.shard == tar.name
+    assert parse_index(memoryview(told), source="", remedy="").facts.shard == tar.name
     assert sorted(path.name for path in tmp_path.iterdir()) == [tar.name, "shard-000000.index"]
 
 

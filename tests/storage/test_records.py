@@ -24,18 +24,18 @@ def test_sealed_json_is_read_as_it_was_written_and_by_any_other_reader(tmp_path:
 
 def test_a_line_that_an_earlier_version_wrote_is_read_and_a_flipped_bit_in_it_is_refused() -> None:
     line = b'{"id": "p#0", "input_ids": [1, 2], "crc32": "%08x"}\n' % zlib.crc32(b'{"id": "p#0", "input_ids": [1, 2]')
-    assert unseal(line, source="", way_out="") == b'{"id": "p#0", "input_ids": [1, 2]}\n'
+    assert unseal(line, source="", remedy="") == b'{"id": "p#0", "input_ids": [1, 2]}\n'
     with pytest.raises(InputError, match="damaged or edited"):
-        unseal(line.replace(b"[1", b"[3"), source="", way_out="")
+        unseal(line.replace(b"[1", b"[3"), source="", remedy="")
 
 
 @pytest.mark.parametrize("bit", range(8))
 def test_no_flipped_bit_in_a_line_passes(bit: int) -> None:
     line = sealed_line(RECORD)
-    assert json.loads(unseal(line, source="", way_out="")) == RECORD
+    assert json.loads(unseal(line, source="", remedy="")) == RECORD
     for place, byte in enumerate(line):
         with pytest.raises(InputError, match="damaged or edited"):
-            unseal(line[:place] + bytes([byte ^ 1 << bit]) + line[place + 1 :], source="", way_out="")
+            unseal(line[:place] + bytes([byte ^ 1 << bit]) + line[place + 1 :], source="", remedy="")
 
 
 @given(place=st.integers(0, 200), bit=st.integers(0, 7), cut=st.booleans())

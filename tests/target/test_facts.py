@@ -52,4 +52,4 @@ def test_the_logit_transform_is_recorded_with_the_target() -> None:
     made = target_config(config, 64, None)
     assert made.logit_transform == LogitTransform()
     capped = TargetConfig(**{**vars(made), "logit_transform": LogitTransform(scale=0.5, soft_cap=30.0)})
-    assert parse_record(record_bytes(capped), TargetConfig, source="here", way_out="") == capped
+    assert parse_record(record_bytes(capped), TargetConfig, source="here", remedy="") == capped
