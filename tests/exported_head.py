@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,9 @@ TINY: dict[str, Any] = {
 }
 
 
+@cache
 def tiny_target() -> Target:
+    """The bundled target, loaded once: tests do not change it."""
     return load_target(**TINY)
 
 

@@ -96,15 +96,13 @@ def test_a_missing_key_is_named(key: str, record: HeadRecord, tmp_path: Path) ->
     assert f"training.json: {key} is missing" in refusal(tmp_path, as_file(content))
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b'{"a": "\xff"}', b"\xff\xfe{}"])
-def test_what_is_no_json_is_refused(content: bytes, tmp_path: Path) -> None:
-    assert "training.json: Invalid JSON: " in refusal(tmp_path, content)
-
-
-@pytest.mark.parametrize("content", [b"[]", b"null", b"3", b'"{}"'])
-def test_what_is_no_object_is_refused(content: bytes, tmp_path: Path) -> None:
-    assert "training.json: Input should be an object" in refusal(tmp_path, content)
-
-
-def test_the_file_of_another_program_is_refused(tmp_path: Path) -> None:
-    assert "training.json: format_version is missing" in refusal(tmp_path, b'{"epochs": 3}')
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        *((content, "Invalid JSON: ") for content in (b"", b"{", b'{"a": "\xff"}')),
+        *((content, "Input should be an object") for content in (b"[]", b"null", b'"{}"')),
+        (b'{"epochs": 3}', "format_version is missing"),
+    ],
+)
+def test_what_is_no_record_is_refused(content: bytes, fault: str, tmp_path: Path) -> None:
+    assert f"training.json: {fault}" in refusal(tmp_path, content)

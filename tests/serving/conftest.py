@@ -6,14 +6,40 @@ from typing import Any
 
 import pytest
 import torch
-from exported_head import tiny_target
+from exported_head import random_head, tiny_facts, tiny_target
 from fitted_head import LAYERS, PROMPT, fitted_head
 from serving_fixtures import Command
+from stores import ASSETS
 
+from eagle3.answers.chat import Chat
 from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.head_files.format import save_head
+from eagle3.serving.head.export import TrainedHead
 from eagle3.target.facts import target_config
-from eagle3.target.files import read_target_files
+from eagle3.target.files import TargetFiles, read_target_files
+from eagle3.target.model import Target
+
+
+@pytest.fixture(scope="session")
+def target() -> Target:
+    return tiny_target()
+
+
+@pytest.fixture(scope="session")
+def target_files() -> TargetFiles:
+    return read_target_files(path=str(ASSETS / "tiny"), revision=None, trust_remote_code=False)
+
+
+@pytest.fixture(scope="session")
+def chat(target: Target) -> Chat:
+    own = {"template": None, "template_kwargs": {}, "date": "2026-01-01", "reasoning_parser": "auto"}
+    return Chat(target.tokenizer, stop_ids=target.stop_ids, **own)
+
+
+@pytest.fixture(scope="session")
+def trained_on_tiny(target: Target) -> TrainedHead:
+    """A head of random weights for the bundled target; tests copy what they change."""
+    return random_head(tiny_facts(target), target.identity)
 
 
 @pytest.fixture(scope="session")
@@ -25,10 +51,10 @@ def head_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def exported(tmp_path: Path, tiny_path: Path) -> Path:
+def exported(tmp_path: Path, target_files: TargetFiles) -> Path:
     """A head of random weights in which no check finds anything."""
-    target = read_target_files(path=str(tiny_path), revision=None, trust_remote_code=False)
-    facts = target_config(target.text_config, target.text_config.vocab_size, target.checkpoint_dtype)
+    text_config = target_files.text_config
+    facts = target_config(text_config, text_config.vocab_size, target_files.checkpoint_dtype)
     config = HeadConfig.for_target(facts, num_captured_layers=3, draft_vocab_size=32, fc_norm=False, norm_output=False)
     folder = tmp_path / "head"
     folder.mkdir()

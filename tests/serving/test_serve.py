@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from exported_head import Editable, errors, random_head, save_checkpoint, tiny_facts, tiny_target, with_record
+from exported_head import Editable, errors, save_checkpoint, with_record
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 from scripts import run_script
@@ -21,17 +21,6 @@ from eagle3.head_files.files import read_files
 from eagle3.head_files.finding import Finding
 from eagle3.serving.head.export import TrainedHead, export_head
 from eagle3.storage.files import read_json, write_jsonl
-from eagle3.target.model import Target
-
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return tiny_target()
-
-
-@pytest.fixture
-def trained_on_tiny(target: Target) -> TrainedHead:
-    return random_head(tiny_facts(target), target.identity)
 
 
 def test_a_command_in_a_stored_report_composes_today() -> None:
@@ -53,7 +42,7 @@ def save_run(folder: Path, trained: TrainedHead, *, target: str) -> None:
 
 def serve_config(*overrides: str) -> DictConfig:
     with initialize_config_dir(cli.CONF, version_base="1.3"):
-        return compose("serve", overrides=[*overrides])
+        return compose("serve", overrides=[*overrides, "run_dir=."])
 
 
 @pytest.mark.parametrize(
@@ -61,7 +50,6 @@ def serve_config(*overrides: str) -> DictConfig:
     [
         (["prompts.path=/no/such.jsonl"], r"prompts\.path=/no/such\.jsonl"),
         (["chat.template=/no/such.jinja"], r"chat\.template=/no/such\.jinja cannot be read"),
-        (["topk=4"], "such a tree"),
         (["topk=100", "draft_tokens=8"], "topk=100: the head can draft no more than its 64 tokens"),
         (["format=speculators", "topk=4", "draft_tokens=8"], "the layout holds chains, not trees; set topk=1"),
     ],

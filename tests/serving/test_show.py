@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from exported_head import tiny_target
-from fitted_head import CHAIN, TREE
+from fitted_head import TREE
 from scripts import run_script
 
 from eagle3.decoding.drafter import Tree
@@ -21,6 +20,7 @@ from eagle3.serving.show.page import page, show
 from eagle3.serving.show.text import piece, visible
 from eagle3.serving.show.trace import Trace
 from eagle3.storage.files import write_jsonl
+from eagle3.target.model import Target
 
 VOID = {"meta", "input"}
 KINDS = {"accepted", "rejected", "target"}
@@ -107,10 +107,10 @@ def prompts_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("shape", [CHAIN, TREE], ids=str)
 def test_the_page_of_the_command_says_what_the_decoder_did(
-    shape: dict[str, int], head_folder: Path, tiny_path: Path, prompts_file: Path, tmp_path: Path
+    head_folder: Path, tiny_path: Path, target: Target, prompts_file: Path, tmp_path: Path
 ) -> None:
+    shape = TREE
     done = run_script(
         "serve", "action=show", f"target.path={tiny_path}", "target.dtype=float32",
         f"head={head_folder}", f"prompts.path={prompts_file}", "limit=3", "max_new_tokens=16", "out=new/page.html",
@@ -120,7 +120,6 @@ def test_the_page_of_the_command_says_what_the_decoder_did(
     found = Page((tmp_path / "new/page.html").read_text(encoding="utf-8"))
     assert needs_nothing_else(found)
 
-    target = tiny_target()
     loaded = load_head(head_folder, dtype=torch.float32)
     speculator = Speculator(target, loaded.head, loaded.capture_layers)
     chat_prompts = [each["messages"] for each in map(json.loads, prompts_file.read_text().splitlines())]
@@ -133,7 +132,7 @@ def test_the_page_of_the_command_says_what_the_decoder_did(
         in_text = [token for token in found.answers[number] if token["kind"] != "rejected"]
         assert [token["id"] for token in in_text] == decoded[-1].token_ids
         assert "".join(token["text"] for token in in_text) == visible(target.tokenizer.decode(decoded[-1].token_ids))
-        said_by = ["target"]  # prefill
+        kinds = ["target"]  # prefill
         assert len(found.rounds[number]) == len(rounds) == decoded[-1].verifications
         known = len(ids) + 1
         for shown, each in zip(found.rounds[number], rounds, strict=True):
@@ -150,8 +149,8 @@ def test_the_page_of_the_command_says_what_the_decoder_did(
             assert (own["id"], own["kind"]) == (each.chosen[-1], "target")
             known += len(each.chosen)
             assert own["cut"] == (known > len(ids) + len(decoded[-1].token_ids))
-            said_by += ["accepted"] * (len(each.chosen) - 1) + ["target"]
-        assert [token["kind"] for token in in_text] == said_by[: len(in_text)]
+            kinds += ["accepted"] * (len(each.chosen) - 1) + ["target"]
+        assert [token["kind"] for token in in_text] == kinds[: len(in_text)]
         for token, later in pairwise(found.answers[number]):
             if token["kind"] == "rejected":
                 assert later["kind"] == "target" and later["id"] != token["id"]
@@ -208,7 +207,7 @@ def test_odd_tokens_break_nothing_and_are_shown() -> None:
     assert all(probability(token) == 0.5 for token in shown[:-1])
 
 
-def test_trees_are_listed_from_the_top_and_what_lies_behind_the_end_is_marked() -> None:
+def test_trees_are_listed_from_the_top_and_tokens_after_the_end_are_marked() -> None:
     first = Tree([0xE2, 70, 0x82, 71, 0x82], [-1, -1, 0, 0, 1], [0.5, 0.25, 0.4, 0.1, 0.125])
     second = Tree([73, 0xE2, 72], [-1, -1, 1], [0.25, 0.5, 0.125])
     third = Tree([65, 66, 67], [-1, 0, 1], [0.5, 0.25, 0.125])
@@ -238,23 +237,20 @@ def test_trees_are_listed_from_the_top_and_what_lies_behind_the_end_is_marked() 
     ]  # fmt: skip
 
 
-def test_what_no_file_can_hold_is_escaped() -> None:
+def test_what_no_file_can_hold_is_escaped_and_unlikely_paths_have_a_probability() -> None:
     assert visible("\ud800\u2028 a\r\n") == "\\ud800\\u2028 a␍↵\n"
-
-
-def test_a_long_path_of_unlikely_drafts_has_a_probability_at_each_depth() -> None:
     assert Tree([1, 2, 3], [-1, 0, 1], [1e-30, 0.0, 0.0]).probability(2) == 0.0
 
 
-def test_every_token_of_the_tiny_target_has_a_visible_text() -> None:
-    tokenizer = tiny_target().tokenizer
+def test_every_token_of_the_tiny_target_has_a_visible_text(target: Target) -> None:
+    tokenizer = target.tokenizer
     texts = [visible(piece(tokenizer, [], token_id)) for token_id in range(len(tokenizer))]
     assert all(text and "\ufffd" not in text for text in texts)
     assert all(text.replace("\n", "").isprintable() for text in texts)
 
 
 @pytest.mark.parametrize("out", ["", "s3://bucket/page.html"])
-def test_where_no_page_can_be_written_is_said_before_decoding(out: str, tmp_path: Path) -> None:
+def test_a_place_where_no_page_can_be_written_is_refused_before_decoding(out: str, tmp_path: Path) -> None:
     out = out or str(tmp_path)
     with pytest.raises(InputError, match=f"out={re.escape(out)} must be a file on this machine; give one"):
         show(None, Path("/nowhere"), out, origin={})

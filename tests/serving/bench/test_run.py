@@ -23,7 +23,7 @@ from eagle3.serving.server.load import LoadResult
 from eagle3.settings.engine import LaunchSettings
 from eagle3.settings.serving import Side
 from eagle3.storage.files import read_json
-from eagle3.target.files import TargetFiles, read_target_files
+from eagle3.target.files import TargetFiles
 
 TINY = ASSETS / "tiny"
 PROMPTS = ASSETS / "prompts" / "heldout.jsonl"
@@ -31,7 +31,7 @@ CHAIN: dict[str, Any] = {"steps": 3, "topk": 1, "draft_tokens": None}
 
 
 def test_bench_starts_the_servers_one_after_the_other_and_compares_them(
-    tmp_path: Path, head_folder: Path, target: TargetFiles, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, head_folder: Path, target_files: TargetFiles, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sampling = {"temperature": 0.0, "max_new_tokens": 16}
     settings, fixed = (
@@ -42,7 +42,7 @@ def test_bench_starts_the_servers_one_after_the_other_and_compares_them(
     plan = BenchPlan(settings, {"chat": [PROMPT, PROMPT[:9]]}, sampling)
     bench(
         launch_settings(sglang_site(tmp_path), check=False),
-        target,
+        target_files,
         {"plain": None, "head": fixed, "adaptive": replace(fixed, adaptive=str(tmp_path / "adaptive.json"))},
         plan,
         origin={"commit": "abc"},
@@ -53,7 +53,7 @@ def test_bench_starts_the_servers_one_after_the_other_and_compares_them(
     results = read_json(tmp_path / "results.json", made_by="this test")
     assert results["commit"] == "abc"
     [cell] = results["cells"]
-    assert cell["sides"]["head"]["accept_length"] > 1.2  # the head was fitted to what the target says
+    assert cell["sides"]["head"]["accept_length"] > 1.2  # the head was fitted to the target's answer
     assert cell["sides"]["plain"]["requests"] == cell["sides"]["head"]["requests"] == 8
     assert [*cell["speed_ups"]] == ["head", "adaptive"]
     assert {"value", "low", "high"} == set(cell["speed_ups"]["head"]["tpot"])
@@ -83,21 +83,21 @@ def test_a_bench_that_is_stopped_midway_reports_what_it_measured(started: Any, h
 
 
 def test_dry_run_looks_at_the_head_prints_the_commands_and_starts_nothing(
-    tmp_path: Path, exported: Path, target: TargetFiles, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, exported: Path, target_files: TargetFiles, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings, draft = launch_settings(tmp_path, env={"A": "b"}), Draft(head=str(exported), **CHAIN)
     rest: dict[str, Any] = {"origin": {}, "folder": tmp_path / "out", "logger": None}
     drafts: dict[Side, Draft | None] = {"plain": None, "head": draft, "adaptive": None}
-    bench(settings, target, drafts, BenchPlan(bench_settings(), {}, {}), dry_run=True, **rest)
+    bench(settings, target_files, drafts, BenchPlan(bench_settings(), {}, {}), dry_run=True, **rest)
     plain, drafting = capsys.readouterr().out.splitlines()
     assert plain.startswith("A=b ") and "--speculative" not in plain
     assert f"--speculative-draft-model-path {exported}" in drafting
     assert not (tmp_path / "out").exists()
     (exported / "config.json").unlink()
     with pytest.raises(InputError, match=r"config\.json does not exist; make it with: python serve\.py action=export"):
-        bench(settings, target, drafts, BenchPlan(bench_settings(), {}, {}), dry_run=True, **rest)
+        bench(settings, target_files, drafts, BenchPlan(bench_settings(), {}, {}), dry_run=True, **rest)
     urls = bench_settings(plain_url="http://127.0.0.1:1", head_url="http://127.0.0.1:2")
-    bench(settings, target, drafts, BenchPlan(urls, {}, {}), dry_run=True, **rest)  # which nobody starts
+    bench(settings, target_files, drafts, BenchPlan(urls, {}, {}), dry_run=True, **rest)  # which nobody starts
 
 
 def test_what_makes_numbers_less_comparable_is_noted(measured: tuple[Path, dict]) -> None:
@@ -108,17 +108,12 @@ def test_what_makes_numbers_less_comparable_is_noted(measured: tuple[Path, dict]
     assert "prefix cache" in find_notes([*results, unflushed], {"server_info": {}}, plan())
 
 
-@pytest.fixture
-def target(tiny_path: Path) -> TargetFiles:
-    return read_target_files(path=str(tiny_path), revision=None, trust_remote_code=False)
-
-
 def test_a_server_that_dies_midway_leaves_its_results_and_a_report(
-    tmp_path: Path, target: TargetFiles, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, target_files: TargetFiles, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = launch_settings(sglang_site(tmp_path), fault="8", check=False)  # of 1 + 3 + 4 + … answers
     with pytest.raises(InputError, match=r"the plain server has ended \(exit status 9\)"):
-        run_bench(settings, target, plan(), tmp_path)
+        run_bench(settings, target_files, plan(), tmp_path)
     first, second = read_results(tmp_path / RESULTS)
     assert (first.concurrency, len(first.result.complete), len(first.result.failed)) == (1, 3, 0)
     assert second.concurrency == 2 and second.result.failed
@@ -126,41 +121,35 @@ def test_a_server_that_dies_midway_leaves_its_results_and_a_report(
     assert "ServerDisconnectedError" in (tmp_path / "report.md").read_text()
 
 
-def run_bench(settings: LaunchSettings, target: TargetFiles, planned: BenchPlan, folder: Path) -> None:
+def run_bench(settings: LaunchSettings, target_files: TargetFiles, planned: BenchPlan, folder: Path) -> None:
     drafts: dict[Side, Draft | None] = {"plain": None, "head": None, "adaptive": None}
-    bench(settings, target, drafts, planned, origin={}, folder=folder, dry_run=False, logger=None)
+    bench(settings, target_files, drafts, planned, origin={}, folder=folder, dry_run=False, logger=None)
 
 
-def test_servers_that_would_queue_requests_are_not_started(tmp_path: Path, target: TargetFiles) -> None:
+def test_servers_that_would_queue_requests_are_not_started(tmp_path: Path, target_files: TargetFiles) -> None:
     settings = launch_settings(tmp_path, max_running_requests=1)
     with pytest.raises(InputError, match=r"=1 does not hold the highest of bench\.concurrency=2: requests would wait"):
-        run_bench(settings, target, plan(), tmp_path)
+        run_bench(settings, target_files, plan(), tmp_path)
 
 
-def test_results_of_another_bench_run_are_not_mixed_in(tmp_path: Path, target: TargetFiles) -> None:
+def test_results_of_another_bench_run_are_not_mixed_in(tmp_path: Path, target_files: TargetFiles) -> None:
     (tmp_path / RESULTS).touch()
     with pytest.raises(InputError, match=r"holds the results of another bench run; name a new folder"):
-        run_bench(launch_settings(tmp_path), target, plan(), tmp_path)
+        run_bench(launch_settings(tmp_path), target_files, plan(), tmp_path)
 
 
 def test_the_report_holds_no_variable_of_the_environment(
-    tmp_path: Path, target: TargetFiles, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, target_files: TargetFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.argv", ["serve.py", "action=bench", "launch.env={HF_TOKEN: secret}"])
     settings = launch_settings(tmp_path, env={"HF_TOKEN": "secret"})
-    facts = gather_facts(target, plan(), bench_commands(settings, target, {"plain": None}), cli.result_facts())
+    facts = gather_facts(
+        target_files, plan(), bench_commands(settings, target_files, {"plain": None}), cli.result_facts()
+    )
     assert "action=bench" in str(facts) and "secret" not in str(facts)
 
 
-def test_prompt_sets_are_rendered_by_the_targets_template(target: TargetFiles, tmp_path: Path) -> None:
-    chat = Chat(
-        target.tokenizer,
-        template=None,
-        template_kwargs={},
-        date="2026-01-01",
-        reasoning_parser="auto",
-        stop_ids=target.stop_ids,
-    )
+def test_prompt_sets_are_rendered_by_the_targets_template(chat: Chat, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"prompt": "Grüße?"}\n{"prompt": "' + "long " * 500 + '"}\n')
     found = prompt_sets(chat, {"a": str(tmp_path / "a.jsonl")}, split="train", limit=None, max_length=200)
     assert found == {"a": [chat.prompt_ids([{"role": "user", "content": "Grüße?"}])]}

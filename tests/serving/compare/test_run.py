@@ -1,14 +1,15 @@
 """action=compare: heads that cannot be compared are refused by name, and the table says what the files say."""
 
+import copy
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 from exported_head import IDS, Editable, random_head, tiny_facts, tiny_target
 from fitted_head import LAYERS, PROMPT, fitted_head
-from stores import ASSETS
 
 from eagle3.decoding.paired import Estimate
 from eagle3.decoding.speculate import Speculator
@@ -21,7 +22,6 @@ from eagle3.serving.head.export import export_head
 from eagle3.settings.serving import CompareSettings
 from eagle3.settings.types import validated
 from eagle3.storage.records import read_sealed_json
-from eagle3.target.files import read_target_files
 
 CHAIN, TREE = {"steps": 3, "topk": 1, "draft_tokens": None}, {"steps": 3, "topk": 3, "draft_tokens": 9}
 
@@ -31,9 +31,9 @@ def settings(**changes):
     return validated(CompareSettings, given | {"batch_tokens": 4096, "positions": None} | changes)
 
 
-@pytest.fixture(scope="module")
-def tiny_files():
-    return read_target_files(path=str(ASSETS / "tiny"), revision=None, trust_remote_code=False)
+@cache
+def fitted_tiny():
+    return fitted_head(tiny_target(), PROMPT)
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def folders(tmp_path: Path) -> list[Path]:
     training.json."""
     made = []
     for name, noise in (("good", 0.0), ("worse", 0.5)):
-        head = fitted_head(tiny_target(), PROMPT)
+        head = copy.deepcopy(fitted_tiny())
         head.lm_head.weight.data += noise * torch.randn(head.lm_head.weight.shape, generator=torch.manual_seed(0))
         (tmp_path / name).mkdir()
         save_head(tmp_path / name, head, LAYERS, "float32")
@@ -155,15 +155,15 @@ def test_no_head_and_the_same_head_twice_are_refused(folders):
         ({IDS: [1, 3, 4]}, "worse: .* name different layers"),
     ],
 )
-def test_a_head_that_cannot_be_compared_is_refused_by_name(folders, tiny_files, config, message):
+def test_a_head_that_cannot_be_compared_is_refused_by_name(folders, target_files, config, message):
     edited = Editable(folders[1])
     (folders[1] / "config.json").write_text(json.dumps(edited.config | config))
     (folders[1] / "model.safetensors").unlink()  # nothing large is read for that
     with pytest.raises(InputError, match=message):
-        require_comparable(folders, tiny_files, settings())
+        require_comparable(folders, target_files, settings())
 
 
-def test_a_head_that_was_trained_on_another_target_is_refused_by_name(tiny_files, tmp_path):
+def test_a_head_that_was_trained_on_another_target_is_refused_by_name(target_files, tmp_path):
     target = tiny_target()
     for part, files_tell in (("config_hash", True), ("weights_hash", False)):
         identity = replace(target.identity, name="another", **{part: "other"})
@@ -171,9 +171,9 @@ def test_a_head_that_was_trained_on_another_target_is_refused_by_name(tiny_files
         message = f"heads: {tmp_path / part} was trained on another, not on .*tiny: they differ in {part[:-5]};"
         if files_tell:
             with pytest.raises(InputError, match=message):
-                require_comparable([tmp_path / part], tiny_files, settings())
+                require_comparable([tmp_path / part], target_files, settings())
         else:
-            require_comparable([tmp_path / part], tiny_files, settings())
+            require_comparable([tmp_path / part], target_files, settings())
             with pytest.raises(InputError, match=message):
                 run([tmp_path / part], tmp_path)
 

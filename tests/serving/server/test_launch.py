@@ -18,15 +18,10 @@ from eagle3.engine.draft import Draft
 from eagle3.errors import InputError
 from eagle3.serving.server.launch import launch, overlap_scheduler
 from eagle3.storage.files import read_json, write_json
-from eagle3.target.files import TargetFiles, read_target_files
+from eagle3.target.files import TargetFiles
 
 TINY = ASSETS / "tiny"
 CHAIN: dict[str, Any] = {"steps": 3, "topk": 1, "draft_tokens": None}
-
-
-@pytest.fixture
-def target() -> TargetFiles:
-    return read_target_files(path=str(TINY), revision=None, trust_remote_code=False)
 
 
 def test_launch_says_where_it_is_ready_and_stops_at_ctrl_c(started: Any, head_folder: Path) -> None:
@@ -52,20 +47,20 @@ def test_a_closed_terminal_ends_the_server_with_launch(started: Any) -> None:
 
 
 def test_a_server_that_turned_adaptive_drafting_off_is_not_served(
-    tmp_path: Path, head_folder: Path, target: TargetFiles
+    tmp_path: Path, head_folder: Path, target_files: TargetFiles
 ) -> None:
     settings = launch_settings(sglang_site(tmp_path), fault="static", check=False)
     write_adaptive(tmp_path / "steps.json", {1: 2, 8: 0})
     draft = Draft(head=str(head_folder), adaptive=str(tmp_path / "steps.json"), **CHAIN)
     with pytest.raises(InputError, match=r"the server does not draft adaptively: its SGLang has turned that off"):
-        launch(settings, target, draft, dry_run=False, folder=tmp_path)
+        launch(settings, target_files, draft, dry_run=False, folder=tmp_path)
 
 
 def test_dry_run_prints_the_command_and_starts_nothing(
-    tmp_path: Path, exported: Path, target: TargetFiles, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, exported: Path, target_files: TargetFiles, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings, draft = launch_settings(tmp_path, env={"A": "b"}), Draft(head=str(exported), **CHAIN)
-    launch(settings, target, draft, dry_run=True, folder=tmp_path / "out")
+    launch(settings, target_files, draft, dry_run=True, folder=tmp_path / "out")
     assert capsys.readouterr().out.startswith(f"A=b {sys.executable} -m sglang.launch_server --model-path {TINY} ")
     assert not (tmp_path / "out").exists()
 
@@ -82,45 +77,47 @@ def test_dry_run_prints_the_command_and_starts_nothing(
 def test_dry_run_refuses_what_is_no_head_and_reads_no_weights(
     tmp_path: Path,
     exported: Path,
-    target: TargetFiles,
+    target_files: TargetFiles,
     capsys: pytest.CaptureFixture[str],
     spoil: Callable[[Path], Any],
     message: str,
 ) -> None:
     (exported / "model.safetensors").write_bytes(b"not looked at")
     settings, draft = launch_settings(tmp_path, env=None), Draft(head=str(exported), **CHAIN)
-    launch(settings, target, draft, dry_run=True, folder=tmp_path)
+    launch(settings, target_files, draft, dry_run=True, folder=tmp_path)
     assert "--speculative-draft-model-path" in capsys.readouterr().out
     spoil(exported)
     with pytest.raises(InputError, match=message):
-        launch(settings, target, draft, dry_run=True, folder=tmp_path)
+        launch(settings, target_files, draft, dry_run=True, folder=tmp_path)
     assert capsys.readouterr().out == ""
-    launch(replace(settings, check=False), target, draft, dry_run=True, folder=tmp_path)
+    launch(replace(settings, check=False), target_files, draft, dry_run=True, folder=tmp_path)
 
 
-def test_dry_run_tells_of_what_is_wrong_in_a_config(
-    tmp_path: Path, exported: Path, target: TargetFiles, caplog: pytest.LogCaptureFixture
+def test_dry_run_shows_the_faults_of_a_config(
+    tmp_path: Path, exported: Path, target_files: TargetFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = read_json(exported / "config.json", made_by="this test")
     write_json(exported / "config.json", config | {"max_position_embeddings": 16})
     with caplog.at_level("INFO"), pytest.raises(InputError, match=r"must not be served: context: see the errors"):
-        launch(launch_settings(tmp_path), target, Draft(head=str(exported), **CHAIN), dry_run=True, folder=tmp_path)
+        launch(
+            launch_settings(tmp_path), target_files, Draft(head=str(exported), **CHAIN), dry_run=True, folder=tmp_path
+        )
     assert "max_position_embeddings=16 makes a context of 16, which is less than the target's" in caplog.text
 
 
-def test_a_head_with_errors_is_not_launched(tmp_path: Path, head_folder: Path, target: TargetFiles) -> None:
+def test_a_head_with_errors_is_not_launched(tmp_path: Path, head_folder: Path, target_files: TargetFiles) -> None:
     settings = launch_settings(sglang_site(tmp_path))
     # RoPE of the fitted head is not the target's.
     with pytest.raises(InputError, match=r"head=.* must not be served"):
-        launch(settings, target, Draft(head=str(head_folder), **CHAIN), dry_run=False, folder=tmp_path)
+        launch(settings, target_files, Draft(head=str(head_folder), **CHAIN), dry_run=False, folder=tmp_path)
 
 
-def test_that_sglang_is_missing_is_said_before_the_table_of_the_head(
-    tmp_path: Path, head_folder: Path, target: TargetFiles, caplog: pytest.LogCaptureFixture
+def test_a_missing_sglang_is_reported_before_the_table_of_the_head(
+    tmp_path: Path, head_folder: Path, target_files: TargetFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = launch_settings(tmp_path, env=None)
     with caplog.at_level("INFO"), pytest.raises(InputError, match="has no SGLang"):
-        launch(settings, target, Draft(head=str(head_folder), **CHAIN), dry_run=False, folder=tmp_path)
+        launch(settings, target_files, Draft(head=str(head_folder), **CHAIN), dry_run=False, folder=tmp_path)
     assert caplog.text == ""
 
 
@@ -132,6 +129,8 @@ def test_that_sglang_is_missing_is_said_before_the_table_of_the_head(
         (False, True, "off, by launch.overlap_schedule=false"),
     ],
 )
-def test_what_became_of_the_overlap_scheduler_is_said(tmp_path: Path, wanted: bool, off: bool, words: str) -> None:
+def test_the_log_says_whether_the_overlap_scheduler_is_on_and_why_not(
+    tmp_path: Path, wanted: bool, off: bool, words: str
+) -> None:
     settings = launch_settings(tmp_path, overlap_schedule=wanted)
     assert words in overlap_scheduler(settings, {"disable_overlap_schedule": off})

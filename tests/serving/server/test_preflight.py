@@ -9,7 +9,7 @@ from eagle3.engine.installation import find_sglang
 from eagle3.errors import InputError
 from eagle3.serving.server.preflight import check_files, require_capture
 from eagle3.storage.files import read_json, write_json
-from eagle3.target.files import TargetFiles, read_target_files
+from eagle3.target.files import TargetFiles
 
 MODELS = {
     "llama.py": "class LlamaForCausalLM(nn.Module):\n    def set_eagle3_layers_to_capture(self, ids): ...\n",
@@ -29,23 +29,20 @@ def models(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def target(tiny_path: Path) -> TargetFiles:
-    return read_target_files(path=str(tiny_path), revision=None, trust_remote_code=False)
-
-
 def test_a_target_that_sglang_cannot_capture_from_is_one_line(
-    models: Path, target: TargetFiles, tmp_path: Path
+    models: Path, target_files: TargetFiles, tmp_path: Path
 ) -> None:
     installation = find_sglang(launch_settings(models.parents[2]))
-    require_capture(installation, target)
+    require_capture(installation, target_files)
     (models / "llama.py").write_text("class LlamaForCausalLM:\n    pass\n")
     with pytest.raises(InputError, match=r"is a LlamaForCausalLM: SGLang 0\.5\.17 cannot capture"):
-        require_capture(installation, target)
+        require_capture(installation, target_files)
 
 
-def test_the_heads_files_are_checked_without_the_targets_weights(target: TargetFiles, exported: Path) -> None:
-    assert {finding.level for finding in check_files(str(exported), target)} <= {"ok", "skipped"}
+def test_the_heads_files_are_checked_without_the_targets_weights(target_files: TargetFiles, exported: Path) -> None:
+    assert {finding.level for finding in check_files(str(exported), target_files)} <= {"ok", "skipped"}
     config_json = read_json(exported / "config.json", made_by="this test")
     write_json(exported / "config.json", config_json | {"max_position_embeddings": 16})
-    assert [finding.check for finding in check_files(str(exported), target) if finding.level == "error"] == ["context"]
+    assert [finding.check for finding in check_files(str(exported), target_files) if finding.level == "error"] == [
+        "context"
+    ]
