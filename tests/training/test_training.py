@@ -439,16 +439,6 @@ def test_a_run_whose_folder_has_moved_keeps_its_best_checkpoint(train: Callable[
     assert best.name == kept.name or not (moved / best.name).exists()
 
 
-def test_resuming_keeps_the_metrics_of_the_first_part(train: Callable[..., Run]) -> None:
-    first = train("run", signal_after=7)
-    with pytest.raises(Interrupted):
-        first.fit()
-    rest = train("run", f"ckpt_path={first.directory}/checkpoints/last.ckpt").fit()
-    rows = metrics(rest)
-    steps = [int(row["step"]) for row in rows if row["train/loss"]]
-    assert steps == list(range(rest.trainer.global_step))
-
-
 def test_a_finished_run_goes_on_with_more_epochs(train: Callable[..., Run]) -> None:
     first = train("run", "trainer.max_epochs=1").fit()
     rest = train("run", "trainer.max_epochs=2", f"ckpt_path={first.directory}/checkpoints/last.ckpt").fit()
