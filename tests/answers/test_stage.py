@@ -571,18 +571,9 @@ def test_bad_settings_name_their_key(target, chat, out_dir, changes, message):
         run(target, chat, out_dir, **changes)
 
 
-def test_missing_prompts_and_damaged_responses_name_the_file(target, chat, out_dir, tmp_path):
+def test_missing_prompts_and_answers_without_their_manifest_are_refused(target, chat, out_dir, tmp_path):
     with pytest.raises(InputError, match=r"prompts\.jsonl does not exist; make it with"):
         run(target, chat, tmp_path / "nowhere")
-    run(target, chat, out_dir)
-    path = out_dir / "responses/responses.jsonl"
-    path.write_bytes(b"\0\0\0\n" + path.read_bytes())
-    unfinish(out_dir)
-    with pytest.raises(InputError, match=r"responses\.jsonl line 1: .*delete .* and run again"):
-        run(target, chat, out_dir)
-
-
-def test_answers_without_their_manifest_are_nobodys(target, chat, out_dir):
     run(target, chat, out_dir)
     (out_dir / "responses/manifest.json").unlink()
     with pytest.raises(InputError, match=r"responses\.jsonl has no manifest\.json .*delete .*/responses and run"):

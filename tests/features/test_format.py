@@ -15,7 +15,7 @@ from stores import ROOT, open_store, random_samples, write_store
 from eagle3.errors import InputError
 from eagle3.features.fp8 import ScaledRows, scaled
 from eagle3.features.index import parse_index
-from eagle3.features.sample import Sample, from_bytes, to_bytes
+from eagle3.features.sample import Sample, to_bytes
 from eagle3.features.shards import decode
 
 INPUTS = int(os.environ.get("FUZZ_INPUTS", "4000"))  # a million: FUZZ_INPUTS=1000000 python -m pytest FILE
@@ -98,11 +98,6 @@ def test_no_index_ends_in_anything_but_an_error_of_the_reader(store_path: Path) 
         if content != original:
             with pytest.raises(InputError, match=r"^an index: "):
                 parse_index(memoryview(bytearray(content)), source="an index", remedy="delete it")
-
-
-def test_a_sample_that_is_whole_is_read() -> None:
-    for blob in blobs():
-        from_bytes(memoryview(bytearray(blob)), sample_id="p", teachers="answers")
 
 
 def test_a_store_of_nothing_but_rubbish_is_refused(tmp_path: Path) -> None:

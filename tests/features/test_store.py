@@ -27,16 +27,6 @@ def test_the_manifest_counts_what_the_shards_hold(store_path: Path) -> None:
     assert store.manifest.answer_tokens == sum(counted.values())
 
 
-def test_verify_passes_a_sound_store_and_names_a_damaged_shard(store_path: Path) -> None:
-    open_store(store_path).verify()
-    shard = shard_of(store_path, 1)
-    content = bytearray(shard.read_bytes())
-    content[1000] ^= 1
-    shard.write_bytes(content)
-    with pytest.raises(InputError, match=shard.name):
-        open_store(store_path).verify()
-
-
 def test_no_flipped_byte_passes_in_any_file(store_path: Path) -> None:
     drawn = random.Random(0)
     files = sorted(store_path.iterdir())
@@ -85,12 +75,6 @@ def test_ranks_share_the_verification(store_path: Path) -> None:
     open_store(store_path).verify(rank=0, world_size=len(shards))
     with pytest.raises(InputError, match=shards[1].name):
         open_store(store_path).verify(rank=1, world_size=len(shards))
-
-
-def test_tied_weights_are_stored_once_and_read_as_both(store_path: Path) -> None:
-    embedding, lm_head = open_store(store_path).target_weights()
-    assert torch.equal(embedding, lm_head)
-    assert (store_path / "target.safetensors").stat().st_size < 1.2 * embedding.numel() * embedding.element_size()
 
 
 def test_other_target_weights_are_refused(store_path: Path) -> None:
