@@ -48,7 +48,7 @@ class Conversation(Protocol):
 AnyConversation = TypeVar("AnyConversation", bound=Conversation)
 
 
-class Answerer(Protocol):
+class Answerer:
     """Answers every turn of every conversation, ready inside `with`.
 
     An answer depends only on its prompt, its seed and the sampling. An error of one conversation goes to its `fail`,
@@ -58,10 +58,13 @@ class Answerer(Protocol):
 
     name: str  # in the manifest of the responses: two answerers do not give the same answers
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(self, *error: object) -> None: ...
+    def __exit__(self, *error: object) -> None:
+        pass
 
     def __call__(self, take: Take[AnyConversation], progress: Progress) -> Iterator[list[AnyConversation]]:
         """Take all conversations, as many at a time as are answered at once, and yield those that no longer wait: they
         are on disk before the next are taken. Counts each in `progress` as soon as it has ended."""
+        raise NotImplementedError

@@ -3,12 +3,11 @@
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Self
 
 import torch
 
 from eagle3.adapters.transformers import require_cache
-from eagle3.answers.answerer import AnyConversation, Conversation, Sampling
+from eagle3.answers.answerer import Answerer, AnyConversation, Conversation, Sampling
 from eagle3.answers.generate import alone_because, generate
 from eagle3.target.batches import batches_by_tokens
 from eagle3.target.model import Target
@@ -18,8 +17,8 @@ from eagle3.workers.task import Take
 log = logging.getLogger(__name__)
 
 
-class HuggingFaceAnswerer:
-    """An `Answerer`. `window` conversations are in flight; answered turn after turn, shortest prompts first."""
+class HuggingFaceAnswerer(Answerer):
+    """Keeps `window` conversations in flight; answered turn after turn, shortest prompts first."""
 
     name = "huggingface"
 
@@ -29,12 +28,6 @@ class HuggingFaceAnswerer:
             log.info("prompts are answered one at a time, whatever answers.batch_size is: %s", reason)
         self.target, self.sampling = target, sampling
         self.most, self.window = {"most_rows": batch_size, "most_tokens": batch_tokens}, window
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
 
     def __call__(self, take: Take[AnyConversation], progress: Progress) -> Iterator[list[AnyConversation]]:
         while window := take(self.window):

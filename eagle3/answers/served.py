@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import aiohttp
 
-from eagle3.answers.answerer import Answer, AnyConversation, Conversation, Sampling
+from eagle3.answers.answerer import Answer, Answerer, AnyConversation, Conversation, Sampling
 from eagle3.answers.chat import Chat
 from eagle3.engine.client import RequestRefused, ServerFailed, new_session
 from eagle3.engine.draft import Draft
@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 WRITTEN_TOGETHER, WRITTEN_EVERY_S = 64, 2.0  # conversations that a kill can lose
 
 
-class ServedAnswerer:
-    """An `Answerer`. Keeps `in_flight` requests at every server; settings are the keys of conf/answers/sglang.yaml."""
+class ServedAnswerer(Answerer):
+    """Keeps `in_flight` requests at every server; settings are the keys of conf/answers/sglang.yaml."""
 
     def __init__(
         self,

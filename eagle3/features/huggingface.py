@@ -5,7 +5,6 @@ Shapes: J teacher rows, H hidden size.
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Self
 
 import torch
 from jaxtyping import Float, Int
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from eagle3.features.conversation import Conversation
+from eagle3.features.extractor import Extractor
 from eagle3.features.sample import Sample, positions_with_teacher, stored_rows
 from eagle3.target.batches import batches_by_tokens
 from eagle3.target.capture import Capture, Features, logit_transform_of
@@ -36,8 +36,8 @@ def windows(conversations: Iterator[Conversation], num_tokens: int) -> Iterator[
         yield window
 
 
-class HuggingFaceExtractor:
-    """An `Extractor`. Batches are formed by length, inside windows of many batches."""
+class HuggingFaceExtractor(Extractor):
+    """Batches are formed by length, inside windows of many batches."""
 
     def __init__(
         self, *, target: Target, layers: list[int], dtype: torch.dtype, teachers: str, batch_tokens: int
@@ -45,12 +45,6 @@ class HuggingFaceExtractor:
         self.target, self.dtype, self.teachers, self.batch_tokens = target, dtype, teachers, batch_tokens
         self.capture = Capture(target, layers)
         self.left_out: Counter[str] = Counter()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
 
     def logit_transform(self) -> LogitTransform:
         return logit_transform_of(self.target)

@@ -31,6 +31,7 @@ from eagle3.engine.versions import capture_flags, require_capture
 from eagle3.errors import InputError
 from eagle3.features.capture_check import Sentinel, check_against_engine
 from eagle3.features.conversation import Conversation
+from eagle3.features.extractor import Extractor
 from eagle3.features.fp8 import ScaledRows
 from eagle3.features.sample import Sample, positions_with_teacher
 from eagle3.settings.engine import LaunchSettings
@@ -44,8 +45,8 @@ PACKERS = 4  # threads that turn captured states into samples
 REQUESTS = 512  # at a time at each server: enough short prompts to fill a forward pass
 
 
-class ServedExtractor:
-    """An `Extractor`, whose settings are the keys of `features.engine`. Samples come in the conversations' order."""
+class ServedExtractor(Extractor):
+    """Its settings are the keys of `features.engine`. Samples come in the conversations' order."""
 
     def __init__(
         self,

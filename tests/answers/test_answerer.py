@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from eagle3.answers.answerer import Answer, AnyConversation, Sampling
+from eagle3.answers.answerer import Answer, Answerer, AnyConversation, Sampling
 from eagle3.answers.chat import Chat
 from eagle3.answers.huggingface import HuggingFaceAnswerer
 from eagle3.answers.store import read_responses
@@ -20,8 +20,8 @@ TARGET["check_health"] = False
 Row = dict[str, Any]
 
 
-class LookUp:
-    """An `Answerer`: the whole of one conversation, then the next, the last one first."""
+class LookUp(Answerer):
+    """Answers the whole of one conversation, then the next, the last one first."""
 
     name = "looked up"
 
@@ -31,12 +31,6 @@ class LookUp:
             for row in rows
             for (start, end), reason in zip(row["turns"], row["finish_reasons"], strict=True)
         }
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
 
     def __call__(self, take: Take[AnyConversation], progress: Progress) -> Iterator[list[AnyConversation]]:
         for conversation in take(100)[::-1]:
