@@ -43,7 +43,8 @@ def main() -> None:
     call(
         seconds, "precompute", "precompute.py", f"target.path={TARGET}", f"prompts.path={TRAIN}", f"out_dir={data}",
         "prompts/privacy=patterns", f"prompts.limit={options.prompts}", "responses.max_new_tokens=128",
-        "answers.batch_size=256", "answers.batch_tokens=65536", "answers.window=4096", "features.max_length=1024",
+        "answers=huggingface", "answers.batch_size=256", "answers.batch_tokens=65536", "answers.window=4096",
+        "features=huggingface", "features.max_length=1024",
     )  # fmt: skip
     call(
         seconds, "train", "train.py", "experiment=quickstart", f"data.path={data}/features", f"hydra.run.dir={trained}",

@@ -60,6 +60,8 @@ def train_head(store: str | Path, run_dir: str | Path, *overrides: str, watch: W
     lightning.seed_everything(config.seed, verbose=False)
     torch.set_float32_matmul_precision(config.matmul_precision)
     data, module = build_training(config)
+    if config.trainer.devices == "auto":
+        config.trainer.devices = 1  # ranks are processes, which a notebook cannot start
     trainer = build_trainer(config, build_loggers(config, 0))
     if watch is not None:
         trainer.callbacks.append(_Watching(watch))  # type: ignore[attr-defined]

@@ -636,7 +636,7 @@ def test_a_full_disk_keeps_what_was_written_and_the_same_command_goes_on(
     tmp_path: Path,
     name: str,
 ) -> None:
-    settings = (*world.precompute, f"out_dir={tmp_path}/dir", "answers.window=16")
+    settings = (*world.precompute, f"out_dir={tmp_path}/dir", "answers=huggingface", "answers.window=16")
     full_disk(name)
     line = fails("precompute", *settings)
     assert name in line and "make room and run" in line
@@ -671,8 +671,8 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_the_exported_head_whole(
 @pytest.mark.parametrize("watched", ["responses/responses.jsonl", "features/shard-000000.index"])
 def test_a_stopped_precompute_goes_on_where_it_was(world: World, tmp_path: Path, stop: int, watched: str) -> None:
     settings = (
-        *world.precompute, f"out_dir={tmp_path}/dir", "answers.window=4", "answers.batch_size=4",
-        "features.batch_tokens=64",
+        *world.precompute, f"out_dir={tmp_path}/dir", "answers=huggingface", "answers.window=4",
+        "answers.batch_size=4", "features.batch_tokens=64",
     )  # fmt: skip
     path = tmp_path / "dir" / watched
     process = Script("precompute", *settings)

@@ -105,7 +105,7 @@ def test_help_is_what_hydra_prints_with_the_commands_to_paste() -> None:
         ("train", "trainer.max_epoch", "trainer.max_epochs"),
         ("train", "modle", "model"),
         ("precompute", "prompts/privcy", "prompts/privacy"),
-        ("precompute", "batch_tokens", "answers.batch_tokens or features.batch_tokens"),
+        ("precompute", "batch_tokens", "features.batch_tokens"),
     ],
 )
 def test_a_slip_finds_the_key_that_was_meant(script: str, given: str, meant: str) -> None:
@@ -121,6 +121,11 @@ def test_nothing_is_guessed_where_nothing_is_alike() -> None:
     [
         ("optm.lr=1", "optm.lr is not a key of this config (did you mean optim.lr?); --cfg job shows every key"),
         ("model={zebra: 1}", "model.zebra is not a key of this config; --cfg job shows every key"),
+        (
+            "loss.divergence.tv_weight=0.3",
+            "loss.divergence.tv_weight is not a key of this config (loss=cross_entropy_tv has it); "
+            "--cfg job shows every key",
+        ),
         ("model=eagl31", "model=eagl31 is no option; take one of eagle3, eagle31 (did you mean eagle31?)"),
     ],
 )

@@ -3,6 +3,7 @@
 import logging
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import lightning
@@ -152,10 +153,13 @@ def build_loggers(config: DictConfig, resume_step: int) -> list[Logger]:
 
 
 def build_trainer(config: DictConfig, loggers: list[Logger]) -> lightning.Trainer:
-    precision = chosen_precision(config.trainer.precision, config.trainer.accelerator)
+    settings = config.trainer
+    precision = chosen_precision(settings.precision, settings.accelerator)
+    if settings.strategy == "auto" and trains_on_several(settings):
+        settings = OmegaConf.merge(settings, {"strategy": OmegaConf.load(Path(cli.CONF) / "trainer/ddp.yaml").strategy})
     callbacks = [cli.build(callback) for callback in config.callbacks.values() if callback]
     try:
-        trainer = cli.build(config.trainer, callbacks=callbacks, logger=loggers, precision=precision)
+        trainer = cli.build(settings, callbacks=callbacks, logger=loggers, precision=precision)
     except (MisconfigurationException, ValueError, TypeError) as error:
         raise InputError(f"trainer.* does not fit this machine or Lightning: {error}") from error
     require_lightning(trainer)
@@ -168,6 +172,18 @@ def chosen_precision(precision: str, accelerator: str) -> str:
         on_gpu = accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
         return "bf16-mixed" if on_gpu else "32-true"
     return precision
+
+
+def trains_on_several(trainer: DictConfig) -> bool:
+    """Say whether the training has more than one rank, of which Lightning's own choice would send buffers every step."""
+    if trainer.num_nodes > 1:
+        return True
+    devices = trainer.devices
+    if devices in ("auto", -1):
+        return trainer.accelerator in ("auto", "gpu", "cuda") and torch.cuda.device_count() > 1
+    if isinstance(devices, str):
+        return len(devices.strip(",").split(",")) > 1
+    return devices > 1 if isinstance(devices, int) else len(devices) > 1
 
 
 def fit(trainer: lightning.Trainer, module: HeadTraining, data: FeatureData, **resuming: Any) -> None:

@@ -100,8 +100,17 @@ def unknown_key(key: str, script: str, options: list[str] | None = None) -> str:
     action = next((option for option in options if option.startswith("action=")), None)
     if script == "serve" and action is None:
         return NO_ACTION
-    nearest = did_you_mean(key, known_keys(script, options))
+    nearest = _option_with(key, script, options) or did_you_mean(key, known_keys(script, options))
     return f"{key} is not a key of {action or 'this config'}{nearest}; --cfg job shows every key"
+
+
+def _option_with(key: str, script: str, options: list[str]) -> str:
+    """Return ` (answers=huggingface has it)` of a key that another option of its group brings, or nothing."""
+    group, others = key.partition(".")[0], sorted((ROOT / "conf" / key.partition(".")[0]).glob("*.yaml"))
+    having = [
+        f"{group}={other.stem}" for other in others if key in known_keys(script, [*options, f"{group}={other.stem}"])
+    ]
+    return f" ({' or '.join(having)} has it)" if having else ""
 
 
 def _rule(fault: Mapping[str, Any]) -> str:

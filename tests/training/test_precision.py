@@ -14,7 +14,7 @@ from stores import CONF, random_samples, write_store
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from eagle3.commands.train import chosen_precision
+from eagle3.commands.train import chosen_precision, trains_on_several
 from eagle3.data.pack import OnDevice, pack_samples
 from eagle3.features.fp8 import scaled
 from tests.training.test_training import Run
@@ -38,10 +38,34 @@ def test_auto_takes_bf16_where_it_trains_on_a_gpu(
     assert chosen_precision("32-true", accelerator) == "32-true"
 
 
+@pytest.mark.parametrize(
+    ("overrides", "gpus", "several"),
+    [
+        ([], 0, False),
+        ([], 1, False),
+        ([], 8, True),
+        (["trainer.accelerator=cpu"], 8, False),
+        (["trainer=gpu"], 8, False),
+        (["trainer=gpu", "trainer.devices=2"], 8, True),
+        (["trainer.devices=[3]"], 8, False),
+        (["trainer.devices=[0,2]"], 8, True),
+        (["trainer.devices='0,'"], 8, False),
+        (["trainer=gpu", "trainer.num_nodes=2"], 1, True),
+    ],
+)
+def test_every_gpu_trains_unless_fewer_are_named(
+    monkeypatch: pytest.MonkeyPatch, overrides: list[str], gpus: int, several: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        trainer = compose("train", overrides=overrides).trainer
+    assert trains_on_several(trainer) is several
+
+
 def test_the_trainer_that_is_taken_by_default_decides_by_the_machine() -> None:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         trainer = compose("train").trainer
-    assert (trainer.precision, trainer.accelerator) == ("auto", "auto")
+    assert (trainer.precision, trainer.accelerator, trainer.devices) == ("auto", "auto", "auto")
 
 
 class FailsAsMpsDoes(TorchDispatchMode):

@@ -28,7 +28,8 @@ pytestmark = [
 def settings(folder: Path, out_dir: Path) -> list[str]:
     return [
         f"target.path={ASSETS}/tiny", "target.device=cpu", f"prompts.path={folder}/prompts.jsonl", f"out_dir={out_dir}",
-        "prompts/privacy=patterns", "responses.max_new_tokens=24", "answers.window=8", "features.batch_tokens=64",
+        "prompts/privacy=patterns", "responses.max_new_tokens=24",
+        "answers=huggingface", "answers.window=8", "features.batch_tokens=64",
         "features.shard_mb=0.3", "features.dtype=bfloat16",
     ]  # fmt: skip
 
