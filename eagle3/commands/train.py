@@ -175,7 +175,7 @@ def chosen_precision(precision: str, accelerator: str) -> str:
 
 
 def trains_on_several(trainer: DictConfig) -> bool:
-    """Say whether the training has more than one rank, of which Lightning's own choice would send buffers every step."""
+    """Say whether the training has several ranks. Lightning's own choice would send the buffers at every step."""
     if trainer.num_nodes > 1:
         return True
     devices = trainer.devices
