@@ -118,7 +118,7 @@ def compared(work: Workload) -> Iterator[dict[str, Any]]:
 def row(work: Workload, server: str, head: Path, ours: dict[int, list[list[int]]], steps: int) -> dict[str, Any]:
     started = time.perf_counter()
     version, answers, theirs = (by_vllm if server == VLLM else by_llama_cpp)(work, head, steps)
-    expected = counted_as(server, ours[steps], work.options.max_new_tokens, steps)
+    expected = counted_as(server, ours[steps], [*map(len, work.answers)], work.options.max_new_tokens, steps)
     lossless = sum(given == own for given, own in zip(answers, work.answers, strict=True))
     difference = abs(theirs.accept_length / expected.accept_length - 1)
     return {
@@ -168,21 +168,23 @@ def accepted_drafts(work: Workload, head: LoadedHead, steps: int) -> list[list[i
     return accepted
 
 
-def counted_as(server: str, accepted: list[list[int]], max_new_tokens: int, steps: int) -> Counts:
-    """Count our verifications as the server does.
+def counted_as(server: str, accepted: list[list[int]], lengths: list[int], max_new_tokens: int, steps: int) -> Counts:
+    """Count our verifications of answers of these lengths as the server does.
 
-    vLLM drafts beyond `max_new_tokens`, as our decoder does. llama.cpp drafts one token less than are left to
-    generate, and does not count a forward without drafts."""
+    vLLM drafts beyond `max_new_tokens` and counts drafts that it accepts behind an answer's end, as our decoder does.
+    llama.cpp does neither, drafts one token less than are left to generate, and does not count a forward without
+    drafts."""
     if server == LLAMA_CPP:
-        accepted = [[*_within(each, max_new_tokens, steps)] for each in accepted]
+        both = zip(accepted, lengths, strict=True)
+        accepted = [[*_within(each, length, max_new_tokens, steps)] for each, length in both]
     return Counts(sum(map(len, accepted)), sum(map(sum, accepted)))
 
 
-def _within(accepted: list[int], max_new_tokens: int, steps: int) -> Iterator[int]:
+def _within(accepted: list[int], length: int, max_new_tokens: int, steps: int) -> Iterator[int]:
     made = 1  # by the prefill
     for count in accepted:
         if (drafts := min(steps, max_new_tokens - made - 1)) > 0:
-            yield min(count, drafts)
+            yield min(count, drafts, length - made - 1)
         made += count + 1
 
 
