@@ -31,7 +31,7 @@ from eagle3.settings.prompts import LicenseSettings
 
 PAGES = (*tables.PAGES, *(ROOT / name for name in ("benchmarks/README.md", "CHANGELOG.md", "CONTRIBUTING.md")))
 TEXTS = all_texts(PAGES)
-NUMBERS = ("steps", "topk", "draft_tokens")  # keys that a message fills in with a number
+NUMBERS = {"steps": 1, "topk": 1, "draft_tokens": 2}  # keys that a message fills in with a number
 # The same command once: where it is complete, if it is so anywhere.
 COMMANDS = list(
     {
@@ -66,7 +66,7 @@ def check(command: Command) -> None:
             raise InputError("no action")
         require_valid(cli.plain(config), command.script)
         for key in (word.partition("=")[0] for word in command.words if word.endswith(f"={GIVEN}")):
-            OmegaConf.update(config, key, 1 if key in NUMBERS else "given")
+            OmegaConf.update(config, key, NUMBERS.get(key, "given"))
         if command.complete:
             check_settings(config, command.script)
             NEEDS[command.script](config)

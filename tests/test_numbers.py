@@ -102,7 +102,7 @@ def configs() -> list[Any]:
         return [
             compose("train"),
             compose("train", ["loss=cross_entropy_tv"]),
-            compose("precompute", overrides=privacy),
+            compose("precompute", overrides=[*privacy, "answers=huggingface", "features=huggingface"]),
             compose("precompute", overrides=["answers=sglang", "features=sglang", "workers=ray"]),
             *(compose("serve", [f"action={name}"]) for name in ACTIONS),
             *(compose("train", [f"logger={tracker}"]) for tracker in ("wandb", "tensorboard", "mlflow")),

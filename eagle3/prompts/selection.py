@@ -17,6 +17,7 @@ from eagle3.prompts.traffic.mix import TrafficMix
 from eagle3.settings.prompts import DuplicateSettings
 
 MEMORY = "1GB"
+BATCH = 64 * 2**20  # bytes of the shingles that are compared at a time
 EXACT, ID, NEAR = "exact duplicate", "duplicate id", "near duplicate"
 SOURCE_LIMIT, MIX, LIMIT = "past the limit of the source", "not drawn for the traffic mix", "past prompts.limit"
 
@@ -113,16 +114,31 @@ class Selection:
             CREATE TABLE candidates AS
                 SELECT number, text_hash AS text, shingles FROM scanned
                 SEMI JOIN (SELECT later AS number FROM pairs UNION SELECT earlier FROM pairs) USING (number);
-            CREATE TABLE alike AS
+        """)
+        self._compare_pairs(duplicates.threshold)
+        self.db.execute("DROP TABLE candidates")
+
+    def _compare_pairs(self, threshold: float) -> None:
+        """Compare in batches of pairs: DuckDB keeps the shingles of a join's rows in memory, however long they are."""
+        self.db.execute(f"""
+            CREATE TABLE alike (one UBIGINT, other UBIGINT, shared BIGINT);
+            CREATE TABLE batches AS
+                WITH sizes AS (SELECT number, 8 * len(shingles) AS size FROM candidates)
+                SELECT later, earlier, shared, sum(a.size + b.size) OVER (ORDER BY later, earlier) // {BATCH} AS batch
+                FROM pairs JOIN sizes AS a ON a.number = later JOIN sizes AS b ON b.number = earlier;
+        """)
+        for [batch] in self.db.execute("SELECT DISTINCT batch FROM batches ORDER BY batch").fetchall():
+            self.db.execute(f"""
+                INSERT INTO alike
                 WITH compared AS (
                     SELECT a.text AS one, b.text AS other, shared,
                         len(list_intersect(a.shingles, b.shingles)) AS common,
                         len(a.shingles) + len(b.shingles) AS total
-                    FROM pairs JOIN candidates AS a ON a.number = later JOIN candidates AS b ON b.number = earlier
+                    FROM (SELECT * FROM batches WHERE batch = {batch})
+                    JOIN candidates AS a ON a.number = later JOIN candidates AS b ON b.number = earlier
                 )
-                SELECT one, other, shared FROM compared WHERE common / (total - common) >= {duplicates.threshold};
-            DROP TABLE candidates;
-        """)
+                SELECT one, other, shared FROM compared WHERE common / (total - common) >= {threshold}
+            """)
 
     def _find_duplicates(self, duplicates: DuplicateSettings) -> None:
         """Fill `fates`: duplicates among the prompts within the limits of their sources, and those past the limits."""

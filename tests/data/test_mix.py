@@ -84,7 +84,7 @@ def mixed_shard(storage: LocalFolder, number: int, sources: list[str]) -> Indexe
     for place in range(6):
         sample = in_float32(random_sample([0, 0, 1, 1, 1], sample_id=f"{number}-{place}"))
         writer.add(sample, source=sources[place % len(sources)], whole=place % 3 > 0)
-    index = parse_index(memoryview(writer.finish("m")), source="index", way_out="")
+    index = parse_index(memoryview(writer.finish("m")), source="index", remedy="")
     return IndexedShard(storage.location, writer.name, index)
 
 

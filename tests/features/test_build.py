@@ -30,6 +30,9 @@ def test_a_store_says_in_what_its_target_computes(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu_here)
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("precompute", [f"target.path={tiny_path}", "prompts.path=x", "out_dir=x", *overrides])
+        config = compose(
+            "precompute",
+            [f"target.path={tiny_path}", "prompts.path=x", "out_dir=x", "features=huggingface", *overrides],
+        )
     target = stored_target(path=str(tiny_path), revision=None, trust_remote_code=False)
     assert feature_settings(config, target).target_dtype == expected

@@ -8,6 +8,7 @@ import pytest
 from datasketch import MinHash
 from prompt_stage import Prepare, chat, prepare, reasons, write
 
+from eagle3.prompts import selection
 from eagle3.prompts.overlap.signatures import Signer
 from eagle3.prompts.overlap.words import FACTOR, grams, words_and_symbols
 
@@ -66,13 +67,16 @@ def test_the_default_bands_find_nearly_all_pairs_above_the_threshold(prepare: Pr
     assert len(texts) - len(expected) > 300
 
 
-def test_near_copies_do_not_depend_on_processes_or_chunks(prepare: Prepare) -> None:
+def test_near_copies_do_not_depend_on_processes_chunks_or_batches(
+    prepare: Prepare, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = [chat(text) for text in texts_with_copies(600, seed=3)]
     settings = {"threshold": 0.6, "bands": 40, "band_rows": 2, "comparisons": 600}
     prepare(rows, duplicates=settings)
     expected = prepare.prompts(), prepare.rejects()
     assert reasons(prepare).count("near duplicate") > 100
     (prepare.folder / "ledger.json").unlink()
+    monkeypatch.setattr(selection, "BATCH", 10_000)  # bytes: some ten pairs
     prepare(rows, duplicates=settings, processes=3, chunk_mb=0.02)
     assert (prepare.prompts(), prepare.rejects()) == expected
 
