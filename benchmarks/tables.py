@@ -206,10 +206,10 @@ def adapted() -> str:
 
 ADAPTED = {
     "code and commands": "old",
-    "a tenth of mathematics and prose, anew": "anew",
+    "a tenth of mathematics and prose, from scratch": "anew",
     "**the same tenth, `init_from` the first head**": "adapted",
-    "that, with a tenth of code and commands beside it": "adapted_with_old",
-    "all of mathematics and prose, anew": "anew_on_all",
+    "that, with a tenth of code and commands added": "adapted_with_old",
+    "all of mathematics and prose, from scratch": "anew_on_all",
 }
 
 

@@ -78,7 +78,7 @@ def test_every_target_names_a_model_or_leaves_it_to_the_user(option: str) -> Non
 @pytest.mark.parametrize(
     ("group", "option"),
     [(g, o) for root, g, o in OPTIONS if root == "train" and g not in ("trainer", "loss_mask", *GLOBAL)]
-    + [("trainer", "cpu"), ("trainer", "auto"), ("experiment", "quickstart")]
+    + [("trainer", "cpu"), ("trainer", "auto"), ("experiment", "quickstart"), ("experiment", "target_8b")]
     + [("loss_mask", path.stem) for path in (CONF / "loss_mask").glob("*.yaml")],
 )
 def test_every_part_of_a_training_can_be_built(tmp_path: Path, group: str, option: str) -> None:
