@@ -7,7 +7,7 @@ python precompute.py target=llama31_8b prompts.path=FILE.jsonl out_dir=DIR promp
 python precompute.py target.path=TARGET out_dir=DIR 'stages=[features]'              # one stage, from what DIR holds
 python precompute.py target=llama31_8b out_dir=DIR 'stages=[estimate]'              # tokens, bytes, GPU-hours ahead
 python precompute.py out_dir=DIR 'stages=[verify]'                                   # which shards are damaged
-python precompute.py target.path=TARGET out_dir=DIR 'stages=[repair]'                # those shards anew, and no others
+python precompute.py target.path=TARGET out_dir=DIR 'stages=[repair]'                # those shards again, and no others
 """
 
 import hydra

@@ -66,7 +66,7 @@ def usage() -> str:
         [
             "Train EAGLE-3 draft heads. COMMAND --help shows what it takes.\n",
             *commands,
-            f"\nOptions and their comments: {CONF}; your own: --config-dir FOLDER behind the command.",
+            f"\nOptions and their comments: {CONF}; your own: --config-dir FOLDER after the command.",
         ]
     )
 

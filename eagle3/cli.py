@@ -116,7 +116,7 @@ def own_config_dirs() -> list[str]:
 
 
 def _find_own_modules() -> None:
-    """Import modules that lie beside a `--config-dir`, in worker processes too: they are handed `sys.path`."""
+    """Import modules next to a `--config-dir`, in worker processes too: they are handed `sys.path`."""
     for folder in own_config_dirs():
         parent = str(Path(folder).parent)
         if parent not in sys.path:
@@ -215,9 +215,7 @@ def unknown_key(key: str) -> str:
     script, group = Path(sys.argv[0]).stem, key.rpartition(".")[0]
     try:
         if group in free_groups(script):
-            return (
-                f"{group} takes keys of your own behind a plus: +{key}=…, or +{group}={{{key.rpartition('.')[2]}: …}}"
-            )
+            return f"{group} takes your own keys after a plus: +{key}=…, or +{group}={{{key.rpartition('.')[2]}: …}}"
         return check.unknown_key(key, script)
     except (HydraException, OmegaConfBaseException):  # a script of one's own
         return f"{key} is not a key of this config; --cfg job shows every key"

@@ -14,7 +14,7 @@ class InputError(ValueError):
 
 
 class Interrupted(Exception):
-    """The user or the scheduler asked to stop and the state is saved; the message says how to go on."""
+    """The user or the scheduler asked to stop and the state is saved; the message says how to resume."""
 
 
 def first_line(error: BaseException) -> str:

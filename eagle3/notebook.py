@@ -49,14 +49,14 @@ def make_store(out_dir: str | Path, *overrides: str) -> FeatureSource:
 
 
 def train_head(store: str | Path, run_dir: str | Path, *overrides: str, watch: Watch | None = None) -> TrainedHead:
-    """Train a head on the store in this process and return the best by validation, which lies below `run_dir` beside
+    """Train a head on the store in this process and return the best by validation, which is below `run_dir` next to
     metrics.csv and curves.png.
 
     `overrides` are those of `python train.py`. `watch` is called with the step and the latest values of all metrics
     after each step that is logged and after each validation."""
     config = _composed("train", f"data.path={store}", f"run_dir={run_dir}", *overrides)
     if config.ckpt_path is not None:
-        raise InputError(f"ckpt_path={config.ckpt_path}: train_head begins anew; python train.py goes on with a run")
+        raise InputError(f"ckpt_path={config.ckpt_path}: train_head starts from scratch; python train.py resumes a run")
     lightning.seed_everything(config.seed, verbose=False)
     torch.set_float32_matmul_precision(config.matmul_precision)
     data, module = build_training(config)

@@ -77,7 +77,7 @@ def _named(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def without_query(url: str) -> str:
-    """Return a URL without what stands behind its path, where signatures stand; a local path as it is."""
+    """Return a URL without the part after its path, where signatures are; a local path as it is."""
     return url if "://" not in url else urlsplit(url)._replace(query="", fragment="").geturl()
 
 

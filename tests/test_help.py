@@ -141,7 +141,7 @@ def test_a_key_of_ones_own_without_its_plus_is_told_how_to_be_given(tmp_path: Pa
     command = [sys.executable, str(ROOT / "precompute.py"), override]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     ways = "+prompts.roles.Kundin=…, or +prompts.roles={Kundin: …}"
-    assert (done.returncode, done.stderr) == (1, f"error: prompts.roles takes keys of your own behind a plus: {ways}\n")
+    assert (done.returncode, done.stderr) == (1, f"error: prompts.roles takes your own keys after a plus: {ways}\n")
 
 
 def completed(line: str) -> list[str]:

@@ -79,7 +79,7 @@ def test_what_the_notebook_imports_says_what_it_does(module: str, name: str) -> 
         (lambda path: make_store(path, "prompt.limit=3"), r"prompt\.limit is not a key of this config"),
         (lambda path: train_head(path, path, "optim=adm"), r"optim=adm is no option; take one of .*adamw"),
         (lambda path: train_head(f"{path}/none", path), r"none/manifest\.json does not exist; make it with"),
-        (lambda path: train_head(path, path, "ckpt_path=auto"), r"ckpt_path=auto: train_head begins anew"),
+        (lambda path: train_head(path, path, "ckpt_path=auto"), r"ckpt_path=auto: train_head starts from scratch"),
         (lambda path: open_target(f"{path}/none"), r"target\.path=.*/none"),
         (lambda path: decode(None, None, None, steps=0), r"steps=0 must be 1 or more"),  # type: ignore[arg-type]
     ],

@@ -170,7 +170,7 @@ class Chat:
             )
         try:
             lost = self._lost_roles()
-            if lost - {"system"}:  # the template may read a list of parts, and lose text that is none without a word
+            if lost - {"system"}:  # the template may read a list of parts, and silently lose text that is none
                 self._in_parts = True
                 lost_in_parts = self._lost_roles()
                 self._in_parts = lost_in_parts < lost

@@ -157,7 +157,7 @@ class ResponseStore:
             require_whole(self.folder, before)
         elif self.responses.exists() and self.responses.stat().st_size:
             raise InputError(
-                f"{self.responses} has no manifest.json beside it, which says how these answers were made; bring it "
+                f"{self.responses} has no manifest.json next to it, which says how these answers were made; bring it "
                 f"back, or delete {self.folder} and run: {MAKE_RESPONSES}"
             )
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -208,7 +208,7 @@ class ResponseStore:
                 os.fsync(file.fileno())
         except OSError as error:
             raise InputError(
-                f"{path} cannot be written ({error.strerror}); make room and run again: it goes on where it stopped"
+                f"{path} cannot be written ({error.strerror}); make room and run again: it resumes where it stopped"
             ) from None
 
     def _read_errors(self) -> Iterator[ResponseError]:

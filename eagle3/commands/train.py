@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 def train(config: DictConfig) -> float:
-    """Train, or go on, in this run's folder; return what a sweep maximises."""
+    """Train, or resume, in this run's folder; return what a sweep maximises."""
     cli.quiet_libraries()
     if rank_zero_only.rank:  # type: ignore[attr-defined]
         logging.disable(logging.INFO)  # which is the same on every rank

@@ -34,7 +34,7 @@ def capture_obstacle(architecture: str | None) -> str | None:
         return None
     return (
         f"SGLang {SGLANG} cannot capture hidden states from {architecture or 'a target that names no architecture'}, "
-        f"so it serves no EAGLE-3 head for it; take another target, or go on if another version or server does"
+        f"so it serves no EAGLE-3 head for it; take another target, or continue if another version or server does"
     )
 
 

@@ -43,7 +43,7 @@ def settings_of(start: StartHead, source: FeatureSource, kind: str, settings: di
         if given is not None and key in held and given != held[key]:
             raise InputError(
                 f"model.{key}={value} contradicts init_from={start.path}, whose head has {held[key]}; leave it null to "
-                f"take the head's, or train anew without init_from"
+                f"take the head's, or train from scratch without init_from"
             )
     return settings | held
 

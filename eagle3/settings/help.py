@@ -20,7 +20,7 @@ COLUMN = 40  # where comments begin
 FLAGS = """\
 Besides:
   --cfg job             the config as YAML, as it is composed; --resolve with its references put in
-  --config-dir FOLDER   more options, of your own; modules beside that folder are found
+  --config-dir FOLDER   more options, of your own; modules next to that folder are found
   -m, --multirun        a job for each combination of values: optim.lr=1e-4,3e-4
   --hydra-help          what Hydra takes beyond that; hydra/launcher and hydra/sweeper say where jobs run
 """
@@ -105,7 +105,7 @@ BEHIND = re.compile(r"\s*#\s*(.*)")
 
 
 def comments_of(package: Key, text: str) -> Iterator[tuple[Key, str]]:
-    """Yield the keys of a YAML file that have a comment: the one behind the value, else the one above the key."""
+    """Yield the keys of a YAML file that have a comment: the one after the value, else the one above the key."""
     root = yaml.compose(text)
     if isinstance(root, yaml.MappingNode):
         yield from _of_mapping(root, package, text.splitlines())
@@ -124,7 +124,7 @@ def _of_mapping(node: yaml.MappingNode, place: Key, lines: list[str]) -> Iterato
 
 
 def _of_groups(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the groups of a file's defaults list that have a comment behind their option."""
+    """Yield the groups of a file's defaults list that have a comment after their option."""
     root = yaml.compose(text)
     lists = (
         [value for name, value in root.value if name.value == "defaults"] if isinstance(root, yaml.MappingNode) else []

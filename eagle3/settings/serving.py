@@ -42,7 +42,7 @@ def _sampling(sampling: dict[str, Any]) -> dict[str, Any]:
     if sampling.get("ignore_eos"):
         raise fault(
             "ignore_eos", value=sampling["ignore_eos"],
-            rule="would measure what a target says behind its end of turn, which nobody reads and no head was trained "
+            rule="would measure what a target says after its end of turn, which nobody reads and no head was trained "
             "on; leave it out",
         )  # fmt: skip
     return sampling

@@ -30,7 +30,7 @@ from eagle3.settings.types import (
     wrong,
 )
 
-SERVED_STEPS = (3, 5)  # chains whose accept length validation promises, beside that of ttt_steps
+SERVED_STEPS = (3, 5)  # chains whose accept length validation reports, in addition to that of ttt_steps
 
 Steps = Annotated[int, Field(ge=1, le=64)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]

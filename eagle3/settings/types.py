@@ -53,7 +53,7 @@ def shown(value: Any) -> str:
 
 
 def wrong(rule: str) -> PydanticCustomError:
-    """Make the error of a validator; `rule` goes behind the key and its value."""
+    """Make the error of a validator; `rule` follows the key and its value."""
     return PydanticCustomError("rule", "{rule}", {"rule": rule})
 
 

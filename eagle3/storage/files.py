@@ -21,7 +21,7 @@ def require_local(path: str, *, setting: str) -> None:
     """Raise InputError for a URL: as a path it would name a folder below the working directory."""
     if "://" in path:
         raise InputError(
-            f"{setting}={path} is a URL, and must be a local folder; only features lie in buckets: features.path, "
+            f"{setting}={path} is a URL, and must be a local folder; only features can be in buckets: features.path, "
             f"data.path"
         )
 

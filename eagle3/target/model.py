@@ -163,7 +163,7 @@ def _load_model(files: TargetFiles, options: dict[str, Any]) -> PreTrainedModel:
         attention = options["attn_implementation"]
         keys = f"target.path={files.path}" + (f" target.attention={attention}" if attention else "")
         raise InputError(f"{keys} cannot be loaded: {first_line(error)}") from error
-    if report["missing_keys"]:  # transformers only warns, and would go on with random numbers
+    if report["missing_keys"]:  # transformers only warns, and would continue with random numbers
         missing = sorted(report["missing_keys"])
         raise InputError(
             f"target.path={files.path} lacks {len(missing)} weights, e.g. {missing[0]}; get the whole checkpoint"
@@ -238,7 +238,7 @@ def _tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
     content = tokenizer_json(tokenizer)
     if content is None:  # Mistral's own tokenizers
         return sha256_json(tokenizer.get_vocab())
-    # Calling a tokenizer with padding or truncation leaves these settings behind.
+    # These settings remain after a tokenizer was called with padding or truncation.
     return sha256_json({key: value for key, value in content.items() if key not in ("padding", "truncation")})
 
 

@@ -48,7 +48,7 @@ def write_rows(writer, aux: list, last, lm_head, batch) -> None:
     ids = getattr(batch, "rids", None) or []
     if not batch.forward_mode.is_extend() or not any(rid.startswith(MARK) for rid in ids):
         return
-    # The lengths may go on after the last request: SGLang pads some batches with dummies.
+    # The lengths may continue after the last request: SGLang pads some batches with dummies.
     lengths, before = ([*each][: len(ids)] for each in (batch.extend_seq_lens_cpu, batch.extend_prefix_lens_cpu))
     if any(states is None or len(states) < sum(lengths) for states in (*aux, last)):
         raise RuntimeError("a captured layer did not see all rows of the batch")

@@ -85,7 +85,7 @@ class TritonFlash:
         grad_query, grad_key, grad_value = (
             torch.empty_like(x, memory_format=torch.contiguous_format) for x in (query, key, value)
         )
-        # Every segment begins at a multiple of 4 rows; a block that ends behind the last row reads on.
+        # Every segment begins at a multiple of 4 rows; a block that ends after the last row reads on.
         longest = max(tile.queries for tile in (tiles.key_value, tiles.query) if tile)
         padded_rows = (len(query) // 4 + segments + 1) * 4 + longest
         sums = query.new_zeros(2 * heads * padded_rows, dtype=torch.float32)

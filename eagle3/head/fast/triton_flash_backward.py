@@ -193,7 +193,7 @@ def flash_key_value_gradient(
 @triton_jit
 def _readers_of(first_key, num_keys, num_queries, rows: tl.constexpr, BLOCK_KEYS: tl.constexpr, CAUSAL: tl.constexpr):
     """Return the first row that reads each key of a block; and of rows, in blocks: the first that reads some key, from
-    where on all read every key, and the end of whole blocks. The last block of a segment may end behind it.
+    where on all read every key, and the end of whole blocks. The last block of a segment may end past it.
     """
     keys = first_key + tl.arange(0, BLOCK_KEYS)
     stop = num_queries // rows * rows
@@ -234,7 +234,7 @@ def _key_value_gradient_blocks(
     channels: tl.constexpr = k.shape[1]
     lane = tl.arange(0, BLOCK_QUERIES)
     begin, end = whole, stop
-    if MASKED:  # those before `whole`, then the one behind `stop`
+    if MASKED:  # those before `whole`, then the one after `stop`
         begin, end = first, whole + tl.where(stop < num_queries, rows, 0)
     for first_row in tl.range(begin, end, rows):
         if MASKED:

@@ -13,7 +13,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)  # exp2 is one instruction, exp is two
 
 @triton_jit
 def block_of(slot, bounds, segments, BLOCK: tl.constexpr):
-    """Return the segment of a slot, and where in it the slot's block begins, which may be behind its end.
+    """Return the segment of a slot, and where in it the slot's block begins, which may be past its end.
 
     Segment i has the slots from bounds[i] // BLOCK + i: as many as it has blocks, or one more.
     """
