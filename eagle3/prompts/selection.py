@@ -116,10 +116,10 @@ class Selection:
                 SEMI JOIN (SELECT later AS number FROM pairs UNION SELECT earlier FROM pairs) USING (number);
         """)
         self._compare_pairs(duplicates.threshold)
-        self.db.execute("DROP TABLE candidates")
+        self.db.execute("DROP TABLE candidates; DROP TABLE batches")
 
     def _compare_pairs(self, threshold: float) -> None:
-        """Compare in batches of pairs: DuckDB keeps the shingles of a join's rows in memory, however long they are."""
+        """Compare in batches: DuckDB keeps the shingles of 2,048 joined rows in memory, however long they are."""
         self.db.execute(f"""
             CREATE TABLE alike (one UBIGINT, other UBIGINT, shared BIGINT);
             CREATE TABLE batches AS

@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from string import ascii_lowercase
 
 import numpy as np
 import pytest
@@ -79,6 +80,18 @@ def test_near_copies_do_not_depend_on_processes_chunks_or_batches(
     monkeypatch.setattr(selection, "BATCH", 10_000)  # bytes: some ten pairs
     prepare(rows, duplicates=settings, processes=3, chunk_mb=0.02)
     assert (prepare.prompts(), prepare.rejects()) == expected
+
+
+def test_long_prompts_of_one_template_are_compared_within_the_memory_limit(
+    prepare: Prepare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selection, "MEMORY", "100MB")
+    monkeypatch.setattr(selection, "BATCH", 6_000_000)
+    rng = random.Random(4)
+    template = ["".join(rng.choices(ascii_lowercase, k=6)) for _ in range(3900)]
+    texts = [" ".join([*template, *rng.choices(VOCABULARY, k=100)]) for _ in range(100)]
+    prepare([chat(text) for text in texts])
+    assert [prompt["messages"][0]["content"] for prompt in prepare.prompts()] == texts[:1]
 
 
 def test_prompts_of_one_template_are_compared_with_a_few_whatever_their_number(prepare: Prepare) -> None:
