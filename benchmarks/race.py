@@ -15,9 +15,10 @@ recipe: SpecForge's optimizer with each of --lr, ours that of --experiment with 
 steps. The heads of every epoch decode the held-out prompts; the goal is what the best SpecForge head accepts at its
 end.
 
-Both train K steps weighted by 0.8^k against the teacher's probabilities on the draft vocabulary. What differs:
-SpecForge's weights are bf16 over float32 masters, its lm_head starts at random, its loss is a mean over all rows, and
-it trains row t at step k where x_{t+k} is an answer token: not the last prompt token's row, with which serving starts.
+Both train K steps against the teacher's probabilities on the draft vocabulary, SpecForge's weighted by 0.8^k, ours by
+the recipe's loss.decay. What else differs: SpecForge's weights are bf16 over float32 masters, its lm_head starts at
+random, its loss is a mean over all rows, and it trains row t at step k where x_{t+k} is an answer token: not the last
+prompt token's row, with which serving starts.
 
 Each contestant runs in a process of its own, whose result and log are in DIR; a result that exists is not made again,
 and one that fails is left out of the steps.
@@ -134,7 +135,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--held-out", type=Path, help="prompts")
     parser.add_argument("--limit", type=int, default=400, help="of them")
     parser.add_argument("--lr", type=float, nargs="+", default=[1e-4, 1e-3], help="of SpecForge")
-    parser.add_argument("--experiment", default="head_quality", help="our recipe")
+    parser.add_argument("--experiment", help="our recipe; none: train.py's defaults")
     parser.add_argument("--ways", type=json.loads, default={"recipe": []}, help="names and overrides of ours, as JSON")
     parser.add_argument("overrides", nargs="*", help="of train.py for every head, e.g. trainer.max_epochs=2")
     options = parser.parse_intermixed_args(arguments)
@@ -218,8 +219,8 @@ def step_cost(contestant: Contestant, shape: HeadConfig, lengths: list[int], ans
 
 def heads(options: argparse.Namespace) -> dict[str, Any]:
     """Train and decode all; return the curves, and the GPU-seconds to what the best SpecForge head accepts."""
-    overrides = [f"experiment={options.experiment}", *PLAIN_HEAD, f"data.path={options.store.resolve()}"]
-    overrides += options.overrides
+    recipe = [f"experiment={options.experiment}"] if options.experiment else []
+    overrides = [*recipe, *PLAIN_HEAD, f"data.path={options.store.resolve()}", *options.overrides]
     given = {"heads": str((options.folder / "heads").resolve())}
     runs = {f"SpecForge, lr {lr:g}": {**given, "lr": lr, "overrides": overrides} for lr in options.lr}
     runs |= {f"ours, {way}": {**given, "overrides": [*overrides, *own]} for way, own in options.ways.items()}
