@@ -72,10 +72,11 @@ $(LLAMA_CPP)/build/bin/llama-server: | .venv/quickstart
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
-.venv-newest/ready: pyproject.toml
+.venv-newest/ready: pyproject.toml .venv-lock/ready
 	$(PYTHON) -m venv --clear .venv-newest
-	.venv-newest/bin/python -m pip install --quiet "$(TORCH_NEWEST)"
-	.venv-newest/bin/python -m pip install --quiet --editable ".[dev]"
+	echo "$(TORCH_NEWEST)" | .venv-lock/bin/uv pip compile --quiet --python .venv-newest/bin/python --extra dev \
+	    --no-emit-index-url --output-file .venv-newest/requirements.txt pyproject.toml -
+	.venv-newest/bin/python -m pip install --quiet --requirement .venv-newest/requirements.txt --editable ".[dev]"
 	touch $@
 
 .venv-oldest/ready: pyproject.toml .venv-lock/ready

@@ -165,12 +165,18 @@ class Editable:
 
     def save(self) -> None:
         write_json(self.path / "config.json", self.config)
-        save_file(self.tensors, self.path / "model.safetensors")
+        replace_file(self.tensors, self.path / "model.safetensors")
         if self.training is None:
             (self.path / "training.json").unlink(missing_ok=True)
         else:
             files = {name: sha256_file(self.path / name) for name in ("config.json", "model.safetensors")}
             write_sealed_json(self.path / "training.json", self.training | {"files": files})
+
+
+def replace_file(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    """Write a new file: safetensors < 0.8 writes into the old one, which tensors that were read from it still map."""
+    path.unlink()
+    save_file(tensors, path)
 
 
 def name_layers(config: dict[str, Any], outputs: list[int], *, twice: bool = True) -> None:

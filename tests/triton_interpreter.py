@@ -25,10 +25,11 @@ def mend() -> None:
 
     patch_tensor, splat = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_splat
 
-    def patch_index(tensor: Any, scope: Any) -> None:
+    def patch_index(tensor: Any, *scope: Any) -> None:  # Triton 3.5 has no scope
         """The bound of a loop may be a tensor, also with NumPy 2.4."""
-        patch_tensor(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+        patch_tensor(tensor, *scope)
+        set_attribute = scope[0].set_attr if scope else setattr
+        set_attribute(tensor, "__index__", lambda self: self.handle.data.item())
 
     def splat_bool(builder: Any, shape: Any, value: Any) -> Any:
         """A mask from one comparison is a mask, not a number."""

@@ -83,6 +83,11 @@ def _epoch_counts(trainer: lightning.Trainer) -> tuple[Any, Any]:
     return progress.current, progress.total
 
 
+def is_no_validation(error: ValueError) -> bool:
+    """Tell whether Lightning refuses a val_check_interval that is longer than an epoch, by its only sign, the text."""
+    return "`val_check_interval`" in str(error)
+
+
 def mlflow_run_id(logger: MLFlowLogger) -> str | None:
     """Return the id of the logger's run; None before there is one. `logger.run_id` would make a run."""
     return logger._run_id

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from eagle3 import cli
 from eagle3.adapters.hydra import in_sweep
-from eagle3.adapters.lightning import require_lightning
+from eagle3.adapters.lightning import is_no_validation, require_lightning
 from eagle3.data.datamodule import FeatureData
 from eagle3.data.mix import Rules
 from eagle3.errors import InputError, require_packages
@@ -187,12 +187,11 @@ def trains_on_several(trainer: DictConfig) -> bool:
 
 
 def fit(trainer: lightning.Trainer, module: HeadTraining, data: FeatureData, **resuming: Any) -> None:
-    """Train. Lightning alone knows how long an epoch is when it counts the steps: its error of validations that would
-    never come is said with our keys."""
+    """Train. Lightning alone knows how long an epoch is when it counts the steps; its error is said with our keys."""
     try:
         trainer.fit(module, datamodule=data, **resuming)
     except ValueError as error:
-        if "`val_check_interval`" not in str(error):
+        if not is_no_validation(error):
             raise
         every, packs = trainer.val_check_interval, trainer.num_training_batches
         raise InputError(

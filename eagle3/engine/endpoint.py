@@ -10,29 +10,8 @@ from typing import Any, Protocol
 import aiohttp
 
 from eagle3.engine.client import RequestRefused, ServerFailed, ask, ask_now, without_tokens
+from eagle3.engine.versions import REPORTED
 from eagle3.errors import InputError
-
-# The part of SGLang's /server_info that results keep; in 0.5.17 it returns all server_args and more.
-REPORTED = (
-    "version",
-    "model_path",
-    "dtype",
-    "tp_size",
-    "attention_backend",
-    "sampling_backend",
-    "mem_fraction_static",
-    "max_running_requests",
-    "cuda_graph_max_bs_decode",
-    "disable_radix_cache",
-    "disable_overlap_schedule",
-    "speculative_algorithm",
-    "speculative_draft_model_path",
-    "speculative_num_steps",
-    "speculative_eagle_topk",
-    "speculative_num_draft_tokens",
-    "speculative_adaptive",
-    "speculative_adaptive_config",
-)
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,28 @@ LOGITS = "srt/layers/logits_processor.py"
 # What LogitsProcessor.forward is called with, by position; the hooks read them so.
 LOGITS_ARGUMENTS = ("self", "input_ids", "hidden_states", "lm_head", "logits_metadata", "aux_hidden_states")
 
+# The part of SGLang's /server_info that results keep; in 0.5.17 it returns all server_args and more.
+REPORTED = (
+    "version",
+    "model_path",
+    "dtype",
+    "tp_size",
+    "attention_backend",
+    "sampling_backend",
+    "mem_fraction_static",
+    "max_running_requests",
+    "cuda_graph_max_bs_decode",
+    "disable_radix_cache",
+    "disable_overlap_schedule",
+    "speculative_algorithm",
+    "speculative_draft_model_path",
+    "speculative_num_steps",
+    "speculative_eagle_topk",
+    "speculative_num_draft_tokens",
+    "speculative_adaptive",
+    "speculative_adaptive_config",
+)
+
 
 def require_capture(folder: Path, version: str) -> None:
     """Raise InputError unless hidden states can be captured in the SGLang that is installed in `folder`."""

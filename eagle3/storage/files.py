@@ -45,7 +45,8 @@ def with_filename(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        error.filename = error.filename or str(path)
+        if error.errno is not None:  # pyarrow's have a message instead
+            error.filename = error.filename or str(path)
         raise
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from exported_head import IDS, Editable, as_speculators, name_layers
+from exported_head import IDS, Editable, as_speculators, name_layers, replace_file
 from safetensors.torch import load_file, save_file
 
 from eagle3.errors import InputError
@@ -30,7 +30,7 @@ def split(head: Path) -> list[str]:
     for shard, held in shards.items():
         save_file({name: tensors[name] for name in held}, head / shard)
     write_json(head / INDEX, {"weight_map": {name: shard for shard, held in shards.items() for name in held}})
-    save_file({"fc.weight": torch.zeros(1), "stale": torch.zeros(1)}, head / "model.safetensors")
+    replace_file({"fc.weight": torch.zeros(1), "stale": torch.zeros(1)}, head / "model.safetensors")
     return [*shards]
 
 

@@ -86,7 +86,6 @@ def compiled_for_hopper(name: str, channels: int, tile) -> tuple[str, int, int]:
     """PTX, bytes of shared memory and bytes of spilled registers, without a GPU."""
     import triton
     from triton.backends.compiler import GPUTarget
-    from triton.backends.nvidia.compiler import get_ptxas
     from triton.compiler import ASTSource
 
     from eagle3.head.fast import triton_flash
@@ -118,7 +117,7 @@ def compiled_for_hopper(name: str, channels: int, tile) -> tuple[str, int, int]:
     # Versions differ in the default of enable_fp_fusion, and 3.9 warns of that.
     options = {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": True}
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    command = [get_ptxas(90).path, "-v", "--gpu-name", "sm_90a", "-", "-o", os.devnull]
+    command = [triton.knobs.nvidia.ptxas.path, "-v", "--gpu-name", "sm_90a", "-", "-o", os.devnull]
     said = subprocess.run(command, input=compiled.asm["ptx"], capture_output=True, text=True, check=True).stderr
     return compiled.asm["ptx"], compiled.metadata.shared, int(re.findall(r"(\d+) bytes spill stores", said)[0])
 
@@ -127,7 +126,6 @@ def compiled_for_hopper(name: str, channels: int, tile) -> tuple[str, int, int]:
 @pytest.mark.parametrize("channels", [16, 32, 64, 128, 256])
 def test_tiles_fit_hopper_and_spill_next_to_nothing(channels: int) -> None:
     import triton
-    from triton.backends.nvidia.compiler import get_ptxas
 
     from eagle3.head.fast.triton_flash import TILES
 
@@ -145,7 +143,7 @@ def test_tiles_fit_hopper_and_spill_next_to_nothing(channels: int) -> None:
         # PyTorch 2.13 brings, spills 80 bytes of it, 3.8 at most 64. The assembler of CUDA 13, which Triton 3.9 has,
         # spills 76 bytes of the gradient of keys where that of CUDA 12 spills none.
         forward = 80 if triton.__version__.startswith("3.7.") else 64
-        most = 80 if get_ptxas(90).version.startswith("13") else 4
+        most = 80 if triton.knobs.nvidia.ptxas.version.startswith("13") else 4
         assert spilled <= (forward if (name, channels) == ("flash_forward", 128) else most)
 
 
