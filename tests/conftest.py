@@ -1,7 +1,4 @@
-"""Random heads and samples of tiny sizes, in float64 where arithmetic is compared.
-
-Shapes: H 16, 4 query heads and 2 key/value heads of 8 channels, V 50, D 30.
-"""
+"""What all tests share: the environment of commands, the order of the files, the bundled target, small stores."""
 
 import os
 
@@ -14,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import heads
 import pytest
 import torch
-from stores import ASSETS, DRAFT_VOCAB, HIDDEN, VOCAB, random_sample, random_samples, write_store
+from stores import ASSETS, random_samples, write_store
 
-from eagle3.features.sample import Sample
-from eagle3.head.draft_head import DraftHead, HeadConfig
+from eagle3.head.draft_head import DraftHead
 from eagle3.progress import LIBRARIES, Bar
 
 # What a shell's background and nohup ignore, commands under test would ignore, too.
@@ -65,59 +62,7 @@ def tiny_path() -> Path:
 
 @pytest.fixture
 def make_head() -> Callable[..., DraftHead]:
-    def make(*, seed: int = 0, **changes: object) -> DraftHead:
-        settings = {
-            "num_captured_layers": 3,
-            "hidden_size": HIDDEN,
-            "intermediate_size": 24,
-            "num_heads": 4,
-            "num_kv_heads": 2,
-            "head_dim": 8,
-            "vocab_size": VOCAB,
-            "draft_vocab_size": DRAFT_VOCAB,
-            "rms_norm_eps": 1e-5,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
-            "max_position_embeddings": 128,
-            "fc_norm": False,
-            "norm_output": False,
-        }
-        torch.manual_seed(seed)
-        config = HeadConfig(**settings | changes)
-        draft_ids = torch.randperm(VOCAB)[: config.draft_vocab_size].sort().values
-        head = DraftHead(config, draft_ids).double()
-        for parameter in head.parameters():
-            torch.nn.init.normal_(parameter, std=0.3)
-        return head
-
-    return make
-
-
-@pytest.fixture
-def make_sample() -> Callable[..., Sample]:
-    return random_sample
-
-
-@pytest.fixture
-def ragged_samples() -> list[Sample]:
-    """One turn; two turns; answers of one and two tokens; one cut off at the end; one that starts the sample."""
-    patterns = [
-        [0, 0, 0, 1, 1, 1, 1, 1, 0],
-        [0, 0, 1, 1, 1, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2],
-        [0, 1, 0, 0, 2, 2, 0, 3, 3, 3],
-        [0, 0, 0, 0, 1, 1, 1],
-        [1, 1, 1, 1, 0],
-    ]
-    return [random_sample(turns, seed=number, sample_id=f"s{number}") for number, turns in enumerate(patterns)]
-
-
-@pytest.fixture
-def embedding() -> torch.Tensor:
-    return torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(7), dtype=torch.double)
-
-
-@pytest.fixture
-def teacher_head() -> torch.Tensor:
-    return torch.randn(DRAFT_VOCAB, HIDDEN, generator=torch.Generator().manual_seed(8), dtype=torch.double)
+    return heads.make_head
 
 
 @pytest.fixture

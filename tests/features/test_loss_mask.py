@@ -1,32 +1,30 @@
 """Loss masks: which tokens stay."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from stores import MADE_FROM, open_store, random_samples, write_store
+from stores import MADE_FROM, open_store, random_sample, random_samples, write_store
 
 from eagle3.data.datamodule import FeatureData
 from eagle3.data.mix import Rules
 from eagle3.errors import InputError
 from eagle3.features.index import SampleEntry
 from eagle3.features.loss_mask import AllTurns, Everything, LastTurn, WithoutReasoning
-from eagle3.features.sample import Sample
 from eagle3.features.samples import SampleRef, Samples
 from eagle3.head.batch import prepare_ttt
 
 TURNS = [0, 1, 1, 1, 0, 2, 2, 2, 2, 2]
 
 
-def test_all_turns_changes_nothing(make_sample: Callable[..., Sample]) -> None:
-    assert AllTurns()(make_sample(TURNS)).tolist() == TURNS
+def test_all_turns_changes_nothing() -> None:
+    assert AllTurns()(random_sample(TURNS)).tolist() == TURNS
 
 
-def test_last_turn_keeps_the_last_answer(make_sample: Callable[..., Sample]) -> None:
-    assert LastTurn()(make_sample(TURNS)).tolist() == [0, 0, 0, 0, 0, 2, 2, 2, 2, 2]
+def test_last_turn_keeps_the_last_answer() -> None:
+    assert LastTurn()(random_sample(TURNS)).tolist() == [0, 0, 0, 0, 0, 2, 2, 2, 2, 2]
 
 
 def test_last_turn_trains_the_last_sample_of_each_conversation_of_each_store() -> None:
@@ -56,12 +54,10 @@ def test_last_turn_keeps_every_sample_whose_id_names_no_turn() -> None:
         ([9] * 10, TURNS),
     ],
 )
-def test_without_reasoning_leaves_out_the_spans_between_the_markers(
-    make_sample: Callable[..., Sample], tokens: list[int], kept: list[int]
-) -> None:
+def test_without_reasoning_leaves_out_the_spans_between_the_markers(tokens: list[int], kept: list[int]) -> None:
     mask = WithoutReasoning()
     mask.check(replace(MADE_FROM, reasoning_ids=[[7], [8]]))
-    assert mask(replace(make_sample(TURNS), input_ids=torch.tensor(tokens))).tolist() == kept
+    assert mask(replace(random_sample(TURNS), input_ids=torch.tensor(tokens))).tolist() == kept
 
 
 @pytest.mark.parametrize(
@@ -72,26 +68,24 @@ def test_without_reasoning_leaves_out_the_spans_between_the_markers(
         [9, 7, 8],
     ],
 )
-def test_markers_of_a_prompt_that_leave_no_reasoning_open_mask_nothing(
-    make_sample: Callable[..., Sample], prompt: list[int]
-) -> None:
+def test_markers_of_a_prompt_that_leave_no_reasoning_open_mask_nothing(prompt: list[int]) -> None:
     mask = WithoutReasoning()
     mask.check(replace(MADE_FROM, reasoning_ids=[[7], [8]]))
     turns = [0, 0, 0, 1, 1, 1, 0, 2, 2, 2]
-    sample = replace(make_sample(turns), input_ids=torch.tensor([*prompt, 9, 9, 9, 9, 9, 9, 9]))
+    sample = replace(random_sample(turns), input_ids=torch.tensor([*prompt, 9, 9, 9, 9, 9, 9, 9]))
     assert mask(sample).tolist() == turns
 
 
-def test_markers_of_several_tokens_are_found(make_sample: Callable[..., Sample]) -> None:
+def test_markers_of_several_tokens_are_found() -> None:
     mask = WithoutReasoning()
     mask.check(replace(MADE_FROM, reasoning_ids=[[7, 6], [8, 6]]))
-    sample = replace(make_sample(TURNS), input_ids=torch.tensor([9, 7, 9, 6, 9, 7, 6, 8, 6, 9]))
+    sample = replace(random_sample(TURNS), input_ids=torch.tensor([9, 7, 9, 6, 9, 7, 6, 8, 6, 9]))
     assert mask(sample).tolist() == [0, 1, 1, 1, 0, 0, 0, 0, 0, 2]
 
 
-def test_everything_trains_prompts_where_the_store_has_their_teacher(make_sample: Callable[..., Sample]) -> None:
+def test_everything_trains_prompts_where_the_store_has_their_teacher() -> None:
     Everything().check(replace(MADE_FROM, teachers="all"))
-    assert Everything()(make_sample(TURNS, stored="all")).tolist() == [1] * len(TURNS)
+    assert Everything()(random_sample(TURNS, stored="all")).tolist() == [1] * len(TURNS)
 
 
 def samples_under(mask: AllTurns, store: Path) -> list[str]:

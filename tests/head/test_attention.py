@@ -3,20 +3,19 @@
 FlashAttention runs on the CPU too: on `PlainKernel`, which does what the kernels of a GPU promise, and no more.
 """
 
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
 import pytest
 import torch
+from heads import EMBEDDING, make_head, ragged_samples
 from pairs import all_pairs
+from stores import random_sample
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from eagle3.features.sample import Sample
 from eagle3.head.attention import DenseAttention, MakeAttention, PaddedAttention
 from eagle3.head.batch import TttBatch, ttt_batch
-from eagle3.head.draft_head import DraftHead
 from eagle3.head.fast.chain_keys import PlainChainKeys
 from eagle3.head.fast.flash_attention import FlashAttention
 from eagle3.head.fast.flash_kernels import FlashAttnPackage, Segments, TorchFlash, VarlenKernel
@@ -156,10 +155,8 @@ PACKS: dict[str, list[list[int]] | None] = {
 
 
 @all_pairs(fast=[*FAST], step=[0, 1, 3], packed=[*PACKS])
-def test_fast_attention_equals_the_dense_one(
-    ragged_samples: list[Sample], make_sample: Callable[..., Sample], fast: str, step: int, packed: str
-) -> None:
-    samples = ragged_samples if PACKS[packed] is None else [make_sample(turns) for turns in PACKS[packed] or []]
+def test_fast_attention_equals_the_dense_one(fast: str, step: int, packed: str) -> None:
+    samples = ragged_samples() if PACKS[packed] is None else [random_sample(turns) for turns in PACKS[packed] or []]
     batch = ttt_batch(samples, ttt_steps=STEPS)
     dense = outputs_and_gradients(DenseAttention, batch, step)
     assert not len(batch.anchors) or dense[0].abs().max() > 0.1
@@ -167,16 +164,14 @@ def test_fast_attention_equals_the_dense_one(
         torch.testing.assert_close(one, other, **CLOSE)
 
 
-def test_a_long_sample_does_not_make_short_ones_long(make_sample: Callable[..., Sample]) -> None:
-    batch = ttt_batch([make_sample([0, 1, 1] * size) for size in (1, 20, 1, 2)], ttt_steps=STEPS)
+def test_a_long_sample_does_not_make_short_ones_long() -> None:
+    batch = ttt_batch([random_sample([0, 1, 1] * size) for size in (1, 20, 1, 2)], ttt_steps=STEPS)
     context = (torch.randn(len(batch.pack.input_ids), 1, 2),) * 2
     assert [tuple(group.key.shape[:2]) for group in PaddedAttention(context, batch).groups] == [(2, 3), (1, 60), (1, 6)]
 
 
-def test_the_gradients_of_flash_attention_are_those_of_its_output_by_finite_differences(
-    make_sample: Callable[..., Sample],
-) -> None:
-    batch = ttt_batch([make_sample([0, 1, 1, 1, 0, 2, 2, 3, 3, 3]), make_sample([1, 1, 0])], ttt_steps=STEPS)
+def test_the_gradients_of_flash_attention_are_those_of_its_output_by_finite_differences() -> None:
+    batch = ttt_batch([random_sample([0, 1, 1, 1, 0, 2, 2, 3, 3, 3]), random_sample([1, 1, 0])], ttt_steps=STEPS)
     tokens, anchors = len(batch.pack.input_ids), len(batch.anchors)
     torch.manual_seed(0)
     shapes = [(anchors, 2), (tokens, 1), (tokens, 1), *[(anchors, 1)] * 4]
@@ -188,31 +183,27 @@ def test_the_gradients_of_flash_attention_are_those_of_its_output_by_finite_diff
     assert torch.autograd.gradcheck(attended, inputs)
 
 
-def test_a_gradient_that_is_one_number_for_all_reaches_the_kernels_as_memory(ragged_samples: list[Sample]) -> None:
-    batch = ttt_batch(ragged_samples, ttt_steps=STEPS)
+def test_a_gradient_that_is_one_number_for_all_reaches_the_kernels_as_memory() -> None:
+    batch = ttt_batch(ragged_samples(), ttt_steps=STEPS)
     key, query = torch.randn(len(batch.pack.input_ids), 1, 2), torch.randn(len(batch.anchors), 1, 2, requires_grad=True)
     flash(PlainKernel())((key, key), batch)(query, [(query, query)]).sum().backward()
     assert query.grad.isfinite().all()
 
 
-def test_the_unroll_with_flash_attention_trains_as_with_the_dense_one(
-    make_head: Callable[..., DraftHead], embedding: Tensor, ragged_samples: list[Sample]
-) -> None:
-    head, batch = make_head(), ttt_batch(ragged_samples, ttt_steps=STEPS)
+def test_the_unroll_with_flash_attention_trains_as_with_the_dense_one() -> None:
+    head, batch = make_head(), ttt_batch(ragged_samples(), ttt_steps=STEPS)
     results = []
     for attention in (DenseAttention, FAST["flash"]):
-        outputs = unroll(head, embedding, batch, STEPS, attention)
+        outputs = unroll(head, EMBEDDING, batch, STEPS, attention)
         trained = [parameter for name, parameter in head.named_parameters() if not name.startswith(("lm_head", "norm"))]
         results.append([*outputs, *torch.autograd.grad(sum(output.square().mean() for output in outputs), trained)])
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, **CLOSE)
 
 
-def test_flash_attention_computes_each_pair_once_in_as_many_calls_as_turns_can_be_halved(
-    make_sample: Callable[..., Sample],
-) -> None:
+def test_flash_attention_computes_each_pair_once_in_as_many_calls_as_turns_can_be_halved() -> None:
     turns = [0, 0] + [turn for turn in range(1, 12) for _ in range(4)]
-    batch = ttt_batch([make_sample(turns), make_sample([0, 1, 1, 1])], ttt_steps=STEPS)
+    batch = ttt_batch([random_sample(turns), random_sample([0, 1, 1, 1])], ttt_steps=STEPS)
     kernel = PlainKernel()
     outputs_and_gradients(flash(kernel), batch, 0)
     positions = batch.pack.positions[batch.anchors]
@@ -234,9 +225,9 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
-def test_a_long_sample_of_many_turns_needs_no_more_memory_than_its_keys(make_sample: Callable[..., Sample]) -> None:
+def test_a_long_sample_of_many_turns_needs_no_more_memory_than_its_keys() -> None:
     turns = [turn * (place >= 2038) for turn in range(1, 33) for place in range(2048)]  # 65,536 tokens, 10 a turn
-    batch = ttt_batch([make_sample(turns)], ttt_steps=STEPS)
+    batch = ttt_batch([random_sample(turns)], ttt_steps=STEPS)
     key, query = torch.randn(len(turns), 1, 2), torch.randn(len(batch.anchors), 1, 2)
     kernel = PlainKernel()
     with torch.no_grad(), LargestTensor(kernel) as largest:
@@ -246,10 +237,10 @@ def test_a_long_sample_of_many_turns_needs_no_more_memory_than_its_keys(make_sam
 
 
 @pytest.mark.parametrize("step", [0, 2])
-def test_the_kernels_of_the_installed_pytorch_take_our_arguments(ragged_samples: list[Sample], step: int) -> None:
+def test_the_kernels_of_the_installed_pytorch_take_our_arguments(step: int) -> None:
     """On tensors without data: PyTorch checks arguments and infers shapes, without a GPU."""
     meta = torch.device("meta")
-    batch = ttt_batch(ragged_samples, ttt_steps=STEPS).to(meta)
+    batch = ttt_batch(ragged_samples(), ttt_steps=STEPS).to(meta)
     output, *gradients = outputs_and_gradients(flash(TorchFlash()), batch, step, dtype=torch.bfloat16)
     assert output.device == meta and output.shape == (len(batch.anchors), QUERY_HEADS, CHANNELS)
     assert [len(gradient) for gradient in gradients[:3]] == [
@@ -283,13 +274,7 @@ def on_gpu(*devices: str) -> list:
     packed=["ragged", "many turns", "one anchor a turn", "no anchors", "long"],
 )
 def test_under_autocast_flash_attention_is_as_exact_in_bfloat16_as_the_dense_one(
-    ragged_samples: list[Sample],
-    make_sample: Callable[..., Sample],
-    kernel: VarlenKernel,
-    device: str,
-    heads: tuple[int, int, int],
-    step: int,
-    packed: str,
+    kernel: VarlenKernel, device: str, heads: tuple[int, int, int], step: int, packed: str
 ) -> None:
     turns = {
         "many turns": MANY_TURNS,
@@ -297,7 +282,7 @@ def test_under_autocast_flash_attention_is_as_exact_in_bfloat16_as_the_dense_one
         "no anchors": [[0, 0, 0]],
         "long": [[0] * 350 + [1] * 150 + [0] * 55 + [2] * 180, [0] * 129 + [1] * 257],
     }
-    samples = [make_sample(one) for one in turns[packed]] if packed in turns else ragged_samples
+    samples = [random_sample(one) for one in turns[packed]] if packed in turns else ragged_samples()
     batch = ttt_batch(samples, ttt_steps=STEPS).to(torch.device(device))
     exact = outputs_and_gradients(DenseAttention, batch, step, heads=heads)
     with torch.autocast(device, torch.bfloat16):
@@ -311,10 +296,8 @@ def test_under_autocast_flash_attention_is_as_exact_in_bfloat16_as_the_dense_one
 
 
 @pytest.mark.parametrize("kernel", on_gpu())
-def test_a_step_of_flash_attention_does_not_wait_for_the_gpu(
-    make_sample: Callable[..., Sample], kernel: VarlenKernel
-) -> None:
-    batch = ttt_batch([make_sample(turns) for turns in MANY_TURNS], ttt_steps=STEPS).to(torch.device("cuda"))
+def test_a_step_of_flash_attention_does_not_wait_for_the_gpu(kernel: VarlenKernel) -> None:
+    batch = ttt_batch([random_sample(turns) for turns in MANY_TURNS], ttt_steps=STEPS).to(torch.device("cuda"))
     key, query = (
         torch.randn(count, 2, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         for count in (len(batch.pack.input_ids), len(batch.anchors))

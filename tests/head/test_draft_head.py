@@ -1,17 +1,17 @@
 """The head against its arithmetic written out from the weights of a state dict: what a server computes."""
 
-from collections.abc import Callable
 from dataclasses import asdict
 
 import pytest
 import torch
+from heads import EMBEDDING, make_head
+from stores import random_sample
 from torch import Tensor
 from torch.nn import functional
 
 from eagle3.errors import InputError
-from eagle3.features.sample import Sample
 from eagle3.head.batch import ttt_batch
-from eagle3.head.draft_head import DraftHead, HeadConfig, RMSNorm
+from eagle3.head.draft_head import HeadConfig, RMSNorm
 from eagle3.head.unroll import unroll
 
 THETA, EPS, CHANNELS = 100.0, 1e-5, 8
@@ -65,19 +65,14 @@ def written_out(w: dict[str, Tensor], embeds: Tensor, aux: Tensor, *, options: d
 @pytest.mark.parametrize(
     "options", [{}, {"fc_norm": True}, {"norm_before_fc": True}, {"num_kv_heads": 4}, {"num_kv_heads": 1}], ids=str
 )
-def test_the_head_computes_what_its_weights_say(
-    make_head: Callable[..., DraftHead],
-    make_sample: Callable[..., Sample],
-    embedding: Tensor,
-    options: dict,
-) -> None:
+def test_the_head_computes_what_its_weights_say(options: dict) -> None:
     head = make_head(**options)
-    sample = make_sample([1] * 9)
+    sample = random_sample([1] * 9)
     batch = ttt_batch([sample], ttt_steps=1)
-    hidden = unroll(head, embedding, batch, 1)[0]
+    hidden = unroll(head, EMBEDDING, batch, 1)[0]
     expected, logits = written_out(
         head.state_dict(),
-        embedding[sample.input_ids.roll(-1)],
+        EMBEDDING[sample.input_ids.roll(-1)],
         sample.aux_hidden_states,
         options=options,
     )
@@ -95,14 +90,14 @@ def test_norms_of_half_precision_are_computed_in_float32_and_rounded_once(dtype:
     assert ((layer(x).double() - expected).abs() <= torch.finfo(dtype).eps / 2 * expected.abs() * 1.01).all()
 
 
-def test_norm_output_feeds_the_normed_state_back(make_head: Callable[..., DraftHead]) -> None:
+def test_norm_output_feeds_the_normed_state_back() -> None:
     hidden = torch.randn(3, 16, dtype=torch.double)
     assert torch.equal(make_head().feedback(hidden), hidden)
     head = make_head(norm_output=True)
     torch.testing.assert_close(head.feedback(hidden), norm(hidden, head.norm.weight))
 
 
-def test_the_state_dict_has_the_names_of_a_served_checkpoint(make_head: Callable[..., DraftHead]) -> None:
+def test_the_state_dict_has_the_names_of_a_served_checkpoint() -> None:
     attention = [f"midlayer.self_attn.{name}_proj.weight" for name in "qkvo"]
     mlp = [f"midlayer.mlp.{name}_proj.weight" for name in ("gate", "up", "down")]
     norms = [f"midlayer.{name}.weight" for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm")]
@@ -124,7 +119,7 @@ def test_the_state_dict_has_the_names_of_a_served_checkpoint(make_head: Callable
         ),
     ],
 )
-def test_sizes_that_do_not_fit_name_the_key(make_head: Callable[..., DraftHead], change: dict, message: str) -> None:
+def test_sizes_that_do_not_fit_name_the_key(change: dict, message: str) -> None:
     settings = asdict(make_head().config) | change
     with pytest.raises(InputError, match=message):
         HeadConfig(**settings)

@@ -1,13 +1,13 @@
 """A head to start from: which draft vocabulary comes of it, which of its weights, and what does not fit it."""
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from heads import make_head
 from stores import DRAFT_VOCAB, VOCAB, in_float32, open_store, random_sample, write_store
 
 from eagle3.errors import InputError
@@ -28,7 +28,7 @@ def store(tmp_path: Path) -> FeatureStore:
 
 
 @pytest.fixture
-def start(make_head: Callable[..., DraftHead]) -> StartHead:
+def start() -> StartHead:
     head = make_head(norm_before_fc=True, intermediate_size=40, num_kv_heads=4, rms_norm_eps=1e-3).float()
     return StartHead("HEAD", head, [2, 4, 5], {"model.safetensors": "s"})
 

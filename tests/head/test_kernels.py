@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from heads import make_head
 from triton_interpreter import needs_triton
 
 from eagle3.errors import InputError
 from eagle3.head.attention import DenseAttention, PaddedAttention
 from eagle3.head.divergence import SOFT_CROSS_ENTROPY, Divergence, NegativeLogAcceptance
-from eagle3.head.draft_head import DraftHead
 from eagle3.head.fast.chain_keys import PlainChainKeys
 from eagle3.head.fast.chunked_loss import ChunkedLoss, plain_loss_and_gradient
 from eagle3.head.fast.elementwise import PlainElementwise
@@ -29,7 +29,7 @@ AUTO = {"attention": "auto", "layer": "auto", "loss": "auto", "loss_chunk": 8192
 
 
 @pytest.fixture
-def choose(make_head: Callable[..., DraftHead]) -> Callable[..., KernelPlan]:
+def choose() -> Callable[..., KernelPlan]:
     def run(
         device: torch.device = CPU,
         precision: str = "bf16-mixed",

@@ -1,16 +1,14 @@
 """The loss and the metrics against direct formulas in float64."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
+from heads import EMBEDDING, TEACHER_HEAD, make_head, ragged_samples
+from stores import random_sample
 
-from eagle3.features.sample import Sample
 from eagle3.head.anchors import anchors_and_steps
 from eagle3.head.batch import ttt_batch
-from eagle3.head.draft_head import DraftHead
 from eagle3.head.loss import UnrollLoss, accept_length
 from eagle3.head.unroll import unroll
 from eagle3.target.facts import LogitTransform
@@ -25,29 +23,23 @@ TRANSFORMS = [LogitTransform(), LogitTransform(scale=0.25), LogitTransform(scale
     ("normalize", "transform"),
     [("sequence", TRANSFORMS[0]), *(("token", transform) for transform in TRANSFORMS)],
 )
-def test_the_loss_is_the_decayed_cross_entropy_over_anchors(
-    make_head: Callable[..., DraftHead],
-    embedding: Tensor,
-    teacher_head: Tensor,
-    ragged_samples: list[Sample],
-    normalize: str,
-    transform: LogitTransform,
-) -> None:
+def test_the_loss_is_the_decayed_cross_entropy_over_anchors(normalize: str, transform: LogitTransform) -> None:
     head = make_head().requires_grad_(False)
-    batch = ttt_batch(ragged_samples, ttt_steps=STEPS)
-    outputs = unroll(head, embedding, batch, STEPS)
+    samples = ragged_samples()
+    batch = ttt_batch(samples, ttt_steps=STEPS)
+    outputs = unroll(head, EMBEDDING, batch, STEPS)
     objective = UnrollLoss(decay=DECAY, normalize=normalize)
-    loss, metrics = objective(head, outputs, teacher_head, batch, transform=transform)
+    loss, metrics = objective(head, outputs, TEACHER_HEAD, batch, transform=transform)
 
     total, number = 0.0, 0
     correct, alive_sum, trained, divergence = [0] * STEPS, [0] * STEPS, [0] * STEPS, [0.0] * STEPS
-    for sample in ragged_samples:
+    for sample in samples:
         teachers = dict(
             zip(sample.has_teacher.nonzero().squeeze(1).tolist(), range(len(sample.last_hidden_state)), strict=True)
         )
         anchors, steps_of = anchors_and_steps(sample.turns, STEPS)
         for anchor, steps in zip(anchors.tolist(), steps_of.tolist(), strict=True):
-            weight = 1 / len(batch.anchors) if normalize == "token" else 1 / (len(anchors) * len(ragged_samples))
+            weight = 1 / len(batch.anchors) if normalize == "token" else 1 / (len(anchors) * len(samples))
             alive = True
             for step in range(steps):
                 teacher = teachers[anchor + 1 + step]
@@ -59,7 +51,7 @@ def test_the_loss_is_the_decayed_cross_entropy_over_anchors(
                 correct[step] += right
                 alive_sum[step] += alive
                 if int(sample.teacher_argmax[teacher]) in head.draft_ids.tolist():
-                    z = teacher_head @ sample.last_hidden_state[teacher] * transform.scale
+                    z = TEACHER_HEAD @ sample.last_hidden_state[teacher] * transform.scale
                     z = z if transform.soft_cap is None else transform.soft_cap * torch.tanh(z / transform.soft_cap)
                     p = torch.softmax(z, dim=0)
                     cross_entropy = float(-(p * torch.log_softmax(logits, dim=0)).sum())
@@ -75,46 +67,36 @@ def test_the_loss_is_the_decayed_cross_entropy_over_anchors(
 
 
 @pytest.mark.parametrize("normalize", ["token", "sequence"])
-def test_a_pack_weighs_its_share_of_the_optimizer_step(
-    make_head: Callable[..., DraftHead],
-    embedding: Tensor,
-    teacher_head: Tensor,
-    ragged_samples: list[Sample],
-    normalize: str,
-) -> None:
+def test_a_pack_weighs_its_share_of_the_optimizer_step(normalize: str) -> None:
     head, objective = make_head().requires_grad_(False), UnrollLoss(decay=DECAY, normalize=normalize)
-    alone = ttt_batch(ragged_samples, ttt_steps=STEPS)
-    step = {"anchors_in_step": 4.0 * len(alone.anchors), "samples_in_step": 4.0 * len(ragged_samples)}
-    outputs = unroll(head, embedding, alone, STEPS)
+    alone = ttt_batch(ragged_samples(), ttt_steps=STEPS)
+    step = {"anchors_in_step": 4.0 * len(alone.anchors), "samples_in_step": 4.0 * len(ragged_samples())}
+    outputs = unroll(head, EMBEDDING, alone, STEPS)
     whole, quarter = (
-        objective(head, outputs, teacher_head, batch)[0]
-        for batch in (alone, ttt_batch(ragged_samples, ttt_steps=STEPS, **step))
+        objective(head, outputs, TEACHER_HEAD, batch)[0]
+        for batch in (alone, ttt_batch(ragged_samples(), ttt_steps=STEPS, **step))
     )
     torch.testing.assert_close(4 * quarter, whole)
 
 
-def test_a_teacher_outside_the_draft_vocabulary_carries_no_loss_and_counts_as_wrong(
-    make_head: Callable[..., DraftHead], embedding: Tensor, teacher_head: Tensor, make_sample: Callable[..., Sample]
-) -> None:
+def test_a_teacher_outside_the_draft_vocabulary_carries_no_loss_and_counts_as_wrong() -> None:
     head = make_head()
     outside = next(token for token in range(head.config.vocab_size) if token not in head.draft_ids.tolist())
-    batch = ttt_batch([make_sample([0, 1, 1, 1, 1])], ttt_steps=1)
+    batch = ttt_batch([random_sample([0, 1, 1, 1, 1])], ttt_steps=1)
     batch.pack.teacher_argmax[:] = outside
     loss, metrics = UnrollLoss(decay=1.0, normalize="token")(
-        head, unroll(head, embedding, batch, 1), teacher_head, batch
+        head, unroll(head, EMBEDDING, batch, 1), TEACHER_HEAD, batch
     )
     assert float(loss.detach()) == 0
     assert metrics.correct.tolist() == [0]
     assert metrics.trained.tolist() == [3]
 
 
-def test_under_autocast_close_teacher_tokens_are_not_blurred(
-    make_head: Callable[..., DraftHead], embedding: Tensor, teacher_head: Tensor, ragged_samples: list[Sample]
-) -> None:
-    head, batch = make_head().requires_grad_(False), ttt_batch(ragged_samples, ttt_steps=STEPS)
-    sharp = 100 * teacher_head.float()  # in bfloat16 its logits would be off by ones
+def test_under_autocast_close_teacher_tokens_are_not_blurred() -> None:
+    head, batch = make_head().requires_grad_(False), ttt_batch(ragged_samples(), ttt_steps=STEPS)
+    sharp = 100 * TEACHER_HEAD.float()  # in bfloat16 its logits would be off by ones
     batch = replace(batch, pack=replace(batch.pack, last_hidden_state=batch.pack.last_hidden_state.float()))
-    outputs, objective = unroll(head, embedding, batch, STEPS), UnrollLoss(decay=DECAY, normalize="token")
+    outputs, objective = unroll(head, EMBEDDING, batch, STEPS), UnrollLoss(decay=DECAY, normalize="token")
     expected, _ = objective(head, outputs, sharp, batch)
     with torch.autocast("cpu", torch.bfloat16):
         loss, _ = objective(head.float(), [output.float() for output in outputs], sharp, batch)

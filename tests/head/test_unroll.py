@@ -1,10 +1,11 @@
 """The unroll against step-by-step decoding: a cache for each chain, one position at a time, as a server would do it."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
+from heads import EMBEDDING, TEACHER_HEAD, make_head, ragged_samples
+from stores import random_sample
 from torch import Tensor
 
 from eagle3.features.sample import Sample
@@ -28,13 +29,13 @@ def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     return torch.stack(outputs)
 
 
-def decode_chain(head: DraftHead, embedding: Tensor, sample: Sample, anchor: int, steps: int) -> list[Tensor]:
+def decode_chain(head: DraftHead, sample: Sample, anchor: int, steps: int) -> list[Tensor]:
     """Outputs of the chain that starts at `anchor`: prefill up to it with a cache, then draft with the true tokens."""
     keys, values, hidden = [], [], torch.empty(0)
     for position in range(anchor + 1 + steps - 1):
         drafting = position > anchor
         state = head.feedback(hidden) if drafting else head.fuse(sample.aux_hidden_states[position])
-        x = head.attention_input(embedding[sample.input_ids[position + 1]], state)[None]
+        x = head.attention_input(EMBEDDING[sample.input_ids[position + 1]], state)[None]
         where = torch.tensor([position])
         key, value = head.keys_values(x, where)
         keys.append(key)
@@ -49,56 +50,45 @@ def decode_chain(head: DraftHead, embedding: Tensor, sample: Sample, anchor: int
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_every_step_equals_step_by_step_decoding_with_a_cache(
-    make_head: Callable[..., DraftHead], embedding: Tensor, ragged_samples: list[Sample], options: dict
-) -> None:
+def test_every_step_equals_step_by_step_decoding_with_a_cache(options: dict) -> None:
     head = make_head(**options)
-    batch = ttt_batch(ragged_samples, ttt_steps=STEPS)
-    outputs = unroll(head, embedding, batch, STEPS)
+    batch = ttt_batch(ragged_samples(), ttt_steps=STEPS)
+    outputs = unroll(head, EMBEDDING, batch, STEPS)
     compared = 0
-    for number, sample in enumerate(ragged_samples):
+    for number, sample in enumerate(ragged_samples()):
         anchors, steps_of = anchors_and_steps(sample.turns, STEPS)
         for index, (anchor, steps) in enumerate(zip(anchors.tolist(), steps_of.tolist(), strict=True)):
-            chain = decode_chain(head, embedding, sample, anchor, steps)
+            chain = decode_chain(head, sample, anchor, steps)
             for step in range(steps):
                 torch.testing.assert_close(outputs[step][batch.anchor_bounds[number] + index], chain[step])
                 compared += 1
     assert compared == int(batch.anchor_steps.sum()) > 40
 
 
-def loss_and_gradients(head: DraftHead, embedding: Tensor, teacher_head: Tensor, batch: TttBatch) -> list[Tensor]:
+def loss_and_gradients(head: DraftHead, batch: TttBatch) -> list[Tensor]:
     head.zero_grad()
-    outputs = unroll(head, embedding, batch, STEPS)
-    loss, _ = UnrollLoss(decay=0.8, normalize="token")(head, outputs, teacher_head, batch)
+    outputs = unroll(head, EMBEDDING, batch, STEPS)
+    loss, _ = UnrollLoss(decay=0.8, normalize="token")(head, outputs, TEACHER_HEAD, batch)
     loss.backward()
     return [loss.detach(), *(parameter.grad.clone() for parameter in head.parameters())]
 
 
-def test_packed_equals_one_by_one(
-    make_head: Callable[..., DraftHead], embedding: Tensor, teacher_head: Tensor, ragged_samples: list[Sample]
-) -> None:
+def test_packed_equals_one_by_one() -> None:
     head = make_head()
-    packed = loss_and_gradients(head, embedding, teacher_head, ttt_batch(ragged_samples, ttt_steps=STEPS))
-    total_anchors = float(sum(len(anchors_and_steps(sample.turns, STEPS)[0]) for sample in ragged_samples))
+    packed = loss_and_gradients(head, ttt_batch(ragged_samples(), ttt_steps=STEPS))
+    total_anchors = float(sum(len(anchors_and_steps(sample.turns, STEPS)[0]) for sample in ragged_samples()))
     alone = [
-        loss_and_gradients(
-            head, embedding, teacher_head, ttt_batch([s], ttt_steps=STEPS, anchors_in_step=total_anchors)
-        )
-        for s in ragged_samples
+        loss_and_gradients(head, ttt_batch([s], ttt_steps=STEPS, anchors_in_step=total_anchors))
+        for s in ragged_samples()
         if len(anchors_and_steps(s.turns, STEPS)[0])
     ]
     for together, parts in zip(packed, zip(*alone, strict=True), strict=True):
         torch.testing.assert_close(together, sum(parts))
 
 
-def test_padding_behind_a_sample_changes_nothing(
-    make_head: Callable[..., DraftHead],
-    embedding: Tensor,
-    teacher_head: Tensor,
-    make_sample: Callable[..., Sample],
-) -> None:
+def test_padding_behind_a_sample_changes_nothing() -> None:
     head = make_head()
-    sample = make_sample([0, 0, 1, 1, 1, 1, 1])
+    sample = random_sample([0, 0, 1, 1, 1, 1, 1])
     padding = {
         "input_ids": torch.zeros(5, dtype=torch.long),
         "turns": torch.zeros(5, dtype=torch.long),
@@ -106,18 +96,16 @@ def test_padding_behind_a_sample_changes_nothing(
         "has_teacher": torch.zeros(5, dtype=torch.bool),
     }
     padded = Sample(**{**vars(sample), **{name: torch.cat([getattr(sample, name), t]) for name, t in padding.items()}})
-    free = loss_and_gradients(head, embedding, teacher_head, ttt_batch([sample], ttt_steps=STEPS))
-    with_padding = loss_and_gradients(head, embedding, teacher_head, ttt_batch([padded], ttt_steps=STEPS))
+    free = loss_and_gradients(head, ttt_batch([sample], ttt_steps=STEPS))
+    with_padding = loss_and_gradients(head, ttt_batch([padded], ttt_steps=STEPS))
     for one, other in zip(free, with_padding, strict=True):
         torch.testing.assert_close(one, other)
 
 
-def test_gradient_reaches_the_last_prompt_token_and_nothing_after_the_end_of_a_turn(
-    make_head: Callable[..., DraftHead], embedding: Tensor, teacher_head: Tensor, make_sample: Callable[..., Sample]
-) -> None:
+def test_gradient_reaches_the_last_prompt_token_and_nothing_after_the_end_of_a_turn() -> None:
     """Through queries alone: keys and values of the prompt are used by every later anchor, so they are cut off here."""
     turns = [0, 0, 0, 1, 1, 1, 1, 0, 0, 2, 2, 0]
-    sample = make_sample(turns)
+    sample = random_sample(turns)
     head = make_head()
     # Only the anchor's own path is left: with values of zero attention returns nothing.
     head.midlayer.self_attn.v_proj.weight.data.zero_()
@@ -125,7 +113,7 @@ def test_gradient_reaches_the_last_prompt_token_and_nothing_after_the_end_of_a_t
     aux = batch.pack.aux_hidden_states.clone().requires_grad_()
     batch = replace(batch, pack=replace(batch.pack, aux_hidden_states=aux))
     batch.pack.teacher_argmax[:] = head.draft_ids[0]  # every anchor counts
-    loss, _ = UnrollLoss(decay=1.0, normalize="token")(head, unroll(head, embedding, batch, STEPS), teacher_head, batch)
+    loss, _ = UnrollLoss(decay=1.0, normalize="token")(head, unroll(head, EMBEDDING, batch, STEPS), TEACHER_HEAD, batch)
     loss.backward()
     # Anchors 2 … 4 predict x_4 … x_6 (x_3 is sampled before the first chain starts); anchor 8 predicts x_10.
     assert aux.grad.abs().sum(1).nonzero().squeeze(1).tolist() == [2, 3, 4, 8]

@@ -1,23 +1,22 @@
 """A head's folder: what is read of it, and one clear line for what cannot be."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from exported_head import IDS, Editable, as_speculators, name_layers, replace_file
+from heads import make_head
 from safetensors.torch import load_file, save_file
 
 from eagle3.errors import InputError
-from eagle3.head.draft_head import DraftHead
 from eagle3.head_files.files import INDEX, plain_name, read_files
 from eagle3.head_files.format import load_head, save_head
 from eagle3.storage.files import write_json
 
 
 @pytest.fixture
-def head(make_head: Callable[..., DraftHead], tmp_path: Path) -> Path:
+def head(tmp_path: Path) -> Path:
     save_head(tmp_path / "head", make_head().float(), [2, 4, 5], "float32")
     return tmp_path / "head"
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from heads import make_head
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
@@ -33,7 +34,7 @@ def assert_equal(head: DraftHead, expected: DraftHead) -> None:
 
 
 @pytest.fixture
-def head(make_head: Callable[..., DraftHead]) -> DraftHead:
+def head() -> DraftHead:
     return make_head(fc_norm=True).float()
 
 
@@ -71,9 +72,7 @@ def test_files_are_in_the_notation_of_sglang(head: DraftHead, tmp_path: Path) ->
 
 @pytest.mark.parametrize("rope", [DEFAULT, LLAMA3], ids=["default", "llama3"])
 @pytest.mark.parametrize("reader", ["as written", "rope_theta and rope_scaling alone"])
-def test_transformers_reads_the_rope_of_the_head(
-    rope: dict, reader: str, make_head: Callable[..., DraftHead], tmp_path: Path
-) -> None:
+def test_transformers_reads_the_rope_of_the_head(rope: dict, reader: str, tmp_path: Path) -> None:
     config = exported_config(make_head(rope_parameters=rope).config, [2, 4, 5], "bfloat16")
     if reader != "as written":
         del config["rope_parameters"]
@@ -86,7 +85,7 @@ def test_transformers_reads_the_rope_of_the_head(
     [{}, {"fc_norm": True, "norm_output": True}, {"norm_before_fc": True}],
     ids=["eagle3", "eagle3.1", "one norm before fc"],
 )
-def test_a_head_is_read_as_it_was_written(options: dict, make_head: Callable[..., DraftHead], tmp_path: Path) -> None:
+def test_a_head_is_read_as_it_was_written(options: dict, tmp_path: Path) -> None:
     head = make_head(**options).float()
     save_head(tmp_path, head, [2, 4, 5], "float32")
     loaded = load_head(tmp_path)
@@ -115,9 +114,7 @@ def test_heads_of_other_trainers_are_read(prefix: str, head: DraftHead, saved: P
 
 
 @pytest.mark.parametrize(("nested", "read"), [({}, True), ({"norm_before_fc": False}, False)], ids=["", "nested"])
-def test_norm_before_fc_is_read_where_sglang_reads_it(
-    nested: dict, read: bool, make_head: Callable[..., DraftHead], tmp_path: Path
-) -> None:
+def test_norm_before_fc_is_read_where_sglang_reads_it(nested: dict, read: bool, tmp_path: Path) -> None:
     save_head(tmp_path, make_head(norm_before_fc=True).float(), [2, 4, 5], "float32")
     config = json.loads((tmp_path / "config.json").read_text())
     change_config(tmp_path, eagle_config=config["eagle_config"] | nested)

@@ -16,6 +16,7 @@ from exported_head import (
     name_layers,
     record_of,
 )
+from heads import make_head
 from stores import TARGET_CONFIG, open_store, random_samples, write_store
 
 from eagle3.errors import InputError
@@ -34,7 +35,7 @@ def store(tmp_path: Path) -> FeatureStore:
 
 
 @pytest.fixture
-def head(make_head: Callable[..., DraftHead]) -> DraftHead:
+def head() -> DraftHead:
     return make_head(norm_before_fc=True, norm_output=True).bfloat16().float()
 
 

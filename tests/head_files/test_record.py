@@ -1,22 +1,21 @@
 """training.json: read as it was written, and one line of what is wrong with whatever was not."""
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from exported_head import FINGERPRINT, measured, record_of
+from heads import make_head
 
 from eagle3.errors import InputError
-from eagle3.head.draft_head import DraftHead
 from eagle3.head_files.record import HeadRecord, StoreRecord, read_record, write_record
 from eagle3.storage.records import seal
 
 
 @pytest.fixture
-def record(make_head: Callable[..., DraftHead]) -> HeadRecord:
+def record() -> HeadRecord:
     return record_of(make_head(), FINGERPRINT)
 
 

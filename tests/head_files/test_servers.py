@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from exported_head import LAYERS, name_layers
+from heads import make_head
 from safetensors.torch import load_file, save_file
 from two_layer_head import TwoLayers
 
-from eagle3.head.draft_head import DraftHead
 from eagle3.head_files.files import read_files
 from eagle3.head_files.format import save_head
 from eagle3.head_files.servers import LLAMA_CPP, SGLANG, VLLM, obstacles, summary
@@ -19,7 +19,7 @@ from eagle3.serving.head.speculators import save_speculators
 
 
 @pytest.fixture
-def save(make_head: Callable[..., DraftHead], tmp_path: Path) -> Callable[..., Path]:
+def save(tmp_path: Path) -> Callable[..., Path]:
     def save(*, layout: str = "sglang", **options: Any) -> Path:
         head = make_head(**options).float()
         layers = LAYERS if head.config.num_captured_layers == 3 else [1, *LAYERS]

@@ -1,12 +1,12 @@
 """The learning rate over a run, and the optimizers that take it."""
 
 import math
-from collections.abc import Callable
 from copy import deepcopy
 from itertools import pairwise
 
 import pytest
 import torch
+from heads import make_head
 from torch.optim import AdamW, Muon, Optimizer
 
 from eagle3.head.draft_head import DraftHead
@@ -23,9 +23,7 @@ MUON = MuonCosine(lr=3e-3, **SETTINGS)
 
 
 @pytest.mark.parametrize("optim", [AdamWCosine(lr=2.0, **SETTINGS), MuonCosine(lr=2.0, **SETTINGS)])
-def test_it_warms_up_falls_along_a_cosine_and_stays_at_the_end(
-    optim: AdamWCosine, make_head: Callable[..., DraftHead]
-) -> None:
+def test_it_warms_up_falls_along_a_cosine_and_stays_at_the_end(optim: AdamWCosine) -> None:
     optimizer, schedule = optim.build(make_head(), total_steps=20)
     rates = []
     for _ in range(25):
@@ -55,7 +53,7 @@ def step(head: DraftHead, *optimizers: Optimizer, seed: int) -> None:
         optimizer.step()
 
 
-def test_muon_takes_the_matrices_inside_the_head_and_adamw_the_rest(make_head: Callable[..., DraftHead]) -> None:
+def test_muon_takes_the_matrices_inside_the_head_and_adamw_the_rest() -> None:
     head = make_head(fc_norm=True)
     other = deepcopy(head)
     optimizer = MUON.optimizer(head)
@@ -69,7 +67,7 @@ def test_muon_takes_the_matrices_inside_the_head_and_adamw_the_rest(make_head: C
     torch.testing.assert_close(head.state_dict(), other.state_dict())
 
 
-def test_a_loaded_muon_goes_on_as_if_it_had_never_stopped(make_head: Callable[..., DraftHead]) -> None:
+def test_a_loaded_muon_goes_on_as_if_it_had_never_stopped() -> None:
     head = make_head()
     optimizer, schedule = MUON.build(head, total_steps=20)
     for seed in range(3):

@@ -1,20 +1,19 @@
 """The chunked loss against the plain one: numbers, gradients, precision, memory; its kernel against plain PyTorch."""
 
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from divergences import BY_NAME, each_divergence
+from heads import EMBEDDING, TEACHER_HEAD, make_head, ragged_samples
 from pairs import all_pairs
-from stores import with_last_in_float32
+from stores import random_sample, with_last_in_float32
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from triton_interpreter import needs_triton, run_in_interpreter
 
-from eagle3.features.sample import Sample
 from eagle3.head.anchors import pairs_before
 from eagle3.head.batch import TttBatch, ttt_batch
 from eagle3.head.divergence import Divergence
@@ -44,11 +43,11 @@ def random_turns(seed: int) -> list[int]:
 
 
 @pytest.fixture(params=range(2))
-def batch(request: pytest.FixtureRequest, make_sample: Callable[..., Sample], ragged_samples: list[Sample]) -> TttBatch:
+def batch(request: pytest.FixtureRequest) -> TttBatch:
     """Teachers inside and outside the draft vocabulary, as everywhere in these tests: D is 30 of 50."""
     if request.param == 0:
-        return ttt_batch(ragged_samples, ttt_steps=STEPS)
-    samples = [make_sample(random_turns(10 * request.param + number), seed=number) for number in range(5)]
+        return ttt_batch(ragged_samples(), ttt_steps=STEPS)
+    samples = [random_sample(random_turns(10 * request.param + number), seed=number) for number in range(5)]
     return ttt_batch(samples, ttt_steps=STEPS, anchors_in_step=41.5, samples_in_step=3.5)
 
 
@@ -80,17 +79,12 @@ def run(
 
 @all_pairs(divergence=BY_NAME, normalize=["token", "sequence"], chunk=[1, 4, 7, 10_000])
 def test_loss_metrics_and_every_gradient_are_those_of_the_plain_loss(
-    make_head: Callable[..., DraftHead],
-    teacher_head: Tensor,
-    batch: TttBatch,
-    divergence: Divergence,
-    normalize: str,
-    chunk: int,
+    batch: TttBatch, divergence: Divergence, normalize: str, chunk: int
 ) -> None:
     head = make_head()
     # Of three teachers two are followed, so that some anchors are right at several steps and others at some.
-    head.lm_head.weight.data.copy_(teacher_head)
-    favourite = head.draft_ids[(batch.pack.last_hidden_state * head.norm.weight @ teacher_head.T).argmax(-1)]
+    head.lm_head.weight.data.copy_(TEACHER_HEAD)
+    favourite = head.draft_ids[(batch.pack.last_hidden_state * head.norm.weight @ TEACHER_HEAD.T).argmax(-1)]
     batch.pack.teacher_argmax.copy_(
         torch.where(torch.arange(len(favourite)) % 3 > 0, favourite, batch.pack.teacher_argmax)
     )
@@ -101,7 +95,7 @@ def test_loss_metrics_and_every_gradient_are_those_of_the_plain_loss(
     states = [batch.pack.last_hidden_state[teacher] for teacher in asked]
     objective = UnrollLoss(decay=0.8, normalize=normalize, divergence=divergence)
     plain, fast = (
-        run(compute, head, states, teacher_head, batch, objective) for compute in (plain_loss, chunked(chunk))
+        run(compute, head, states, TEACHER_HEAD, batch, objective) for compute in (plain_loss, chunked(chunk))
     )
     torch.testing.assert_close(fast[0], plain[0])
     torch.testing.assert_close(vars(fast[1]), vars(plain[1]))
@@ -118,14 +112,12 @@ class HeavyFirst(UnrollLoss):
         return torch.where(torch.arange(len(weights)) == 0, 3 * weights, weights)
 
 
-def test_anchors_weigh_what_a_loss_of_ones_own_says(
-    make_head: Callable[..., DraftHead], teacher_head: Tensor, batch: TttBatch
-) -> None:
+def test_anchors_weigh_what_a_loss_of_ones_own_says(batch: TttBatch) -> None:
     head = make_head()
-    states = [torch.randn(len(batch.anchors), teacher_head.shape[1], dtype=teacher_head.dtype) for _ in range(STEPS)]
+    states = [torch.randn(len(batch.anchors), TEACHER_HEAD.shape[1], dtype=TEACHER_HEAD.dtype) for _ in range(STEPS)]
     own = HeavyFirst(decay=0.8, normalize="token")
-    plain, fast = (run(each, head, states, teacher_head, batch, own) for each in (plain_loss, chunked(4)))
-    usual = run(plain_loss, head, states, teacher_head, batch)
+    plain, fast = (run(each, head, states, TEACHER_HEAD, batch, own) for each in (plain_loss, chunked(4)))
+    usual = run(plain_loss, head, states, TEACHER_HEAD, batch)
     torch.testing.assert_close(fast[0], plain[0])
     for step in range(STEPS):  # gradients of the states
         torch.testing.assert_close(plain[2][2 + step][0], 3 * usual[2][2 + step][0])
@@ -133,131 +125,105 @@ def test_anchors_weigh_what_a_loss_of_ones_own_says(
         torch.testing.assert_close(fast[2][2 + step], plain[2][2 + step])
 
 
-def test_what_the_target_does_to_its_logits_counts_in_chunks_as_in_the_plain_loss(
-    make_head: Callable[..., DraftHead], teacher_head: Tensor, batch: TttBatch
-) -> None:
+def test_what_the_target_does_to_its_logits_counts_in_chunks_as_in_the_plain_loss(batch: TttBatch) -> None:
     head, transform = make_head(), LogitTransform(scale=2.0, soft_cap=0.7)
-    states = [torch.randn(len(batch.anchors), teacher_head.shape[1], dtype=teacher_head.dtype) for _ in range(STEPS)]
+    states = [torch.randn(len(batch.anchors), TEACHER_HEAD.shape[1], dtype=TEACHER_HEAD.dtype) for _ in range(STEPS)]
     plain, fast = (
-        run(each, head, states, teacher_head, batch, transform=transform) for each in (plain_loss, chunked(4))
+        run(each, head, states, TEACHER_HEAD, batch, transform=transform) for each in (plain_loss, chunked(4))
     )
     torch.testing.assert_close(fast[0], plain[0])
     torch.testing.assert_close(fast[2], plain[2])
-    assert not torch.isclose(plain[0], run(plain_loss, head, states, teacher_head, batch)[0])
+    assert not torch.isclose(plain[0], run(plain_loss, head, states, TEACHER_HEAD, batch)[0])
 
 
-def test_the_gradient_of_the_whole_head_is_that_of_the_plain_loss(
-    make_head: Callable[..., DraftHead], embedding: Tensor, teacher_head: Tensor, batch: TttBatch
-) -> None:
+def test_the_gradient_of_the_whole_head_is_that_of_the_plain_loss(batch: TttBatch) -> None:
     def gradients(compute: ComputeLoss) -> dict[str, Tensor]:
         head = make_head(norm_output=True)  # the final norm is also used inside the unroll
-        TOKEN(head, unroll(head, embedding, batch, STEPS), teacher_head, batch, compute)[0].backward()
+        TOKEN(head, unroll(head, EMBEDDING, batch, STEPS), TEACHER_HEAD, batch, compute)[0].backward()
         return {name: parameter.grad for name, parameter in head.named_parameters()}
 
     torch.testing.assert_close(gradients(chunked(5)), gradients(plain_loss))
 
 
-def test_a_teacher_outside_the_draft_vocabulary_counts_as_wrong_even_where_the_head_picks_its_neighbour(
-    make_head: Callable[..., DraftHead], teacher_head: Tensor, make_sample: Callable[..., Sample]
-) -> None:
-    head, batch = make_head(), ttt_batch([make_sample([0, 1, 1, 1, 1])], ttt_steps=1)
+def test_a_teacher_outside_the_draft_vocabulary_counts_as_wrong_even_where_the_head_picks_its_neighbour() -> None:
+    head, batch = make_head(), ttt_batch([random_sample([0, 1, 1, 1, 1])], ttt_steps=1)
     neighbour = int((head.draft_ids.diff() > 1).nonzero()[0]) + 1
     batch.pack.teacher_argmax[:] = head.draft_ids[neighbour] - 1
     head.norm.weight.data.fill_(1)
     head.lm_head.weight.data.zero_()[neighbour] = 1
     states = [torch.ones(len(batch.anchors), head.config.hidden_size, dtype=torch.double)]
-    loss, metrics, gradients = run(chunked(4), head, states, teacher_head, batch)
+    loss, metrics, gradients = run(chunked(4), head, states, TEACHER_HEAD, batch)
     assert (float(loss), metrics.trained.tolist(), metrics.correct.tolist()) == (0, [3], [0])
     assert all(float(gradient.abs().sum()) == 0 for gradient in gradients)
 
 
 @pytest.mark.parametrize("turns", [[0, 0, 1, 0], [0, 0]], ids=["one-token answer", "no answer"])
-def test_a_pack_without_anchors_has_no_loss_and_no_gradient(
-    make_head: Callable[..., DraftHead],
-    embedding: Tensor,
-    teacher_head: Tensor,
-    make_sample: Callable[..., Sample],
-    turns: list[int],
-) -> None:
+def test_a_pack_without_anchors_has_no_loss_and_no_gradient(turns: list[int]) -> None:
     head = make_head()
-    batch = ttt_batch([make_sample(turns)], ttt_steps=STEPS, anchors_in_step=1.0)
+    batch = ttt_batch([random_sample(turns)], ttt_steps=STEPS, anchors_in_step=1.0)
     states = [torch.zeros(0, head.config.hidden_size, dtype=torch.double)] * STEPS
-    loss, metrics, gradients = run(chunked(4), head, states, teacher_head, batch)
+    loss, metrics, gradients = run(chunked(4), head, states, TEACHER_HEAD, batch)
     assert float(loss) == 0
     assert metrics.as_tensor().sum() == 0
     assert all(float(gradient.abs().sum()) == 0 for gradient in gradients)
 
 
-def test_without_gradients_the_loss_and_the_metrics_are_the_same(
-    make_head: Callable[..., DraftHead], embedding: Tensor, teacher_head: Tensor, batch: TttBatch
-) -> None:
+def test_without_gradients_the_loss_and_the_metrics_are_the_same(batch: TttBatch) -> None:
     head = make_head()
-    expected = run(chunked(5), head, unroll(head, embedding, batch, STEPS), teacher_head, batch)
+    expected = run(chunked(5), head, unroll(head, EMBEDDING, batch, STEPS), TEACHER_HEAD, batch)
     with torch.inference_mode():
-        loss, metrics = TOKEN(head, unroll(head, embedding, batch, STEPS), teacher_head, batch, chunked(5))
+        loss, metrics = TOKEN(head, unroll(head, EMBEDDING, batch, STEPS), TEACHER_HEAD, batch, chunked(5))
     torch.testing.assert_close(loss, expected[0])
     torch.testing.assert_close(vars(metrics), vars(expected[1]))
 
 
-def test_a_second_backward_pass_is_refused_and_not_wrong(
-    make_head: Callable[..., DraftHead], embedding: Tensor, teacher_head: Tensor, ragged_samples: list[Sample]
-) -> None:
-    head, batch = make_head(), ttt_batch(ragged_samples, ttt_steps=STEPS)
-    loss, _ = TOKEN(head, unroll(head, embedding, batch, STEPS), teacher_head, batch, chunked(5))
+def test_a_second_backward_pass_is_refused_and_not_wrong() -> None:
+    head, batch = make_head(), ttt_batch(ragged_samples(), ttt_steps=STEPS)
+    loss, _ = TOKEN(head, unroll(head, EMBEDDING, batch, STEPS), TEACHER_HEAD, batch, chunked(5))
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
 
 
-def test_states_that_no_step_trains_have_no_gradient_whatever_they_hold(
-    make_head: Callable[..., DraftHead], embedding: Tensor, teacher_head: Tensor, ragged_samples: list[Sample]
-) -> None:
-    head, batch = make_head(), ttt_batch(ragged_samples, ttt_steps=STEPS)
-    states = [state.detach() for state in unroll(head, embedding, batch, STEPS)]
+def test_states_that_no_step_trains_have_no_gradient_whatever_they_hold() -> None:
+    head, batch = make_head(), ttt_batch(ragged_samples(), ttt_steps=STEPS)
+    states = [state.detach() for state in unroll(head, EMBEDDING, batch, STEPS)]
     trained = [batch.anchor_steps > step for step in range(STEPS)]
-    expected = run(chunked(5), head, states, teacher_head, batch)[2]
+    expected = run(chunked(5), head, states, TEACHER_HEAD, batch)[2]
     for state, anchors in zip(states, trained, strict=True):
         state[~anchors] = torch.inf
-    gradients = run(chunked(5), head, states, teacher_head, batch)[2]
+    gradients = run(chunked(5), head, states, TEACHER_HEAD, batch)[2]
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(gradients, expected, strict=True))
     assert not all(anchors.all() for anchors in trained)
     assert all(not state[~anchors].any() for state, anchors in zip(gradients[2:], trained, strict=True))
 
 
-def test_the_first_chunk_of_lm_heads_gradient_is_not_rounded_to_half_precision(
-    make_head: Callable[..., DraftHead], embedding: Tensor, teacher_head: Tensor, make_sample: Callable[..., Sample]
-) -> None:
-    head, batch = make_head().float(), wide_pack(make_sample)
+def test_the_first_chunk_of_lm_heads_gradient_is_not_rounded_to_half_precision() -> None:
+    head, batch = make_head().float(), wide_pack()
     states = [torch.randn(len(batch.anchors), head.config.hidden_size) for _ in range(STEPS)]
     with torch.autocast("cpu", torch.bfloat16):
-        run(chunked(10_000), head, states, teacher_head.float(), batch)
+        run(chunked(10_000), head, states, TEACHER_HEAD.float(), batch)
     gradient = head.lm_head.weight.grad
     assert gradient.dtype == torch.float32 and not torch.equal(gradient, gradient.bfloat16().float())
 
 
-def wide_pack(make_sample: Callable[..., Sample]) -> TttBatch:
-    return ttt_batch([make_sample([0] * 3 + [1] * 60, seed=number) for number in range(4)], ttt_steps=STEPS)
+def wide_pack() -> TttBatch:
+    return ttt_batch([random_sample([0] * 3 + [1] * 60, seed=number) for number in range(4)], ttt_steps=STEPS)
 
 
 @pytest.mark.parametrize("autocast", [True, False], ids=["autocast", "bf16 weights"])
-def test_bf16_is_no_further_from_float64_than_the_plain_loss_is(
-    make_head: Callable[..., DraftHead],
-    embedding: Tensor,
-    teacher_head: Tensor,
-    make_sample: Callable[..., Sample],
-    autocast: bool,
-) -> None:
-    batch, head = wide_pack(make_sample), make_head()
+def test_bf16_is_no_further_from_float64_than_the_plain_loss_is(autocast: bool) -> None:
+    batch, head = wide_pack(), make_head()
     batch.pack.teacher_argmax[:] = head.draft_ids[0]  # every anchor counts
     for parameter in head.parameters():  # the same numbers in every precision
         parameter.data.copy_(parameter.data.bfloat16())
-    states = [state.detach().bfloat16() for state in unroll(head, embedding, batch, STEPS)]
-    exact = run(plain_loss, head, [state.double() for state in states], teacher_head, batch)
+    states = [state.detach().bfloat16() for state in unroll(head, EMBEDDING, batch, STEPS)]
+    exact = run(plain_loss, head, [state.double() for state in states], TEACHER_HEAD, batch)
     head = head.to(torch.float32 if autocast else torch.bfloat16)
 
     def errors(compute: ComputeLoss) -> list[float]:
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            loss, _, gradients = run(compute, head, states, teacher_head.float(), batch)
+            loss, _, gradients = run(compute, head, states, TEACHER_HEAD.float(), batch)
         pairs = zip([loss, *gradients], [exact[0], *exact[2]], strict=True)
         return [float((ours - theirs).norm() / theirs.norm()) for ours, theirs in pairs]
 
@@ -269,12 +235,10 @@ def test_bf16_is_no_further_from_float64_than_the_plain_loss_is(
     assert max(plain[0], fast[0]) < 1e-5  # of logits in bfloat16 the loss is summed in float32
 
 
-def test_a_teacher_head_in_bf16_still_gives_logits_in_float32(
-    make_head: Callable[..., DraftHead], embedding: Tensor, teacher_head: Tensor, make_sample: Callable[..., Sample]
-) -> None:
-    batch, head, teacher_head = wide_pack(make_sample), make_head(), teacher_head.bfloat16()
+def test_a_teacher_head_in_bf16_still_gives_logits_in_float32() -> None:
+    batch, head, teacher_head = wide_pack(), make_head(), TEACHER_HEAD.bfloat16()
     batch.pack.last_hidden_state.copy_(batch.pack.last_hidden_state.bfloat16())
-    states, head = [state.float() for state in unroll(head, embedding, batch, STEPS)], head.float()
+    states, head = [state.float() for state in unroll(head, EMBEDDING, batch, STEPS)], head.float()
     half = run(chunked(50), head, states, teacher_head, batch)
     wide = run(chunked(50), head, states, teacher_head.float(), batch)
     torch.testing.assert_close((half[0], half[2]), (wide[0], wide[2]))
@@ -303,27 +267,21 @@ class LiveRows(TorchDispatchMode):
 
 
 @each_divergence
-def test_logits_are_no_larger_than_a_chunk_and_gone_before_the_next(
-    make_head: Callable[..., DraftHead],
-    embedding: Tensor,
-    teacher_head: Tensor,
-    make_sample: Callable[..., Sample],
-    divergence: Divergence,
-) -> None:
+def test_logits_are_no_larger_than_a_chunk_and_gone_before_the_next(divergence: Divergence) -> None:
     def live_rows(compute: ComputeLoss) -> LiveRows:
         with LiveRows(head.config.draft_vocab_size) as live:
             run(
                 compute,
                 head,
                 states,
-                teacher_head,
+                TEACHER_HEAD,
                 batch,
                 UnrollLoss(decay=0.8, normalize="token", divergence=divergence),
             )
         return live
 
-    batch, head = wide_pack(make_sample), make_head()
-    states = unroll(head, embedding, batch, STEPS)
+    batch, head = wide_pack(), make_head()
+    states = unroll(head, EMBEDDING, batch, STEPS)
     live = live_rows(chunked(20))
     assert live.largest <= 20 + STEPS - 1
     assert live.behind_product < 2 * 20  # a chunk and its teachers, of which there are STEPS times fewer
@@ -377,19 +335,13 @@ def test_the_kernel_equals_plain_pytorch() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("autocast", [True, False], ids=["bf16-mixed", "float32"])
-def test_on_a_gpu_it_waits_for_nothing_and_equals_the_cpu(
-    make_head: Callable[..., DraftHead],
-    embedding: Tensor,
-    teacher_head: Tensor,
-    make_sample: Callable[..., Sample],
-    autocast: bool,
-) -> None:
-    batch, head = wide_pack(make_sample), make_head()
-    states = [state.detach() for state in unroll(head, embedding, batch, STEPS)]
-    exact = run(chunked(100), head, states, teacher_head, batch)
+def test_on_a_gpu_it_waits_for_nothing_and_equals_the_cpu(autocast: bool) -> None:
+    batch, head = wide_pack(), make_head()
+    states = [state.detach() for state in unroll(head, EMBEDDING, batch, STEPS)]
+    exact = run(chunked(100), head, states, TEACHER_HEAD, batch)
     device, dtype = torch.device("cuda"), torch.bfloat16 if autocast else torch.float32
     on_gpu = with_last_in_float32(batch.to(device))  # in float64 no kernel would run
-    head, teacher_head = head.float().to(device), teacher_head.float().to(device)
+    head, teacher_head = head.float().to(device), TEACHER_HEAD.float().to(device)
     states = [state.to(device, dtype) for state in states]
     with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
         run(chunked(100, "cuda"), head, states, teacher_head, on_gpu)  # compiles the kernel

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from heads import EMBEDDING, TEACHER_HEAD, make_head, ragged_samples
 from pairs import all_pairs
-from stores import HIDDEN, VOCAB, with_last_in_float32
+from stores import HIDDEN, VOCAB, random_sample, with_last_in_float32
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from eagle3.features.sample import Sample
 from eagle3.head.attention import DenseAttention, KeysValues, MakeAttention, PaddedAttention
 from eagle3.head.batch import TttBatch, ttt_batch
 from eagle3.head.draft_head import DraftHead
@@ -61,12 +61,12 @@ def fused(device: str = "cpu") -> MakeLayer:
 
 
 @pytest.fixture
-def make_pack(make_sample: Callable[..., Sample], ragged_samples: list[Sample]) -> Callable[..., TttBatch]:
+def make_pack() -> Callable[..., TttBatch]:
     """Prompts and answers of 0 … 8 tokens in any order."""
 
     def make(ttt_steps: int, seed: int = 0) -> TttBatch:
-        samples = [make_sample(random_turns(10 * seed + number), seed=number) for number in range(5)]
-        return ttt_batch([*samples, *ragged_samples], ttt_steps=ttt_steps, anchors_in_step=41.5, samples_in_step=3.5)
+        samples = [random_sample(random_turns(10 * seed + number), seed=number) for number in range(5)]
+        return ttt_batch([*samples, *ragged_samples()], ttt_steps=ttt_steps, anchors_in_step=41.5, samples_in_step=3.5)
 
     return make
 
@@ -100,56 +100,38 @@ def errors(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, floa
 
 @all_pairs(options=HEADS, attention=[*ATTENTIONS], ttt_steps=[1, 4], loss=[*LOSSES])
 def test_loss_and_every_gradient_are_those_of_the_plain_layer(
-    make_head: Callable[..., DraftHead],
-    make_pack: Callable[..., TttBatch],
-    embedding: Tensor,
-    teacher_head: Tensor,
-    options: dict,
-    ttt_steps: int,
-    attention: str,
-    loss: str,
+    make_pack: Callable[..., TttBatch], options: dict, ttt_steps: int, attention: str, loss: str
 ) -> None:
     batch, settings = make_pack(ttt_steps, seed=ttt_steps), (ttt_steps, ATTENTIONS[attention], LOSSES[loss])
     plain, fast = (
-        step(layer, make_head(**options), embedding, teacher_head, [batch], *settings)
+        step(layer, make_head(**options), EMBEDDING, TEACHER_HEAD, [batch], *settings)
         for layer in (PlainLayer, fused())
     )
     assert all(gradient.abs().max() > 0 for gradient in plain.values())
     assert max(errors(fast, plain).values()) < 1e-12
 
 
-def test_gradients_of_two_packs_add_up(
-    make_head: Callable[..., DraftHead], make_pack: Callable[..., TttBatch], embedding: Tensor, teacher_head: Tensor
-) -> None:
+def test_gradients_of_two_packs_add_up(make_pack: Callable[..., TttBatch]) -> None:
     head, packs = make_head(), [make_pack(3, seed=1), make_pack(3, seed=2)]
-    plain, fast = (step(layer, head, embedding, teacher_head, packs, 3) for layer in (PlainLayer, fused()))
+    plain, fast = (step(layer, head, EMBEDDING, TEACHER_HEAD, packs, 3) for layer in (PlainLayer, fused()))
     assert max(errors(fast, plain).values()) < 1e-12
 
 
 @pytest.mark.parametrize("turns", [[[0, 0, 0]], [[0, 0], [0, 1, 0]]], ids=["prompts alone", "one-token answer"])
-def test_a_pack_without_anchors_has_gradients_of_zero(
-    make_head: Callable[..., DraftHead],
-    make_sample: Callable[..., Sample],
-    embedding: Tensor,
-    teacher_head: Tensor,
-    turns: list,
-) -> None:
-    batch = ttt_batch([make_sample(one) for one in turns], ttt_steps=3, anchors_in_step=1.0)
-    for value in step(fused(), make_head(), embedding, teacher_head, [batch], 3).values():
+def test_a_pack_without_anchors_has_gradients_of_zero(turns: list) -> None:
+    batch = ttt_batch([random_sample(one) for one in turns], ttt_steps=3, anchors_in_step=1.0)
+    for value in step(fused(), make_head(), EMBEDDING, TEACHER_HEAD, [batch], 3).values():
         assert float(value.abs().sum()) == 0
 
 
 @pytest.mark.parametrize("without_gradients", [torch.no_grad, torch.inference_mode])
 def test_without_gradients_the_outputs_are_those_of_the_plain_layer(
-    make_head: Callable[..., DraftHead],
-    make_pack: Callable[..., TttBatch],
-    embedding: Tensor,
-    without_gradients: Callable[[], Any],
+    make_pack: Callable[..., TttBatch], without_gradients: Callable[[], Any]
 ) -> None:
     head, batch = make_head(**HEADS["EAGLE-3.1"]), make_pack(3)
-    expected = unroll(head, embedding, batch, 3)
+    expected = unroll(head, EMBEDDING, batch, 3)
     with without_gradients():
-        outputs = unroll(head, embedding, batch, 3, make_layer=fused())
+        outputs = unroll(head, EMBEDDING, batch, 3, make_layer=fused())
     assert not any(output.requires_grad for output in outputs)
     for step, (output, plain) in enumerate(zip(outputs, expected, strict=True)):
         trained = batch.anchor_steps > step
@@ -158,11 +140,7 @@ def test_without_gradients_the_outputs_are_those_of_the_plain_layer(
 
 
 def test_a_gradient_is_handed_out_once_and_as_soon_as_its_last_product_has_added_its_own(
-    make_head: Callable[..., DraftHead],
-    make_pack: Callable[..., TttBatch],
-    embedding: Tensor,
-    teacher_head: Tensor,
-    monkeypatch: pytest.MonkeyPatch,
+    make_pack: Callable[..., TttBatch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     head, events = make_head(), []
     names = {id(parameter): name for name, parameter in head.named_parameters()}
@@ -175,8 +153,8 @@ def test_a_gradient_is_handed_out_once_and_as_soon_as_its_last_product_has_added
     monkeypatch.setattr(Matrix, "add", recorded)
     for name, parameter in head.named_parameters():
         parameter.register_post_accumulate_grad_hook(lambda _, name=name: events.append(name))
-    outputs = unroll(head, embedding, make_pack(3), 3, make_layer=fused())
-    loss, _ = TOKEN(head, outputs, teacher_head, make_pack(3), chunked(7))
+    outputs = unroll(head, EMBEDDING, make_pack(3), 3, make_layer=fused())
+    loss, _ = TOKEN(head, outputs, TEACHER_HEAD, make_pack(3), chunked(7))
     loss.backward()
     handed_out = [event for event in events if not event.startswith("sum")]
     assert sorted(handed_out) == sorted(names.values())
@@ -192,27 +170,19 @@ def test_a_gradient_is_handed_out_once_and_as_soon_as_its_last_product_has_added
         assert len({linear.weight.grad.untyped_storage().data_ptr() for linear in group}) == 1
 
 
-def test_a_second_backward_pass_is_refused_and_not_wrong(
-    make_head: Callable[..., DraftHead], make_pack: Callable[..., TttBatch], embedding: Tensor
-) -> None:
-    outputs = unroll(make_head(), embedding, make_pack(2), 2, make_layer=fused())
+def test_a_second_backward_pass_is_refused_and_not_wrong(make_pack: Callable[..., TttBatch]) -> None:
+    outputs = unroll(make_head(), EMBEDDING, make_pack(2), 2, make_layer=fused())
     outputs[-1].sum().backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         outputs[-1].sum().backward()
 
 
 def exact_and_in_bf16(
-    make_head: Callable[..., DraftHead],
-    make_sample: Callable[..., Sample],
-    options: dict,
-    seed: int,
-    device: str,
-    layer: MakeLayer | None = None,
-    loss: ComputeLoss | None = None,
+    options: dict, seed: int, device: str, layer: MakeLayer | None = None, loss: ComputeLoss | None = None
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Errors of the plain layer, and of `layer` and `loss`, under autocast on the device against float64 on the CPU."""
     generator = torch.Generator().manual_seed(seed)
-    batch = ttt_batch([make_sample([0] * 9 + [1] * 60, seed=10 * seed + i) for i in range(4)], ttt_steps=3)
+    batch = ttt_batch([random_sample([0] * 9 + [1] * 60, seed=10 * seed + i) for i in range(4)], ttt_steps=3)
     head = make_head(seed=seed, **options)
     embedding, teacher_head = (
         torch.randn(size, HIDDEN, generator=generator).bfloat16() for size in (VOCAB, len(head.draft_ids))
@@ -232,13 +202,11 @@ def exact_and_in_bf16(
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("head", ["EAGLE-3", "EAGLE-3.1", "one norm before fc"])
-def test_bf16_is_no_further_from_float64_than_the_plain_layer_is(
-    make_head: Callable[..., DraftHead], make_sample: Callable[..., Sample], head: str, device: str
-) -> None:
+def test_bf16_is_no_further_from_float64_than_the_plain_layer_is(head: str, device: str) -> None:
     """In the mean over some heads and over all norms: the gradient of one has few numbers, whose errors are luck."""
     pairs: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for seed in range(6):
-        plain, fast = exact_and_in_bf16(make_head, make_sample, HEADS[head], seed, device)
+        plain, fast = exact_and_in_bf16(HEADS[head], seed, device)
         for name in plain:
             pairs["norms" if "norm" in name else name].append((plain[name], fast[name]))
     for name, of_name in pairs.items():
@@ -247,22 +215,18 @@ def test_bf16_is_no_further_from_float64_than_the_plain_layer_is(
         assert mean_fast < 0.02, name
 
 
-def test_the_first_product_of_a_sum_is_not_rounded_to_half_precision(
-    make_head: Callable[..., DraftHead], make_pack: Callable[..., TttBatch], embedding: Tensor
-) -> None:
+def test_the_first_product_of_a_sum_is_not_rounded_to_half_precision(make_pack: Callable[..., TttBatch]) -> None:
     head = make_head().float()
     with torch.autocast("cpu", torch.bfloat16):
-        unroll(head, embedding, make_pack(1), 1, make_layer=fused())[0].sum().backward()
+        unroll(head, EMBEDDING, make_pack(1), 1, make_layer=fused())[0].sum().backward()
         gradient = head.midlayer.mlp.down_proj.weight.grad
     assert gradient.dtype == torch.float32 and not torch.equal(gradient, gradient.bfloat16().float())
 
 
-def test_what_fc_is_multiplied_as_is_freed_after_its_one_product(
-    make_head: Callable[..., DraftHead], make_pack: Callable[..., TttBatch], embedding: Tensor
-) -> None:
+def test_what_fc_is_multiplied_as_is_freed_after_its_one_product(make_pack: Callable[..., TttBatch]) -> None:
     head = make_head().float()
     with torch.autocast("cpu", torch.bfloat16):
-        layer = fused()(head, embedding)
+        layer = fused()(head, EMBEDDING)
         in_half_precision = weakref.ref(layer.weights.fc.products[0].weight)
         layer.fuse(make_pack(1).pack.aux_hidden_states).sum().backward()
     assert in_half_precision() is None
@@ -296,11 +260,11 @@ class NoProducts:
 
 @pytest.mark.parametrize("options", ["EAGLE-3", "EAGLE-3.1", "one norm before fc"])
 def test_prompts_pay_for_fc_keys_and_values_alone_and_embeddings_for_one_step(
-    make_head: Callable[..., DraftHead], make_pack: Callable[..., TttBatch], embedding: Tensor, options: str
+    make_pack: Callable[..., TttBatch], options: str
 ) -> None:
     head, batch, steps = make_head(**HEADS[options]), make_pack(3), 3
     with Products() as products:
-        outputs = unroll(head, embedding, batch, steps, NoProducts, fused())
+        outputs = unroll(head, EMBEDDING, batch, steps, NoProducts, fused())
         sum(output.sum() for output in outputs).backward()
     attention, mlp = head.midlayer.self_attn, head.midlayer.mlp
 
@@ -319,12 +283,10 @@ def test_prompts_pay_for_fc_keys_and_values_alone_and_embeddings_for_one_step(
 
 
 @pytest.mark.gpu
-def test_a_step_does_not_wait_for_the_gpu(
-    make_head: Callable[..., DraftHead], make_sample: Callable[..., Sample], embedding: Tensor
-) -> None:
+def test_a_step_does_not_wait_for_the_gpu() -> None:
     device = torch.device("cuda")
-    batch = ttt_batch([make_sample(turns) for turns in MANY_TURNS], ttt_steps=3).to(device)
-    head, embedding = make_head(**HEADS["EAGLE-3.1"]).float().to(device), embedding.to(device, torch.bfloat16)
+    batch = ttt_batch([random_sample(turns) for turns in MANY_TURNS], ttt_steps=3).to(device)
+    head, embedding = make_head(**HEADS["EAGLE-3.1"]).float().to(device), EMBEDDING.to(device, torch.bfloat16)
     kernels = flash(TorchFlash(), "cuda"), fused("cuda")
 
     def backward() -> None:

@@ -1,18 +1,16 @@
 """Products in float8: their rounding, the layer that is made of them, and the GPU's against the CPU's."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from heads import EMBEDDING, TEACHER_HEAD, make_head, ragged_samples
 from torch import Tensor
 from triton_interpreter import needs_triton, run_in_interpreter
 
-from eagle3.features.sample import Sample
 from eagle3.head.batch import ttt_batch
-from eagle3.head.draft_head import DraftHead
 from eagle3.head.fast.elementwise import PlainElementwise
 from eagle3.head.fast.products import Float8Products, PlainProducts
 from eagle3.head.kernels import kernel_backend
@@ -91,30 +89,18 @@ def test_without_gradients_the_transposed_weight_is_not_made() -> None:
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("ttt_steps", [1, 4])
 def test_without_rounding_layer_and_loss_are_the_plain_ones(
-    head: str,
-    ttt_steps: int,
-    make_head: Callable[..., DraftHead],
-    ragged_samples: list[Sample],
-    embedding: Tensor,
-    teacher_head: Tensor,
-    monkeypatch: pytest.MonkeyPatch,
+    head: str, ttt_steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PlainElementwise, "quantise", lambda _, x: (x, x.new_ones(len(x), 1)))
-    batch = ttt_batch(ragged_samples, ttt_steps=ttt_steps)
+    batch = ttt_batch(ragged_samples(), ttt_steps=ttt_steps)
     plain, float8 = (
-        step(layer, make_head(**HEADS[head]), embedding, teacher_head, [batch], ttt_steps, loss_of=loss)
+        step(layer, make_head(**HEADS[head]), EMBEDDING, TEACHER_HEAD, [batch], ttt_steps, loss_of=loss)
         for layer, loss in ((PlainLayer, (SEQUENCE, chunked(7))), in_float8())
     )
     assert max(errors(float8, plain).values()) < 1e-7
 
 
-def test_all_weights_but_those_of_fc_are_multiplied_in_float8(
-    make_head: Callable[..., DraftHead],
-    ragged_samples: list[Sample],
-    embedding: Tensor,
-    teacher_head: Tensor,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_all_weights_but_those_of_fc_are_multiplied_in_float8(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes: dict[str, set[torch.Size]] = {"forward": set(), "backward": set()}
 
     def recorded(name: str) -> None:
@@ -130,7 +116,7 @@ def test_all_weights_but_those_of_fc_are_multiplied_in_float8(
     recorded("backward")
     head = make_head()
     layer, loss = in_float8()
-    step(layer, head, embedding, teacher_head, [ttt_batch(ragged_samples, ttt_steps=2)], 2, loss_of=loss)
+    step(layer, head, EMBEDDING, TEACHER_HEAD, [ttt_batch(ragged_samples(), ttt_steps=2)], 2, loss_of=loss)
     attention, mlp = head.midlayer.self_attn, head.midlayer.mlp
     qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
     weights = [*torch.cat([each.weight for each in qkv]).chunk(2, dim=1)]  # of the embedding and the hidden state
@@ -140,14 +126,12 @@ def test_all_weights_but_those_of_fc_are_multiplied_in_float8(
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_loss_and_gradients_are_bf16s_within_the_noise_of_float8(
-    make_head: Callable[..., DraftHead], make_sample: Callable[..., Sample], device: str
-) -> None:
+def test_loss_and_gradients_are_bf16s_within_the_noise_of_float8(device: str) -> None:
     """In the mean over some heads; the noise is between 1 and 12 % of each gradient, bf16's is below 1 %."""
     sizes = HEADS["EAGLE-3.1"] | {"intermediate_size": 32, "draft_vocab_size": 32}
     seeds = range(6)
     layer, (_, loss) = in_float8(device)
-    runs = [exact_and_in_bf16(make_head, make_sample, sizes, seed, device, layer, loss)[1] for seed in seeds]
+    runs = [exact_and_in_bf16(sizes, seed, device, layer, loss)[1] for seed in seeds]
     noise = {name: sum(run[name] for run in runs) / len(seeds) for name in runs[0]}
     assert noise.pop("loss") < 1e-3
     assert all(0.01 < value < 0.12 for value in noise.values()), noise

@@ -1,0 +1,52 @@
+"""Random heads and samples of tiny sizes, in float64 where arithmetic is compared.
+
+Shapes: H 16, 4 query heads and 2 key/value heads of 8 channels, V 50, D 30.
+"""
+
+from typing import Any
+
+import torch
+from stores import DRAFT_VOCAB, HIDDEN, VOCAB, random_sample
+
+from eagle3.features.sample import Sample
+from eagle3.head.draft_head import DraftHead, HeadConfig
+
+EMBEDDING = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(7), dtype=torch.double)
+TEACHER_HEAD = torch.randn(DRAFT_VOCAB, HIDDEN, generator=torch.Generator().manual_seed(8), dtype=torch.double)
+
+
+def make_head(*, seed: int = 0, **changes: Any) -> DraftHead:
+    settings = {
+        "num_captured_layers": 3,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 24,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 8,
+        "vocab_size": VOCAB,
+        "draft_vocab_size": DRAFT_VOCAB,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+        "max_position_embeddings": 128,
+        "fc_norm": False,
+        "norm_output": False,
+    }
+    torch.manual_seed(seed)
+    config = HeadConfig(**settings | changes)
+    draft_ids = torch.randperm(VOCAB)[: config.draft_vocab_size].sort().values
+    head = DraftHead(config, draft_ids).double()
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return head
+
+
+def ragged_samples() -> list[Sample]:
+    """One turn; two turns; answers of one and two tokens; one cut off at the end; one that starts the sample."""
+    patterns = [
+        [0, 0, 0, 1, 1, 1, 1, 1, 0],
+        [0, 0, 1, 1, 1, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2],
+        [0, 1, 0, 0, 2, 2, 0, 3, 3, 3],
+        [0, 0, 0, 0, 1, 1, 1],
+        [1, 1, 1, 1, 0],
+    ]
+    return [random_sample(turns, seed=number, sample_id=f"s{number}") for number, turns in enumerate(patterns)]
