@@ -73,11 +73,6 @@ def test_a_share_keeps_a_prompt_whole_grows_with_itself_and_ignores_the_split() 
     assert abs(np.corrcoef(prompts, drawn)[0, 1]) < 0.02
 
 
-def test_rules_that_leave_nothing_are_named(store_path: Path) -> None:
-    with pytest.raises(InputError, match=r"leave out all 60 samples of .*\(60 by data\.min_tokens=999\); loosen"):
-        feature_data(str(store_path), rules=replace(NO_RULES, min_tokens=999))
-
-
 def mixed_shard(storage: LocalFolder, number: int, sources: list[str]) -> IndexedShard:
     """A shard of six samples, of sources in turn; every third has an answer that was cut."""
     writer = ShardWriter(storage, number)
@@ -172,16 +167,6 @@ def test_all_ranks_draw_the_same_and_share_it(two_stores: list[str], world_size:
     assert Counter(name for rank in ranks for name in rank) == Counter(alone)
 
 
-def test_a_resumed_epoch_goes_on_with_the_packs_that_are_left(two_stores: list[str]) -> None:
-    def packs(data: FeatureData) -> list[tuple[str, ...]]:
-        return [pack.pack.sample_ids for pack in data.train_dataloader()]
-
-    whole = feature_data(two_stores, weights=[2, 0.5], current_epoch=1)
-    rest = feature_data(two_stores, weights=[2, 0.5], current_epoch=1)
-    rest.resumed = {"epoch": 1, "consumed": 7, "before": []}
-    assert packs(rest) == packs(whole)[7:]
-
-
 @pytest.mark.parametrize("weights", [[1.0], [1.0, 1.0, 0.5]])
 def test_as_many_weights_as_stores_are_asked_for(two_stores: list[str], weights: list[float]) -> None:
     with pytest.raises(InputError, match=rf"has {len(weights)} weights, data.path=.* 2 stores"):
@@ -192,11 +177,6 @@ def test_weights_that_leave_nothing_are_named(store_path: Path) -> None:
     data = feature_data(str(store_path), weights=[0.001])
     with pytest.raises(InputError, match=r"data\.weights=\[0\.001\] leave no sample"):
         len(data.train_dataloader())
-
-
-def test_one_store_may_be_trained_by_parts(store_path: Path) -> None:
-    data = feature_data(str(store_path), weights=[0.25])
-    assert len(trained(data)) == round(0.25 * len(data.train_samples))
 
 
 def test_ten_million_samples_are_drawn_by_columns(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from feature_data import feature_data
-from stores import open_store, random_samples, save_store, write_store
+from stores import open_store, random_samples, save_store
 
 from eagle3.data.plan import EpochPlan
 from eagle3.data.streaming import AHEAD, RUN_BYTES, StreamReader, plan_stream, through_buffer
@@ -278,9 +278,3 @@ def test_a_damaged_shard_is_named(store_path: Path) -> None:
 def test_fewer_samples_than_ranks_are_refused_with_the_key(samples: Samples) -> None:
     with pytest.raises(InputError, match=r"trainer\.devices=8"):
         planned(samples[:3], world_size=8)
-
-
-def test_several_stores_stream_as_one(tmp_path: Path) -> None:
-    paths = [str(write_store(tmp_path / name, random_samples(count))) for name, count in (("a", 20), ("b", 33))]
-    streamed = Counter(name for pack in ids(data_of(paths)) for name in pack)
-    assert streamed == Counter(ref.entry.id for ref in data_of(paths).train_samples)

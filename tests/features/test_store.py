@@ -8,12 +8,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import torch
 from stores import open_store, random_samples, shard_of, write_store
 
 from eagle3.errors import InputError
-from eagle3.features.store import save_target_weights
-from eagle3.storage.folder import LocalFolder
 
 
 def test_the_manifest_counts_what_the_shards_hold(store_path: Path) -> None:
@@ -75,12 +72,6 @@ def test_ranks_share_the_verification(store_path: Path) -> None:
     open_store(store_path).verify(rank=0, world_size=len(shards))
     with pytest.raises(InputError, match=shards[1].name):
         open_store(store_path).verify(rank=1, world_size=len(shards))
-
-
-def test_other_target_weights_are_refused(store_path: Path) -> None:
-    save_target_weights(LocalFolder(store_path), torch.zeros(3, 4), torch.ones(3, 4), dtype=torch.float32)
-    with pytest.raises(InputError, match=r"features/target\.safetensors has sha256 .* instead of"):
-        open_store(store_path).target_weights()
 
 
 def test_a_folder_that_is_no_store_is_named_with_the_way_out(tmp_path: Path) -> None:

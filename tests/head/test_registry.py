@@ -63,7 +63,7 @@ def test_eagle3_with_a_second_layer_that_adds_nothing_is_eagle3() -> None:
 
 def test_a_second_kind_trains_and_is_exported(tmp_path: Path) -> None:
     store = write_store(tmp_path / "features", random_samples(40), capture_layers=[2, 4, 5])
-    settings = ["model.kind=two_layer", "trainer.max_epochs=3", "optim.lr=1e-2", "ttt_steps=2"]
+    settings = ["model.kind=two_layer", "trainer.max_epochs=1", "optim.lr=1e-2", "ttt_steps=2"]
     run = Run(tmp_path / "run", store, *settings)
     before = {name: weight.clone() for name, weight in run.weights.items()}
     run.fit()

@@ -35,7 +35,7 @@ def greedy_sample(target, prompt) -> Sample:
     )
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("steps", [1, 3])
 def test_rounds_of_validation_are_those_of_decoding(steps):
     target = small_target()
     head = fitted_head(target, PROMPT)
@@ -62,15 +62,6 @@ def test_a_round_begins_behind_the_token_that_the_target_gives():
     rows = torch.tensor([4, 5, 6, 7, 8, 9, 20])
     assert simulate_rounds(accepted, rows, steps=3).tolist() == [1, 2, 1, 0]
     assert simulate_rounds(accepted, rows, steps=1).tolist() == [2, 3]
-
-
-def test_no_rows_are_no_rounds():
-    assert simulate_rounds(torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long), steps=3).tolist() == [
-        0,
-        0,
-        0,
-        0,
-    ]
 
 
 def rounds_one_by_one(accepted: list[int], rows: list[int]) -> list[bool]:

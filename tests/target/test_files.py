@@ -7,7 +7,6 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-from eagle3.errors import InputError
 from eagle3.target.facts import target_config
 from eagle3.target.files import read_target_files
 from eagle3.target.model import load_target
@@ -37,17 +36,6 @@ def test_the_files_alone_tell_what_the_loaded_target_does(
     assert files.checkpoint_dtype == target.checkpoint_dtype
     assert files.tokenizer.get_vocab() == target.tokenizer.get_vocab()
     assert files.architecture == type(target.model).__name__
-
-
-def test_no_weights_are_needed(tiny_path: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(tiny_path, tmp_path / "target"))
-    (folder / "model.safetensors").unlink()
-    assert read_target_files(path=str(folder), revision=None, trust_remote_code=False).stop_ids
-
-
-def test_a_folder_without_a_model_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"target\.path=.* has no config\.json"):
-        read_target_files(path=str(tmp_path), revision=None, trust_remote_code=False)
 
 
 def test_a_hub_target_is_named_with_its_commit(

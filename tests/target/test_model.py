@@ -153,13 +153,9 @@ def add_weights(folder, *names):
     "name",
     [
         "model.layers.3.mlp.up_proj.weight_scale",
-        "model.layers.0.self_attn.q_proj.weight_scale_inv",
-        "model.layers.7.self_attn.q_proj.input_scale",
         "model.layers.7.self_attn.k_scale",
         "model.layers.2.self_attn.q_norm.weight",
-        "model.layers.2.self_attn.q_proj.bias",
         "layers.2.mlp.down_proj.scales",
-        "model.embed_tokens.weight_scale",
         "model.norm.bias",
         "lm_head.weight_scale",
     ],
