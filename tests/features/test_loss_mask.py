@@ -19,12 +19,17 @@ from eagle3.head.batch import prepare_ttt
 TURNS = [0, 1, 1, 1, 0, 2, 2, 2, 2, 2]
 
 
-def test_all_turns_changes_nothing() -> None:
-    assert AllTurns()(random_sample(TURNS)).tolist() == TURNS
-
-
-def test_last_turn_keeps_the_last_answer() -> None:
-    assert LastTurn()(random_sample(TURNS)).tolist() == [0, 0, 0, 0, 0, 2, 2, 2, 2, 2]
+@pytest.mark.parametrize(
+    ("mask", "stored", "kept"),
+    [
+        (AllTurns(), "answers", TURNS),
+        (LastTurn(), "answers", [0, 0, 0, 0, 0, 2, 2, 2, 2, 2]),
+        (Everything(), "all", [1] * len(TURNS)),  # prompts too, where the store has their teacher
+    ],
+)
+def test_a_mask_keeps_its_turns(mask: AllTurns, stored: str, kept: list[int]) -> None:
+    mask.check(replace(MADE_FROM, teachers=stored))
+    assert mask(random_sample(TURNS, stored=stored)).tolist() == kept
 
 
 def test_last_turn_trains_the_last_sample_of_each_conversation_of_each_store() -> None:
@@ -42,50 +47,32 @@ def test_last_turn_keeps_every_sample_whose_id_names_no_turn() -> None:
     assert [ref.entry.id for ref in LastTurn().select(samples)] == ["0", "1", "abc", "issue#fix", "p#1", "#2"]
 
 
-@pytest.mark.parametrize(
-    ("tokens", "kept"),
-    [
-        ([9, 9, 9, 9, 9, 7, 9, 8, 9, 9], [0, 1, 1, 1, 0, 0, 0, 0, 2, 2]),
-        ([9, 9, 9, 9, 7, 9, 8, 9, 9, 9], [0, 1, 1, 1, 0, 0, 0, 2, 2, 2]),  # opened by the prompt
-        ([9, 9, 9, 9, 9, 7, 9, 9, 9, 9], [0, 1, 1, 1, 0, 0, 0, 0, 0, 0]),  # never closed
-        ([9, 9, 7, 9, 9, 9, 9, 8, 9, 9], [0, 1, 0, 0, 0, 2, 2, 2, 2, 2]),  # never closed in its own turn
-        ([9, 9, 9, 9, 7, 9, 9, 9, 9, 9], [0, 1, 1, 1, 0, 0, 0, 0, 0, 0]),  # opened by the prompt, never closed
-        ([9, 7, 8, 9, 9, 9, 7, 9, 8, 9], [0, 0, 0, 1, 0, 2, 0, 0, 0, 2]),
-        ([9] * 10, TURNS),
-    ],
-)
-def test_without_reasoning_leaves_out_the_spans_between_the_markers(tokens: list[int], kept: list[int]) -> None:
-    mask = WithoutReasoning()
-    mask.check(replace(MADE_FROM, reasoning_ids=[[7], [8]]))
-    assert mask(replace(random_sample(TURNS), input_ids=torch.tensor(tokens))).tolist() == kept
+ONE, TWO = [[7], [8]], [[7, 6], [8, 6]]  # markers of one token, and of two
+SHORT = [0, 0, 0, 1, 1, 1, 0, 2, 2, 2]
 
 
 @pytest.mark.parametrize(
-    "prompt",
+    ("markers", "turns", "tokens", "kept"),
     [
-        [7, 9, 9],  # typed by the user: the end of the turn and a header follow
-        [7, 9, 8],  # a prompt that closes what it opens: no reasoning is wanted
-        [9, 7, 8],
+        (ONE, TURNS, [9, 9, 9, 9, 9, 7, 9, 8, 9, 9], [0, 1, 1, 1, 0, 0, 0, 0, 2, 2]),
+        (ONE, TURNS, [9, 9, 9, 9, 7, 9, 8, 9, 9, 9], [0, 1, 1, 1, 0, 0, 0, 2, 2, 2]),  # opened by the prompt
+        (ONE, TURNS, [9, 9, 9, 9, 9, 7, 9, 9, 9, 9], [0, 1, 1, 1, 0, 0, 0, 0, 0, 0]),  # never closed
+        (ONE, TURNS, [9, 9, 7, 9, 9, 9, 9, 8, 9, 9], [0, 1, 0, 0, 0, 2, 2, 2, 2, 2]),  # never closed in its own turn
+        (ONE, TURNS, [9, 9, 9, 9, 7, 9, 9, 9, 9, 9], [0, 1, 1, 1, 0, 0, 0, 0, 0, 0]),  # both
+        (ONE, TURNS, [9, 7, 8, 9, 9, 9, 7, 9, 8, 9], [0, 0, 0, 1, 0, 2, 0, 0, 0, 2]),
+        (ONE, TURNS, [9] * 10, TURNS),
+        (TWO, TURNS, [9, 7, 9, 6, 9, 7, 6, 8, 6, 9], [0, 1, 1, 1, 0, 0, 0, 0, 0, 2]),
+        (ONE, SHORT, [7, *[9] * 9], SHORT),  # typed by the user: the end of the turn and a header follow
+        (ONE, SHORT, [7, 9, 8, *[9] * 7], SHORT),  # a prompt that closes what it opens: no reasoning is wanted
+        (ONE, SHORT, [9, 7, 8, *[9] * 7], SHORT),
     ],
 )
-def test_markers_of_a_prompt_that_leave_no_reasoning_open_mask_nothing(prompt: list[int]) -> None:
+def test_without_reasoning_leaves_out_the_spans_between_the_markers(
+    markers: list[list[int]], turns: list[int], tokens: list[int], kept: list[int]
+) -> None:
     mask = WithoutReasoning()
-    mask.check(replace(MADE_FROM, reasoning_ids=[[7], [8]]))
-    turns = [0, 0, 0, 1, 1, 1, 0, 2, 2, 2]
-    sample = replace(random_sample(turns), input_ids=torch.tensor([*prompt, 9, 9, 9, 9, 9, 9, 9]))
-    assert mask(sample).tolist() == turns
-
-
-def test_markers_of_several_tokens_are_found() -> None:
-    mask = WithoutReasoning()
-    mask.check(replace(MADE_FROM, reasoning_ids=[[7, 6], [8, 6]]))
-    sample = replace(random_sample(TURNS), input_ids=torch.tensor([9, 7, 9, 6, 9, 7, 6, 8, 6, 9]))
-    assert mask(sample).tolist() == [0, 1, 1, 1, 0, 0, 0, 0, 0, 2]
-
-
-def test_everything_trains_prompts_where_the_store_has_their_teacher() -> None:
-    Everything().check(replace(MADE_FROM, teachers="all"))
-    assert Everything()(random_sample(TURNS, stored="all")).tolist() == [1] * len(TURNS)
+    mask.check(replace(MADE_FROM, reasoning_ids=markers))
+    assert mask(replace(random_sample(turns), input_ids=torch.tensor(tokens))).tolist() == kept
 
 
 def samples_under(mask: AllTurns, store: Path) -> list[str]:

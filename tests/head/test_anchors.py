@@ -52,16 +52,6 @@ def test_random_turns_follow_the_definition_too() -> None:
             assert dict(zip(anchors.tolist(), steps.tolist(), strict=True)) == by_definition(turns, 4)
 
 
-def test_the_last_prompt_token_is_an_anchor_and_none_before_it() -> None:
-    anchors, _ = anchors_and_steps(torch.tensor([0, 0, 0, 1, 1, 1]), 7)
-    assert anchors.tolist() == [2, 3]
-
-
-def test_one_token_answers_and_empty_answers_train_nothing() -> None:
-    assert len(anchors_and_steps(torch.tensor([0, 0, 1, 0]), 7)[0]) == 0
-    assert len(anchors_and_steps(torch.tensor([0, 0, 0]), 7)[0]) == 0
-
-
 @pytest.mark.parametrize("turns", PATTERNS)
 def test_every_step_of_every_anchor_finds_its_teacher_stored(turns: list[int]) -> None:
     stored = teacher_positions(torch.tensor(turns))

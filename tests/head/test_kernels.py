@@ -24,33 +24,30 @@ from eagle3.head.kernels import KernelPlan, KernelSettings, choose_kernels, kern
 from eagle3.head.layer import PlainLayer
 from eagle3.head.loss import plain_loss
 
+GpuOf = Callable[..., None]
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 AUTO = {"attention": "auto", "layer": "auto", "loss": "auto", "loss_chunk": 8192, "fp8": False}
 
 
-@pytest.fixture
-def choose() -> Callable[..., KernelPlan]:
-    def run(
-        device: torch.device = CPU,
-        precision: str = "bf16-mixed",
-        head: dict[str, Any] | None = None,
-        divergence: Divergence = SOFT_CROSS_ENTROPY,
-        **settings: Any,
-    ) -> KernelPlan:
-        config = make_head(**head or {}).config
-        return choose_kernels(
-            KernelSettings(**AUTO | settings),
-            device=device,
-            precision=precision,
-            config=config,
-            divergence=divergence,
-        )
-
-    return run
+def choose(
+    device: torch.device = CPU,
+    precision: str = "bf16-mixed",
+    head: dict[str, Any] | None = None,
+    divergence: Divergence = SOFT_CROSS_ENTROPY,
+    **settings: Any,
+) -> KernelPlan:
+    config = make_head(**head or {}).config
+    return choose_kernels(
+        KernelSettings(**AUTO | settings),
+        device=device,
+        precision=precision,
+        config=config,
+        divergence=divergence,
+    )
 
 
 @pytest.fixture
-def gpu_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def gpu_of(monkeypatch: pytest.MonkeyPatch) -> GpuOf:
     """A GPU of some compute capability, with PyTorch's flash kernel but, as far as one can look, without Triton."""
 
     def pretend(*capability: int) -> None:
@@ -63,9 +60,7 @@ def gpu_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return pretend
 
 
-def test_auto_takes_the_fastest_that_can_run_and_one_table_says_why(
-    choose: Callable[..., KernelPlan], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_auto_takes_the_fastest_that_can_run_and_one_table_says_why(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
         plan = choose()
     elementwise, here = plan.loss.elementwise, "this run is on the CPU"
@@ -85,7 +80,7 @@ def test_auto_takes_the_fastest_that_can_run_and_one_table_says_why(
     assert len(caplog.messages) == 1
 
 
-def test_what_is_named_is_taken(choose: Callable[..., KernelPlan], caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_named_is_taken(caplog: pytest.LogCaptureFixture) -> None:
     plain = {"attention": "dense", "layer": "plain", "loss": "plain"}
     with caplog.at_level("INFO"):
         assert choose(precision="32-true", **plain) == KernelPlan(DenseAttention, PlainLayer, plain_loss)
@@ -99,7 +94,7 @@ def test_what_is_named_is_taken(choose: Callable[..., KernelPlan], caplog: pytes
 
 
 def test_on_a_gpu_without_triton_auto_takes_pytorchs_flash_kernel_and_the_plain_layer(
-    choose: Callable[..., KernelPlan], gpu_of: Callable[..., None], caplog: pytest.LogCaptureFixture
+    gpu_of: GpuOf, caplog: pytest.LogCaptureFixture
 ) -> None:
     gpu_of(9, 0)
     with caplog.at_level("INFO"):
@@ -113,7 +108,7 @@ def test_on_a_gpu_without_triton_auto_takes_pytorchs_flash_kernel_and_the_plain_
 
 @needs_triton
 def test_a_loss_that_tritons_kernel_does_not_compute_runs_in_pytorch_and_the_table_says_why(
-    choose: Callable[..., KernelPlan], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("eagle3.head.kernels.flash_obstacle", lambda *_: "is not asked for")
     with caplog.at_level("INFO"):
@@ -168,7 +163,7 @@ def test_a_flash_kernel_says_why_it_cannot_run(
     capability: tuple[int, int],
     changes: dict,
     obstacle: str | None,
-    gpu_of: Callable[..., None],
+    gpu_of: GpuOf,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gpu_of(*capability)
@@ -177,20 +172,18 @@ def test_a_flash_kernel_says_why_it_cannot_run(
     assert found is None if obstacle is None else re.search(obstacle, found)
 
 
-def test_pytorchs_flash_kernel_may_be_left_out_of_a_build(
-    gpu_of: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pytorchs_flash_kernel_may_be_left_out_of_a_build(gpu_of: GpuOf, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu_of(9, 0)
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: False)
     assert "is left out of this build" in flash_obstacle("torch_flash", GPU, "bf16-mixed", 64)
 
 
-def test_a_named_attention_that_cannot_run_is_refused_with_the_way_out(choose: Callable[..., KernelPlan]) -> None:
+def test_a_named_attention_that_cannot_run_is_refused_with_the_way_out() -> None:
     with pytest.raises(InputError, match=r"kernels\.attention=triton needs a CUDA GPU .*; kernels\.attention=auto"):
         choose(attention="triton")
 
 
-def test_float8_takes_the_parts_that_multiply_in_it_also_on_the_cpu(choose: Callable[..., KernelPlan]) -> None:
+def test_float8_takes_the_parts_that_multiply_in_it_also_on_the_cpu() -> None:
     plan = choose(fp8=True)
     assert plan.layer.func is FusedLayer
     assert plan.layer.keywords["make_products"] is plan.loss.make_products
@@ -214,8 +207,7 @@ def test_float8_is_refused_where_it_cannot_run(
     precision: str,
     head: dict[str, int],
     obstacle: str | None,
-    choose: Callable[..., KernelPlan],
-    gpu_of: Callable[..., None],
+    gpu_of: GpuOf,
 ) -> None:
     gpu_of(*capability)
     if obstacle is None:
