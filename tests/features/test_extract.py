@@ -1,6 +1,5 @@
 """The features stage on the bundled target: what is stored is what the target computes; resume; refusals."""
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -27,28 +26,22 @@ from eagle3.features.shards import ShardWriter
 from eagle3.features.task import Sharding
 from eagle3.features.turns import teacher_positions
 from eagle3.storage.folder import LocalFolder
-from eagle3.storage.records import read_sealed_json, sealed_bytes, sealed_line
+from eagle3.storage.records import sealed_bytes, sealed_line
 from eagle3.storage.resolve import open_folder
 from eagle3.target.capture import Capture, Features
 from eagle3.target.identity import TargetIdentity
 from eagle3.target.model import Target, load_target
 from eagle3.workers.in_process import InProcess
 from eagle3.workers.task import WorkerId
+from tests.target.test_model import OPTIONS
 
+Run = Callable[..., Manifest]
 CAPTURE = [2, 4, 5]  # [2, N//2, N-3] of 8 layers
 
 
 @pytest.fixture(scope="module")
 def target(tiny_path: Path) -> Target:
-    return load_target(
-        path=str(tiny_path),
-        revision=None,
-        dtype="float32",
-        device="cpu",
-        attention=None,
-        trust_remote_code=False,
-        check_health=True,
-    )
+    return load_target(path=str(tiny_path), **OPTIONS)
 
 
 def conversation(number: int, prompt: int, answer: int) -> dict[str, Any]:
@@ -106,7 +99,7 @@ def extract_by(extractor: Any, target: Any, out_dir: Path, *, path: Any, shard_m
 
 
 @pytest.fixture
-def run(target: Target) -> Callable[..., Manifest]:
+def run(target: Target) -> Run:
     def extract_with(out_dir: Path, **changes: Any) -> Manifest:
         settings = {
             "path": None, "capture_layers": None, "dtype": "float32", "max_length": 64, "too_long": "truncate",
@@ -121,7 +114,7 @@ def run(target: Target) -> Callable[..., Manifest]:
     return extract_with
 
 
-def test_stored_features_are_the_targets_own(answered: Path, run: Callable[..., Manifest], target: Target) -> None:
+def test_stored_features_are_the_targets_own(answered: Path, run: Run, target: Target) -> None:
     manifest = run(answered)
     assert manifest.made_from.capture_layers == CAPTURE
     store = open_store(answered / "features")
@@ -140,7 +133,7 @@ def test_stored_features_are_the_targets_own(answered: Path, run: Callable[..., 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_targets_tied_embedding_and_head_are_stored_once_in_any_dtype(
-    answered: Path, run: Callable[..., Manifest], target: Target, dtype: str
+    answered: Path, run: Run, target: Target, dtype: str
 ) -> None:
     run(answered, dtype=dtype)
     embedding, lm_head = open_store(answered / "features").target_weights()
@@ -149,7 +142,7 @@ def test_the_targets_tied_embedding_and_head_are_stored_once_in_any_dtype(
 
 
 def test_values_that_the_stored_dtype_cannot_hold_are_refused_by_sample(
-    answered: Path, run: Callable[..., Manifest], monkeypatch: pytest.MonkeyPatch
+    answered: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     capture = Capture.__call__
 
@@ -163,7 +156,7 @@ def test_values_that_the_stored_dtype_cannot_hold_are_refused_by_sample(
 
 
 def test_a_stage_that_finds_nothing_to_do_says_so(
-    answered: Path, run: Callable[..., Manifest], caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+    answered: Path, run: Run, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level("INFO", "eagle3.features.store_writer")
     first = run(answered)
@@ -176,7 +169,7 @@ def test_a_stage_that_finds_nothing_to_do_says_so(
 
 def test_a_killed_run_resumes_at_the_shard_and_gives_the_same_store(
     answered: Path,
-    run: Callable[..., Manifest],
+    run: Run,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
@@ -210,9 +203,7 @@ def test_a_killed_run_resumes_at_the_shard_and_gives_the_same_store(
     assert resumed.answer_counts == expected.answer_counts
 
 
-def test_repair_makes_what_is_damaged_anew_and_touches_nothing_else(
-    answered: Path, run: Callable[..., Manifest]
-) -> None:
+def test_repair_makes_what_is_damaged_anew_and_touches_nothing_else(answered: Path, run: Run) -> None:
     first = run(answered, shard_mb=0.2)
     folder = LocalFolder(answered / "features")
     ids = sorted(ref.entry.id for ref in open_store(folder.path).samples)
@@ -231,7 +222,7 @@ def test_repair_makes_what_is_damaged_anew_and_touches_nothing_else(
     assert {name: (folder.path / name).read_bytes() for name in kept} == kept
 
 
-def test_features_in_fp8_are_those_of_float32_packed(answered: Path, run: Callable[..., Manifest]) -> None:
+def test_features_in_fp8_are_those_of_float32_packed(answered: Path, run: Run) -> None:
     run(answered)
     run(answered, dtype="fp8", path=str(answered / "fp8"))
     plain, packed, cpu = open_store(answered / "features"), open_store(answered / "fp8"), torch.device("cpu")
@@ -242,9 +233,7 @@ def test_features_in_fp8_are_those_of_float32_packed(answered: Path, run: Callab
     assert packed.target_weights()[0].dtype == torch.bfloat16
 
 
-def test_a_stage_that_writes_to_a_bucket_goes_on_where_it_was_killed(
-    answered: Path, run: Callable[..., Manifest]
-) -> None:
+def test_a_stage_that_writes_to_a_bucket_goes_on_where_it_was_killed(answered: Path, run: Run) -> None:
     with s3_server():
         url = new_folder()
         expected = run(answered, shard_mb=0.2)
@@ -261,7 +250,7 @@ def test_a_stage_that_writes_to_a_bucket_goes_on_where_it_was_killed(
 
 @pytest.mark.parametrize(("too_long", "samples"), [("truncate", 3), ("drop", 1)])
 def test_a_sample_over_the_limit_is_truncated_or_dropped_and_counted(
-    tmp_path: Path, run: Callable[..., Manifest], target: Target, too_long: str, samples: int
+    tmp_path: Path, run: Run, target: Target, too_long: str, samples: int
 ) -> None:
     rows = [conversation(0, 4, 6), conversation(1, 4, 30), conversation(2, 10, 6), conversation(3, 20, 5)]
     write_responses(tmp_path, target.identity, rows)
@@ -275,7 +264,7 @@ def test_a_sample_over_the_limit_is_truncated_or_dropped_and_counted(
 
 
 def test_the_index_says_where_a_prompt_came_from_and_whether_an_answer_was_cut(
-    tmp_path: Path, target: Target, run: Callable[..., Manifest]
+    tmp_path: Path, target: Target, run: Run
 ) -> None:
     rows = [conversation(number, 4, 6 + 3 * number) for number in range(4)]
     for row, source, ends in zip(
@@ -291,9 +280,7 @@ def test_the_index_says_where_a_prompt_came_from_and_whether_an_answer_was_cut(
     assert {name for name, entry in entries.items() if entry.whole} == {"p0#0", "p1#0"}  # the last is over 16 tokens
 
 
-def test_answers_too_short_to_train_are_left_out_and_counted(
-    tmp_path: Path, run: Callable[..., Manifest], target: Target
-) -> None:
+def test_answers_too_short_to_train_are_left_out_and_counted(tmp_path: Path, run: Run, target: Target) -> None:
     write_responses(tmp_path, target.identity, [conversation(0, 4, 1), conversation(1, 4, 5)])
     manifest = run(tmp_path)
     assert manifest.samples == 1
@@ -303,16 +290,14 @@ def test_answers_too_short_to_train_are_left_out_and_counted(
         run(tmp_path / "all")
 
 
-def test_teachers_all_stores_a_teacher_at_every_position(answered: Path, run: Callable[..., Manifest]) -> None:
+def test_teachers_all_stores_a_teacher_at_every_position(answered: Path, run: Run) -> None:
     run(answered, teachers="all")
     store = open_store(answered / "features")
     sample = store.read(store.samples[0])
     assert len(sample.last_hidden_state) == len(sample.teacher_argmax) == len(sample.input_ids)
 
 
-def test_answers_of_another_target_or_unfinished_ones_are_refused(
-    answered: Path, run: Callable[..., Manifest], target: Target
-) -> None:
+def test_answers_of_another_target_or_unfinished_ones_are_refused(answered: Path, run: Run, target: Target) -> None:
     rows = [conversation(0, 4, 5)]
     write_responses(answered, replace(target.identity, weights_hash="other"), rows)
     with pytest.raises(InputError, match="differ in weights"):
@@ -322,7 +307,7 @@ def test_answers_of_another_target_or_unfinished_ones_are_refused(
         run(answered)
 
 
-def test_features_made_with_other_or_bad_settings_are_refused(answered: Path, run: Callable[..., Manifest]) -> None:
+def test_features_made_with_other_or_bad_settings_are_refused(answered: Path, run: Run) -> None:
     with pytest.raises(InputError, match=r"features\.capture_layers"):
         run(answered, capture_layers=[5, 4, 2])
     run(answered)
@@ -345,12 +330,6 @@ def test_reasoning_markers_are_the_ids_that_stand_inside_an_answer() -> None:
     assert ids_in_text(tokenizer, "<think>") == [tokenizer.convert_tokens_to_ids("<think>")]
 
 
-def test_no_answers_at_all_is_refused_with_the_way_out(tmp_path: Path, run: Callable[..., Manifest]) -> None:
+def test_no_answers_at_all_is_refused_with_the_way_out(tmp_path: Path, run: Run) -> None:
     with pytest.raises(InputError, match=r"manifest\.json does not exist; make it with: python precompute\.py"):
         run(tmp_path)
-
-
-def test_the_manifest_is_plain_json(answered: Path, run: Callable[..., Manifest]) -> None:
-    manifest = run(answered)
-    written = read_sealed_json(answered / "features" / "manifest.json", made_by="")
-    assert written == json.loads(json.dumps(asdict(manifest)))

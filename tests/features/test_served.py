@@ -31,6 +31,7 @@ from eagle3.target.files import read_target_files
 from eagle3.target.model import Target, load_target
 from eagle3.target.stored import StoredTarget
 from tests.features.test_extract import conversation, extract_by, write_responses
+from tests.target.test_model import OPTIONS
 
 ENGINE: dict[str, Any] = {"servers": 1, "memory_gb": 0.5, "timeout_s": 600, "attempts": 3, "give_up_s": 60}
 STAGE: dict[str, Any] = {"path": None, "max_length": 64, "too_long": "truncate", "reasoning": None, "shard_mb": 512}
@@ -38,10 +39,7 @@ STAGE: dict[str, Any] = {"path": None, "max_length": 64, "too_long": "truncate",
 
 @pytest.fixture(scope="module")
 def target(tiny_path: Path) -> Target:
-    return load_target(
-        path=str(tiny_path), revision=None, dtype="auto", device="cpu", attention=None, trust_remote_code=False,
-        check_health=False,
-    )  # fmt: skip
+    return load_target(path=str(tiny_path), **OPTIONS)
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,12 @@
 
 import logging
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from heads import make_head
-from stores import DRAFT_VOCAB, VOCAB, in_float32, open_store, random_sample, write_store
+from stores import DRAFT_VOCAB, VOCAB
 
 from eagle3.errors import InputError
 from eagle3.features.store import FeatureStore
@@ -16,15 +15,11 @@ from eagle3.head.build import build_head
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.draft_vocab import extended
 from eagle3.head.init_from import StartHead
-from tests.head.test_build import SETTINGS
+from tests.head.test_build import SETTINGS, store
+
+__all__ = ["store"]
 
 FREE = SETTINGS | {"draft_vocab_size": None, "fc_norm": None, "norm_output": None}  # as in conf/model/eagle3.yaml
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> FeatureStore:
-    samples = [in_float32(random_sample([0] + [1] * 12, seed=i, sample_id=f"p{i}#0")) for i in range(40)]
-    return open_store(write_store(tmp_path / "features", samples))
 
 
 @pytest.fixture

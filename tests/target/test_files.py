@@ -10,6 +10,7 @@ import pytest
 from eagle3.target.facts import target_config
 from eagle3.target.files import read_target_files
 from eagle3.target.model import load_target
+from tests.target.test_model import OPTIONS
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -22,15 +23,7 @@ def test_the_files_alone_tell_what_the_loaded_target_does(
     if eos is not None:
         (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
     files = read_target_files(path=str(folder), revision=None, trust_remote_code=False)
-    settings = {
-        "revision": None,
-        "dtype": "float32",
-        "device": "cpu",
-        "attention": None,
-        "trust_remote_code": False,
-        "check_health": True,
-    }
-    target = load_target(path=str(folder), **settings)
+    target = load_target(path=str(folder), **OPTIONS)
     assert files.stop_ids == target.stop_ids
     assert target_config(files.text_config, 512, None) == target_config(target.text_config, 512, None)
     assert files.checkpoint_dtype == target.checkpoint_dtype
@@ -48,6 +41,5 @@ def test_a_hub_target_is_named_with_its_commit(
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     for revision in (None, COMMIT):
         assert read_target_files(path="team/tiny", revision=revision, trust_remote_code=False).commit == COMMIT
-    settings = {"revision": None, "trust_remote_code": False, "dtype": "float32", "device": "cpu", "attention": None}
-    assert load_target(path="team/tiny", **settings, check_health=False).identity.revision == COMMIT
-    assert load_target(path=str(tiny_path), **settings, check_health=False).identity.revision is None
+    assert load_target(path="team/tiny", **OPTIONS).identity.revision == COMMIT
+    assert load_target(path=str(tiny_path), **OPTIONS).identity.revision is None

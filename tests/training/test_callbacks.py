@@ -21,13 +21,9 @@ from eagle3.data.plan import PlannedPack
 from eagle3.training import callbacks, curves
 from eagle3.training.callbacks import Progress
 from eagle3.training.module import HeadTraining
-from tests.training.test_training import Run
+from tests.training.test_training import LIGHTNING_WARNS, Run
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers.*",
-    "ignore:.*treespec, LeafSpec.*",
-    "ignore:Checkpoint directory.*",
-)
+pytestmark = LIGHTNING_WARNS
 LOG_EVERY = 10
 
 

@@ -1,7 +1,6 @@
 """The picture of a training's curves, from real runs: after validations, after a resume, of several runs in one."""
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,19 +9,15 @@ from matplotlib import image
 from eagle3.errors import Interrupted
 from eagle3.training import curves as drawing
 from eagle3.training.curves import PANELS, Curve, draw, main, read_curves
-from tests.training.test_training import Run
+from tests.training.test_training import LIGHTNING_WARNS, Run, Start
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers.*",
-    "ignore:.*treespec, LeafSpec.*",
-    "ignore:Checkpoint directory.*",
-)
+pytestmark = LIGHTNING_WARNS
 CURVES = "{_target_: eagle3.training.curves.Curves, run_dir: '${run_dir}', every_n_validations: 2}"
 METRICS = "epoch,step,train/grad_norm,val/loss\n0,0,0.5,\n0,1,,3.25\n"
 
 
 @pytest.fixture
-def train(tmp_path: Path, store_path: Path) -> Callable[..., Run]:
+def train(tmp_path: Path, store_path: Path) -> Start:
     def start(name: str, *overrides: str, signal_after: int | None = None) -> Run:
         return Run(tmp_path / name, store_path, f"callbacks.curves={CURVES}", *overrides, signal_after=signal_after)
 
@@ -35,7 +30,7 @@ def write(folder: Path, text: str = METRICS) -> Path:
     return folder
 
 
-def test_every_panel_shows_what_a_training_logs_also_after_a_resume(train: Callable[..., Run]) -> None:
+def test_every_panel_shows_what_a_training_logs_also_after_a_resume(train: Start) -> None:
     first = train("run", signal_after=20)
     with pytest.raises(Interrupted):
         first.fit()
@@ -60,7 +55,7 @@ def test_of_many_steps_every_so_many_are_drawn(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("epochs", "drawn_after"), [(5, [2, 4, 5]), (4, [2, 4])])
 def test_the_picture_is_drawn_after_every_so_many_validations_and_once_at_the_end(
-    train: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, epochs: int, drawn_after: list[int]
+    train: Start, monkeypatch: pytest.MonkeyPatch, epochs: int, drawn_after: list[int]
 ) -> None:
     seen: list[int] = []
     monkeypatch.setattr(
@@ -78,7 +73,7 @@ def test_the_picture_is_drawn_after_every_so_many_validations_and_once_at_the_en
     ],
 )
 def test_a_picture_that_cannot_be_drawn_costs_a_line_and_no_checkpoint(
-    train: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: str, line: str
+    train: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: str, line: str
 ) -> None:
     def fail(*given: object) -> None:
         if broken == "write_curves":

@@ -17,13 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from eagle3.commands.train import chosen_precision, trains_on_several
 from eagle3.data.pack import OnDevice, pack_samples
 from eagle3.features.fp8 import scaled
-from tests.training.test_training import Run
+from tests.training.test_training import LIGHTNING_WARNS, Run
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers.*",
-    "ignore:.*treespec, LeafSpec.*",
-    "ignore:Checkpoint directory.*",
-)
+pytestmark = LIGHTNING_WARNS
 
 
 @pytest.mark.parametrize(

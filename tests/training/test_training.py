@@ -30,12 +30,16 @@ from eagle3.head.loss import UnrollLoss
 from eagle3.settings.check import check_settings
 from eagle3.training.resume import read_resumed, require_checkpoint_fits
 
-pytestmark = pytest.mark.filterwarnings(
+LIGHTNING_WARNS = pytest.mark.filterwarnings(
     "ignore:.*GPU available but not used.*",
     "ignore:.*does not have many workers.*",
     "ignore:.*treespec, LeafSpec.*",
     "ignore:Checkpoint directory.*",
 )
+pytestmark = LIGHTNING_WARNS
+
+
+Start = Callable[..., "Run"]
 
 
 class Recorder(lightning.Callback):
@@ -115,7 +119,7 @@ def store_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole_run(tmp_path_factory: pytest.TempPathFactory, store_path: Path) -> Callable[..., Run]:
+def whole_run(tmp_path_factory: pytest.TempPathFactory, store_path: Path) -> Start:
     """Train with these settings from begin to end, once for all tests here."""
 
     @cache
@@ -126,14 +130,14 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory, store_path: Path) -> Cal
 
 
 @pytest.fixture
-def train(tmp_path: Path, store_path: Path) -> Callable[..., Run]:
+def train(tmp_path: Path, store_path: Path) -> Start:
     def start(name: str, *overrides: str, signal_after: int | None = None) -> Run:
         return Run(tmp_path / name, store_path, *overrides, signal_after=signal_after)
 
     return start
 
 
-def test_training_lowers_the_loss_and_writes_metrics_and_checkpoints(train: Callable[..., Run]) -> None:
+def test_training_lowers_the_loss_and_writes_metrics_and_checkpoints(train: Start) -> None:
     done = train("run", "trainer.max_epochs=12", "callbacks.early_stopping=null").fit()
     rows = metrics(done)
     losses = [float(row["val/loss"]) for row in rows if row["val/loss"]]
@@ -153,7 +157,7 @@ def test_training_lowers_the_loss_and_writes_metrics_and_checkpoints(train: Call
     ],
 )
 def test_the_loss_curve_is_the_golden_one_with_the_kernels_of_the_config(
-    train: Callable[..., Run], kernels: list[str], attention: type, layer: type
+    train: Start, kernels: list[str], attention: type, layer: type
 ) -> None:
     """A refactor that should not change numbers must not; new numbers: write them down here with their reason."""
     done = train("run", "model=eagle3", "optim=adamw", "loss.decay=0.8", "trainer.max_epochs=2", *kernels).fit()
@@ -165,7 +169,7 @@ def test_the_loss_curve_is_the_golden_one_with_the_kernels_of_the_config(
 
 
 @pytest.mark.parametrize("limit", [[], ["+trainer.limit_val_batches=2", "trainer.num_sanity_val_steps=1"]])
-def test_all_validations_see_the_same_packs(train: Callable[..., Run], limit: list[str]) -> None:
+def test_all_validations_see_the_same_packs(train: Start, limit: list[str]) -> None:
     settings = ["trainer.val_check_interval=0.25", "trainer.max_epochs=1", "optim.lr=1e-20", "data.val_fraction=0.5"]
     done = train("run", *settings, *limit).fit()
     assert len(list(done.data.val_dataloader())) > 3
@@ -177,7 +181,7 @@ def test_all_validations_see_the_same_packs(train: Callable[..., Run], limit: li
 
 @pytest.mark.parametrize("normalize", ["token", "sequence"])
 def test_the_loss_of_a_validation_is_that_of_its_samples_one_by_one_however_they_are_packed(
-    train: Callable[..., Run], normalize: str
+    train: Start, normalize: str
 ) -> None:
     settings = (f"loss.normalize={normalize}", "optim.lr=1e-20", "trainer.max_epochs=1", "data.val_fraction=0.5")
     narrow, wide = (train(f"run{tokens}", *settings, f"data.pack_tokens={tokens}").fit() for tokens in (30, 300))
@@ -189,7 +193,7 @@ def test_the_loss_of_a_validation_is_that_of_its_samples_one_by_one_however_they
         assert float(done.trainer.callback_metrics["val/loss"]) == pytest.approx(expected, rel=1e-5)
 
 
-def test_gradients_are_clipped_by_value_where_the_trainer_says_so(train: Callable[..., Run]) -> None:
+def test_gradients_are_clipped_by_value_where_the_trainer_says_so(train: Start) -> None:
     settings = ["trainer.max_epochs=1", "trainer.gradient_clip_val=0.001"]
     by_norm, by_value = (
         train("norm", *settings).fit(),
@@ -199,13 +203,13 @@ def test_gradients_are_clipped_by_value_where_the_trainer_says_so(train: Callabl
 
 
 @pytest.mark.parametrize("clip", ["0.001", "null"])
-def test_the_norm_of_the_gradient_is_logged_before_it_is_clipped(train: Callable[..., Run], clip: str) -> None:
+def test_the_norm_of_the_gradient_is_logged_before_it_is_clipped(train: Start, clip: str) -> None:
     rows = metrics(train("run", "trainer.max_epochs=1", f"trainer.gradient_clip_val={clip}", "optim.lr=1e-9").fit())
     norms = [float(row["train/grad_norm"]) for row in rows if row["train/loss"]]
     assert len(norms) > 10 and min(norms) > 0.01
 
 
-def test_the_learning_rate_is_that_of_the_step_and_one_for_all_groups(train: Callable[..., Run]) -> None:
+def test_the_learning_rate_is_that_of_the_step_and_one_for_all_groups(train: Start) -> None:
     done = train("run", "trainer.log_every_n_steps=4").fit()
     total, optim = int(done.trainer.estimated_stepping_batches), done.module.optim
     rates = {int(row["step"]): float(row["train/lr"]) for row in metrics(done) if row["train/lr"]}
@@ -214,14 +218,14 @@ def test_the_learning_rate_is_that_of_the_step_and_one_for_all_groups(train: Cal
     assert len(groups) == 2 and len({group["lr"] for group in groups}) == 1
 
 
-def test_the_loss_of_a_step_is_what_the_loss_sums_without_its_weights(train: Callable[..., Run]) -> None:
+def test_the_loss_of_a_step_is_what_the_loss_sums_without_its_weights(train: Start) -> None:
     one = metrics(train("one", "ttt_steps=1", "loss.decay=0.5").fit())
     for stage in ("train", "val"):
         of_step = [float(row[f"{stage}/loss_0"]) for row in one if row[f"{stage}/loss"]]
         assert of_step == pytest.approx([float(row[f"{stage}/loss"]) for row in one if row[f"{stage}/loss"]], rel=1e-5)
 
 
-def test_shares_of_chains_that_reach_each_depth_add_up_to_the_accept_length(whole_run: Callable[..., Run]) -> None:
+def test_shares_of_chains_that_reach_each_depth_add_up_to_the_accept_length(whole_run: Start) -> None:
     for row in metrics(whole_run()):
         if row["val/loss"]:
             shares = [float(row[f"val/served_reach_{depth}"]) for depth in (1, 2, 3)]
@@ -229,26 +233,26 @@ def test_shares_of_chains_that_reach_each_depth_add_up_to_the_accept_length(whol
             assert 1 + sum(shares) == pytest.approx(float(row["val/served_accept_length_3"]))
 
 
-def test_a_training_without_an_end_is_refused(train: Callable[..., Run]) -> None:
+def test_a_training_without_an_end_is_refused(train: Start) -> None:
     with pytest.raises(InputError, match=r"trainer\.max_epochs=-1 leaves the learning rate's schedule without an end"):
         train("run", "trainer.max_epochs=-1", "trainer.max_time='00:01:00:00'").fit()
 
 
-def test_rates_are_logged_wherever_losses_are(train: Callable[..., Run]) -> None:
+def test_rates_are_logged_wherever_losses_are(train: Start) -> None:
     settings = ["trainer.log_every_n_steps=4", "trainer.accumulate_grad_batches=2"]
     rows = metrics(train("run", *settings).fit())
     assert [bool(row["train/anchors_per_s"]) for row in rows] == [bool(row["train/loss"]) for row in rows]
     assert sum(bool(row["train/loss"]) for row in rows) > 3
 
 
-def test_bf16_products_leave_the_master_weights_in_float32(train: Callable[..., Run]) -> None:
+def test_bf16_products_leave_the_master_weights_in_float32(train: Start) -> None:
     done = train("run", "trainer.precision=bf16-mixed", "trainer.max_epochs=6", "callbacks.early_stopping=null").fit()
     assert {weight.dtype for weight in done.weights.values()} == {torch.float32}
     losses = [float(row["val/loss"]) for row in metrics(done) if row["val/loss"]]
     assert losses[-1] < losses[0]
 
 
-def test_each_epoch_trains_each_sample_once_in_an_order_of_its_own(whole_run: Callable[..., Run]) -> None:
+def test_each_epoch_trains_each_sample_once_in_an_order_of_its_own(whole_run: Start) -> None:
     done = whole_run()
     per_epoch = [sorted(ref.entry.id for ref in done.data.train_samples)] * 3
     seen = [name for batch in done.recorder.batches for name in batch]
@@ -258,7 +262,7 @@ def test_each_epoch_trains_each_sample_once_in_an_order_of_its_own(whole_run: Ca
     assert epochs[0] != epochs[1] != epochs[2]
 
 
-def test_a_prompts_samples_are_on_one_side_of_the_split(train: Callable[..., Run]) -> None:
+def test_a_prompts_samples_are_on_one_side_of_the_split(train: Start) -> None:
     data = train("run").data
     train_ids, val_ids = ({ref.entry.id for ref in side} for side in (data.train_samples, data.val_samples))
     assert len(train_ids) + len(val_ids) == 60
@@ -266,9 +270,7 @@ def test_a_prompts_samples_are_on_one_side_of_the_split(train: Callable[..., Run
     assert split_fraction("p1#0") == split_fraction("p1#1") == split_fraction("p1")
 
 
-def test_over_two_stores_a_prompt_is_on_the_side_where_each_alone_has_it(
-    train: Callable[..., Run], two_stores: list[str]
-) -> None:
+def test_over_two_stores_a_prompt_is_on_the_side_where_each_alone_has_it(train: Start, two_stores: list[str]) -> None:
     alone, joined = (train("run", f"data.path={path}").data for path in (two_stores[0], f"[{','.join(two_stores)}]"))
     for side in ("train_samples", "val_samples"):
         prompts = [ref.entry.id for ref in getattr(alone, side)]
@@ -288,21 +290,19 @@ def test_of_a_few_prompts_one_validates_whatever_the_fraction(tmp_path: Path) ->
     ("stop_after", "accumulate"), [(1, 2), (5, 1), (7, 1), (7, 2), (13, 2), (15, 1), (15, 2), (30, 1)]
 )
 def test_resuming_mid_epoch_repeats_nothing_skips_nothing_and_ends_with_the_same_weights(
-    train: Callable[..., Run], whole_run: Callable[..., Run], stop_after: int, accumulate: int
+    train: Start, whole_run: Start, stop_after: int, accumulate: int
 ) -> None:
     assert_resumes(train, whole_run, stop_after, f"trainer.accumulate_grad_batches={accumulate}")
 
 
 @pytest.mark.parametrize("stop_after", [3, 4, 15, 19])
-def test_resuming_where_a_validation_is_due_does_not_skip_it(
-    train: Callable[..., Run], whole_run: Callable[..., Run], stop_after: int
-) -> None:
+def test_resuming_where_a_validation_is_due_does_not_skip_it(train: Start, whole_run: Start, stop_after: int) -> None:
     assert_resumes(train, whole_run, stop_after, "trainer.val_check_interval=0.25", "callbacks.early_stopping=null")
 
 
 @pytest.mark.parametrize("ended_by", ["trainer.max_steps=4", "trainer.max_steps=6", "trainer.max_steps=19"])  # of 15
 def test_a_run_that_a_bound_ended_inside_an_epoch_goes_on_with_the_rest_of_it(
-    train: Callable[..., Run], whole_run: Callable[..., Run], ended_by: str
+    train: Start, whole_run: Start, ended_by: str
 ) -> None:
     options = ["trainer.val_check_interval=4", "optim.warmup_fraction=0", "optim.final_lr_fraction=1"]  # a flat rate
     whole, first = whole_run(*options), train("parts", *options, ended_by).fit()
@@ -315,7 +315,7 @@ def test_a_run_that_a_bound_ended_inside_an_epoch_goes_on_with_the_rest_of_it(
 
 
 @pytest.mark.parametrize("of", ["weights", "gradient"])
-def test_a_training_that_has_diverged_ends_before_last_ckpt_is_replaced(train: Callable[..., Run], of: str) -> None:
+def test_a_training_that_has_diverged_ends_before_last_ckpt_is_replaced(train: Start, of: str) -> None:
     run = train("run", "callbacks.last.every_n_steps=3")
     weight = run.module.head.fc.weight
 
@@ -342,7 +342,7 @@ def test_a_training_that_has_diverged_ends_before_last_ckpt_is_replaced(train: C
     ],
 )
 def test_weights_that_are_not_finite_reach_no_checkpoint_between_logged_steps(
-    train: Callable[..., Run], saved_by: tuple[str, ...], kept_step: int | None
+    train: Start, saved_by: tuple[str, ...], kept_step: int | None
 ) -> None:
     signal_after = 7 if "SIGINT" in saved_by else None
     settings = [setting for setting in saved_by if setting != "SIGINT"]
@@ -360,9 +360,7 @@ def test_weights_that_are_not_finite_reach_no_checkpoint_between_logged_steps(
     assert [each.global_step for each in saved if each] == ([kept_step] if kept_step else [])
 
 
-def test_a_kill_after_an_epochs_last_step_loses_no_epoch(
-    train: Callable[..., Run], whole_run: Callable[..., Run]
-) -> None:
+def test_a_kill_after_an_epochs_last_step_loses_no_epoch(train: Start, whole_run: Start) -> None:
     whole = whole_run()
     first = train("parts", "callbacks.last.every_n_steps=15")
     first.trainer.callbacks.append(DiesAtBatch(20))
@@ -378,12 +376,12 @@ def test_a_kill_after_an_epochs_last_step_loses_no_epoch(
     "options", [[], ["data.weights=[1.5,0.5]"], ["data.order=streaming", "data.shuffle_buffer=9", "data.weights=[2,1]"]]
 )
 def test_resuming_mid_epoch_over_two_stores_ends_with_the_same_weights(
-    train: Callable[..., Run], whole_run: Callable[..., Run], two_stores: list[str], options: list[str]
+    train: Start, whole_run: Start, two_stores: list[str], options: list[str]
 ) -> None:
     assert_resumes(train, whole_run, 7, f"data.path=[{','.join(two_stores)}]", *options)
 
 
-def assert_resumes(train: Callable[..., Run], whole_run: Callable[..., Run], stop_after: int, *options: str) -> None:
+def assert_resumes(train: Start, whole_run: Start, stop_after: int, *options: str) -> None:
     whole = whole_run(*options)
     first = train("parts", *options, signal_after=stop_after)
     with pytest.raises(Interrupted, match=r"resume with ckpt_path=.*last\.ckpt"):
@@ -398,9 +396,7 @@ def assert_resumes(train: Callable[..., Run], whole_run: Callable[..., Run], sto
         assert torch.equal(weight, rest.weights[name]), name
 
 
-def test_a_resumed_run_drops_the_best_checkpoints_that_a_kill_left_and_keeps_its_own(
-    train: Callable[..., Run],
-) -> None:
+def test_a_resumed_run_drops_the_best_checkpoints_that_a_kill_left_and_keeps_its_own(train: Start) -> None:
     first = train("run", signal_after=20)
     with pytest.raises(Interrupted):
         first.fit()
@@ -415,9 +411,7 @@ def test_a_resumed_run_drops_the_best_checkpoints_that_a_kill_left_and_keeps_its
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed.*")
-def test_a_run_deletes_no_best_checkpoints_of_a_folder_that_it_does_not_resume(
-    train: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_a_run_deletes_no_best_checkpoints_of_a_folder_that_it_does_not_resume(train: Start, tmp_path: Path) -> None:
     best = tmp_path / "second" / "checkpoints" / "best-step99-accept9.000.ckpt"
     best.parent.mkdir(parents=True)
     best.write_bytes(b"of another run")
@@ -428,7 +422,7 @@ def test_a_run_deletes_no_best_checkpoints_of_a_folder_that_it_does_not_resume(
     assert best.read_bytes() == b"of another run"
 
 
-def test_a_run_whose_folder_has_moved_keeps_its_best_checkpoint(train: Callable[..., Run], tmp_path: Path) -> None:
+def test_a_run_whose_folder_has_moved_keeps_its_best_checkpoint(train: Start, tmp_path: Path) -> None:
     first = train("run", "trainer.max_epochs=2").fit()
     best = Path(first.trainer.checkpoint_callback.best_model_path)
     moved = shutil.move(first.directory, tmp_path / "moved") / "checkpoints"
@@ -439,14 +433,14 @@ def test_a_run_whose_folder_has_moved_keeps_its_best_checkpoint(train: Callable[
     assert best.name == kept.name or not (moved / best.name).exists()
 
 
-def test_a_finished_run_goes_on_with_more_epochs(train: Callable[..., Run]) -> None:
+def test_a_finished_run_goes_on_with_more_epochs(train: Start) -> None:
     first = train("run", "trainer.max_epochs=1").fit()
     rest = train("run", "trainer.max_epochs=2", f"ckpt_path={first.directory}/checkpoints/last.ckpt").fit()
     trained = [name for batch in rest.recorder.batches for name in batch]
     assert sorted(trained) == sorted(ref.entry.id for ref in rest.data.train_samples)
 
 
-def test_early_stopping_ends_a_run_that_no_longer_gains(train: Callable[..., Run]) -> None:
+def test_early_stopping_ends_a_run_that_no_longer_gains(train: Start) -> None:
     done = train("run", "optim.lr=1e-9", "callbacks.early_stopping.patience=2", "trainer.max_epochs=20").fit()
     assert done.trainer.current_epoch < 20
 
@@ -468,9 +462,7 @@ def test_early_stopping_ends_a_run_that_no_longer_gains(train: Callable[..., Run
         ("model.rope_parameters={rope_type: dynamic}", r"rope_type=dynamic must be 'default', 'linear', "),
     ],
 )
-def test_bad_input_names_the_key_the_value_and_the_way_out(
-    train: Callable[..., Run], override: str, message: str
-) -> None:
+def test_bad_input_names_the_key_the_value_and_the_way_out(train: Start, override: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         train("run", override)
 
@@ -482,7 +474,7 @@ def test_a_mask_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
         Run(tmp_path / "run", store, "loss_mask=without_reasoning")
 
 
-def test_a_checkpoint_of_another_target_is_refused(train: Callable[..., Run], tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_target_is_refused(train: Start, tmp_path: Path) -> None:
     first = train("run", "trainer.max_epochs=1").fit()
     other = replace(IDENTITY, name="other", config_hash="x")
     second = Run(tmp_path / "second", write_store(tmp_path / "other", random_samples(60), target=other))
@@ -491,7 +483,7 @@ def test_a_checkpoint_of_another_target_is_refused(train: Callable[..., Run], tm
         require_checkpoint_fits(last, second.data.source, second.module.head, {})
 
 
-def test_a_checkpoint_goes_on_only_with_the_settings_that_decide_its_training(train: Callable[..., Run]) -> None:
+def test_a_checkpoint_goes_on_only_with_the_settings_that_decide_its_training(train: Start) -> None:
     first = train("run", "trainer.max_epochs=1").fit()
     last = read_resumed(f"{first.directory}/checkpoints/last.ckpt")
     second = train("second", "seed=1", "optim.lr=1e-5", "optim=adamw", "kernels.loss_chunk=64", "data.readers=1",
@@ -503,9 +495,7 @@ def test_a_checkpoint_goes_on_only_with_the_settings_that_decide_its_training(tr
     assert not re.search("loss_chunk|readers", str(refused.value))
 
 
-def test_the_ids_of_a_training_may_move_and_not_change(
-    train: Callable[..., Run], store_path: Path, tmp_path: Path
-) -> None:
+def test_the_ids_of_a_training_may_move_and_not_change(train: Start, store_path: Path, tmp_path: Path) -> None:
     listed = "\n".join(name for _, name in open_store(store_path).samples.names())
     ids, moved = tmp_path / "ids.txt", tmp_path / "moved.txt"
     ids.write_text(listed)
@@ -517,7 +507,7 @@ def test_the_ids_of_a_training_may_move_and_not_change(
     assert {key for key in settings if settings[key] != changed[key]} == {"data.ids_file"}
 
 
-def test_a_checkpoint_in_the_middle_of_a_wider_step_is_refused(train: Callable[..., Run]) -> None:
+def test_a_checkpoint_in_the_middle_of_a_wider_step_is_refused(train: Start) -> None:
     first = train("run", signal_after=7)
     with pytest.raises(Interrupted):
         first.fit()
@@ -526,7 +516,7 @@ def test_a_checkpoint_in_the_middle_of_a_wider_step_is_refused(train: Callable[.
         train("run", last, "trainer.accumulate_grad_batches=2").fit()
 
 
-def test_a_checkpoint_of_another_head_is_refused(train: Callable[..., Run]) -> None:
+def test_a_checkpoint_of_another_head_is_refused(train: Start) -> None:
     first = train("run", "trainer.max_epochs=1").fit()
     last = read_resumed(f"{first.directory}/checkpoints/last.ckpt")
     second = train("second", "model.draft_vocab_size=40", "model.norm_output=false")
@@ -535,7 +525,7 @@ def test_a_checkpoint_of_another_head_is_refused(train: Callable[..., Run]) -> N
 
 
 @pytest.mark.parametrize("mask", ["last_turn", "all_turns"])
-def test_the_normaliser_counts_the_rows_that_the_mask_leaves(train: Callable[..., Run], mask: str) -> None:
+def test_the_normaliser_counts_the_rows_that_the_mask_leaves(train: Start, mask: str) -> None:
     done = train("run", f"loss_mask={mask}", "trainer.max_epochs=1")
     done.fit()
     loader = done.data.val_dataloader()

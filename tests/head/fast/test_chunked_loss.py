@@ -270,17 +270,11 @@ class LiveRows(TorchDispatchMode):
 def test_logits_are_no_larger_than_a_chunk_and_gone_before_the_next(divergence: Divergence) -> None:
     def live_rows(compute: ComputeLoss) -> LiveRows:
         with LiveRows(head.config.draft_vocab_size) as live:
-            run(
-                compute,
-                head,
-                states,
-                TEACHER_HEAD,
-                batch,
-                UnrollLoss(decay=0.8, normalize="token", divergence=divergence),
-            )
+            run(compute, head, states, TEACHER_HEAD, batch, objective)
         return live
 
     batch, head = wide_pack(), make_head()
+    objective = UnrollLoss(decay=0.8, normalize="token", divergence=divergence)
     states = unroll(head, EMBEDDING, batch, STEPS)
     live = live_rows(chunked(20))
     assert live.largest <= 20 + STEPS - 1
