@@ -23,10 +23,11 @@ from result import write_result
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from eagle3 import cli
-from eagle3.answers.answerer import Answer, Sampling
+from eagle3.answers.answerer import Sampling
 from eagle3.answers.chat import Chat
 from eagle3.answers.served import ServedAnswerer
 from eagle3.engine.client import ask, new_session
+from eagle3.engine.endpoint import Answer
 from eagle3.engine.local_servers import servers_of, serving
 from eagle3.features.capture_check import plain_sentinels
 from eagle3.features.conversation import Conversation

@@ -1,19 +1,13 @@
-"""Interface for answerers: conversations and seeds in, token ids with their finish reasons out."""
+"""Interface for answerers, and the task of a worker of the responses stage: prompts become rows."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol, Self, TypeVar
+from typing import Any, Self
 
+from eagle3.answers.chat import Chat
+from eagle3.answers.dialogue import Dialogue
 from eagle3.workers.meter import Progress
-from eagle3.workers.task import Take
-
-
-@dataclass(frozen=True)
-class Answer:
-    """`token_ids` holds the stop token when `finish_reason` is "stop"; otherwise the answer was cut ("length")."""
-
-    token_ids: list[int]
-    finish_reason: str
+from eagle3.workers.task import Keyed, Take
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,28 +18,6 @@ class Sampling:
     top_p: float
     top_k: int  # 0: all
     max_new_tokens: int
-
-
-class Conversation(Protocol):
-    """While `waiting`, a conversation asks for the answer to `prompt_ids` with `seed`."""
-
-    @property
-    def waiting(self) -> bool: ...
-
-    @property
-    def prompt_ids(self) -> list[int]: ...
-
-    @property
-    def seed(self) -> int: ...
-
-    def answer(self, answer: Answer) -> None:
-        """Add the answer of this turn; `prompt_ids` is then the next turn's, if there is one."""
-
-    def fail(self, reason: str) -> None:
-        """Give up: nothing of this conversation is kept, and the next run tries it again."""
-
-
-AnyConversation = TypeVar("AnyConversation", bound=Conversation)
 
 
 class Answerer:
@@ -64,7 +36,25 @@ class Answerer:
     def __exit__(self, *error: object) -> None:
         pass
 
-    def __call__(self, take: Take[AnyConversation], progress: Progress) -> Iterator[list[AnyConversation]]:
+    def __call__(self, take: Take[Dialogue], progress: Progress) -> Iterator[list[Dialogue]]:
         """Take all conversations, as many at a time as are answered at once, and yield those that no longer wait: they
         are on disk before the next are taken. Counts each in `progress` as soon as it has ended."""
         raise NotImplementedError
+
+
+class Answering:
+    """A `Task` with an answerer that has been entered. Items are prompts by their id, results their rows and errors
+    (store.Answered)."""
+
+    def __init__(
+        self, answerer: Answerer, chat: Chat, *, seed: int, max_prompt_tokens: int | None, on_length: str
+    ) -> None:
+        self.answerer, self.chat = answerer, chat
+        self.settings: dict[str, Any] = {"seed": seed, "max_prompt_tokens": max_prompt_tokens, "on_length": on_length}
+
+    def __call__(self, take: Take[Keyed], progress: Progress) -> Iterator[list[Keyed]]:
+        def dialogues(count: int, *, wait: bool = True) -> list[Dialogue]:
+            return [Dialogue(prompt, self.chat, **self.settings) for _, prompt in take(count, wait=wait)]
+
+        for finished in self.answerer(dialogues, progress):
+            yield [(dialogue.prompt["id"], (dialogue.rows, dialogue.errors)) for dialogue in finished]

@@ -10,11 +10,10 @@ from typing import Any
 from omegaconf import DictConfig
 
 from eagle3 import cli
-from eagle3.answers.answerer import Answerer, Sampling
+from eagle3.answers.answerer import Answerer, Answering, Sampling
 from eagle3.answers.chat import Chat
 from eagle3.answers.stage import answer_prompts, import_answers, prompt_limit
 from eagle3.answers.store import Counts, MadeWith
-from eagle3.answers.task import Answering
 from eagle3.engine.local_servers import for_worker
 from eagle3.settings.engine import LaunchSettings
 from eagle3.target.capture import logit_transform_of

@@ -4,9 +4,9 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from eagle3.answers.answerer import Answer
 from eagle3.answers.chat import Chat, Messages, RefusedConversation
 from eagle3.answers.rows import ResponseError, ResponseRow, error_row, new_row, too_long
+from eagle3.engine.endpoint import Answer
 
 UNFINISHED = "the answer did not end within responses.max_new_tokens and responses.on_length=drop"
 CALLS_TOOL = "the answer before names a tool of the conversation: what the tool would have said is not known"
@@ -41,6 +41,7 @@ class Dialogue:
         return int.from_bytes(digest[:8], "big") >> 1
 
     def answer(self, answer: Answer) -> None:
+        """Add the answer of this turn; `prompt_ids` is then the next turn's, if there is one."""
         cut = answer.finish_reason == "length"
         if cut and self._on_length == "drop":
             return self._stop(UNFINISHED, retry=False)
@@ -54,7 +55,7 @@ class Dialogue:
             self._next_prompt(after=answer.token_ids)
 
     def fail(self, reason: str) -> None:
-        """The answer could not be computed: nothing of this prompt is kept, the next run tries it again."""
+        """Give up: nothing of this prompt is kept, and the next run tries it again."""
         self.rows = []
         self._stop(reason)
 

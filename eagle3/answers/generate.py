@@ -9,8 +9,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from eagle3.adapters.transformers import keep_rows, keeps_keys_and_values, next_logits, preallocated_cache
-from eagle3.answers.answerer import Answer
 from eagle3.answers.sampling import choose_tokens
+from eagle3.engine.endpoint import Answer
 from eagle3.target.facts import rope_depends_on_length
 
 # Finished rows are decoded on, unused, until this share of the batch is done: dropping rows copies the whole cache.

@@ -7,7 +7,8 @@ from dataclasses import asdict
 import torch
 
 from eagle3.adapters.transformers import require_cache
-from eagle3.answers.answerer import Answerer, AnyConversation, Conversation, Sampling
+from eagle3.answers.answerer import Answerer, Sampling
+from eagle3.answers.dialogue import Dialogue
 from eagle3.answers.generate import alone_because, generate
 from eagle3.target.batches import batches_by_tokens
 from eagle3.target.model import Target
@@ -29,12 +30,12 @@ class HuggingFaceAnswerer(Answerer):
         self.target, self.sampling = target, sampling
         self.most, self.window = {"most_rows": batch_size, "most_tokens": batch_tokens}, window
 
-    def __call__(self, take: Take[AnyConversation], progress: Progress) -> Iterator[list[AnyConversation]]:
+    def __call__(self, take: Take[Dialogue], progress: Progress) -> Iterator[list[Dialogue]]:
         while window := take(self.window):
             self._answer_window(window, progress)
             yield window
 
-    def _answer_window(self, window: Sequence[Conversation], progress: Progress) -> None:
+    def _answer_window(self, window: Sequence[Dialogue], progress: Progress) -> None:
         progress.add(ended=sum(not each.waiting for each in window))
         while waiting := [each for each in window if each.waiting]:
             waiting.sort(key=self._padded_length)
@@ -42,10 +43,10 @@ class HuggingFaceAnswerer(Answerer):
                 answer_tokens = self._answer_batch(batch)
                 progress.add(ended=sum(not each.waiting for each in batch), tokens=answer_tokens)
 
-    def _padded_length(self, conversation: Conversation) -> int:
+    def _padded_length(self, conversation: Dialogue) -> int:
         return len(conversation.prompt_ids) + self.sampling.max_new_tokens
 
-    def _answer_batch(self, batch: list[Conversation], *, may_halve: bool = True) -> int:
+    def _answer_batch(self, batch: list[Dialogue], *, may_halve: bool = True) -> int:
         """Answer one turn of each and count the tokens. A batch that fails is halved: once, or until it fits where
         memory is what lacked."""
         out_of_memory = False

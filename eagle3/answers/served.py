@@ -11,8 +11,9 @@ from typing import Any, Self
 
 import aiohttp
 
-from eagle3.answers.answerer import Answer, Answerer, AnyConversation, Conversation, Sampling
+from eagle3.answers.answerer import Answerer, Sampling
 from eagle3.answers.chat import Chat
+from eagle3.answers.dialogue import Dialogue
 from eagle3.engine.client import RequestRefused, ServerFailed, new_session
 from eagle3.engine.draft import Draft
 from eagle3.engine.endpoint import Endpoint, OpenAICompletions, Request, SGLang
@@ -129,9 +130,9 @@ class ServedAnswerer(Answerer):
         if len(endpoints) > 1:
             await require_same_weights(session, endpoints, sentence_ids)
 
-    def __call__(self, take: Take[AnyConversation], progress: Progress) -> Iterator[list[AnyConversation]]:
+    def __call__(self, take: Take[Dialogue], progress: Progress) -> Iterator[list[Dialogue]]:
         ended = asyncio.Queue[asyncio.Task[None]]()
-        running: dict[asyncio.Task[None], AnyConversation] = {}
+        running: dict[asyncio.Task[None], Dialogue] = {}
         places = self.in_flight * len(self.pool.members)
         try:
             while True:
@@ -153,18 +154,18 @@ class ServedAnswerer(Answerer):
                 task.cancel()
             self.runner.run(_all_ended(running))
 
-    async def _answer(self, conversation: Conversation, progress: Progress) -> None:
+    async def _answer(self, conversation: Dialogue, progress: Progress) -> None:
         while conversation.waiting:
             request = Request(
                 conversation.prompt_ids, conversation.seed, stop_ids=self.target.stop_ids, **asdict(self.sampling)
             )
             try:
-                completion = await self.pool.complete(request)
+                answer = await self.pool.complete(request)
             except RequestRefused as refused:
                 conversation.fail(str(refused))
             else:
-                progress.add(tokens=len(completion.token_ids))
-                conversation.answer(Answer(completion.token_ids, completion.finish_reason))
+                progress.add(tokens=len(answer.token_ids))
+                conversation.answer(answer)
 
 
 async def _open(timeout_s: float) -> aiohttp.ClientSession:

@@ -29,7 +29,7 @@ def answer_prompts(
     ahead: int,
     out_dir: str | Path,
 ) -> Counts:
-    """Answer the prompts in `out_dir`/prompts that have no answer yet, by tasks of task.Answering."""
+    """Answer the prompts in `out_dir`/prompts that have no answer yet, by tasks of answerer.Answering."""
     store = _open_store(target, made_with, out_dir)
     if not store.pending:
         return store.close()

@@ -30,10 +30,9 @@ def launch_command(
     """Return the command that serves `target`, without a head if `draft` is None.
 
     `flags` are what the caller needs besides; launch.extra_flags override all others."""
-    flags = _server_flags(settings, target, revision) | (_draft_flags(draft) if draft else {}) | dict(flags)
+    flags = _server_flags(settings, target, revision) | (draft_flags(draft) if draft else {}) | dict(flags)
     flags |= _extra_flags(settings, speculative=draft is not None)
-    words = [word for name, value in flags.items() for word in _words(name, value)]
-    return [settings.interpreter, "-m", "sglang.launch_server", *words]
+    return [settings.interpreter, "-m", "sglang.launch_server", *words_of(flags)]
 
 
 def shell_line(settings: LaunchSettings, command: list[str]) -> str:
@@ -63,7 +62,8 @@ def _server_flags(settings: LaunchSettings, target: str, revision: str | None) -
     }
 
 
-def _draft_flags(draft: Draft) -> dict[str, Any]:
+def draft_flags(draft: Draft) -> dict[str, Any]:
+    """Return the flags of a server that drafts."""
     # Without all three numbers SGLang refuses some and chooses others by the target's class.
     steps, topk, tokens = draft.shape
     return {
@@ -84,6 +84,11 @@ def _extra_flags(settings: LaunchSettings, *, speculative: bool) -> dict[str, An
         if name in flags:
             raise InputError(f"launch.extra_flags holds {name}: {instead}")
     return {name: value for name, value in flags.items() if speculative or not name.startswith("speculative-")}
+
+
+def words_of(flags: Mapping[str, Any]) -> list[str]:
+    """Return the words of a command line."""
+    return [word for name, value in flags.items() for word in _words(name, value)]
 
 
 def _words(name: str, value: Any) -> list[str]:

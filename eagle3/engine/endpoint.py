@@ -5,7 +5,7 @@ Two protocols: SGLang's native /generate, and the OpenAI completions of servers 
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import aiohttp
 
@@ -28,39 +28,20 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Completion:
-    """`token_ids` holds the stop token when `finish_reason` is "stop"; otherwise it is "length"."""
+class Answer:
+    """`token_ids` holds the stop token when `finish_reason` is "stop"; otherwise the answer was cut ("length")."""
 
     token_ids: list[int]
     finish_reason: str
 
 
-class Endpoint(Protocol):
-    """A server at `url`. Raises the errors of client.py, whose messages quote no conversation."""
-
-    url: str
-
-    async def complete(self, session: aiohttp.ClientSession, request: Request) -> Completion: ...
-
-    async def describe(self, session: aiohttp.ClientSession) -> dict[str, Any]:
-        """Return `model`, the server's name for its model, and `settings`, the rest of its report."""
-
-    async def text_ids(self, session: aiohttp.ClientSession, text: str) -> list[int]:
-        """Return the token ids of a text, with the special tokens that its tokenizer adds by default."""
-
-    async def chat_ids(
-        self, session: aiohttp.ClientSession, messages: list[dict[str, str]], template_kwargs: Mapping[str, Any]
-    ) -> list[int]:
-        """Return the token ids of the prompt that the server's chat template makes of the messages."""
-
-
 class SGLang:
-    """SGLang's native protocol."""
+    """SGLang's native protocol. Raises the errors of client.py, whose messages quote no conversation."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
 
-    async def complete(self, session: aiohttp.ClientSession, request: Request) -> Completion:
+    async def complete(self, session: aiohttp.ClientSession, request: Request) -> Answer:
         sampling = {
             "temperature": request.temperature,
             "top_p": request.top_p,
@@ -89,30 +70,33 @@ class SGLang:
         return token_ids, meta
 
     async def describe(self, session: aiohttp.ClientSession) -> dict[str, Any]:
+        """Return `model`, the server's name for its model, and `settings`, the rest of its report."""
         settings = await ask(session, f"{self.url}/server_info")
         return {"model": settings.get("model_path"), "settings": settings}
 
-    # Not by /tokenize: until 0.5.18 it answers 500 for every tokenizer without a model_max_length.
     async def text_ids(self, session: aiohttp.ClientSession, text: str) -> list[int]:
+        """Return the token ids of a text, with the special tokens that its tokenizer adds by default."""
+        # Not by /tokenize: until 0.5.18 it answers 500 for every tokenizer without a model_max_length.
         one = {"model": "default", "prompt": text, "max_tokens": 1, "return_token_ids": True}
         return prompt_token_ids(await ask(session, f"{self.url}/v1/completions", one))
 
     async def chat_ids(
         self, session: aiohttp.ClientSession, messages: list[dict[str, str]], template_kwargs: Mapping[str, Any]
     ) -> list[int]:
+        """Return the token ids of the prompt that the server's chat template makes of the messages."""
         chat = {"model": "default", "messages": messages, "chat_template_kwargs": dict(template_kwargs)}
         one = {**chat, "max_tokens": 1, "return_prompt_token_ids": True}
         return prompt_token_ids(await ask(session, f"{self.url}/v1/chat/completions", one))
 
 
 class OpenAICompletions:
-    """Completions with `return_token_ids`."""
+    """Completions with `return_token_ids`; its methods do what those of SGLang do."""
 
     def __init__(self, url: str, *, model: str) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         self.model = model
 
-    async def complete(self, session: aiohttp.ClientSession, request: Request) -> Completion:
+    async def complete(self, session: aiohttp.ClientSession, request: Request) -> Answer:
         body = {
             "model": self.model,
             "prompt": request.prompt_ids,
@@ -158,6 +142,9 @@ class OpenAICompletions:
         return answer["tokens"]
 
 
+Endpoint = SGLang | OpenAICompletions
+
+
 def prompt_token_ids(answer: Any) -> list[int]:
     """Return the ids of the prompt from an answer of SGLang's OpenAI protocol; RequestRefused if it has none."""
     try:
@@ -166,7 +153,7 @@ def prompt_token_ids(answer: Any) -> list[int]:
         raise RequestRefused("the answer has no prompt_token_ids") from None
 
 
-def checked(token_ids: list[int], kind: Any, matched: Any, request: Request) -> Completion:
+def checked(token_ids: list[int], kind: Any, matched: Any, request: Request) -> Answer:
     """Return the answer if it is what was requested."""
     if kind not in ("stop", "length"):
         raise ServerFailed(f"the answer ended by {str(kind)[:50]!r}")
@@ -181,7 +168,7 @@ def checked(token_ids: list[int], kind: Any, matched: Any, request: Request) -> 
     early = next((place for place, token in enumerate(token_ids[:-1]) if token in request.stop_ids), None)
     if early is not None:
         raise RequestRefused("the answer continues after an end of turn: the server ignores stop_token_ids or EOS")
-    return Completion(token_ids, "stop" if token_ids[-1] in request.stop_ids else kind)
+    return Answer(token_ids, "stop" if token_ids[-1] in request.stop_ids else kind)
 
 
 def server_information(url: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 import aiohttp
 
 from eagle3.engine.client import RequestRefused, ServerFailed
-from eagle3.engine.endpoint import Completion, Endpoint, Request
+from eagle3.engine.endpoint import Answer, Endpoint, Request
 from eagle3.errors import InputError
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class Pool(Generic[AnyEndpoint]):
     def working(self) -> int:
         return sum(member.works for member in self.members)
 
-    async def complete(self, request: Request) -> Completion:
+    async def complete(self, request: Request) -> Answer:
         return await self.run(lambda endpoint: endpoint.complete(self.session, request))
 
     async def run(self, ask: Callable[[AnyEndpoint], Awaitable[Result]]) -> Result:

@@ -4,10 +4,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from eagle3.answers.answerer import Answer, Answerer, AnyConversation, Sampling
+from eagle3.answers.answerer import Answerer, Sampling
 from eagle3.answers.chat import Chat
+from eagle3.answers.dialogue import Dialogue
 from eagle3.answers.huggingface import HuggingFaceAnswerer
 from eagle3.answers.store import read_responses
+from eagle3.engine.endpoint import Answer
 from eagle3.storage.files import read_jsonl, write_jsonl
 from eagle3.target.model import load_target
 from eagle3.workers.meter import Progress
@@ -32,7 +34,7 @@ class LookUp(Answerer):
             for (start, end), reason in zip(row["turns"], row["finish_reasons"], strict=True)
         }
 
-    def __call__(self, take: Take[AnyConversation], progress: Progress) -> Iterator[list[AnyConversation]]:
+    def __call__(self, take: Take[Dialogue], progress: Progress) -> Iterator[list[Dialogue]]:
         for conversation in take(100)[::-1]:
             while conversation.waiting:
                 found = self.answers.get(tuple(conversation.prompt_ids))

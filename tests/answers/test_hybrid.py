@@ -10,9 +10,10 @@ from fitted_head import make_target
 from hybrid_families import SHAPE, hybrid_config
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from eagle3.answers.answerer import Answer, Sampling
+from eagle3.answers.answerer import Sampling
 from eagle3.answers.generate import STATE_WITHOUT_PADDING, generate
 from eagle3.answers.huggingface import HuggingFaceAnswerer
+from eagle3.engine.endpoint import Answer
 from eagle3.errors import InputError
 from eagle3.target.model import Target
 from eagle3.workers.meter import ProgressBuffer

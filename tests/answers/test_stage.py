@@ -15,14 +15,14 @@ from prompt_stage import messages_of
 
 import eagle3.answers.huggingface
 import eagle3.answers.store
-from eagle3.answers.answerer import Answer, Sampling
+from eagle3.answers.answerer import Answering, Sampling
 from eagle3.answers.chat import Chat
 from eagle3.answers.dialogue import NO_CONTENT, Dialogue
 from eagle3.answers.huggingface import HuggingFaceAnswerer
 from eagle3.answers.imported import NOT_THE_TEXT, TWO_ANSWERS, ImportedAnswers
 from eagle3.answers.stage import answer_prompts, import_answers, prompt_limit
 from eagle3.answers.store import MadeWith, ResponseStore, read_responses
-from eagle3.answers.task import Answering
+from eagle3.engine.endpoint import Answer
 from eagle3.errors import InputError
 from eagle3.storage.files import read_jsonl, sha256_file, write_jsonl
 from eagle3.storage.records import sealed_bytes, write_sealed_json

@@ -3,10 +3,10 @@
 import pytest
 from stores import ASSETS
 
-from eagle3.answers.answerer import Answer
 from eagle3.answers.chat import LOSES_TOOLS, RefusedConversation
 from eagle3.answers.dialogue import CALLS_TOOL, Dialogue
 from eagle3.answers.imported import ImportedAnswers, imported_rows
+from eagle3.engine.endpoint import Answer
 from tests.answers.test_chat import SYSTEM, TEMPLATES, assistant, make_chat, user
 
 TOOLS = [

@@ -11,7 +11,7 @@ from protocol_server import ProtocolServer
 from serving_fixtures import free_port, serving
 
 from eagle3.engine.client import KEY, RequestRefused, ServerFailed, new_session
-from eagle3.engine.endpoint import Completion, Endpoint, OpenAICompletions, Request, SGLang
+from eagle3.engine.endpoint import Answer, Endpoint, OpenAICompletions, Request, SGLang
 from eagle3.errors import InputError
 
 REQUEST = Request([5, 6], seed=3, temperature=0.7, top_p=0.9, top_k=0, max_new_tokens=8, stop_ids=frozenset({2}))
@@ -24,8 +24,8 @@ def answering(token_ids: list[int], finish: str, **arguments: Any) -> ProtocolSe
     return ProtocolServer(lambda prompt_ids, sampling: made, {"model_path": "m", **arguments})
 
 
-def complete(endpoint: Endpoint, request: Request = REQUEST, *, timeout_s: float = 60) -> Completion:
-    async def run() -> Completion:
+def complete(endpoint: Endpoint, request: Request = REQUEST, *, timeout_s: float = 60) -> Answer:
+    async def run() -> Answer:
         async with new_session(timeout_s=timeout_s) as session:
             return await endpoint.complete(session, request)
 
@@ -37,7 +37,7 @@ def complete(endpoint: Endpoint, request: Request = REQUEST, *, timeout_s: float
 def test_token_ids_and_the_finish_reason_come_back(protocol: Any, token_ids: list[int], finish: str) -> None:
     server = answering(token_ids, finish)
     with serving(server) as url:
-        assert complete(protocol(url)) == Completion(token_ids, finish)
+        assert complete(protocol(url)) == Answer(token_ids, finish)
     [body] = server.received
     assert (body.get("input_ids") or body["prompt"]) == [5, 6]
     sampling = body.get("sampling_params") or body
@@ -49,7 +49,7 @@ def test_a_stop_token_that_is_left_out_and_named_is_put_back() -> None:
     server = answering([7, 8, 2], "stop")
     server.stops_in_answers = False
     with serving(server) as url:
-        assert complete(OpenAICompletions(f"{url}/v1", model="m")) == Completion([7, 8, 2], "stop")
+        assert complete(OpenAICompletions(f"{url}/v1", model="m")) == Answer([7, 8, 2], "stop")
 
 
 @by_protocol

@@ -10,7 +10,7 @@ import pytest
 
 from eagle3.engine import pool as pool_module
 from eagle3.engine.client import RequestRefused, ServerFailed
-from eagle3.engine.endpoint import Completion, Request
+from eagle3.engine.endpoint import Answer, Request
 from eagle3.engine.pool import Pool
 from eagle3.errors import InputError
 
@@ -22,7 +22,7 @@ class Scripted:
         self.url, self.plan, self.asked, self.most, self.now = url, plan, 0, 0, 0
         self.answered: Counter[int] = Counter()
 
-    async def complete(self, session: aiohttp.ClientSession, request: Request) -> Completion:
+    async def complete(self, session: aiohttp.ClientSession, request: Request) -> Answer:
         self.asked += 1
         self.now += 1
         self.most = max(self.most, self.now)
@@ -32,7 +32,7 @@ class Scripted:
             if (error := self.plan(number)) is not None:
                 raise error
             self.answered[request.seed] += 1
-            return Completion([request.seed], "length")
+            return Answer([request.seed], "length")
         finally:
             self.now -= 1
 
@@ -40,10 +40,10 @@ class Scripted:
         return {}
 
 
-def ask_all(endpoints: Sequence[Scripted], count: int, **settings: Any) -> list[Completion | BaseException]:
+def ask_all(endpoints: Sequence[Scripted], count: int, **settings: Any) -> list[Answer | BaseException]:
     settings = {"in_flight": 4, "attempts": 3, "give_up_s": 60, "setting": "answers", **settings}
 
-    async def run() -> list[Completion | BaseException]:
+    async def run() -> list[Answer | BaseException]:
         pool = Pool(endpoints, None, **settings)  # type: ignore[arg-type]
         requests = [Request([1], number, 0, 1, 0, 8) for number in range(count)]
         try:
@@ -77,7 +77,7 @@ def test_what_a_dying_server_had_is_answered_by_the_others_once() -> None:
     dying = Scripted("a", lambda number: ServerFailed("gone") if number > 20 else None)
     other = Scripted("b")
     answers = ask_all([dying, other], 200)
-    assert all(isinstance(answer, Completion) for answer in answers)
+    assert all(isinstance(answer, Answer) for answer in answers)
     once = dying.answered + other.answered
     assert {once[number] for number in range(1, 200)} == {1}
     assert len(reports) == 1 and reports[0].startswith("a: 20 answers") and "times gone" in reports[0]
@@ -86,7 +86,7 @@ def test_what_a_dying_server_had_is_answered_by_the_others_once() -> None:
 def test_a_server_that_comes_back_is_used_again() -> None:
     server = Scripted("a", lambda number: ServerFailed("restarting") if 10 < number <= 17 else None)
     answers = ask_all([server], 50, attempts=20)
-    assert all(isinstance(answer, Completion) for answer in answers)
+    assert all(isinstance(answer, Answer) for answer in answers)
 
 
 def test_a_request_that_breaks_every_server_ends_after_its_attempts() -> None:

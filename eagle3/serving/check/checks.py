@@ -20,25 +20,6 @@ from eagle3.serving.check.accept_length import CHECK, Measurer
 from eagle3.serving.check.layer_notation import check_notation
 from eagle3.serving.check.origin import check_capture, check_layer_ids, check_target
 
-CHECKS: tuple[Check, ...] = (
-    check_layout,
-    check_model,
-    check_options,
-    check_draft_vocab_size,
-    check_layer_ids,
-    check_rope,
-    check_context,
-    check_dtype,
-    check_tensors,
-    check_embedding,
-    check_d2t,
-    check_t2d,
-    check_capture,
-    check_target,
-    check_servers,
-)
-# For a head in the speculators' layout, which SGLang does not read: the other checks concern SGLang alone.
-VLLM_CHECKS = tuple(check for check in CHECKS if check not in (check_layout, check_options, check_capture))
 # Checks of config.json alone, without the weights.
 CONFIG_CHECKS: tuple[Check, ...] = (
     check_layout,
@@ -50,6 +31,18 @@ CONFIG_CHECKS: tuple[Check, ...] = (
     check_context,
     check_dtype,
 )
+CHECKS: tuple[Check, ...] = (
+    *CONFIG_CHECKS,
+    check_tensors,
+    check_embedding,
+    check_d2t,
+    check_t2d,
+    check_capture,
+    check_target,
+    check_servers,
+)
+# For a head in the speculators' layout, which SGLang does not read: the other checks concern SGLang alone.
+VLLM_CHECKS = tuple(check for check in CHECKS if check not in (check_layout, check_options, check_capture))
 # With errors of these our decoder still computes what SGLang would: the accept length tells how much they cost.
 DECODED_ALL_THE_SAME = ("layout", "options", "layer_ids", "context", "dtype", "embedding", "t2d")
 

@@ -2,15 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from eagle3.answers.chat import Chat, RefusedConversation
 from eagle3.errors import InputError
 from eagle3.features.concat import open_source
-from eagle3.features.sample import Sample
 from eagle3.features.source import as_setting
 from eagle3.head_files.record import StoreRecord
 from eagle3.prompts import Prompt, Refused, Source, configured_sources, read_prompts
@@ -58,16 +56,15 @@ def file_prompts(chat: Chat, source: Source, *, limit: int | None, max_length: i
     """Read conversations of any shape up to their first user turn. They are never kept: no licence is asked for."""
     left_out: Counter[str] = Counter()
     conversations = _first_turns((found for _, found in read_prompts(source, keep_answers=False)), left_out)
-    prompts = _fitting(_encoded(chat, conversations, left_out), max_length, left_out)
-    return _prompt_set(f"prompts.path={source.path}", islice(prompts, limit), left_out)
+    prompts = _encoded(chat, conversations, left_out)
+    return _prompt_set(f"prompts.path={source.path}", prompts, left_out, max_length, limit)
 
 
 def question_prompts(chat: Chat, questions: list[str], *, max_length: int) -> PromptSet:
     """Render each question as a conversation of one turn."""
     left_out: Counter[str] = Counter()
     conversations = (("questions", [{"role": "user", "content": question}]) for question in questions)
-    prompts = _fitting(_encoded(chat, conversations, left_out), max_length, left_out)
-    return _prompt_set("check.questions", prompts, left_out)
+    return _prompt_set("check.questions", _encoded(chat, conversations, left_out), left_out, max_length)
 
 
 def validation_prompts(store: StoreRecord, *, limit: int | None, max_length: int) -> PromptSet:
@@ -79,14 +76,10 @@ def validation_prompts(store: StoreRecord, *, limit: int | None, max_length: int
         raise InputError(f"{as_setting(features.location)} is no longer the store of the training")
     shares, firsts = np.unique(features.samples.split, return_index=True)  # the first sample of each prompt
     held_out = (features.samples[int(first)] for first in firsts[shares < store.val_fraction])
-    left_out: Counter[str] = Counter()
-    prompts = _fitting((("validation", _prompt_part(features.read(ref))) for ref in held_out), max_length, left_out)
+    samples = (features.read(ref) for ref in held_out)
+    prompts = (("validation", each.input_ids[: int((each.turns > 0).int().argmax())].tolist()) for each in samples)
     origin = f"validation prompts of {as_setting(features.location)}"
-    return _prompt_set(origin, islice(prompts, limit), left_out, from_validation=True)
-
-
-def _prompt_part(sample: Sample) -> list[int]:
-    return sample.input_ids[: int((sample.turns > 0).int().argmax())].tolist()
+    return replace(_prompt_set(origin, prompts, Counter(), max_length, limit), from_validation=True)
 
 
 def _first_turns(found: Iterable[Prompt | Refused], left_out: Counter[str]) -> Iterator[tuple[str, Messages]]:
@@ -108,21 +101,23 @@ def _encoded(
             left_out[str(refused)] += 1
 
 
-def _fitting(
-    prompts: Iterable[tuple[str, list[int]]], max_length: int, left_out: Counter[str]
-) -> Iterator[tuple[str, list[int]]]:
+def _prompt_set(
+    origin: str,
+    prompts: Iterable[tuple[str, list[int]]],
+    left_out: Counter[str],
+    max_length: int,
+    limit: int | None = None,
+) -> PromptSet:
+    """Take the first `limit` prompts that are not too long."""
+    found: list[tuple[str, list[int]]] = []
     for source, ids in prompts:
         if 0 < len(ids) <= max_length:
-            yield source, ids
+            found.append((source, ids))
         else:
             left_out[f"empty, or longer than the target's context less the answer: {max_length} tokens"] += 1
-
-
-def _prompt_set(
-    origin: str, prompts: Iterable[tuple[str, list[int]]], left_out: Counter[str], *, from_validation: bool = False
-) -> PromptSet:
-    found = [*prompts]
+        if len(found) == limit:
+            break
     if not found:
         reasons = ", ".join(f"{reason}: {number}" for reason, number in left_out.items()) or "it is empty"
         raise InputError(f"{origin} gives no prompt to measure on ({reasons}); name other prompts")
-    return PromptSet(origin, [ids for _, ids in found], left_out, [source for source, _ in found], from_validation)
+    return PromptSet(origin, [ids for _, ids in found], left_out, [source for source, _ in found])

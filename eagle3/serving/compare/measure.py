@@ -14,11 +14,34 @@ from jaxtyping import Float
 from eagle3.decoding.paired import Gains
 from eagle3.decoding.replay import Answered, Rounds, answer, record_trees, replay_rejection
 from eagle3.decoding.speculate import Decoded, Speculator, measure, plain_greedy
+from eagle3.draft_shape import Shape
 from eagle3.progress import Bar
-from eagle3.serving.compare.ways import Way
 from eagle3.settings.serving import CompareSettings
 from eagle3.target.batches import batches_by_tokens
 from eagle3.target.model import Target
+
+
+class Way(NamedTuple):
+    """One way to decode: the target's tokens at a temperature, drafts of a shape; `rejection`: drafts are sampled."""
+
+    temperature: float
+    shape: Shape
+    rejection: bool = False
+
+    @property
+    def sampling(self) -> str:
+        if self.temperature == 0:
+            return "greedy"
+        return f"T = {self.temperature:g}" + (", rejection sampling" if self.rejection else "")
+
+
+def all_ways(settings: CompareSettings, *, rejection: bool = False) -> list[Way]:
+    """Return every shape at every temperature; with `rejection` chains also as SGLang's rejection sampling."""
+    shapes = settings.drafts()
+    found = [Way(temperature, shape) for temperature in dict.fromkeys(settings.temperatures) for shape in shapes]
+    if not rejection:
+        return found
+    return [*found, *(Way(*way[:2], rejection=True) for way in found if way.temperature and way.shape.topk == 1)]
 
 
 class Answers(NamedTuple):

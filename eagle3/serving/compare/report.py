@@ -9,8 +9,7 @@ from eagle3 import markdown
 from eagle3.decoding.paired import CONFIDENCE, Estimate, accept_length, difference
 from eagle3.draft_shape import Shape
 from eagle3.errors import InputError
-from eagle3.serving.compare.measure import Measured
-from eagle3.serving.compare.ways import Way
+from eagle3.serving.compare.measure import Measured, Way
 from eagle3.serving.report import with_error
 
 ALL = "all"  # sources, positions

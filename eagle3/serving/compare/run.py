@@ -12,9 +12,8 @@ from eagle3.head_files.files import read_without_weights
 from eagle3.head_files.format import head_config, load_head
 from eagle3.serving.check.prompts import PromptSet
 from eagle3.serving.compare.heads import require_own_target
-from eagle3.serving.compare.measure import DECODERS, Answers, Measured
+from eagle3.serving.compare.measure import DECODERS, Answers, Measured, Way, all_ways
 from eagle3.serving.compare.report import require_verified, rows, table
-from eagle3.serving.compare.ways import Way, all_ways
 from eagle3.serving.report import write_report
 from eagle3.settings.serving import CompareSettings
 from eagle3.storage.files import sha256_file, sha256_json

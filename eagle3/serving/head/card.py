@@ -1,15 +1,16 @@
 """README.md of an exported head: the model card, with front matter as the Hugging Face Hub reads it."""
 
 import json
+import shlex
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCardData
 
 from eagle3.answers.store import read_responses
-from eagle3.draft_shape import num_draft_tokens
+from eagle3.engine.command import draft_flags, words_of
 from eagle3.engine.draft import Draft
 from eagle3.errors import InputError
 from eagle3.head_files.files import HeadFiles
@@ -106,36 +107,18 @@ def license_of(data: TrainingData | None) -> str | None:
 
 def commands(files: HeadFiles, target: str, draft: Draft) -> str:
     """Return a command for each server that can serve the head."""
-    makers = {SGLANG: sglang_command, VLLM: vllm_command, LLAMA_CPP: llama_cpp_command}
-    able = [server for server, reasons in obstacles(files).items() if not reasons]
-    return "\n\n".join(f"{server}:\n\n{makers[server](target, draft)}" for server in able)
-
-
-def vllm_command(target: str, draft: Draft) -> str:
-    settings = {"method": "eagle3", "model": Path(draft.head).name, "num_speculative_tokens": draft.steps}
-    return f"```bash\nvllm serve {target} --speculative-config '{json.dumps(settings)}'\n```"
-
-
-def llama_cpp_command(target: str, draft: Draft) -> str:
     head = Path(draft.head).name
-    return (
-        "```bash\n"
-        f"python convert_hf_to_gguf.py {target} --outfile target.gguf\n"
+    flags = shlex.join(words_of(draft_flags(replace(draft, head=head))))
+    speculative = json.dumps({"method": "eagle3", "model": head, "num_speculative_tokens": draft.steps})
+    lines = {
+        SGLANG: f"python -m sglang.launch_server --model-path {target} \\\n  {flags}",
+        VLLM: f"vllm serve {target} --speculative-config '{speculative}'",
+        LLAMA_CPP: f"python convert_hf_to_gguf.py {target} --outfile target.gguf\n"
         f"python convert_hf_to_gguf.py {head} --target-model-dir {target} --outfile head.gguf\n"
-        f"llama-server -m target.gguf -md head.gguf --spec-type draft-eagle3 --spec-draft-n-max {draft.steps}\n"
-        "```"
-    )
-
-
-def sglang_command(target: str, draft: Draft) -> str:
-    tokens = num_draft_tokens(draft.steps, draft.topk, draft.draft_tokens)
-    return (
-        "```bash\n"
-        f"python -m sglang.launch_server --model-path {target} --speculative-algorithm EAGLE3 \\\n"
-        f"  --speculative-draft-model-path {Path(draft.head).name} --speculative-num-steps {draft.steps} \\\n"
-        f"  --speculative-eagle-topk {draft.topk} --speculative-num-draft-tokens {tokens}\n"
-        "```"
-    )
+        f"llama-server -m target.gguf -md head.gguf --spec-type draft-eagle3 --spec-draft-n-max {draft.steps}",
+    }
+    able = [server for server, reasons in obstacles(files).items() if not reasons]
+    return "\n\n".join(f"{server}:\n\n```bash\n{lines[server]}\n```" for server in able)
 
 
 def accept_lengths(record: HeadRecord) -> str:

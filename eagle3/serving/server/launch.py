@@ -13,13 +13,16 @@ from eagle3.engine.client import KEY, api_key
 from eagle3.engine.command import launch_command, shell_line
 from eagle3.engine.draft import Draft
 from eagle3.engine.endpoint import server_information
-from eagle3.engine.installation import count_gpus, find_sglang
+from eagle3.engine.installation import Installation, count_gpus, find_sglang
+from eagle3.engine.models import captures
 from eagle3.engine.process import Server, require_free_port
-from eagle3.errors import Interrupted
-from eagle3.head_files.finding import findings_table, require_no_errors
+from eagle3.errors import InputError, Interrupted
+from eagle3.head_files.files import read_files, read_without_weights, weight_files
+from eagle3.head_files.finding import Finding, TargetFacts, findings_table, require_no_errors
 from eagle3.secrets import public
-from eagle3.serving.server.preflight import check_config, check_files, require_capture
+from eagle3.serving.check.checks import CONFIG_CHECKS, run_checks
 from eagle3.settings.engine import LaunchSettings
+from eagle3.target.facts import target_config
 from eagle3.target.files import TargetFiles
 
 log = logging.getLogger(__name__)
@@ -61,7 +64,8 @@ def launch(settings: LaunchSettings, target: TargetFiles, draft: Draft | None, *
 def require_head(settings: LaunchSettings, target: TargetFiles, draft: Draft | None) -> None:
     """Raise InputError for what `prepare` finds wrong with a head without SGLang, a GPU or the head's weights."""
     if settings.check and draft is not None:
-        findings = [each for each in check_config(draft.head, target) if each.level in ("warning", "error")]
+        findings = check_files(draft.head, target, weights=False)
+        findings = [each for each in findings if each.level in ("warning", "error")]
         if findings:
             log.info(findings_table(findings))
         require_no_errors(findings, draft.head)
@@ -80,6 +84,29 @@ def prepare(settings: LaunchSettings, target: TargetFiles, draft: Draft | None) 
     count_gpus(settings)
     if draft is not None:
         require_capture(installation, target)
+
+
+def check_files(head: str, target: TargetFiles, *, weights: bool = True) -> list[Finding]:
+    """Run the checks that need neither decoding nor the target's weights; those of the head can be left unread, too."""
+    files = read_files(head) if weights else read_without_weights(head)
+    weight_files(files.path)  # they have to be there
+    facts = TargetFacts(
+        config=target_config(target.text_config, target.text_config.vocab_size, target.checkpoint_dtype),
+        architecture=None,  # require_capture asks the installation
+        dtype=target.checkpoint_dtype,
+        identity=None,
+        embedding=None,
+    )
+    return run_checks(files, facts) if weights else run_checks(files, facts, CONFIG_CHECKS)
+
+
+def require_capture(installation: Installation, target: TargetFiles) -> None:
+    """Raise InputError if SGLang's class for the target has no way to capture hidden states."""
+    if captures(installation.folder / "srt" / "models", target.architecture) is False:
+        raise InputError(
+            f"target.path={target.path} is a {target.architecture}: SGLang {installation.version} cannot capture "
+            f"hidden states from that class, so it serves no EAGLE-3 head for it; take another target or SGLang"
+        )
 
 
 def announce(server: Server, information: Mapping[str, Any]) -> None:

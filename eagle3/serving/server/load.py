@@ -11,6 +11,7 @@ from eagle3.engine.client import new_session
 from eagle3.engine.timed import ServedAnswer, flush_cache, generate
 from eagle3.errors import InputError
 from eagle3.progress import Bar
+from eagle3.settings.serving import BenchSettings, TuneSettings
 
 
 @dataclass(frozen=True)
@@ -127,3 +128,27 @@ class PlainAnswers:
             elif plain:
                 self.first[tuple(prompt)] = answer.output_ids
         return replace(result, agreement=Agreement(same, compared))
+
+    def measure(
+        self,
+        url: str,
+        prompts: Sequence[list[int]],
+        concurrency: int,
+        settings: BenchSettings | TuneSettings,
+        *,
+        plain: bool,
+        progress: str,
+    ) -> LoadResult:
+        """Send the prompts to a server, repeated where places would otherwise be empty most of the time, and compare
+        the answers."""
+        requests = repeat_prompts(prompts, at_least=settings.requests_per_place * concurrency)
+        result = measure_load(
+            url,
+            requests,
+            concurrency=concurrency,
+            sampling=self.sampling,
+            warmup=settings.warmup,
+            timeout_s=settings.timeout_s,
+            progress=progress,
+        )
+        return self.compared(result, requests, plain=plain)

@@ -1,5 +1,6 @@
 """The report of a search: the table, the command to serve with, tune.json, tune.md and adaptive.json."""
 
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -7,6 +8,8 @@ from typing import Any
 
 from eagle3.draft_shape import Shape
 from eagle3.engine.adaptive import write_adaptive
+from eagle3.engine.command import draft_flags, words_of
+from eagle3.engine.draft import Draft
 from eagle3.markdown import table
 from eagle3.serving.report import number, share, with_error, write_report
 from eagle3.serving.tune.search import Findings, thresholds
@@ -84,17 +87,10 @@ def advice(found: Findings, folder: Path, *, target: str, head: str) -> Iterator
         )
         return
     yield f"{speed_up:.2f} times the speed of the plain target at concurrency {load} ({how}) with"
-    yield f"  --speculative-algorithm EAGLE3 --speculative-draft-model-path {head} {flags(best)}"
+    yield f"  {shlex.join(words_of(draft_flags(Draft(head=head, **best._asdict()))))}"
     yield (
         f"  python serve.py action=launch target.path={target} head={head} steps={best.steps} topk={best.topk} "
         f"draft_tokens={best.draft_tokens}"
-    )
-
-
-def flags(shape: Shape) -> str:
-    return (
-        f"--speculative-num-steps {shape.steps} --speculative-eagle-topk {shape.topk} "
-        f"--speculative-num-draft-tokens {shape.draft_tokens}"
     )
 
 

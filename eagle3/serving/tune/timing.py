@@ -13,7 +13,7 @@ from eagle3.engine.endpoint import is_reachable
 from eagle3.engine.process import Server
 from eagle3.errors import InputError
 from eagle3.serving.bench.stats import summarise
-from eagle3.serving.server.load import LoadResult, PlainAnswers, measure_load, repeat_prompts
+from eagle3.serving.server.load import LoadResult, PlainAnswers
 from eagle3.settings.engine import LaunchSettings
 from eagle3.settings.serving import TuneSettings
 
@@ -80,19 +80,13 @@ class ServerTimer:
             return {load: self._timed(server, load, plain=setting is None) for load in self.settings.all_loads}
 
     def _timed(self, server: Server, concurrency: int, *, plain: bool) -> LoadTiming:
-        requests = repeat_prompts(self.prompts, at_least=self.settings.requests_per_place * concurrency)
-        result = measure_load(
-            server.url,
-            requests,
-            concurrency=concurrency,
-            sampling=self.sampling,
-            warmup=self.settings.warmup,
-            timeout_s=self.settings.timeout_s,
-            progress=f"time {server.name} x{concurrency}",
+        progress = f"time {server.name} x{concurrency}"
+        result = self.plain_answers.measure(
+            server.url, self.prompts, concurrency, self.settings, plain=plain, progress=progress
         )
         if result.failed and not is_reachable(server.url):
             raise server.failure()
-        timing = timing_of(self.plain_answers.compared(result, requests, plain=plain))
+        timing = timing_of(result)
         if not plain and timing.accept_length is None:
             raise InputError(f"{server.name} counted no verification, so it did not draft; see its log {server.log}")
         return timing

@@ -9,8 +9,7 @@ from exported_head import tiny_target
 from fitted_head import LAYERS, NEW_TOKENS, PROMPT, fitted_head, small_target
 
 from eagle3.decoding.speculate import Speculator, plain_greedy
-from eagle3.serving.compare.measure import Answers, BatchedDecoder, PlainDecoder, batches
-from eagle3.serving.compare.ways import all_ways
+from eagle3.serving.compare.measure import Answers, BatchedDecoder, PlainDecoder, all_ways, batches
 from eagle3.settings.serving import CompareSettings
 from eagle3.settings.types import validated
 

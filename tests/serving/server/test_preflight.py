@@ -7,7 +7,7 @@ from serving_fixtures import launch_settings, sglang_site
 
 from eagle3.engine.installation import find_sglang
 from eagle3.errors import InputError
-from eagle3.serving.server.preflight import check_files, require_capture
+from eagle3.serving.server.launch import check_files, require_capture
 from eagle3.storage.files import read_json, write_json
 from eagle3.target.files import TargetFiles
 
