@@ -11,14 +11,12 @@ from eagle3.answers.huggingface import HuggingFaceAnswerer
 from eagle3.answers.store import read_responses
 from eagle3.engine.endpoint import Answer
 from eagle3.storage.files import read_jsonl, write_jsonl
-from eagle3.target.model import load_target
+from eagle3.target.model import Target
 from eagle3.workers.meter import Progress
 from eagle3.workers.task import Take
 from tests.answers.test_stage import answer_by
 
 GREEDY = Sampling(temperature=0, top_p=1.0, top_k=0, max_new_tokens=8)
-TARGET: dict[str, Any] = {"revision": None, "dtype": "auto", "attention": None, "trust_remote_code": False}
-TARGET["check_health"] = False
 Row = dict[str, Any]
 
 
@@ -43,10 +41,9 @@ class LookUp(Answerer):
             yield [conversation]
 
 
-def test_answers_looked_up_make_the_rows_of_those_that_the_target_gave(tiny_path: Path, tmp_path: Path) -> None:
-    target = load_target(path=str(tiny_path), device="cpu", **TARGET)
-    settings = {"template": None, "template_kwargs": {}, "date": "2026-01-01", "reasoning_parser": "auto"}
-    chat = Chat(target.tokenizer, stop_ids=target.stop_ids, **settings)  # type: ignore[arg-type]
+def test_answers_looked_up_make_the_rows_of_those_that_the_target_gave(
+    target: Target, chat: Chat, tmp_path: Path
+) -> None:
     questions = [["How is `vfield` used?", "And `sfield`?"], ["What is `to_dict`?"], ["Why?", "Why not?", "When?"]]
     turns = [[{"role": "user", "content": text} for text in each] for each in questions]
     prompts = [{"id": f"p{n}", "source": "s", "license": "MIT", "messages": each} for n, each in enumerate(turns)]

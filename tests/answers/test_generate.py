@@ -14,14 +14,6 @@ WARM = {"temperature": 0.9, "top_p": 0.95, "top_k": 50}
 STOP = 2
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # matrices this small only wait for a second one
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def model(tiny_path):
     return AutoModelForCausalLM.from_pretrained(tiny_path, dtype=torch.float32).eval()

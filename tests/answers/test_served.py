@@ -1,12 +1,11 @@
 """Answers of a server are those of the target in this process, whatever happens to the servers meanwhile."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from aiohttp import web
 from protocol_server import ProtocolServer, plain
 from serving_fixtures import free_port, launch_settings, serving, sglang_site
@@ -21,7 +20,7 @@ from eagle3.engine.process import require_free_port
 from eagle3.errors import InputError
 from eagle3.storage.files import read_jsonl, write_jsonl
 from eagle3.target.files import read_target_files
-from eagle3.target.model import Target, load_target
+from eagle3.target.model import Target
 from eagle3.target.stored import StoredTarget
 from tests.answers.test_stage import answer_by
 
@@ -33,14 +32,6 @@ SERVED: dict[str, Any] = {
 Rows = dict[str, dict[str, Any]]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "FIRST_PAUSE_S", 0.0)
@@ -48,22 +39,8 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def target(tiny_path: Path) -> Target:
-    return load_target(
-        path=str(tiny_path), revision=None, dtype="auto", device="cpu", attention=None, trust_remote_code=False,
-        check_health=False,
-    )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
 def stored(tiny_path: Path) -> StoredTarget:
     return StoredTarget(read_target_files(path=str(tiny_path), revision=None, trust_remote_code=False))
-
-
-@pytest.fixture(scope="module")
-def chat(stored: StoredTarget) -> Chat:
-    settings: dict[str, Any] = {"template": None, "template_kwargs": {}, "date": "2026-01-01"}
-    return Chat(stored.tokenizer, stop_ids=stored.stop_ids, reasoning_parser="auto", **settings)
 
 
 @pytest.fixture(scope="module")

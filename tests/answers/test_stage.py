@@ -26,7 +26,6 @@ from eagle3.engine.endpoint import Answer
 from eagle3.errors import InputError
 from eagle3.storage.files import read_jsonl, sha256_file, write_jsonl
 from eagle3.storage.records import sealed_bytes, write_sealed_json
-from eagle3.target.model import load_target
 from eagle3.workers.in_process import InProcess
 
 SETTINGS = {
@@ -51,32 +50,6 @@ SHORTENING = (
     "{{ m.content[:3] if m.role == 'assistant' and not loop.last else m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # matrices this small only wait for a second one
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
-def target(tiny_path):
-    return load_target(
-        path=str(tiny_path),
-        revision=None,
-        dtype="auto",
-        device="cpu",
-        attention=None,
-        trust_remote_code=False,
-        check_health=True,
-    )
-
-
-@pytest.fixture(scope="module")
-def chat(target):
-    return make_chat(target)
 
 
 def make_chat(target, template=None, **template_kwargs):

@@ -66,20 +66,16 @@ def test_every_flag_is_one_that_sglang_knows(tmp_path: Path) -> None:
     assert {word for word in words if word.startswith("--")} == KNOWN
 
 
-def test_a_chain_names_all_three_numbers(settings: LaunchSettings) -> None:
-    flags = command(settings)
+@pytest.mark.parametrize(("shape", "tokens"), [((3, 1, None), "4"), ((5, 4, 16), "16"), ((2, 2, 7), "7")])
+def test_a_draft_names_all_three_numbers(
+    shape: tuple[int, int, int | None], tokens: str, settings: LaunchSettings
+) -> None:
+    steps, topk, draft_tokens = shape
+    flags = command(settings, steps=steps, topk=topk, draft_tokens=draft_tokens)
     assert flags["--speculative-algorithm"] == ["EAGLE3"]
     assert flags["--speculative-draft-model-path"] == ["/heads/mine"]
-    assert [flags[f"--speculative-{name}"] for name in ("num-steps", "eagle-topk", "num-draft-tokens")] == [
-        ["3"],
-        ["1"],
-        ["4"],
-    ]
-
-
-def test_a_tree_has_the_draft_tokens_that_were_set(settings: LaunchSettings) -> None:
-    flags = command(settings, steps=5, topk=4, draft_tokens=16)
-    assert flags["--speculative-num-draft-tokens"] == ["16"]
+    numbers = [flags[f"--speculative-{name}"] for name in ("num-steps", "eagle-topk", "num-draft-tokens")]
+    assert numbers == [[str(steps)], [str(topk)], [tokens]]
 
 
 def test_adaptive_chains_begin_with_the_longest_of_the_smallest_load(settings: LaunchSettings, tmp_path: Path) -> None:
@@ -104,10 +100,6 @@ def test_adaptive_chains_begin_with_the_longest_of_the_smallest_load(settings: L
 def test_a_draft_that_sglang_would_change_or_refuse_is_refused_here(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=r"steps=.* topk=.* draft_tokens="):
         Draft(**CHAIN | wrong)
-
-
-def test_the_largest_tree_is_allowed() -> None:
-    assert Draft(**CHAIN | {"steps": 2, "topk": 2, "draft_tokens": 7})
 
 
 def test_the_plain_target_gets_no_flag_of_speculation(tmp_path: Path) -> None:
@@ -144,14 +136,13 @@ def test_what_would_keep_us_from_reaching_the_server_is_refused(tmp_path: Path, 
         command(launch_settings(tmp_path, extra_flags={name: "1"}))
 
 
-def test_remote_code_is_trusted_only_when_the_user_says_so(tmp_path: Path) -> None:
-    assert "--trust-remote-code" not in command(launch_settings(tmp_path))
-    assert "--trust-remote-code" in command(launch_settings(tmp_path, trust_remote_code=True))
-
-
-def test_the_overlap_scheduler_is_on_unless_switched_off(tmp_path: Path) -> None:
-    assert "--disable-overlap-schedule" not in command(launch_settings(tmp_path))
-    assert "--disable-overlap-schedule" in command(launch_settings(tmp_path, overlap_schedule=False))
+@pytest.mark.parametrize(
+    ("flag", "change"),
+    [("--trust-remote-code", {"trust_remote_code": True}), ("--disable-overlap-schedule", {"overlap_schedule": False})],
+)
+def test_a_flag_is_given_only_when_the_user_says_so(tmp_path: Path, flag: str, change: dict[str, Any]) -> None:
+    assert flag not in command(launch_settings(tmp_path))
+    assert flag in command(launch_settings(tmp_path, **change))
 
 
 def test_our_python_path_reaches_the_server_only_when_asked_for(

@@ -8,9 +8,8 @@ from fitted_head import PROMPT
 from serving_fixtures import serving
 from small_servers import GREEDY, head_server, load, plain_server
 
-from eagle3.engine.client import KEY, new_session
+from eagle3.engine.client import new_session
 from eagle3.engine.timed import ServedAnswer, generate
-from eagle3.errors import InputError
 
 
 @pytest.mark.parametrize(
@@ -42,14 +41,6 @@ def test_a_request_without_an_answer_is_given_up_after_the_time_limit() -> None:
     server.delay_s = 5
     with serving(server) as url:
         assert asyncio.run(ask(url)).error == "no answer within 0.05 s"
-
-
-def test_a_server_that_asks_for_a_key_stops_the_load_with_the_variables_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(KEY, raising=False)
-    server = head_server()
-    server.key = "k3y"
-    with serving(server) as url, pytest.raises(InputError, match=r"asks for a key .*; set EAGLE3_API_KEY"):
-        load(url, [PROMPT])
 
 
 def test_times_are_those_of_the_first_and_the_last_token() -> None:

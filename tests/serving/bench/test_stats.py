@@ -3,7 +3,6 @@
 import math
 import random
 from dataclasses import replace
-from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -53,10 +52,6 @@ def test_percentiles_are_those_of_numpy(count: int) -> None:
     assert (found.median, found.p90, found.p99) == pytest.approx(tuple(np.percentile(values, [50, 90, 99])))
 
 
-def test_without_a_value_there_is_no_percentile() -> None:
-    assert percentiles([]) is None and percentiles([None]) is None
-
-
 def test_time_per_token_leaves_the_first_token_out() -> None:
     assert ServedAnswer(ttft_s=1.0, latency_s=3.0, output_tokens=5).tpot_s == 0.5
     assert ServedAnswer(ttft_s=1.0, latency_s=1.0, output_tokens=1).tpot_s is None
@@ -98,6 +93,7 @@ def test_failed_requests_are_counted_by_reason_and_nowhere_else() -> None:
 def test_a_load_of_failures_alone_has_no_times() -> None:
     found = summarise([load(ServedAnswer(error="cut"))])
     assert (found.tpot, found.ttft, found.accept_length, found.throughput) == (None, None, None, 0.0)
+    assert percentiles([]) is None and percentiles([None]) is None
     pair = compare([load(ServedAnswer(error="cut"))], [load(answer(0.1))])
     assert pair == SpeedUp(None, None)
 
@@ -114,34 +110,19 @@ def test_the_interval_is_students_t_on_logarithms(ratios: list[float]) -> None:
     assert [found.value, found.low, found.high] == pytest.approx(expected, rel=1e-4)
 
 
-def test_the_interval_holds_the_truth_about_95_times_in_100() -> None:
-    draws, truth = random.Random(0), 1.3
-    hits = 0
-    for _ in range(2000):
-        found = mean_ratio([truth * math.exp(draws.gauss(0, 0.1)) for _ in range(3)])
-        assert found is not None and found.low is not None and found.high is not None
-        hits += found.low <= truth <= found.high
-    error = NormalDist().inv_cdf(0.9999) * math.sqrt(0.95 * 0.05 / 2000)
-    assert abs(hits / 2000 - 0.95) < error
-
-
 def test_one_repeat_has_no_interval_and_none_has_no_ratio() -> None:
     assert mean_ratio([1.5]) == Interval(pytest.approx(1.5), None, None)
     assert mean_ratio([]) is None
 
 
-def test_repeats_are_paired_in_order() -> None:
+def test_repeats_are_paired_in_order_and_one_of_a_single_side_has_no_pair() -> None:
     plain = [load(answer(0.2), seconds=4), load(answer(0.4), seconds=8)]
     head = [load(answer(0.1), seconds=2), load(answer(0.2), seconds=4)]
     found = compare(plain, head)
     assert found.tpot is not None and found.throughput is not None
     for ratio in (found.tpot, found.throughput):
         assert (ratio.value, ratio.low, ratio.high) == pytest.approx((2.0, 2.0, 2.0))
-
-
-def test_a_repeat_that_was_measured_on_one_side_alone_has_no_pair() -> None:
-    found = compare([load(answer(0.2)), load(answer(0.9))], [load(answer(0.1))])
-    assert found.tpot == Interval(pytest.approx(2.0), None, None)
+    assert compare(plain, head[:1]).tpot == Interval(pytest.approx(2.0), None, None)
 
 
 def test_the_share_of_same_answers_is_over_all_that_were_compared() -> None:

@@ -67,8 +67,11 @@ def test_a_head_is_read_as_it_was_written(saved: tuple[DraftHead, Path]) -> None
     assert loaded.capture_layers == stated(folder)["eagle_aux_hidden_state_layer_ids"]
 
 
-def test_the_keys_are_those_that_vllm_asks_for(saved: tuple[DraftHead, Path]) -> None:
+def test_the_keys_are_those_that_vllm_asks_for_and_that_speculators_writes_too(saved: tuple[DraftHead, Path]) -> None:
     config = stated(saved[1])
+    # get_config_parser in vLLM's transformers_utils/config.py knows the layout by these two.
+    assert "model_type" not in config and "speculators_config" in config
+    assert config.keys() <= SAVED_BY_SPECULATORS
     assert config["speculators_model_type"] == config["speculators_config"]["algorithm"] == "eagle3"
     assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 5
     assert config["speculators_config"]["verifier"]["name_or_path"] == "org/target"
@@ -78,14 +81,6 @@ def test_the_keys_are_those_that_vllm_asks_for(saved: tuple[DraftHead, Path]) ->
         len(config["eagle_aux_hidden_state_layer_ids"]) * 16
         == load_file(saved[1] / "model.safetensors")["fc.weight"].shape[1]
     )
-
-
-def test_vllm_recognises_the_layout_by_keys_that_speculators_writes_too(saved: tuple[DraftHead, Path]) -> None:
-    """vLLM takes a folder for this layout where `speculators_config` is there and `model_type` is not
-    (get_config_parser and maybe_override_with_speculators in its transformers_utils/config.py)."""
-    config = stated(saved[1])
-    assert "model_type" not in config and "speculators_config" in config
-    assert config.keys() <= SAVED_BY_SPECULATORS
 
 
 def test_tensors_go_by_the_speculators_names(saved: tuple[DraftHead, Path]) -> None:

@@ -15,8 +15,9 @@ from stores import ASSETS
 
 from eagle3.engine.adaptive import write_adaptive
 from eagle3.engine.draft import Draft
+from eagle3.engine.installation import find_sglang
 from eagle3.errors import InputError
-from eagle3.serving.server.launch import launch, overlap_scheduler
+from eagle3.serving.server.launch import check_files, launch, overlap_scheduler, require_capture
 from eagle3.storage.files import read_json, write_json
 from eagle3.target.files import TargetFiles
 
@@ -93,16 +94,27 @@ def test_dry_run_refuses_what_is_no_head_and_reads_no_weights(
     launch(replace(settings, check=False), target_files, draft, dry_run=True, folder=tmp_path)
 
 
-def test_dry_run_shows_the_faults_of_a_config(
+def test_dry_run_shows_the_faults_of_a_config_and_nothing_of_a_sound_head(
     tmp_path: Path, exported: Path, target_files: TargetFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
+    assert {finding.level for finding in check_files(str(exported), target_files)} <= {"ok", "skipped"}
+    settings, draft = launch_settings(tmp_path), Draft(head=str(exported), **CHAIN)
     config = read_json(exported / "config.json", made_by="this test")
     write_json(exported / "config.json", config | {"max_position_embeddings": 16})
     with caplog.at_level("INFO"), pytest.raises(InputError, match=r"must not be served: context: see the errors"):
-        launch(
-            launch_settings(tmp_path), target_files, Draft(head=str(exported), **CHAIN), dry_run=True, folder=tmp_path
-        )
+        launch(settings, target_files, draft, dry_run=True, folder=tmp_path)
     assert "max_position_embeddings=16 makes a context of 16, which is less than the target's" in caplog.text
+
+
+def test_a_target_that_sglang_cannot_capture_from_is_one_line(tmp_path: Path, target_files: TargetFiles) -> None:
+    models = sglang_site(tmp_path) / "sglang/srt/models"
+    models.mkdir(parents=True)
+    installation = find_sglang(launch_settings(tmp_path / "site"))
+    (models / "llama.py").write_text("class LlamaForCausalLM:\n    def set_eagle3_layers_to_capture(self, ids): ...\n")
+    require_capture(installation, target_files)
+    (models / "llama.py").write_text("class LlamaForCausalLM:\n    pass\n")
+    with pytest.raises(InputError, match=r"is a LlamaForCausalLM: SGLang 0\.5\.17 cannot capture"):
+        require_capture(installation, target_files)
 
 
 def test_a_head_with_errors_is_not_launched(tmp_path: Path, head_folder: Path, target_files: TargetFiles) -> None:

@@ -7,7 +7,6 @@ from small_servers import PROMPTS, head_server, load, small_head
 
 from eagle3.decoding.speculate import Speculator, plain_greedy
 from eagle3.errors import InputError
-from eagle3.serving.server.load import repeat_prompts
 
 
 def test_every_prompt_gets_the_answer_that_the_target_gives_it() -> None:
@@ -65,9 +64,3 @@ def test_a_server_that_is_not_there_fails_each_request_with_a_reason() -> None:
 def test_an_empty_load_is_refused(prompts: list[list[int]], concurrency: int) -> None:
     with pytest.raises(InputError, match="both start at 1"):
         load("http://127.0.0.1:1", prompts, concurrency=concurrency)
-
-
-def test_prompts_are_asked_again_in_turn_where_a_load_needs_more() -> None:
-    assert repeat_prompts([[1], [2], [3]], at_least=0) == [[1], [2], [3]]
-    assert repeat_prompts([[1], [2], [3]], at_least=3) == [[1], [2], [3]]
-    assert repeat_prompts([[1], [2], [3]], at_least=7) == [[1], [2], [3], [1], [2], [3], [1]]

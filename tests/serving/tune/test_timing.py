@@ -20,32 +20,6 @@ from eagle3.serving.server.load import LoadResult
 from eagle3.serving.tune.timing import ServerTimer, timing_of
 
 
-def answer(tpot_s: float, *, tokens: int, histogram: tuple[int, ...]) -> ServedAnswer:
-    accepted = sum(drafts * count for drafts, count in enumerate(histogram))
-    return ServedAnswer(
-        ttft_s=0.5,
-        latency_s=0.5 + tpot_s * (tokens - 1),
-        output_tokens=tokens,
-        verify_ct=sum(histogram),
-        correct_drafts=accepted,
-        histogram=histogram,
-    )
-
-
-def test_a_timing_is_the_median_over_answers_and_the_servers_own_counts() -> None:
-    answers = [
-        answer(0.5, tokens=5, histogram=(1, 2)),
-        answer(0.1, tokens=6, histogram=(0, 1, 1)),
-        answer(0.2, tokens=3, histogram=(0, 0, 1)),
-        ServedAnswer(ttft_s=0.5, latency_s=0.5, output_tokens=1),
-        ServedAnswer(error="HTTP 500"),
-    ]
-    found = timing_of(LoadResult(answers, seconds=5.0, cache_flushed=True))
-    assert found.seconds_per_token == pytest.approx(0.2)
-    assert (found.tokens_per_second, found.accept_length) == (3.0, 1 + 7 / 6)
-    assert (found.requests, found.failed) == (5, 1)
-
-
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
