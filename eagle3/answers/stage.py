@@ -1,8 +1,6 @@
 """The responses stage: prompts.jsonl → responses.jsonl, by workers or imported; resumes prompt by prompt."""
 
 import logging
-from collections.abc import Iterable, Iterator
-from itertools import islice
 from pathlib import Path
 
 from eagle3.answers.chat import Chat
@@ -13,7 +11,7 @@ from eagle3.target.facts import context_of
 from eagle3.target.model import Target
 from eagle3.target.stored import StoredTarget
 from eagle3.workers.meter import Meter
-from eagle3.workers.task import Build, Workers
+from eagle3.workers.task import Build, Workers, take_from
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +51,8 @@ def import_answers(
     store = _open_store(target, made_with, out_dir)
     context = context_of(target.text_config)
     with Meter(store.pending, desc="responses", unit="prompt", of="answer tokens") as progress:
-        for prompts in _batched(store.pending_prompts(), WRITTEN_TOGETHER):
+        take = take_from(store.pending_prompts())
+        while prompts := take(WRITTEN_TOGETHER):
             rows = [
                 imported_rows(prompt, chat, answers, max_prompt_tokens=max_prompt_tokens, context=context)
                 for prompt in prompts
@@ -81,9 +80,3 @@ def _open_store(target: Target | StoredTarget, made_with: MadeWith, out_dir: str
     if not store.pending:
         log.info("%s is up to date", store.responses)
     return store
-
-
-def _batched(items: Iterable, size: int) -> Iterator[list]:
-    items = iter(items)
-    while batch := list(islice(items, size)):
-        yield batch

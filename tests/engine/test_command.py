@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from serving_fixtures import launch_settings
 
-from eagle3.engine.adaptive import write_adaptive
 from eagle3.engine.command import launch_command, shell_line
-from eagle3.engine.draft import Draft
+from eagle3.engine.draft import Draft, write_adaptive
 from eagle3.errors import InputError
 from eagle3.settings.engine import LaunchSettings
 

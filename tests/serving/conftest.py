@@ -5,17 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from exported_head import random_head, tiny_facts, tiny_target
 from fitted_head import LAYERS, PROMPT, fitted_head
 from serving_fixtures import Command
 from stores import ASSETS
 
 from eagle3.answers.chat import Chat
-from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.head_files.format import save_head
-from eagle3.serving.head.export import TrainedHead
-from eagle3.target.facts import target_config
+from eagle3.serving.head.export import TrainedHead, export_head
 from eagle3.target.files import TargetFiles, read_target_files
 from eagle3.target.model import Target
 
@@ -51,15 +48,10 @@ def head_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def exported(tmp_path: Path, target_files: TargetFiles) -> Path:
+def exported(tmp_path: Path, trained_on_tiny: TrainedHead) -> Path:
     """A head of random weights in which no check finds anything."""
-    text_config = target_files.text_config
-    facts = target_config(text_config, text_config.vocab_size, target_files.checkpoint_dtype)
-    config = HeadConfig.for_target(facts, num_captured_layers=3, draft_vocab_size=32, fc_norm=False, norm_output=False)
-    folder = tmp_path / "head"
-    folder.mkdir()
-    save_head(folder, DraftHead(config, torch.arange(32)), [2, 4, 5], "bfloat16")
-    return folder
+    export_head(trained_on_tiny, tmp_path / "head", versions={})
+    return tmp_path / "head"
 
 
 @pytest.fixture

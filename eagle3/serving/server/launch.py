@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from eagle3.engine.adaptive import require_adaptive
 from eagle3.engine.client import KEY, api_key
 from eagle3.engine.command import launch_command, shell_line
-from eagle3.engine.draft import Draft
+from eagle3.engine.draft import Draft, require_adaptive
 from eagle3.engine.endpoint import server_information
 from eagle3.engine.installation import Installation, count_gpus, find_sglang
 from eagle3.engine.models import captures

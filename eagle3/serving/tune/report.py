@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.draft_shape import Shape
-from eagle3.engine.adaptive import write_adaptive
 from eagle3.engine.command import draft_flags, words_of
-from eagle3.engine.draft import Draft
+from eagle3.engine.draft import Draft, write_adaptive
 from eagle3.markdown import table
 from eagle3.serving.report import number, share, with_error, write_report
 from eagle3.serving.tune.search import Findings, thresholds

@@ -14,8 +14,7 @@ from stores import ASSETS
 
 from eagle3 import cli
 from eagle3.answers.chat import Chat
-from eagle3.engine.adaptive import write_adaptive
-from eagle3.engine.draft import Draft
+from eagle3.engine.draft import Draft, write_adaptive
 from eagle3.errors import InputError
 from eagle3.serving.bench.loads import RESULTS, BenchPlan, MeasuredLoad, read_results
 from eagle3.serving.bench.run import bench, bench_commands, find_notes, gather_facts, prompt_sets

@@ -13,8 +13,7 @@ import pytest
 from serving_fixtures import launch_settings, sglang_site
 from stores import ASSETS
 
-from eagle3.engine.adaptive import write_adaptive
-from eagle3.engine.draft import Draft
+from eagle3.engine.draft import Draft, write_adaptive
 from eagle3.engine.installation import find_sglang
 from eagle3.errors import InputError
 from eagle3.serving.server.launch import check_files, launch, overlap_scheduler, require_capture

@@ -8,7 +8,7 @@ import pytest
 from timed_machine import CHEAP, DEAR, PLAIN_SECONDS, SETTINGS, Machine, tuned
 
 from eagle3.draft_shape import Shape
-from eagle3.engine.adaptive import read_adaptive
+from eagle3.engine.draft import read_adaptive
 from eagle3.errors import InputError
 from eagle3.serving.tune.candidates import chains
 from eagle3.serving.tune.report import settings_table, write_tune_report

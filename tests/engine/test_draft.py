@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from eagle3.engine.adaptive import first_steps, read_adaptive, require_adaptive, write_adaptive
+from eagle3.engine.draft import first_steps, read_adaptive, require_adaptive, write_adaptive
 from eagle3.errors import InputError
 
 
