@@ -1,12 +1,10 @@
 """Interface of row checks: a check gets one prompt and returns whether it passes, changed or not, with counts."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 from eagle3.prompts.reading.prompt import Prompt
-
-NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 class Verdict(NamedTuple):
@@ -14,7 +12,7 @@ class Verdict(NamedTuple):
 
     reason: str | None = None  # why the prompt is refused, without its text; None: it passes
     prompt: Prompt | None = None  # the changed prompt, e.g. masked; None: unchanged
-    counts: Mapping[str, int] = NOTHING  # summed per source under the check's name in the ledger
+    counts: Mapping[str, int] = MappingProxyType({})  # summed per source under the check's name in the ledger
 
 
 class Check(Protocol):
@@ -23,10 +21,3 @@ class Check(Protocol):
     name: str  # of its section in the ledger: licenses, length, language, privacy, ...
 
     def __call__(self, prompt: Prompt) -> Verdict: ...
-
-
-@runtime_checkable
-class LooksAhead(Protocol):
-    """A check that gets the prompts of a group in one call before it is called for each."""
-
-    def look_ahead(self, prompts: Iterable[Prompt]) -> None: ...

@@ -55,25 +55,23 @@ class ChunkWriter:
             self.pending.file, self.schema, compression="zstd", use_dictionary=["license", "origin", "reason"],
             write_statistics=False, write_page_checksum=True,
         )  # fmt: skip
-        self.waiting: list[tuple] = []  # one value per column of the schema
+        self.waiting: list[dict[str, Any]] = []  # by column; a column that is left out is null
         self.lines = self.prompts = 0
         self.rejected: Counter[str] = Counter()
 
     def keep(self, line: int, prompt: Prompt, signature: Signature, cell: int | None) -> None:
         self.prompts += 1
-        written = (json_line(prompt.record()), None, prompt.license or "", prompt.source)
-        compared = (signature.id, signature.text, signature.shingles, cell, *signature.bands)
-        self.waiting.append((line, prompt.id, None, *written, *compared))
+        written = {"record": json_line(prompt.record()), "license": prompt.license or "", "origin": prompt.source}
+        compared = {"id_hash": signature.id, "text_hash": signature.text, "shingles": signature.shingles, "cell": cell}
+        bands = dict(zip(band_names(len(signature.bands)), signature.bands, strict=True))
+        self.waiting.append({"line": line, "id": prompt.id, **written, **compared, **bands})
 
     def reject(self, line: int, id: str | None, reason: str, shown: str | None) -> None:
         self.rejected[reason] += 1
-        row = (line, id, reason, None, shown)
-        self.waiting.append(row + (None,) * (len(self.schema) - len(row)))
+        self.waiting.append({"line": line, "id": id, "reason": reason, "shown": shown})
 
     def flush(self) -> None:
-        columns = zip(*self.waiting, strict=True)
-        arrays = [pyarrow.array(column, field.type) for column, field in zip(columns, self.schema, strict=True)]
-        self.file.write_table(pyarrow.Table.from_arrays(arrays, schema=self.schema))
+        self.file.write_table(pyarrow.Table.from_pylist(self.waiting, schema=self.schema))
         self.waiting.clear()
 
     def finish(self, **summary: Any) -> None:

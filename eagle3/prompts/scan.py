@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pyarrow
 
 from eagle3.progress import Bar
-from eagle3.prompts.checks import Check, LooksAhead
+from eagle3.prompts.checks import Check
 from eagle3.prompts.chunks import ChunkWriter, ScannedChunk
 from eagle3.prompts.overlap.signatures import Signer
 from eagle3.prompts.pool import in_order
@@ -166,7 +166,7 @@ def checked(
 ) -> list[Prompt | Refused]:
     """Return each prompt as the checks leave it, or the first reason against it; add to `counts` of the checks."""
     for check in checks:
-        if isinstance(check, LooksAhead):
+        if isinstance(check, Privacy):
             check.look_ahead(found for found in group if isinstance(found, Prompt))
         group = [found if isinstance(found, Refused) else _checked(found, check, counts[check.name]) for found in group]
     return group

@@ -24,8 +24,6 @@ LONGEST_NAMED = 80  # characters of a refused licence in the ledger; longer ones
 
 # "()", "(OR MIT WITH x)" and deep nesting make the parser raise more than its own error.
 UNPARSABLE = (ExpressionError, IndexError, AssertionError, RecursionError)
-
-
 REMEMBERED = 4096  # combinations of source, licence and models
 
 
@@ -50,7 +48,9 @@ class LicenseRules:
         """Return the SPDX id or allowed terms that a spelling means; an unknown one is returned unchanged."""
         if _spaced(license) in self.allowed:
             return license
-        return self.aliases.get(spelling(license)) or (license if _parses(license) else spdx_id(license) or license)
+        if alias := self.aliases.get(spelling(license)):
+            return alias
+        return license if _known(license) is not None else spdx_id(license) or license
 
     def license_refusal(self, license: str | None) -> str | None:
         """Return why rows of this licence are refused, without quoting the row; None: they pass."""
@@ -140,12 +140,8 @@ def _warn_of_overruled(rules: LicenseRules, terms: SourceTerms) -> None:
 
 
 def _spdx_id(entry: str) -> str:
-    try:
-        expression = _parsed(entry)
-        known = expression is not None and not _licensing().unknown_license_keys(expression)
-    except UNPARSABLE:
-        known = False
-    if not known or isinstance(expression, (_licensing().AND, _licensing().OR)):
+    expression = _known(entry)
+    if expression is None or isinstance(expression, (_licensing().AND, _licensing().OR)):
         raise InputError(
             f"prompts.licenses.allowed holds {entry!r}, which is not an SPDX id; write one such as MIT "
             f"(https://spdx.org/licenses), or name other terms in prompts.licenses.allowed_terms"
@@ -163,11 +159,13 @@ def spdx_ids(license: str) -> list[str]:
         return []
 
 
-def _parses(license: str) -> bool:
+def _known(license: str) -> Any:
+    """Return the expression if all its licences are SPDX ids, else None."""
     try:
-        return not _licensing().unknown_license_keys(_parsed(license))
+        expression = _parsed(license)
+        return None if _licensing().unknown_license_keys(expression) else expression
     except UNPARSABLE:
-        return False
+        return None
 
 
 def _spaced(license: str) -> str:

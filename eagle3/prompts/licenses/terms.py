@@ -49,20 +49,9 @@ class Card:
     @property
     def license(self) -> str | None:
         """Return `license:` of the front matter, a list joined by AND; `other` stands for `license_name`."""
-        named = self.metadata.get("license")
-        ids = [id for entry in (named if isinstance(named, list) else [named]) if (id := _text(entry))]
         own = _text(self.metadata.get("license_name"))
+        ids = _texts(self.metadata.get("license"))
         return " AND ".join(own if own and id.lower() == "other" else id for id in ids) or None
-
-    @property
-    def made_of(self) -> list[str]:
-        """Return the data sets that this one was made from, as the card says."""
-        named = self.metadata.get("source_datasets")
-        return [name for entry in (named if isinstance(named, list) else [named]) if (name := _text(entry))]
-
-    @property
-    def title(self) -> str | None:
-        return _text(self.metadata.get("pretty_name"))
 
 
 def source_terms(*, name: str, path: str, license: str | None, attribution: str | None) -> SourceTerms:
@@ -72,7 +61,8 @@ def source_terms(*, name: str, path: str, license: str | None, attribution: str 
     """
     card = nearest_card(path)
     hub_id = hub_id_in(path)
-    names = (name, *names_in(path), card.title, *card.made_of)
+    made_of = _texts(card.metadata.get("source_datasets"))
+    names = (name, *names_in(path), _text(card.metadata.get("pretty_name")), *made_of)
     return SourceTerms(
         name=name,
         license=license or card.license,
@@ -136,3 +126,8 @@ def hub_id_in(path: str) -> str | None:
 
 def _text(value: object) -> str | None:
     return value.strip() or None if isinstance(value, str) else None
+
+
+def _texts(value: object) -> list[str]:
+    """Return the texts of a list, or of one text."""
+    return [text for each in (value if isinstance(value, list) else [value]) if (text := _text(each))]

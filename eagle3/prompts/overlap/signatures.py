@@ -15,7 +15,6 @@ from eagle3.prompts.reading.prompt import Prompt
 
 SCHEME = "affine32"  # of datasketch's permutations: 32-bit values
 SEED = 1
-ALL_BITS = 0xFFFFFFFF
 BLOCK = 4096  # shingles that are permuted at a time: 2 MB
 
 
@@ -51,17 +50,9 @@ class Signer:
         return [xxhash.xxh3_64_intdigest(values[start : start + size]) for start in range(0, len(values), size)]
 
     def minhash(self, found: UInt64[np.ndarray, " S"]) -> UInt32[np.ndarray, " V"]:
-        """Return datasketch's MinHash of the upper halves of the hashes, without making its object."""
-        factors, terms = self.permutations
-        values = np.full(len(factors), ALL_BITS, dtype=np.uint32)
+        """Return datasketch's MinHash of the upper halves of the hashes."""
+        count = self.bands * self.band_rows
+        signature = MinHash(count, SEED, hashfunc=int, permutations=self.permutations, scheme=SCHEME)
         for start in range(0, len(found), BLOCK):
-            block = _mixed((found[start : start + BLOCK] >> np.uint64(32)).astype(np.uint32))
-            np.minimum(values, (block[:, None] * factors + terms).min(axis=0), out=values)
-        return values
-
-
-def _mixed(hashes: UInt32[np.ndarray, " S"]) -> UInt32[np.ndarray, " S"]:
-    """Apply MurmurHash3's finalizer, as datasketch does before its permutations."""
-    hashes = (hashes ^ (hashes >> np.uint32(16))) * np.uint32(0x85EBCA6B)
-    hashes = (hashes ^ (hashes >> np.uint32(13))) * np.uint32(0xC2B2AE35)
-    return hashes ^ (hashes >> np.uint32(16))
+            signature.update_batch(found[start : start + BLOCK] >> np.uint64(32))
+        return signature.hashvalues

@@ -22,8 +22,6 @@ UNSEEN = re.compile("[\u00ad\u200b-\u200f\u2060\ufeff]")  # soft hyphens, charac
 
 HASHED_WORDS = 1 << 18  # words whose hash is remembered, some 30 MB
 FACTOR = np.uint64(0x9E3779B97F4A7C15)  # of the polynomial over a gram; odd, so that no bit of a word is lost
-INVERSE = np.uint64(pow(int(FACTOR), -1, 1 << 64))
-FEW_WORDS = 4  # of a gram that is summed word by word
 
 
 class WordHashes(dict[str, int]):
@@ -76,32 +74,10 @@ def grams(hashes: UInt64[np.ndarray, " W"], n: int) -> UInt64[np.ndarray, " G"]:
     Empty if there are fewer than n words. Two runs have the same hash with probability 2^-64.
     """
     count = max(len(hashes) - n + 1, 0)
-    if n > FEW_WORDS and count:
-        return _long_grams(hashes, n)
     total = np.zeros(count, dtype=np.uint64)
     for place in range(n if count else 0):
         total = total * FACTOR + hashes[place : place + count]
     return total
-
-
-def _long_grams(hashes: UInt64[np.ndarray, " W"], n: int) -> UInt64[np.ndarray, " G"]:
-    """Compute the same from running sums, at a cost independent of n; the odd FACTOR has an inverse."""
-    sums = np.zeros(len(hashes) + 1, dtype=np.uint64)  # of hash / FACTOR^place
-    np.cumsum(hashes * _powers(INVERSE, len(hashes)), out=sums[1:])
-    return (sums[n:] - sums[:-n]) * _powers(FACTOR, len(hashes))[n - 1 :]
-
-
-_known_powers: dict[np.uint64, UInt64[np.ndarray, " W"]] = {}
-
-
-def _powers(factor: np.uint64, count: int) -> UInt64[np.ndarray, " W"]:
-    """Return factor^0, factor^1, … modulo 2^64; cached up to the longest text so far."""
-    known = _known_powers.get(factor)
-    if known is None or len(known) < count:
-        known = np.full(max(count, 4096), factor)
-        known[0] = 1
-        _known_powers[factor] = known = np.cumprod(known)
-    return known[:count]
 
 
 def shingles(text: str, n: int) -> UInt64[np.ndarray, " S"]:

@@ -10,37 +10,26 @@ from itertools import chain, pairwise
 from eagle3.prompts.privacy.passwords import PLACEHOLDER, entropy, is_random
 from eagle3.prompts.privacy.recogniser import Recogniser, Span
 
-# Prefix → the rest of the key, as the issuer documents it.
-KEYS = {start: re.compile(body) for start, body in {
-    "AKIA": r"[A-Z0-9]{16}", "ASIA": r"[A-Z0-9]{16}", "AIza": r"[\w-]{35}", "ya29.": r"[\w-]{30,300}",
-    "GOCSPX-": r"[\w-]{28}",
-    "ghp_": r"[A-Za-z0-9]{36}", "gho_": r"[A-Za-z0-9]{36}", "ghu_": r"[A-Za-z0-9]{36}", "ghs_": r"[A-Za-z0-9]{36}",
-    "ghr_": r"[A-Za-z0-9]{36,76}", "github_pat_": r"[A-Za-z0-9]{22}_[A-Za-z0-9]{59}",
-    **dict.fromkeys(
-        ("glpat-", "glptt-", "gldt-", "glrt-", "glcbt-", "glimt-", "glagent-", "gloas-", "glsoat-", "glffct-", "glft-",
-         "GR1348941"),
-        r"[\w-]{16,80}",
-    ),
-    "xoxb-": r"[\w-]{20,250}", "xoxp-": r"[\w-]{20,250}", "xoxa-": r"[\w-]{20,250}", "xoxr-": r"[\w-]{20,250}",
-    "xoxs-": r"[\w-]{20,250}", "xapp-": r"[\w-]{20,250}",
-    **dict.fromkeys(("hooks.slack.com/services/", "hooks.slack.com/workflows/", "hooks.slack.com/triggers/"),
-                    r"[TE]\w{6,14}/\w{6,20}/(?:\d{10,20}/)?\w{20,40}"),
-    "sk-": r"(?:proj-|svcacct-|admin-|ant-(?:api|admin)\d\d-|or-v1-)?[\w-]{32,200}", "sk_live_": r"[A-Za-z0-9]{24,247}",
-    "sk_test_": r"[A-Za-z0-9]{24,247}", "rk_live_": r"[A-Za-z0-9]{24,247}", "pk_live_": r"[A-Za-z0-9]{24,247}",
-    "whsec_": r"[A-Za-z0-9]{32,64}", "SG.": r"[\w-]{22}\.[\w-]{43}", "hf_": r"[A-Za-z0-9]{34}",
-    "npm_": r"[A-Za-z0-9]{36}",
-    "pypi-AgEIcHlwaS5vcmc": r"[\w-]{50,250}", "gsk_": r"[A-Za-z0-9]{52}", "r8_": r"[A-Za-z0-9]{37,40}",
-    "xai-": r"\w{70,90}",
-    "dop_v1_": r"[a-f0-9]{64}",
-    "shpat_": r"[a-f0-9]{32}", "shpss_": r"[a-f0-9]{32}", "sq0atp-": r"[\w-]{22}", "sq0csp-": r"[\w-]{43}",
-    "dapi": r"[a-f0-9]{32}",
-    "lin_api_": r"[A-Za-z0-9]{40}", "ntn_": r"[A-Za-z0-9]{46}", "hvs.": r"[\w-]{24,150}",
-    "PMAK-": r"[a-f0-9]{24}-[a-f0-9]{34}",
-    "NRAK-": r"[A-Z0-9]{27}", "AGE-SECRET-KEY-1": r"[0-9A-Z]{58}",
-    "AccountKey=": r"[A-Za-z0-9+/]{86}==",
-    "dckr_pat_": r"[\w-]{27}", "tskey-": r"[a-z]{3,9}-\w{8,20}-\w{16,40}", "EAACEdEose0cBA": r"[A-Za-z0-9]{20,250}",
-    "LTAI": r"[A-Za-z0-9]{12,20}", "ATBB": r"[A-Za-z0-9]{24,32}", "CFPAT-": r"[\w-]{43,90}", "NRII-": r"[\w-]{26,32}",
-}.items()}  # fmt: skip
+# The rest of a key, as the issuer documents it → its prefixes.
+KEYS = {prefix: re.compile(body) for body, prefixes in {
+    r"[A-Z0-9]{16}": "AKIA ASIA", r"[\w-]{35}": "AIza", r"[\w-]{30,300}": "ya29.", r"[\w-]{28}": "GOCSPX-",
+    r"[A-Za-z0-9]{36}": "ghp_ gho_ ghu_ ghs_ npm_", r"[A-Za-z0-9]{36,76}": "ghr_",
+    r"[A-Za-z0-9]{22}_[A-Za-z0-9]{59}": "github_pat_",
+    r"[\w-]{16,80}": "glpat- glptt- gldt- glrt- glcbt- glimt- glagent- gloas- glsoat- glffct- glft- GR1348941",
+    r"[\w-]{20,250}": "xoxb- xoxp- xoxa- xoxr- xoxs- xapp-",
+    r"[TE]\w{6,14}/\w{6,20}/(?:\d{10,20}/)?\w{20,40}":
+        "hooks.slack.com/services/ hooks.slack.com/workflows/ hooks.slack.com/triggers/",
+    r"(?:proj-|svcacct-|admin-|ant-(?:api|admin)\d\d-|or-v1-)?[\w-]{32,200}": "sk-",
+    r"[A-Za-z0-9]{24,247}": "sk_live_ sk_test_ rk_live_ pk_live_", r"[A-Za-z0-9]{32,64}": "whsec_",
+    r"[\w-]{22}\.[\w-]{43}": "SG.", r"[A-Za-z0-9]{34}": "hf_", r"[\w-]{50,250}": "pypi-AgEIcHlwaS5vcmc",
+    r"[A-Za-z0-9]{52}": "gsk_", r"[A-Za-z0-9]{37,40}": "r8_", r"\w{70,90}": "xai-", r"[a-f0-9]{64}": "dop_v1_",
+    r"[a-f0-9]{32}": "shpat_ shpss_ dapi", r"[\w-]{22}": "sq0atp-", r"[\w-]{43}": "sq0csp-",
+    r"[A-Za-z0-9]{40}": "lin_api_", r"[A-Za-z0-9]{46}": "ntn_", r"[\w-]{24,150}": "hvs.",
+    r"[a-f0-9]{24}-[a-f0-9]{34}": "PMAK-", r"[A-Z0-9]{27}": "NRAK-", r"[0-9A-Z]{58}": "AGE-SECRET-KEY-1",
+    r"[A-Za-z0-9+/]{86}==": "AccountKey=", r"[\w-]{27}": "dckr_pat_", r"[a-z]{3,9}-\w{8,20}-\w{16,40}": "tskey-",
+    r"[A-Za-z0-9]{20,250}": "EAACEdEose0cBA", r"[A-Za-z0-9]{12,20}": "LTAI", r"[A-Za-z0-9]{24,32}": "ATBB",
+    r"[\w-]{43,90}": "CFPAT-", r"[\w-]{26,32}": "NRII-",
+}.items() for prefix in prefixes.split()}  # fmt: skip
 # Telegram, Twilio, Mailgun, Mailchimp; Discord, Facebook; Azure, Zoho, Salesforce
 OTHER_KEYS = re.compile(
     r"(?<!\w)\d{8,10}:[\w-]{35}(?![\w-])|(?:AC|SK)[a-f0-9]{32}|(?<![\w-])key-[a-f0-9]{32}|[0-9a-f]{32}-us\d{1,2}(?!\w)"

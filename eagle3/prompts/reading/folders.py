@@ -8,20 +8,11 @@ from typing import Any
 import fsspec
 
 from eagle3.errors import InputError, require_packages
+from eagle3.prompts.reading.formats import FORMATS
 
 log = logging.getLogger(__name__)
 
-DATA = (
-    ".jsonl",
-    ".ndjson",
-    ".json",
-    ".parquet",
-    ".arrow",
-    ".csv",
-    ".tsv",
-    ".gz",
-    ".zst",
-)  # files of rows
+DATA = (*FORMATS, ".csv", ".tsv", ".gz", ".zst")  # endings of files of rows
 NAMED_FILES = 5  # in a warning
 SAVED = "state.json"  # written by Dataset.save_to_disk
 SAVED_SPLITS = "dataset_dict.json"  # written by DatasetDict.save_to_disk

@@ -18,9 +18,15 @@ from eagle3.errors import InputError
 from eagle3.prompts.language import LanguageDetector
 from eagle3.prompts.reading.prompt import Prompt
 from eagle3.prompts.traffic.grid import Grid, features, measure
-from eagle3.prompts.traffic.raking import Margin, effective_sample_size, missing_share, rake, whole_counts
-from eagle3.prompts.traffic.report import feature_mixes, shortfall_line, table_distances, unfilled
-from eagle3.prompts.traffic.target import Table, read_histogram, sample_tables
+from eagle3.prompts.traffic.raking import (
+    Margin,
+    effective_sample_size,
+    missing_share,
+    rake,
+    total_variation,
+    whole_counts,
+)
+from eagle3.prompts.traffic.target import Table, read_histogram, sample_tables, shares
 from eagle3.settings.prompts import TrafficSettings
 
 log = logging.getLogger(__name__)
@@ -58,9 +64,9 @@ class TrafficMix(TrafficSettings):
         `fail`.
         """
         cells, counts = _arrays(pool)
-        tables = self._tables(sample)
         margins = [
-            Margin(self.grid.bin_of_cell(cells, table.features), table.shares, table.binding) for table in tables
+            Margin(table.features, self.grid.bin_of_cell(cells, table.features), table.shares, table.binding)
+            for table in self._tables(sample)
         ]
         expected = self._rake(counts, margins, bounded=True)
         # Rounding up may exceed the prompts of a cell.
@@ -70,14 +76,14 @@ class TrafficMix(TrafficSettings):
                 f"prompts.traffic: none of {counts.sum()} prompts is in a bin of the target; check "
                 f"prompts.traffic.bins and the target"
             )
-        report = self._report(tables, margins, cells, counts, drawn)
+        report = self._report(margins, cells, counts, drawn)
         report["sample"] = None if sample is None else sample.total()
         missing = missing_share(expected, margins, size=self.size)
         report["shortfall"] = round(missing, 6)
         if missing > self.allowed_shortfall:
             if self.on_shortfall == "fail":
-                raise InputError(f"{shortfall_line(report)}, or set prompts.traffic.on_shortfall=warn")
-            log.warning("%s", shortfall_line(report))
+                raise InputError(f"{_shortfall_line(report)}, or set prompts.traffic.on_shortfall=warn")
+            log.warning("%s", _shortfall_line(report))
         return dict(zip(cells.tolist(), drawn.tolist(), strict=True)), report
 
     def _tables(self, sample: Counter[int] | None) -> list[Table]:
@@ -90,9 +96,8 @@ class TrafficMix(TrafficSettings):
     def _rake(self, pool: np.ndarray, margins: list[Margin], *, bounded: bool) -> np.ndarray:
         return rake(pool, margins, size=self.size, bounded=bounded, sweeps=self.sweeps, tolerance=self.tolerance)
 
-    def _report(
-        self, tables: list[Table], margins: list[Margin], cells: np.ndarray, before: np.ndarray, after: np.ndarray
-    ) -> dict:
+    def _report(self, margins: list[Margin], cells: np.ndarray, before: np.ndarray, after: np.ndarray) -> dict:
+        """before: the pool's counts in the cells, after: the draw's."""
         kept = after > 0
         kept_margins = [margin._replace(bin_of_cell=margin.bin_of_cell[kept]) for margin in margins]
         return {
@@ -100,13 +105,13 @@ class TrafficMix(TrafficSettings):
             "seed": self.seed,
             "pool": int(before.sum()),
             "kept": int(after.sum()),
-            "features": feature_mixes(self.grid, tables, cells, before, after),
-            "tables": table_distances(tables, margins, before, after),
+            "features": _feature_mixes(self.grid, margins, cells, before, after),
+            "tables": _table_distances(margins, before, after),
             "effective_sample_size": {
                 "before": self._effective_sample_size(before, margins),
                 "after": self._effective_sample_size(after[kept], kept_margins),
             },
-            "unfilled": unfilled(self.grid, tables, margins, before, after, self.size),
+            "unfilled": _unfilled(self.grid, margins, before, after, self.size),
         }
 
     def _effective_sample_size(self, counts: np.ndarray, margins: list[Margin]) -> float:
@@ -118,3 +123,72 @@ def _arrays(counts: Mapping[int, int]) -> tuple[np.ndarray, np.ndarray]:
     """Return cells in ascending order and their counts, both [C]."""
     cells = np.array(sorted(counts), dtype=np.int64)
     return cells, np.array([counts[cell] for cell in cells.tolist()], dtype=np.int64)
+
+
+def _feature_mixes(grid: Grid, margins: list[Margin], cells: np.ndarray, before: np.ndarray, after: np.ndarray) -> dict:
+    """Return for each feature: bins, target shares (None if the target does not have it), before, after, distances."""
+    mixes = {}
+    for name, feature in grid.features.items():
+        margin = next((margin for margin in margins if name in margin.features), None)
+        target = None if margin is None else _shares_of(name, margin, grid)
+        mix_before, mix_after = (shares(grid, cells, counts, [name]) for counts in (before, after))
+        mixes[name] = {
+            "bins": list(feature.bins),
+            "target": None if target is None else np.round(target, 6).tolist(),
+            "before": np.round(mix_before, 6).tolist(),
+            "after": np.round(mix_after, 6).tolist(),
+            "distance_before": None if target is None else round(total_variation(mix_before, target), 6),
+            "distance_after": None if target is None else round(total_variation(mix_after, target), 6),
+        }
+    return mixes
+
+
+def _shares_of(name: str, margin: Margin, grid: Grid) -> np.ndarray:
+    """Return the wanted shares of one feature, summed over the others."""
+    others = tuple(axis for axis, feature in enumerate(margin.features) if feature != name)
+    return margin.shares.reshape(grid.shape_of(margin.features)).sum(axis=others)
+
+
+def _table_distances(margins: list[Margin], before: np.ndarray, after: np.ndarray) -> list[dict]:
+    """Return the total variation for every table of the target, e.g. the joint strata."""
+    return [
+        {
+            "features": margin.features,
+            "before": round(total_variation(margin.sums(before) / before.sum(), margin.shares), 6),
+            "after": round(total_variation(margin.sums(after) / after.sum(), margin.shares), 6),
+        }
+        for margin in margins
+    ]
+
+
+def _unfilled(grid: Grid, margins: list[Margin], before: np.ndarray, after: np.ndarray, size: int) -> list[dict]:
+    """Return the quotas that the pool cannot fill, the largest gap first."""
+    found = []
+    for margin in margins:
+        wanted, held, kept = margin.shares * size, margin.sums(before), margin.sums(after)
+        found += [
+            {
+                "stratum": grid.labels(margin.features, int(bin)),
+                "wanted": round(float(wanted[bin]), 1),
+                "in_pool": int(held[bin]),
+                "kept": int(kept[bin]),
+            }
+            for bin in np.flatnonzero(held < wanted - 0.5)
+            if margin.binding
+        ]
+    return sorted(found, key=lambda quota: quota["in_pool"] - quota["wanted"])
+
+
+def _shortfall_line(report: dict) -> str:
+    """Return a line that says how much is missing, and from which quotas most."""
+    worst = "; ".join(
+        f"{', '.join(f'{name} {label}' for name, label in quota['stratum'].items())}: "
+        f"{quota['in_pool']} of {quota['wanted']:g}"
+        for quota in report["unfilled"][:3]
+    )
+    # Tables that can be met one by one may still exclude each other.
+    why = f"{len(report['unfilled'])} quotas stay short ({worst})" if worst else "not all tables can be met together"
+    return (
+        f"prompts.traffic.size={report['size']}: {report['kept']} prompts are drawn, {report['shortfall']:.1%} of the "
+        f"mix is missing: {why}; add sources or lower prompts.traffic.size"
+    )

@@ -14,6 +14,7 @@ from jaxtyping import Float, Int, Num
 class Margin(NamedTuple):
     """Wanted shares of the bins of one table, and which bin each cell is in."""
 
+    features: list[str]
     bin_of_cell: Int[np.ndarray, "C"]
     shares: Float[np.ndarray, "B"]  # sum to 1
     binding: bool  # rows that the pool lacks for a binding margin make the draw smaller; other margins are best effort

@@ -28,11 +28,6 @@ class Table(NamedTuple):
     shares: np.ndarray  # [bins], flat in the order of `features`; sum to 1
     binding: bool  # a quota: rows that the pool lacks here make the draw smaller
 
-    def share_of(self, name: str, grid: Grid) -> np.ndarray:
-        """Return the shares of one feature, summed over the others."""
-        others = tuple(axis for axis, feature in enumerate(self.features) if feature != name)
-        return self.shares.reshape(grid.shape_of(self.features)).sum(axis=others)
-
 
 def sample_tables(cells: np.ndarray, counts: np.ndarray, grid: Grid) -> list[Table]:
     """Return a table of every feature outside the strata, and the joint table of the strata, binding.

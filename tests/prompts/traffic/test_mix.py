@@ -288,7 +288,7 @@ def test_raking_equals_the_textbook_loop():
     pool = random.integers(50, 100, size=12)
     row, column = np.unravel_index(np.arange(12), (3, 4))
     shares = [random.dirichlet(np.ones(3)), random.dirichlet(np.ones(4))]
-    margins = [Margin(row, shares[0], True), Margin(column, shares[1], True)]
+    margins = [Margin(["row"], row, shares[0], True), Margin(["column"], column, shares[1], True)]
     cells = rake(pool, margins, size=10, bounded=True, sweeps=500, tolerance=1e-12)
     axes = [(axis, dict(enumerate(wanted))) for axis, wanted in enumerate(shares)]
     slow = slow_rake(dict(zip(zip(row, column, strict=True), pool.astype(float), strict=True)), axes, 10, 500)
@@ -298,8 +298,8 @@ def test_raking_equals_the_textbook_loop():
 def test_raking_stops_when_all_margins_miss_by_less_than_the_tolerance():
     pool = np.array([10, 1, 1, 10])
     margins = [
-        Margin(np.array([0, 0, 1, 1]), np.array([0.8, 0.2]), True),
-        Margin(np.array([0, 1, 0, 1]), np.array([0.5, 0.5]), True),
+        Margin(["row"], np.array([0, 0, 1, 1]), np.array([0.8, 0.2]), True),
+        Margin(["column"], np.array([0, 1, 0, 1]), np.array([0.5, 0.5]), True),
     ]
     raked = [
         rake(pool, margins, size=10, bounded=False, sweeps=sweeps, tolerance=tolerance)
@@ -311,8 +311,8 @@ def test_raking_stops_when_all_margins_miss_by_less_than_the_tolerance():
 def test_bounded_raking_never_asks_for_more_than_a_cell_holds_and_still_meets_the_margins():
     pool = np.array([2, 100, 100, 100])
     margins = [
-        Margin(np.array([0, 0, 1, 1]), np.array([0.5, 0.5]), True),
-        Margin(np.array([0, 1, 0, 1]), np.array([0.5, 0.5]), True),
+        Margin(["row"], np.array([0, 0, 1, 1]), np.array([0.5, 0.5]), True),
+        Margin(["column"], np.array([0, 1, 0, 1]), np.array([0.5, 0.5]), True),
     ]
     cells = rake(pool, margins, size=100, bounded=True, sweeps=1000, tolerance=1e-9)
     assert cells == pytest.approx([2, 48, 48, 2], abs=0.01)
