@@ -6,6 +6,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from eagle3.errors import InputError, require_packages
 from eagle3.prompts.reading.formats import FORMATS
@@ -34,7 +35,7 @@ def dataset_splits(setting: str, folder: str) -> dict[str, list[str]]:
         return {"train": _saved_files(files, path)}
     require_packages("datasets", extra="prompts", needed_by=f"{setting}, a dataset folder,")
     try:
-        splits = _found_files(folder, remote="file" not in _protocols(files))
+        splits = _found_files(folder, remote=not isinstance(files, LocalFileSystem))
     except (FileNotFoundError, ValueError) as error:
         raise InputError(
             f"{setting} is not a dataset folder that can be read ({' '.join(str(error).split())[:200]}); "
@@ -42,10 +43,6 @@ def dataset_splits(setting: str, folder: str) -> dict[str, list[str]]:
         ) from None
     _warn_of_the_rest(setting, _left_out(files, path, splits))
     return splits
-
-
-def _protocols(files: Any) -> tuple[str, ...]:
-    return (files.protocol,) if isinstance(files.protocol, str) else tuple(files.protocol)
 
 
 def _saved_files(files: Any, folder: str) -> list[str]:
