@@ -75,11 +75,6 @@ def test_system_turns_stay_where_they_are_unless_blank_or_after_the_last_user_tu
     assert prepare.prompts()[0]["messages"] == [*users("a"), system, *users("b")]
 
 
-def test_keep_answers_keeps_the_answers_up_to_the_last_one(prepare):
-    prepare([chat("a", "", "b", "y", "c")], keep_answers=True)
-    assert prepare.prompts()[0]["messages"] == chat("a", "", "b", "y")["messages"]
-
-
 @pytest.mark.parametrize("row", [[], {"messages": users("a", " \n")}])
 def test_a_row_that_is_no_prompt_is_refused_with_its_reason_and_its_neighbours_stay(prepare, row):
     reason = "empty user turn" if row else "not a JSON object"
@@ -155,11 +150,6 @@ def test_the_source_licence_counts_only_for_rows_without_one(prepare):
     assert ledger["sources"]["chats"]["licenses"] == {"ISC": 1, "MIT": 1}
 
 
-def test_a_team_can_allow_a_licence_name_of_its_own(prepare):
-    prepare([{"prompt": "a"}], license="acme-internal", licenses={"allowed_terms": ["ACME-internal"]})
-    assert prepare.prompts()[0]["license"] == "acme-internal"
-
-
 # Sources
 
 
@@ -198,15 +188,6 @@ def test_columns_that_hold_no_part_of_a_prompt_are_not_read(prepare, tmp_path):
     for path in ("one.parquet", "folder"):
         prepare(path=str(tmp_path / path), license="MIT")
         assert prepare.prompts()[0]["messages"] == users("a")
-
-
-@pytest.mark.parametrize(("found", "damage"), [(b"PAR1\x15", b"PAR1\xff"), (b"a" * 500, b"\xff" * 500)])
-def test_a_damaged_page_of_a_parquet_file_is_an_error_that_names_the_file(prepare, tmp_path, found, damage):
-    path = tmp_path / "chats.parquet"
-    pq.write_table(pa.table({"prompt": ["a" * 500]}), path, compression="NONE", write_statistics=False)
-    path.write_bytes(path.read_bytes().replace(found, damage, 1))
-    with pytest.raises(InputError, match=r"chats\.parquet is damaged"):
-        prepare(path=str(path), license="MIT")
 
 
 def test_data_files_of_a_folder_that_are_in_no_split_are_named(prepare, tmp_path, caplog):
@@ -251,11 +232,6 @@ def test_a_state_json_of_another_program_does_not_make_a_folder_a_saved_dataset(
         write(folder / "a.jsonl", [chat("a")])
         prepare(path=str(folder))
         assert [prompt["messages"] for prompt in prepare.prompts()] == [users("a")]
-
-
-def test_sources_may_be_paths_alone(prepare, tmp_path):
-    paths = [str(write(tmp_path / f"{name}.jsonl", [chat(name)])) for name in "ab"]
-    assert list(prepare(sources=paths)["sources"]) == ["a", "b"]
 
 
 def test_the_current_folder_is_a_source_with_its_own_name(prepare, tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from omegaconf import OmegaConf
 from prompt_stage import Prepare, chat, prepare, reasons, some_rows, write
 from stores import CONF, ROOT
 from tqdm import tqdm
@@ -155,10 +156,8 @@ def flip_a_byte(path: Path) -> None:
 
 
 def count_scans(prepare: Prepare, tmp_path: Path) -> int:
-    from eagle3.prompts.scan import Scanner
-
     scans = 0
-    original = Scanner.scanned
+    original = scan.Scanner.scanned
 
     def counting(self, task):
         nonlocal scans
@@ -166,7 +165,7 @@ def count_scans(prepare: Prepare, tmp_path: Path) -> int:
         return original(self, task)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Scanner, "scanned", counting)
+        patch.setattr(scan.Scanner, "scanned", counting)
         prepare(path=str(tmp_path / "chats.jsonl"), chunk_mb=0.0005)
     return scans
 
@@ -249,7 +248,8 @@ def test_the_mix_is_drawn_from_what_passed_and_reported(prepare: Prepare, tmp_pa
     assert ledger["traffic"]["features"]["turns"]["distance_after"] == 0
     assert "turns: distance 0.400 → 0.000" in (prepare.folder / "report.md").read_text()
     write(sample, [chat("one")])
-    assert {len(prompt["messages"]) for prompt in rerun(prepare, tmp_path, mix)} == {1}
+    prepare(path=str(tmp_path / "chats.jsonl"), traffic=mix)
+    assert {len(prompt["messages"]) for prompt in prepare.prompts()} == {1}
 
 
 def test_prompts_of_one_cell_are_drawn_at_random_by_the_seed(prepare: Prepare, tmp_path: Path) -> None:
@@ -276,14 +276,7 @@ def test_a_changed_histogram_draws_again(prepare: Prepare, tmp_path: Path) -> No
         assert {len(prompt["messages"]) for prompt in prepare.prompts()} == {bin}
 
 
-def rerun(prepare: Prepare, tmp_path: Path, mix: dict) -> list[dict]:
-    prepare(path=str(tmp_path / "chats.jsonl"), traffic=mix)
-    return prepare.prompts()
-
-
 def traffic_settings(**changes) -> dict:
-    from omegaconf import OmegaConf
-
     settings = OmegaConf.to_container(OmegaConf.load(CONF / "prompts" / "traffic" / "production.yaml"))
     assert isinstance(settings, dict)
     return {**settings, **changes}

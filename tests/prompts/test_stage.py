@@ -18,11 +18,11 @@ __all__ = ["prepare"]  # the fixture
 def test_the_same_input_gives_the_same_bytes(prepare, tmp_path):
     rows = [chat(f"question {i}", "x", source=f"s{i % 3}") for i in range(50)] + ["broken"]
     first = prepare(rows)
-    before = {name: (prepare.folder / name).read_bytes() for name in OUTPUTS}
+    before = prepare.outputs()
     for name in OUTPUTS:
         (prepare.folder / name).unlink()
     assert prepare(path=str(tmp_path / "chats.jsonl")) == first
-    assert {name: (prepare.folder / name).read_bytes() for name in OUTPUTS} == before
+    assert prepare.outputs() == before
     assert sorted(file.name for file in prepare.folder.iterdir()) == sorted(OUTPUTS)
     assert first["sha256"] == sha256_file(prepare.folder / "prompts.jsonl")
 
@@ -71,11 +71,11 @@ def test_a_changed_card_makes_the_prompts_again(prepare, tmp_path, caplog, card)
 
 def test_a_failing_run_leaves_the_earlier_prompts_whole(prepare, tmp_path):
     prepare([chat("a")])
-    before = {name: (prepare.folder / name).read_bytes() for name in OUTPUTS}
+    before = prepare.outputs()
     entries = [{"path": str(tmp_path / "chats.jsonl")}, {"path": str(write(tmp_path / "bad.parquet", ["PAR1"]))}]
     with pytest.raises(InputError, match="damaged"):
         prepare(sources=entries)
-    assert {name: (prepare.folder / name).read_bytes() for name in OUTPUTS} == before
+    assert prepare.outputs() == before
 
 
 def test_no_prompt_left_is_an_error_with_counts_and_the_way_out(prepare):

@@ -125,20 +125,17 @@ def test_the_check_agrees_with_comparing_every_run_of_words(n: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("leaks", "message"),
+    ("entries", "message"),
     [
-        ({"benchmarks": ["/no/such.jsonl"]}, r"prompts\.leaks\.benchmarks\[0\]\.path=/no/such\.jsonl does not exist"),
-        ({"benchmarks": ["ONE", "ONE"]}, r"prompts\.leaks\.benchmarks\[1\]\.name=one is taken"),
-        ({"benchmarks": ["EMPTY"]}, r"prompts\.leaks\.benchmarks\[0\]\.path=.*empty\.jsonl has no prompt"),
+        (["/no/such.jsonl"], r"prompts\.leaks\.benchmarks\[0\]\.path=/no/such\.jsonl does not exist"),
+        (["ONE", "ONE"], r"prompts\.leaks\.benchmarks\[1\]\.name=one is taken"),
+        (["EMPTY"], r"prompts\.leaks\.benchmarks\[0\]\.path=.*empty\.jsonl has no prompt"),
     ],
 )
-def test_a_wrong_setting_is_named(prepare: Prepare, tmp_path: Path, leaks: dict, message: str) -> None:
+def test_a_wrong_setting_is_named(prepare: Prepare, tmp_path: Path, entries: list[str], message: str) -> None:
     files = {"ONE": named(tmp_path, "one", spell(0, 20)), "EMPTY": str(write(tmp_path / "empty.jsonl", ["x"]))}
-    entries = leaks["benchmarks"]
-    if isinstance(entries, list):
-        entries = [files.get(entry, entry) if isinstance(entry, str) else entry for entry in entries]
     with pytest.raises(InputError, match=message):
-        prepare([chat("a")], leaks={**leaks, "benchmarks": entries})
+        prepare([chat("a")], leaks={"benchmarks": [files.get(entry, entry) for entry in entries]})
 
 
 def test_benchmarks_are_read_from_their_published_columns_by_name_with_their_answers(

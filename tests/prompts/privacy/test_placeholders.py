@@ -1,26 +1,15 @@
 """Placeholders pass by default, counted; a switch keeps them out, and a team lets its own through."""
 
 import pytest
-from omegaconf import OmegaConf
-from stores import CONF
 
-from eagle3 import cli
 from eagle3.errors import InputError
-from eagle3.prompts.privacy import Privacy
 from eagle3.prompts.privacy.placeholders import Allowed
-from eagle3.prompts.reading.prompt import Prompt
 from eagle3.settings.prompts import AllowedSettings
+from tests.prompts.privacy.test_policy import build_privacy, prompt
 
 
-def privacy(**allowed) -> Privacy:
-    config = OmegaConf.load(CONF / "prompts/privacy/patterns.yaml")
-    del config["defaults"]
-    config.allowed.update(allowed)
-    return cli.build(config)
-
-
-def verdict(text: str, **allowed):
-    return privacy(**allowed)(Prompt(id="1", source="s", license="MIT", messages=[{"role": "user", "content": text}]))
+def verdict(text: str, *overrides: str):
+    return build_privacy(*(f"privacy.allowed.{override}" for override in overrides))(prompt(text))
 
 
 PLACEHOLDERS = [
@@ -45,7 +34,7 @@ def test_placeholders_pass_and_are_counted_unless_switched_off(text: str, entity
     passed = verdict(text)
     assert passed.reason is None and passed.prompt is None
     assert f"{entity} let through" in passed.counts
-    assert verdict(text, placeholders=False).counts[entity] > 0
+    assert verdict(text, "placeholders=false").counts[entity] > 0
 
 
 @pytest.mark.parametrize(
@@ -65,9 +54,9 @@ def test_values_that_may_be_somebodys_do_not(text: str, entity: str) -> None:
 
 def test_a_teams_own_values_patterns_and_domains_pass_and_are_counted() -> None:
     text = "write to Help@Acme.com, jane@eu.acme.com or 93.184.216.34; not to jane@notacme.com"
-    found = verdict(text, values=["93.184.216.34"], domains=["acme.com"])
+    found = verdict(text, "values=[93.184.216.34]", "domains=[acme.com]")
     assert found.counts == {"EMAIL_ADDRESS": 1, "EMAIL_ADDRESS let through": 2, "IP_ADDRESS let through": 1}
-    assert verdict(text, patterns=[r"[\w.]+@(eu\.|not)?acme\.com", r"93\..*"]).reason is None
+    assert verdict(text, r"patterns=['[\w.]+@(eu\.|not)?acme\.com','93\..*']").reason is None
 
 
 def test_a_broken_pattern_names_the_key() -> None:

@@ -8,40 +8,31 @@ NUMBER = "123456789"
 SSN = words("ssn")
 
 
-def named(text: str) -> bool:
+@pytest.mark.parametrize(
+    ("text", "near"),
+    [
+        # A word counts up to 80 characters before the number, and up to 40 after it.
+        (f"x\nssn {NUMBER}", True),
+        (f"x\nssn{' ' * 77}{NUMBER}", True),
+        (f"x\nssn{' ' * 78}{NUMBER}", False),
+        (f"{NUMBER} ssn", True),
+        (f"{NUMBER}{' ' * 37}ssn", True),
+        (f"{NUMBER}{' ' * 38}ssn", False),
+        # The first line of a table counts up to 4000 characters before; 200 of its characters are read.
+        (f"ssn\n{'.' * 3995}\n{NUMBER}", True),
+        (f"ssn\n{'.' * 3996}\n{NUMBER}", False),
+        (f"{'x' * 196} ssn\n{'.' * 100}\n{NUMBER}", True),
+        (f"{'x' * 197} ssn\n{'.' * 100}\n{NUMBER}", False),
+        # A table begins after the last blank line, and its head is one line.
+        (f"name\n\nssn\n{'.' * 100}\n{NUMBER}", True),
+        (f"ssn\n\nname\n{'.' * 100}\n{NUMBER}", False),
+        (f"name\nssn\n{'.' * 100}\n{NUMBER}", False),
+        (f"ssn\n\n{NUMBER}", True),
+        # The name of another number right before it wins.
+        (f"my ssn and {NUMBER}", True),
+        (f"my ssn and order number {NUMBER}", False),
+    ],
+)
+def test_a_word_names_a_number_only_from_so_far(text: str, near: bool) -> None:
     start = text.index(NUMBER)
-    return has_context(text, Span(start, start + len(NUMBER)), SSN)
-
-
-@pytest.mark.parametrize(("blanks", "near"), [(1, True), (77, True), (78, False)])
-def test_a_word_counts_up_to_80_characters_before(blanks: int, near: bool) -> None:
-    assert named(f"x\nssn{' ' * blanks}{NUMBER}") is near
-
-
-@pytest.mark.parametrize(("blanks", "near"), [(1, True), (37, True), (38, False)])
-def test_a_word_counts_up_to_40_characters_behind(blanks: int, near: bool) -> None:
-    assert named(f"{NUMBER}{' ' * blanks}ssn") is near
-
-
-@pytest.mark.parametrize(("length", "near"), [(4000, True), (4001, False)])
-def test_the_head_of_a_table_counts_up_to_4000_characters_before(length: int, near: bool) -> None:
-    head = "ssn\n"
-    assert named(head + "." * (length - len(head) - 1) + "\n" + NUMBER) is near
-
-
-@pytest.mark.parametrize(("length", "near"), [(196, True), (197, False)])
-def test_200_characters_of_a_tables_head_are_read(length: int, near: bool) -> None:
-    assert named("x" * length + " ssn\n" + "." * 100 + "\n" + NUMBER) is near
-
-
-@pytest.mark.parametrize(("head", "near"), [("name\n\nssn\n", True), ("ssn\n\nname\n", False), ("name\nssn\n", False)])
-def test_a_table_begins_behind_the_last_blank_line_and_its_head_is_one_line(head: str, near: bool) -> None:
-    assert named(head + "." * 100 + "\n" + NUMBER) is near
-
-
-def test_a_word_that_begins_the_text_counts_over_a_blank_line() -> None:
-    assert named(f"ssn\n\n{NUMBER}")
-
-
-def test_the_name_of_another_number_right_before_it_wins() -> None:
-    assert named(f"my ssn and {NUMBER}") and not named(f"my ssn and order number {NUMBER}")
+    assert (has_context(text, Span(start, start + len(NUMBER)), SSN)) is near

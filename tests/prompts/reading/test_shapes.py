@@ -141,14 +141,6 @@ def test_each_source_has_columns_of_its_own_and_a_table_is_read_by_them(prepare:
     ]
 
 
-def test_other_columns_make_other_prompts(prepare: Prepare) -> None:
-    rows = [{"question": "a", "hint": "b", "license": "MIT"}]
-    prepare(rows)
-    assert prepare.prompts()[0]["messages"] == users("a")
-    prepare(rows, fields={"prompt": "hint"})
-    assert prepare.prompts()[0]["messages"] == users("b")
-
-
 def test_rows_of_unknown_columns_say_which_key_names_them(prepare: Prepare) -> None:
     with pytest.raises(InputError, match=r"no column of messages or prompts: 1\).*prompts\.fields\.prompt"):
         prepare([{"Frage": "a", "license": "MIT"}])
