@@ -144,6 +144,7 @@ def test_tiles_fit_hopper_and_spill_next_to_nothing(channels: int) -> None:
         # spills 76 bytes of the gradient of keys where that of CUDA 12 spills none.
         forward = 80 if triton.__version__.startswith("3.7.") else 64
         most = 80 if triton.knobs.nvidia.ptxas.version.startswith("13") else 4
+        most = 52 if triton.__version__.startswith("3.5.") else most  # of PyTorch 2.9
         assert spilled <= (forward if (name, channels) == ("flash_forward", 128) else most)
 
 
