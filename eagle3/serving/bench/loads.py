@@ -12,7 +12,7 @@ from eagle3.engine.draft import require_adaptive
 from eagle3.engine.endpoint import is_reachable, server_information
 from eagle3.engine.process import Server
 from eagle3.errors import InputError
-from eagle3.serving.server.load import LoadResult, PlainAnswers, repeat_prompts
+from eagle3.serving.server.load import LoadResult, PlainAnswers
 from eagle3.settings.engine import LaunchSettings
 from eagle3.settings.serving import BenchSettings, Side
 from eagle3.storage.files import json_line, read_jsonl, with_filename
@@ -57,10 +57,6 @@ class BenchPlan:
     settings: BenchSettings
     prompts: Mapping[str, Sequence[list[int]]]
     sampling: Mapping[str, Any]
-
-    def requests(self, prompt_set: str, concurrency: int) -> list[list[int]]:
-        """Return the set's prompts, repeated where places would otherwise stand empty for most of the time."""
-        return repeat_prompts(self.prompts[prompt_set], at_least=self.settings.requests_per_place * concurrency)
 
 
 # --- servers ---------------------------------------------------------------------------------------------------------

@@ -121,8 +121,9 @@ def find_notes(loads: Sequence[MeasuredLoad], facts: Mapping[str, Any], plan: Be
     found = {}
     if not all(load.result.cache_flushed for load in loads):
         found["prefix cache"] = "a server refused to empty it: times to first token profit from earlier requests"
+    most_requests = plan.settings.requests_per_place * max(plan.settings.concurrency)
     for name, prompts in plan.prompts.items():
-        if len(plan.requests(name, max(plan.settings.concurrency))) > len(prompts):
+        if most_requests > len(prompts):
             found[name] = (
                 "some prompts were asked again within a load: the prefix cache shortens their time to first token"
             )
