@@ -26,9 +26,10 @@ from typing import Any
 import yaml
 from result import write_result
 
+from eagle3.draft_shape import Shape
+
 ROOT = Path(__file__).parent.parent
 ASSETS = ROOT / "tests" / "assets"
-CHAINS = (3, 7)  # steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,20 +139,20 @@ def compared_on_all(
 def compared(run: Path, heads: Mapping[str, Path], held_out: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Decode with heads of one seed; return each chain's accept lengths and the differences from the first head."""
     if not (run / "compare.json").exists():
-        shapes = ",".join(f"{{steps: {steps}, topk: 1, draft_tokens: null}}" for steps in CHAINS)
         call(
             "serve.py", "action=compare", f"target.path={options.target}",
             f"heads=[{','.join(map(str, heads.values()))}]", f"prompts.path={held_out}",
-            f"limit={options.limit}", f"compare.temperatures={options.temperatures}", f"compare.shapes=[{shapes}]",
-            f"hydra.run.dir={run}",
+            f"limit={options.limit}", f"compare.temperatures={options.temperatures}", f"hydra.run.dir={run}",
         )  # fmt: skip
     found: dict[str, Any] = {}
     report = json.loads((run / "compare.json").read_text())
     names = dict(zip(report["heads"], heads, strict=True))  # of folders, in the order given
     for row in report["rows"]:
-        chain = f"{row['source']}, chain of {row['steps']}, {row['sampling']}"
+        drafts = Shape(row["steps"], row["topk"], row["draft_tokens"])
+        chain = f"{row['source']}, {drafts}, {row['sampling']}"
         found.setdefault(chain, {"prompts": row["prompts"]})[names[row["head"]]] = {
             "accept_length": row["accept_length_kept"]["value"],
+            "standard_error": row["accept_length_kept"]["standard_error"],
             "difference": row["difference_kept"],
         }
     return found
