@@ -256,6 +256,7 @@ def seconds_to_the_same(curves: dict[str, list[dict[str, Any]]], chain: str) -> 
 
 def train(given: dict[str, Any]) -> list[dict[str, Any]]:
     """Train a head, save it after every epoch, and return the seconds that its steps took up to there."""
+    torch.set_num_threads(1)  # packs are made of small tensors, on which a team of threads waits for itself
     config = composed(["run_dir=.", *given["overrides"]])
     torch.set_float32_matmul_precision(config.matmul_precision)
     data, _ = build_training(config)

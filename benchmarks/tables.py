@@ -56,23 +56,22 @@ def quickstart() -> str:
 
 def best() -> str:
     """The one table of the README."""
-    runs, rows = result("recipe_seeds.json")["runs"], []
-    ours, before = runs["s_A1-wd"], [runs[f"s_old2_s{seed}"] for seed in range(3)]
-    values = [(ours[key], mean(run[key] for run in before)) for key in ("accept_length_3", "accept_length_7")]
-    rows.append(
-        [
-            "accept length on SmolLM2-135M-Instruct, chains of 3 / 7, our default",
-            " / ".join(f"**{value:.2f}**" for value, _ in values),
-            f"{' / '.join(f'{base:.2f}' for _, base in values)}, EAGLE-3 trained with AdamW twice as long",
-        ]
+    rows = []
+    default = " / ".join(f"**{on_public_target('heldout', drafts, 'greedy')[0]:.2f}**" for drafts in DRAFTS)
+    rows.append(["accept length, `train.py` as it is, chains of 3 / 7 and a tree of 16", default, "1 without a head"])
+    heads = result("race_smollm2.json")["heads"]
+    last = {name: points[-1]["accept_length"] for name, points in heads["curves"].items()}
+    ours, theirs = (
+        " / ".join(f"{last[name][f'all, {drafts}, greedy']:.2f}" for drafts in DRAFTS)
+        for name in ("ours, recipe", "SpecForge, lr 0.001")
     )
-    for what, batch in (
-        ("training speed, 4 documents of 128 to 2,048 tokens", "[128, 256, 512, 2048], a quarter prompt"),
-        ("training speed, 1 document of 16,384 tokens", "1 x 16,384"),
-    ):
-        rates, theirs, ratios = raced(batch)
-        rate = f"**{thousands(rates['bf16'])}** tokens/s ({ratios['bf16']:.2f} x)"
-        rows.append([what, rate, f"{thousands(theirs)}, SpecForge on the same H200"])
+    what = "accept length at equal data, head shape and epochs (2)"
+    rows.append([what, ours.replace(" / ", "** / **").join(("**", "**")), f"{theirs}, SpecForge"])
+    share = heads["share_of_specforge"]["ours, recipe"]
+    rows.append(["GPU-seconds until SpecForge's chain of 7", f"**{share:.2f} x**", "SpecForge on the same H100"])
+    rates, theirs, ratios = raced("[128, 256, 512, 2048], a quarter prompt")
+    rate = f"**{thousands(rates['bf16'])}** tokens/s ({ratios['bf16']:.2f} x)"
+    rows.append(["training speed, a head for 8 B", rate, f"{thousands(theirs)}, SpecForge on the same H200"])
     cells = {
         cell["concurrency"]: cell
         for cell in result("sglang_bench/results.json")["cells"]
@@ -92,6 +91,47 @@ def best() -> str:
         ["serving, time to first token at 1 request", f"{first[0]:.0f} ms", f"{first[1]:.0f} ms without a head"]
     )
     return markdown("what | result | compared with", rows)
+
+
+def public_target() -> str:
+    """Accept length of train.py's defaults on SmolLM2-135M-Instruct: means of the seeds, and the error over prompts."""
+    rows = []
+    for title, file in PROMPTS.items():
+        for sampling in ("greedy", "T = 1"):
+            cells = [on_public_target(file, drafts, sampling) for drafts in DRAFTS]
+            rows.append([title, sampling, *(f"{length:.2f} ± {error:.2f}" for length, error in cells)])
+    return markdown(f"prompts | answers | {' | '.join(DRAFTS)}", rows)
+
+
+def on_public_target(file: str, drafts: str, sampling: str) -> tuple[float, float]:
+    """Return the mean accept length of the seeds, and the mean of their standard errors over prompts."""
+    seeds = [seed[f"{file}: all, {drafts}, {sampling}"]["defaults"] for seed in result("public_target.json")["seeds"]]
+    return mean(seed["accept_length"] for seed in seeds), mean(seed["standard_error"] for seed in seeds)
+
+
+def epochs() -> str:
+    """Accept length on validation prompts after each epoch of the public target's training."""
+    seeds = result("public_target.json")["validation_after_each_epoch"].values()
+    rows = []
+    for epoch, points in enumerate(zip(*seeds, strict=True), start=1):
+        rows.append(
+            [f"{epoch}", *(_with_range([point[f"accept_length_{steps}"] for point in points]) for steps in (3, 7))]
+        )
+    return markdown("epoch | chain of 3 | chain of 7", rows)
+
+
+def raced_heads() -> str:
+    """SpecForge's heads and ours on the public target, after each epoch."""
+    rows = []
+    for name, points in result("race_smollm2.json")["heads"]["curves"].items():
+        for point in points:
+            lengths = [f"{point['accept_length'][f'all, {drafts}, greedy']:.3f}" for drafts in DRAFTS]
+            rows.append([name, f"{point['epoch']}", f"{point['seconds']:.0f} s", *lengths])
+    return markdown(f"training | epochs | seconds of its steps | {' | '.join(DRAFTS)}", rows)
+
+
+DRAFTS = ("chain of 3", "chain of 7", "tree 5/4/16")
+PROMPTS = {"400 held out": "heldout", "GSM8K": "gsm8k", "HumanEval": "humaneval", "MT-bench": "mt_bench"}
 
 
 def raced(batch: str) -> tuple[dict[str, float], float, dict[str, float]]:
@@ -398,8 +438,8 @@ LOSSES = {
 TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
     for table in (
-        quickstart, best, heads, recipe, recipe_seeds, race, steps, adapted, costs, parity, bench, tuned, loads,
-        adaptive, long_answers, bounds, losses,
+        quickstart, best, public_target, epochs, raced_heads, heads, recipe, recipe_seeds, race, steps, adapted, costs,
+        parity, bench, tuned, loads, adaptive, long_answers, bounds, losses,
     )
 }  # fmt: skip
 
