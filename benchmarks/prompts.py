@@ -76,7 +76,7 @@ def rules(*, privacy: str) -> tuple[Rules, dict[str, Any]]:
         config = compose("precompute", overrides=[f"prompts/privacy='{privacy}'"])
     settings = OmegaConf.to_container(config.prompts, resolve=True)
     groups = {group: settings.pop(group) for group in GROUPS}
-    groups["leaks"]["benchmarks"] = [str(BUNDLED / "heldout.jsonl")]
+    groups["decontamination"]["benchmarks"] = [str(BUNDLED / "heldout.jsonl")]
     # Not through eagle3.cli, whose PyTorch would be most of the memory measured here.
     return Rules(groups, privacy=instantiate(config.prompts.privacy, _convert_="all")), settings
 

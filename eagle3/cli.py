@@ -28,6 +28,7 @@ from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryV
 from eagle3 import ROOT, __version__
 from eagle3.adapters.hydra import (
     HYDRA,
+    NOT_KEY_VALUE,
     UNKNOWN_KEY,
     UNKNOWN_OPTION,
     UNKNOWN_PLUGIN,
@@ -46,6 +47,7 @@ from eagle3.settings import check
 from eagle3.settings.check import free_groups
 from eagle3.settings.help import help_page
 from eagle3.settings.nearest import did_you_mean
+from eagle3.settings.serving import ACTIONS
 from eagle3.settings.types import Settings, validated
 
 log = logging.getLogger(__name__)
@@ -198,6 +200,10 @@ def given_keys() -> list[str]:
 def wrong_override(error: Exception) -> str:
     """What Hydra says of an override, without its advice to add unknown keys and its search path."""
     message = message_of(error)
+    if word := NOT_KEY_VALUE.search(message):
+        given = word["word"]
+        meant = f"action={given}" if given in ACTIONS else f"{given}=VALUE"
+        return f"{given} is not KEY=VALUE; give {meant} (--help shows every key)"
     if unknown := UNKNOWN_KEY.match(message):
         inside = getattr(error.__cause__, "full_key", None) or ""  # of a value in braces: the key in it
         return unknown_key(inside if inside.startswith(f"{unknown['key']}.") else unknown["key"])
@@ -206,6 +212,9 @@ def wrong_override(error: Exception) -> str:
         return f"{group} needs the package of Hydra's {name}; install it: {install_command(PLUGINS[name])}"
     if option := UNKNOWN_OPTION.search(message):
         group, name, options = option["group"], option["option"], option["options"].split()
+        if group.startswith("target/"):  # Hydra's reading of target=meta-llama/Llama-3.1-8B
+            path = f"{group.removeprefix('target/')}/{name}"
+            return f"target={path} is no option; the folder or Hugging Face id of a model is target.path={path}"
         return f"{group}={name} is no option; take one of {', '.join(options)}{did_you_mean(name, options)}"
     return message.strip()
 

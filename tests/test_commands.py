@@ -146,9 +146,9 @@ def serve_needs(config: DictConfig) -> None:
 NEEDS = {"precompute": precompute_needs, "train": train_needs, "serve": serve_needs}
 
 
-def test_the_sources_of_the_page_on_prompts_are_taken_with_their_licences() -> None:
-    text = (ROOT / "eagle3" / "prompts" / "README.md").read_text()
-    [example] = [block for block in re.findall(r"(?:^ {4}.*\n)+", text, flags=re.MULTILINE) if "sources:" in block]
+def test_the_sources_of_the_page_on_licences_are_taken() -> None:
+    text = (ROOT / "docs" / "how-to" / "licences.md").read_text()
+    [example] = re.findall(r"^```yaml\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     config = compose("precompute", ["out_dir=DIR", "target.path=T", "prompts/privacy=patterns"])
     config.merge_with(yaml.safe_load(example))
     precompute_needs(config)
@@ -217,7 +217,7 @@ def test_what_a_command_lacks_is_found(script: str, words: str, fault: str) -> N
 def test_commands_are_found_wherever_they_stand() -> None:
     found = {command.where for text in TEXTS for command in commands_in(text) if command.complete}
     places = (
-        "docs/start/llama8b.md", "eagle3/serving/README.md", "serve.py", "eagle3/head_files/files.py",
+        "docs/start/your-model.md", "eagle3/serving/README.md", "serve.py", "eagle3/head_files/files.py",
         "docs/recipes/train.sbatch", "docs/recipes/train.yaml",
     )  # fmt: skip
     assert found >= set(places)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import ConfigCompositionException
+from hydra.errors import HydraException
 from stores import CONF, ROOT
 
 from eagle3.cli import wrong_override
@@ -108,6 +108,11 @@ def test_help_is_what_hydra_prints_with_the_commands_to_paste() -> None:
         ("train", "modle", "model"),
         ("precompute", "prompts/privcy", "prompts/privacy"),
         ("precompute", "batch_tokens", "features.batch_tokens"),
+        ("train", "data.num_workers", "data.readers"),
+        ("train", "trainer.gpus", "trainer.devices"),
+        ("train", "learning_rate", "optim.lr"),
+        ("train", "output_dir", "hydra.run.dir"),
+        ("precompute", "model_name_or_path", "target.path"),
     ],
 )
 def test_a_slip_finds_the_key_that_was_meant(script: str, given: str, meant: str) -> None:
@@ -128,6 +133,7 @@ def test_nothing_is_guessed_where_nothing_is_alike() -> None:
             "loss.divergence.tv_weight is not a key of this config (loss=cross_entropy_tv has it); "
             "--cfg job shows every key",
         ),
+        ("export", "export is not KEY=VALUE; give action=export (--help shows every key)"),
         ("model=eagl31", "model=eagl31 is no option; take one of eagle3, eagle31 (did you mean eagle31?)"),
     ],
 )
@@ -140,9 +146,15 @@ def test_a_slip_on_the_command_line_is_one_line_with_what_was_meant(
 def refused(script: str, override: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """What the command says of an override that Hydra refuses; tests/test_cli.py has it from a process."""
     monkeypatch.setattr(sys, "argv", [f"{script}.py", override])
-    with initialize_config_dir(str(CONF), version_base="1.3"), pytest.raises(ConfigCompositionException) as error:
+    with initialize_config_dir(str(CONF), version_base="1.3"), pytest.raises(HydraException) as error:
         compose(script, [override])
     return wrong_override(error.value)
+
+
+@pytest.mark.parametrize("path", ["org/model-8B", "/models/a", "./model"])
+def test_a_model_given_as_an_option_is_told_its_key(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    line = f"target={path} is no option; the folder or Hugging Face id of a model is target.path={path}"
+    assert refused("precompute", f"target={path}", monkeypatch) == line
 
 
 @pytest.mark.parametrize("override", ["prompts.roles={Kundin: user}", "prompts.roles.Kundin=user"])

@@ -167,7 +167,11 @@ def test_every_key_takes_any_value_or_is_named_in_one_line(number: int, value: A
         ("precompute", "prompts.length={min_turns:5,max_turns:2}", "prompts.length.min_turns=5 is above prompts.len"),
         ("train", "kernels.fp8=no", "kernels.fp8='no' must be true or false; the default is kernels.fp8=false"),
         ("precompute", "prompts.language.allowed=[en,false]", "language.allowed[1]=false must be a text; quote"),
-        ("precompute", "prompts.leaks.reported_words=14", "=14 must be at most prompts.leaks.dropped_words=13"),
+        (
+            "precompute",
+            "prompts.decontamination.reported_words=14",
+            "=14 must be at most prompts.decontamination.dropped_words=13",
+        ),
         ("precompute", "prompts.privacy.actions.IBAN=hide", "must be 'drop', 'mask' or 'keep'; the default"),
         ("precompute", "features.reasoning=[a]", "features.reasoning=[a] must have 2 or more entries; the default is"),
         (

@@ -92,6 +92,7 @@ def full_key(config: DictConfig) -> str:
 # --- the texts of its errors -----------------------------------------------------------------------------------------
 
 UNKNOWN_KEY = re.compile(r"Could not override '(?P<key>.+?)'")
+NOT_KEY_VALUE = re.compile(r"Error parsing override '(?P<word>[\w-]+)'\s+missing EQUAL")
 UNKNOWN_PLUGIN = re.compile(r"Could not (?:find|load) '(?P<group>hydra/\w+)/(?P<option>\w+)'")
 UNKNOWN_OPTION = re.compile(
     r"Could not find '(?P<group>.+)/(?P<option>.+?)'\s+Available options in '.+?':(?P<options>[\w\s-]+)"

@@ -47,7 +47,7 @@ class Rules(SampleRules):
             "min_tokens": lambda samples: samples.tokens >= self.min_tokens,
             "max_tokens": lambda samples: samples.tokens <= self.max_tokens,
             "prompt_fraction": lambda samples: share_fractions(samples.split) < self.prompt_fraction,
-            "sources": self._from_sources,
+            "only_sources": self._from_sources,
             "finished_only": lambda samples: samples.whole(),
             "ids_file": self._in_ids_file,
         }
@@ -56,11 +56,11 @@ class Rules(SampleRules):
 
     def _from_sources(self, samples: Samples) -> np.ndarray:
         names, of_samples = samples.sources()
-        wanted = self.sources or []
+        wanted = self.only_sources or []
         if unknown := [name for name in wanted if name not in names]:
             more = f" and {len(names) - NAMED:,} others" if len(names) > NAMED else ""
             raise InputError(
-                f"data.sources={wanted}: no prompt came from {', '.join(unknown)}; the sources are "
+                f"data.only_sources={wanted}: no prompt came from {', '.join(unknown)}; the sources are "
                 f"{', '.join(sorted(names)[:NAMED])}{more}"
             )
         return np.isin(of_samples, [names.index(name) for name in wanted])

@@ -19,7 +19,7 @@ from eagle3.settings.prompts import DuplicateSettings, LicenseSettings
 from eagle3.settings.types import validated
 
 # Groups of conf/prompts.
-GROUPS = ("licenses", "length", "language", "privacy", "leaks", "duplicates", "traffic")
+GROUPS = ("licenses", "length", "language", "privacy", "decontamination", "duplicates", "traffic")
 
 
 class Rules:
@@ -31,7 +31,7 @@ class Rules:
         self.privacy = privacy
         self.licenses = LicenseRules(validated(LicenseSettings, settings["licenses"]))
         self.detector = LanguageDetector(**settings["language"]["detector"])
-        self.benchmarks = read_benchmarks(settings["leaks"]["benchmarks"], settings["leaks"]["folder"])
+        self.benchmarks = read_benchmarks(**_part(settings["decontamination"], "benchmarks", "folder"))
         self.duplicates = DuplicateSettings(**settings["duplicates"])
         self.signer = Signer(**_part(settings["duplicates"], "shingle_words", "bands", "band_rows"))
         self.known = KnownCheck(self.duplicates.known) if self.duplicates.known else None
@@ -46,7 +46,7 @@ class Rules:
         ]
         if self.benchmarks:
             checks.append(
-                LeakCheck(self.benchmarks, **_part(self.settings["leaks"], "dropped_words", "reported_words"))
+                LeakCheck(self.benchmarks, **_part(self.settings["decontamination"], "dropped_words", "reported_words"))
             )
         return [*checks, self.known] if self.known else checks
 

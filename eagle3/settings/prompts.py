@@ -57,7 +57,7 @@ class Fields(TypedDict, total=False):
     content: Names
     finish_reason: Names
     part_of: Names
-    beside: Names
+    attachments: Names
     token_ids: Names
 
 
@@ -158,8 +158,8 @@ class LeakSettings(Settings):
     def __post_init__(self) -> None:
         if self.reported_words > self.dropped_words:
             raise InputError(
-                f"prompts.leaks.reported_words={self.reported_words} must be at most prompts.leaks.dropped_words="
-                f"{self.dropped_words}"
+                f"prompts.decontamination.reported_words={self.reported_words} must be at most "
+                f"prompts.decontamination.dropped_words={self.dropped_words}"
             )
 
 
@@ -323,7 +323,7 @@ class PromptSettings(StageSettings):
     licenses: LicenseSettings
     length: LengthSettings
     language: LanguageSettings
-    leaks: LeakSettings
+    decontamination: LeakSettings
     duplicates: DuplicateSettings
     privacy: Part
     traffic: Annotated[TrafficSettings | None, BeforeValidator(_mix)]

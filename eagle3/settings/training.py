@@ -137,7 +137,7 @@ class SampleRules(Settings):
     min_tokens: Count | None = None
     max_tokens: Count | None = None
     prompt_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
-    sources: Annotated[list[Text], Field(min_length=1)] | None = None
+    only_sources: Annotated[list[Text], Field(min_length=1)] | None = None
     finished_only: bool = False
     ids_file: Text | None = None
 
@@ -327,6 +327,7 @@ class Csv(TypedDict):
 
 @part_of("eagle3.training.loggers.WandbRun", config=OPEN)
 class Wandb(TypedDict):
+    entity: Text | None
     project: Text
     name: Text | None
     group: Text | None

@@ -53,15 +53,20 @@ class RunCheckpoints:
     def resume_from(self, ckpt_path: str | None) -> str | None:
         """Return the local file that `ckpt_path` names; None starts a new training.
 
-        `auto` is the latest checkpoint of the run and its copies, None if there is none. A checkpoint in a bucket is
-        copied to the run's folder first, last.ckpt together with all others. InputError if the run has checkpoints that
-        the training would replace."""
+        `last` is the latest checkpoint of the run and its copies; `auto` too, or None if there is none. A checkpoint in
+        a bucket is copied to the run's folder first, last.ckpt together with all others. InputError if the run has
+        checkpoints that the training would replace."""
         if ckpt_path is None:
             self._require_new()
             return None
-        if ckpt_path == "auto":
+        if ckpt_path in ("auto", "last"):
             self._update_from_copies()
             latest = self.latest()
+            if latest is None and ckpt_path == "last":
+                raise InputError(
+                    f"ckpt_path=last: {self.folder} has no checkpoint; set hydra.run.dir to the folder of the run, or "
+                    f"ckpt_path=auto, which then starts a new one"
+                )
             return str(latest) if latest else None
         place, _, name = ckpt_path.rpartition("/")
         if "://" in place or place == self.copies_at:

@@ -95,12 +95,14 @@ def test_rules_by_source_and_by_cut_answers(tmp_path: Path, listed: bool) -> Non
     def left(**rules: Any) -> set[str]:
         return {name for _, name in names(replace(NO_RULES, **rules).select(samples, "elsewhere"))}
 
-    assert left(sources=["maths"]) == {"0-1", "0-3", "0-5", "1-0", "1-3"}
-    assert left(sources=["wörter", "code"]) == {"0-0", "0-2", "0-4", "1-1", "1-4", "1-2", "1-5"}
+    assert left(only_sources=["maths"]) == {"0-1", "0-3", "0-5", "1-0", "1-3"}
+    assert left(only_sources=["wörter", "code"]) == {"0-0", "0-2", "0-4", "1-1", "1-4", "1-2", "1-5"}
     assert left(finished_only=True) == {f"{shard}-{place}" for shard in (0, 1) for place in (1, 2, 4, 5)}
-    assert left(sources=["maths"], finished_only=True) == {"0-1", "0-5"}
-    with pytest.raises(InputError, match=r"data\.sources=.*no prompt came from prose; the sources are code, maths"):
-        left(sources=["prose", "code"])
+    assert left(only_sources=["maths"], finished_only=True) == {"0-1", "0-5"}
+    with pytest.raises(
+        InputError, match=r"data\.only_sources=.*no prompt came from prose; the sources are code, maths"
+    ):
+        left(only_sources=["prose", "code"])
 
 
 def test_samples_are_chosen_by_their_ids(store_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

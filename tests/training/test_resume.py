@@ -69,6 +69,14 @@ def test_a_new_training_leaves_the_copies_of_an_earlier_one_alone(tmp_path: Path
     )
 
 
+def test_last_is_the_latest_checkpoint_of_the_run_and_must_be_there(tmp_path: Path, save: Saved) -> None:
+    assert RunCheckpoints(tmp_path / "run", None).resume_from("auto") is None
+    assert "checkpoints has no checkpoint; set hydra.run.dir" in refusal(tmp_path / "run", "last")
+    last = save(tmp_path / "run/checkpoints/last.ckpt", 9)
+    for word in ("auto", "last"):
+        assert RunCheckpoints(tmp_path / "run", None).resume_from(word) == str(last)
+
+
 def test_a_checkpoint_of_another_run_is_refused_where_the_run_has_its_own(tmp_path: Path, save: Saved) -> None:
     run, other = tmp_path / "run", save(tmp_path / "other/checkpoints/last.ckpt", 9)
     assert RunCheckpoints(run, None).resume_from(str(other)) == str(other)

@@ -103,10 +103,10 @@ def _duplicates(ledger: dict[str, Any]) -> Iterator[str]:
 
 
 def _leaks(ledger: dict[str, Any]) -> Iterator[str]:
-    settings, leaks = ledger["inputs"]["rules"]["leaks"], ledger["leaks"]
+    settings, leaks = ledger["inputs"]["rules"]["decontamination"], ledger["leaks"]
     yield "## Overlap with benchmarks"
     if not leaks:
-        yield "**No benchmark is named** in `prompts.leaks.benchmarks`: overlap was not looked for."
+        yield "**No benchmark is named** in `prompts.decontamination.benchmarks`: overlap was not looked for."
         return
     dropped, kept = f"dropped: {settings['dropped_words']} words", f"kept: {settings['reported_words']} words in a row"
     yield table(

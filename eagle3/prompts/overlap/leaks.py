@@ -31,14 +31,14 @@ class Benchmark:
     answers: list[str] = field(default_factory=list)
 
 
-def read_benchmarks(entries: list[str | dict], folder: str | None) -> list[Benchmark]:
-    """Return the benchmarks in prompts.leaks.benchmarks: paths, or names of files in prompts.leaks.folder."""
-    if not isinstance(entries, list):
-        key = "prompts.leaks.benchmarks"
-        raise InputError(f"{key}={entries} is not a list; write {key}=[{entries or ''}]")
+def read_benchmarks(benchmarks: list[str | dict], folder: str | None) -> list[Benchmark]:
+    """Return the benchmarks of prompts.decontamination: paths, or names of files in its `folder`."""
+    if not isinstance(benchmarks, list):
+        key = "prompts.decontamination.benchmarks"
+        raise InputError(f"{key}={benchmarks} is not a list; write {key}=[{benchmarks or ''}]")
     found: list[Benchmark] = []
-    for index, entry in enumerate(entries):
-        key = f"prompts.leaks.benchmarks[{index}]"
+    for index, entry in enumerate(benchmarks):
+        key = f"prompts.decontamination.benchmarks[{index}]"
         source = plain_source(key, _in_folder(key, entry, folder), split="test")
         if source.name in [earlier.name for earlier in found]:
             raise InputError(f"{source.key}.name={source.name} is taken by an earlier one; give it another name")
@@ -52,13 +52,13 @@ def _in_folder(key: str, entry: str | dict, folder: str | None) -> str | dict:
         return entry
     files, inner = fsspec.core.url_to_fs(folder)
     if not files.isdir(inner):
-        raise InputError(f"prompts.leaks.folder={folder} is not a folder; name the one with your benchmarks")
+        raise InputError(f"prompts.decontamination.folder={folder} is not a folder; name the one with your benchmarks")
     there = {path.rstrip("/").rpartition("/")[2]: path for path in sorted(files.ls(inner, detail=False))}
     for name in (entry, *(f"{entry}{ending}" for ending in FORMATS)):
         if name in there:
             return {"path": files.unstrip_protocol(there[name]) if "://" in folder else there[name], "name": entry}
     raise InputError(
-        f"{key}={entry} is not in prompts.leaks.folder={folder}, which has {', '.join(there) or 'no files'}"
+        f"{key}={entry} is not in prompts.decontamination.folder={folder}, which has {', '.join(there) or 'no files'}"
     )
 
 

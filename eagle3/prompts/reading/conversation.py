@@ -29,7 +29,7 @@ def conversation(row: dict, columns: Columns, *, keep_answers: bool, shape: Shap
 
     columns: of the row, as `shape` reads them.
     """
-    for name, _ in columns.found.get("beside", ()):
+    for name, _ in columns.found.get("attachments", ()):
         if not (shape.keeps_tools and holds_tools(name)):
             raise Refused(f"row with {name}")
     turns = _with_columns([(_role(turn, shape), turn) for turn in _turns(columns, row, shape)], columns)

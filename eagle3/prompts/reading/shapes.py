@@ -43,7 +43,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "finish_reason": ("finish_reason",),
     "part_of": ("parent_id",),  # of a row that holds one turn of a conversation
     # Without these it would be another prompt: such rows are refused, or keep their tools (prompts.tools=keep).
-    "beside": (
+    "attachments": (
         "tools", "functions", "body.tools", "body.functions", "image", "images", "video", "videos", "audio", "audios",
     ),
     "token_ids": ("input_ids", "token_ids", "prompt_ids", "prompt_token_ids"),

@@ -16,7 +16,7 @@ def tools_of(columns: Columns, shape: Shape) -> Tools | None:
     """
     if not shape.keeps_tools:
         return None
-    value = next((value for name, value in columns.found.get("beside", ()) if holds_tools(name)), None)
+    value = next((value for name, value in columns.found.get("attachments", ()) if holds_tools(name)), None)
     if value is None:
         return None
     tools = from_json(value) if isinstance(value, str) else value

@@ -32,7 +32,7 @@ def test_thirteen_words_in_a_row_are_dropped_and_eight_are_counted(prepare: Prep
         chat(f"{spell(110, 118)} z"),
         chat(f"{spell(110, 117)} z"),
     ]
-    ledger = prepare(rows, leaks={"benchmarks": benchmarks}, duplicates={"near": False})
+    ledger = prepare(rows, decontamination={"benchmarks": benchmarks}, duplicates={"near": False})
     assert reasons(prepare) == ["leak: one"]
     assert ledger["leaks"] == {
         "one": {"texts": 1, "answers": 0, "unread": 0, "dropped": 1, "reported": 1},
@@ -44,13 +44,15 @@ def test_thirteen_words_in_a_row_are_dropped_and_eight_are_counted(prepare: Prep
 
 def test_case_and_punctuation_do_not_hide_a_leak(prepare: Prepare, tmp_path: Path) -> None:
     hidden = ", ".join(spell(0, 13).upper().split())
-    prepare([chat("fine"), chat(f"Q:\n{hidden}?")], leaks={"benchmarks": [named(tmp_path, "one", spell(0, 13))]})
+    prepare(
+        [chat("fine"), chat(f"Q:\n{hidden}?")], decontamination={"benchmarks": [named(tmp_path, "one", spell(0, 13))]}
+    )
     assert reasons(prepare) == ["leak: one"]
 
 
 def test_a_short_text_leaks_as_a_whole_turn_only(prepare: Prepare, tmp_path: Path) -> None:
     rows = [chat("Now say WHY."), chat("please now say why"), chat("first", "", "now say why")]
-    prepare(rows, leaks={"benchmarks": [named(tmp_path, "one", "Now, say why?")]})
+    prepare(rows, decontamination={"benchmarks": [named(tmp_path, "one", "Now, say why?")]})
     assert [reject["line"] for reject in prepare.rejects()] == [1, 3]
 
 
@@ -58,7 +60,7 @@ def test_system_turns_and_kept_answers_can_leak(prepare: Prepare, tmp_path: Path
     system = {"role": "system", "content": spell(0, 20)}
     asked = {**chat(), "messages": [system, {"role": "user", "content": "a"}, {"role": "assistant", "content": "x"}]}
     rows = [asked, chat("b", spell(0, 20)), chat("c", "x")]
-    prepare(rows, leaks={"benchmarks": [named(tmp_path, "one", spell(0, 20))]}, keep_answers=True)
+    prepare(rows, decontamination={"benchmarks": [named(tmp_path, "one", spell(0, 20))]}, keep_answers=True)
     assert reasons(prepare) == ["leak: one", "leak: one"]
 
 
@@ -68,22 +70,22 @@ def test_every_file_shape_of_a_source_can_be_a_benchmark(prepare: Prepare, tmp_p
     write(folder / "test.jsonl", [chat(spell(0, 20))])
     write(folder / "train.jsonl", [chat(spell(50, 70))])
     entries = [str(folder), {"path": str(folder), "name": "other", "split": "train"}]
-    prepare([chat("a"), chat(spell(0, 20)), chat(spell(50, 70))], leaks={"benchmarks": entries})
+    prepare([chat("a"), chat(spell(0, 20)), chat(spell(50, 70))], decontamination={"benchmarks": entries})
     assert reasons(prepare) == ["leak: suite", "leak: other"]
 
 
 def test_a_changed_benchmark_makes_the_prompts_again(prepare: Prepare, tmp_path: Path) -> None:
     entries, path = [named(tmp_path, "one", "x")], str(tmp_path / "chats.jsonl")
-    prepare([chat("a"), chat(spell(0, 20))], leaks={"benchmarks": entries})
+    prepare([chat("a"), chat(spell(0, 20))], decontamination={"benchmarks": entries})
     assert reasons(prepare) == []
     named(tmp_path, "one", spell(0, 20))
-    prepare(path=path, leaks={"benchmarks": entries})
+    prepare(path=path, decontamination={"benchmarks": entries})
     assert reasons(prepare) == ["leak: one"]
 
 
 def test_rows_of_a_benchmark_that_cannot_be_read_are_counted_and_said(prepare: Prepare, tmp_path: Path, caplog) -> None:
     path = write(tmp_path / "one.jsonl", [{"prompt": "a"}, {"messages": [{"role": "narrator", "content": "b"}]}, "{"])
-    ledger = prepare([chat("c")], leaks={"benchmarks": [str(path)]})
+    ledger = prepare([chat("c")], decontamination={"benchmarks": [str(path)]})
     assert ledger["leaks"]["one"]["unread"] == 2
     assert "2 of 3 rows cannot be read as prompts (unknown role: 1, not a JSON object: 1)" in caplog.text
     assert "**2 rows of one could not be read**" in (prepare.folder / "report.md").read_text()
@@ -127,15 +129,15 @@ def test_the_check_agrees_with_comparing_every_run_of_words(n: int) -> None:
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        (["/no/such.jsonl"], r"prompts\.leaks\.benchmarks\[0\]\.path=/no/such\.jsonl does not exist"),
-        (["ONE", "ONE"], r"prompts\.leaks\.benchmarks\[1\]\.name=one is taken"),
-        (["EMPTY"], r"prompts\.leaks\.benchmarks\[0\]\.path=.*empty\.jsonl has no prompt"),
+        (["/no/such.jsonl"], r"prompts\.decontamination\.benchmarks\[0\]\.path=/no/such\.jsonl does not exist"),
+        (["ONE", "ONE"], r"prompts\.decontamination\.benchmarks\[1\]\.name=one is taken"),
+        (["EMPTY"], r"prompts\.decontamination\.benchmarks\[0\]\.path=.*empty\.jsonl has no prompt"),
     ],
 )
 def test_a_wrong_setting_is_named(prepare: Prepare, tmp_path: Path, entries: list[str], message: str) -> None:
     files = {"ONE": named(tmp_path, "one", spell(0, 20)), "EMPTY": str(write(tmp_path / "empty.jsonl", ["x"]))}
     with pytest.raises(InputError, match=message):
-        prepare([chat("a")], leaks={"benchmarks": [files.get(entry, entry) for entry in entries]})
+        prepare([chat("a")], decontamination={"benchmarks": [files.get(entry, entry) for entry in entries]})
 
 
 def test_benchmarks_are_read_from_their_published_columns_by_name_with_their_answers(
@@ -152,7 +154,7 @@ def test_benchmarks_are_read_from_their_published_columns_by_name_with_their_ans
     pq.write_table(pa.table(mmlu), folder / "mmlu" / "data" / "test-00000-of-00001.parquet")
     texts = [spell(3, 18), spell(103, 118), spell(201, 218), spell(301, 318), "why so", "42", "please why so"]
     leaks = {"folder": str(folder), "benchmarks": ["gsm8k", "humaneval", "mmlu"]}
-    ledger = prepare([chat(text) for text in texts], leaks=leaks, duplicates={"near": False})
+    ledger = prepare([chat(text) for text in texts], decontamination=leaks, duplicates={"near": False})
     assert reasons(prepare) == [f"leak: {name}" for name in ("gsm8k", "gsm8k", "humaneval", "humaneval", "mmlu")]
     assert {name: leak["answers"] for name, leak in ledger["leaks"].items()} == {"gsm8k": 1, "humaneval": 1, "mmlu": 0}
 
@@ -160,7 +162,7 @@ def test_benchmarks_are_read_from_their_published_columns_by_name_with_their_ans
 def test_a_name_that_the_folder_lacks_is_told_with_what_it_holds(prepare: Prepare, tmp_path: Path) -> None:
     named(tmp_path, "gsm8k", spell(0, 20))
     with pytest.raises(InputError, match=r"benchmarks\[0\]=mmlu is not in .*, which has .*gsm8k\.jsonl"):
-        prepare([chat("a")], leaks={"folder": str(tmp_path), "benchmarks": ["mmlu"]})
+        prepare([chat("a")], decontamination={"folder": str(tmp_path), "benchmarks": ["mmlu"]})
 
 
 def test_a_text_is_one_however_its_characters_are_composed():

@@ -121,7 +121,7 @@ def test_what_would_make_another_prompt_is_refused_with_a_reason(row: dict, reas
 
 def test_named_columns_and_roles_take_the_place_of_the_usual_ones() -> None:
     row = {"Frage": "a", "prompt": "not this", "meta": {"rolle": "Be brief."}, "tools": [1]}
-    shape = shape_of({"prompt": "frage", "system": ["meta.rolle"], "beside": []}, None)
+    shape = shape_of({"prompt": "frage", "system": ["meta.rolle"], "attachments": []}, None)
     assert messages_of(row, keep_answers=False, shape=shape) == [SYSTEM, *users("a")]
     turns = {"verlauf": [{"wer": "Kundin", "was": "a"}, {"wer": "bot", "was": "b"}]}
     shape = shape_of({"messages": "verlauf", "role": "wer", "content": "was"}, {"Kundin": "user"})

@@ -80,7 +80,7 @@ def test_rows_as_datatrove_writes_them_are_read_with_their_columns_named(prepare
         "media": [],
         "metadata": {**kept, "tools": TOOLS, "file_path": "x"},
     }
-    fields = {"messages": "metadata.messages", "beside": ["metadata.tools"]}
+    fields = {"messages": "metadata.messages", "attachments": ["metadata.tools"]}
     with pytest.raises(InputError, match=r"row with metadata\.tools: 1"):
         prepare([written], fields=fields)
     prepare([written], fields=fields, tools="keep")
