@@ -27,6 +27,7 @@ PAGES = {
     "benchmarks/README.md": "results/benchmarks.md",
     "CONTRIBUTING.md": "project/contributing.md",
     "CHANGELOG.md": "project/changes.md",
+    "SECURITY.md": "project/security.md",
 }
 KEYS = "reference/keys.md"
 CODE = {".py": "python", ".yaml": "yaml", ".toml": "toml"}
