@@ -1,13 +1,13 @@
-"""Raw conversations → clean prompts → the target's answers → feature shards, in DIR/prompts, /responses, /features.
+r"""Raw conversations → clean prompts → the target's answers → feature shards, in DIR/prompts, /responses, /features.
 
 python precompute.py target.path=TARGET prompts.path=FILE.jsonl out_dir=DIR prompts/privacy=patterns \
-    prompts.license=in-house 'prompts.licenses.allowed_terms=[in-house]'             # a laptop
+    prompts.license=in-house 'prompts.licenses.allowed_terms=[in-house]'             # on a laptop
 python precompute.py target=llama31_8b prompts.path=FILE.jsonl out_dir=DIR prompts.license=MIT \
-    prompts/privacy/model=onnx prompts.privacy.model.path=FOLDER                     # one GPU, names filtered too
-python precompute.py target.path=TARGET out_dir=DIR 'stages=[features]'              # one stage, from what DIR holds
-python precompute.py target=llama31_8b out_dir=DIR 'stages=[estimate]'              # tokens, bytes, GPU-hours ahead
-python precompute.py out_dir=DIR 'stages=[verify]'                                   # which shards are damaged
-python precompute.py target.path=TARGET out_dir=DIR 'stages=[repair]'                # those shards again, and no others
+    prompts/privacy/model=onnx prompts.privacy.model.path=FOLDER                     # one GPU; also filters names
+python precompute.py target.path=TARGET out_dir=DIR 'stages=[features]'              # only this stage
+python precompute.py target=llama31_8b out_dir=DIR 'stages=[estimate]'              # estimate tokens, bytes, GPU-hours
+python precompute.py out_dir=DIR 'stages=[verify]'                                   # find damaged shards
+python precompute.py target.path=TARGET out_dir=DIR 'stages=[repair]'                # recompute only damaged shards
 """
 
 import hydra

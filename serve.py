@@ -1,13 +1,13 @@
-"""Export heads for SGLang or vLLM; check, look at and compare them; serve one, measure and tune the server.
+"""Export heads for SGLang or vLLM; check, inspect and compare them; serve a head, and measure and tune the server.
 
 python serve.py action=export run=RUN head=HEAD                     # format=speculators: for vLLM
 python serve.py action=check target.path=TARGET head=HEAD           # exit status 1 and a reason if something is wrong
 python serve.py action=decode target.path=TARGET head=HEAD prompts.path=FILE.jsonl steps=3 limit=40   # one JSON line
-python serve.py action=show target.path=TARGET head=HEAD prompts.path=FILE.jsonl out=FILE.html   # a page: each round
+python serve.py action=show target.path=TARGET head=HEAD prompts.path=FILE.jsonl out=FILE.html   # an HTML page
 python serve.py action=compare target.path=TARGET 'heads=[A,B]' prompts.path=FILE.jsonl    # a table of differences
 python serve.py action=launch target.path=TARGET head=HEAD steps=3             # SGLang; dry_run=true prints the command
 python serve.py action=bench target.path=TARGET head=HEAD steps=3 'bench.prompts={chat: FILE.jsonl}'   # a report
-python serve.py action=tune target.path=TARGET head=HEAD prompts.path=FILE.jsonl tune.concurrency=8   # flags to use
+python serve.py action=tune target.path=TARGET head=HEAD prompts.path=FILE.jsonl tune.concurrency=8   # the best flags
 """
 
 import hydra

@@ -4,7 +4,7 @@ python train.py data.path=DIR/features                                     # min
 python train.py data.path=DIR/features trainer=ddp trainer.devices=4
 python train.py data.path=DIR/features hydra.run.dir=RUN ckpt_path=RUN/checkpoints/last.ckpt    # resume
 python train.py data.path=DIR/features init_from=HEAD                      # start from an exported head, on new traffic
-python train.py 'data.path=[A/features,B/features]'                        # several stores of one target as one
+python train.py 'data.path=[A/features,B/features]'                        # several stores of one target
 python train.py 'data.path=[A/features,B/features]' 'data.weights=[1,0.3]'        # 30 % of B in each epoch
 python train.py -m data.path=DIR/features optim.lr=1e-4,3e-4 loss.decay=0.8,1.0                 # sweep
 """

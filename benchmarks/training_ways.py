@@ -8,7 +8,7 @@ A file of ways names feature stores with their overrides of precompute.py, and w
 `answers_of` makes other features of another store's answers, `init_from` starts from another way's head. Every way is
 trained with every seed, exported, and decodes every held-out file (`serve.py action=compare`). It is compared with the
 first way: differences of pairs of one seed have an interval over prompts, their mean has one over seeds (Student's t).
-Stores, heads and comparisons that DIR holds are not made again.
+Stores, heads and comparisons that DIR holds are not made again, and a training that was stopped is resumed.
 """
 
 import argparse
@@ -114,7 +114,7 @@ def trained(
         start = [f"init_from={heads[way.init_from, seed]}"] if way.init_from else []
         own = [f"data.path=[{stores}]", *general, *way.overrides, *start, f"seed={seed}"]
         if not (run / "result.json").exists():
-            call("train.py", *own, f"hydra.run.dir={run}", "callbacks.progress=null")
+            call("train.py", *own, f"hydra.run.dir={run}", "callbacks.progress=null", "ckpt_path=auto")
         if not head.exists():
             call("serve.py", "action=export", f"run={run}", f"head={head}", "limit=2", "max_new_tokens=16")
 

@@ -15,8 +15,8 @@ from eagle3.settings.help import about_option
 from eagle3.settings.serving import ACTIONS
 
 COMMANDS = {
-    "precompute": "Raw conversations to prompts, the target's answers, features.",
-    "train": "Features to a draft head.",
+    "precompute": "Turn raw conversations into prompts, the target's answers and features.",
+    "train": "Train a draft head on features.",
     **{name: about_option(Path(CONF) / "action" / f"{name}.yaml") for name in ACTIONS},
 }
 
@@ -64,9 +64,9 @@ def usage() -> str:
     commands = [f"  eagle3 {name:<11} {what}" for name, what in COMMANDS.items()]
     return "\n".join(
         [
-            "Train EAGLE-3 draft heads. COMMAND --help shows what it takes.\n",
+            "Train EAGLE-3 draft heads. COMMAND --help shows the groups and keys of a command.\n",
             *commands,
-            f"\nOptions and their comments: {CONF}; your own: --config-dir FOLDER after the command.",
+            f"\nOptions with their comments: {CONF}. Add your own with --config-dir FOLDER after the command.",
         ]
     )
 

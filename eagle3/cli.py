@@ -177,8 +177,6 @@ def what_to_mend(error: Exception) -> str | None:
         return f"{unknown}: no class or function of that name; give one as module.Class"
     if type(error).__module__.partition(".")[0] == "wandb":
         return f"W&B: {error}; run `wandb login`, or take logger.wandb.offline=true, which needs no account"
-    if type(error).__module__.partition(".")[0] == "mlflow":
-        return f"MLflow: {str(error).splitlines()[0]}; start its server, or set logger.mlflow.tracking_uri"
     return str(error) if isinstance(error, FileNotFoundError) else None
 
 

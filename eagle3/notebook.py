@@ -102,15 +102,6 @@ def draw_curves(*runs: str | Path) -> Any:
     return figure_of_runs([Path(run) for run in runs])
 
 
-def draw_benchmark(results: str | Path) -> list[Any]:
-    """Draw what `python serve.py action=bench` measured, from its results.json, as figures of matplotlib: time per
-    output token and throughput over concurrency, of the plain target and of the head, and accept lengths."""
-    from eagle3.serving.bench.plots import bench_figures  # the extra `bench` brings what draws
-    from eagle3.serving.bench.report import read_cells
-
-    return bench_figures(read_cells(Path(results)))
-
-
 def _serving(*overrides: str) -> DictConfig:
     return _composed("serve", "action=decode", "run_dir=.", *overrides)
 

@@ -53,7 +53,6 @@ def tiny_facts(target: Target) -> TargetFacts:
     facts = target_config(config, config.vocab_size, "bfloat16")
     return TargetFacts(
         config=facts,
-        architecture="LlamaForCausalLM",
         dtype="bfloat16",
         identity=FINGERPRINT,
         embedding=target.embedding,

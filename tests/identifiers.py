@@ -5,7 +5,6 @@ phonenumbers, which is the only list of numbering plans there is.
 """
 
 import base64
-import hashlib
 import json
 import string
 from random import Random
@@ -318,21 +317,6 @@ def mac_address(random: Random) -> str:
     )
 
 
-def coordinates(random: Random) -> str:
-    latitude, longitude = random.uniform(11, 70), random.uniform(11, 170) * random.choice((1, -1))
-
-    def degrees(value: float, hemispheres: str) -> str:
-        size = abs(value)
-        minutes = size % 1 * 60
-        return f"{int(size)}°{int(minutes):02}'{minutes % 1 * 60:04.1f}\"{hemispheres[value < 0]}"
-
-    return random.choice(
-        [f"{latitude:.6f}, {longitude:.6f}", f"{latitude:.5f},{longitude:.5f}",
-         f"{latitude:.4f}° N, {abs(longitude):.4f}° W",
-         f"{degrees(latitude, 'NS')} {degrees(longitude, 'EW')}", f"{latitude:.4f}, {longitude:.4f}"]
-    )  # fmt: skip
-
-
 # Secrets
 
 
@@ -392,48 +376,3 @@ def url_with_password(random: Random) -> str:
     password = chars(random, ALNUM, 9) + random.choice(DIGITS)
     user, host = random.choice(["admin", "svc_app", "root", ""]), f"db{random.randrange(9)}.firma-nord.de"
     return f"{scheme}://{user}:{password}@{host}:{port}/main"
-
-
-# Wallets
-
-BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
-BECH32 = "qpzry9x8gf2tvdw0s3jn54khce6mua7l"
-
-
-def base58check(payload: bytes) -> str:
-    data = payload + hashlib.sha256(hashlib.sha256(payload).digest()).digest()[:4]
-    number, text = int.from_bytes(data), ""
-    while number:
-        number, rest = divmod(number, 58)
-        text = BASE58[rest] + text
-    return "1" * (len(data) - len(data.lstrip(b"\0"))) + text
-
-
-def bech32(prefix: str, version: int, program: bytes, constant: int) -> str:
-    bits = "".join(f"{byte:08b}" for byte in program)
-    bits += "0" * (-len(bits) % 5)
-    data = [version, *(int(bits[i : i + 5], 2) for i in range(0, len(bits), 5))]
-    check = 1
-    for value in [*(ord(char) >> 5 for char in prefix), 0, *(ord(char) & 31 for char in prefix), *data, *[0] * 6]:
-        top = check >> 25
-        check = (check & 0x1FFFFFF) << 5 ^ value
-        for bit, generator in enumerate((0x3B6A57B2, 0x26508E6D, 0x1EA119FA, 0x3D4233DD, 0x2A1462B3)):
-            check ^= generator if top >> bit & 1 else 0
-    check ^= constant
-    return f"{prefix}1" + "".join(BECH32[value] for value in [*data, *(check >> 5 * (5 - i) & 31 for i in range(6))])
-
-
-ETHEREUM = (  # test vectors of ERC-55
-    "0x5aAeb6053F3E94C9b9A09f33669435E7Ef1BeAed", "0xfB6916095ca1df60bB79Ce92cE3Ea74c37c5d359",
-    "0xdbF03B407c01E7cD3CBea99509d93f8DDDC8C6FB", "0xD1220A0cf47c7B9Be7A2E6BA89F429762e7b9aDb",
-)  # fmt: skip
-
-
-def crypto_wallet(random: Random) -> str:
-    return random.choice(
-        [base58check(b"\0" + random.randbytes(20)), base58check(b"\5" + random.randbytes(20)),
-         base58check(b"\x30" + random.randbytes(20)),
-         bech32("bc", 0, random.randbytes(20), 1), bech32("bc", 1, random.randbytes(32), 0x2BC830A3), bech32("ltc", 0,
-             random.randbytes(20), 1),
-         random.choice(ETHEREUM)]
-    )  # fmt: skip

@@ -18,10 +18,7 @@ from eagle3.prompts.rules import GROUPS, Rules
 from eagle3.settings.prompts import StageSettings
 from eagle3.storage.files import read_jsonl
 
-OUTPUTS = (
-    "prompts.jsonl", "rejects.jsonl", "refused_sample.jsonl", "ledger.json", "report.md", "report.png",
-    "attribution.txt",
-)  # fmt: skip
+OUTPUTS = ("prompts.jsonl", "rejects.jsonl", "ledger.json", "report.md", "attribution.txt")
 
 
 def write(path: Path, rows: list) -> Path:

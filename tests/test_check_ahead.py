@@ -33,15 +33,6 @@ def edit_config(folder: Path, **changes: object) -> None:
     (folder / "config.json").write_text(json.dumps(config | changes))
 
 
-def test_a_target_that_sglang_cannot_capture_from_is_a_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    check_ahead(composed(folder), [*STAGES.values()])
-    assert not caplog.records
-    edit_config(folder, architectures=["JambaForCausalLM"])
-    with caplog.at_level(logging.WARNING):
-        check_ahead(composed(folder), [*STAGES.values()])
-    assert "SGLang 0.5.17 cannot capture hidden states from JambaForCausalLM" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("changes", "override", "message"),
     [

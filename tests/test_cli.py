@@ -732,11 +732,9 @@ def test_no_secret_is_written_printed_or_logged(world: World, tmp_path: Path) ->
     assert [path for path in written if SECRET.encode() in path.read_bytes()] == []
 
 
-def test_a_wandb_run_is_of_the_action_it_measures_and_is_not_named_after_settings(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_wandb_run_is_not_named_after_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HydraConfig.instance(), "cfg", None)  # of a sweep, in a test before this one
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        config = compose("serve", overrides=["logger=wandb", "action=bench", "run_dir=outputs/serve/one"])
-    assert (config.logger.wandb.name, config.logger.wandb.job_type) == (None, "bench")
+        config = compose("train", overrides=["logger=wandb", "run_dir=outputs/train/one"])
+    assert (config.logger.wandb.name, config.logger.wandb.job_type) == (None, "train")
     assert cli.build(config.logger.wandb)._wandb_init["name"] == "one"

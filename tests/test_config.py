@@ -81,10 +81,7 @@ def test_every_target_names_a_model_or_leaves_it_to_the_user(option: str) -> Non
     + [("trainer", "cpu"), ("trainer", "auto"), ("experiment", "quickstart"), ("experiment", "target_8b")]
     + [("loss_mask", path.stem) for path in (CONF / "loss_mask").glob("*.yaml")],
 )
-def test_every_part_of_a_training_can_be_built(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, option: str
-) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+def test_every_part_of_a_training_can_be_built(tmp_path: Path, group: str, option: str) -> None:
     if option in EXTRAS:
         pytest.importorskip(option)
     store = write_store(tmp_path / "store", random_samples(40, stored="all"), teachers="all", reasoning_ids=[[1], [2]])

@@ -36,10 +36,10 @@ def section(text: str, start: str) -> list[str]:
 
 def test_a_key_has_the_comment_of_its_yaml() -> None:
     lines = section(page("train"), "Keys")
-    assert any(re.fullmatch(r"  ttt_steps=7 +K, training-time test steps of the unroll", line) for line in lines)
-    assert any(re.fullmatch(r"  loss.decay=0.6 +step k weighs decay\^k; .*", line) for line in lines)
+    assert any(re.fullmatch(r"  ttt_steps=7 +number K of training-time test .*", line) for line in lines)
+    assert any(re.fullmatch(r"  loss.decay=0.6 +TTT step k has the weight decay\^k; .*", line) for line in lines)
     above = next(number for number, line in enumerate(lines) if line.startswith("  callbacks.best.monitor="))
-    assert lines[above + 1].strip() == "the accept length that a server will measure with chains of that many steps"
+    assert lines[above + 1].strip() == "accept length expected from a server with chains of ttt_steps draft steps"
 
 
 def test_a_comment_above_a_group_of_keys_is_about_all_of_them() -> None:
@@ -84,7 +84,7 @@ def test_every_key_has_a_comment(script: str) -> None:
 
 def test_the_page_of_an_action_has_its_own_keys_and_commands() -> None:
     text = page("serve", "action=tune")
-    assert text.startswith("The steps, topk and draft_tokens to serve prompts like these with")
+    assert text.startswith("Find the fastest steps, topk and draft_tokens for your prompts")
     assert "python serve.py action=tune target.path=TARGET" in text and "action=bench" not in text
     keys = {line.split("=")[0].strip() for line in section(text, "Keys")}
     assert {"tune.timed", "head"} <= keys and not {"steps", "bench.repeats"} & keys

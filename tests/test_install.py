@@ -28,8 +28,9 @@ NEEDS_EXTRA = {
 }  # fmt: skip
 # Imported where they are used, after a look whether they are there.
 GUARDED = {
-    "triton", "flash_attn", "kingfisher", "onnxruntime", "ray", "sglang",
+    "triton", "flash_attn", "kingfisher", "onnxruntime", "ray", "sglang", "tokenizers",
 }  # fmt: skip
+BENCH = (*serve.BENCH_LIBRARIES, "matplotlib")  # the curves of a training are drawn where it is installed
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -107,7 +108,7 @@ def test_every_import_is_declared_in_the_core_or_in_the_extra_of_its_folder() ->
         assert brought_by & allowed, f"{file} imports {name}"
 
 
-@pytest.mark.parametrize(("extra", "libraries"), [("prompts", LIBRARIES), ("bench", serve.BENCH_LIBRARIES)])
+@pytest.mark.parametrize(("extra", "libraries"), [("prompts", LIBRARIES), ("bench", BENCH)])
 def test_what_a_command_asks_for_is_what_its_extra_brings_and_its_code_imports(
     extra: str, libraries: tuple[str, ...]
 ) -> None:
@@ -134,7 +135,7 @@ builtins.__import__ = import_without_extras
 @pytest.fixture
 def without_extras(tmp_path: Path) -> dict[str, str]:
     """The environment of a Python in which our code cannot import a package of the extras."""
-    blocked = {*LIBRARIES, *serve.BENCH_LIBRARIES, *GUARDED}
+    blocked = {*LIBRARIES, *BENCH, *GUARDED}
     (tmp_path / "sitecustomize.py").write_text(f"BLOCKED = {blocked}{WITHOUT_EXTRAS}")
     places = (tmp_path, ROOT, ROOT / "eagle3/engine/hooks")  # the last is the path in SGLang's own process
     return os.environ | {"PYTHONPATH": os.pathsep.join(map(str, places)), "OMP_NUM_THREADS": "1"}

@@ -49,7 +49,7 @@ def test_the_notebook_runs_and_its_head_drafts_what_the_target_says(
     [accept_length] = re.findall(r"([\d.]+) tokens a forward of the target", said)
     assert float(accept_length) > 1.1
     pictures = [output for cell in cells for output in cell.outputs if "image/png" in output.get("data", {})]
-    assert len(pictures) == 7  # curves while it trains and all of them, trees, accept lengths, three of a benchmark
+    assert len(pictures) == 4  # curves while it trains and all of them, trees, accept lengths
     assert list(tmp_path.glob("eagle3-*/page.html"))
 
 

@@ -105,7 +105,7 @@ def configs() -> list[Any]:
             compose("precompute", overrides=[*privacy, "answers=huggingface", "features=huggingface"]),
             compose("precompute", overrides=["answers=sglang", "features=sglang", "workers=ray"]),
             *(compose("serve", [f"action={name}"]) for name in ACTIONS),
-            *(compose("train", [f"logger={tracker}"]) for tracker in ("wandb", "tensorboard", "mlflow")),
+            *(compose("train", [f"logger={tracker}"]) for tracker in ("wandb", "tensorboard")),
         ]
 
 

@@ -1,11 +1,10 @@
-"""Everything private or unstable that we use of Lightning: its loops, the writer of its CSV logger, MLflow's run id."""
+"""Everything private or unstable that we use of Lightning: its loops, the writer of its CSV logger."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import lightning
-from lightning.pytorch.loggers import MLFlowLogger
 
 from eagle3.adapters.library import Library
 
@@ -86,8 +85,3 @@ def _epoch_counts(trainer: lightning.Trainer) -> tuple[Any, Any]:
 def is_no_validation(error: ValueError) -> bool:
     """Tell whether Lightning refuses a val_check_interval that is longer than an epoch, by its only sign, the text."""
     return "`val_check_interval`" in str(error)
-
-
-def mlflow_run_id(logger: MLFlowLogger) -> str | None:
-    """Return the id of the logger's run; None before there is one. `logger.run_id` would make a run."""
-    return logger._run_id

@@ -206,14 +206,11 @@ def check_ahead(config: DictConfig, stages: Sequence[Stage]) -> None:
         stage.check(config)
     if not any(stage.needs_target for stage in stages):
         return
-    from eagle3.engine.models import capture_obstacle
     from eagle3.target.files import read_target_files
 
     cli.quiet_libraries()
     settings = cli.plain(config.target)
     target = read_target_files(**{key: settings[key] for key in ("path", "revision", "trust_remote_code")})
-    if obstacle := capture_obstacle(target.architecture):
-        log.warning("target.path=%s: %s", target.path, obstacle)
     for stage in stages:
         stage.check_target(config, target)
 

@@ -36,7 +36,7 @@ from eagle3.target.model import Target, load_target
 
 log = logging.getLogger(__name__)
 MEASURED = ("compare", "bench", "tune")  # actions that write their results into the folder of the run
-BENCH_LIBRARIES = ("matplotlib", "scipy")  # what the extra `bench` brings
+BENCH_LIBRARIES = ("scipy",)  # what bench and tune need of the extra `bench`
 
 
 def serve(config: DictConfig) -> None:
@@ -125,11 +125,6 @@ def bench_servers(config: DictConfig) -> None:
     from eagle3.serving.bench.loads import BenchPlan
     from eagle3.serving.bench.run import bench
 
-    wandb = config.logger.get("wandb") if "logger" in config else None
-    if "logger" in config and wandb is None:
-        raise InputError(
-            f"logger={'+'.join(config.logger)}: action=bench reports to W&B alone; take logger=wandb, or none"
-        )
     settings = cli.settings(BenchSettings, config.bench)
     if config.head is None and not any((settings.plain_url, settings.head_url, settings.adaptive_url)):
         raise InputError(f"head is not set; give the folder of an exported head, made by: {MAKE_HEAD}")
@@ -145,7 +140,6 @@ def bench_servers(config: DictConfig) -> None:
         origin=cli.result_facts(),
         folder=cli.output_dir(),
         dry_run=config.dry_run,
-        logger=cli.build(wandb) if wandb else None,
     )
 
 

@@ -6,7 +6,6 @@ No store is rewritten, and only the index columns of samples are read. Shapes: N
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -49,7 +48,6 @@ class Rules(SampleRules):
             "prompt_fraction": lambda samples: share_fractions(samples.split) < self.prompt_fraction,
             "only_sources": self._from_sources,
             "finished_only": lambda samples: samples.whole(),
-            "ids_file": self._in_ids_file,
         }
         values = {name: getattr(self, name) for name in fits}
         return {f"data.{name}={value}": fits[name] for name, value in values.items() if value not in (None, False)}
@@ -64,23 +62,6 @@ class Rules(SampleRules):
                 f"{', '.join(sorted(names)[:NAMED])}{more}"
             )
         return np.isin(of_samples, [names.index(name) for name in wanted])
-
-    def _in_ids_file(self, samples: Samples) -> np.ndarray:
-        wanted = _listed_ids(self.ids_file or "")
-        fits = np.fromiter((name in wanted for _, name in samples.names()), bool, len(samples))
-        if missing := len(wanted) - len({name for _, name in samples.take(fits).names()}):
-            log.warning("data.ids_file=%s: %d of its %d ids are not in the store", self.ids_file, missing, len(wanted))
-        return fits
-
-
-def _listed_ids(path: str) -> set[str]:
-    try:
-        lines = Path(path).read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"data.ids_file={path} cannot be read ({type(error).__name__}); give a text file with a sample id per line"
-        ) from None
-    return {line.strip() for line in lines} - {""}
 
 
 class Mixture:

@@ -51,31 +51,12 @@ class BatchedTrees:
         return torch.cat([torch.empty(0, steps, steps, dtype=torch.int32), *parts])
 
     @torch.inference_mode()
-    def chances(self, roots: range, steps: int, temperature: float) -> Float[Tensor, "P K"]:
-        """Return the probability that a head which samples drafts from the whole vocabulary drafts the text's next
-        tokens after each root, each given the ones before it."""
-        parts = [self._chances(part, steps, temperature).cpu() for part in self._parts(roots)]
-        return torch.cat([torch.empty(0, steps), *parts])
-
-    @torch.inference_mode()
     def first_outputs(self, roots: range) -> Float[Tensor, "P H"]:
         """Return the head's outputs that predict the first draft after each root."""
         return torch.cat([self.fused[:0], *(self._first(part).hidden[:, 0] for part in self._parts(roots))])
 
     def _parts(self, roots: range) -> list[Int[Tensor, " P"]]:
         return list(torch.arange(roots.start, roots.stop, device=self.ids.device).split(POSITIONS_AT_ONCE))
-
-    def _chances(self, roots: Int[Tensor, " P"], steps: int, temperature: float) -> Float[Tensor, "P K"]:
-        place = self.head.draft_ids.argsort()  # (V,), index of each token in the draft vocabulary
-        first, chances = self._first(roots), []
-        hidden, paths = first.hidden, first.paths
-        for depth in range(steps):
-            own = self.ids[roots + depth + 1, None]  # (P, 1)
-            probabilities = (self.head.logits(hidden[:, 0]).float() / temperature).softmax(-1)
-            chances.append(probabilities.gather(1, place[own]))
-            if depth + 1 < steps:
-                hidden, paths = self._deeper(hidden, own, paths, roots)
-        return torch.cat(chances, dim=1)
 
     def _places(self, roots: Int[Tensor, " P"], topk: int, steps: int) -> Int[Tensor, "P K K"]:
         scores, own, ends = [], [], [0]  # by step: scores of candidates, index of the text's token, candidates so far
@@ -116,15 +97,18 @@ class BatchedTrees:
         parents = kept // topk
         keys, values = (part[every, parents] for part in frontier.paths)
         drafted = tokens.flatten(1)[every, kept]
-        hidden, paths = self._deeper(frontier.hidden[every, parents], drafted, (keys, values), roots)
+        positions = (roots[:, None] + keys.shape[2]).expand_as(drafted)
+        hidden, paths = step(
+            self.head,
+            self.embedding,
+            frontier.hidden[every, parents],
+            drafted,
+            positions,
+            self.context,
+            (keys, values),
+            self._visible(roots),
+        )
         return Frontier(hidden, kept_scores, is_own.flatten(1)[every, kept], paths)
-
-    def _deeper(
-        self, hidden: Float[Tensor, "P F H"], tokens: Int[Tensor, "P F"], paths: Paths, roots: Int[Tensor, " P"]
-    ) -> tuple[Float[Tensor, "P F H"], Paths]:
-        positions = (roots[:, None] + paths[0].shape[2]).expand_as(tokens)
-        visible = self._visible(roots)
-        return step(self.head, self.embedding, hidden, tokens, positions, self.context, paths, visible)
 
     def _visible(self, roots: Int[Tensor, " P"]) -> Bool[Tensor, "P N"]:
         return self.rows < roots[:, None]

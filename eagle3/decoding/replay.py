@@ -7,7 +7,7 @@ depends only on `topk`: fewer steps or fewer draft tokens keep a part of it.
 In float32 and float64 the result equals decoding to the last digit. In bfloat16, answers and features come from
 forwards of another shape than in decoding, and near-ties flip: docs/results/serving.md has numbers.
 
-Shapes: P positions of an answer where a round may begin, K steps, N tokens of an answer and beyond.
+Shapes: P positions of an answer where a round may begin, K steps.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,13 +15,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
-import numpy as np
-import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from eagle3.answers.generate import generate
-from eagle3.answers.sampling import sampling_probabilities
 from eagle3.decoding.batched_trees import BatchedTrees
 from eagle3.decoding.speculate import Speculator
 from eagle3.progress import Bar
@@ -158,38 +155,3 @@ def answer(
         Answered(prompt, answer.token_ids, rest.token_ids, stopped=answer.finish_reason == "stop")
         for prompt, answer, rest in zip(prompts, answers, more, strict=True)
     ]
-
-
-def replay_rejection(
-    speculator: Speculator, answers: Iterable[Answered], *, steps: Sequence[int], temperature: float, seed: int
-) -> dict[int, list[Rounds]]:
-    """Replay speculative rejection sampling (arXiv:2211.17192) with chains of each of `steps`, for a head that drafts
-    from the whole vocabulary; SGLang: --speculative-use-rejection-sampling.
-
-    A draft x of probability q(x) is accepted with probability min(1, p(x) / q(x)). So token y is emitted as an accepted
-    draft with probability min(p(y), q(y)), and in total with p(y), the target's. Given that the target emitted y, it
-    was an accepted draft with probability min(1, q(y) / p(y)). That is drawn here, once per token, seeded by the
-    prompt's index."""
-    capture, most = Capture(speculator.target, speculator.capture_layers), max(steps)
-    found: dict[int, list[Rounds]] = {count: [] for count in steps}
-    for place, each in enumerate(answers):
-        text = each.prompt + each.answer
-        ids, roots = text + each.beyond[:most], range(len(each.prompt), len(text) - 1)
-        chances = BatchedTrees(speculator, capture, ids).chances(roots, most, temperature)  # (P, K)
-        own = _own_probabilities(speculator.target, ids, len(each.prompt), temperature)
-        # Another stream than the seed's own, with which torch has drawn the tokens.
-        coins = torch.from_numpy(np.random.default_rng([seed, place]).random(len(own)))
-        drafted = torch.arange(len(roots))[:, None] + torch.arange(1, most + 1)  # (P, K), places in the answer
-        accepted = (coins[drafted] * own[drafted] < chances).int().cumprod(dim=1)
-        for count, rounds in found.items():
-            rounds.append(_rounds(accepted[:, :count].sum(dim=1).tolist(), count))
-    return found
-
-
-@torch.inference_mode()
-def _own_probabilities(target: Target, ids: list[int], start: int, temperature: float) -> Float[Tensor, " N"]:
-    """Return the target's probability of each token from `start` on."""
-    tokens = torch.tensor([ids], device=target.device)
-    logits = target.model(input_ids=tokens, use_cache=False, logits_to_keep=len(ids) - start + 1).logits[0, :-1]
-    probabilities = sampling_probabilities(logits.float(), temperature=temperature, top_p=1.0, top_k=0)
-    return probabilities.gather(1, tokens[0, start:, None].to(probabilities.device))[:, 0].cpu()

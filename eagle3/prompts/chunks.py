@@ -22,7 +22,6 @@ ROWS = [  # for the stage's output files
     ("id", pyarrow.string()),
     ("reason", pyarrow.string()),  # null: the row passed all checks
     ("record", pyarrow.binary()),  # the prompt as a line of JSON
-    ("shown", pyarrow.string()),  # the masked beginning of a refused row, for the sample
     ("license", pyarrow.string()),
     ("origin", pyarrow.string()),  # the prompt's `source`
 ]
@@ -66,9 +65,9 @@ class ChunkWriter:
         bands = dict(zip(band_names(len(signature.bands)), signature.bands, strict=True))
         self.waiting.append({"line": line, "id": prompt.id, **written, **compared, **bands})
 
-    def reject(self, line: int, id: str | None, reason: str, shown: str | None) -> None:
+    def reject(self, line: int, id: str | None, reason: str) -> None:
         self.rejected[reason] += 1
-        self.waiting.append({"line": line, "id": id, "reason": reason, "shown": shown})
+        self.waiting.append({"line": line, "id": id, "reason": reason})
 
     def flush(self) -> None:
         self.file.write_table(pyarrow.Table.from_pylist(self.waiting, schema=self.schema))

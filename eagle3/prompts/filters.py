@@ -6,33 +6,23 @@ from eagle3.errors import InputError
 from eagle3.prompts.checks import Verdict
 from eagle3.prompts.language import UNKNOWN, LanguageDetector, languages, split_code
 from eagle3.prompts.reading.prompt import Prompt
-from eagle3.prompts.reading.tokens import count_tokens
 from eagle3.settings.prompts import LanguageSettings, LengthSettings
 
 
 @dataclass(frozen=True, kw_only=True)
 class LengthCheck(LengthSettings):
-    """None sets no bound. tokenizer: the folder of the tokenizer that counts tokens."""
+    """None sets no bound."""
 
     name = "length"
-    tokenizer: str | None
 
     def __call__(self, prompt: Prompt) -> Verdict:
         for unit, (low, high) in self.bounds().items():
-            value = self._measured(unit, prompt) if (low, high) != (None, None) else 0
+            value = prompt_characters(prompt) if unit == "characters" else len(user_turns(prompt))
             if low is not None and value < low:
                 return Verdict(reason=f"fewer than {low} {unit}")
             if high is not None and value > high:
                 return Verdict(reason=f"more than {high} {unit}")
         return Verdict()
-
-    def _measured(self, unit: str, prompt: Prompt) -> int:
-        if unit == "characters":
-            return prompt_characters(prompt)
-        if unit == "turns":
-            return len(user_turns(prompt))
-        assert self.tokenizer is not None
-        return sum(count_tokens(self.tokenizer, text) for text in prompt.asked())
 
 
 @dataclass(frozen=True, kw_only=True)

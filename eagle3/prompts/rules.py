@@ -31,7 +31,7 @@ class Rules:
         self.privacy = privacy
         self.licenses = LicenseRules(validated(LicenseSettings, settings["licenses"]))
         self.detector = LanguageDetector(**settings["language"]["detector"])
-        self.benchmarks = read_benchmarks(**_part(settings["decontamination"], "benchmarks", "folder"))
+        self.benchmarks = read_benchmarks(settings["decontamination"]["benchmarks"])
         self.duplicates = DuplicateSettings(**settings["duplicates"])
         self.signer = Signer(**_part(settings["duplicates"], "shingle_words", "bands", "band_rows"))
         self.known = KnownCheck(self.duplicates.known) if self.duplicates.known else None
@@ -45,15 +45,13 @@ class Rules:
             self.privacy,
         ]
         if self.benchmarks:
-            checks.append(
-                LeakCheck(self.benchmarks, **_part(self.settings["decontamination"], "dropped_words", "reported_words"))
-            )
+            checks.append(LeakCheck(self.benchmarks, self.settings["decontamination"]["dropped_words"]))
         return [*checks, self.known] if self.known else checks
 
     def checks(self, source: Source) -> list[Check]:
         """Return the checks for a row of the source, in order."""
         licenses = LicenseCheck(self.licenses, source.terms, self.privacy.safe_source)
-        return [licenses, LengthCheck(**self.settings["length"], tokenizer=source.shape.tokenizer), *self._common]
+        return [licenses, LengthCheck(**self.settings["length"]), *self._common]
 
     def inputs(self) -> dict[str, Any]:
         """Return everything that the result depends on, except the sources: settings, and the state of their files."""

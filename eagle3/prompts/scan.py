@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow
 
@@ -20,7 +20,7 @@ from eagle3.prompts.overlap.signatures import Signer
 from eagle3.prompts.pool import in_order
 from eagle3.prompts.privacy import Privacy
 from eagle3.prompts.reading.formats import BLANK, Chunk, chunk_rows, cut
-from eagle3.prompts.reading.prompt import Prompt, Refused, texts_of
+from eagle3.prompts.reading.prompt import Prompt, Refused
 from eagle3.prompts.reading.rows import read_prompt
 from eagle3.prompts.reading.sources import Source, file_name, file_state
 from eagle3.prompts.traffic.mix import TrafficMix
@@ -28,8 +28,8 @@ from eagle3.storage.files import sha256_json
 
 log = logging.getLogger(__name__)
 
-SHOWN_CHARACTERS = 500  # of a row in the sample of refused rows
 GROUP_ROWS, GROUP_CHARACTERS = 4096, 4_000_000  # limits of a group that is checked together; its last row may be longer
+Row = tuple[int, Prompt | Refused]  # with its line
 
 
 @dataclass(frozen=True)
@@ -52,17 +52,11 @@ def tasks_of(sources: list[Source], chunk_bytes: int, settings: Any) -> list[Sca
     return tasks
 
 
-class Row(NamedTuple):
-    line: int
-    found: Prompt | Refused  # before the checks
-
-
 @dataclass(frozen=True, kw_only=True)
 class Scanner:
     """Reads, checks and signs the rows of one chunk; sent to every worker once.
 
-    checks: of each source, in order; the first reason counts. privacy: hashes ids and sources that are personal data,
-    and masks the sample of refused rows, which shows `refused_sample` rows of each reason.
+    checks: of each source, in order; the first reason counts. privacy: hashes ids and sources that are personal data.
     """
 
     folder: Path
@@ -72,7 +66,6 @@ class Scanner:
     signer: Signer
     traffic: TrafficMix | None
     keep_answers: bool
-    refused_sample: int
 
     def __call__(self, task: ScanTask) -> ScannedChunk:
         return self.finished(task) or self.scanned(task)
@@ -91,9 +84,10 @@ class Scanner:
         counts: dict[str, Counter[str]] = {check.name: Counter() for check in checks}
         with ChunkWriter(self._path(task), self.signer.bands) as writer:
             for group in in_groups(self._rows(task, writer)):
-                found = checked([row.found for row in group], checks, counts)
-                # After the licence check, which needs the row's own `source`.
-                self._write(writer, group, [self._with_safe_names(each) for each in found])
+                for line, found in checked(group, checks, counts):
+                    # After the licence check, which needs the row's own `source`.
+                    self._write(writer, line, self._with_safe_names(found))
+                writer.flush()
             writer.finish(file=file_name(task.chunk.file), start=task.chunk.start, counts=counts)
         return ScannedChunk.read(self._path(task), task.source, verify=False)
 
@@ -105,31 +99,13 @@ class Scanner:
         for line, value in chunk_rows(task.chunk, source.shape.columns):
             writer.lines = line
             if value is not BLANK:
-                yield Row(line, read_prompt(value, source, keep_answers=self.keep_answers))
+                yield line, read_prompt(value, source, keep_answers=self.keep_answers)
 
-    def _write(self, writer: ChunkWriter, group: list[Row], found: list[Prompt | Refused]) -> None:
-        shown = self._shown(Counter(writer.rejected), group, found)
-        for row, result in zip(group, found, strict=True):
-            if isinstance(result, Refused):
-                writer.reject(row.line, result.id, result.reason, shown.get(row.line))
-            else:
-                cell = self.traffic.cell(result) if self.traffic else None
-                writer.keep(row.line, result, self.signer(result), cell)
-        writer.flush()
-
-    def _shown(self, rejected: Counter[str], group: list[Row], found: list[Prompt | Refused]) -> dict[int, str]:
-        """Return, by line, the beginning of the first refused rows of each reason.
-
-        The whole text is masked before it is cut: a finding that is cut might not be found.
-        """
-        texts = {}
-        for row, result in zip(group, found, strict=True):
-            if isinstance(result, Refused):
-                if isinstance(row.found, Prompt) and rejected[result.reason] < self.refused_sample:
-                    texts[row.line] = "\n\n".join(row.found.texts())
-                rejected[result.reason] += 1
-        masked = self.privacy.masked(list(texts.values())) if texts else []
-        return {line: text[:SHOWN_CHARACTERS] for line, text in zip(texts, masked, strict=True)}
+    def _write(self, writer: ChunkWriter, line: int, found: Prompt | Refused) -> None:
+        if isinstance(found, Refused):
+            writer.reject(line, found.id, found.reason)
+        else:
+            writer.keep(line, found, self.signer(found), self.traffic.cell(found) if self.traffic else None)
 
     def _with_safe_names(self, found: Prompt | Refused) -> Prompt | Refused:
         if isinstance(found, Refused):
@@ -141,19 +117,14 @@ class Scanner:
         return lru_cache(1024)(self.privacy.safe_source)  # many rows share one
 
 
-def shown_text(prompt: dict[str, Any]) -> str:
-    """Return the beginning of a written prompt's texts, for the sample of refused rows."""
-    return "\n\n".join(texts_of(prompt))[:SHOWN_CHARACTERS]
-
-
 def in_groups(rows: Iterable[Row]) -> Iterator[list[Row]]:
     """Yield groups of rows, limited in number and in size."""
     group: list[Row] = []
     characters = 0
-    for row in rows:
-        group.append(row)
-        if isinstance(row.found, Prompt):
-            characters += sum(map(len, row.found.texts()))
+    for line, found in rows:
+        group.append((line, found))
+        if isinstance(found, Prompt):
+            characters += sum(map(len, found.texts()))
         if len(group) == GROUP_ROWS or characters >= GROUP_CHARACTERS:
             yield group
             group, characters = [], 0
@@ -161,18 +132,18 @@ def in_groups(rows: Iterable[Row]) -> Iterator[list[Row]]:
         yield group
 
 
-def checked(
-    group: list[Prompt | Refused], checks: list[Check], counts: dict[str, Counter[str]]
-) -> list[Prompt | Refused]:
+def checked(group: list[Row], checks: list[Check], counts: dict[str, Counter[str]]) -> list[Row]:
     """Return each prompt as the checks leave it, or the first reason against it; add to `counts` of the checks."""
     for check in checks:
         if isinstance(check, Privacy):
-            check.look_ahead(found for found in group if isinstance(found, Prompt))
-        group = [found if isinstance(found, Refused) else _checked(found, check, counts[check.name]) for found in group]
+            check.look_ahead(found for _, found in group if isinstance(found, Prompt))
+        group = [(line, _checked(found, check, counts[check.name])) for line, found in group]
     return group
 
 
-def _checked(found: Prompt, check: Check, counts: Counter[str]) -> Prompt | Refused:
+def _checked(found: Prompt | Refused, check: Check, counts: Counter[str]) -> Prompt | Refused:
+    if isinstance(found, Refused):
+        return found
     verdict = check(found)
     if verdict.counts:
         counts.update(verdict.counts)

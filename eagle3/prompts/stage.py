@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from eagle3.progress import Bar
 from eagle3.prompts.chunks import ScannedChunk
 from eagle3.prompts.licenses.attribution import attribution_text
 from eagle3.prompts.output.answered import require_not_answered
@@ -29,9 +28,7 @@ from eagle3.storage.records import write_sealed_json
 
 log = logging.getLogger(__name__)
 
-FORMAT = 7  # raise it when the same rows would give other prompts, so that older prompts are made again
-SCRATCH_FACTOR = 4  # times the size of the sources
-PACKED, UNPACKED = (".gz", ".zst", ".parquet"), 5  # how many times larger such files are when read
+FORMAT = 8  # raise it when the same rows would give other prompts, so that older prompts are made again
 
 
 def prepare_prompts(settings: StageSettings, rules: Rules, *, keep_answers: bool, out_dir: str | Path) -> dict:
@@ -41,10 +38,9 @@ def prepare_prompts(settings: StageSettings, rules: Rules, *, keep_answers: bool
     `out_dir`/responses answers other prompts.
     """
     found = configured_sources(settings)
-    refused_sample, limit = settings.refused_sample, settings.limit
+    limit = settings.limit
     folder = Path(out_dir) / "prompts"
-    made_by = {"format": FORMAT, "keep_answers": keep_answers, "refused_sample": refused_sample,
-               "rules": rules.inputs()}  # fmt: skip
+    made_by = {"format": FORMAT, "keep_answers": keep_answers, "rules": rules.inputs()}
     inputs = public({**made_by, "limit": limit, "sources": list(map(_source_inputs, found))})
     ledger = current_ledger(folder, inputs)
     if ledger is not None:
@@ -52,12 +48,11 @@ def prepare_prompts(settings: StageSettings, rules: Rules, *, keep_answers: bool
         _remove_work(folder)
         return ledger
     work = folder / ".work"
-    scanner = _scanner(work / "chunks", found, rules, keep_answers=keep_answers, refused_sample=refused_sample)
+    scanner = _scanner(work / "chunks", found, rules, keep_answers=keep_answers)
     tasks = tasks_of(found, int(settings.chunk_mb * 1e6), list(made_by.values()))
-    log_scratch_space(work, tasks)
     with _selected(work, scanner, tasks, rules, limit=limit, processes=settings.processes or _cores()) as selected:
         chunks, selection, traffic = selected
-        counts = write_prompts(work / "made", found, chunks, selection, refused_sample=refused_sample)
+        counts = write_prompts(work / "made", found, chunks, selection)
     ledger = _publish(folder, found, counts, traffic, rules, inputs)
     _remove_work(folder)
     log.info("%d of %d rows are prompts: %s", ledger["prompts"], ledger["rows"], folder)
@@ -73,7 +68,7 @@ def _source_inputs(source: Source) -> dict:
     }
 
 
-def _scanner(folder: Path, sources: list[Source], rules: Rules, *, keep_answers: bool, refused_sample: int) -> Scanner:
+def _scanner(folder: Path, sources: list[Source], rules: Rules, *, keep_answers: bool) -> Scanner:
     return Scanner(
         folder=folder,
         sources=sources,
@@ -82,7 +77,6 @@ def _scanner(folder: Path, sources: list[Source], rules: Rules, *, keep_answers:
         signer=rules.signer,
         traffic=rules.traffic,
         keep_answers=keep_answers,
-        refused_sample=refused_sample,
     )
 
 
@@ -111,20 +105,6 @@ def _selected(
             return
 
 
-def log_scratch_space(folder: Path, tasks: list[ScanTask]) -> int:
-    """Log and return how many bytes `folder` takes at most: scanned rows, the database, and the new files."""
-    needed = sum(
-        SCRATCH_FACTOR * task.chunk.size * (UNPACKED if task.chunk.file.endswith(PACKED) else 1) for task in tasks
-    )
-    folder.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(folder).free
-    log.log(
-        logging.WARNING if needed > free else logging.INFO, "up to %s of scratch space in %s; %s are free",
-        Bar.format_sizeof(needed, "B"), folder, Bar.format_sizeof(free, "B"),
-    )  # fmt: skip
-    return needed
-
-
 def _remove_work(folder: Path) -> None:
     """Rename, then remove: a run that is killed here must not leave what looks like complete chunks."""
     work, removed = folder / ".work", folder / ".removed"
@@ -145,7 +125,7 @@ def _publish(
     made = folder / ".work" / "made"
     require_not_answered(folder, made / "prompts.jsonl", inputs)
     (folder / "ledger.json").unlink(missing_ok=True)  # if the next lines are killed, it would describe other prompts
-    for name in ("rejects.jsonl", "refused_sample.jsonl", "prompts.jsonl"):
+    for name in ("rejects.jsonl", "prompts.jsonl"):
         (made / name).replace(folder / name)
     ledger = public(make_ledger(folder, sources, counts, traffic, rules, inputs))
     write_report(folder, ledger)

@@ -18,24 +18,24 @@ from eagle3.settings.types import shown
 
 COLUMN = 40  # where comments begin
 FLAGS = """\
-Besides:
-  --cfg job             the config as YAML, as it is composed; --resolve with its references put in
-  --config-dir FOLDER   more options, of your own; modules next to that folder are found
-  -m, --multirun        a job for each combination of values: optim.lr=1e-4,3e-4
-  --hydra-help          what Hydra takes beyond that; hydra/launcher and hydra/sweeper say where jobs run
+Flags:
+  --cfg job             print the composed config as YAML; with --resolve, references are replaced by their values
+  --config-dir FOLDER   add a folder with options of your own; modules next to it can be imported
+  -m, --multirun        run a job for each combination of values: optim.lr=1e-4,3e-4
+  --hydra-help          show Hydra's own flags; hydra/launcher and hydra/sweeper choose where jobs run
 """
 
 Key = tuple[str, ...]
 
 
 def help_page(config: DictConfig) -> str:
-    """Return the page of a composed config with Hydra's part, after the options that the command line chooses."""
+    """Return the help page of a composed config: it shows the options that the command line chooses."""
     texts = list(_option_files(config))
     said = {key: comment for package, text in texts for key, comment in comments_of(package, text)}
     groups = {group: comment for _, text in texts for group, comment in _of_groups(text)}
     page = [
         _about(config.hydra.job.config_name, config.get("action")),
-        "Groups, GROUP=OPTION (* is chosen):",
+        "Groups, GROUP=OPTION (* marks the current option):",
         *_groups(config, groups),
         "",
     ]

@@ -58,7 +58,6 @@ class Fields(TypedDict, total=False):
     finish_reason: Names
     part_of: Names
     attachments: Names
-    token_ids: Names
 
 
 Roles = dict[Text, Literal["system", "user", "assistant", "tool"]]
@@ -105,19 +104,16 @@ class LicenseSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class LengthSettings(Settings):
-    """Bounds of characters and tokens of system and user turns together, and of the number of user turns."""
+    """Bounds of characters of system and user turns together, and of the number of user turns."""
 
     min_characters: CountOrZero | None
     max_characters: CountOrZero | None
     min_turns: CountOrZero | None
     max_turns: CountOrZero | None
-    min_tokens: CountOrZero | None
-    max_tokens: CountOrZero | None
 
     def bounds(self) -> dict[str, tuple[int | None, int | None]]:
         """Return the lowest and the highest value of each unit."""
-        units = ("characters", "turns", "tokens")
-        return {unit: (getattr(self, f"min_{unit}"), getattr(self, f"max_{unit}")) for unit in units}
+        return {unit: (getattr(self, f"min_{unit}"), getattr(self, f"max_{unit}")) for unit in ("characters", "turns")}
 
     def __post_init__(self) -> None:
         for unit, (low, high) in self.bounds().items():
@@ -151,16 +147,7 @@ class LeakSettings(Settings):
     """Which benchmarks no prompt may overlap with."""
 
     benchmarks: list[Annotated[Any, text_or(OtherSource)]]
-    folder: Text | None
     dropped_words: Words
-    reported_words: Words
-
-    def __post_init__(self) -> None:
-        if self.reported_words > self.dropped_words:
-            raise InputError(
-                f"prompts.decontamination.reported_words={self.reported_words} must be at most "
-                f"prompts.decontamination.dropped_words={self.dropped_words}"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,13 +176,10 @@ def _ascending(edges: list[float]) -> list[float]:
 Edges = Annotated[list[NotNegative], AfterValidator(_ascending)]
 
 
-class FineBins(TypedDict, total=False):
+class Bins(TypedDict, total=False):
     turns: Edges
     characters: Edges
     code_share: Edges
-
-
-class Bins(FineBins, total=False):
     language: list[Text]
 
 
@@ -214,13 +198,8 @@ class TrafficSettings(Settings):
     size: Annotated[Count, BeforeValidator(_given)]
     seed: Seed
     bins: Bins
-    fine_bins: FineBins
     strata: Annotated[list[Literal["turns", "characters", "code_share", "language", "tools", "system_prompt"]],
                       Field(min_length=1)]  # fmt: skip
-    on_shortfall: Literal["warn", "fail"]
-    allowed_shortfall: Share
-    tolerance: Annotated[float, Field(gt=0, le=1)]
-    sweeps: Annotated[int, Field(ge=1, le=100_000)]
 
     def __post_init__(self) -> None:
         if (self.sample is None) == (self.histogram is None):
@@ -302,7 +281,6 @@ class SourceSettings(Settings):
     sources: Annotated[list[Annotated[Any, text_or(Source)]], Field(min_length=1)] | None = None
     fields: Fields | None = None
     roles: Roles | None = None
-    tokenizer: Text | None = None
     tools: Literal["refuse", "keep"] = "refuse"
 
 
@@ -311,7 +289,6 @@ class StageSettings(SourceSettings):
     """Where conversations come from, how many are kept, and what the stage takes of the machine."""
 
     limit: Count | None
-    refused_sample: Annotated[int, Field(ge=0, le=1000)]
     processes: Places | None
     chunk_mb: Annotated[float, Field(gt=0, le=4096)]
 
@@ -329,12 +306,6 @@ class PromptSettings(StageSettings):
     traffic: Annotated[TrafficSettings | None, BeforeValidator(_mix)]
 
     def __post_init__(self) -> None:
-        for key, tokens in zip(("min_tokens", "max_tokens"), self.length.bounds()["tokens"], strict=True):
-            if tokens is not None and self.tokenizer is None:
-                raise InputError(
-                    f"prompts.tokenizer=null counts the tokens of prompts.length.{key}={tokens}; name the "
-                    f"target's folder"
-                )
         size = self.traffic.size if self.traffic else None
         if size and self.limit is not None and self.limit < size:
             raise InputError(f"prompts.limit={self.limit} would cut the mix of prompts.traffic.size={size}; raise it")

@@ -1,6 +1,6 @@
 """Keys of serve.py: a schema for each action, which conf/action names."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, Field
@@ -10,7 +10,7 @@ from eagle3.draft_shape import Shape, num_draft_tokens
 from eagle3.errors import InputError
 from eagle3.settings.engine import Address, DraftTokens, LaunchSettings, Seconds, Steps, TopK
 from eagle3.settings.precomputing import Chat, Target
-from eagle3.settings.types import OPTIONAL, Count, CountOrZero, NotNegative, Part, Seed, Settings, Text, fault
+from eagle3.settings.types import Count, CountOrZero, NotNegative, Seed, Settings, Text, fault
 
 Concurrency = Annotated[int, Field(ge=1, le=100_000)]
 Temperature = Annotated[float, Field(ge=0, le=100)]
@@ -139,7 +139,6 @@ class CompareSettings(Settings):
 
     shapes: Annotated[list[Drafting], Field(min_length=1)]
     temperatures: Annotated[list[Temperature], Field(min_length=1)]
-    decoder: Literal["batched", "plain"]
     batch_size: Count
     batch_tokens: Count
     positions: list[Count] | None
@@ -148,10 +147,6 @@ class CompareSettings(Settings):
         positions = self.positions or []
         if positions != sorted(set(positions)):
             raise InputError(f"compare.positions={positions} must rise, e.g. [1024,4096]")
-        if positions and self.decoder == "plain":
-            raise InputError(
-                f"compare.positions={positions} needs compare.decoder=batched: plain keeps no round's position"
-            )
 
     def drafts(self) -> list[Shape]:
         """Return the shapes, each once."""
@@ -244,7 +239,6 @@ class ActionLaunch(ServedHead):
 class ActionBench(ServedHead, OnPrompts):
     action: Literal["bench"]
     temperature: Temperature
-    logger: dict[Text, Part] = field(default_factory=dict, metadata=OPTIONAL)
     bench: BenchSettings
 
 

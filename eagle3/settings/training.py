@@ -139,7 +139,6 @@ class SampleRules(Settings):
     prompt_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
     only_sources: Annotated[list[Text], Field(min_length=1)] | None = None
     finished_only: bool = False
-    ids_file: Text | None = None
 
 
 @part_of("eagle3.data.datamodule.FeatureData")
@@ -344,14 +343,6 @@ class TensorBoard(TypedDict):
     name: Text
     version: str
     default_hp_metric: bool
-
-
-@part_of("eagle3.training.loggers.MlflowRun", config=OPEN)
-class Mlflow(TypedDict):
-    experiment_name: Text
-    name: Text | None
-    tracking_uri: Text
-    save_dir: Text
 
 
 # --- all of it -------------------------------------------------------------------------------------------------------

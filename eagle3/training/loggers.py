@@ -1,6 +1,6 @@
 """Loggers: metrics.csv that survives a resume; trackers with short run names and searchable settings.
 
-The tracker's run id is in the run's folder, so that a training resumed there continues the same run.
+W&B's run id is in the run's folder, so that a training resumed there continues the same run.
 """
 
 import csv
@@ -14,21 +14,19 @@ from typing import Any
 from uuid import uuid4
 
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, WandbLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from eagle3.adapters.hydra import HydraConfig, in_sweep
-from eagle3.adapters.lightning import ExperimentWriter, _ExperimentWriter, mlflow_run_id, rank_zero_experiment
+from eagle3.adapters.lightning import ExperimentWriter, _ExperimentWriter, rank_zero_experiment
 from eagle3.features.source import FeatureSource
 from eagle3.secrets import public
 from eagle3.settings.flat import flattened
 from eagle3.storage.files import atomic_write
 
 log = logging.getLogger(__name__)
-EXTRAS = ("tensorboard", "mlflow")  # trackers whose package is an extra of the same name
+EXTRAS = ("tensorboard",)  # trackers whose package is an extra of the same name
 PATH_KEYS = re.compile(r"(path|dir|uri|url|urls|logger)$|^logger\.|^callbacks\..*\.(dirpath|filename)$")
-SQLITE = "sqlite:///"
-NOT_IN_MLFLOW = re.compile(r"[^\w\-. :/]")  # characters that MLflow refuses in the name of a setting
 PATH = re.compile(r"^(/|~|\.{1,2}/|[a-z0-9]+://)")
 
 
@@ -122,37 +120,6 @@ class WandbRun(WandbLogger):
         head = wandb.Artifact(f"head-{self.experiment.id}", type="model", metadata=facts)
         head.add_file(best.best_model_path, name="best.ckpt")
         self.experiment.log_artifact(head, aliases=["best"])
-
-
-class MlflowRun(MLFlowLogger):
-    """Lightning's logger for MLflow, with a run name of our own; a resumed training continues the run."""
-
-    def __init__(self, *, save_dir: str, name: str | None, tracking_uri: str, **options: Any) -> None:
-        folder = Path(save_dir)
-        self.id_file = folder / "mlflow_id"
-        if tracking_uri.startswith(SQLITE):
-            database_folder = Path(tracking_uri.removeprefix(SQLITE)).absolute().parent
-            database_folder.mkdir(parents=True, exist_ok=True)
-            # By default MLflow writes artifacts to the current directory.
-            options = {"artifact_location": (database_folder / "mlartifacts").as_uri()} | options
-        super().__init__(
-            run_name=name or run_name(folder),
-            tracking_uri=tracking_uri,
-            run_id=self.id_file.read_text() if self.id_file.is_file() else None,
-            **options,
-        )
-
-    def log_hyperparams(self, params: dict[str, Any]) -> None:  # type: ignore[override]
-        super().log_hyperparams({NOT_IN_MLFLOW.sub("_", key): value for key, value in params.items()})
-
-    @property
-    @rank_zero_experiment
-    def experiment(self) -> Any:
-        made = super().experiment
-        if (run_id := mlflow_run_id(self)) and not self.id_file.is_file():
-            self.id_file.parent.mkdir(parents=True, exist_ok=True)
-            self.id_file.write_text(run_id)
-        return made
 
 
 def run_name(folder: Path) -> str:

@@ -15,7 +15,7 @@ import torch
 from eagle3.errors import InputError
 from eagle3.features.source import FeatureSource, as_setting
 from eagle3.head.draft_head import DraftHead
-from eagle3.storage.files import atomic_write, sha256_file
+from eagle3.storage.files import atomic_write
 from eagle3.storage.folder import LocalFolder, Storage
 from eagle3.storage.resolve import open_folder
 from eagle3.target.identity import require_same_target
@@ -34,11 +34,9 @@ MAY_CHANGE = (
 def decisive_settings(config: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that must not change during a training, by config key. `config` is a composed train.yaml.
 
-    Files are represented by their sha256, since they may move: data.ids_file here, the initial head in train.py."""
+    train.py adds the initial head, which may move, by the sha256 of its files."""
     grouped = {f"{group}.{key}": value for group in GROUPS for key, value in config[group].items()}
     settings = {"seed": config["seed"], "ttt_steps": config["ttt_steps"], **grouped}
-    if path := settings.get("data.ids_file"):
-        settings["data.ids_file"] = sha256_file(Path(path))
     return {key: value for key, value in settings.items() if key not in MAY_CHANGE}
 
 

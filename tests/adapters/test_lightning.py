@@ -7,14 +7,13 @@ import lightning
 import pytest
 from hydra import compose, initialize_config_dir
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger, MLFlowLogger
+from lightning.pytorch.loggers import CSVLogger
 
 from eagle3 import cli
 from eagle3.adapters import lightning as adapter
 from eagle3.adapters.library import has_part
 from eagle3.adapters.lightning import (
     LIGHTNING,
-    mlflow_run_id,
     reload_train_loader,
     require_lightning,
     skip_sigterm_broadcast,
@@ -99,11 +98,6 @@ def test_the_csv_logger_keeps_its_writer_in_one_attribute(tmp_path: Path) -> Non
     assert logger._experiment is writer, f"{RELEASE}: CSVLogger keeps its writer elsewhere"
     assert writer.metrics == [], f"{RELEASE}: the writer's rows that wait are not in `metrics`"
     assert writer.metrics_file_path == str(tmp_path / "metrics.csv"), f"{RELEASE}: metrics.csv is elsewhere"
-
-
-def test_mlflow_has_no_run_before_something_is_logged(tmp_path: Path) -> None:
-    logger = MLFlowLogger(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
-    assert mlflow_run_id(logger) is None, f"{RELEASE}: MLFlowLogger makes its run at once"
 
 
 @pytest.mark.parametrize("key", ["best_k_models", "best_model_path", "kth_best_model_path", "dirpath"])

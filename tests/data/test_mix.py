@@ -105,32 +105,6 @@ def test_rules_by_source_and_by_cut_answers(tmp_path: Path, listed: bool) -> Non
         left(only_sources=["prose", "code"])
 
 
-def test_samples_are_chosen_by_their_ids(store_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    there = [name for _, name in names(open_store(store_path).samples)]
-    chosen = tmp_path / "ids.txt"
-    chosen.write_text("\n".join([*there[3:40:2], "elsewhere#0", ""]) + "\n")
-    data = feature_data(str(store_path), rules=replace(NO_RULES, ids_file=str(chosen)))
-    sides = [{name for _, name in names(side)} for side in (data.train_samples, data.val_samples)]
-    assert sides[0] | sides[1] == set(there[3:40:2]) and all(sides)
-    assert f"data.ids_file={chosen}: 1 of its 20 ids are not in the store" in caplog.text
-
-
-@pytest.mark.parametrize("content", [None, b"\xff\xfe"])
-def test_ids_that_cannot_be_read_are_named(store_path: Path, tmp_path: Path, content: bytes | None) -> None:
-    path = tmp_path / "ids.txt"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(InputError, match=r"data\.ids_file=.*ids\.txt cannot be read \(.*Error\); give a text file"):
-        feature_data(str(store_path), rules=replace(NO_RULES, ids_file=str(path)))
-
-
-def test_ids_of_another_store_leave_nothing(store_path: Path, tmp_path: Path) -> None:
-    path = tmp_path / "ids.txt"
-    path.write_text("elsewhere#0\n")
-    with pytest.raises(InputError, match=r"\(60 by data\.ids_file=.*\); loosen"):
-        feature_data(str(store_path), rules=replace(NO_RULES, ids_file=str(path)))
-
-
 # --- weights ---------------------------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ VOCAB, HIDDEN = CHUNK + 3, 8  # more than one chunk
 
 def found(stored: Tensor, target: Tensor) -> list[str]:
     files = HeadFiles(Path("head"), {}, {}, {"embed_tokens.weight": stored}, None)
-    facts = TargetFacts(config=TARGET_CONFIG, architecture=None, dtype="bfloat16", identity=None, embedding=target)
+    facts = TargetFacts(config=TARGET_CONFIG, dtype="bfloat16", identity=None, embedding=target)
     return [message for _, message in check_embedding(files, facts)]
 
 

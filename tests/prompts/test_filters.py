@@ -54,7 +54,7 @@ def prompt(*texts: str, system: str | None = None) -> Prompt:
 
 
 def length(**bounds) -> LengthCheck:
-    return LengthCheck(**{**DEFAULTS["length"], **bounds}, tokenizer=None)
+    return LengthCheck(**{**DEFAULTS["length"], **bounds})
 
 
 def language(**config) -> LanguageCheck:

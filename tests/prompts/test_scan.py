@@ -13,10 +13,9 @@ import pytest
 from omegaconf import OmegaConf
 from prompt_stage import Prepare, chat, prepare, reasons, some_rows, write
 from stores import CONF, ROOT
-from tqdm import tqdm
 
 from eagle3.errors import InputError
-from eagle3.prompts import scan, stage
+from eagle3.prompts import scan
 from eagle3.prompts.reading.formats import cut
 
 __all__ = ["prepare"]
@@ -40,7 +39,7 @@ def test_rows_that_are_checked_together_are_judged_as_if_each_were_alone(
     prepare: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_of_a_group: int, characters: int
 ) -> None:
     rows = some_rows(40) + [chat(f"mail {number} to anna.berg{number}@web.de", id=f"m{number}") for number in range(9)]
-    prepare(rows, refused_sample=3)
+    prepare(rows)
     expected = prepare.outputs()
     (prepare.folder / "ledger.json").unlink()
     sizes = []
@@ -48,7 +47,7 @@ def test_rows_that_are_checked_together_are_judged_as_if_each_were_alone(
     monkeypatch.setattr(scan, "GROUP_CHARACTERS", characters)
     checked = scan.checked
     monkeypatch.setattr(scan, "checked", lambda group, *rest: sizes.append(len(group)) or checked(group, *rest))
-    prepare(path=str(tmp_path / "chats.jsonl"), refused_sample=3)
+    prepare(path=str(tmp_path / "chats.jsonl"))
     assert prepare.outputs() == expected
     assert len(sizes) > 5 and max(sizes) <= rows_of_a_group
 
@@ -257,9 +256,7 @@ def test_prompts_of_one_cell_are_drawn_at_random_by_the_seed(prepare: Prepare, t
     sample = str(write(tmp_path / "sample.jsonl", [chat("question 7")]))
     draws = []
     for seed, processes in ((0, 1), (0, 2), (1, 1)):
-        mix = traffic_settings(
-            sample=sample, size=100, seed=seed, bins={"turns": [1, 2]}, fine_bins={}, strata=["turns"]
-        )
+        mix = traffic_settings(sample=sample, size=100, seed=seed, bins={"turns": [1, 2]}, strata=["turns"])
         prepare(path=path, traffic=mix, processes=processes, chunk_mb=0.002)
         draws.append([int(prompt["id"]) for prompt in prepare.prompts()])
         (prepare.folder / "ledger.json").unlink()
@@ -287,24 +284,3 @@ def test_duplicates_are_not_drawn_for_the_traffic_mix(prepare: Prepare, tmp_path
     prepare([chat("a"), chat("A"), chat("b"), chat("c")], traffic=traffic_settings(sample=str(sample), size=3))
     assert [prompt["messages"][0]["content"] for prompt in prepare.prompts()] == ["a", "b", "c"]
     assert reasons(prepare) == ["exact duplicate"]
-
-
-def test_scratch_space_is_told_before_and_is_no_less_than_what_is_taken(
-    prepare: Prepare, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    log_scratch_space = stage.log_scratch_space
-    told, taken, work = [], [], prepare.folder / ".work"
-
-    def telling(*arguments):
-        told.append(log_scratch_space(*arguments))
-        return told[-1]
-
-    def remove(folder: Path) -> None:
-        taken.append(sum(path.stat().st_blocks * 512 for path in work.rglob("*") if path.is_file()))
-
-    monkeypatch.setattr(stage, "log_scratch_space", telling)
-    monkeypatch.setattr(stage, "_remove_work", remove)
-    with caplog.at_level("INFO"):
-        prepare([chat(f"{'word ' * 50}{number}") for number in range(3000)])
-    assert f"up to {tqdm.format_sizeof(told[0], 'B')} of scratch space" in caplog.text
-    assert 0.3 * told[0] < taken[0] < told[0]

@@ -1,6 +1,5 @@
 """The stage as a whole: what makes it run again, what a failing run leaves, and what is never written."""
 
-import json
 import subprocess
 import sys
 
@@ -114,7 +113,7 @@ def test_no_text_of_a_refused_row_is_written_or_logged(prepare, caplog, capfd):
         chat(secret, license="ask jane@acme.com"),
         {"messages": [*users(secret), {"role": "tool", "content": secret}]},
     ]
-    ledger = prepare(rows, refused_sample=0)
+    ledger = prepare(rows)
     assert ledger["prompts"] == 1 and ledger["rows"] == len(rows)
     written = "".join((prepare.folder / name).read_text(errors="replace") for name in OUTPUTS)
     output = capfd.readouterr()
@@ -197,20 +196,3 @@ def test_answered_prompts_may_be_made_again_when_they_come_out_the_same(prepare,
     answer(prepare)
     ledger = prepare([chat("a")], limit=5)
     assert ledger["inputs"]["limit"] == 5
-
-
-def test_a_few_refused_rows_of_each_reason_are_shown_to_the_owner_with_findings_masked(prepare):
-    rows = [chat(f"write to anna{number}@web.de, please") for number in range(4)]
-    rows += [chat("call +49 30 901820 now", license="GPL-3.0-only"), chat("same"), chat("same"), "{broken"]
-    prepare(rows, refused_sample=2)
-    path = prepare.folder / "refused_sample.jsonl"
-    shown = [(row["reason"], row["line"], row["text"]) for row in map(json.loads, path.read_text().splitlines())]
-    assert shown == [
-        ("personal data: EMAIL_ADDRESS", 1, "write to <EMAIL_ADDRESS>, please"),
-        ("personal data: EMAIL_ADDRESS", 2, "write to <EMAIL_ADDRESS>, please"),
-        ("license not allowed: GPL-3.0-only", 5, "call <PHONE_NUMBER> now"),
-        ("exact duplicate", 7, "same"),
-    ]
-    assert path.stat().st_mode & 0o777 == 0o600
-    prepare(rows, refused_sample=0)
-    assert path.read_text() == ""

@@ -16,7 +16,7 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
-from stores import CONF, IDENTITY, ROOT, open_store, random_samples, write_store
+from stores import CONF, IDENTITY, ROOT, random_samples, write_store
 
 from eagle3 import cli
 from eagle3.commands.train import build_loggers, build_training, chosen_precision
@@ -493,18 +493,6 @@ def test_a_checkpoint_goes_on_only_with_the_settings_that_decide_its_training(tr
     assert re.search(r"seed=0 then, 1 now, .*optim\._target_=.*, optim\.lr=0\.003 then, 1e-05 now", str(refused.value))
     assert re.search(r"loss\._target_=.*UnrollLoss then, .*OtherLoss now, loss\.decay=0\.6 then", str(refused.value))
     assert not re.search("loss_chunk|readers", str(refused.value))
-
-
-def test_the_ids_of_a_training_may_move_and_not_change(train: Start, store_path: Path, tmp_path: Path) -> None:
-    listed = "\n".join(name for _, name in open_store(store_path).samples.names())
-    ids, moved = tmp_path / "ids.txt", tmp_path / "moved.txt"
-    ids.write_text(listed)
-    moved.write_text(listed)
-    settings = train("run", f"data.ids_file={ids}").module.settings
-    assert train("moved", f"data.ids_file={moved}").module.settings == settings
-    ids.write_text(listed.rsplit("\n", 5)[0])
-    changed = train("changed", f"data.ids_file={ids}").module.settings
-    assert {key for key in settings if settings[key] != changed[key]} == {"data.ids_file"}
 
 
 def test_a_checkpoint_in_the_middle_of_a_wider_step_is_refused(train: Start) -> None:

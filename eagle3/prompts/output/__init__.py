@@ -1,1 +1,1 @@
-"""The output of the stage: prompts, rejected rows, the ledger, the report with its picture."""
+"""The output of the stage: prompts, rejected rows, the ledger, the report."""

@@ -1,13 +1,11 @@
 """Writes prompts.jsonl and rejects.jsonl from the scanned chunks, and counts for the ledger."""
 
-import json
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from eagle3.prompts.chunks import ScannedChunk
 from eagle3.prompts.reading.sources import Source
-from eagle3.prompts.scan import shown_text
 from eagle3.prompts.selection import Selection
 from eagle3.storage.files import atomic_write, json_line
 
@@ -35,20 +33,12 @@ class Counts:
 
 
 def write_prompts(
-    folder: Path, sources: list[Source], chunks: list[ScannedChunk], selection: Selection, *, refused_sample: int
+    folder: Path, sources: list[Source], chunks: list[ScannedChunk], selection: Selection
 ) -> dict[str, Counts]:
-    """Write the files, in the order of the sources, and count by source.
-
-    refused_sample: rows of each reason in refused_sample.jsonl, which only the owner of the run may read.
-    """
+    """Write the files, in the order of the sources, and count by source."""
     counts = {source.name: Counts() for source in sources}
-    shown: Counter[str] = Counter()
     lines = 0  # of the file, before the chunk
-    with (
-        atomic_write(folder / "rejects.jsonl") as rejects,
-        atomic_write(folder / "refused_sample.jsonl") as sample,
-        atomic_write(folder / "prompts.jsonl") as prompts,
-    ):
+    with atomic_write(folder / "rejects.jsonl") as rejects, atomic_write(folder / "prompts.jsonl") as prompts:
         for number, chunk in enumerate(chunks):
             name = sources[chunk.source].name
             count, reasons = counts[name], selection.reasons(number)
@@ -63,10 +53,5 @@ def write_prompts(
                 count.rejected[reason] += 1
                 place = {"file": chunk.summary["file"], "line": lines + row["line"]}
                 rejects.write(json_line({"id": row["id"], "source": name, **place, "reason": reason}))
-                text = shown_text(json.loads(row["record"])) if row["record"] else row["shown"]
-                if text is not None and shown[reason] < refused_sample:
-                    shown[reason] += 1
-                    sample.write(json_line({"reason": reason, "source": name, **place, "text": text}))
             lines += chunk.summary["lines"]
-    (folder / "refused_sample.jsonl").chmod(0o600)
     return counts

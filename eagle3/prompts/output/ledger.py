@@ -68,17 +68,14 @@ def _sorted(value: Any) -> Any:
 
 
 def _leaks(counts: dict[str, Counts], rules: Rules) -> dict[str, dict[str, int]]:
-    """Return for each benchmark the numbers of its texts and unread rows, and of prompts with a long overlap, which are
-    dropped, or a short one, which are kept."""
+    """Return for each benchmark the numbers of its texts, answers and unread rows, and of prompts dropped for it."""
     rejected = sum((count.rejected for count in counts.values()), Counter())
-    reported = sum((count.found.get("leaks", Counter()) for count in counts.values()), Counter())
     return {
         benchmark.name: {
             "texts": len(benchmark.texts),
             "answers": len(benchmark.answers),
             "unread": benchmark.unread,
             "dropped": rejected[f"leak: {benchmark.name}"],
-            "reported": reported[benchmark.name],
         }
         for benchmark in rules.benchmarks
     }

@@ -1,4 +1,4 @@
-"""report.md and report.png for the people responsible for the data: the ledger as tables and a picture."""
+"""report.md for the people responsible for the data: the ledger as tables."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -7,7 +7,6 @@ from typing import Any
 
 from eagle3 import markdown
 from eagle3.markdown import cell
-from eagle3.prompts.output.picture import draw
 from eagle3.prompts.privacy.policy import blind_spots
 from eagle3.storage.files import atomic_write
 
@@ -21,9 +20,7 @@ LISTED_LICENSES = 12  # of a source, the commonest: merged data sets have hundre
 
 
 def write_report(folder: Path, ledger: dict[str, Any]) -> None:
-    """Write both files from the ledger alone, so that the report never contains text of a row."""
-    with atomic_write(folder / "report.png") as file:
-        draw(ledger, file)
+    """Write the report from the ledger alone, so that it never contains text of a row."""
     sections = (_rows, _licenses, _privacy, _duplicates, _leaks, _traffic, _made_from)
     with atomic_write(folder / "report.md") as file:
         file.write("\n\n".join(part for section in sections for part in section(ledger)).encode() + b"\n")
@@ -36,7 +33,6 @@ def _rows(ledger: dict[str, Any]) -> Iterator[str]:
         f"{ledger['prompts']:,} of {ledger['rows']:,} rows are prompts. `rejects.jsonl` has every other row's line and "
         f"reason. This page has counts and no text of a row."
     )
-    yield "![Rows by source and reason](report.png)"
     yield "## Rows in and out"
     kept = [(name, each["rows"], each["prompts"]) for name, each in sources.items()]
     yield table(
@@ -103,15 +99,14 @@ def _duplicates(ledger: dict[str, Any]) -> Iterator[str]:
 
 
 def _leaks(ledger: dict[str, Any]) -> Iterator[str]:
-    settings, leaks = ledger["inputs"]["rules"]["decontamination"], ledger["leaks"]
+    words, leaks = ledger["inputs"]["rules"]["decontamination"]["dropped_words"], ledger["leaks"]
     yield "## Overlap with benchmarks"
     if not leaks:
         yield "**No benchmark is named** in `prompts.decontamination.benchmarks`: overlap was not looked for."
         return
-    dropped, kept = f"dropped: {settings['dropped_words']} words", f"kept: {settings['reported_words']} words in a row"
     yield table(
-        ("benchmark", "texts", "answers", f"{dropped} in a row", kept),
-        [(name, *(leak[key] for key in ("texts", "answers", "dropped", "reported"))) for name, leak in leaks.items()],
+        ("benchmark", "texts", "answers", f"dropped: {words} words in a row"),
+        [(name, *(leak[key] for key in ("texts", "answers", "dropped"))) for name, leak in leaks.items()],
     )
     for name, leak in leaks.items():
         if leak["unread"]:
@@ -124,11 +119,9 @@ def _traffic(ledger: dict[str, Any]) -> Iterator[str]:
     if traffic is None:
         yield "No target mix was set: every prompt that passed is kept."
         return
-    sizes = traffic["effective_sample_size"]
     yield (
         f"{traffic['kept']:,} of {traffic['pool']:,} prompts were drawn to match the target (requested: "
-        f"{traffic['size']:,}). Distance: total variation; 0 is the same mix. Effective sample size: "
-        f"{sizes['before']:,} before, {sizes['after']:,} after."
+        f"{traffic['size']:,}). Distance: total variation; 0 is the same mix."
     )
     for name, feature in traffic["features"].items():
         yield from _feature(name, feature)

@@ -1,18 +1,15 @@
-"""Prompts that overlap with benchmarks: 13 words in a row in common are a leak, 8 are reported."""
+"""Prompts that overlap with benchmarks: 13 words in a row in common are a leak."""
 
 import logging
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 
 from eagle3.errors import InputError
 from eagle3.prompts.checks import Verdict
 from eagle3.prompts.overlap.words import grams, hash_words, words
-from eagle3.prompts.reading.formats import FORMATS
 from eagle3.prompts.reading.prompt import Prompt, Refused
 from eagle3.prompts.reading.rows import read_prompt, read_prompts
 from eagle3.prompts.reading.sources import Source, plain_source
@@ -31,35 +28,18 @@ class Benchmark:
     answers: list[str] = field(default_factory=list)
 
 
-def read_benchmarks(benchmarks: list[str | dict], folder: str | None) -> list[Benchmark]:
-    """Return the benchmarks of prompts.decontamination: paths, or names of files in its `folder`."""
+def read_benchmarks(benchmarks: list[str | dict]) -> list[Benchmark]:
+    """Return the benchmarks of prompts.decontamination."""
     if not isinstance(benchmarks, list):
         key = "prompts.decontamination.benchmarks"
         raise InputError(f"{key}={benchmarks} is not a list; write {key}=[{benchmarks or ''}]")
     found: list[Benchmark] = []
     for index, entry in enumerate(benchmarks):
-        key = f"prompts.decontamination.benchmarks[{index}]"
-        source = plain_source(key, _in_folder(key, entry, folder), split="test")
+        source = plain_source(f"prompts.decontamination.benchmarks[{index}]", entry, split="test")
         if source.name in [earlier.name for earlier in found]:
             raise InputError(f"{source.key}.name={source.name} is taken by an earlier one; give it another name")
         found.append(_benchmark(source))
     return found
-
-
-def _in_folder(key: str, entry: str | dict, folder: str | None) -> str | dict:
-    """Replace the name of a benchmark in the folder by its path."""
-    if not isinstance(entry, str) or folder is None or Path(entry).exists() or "/" in entry:
-        return entry
-    files, inner = fsspec.core.url_to_fs(folder)
-    if not files.isdir(inner):
-        raise InputError(f"prompts.decontamination.folder={folder} is not a folder; name the one with your benchmarks")
-    there = {path.rstrip("/").rpartition("/")[2]: path for path in sorted(files.ls(inner, detail=False))}
-    for name in (entry, *(f"{entry}{ending}" for ending in FORMATS)):
-        if name in there:
-            return {"path": files.unstrip_protocol(there[name]) if "://" in folder else there[name], "name": entry}
-    raise InputError(
-        f"{key}={entry} is not in prompts.decontamination.folder={folder}, which has {', '.join(there) or 'no files'}"
-    )
 
 
 def _answers(value: Any, source: Source) -> list[str]:
@@ -115,18 +95,17 @@ class Overlap:
 
 
 class LeakCheck:
-    """Refuses a prompt that shares a long run of words with a benchmark, counts one that shares a short run.
+    """Refuses a prompt that shares a run of `dropped_words` words with a benchmark.
 
-    A question shorter than the long run is a leak if a turn has exactly its words; a short answer is not: many prompts
-    are "42". No run crosses the end of a turn.
+    A shorter question is a leak if a turn has exactly its words; a short answer is not: many prompts are "42". No run
+    crosses the end of a turn.
     """
 
     name = "leaks"
 
-    def __init__(self, benchmarks: list[Benchmark], *, dropped_words: int, reported_words: int):
+    def __init__(self, benchmarks: list[Benchmark], dropped_words: int):
         self.names = [benchmark.name for benchmark in benchmarks]
-        self.long = Overlap(benchmarks, dropped_words)
-        self.short = Overlap(benchmarks, reported_words)
+        self.overlap = Overlap(benchmarks, dropped_words)
         self.whole = {
             tuple(found): index
             for index, benchmark in reversed(list(enumerate(benchmarks)))
@@ -135,13 +114,10 @@ class LeakCheck:
         }
 
     def __call__(self, prompt: Prompt) -> Verdict:
-        reported = None
         for message in prompt.messages:
             found = words(message["content"])
-            hashes = hash_words(found)
-            owner = self.long.owner(hashes) if len(found) >= self.long.n else self.whole.get(tuple(found))
+            is_long = len(found) >= self.overlap.n
+            owner = self.overlap.owner(hash_words(found)) if is_long else self.whole.get(tuple(found))
             if owner is not None:
                 return Verdict(reason=f"leak: {self.names[owner]}")
-            if reported is None:
-                reported = self.short.owner(hashes)
-        return Verdict(counts={} if reported is None else Counter([self.names[reported]]))
+        return Verdict()

@@ -1,4 +1,4 @@
-"""Contact data: email addresses, phone numbers, coordinates."""
+"""Contact data: email addresses, phone numbers."""
 
 import re
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from phonenumbers import NumberParseException, PhoneNumber, PhoneNumberFormat
 from publicsuffixlist import PublicSuffixList
 
 from eagle3.errors import InputError
-from eagle3.prompts.privacy.recogniser import LOOK_BACK, Pattern, Recogniser, Span, has_context, stands_alone, words
+from eagle3.prompts.privacy.recogniser import LOOK_BACK, Recogniser, Span, has_context, stands_alone, words
 from eagle3.settings.prompts import PhoneSettings
 
 LOCAL_PART = re.compile(r"[\w.!#$%&'*+^`{|}~-]{1,64}")  # on the reversed text before the @
@@ -191,45 +191,4 @@ def _written_as_usual(groups: list[str], phone: PhoneNumber, *, in_context: bool
     return [usual[0].lstrip("0"), *usual[1:]] in (groups, groups[1:])
 
 
-# --- coordinates ----------------------------------------------------------------------------------------------------
-
-ANGLE = (
-    r"\d{1,3}(?:\.\d{1,10})? ?(?:°|º|deg) ?(?:\d{1,2}(?:\.\d{1,6})? ?['\u2032\u2019m] ?"
-    r"(?:\d{1,2}(?:[.,]\d{1,6})? ?(?:[\"\u2033\u201d]|''|\u2032\u2032) ?)?)?"
-)
-AFTER_FLOAT = re.compile(r"\d\.\d{3,15}[\s,]{1,3}\Z")  # then the two are part of a list of numbers
-
-
-def _is_place(match: re.Match[str]) -> bool:
-    latitude, longitude = (abs(float(match[name].replace(",", "."))) for name in ("lat", "lon"))
-    before = match.string[max(0, match.start() - 20) : match.start()]
-    return latitude <= 90 and longitude <= 180 and max(latitude, longitude) > 1 and not AFTER_FLOAT.search(before)
-
-
-def _is_precise(match: re.Match[str]) -> bool:
-    """Accept coordinates with hemispheres, or with 5 (1 m) to 8 decimals."""
-    parts = [match[name].lstrip("+-").partition(".") for name in ("lat", "lon")]
-    decimals = all(5 <= len(part) <= 8 for _, _, part in parts)
-    return bool(match["north"]) or (decimals and any(len(whole) > 1 for whole, _, _ in parts))
-
-
-coordinates = Pattern(
-    re.compile(
-        r"(?P<lat>[-+\d]\d{0,2}(?:\.\d{3,15}|,\d{4,12}))°? ?(?P<north>[NS]\b)?[\s,;:/|&\"'(){}]{1,8}"
-        r"(?:l(?:o?ng?|ongitude?|ongitudine)[\s:=\"']{1,5})?"
-        r"(?P<lon>[-+\d]\d{0,3}(?:\.\d{3,15}|,\d{4,12}))(?!\d|[\s,]{1,3}[-+]?\d{1,8}\.\d{3})(?:°? ?[EWO]\b)?"
-    ),
-    valid=_is_place,
-    clear=_is_precise,
-    context=words(
-        r"lat(?:itude?|itudine)?", r"l(?:o?ng?|ongitude?|ongitudine)", r"latlo?ng", "gps", r"geo(?:location)?",
-        r"coord\w{0,11}", r"locat\w{2,4}", "maps", r"ubicaci[oó]n", "standort", r"koordinaten", r"co[öo]rdina\w{2,4}",
-        r"locali[sz]\w{2,6}", "posizione", r"meet\w{0,3} (?:me )?at",
-    ),
-)  # fmt: skip
-degree_coordinates = Pattern(
-    re.compile(rf"{ANGLE}[NS][,;/]? ?{ANGLE}[EWO]|[NS] ?{ANGLE}[,;/]? ?[EWO] ?{ANGLE}"), gates=("°", "º", "deg")
-)
-
 RECOGNISERS = [Recogniser("EMAIL_ADDRESS", emails)]
-PLACES = [Recogniser("COORDINATES", coordinates), Recogniser("COORDINATES", degree_coordinates)]

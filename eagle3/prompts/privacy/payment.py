@@ -1,12 +1,9 @@
-"""Payment identifiers: credit cards, IBANs, bank accounts, crypto wallets."""
+"""Payment identifiers: credit cards, IBANs, bank accounts."""
 
-import hashlib
 import re
 from collections.abc import Iterator
 
-from Crypto.Hash import keccak
 from stdnum import iban, luhn
-from stdnum.bitcoin import b58decode, bech32_checksum
 from stdnum.es import ccc
 from stdnum.iso7064 import mod_97_10
 
@@ -92,66 +89,8 @@ bank_accounts = Pattern(  # account, routing and sort numbers near such a word; 
     ),
 )  # fmt: skip
 
-# --- wallets, recognised by the checksum in their address ------------------------------------------------------------
-
-BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
-BASE58_VERSIONS = (0x00, 0x05, 0x30, 0x32, 0x1E, 0x16, 0x4C, 0x10, 0x41)  # Bitcoin, Litecoin, Dogecoin, Dash, Tron
-BASE58_LENGTH = 25  # bytes: version, hash of 20, checksum of 4
-BECH32 = "qpzry9x8gf2tvdw0s3jn54khce6mua7l"
-BECH32_CONSTANTS = (1, 0x2BC830A3)  # BIP-173 and, for taproot addresses, BIP-350
-MANY_CHARACTERS = 8  # different ones; an address is as random as a hash
-
-
-def _one_case(address: str) -> bool:
-    """Tell whether an Ethereum address has no mixed case and so no checksum: any 20 bytes look like one."""
-    return address[2:] in (address[2:].lower(), address[2:].upper())
-
-
-def eip55(address: str) -> str:
-    """Return the address with its checksum in the case of its letters (ERC-55)."""
-    digits = address[2:].lower()
-    digest = keccak.new(digest_bits=256, data=digits.encode()).hexdigest()
-    return "0x" + "".join(
-        char.upper() if int(nibble, 16) >= 8 else char for char, nibble in zip(digits, digest, strict=False)
-    )
-
-
-def _base58_valid(address: str) -> bool:
-    data = b58decode(address)
-    checksum = hashlib.sha256(hashlib.sha256(data[:-4]).digest()).digest()[:4]
-    return len(data) == BASE58_LENGTH and data[0] in BASE58_VERSIONS and data[-4:] == checksum
-
-
-def _bech32_valid(address: str) -> bool:
-    prefix, _, data = address.rpartition("1")
-    expanded = [ord(char) >> 5 for char in prefix] + [0] + [ord(char) & 31 for char in prefix]
-    return bech32_checksum(expanded + [BECH32.index(char) for char in data]) in BECH32_CONSTANTS
-
-
-def _is_wallet(match: re.Match[str]) -> bool:
-    address = match.group()
-    if match["ethereum"]:
-        return len(set(address)) > MANY_CHARACTERS and (_one_case(address) or address == eip55(address))
-    return _base58_valid(address) if match["base58"] else _bech32_valid(address.lower())
-
-
-# Base58Check (Bitcoin, Litecoin, Dogecoin, Dash, Tron), Bech32(m) (Bitcoin, Litecoin, Cardano) and ERC-55.
-crypto_wallets = Pattern(
-    re.compile(
-        rf"(?P<ethereum>0x[0-9a-fA-F]{{40}})|(?P<base58>[13LMDXT7A9][{BASE58}]{{25,34}})"
-        rf"|(?P<bech32>(?:bc|ltc|addr)1[{BECH32}]{{11,100}}|(?:BC|LTC)1[{BECH32.upper()}]{{11,100}})"
-    ),
-    valid=_is_wallet,
-    clear=lambda match: not (match["ethereum"] and _one_case(match.group())),
-    context=words(
-        "wallets?", "eth", r"ether(?:eum)?", "address", "metamask", "erc-?20", "crypto", "usdt", "usdc", "send",
-        "adresse", r"direcci[oó]n", "indirizzo", r"endere[cç]o", "adres", "billetera", "carteira", "portefeuille",
-    ),
-)  # fmt: skip
-
 RECOGNISERS = [
     Recogniser("CREDIT_CARD", credit_cards),
     Recogniser("IBAN", ibans),
     Recogniser("BANK_ACCOUNT", bank_accounts),
-    Recogniser("CRYPTO_WALLET", crypto_wallets),
 ]

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 # Of equal findings the first recogniser's counts; phone numbers come between FIRST and LAST.
 FIRST = [*contact.RECOGNISERS, *payment.RECOGNISERS, *ids.RECOGNISERS, *network.RECOGNISERS]
-LAST = [*contact.PLACES, *secrets.RECOGNISERS, *passwords.RECOGNISERS]
+LAST = [*secrets.RECOGNISERS, *passwords.RECOGNISERS]
 BETWEEN_MESSAGES = "\n\n"  # no number continues across it, but words of one message are context for the next
 
 # One character for one, so that spans stay valid: digits of every script, full-width forms, dashes and blanks.
@@ -106,13 +106,6 @@ class Privacy:
         """Let kingfisher read these prompts in one call, before they are checked."""
         if self.kingfisher:
             self.kingfisher.look_ahead(readable(_whole(prompt)) for prompt in prompts)
-
-    def masked(self, texts: Sequence[str]) -> list[str]:
-        """Return the texts with every finding masked, whatever its action, for the sample of refused rows."""
-        if self.kingfisher:
-            self.kingfisher.look_ahead(map(readable, texts))
-        found = ([item._replace(action="mask") for item in self.find(text)] for text in texts)
-        return [next(_masked_contents([text], masks)) for text, masks in zip(texts, found, strict=True)]
 
     def files(self) -> list[Path]:
         """List the files of the model; if one changes, the prompts are made again."""

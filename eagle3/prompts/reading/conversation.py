@@ -5,7 +5,6 @@ from typing import Any, NoReturn
 
 from eagle3.prompts.reading.prompt import Refused, is_unicode
 from eagle3.prompts.reading.shapes import CONVERSATION, Columns, Shape, from_json
-from eagle3.prompts.reading.tokens import decoded
 from eagle3.prompts.reading.tools import holds_tools
 
 # A turn with any of these has more than its content: without them an answer is not what the model wrote.
@@ -57,7 +56,7 @@ def _turns(columns: Columns, row: dict, shape: Shape) -> list[dict]:
         if name := columns.name(kind):
             break
     else:
-        return _of_token_ids(columns.first("token_ids"), shape) if columns.name("token_ids") else _nothing(row, shape)
+        _nothing(row, shape)
     turns = columns.first(kind)
     if isinstance(turns, str) and kind != "prompt":
         turns = from_json(turns)
@@ -71,15 +70,6 @@ def _turns(columns: Columns, row: dict, shape: Shape) -> list[dict]:
         if not isinstance(turn, dict):
             raise Refused(f"{name} holds something other than turns")
     return turns
-
-
-def _of_token_ids(ids: Any, shape: Shape) -> list[dict]:
-    if shape.tokenizer is None:
-        raise Refused("token ids without their text: prompts.tokenizer is not set")
-    text = decoded(shape.tokenizer, ids) if _are_ids(ids) else None
-    if text is None:
-        raise Refused("token ids that are no plain text of prompts.tokenizer")
-    return [{"role": "user", "content": text}]
 
 
 def _nothing(row: dict, shape: Shape) -> NoReturn:

@@ -1,7 +1,6 @@
 """A clean prompt: a conversation with its id, source, licence and tools; or why a row is none."""
 
 import json
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 Tools = list[dict[str, Any]]
@@ -38,11 +37,6 @@ class Prompt(NamedTuple):  # not a dataclass: one is made for every row, in half
         """Return the texts without imported answers, so that a prompt has the same length with and without them."""
         answers = [message["role"] == "assistant" for message in self.messages]
         return [text for number, text in enumerate(self.texts()) if number >= len(answers) or not answers[number]]
-
-
-def texts_of(record: Mapping[str, Any]) -> list[str]:
-    """Return the texts of a written prompt."""
-    return Prompt("", "", None, record["messages"], (), record.get("tools")).texts()
 
 
 def tools_text(tools: Tools) -> str:

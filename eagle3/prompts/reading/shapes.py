@@ -46,7 +46,6 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "attachments": (
         "tools", "functions", "body.tools", "body.functions", "image", "images", "video", "videos", "audio", "audios",
     ),
-    "token_ids": ("input_ids", "token_ids", "prompt_ids", "prompt_token_ids"),
 }  # fmt: skip
 CONVERSATION = ("messages", "turns", "prompt")
 OF_TURNS = ("role", "content")
@@ -73,11 +72,10 @@ REMEMBERED_LAYOUTS = 1024  # sets of columns; a source has one or a few
 @dataclass(frozen=True)
 class Shape:
     """fields: names by kind, the preferred first; roles: name in lower case → system, user, assistant or tool;
-    tokenizer: the folder with the tokenizer that decodes token ids; keeps_tools: a row's tools go with its prompt."""
+    keeps_tools: a row's tools go with its prompt."""
 
     fields: Mapping[str, Sequence[str]]
     roles: Mapping[str, str]
-    tokenizer: str | None = None
     keeps_tools: bool = False
 
     @cached_property
@@ -159,7 +157,6 @@ class Columns:
 def shape_of(
     fields: Mapping[str, str | Sequence[str]] | None,
     roles: Mapping[str, str] | None,
-    tokenizer: str | None = None,
     *,
     keeps_tools: bool = False,
 ) -> Shape:
@@ -172,7 +169,6 @@ def shape_of(
     return Shape(
         {**FIELDS, **others, **given},
         {**ROLES, **{name.lower(): role for name, role in (roles or {}).items()}},
-        tokenizer,
         keeps_tools,
     )
 

@@ -10,11 +10,9 @@ import fsspec
 
 from eagle3.errors import InputError, require_packages
 from eagle3.prompts.licenses.terms import SourceTerms, source_terms
-from eagle3.prompts.reading import tokens
 from eagle3.prompts.reading.folders import dataset_splits
 from eagle3.prompts.reading.formats import FORMATS, PLAIN, format_of
 from eagle3.prompts.reading.shapes import Shape, shape_of
-from eagle3.prompts.reading.tokens import tokenizer_file
 from eagle3.secrets import without_query
 from eagle3.settings.prompts import SourceSettings
 
@@ -54,7 +52,6 @@ class Source:
             "fields": {kind: list(names) for kind, names in self.shape.fields.items()},
             "roles": dict(self.shape.roles),
             "keeps_tools": self.shape.keeps_tools,
-            "tokenizer": self.shape.tokenizer and file_state(str(tokenizer_file(self.shape.tokenizer))),
         }
 
 
@@ -65,10 +62,8 @@ def configured_sources(settings: SourceSettings) -> list[Source]:
         raise InputError(
             f"prompts.path={path} and prompts.sources={sources}: set exactly one of them, e.g. prompts.path=chats.jsonl"
         )
-    keys = ("path", "license", "name", "split", "attribution", "fields", "roles", "tokenizer", "tools")
+    keys = ("path", "license", "name", "split", "attribution", "fields", "roles", "tools")
     defaults = {**{key: getattr(settings, key) for key in keys}, "limit": None}
-    if settings.tokenizer is not None:
-        tokens.tokenizer(settings.tokenizer)  # reports a wrong folder before the first row is read
     if sources is None:
         return [_source("prompts", defaults, id_prefix=False)]
     found = [
@@ -111,9 +106,7 @@ def _source(key: str, entry: dict, *, id_prefix: bool, usual_split: str = "train
         terms=terms,
         limit=entry["limit"],
         id_prefix=f"{name}/" if id_prefix else "",
-        shape=shape_of(
-            entry["fields"], entry["roles"], entry.get("tokenizer"), keeps_tools=entry.get("tools") == "keep"
-        ),
+        shape=shape_of(entry["fields"], entry["roles"], keeps_tools=entry.get("tools") == "keep"),
     )
 
 

@@ -46,8 +46,7 @@ def measure(prompt: Prompt, detector: LanguageDetector) -> dict[str, float | str
 class Feature:
     """A measured value in bins, given by lower edges for numbers, by names otherwise."""
 
-    name: str  # in reports; finer bins of a value have "fine" added
-    value: str
+    name: str
     bins: tuple[str, ...]  # labels
     edges: tuple[float, ...] | None
 
@@ -79,10 +78,7 @@ class Grid:
         self.features = {name: by_name[name] for name in dict.fromkeys([*strata, *by_name])}
         self.size = math.prod(self.shape_of(list(self.features)))
         if self.size > MAX_CELLS:
-            raise InputError(
-                f"prompts.traffic.bins and prompts.traffic.fine_bins make {self.size} cells, above {MAX_CELLS}; "
-                f"take fewer bins"
-            )
+            raise InputError(f"prompts.traffic.bins make {self.size} cells, above {MAX_CELLS}; take fewer bins")
 
     def shape_of(self, names: list[str]) -> tuple[int, ...]:
         return tuple(len(self.features[name].bins) for name in names)
@@ -90,8 +86,8 @@ class Grid:
     def cell(self, measured: Mapping[str, Any]) -> int:
         """Return the cell of a measured prompt."""
         cell = 0
-        for feature in self.features.values():
-            cell = cell * len(feature.bins) + feature.code(measured[feature.value])
+        for name, feature in self.features.items():
+            cell = cell * len(feature.bins) + feature.code(measured[name])
         return cell
 
     def bin_of_cell(self, cells: np.ndarray, names: list[str]) -> np.ndarray:
@@ -105,23 +101,22 @@ class Grid:
         return {name: self.features[name].bins[code] for name, code in zip(names, codes, strict=True)}
 
 
-def features(bins: Mapping[str, Any], fine_bins: Mapping[str, Any]) -> list[Feature]:
-    """Return the features of prompts.traffic.bins, tools and system_prompt, then those of prompts.traffic.fine_bins."""
-    found = [_numeric(name, name, bins[name]) for name in NUMERIC if name in bins]
+def features(bins: Mapping[str, Any]) -> list[Feature]:
+    """Return the features of prompts.traffic.bins, tools and system_prompt."""
+    found = [_numeric(name, bins[name]) for name in NUMERIC if name in bins]
     if "language" in bins:
-        found.append(Feature("language", "language", (*map(str, bins["language"]), OTHER, UNKNOWN), None))
-    found += [Feature(name, name, FLAG_BINS, None) for name in FLAGS]
-    return found + [_numeric(f"{name}, fine", name, edges) for name, edges in fine_bins.items()]
+        found.append(Feature("language", (*map(str, bins["language"]), OTHER, UNKNOWN), None))
+    return found + [Feature(name, FLAG_BINS, None) for name in FLAGS]
 
 
-def _numeric(name: str, value: str, edges: list[float]) -> Feature:
-    labels = [_label(low, high, value) for low, high in zip(edges, [*edges[1:], None], strict=True)]
-    return Feature(name, value, tuple(labels), tuple(map(float, edges)))
+def _numeric(name: str, edges: list[float]) -> Feature:
+    labels = [_label(name, low, high) for low, high in zip(edges, [*edges[1:], None], strict=True)]
+    return Feature(name, tuple(labels), tuple(map(float, edges)))
 
 
-def _label(low: float, high: float | None, value: str) -> str:
+def _label(name: str, low: float, high: float | None) -> str:
     if high is None:
         return f"{low:g} and more"
-    if value == "code_share":
+    if name == "code_share":
         return f"{low:g} to below {high:g}"
     return f"{low:g}" if high - low == 1 else f"{low:g} to {high - 1:g}"

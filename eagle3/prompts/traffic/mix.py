@@ -1,9 +1,9 @@
 """How many prompts of each cell to keep to match production traffic: quotas by stratum, raking inside.
 
 Strata are the joint bins of a few features; each has a quota. Inside a stratum prompts are drawn, without replacement,
-so that the other features are as close to the target as the pool allows; with a sample, also the finer bins of numbers.
-If the pool lacks prompts for a stratum, the draw gets smaller instead of taking more from other strata, and so stays
-closer to the target. Shapes: C cells of the grid with prompts.
+so that the other features are as close to the target as the pool allows. If the pool lacks prompts for a stratum, the
+draw gets smaller instead of taking more from other strata, and so stays closer to the target. Shapes: C cells of the
+grid with prompts.
 """
 
 import logging
@@ -18,14 +18,7 @@ from eagle3.errors import InputError
 from eagle3.prompts.language import LanguageDetector
 from eagle3.prompts.reading.prompt import Prompt
 from eagle3.prompts.traffic.grid import Grid, features, measure
-from eagle3.prompts.traffic.raking import (
-    Margin,
-    effective_sample_size,
-    missing_share,
-    rake,
-    total_variation,
-    whole_counts,
-)
+from eagle3.prompts.traffic.raking import TOLERANCE, Margin, missing_share, rake, total_variation, whole_counts
 from eagle3.prompts.traffic.target import Table, read_histogram, sample_tables, shares
 from eagle3.settings.prompts import TrafficSettings
 
@@ -47,7 +40,7 @@ class TrafficMix(TrafficSettings):
 
     @cached_property
     def grid(self) -> Grid:
-        return Grid(features(self.bins, self.fine_bins if self.sample else {}), self.strata)  # histograms have no more
+        return Grid(features(self.bins), self.strata)
 
     @cached_property
     def histogram_tables(self) -> list[Table]:
@@ -60,15 +53,14 @@ class TrafficMix(TrafficSettings):
         """Return how many prompts to draw from each cell, and the report as plain values for JSON.
 
         pool: prompts by cell; sample: production prompts by cell, None with a histogram. Raises InputError if nothing
-        can be drawn, or if more than prompts.traffic.allowed_shortfall is missing and prompts.traffic.on_shortfall is
-        `fail`.
+        can be drawn; warns if the pool cannot fill the mix.
         """
         cells, counts = _arrays(pool)
         margins = [
             Margin(table.features, self.grid.bin_of_cell(cells, table.features), table.shares, table.binding)
             for table in self._tables(sample)
         ]
-        expected = self._rake(counts, margins, bounded=True)
+        expected = rake(counts, margins, size=self.size)
         # Rounding up may exceed the prompts of a cell.
         drawn = np.minimum(whole_counts(expected, np.random.default_rng(self.seed)), counts)
         if not drawn.any():
@@ -80,9 +72,7 @@ class TrafficMix(TrafficSettings):
         report["sample"] = None if sample is None else sample.total()
         missing = missing_share(expected, margins, size=self.size)
         report["shortfall"] = round(missing, 6)
-        if missing > self.allowed_shortfall:
-            if self.on_shortfall == "fail":
-                raise InputError(f"{_shortfall_line(report)}, or set prompts.traffic.on_shortfall=warn")
+        if missing > TOLERANCE:
             log.warning("%s", _shortfall_line(report))
         return dict(zip(cells.tolist(), drawn.tolist(), strict=True)), report
 
@@ -93,30 +83,16 @@ class TrafficMix(TrafficSettings):
             raise InputError(f"prompts.traffic.sample={self.sample} has no prompt that can be read; add some rows")
         return sample_tables(*_arrays(sample), self.grid)
 
-    def _rake(self, pool: np.ndarray, margins: list[Margin], *, bounded: bool) -> np.ndarray:
-        return rake(pool, margins, size=self.size, bounded=bounded, sweeps=self.sweeps, tolerance=self.tolerance)
-
     def _report(self, margins: list[Margin], cells: np.ndarray, before: np.ndarray, after: np.ndarray) -> dict:
         """before: the pool's counts in the cells, after: the draw's."""
-        kept = after > 0
-        kept_margins = [margin._replace(bin_of_cell=margin.bin_of_cell[kept]) for margin in margins]
         return {
             "size": self.size,
             "seed": self.seed,
             "pool": int(before.sum()),
             "kept": int(after.sum()),
             "features": _feature_mixes(self.grid, margins, cells, before, after),
-            "tables": _table_distances(margins, before, after),
-            "effective_sample_size": {
-                "before": self._effective_sample_size(before, margins),
-                "after": self._effective_sample_size(after[kept], kept_margins),
-            },
             "unfilled": _unfilled(self.grid, margins, before, after, self.size),
         }
-
-    def _effective_sample_size(self, counts: np.ndarray, margins: list[Margin]) -> float:
-        """Return Kish's size of the prompts weighted to the target; empty bins do not count."""
-        return round(effective_sample_size(counts, self._rake(counts, margins, bounded=False)), 1)
 
 
 def _arrays(counts: Mapping[int, int]) -> tuple[np.ndarray, np.ndarray]:
@@ -147,18 +123,6 @@ def _shares_of(name: str, margin: Margin, grid: Grid) -> np.ndarray:
     """Return the wanted shares of one feature, summed over the others."""
     others = tuple(axis for axis, feature in enumerate(margin.features) if feature != name)
     return margin.shares.reshape(grid.shape_of(margin.features)).sum(axis=others)
-
-
-def _table_distances(margins: list[Margin], before: np.ndarray, after: np.ndarray) -> list[dict]:
-    """Return the total variation for every table of the target, e.g. the joint strata."""
-    return [
-        {
-            "features": margin.features,
-            "before": round(total_variation(margin.sums(before) / before.sum(), margin.shares), 6),
-            "after": round(total_variation(margin.sums(after) / after.sum(), margin.shares), 6),
-        }
-        for margin in margins
-    ]
 
 
 def _unfilled(grid: Grid, margins: list[Margin], before: np.ndarray, after: np.ndarray, size: int) -> list[dict]:

@@ -10,6 +10,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int, Num
 
+TOLERANCE = 1e-4  # share of the draw that every margin may miss
+SWEEPS = 200  # over all margins; then raking ends anyway
+
 
 class Margin(NamedTuple):
     """Wanted shares of the bins of one table, and which bin each cell is in."""
@@ -24,16 +27,19 @@ class Margin(NamedTuple):
 
 
 def rake(
-    pool: Int[np.ndarray, "C"], margins: list[Margin], *, size: float, bounded: bool, sweeps: int, tolerance: float
+    pool: Int[np.ndarray, "C"],
+    margins: list[Margin],
+    *,
+    size: float,
+    sweeps: int = SWEEPS,
+    tolerance: float = TOLERANCE,
 ) -> Float[np.ndarray, "C"]:
-    """Return the expected counts of a draw of `size` rows; every cell of `pool` has at least one row.
+    """Return the expected counts of a draw of `size` rows without replacement; every cell of `pool` has one or more.
 
-    bounded: never above the pool's counts, as in a draw without replacement. A bin that the pool cannot fill makes the
-    draw smaller; taking more from others would move the mix away from the target. Stops after `sweeps`, or when all
-    margins miss their goals by less than `tolerance` of the draw.
+    A bin that the pool cannot fill makes the draw smaller; taking more from others would move the mix away from the
+    target. Stops after `sweeps`, or when all margins miss their goals by less than `tolerance` of the draw.
     """
-    capacity = pool if bounded else np.full(len(pool), np.inf)
-    reach = [np.minimum(margin.shares * size, margin.sums(capacity)) for margin in margins]
+    reach = [np.minimum(margin.shares * size, margin.sums(pool)) for margin in margins]
     total = min(goal.sum() for goal, margin in zip(reach, margins, strict=True) if margin.binding)
     goals = [goal * (total / goal.sum()) if goal.sum() else goal for goal in reach]
     cells = pool.astype(float)
@@ -42,7 +48,7 @@ def rake(
         for margin, goal in last_to_fit:
             sums = margin.sums(cells)
             factors = np.divide(goal, sums, out=np.zeros_like(goal), where=sums > 0)
-            cells = np.minimum(cells * factors[margin.bin_of_cell], capacity)
+            cells = np.minimum(cells * factors[margin.bin_of_cell], pool)
         misses = [np.abs(margin.sums(cells) - goal).sum() for margin, goal in last_to_fit]
         if max(misses) <= tolerance * total:
             break
@@ -62,11 +68,6 @@ def whole_counts(expected: Float[np.ndarray, "C"], random: np.random.Generator) 
     if len(ends):
         ends[-1] = round(ends[-1])
     return np.diff(np.floor(ends + random.random()), prepend=0.0).astype(np.int64)
-
-
-def effective_sample_size(pool: Int[np.ndarray, "C"], expected: Float[np.ndarray, "C"]) -> float:
-    """Return the number of equally weighted rows that the weighted pool is worth: (Σw)² / Σw² (Kish 1965)."""
-    return float(expected.sum() ** 2 / (expected**2 / pool).sum())
 
 
 def total_variation(first: Float[np.ndarray, "B"], second: Float[np.ndarray, "B"]) -> float:

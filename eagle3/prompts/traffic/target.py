@@ -1,14 +1,11 @@
 """The target mix as tables of shares: counted in a sample of production prompts, or read from a histogram.
 
 A histogram is a YAML or JSON file. Bins are named by their lower edge in prompts.traffic.bins, or by their name; shares
-may be counts. Either key may be left out:
+may be counts:
 
     marginals:
       turns: {1: 0.7, 2: 0.2, 3: 0.1}
       language: {en: 0.9, other: 0.1}
-    joint:
-      - {characters: 0, tools: with, share: 0.4}
-      - {characters: 1000, tools: without, share: 0.6}
 """
 
 from pathlib import Path
@@ -54,40 +51,25 @@ def read_histogram(path: str, grid: Grid) -> list[Table]:
         content = yaml.safe_load(Path(path).read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InputError(f"{key} cannot be read as YAML or JSON ({type(error).__name__}); name such a file") from None
-    if not isinstance(content, dict) or not content or set(content) - {"marginals", "joint"}:
-        raise InputError(f"{key} must have `marginals`, `joint` or both, and nothing else at the top")
-    marginals, joint = content.get("marginals") or {}, content.get("joint")
-    if not isinstance(marginals, dict) or not all(isinstance(bins, dict) for bins in marginals.values()):
+    if not isinstance(content, dict) or set(content) != {"marginals"}:
+        raise InputError(f"{key} must have `marginals` and nothing else at the top")
+    marginals = content["marginals"]
+    if not (isinstance(marginals, dict) and marginals and all(isinstance(bins, dict) for bins in marginals.values())):
         raise InputError(f"{key}: marginals must be written as feature: {{bin: share}}")
-    tables = [
-        _table(f"{key}: marginals.{name}", [({name: bin}, share) for bin, share in bins.items()], grid)
-        for name, bins in marginals.items()
-    ]
-    return [*tables, _table(f"{key}: joint", _joint(key, joint), grid)] if joint else tables
+    return [_table(f"{key}: marginals.{name}", name, bins, grid) for name, bins in marginals.items()]
 
 
-def _joint(key: str, cells: Any) -> list[tuple[dict, Any]]:
-    if not isinstance(cells, list) or any(not isinstance(cell, dict) or "share" not in cell for cell in cells):
-        raise InputError(f"{key}: joint must be a list of cells such as {{turns: 1, tools: with, share: 0.4}}")
-    found = [({name: bin for name, bin in cell.items() if name != "share"}, cell["share"]) for cell in cells]
-    if len({frozenset(bins) for bins, _ in found}) != 1 or not found[0][0]:
-        raise InputError(f"{key}: all cells of joint must name the same features")
-    return found
-
-
-def _table(key: str, cells: list[tuple[dict, Any]], grid: Grid) -> Table:
-    names = list(cells[0][0]) if cells else []
-    for name in names:
-        if name not in grid.features:
-            raise InputError(f"{key}: {name} is not a feature; take {', '.join(grid.features)}")
-    counts = np.zeros(grid.shape_of(names))
-    for bins, share in cells:
+def _table(key: str, name: str, bins: dict[object, Any], grid: Grid) -> Table:
+    if name not in grid.features:
+        raise InputError(f"{key}: {name} is not a feature; take {', '.join(grid.features)}")
+    counts = np.zeros(len(grid.features[name].bins))
+    for bin, share in bins.items():
         if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < np.inf:
-            raise InputError(f"{key}: {bins} has the share {share}; give a number of 0 or more")
-        counts[tuple(_code(key, grid, name, bins[name]) for name in names)] += share
+            raise InputError(f"{key}: {bin} has the share {share}; give a number of 0 or more")
+        counts[_code(key, grid, name, bin)] += share
     if not counts.sum():
         raise InputError(f"{key}: the shares sum to 0; give one bin a share above 0")
-    return Table(names, counts.ravel() / counts.sum(), binding=True)
+    return Table([name], counts / counts.sum(), binding=True)
 
 
 def _code(key: str, grid: Grid, name: str, bin: object) -> int:

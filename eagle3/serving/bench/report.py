@@ -1,17 +1,12 @@
-"""The report of a bench run: results.json, report.md, the pictures, and the same in W&B."""
+"""The report of a bench run: results.json and report.md."""
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.loggers import WandbLogger
-from pydantic import TypeAdapter
-
 from eagle3.markdown import table
 from eagle3.serving.bench.loads import MeasuredLoad
-from eagle3.serving.bench.plots import PICTURES, draw_pictures
 from eagle3.serving.bench.stats import CONFIDENCE, Cell, Interval, by_set, gather_cells, stops_paying
 from eagle3.serving.report import NONE, number, share, write_report
 from eagle3.settings.serving import SIDES
@@ -24,13 +19,7 @@ def write_bench_report(loads: Sequence[MeasuredLoad], facts: Mapping[str, Any], 
     lines = [line for prompt_set, of_set in sets.items() for line in verdicts(prompt_set, of_set)]
     numbers = {**facts, "verdicts": lines, "cells": [asdict(cell) for cell in cells]}
     write_report(folder / "results.json", numbers, folder / "report.md", report_text(sets, lines, facts))
-    draw_pictures(sets, folder)
     return "\n".join(lines)
-
-
-def read_cells(path: Path) -> dict[str, list[Cell]]:
-    """Read the cells of each prompt set, by rising concurrency, from a results.json."""
-    return by_set(TypeAdapter(list[Cell]).validate_python(json.loads(path.read_text())["cells"]))
 
 
 def verdicts(prompt_set: str, cells: Sequence[Cell]) -> Iterator[str]:
@@ -85,7 +74,7 @@ def report_text(sets: Mapping[str, Sequence[Cell]], verdicts: Sequence[str], fac
     for prompt_set, cells in sets.items():
         parts += ["", f"## {prompt_set}", "", load_table(cells), "", depth_table(cells)]
         parts += [f"\nFailed at concurrency {cell.concurrency}: {errors(cell)}" for cell in cells if errors(cell)]
-    parts += ["", *(f"![{name}]({name})" for name in PICTURES), "", "## How it was measured", "", *fact_lines(facts)]
+    parts += ["", "## How it was measured", "", *fact_lines(facts)]
     return "\n".join(parts)
 
 
@@ -170,20 +159,3 @@ def fact_lines(facts: Mapping[str, Any], depth: int = 0) -> list[str]:
         lines.append(f"{'  ' * depth}- {name}:" if nested else f"{'  ' * depth}- {name}: `{value}`")
         lines += fact_lines(value, depth + 1) if nested else []
     return lines
-
-
-# --- W&B -------------------------------------------------------------------------------------------------------------
-
-
-def log_to_wandb(logger: WandbLogger, loads: Sequence[MeasuredLoad], facts: Mapping[str, Any], folder: Path) -> None:
-    """Log a table with a row for each cell and side (times in seconds), the pictures, and `facts` as the config."""
-    logger.log_hyperparams(dict(facts))
-    rows = [
-        [cell.prompt_set, *(value.value if isinstance(value, Interval) else value for value in row)]
-        for cell in gather_cells(loads)
-        for row in load_rows(cell)
-    ]
-    columns = ["prompt set", *(name.replace(" ms", "") for name in COLUMNS)]
-    logger.log_table("bench", columns=columns, data=rows)
-    for name in PICTURES:
-        logger.log_image(name.removesuffix(".png"), [str(folder / name)])

@@ -6,21 +6,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.loggers import WandbLogger
-
 from eagle3.answers.chat import Chat
 from eagle3.engine.command import launch_command, shell_line
 from eagle3.engine.draft import Draft
 from eagle3.errors import InputError, Interrupted
 from eagle3.secrets import public
 from eagle3.serving.bench.loads import RESULTS, BenchPlan, MeasuredLoad, measure_launched, measure_running, read_results
-from eagle3.serving.bench.report import log_to_wandb, write_bench_report
+from eagle3.serving.bench.report import write_bench_report
 from eagle3.serving.check.prompts import file_prompts, prompt_source
 from eagle3.serving.server.launch import prepare, require_head
 from eagle3.settings.engine import LaunchSettings
 from eagle3.settings.serving import Side
 from eagle3.target.files import TargetFiles
-from eagle3.training.loggers import close
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +47,6 @@ def bench(
     origin: Mapping[str, Any],
     folder: Path,
     dry_run: bool,
-    logger: WandbLogger | None,
 ) -> None:
     """Measure the servers that run already, or start all sides; the verdict goes to stdout, the rest to `folder`.
 
@@ -76,7 +72,7 @@ def bench(
     except KeyboardInterrupt:
         raise Interrupted(f"what was measured before is in {folder}") from None
     finally:
-        report_loads(plan, facts, folder, logger)
+        report_loads(plan, facts, folder)
 
 
 def gather_facts(
@@ -92,7 +88,7 @@ def gather_facts(
     }
 
 
-def report_loads(plan: BenchPlan, facts: dict[str, Any], folder: Path, logger: WandbLogger | None) -> None:
+def report_loads(plan: BenchPlan, facts: dict[str, Any], folder: Path) -> None:
     """Write and print the report of whatever was measured; nothing where nothing was."""
     loads = read_results(folder / RESULTS)
     if not loads:
@@ -100,9 +96,6 @@ def report_loads(plan: BenchPlan, facts: dict[str, Any], folder: Path, logger: W
     facts["notes"] = find_notes(loads, facts, plan) or "none"
     print(write_bench_report(loads, facts, folder))
     print(f"report: {folder / 'report.md'}", flush=True)
-    if logger is not None:
-        log_to_wandb(logger, loads, facts, folder)
-        close([logger], "success")
 
 
 def bench_commands(

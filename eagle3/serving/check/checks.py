@@ -18,7 +18,7 @@ from eagle3.head_files.files import HeadFiles
 from eagle3.head_files.finding import Check, Finding, Problem, TargetFacts, facts_of_target, has_errors
 from eagle3.serving.check.accept_length import CHECK, Measurer
 from eagle3.serving.check.layer_notation import check_notation
-from eagle3.serving.check.origin import check_capture, check_layer_ids, check_target
+from eagle3.serving.check.origin import check_layer_ids, check_target
 
 # Checks of config.json alone, without the weights.
 CONFIG_CHECKS: tuple[Check, ...] = (
@@ -37,12 +37,11 @@ CHECKS: tuple[Check, ...] = (
     check_embedding,
     check_d2t,
     check_t2d,
-    check_capture,
     check_target,
     check_servers,
 )
 # For a head in the speculators' layout, which SGLang does not read: the other checks concern SGLang alone.
-VLLM_CHECKS = tuple(check for check in CHECKS if check not in (check_layout, check_options, check_capture))
+VLLM_CHECKS = tuple(check for check in CHECKS if check not in (check_layout, check_options))
 # With errors of these our decoder still computes what SGLang would: the accept length tells how much they cost.
 DECODED_ALL_THE_SAME = ("layout", "options", "layer_ids", "context", "dtype", "embedding", "t2d")
 

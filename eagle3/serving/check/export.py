@@ -30,9 +30,7 @@ def check_export(trained: TrainedHead, directory: Path, measurer: Measurer | str
     The accept length goes into training.json, for later checks to compare with."""
     files, record = read_files(directory), trained.record
     if isinstance(measurer, str):
-        facts = TargetFacts(
-            config=trained.target_config, architecture=None, dtype=trained.dtype, identity=None, embedding=None
-        )
+        facts = TargetFacts(config=trained.target_config, dtype=trained.dtype, identity=None, embedding=None)
     else:
         facts = facts_of_target(measurer.target, record.target.template_hash)
     findings = [check_reload(trained, directory), *run_checks(files, facts, VLLM_CHECKS if files.nested else CHECKS)]

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from eagle3.engine.models import capture_obstacle
 from eagle3.head_files.files import IDS_KEY, LAYER_IDS, HeadFiles, ids_of
 from eagle3.head_files.finding import Level, Problem, TargetFacts
 from eagle3.target.identity import COMPARED, TargetIdentity
@@ -67,14 +66,6 @@ def _without_ids(files: HeadFiles, layers: list[int]) -> Iterator[Problem]:
         f"{as_outputs} if they are hidden_states indices, as vLLM reads them; else they are outputs of layers: set "
         f"{ids_of([layer + 1 for layer in elsewhere])}",
     )
-
-
-def check_capture(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
-    """SGLang can capture hidden states from the target."""
-    if facts.architecture is None:
-        yield "skipped", "the target's class was not at hand"
-    elif obstacle := capture_obstacle(facts.architecture):
-        yield "warning", obstacle
 
 
 def check_target(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:

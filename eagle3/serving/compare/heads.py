@@ -33,7 +33,7 @@ def require_comparable(folders: Sequence[Path], target: TargetFiles, settings: C
     identity = identity_of(target.path, target.commit, config_hash(target.config_dict), target.tokenizer, "")
     for folder in folders:
         files = read_without_weights(folder)
-        _require_kind(files, settings.decoder)
+        _require_kind(files)
         _require_sizes(files, target, settings)
         require_own_target(files, identity, BY_FILES)
 
@@ -49,7 +49,7 @@ def require_own_target(files: HeadFiles, target: TargetIdentity, parts: Sequence
             )
 
 
-def _require_kind(files: HeadFiles, decoder: str) -> None:
+def _require_kind(files: HeadFiles) -> None:
     named = files.config.get("architectures")
     kind = kind_of_architecture(named)
     if kind is None:
@@ -57,10 +57,10 @@ def _require_kind(files: HeadFiles, decoder: str) -> None:
             f"heads: {files.path} is of architectures={named} in config.json, no kind of head that is known here; "
             f"leave it out, or import the module that registers its kind"
         )
-    if decoder == "batched" and kind.name != EAGLE3.name:
+    if kind.name != EAGLE3.name:
         raise InputError(
-            f"heads: {files.path} is of kind {kind.name}, and compare.decoder=batched decodes {EAGLE3.name} alone; "
-            f"take compare.decoder=plain"
+            f"heads: {files.path} is of kind {kind.name}, and action=compare replays {EAGLE3.name} heads alone; "
+            f"decode each head with action=decode instead"
         )
 
 

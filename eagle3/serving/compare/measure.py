@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Float
 
 from eagle3.decoding.paired import Gains
-from eagle3.decoding.replay import Answered, Rounds, answer, record_trees, replay_rejection
-from eagle3.decoding.speculate import Decoded, Speculator, measure, plain_greedy
+from eagle3.decoding.replay import Answered, Rounds, answer, record_trees
+from eagle3.decoding.speculate import Speculator
 from eagle3.draft_shape import Shape
 from eagle3.progress import Bar
 from eagle3.settings.serving import CompareSettings
@@ -22,26 +22,20 @@ from eagle3.target.model import Target
 
 
 class Way(NamedTuple):
-    """One way to decode: the target's tokens at a temperature, drafts of a shape; `rejection`: drafts are sampled."""
+    """One way to decode: the target's tokens at a temperature, drafts of a shape."""
 
     temperature: float
     shape: Shape
-    rejection: bool = False
 
     @property
     def sampling(self) -> str:
-        if self.temperature == 0:
-            return "greedy"
-        return f"T = {self.temperature:g}" + (", rejection sampling" if self.rejection else "")
+        return f"T = {self.temperature:g}" if self.temperature else "greedy"
 
 
-def all_ways(settings: CompareSettings, *, rejection: bool = False) -> list[Way]:
-    """Return every shape at every temperature; with `rejection` chains also as SGLang's rejection sampling."""
+def all_ways(settings: CompareSettings) -> list[Way]:
+    """Return every shape at every temperature."""
     shapes = settings.drafts()
-    found = [Way(temperature, shape) for temperature in dict.fromkeys(settings.temperatures) for shape in shapes]
-    if not rejection:
-        return found
-    return [*found, *(Way(*way[:2], rejection=True) for way in found if way.temperature and way.shape.topk == 1)]
+    return [Way(temperature, shape) for temperature in dict.fromkeys(settings.temperatures) for shape in shapes]
 
 
 class Answers(NamedTuple):
@@ -55,12 +49,10 @@ class Answers(NamedTuple):
 class Measured(NamedTuple):
     """The gains of a head as SGLang counts them, and `kept`, without drafts accepted after a stop token.
 
-    `lossless` is the share of greedy answers that are the target's own, None where they are so by construction.
     `by_position` are the gains of some rounds alone: see `positions` in conf/serve/compare.yaml."""
 
     gains: Gains
     kept: Gains
-    lossless: float | None
     by_position: Mapping[str, "Measured"] = {}
 
 
@@ -68,7 +60,7 @@ class BatchedDecoder:
     """The target answers once, in batches; each head and shape is replayed on that (eagle3/decoding/replay.py)."""
 
     def __init__(self, target: Target, settings: CompareSettings, answers: Answers) -> None:
-        self.steps, self.seed, self.positions = settings.most_steps, answers.seed, settings.positions or []
+        self.steps, self.positions = settings.most_steps, settings.positions or []
         temperatures = dict.fromkeys(settings.temperatures)
         start = time.perf_counter()
         self.answered = {
@@ -99,48 +91,9 @@ class BatchedDecoder:
         topks = sorted({way.shape.topk for way in ways})
         for temperature, answered in self.answered.items():
             recording = record_trees(speculator, Bar(answered, desc=name, unit="prompt"), steps=self.steps, topks=topks)
-            for way in (way for way in ways if way.temperature == temperature and not way.rejection):
+            for way in (way for way in ways if way.temperature == temperature):
                 measured[way] = of_rounds(recording.replay_each(**way.shape._asdict()), answered, self.positions)
-            if chains := [way for way in ways if way.temperature == temperature and way.rejection]:
-                steps = [way.shape.steps for way in chains]
-                bar = Bar(answered, desc=f"{name}, rejection sampling", unit="prompt")
-                found = replay_rejection(speculator, bar, steps=steps, temperature=temperature, seed=self.seed)
-                measured |= {way: of_rounds(found[way.shape.steps], answered, self.positions) for way in chains}
         return {way: measured[way] for way in ways}
-
-
-class PlainDecoder:
-    """One prompt after the other: the target verifies every draft of every head in a forward of its own."""
-
-    def __init__(self, target: Target, settings: CompareSettings, answers: Answers) -> None:
-        self.answers = answers
-        start = time.perf_counter()
-        self.own = None
-        if 0 in settings.temperatures:
-            prompts = Bar(answers.prompts, desc="answers", unit="prompt")
-            self.own = [plain_greedy(target, prompt, answers.max_new_tokens) for prompt in prompts]
-        self.seconds = time.perf_counter() - start
-
-    def __call__(self, speculator: Speculator, ways: Sequence[Way], name: str) -> dict[Way, Measured]:
-        measured = {}
-        for way in ways:
-            result = measure(
-                speculator.target,
-                speculator.head,
-                speculator.capture_layers,
-                self.answers.prompts,
-                max_new_tokens=self.answers.max_new_tokens,
-                temperature=way.temperature,
-                seed=self.answers.seed,
-                progress=f"{name}, {way.sampling}, {way.shape}",
-                plain=self.own,
-                **way.shape._asdict(),
-            )
-            measured[way] = of_decoded(result.decoded, result.lossless)
-        return measured
-
-
-DECODERS: Mapping[str, type[BatchedDecoder] | type[PlainDecoder]] = {"batched": BatchedDecoder, "plain": PlainDecoder}
 
 
 def batches(answers: Answers, most: int, most_tokens: int) -> Iterator[list[int]]:
@@ -171,7 +124,7 @@ def of_rounds(rounds: Sequence[Rounds], answered: Sequence[Answered], positions:
             _array([int(each[chosen].sum()) for each, chosen in zip(gains, inside, strict=True)])
             for gains in (gained, kept)
         )
-        return Measured(Gains(accepted, number), Gains(in_answer, number), None)
+        return Measured(Gains(accepted, number), Gains(in_answer, number))
 
     edges = [0, *positions, np.inf] if positions else []
     spans = {span_name(low, high): counted(low, high) for low, high in pairwise(edges)}
@@ -182,12 +135,6 @@ def span_name(low: float, high: float) -> str:
     if not low:
         return f"below {high:,}"
     return f"{low:,} and more" if high == np.inf else f"{low:,} to {high - 1:,}"
-
-
-def of_decoded(decoded: Sequence[Decoded], lossless: float | None) -> Measured:
-    accepted, behind = [sum(each.accepted) for each in decoded], [each.behind_stop for each in decoded]
-    rounds = _array([each.verifications for each in decoded])
-    return Measured(Gains(_array(accepted), rounds), Gains(_array(accepted) - _array(behind), rounds), lossless)
 
 
 def _array(values: list[int]) -> Float[np.ndarray, " N"]:

@@ -75,7 +75,6 @@ def _numbers(found: Measured, first: Measured, chosen: np.ndarray, *, is_first: 
         "difference_kept": against_kept and against_kept._asdict(),
         "prompts": int((ours.verifications > 0).sum()),
         "verifications": int(ours.verifications.sum()),
-        "lossless": found.lossless,
     }
 
 

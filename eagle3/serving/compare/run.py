@@ -9,10 +9,10 @@ from typing import Any
 
 from eagle3.decoding.speculate import Speculator
 from eagle3.head_files.files import read_without_weights
-from eagle3.head_files.format import head_config, load_head
+from eagle3.head_files.format import load_head
 from eagle3.serving.check.prompts import PromptSet
 from eagle3.serving.compare.heads import require_own_target
-from eagle3.serving.compare.measure import DECODERS, Answers, Measured, Way, all_ways
+from eagle3.serving.compare.measure import Answers, BatchedDecoder, Measured, Way, all_ways
 from eagle3.serving.compare.report import require_verified, rows, table
 from eagle3.serving.report import write_report
 from eagle3.settings.serving import CompareSettings
@@ -37,8 +37,8 @@ def compare(
     machine, versions."""
     for head in folders:
         require_own_target(read_without_weights(head), target.identity, ["weights_hash"])
-    decoder = DECODERS[settings.decoder](target, settings, Answers(prompts.prompts, max_new_tokens, seed))
-    ways = all_ways(settings, rejection=settings.decoder == "batched" and all(map(drafts_every_token, folders)))
+    decoder = BatchedDecoder(target, settings, Answers(prompts.prompts, max_new_tokens, seed))
+    ways = all_ways(settings)
     measured: dict[str, dict[Way, Measured]] = {}
     seconds: dict[str, float] = {}
     layers, dtype = len(target.layers), target.embedding.dtype
@@ -67,12 +67,6 @@ def compare(
     write_report(folder / "compare.json", {**origin, **conditions, "rows": found}, folder / "compare.md", page)
     print(page)
     log.info("the table is in %s, all numbers are in %s", folder / "compare.md", folder / "compare.json")
-
-
-def drafts_every_token(head: Path) -> bool:
-    """Say whether SGLang would take the head for rejection sampling, which needs the target's whole vocabulary."""
-    config = head_config(read_without_weights(head))
-    return config.draft_vocab_size == config.vocab_size
 
 
 def names(folders: Sequence[Path]) -> dict[str, Path]:

@@ -91,7 +91,6 @@ def check_files(head: str, target: TargetFiles, *, weights: bool = True) -> list
     weight_files(files.path)  # they have to be there
     facts = TargetFacts(
         config=target_config(target.text_config, target.text_config.vocab_size, target.checkpoint_dtype),
-        architecture=None,  # require_capture asks the installation
         dtype=target.checkpoint_dtype,
         identity=None,
         embedding=None,

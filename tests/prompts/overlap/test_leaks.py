@@ -24,22 +24,22 @@ def named(tmp_path: Path, name: str, *texts: str) -> str:
     return str(write(tmp_path / f"{name}.jsonl", [{"question_id": 0, "turns": list(texts)}]))
 
 
-def test_thirteen_words_in_a_row_are_dropped_and_eight_are_counted(prepare: Prepare, tmp_path: Path) -> None:
+def test_thirteen_words_in_a_row_are_dropped_and_twelve_pass(prepare: Prepare, tmp_path: Path) -> None:
     benchmarks = [named(tmp_path, "one", spell(0, 30)), named(tmp_path, "two", spell(100, 130))]
     rows = [
         chat(f"please: {spell(3, 16)} x"),
         chat(f"please: {spell(3, 15)} y"),
-        chat(f"{spell(110, 118)} z"),
-        chat(f"{spell(110, 117)} z"),
+        chat(f"{spell(110, 122)} z"),
+        chat(f"{spell(110, 123)} z"),
     ]
     ledger = prepare(rows, decontamination={"benchmarks": benchmarks}, duplicates={"near": False})
-    assert reasons(prepare) == ["leak: one"]
+    assert reasons(prepare) == ["leak: one", "leak: two"]
     assert ledger["leaks"] == {
-        "one": {"texts": 1, "answers": 0, "unread": 0, "dropped": 1, "reported": 1},
-        "two": {"texts": 1, "answers": 0, "unread": 0, "dropped": 0, "reported": 1},
+        "one": {"texts": 1, "answers": 0, "unread": 0, "dropped": 1},
+        "two": {"texts": 1, "answers": 0, "unread": 0, "dropped": 1},
     }
     report = (prepare.folder / "report.md").read_text()
-    assert "| one | 1 | 0 | 1 | 1 |" in report
+    assert "| one | 1 | 0 | 1 |" in report
 
 
 def test_case_and_punctuation_do_not_hide_a_leak(prepare: Prepare, tmp_path: Path) -> None:
@@ -92,16 +92,15 @@ def test_rows_of_a_benchmark_that_cannot_be_read_are_counted_and_said(prepare: P
 
 
 def test_a_text_of_one_word_leaks_and_one_without_words_never() -> None:
-    check = LeakCheck([Benchmark("one", [], ["Why?", "???", "a b c"], 0)], dropped_words=3, reported_words=1)
+    check = LeakCheck([Benchmark("one", [], ["Why?", "???", "a b c"], 0)], dropped_words=3)
 
-    def verdict(text: str) -> tuple[str | None, dict]:
-        found = check(Prompt(id="", source="", license=None, messages=[{"role": "user", "content": text}]))
-        return found.reason, dict(found.counts)
+    def reason(text: str) -> str | None:
+        return check(Prompt(id="", source="", license=None, messages=[{"role": "user", "content": text}])).reason
 
-    assert verdict("WHY!") == verdict("x a b c") == ("leak: one", {})
-    assert verdict("but why") == verdict("b a") == (None, {"one": 1})
+    assert reason("WHY!") == reason("x a b c") == "leak: one"
+    assert reason("but why") is reason("b a") is None
     # Hashes below and above all of the benchmark's.
-    assert {verdict(f"x{number} y z")[0] for number in range(50)} == {verdict("!!!")[0]} == {None}
+    assert {reason(f"x{number} y z") for number in range(50)} == {reason("!!!")} == {None}
 
 
 @pytest.mark.parametrize("n", [2, 5])
@@ -109,9 +108,7 @@ def test_the_check_agrees_with_comparing_every_run_of_words(n: int) -> None:
     rng = random.Random(n)
     letters = "abcdefgh"[: 16 // n]
     texts = [" ".join(rng.choices(letters, k=rng.randint(n, 12))) for _ in range(12)]
-    check = LeakCheck(
-        [Benchmark(str(index), [], [text], 0) for index, text in enumerate(texts)], dropped_words=n, reported_words=n
-    )
+    check = LeakCheck([Benchmark(str(index), [], [text], 0) for index, text in enumerate(texts)], dropped_words=n)
 
     def runs(text: str) -> set[tuple[str, ...]]:
         return {tuple(words(text)[start : start + n]) for start in range(len(words(text)) - n + 1)}
@@ -140,9 +137,7 @@ def test_a_wrong_setting_is_named(prepare: Prepare, tmp_path: Path, entries: lis
         prepare([chat("a")], decontamination={"benchmarks": [files.get(entry, entry) for entry in entries]})
 
 
-def test_benchmarks_are_read_from_their_published_columns_by_name_with_their_answers(
-    prepare: Prepare, tmp_path: Path
-) -> None:
+def test_benchmarks_are_read_from_their_published_columns_with_their_answers(prepare: Prepare, tmp_path: Path) -> None:
     """The columns of GSM8K, HumanEval and MMLU on the Hub."""
     folder = tmp_path / "benchmarks"
     (folder / "mmlu" / "data").mkdir(parents=True)
@@ -153,16 +148,10 @@ def test_benchmarks_are_read_from_their_published_columns_by_name_with_their_ans
     mmlu = {"question": ["Why so?"], "choices": [["a", "b"]], "answer": [1]}
     pq.write_table(pa.table(mmlu), folder / "mmlu" / "data" / "test-00000-of-00001.parquet")
     texts = [spell(3, 18), spell(103, 118), spell(201, 218), spell(301, 318), "why so", "42", "please why so"]
-    leaks = {"folder": str(folder), "benchmarks": ["gsm8k", "humaneval", "mmlu"]}
+    leaks = {"benchmarks": [str(folder / name) for name in ("gsm8k.parquet", "humaneval.jsonl", "mmlu")]}
     ledger = prepare([chat(text) for text in texts], decontamination=leaks, duplicates={"near": False})
     assert reasons(prepare) == [f"leak: {name}" for name in ("gsm8k", "gsm8k", "humaneval", "humaneval", "mmlu")]
     assert {name: leak["answers"] for name, leak in ledger["leaks"].items()} == {"gsm8k": 1, "humaneval": 1, "mmlu": 0}
-
-
-def test_a_name_that_the_folder_lacks_is_told_with_what_it_holds(prepare: Prepare, tmp_path: Path) -> None:
-    named(tmp_path, "gsm8k", spell(0, 20))
-    with pytest.raises(InputError, match=r"benchmarks\[0\]=mmlu is not in .*, which has .*gsm8k\.jsonl"):
-        prepare([chat("a")], decontamination={"folder": str(tmp_path), "benchmarks": ["mmlu"]})
 
 
 def test_a_text_is_one_however_its_characters_are_composed():

@@ -33,7 +33,7 @@ def recognisers():
 
 @pytest.fixture(scope="module")
 def labelled(privacy, recognisers) -> list[tuple[Case, list]]:
-    found = cases(0, per_kind=110, per_near_miss=75)
+    found = cases(0, per_kind=115, per_near_miss=75)
     return [(case, (recognisers if case.entity else privacy).find(case.text)) for case in found]
 
 
@@ -167,7 +167,6 @@ def test_what_is_not_personal_passes(privacy, text):
         ("DE89 3704 0044 0532 0130 00 BIC COBADEFF", "IBAN"), ("name,ssn\nAnna,123456788\nTom,123456789", "US_SSN"),
         ("http://192.168.178.20/admin", "IP_ADDRESS"), ("用户@例子.公司", "EMAIL_ADDRESS"),
         ("<tom@web.de>", "EMAIL_ADDRESS"),
-        ("https://www.google.com/maps/@48.8583701,2.2944813,17z", "COORDINATES"),
         ("sk_live_4eC39HqLyjWDarjtT1zdp7dc", "API_KEY"), ("key-0cc175b9c0f1b6a831c399e269772661", "API_KEY"),
         ('DB_PASSWORD   = "Sup3rS3cret!"', "PASSWORD"), ("password:  hunter2x!", "PASSWORD"),
         ("password\t=\tS3cret!1x", "PASSWORD"), ("PASS: hunter#2x", "PASSWORD"), ("DB_PASS: hunter2x", "PASSWORD"),
@@ -207,7 +206,7 @@ def test_what_is_personal_is_found(recognisers, text, entity):
 TRIGGERS = [
     "@", "a@", "a.b@c.d", "1", "12 ", "1 ", "0 ", "+1", "((1", "(123) ", "123-45-6789 ", "4111 ",
     "01 02 03 04 05 06 ", "A", "AB12 ",
-    "DE89 3704 ", "a", "0xa", "bc1q", "3J", ":", "::", "a:", "1:", "1.2.3.", "aa:bb:", "°", "1°", "12.34567, ",
+    "DE89 3704 ", "a", "0xa", ":", "::", "a:", "1:", "1.2.3.", "aa:bb:", "12.34567, ",
     "1.1234 ", "A ",
     "12 Aa ", "1 Main Street ", "Calle A ", "straße ", "Am A 1", "1 rue de la ", " passport A1 ", "eyJ",
     "eyJaaaaaaaa.", "bearer a",

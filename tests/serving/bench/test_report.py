@@ -1,22 +1,18 @@
 """The report of a bench run; what it says of speed means nothing here."""
 
-import json
 from pathlib import Path
 
 import pytest
 from fitted_head import LAYERS, NEW_TOKENS, TREE, small_target
-from lightning.pytorch.loggers import WandbLogger
 from small_servers import FACTS, SETS, small_head
 
 from eagle3.decoding.speculate import Speculator
 from eagle3.engine.timed import ServedAnswer
 from eagle3.serving.bench.loads import RESULTS, MeasuredLoad, read_results
-from eagle3.serving.bench.plots import PICTURES
-from eagle3.serving.bench.report import log_to_wandb, verdicts, write_bench_report
+from eagle3.serving.bench.report import verdicts, write_bench_report
 from eagle3.serving.bench.stats import Cell, Interval, SpeedUp
 from eagle3.serving.server.load import LoadResult
 from eagle3.storage.files import read_json
-from eagle3.training.loggers import close
 
 
 def test_the_reported_accept_length_is_the_decoders(measured: tuple[Path, dict], tmp_path: Path) -> None:
@@ -59,8 +55,6 @@ def test_the_report_has_all_its_files_and_a_verdict_for_each_set(measured: tuple
         "a GPU",
     ):
         assert part in report
-    for name in PICTURES:
-        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     widths = {line.count("|") for line in report.splitlines() if line.startswith(("| concurrency |", "| 1 |", "| 2 |"))}
     assert len(widths) == 1
 
@@ -72,18 +66,3 @@ def test_failures_and_one_sided_results_are_shown_as_such(tmp_path: Path) -> Non
     report = (tmp_path / "report.md").read_text()
     assert "Failed at concurrency 4: head: 1 times HTTP 500" in report
     assert "| 4 | head | - |" in report
-
-
-def test_wandb_gets_a_row_for_each_side_of_each_cell(measured: tuple[Path, dict], tmp_path: Path) -> None:
-    results = read_results(measured[0] / RESULTS)
-    write_bench_report(results, FACTS, tmp_path)
-    logger = WandbLogger(project="test", offline=True, save_dir=str(tmp_path))
-    log_to_wandb(logger, results, FACTS, tmp_path)
-    files = Path(logger.experiment.dir) / "media"
-    close([logger], "success")
-    [table] = files.glob("table/bench*.json")
-    rows = json.loads(table.read_text())["data"]
-    assert {tuple(row[:3]) for row in rows} == {
-        (name, n, side) for name in SETS for n in (1, 2) for side in ("plain", "head")
-    }
-    assert len(list(files.glob("images/*.png"))) == len(PICTURES)

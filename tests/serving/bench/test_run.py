@@ -47,7 +47,6 @@ def test_bench_starts_the_servers_one_after_the_other_and_compares_them(
         origin={"commit": "abc"},
         folder=tmp_path,
         dry_run=False,
-        logger=None,
     )
     results = read_json(tmp_path / "results.json", made_by="this test")
     assert results["commit"] == "abc"
@@ -85,7 +84,7 @@ def test_dry_run_looks_at_the_head_prints_the_commands_and_starts_nothing(
     tmp_path: Path, exported: Path, target_files: TargetFiles, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings, draft = launch_settings(tmp_path, env={"A": "b"}), Draft(head=str(exported), **CHAIN)
-    rest: dict[str, Any] = {"origin": {}, "folder": tmp_path / "out", "logger": None}
+    rest: dict[str, Any] = {"origin": {}, "folder": tmp_path / "out"}
     drafts: dict[Side, Draft | None] = {"plain": None, "head": draft, "adaptive": None}
     bench(settings, target_files, drafts, BenchPlan(bench_settings(), {}, {}), dry_run=True, **rest)
     plain, drafting = capsys.readouterr().out.splitlines()
@@ -122,7 +121,7 @@ def test_a_server_that_dies_midway_leaves_its_results_and_a_report(
 
 def run_bench(settings: LaunchSettings, target_files: TargetFiles, planned: BenchPlan, folder: Path) -> None:
     drafts: dict[Side, Draft | None] = {"plain": None, "head": None, "adaptive": None}
-    bench(settings, target_files, drafts, planned, origin={}, folder=folder, dry_run=False, logger=None)
+    bench(settings, target_files, drafts, planned, origin={}, folder=folder, dry_run=False)
 
 
 def test_servers_that_would_queue_requests_are_not_started(tmp_path: Path, target_files: TargetFiles) -> None:

@@ -99,7 +99,6 @@ def test_without_the_target_an_export_says_what_it_skipped(trained_on_tiny: Trai
     findings = check_export(trained_on_tiny, tmp_path / "head", "target.path=/gone does not exist")
     skipped = {item.check: item.message for item in findings if item.level == "skipped"}
     assert skipped == {
-        "capture": "the target's class was not at hand",
         "target": "the target was not at hand",
         "accept_length": "target.path=/gone does not exist",
     }

@@ -1,4 +1,4 @@
-"""The batched decoder measures what the plain one does: count by count, prompt by prompt."""
+"""The batched decoder measures what decoding prompt by prompt does, count by count."""
 
 from dataclasses import replace
 
@@ -8,8 +8,8 @@ import torch
 from exported_head import tiny_target
 from fitted_head import LAYERS, NEW_TOKENS, PROMPT, fitted_head, small_target
 
-from eagle3.decoding.speculate import Speculator, plain_greedy
-from eagle3.serving.compare.measure import Answers, BatchedDecoder, PlainDecoder, all_ways, batches
+from eagle3.decoding.speculate import Speculator, measure, plain_greedy
+from eagle3.serving.compare.measure import Answers, BatchedDecoder, all_ways, batches
 from eagle3.settings.serving import CompareSettings
 from eagle3.settings.types import validated
 
@@ -23,24 +23,33 @@ PROMPTS = [PROMPT, PROMPT[9:], PROMPT * 2, PROMPT[:1], PROMPT[4:], PROMPT]
 
 
 def settings(**changes):
-    given = {"shapes": SHAPES, "temperatures": [0.0, 0.7], "decoder": "batched", "batch_size": 3, "batch_tokens": 999}
+    given = {"shapes": SHAPES, "temperatures": [0.0, 0.7], "batch_size": 3, "batch_tokens": 999}
     return validated(CompareSettings, given | {"positions": None} | changes)
 
 
 def both(target, head, answers):
-    speculator = Speculator(target, head, LAYERS)
-    return [
-        decoder(target, settings(), answers)(speculator, all_ways(settings()), "head")
-        for decoder in (BatchedDecoder, PlainDecoder)
-    ]
+    """What the batched decoder gives for each way, and the measurement that decodes prompt by prompt."""
+    ways = all_ways(settings())
+    batched = BatchedDecoder(target, settings(), answers)(Speculator(target, head, LAYERS), ways, "head")
+    one_by_one = {
+        way: measure(
+            target, head, LAYERS, answers.prompts, **way.shape._asdict(), max_new_tokens=answers.max_new_tokens,
+            temperature=way.temperature, seed=answers.seed, progress=None,
+        )
+        for way in ways
+    }  # fmt: skip
+    return batched, one_by_one
 
 
-def require_same(batched, plain):
-    assert batched.keys() == plain.keys() and len(batched) == 6
+def require_same(batched, one_by_one):
+    assert batched.keys() == one_by_one.keys() and len(batched) == 6
     for way, found in batched.items():
-        for mine, other in ((found.gains, plain[way].gains), (found.kept, plain[way].kept)):
-            np.testing.assert_array_equal(mine.accepted, other.accepted)
-            np.testing.assert_array_equal(mine.verifications, other.verifications)
+        decoded = one_by_one[way].decoded
+        accepted = np.array([sum(each.accepted) for each in decoded])
+        behind_stop = np.array([each.behind_stop for each in decoded])
+        for gains, expected in ((found.gains, accepted), (found.kept, accepted - behind_stop)):
+            np.testing.assert_array_equal(gains.accepted, expected)
+            np.testing.assert_array_equal(gains.verifications, [each.verifications for each in decoded])
 
 
 def stopping(target):
@@ -54,10 +63,10 @@ def stopping(target):
 @pytest.mark.parametrize("stops", [False, True])
 def test_a_fitted_head_gains_the_same_on_every_prompt(stops):
     target = stopping(small_target()) if stops else small_target()
-    batched, plain = both(target, fitted_head(small_target(), PROMPT), Answers(PROMPTS, NEW_TOKENS, 5))
-    require_same(batched, plain)
-    greedy = [way for way in plain if way.temperature == 0]
-    assert {plain[way].lossless for way in greedy} == {1.0} and len(greedy) == len(SHAPES)
+    batched, one_by_one = both(target, fitted_head(small_target(), PROMPT), Answers(PROMPTS, NEW_TOKENS, 5))
+    require_same(batched, one_by_one)
+    greedy = [way for way in one_by_one if way.temperature == 0]
+    assert {one_by_one[way].lossless for way in greedy} == {1.0} and len(greedy) == len(SHAPES)
     some = batched[greedy[0]]
     assert 0 < some.gains.accepted.sum() < 3 * some.gains.verifications.sum()
     behind = sum((found.gains.accepted - found.kept.accepted).sum() for found in batched.values())
@@ -71,8 +80,8 @@ def test_random_heads_gain_the_same_in_float32_on_the_bundled_target(seed):
     head = fitted_head(target, PROMPT)
     generator = torch.Generator().manual_seed(seed)
     head.lm_head.weight.data += 0.3 * torch.randn(head.lm_head.weight.shape, generator=generator)
-    batched, plain = both(target, head, Answers(PROMPTS, NEW_TOKENS // 2, seed))
-    require_same(batched, plain)
+    batched, one_by_one = both(target, head, Answers(PROMPTS, NEW_TOKENS // 2, seed))
+    require_same(batched, one_by_one)
     assert sum(found.gains.accepted.sum() for found in batched.values()) > 0
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from exported_head import IDS, Editable, random_head, tiny_facts, tiny_target
 from fitted_head import LAYERS, PROMPT, fitted_head
+from two_layer_head import TwoLayers
 
 from eagle3.decoding.paired import Estimate
 from eagle3.decoding.speculate import Speculator
@@ -27,7 +28,7 @@ CHAIN, TREE = {"steps": 3, "topk": 1, "draft_tokens": None}, {"steps": 3, "topk"
 
 
 def settings(**changes):
-    given = {"shapes": [CHAIN, TREE], "temperatures": [0.0, 1.0], "decoder": "batched", "batch_size": 4}
+    given = {"shapes": [CHAIN, TREE], "temperatures": [0.0, 1.0], "batch_size": 4}
     return validated(CompareSettings, given | {"batch_tokens": 4096, "positions": None} | changes)
 
 
@@ -105,12 +106,6 @@ def test_positions_have_rows_of_their_own(folders, tmp_path, capsys):
     assert "| source | text | prompts |" in capsys.readouterr().out
 
 
-def test_both_decoders_write_the_same_rows(folders, tmp_path):
-    batched, plain = (run(folders, tmp_path, decoder=decoder)["rows"] for decoder in ("batched", "plain"))
-    assert {row["lossless"] for row in plain} == {1.0, None}
-    assert [row | {"lossless": None} for row in plain] == batched
-
-
 def test_a_head_whose_weights_are_no_numbers_is_refused_before_another_decodes(folders, tmp_path, monkeypatch):
     spoilt = Editable(folders[1])
     spoilt.tensors["fc.weight"][0, 0] = torch.nan
@@ -150,6 +145,10 @@ def test_no_head_and_the_same_head_twice_are_refused(folders):
         ({"hidden_size": 32}, r"worse is for a target with hidden_size=32, target\.path=.*tiny has 192; compare"),
         ({"vocab_size": 9999}, r"worse is for a target with vocab_size=9999, target\.path="),
         ({"architectures": ["Other"]}, r"worse is of architectures=\['Other'\] in config.json, no kind"),
+        (
+            {"architectures": [TwoLayers.architecture]},
+            "worse is of kind two_layer, .* replays eagle3 heads alone; decode",
+        ),
         ({"draft_vocab_size": 2}, "topk=3, and .*worse can draft no more than its 2 tokens; lower topk"),
         ({"eagle_config": {IDS: [1, 2, 70]}, IDS: [2, 3, 71]}, "worse: layer ids"),
         ({IDS: [1, 3, 4]}, "worse: .* name different layers"),
@@ -176,15 +175,3 @@ def test_a_head_that_was_trained_on_another_target_is_refused_by_name(target_fil
             require_comparable([tmp_path / part], target_files, settings())
             with pytest.raises(InputError, match=message):
                 run([tmp_path / part], tmp_path)
-
-
-def test_chains_have_lines_for_rejection_sampling_where_every_head_drafts_of_the_whole_vocabulary(folders, tmp_path):
-    target = tiny_target()
-    whole = random_head(tiny_facts(target), target.identity, torch.arange(len(target.embedding)))
-    export_head(whole, tmp_path / "whole", versions={})
-    found = run([tmp_path / "whole"], tmp_path)["rows"]
-    lines = [(row["sampling"], row["topk"]) for row in found if row["source"] == "all"]
-    sampled = [("greedy", 1), ("greedy", 3), ("T = 1", 1), ("T = 1", 3)]
-    assert lines == [*sampled, ("T = 1, rejection sampling", 1)]
-    both = run([tmp_path / "whole", folders[0]], tmp_path)["rows"]
-    assert [(row["sampling"], row["topk"]) for row in both if row["source"] == "all"][::2] == sampled
