@@ -57,7 +57,13 @@ def test_the_site_builds_without_a_warning_and_asks_nothing_of_the_network(tmp_p
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     built = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.html")}
-    assert {"index.html", "reference/keys.html", "reference/serving.html", "files/eagle3/head/anchors.py.html"} <= built
+    assert {
+        "index.html",
+        "start/notebook.html",
+        "reference/keys.html",
+        "reference/serving.html",
+        "files/eagle3/head/anchors.py.html",
+    } <= built
     for page in tmp_path.rglob("*.html"):
         loaded = re.findall(r'<(?:script|link|img)[^>]*?(?:src|href)="(https?://[^"]+)"', page.read_text())
         assert loaded == [], page

@@ -1,9 +1,10 @@
-"""What mkdocs does not know of this repository: pages outside of docs/, links to its files, the page of all keys.
+"""What mkdocs does not know of this repository: pages outside of docs/, links to its files, pages of keys and notebook.
 
 A Markdown file of the repository is a page, named in PAGES or below files/. Another file that a page links to is copied
 below files/, code as a page. Links are those that GitHub follows; here they are turned to where their file lies.
 """
 
+import json
 import os
 import re
 import sys
@@ -30,6 +31,7 @@ PAGES = {
     "SECURITY.md": "project/security.md",
 }
 KEYS = "reference/keys.md"
+NOTEBOOK = "start/notebook.md"
 CODE = {".py": "python", ".yaml": "yaml", ".toml": "toml"}
 LINK = re.compile(r"\]\(([^)\s#]+)(#[^)\s]*)?\)")
 FENCED = re.compile(r"(^```.*?^```)", re.DOTALL | re.MULTILINE)
@@ -64,7 +66,25 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         if path.suffix == ".md":
             waiting |= {each for each in linked(path) if each.is_file() and each not in seen}
     files.append(File.generated(config, KEYS, content=keys.page()))
+    files.append(File.generated(config, NOTEBOOK, content=notebook()))
     return files
+
+
+def notebook() -> str:
+    """Return the notebook as a page: its text, its code, and the outputs that are stored in it."""
+    parts = []
+    for cell in json.loads((DOCS / NOTEBOOK).with_suffix(".ipynb").read_text())["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            if "image/png" in data:
+                parts.append(f"![output of the cell](data:image/png;base64,{data['image/png'].strip()})")
+            elif "text/html" in data:
+                parts.append("".join(data["text/html"]))
+            elif text := "".join(output.get("text", [])):
+                parts.append(f"```text\n{text}```")
+    return "\n\n".join(parts)
 
 
 def _file(path: Path, place: str, config: MkDocsConfig) -> File:
@@ -88,7 +108,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def _turned(text: str, source: Path, uri: str) -> str:
     def turn(found: re.Match[str]) -> str:
         target, heading = found[1], found[2] or ""
-        if target.startswith(("http:", "https:", "mailto:")):
+        if target.startswith(("http:", "https:", "mailto:", "data:")):
             return found[0]
         path = Path(os.path.normpath(source.parent / target))
         folder = KEYS if path.is_relative_to(ROOT / "conf") else "index.md"
