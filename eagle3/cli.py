@@ -200,7 +200,7 @@ def wrong_override(error: Exception) -> str:
     message = message_of(error)
     if word := NOT_KEY_VALUE.search(message):
         given = word["word"]
-        meant = f"action={given}" if given in ACTIONS else f"{given}=VALUE"
+        meant = f"action={given} to serve.py" if given in ACTIONS else f"{given}=VALUE"
         return f"{given} is not KEY=VALUE; give {meant} (--help shows every key)"
     if unknown := UNKNOWN_KEY.match(message):
         inside = getattr(error.__cause__, "full_key", None) or ""  # of a value in braces: the key in it

@@ -111,7 +111,7 @@ def test_help_is_what_hydra_prints_with_the_commands_to_paste() -> None:
         ("train", "data.num_workers", "data.readers"),
         ("train", "trainer.gpus", "trainer.devices"),
         ("train", "learning_rate", "optim.lr"),
-        ("train", "output_dir", "hydra.run.dir"),
+        ("precompute", "output_dir", "out_dir"),
         ("precompute", "model_name_or_path", "target.path"),
     ],
 )
@@ -133,7 +133,11 @@ def test_nothing_is_guessed_where_nothing_is_alike() -> None:
             "loss.divergence.tv_weight is not a key of this config (loss=cross_entropy_tv has it); "
             "--cfg job shows every key",
         ),
-        ("export", "export is not KEY=VALUE; give action=export (--help shows every key)"),
+        (
+            "output_dir=DIR",
+            "output_dir is not a key of this config (did you mean hydra.run.dir?); --cfg job shows every key",
+        ),
+        ("export", "export is not KEY=VALUE; give action=export to serve.py (--help shows every key)"),
         ("model=eagl31", "model=eagl31 is no option; take one of eagle3, eagle31 (did you mean eagle31?)"),
     ],
 )

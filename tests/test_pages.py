@@ -39,7 +39,11 @@ TUTORIAL = ROOT / "docs" / "start" / "tutorial.md"
 README = ROOT / "README.md"
 WITH_COMMANDS = [page for page in PAGES if any(block.is_command and not block.needs for block in blocks(page))]
 OTHERS = [page for page in WITH_COMMANDS if page not in (TUTORIAL, README)]
-MAKE_DIR = ("docs/how-to/data.md", "docs/how-to/imported-answers.md", "docs/how-to/privacy.md")  # anew, from prompts
+MAKE_DIR = (
+    "docs/how-to/data.md",
+    "docs/how-to/imported-answers.md",
+    "docs/how-to/privacy.md",
+)  # they begin with the prompts
 
 
 def name(page: Path) -> str:

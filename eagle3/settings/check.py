@@ -100,7 +100,7 @@ def unknown_key(key: str, script: str, options: list[str] | None = None) -> str:
     action = next((option for option in options if option.startswith("action=")), None)
     if script == "serve" and action is None:
         return NO_ACTION
-    nearest = _option_with(key, script, options) or did_you_mean(key, known_keys(script, options))
+    nearest = _option_with(key, script, options) or did_you_mean(key, [*known_keys(script, options), "hydra.run.dir"])
     return f"{key} is not a key of {action or 'this config'}{nearest}; --cfg job shows every key"
 
 
