@@ -23,7 +23,8 @@ from result import write_result
 from step_cost import seconds_of
 from torch import Tensor
 
-from eagle3.head.fast.flash_kernels import FlashAttnPackage, Segments, TorchFlash, VarlenKernel
+from eagle3.head.fast.flash_kernels import FlashAttnPackage, TorchFlash, VarlenKernel
+from eagle3.head.segments import Segments
 
 QUERY_HEADS, GROUPS = 32, 8  # Llama-3.1-8B's
 SECONDS_EACH = 0.2

@@ -5,6 +5,7 @@ Shapes: N samples, T tokens of the pack, A captured layers, H hidden size, AH = 
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, Protocol, Self, TypeVar
 
 import torch
@@ -17,22 +18,29 @@ from eagle3.storage.prefault import bring_in
 
 
 class OnDevice:
-    """Base of frozen dataclasses whose tensors move to a device together, nested ones included."""
+    """Base of frozen dataclasses whose tensors move to a device together, nested ones and tuples of them included."""
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:
-        moved = {
-            name: value.to(device, non_blocking=non_blocking)
-            for name, value in vars(self).items()
-            if isinstance(value, Tensor | OnDevice)
-        }
+        moved: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor | OnDevice):
+                moved[name] = value.to(device, non_blocking=non_blocking)
+            elif _is_nested(value):
+                moved[name] = tuple(part.to(device, non_blocking) for part in value)
         return replace(self, **moved)  # type: ignore[type-var]
 
     def tensors(self) -> Iterator[Tensor]:
         for value in vars(self).values():
             if isinstance(value, Tensor):
                 yield value
-            elif isinstance(value, OnDevice):
-                yield from value.tensors()
+            for part in value if _is_nested(value) else [value]:
+                if isinstance(part, OnDevice):
+                    yield from part.tensors()
+
+
+def _is_nested(value: object) -> bool:
+    """Tell a tuple of parts with tensors from one of numbers, which may have thousands."""
+    return isinstance(value, tuple) and bool(value) and isinstance(value[0], OnDevice)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,18 +100,17 @@ def pack_samples(samples: list[Sample], *, anchors_in_step: float, samples_in_st
 
     `pin` writes the features into page-locked memory, which a GPU can copy from while the host continues.
     """
-    teacher_index, token_bounds, num_teachers = [], [0], 0
-    for sample in samples:
-        teacher_index.append(torch.where(sample.has_teacher, sample.has_teacher.cumsum(0) - 1 + num_teachers, 0))
-        num_teachers += len(sample.last_hidden_state)
-        token_bounds.append(token_bounds[-1] + len(sample.input_ids))
+    # Few operations for all samples together: reader threads share the interpreter with the training step.
+    token_bounds = (0, *accumulate(len(sample.input_ids) for sample in samples))
+    starts, tokens = torch.tensor(token_bounds), torch.arange(token_bounds[-1])
+    has_teacher = torch.cat([sample.has_teacher for sample in samples])
     return Pack(
         input_ids=torch.cat([sample.input_ids for sample in samples]).long(),
         turns=torch.cat([sample.turns for sample in samples]),
-        positions=torch.cat([torch.arange(len(sample.input_ids)) for sample in samples]),
+        positions=tokens - starts[:-1].repeat_interleave(starts.diff()),
         teacher_argmax=torch.cat([sample.teacher_argmax for sample in samples]).long(),
-        teacher_index=torch.cat(teacher_index),
-        token_bounds=tuple(token_bounds),
+        teacher_index=torch.where(has_teacher, has_teacher.cumsum(0) - 1, 0),
+        token_bounds=token_bounds,
         sample_ids=tuple(sample.id for sample in samples),
         anchors_in_step=anchors_in_step,
         samples_in_step=samples_in_step,

@@ -4,7 +4,6 @@ Shapes: N samples and T tokens of the pack, R anchors, U turns with anchors, K s
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from jaxtyping import Int
@@ -14,6 +13,7 @@ from eagle3.data.pack import OnDevice, Pack, pack_samples
 from eagle3.features.sample import Sample
 from eagle3.features.turns import anchors_of
 from eagle3.head.anchors import anchors_and_steps, pairs_before, runs
+from eagle3.head.segments import Segments, segments_of, turns_of_samples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,9 +25,9 @@ class TttBatch(OnDevice):
     anchor_steps: Int[Tensor, " R"]  # number of TTT steps that the anchor is trained for
     anchors_of_sample: Int[Tensor, " R"]  # number of anchors of the anchor's sample
     anchor_bounds: tuple[int, ...]  # N + 1: where samples begin and end in R
-    pair_bounds: tuple[int, ...]  # R + 1: trained (step, anchor) pairs before each teacher, see `pairs_before`
+    pair_bounds: tuple[int, ...]  # R + 1: (step, anchor) pairs of the loss before each teacher, see `pairs_before`
     turn_bounds: tuple[int, ...]  # U + 1: where the consecutive anchors of a turn begin and end in R
-    turn_ends: tuple[int, ...]  # U: the position after a turn's last anchor
+    segments: tuple[Segments, ...]  # calls of a flash kernel: each turn's own span, then earlier turns
 
     @property
     def num_anchors(self) -> int:
@@ -36,23 +36,25 @@ class TttBatch(OnDevice):
 
 def prepare_ttt(pack: Pack, ttt_steps: int) -> TttBatch:
     """Find the anchors of a pack on the CPU, for `ttt_steps` steps of the unroll."""
-    anchors, steps, of_sample, bounds = [], [], [], [0]
-    for start, stop in pairwise(pack.token_bounds):
-        sample_anchors, sample_steps = anchors_and_steps(pack.turns[start:stop], ttt_steps)
-        anchors.append(sample_anchors + start)
-        steps.append(sample_steps)
-        of_sample.append(torch.full_like(sample_anchors, len(sample_anchors)))
-        bounds.append(bounds[-1] + len(sample_anchors))
-    turn_bounds, turn_ends = runs(torch.cat(anchors))
+    starts = torch.tensor(pack.token_bounds)
+    sample_of = torch.arange(len(starts) - 1).repeat_interleave(starts.diff())  # (T,)
+    # One numbering for the pack: a sample may end with an answer, and the next begin with one.
+    turns = torch.where(pack.turns > 0, pack.turns + sample_of * (pack.turns.max() + 1), 0)
+    anchors, steps = anchors_and_steps(turns, ttt_steps)
+    of_one_sample = sample_of[anchors] == sample_of[anchors + 1]
+    anchors, steps = anchors[of_one_sample], steps[of_one_sample]
+    counts = torch.bincount(sample_of[anchors], minlength=len(starts) - 1)
+    turn_bounds, turn_ends = runs(anchors)
+    spans = turns_of_samples(turn_bounds, turn_ends, pack.token_bounds)
     return TttBatch(
         pack=pack,
-        anchors=torch.cat(anchors),
-        anchor_steps=torch.cat(steps),
-        anchors_of_sample=torch.cat(of_sample),
-        anchor_bounds=tuple(bounds),
-        pair_bounds=pairs_before(torch.cat(steps), ttt_steps),
+        anchors=anchors,
+        anchor_steps=steps,
+        anchors_of_sample=counts[sample_of[anchors]],
+        anchor_bounds=(0, *counts.cumsum(0).tolist()),
+        pair_bounds=pairs_before(steps, ttt_steps),
         turn_bounds=turn_bounds,
-        turn_ends=turn_ends,
+        segments=segments_of(spans, len(anchors), pack.token_bounds[-1]),
     )
 
 

@@ -4,7 +4,7 @@ Every part has a reference implementation; the fast ones in fast/ must match it.
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 
@@ -33,6 +33,9 @@ OPTIONS = {
     "layer": ("fused", "plain"),
     "loss": ("chunked", "plain"),
 }
+RECORDABLE = {"attention": "triton", "layer": "fused", "loss": "chunked"}  # in a CUDA graph: the host reads no sizes
+LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+HOST_BOUND = 2048  # hidden size up to which the host, not the GPU, bounds a step (benchmarks/results/train_step.json)
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class KernelPlan:
     attention: MakeAttention = PaddedAttention
     layer: MakeLayer = PlainLayer
     loss: ComputeLoss = plain_loss
+    cuda_graphs: bool = False  # whether a step is recorded once and replayed (training/step_graphs.py)
 
 
 @dataclass(frozen=True)
@@ -85,10 +89,12 @@ def choose_kernels(
     precision: str,
     config: HeadConfig,
     divergence: Divergence = SOFT_CROSS_ENTROPY,
+    graphs_obstacle: str | None = None,
 ) -> KernelPlan:
     """Return the plan, and log it as a table: what runs, and why faster options do not.
 
-    `precision` is the trainer's, e.g. "bf16-mixed". Raises InputError if a named part, or float8, cannot run.
+    `precision` is the trainer's, e.g. "bf16-mixed"; `graphs_obstacle` is what the caller has against CUDA graphs.
+    Raises InputError if a named part, float8, or CUDA graphs cannot run.
     """
     no_triton = triton_obstacle(device)
     obstacles = {
@@ -104,11 +110,13 @@ def choose_kernels(
     if settings.fp8 and (obstacle := float8_obstacle(device, precision, _sizes(config))):
         raise InputError(f"kernels.fp8=true {obstacle}; kernels.fp8=false multiplies in the trainer's precision")
     rows.append(("products", "float8" if settings.fp8 else precision, f"kernels.fp8={str(settings.fp8).lower()}"))
+    graphs, why = _choose_graphs(settings.cuda_graphs, chosen, device, config, graphs_obstacle)
+    rows.append(("launched", "by graph" if graphs else "one by one", why))
     rows.append(("in between", "PyTorch" if no_triton else "Triton", no_triton or "the fastest"))
     if chosen["loss"] == "chunked" and not no_triton and (obstacle := loss_kernel_obstacle(divergence)):
         rows.append(("of the loss", "PyTorch", obstacle))
     log.info("kernels:\n%s", "\n".join(f"  {part:<11} {runs:<12} {why}" for part, runs, why in rows))
-    return _made(settings, chosen, kernel_backend(device, divergence))
+    return replace(_made(settings, chosen, kernel_backend(device, divergence)), cuda_graphs=graphs)
 
 
 def _choose(part: str, name: str, options: tuple[str, ...], obstacles: dict[str, str | None]) -> tuple[str, str]:
@@ -124,6 +132,27 @@ def _choose(part: str, name: str, options: tuple[str, ...], obstacles: dict[str,
     for each in options[: options.index(name)]:
         reasons.setdefault(obstacles[each], []).append(each)
     return name, "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items()) or "the fastest"
+
+
+def _choose_graphs(
+    wanted: bool | str, chosen: dict[str, str], device: torch.device, config: HeadConfig, obstacle: str | None
+) -> tuple[bool, str]:
+    """Return whether steps run as CUDA graphs, and why."""
+    if wanted is False:
+        return False, "kernels.cuda_graphs=false"
+    for part, recordable in RECORDABLE.items():
+        if chosen[part] != recordable:
+            obstacle = f"CUDA graphs need kernels.{part}={recordable}, here it is {chosen[part]}"
+    rope = config.rope_parameters.get("rope_type", "default")
+    if rope in LENGTH_DEPENDENT_ROPE:
+        obstacle = f"rope_type={rope} looks at the positions of each batch"
+    if device.type != "cuda":
+        obstacle = f"CUDA graphs need a CUDA GPU, this run is on the {device.type.upper()}"
+    if obstacle and wanted is True:
+        raise InputError(f"kernels.cuda_graphs=true: {obstacle}; kernels.cuda_graphs=auto runs without them")
+    if wanted == "auto" and not obstacle and config.hidden_size > HOST_BOUND:
+        obstacle = f"above a hidden size of {HOST_BOUND} the GPU is busy without them"
+    return obstacle is None, obstacle or "kernels of small heads are faster than their launches"
 
 
 def _made(settings: KernelSettings, chosen: dict[str, str], kernels: KernelBackend) -> KernelPlan:

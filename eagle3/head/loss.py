@@ -37,9 +37,9 @@ class UnrollMetrics:
     @classmethod
     def of(cls, trained: Bool[Tensor, "K R"], correct: Bool[Tensor, "K R"], divergence: Float[Tensor, "K R"]) -> Self:
         """`divergence` is 0 where there is no loss."""
-        alive = correct.long().cumprod(0)
-        anchors = torch.full((), trained.shape[1], device=trained.device)
-        return cls(anchors, trained.sum(1), correct.sum(1), alive.sum(1), divergence.sum(1), alive.sum(0))
+        alive, of_step = correct.long().cumprod(0), trained.sum(1)
+        # Every anchor is trained at step 0; those that only fill up a batch (step_graphs.py) at none.
+        return cls(of_step[0], of_step, correct.sum(1), alive.sum(1), divergence.sum(1), alive.sum(0))
 
     def as_tensor(self) -> Float[Tensor, " sums"]:
         """Return the 4 K + 1 sums, in float32 or wider: exact up to 16 million anchors."""
@@ -124,7 +124,7 @@ class UnrollLoss(LossSettings):
     def anchor_weights(self, batch: TttBatch, dtype: torch.dtype) -> Float[Tensor, " R"]:
         in_step, _ = self.units(batch)
         if self.normalize == "token":
-            return torch.full_like(batch.anchors, 1 / in_step, dtype=dtype)
+            return torch.ones_like(batch.anchors, dtype=dtype) / in_step
         return 1 / (batch.anchors_of_sample.to(dtype) * in_step)
 
     def weights(self, batch: TttBatch, ttt_steps: int, dtype: torch.dtype) -> Float[Tensor, "K R"]:

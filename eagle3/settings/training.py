@@ -80,6 +80,7 @@ class KernelSettings(Settings):
     loss: Literal["auto", "chunked", "plain"]
     loss_chunk: Count
     fp8: bool
+    cuda_graphs: bool | Literal["auto"]
 
     def __post_init__(self) -> None:
         if self.fp8 and "plain" in (self.layer, self.loss):

@@ -29,6 +29,7 @@ from eagle3.training.callbacks import ends_step
 from eagle3.training.checkpoint import KEY, Origin, TrainingRecord
 from eagle3.training.optim import AdamWCosine, by_parameter, total_norm
 from eagle3.training.sharding import shard_over_ranks
+from eagle3.training.step_graphs import Compute, StepGraphs
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ class HeadTraining(lightning.LightningModule):
     teacher_head: Float[Tensor, "D H"]
     step_sums: Float[Tensor, " N"]  # float32 like all tensors of a step: MPS has no float64
     kernels: KernelPlan
+    compute_step: Compute
 
     def __init__(
         self,
@@ -81,18 +83,25 @@ class HeadTraining(lightning.LightningModule):
             shard_over_ranks(self, self.device_mesh, compute_dtype=half)
 
     def setup(self, stage: str) -> None:
-        device, precision = self.trainer.strategy.root_device, self.trainer.precision
+        self.choose_kernels(self.trainer.strategy.root_device, self.trainer.precision)
+
+    def choose_kernels(self, device: torch.device, precision: str) -> None:
+        """Choose what computes a step on a device, under the trainer's precision."""
         self.kernels = choose_kernels(
             self.kernel_settings,
             device=device,
             precision=precision,
             config=self.head.config,
             divergence=self.loss.divergence,
+            graphs_obstacle=self._graphs_obstacle(),
         )
+        self.compute_step = self.loss_and_sums
+        if self.kernels.cuda_graphs:
+            self.compute_step = StepGraphs(self.loss_and_sums, [*self.head.parameters()], self.ttt_steps)
 
     def training_step(self, batch: TttBatch, batch_idx: int) -> Tensor:
-        loss, metrics = self.compute_loss(batch)
-        self.step_sums += self._sums(loss.detach(), metrics, batch)
+        loss, sums = self.compute_step(batch)
+        self.step_sums += self._with_loss(sums, loss.detach(), batch)
         if ends_step(self.trainer, batch_idx):
             if self._logs:
                 self.log("train/lr", self.trainer.optimizers[0].param_groups[0]["lr"])  # one for all groups
@@ -102,7 +111,7 @@ class HeadTraining(lightning.LightningModule):
 
     def validation_step(self, batch: TttBatch, batch_idx: int) -> None:
         loss, metrics = self.compute_loss(batch)
-        self.val_sums += self._sums(loss, metrics, batch).cpu().numpy()
+        self.val_sums += self._with_loss(metrics.as_tensor(), loss, batch).cpu().numpy()
         accepted, anchors = metrics.accepted.cpu(), batch.anchors.cpu()
         for served, steps in zip(self.served, self.served_steps, strict=True):
             served[: steps + 1] += simulate_rounds(accepted, anchors, steps=steps).numpy()
@@ -172,6 +181,17 @@ class HeadTraining(lightning.LightningModule):
         hidden = self.kind.unroll(self.head, self.embedding, batch, self.ttt_steps, self.kernels)
         return self.loss(self.head, hidden, self.teacher_head, batch, self.kernels.loss, self.logit_transform)
 
+    def loss_and_sums(self, batch: TttBatch) -> tuple[Float[Tensor, ""], Float[Tensor, " sums"]]:
+        loss, metrics = self.compute_loss(batch)
+        return loss, metrics.as_tensor()
+
+    def _graphs_obstacle(self) -> str | None:
+        """Return what in this training cannot be recorded in a CUDA graph; None if nothing."""
+        if self.device_mesh is not None:
+            return "trainer=fsdp gathers weights in every step"
+        own = [part for part in (self.kind, self.loss, self.loss.divergence) if is_own(part)]
+        return f"{type(own[0]).__name__} is your own, and may read a batch on the host" if own else None
+
     @property
     def _logs(self) -> bool:
         """Whether the current optimizer step is logged; in the other steps the host never waits for the GPU."""
@@ -183,10 +203,10 @@ class HeadTraining(lightning.LightningModule):
             return torch.from_numpy(sums)
         return self.trainer.strategy.reduce(torch.tensor(sums, device=self.device), reduce_op="sum")
 
-    def _sums(self, loss: Float[Tensor, ""], metrics: UnrollMetrics, batch: TttBatch) -> Float[Tensor, " N"]:
-        """Return sums that can be added over packs and ranks: the metrics, the loss, and the loss's divisor."""
+    def _with_loss(self, sums: Float[Tensor, " sums"], loss: Float[Tensor, ""], batch: TttBatch) -> Float[Tensor, " N"]:
+        """Return sums that can be added over packs and ranks: those of the metrics, the loss, and its divisor."""
         in_step, own = self.loss.units(batch)
-        return torch.cat([metrics.as_tensor(), torch.stack([loss * in_step, torch.full_like(loss, own)])])
+        return torch.cat([sums, torch.stack([loss * in_step, torch.full_like(loss, own)])])
 
     def _log(self, stage: str, sums: Float[Tensor, " N"]) -> Tensor:
         """Log loss and accept length, and loss and accuracy per TTT step; return the accept length."""
@@ -210,3 +230,8 @@ class HeadTraining(lightning.LightningModule):
                 f"{name}={float(value)} at step {self.trainer.global_step}: the training has diverged, and its "
                 f"checkpoints are older than that; start again with a lower optim.lr or trainer.gradient_clip_val"
             )
+
+
+def is_own(part: object) -> bool:
+    """Tell whether a part comes from outside this package."""
+    return not type(part).__module__.startswith("eagle3.")

@@ -18,8 +18,9 @@ from eagle3.head.attention import DenseAttention, MakeAttention, PaddedAttention
 from eagle3.head.batch import TttBatch, ttt_batch
 from eagle3.head.fast.chain_keys import PlainChainKeys
 from eagle3.head.fast.flash_attention import FlashAttention
-from eagle3.head.fast.flash_kernels import FlashAttnPackage, Segments, TorchFlash, VarlenKernel
+from eagle3.head.fast.flash_kernels import FlashAttnPackage, TorchFlash, VarlenKernel
 from eagle3.head.kernels import kernel_backend
+from eagle3.head.segments import Segments
 from eagle3.head.unroll import unroll
 
 STEPS, QUERY_HEADS, GROUPS, CHANNELS = 4, 4, 2, 6

@@ -26,7 +26,7 @@ from eagle3.head.loss import plain_loss
 
 GpuOf = Callable[..., None]
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
-AUTO = {"attention": "auto", "layer": "auto", "loss": "auto", "loss_chunk": 8192, "fp8": False}
+AUTO = {"attention": "auto", "layer": "auto", "loss": "auto", "loss_chunk": 8192, "fp8": False, "cuda_graphs": "auto"}
 
 
 def choose(
@@ -76,6 +76,9 @@ def test_auto_takes_the_fastest_that_can_run_and_one_table_says_why(caplog: pyte
         ["loss", "chunked", "the fastest"],
         ["products", "bf16-mixed", "kernels.fp8=false"],
     ]
+    assert (
+        caplog.messages[0].splitlines()[5].split() == f"launched one by one CUDA graphs need a CUDA GPU, {here}".split()
+    )
     assert caplog.messages[0].endswith(f"  in between  PyTorch      Triton needs a CUDA GPU, {here}")
     assert len(caplog.messages) == 1
 

@@ -124,7 +124,7 @@ class _Teachers:
 
 @dataclass(frozen=True)
 class _Pairs:
-    """The trained (step, anchor) pairs, ordered by their teacher."""
+    """The trained (step, anchor) pairs, or all of them, ordered by their teacher."""
 
     trained: Bool[Tensor, "K R"]
     bounds: tuple[int, ...]  # R + 1: how many pairs come before each teacher
@@ -148,11 +148,13 @@ def _pairs(objective: UnrollLoss, head: DraftHead, batch: TttBatch, teachers: _T
     step = torch.arange(ttt_steps, device=batch.anchors.device)[:, None]
     trained = batch.anchor_steps > step  # (K, R)
     # Anchors of a turn are consecutive: anchor i uses at step k the teacher that anchor i + k uses at step 0.
-    teacher = torch.where(trained, step + torch.arange(num_anchors, device=step.device), num_anchors)
+    teacher = step + torch.arange(num_anchors, device=step.device)
+    every_pair = bounds[-1] == trained.numel()  # then those that are not trained have weight 0
+    teacher = teacher.clamp(max=num_anchors - 1) if every_pair else torch.where(trained, teacher, num_anchors)
     of_pair, slots = (part[: bounds[-1]] for part in teacher.flatten().sort(stable=True))  # (L,)
     token = batch.pack.teacher_argmax[teachers.places[of_pair]]
     wanted = torch.searchsorted(head.draft_ids, token).clamp(max=len(head.draft_ids) - 1)
-    counted = head.draft_ids[wanted] == token
+    counted = (head.draft_ids[wanted] == token) & trained.flatten()[slots]
     weight = objective.weights(batch, ttt_steps, teachers.dtype)
     return _Pairs(trained, bounds, slots, of_pair, weight.flatten()[slots] * counted, torch.where(counted, wanted, -1))
 

@@ -6,30 +6,15 @@ Two builds of FlashAttention-2: the copy inside PyTorch, and the flash-attn pack
 Shapes: fast/__init__.py, but that R are any queries.
 """
 
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
+from eagle3.head.segments import Segments
+
 Gradients = tuple[Float[Tensor, "R Q C"], Float[Tensor, "T G C"], Float[Tensor, "T G C"]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Segments:
-    """Bounds of queries and keys of a call: queries of a segment attend to all its keys, or causally.
-
-    Bounds are int32, on the device. Causal is aligned to the end, as in the kernels: the last query of a segment
-    attends to all its keys, the one before to all but the last. A segment may have no queries, but not queries without
-    keys.
-    """
-
-    query_bounds: Int[Tensor, " bounds"]  # one more than segments
-    key_bounds: Int[Tensor, " bounds"]
-    most_queries: int
-    most_keys: int
-    causal: bool
 
 
 @runtime_checkable
@@ -39,7 +24,9 @@ class VarlenKernel(Protocol):
     def forward(
         self, query: Float[Tensor, "R Q C"], key: Float[Tensor, "T G C"], value: Float[Tensor, "T G C"], where: Segments
     ) -> tuple[Float[Tensor, "R Q C"], Float[Tensor, "Q R"]]:
-        """Return softmax(query · keyᵀ / √C) · value, and the log-sum-exp of the scores in float32 or wider."""
+        """Return softmax(query · keyᵀ / √C) · value, and the log-sum-exp of the scores in float32 or wider.
+
+        Queries of a segment without keys have finite outputs, and -inf for the log-sum-exp."""
 
     def backward(
         self,
@@ -61,7 +48,7 @@ class TorchFlash:
         output, logsumexp, *_ = torch.ops.aten._flash_attention_forward(
             query, key, value, *_bounds(where), 0.0, where.causal, return_debug_mask=False
         )
-        return output, logsumexp
+        return output, _without_keys(logsumexp)
 
     def backward(
         self,
@@ -98,7 +85,7 @@ class FlashAttnPackage:
             softmax_scale=query.shape[-1] ** -0.5,
             causal=where.causal,
         )
-        return output, logsumexp
+        return output, _without_keys(logsumexp)
 
     def backward(
         self,
@@ -126,6 +113,11 @@ class FlashAttnPackage:
             deterministic=False,
         )
         return grads
+
+
+def _without_keys(logsumexp: Float[Tensor, "Q R"]) -> Float[Tensor, "Q R"]:
+    """Return -inf where FlashAttention-2 has +inf: at queries of segments without keys."""
+    return logsumexp.masked_fill_(logsumexp == torch.inf, -torch.inf)
 
 
 def _bounds(where: Segments) -> tuple[Tensor, Tensor, int, int]:

@@ -13,9 +13,10 @@ from jaxtyping import Float
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from eagle3.head.fast.flash_kernels import Gradients, Segments
+from eagle3.head.fast.flash_kernels import Gradients
 from eagle3.head.fast.triton_flash_backward import flash_key_value_gradient, flash_prepare, flash_query_gradient
 from eagle3.head.fast.triton_flash_forward import flash_forward
+from eagle3.head.segments import Segments
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,9 @@ def flash_forward(
         total, weight, highest = sums
         tl.store(logsumexp + heads * num_rows + row, (highest + tl.log2(weight)) / LOG2_E, inside)
         place = (row * HEADS + heads)[:, None] * CHANNELS + tl.arange(0, CHANNELS)[None, :]
-        tl.store(output + place, (total / weight[:, None]).to(output.dtype.element_ty), inside[:, None])
+        # A row without keys has zeros and -inf; any other's weight is at least 1, of its highest score.
+        total = total / tl.maximum(weight, 1.0)[:, None]
+        tl.store(output + place, total.to(output.dtype.element_ty), inside[:, None])
 
 
 @triton_jit
