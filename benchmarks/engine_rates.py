@@ -33,8 +33,8 @@ from eagle3.features.capture_check import plain_sentinels
 from eagle3.features.conversation import Conversation
 from eagle3.features.served import ServedExtractor
 from eagle3.settings.engine import LaunchSettings
-from eagle3.target.files import read_target_files
-from eagle3.target.stored import StoredTarget
+from eagle3.settings.precomputing import CaptureSettings, ServedSettings
+from eagle3.target.stored import StoredTarget, stored_target
 from eagle3.workers.meter import ProgressBuffer
 from eagle3.workers.task import take_from
 
@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, default=ROOT / "tests/assets/tiny")
     given = parser.parse_args()
     folder = random_target(given.work / "llama8b", given.tokenizer)
-    target = StoredTarget(read_target_files(path=str(folder), revision=None, trust_remote_code=False))
+    target = stored_target(path=str(folder), revision=None, trust_remote_code=False)
     settings = OmegaConf.to_container(OmegaConf.load(ROOT / "conf/launch/default.yaml"))
     own = {"trust_remote_code": False, "max_running_requests": 256, "cuda_graph_max_bs_decode": 256}
     launch = LaunchSettings(**{**settings, **own, **given.launch})  # type: ignore[dict-item]
@@ -127,12 +127,11 @@ def answers(target: StoredTarget, launch: LaunchSettings, work: Path, count: int
     sampling = Sampling(temperature=0.7, top_p=1.0, top_k=0, max_new_tokens=ANSWER_TOKENS)
     chat = Chat(target.tokenizer, stop_ids=target.stop_ids, template=None, template_kwargs={}, date="2026-01-01",
                 reasoning_parser=None)  # fmt: skip
-    settings = OmegaConf.to_container(OmegaConf.load(ROOT / "conf/answers/sglang.yaml"))
-    settings = {key: value for key, value in settings.items() if key != "_target_"}  # type: ignore[union-attr]
+    settings = OmegaConf.load(ROOT / "conf/answers/sglang.yaml")
     servers = servers_of(launch, 1, target=target.path, revision=None, draft=None, folder=work / "logs")
     with serving(servers) as [server], ExitStack() as stack:
-        settings |= {"urls": [server.url]}
-        answerer = ServedAnswerer(target=target, chat=chat, sampling=sampling, launch=launch, folder=work, **settings)
+        own = replace(cli.settings(ServedSettings, settings), urls=[server.url])
+        answerer = ServedAnswerer(own, target=target, chat=chat, sampling=sampling, launch=launch, folder=work)
         stack.enter_context(answerer)
         at_once = {"temperature": 0.7, "max_new_tokens": ANSWER_TOKENS}
         offline(server.url, prompts[:256], {**at_once, "max_new_tokens": 16})
@@ -152,11 +151,11 @@ def features(target: StoredTarget, launch: LaunchSettings, work: Path, count: in
         Conversation(f"c{number}", torch.tensor(random_ids(len(turns), rng)), turns) for number in range(count)
     ]
     prompts = [item.input_ids.tolist() for item in conversations]
-    settings = OmegaConf.to_container(OmegaConf.load(ROOT / "conf/features/sglang.yaml"))
-    engine: dict[str, Any] = settings["engine"]  # type: ignore[index,call-overload,assignment]
+    engine = OmegaConf.load(ROOT / "conf/features/sglang.yaml").engine
     extractor = ServedExtractor(
+        cli.settings(CaptureSettings, engine),
         target=target, layers=LAYERS, dtype="bfloat16", teachers="answers", batch_tokens=16384,
-        launch=replace(launch, port=launch.port + 10), folder=work / "logs", sentinels=plain_sentinels(target), **engine
+        launch=replace(launch, port=launch.port + 10), folder=work / "logs", sentinels=plain_sentinels(target),
     )  # fmt: skip
     rates = {"prefill": [], "captured": []}  # type: ignore[var-annotated]
     tokens = count * len(turns)

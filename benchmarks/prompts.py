@@ -28,8 +28,9 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from result import write_result
 
-from eagle3.prompts import Prompt, plain_source, prepare_prompts, read_prompts
+from eagle3.prompts import Prompt, plain_source, read_prompts
 from eagle3.prompts.rules import GROUPS, Rules
+from eagle3.prompts.stage import prepare_prompts
 from eagle3.settings.prompts import StageSettings
 
 ROOT = Path(__file__).parent.parent

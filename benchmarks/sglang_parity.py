@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 from result import write_result
 
 from eagle3 import cli
-from eagle3.answers.chat import Chat
+from eagle3.answers.build import chat_of
 from eagle3.answers.generate import generate
 from eagle3.decoding.batched_trees import BatchedTrees
 from eagle3.decoding.replay import Recording
@@ -59,7 +59,7 @@ def main() -> None:
     cli.quiet_libraries()
     with hydra.initialize_config_dir(cli.CONF, version_base="1.3"):
         config = hydra.compose("serve", ["action=decode", "+launch=default", *options.overrides])
-    target = read_target_files(**{key: config.target[key] for key in ("path", "revision", "trust_remote_code")})
+    target = read_target_files(**cli.plain(config.target))
     prompts = read_prompts(config, target)
     served = {shape: served_or_kept(config, target, prompts, shape, options.out) for shape in options.only}
     ours = {(shape, dtype): decoding(options.overrides, shape, dtype) for shape in options.only for dtype in DTYPES}
@@ -86,7 +86,7 @@ def main() -> None:
 
 
 def read_prompts(config: DictConfig, target: TargetFiles | Target) -> list[list[int]]:
-    chat = Chat(target.tokenizer, stop_ids=target.stop_ids, **cli.plain(config.chat))
+    chat = chat_of(config, target)
     room = target.text_config.max_position_embeddings - config.max_new_tokens - 9
     own = {"prompts": config.prompts.path}
     return prompt_sets(chat, own, split=config.prompts.split, limit=config.limit, max_length=room)["prompts"]

@@ -227,6 +227,48 @@ def steps() -> str:
     return markdown("tokens in a batch | tokens/s | memory | a step | of the ceiling | with `kernels.fp8=true`", rows)
 
 
+def full_training() -> str:
+    """Training as `train.py` does it, on one GPU and on several."""
+    found, rows = result("end_to_end.json"), []
+    for run in found["runs"]:
+        shares = [percent(run[name], ".1%") for name in ("data_wait_share", "over_linear")]
+        rows.append([f"{run['devices']}", thousands(run["tokens_per_s"]), *shares])
+    before = percent(found["four_gpus_before"]["over_linear"], ".1%")
+    rows.append(["4, before gradients were summed during the backward pass", "-", "-", before])
+    return markdown("GPUs | tokens/s | waiting for data | of linear scaling", rows)
+
+
+def data_wait() -> str:
+    """Training on features in fp8 and bf16: from memory, and in the first epoch from disk."""
+    found, rows = result("data_wait.json"), []
+    for title, dtype in (("fp8", "fp8"), ("bf16", "bfloat16")):
+        run, rates = found[dtype], found["bytes_per_s"][dtype]
+        first = run["first_epoch"]
+        later_wait, first_wait = (percent(each["data_wait_share"], ".1%") for each in (run, first))
+        read = (rates["later_mb"], rates["first_epoch_mb"], first["plain_read_mb_per_s"])
+        shown = (f"{rate:,.0f} MB/s" for rate in read)
+        rows.append([title, f"{thousands(run['tokens_per_s'])} tokens/s", later_wait, *shown, first_wait])
+    return markdown("features | from memory | waiting | first epoch needs | gets | a plain read | waiting", rows)
+
+
+def local_read() -> str:
+    """Rates of readers of samples in random order, from a disk and from memory."""
+    cold, warm = (result("local_read.json")["mb_per_s"][state] for state in ("cold", "warm"))
+    rows = []
+    for title, name in READERS.items():
+        of_plain = percent(cold[name] / cold["plain_read"], ".0%")
+        rows.append([title, f"{cold[name]:,.0f} MB/s", of_plain, f"{warm[name] / 1000:.1f} GB/s"])
+    return markdown("reader | from disk | of a plain read | from memory", rows)
+
+
+READERS = {
+    "a plain read": "plain_read",
+    "eagle3": "packs",
+    "litdata": "litdata",
+    "webdataset's own reader": "webdataset",
+}
+
+
 def share(answers: float) -> str:
     return "all answers" if answers == 1 else percent(answers, ".0%") + " answers"
 
@@ -444,8 +486,8 @@ LOSSES = {
 TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
     for table in (
-        quickstart, best, public_target, epochs, raced_heads, heads, recipe, recipe_seeds, race, steps, adapted, costs,
-        parity, bench, tuned, loads, adaptive, long_answers, bounds, losses,
+        quickstart, best, public_target, epochs, raced_heads, heads, recipe, recipe_seeds, race, steps, full_training,
+        data_wait, local_read, adapted, costs, parity, bench, tuned, loads, adaptive, long_answers, bounds, losses,
     )
 }  # fmt: skip
 

@@ -1,8 +1,10 @@
 """Draws the pictures of docs/concepts and docs/results: python docs/pictures.py
 
 Those of the results show numbers of benchmarks/results; tests/test_pages.py fails while one shows another number.
+Every picture has a dark version of its colours, background included, for readers who prefer a dark page.
 """
 
+import io
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +22,11 @@ import tables  # noqa: E402
 
 BLUE, GREEN, GREY, RED, LINE = "#dbe8f8", "#dff0df", "#eeeeee", "#f6dddd", "#445566"
 pyplot.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "eagle3", "font.size": 11}
-OURS, LIGHT, THEIRS, OTHER = "#3f6fb5", "#8fb3e3", "#a9b4c2", "#c0762f"
+OURS, LIGHT, THEIRS, OTHER, GUIDE = "#2f5a9e", "#628fda", "#84909f", "#a65a12", "#666666"
+DARK = {
+    "#ffffff": "#0d1117", "#000000": "#c9d1d9", BLUE: "#1d3a5f", GREEN: "#1d3f2a", GREY: "#30363d", RED: "#5a2328",
+    LINE: "#9fb0c3", OURS: "#4f8fe8", LIGHT: "#b6d3fb", THEIRS: "#75818f", OTHER: "#e09a4f", GUIDE: "#8b949e",
+}  # fmt: skip
 SHOWN_HEADS = {
     "SpecForge's loss": "reference",
     "ours, its settings": "EAGLE-3, settings of the reference",
@@ -36,10 +42,10 @@ def main() -> None:
     accept_length()
     for draw in RESULTS:
         with pyplot.rc_context({"font.size": 10}):
-            figure, axes = pyplot.subplots(figsize=(7.2, 2.9), layout="constrained")
+            _, axes = pyplot.subplots(figsize=(7.2, 2.9), layout="constrained")
             draw(axes)
         axes.spines[["top", "right"]].set_visible(False)
-        figure.savefig(DOCS / "results" / f"{draw.__name__}.svg", facecolor="white", metadata={"Date": None})
+        save(axes, f"results/{draw.__name__}", draw.__doc__.partition(";")[0])
 
 
 def pipeline() -> None:
@@ -56,7 +62,9 @@ def pipeline() -> None:
     axes.plot([1.6, 8.05], [0.55, 0.55], color=LINE)
     axes.text(4.8, 0.12, "precompute.py, with the target", ha="center", fontsize=10)
     axes.text(12.35, 0.12, "serve.py: check, launch, bench, tune", ha="right", fontsize=10)
-    save(axes, "pipeline", "Raw conversations become prompts, answers, feature shards, a head and a checkpoint")
+    save(
+        axes, "concepts/pipeline", "Raw conversations become prompts, answers, feature shards, a head and a checkpoint"
+    )
 
 
 def unroll() -> None:
@@ -77,7 +85,7 @@ def unroll() -> None:
     arrow(axes, (1.8, 2.1), (2.6, 2.1))
     axes.text(0.1, 3.52, "compared with the\ntarget's distribution", ha="left", va="center", fontsize=10)
     arrow(axes, (1.95, 3.52), (2.65, 3.52))
-    save(axes, "unroll", "Training-time test: three steps of the draft head from one anchor")
+    save(axes, "concepts/unroll", "Training-time test: three steps of the draft head from one anchor")
 
 
 def anchors() -> None:
@@ -97,12 +105,14 @@ def anchors() -> None:
         for step, token in enumerate(tokens[anchor + 2 :]):
             box(axes, 2.3 + 1.3 * (anchor + 2 + step), bottom, 1.2, 0.55, f"{token}, step {step}", GREEN)
     save(
-        axes, "anchors", "Anchors 1, 2 and 3 of an answer A B C end behind a prompt p0 p1, and what each step predicts"
+        axes,
+        "concepts/anchors",
+        "Anchors 1, 2 and 3 of an answer A B C end after a prompt p0 p1, and what each step predicts",
     )
 
 
 def accept_length() -> None:
-    """Three rounds of a chain of three drafts: accepted, rejected, and what the target gives itself."""
+    """Three rounds of a chain of three drafts: accepted and rejected drafts, and the target's own token."""
     axes = canvas(10.2, 3.1)
     rounds = [(["sits", "on", "my"], 2, "the"), (["rug", ".", "end"], 0, "mat"), ([",", "and", "purrs"], 3, "end")]
     for number, (drafts, accepted, own) in enumerate(rounds):
@@ -116,8 +126,8 @@ def accept_length() -> None:
         axes.text(left, 2.85, title, ha="center", fontsize=10)
     save(
         axes,
-        "accept_length",
-        "Three rounds: two, none and three of three drafts are accepted, so that 8 tokens come of 3",
+        "concepts/accept_length",
+        "Three rounds: two, none and three of three drafts are accepted, so three passes give eight tokens",
     )
 
 
@@ -142,8 +152,16 @@ def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> N
 
 
 def save(axes: Axes, name: str, title: str) -> None:
-    figure = axes.figure
-    figure.savefig(DOCS / "concepts" / f"{name}.svg", facecolor="white", metadata={"Date": None, "Title": title})
+    """Write a picture with the rules that replace its colours in dark mode."""
+    drawn = io.StringIO()
+    axes.figure.savefig(drawn, format="svg", facecolor="white", metadata={"Date": None, "Title": title})
+    rules = [
+        f'[style*="{part}: {light}"] {{{part}: {dark} !important}}\n'
+        for light, dark in DARK.items()
+        for part in ("fill", "stroke")
+    ]
+    style = f"@media (prefers-color-scheme: dark) {{\ntext {{fill: #e6edf3}}\n{''.join(rules)}}}</style>"
+    (DOCS / f"{name}.svg").write_text(drawn.getvalue().replace("</style>", style, 1))
 
 
 def heads(axes: Axes) -> list[str]:
@@ -186,13 +204,12 @@ def speed_up(axes: Axes) -> list[str]:
         of_set = [cell for cell in cells if cell["prompt_set"] == prompt_set]
         gains = [cell["speed_ups"]["head"]["tpot"] for cell in of_set]
         places, values = [cell["concurrency"] for cell in of_set], [gain["value"] for gain in gains]
-        axes.fill_between(
-            places, [gain["low"] for gain in gains], [gain["high"] for gain in gains], color=colour, alpha=0.2
-        )
+        low, high = ([gain[end] for gain in gains] for end in ("low", "high"))
+        axes.fill_between(places, low, high, facecolor=(colour, 0.15), edgecolor=colour, linewidth=0.6)
         axes.plot(places, values, marker="o", color=colour, label=prompt_set)
         axes.annotate(f"{values[0]:.2f}", (places[0], values[0]), xytext=(4, 5), textcoords="offset points")
         shown.append(f"{values[0]:.2f}")
-    axes.axhline(1, color="#666666", linewidth=0.8, linestyle="--")
+    axes.axhline(1, color=GUIDE, linewidth=0.8, linestyle="--")
     axes.set_xscale("log", base=2)
     axes.set_xticks(places, [str(place) for place in places])
     axes.set(xlabel="concurrency", ylabel="speed-up, time per output token", ylim=(0, 2.7))

@@ -4,7 +4,6 @@ eagle3 train data.path=DIR/features      # python train.py data.path=DIR/feature
 eagle3 export run=RUN head=HEAD          # python serve.py action=export run=RUN head=HEAD
 """
 
-import os
 import runpy
 import sys
 from pathlib import Path
@@ -26,8 +25,6 @@ def main() -> None:
     first, *rest = sys.argv[1:] or ["--help"]
     if first in COMMANDS:
         run(first, rest)
-    elif first == "-sc":
-        complete(*rest)
     elif first == "--version":
         print(f"eagle3 {__version__}")
     elif first in ("--help", "-h"):
@@ -42,22 +39,6 @@ def run(command: str, arguments: list[str]) -> None:
     script = str(ROOT / f"{command}.py")
     sys.argv = [script, *arguments]
     runpy.run_path(script, run_name="__main__")
-
-
-def complete(request: str = "install=bash") -> None:
-    """Install Hydra's completion for bash in the shell that evaluates this, or answer what it asks on Tab."""
-    if request == "install=bash":
-        run("train", ["-sc", request])  # the same functions for every program
-        print("complete -o nospace -o default -F hydra_bash_completion eagle3")
-        return
-    typed = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])].partition(" ")[2]
-    command, blank, _ = typed.partition(" ")
-    if not blank:
-        print(" ".join(f"{name} " for name in COMMANDS if name.startswith(command)))
-    elif command in COMMANDS:
-        line = f"serve action={typed}" if command in ACTIONS else typed  # Hydra takes the first word for the program
-        os.environ |= {"COMP_LINE": line, "COMP_POINT": str(len(line))}
-        run("serve" if command in ACTIONS else command, ["-sc", request])
 
 
 def usage() -> str:

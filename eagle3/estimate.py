@@ -15,6 +15,7 @@ import torch
 from omegaconf import DictConfig
 
 from eagle3 import cli
+from eagle3.answers.build import chat_of
 from eagle3.answers.chat import Chat
 from eagle3.answers.dialogue import Dialogue
 from eagle3.answers.store import read_responses, read_rows
@@ -49,19 +50,18 @@ class Tokens:
 def estimate_run(config: DictConfig) -> dict[str, Any]:
     """Log the table and return its numbers, which are written to DIR/estimate.json."""
     out_dir, target = Path(config.out_dir), stored_target(**cli.plain(config.target))
-    facts = target_config(target.text_config, target.text_config.vocab_size, target.files.checkpoint_dtype)
+    facts = target_config(target.text_config, target.text_config.vocab_size, target.checkpoint_dtype)
     layers = len(config.features.capture_layers or default_capture_layers(target.text_config.num_hidden_layers))
-    chat = Chat(target.tokenizer, stop_ids=target.stop_ids, **cli.plain(config.chat))
-    tokens = tokens_of_answers(config, out_dir) or tokens_of_prompts(config, out_dir, chat)
+    tokens = tokens_of_answers(config, out_dir) or tokens_of_prompts(config, out_dir, chat_of(config, target))
     rates = cli.settings(Rates, config.estimate.rates)
     scaled = {
-        "target": active_parameters(target.files) / rates.target_parameters,
+        "target": active_parameters(target) / rates.target_parameters,
         "head": head_parameters(facts, layers, min(32_000, facts.vocab_size)) / rates.head_parameters,
     }
     engines: dict[str, Engine | None] = {"imported": None, "huggingface": "huggingface"}
     answered_by = engines.get(config.answers.name, "sglang")
     extracted_by: Engine = "sglang" if config.features.engine else "huggingface"
-    tied = bool(target.files.config.tie_word_embeddings)
+    tied = bool(target.config.tie_word_embeddings)
     result = {
         **asdict(tokens),
         "bytes": store_bytes(tokens, facts, layers, teachers=config.features.teachers, tied=tied),

@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 
 from eagle3 import cli
 from eagle3.adapters.hydra import HydraException
-from eagle3.answers.chat import Chat
+from eagle3.answers.build import chat_of
 from eagle3.commands.precompute import precompute
 from eagle3.commands.train import build_loggers, build_trainer, build_training, fit
 from eagle3.decoding.speculate import Speculator
@@ -80,11 +80,10 @@ def read_prompts(target: Target, path: str | Path, *, limit: int | None = None, 
 
     Prompts without room for an answer of `max_new_tokens` in the target's context are left out."""
     config = _serving(f"prompts.path={path}")
-    chat, source = Chat(target.tokenizer, stop_ids=target.stop_ids, **cli.plain(config.chat)), config.prompts
-    found = prompt_source(**cli.plain(source))
+    found = prompt_source(**cli.plain(config.prompts))
     assert found is not None  # its path is given
     room = target.text_config.max_position_embeddings - max_new_tokens - 64  # the most steps that a draft has
-    return file_prompts(chat, found, limit=limit, max_length=room)
+    return file_prompts(chat_of(config, target), found, limit=limit, max_length=room)
 
 
 def decode(target: Target, trained: TrainedHead, prompts: PromptSet, **settings: Any) -> list[Trace]:

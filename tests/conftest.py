@@ -6,10 +6,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ["OMP_NUM_THREADS"] = "1"  # of commands too: pytest-xdist runs a process a core, whose threads would wait
 
+import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import heads
 import pytest
@@ -58,6 +60,28 @@ def bars_as_tqdm_draws_them(monkeypatch: pytest.MonkeyPatch) -> None:
 def tiny_path() -> Path:
     """The bundled, trained target."""
     return ASSETS / "tiny"
+
+
+@pytest.fixture(scope="session")
+def target() -> Any:
+    """The same, loaded."""
+    from exported_head import tiny_target  # with transformers, which takes seconds
+
+    return tiny_target()
+
+
+@pytest.fixture(scope="session")
+def stored(tiny_path: Path) -> Any:
+    """The same without its model."""
+    from eagle3.target.stored import stored_target
+
+    return stored_target(path=str(tiny_path), revision=None, trust_remote_code=False)
+
+
+@pytest.fixture
+def without_weights(tiny_path: Path, tmp_path: Path) -> Path:
+    """A copy of its other files."""
+    return Path(shutil.copytree(tiny_path, tmp_path / "target", ignore=shutil.ignore_patterns("*.safetensors")))
 
 
 @pytest.fixture

@@ -1,20 +1,14 @@
-"""Object stores on this machine: servers for S3, Google and Azure, and a proxy that puts faults in between."""
+"""Object stores on this machine: servers for S3 and Google, and a proxy that puts faults in between."""
 
-import base64
-import hmac
 import http.client
 import logging
 import socket
 import struct
-import subprocess
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from typing import Any
@@ -73,38 +67,6 @@ def running_store(scheme: str) -> Iterator[RunningStore]:
 
     with s3_server() as url:
         yield RunningStore(scheme, url, "AWS_ENDPOINT_URL", uploads, put)
-
-
-@contextmanager
-def azure_server() -> Iterator[None]:
-    """Run Azurite (npm install azurite), with a container `features`."""
-    command = ["azurite-blob", "--inMemoryPersistence", "--skipApiVersionCheck", "--silent", "--disableTelemetry"]
-    with subprocess.Popen(command) as process, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AZURE_STORAGE_USE_EMULATOR", "true")
-        try:
-            make_container("features")
-            yield
-        finally:
-            process.kill()
-
-
-def make_container(name: str) -> None:
-    # The account and the key of every Azurite, from its documentation.
-    key = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-    facts = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-12-02"}
-    lines = ["PUT", *[""] * 11, *(f"{name}:{value}" for name, value in facts.items())]
-    text = "\n".join([*lines, f"/devstoreaccount1/devstoreaccount1/{name}", "restype:container"])
-    signature = base64.b64encode(hmac.digest(base64.b64decode(key), text.encode(), "sha256")).decode()
-    headers = {**facts, "authorization": f"SharedKey devstoreaccount1:{signature}", "content-length": "0"}
-    url = f"http://127.0.0.1:10000/devstoreaccount1/{name}?restype=container"
-    until = time.monotonic() + 60
-    while True:
-        try:
-            return urllib.request.urlopen(urllib.request.Request(url, method="PUT", headers=headers)).close()
-        except urllib.error.URLError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.1)
 
 
 def client() -> Any:

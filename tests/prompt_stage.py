@@ -11,10 +11,10 @@ from omegaconf import OmegaConf
 from stores import CONF
 
 from eagle3 import cli
-from eagle3.prompts import prepare_prompts
 from eagle3.prompts.reading.conversation import conversation
 from eagle3.prompts.reading.shapes import USUAL, Shape
 from eagle3.prompts.rules import GROUPS, Rules
+from eagle3.prompts.stage import prepare_prompts
 from eagle3.settings.prompts import StageSettings
 from eagle3.storage.files import read_jsonl
 

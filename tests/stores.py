@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from eagle3.features.index import ShardIndex, parse_index
 from eagle3.features.manifest import MadeFrom, write_manifest
 from eagle3.features.sample import Sample, positions_with_teacher
-from eagle3.features.shards import write_shards
+from eagle3.features.shards import ShardWriter, hash_of
 from eagle3.features.store import TARGET_WEIGHTS, FeatureStore, save_target_weights
 from eagle3.head.batch import TttBatch
 from eagle3.storage.folder import LocalFolder, Storage, sha256_stored
@@ -81,7 +82,7 @@ def write_store(path: Path, samples: list[Sample], *, shard_bytes: int = 20_000,
 def save_store(storage: Storage, samples: list[Sample], *, shard_bytes: int = 20_000, **made_from: Any) -> None:
     """Write a real feature store of random features."""
     description = replace(MADE_FROM, **made_from)
-    indices = write_shards(storage, description, samples, shard_bytes=shard_bytes)
+    indices = write_shards(storage, hash_of(description), samples, shard_bytes=shard_bytes)
     weights = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(3))
     save_target_weights(storage, weights, weights, dtype=torch.float32)
     write_manifest(
@@ -92,6 +93,19 @@ def save_store(storage: Storage, samples: list[Sample], *, shard_bytes: int = 20
         indices=indices,
         left_out={},
     )
+
+
+def write_shards(storage: Storage, made_from: str, samples: list[Sample], *, shard_bytes: int) -> list[ShardIndex]:
+    indices: list[ShardIndex] = []
+    writer: ShardWriter | None = None
+    for place, sample in enumerate(samples, start=1):
+        writer = writer or ShardWriter(storage, len(indices))
+        writer.add(sample)
+        if writer.size >= shard_bytes or place == len(samples):
+            content = memoryview(writer.finish(made_from))
+            indices.append(parse_index(content, source=writer.name, remedy="", check_seal=False))
+            writer = None
+    return indices
 
 
 def shard_of(store: Path, number: int) -> Path:

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import shutil
 from pathlib import Path
 
 import pytest
@@ -22,12 +21,6 @@ def composed(target: Path, *overrides: str) -> DictConfig:
         return compose("precompute", [f"target.path={target}", "prompts.path=x", "out_dir=x", *overrides])
 
 
-@pytest.fixture
-def folder(tiny_path: Path, tmp_path: Path) -> Path:
-    """A target without its weights."""
-    return Path(shutil.copytree(tiny_path, tmp_path / "target", ignore=shutil.ignore_patterns("*.safetensors")))
-
-
 def edit_config(folder: Path, **changes: object) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | changes))
@@ -43,12 +36,12 @@ def edit_config(folder: Path, **changes: object) -> None:
     ],
 )
 def test_a_target_that_cannot_be_used_is_refused_without_its_weights(
-    folder: Path, changes: dict[str, object], override: str, message: str
+    without_weights: Path, changes: dict[str, object], override: str, message: str
 ) -> None:
-    edit_config(folder, **changes)
+    edit_config(without_weights, **changes)
     overrides = [override] if override.startswith("features") else []
     with pytest.raises(InputError, match=message):
-        check_ahead(composed(folder, *overrides), [*STAGES.values()])
+        check_ahead(composed(without_weights, *overrides), [*STAGES.values()])
 
 
 @pytest.mark.parametrize("gpus", [None, 0, 2])

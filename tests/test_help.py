@@ -1,10 +1,8 @@
 """--help: what the command does, its own groups, each key with its comment; and the nearest name of a slip."""
 
-import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -167,24 +165,3 @@ def test_a_key_of_ones_own_without_its_plus_is_told_how_to_be_given(
 ) -> None:
     ways = "+prompts.roles.Kundin=…, or +prompts.roles={Kundin: …}"
     assert refused("precompute", override, monkeypatch) == f"prompts.roles takes your own keys after a plus: {ways}"
-
-
-def completed(line: str) -> list[str]:
-    environment = os.environ | {"COMP_LINE": line, "COMP_POINT": str(len(line))}
-    command = [sys.executable, "-m", "eagle3", "-sc", "query=bash"]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True).stdout.split()
-
-
-def test_tab_completes_commands_keys_and_options() -> None:
-    assert completed("eagle3 tr") == ["train"]
-    assert completed("eagle3 train optim.l") == ["optim.lr="]
-    assert completed("eagle3 train model=") == ["model=eagle3", "model=eagle31"]
-    assert completed("eagle3 be") == ["bench"]
-    assert completed("eagle3 bench bench.warm") == ["bench.warmup="]
-
-
-def test_bash_takes_what_installs_the_completion() -> None:
-    script = "source <(python -m eagle3 -sc install=bash) && complete -p eagle3"
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    done = subprocess.run(["bash", "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert "hydra_bash_completion eagle3" in done.stdout, done.stderr

@@ -44,9 +44,9 @@ def test_the_notebook_runs_and_its_head_drafts_what_the_target_says(
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == [*range(1, len(cells) + 1)]
     said = "".join(output.get("text", "") for cell in cells for output in cell.outputs)
-    [trained] = re.findall(r"(\d+) rows are trained", said)
+    [trained] = re.findall(r"(\d+) anchors", said)
     assert int(trained) > 0
-    [accept_length] = re.findall(r"([\d.]+) tokens a forward of the target", said)
+    [accept_length] = re.findall(r"([\d.]+) tokens per target pass", said)
     assert float(accept_length) > 1.1
     pictures = [output for cell in cells for output in cell.outputs if "image/png" in output.get("data", {})]
     assert len(pictures) == 4  # curves while it trains and all of them, trees, accept lengths

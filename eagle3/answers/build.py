@@ -14,16 +14,18 @@ from eagle3.answers.answerer import Answerer, Answering, Sampling
 from eagle3.answers.chat import Chat
 from eagle3.answers.stage import answer_prompts, import_answers, prompt_limit
 from eagle3.answers.store import Counts, MadeWith
+from eagle3.engine.endpoint import ENDPOINTS
 from eagle3.engine.local_servers import for_worker
 from eagle3.settings.engine import LaunchSettings
+from eagle3.settings.precomputing import ServedSettings
 from eagle3.target.capture import logit_transform_of
 from eagle3.target.facts import context_of
+from eagle3.target.files import TargetFiles
 from eagle3.target.model import Target, loaded_target
 from eagle3.target.stored import StoredTarget, stored_target
 from eagle3.workers.build import workers_of
 from eagle3.workers.task import WorkerId
 
-SERVED = ("sglang", "openai")  # answers of a serving engine
 AHEAD = 1024  # prompts that a worker holds, for an answerer that does not state how many it works on at once
 
 
@@ -42,7 +44,7 @@ def answer(config: DictConfig, target: StoredTarget) -> Counts:
         on_length=responses.on_length,
     )
     servers = None
-    if config.answers.name in SERVED:
+    if config.answers.name in ENDPOINTS:
         servers = 0 if config.answers.urls else config.answers.get("servers") or 1
     in_flight = config.answers.get("in_flight") or config.answers.get("window") or AHEAD
     return answer_prompts(
@@ -59,7 +61,7 @@ def sampling_of(config: DictConfig) -> Sampling:
     return Sampling(**{field.name: config.responses[field.name] for field in fields(Sampling)})
 
 
-def chat_of(config: DictConfig, target: Target | StoredTarget) -> Chat:
+def chat_of(config: DictConfig, target: Target | TargetFiles) -> Chat:
     return Chat(target.tokenizer, stop_ids=target.stop_ids, **cli.plain(config.chat))
 
 
@@ -73,15 +75,16 @@ def checked_target(config: DictConfig) -> Target:
 @contextmanager
 def answering(config: DictConfig, folder: Path, worker: WorkerId) -> Iterator[Answering]:
     """Make the task of a worker; `folder` takes the logs of servers."""
-    target: Target | StoredTarget
-    served = config.answers.name in SERVED
-    target = stored_target(**cli.plain(config.target)) if served else checked_target(config)
+    served = config.answers.name in ENDPOINTS
+    target: Target | StoredTarget = stored_target(**cli.plain(config.target)) if served else checked_target(config)
     chat, sampling = chat_of(config, target), sampling_of(config)
     parts: dict[str, Any] = {"target": target, "sampling": sampling}
     if served:
-        launch = for_worker(cli.settings(LaunchSettings, config.launch), worker)
-        parts |= {"name": config.answers.name, "chat": chat, "launch": launch, "folder": folder / worker.folder}
-    answerer: Answerer = cli.build(config.answers, leave_out=["name"], **parts)
+        settings, launch = cli.settings(ServedSettings, config.answers), cli.settings(LaunchSettings, config.launch)
+        parts |= {"settings": settings, "chat": chat, "folder": folder / worker.folder}
+        parts["launch"] = for_worker(launch, worker)
+    own = [each.name for each in fields(ServedSettings)] if served else ["name"]
+    answerer: Answerer = cli.build(config.answers, leave_out=own, **parts)
     limit = prompt_limit(context_of(target.text_config), sampling.max_new_tokens, config.responses.max_prompt_tokens)
     with answerer:
         yield Answering(

@@ -3,11 +3,11 @@
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import aiohttp
 
@@ -16,12 +16,13 @@ from eagle3.answers.chat import Chat
 from eagle3.answers.dialogue import Dialogue
 from eagle3.engine.client import RequestRefused, ServerFailed, new_session
 from eagle3.engine.draft import Draft
-from eagle3.engine.endpoint import Endpoint, OpenAICompletions, Request, SGLang
+from eagle3.engine.endpoint import ENDPOINTS, Endpoint, Request
 from eagle3.engine.local_servers import servers_of, serving
 from eagle3.engine.pool import Pool
 from eagle3.engine.same_target import SENTENCE, require_same_model, require_same_tokens, require_same_weights
 from eagle3.errors import InputError
 from eagle3.settings.engine import LaunchSettings
+from eagle3.settings.precomputing import ServedSettings
 from eagle3.target.stored import StoredTarget
 from eagle3.workers.meter import Progress
 from eagle3.workers.task import Take
@@ -32,51 +33,40 @@ WRITTEN_TOGETHER, WRITTEN_EVERY_S = 64, 2.0  # conversations that a kill can los
 
 
 class ServedAnswerer(Answerer):
-    """Keeps `in_flight` requests at every server; settings are the keys of conf/answers/sglang.yaml."""
+    """Keeps `in_flight` requests at every server."""
 
     def __init__(
         self,
+        settings: ServedSettings,
         *,
         target: StoredTarget,
         chat: Chat,
         sampling: Sampling,
         launch: LaunchSettings,
         folder: Path,
-        name: str,
-        urls: Sequence[str],
-        served_as: str | None,
-        servers: int | None,
-        in_flight: int,
-        timeout_s: float,
-        attempts: int,
-        give_up_s: float,
-        head: str | None,
-        steps: int,
-        topk: int,
-        draft_tokens: int | None,
     ) -> None:
         """`folder` takes the logs of servers that are started here."""
-        if name == "openai" and not urls:
+        self.name, urls, head = settings.name, settings.urls, settings.head
+        self.endpoint = ENDPOINTS[self.name]
+        if not (self.endpoint.started_here or urls):
             raise InputError("answers.urls is empty; give running servers, e.g. answers.urls=[http://127.0.0.1:8000]")
         if urls and head is not None:
             raise InputError(f"answers.head={head} is for servers that are started; running ones draft as they do")
-        self.name = name
+        self.settings, self.launch, self.folder = settings, launch, folder
         self.target, self.chat, self.sampling = target, chat, sampling
-        self.launch, self.folder, self.urls, self.served_as, self.servers = launch, folder, urls, served_as, servers
-        self.in_flight, self.timeout_s, self.attempts, self.give_up_s = in_flight, timeout_s, attempts, give_up_s
-        self.draft = None if head is None else Draft(head=head, steps=steps, topk=topk, draft_tokens=draft_tokens)
 
     def __enter__(self) -> Self:
         """Start servers if none are given, and check that they serve the target."""
         with ExitStack() as stack:
-            urls = [*self.urls] or self._started(stack)
+            urls = self.settings.urls or self._started(stack)
             self.runner = stack.enter_context(asyncio.Runner())
-            session = self.runner.run(_open(self.timeout_s))
+            session = self.runner.run(_open(self.settings.timeout_s))
             stack.callback(lambda: self.runner.run(session.close()))
-            endpoints = [self._endpoint(url) for url in urls]
+            model = self.settings.served_as or self.target.path
+            endpoints = [self.endpoint(url, model=model) for url in urls]
             self.runner.run(self._require_same_target(session, endpoints))
-            limits: dict[str, Any] = {"attempts": self.attempts, "give_up_s": self.give_up_s}
-            self.pool = Pool(endpoints, session, in_flight=self.in_flight, setting="answers", **limits)
+            limits = {key: getattr(self.settings, key) for key in ("in_flight", "attempts", "give_up_s")}
+            self.pool = Pool(endpoints, session, setting="answers", **limits)
             self.up = stack.pop_all()
         return self
 
@@ -88,18 +78,19 @@ class ServedAnswerer(Answerer):
     def _started(self, stack: ExitStack) -> list[str]:
         servers = servers_of(
             self.launch,
-            self.servers,
+            self.settings.servers,
             target=self.target.path,
-            revision=self.target.files.revision,
-            draft=self.draft,
+            revision=self.target.revision,
+            draft=self._draft(),
             folder=self.folder,
         )
         return [server.url for server in stack.enter_context(serving(servers))]
 
-    def _endpoint(self, url: str) -> Endpoint:
-        if self.name == "openai":
-            return OpenAICompletions(url, model=self.served_as or self.target.path)
-        return SGLang(url)
+    def _draft(self) -> Draft | None:
+        own = self.settings
+        if own.head is None:
+            return None
+        return Draft(head=own.head, steps=own.steps, topk=own.topk, draft_tokens=own.draft_tokens)
 
     async def _require_same_target(self, session: aiohttp.ClientSession, endpoints: list[Endpoint]) -> None:
         sentence_ids = self.chat.encode(SENTENCE)
@@ -113,19 +104,19 @@ class ServedAnswerer(Answerer):
                     endpoint,
                     path=self.target.path,
                     hash_of_config=self.target.identity.config_hash,
-                    served_as=self.served_as,
+                    served_as=self.settings.served_as,
                 )
                 await require_same_tokens(
                     session,
                     endpoint,
                     text_ids=list(self.target.tokenizer(SENTENCE).input_ids),
-                    prompt_ids=prompt_ids if self.urls and not self.chat.reads_clock else None,
+                    prompt_ids=prompt_ids if self.settings.urls and not self.chat.reads_clock else None,
                     template_kwargs=self.chat.settings["template_kwargs"],
                 )
             except (ServerFailed, RequestRefused) as failure:
                 raise InputError(
-                    f"answers.urls: {endpoint.url} does not answer as answers={self.name} needs ({failure}); start it, "
-                    f"choose another protocol, or leave it out"
+                    f"answers.urls: {endpoint.url} does not answer as answers={self.name} needs ({failure}); "
+                    f"start it, choose another protocol, or leave it out"
                 ) from None
         if len(endpoints) > 1:
             await require_same_weights(session, endpoints, sentence_ids)
@@ -133,7 +124,7 @@ class ServedAnswerer(Answerer):
     def __call__(self, take: Take[Dialogue], progress: Progress) -> Iterator[list[Dialogue]]:
         ended = asyncio.Queue[asyncio.Task[None]]()
         running: dict[asyncio.Task[None], Dialogue] = {}
-        places = self.in_flight * len(self.pool.members)
+        places = self.settings.in_flight * len(self.pool.members)
         try:
             while True:
                 for conversation in take(places - len(running), wait=not running):

@@ -116,7 +116,10 @@ class Responses(Stage):
     def reads(self, config: DictConfig) -> tuple[str, ...]:
         if config.answers.name == "imported":
             return "target", "chat", "answers", "responses.max_prompt_tokens"
-        servers = ("launch",) if config.answers.name == "sglang" and not config.answers.urls else ()
+        from eagle3.engine.endpoint import ENDPOINTS
+
+        kind = ENDPOINTS.get(config.answers.name)
+        servers = ("launch",) if kind and kind.started_here and not config.answers.urls else ()
         return "target", "chat", "answers", "responses", "workers", *servers
 
     def check_target(self, config: DictConfig, target: "TargetFiles") -> None:
@@ -209,8 +212,7 @@ def check_ahead(config: DictConfig, stages: Sequence[Stage]) -> None:
     from eagle3.target.files import read_target_files
 
     cli.quiet_libraries()
-    settings = cli.plain(config.target)
-    target = read_target_files(**{key: settings[key] for key in ("path", "revision", "trust_remote_code")})
+    target = read_target_files(**cli.plain(config.target))
     for stage in stages:
         stage.check_target(config, target)
 
@@ -264,10 +266,10 @@ def warn_of_unread(config: DictConfig, names: Sequence[str], stages: Sequence[St
 
 def damaged_files(config: DictConfig) -> tuple[Storage, dict[str, str]]:
     """Return the feature store and what is wrong with each damaged file, and log it."""
+    from eagle3.features.build import feature_folder
     from eagle3.features.repair import find_damage
-    from eagle3.storage.resolve import open_folder
 
-    store = open_folder(config.features.path or Path(config.out_dir) / "features", setting="features.path")
+    store = feature_folder(config)
     damage, foreign = find_damage(store)
     for name, wrong in damage.items():
         log.warning("%s/%s %s", store.location, name, wrong)

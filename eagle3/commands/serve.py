@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from eagle3 import cli
-from eagle3.answers.chat import Chat
+from eagle3.answers.build import chat_of
 from eagle3.engine.draft import Draft
 from eagle3.errors import InputError, require_packages
 from eagle3.head_files.files import MAKE_HEAD, read_files
@@ -32,7 +32,7 @@ from eagle3.settings.serving import Answering, BenchSettings, CompareSettings, D
 from eagle3.storage.files import write_json
 from eagle3.storage.lock import hold
 from eagle3.target.files import TargetFiles, read_target_files
-from eagle3.target.model import Target, load_target
+from eagle3.target.model import load_target
 
 log = logging.getLogger(__name__)
 MEASURED = ("compare", "bench", "tune")  # actions that write their results into the folder of the run
@@ -60,7 +60,7 @@ def export_head(config: DictConfig) -> None:
     target = export.target_settings(cli.plain(config.target), trained)
     measurer: Measurer | str
     try:
-        target_files(target)
+        read_target_files(**target)
     except InputError as absent:
         if config.target.path is not None:
             raise
@@ -91,11 +91,11 @@ def compare_heads(config: DictConfig) -> None:
     folders = head_folders(config.heads)
     source = prompt_source(**cli.plain(config.prompts))
     assert source is not None
-    files = target_files(cli.plain(config.target))
+    files = read_target_files(**cli.plain(config.target))
     require_comparable(folders, files, settings)
     context = files.text_config.max_position_embeddings
     room = longest_prompt(context, max_new_tokens=config.max_new_tokens, steps=settings.most_steps)
-    prompts = file_prompts(make_chat(config, files), source, limit=config.limit, max_length=room)
+    prompts = file_prompts(chat_of(config, files), source, limit=config.limit, max_length=room)
     target = load_target(**cli.plain(config.target))
     compare(
         settings,
@@ -148,7 +148,7 @@ def tune_head(config: DictConfig) -> None:
     from eagle3.serving.tune.run import tune
 
     settings = cli.settings(TuneSettings, config.tune)
-    target = target_files(cli.plain(config.target))
+    target = read_target_files(**cli.plain(config.target))
     paths = {"prompts": config.prompts.path}
     tune(
         settings,
@@ -171,13 +171,7 @@ def served_prompts(
 
     context = target.text_config.max_position_embeddings
     room = longest_prompt(context, max_new_tokens=config.max_new_tokens, steps=steps)
-    return prompt_sets(
-        make_chat(config, target), paths, split=config.prompts.split, limit=config.limit, max_length=room
-    )
-
-
-def make_chat(config: DictConfig, target: TargetFiles | Target) -> Chat:
-    return Chat(target.tokenizer, stop_ids=target.stop_ids, **cli.plain(config.chat))
+    return prompt_sets(chat_of(config, target), paths, split=config.prompts.split, limit=config.limit, max_length=room)
 
 
 def draft(config: DictConfig) -> Draft | None:
@@ -201,11 +195,7 @@ def target_of_server(config: DictConfig) -> TargetFiles:
     for key in ("target.dtype", "target.device", "target.attention", "target.check_health"):
         if key in cli.given_keys():
             log.warning("%s has no effect on action=%s, for which a server loads the target", key, config.action)
-    return target_files(cli.plain(config.target))
-
-
-def target_files(settings: dict[str, Any]) -> TargetFiles:
-    return read_target_files(**{key: settings[key] for key in ("path", "revision", "trust_remote_code")})
+    return read_target_files(**cli.plain(config.target))
 
 
 def make_measurer(config: DictConfig, target_settings: dict[str, Any]) -> Measurer:
@@ -213,7 +203,7 @@ def make_measurer(config: DictConfig, target_settings: dict[str, Any]) -> Measur
     target = load_target(**target_settings)
     return Measurer(
         target=target,
-        chat=make_chat(config, target),
+        chat=chat_of(config, target),
         decoding=how,
         source=source,
         limit=config.limit,

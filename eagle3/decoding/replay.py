@@ -10,6 +10,7 @@ forwards of another shape than in decoding, and near-ties flip: docs/results/ser
 Shapes: P positions of an answer where a round may begin, K steps.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +23,7 @@ from eagle3.answers.generate import generate
 from eagle3.decoding.batched_trees import BatchedTrees
 from eagle3.decoding.speculate import Speculator
 from eagle3.progress import Bar
+from eagle3.target.batches import batches_by_tokens
 from eagle3.target.capture import Capture
 from eagle3.target.model import Target
 
@@ -43,10 +45,6 @@ class Rounds:
     def accepted(self) -> list[int]:
         """Return how many rounds accepted at least 1, 2, … drafts."""
         return [sum(gain >= depth for gain in self.gained) for depth in range(1, self.steps + 1)]
-
-    @property
-    def accept_length(self) -> float:
-        return 1 + sum(self.gained) / self.verifications
 
     @classmethod
     def of_all(cls, parts: Sequence["Rounds"]) -> Self:
@@ -97,34 +95,7 @@ class Answered:
     stopped: bool
 
 
-def record(
-    speculator: Speculator,
-    prompts: Sequence[list[int]],
-    *,
-    steps: int,
-    topks: Iterable[int],
-    max_new_tokens: int,
-    temperature: float,
-    seed: int,
-    batch_size: int,
-    progress: str | None,
-) -> Recording:
-    """Let the target answer every prompt, `batch_size` at once, seeded by its index, and draft the trees of `topks` at
-    every token of the answers. `progress` names the bar (None: no bar)."""
-    sampling: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "beyond": steps}
-    batches = (range(start, min(start + batch_size, len(prompts))) for start in range(0, len(prompts), batch_size))
-    answers = (
-        each
-        for batch in batches
-        for each in answer(
-            speculator.target, [prompts[place] for place in batch], seeds=[seed + place for place in batch], **sampling
-        )
-    )
-    bar = Bar(answers, total=len(prompts), desc=progress, unit="prompt", disable=progress is None)
-    return record_trees(speculator, bar, steps=steps, topks=topks)
-
-
-def record_trees(speculator: Speculator, answers: Iterable[Answered], *, steps: int, topks: Iterable[int]) -> Recording:
+def record(speculator: Speculator, answers: Iterable[Answered], *, steps: int, topks: Iterable[int]) -> Recording:
     """Draft the trees of `topks` at every token of answers that continue `steps` tokens or more beyond their ends."""
     capture = Capture(speculator.target, speculator.capture_layers)
     recording = Recording({topk: [] for topk in topks})
@@ -134,6 +105,34 @@ def record_trees(speculator: Speculator, answers: Iterable[Answered], *, steps: 
         for topk, places in recording.places.items():
             places.append(trees.places(range(len(each.prompt), len(text) - 1), topk, steps))
     return recording
+
+
+def answer_all(
+    target: Target,
+    prompts: Sequence[list[int]],
+    *,
+    max_new_tokens: int,
+    seed: int,
+    batch_size: int,
+    batch_tokens: float = math.inf,
+    progress: str | None,
+    **sampling: Any,
+) -> list[Answered]:
+    """Let the target answer every prompt, seeded by its place; prompts of similar lengths form a batch, which has
+    room for their answers in `batch_tokens`."""
+
+    def length(place: int) -> int:
+        return len(prompts[place]) + max_new_tokens
+
+    answered: dict[int, Answered] = {}
+    by_length = sorted(range(len(prompts)), key=length)
+    with Bar(total=len(prompts), desc=progress, unit="prompt", disable=progress is None) as bar:
+        for batch in batches_by_tokens(by_length, length, most_tokens=batch_tokens, most_rows=batch_size):
+            texts, seeds = [prompts[place] for place in batch], [seed + place for place in batch]
+            found = answer(target, texts, seeds=seeds, max_new_tokens=max_new_tokens, **sampling)
+            answered.update(zip(batch, found, strict=True))
+            bar.update(len(batch))
+    return [answered[place] for place in range(len(prompts))]
 
 
 def answer(

@@ -36,9 +36,14 @@ class Answer:
 
 
 class SGLang:
-    """SGLang's native protocol. Raises the errors of client.py, whose messages quote no conversation."""
+    """SGLang's native protocol. Raises the errors of client.py, whose messages quote no conversation.
 
-    def __init__(self, url: str) -> None:
+    `started_here`: whether servers of this kind are started where none run."""
+
+    started_here = True
+
+    def __init__(self, url: str, *, model: str | None = None) -> None:
+        """A server of SGLang has one model, so that `model` is for other protocols."""
         self.url = url.rstrip("/")
 
     async def complete(self, session: aiohttp.ClientSession, request: Request) -> Answer:
@@ -92,6 +97,8 @@ class SGLang:
 class OpenAICompletions:
     """Completions with `return_token_ids`; its methods do what those of SGLang do."""
 
+    started_here = False
+
     def __init__(self, url: str, *, model: str) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         self.model = model
@@ -143,6 +150,7 @@ class OpenAICompletions:
 
 
 Endpoint = SGLang | OpenAICompletions
+ENDPOINTS: dict[str, type[Endpoint]] = {"sglang": SGLang, "openai": OpenAICompletions}  # by answers.name
 
 
 def prompt_token_ids(answer: Any) -> list[int]:

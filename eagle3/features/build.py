@@ -20,6 +20,8 @@ from eagle3.features.manifest import Manifest
 from eagle3.features.store import TARGET_WEIGHTS
 from eagle3.features.task import Sharding
 from eagle3.settings.engine import LaunchSettings
+from eagle3.settings.precomputing import CaptureSettings
+from eagle3.storage.folder import Storage
 from eagle3.storage.resolve import open_folder
 from eagle3.target.capture import check_capture_layers, default_capture_layers
 from eagle3.target.device import free_bytes
@@ -44,10 +46,14 @@ def extract(config: DictConfig, target: StoredTarget) -> Manifest:
         workers=workers_of(config, servers=engine and (engine.servers or 1)),
         build=partial(sharding, cli.resolved(config), out_dir / "logs"),
         out_dir=out_dir,
-        path=config.features.path,
+        storage=feature_folder(config),
         shard_mb=config.features.shard_mb,
         window_tokens=config.features.batch_tokens * BATCHES_IN_WINDOW,
     )
+
+
+def feature_folder(config: DictConfig) -> Storage:
+    return open_folder(config.features.path or Path(config.out_dir) / "features", setting="features.path")
 
 
 def feature_settings(config: DictConfig, target: StoredTarget) -> FeatureSettings:
@@ -84,7 +90,7 @@ def sharding(config: DictConfig, folder: Path, worker: WorkerId) -> Iterator[Sha
         extractor = HuggingFaceExtractor(target=checked_target(config), dtype=STORED[settings.dtype], **parts)
     else:
         extractor = _served(config, target, folder / worker.folder, worker, dtype=settings.dtype, **parts)
-    storage = open_folder(config.features.path or Path(config.out_dir) / "features", setting="features.path")
+    storage = feature_folder(config)
     if not storage.names(TARGET_WEIGHTS):
         raise InputError(
             f"{storage.location} is not the folder that the driver sees; let all nodes share it, or write to a bucket: "
@@ -100,10 +106,10 @@ def _served(
     from eagle3.features.served import ServedExtractor
 
     unload()  # the GPU is the servers'
-    settings = {key: value for key, value in cli.plain(config.features.engine).items() if key != "required"}
+    settings = cli.settings(CaptureSettings, config.features.engine)
     launch = for_worker(cli.settings(LaunchSettings, config.launch), worker)
     sentinels = sentinels_for(config, target, parts["layers"])
-    return ServedExtractor(target=target, sentinels=sentinels, launch=launch, folder=folder, **parts, **settings)
+    return ServedExtractor(settings, target=target, sentinels=sentinels, launch=launch, folder=folder, **parts)
 
 
 def sentinels_for(config: DictConfig, target: StoredTarget, layers: list[int]) -> "list[Sentinel]":

@@ -15,7 +15,7 @@ from eagle3.features.conversation import Conversation, read_conversations
 from eagle3.features.manifest import MadeFrom, Manifest
 from eagle3.features.store_writer import StoreWriter
 from eagle3.features.work_units import SampleSizer, work_units
-from eagle3.storage.resolve import open_folder
+from eagle3.storage.folder import Storage
 from eagle3.target.identity import require_same_target
 from eagle3.target.stored import StoredTarget
 from eagle3.workers.meter import Meter, Progress
@@ -45,17 +45,16 @@ def extract_features(
     workers: Workers,
     build: Build,
     out_dir: Path,
-    path: str | None,
+    storage: Storage,
     shard_mb: float,
     window_tokens: int,
 ) -> Manifest:
-    """Write `path`, or DIR/features, from DIR/responses by tasks of task.Sharding, and return the manifest; finished
+    """Write `storage` from DIR/responses by tasks of task.Sharding, and return the manifest; finished
     shards are kept. A worker holds conversations of about `window_tokens` tokens.
 
     Raises InputError if the answers are another target's, or the folder holds features made otherwise.
     """
     responses = finished_responses(target, out_dir)
-    storage = open_folder(path or out_dir / "features", setting="features.path")
     store = StoreWriter(storage, made_from(target, responses, settings))
     weights_dtype = torch.bfloat16 if settings.dtype == "fp8" else STORED[settings.dtype]
     store.save_weights(target, dtype=weights_dtype)

@@ -35,6 +35,7 @@ from eagle3.features.extractor import Extractor
 from eagle3.features.fp8 import ScaledRows
 from eagle3.features.sample import Sample, positions_with_teacher
 from eagle3.settings.engine import LaunchSettings
+from eagle3.settings.precomputing import CaptureSettings
 from eagle3.target.facts import LogitTransform
 from eagle3.target.stored import StoredTarget
 
@@ -46,10 +47,11 @@ REQUESTS = 512  # at a time at each server: enough short prompts to fill a forwa
 
 
 class ServedExtractor(Extractor):
-    """Its settings are the keys of `features.engine`. Samples come in the conversations' order."""
+    """Samples come in the conversations' order."""
 
     def __init__(
         self,
+        settings: CaptureSettings,
         *,
         target: StoredTarget,
         layers: list[int],
@@ -59,24 +61,17 @@ class ServedExtractor(Extractor):
         launch: LaunchSettings,
         folder: Path,
         sentinels: list[Sentinel],
-        servers: int | None,
-        memory: str,
-        memory_gb: float,
-        timeout_s: float,
-        attempts: int,
-        give_up_s: float,
     ) -> None:
         """`folder` takes the logs; `sentinels` are texts whose features are compared with those of the engine."""
+        self.settings, self.launch, self.folder, self.sentinels = settings, launch, folder, sentinels
         self.target, self.layers, self.dtype, self.teachers = target, layers, dtype, teachers
-        self.batch_tokens, self.launch, self.folder, self.sentinels = batch_tokens, launch, folder, sentinels
-        self.servers, self.memory, self.memory_bytes = servers, Path(memory), int(memory_gb * 2**30)
-        self.timeout_s, self.attempts, self.give_up_s = timeout_s, attempts, give_up_s
+        self.batch_tokens, self.most_bytes = batch_tokens, int(settings.memory_gb * 2**30)
         self.left_out: Counter[str] = Counter()
 
     def __enter__(self) -> Self:
         """Start the servers and compare what they capture with the sentinels."""
         with ExitStack() as stack:
-            self.engines = stack.enter_context(Engines(self._started(stack), self))
+            self.engines = stack.enter_context(Engines(self._started(stack), self.settings))
             self.transform = check_against_engine(self.engines.ask, self.sentinels, self.target, self.layers)
             self.up = stack.pop_all()
         return self
@@ -110,21 +105,22 @@ class ServedExtractor(Extractor):
         """Start the servers; `stack` stops them and removes their folders in memory."""
         sglang = find_sglang(self.launch)
         require_capture(sglang.folder, sglang.version)
-        require_memory(self.memory, self.memory_bytes)
+        memory = Path(self.settings.memory)
+        require_memory(memory, self.most_bytes)
         folders: list[CaptureFolder] = []
 
         def flags_of(number: int) -> dict[str, Any]:
-            folder = CaptureFolder(self.memory)
+            folder = CaptureFolder(memory)
             stack.callback(folder.remove)
             folders.append(folder)
-            sizes = {"batch_tokens": self.batch_tokens, "most_bytes": self.memory_bytes}
+            sizes = {"batch_tokens": self.batch_tokens, "most_bytes": self.most_bytes}
             return capture_flags(sglang.version, self.layers, folder.path, dtype=self.dtype, **sizes)
 
         servers = servers_of(
             with_hooks(self.launch),
-            self.servers,
+            self.settings.servers,
             target=self.target.path,
-            revision=self.target.files.revision,
+            revision=self.target.revision,
             draft=None,
             folder=self.folder,
             flags_of=flags_of,
@@ -184,7 +180,7 @@ def require_memory(folder: Path, most_bytes: int) -> None:
 class Engines:
     """Asks the servers from its own thread and event loop, so that writing samples does not delay requests."""
 
-    def __init__(self, servers: list[CapturingServer], settings: ServedExtractor) -> None:
+    def __init__(self, servers: list[CapturingServer], settings: CaptureSettings) -> None:
         self.servers, self.settings, self.number = servers, settings, len(servers)
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)

@@ -11,7 +11,6 @@ import hashlib
 import secrets
 import tarfile
 from collections import Counter
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -20,13 +19,11 @@ from eagle3.features.index import (
     FORMAT_VERSION,
     SampleEntry,
     ShardFacts,
-    ShardIndex,
     index_bytes,
     index_name,
     index_of,
-    parse_index,
 )
-from eagle3.features.manifest import MAKE_FEATURES, MadeFrom, ShardEntry, one_writer
+from eagle3.features.manifest import MAKE_FEATURES, MadeFrom, ShardEntry
 from eagle3.features.sample import Sample, from_bytes, to_buffers
 from eagle3.features.split import split_fraction
 from eagle3.features.turns import anchors_of
@@ -140,33 +137,6 @@ class ShardWriter:
     def discard(self) -> None:
         self.file.thread.shutdown()
         self.pending.discard()
-
-
-def write_shards(
-    storage: Storage, made_from: MadeFrom, samples: Iterable[Sample], *, shard_bytes: float
-) -> list[ShardIndex]:
-    """Write samples that were made otherwise than by the features stage, into shards of about `shard_bytes`."""
-    indices: list[ShardIndex] = []
-    writer: ShardWriter | None = None
-
-    def finish(full: ShardWriter) -> None:
-        with one_writer(storage, index_name(full.name)):
-            content = memoryview(full.finish(hash_of(made_from)))
-        indices.append(parse_index(content, source=full.name, remedy="", check_seal=False))
-
-    try:
-        for sample in samples:
-            writer = writer or ShardWriter(storage, len(indices))
-            writer.add(sample)
-            if writer.size >= shard_bytes:
-                finish(writer)
-                writer = None
-        if writer:
-            finish(writer)
-    finally:
-        if writer:
-            writer.discard()
-    return indices
 
 
 def require_shard(storage: Storage, shard: ShardEntry) -> None:

@@ -3,8 +3,6 @@
 Reading conversations in JSON needs no library of the extra `prompts`; the stage and other formats do.
 """
 
-from typing import Any
-
 from eagle3.prompts.reading.prompt import Prompt, Refused
 from eagle3.prompts.reading.rows import read_prompts
 from eagle3.prompts.reading.sources import Source, configured_sources, plain_source
@@ -21,15 +19,5 @@ __all__ = [
     "Source",
     "configured_sources",
     "plain_source",
-    "prepare_prompts",
     "read_prompts",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Import the stage at first use: reading prompts does not need its libraries."""
-    if name != "prepare_prompts":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from eagle3.prompts.stage import prepare_prompts
-
-    return prepare_prompts

@@ -64,7 +64,10 @@ class HuggingFaceAnswerer(TypedDict):
 
 
 @part_of("eagle3.answers.served.ServedAnswerer")
-class ServedAnswerer(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class ServedSettings(Settings):
+    """How servers are asked for answers. A `name` is a key of ENDPOINTS in eagle3/engine/endpoint.py."""
+
     name: Literal["sglang", "openai", "auto"]
     urls: list[Address]
     served_as: Text | None
@@ -85,7 +88,10 @@ class Imported(TypedDict):
     finish_reason: Literal["stop", "length"]
 
 
-class FeatureEngine(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class CaptureSettings(Settings):
+    """How features are captured inside SGLang servers."""
+
     required: bool
     servers: Places | None
     memory: Text
@@ -104,7 +110,7 @@ class Features(TypedDict):
     teachers: Literal["answers", "all"]
     reasoning: Annotated[list[Text], Field(min_length=2, max_length=2)] | None
     batch_tokens: Tokens
-    engine: FeatureEngine | None
+    engine: CaptureSettings | None
     shard_mb: Annotated[float, Field(ge=0.001, le=1e6)]
 
 

@@ -7,7 +7,7 @@ Row = TypeVar("Row")
 
 
 def batches_by_tokens(
-    rows: Iterable[Row], length: Callable[[Row], int], *, most_tokens: int, most_rows: int | None = None
+    rows: Iterable[Row], length: Callable[[Row], int], *, most_tokens: float, most_rows: int | None = None
 ) -> Iterator[list[Row]]:
     """Cut rows, which are sorted by length, into batches of at most `most_tokens` tokens with their padding.
 

@@ -49,8 +49,12 @@ class TargetFiles:
         return text_part(self.config)
 
 
-def read_target_files(*, path: str | None, revision: str | None, trust_remote_code: bool) -> TargetFiles:
-    """Read a local folder or a model of the Hugging Face hub; InputError for whatever cannot be a target."""
+def read_target_files(
+    *, path: str | None, revision: str | None, trust_remote_code: bool, **loading: object
+) -> TargetFiles:
+    """Read a local folder or a model of the Hugging Face hub; InputError for whatever cannot be a target.
+
+    Takes the keys of conf/target, of which those for loading have no effect."""
     path = checked_path(path)
     require_no_adapter(path, revision)
     config_dict, config = load_config(path, revision=revision, trust_remote_code=trust_remote_code)

@@ -4,7 +4,7 @@ Shapes: H hidden size, V target vocabulary."""
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from huggingface_hub import snapshot_download
 from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from eagle3.errors import InputError, first_line
 from eagle3.target.facts import TargetConfig, target_config
@@ -34,30 +33,8 @@ INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, eq=False)
-class StoredTarget:
+class StoredTarget(TargetFiles):
     """Everything that the stages need of a target except the model; has the same identity as the loaded one."""
-
-    files: TargetFiles
-
-    @property
-    def path(self) -> str:
-        return self.files.path
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        return self.files.tokenizer
-
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        return self.files.stop_ids
-
-    @property
-    def text_config(self) -> PreTrainedConfig:
-        return self.files.text_config
-
-    @property
-    def checkpoint_dtype(self) -> str | None:
-        return self.files.checkpoint_dtype
 
     @cached_property
     def embedding(self) -> Float[Tensor, "V H"]:
@@ -75,7 +52,7 @@ class StoredTarget:
     @cached_property
     def identity(self) -> TargetIdentity:
         hashed = weights_hash(self._start(name) for name in self._names.hashed)
-        return identity_of(self.path, self.files.commit, config_hash(self.files.config_dict), self.tokenizer, hashed)
+        return identity_of(self.path, self.commit, config_hash(self.config_dict), self.tokenizer, hashed)
 
     @property
     def weights_bytes(self) -> int:
@@ -88,7 +65,7 @@ class StoredTarget:
     def _folder(self) -> Path:
         if Path(self.path).is_dir():
             return Path(self.path)
-        return Path(snapshot_download(self.path, revision=self.files.revision, allow_patterns=["*.safetensors", INDEX]))
+        return Path(snapshot_download(self.path, revision=self.revision, allow_patterns=["*.safetensors", INDEX]))
 
     @cached_property
     def _file_of(self) -> dict[str, str]:
@@ -102,7 +79,7 @@ class StoredTarget:
 
     @cached_property
     def _names(self) -> "TensorNames":
-        return TensorNames.find(self.files, self._file_of)
+        return TensorNames.find(self, self._file_of)
 
     def _keys(self, file: str) -> list[str]:
         with self._open(file) as opened:
@@ -163,8 +140,7 @@ class TensorNames:
         return cls(hashed, at, None if lm_head is embedding else ending("lm_head.weight"))
 
 
-def stored_target(
-    *, path: str | None, revision: str | None, trust_remote_code: bool, **loading: object
-) -> StoredTarget:
-    """Read a target's files; takes the keys of conf/target, of which those for loading have no effect."""
-    return StoredTarget(read_target_files(path=path, revision=revision, trust_remote_code=trust_remote_code))
+def stored_target(**settings: Any) -> StoredTarget:
+    """Read a target's files; takes the keys of conf/target."""
+    files = read_target_files(**settings)
+    return StoredTarget(**{field.name: getattr(files, field.name) for field in fields(files)})

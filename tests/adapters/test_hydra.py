@@ -25,7 +25,6 @@ from eagle3.adapters.hydra import (
     option_files,
     unknown_class,
 )
-from eagle3.adapters.library import has_part
 from eagle3.cli import CONF
 
 RELEASE = f"hydra-core {version('hydra-core')}"
@@ -41,15 +40,6 @@ def error_of(*overrides: str) -> str:
     with pytest.raises(HydraException) as raised:
         compose("train", overrides=list(overrides))
     return message_of(raised.value)
-
-
-@pytest.mark.parametrize("part", HYDRA.parts)
-def test_hydra_has(part: str) -> None:
-    assert has_part(part), f"{RELEASE} has no {part}, which eagle3/adapters/hydra.py uses"
-
-
-def test_the_installed_release_is_supported() -> None:
-    HYDRA.require()
 
 
 def test_a_part_that_is_gone_is_one_line_before_a_command_starts(

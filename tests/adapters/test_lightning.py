@@ -11,11 +11,9 @@ from lightning.pytorch.loggers import CSVLogger
 
 from eagle3 import cli
 from eagle3.adapters import lightning as adapter
-from eagle3.adapters.library import has_part
 from eagle3.adapters.lightning import (
     LIGHTNING,
     reload_train_loader,
-    require_lightning,
     skip_sigterm_broadcast,
     unfinished_epoch,
 )
@@ -34,15 +32,6 @@ def trainer() -> lightning.Trainer:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-
-
-@pytest.mark.parametrize("part", LIGHTNING.parts)
-def test_lightning_has(part: str) -> None:
-    assert has_part(part), f"{RELEASE} has no {part}, which eagle3/adapters/lightning.py uses"
-
-
-def test_the_installed_release_is_supported(trainer: lightning.Trainer) -> None:
-    require_lightning(trainer)
 
 
 def test_a_part_that_is_gone_is_one_line_before_a_training_starts(

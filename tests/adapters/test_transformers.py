@@ -9,9 +9,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, DynamicCache, Gemma3nTextConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from eagle3 import cli
-from eagle3.adapters.library import has_part
 from eagle3.adapters.transformers import (
-    TRANSFORMERS,
     DynamicLayer,
     cache_argument,
     has_file,
@@ -19,7 +17,6 @@ from eagle3.adapters.transformers import (
     knows_quantization,
     next_logits,
     preallocated_cache,
-    require_transformers,
     text_part,
     tokenizer_json,
 )
@@ -35,15 +32,6 @@ def model() -> PreTrainedModel:
     torch.manual_seed(0)
     sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
     return LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1)).eval()
-
-
-@pytest.mark.parametrize("part", TRANSFORMERS.parts)
-def test_transformers_has(part: str) -> None:
-    assert has_part(part), f"{RELEASE} has no {part}, which eagle3/adapters/transformers.py uses"
-
-
-def test_the_installed_release_is_supported() -> None:
-    require_transformers()
 
 
 def test_forward_takes_the_cache_by_a_name_that_we_know(model: PreTrainedModel) -> None:

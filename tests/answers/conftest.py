@@ -1,13 +1,12 @@
 """The bundled target and its chat format."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
 from eagle3.answers.chat import Chat
-from eagle3.target.model import Target, load_target
+from eagle3.target.model import Target
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -16,14 +15,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)  # matrices this small only wait for a second one
     yield
     torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="session")
-def target(tiny_path: Path) -> Target:
-    return load_target(
-        path=str(tiny_path), revision=None, dtype="auto", device="cpu", attention=None, trust_remote_code=False,
-        check_health=True,
-    )  # fmt: skip
 
 
 @pytest.fixture(scope="session")

@@ -18,8 +18,8 @@ from eagle3.engine import pool
 from eagle3.engine.client import KEY
 from eagle3.engine.process import require_free_port
 from eagle3.errors import InputError
+from eagle3.settings.precomputing import ServedSettings
 from eagle3.storage.files import read_jsonl, write_jsonl
-from eagle3.target.files import read_target_files
 from eagle3.target.model import Target
 from eagle3.target.stored import StoredTarget
 from tests.answers.test_stage import answer_by
@@ -36,11 +36,6 @@ Rows = dict[str, dict[str, Any]]
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "FIRST_PAUSE_S", 0.0)
     monkeypatch.setattr(pool, "LONGEST_PAUSE_S", 0.0)
-
-
-@pytest.fixture(scope="module")
-def stored(tiny_path: Path) -> StoredTarget:
-    return StoredTarget(read_target_files(path=str(tiny_path), revision=None, trust_remote_code=False))
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +77,7 @@ def ask(stored: StoredTarget, chat: Chat, prompts: Any, tmp_path: Path) -> Ask:
     def run(urls: list[str], *, launch: Any = None, **changes: Any) -> Rows:
         launch = launch or launch_settings(sglang_site(tmp_path))
         parts = {"target": stored, "chat": chat, "sampling": GREEDY, "launch": launch, "folder": tmp_path / "logs"}
-        answerer = ServedAnswerer(**parts, **(SERVED | {"urls": urls} | changes))
+        answerer = ServedAnswerer(ServedSettings(**SERVED | {"urls": urls} | changes), **parts)
         return rows_of(tmp_path / "out", prompts, stored, chat, answerer)
 
     return run

@@ -10,7 +10,7 @@ from leave_one_out import leave_one_out_error
 from eagle3.decoding import batched_trees
 from eagle3.decoding.batched_trees import NOWHERE
 from eagle3.decoding.drafter import Drafter
-from eagle3.decoding.replay import record
+from eagle3.decoding.replay import answer_all, record
 from eagle3.decoding.speculate import Speculator, measure, plain_greedy
 from eagle3.draft_shape import Shape
 from eagle3.serving.tune.candidates import replayed_gains
@@ -41,8 +41,8 @@ def head(target):
 
 
 def recorded(target, head, prompts=PROMPTS, **changes):
-    settings = {**DECODING, "steps": 5, "topks": [1, 2, 3, 4], "batch_size": 2}
-    return record(Speculator(target, head, LAYERS), prompts, **settings | changes)
+    answers = answer_all(target, prompts, **{**DECODING, "beyond": 5, "batch_size": 2} | changes)
+    return record(Speculator(target, head, LAYERS), answers, steps=5, topks=[1, 2, 3, 4])
 
 
 def decoded(target, head, prompts=PROMPTS, **settings):
@@ -102,7 +102,7 @@ def test_what_a_setting_gains_has_its_error_over_prompts(target, head, recording
 
     expected = leave_one_out_error(accept_length, each)
     [gain] = replayed_gains(recording, [setting]).values()
-    assert gain.accept_length == recording.replay(**SETTINGS[7]).accept_length
+    assert gain.accept_length == accept_length(each)
     assert gain.standard_error == pytest.approx(expected) and expected > 0
     assert replayed_gains(recorded(target, head, prompts=PROMPTS[:1]), [setting])[setting].standard_error is None
 

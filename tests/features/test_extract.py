@@ -23,6 +23,7 @@ from eagle3.features.huggingface import HuggingFaceExtractor
 from eagle3.features.manifest import Manifest
 from eagle3.features.repair import find_damage, take_away
 from eagle3.features.shards import ShardWriter
+from eagle3.features.store_writer import StoreWriter
 from eagle3.features.task import Sharding
 from eagle3.features.turns import teacher_positions
 from eagle3.storage.folder import LocalFolder
@@ -30,18 +31,12 @@ from eagle3.storage.records import sealed_bytes, sealed_line
 from eagle3.storage.resolve import open_folder
 from eagle3.target.capture import Capture, Features
 from eagle3.target.identity import TargetIdentity
-from eagle3.target.model import Target, load_target
+from eagle3.target.model import Target
 from eagle3.workers.in_process import InProcess
 from eagle3.workers.task import WorkerId
-from tests.target.test_model import OPTIONS
 
 Run = Callable[..., Manifest]
 CAPTURE = [2, 4, 5]  # [2, N//2, N-3] of 8 layers
-
-
-@pytest.fixture(scope="module")
-def target(tiny_path: Path) -> Target:
-    return load_target(path=str(tiny_path), **OPTIONS)
 
 
 def conversation(number: int, prompt: int, answer: int) -> dict[str, Any]:
@@ -94,7 +89,7 @@ def extract_by(extractor: Any, target: Any, out_dir: Path, *, path: Any, shard_m
 
     return extract_features(
         target=target, settings=FeatureSettings(**settings), workers=InProcess(), build=build, out_dir=out_dir,
-        path=path, shard_mb=shard_mb, window_tokens=1,
+        storage=storage, shard_mb=shard_mb, window_tokens=1,
     )  # fmt: skip
 
 
@@ -246,6 +241,16 @@ def test_a_stage_that_writes_to_a_bucket_goes_on_where_it_was_killed(answered: P
         source = open_source(url)
         source.verify()
         assert len([source.read(ref) for ref in source.samples]) == 24
+
+
+def test_a_manifest_that_another_process_writes_meanwhile_is_kept(
+    answered: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest, take = answered / "features" / "manifest.json", StoreWriter.take
+    monkeypatch.setattr(StoreWriter, "take", lambda *made: (take(*made), manifest.write_text("another's")))
+    with pytest.raises(InputError, match=r"manifest\.json has been written by another process"):
+        run(answered)
+    assert manifest.read_text() == "another's"
 
 
 @pytest.mark.parametrize(("too_long", "samples"), [("truncate", 3), ("drop", 1)])

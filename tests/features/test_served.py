@@ -25,26 +25,17 @@ from eagle3.features.fp8 import scaled
 from eagle3.features.huggingface import HuggingFaceExtractor
 from eagle3.features.manifest import Manifest
 from eagle3.features.served import ServedExtractor, require_memory, spans_of
+from eagle3.settings.precomputing import CaptureSettings
 from eagle3.storage.files import read_json, write_json
 from eagle3.target.capture import default_capture_layers
-from eagle3.target.files import read_target_files
-from eagle3.target.model import Target, load_target
-from eagle3.target.stored import StoredTarget
+from eagle3.target.model import Target
+from eagle3.target.stored import StoredTarget, stored_target
 from tests.features.test_extract import conversation, extract_by, write_responses
-from tests.target.test_model import OPTIONS
 
-ENGINE: dict[str, Any] = {"servers": 1, "memory_gb": 0.5, "timeout_s": 600, "attempts": 3, "give_up_s": 60}
+ENGINE: dict[str, Any] = {
+    "required": True, "servers": 1, "memory_gb": 0.5, "timeout_s": 600, "attempts": 3, "give_up_s": 60,
+}  # fmt: skip
 STAGE: dict[str, Any] = {"path": None, "max_length": 64, "too_long": "truncate", "reasoning": None, "shard_mb": 512}
-
-
-@pytest.fixture(scope="module")
-def target(tiny_path: Path) -> Target:
-    return load_target(path=str(tiny_path), **OPTIONS)
-
-
-@pytest.fixture(scope="module")
-def stored(tiny_path: Path) -> StoredTarget:
-    return StoredTarget(read_target_files(path=str(tiny_path), revision=None, trust_remote_code=False))
 
 
 Run = Callable[..., Manifest]
@@ -61,9 +52,11 @@ def served(target: Target, stored: StoredTarget, tmp_path: Path) -> Served:
         site = sglang_site(tmp_path / version, version)
         env = environment(site, fault) | {"SHIFT": str(shift)}
         parts: dict[str, Any] = {"layers": layers, "dtype": "float32", "teachers": "answers", "batch_tokens": 16}
-        engine = ENGINE | {"memory": str(tmp_path / "memory"), "sentinels": computed_sentinels(target, layers)}
-        engine |= {"launch": launch_settings(site, check=False, env=env), "folder": tmp_path / "logs"}
-        return ServedExtractor(target=stored, **parts | engine | changes)
+        parts |= {"folder": tmp_path / "logs", "sentinels": computed_sentinels(target, layers)}
+        parts["launch"] = launch_settings(site, check=False, env=env)
+        engine = ENGINE | {"memory": str(tmp_path / "memory")}
+        engine |= {key: changes.pop(key) for key in engine if key in changes}
+        return ServedExtractor(CaptureSettings(**engine), target=stored, **parts | changes)
 
     return make
 
@@ -161,11 +154,11 @@ def test_a_target_that_hugging_face_cannot_load_is_held_against_the_engine_alone
     settings = OmegaConf.create(
         {"target": {**options, "dtype": "auto", "device": "cpu", "attention": None, "check_health": False}}
     )
-    sentinels = sentinels_for(settings, StoredTarget(read_target_files(**options)), [2, 4, 5])
+    sentinels = sentinels_for(settings, stored_target(**options), [2, 4, 5])
     assert [each.states for each in sentinels] == [None] * 3
     assert "no forward of Hugging Face: target.path" in caplog.text
     settings.target.path = str(tiny_path)
-    sentinels = sentinels_for(settings, StoredTarget(read_target_files(**{**options, "path": str(tiny_path)})), [2, 4])
+    sentinels = sentinels_for(settings, stored_target(**{**options, "path": str(tiny_path)}), [2, 4])
     assert [sorted(each.states or {}) for each in sentinels] == [[1, 2, 3, 4, 5]] * 3
 
 

@@ -17,7 +17,7 @@ from eagle3.errors import InputError
 from eagle3.features.index import SampleEntry, ShardIndex, parse_index
 from eagle3.features.manifest import ShardEntry, sha256_of
 from eagle3.features.sample import Sample, from_ids_in_bytes
-from eagle3.features.shards import ShardWriter, decode, require_shard, verify_file
+from eagle3.features.shards import ShardWriter, decode, require_shard
 from eagle3.storage.folder import LocalFolder
 
 
@@ -134,15 +134,6 @@ def test_a_truncated_shard_and_a_missing_one_are_named_and_refused(tmp_path: Pat
     path.unlink()
     with pytest.raises(InputError, match=r"shard-000000-\w+\.tar is missing"):
         Reader(path, index)
-
-
-def test_a_corrupted_shard_is_named_and_refused(tmp_path: Path) -> None:
-    path, index = write(tmp_path, random_samples(4))
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(InputError, match=r"shard-000000-\w+\.tar has sha256 .* refused"):
-        verify_file(LocalFolder(tmp_path), path.name, index.facts.sha256)
 
 
 @pytest.mark.parametrize(

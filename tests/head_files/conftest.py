@@ -1,15 +1,10 @@
 """The tiny target and its facts."""
 
 import pytest
-from exported_head import tiny_facts, tiny_target
+from exported_head import tiny_facts
 
 from eagle3.head_files.finding import TargetFacts
 from eagle3.target.model import Target
-
-
-@pytest.fixture(scope="package")
-def target() -> Target:
-    return tiny_target()
 
 
 @pytest.fixture(scope="package")

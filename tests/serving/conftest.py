@@ -18,11 +18,6 @@ from eagle3.target.model import Target
 
 
 @pytest.fixture(scope="session")
-def target() -> Target:
-    return tiny_target()
-
-
-@pytest.fixture(scope="session")
 def target_files() -> TargetFiles:
     return read_target_files(path=str(ASSETS / "tiny"), revision=None, trust_remote_code=False)
 

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,11 +11,10 @@ from typing import Any
 import pytest
 import torch
 from gcs_server import gcs_server
-from object_stores import azure_server, new_folder, s3_server
-from stores import MADE_FROM, open_store, random_samples, save_store, write_store
+from object_stores import new_folder, s3_server
+from stores import open_store, random_samples, save_store, write_store
 
-from eagle3.errors import InputError
-from eagle3.features.shards import ShardWriter, write_shards
+from eagle3.features.shards import ShardWriter
 from eagle3.features.store import FeatureStore
 from eagle3.storage.folder import LocalFolder, Storage, write_file
 from eagle3.storage.resolve import open_folder
@@ -26,14 +24,6 @@ from eagle3.storage.resolve import open_folder
 def server() -> Iterator[str]:
     with s3_server() as url:
         yield url
-
-
-@pytest.fixture(scope="module")
-def azure() -> Iterator[None]:
-    if shutil.which("azurite-blob") is None:
-        pytest.skip("needs Azurite: npm install -g azurite")
-    with azure_server():
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +44,9 @@ def without_hard_links(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr(os, "link", refuse)
 
 
-@pytest.fixture(params=["local", "no links", "s3", "gs", "az"])
+@pytest.fixture(params=["local", "no links", "s3", "gs"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
-    servers = {"s3": "server", "gs": "google", "az": "azure"}
+    servers = {"s3": "server", "gs": "google"}
     if request.param in servers:
         request.getfixturevalue(servers[request.param])
         return open_folder(new_folder(request.param), setting="data.path")
@@ -151,8 +141,6 @@ def test_two_writers_of_one_store_are_noticed_and_damage_nothing(folder: Storage
     before = {name: bytes(folder.read(name)) for name in folder.names("*")}
     with pytest.raises(FileExistsError, match=r"another process has written it.*shard-000000\.index"):
         late.finish("made from")
-    with pytest.raises(InputError, match=r"shard-000000\.index has been written by another process"):
-        write_shards(folder, MADE_FROM, samples, shard_bytes=20_000)
     assert before == {name: bytes(folder.read(name)) for name in folder.names("*")}
 
 

@@ -1,6 +1,5 @@
-"""Features in Google Cloud Storage, by the real commands: written, trained on, damaged, written twice."""
+"""Features in Google Cloud Storage, by the real commands: trained on, damaged, and tokens that expire."""
 
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +10,9 @@ import torch
 from gcs_server import GcsServer, gcs_server
 from object_stores import new_folder
 from scripts import run_script
-from stores import ASSETS, open_store, random_samples, save_store, write_store
+from stores import random_samples, save_store, write_store
 
 from eagle3.errors import InputError
-from eagle3.features.concat import open_source
 from eagle3.features.repair import find_damage
 from eagle3.storage.folder import write_file
 from eagle3.storage.object_store import Bucket
@@ -79,31 +77,3 @@ def test_a_damaged_object_ends_training_with_its_name(google: GcsServer, tmp_pat
     line = train(tmp_path / "run", f"'{url}'")
     assert f"gs://{shard}" in line and "another sha256" in line and "is damaged and is refused" in line
     assert find_damage(open_folder(url, setting="data.path"))[0].keys() == {shard.rpartition("/")[2]}
-
-
-def test_features_are_written_to_google_and_a_second_writer_is_refused(google: GcsServer, tmp_path: Path) -> None:
-    lines = (ASSETS / "prompts" / "train.jsonl").read_text().splitlines(keepends=True)[:24]
-    (tmp_path / "prompts.jsonl").write_text("".join(lines))
-    url, out_dir = new_folder("gs"), f"out_dir={tmp_path}/data"
-    command = ("precompute", f"target.path={ASSETS}/tiny", "target.device=cpu", out_dir, "features.shard_mb=0.5")
-    prompts = (f"prompts.path={tmp_path}/prompts.jsonl", "prompts/privacy=off", "answers=imported")
-    for path in ((), (f"features.path='{url}'", "stages=[features]")):
-        done = run_script(*command, *(prompts if not path else ()), *path)
-        assert done.returncode == 0, done.stderr
-    here, there = open_store(tmp_path / "data/features"), open_source(url)
-    assert [ref.entry.sha256 for ref in here.samples] == [ref.entry.sha256 for ref in there.samples]
-
-    # Between this run's look at the manifest and its own write, another process writes one.
-    manifest = f"{url.removeprefix('gs://')}/manifest.json"
-    put, other = google.answer, json.dumps({"of": "another process"}).encode()
-
-    def overtaken(method: str, address: str, headers: Any, body: bytes) -> Any:
-        if method == "PUT" and "manifest" in address:
-            google.put(f"gs://{manifest}", other)
-        return put(method, address, headers, body)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(google, "answer", overtaken)
-        done = run_script(*command, f"features.path='{url}'", "stages=[features]")
-    assert done.returncode == 1 and "manifest.json has been written by another process" in done.stderr
-    assert google.blobs[manifest].content == other

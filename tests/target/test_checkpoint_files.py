@@ -1,7 +1,6 @@
 """What cannot be a target is said from its files, in one line with the way out, and no weight is read for it."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,12 +13,6 @@ from eagle3.target.files import read_target_files
 
 def read(path: Path | str) -> object:
     return read_target_files(path=str(path), revision=None, trust_remote_code=False)
-
-
-@pytest.fixture
-def folder(tiny_path: Path, tmp_path: Path) -> Path:
-    """A target without its weights."""
-    return Path(shutil.copytree(tiny_path, tmp_path / "target", ignore=shutil.ignore_patterns("*.safetensors")))
 
 
 def set_config(**changes: object) -> Callable[[Path], None]:
@@ -80,23 +73,23 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_one_line_with_its_way_out(folder: Path, fault: str) -> None:
+def test_a_fault_is_one_line_with_its_way_out(without_weights: Path, fault: str) -> None:
     spoil, message = FAULTS[fault]
-    spoil(folder)
-    with pytest.raises(InputError, match=rf"target\.path={folder}.*{message}") as caught:
-        read(folder)
+    spoil(without_weights)
+    with pytest.raises(InputError, match=rf"target\.path={without_weights}.*{message}") as caught:
+        read(without_weights)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("name", "message"), [("model.gguf", "is GGUF"), ("model.safetensors", "is a file; give")])
-def test_a_file_is_no_target(folder: Path, name: str, message: str) -> None:
-    put(name)(folder)
+def test_a_file_is_no_target(without_weights: Path, name: str, message: str) -> None:
+    put(name)(without_weights)
     with pytest.raises(InputError, match=message):
-        read(folder / name)
+        read(without_weights / name)
 
 
 @pytest.mark.parametrize("known", [{"quant_method": "fp8"}, {"quant_method": "mxfp4"}, {"load_in_8bit": True}])
-def test_quantisation_that_transformers_knows_passes(folder: Path, known: dict[str, object]) -> None:
-    set_config(quantization_config=known)(folder)
-    put("hf_quant_config.json")(folder)
-    assert read(folder)
+def test_quantisation_that_transformers_knows_passes(without_weights: Path, known: dict[str, object]) -> None:
+    set_config(quantization_config=known)(without_weights)
+    put("hf_quant_config.json")(without_weights)
+    assert read(without_weights)

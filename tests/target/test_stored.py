@@ -8,16 +8,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from eagle3.errors import InputError
-from eagle3.target.files import read_target_files
 from eagle3.target.model import Target, load_target
-from eagle3.target.stored import StoredTarget
+from eagle3.target.stored import StoredTarget, stored_target
 from tests.target.test_capture import FAMILIES, WRAPPERS, build_model, save_with_tokenizer
 
 OPTIONS = {"revision": None, "trust_remote_code": False}
 
 
 def stored(folder: Path | str) -> StoredTarget:
-    return StoredTarget(read_target_files(path=str(folder), **OPTIONS))  # type: ignore[arg-type]
+    return stored_target(path=str(folder), **OPTIONS)
 
 
 def loaded(folder: Path, dtype: str) -> Target:

@@ -4,7 +4,7 @@ Shapes: N prompts.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -12,12 +12,11 @@ import numpy as np
 from jaxtyping import Float
 
 from eagle3.decoding.paired import Gains
-from eagle3.decoding.replay import Answered, Rounds, answer, record_trees
+from eagle3.decoding.replay import Answered, Rounds, answer_all, record
 from eagle3.decoding.speculate import Speculator
 from eagle3.draft_shape import Shape
 from eagle3.progress import Bar
 from eagle3.settings.serving import CompareSettings
-from eagle3.target.batches import batches_by_tokens
 from eagle3.target.model import Target
 
 
@@ -61,49 +60,31 @@ class BatchedDecoder:
 
     def __init__(self, target: Target, settings: CompareSettings, answers: Answers) -> None:
         self.steps, self.positions = settings.most_steps, settings.positions or []
-        temperatures = dict.fromkeys(settings.temperatures)
         start = time.perf_counter()
         self.answered = {
-            temperature: self._answer(target, settings, answers, temperature) for temperature in temperatures
+            temperature: answer_all(
+                target,
+                answers.prompts,
+                max_new_tokens=answers.max_new_tokens,
+                temperature=temperature,
+                seed=answers.seed,
+                beyond=self.steps,
+                batch_size=settings.batch_size,
+                batch_tokens=settings.batch_tokens,
+                progress=f"answers, T = {temperature:g}",
+            )
+            for temperature in dict.fromkeys(settings.temperatures)
         }
         self.seconds = time.perf_counter() - start
-
-    def _answer(
-        self, target: Target, settings: CompareSettings, answers: Answers, temperature: float
-    ) -> list[Answered]:
-        answered: dict[int, Answered] = {}
-        with Bar(total=len(answers.prompts), desc=f"answers, T = {temperature:g}", unit="prompt") as bar:
-            for batch in batches(answers, settings.batch_size, settings.batch_tokens):
-                found = answer(
-                    target,
-                    [answers.prompts[place] for place in batch],
-                    seeds=[answers.seed + place for place in batch],
-                    max_new_tokens=answers.max_new_tokens,
-                    temperature=temperature,
-                    beyond=self.steps,
-                )
-                answered.update(zip(batch, found, strict=True))
-                bar.update(len(batch))
-        return [answered[place] for place in range(len(answers.prompts))]
 
     def __call__(self, speculator: Speculator, ways: Sequence[Way], name: str) -> dict[Way, Measured]:
         measured = {}
         topks = sorted({way.shape.topk for way in ways})
         for temperature, answered in self.answered.items():
-            recording = record_trees(speculator, Bar(answered, desc=name, unit="prompt"), steps=self.steps, topks=topks)
+            recording = record(speculator, Bar(answered, desc=name, unit="prompt"), steps=self.steps, topks=topks)
             for way in (way for way in ways if way.temperature == temperature):
                 measured[way] = of_rounds(recording.replay_each(**way.shape._asdict()), answered, self.positions)
         return {way: measured[way] for way in ways}
-
-
-def batches(answers: Answers, most: int, most_tokens: int) -> Iterator[list[int]]:
-    """Yield the numbers of prompts that are answered together, with room for their answers."""
-
-    def length(number: int) -> int:
-        return len(answers.prompts[number]) + answers.max_new_tokens
-
-    by_length = sorted(range(len(answers.prompts)), key=length)
-    return batches_by_tokens(by_length, length, most_tokens=most_tokens, most_rows=most)
 
 
 def of_rounds(rounds: Sequence[Rounds], answered: Sequence[Answered], positions: Sequence[int]) -> Measured:

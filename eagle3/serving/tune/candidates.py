@@ -10,12 +10,13 @@ import numpy as np
 import torch
 
 from eagle3.decoding.paired import Gains, accept_length
-from eagle3.decoding.replay import Recording, Rounds, record
+from eagle3.decoding.replay import Recording, Rounds, answer_all, record
 from eagle3.decoding.speculate import Speculator
 from eagle3.draft_shape import Shape
 from eagle3.errors import InputError
 from eagle3.head.eagle3 import EAGLE3
 from eagle3.head_files.format import load_head
+from eagle3.progress import Bar
 from eagle3.settings.serving import Answering, TuneSettings
 from eagle3.target.model import Target, load_target
 
@@ -102,16 +103,11 @@ def _replayed(
         draft_tokens=settings.draft_tokens,
         draft_vocab_size=loaded.head.config.draft_vocab_size,
     )
-    recording = record(
-        Speculator(target, loaded.head, loaded.capture_layers),
-        prompts,
-        steps=max(settings.steps),
-        topks=sorted(set(topk)),
-        batch_size=settings.batch_size,
-        progress="replay",
-        **asdict(answering),
-    )
-    return replayed_gains(recording, candidates)
+    speculator, most = Speculator(target, loaded.head, loaded.capture_layers), max(settings.steps)
+    sampling = {**asdict(answering), "batch_size": settings.batch_size}
+    answers = answer_all(target, prompts, beyond=most, progress="answers", **sampling)
+    bar = Bar(answers, desc="replay", unit="prompt")
+    return replayed_gains(record(speculator, bar, steps=most, topks=sorted(set(topk))), candidates)
 
 
 def replayed_gains(recording: Recording, settings: Iterable[Shape]) -> dict[Shape, Gain]:

@@ -9,7 +9,7 @@ from exported_head import tiny_target
 from fitted_head import LAYERS, NEW_TOKENS, PROMPT, fitted_head, small_target
 
 from eagle3.decoding.speculate import Speculator, measure, plain_greedy
-from eagle3.serving.compare.measure import Answers, BatchedDecoder, all_ways, batches
+from eagle3.serving.compare.measure import Answers, BatchedDecoder, all_ways
 from eagle3.settings.serving import CompareSettings
 from eagle3.settings.types import validated
 
@@ -107,11 +107,3 @@ def test_rounds_are_counted_where_the_text_has_so_many_tokens_when_they_begin(st
                 assert of_span.gains.accepted[place] == sum(gained for _, gained, _ in inside)
                 assert of_span.kept.accepted[place] == sum(gained - behind for _, gained, behind in inside)
         assert all(each.gains.verifications.any() for each in measured.by_position.values())
-
-
-def test_every_prompt_is_in_one_batch_of_its_length_which_has_no_more_rows_and_tokens_than_allowed():
-    prompts = [[1] * length for length in (5, 90, 7, 6, 30, 31, 8, 400)]
-    found = [*batches(Answers(prompts, 10, 0), most=3, most_tokens=120)]
-    assert found == [[0, 3, 2], [6, 4], [5], [1], [7]]  # the last is too long for any batch, and alone
-    assert sorted(place for batch in found for place in batch) == [*range(8)]
-    assert [*batches(Answers([], 10, 0), most=3, most_tokens=120)] == []
