@@ -227,6 +227,23 @@ def steps() -> str:
     return markdown("tokens in a batch | tokens/s | memory | a step | of the ceiling | with `kernels.fp8=true`", rows)
 
 
+def small_heads() -> str:
+    """Trainings by train.py with and without CUDA graphs."""
+    rates: dict[tuple[int, int], dict[str, float]] = {}
+    for run in result("small_heads.json")["trainings"]:
+        how = "fp8" if run["fp8"] else "graphs" if run["cuda_graphs"] else "plain"
+        rates.setdefault((run["hidden_size"], run["pack_tokens"]), {})[how] = run["tokens_per_s"]
+    rows = [
+        [
+            f"{hidden:,}",
+            f"{pack:,}",
+            *(thousands(found[how]) if how in found else "-" for how in ("plain", "graphs", "fp8")),
+        ]
+        for (hidden, pack), found in rates.items()
+    ]
+    return markdown("hidden size | tokens of a pack | one by one | CUDA graphs | graphs, `kernels.fp8=true`", rows)
+
+
 def full_training() -> str:
     """Training as `train.py` does it, on one GPU and on several."""
     found, rows = result("end_to_end.json"), []
@@ -486,8 +503,9 @@ LOSSES = {
 TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
     for table in (
-        quickstart, best, public_target, epochs, raced_heads, heads, recipe, recipe_seeds, race, steps, full_training,
-        data_wait, local_read, adapted, costs, parity, bench, tuned, loads, adaptive, long_answers, bounds, losses,
+        quickstart, best, public_target, epochs, raced_heads, heads, recipe, recipe_seeds, race, steps, small_heads,
+        full_training, data_wait, local_read, adapted, costs, parity, bench, tuned, loads, adaptive, long_answers,
+        bounds, losses,
     )
 }  # fmt: skip
 

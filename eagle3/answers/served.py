@@ -30,6 +30,8 @@ from eagle3.workers.task import Take
 log = logging.getLogger(__name__)
 
 WRITTEN_TOGETHER, WRITTEN_EVERY_S = 64, 2.0  # conversations that a kill can lose
+# SGLang would capture graphs for 58 sizes of prompts: seconds of a start, minutes where kernels are not compiled yet.
+FLAGS = {"cuda-graph-backend-prefill": "disabled"}
 
 
 class ServedAnswerer(Answerer):
@@ -83,6 +85,7 @@ class ServedAnswerer(Answerer):
             revision=self.target.revision,
             draft=self._draft(),
             folder=self.folder,
+            flags_of=lambda number: FLAGS,
         )
         return [server.url for server in stack.enter_context(serving(servers))]
 
