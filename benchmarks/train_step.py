@@ -5,7 +5,7 @@
 
 Random weights of Llama-3.1-8B's shape, or of --head's, K = 7, bf16 products over float32 masters, as `trainer=gpu`.
 Forward and backward are timed; the optimizer step is timed apart, and its state is not in the memory figure. The plain
-reference (kernels=plain) runs beside every case in which it fits.
+reference (kernels=plain) is timed too, in every case that it fits.
 """
 
 import argparse

@@ -188,3 +188,37 @@ def test_scripts_modules_and_targets_of_shown_commands_are_there() -> None:
             assert (ROOT / file).exists(), text
         for target in re.findall(r"^make ([\w-]+)", text.text, flags=re.MULTILINE) if text.pasted else ():
             assert target in targets, text
+
+
+# --- the checks themselves -------------------------------------------------------------------------------------------
+
+WHOLE = "out_dir=DIR target.path=T prompts.path=F prompts.license=MIT prompts/privacy=patterns"
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "fault"),
+    [
+        ("precompute", WHOLE.replace(" prompts/privacy=patterns", ""), "the strict policy needs a model"),
+        ("precompute", WHOLE.replace(" prompts.license=MIT", ""), "license missing"),
+        ("precompute", WHOLE.replace("MIT", "in-house"), "license unknown"),
+        ("precompute", WHOLE.replace(" target.path=T", ""), "target.path is not set"),
+        ("precompute", WHOLE.replace("out_dir=DIR ", ""), "out_dir is not set"),
+        ("precompute", f"{WHOLE} features.shard_mb=none", "must be a number"),
+        ("train", "hydra.run.dir=RUN", "data.path or data.source is not set"),
+        ("serve", "action=check head=HEAD", "target.path is not set"),
+        ("serve", "action=tune head=HEAD target.path=T", "prompts.path is not set"),
+    ],
+)
+def test_what_a_command_lacks_is_found(script: str, words: str, fault: str) -> None:
+    with pytest.raises(AssertionError, match=fault):
+        check(Command("a page", script, tuple(words.split()), complete=True))
+
+
+def test_commands_are_found_wherever_they_stand() -> None:
+    found = {command.where for text in TEXTS for command in commands_in(text) if command.complete}
+    places = (
+        "docs/start/your-model.md", "eagle3/serving/README.md", "serve.py", "eagle3/head_files/files.py",
+        "docs/recipes/train.sbatch", "docs/recipes/train.yaml",
+    )  # fmt: skip
+    assert found >= set(places)
+    assert len(COMMANDS) > 80

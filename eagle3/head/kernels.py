@@ -35,7 +35,7 @@ OPTIONS = {
 }
 RECORDABLE = {"attention": "triton", "layer": "fused", "loss": "chunked"}  # in a CUDA graph: the host reads no sizes
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
-HOST_BOUND = 2048  # hidden size up to which the host, not the GPU, bounds a step (benchmarks/results/train_step.json)
+HOST_BOUND = 2048  # hidden size up to which the host, not the GPU, bounds a step (benchmarks/results/small_heads.json)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Replays the kernels of a training step, which the host then need not launch one by one.
 
-A step of a small head has some 550 kernels. Launching them takes the host 20 to 50 ms, longer than they run. A CUDA
-graph is one launch, but its shapes and memory are fixed. So a batch is copied into a `StaticBatch`, whose sizes are
-rounded up, and each combination of sizes is recorded once.
+A step of a small head has some 550 kernels. Launching them takes the host 20 to 30 ms, longer than they run
+(benchmarks/results/small_heads.json). A CUDA graph is one launch, but its shapes and memory are fixed. So a batch is
+copied into a `StaticBatch`, whose sizes are rounded up, and each combination of sizes is recorded once.
 
 What fills a batch up changes nothing: padding anchors stand on padding tokens of their own, which no other anchor
 attends to, and are trained at no step.

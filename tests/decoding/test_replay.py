@@ -56,6 +56,14 @@ def recording(target, head):
     return recorded(target, head)
 
 
+def test_answers_in_batches_by_length_are_in_the_order_of_their_prompts(target):
+    prompts = [PROMPT[:length] for length in (5, 2, 4, 3)]
+    options = {**DECODING, "beyond": 2}
+    together = answer_all(target, prompts, batch_size=2, **options)
+    alone = [answer_all(target, [prompt], batch_size=1, **options)[0] for prompt in prompts]
+    assert [each.prompt for each in together] == prompts and together == alone
+
+
 def test_a_head_with_one_norm_before_fc_is_replayed_as_it_is_decoded(target):
     head = fitted_head(target, PROMPT, fc_norm=False, norm_before_fc=True)
     rounds = recorded(target, head).replay(**SETTINGS[2])

@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -130,6 +132,41 @@ def test_on_a_gpu_with_triton_its_kernels_run_under_all_fast_parts() -> None:
     names = type(kernels.elementwise).__name__, type(kernels.chain_keys).__name__, kernels.loss.__name__
     assert names == ("TritonElementwise", "TritonChainKeys", "triton_loss_and_gradient")
     assert isinstance(kernel_backend(CPU).elementwise, PlainElementwise)
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("changes", "obstacle"),
+    [
+        ({}, None),
+        ({"attention": "padded"}, "CUDA graphs need kernels.attention=triton, here it is padded"),
+        ({"loss": "plain"}, "CUDA graphs need kernels.loss=chunked, here it is plain"),
+        ({"head": {"rope_parameters": {"rope_type": "dynamic"}}}, "rope_type=dynamic looks at the positions"),
+        ({"graphs_obstacle": "Loss is your own"}, "Loss is your own"),
+    ],
+)
+def test_steps_are_recorded_where_nothing_reads_a_batch_on_the_host(
+    changes: dict[str, Any], obstacle: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("eagle3.head.kernels.flash_obstacle", lambda *_: None)
+    config = replace(make_head().config, **changes.get("head", {}))
+    given = {"device": GPU, "precision": "bf16-mixed", "config": config}
+    given["graphs_obstacle"] = changes.get("graphs_obstacle")
+    settings = AUTO | {key: value for key, value in changes.items() if key in AUTO}
+    with caplog.at_level("INFO"):
+        assert choose_kernels(KernelSettings(**settings), **given).cuda_graphs is (obstacle is None)
+    assert (obstacle or "launched    by graph") in caplog.text
+    wanted = KernelSettings(**settings | {"cuda_graphs": True})
+    with pytest.raises(InputError, match=f"kernels.cuda_graphs=true: {obstacle}") if obstacle else nullcontext():
+        assert choose_kernels(wanted, **given).cuda_graphs
+    assert not choose_kernels(KernelSettings(**settings | {"cuda_graphs": False}), **given).cuda_graphs
+
+
+@needs_triton
+def test_large_heads_are_launched_one_by_one_unless_graphs_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eagle3.head.kernels.flash_obstacle", lambda *_: None)
+    monkeypatch.setattr("eagle3.head.kernels.HOST_BOUND", 8)
+    assert not choose(GPU).cuda_graphs and choose(GPU, cuda_graphs=True).cuda_graphs
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A step in static memory: what fills a batch up changes nothing, and a replayed graph gives the step's numbers."""
 
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
@@ -17,21 +18,24 @@ from eagle3.head.fast.flash_attention import FlashAttention
 from eagle3.head.fast.fused_layer import FusedLayer
 from eagle3.head.fast.products import PlainProducts
 from eagle3.head.loss import UnrollLoss
+from eagle3.head.segments import Segments
 from eagle3.head.unroll import unroll
 from eagle3.training.step_graphs import Sizes, StaticBatch
 from tests.head.test_attention import MANY_TURNS, PlainKernel
 
 STEPS = 3
 IN_STEP = {"anchors_in_step": 41.5, "samples_in_step": 3.5}
+LENGTHS = [[100] * 5, [100] * 5, [300, 200], [17] * 20, [499]]  # of documents; the first two share a graph
 
 
 class AnySegments(PlainKernel):
     """A static batch does not know the longest segment, for which only the kernels of a library ask."""
 
     @staticmethod
-    def segments(where):
+    def segments(where: Segments) -> list[tuple[slice, slice]]:
         bounds = where.query_bounds.tolist(), where.key_bounds.tolist()
-        return [tuple(slice(*each[i : i + 2]) for each in bounds) for i in range(len(bounds[0]) - 1)]
+        queries, keys = ([slice(*pair) for pair in pairwise(each)] for each in bounds)
+        return [*zip(queries, keys, strict=True)]
 
 
 def step(batch: TttBatch, normalize: str) -> list[Tensor]:
@@ -90,6 +94,21 @@ def test_packs_of_a_training_have_few_sizes() -> None:
     assert sizes(2000, 50).tokens == 2048 + 64 and sizes(2000, 50).anchors - 1000 <= 64
 
 
+class OwnLoss(UnrollLoss):
+    pass
+
+
+def test_own_losses_and_several_ranks_are_not_recorded() -> None:
+    from random_head import SMALL
+    from train_step import composed, random_step
+
+    module = random_step(SMALL, composed(["trainer=cpu"])).module
+    assert module._graphs_obstacle(ranks=1) is None
+    assert "trainer=ddp" in str(module._graphs_obstacle(ranks=2))
+    module.loss = OwnLoss(decay=1.0, normalize="token")
+    assert str(module._graphs_obstacle(ranks=1)).startswith("OwnLoss is your own")
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("normalize", ["token", "sequence"])
 def test_a_graph_gives_the_numbers_of_the_step_without_one(normalize: str) -> None:
@@ -109,6 +128,3 @@ def test_a_graph_gives_the_numbers_of_the_step_without_one(normalize: str) -> No
     for one, other in zip(steps("kernels.cuda_graphs=true"), steps("kernels.cuda_graphs=false"), strict=True):
         for graph, plain in zip(one, other, strict=True):
             assert (graph - plain).norm() <= 1e-2 * plain.norm()
-
-
-LENGTHS = [[100] * 5, [100] * 5, [300, 200], [17] * 20, [499]]
