@@ -2,7 +2,7 @@
 
     python benchmarks/training_ways.py benchmarks/ways/losses.yaml --folder DIR --out FILE
     python benchmarks/training_ways.py benchmarks/ways/head_quality.yaml --folder DIR --out FILE --target TARGET \\
-        --prompts train.jsonl --held-out heldout.jsonl gsm8k.jsonl --jobs 8 trainer=gpu
+        --prompts train.jsonl --held-out heldout.jsonl gsm8k.jsonl --jobs 3 trainer=gpu
 
 A file of ways names feature stores with their overrides of precompute.py, and ways of training with theirs of train.py.
 `answers_of` makes other features of another store's answers, `init_from` starts from another way's head. Every way is
@@ -60,7 +60,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--limit", type=int, default=400, help="held-out prompts of each file")
     parser.add_argument("--temperatures", type=json.loads, default=[0.0], help="as JSON; 0: greedy")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--jobs", type=int, default=1, help="trainings, or comparisons, at the same time")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="comparisons at the same time; trainings on one GPU can end each other"
+    )
     parser.add_argument("overrides", nargs="*", help="of train.py for every way, e.g. trainer.max_epochs=1")
     options = parser.parse_intermixed_args(arguments)
     folder, file = options.folder.resolve(), yaml.safe_load(options.ways.read_text())
@@ -118,9 +120,8 @@ def trained(
         if not head.exists():
             call("serve.py", "action=export", f"run={run}", f"head={head}", "limit=2", "max_new_tokens=16")
 
-    with ThreadPoolExecutor(options.jobs) as pool:
-        for later in (False, True):
-            [*pool.map(lambda run: train(*run), [run for run in runs if bool(ways[run[0]].init_from) is later])]
+    for run in sorted(runs, key=lambda run: bool(ways[run[0]].init_from)):
+        train(*run)
     return heads
 
 
