@@ -12,8 +12,8 @@ counts.
 
 The heads: EAGLE-3 of one shape and draft vocabulary, on the same samples in the same packs and order, each by its own
 recipe: SpecForge's optimizer with each of --lr, ours that of --experiment with --ways. GPU-seconds are those of the
-steps. The heads of every epoch decode the held-out prompts; the goal is what the best SpecForge head accepts at its
-end.
+steps. The heads of each epoch, or of --epochs, decode the held-out prompts; the goal is what the best SpecForge head
+accepts at its end.
 
 Both train K steps against the teacher's probabilities on the draft vocabulary, SpecForge's weighted by 0.8^k, ours by
 the recipe's loss.decay. What else differs: SpecForge's weights are bf16 over float32 masters, its lm_head starts at
@@ -135,6 +135,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--held-out", type=Path, help="prompts")
     parser.add_argument("--limit", type=int, default=400, help="of them")
     parser.add_argument("--lr", type=float, nargs="+", default=[1e-4, 1e-3], help="of SpecForge")
+    parser.add_argument("--epochs", type=int, nargs="+", help="whose heads decode the held-out prompts; none: all")
     parser.add_argument("--experiment", help="our recipe; none: train.py's defaults")
     parser.add_argument("--ways", type=json.loads, default={"recipe": []}, help="names and overrides of ours, as JSON")
     parser.add_argument("overrides", nargs="*", help="of train.py for every head, e.g. trainer.max_epochs=2")
@@ -221,7 +222,7 @@ def heads(options: argparse.Namespace) -> dict[str, Any]:
     """Train and decode all; return the curves, and the GPU-seconds to what the best SpecForge head accepts."""
     recipe = [f"experiment={options.experiment}"] if options.experiment else []
     overrides = [*recipe, *PLAIN_HEAD, f"data.path={options.store.resolve()}", *options.overrides]
-    given = {"heads": str((options.folder / "heads").resolve())}
+    given = {"heads": str((options.folder / "heads").resolve()), "epochs": options.epochs}
     runs = {f"SpecForge, lr {lr:g}": {**given, "lr": lr, "overrides": overrides} for lr in options.lr}
     runs |= {f"ours, {way}": {**given, "overrides": [*overrides, *own]} for way, own in options.ways.items()}
     trained = {name: worked(options, name, {**run, "name": file_name(name)}) for name, run in runs.items()}
@@ -255,7 +256,7 @@ def seconds_to_the_same(curves: dict[str, list[dict[str, Any]]], chain: str) -> 
 
 
 def train(given: dict[str, Any]) -> list[dict[str, Any]]:
-    """Train a head, save it after every epoch, and return the seconds that its steps took up to there."""
+    """Train a head, save it after the given epochs, and return the seconds that its steps took up to there."""
     torch.set_num_threads(1)  # packs are made of small tensors, on which a team of threads waits for itself
     config = composed(["run_dir=.", *given["overrides"]])
     torch.set_float32_matmul_precision(config.matmul_precision)
@@ -282,6 +283,8 @@ def train(given: dict[str, Any]) -> list[dict[str, Any]]:
         there = batches(contestant, plan)
         seconds += timed_once(partial(steps, contestant, there))
         done += len(there)
+        if given["epochs"] and epoch not in given["epochs"]:
+            continue
         folder = Path(given["heads"]) / f"{given['name']}-epoch{epoch}"
         folder.mkdir(parents=True, exist_ok=True)
         contestant.save(folder)

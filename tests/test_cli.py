@@ -594,7 +594,12 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_the_exported_head_whole(
     full_disk("last.ckpt")
     resume = (f"hydra.run.dir={run}", f"ckpt_path={run}/checkpoints/last.ckpt", "trainer.max_epochs=3")
     line = fails(
-        "train", f"data.path={world.store}", "data.val_fraction=0.2", "callbacks.last.every_n_steps=1", *resume
+        "train",
+        f"data.path={world.store}",
+        "data.val_fraction=0.2",
+        "callbacks.last.every_n_steps=1",
+        "callbacks.last.min_seconds=0",
+        *resume,
     )
     assert f"no space left on the disk of {run}/checkpoints/last.ckpt" in line
     full_disk("model.safetensors")

@@ -291,6 +291,7 @@ class Best(Monitoring):
 class Last(TypedDict):
     dirpath: Text
     every_n_steps: CountOrZero  # 0: at the end, and where a signal stops the run
+    min_seconds: NotNegative
 
 
 @part_of("lightning.pytorch.callbacks.EarlyStopping", config=OPEN)

@@ -85,22 +85,23 @@ class Stop(Enum):
 
 
 class LastCheckpoint(Checkpoint):
-    """Saves `last.ckpt` every `every_n_steps` optimizer steps, at the end, and on SIGINT or SIGTERM of any rank.
+    """Saves `last.ckpt` every `every_n_steps` optimizer steps, but at most every `min_seconds`, at the end, and on
+    SIGINT or SIGTERM of any rank.
 
     It saves between steps, where the state is complete: a resumed run repeats nothing and skips nothing. If a
     validation or the end of an epoch follows, which Lightning would skip on resuming, it saves after the next step or
     at the end of the epoch. Lightning calls a `Checkpoint` after the callbacks whose state it saves.
     """
 
-    def __init__(self, *, dirpath: str, every_n_steps: int = 200) -> None:
+    def __init__(self, *, dirpath: str, every_n_steps: int = 200, min_seconds: float = 60) -> None:
         self.path = Path(dirpath) / "last.ckpt"
-        self.every_n_steps = every_n_steps
-        self.stop, self.saved_step = Stop.NO, 0
+        self.every_n_steps, self.min_seconds = every_n_steps, min_seconds
+        self.stop, self.due_step, self.saved_at = Stop.NO, 0, 0.0
         self.handlers: dict = {}
 
     def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
         self.handlers = {number: signal.signal(number, self._remember) for number in (signal.SIGINT, signal.SIGTERM)}
-        self.saved_step = trainer.global_step
+        self.due_step, self.saved_at = trainer.global_step, time.monotonic()
         skip_sigterm_broadcast(trainer)  # a host sync in every step; ranks agree in _signalled_anywhere instead
 
     def on_train_batch_end(
@@ -140,9 +141,14 @@ class LastCheckpoint(Checkpoint):
 
     def _save_if_due(self, trainer: lightning.Trainer) -> None:
         step, every = trainer.global_step, self.every_n_steps
-        if self.stop is Stop.AGREED or (every and step // every > self.saved_step // every):
+        due = bool(every) and step // every > self.due_step // every
+        if due:
+            self.due_step = step
+            # A step of a small head takes milliseconds, saving it half a second. Ranks save together; one decides.
+            due = trainer.strategy.broadcast(time.monotonic() - self.saved_at >= self.min_seconds)
+        if due or self.stop is Stop.AGREED:
             trainer.save_checkpoint(self.path)
-            self.saved_step = step
+            self.saved_at = time.monotonic()
             if self.stop is Stop.AGREED:
                 self.stop = Stop.SAVED
 

@@ -83,9 +83,9 @@ class HeadTraining(lightning.LightningModule):
             shard_over_ranks(self, self.device_mesh, compute_dtype=half)
 
     def setup(self, stage: str) -> None:
-        self.choose_kernels(self.trainer.strategy.root_device, self.trainer.precision, self.trainer.world_size)
+        self.choose_kernels(self.trainer.strategy.root_device, self.trainer.precision)
 
-    def choose_kernels(self, device: torch.device, precision: str, ranks: int = 1) -> None:
+    def choose_kernels(self, device: torch.device, precision: str) -> None:
         """Choose what computes a step on a device, under the trainer's precision."""
         self.kernels = choose_kernels(
             self.kernel_settings,
@@ -93,7 +93,7 @@ class HeadTraining(lightning.LightningModule):
             precision=precision,
             config=self.head.config,
             divergence=self.loss.divergence,
-            graphs_obstacle=self._graphs_obstacle(ranks),
+            graphs_obstacle=self._graphs_obstacle(),
         )
         self.compute_step = self.loss_and_sums
         if self.kernels.cuda_graphs:
@@ -185,10 +185,10 @@ class HeadTraining(lightning.LightningModule):
         loss, metrics = self.compute_loss(batch)
         return loss, metrics.as_tensor()
 
-    def _graphs_obstacle(self, ranks: int) -> str | None:
+    def _graphs_obstacle(self) -> str | None:
         """Return what in this training cannot be recorded in a CUDA graph; None if nothing."""
-        if ranks > 1 or self.device_mesh is not None:
-            return "CUDA graphs have not run with trainer=ddp or trainer=fsdp yet"
+        if self.device_mesh is not None:
+            return "trainer=fsdp gathers weights between the kernels of a step"
         own = [part for part in (self.kind, self.loss, self.loss.divergence) if is_own(part)]
         return f"{type(own[0]).__name__} is your own, and may read a batch on the host" if own else None
 

@@ -98,15 +98,16 @@ class OwnLoss(UnrollLoss):
     pass
 
 
-def test_own_losses_and_several_ranks_are_not_recorded() -> None:
+def test_own_losses_and_sharded_heads_are_not_recorded() -> None:
     from random_head import SMALL
     from train_step import composed, random_step
 
     module = random_step(SMALL, composed(["trainer=cpu"])).module
-    assert module._graphs_obstacle(ranks=1) is None
-    assert "trainer=ddp" in str(module._graphs_obstacle(ranks=2))
+    assert module._graphs_obstacle() is None
     module.loss = OwnLoss(decay=1.0, normalize="token")
-    assert str(module._graphs_obstacle(ranks=1)).startswith("OwnLoss is your own")
+    assert str(module._graphs_obstacle()).startswith("OwnLoss is your own")
+    module._device_mesh = object()
+    assert "trainer=fsdp" in str(module._graphs_obstacle())
 
 
 @pytest.mark.gpu

@@ -101,6 +101,7 @@ def composed(directory: Path, store: Path, *overrides: str) -> DictConfig:
         f"data.path={store}", f"run_dir={directory}", "data.pack_tokens=48", "data.val_fraction=0.2", "ttt_steps=3",
         "trainer=cpu", "trainer.max_epochs=3", "trainer.enable_progress_bar=false", "trainer.log_every_n_steps=1",
         "callbacks.progress=null", "callbacks.curves=null", "callbacks.last.every_n_steps=5", "optim.lr=3e-3",
+        "callbacks.last.min_seconds=0",
     ]  # fmt: skip
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("train", overrides=[*settings, *overrides])
@@ -358,6 +359,14 @@ def test_weights_that_are_not_finite_reach_no_checkpoint_between_logged_steps(
         run.fit()
     saved = [read_resumed(str(path)) for path in run.directory.glob("checkpoints/*.ckpt")]
     assert [each.global_step for each in saved if each] == ([kept_step] if kept_step else [])
+
+
+def test_checkpoints_are_at_least_min_seconds_apart(train: Start) -> None:
+    run = train("run", "callbacks.last.every_n_steps=3", "callbacks.last.min_seconds=3600")
+    run.trainer.callbacks.append(DiesAtBatch(10))
+    with pytest.raises(RuntimeError, match="killed"):
+        run.fit()
+    assert not (run.directory / "checkpoints" / "last.ckpt").exists()
 
 
 def test_a_kill_after_an_epochs_last_step_loses_no_epoch(train: Start, whole_run: Start) -> None:
