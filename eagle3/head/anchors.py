@@ -40,12 +40,12 @@ def runs(anchors: Int[Tensor, " R"]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return (0, *(ends + 1).tolist()), tuple((anchors[ends] + 1).tolist())
 
 
-def pairs_before(anchor_steps: Int[Tensor, " R"], ttt_steps: int) -> tuple[int, ...]:
+def pairs_before(anchor_steps: Int[Tensor, " R"]) -> tuple[int, ...]:
     """Return R + 1 counts: how many trained (step, anchor) pairs ask a teacher before that of anchor i at step 0.
 
     Anchors of a turn are consecutive, so anchor i asks at step k the teacher of anchor i + k at step 0. Counted on the
     CPU when a pack is prepared, because counting on a GPU would need a host sync.
     """
-    places = torch.arange(len(anchor_steps))
-    teachers = torch.cat([places[anchor_steps > step] + step for step in range(ttt_steps)])
-    return (0, *torch.bincount(teachers, minlength=len(anchor_steps)).cumsum(0).tolist())
+    count = len(anchor_steps)
+    ended = torch.bincount(torch.arange(count) + anchor_steps, minlength=count)[:count]  # anchors that ask no longer
+    return (0, *(1 - ended).cumsum(0).cumsum(0).tolist())

@@ -52,7 +52,7 @@ def prepare_ttt(pack: Pack, ttt_steps: int) -> TttBatch:
         anchor_steps=steps,
         anchors_of_sample=counts[sample_of[anchors]],
         anchor_bounds=(0, *counts.cumsum(0).tolist()),
-        pair_bounds=pairs_before(steps, ttt_steps),
+        pair_bounds=pairs_before(steps),
         turn_bounds=turn_bounds,
         segments=segments_of(spans, len(anchors), pack.token_bounds[-1]),
     )

@@ -285,7 +285,7 @@ def test_logits_are_no_larger_than_a_chunk_and_gone_before_the_next(divergence: 
 @pytest.mark.parametrize("size", [1, 2, 5, 8, 20, 100])
 def test_chunks_are_even_and_hold_every_pair_once(size: int) -> None:
     steps = torch.tensor([3, 3, 2, 1, 1, 2, 1, 3, 3, 3, 3, 2, 1])
-    bounds = pairs_before(steps, STEPS)
+    bounds = pairs_before(steps)
     assert bounds[-1] == int(steps.sum())
     chunks = even_chunks(bounds, size)
     assert [index for _, pairs in chunks for index in range(pairs.start, pairs.stop)] == list(range(bounds[-1]))
