@@ -286,12 +286,13 @@ def in_own_process() -> int:
     """Run this job of a sweep as a command of its own; its exit status.
 
     For several GPUs: Lightning starts their ranks with the arguments of this process, which are those of all jobs.
+    Under SLURM it would leave that to srun, which a launcher has called for one task.
     """
     own = [word for folder in own_config_dirs() for word in ("--config-dir", folder)]
     name = ["--config-name", str(HydraConfig.get().job.config_name)]
     overrides = [*HydraConfig.get().overrides.task, f"hydra.run.dir={output_dir()}"]
     command = [sys.executable, sys.argv[0], *own, *name, *overrides]
-    with subprocess.Popen(command) as job:
+    with subprocess.Popen(command, env={k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}) as job:
         try:
             return job.wait()
         except KeyboardInterrupt:

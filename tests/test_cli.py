@@ -406,7 +406,8 @@ def test_a_sweep_over_ranks_has_a_result_of_each_job_that_can_run(world: World, 
         "trainer.precision=32-true", "trainer.devices=2", "trainer.max_steps=2", "trainer.val_check_interval=1",
         "ttt_steps=2", "optim.lr=-1,1e-4", f"hydra.sweep.dir={tmp_path}/sweep",
     )  # fmt: skip
-    done = run_script("train", *sweep)
+    one_task = {"SLURM_NTASKS": "1", "SLURM_NTASKS_PER_NODE": "1", "SLURM_JOB_NAME": "sweep", "SLURM_PROCID": "0"}
+    done = run_script("train", *sweep, env=one_task)  # as a launcher's job, whose ranks Lightning would leave to srun
     assert done.returncode == 1  # of the job with a negative rate
     table = done.stdout[done.stdout.index("rank  val/served_accept_length_2") :].splitlines()[1:]
     assert [line.split()[-1] for line in table] == ["optim.lr=0.0001", "optim.lr=-1"], table
