@@ -108,7 +108,8 @@ def train_rank(rank: int, directory: Path, port: int) -> None:
     """One of the processes: every strategy and case in turn; what it saw and where it ended goes to a file."""
     torch.set_num_threads(1)
     warnings.filterwarnings("error", message=".*sync_dist=True.*")  # numbers that are this rank's alone
-    callbacks.time = SimpleNamespace(perf_counter=count().__next__)  # the same on both: rates differ by rows alone
+    # The same on both ranks, so that rates differ by rows alone.
+    callbacks.time = SimpleNamespace(perf_counter=count().__next__, monotonic=lambda: 0.0)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_RANK": str(rank), "NODE_RANK": "0"}
     for name, (strategy, cases) in STRATEGIES.items():
         for case, overrides in cases.items():
