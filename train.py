@@ -6,7 +6,7 @@ python train.py data.path=DIR/features hydra.run.dir=RUN ckpt_path=RUN/checkpoin
 python train.py data.path=DIR/features init_from=HEAD                      # start from an exported head, on new traffic
 python train.py 'data.path=[A/features,B/features]'                        # several stores of one target
 python train.py 'data.path=[A/features,B/features]' 'data.weights=[1,0.3]'        # 30 % of B in each epoch
-python train.py -m data.path=DIR/features optim.lr=1e-4,3e-4 loss.decay=0.8,1.0                 # sweep
+python train.py -m data.path=DIR/features optim.lr=1e-3,3e-3 loss.decay=0.6,0.8                 # sweep
 """
 
 import hydra

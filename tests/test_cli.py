@@ -402,7 +402,7 @@ def test_a_training_without_an_account_of_wandb_is_one_line(
 @pytest.mark.slow
 def test_a_sweep_over_ranks_has_a_result_of_each_job_that_can_run(world: World, tmp_path: Path) -> None:
     sweep = (
-        "-m", f"data.path={world.store}", "data.val_fraction=0.2", "trainer=ddp", "trainer.accelerator=cpu",
+        "-m", f"data.path={world.store}", "data.val_fraction=0.2", "trainer=auto", "trainer.accelerator=cpu",
         "trainer.precision=32-true", "trainer.devices=2", "trainer.max_steps=2", "trainer.val_check_interval=1",
         "ttt_steps=2", "optim.lr=-1,1e-4", f"hydra.sweep.dir={tmp_path}/sweep",
     )  # fmt: skip
@@ -594,14 +594,8 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_the_exported_head_whole(
     before = sha256_file(last), hashes(head)
     full_disk("last.ckpt")
     resume = (f"hydra.run.dir={run}", f"ckpt_path={run}/checkpoints/last.ckpt", "trainer.max_epochs=3")
-    line = fails(
-        "train",
-        f"data.path={world.store}",
-        "data.val_fraction=0.2",
-        "callbacks.last.every_n_steps=1",
-        "callbacks.last.min_seconds=0",
-        *resume,
-    )
+    saves = ("callbacks.last.every_n_steps=1", "callbacks.last.min_seconds=0")
+    line = fails("train", f"data.path={world.store}", "data.val_fraction=0.2", *saves, *resume)
     assert f"no space left on the disk of {run}/checkpoints/last.ckpt" in line
     full_disk("model.safetensors")
     assert "no space left on the disk" in fails("serve", "action=export", f"run={world.run}", f"head={head}")

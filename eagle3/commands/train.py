@@ -42,7 +42,7 @@ def train(config: DictConfig) -> float:
     cli.quiet_libraries()
     if rank_zero_only.rank:  # type: ignore[attr-defined]
         logging.disable(logging.INFO)  # which is the same on every rank
-    if in_sweep() and OmegaConf.is_config(config.trainer.strategy):
+    if in_sweep() and (OmegaConf.is_config(config.trainer.strategy) or trains_on_several(config.trainer)):
         return job_of_ranks(config)
     with hold(cli.output_dir()) if rank_zero_only.rank == 0 else nullcontext():  # type: ignore[attr-defined]
         return train_alone(config)

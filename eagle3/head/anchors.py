@@ -47,5 +47,6 @@ def pairs_before(anchor_steps: Int[Tensor, " R"]) -> tuple[int, ...]:
     CPU when a pack is prepared, because counting on a GPU would need a host sync.
     """
     count = len(anchor_steps)
-    ended = torch.bincount(torch.arange(count) + anchor_steps, minlength=count)[:count]  # anchors that ask no longer
+    # Anchor i asks the teachers i … i + steps - 1: at each teacher one anchor begins, and some have ended.
+    ended = torch.bincount(torch.arange(count) + anchor_steps, minlength=count)[:count]
     return (0, *(1 - ended).cumsum(0).cumsum(0).tolist())

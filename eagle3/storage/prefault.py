@@ -16,7 +16,7 @@ POPULATE_READ = 22  # MADV_POPULATE_READ of Linux 5.14: all pages of a range, wh
 
 
 def bring_in(address: int, size: int) -> None:
-    """Read the pages of this memory in; where the system cannot, they are read when they are used."""
+    """Read the pages of this memory in; where the system cannot, or for a page or less, they are read when used."""
     begin = address - address % mmap.PAGESIZE
     if size > mmap.PAGESIZE and _madvise is not None:
         _madvise(begin, address + size - begin, POPULATE_READ)  # without the lock; an error changes nothing

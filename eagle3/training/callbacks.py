@@ -85,8 +85,8 @@ class Stop(Enum):
 
 
 class LastCheckpoint(Checkpoint):
-    """Saves `last.ckpt` every `every_n_steps` optimizer steps, but at most every `min_seconds`, at the end, and on
-    SIGINT or SIGTERM of any rank.
+    """Saves `last.ckpt` every `every_n_steps` optimizer steps unless it has saved within `min_seconds`, at the end, and
+    on SIGINT or SIGTERM of any rank.
 
     It saves between steps, where the state is complete: a resumed run repeats nothing and skips nothing. If a
     validation or the end of an epoch follows, which Lightning would skip on resuming, it saves after the next step or
