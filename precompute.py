@@ -1,4 +1,4 @@
-r"""Raw conversations → clean prompts → the target's answers → feature shards, in DIR/prompts, /responses, /features.
+r"""Raw conversations → clean prompts → the target's answers → feature shards, in DIR/prompts, /answers, /features.
 
 python precompute.py target.path=TARGET prompts.path=FILE.jsonl out_dir=DIR prompts/privacy=patterns \
     prompts.license=in-house 'prompts.licenses.allowed_terms=[in-house]'             # on a laptop

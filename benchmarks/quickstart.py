@@ -42,7 +42,7 @@ def main() -> None:
     seconds: dict[str, float] = {}
     call(
         seconds, "precompute", "precompute.py", f"target.path={TARGET}", f"prompts.path={TRAIN}", f"out_dir={data}",
-        "prompts/privacy=patterns", f"prompts.limit={options.prompts}", "responses.max_new_tokens=128",
+        "prompts/privacy=patterns", f"prompts.limit={options.prompts}", "sampling.max_new_tokens=128",
         "answers=huggingface", "answers.batch_size=256", "answers.batch_tokens=65536", "answers.window=4096",
         "features=huggingface", "features.max_length=1024",
     )  # fmt: skip

@@ -116,11 +116,8 @@ def main(arguments: list[str]) -> None:
         return
     options = parsed(arguments)
     result: dict[str, Any] = {"specforge": (options.specforge / "COMMIT").read_text().strip()}
-    result["steps"] = steps(options)
+    result |= {"heads": heads(options)} if options.store else {"steps": steps(options)}
     write_result(options.out, result, arguments)
-    if options.store:
-        result["heads"] = heads(options)
-        write_result(options.out, result, arguments)
     print(json.dumps(result, indent=1))
 
 

@@ -80,11 +80,11 @@ def commands(options: argparse.Namespace, target: Path) -> dict[str, list[str]]:
     random_weights = "target.check_health=false"  # the check refuses weights that nobody trained
     data = [f"target.path={target.resolve()}", random_weights, f"out_dir={work}/data"]
     given = [f"prompts.path={work}/prompts.jsonl", "prompts.license=MIT", "prompts/privacy=patterns"]
-    answer = [f"answers={engine}", f"responses.max_new_tokens={ANSWER_TOKENS}", "responses.temperature=0.7"]
+    answer = [f"answers={engine}", f"sampling.max_new_tokens={ANSWER_TOKENS}", "sampling.temperature=0.7"]
     answer += ["answers.window=8"] if options.tiny else ["answers.in_flight=320"]
     return {
         "prompts": ["precompute.py", f"out_dir={work}/data", *given, "stages=[prompts]"],
-        "answers": ["precompute.py", *data, *answer, *launch, "stages=[responses]"],
+        "answers": ["precompute.py", *data, *answer, *launch, "stages=[answers]"],
         "features": ["precompute.py", *data, f"features={engine}", f"features.dtype={options.dtype}", *launch,
                      "stages=[features]"],
         "training": ["train.py", f"data.path={work}/data/features", f"hydra.run.dir={work}/run", f"trainer={trainer}",
@@ -143,7 +143,7 @@ def rate(work: Path, name: str, log: str) -> float | None:
         with (work / "run/metrics.csv").open() as file:
             told = [float(row["train/tokens_per_s"]) for row in csv.DictReader(file) if row["train/tokens_per_s"]]
         return harmonic_mean(told[1:])  # the first holds the start
-    found = re.search(rf"{ {'answers': 'responses'}.get(name, name) }: (\d+) [a-z ]*tokens/s since the first", log)
+    found = re.search(rf"{name}: (\d+) [a-z ]*tokens/s since the first", log)
     return float(found[1]) if found else None
 
 

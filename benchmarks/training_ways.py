@@ -84,11 +84,11 @@ def make_store(folder: Path, name: str, store: Store, overrides: Sequence[str], 
     data = folder / file_name(name)
     if (data / "features" / "manifest.json").exists():
         return
-    stages = ["prompts", "responses", "features"]
+    stages = ["prompts", "answers", "features"]
     if store.answers_of:
         stages = ["features"]
         data.mkdir(parents=True, exist_ok=True)
-        for part in ("prompts", "responses"):
+        for part in ("prompts", "answers"):
             if not (data / part).exists():
                 (data / part).symlink_to(folder / file_name(store.answers_of) / part)
     call(

@@ -1,6 +1,6 @@
 """The estimate stage: tokens, bytes and GPU-hours of a run before it starts, as a table and in DIR/estimate.json.
 
-Tokens are those in DIR/responses, or without answers those in DIR/prompts and `responses.max_new_tokens` for every
+Tokens are those in DIR/answers, or without answers those in DIR/prompts and `sampling.max_new_tokens` for every
 answer: an upper bound. Bytes are tokens times hidden states, hours are tokens over measured rates of one GPU.
 """
 
@@ -18,7 +18,7 @@ from eagle3 import cli
 from eagle3.answers.build import chat_of
 from eagle3.answers.chat import Chat
 from eagle3.answers.dialogue import Dialogue
-from eagle3.answers.store import read_responses, read_rows
+from eagle3.answers.store import read_answers, read_rows
 from eagle3.errors import MAKE_PROMPTS, InputError
 from eagle3.features.extract import STORED
 from eagle3.head.draft_head import DraftHead, HeadConfig
@@ -76,9 +76,9 @@ def estimate_run(config: DictConfig) -> dict[str, Any]:
 
 
 def tokens_of_answers(config: DictConfig, out_dir: Path) -> Tokens | None:
-    """Count the rows of a responses stage that has ended or is running; None if there are none."""
-    folder = out_dir / "responses"
-    manifest = read_responses(folder) if (folder / "manifest.json").exists() else None
+    """Count the rows of an answers stage that has ended or is running; None if there are none."""
+    folder = out_dir / "answers"
+    manifest = read_answers(folder) if (folder / "manifest.json").exists() else None
     finished, max_length, sizes, left_out = 0, config.features.max_length, [], Counter[str]()
     for row in read_rows(folder) if manifest else ():
         finished += row.last_of_prompt
@@ -96,10 +96,10 @@ def tokens_of_answers(config: DictConfig, out_dir: Path) -> Tokens | None:
 def tokens_of_prompts(config: DictConfig, out_dir: Path, chat: Chat) -> Tokens:
     """Count about `estimate.prompts` prompts, evenly spread; the template's own tokens around the first turn only."""
     if config.answers.name == "imported":
-        raise InputError(f"{out_dir}/responses has no imported answers to count; run stages=[responses], without a GPU")
+        raise InputError(f"{out_dir}/answers has no imported answers to count; run stages=[answers], without a GPU")
     count = number_of_prompts(out_dir)
     step = max(1, count // config.estimate.prompts)
-    longest, most = config.responses.max_new_tokens, config.responses.max_prompt_tokens
+    longest, most = config.sampling.max_new_tokens, config.sampling.max_prompt_tokens
     sizes, left_out = [], Counter[str]()
     for prompt in islice(read_jsonl(out_dir / "prompts" / "prompts.jsonl"), 0, None, step):
         dialogue = Dialogue(prompt, chat, seed=0, max_prompt_tokens=most, on_length="keep")
@@ -112,7 +112,7 @@ def tokens_of_prompts(config: DictConfig, out_dir: Path, chat: Chat) -> Tokens:
         length = min(asked + answered, config.features.max_length)
         sizes.append((length, min(answered, length)))
     scale = count / -(-count // step)
-    return totals(sizes, scale, left_out, answers=f"at most {longest} tokens each (responses.max_new_tokens)")
+    return totals(sizes, scale, left_out, answers=f"at most {longest} tokens each (sampling.max_new_tokens)")
 
 
 def number_of_prompts(out_dir: Path) -> int:
@@ -153,7 +153,7 @@ def gpu_hours(
     answering = tokens.answer_tokens / rates.answers[answered_by] if answered_by else 0
     training = tokens.answer_tokens / rates.training["answers"] + prompt_tokens / rates.training["prompts"]
     return {
-        "responses": (reading + answering) * target / 3600,
+        "answers": (reading + answering) * target / 3600,
         "features": tokens.tokens / rates.features[extracted_by] * target / 3600,
         "training_epoch": training * head / 3600,
     }

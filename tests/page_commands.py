@@ -18,7 +18,7 @@ CLONE = ("precompute.py", "train.py", "serve.py", "conf", "eagle3", "tests", "be
 FENCE = re.compile(r"^( *)```(\w+)([^\n]*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 SCRIPT = re.compile(r"python ([\w/]+)\.py (.*)")
 SMALL = {  # what a command does not set itself, so that a page takes seconds
-    "precompute": ("responses.max_new_tokens=16", "features.shard_mb=1", "prompts.processes=1"),
+    "precompute": ("sampling.max_new_tokens=16", "features.shard_mb=1", "prompts.processes=1"),
     "train": (
         "data.val_fraction=0.2",
         "trainer.max_epochs=1",

@@ -59,7 +59,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 @dataclass(frozen=True)
 class World:
-    """What the commands left: DIR with prompts, responses and features, a run, an exported head."""
+    """What the commands left: DIR with prompts, answers and features, a run, an exported head."""
 
     root: Path
     precompute: tuple[str, ...]
@@ -88,7 +88,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     (root / "prompts.jsonl").write_text("".join(lines))
     settings = (
         f"target.path={TINY}", f"prompts.path={root}/prompts.jsonl", f"out_dir={root}/dir", "prompts/privacy=patterns",
-        "responses.max_new_tokens=24", "features.shard_mb=1",
+        "sampling.max_new_tokens=24", "features.shard_mb=1",
     )  # fmt: skip
     made = World(root, settings)
     training = (f"data.path={made.store}", "data.val_fraction=0.2", "trainer.max_epochs=2")
@@ -148,7 +148,7 @@ def hashes(folder: Path) -> dict[str, str]:
 
 def test_the_commands_leave_what_they_promise(world: World) -> None:
     for path in (
-        "dir/prompts/prompts.jsonl", "dir/responses/responses.jsonl", "dir/features/manifest.json",
+        "dir/prompts/prompts.jsonl", "dir/answers/answers.jsonl", "dir/features/manifest.json",
         "run/checkpoints/last.ckpt", "run/metrics.csv", "run/result.json",
         "head/config.json", "head/model.safetensors", "head/training.json", "head/README.md",
     ):  # fmt: skip
@@ -166,7 +166,7 @@ def test_a_second_precompute_changes_nothing(world: World, call: Call) -> None:
 
 
 def test_one_stage_runs_alone_from_what_the_folder_holds(world: World, call: Call, tmp_path: Path) -> None:
-    shutil.copytree(world.out_dir / "responses", tmp_path / "dir" / "responses")
+    shutil.copytree(world.out_dir / "answers", tmp_path / "dir" / "answers")
     call("precompute", f"target.path={TINY}", f"out_dir={tmp_path}/dir", "stages=[features]", "features.shard_mb=1")
     again, first = (FeatureStore(LocalFolder(path)) for path in (tmp_path / "dir" / "features", world.store))
     assert again.fingerprint == first.fingerprint  # every byte of every shard
@@ -243,10 +243,10 @@ def test_a_launch_warns_of_keys_that_load_the_target_here(fails: Fails, caplog: 
 @pytest.mark.parametrize(
     ("overrides", "unread"),
     [
-        (["stages=[features]", "responses.temperature=0", "chat=default", "features.shard_mb=1"],
-         ["responses.temperature", "chat"]),
-        (["stages=[responses]", "answers=imported", "responses.seed=3", "responses.max_prompt_tokens=9",
-          "prompts.limit=3"], ["responses.seed", "prompts.limit"]),
+        (["stages=[features]", "sampling.temperature=0", "chat=default", "features.shard_mb=1"],
+         ["sampling.temperature", "chat"]),
+        (["stages=[answers]", "answers=imported", "sampling.seed=3", "sampling.max_prompt_tokens=9",
+          "prompts.limit=3"], ["sampling.seed", "prompts.limit"]),
         (["stages=[prompts]", "prompts.path=/nowhere", "prompts/privacy=patterns", "target=phi4"], ["target"]),
     ],
 )  # fmt: skip
@@ -421,7 +421,7 @@ def test_a_sweep_over_ranks_has_a_result_of_each_job_that_can_run(world: World, 
     [
         (["target.path=/nowhere"], "target.path=/nowhere does not exist; give"),
         (["prompts.path=/nowhere.jsonl"], "prompts.path=/nowhere.jsonl does not exist; name"),
-        (["stages=[answers]"], "stages=[answers] must hold one or more of prompts, responses, features"),
+        (["stages=[answers]"], "stages=[answers] must hold one or more of prompts, answers, features"),
         (["features.max_length=64"], "max_length=4096 then, 64 now); choose another out_dir"),
     ],
 )
@@ -464,7 +464,7 @@ def test_prompts_answered_twice_train_as_one_store_and_their_validation_prompts_
     world: World, call: Call, tmp_path: Path
 ) -> None:
     shutil.copytree(world.out_dir / "prompts", tmp_path / "dir" / "prompts")
-    call("precompute", *world.precompute, f"out_dir={tmp_path}/dir", "responses.seed=1", "responses.temperature=1.0")
+    call("precompute", *world.precompute, f"out_dir={tmp_path}/dir", "sampling.seed=1", "sampling.temperature=1.0")
     stores, head = [str(world.store), f"{tmp_path}/dir/features"], tmp_path / "head"
     call(
         "train", f"data.path=[{','.join(stores)}]", f"hydra.run.dir={tmp_path}/run", "data.val_fraction=0.2",
@@ -564,7 +564,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="finds out by Linux's /proc which file is written")
-@pytest.mark.parametrize("name", ["prompts.jsonl", "responses.jsonl", "shard-000001-"])
+@pytest.mark.parametrize("name", ["prompts.jsonl", "answers.jsonl", "shard-000001-"])
 def test_a_full_disk_keeps_what_was_written_and_the_same_command_goes_on(
     world: World,
     fails: Fails,
@@ -580,7 +580,7 @@ def test_a_full_disk_keeps_what_was_written_and_the_same_command_goes_on(
     assert not (tmp_path / "dir" / "features" / "manifest.json").exists()
     full_disk("no file has this name")
     call("precompute", *settings)
-    rows = Counter(row["prompt_id"] for row in read_jsonl(tmp_path / "dir" / "responses" / "responses.jsonl"))
+    rows = Counter(row["prompt_id"] for row in read_jsonl(tmp_path / "dir" / "answers" / "answers.jsonl"))
     assert rows == Counter(row["id"] for row in read_jsonl(world.out_dir / "prompts" / "prompts.jsonl"))
     assert not list(tmp_path.rglob("*.tmp"))
 
@@ -605,7 +605,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_the_exported_head_whole(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("watched", "stop"),
-    [("responses/responses.jsonl", signal.SIGTERM), ("features/shard-000000.index", signal.SIGKILL)],
+    [("answers/answers.jsonl", signal.SIGTERM), ("features/shard-000000.index", signal.SIGKILL)],
 )
 def test_a_stopped_precompute_goes_on_where_it_was(world: World, tmp_path: Path, watched: str, stop: int) -> None:
     settings = (
@@ -626,7 +626,7 @@ def test_a_stopped_precompute_goes_on_where_it_was(world: World, tmp_path: Path,
         assert error.splitlines()[-1].startswith("error: interrupted; what was finished is kept")
     done = run_script("precompute", *settings)
     assert done.returncode == 0, done.stderr
-    rows = Counter(row["prompt_id"] for row in read_jsonl(tmp_path / "dir" / "responses" / "responses.jsonl"))
+    rows = Counter(row["prompt_id"] for row in read_jsonl(tmp_path / "dir" / "answers" / "answers.jsonl"))
     assert rows == Counter(row["id"] for row in read_jsonl(world.out_dir / "prompts" / "prompts.jsonl"))
     assert json.loads((tmp_path / "dir" / "features" / "manifest.json").read_text())["samples"] == len(rows)
 
@@ -655,22 +655,22 @@ def test_a_stopped_training_says_how_to_go_on(world: World, tmp_path: Path, stop
 
 @pytest.mark.slow
 def test_of_two_writers_on_one_folder_the_second_is_told_who_the_first_is(world: World, tmp_path: Path) -> None:
-    settings = (*world.precompute, f"out_dir={tmp_path}/dir", "stages=[prompts,responses]")
+    settings = (*world.precompute, f"out_dir={tmp_path}/dir", "stages=[prompts,answers]")
     first = Script("precompute", *settings)
-    while not (tmp_path / "dir/responses/.lock.json").exists():
+    while not (tmp_path / "dir/answers/.lock.json").exists():
         assert first.poll() is None
         time.sleep(0.02)
     first.send_signal(signal.SIGSTOP)  # it would be done before the second looks, on a machine that is slow in turns
-    second = run_script("precompute", *settings, "stages=[responses]")
+    second = run_script("precompute", *settings, "stages=[answers]")
     first.kill()  # of which nothing is left behind that would keep the next one out
     first.communicate()
     assert second.returncode == 1
-    assert re.search(
-        rf"error: .*/responses is being written by process {first.pid} on .*; wait for it", second.stderr
-    ), second.stderr
+    assert re.search(rf"error: .*/answers is being written by process {first.pid} on .*; wait for it", second.stderr), (
+        second.stderr
+    )
     third = run_script("precompute", *settings)
     assert third.returncode == 0, third.stderr
-    rows = Counter(row["prompt_id"] for row in read_jsonl(tmp_path / "dir" / "responses" / "responses.jsonl"))
+    rows = Counter(row["prompt_id"] for row in read_jsonl(tmp_path / "dir" / "answers" / "answers.jsonl"))
     assert set(rows.values()) == {1} and len(rows) > 10
 
 

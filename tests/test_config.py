@@ -32,7 +32,7 @@ ROOTS = {
         "target",
         "prompts",
         "chat",
-        "responses",
+        "sampling",
         "answers",
         "features",
         "estimate",

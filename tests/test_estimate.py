@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from stores import ASSETS, CONF, ROOT
 from transformers import DeepseekV3Config, GptOssConfig, LlamaConfig, Qwen3MoeConfig
 
-from eagle3.answers.store import read_responses
+from eagle3.answers.store import read_answers
 from eagle3.commands.precompute import precompute
 from eagle3.errors import InputError
 from eagle3.estimate import Rates, Tokens, active_parameters, estimate_run, gpu_hours, head_parameters
@@ -66,7 +66,7 @@ def test_imported_answers_take_no_time(rates: Rates) -> None:
     tokens = some_tokens(tokens=3 * 10**9, answer_tokens=10**9)
     own = gpu_hours(tokens, rates, answered_by="sglang", extracted_by="sglang", target=1, head=1)
     imported = gpu_hours(tokens, rates, answered_by=None, extracted_by="sglang", target=1, head=1)
-    assert own["responses"] == pytest.approx((1e9 / 20771 + 2e9 / 39321) / 3600) and imported["responses"] == 0
+    assert own["answers"] == pytest.approx((1e9 / 20771 + 2e9 / 39321) / 3600) and imported["answers"] == 0
     assert own["features"] == imported["features"] == pytest.approx(3e9 / 39321 / 3600)
     twice = gpu_hours(tokens, rates, answered_by="sglang", extracted_by="sglang", target=2, head=2)
     assert twice == {stage: pytest.approx(2 * hours) for stage, hours in own.items()}
@@ -140,7 +140,7 @@ def of_config(config: Any) -> TargetFiles:
 def composed(out_dir: Path, *overrides: str) -> DictConfig:
     settings = (
         f"target.path={ASSETS / 'tiny'}", f"prompts.path={out_dir.parent}/prompts.jsonl", f"out_dir={out_dir}",
-        "prompts/privacy=off", "prompts.processes=1", "responses.max_new_tokens=24", "features.dtype=bfloat16",
+        "prompts/privacy=off", "prompts.processes=1", "sampling.max_new_tokens=24", "features.dtype=bfloat16",
     )  # fmt: skip
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("precompute", [*settings, *overrides])
@@ -168,15 +168,15 @@ def test_with_answers_tokens_are_exact_and_bytes_are_those_of_the_hidden_states(
     assert json.loads((made / "estimate.json").read_text()) == found
 
 
-def test_a_responses_stage_that_was_stopped_stands_for_the_whole_run(made: Path, tmp_path: Path) -> None:
+def test_an_answers_stage_that_was_stopped_stands_for_the_whole_run(made: Path, tmp_path: Path) -> None:
     whole = estimate_run(composed(made))
     shutil.copytree(made, tmp_path / "dir", ignore=shutil.ignore_patterns("features"))
-    responses = tmp_path / "dir" / "responses"
-    (responses / "manifest.json").write_bytes(
-        sealed_bytes(replace(read_responses(responses), complete=False, counts=None, files=None))
+    answers = tmp_path / "dir" / "answers"
+    (answers / "manifest.json").write_bytes(
+        sealed_bytes(replace(read_answers(answers), complete=False, counts=None, files=None))
     )
-    lines = (responses / "responses.jsonl").read_bytes().splitlines(keepends=True)
-    (responses / "responses.jsonl").write_bytes(b"".join(lines[:20]))
+    lines = (answers / "answers.jsonl").read_bytes().splitlines(keepends=True)
+    (answers / "answers.jsonl").write_bytes(b"".join(lines[:20]))
     found = estimate_run(composed(tmp_path / "dir"))
     assert found["tokens"] == pytest.approx(whole["tokens"], rel=0.3) and found["tokens"] != whole["tokens"]
 
@@ -185,7 +185,7 @@ def test_a_responses_stage_that_was_stopped_stands_for_the_whole_run(made: Path,
 def test_without_answers_every_turn_counts_with_the_longest_answer(made: Path, tmp_path: Path, looked_at: int) -> None:
     shutil.copytree(made / "prompts", tmp_path / "dir" / "prompts")
     found = estimate_run(composed(tmp_path / "dir", f"estimate.prompts={looked_at}"))
-    assert found["answers"] == "at most 24 tokens each (responses.max_new_tokens)"
+    assert found["answers"] == "at most 24 tokens each (sampling.max_new_tokens)"
     real = json.loads((made / "features" / "manifest.json").read_text())
     if looked_at == 1000:
         lines = (made / "prompts" / "prompts.jsonl").read_text().splitlines()
@@ -205,7 +205,7 @@ def test_no_weights_are_needed(made: Path, tmp_path: Path) -> None:
     ("overrides", "error"),
     [
         ([], r"prompts\.jsonl does not exist or is empty.*stages=\[prompts\]"),
-        (["answers=imported"], r"has no imported answers to count; run stages=\[responses\]"),
+        (["answers=imported"], r"has no imported answers to count; run stages=\[answers\]"),
     ],
 )
 def test_what_is_missing_is_named_with_the_stage_that_makes_it(

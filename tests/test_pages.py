@@ -120,7 +120,7 @@ def readme(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (folder / file).write_text("".join([*rows, refused]))
         shutil.copy(ASSETS / "prompts" / "gsm8k.jsonl", folder)
         said = run_page(README, folder, small=True)
-        rows = (folder / "DIR" / "responses" / "responses.jsonl").read_text().splitlines()
+        rows = (folder / "DIR" / "answers" / "answers.jsonl").read_text().splitlines()
         (folder / "REGENERATED.jsonl").write_text("".join(regenerated(json.loads(row)) for row in rows))
         return said
 

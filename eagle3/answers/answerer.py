@@ -1,4 +1,4 @@
-"""Interface for answerers, and the task of a worker of the responses stage: prompts become rows."""
+"""Interface for answerers, and the task of a worker of the answers stage: prompts become rows."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from eagle3.workers.task import Keyed, Take
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How the target answers: the keys of the same names in conf/responses."""
+    """How the target answers: the keys of the same names in conf/sampling."""
 
     temperature: float  # 0: greedy
     top_p: float
@@ -28,7 +28,7 @@ class Answerer:
     InputError.
     """
 
-    name: str  # in the manifest of the responses: two answerers do not give the same answers
+    name: str  # in the manifest of the answers: two answerers do not give the same answers
 
     def __enter__(self) -> Self:
         return self

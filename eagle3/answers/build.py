@@ -30,18 +30,18 @@ AHEAD = 1024  # prompts that a worker holds, for an answerer that does not state
 
 
 def answer(config: DictConfig, target: StoredTarget) -> Counts:
-    """Run the responses stage."""
-    chat, responses, out_dir = chat_of(config, target), config.responses, Path(config.out_dir)
+    """Run the answers stage."""
+    chat, sampling, out_dir = chat_of(config, target), config.sampling, Path(config.out_dir)
     if config.answers.name == "imported":
         answers = cli.build(config.answers, leave_out=["name"])
-        limit = responses.max_prompt_tokens
+        limit = sampling.max_prompt_tokens
         return import_answers(target=target, chat=chat, answers=answers, max_prompt_tokens=limit, out_dir=out_dir)
     made_with = MadeWith(
         answers=config.answers.name,
         chat=chat.settings,
         sampling=asdict(sampling_of(config)),
-        seed=responses.seed,
-        on_length=responses.on_length,
+        seed=sampling.seed,
+        on_length=sampling.on_length,
     )
     servers = None
     if config.answers.name in ENDPOINTS:
@@ -58,7 +58,7 @@ def answer(config: DictConfig, target: StoredTarget) -> Counts:
 
 
 def sampling_of(config: DictConfig) -> Sampling:
-    return Sampling(**{field.name: config.responses[field.name] for field in fields(Sampling)})
+    return Sampling(**{field.name: config.sampling[field.name] for field in fields(Sampling)})
 
 
 def chat_of(config: DictConfig, target: Target | TargetFiles) -> Chat:
@@ -85,8 +85,8 @@ def answering(config: DictConfig, folder: Path, worker: WorkerId) -> Iterator[An
         parts["launch"] = for_worker(launch, worker)
     own = [each.name for each in fields(ServedSettings)] if served else ["name"]
     answerer: Answerer = cli.build(config.answers, leave_out=own, **parts)
-    limit = prompt_limit(context_of(target.text_config), sampling.max_new_tokens, config.responses.max_prompt_tokens)
+    limit = prompt_limit(context_of(target.text_config), sampling.max_new_tokens, config.sampling.max_prompt_tokens)
     with answerer:
         yield Answering(
-            answerer, chat, seed=config.responses.seed, max_prompt_tokens=limit, on_length=config.responses.on_length
+            answerer, chat, seed=config.sampling.seed, max_prompt_tokens=limit, on_length=config.sampling.on_length
         )

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from eagle3.answers.chat import Chat, Messages, RefusedConversation
-from eagle3.answers.rows import ResponseError, ResponseRow, error_row, new_row, too_long
+from eagle3.answers.rows import AnsweredRow, AnswerError, error_row, new_row, too_long
 from eagle3.engine.endpoint import Answer
 
-UNFINISHED = "the answer did not end within responses.max_new_tokens and responses.on_length=drop"
+UNFINISHED = "the answer did not end within sampling.max_new_tokens and sampling.on_length=drop"
 CALLS_TOOL = "the answer before names a tool of the conversation: what the tool would have said is not known"
 NO_CONTENT = "the answer before has no content that a server would put into the next prompt (see chat.reasoning_parser)"
 
@@ -21,8 +21,8 @@ class Dialogue:
 
     def __init__(self, prompt: dict[str, Any], chat: Chat, *, seed: int, max_prompt_tokens: int | None, on_length: str):
         self.prompt = prompt
-        self.rows: list[ResponseRow] = []
-        self.errors: list[ResponseError] = []
+        self.rows: list[AnsweredRow] = []
+        self.errors: list[AnswerError] = []
         self.turn = 0
         self.waiting = True
         self.prompt_ids: list[int] = []

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eagle3.answers.chat import SENTINEL, Chat, Messages, RefusedConversation
-from eagle3.answers.rows import ResponseError, ResponseRow, error_row, new_row, too_long
+from eagle3.answers.rows import AnsweredRow, AnswerError, error_row, new_row, too_long
 
 CONTROL_TOKEN_INSIDE = "the answer's text holds that of a control token"
 END_OF_TURN_INSIDE = "the answer contains an end-of-turn token"
@@ -57,7 +57,7 @@ def imported_rows(
     *,
     max_prompt_tokens: int | None,
     context: int | None,
-) -> tuple[list[ResponseRow], list[ResponseError]]:
+) -> tuple[list[AnsweredRow], list[AnswerError]]:
     """Rows (one per assistant turn whose tokens are known) and errors of a conversation that keeps its answers."""
     rows, refusals = [], []
     chat = chat.with_tools(prompt.get("tools"))

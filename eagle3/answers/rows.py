@@ -1,4 +1,4 @@
-"""A line of responses.jsonl and one of errors.jsonl."""
+"""A line of answers.jsonl and one of errors.jsonl."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -7,7 +7,7 @@ from eagle3.storage.records import Record
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResponseRow(Record):
+class AnsweredRow(Record):
     """Token ids of a conversation, with the answers between `turns` [begin, end).
 
     A prompt has several rows where a later prompt does not begin with the tokens of the turns before it.
@@ -34,7 +34,7 @@ class ResponseRow(Record):
         finish_reason: str,
         seed: int | None,
         messages: list[dict[str, Any]],
-    ) -> "ResponseRow":
+    ) -> "AnsweredRow":
         input_ids = prompt_ids + answer_ids
         return replace(
             self,
@@ -47,7 +47,7 @@ class ResponseRow(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResponseError(Record):
+class AnswerError(Record):
     """A turn without an answer. `retry`: a later run tries the prompt again, unless rows of it are on disk."""
 
     prompt_id: str
@@ -57,17 +57,17 @@ class ResponseError(Record):
     retry: bool
 
 
-def new_row(prompt: dict[str, Any], turn: int) -> ResponseRow:
-    return ResponseRow(
+def new_row(prompt: dict[str, Any], turn: int) -> AnsweredRow:
+    return AnsweredRow(
         id=f"{prompt['id']}#{turn}", prompt_id=prompt["id"], source=prompt["source"], license=prompt["license"]
     )
 
 
-def error_row(prompt: dict[str, Any], turn: int, reason: str, *, retry: bool) -> ResponseError:
-    return ResponseError(prompt_id=prompt["id"], source=prompt["source"], turn=turn, reason=reason, retry=retry)
+def error_row(prompt: dict[str, Any], turn: int, reason: str, *, retry: bool) -> AnswerError:
+    return AnswerError(prompt_id=prompt["id"], source=prompt["source"], turn=turn, reason=reason, retry=retry)
 
 
 def too_long(prompt_ids: list[int], limit: int | None) -> str | None:
     if limit is None or len(prompt_ids) <= limit:
         return None
-    return f"the prompt is longer than responses.max_prompt_tokens ({len(prompt_ids)} tokens, at most {limit})"
+    return f"the prompt is longer than sampling.max_prompt_tokens ({len(prompt_ids)} tokens, at most {limit})"

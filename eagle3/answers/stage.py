@@ -1,11 +1,11 @@
-"""The responses stage: prompts.jsonl → responses.jsonl, by workers or imported; resumes prompt by prompt."""
+"""The answers stage: prompts.jsonl → answers.jsonl, by workers or imported; resumes prompt by prompt."""
 
 import logging
 from pathlib import Path
 
 from eagle3.answers.chat import Chat
 from eagle3.answers.imported import ImportedAnswers, imported_rows
-from eagle3.answers.store import Counts, MadeWith, ResponseStore
+from eagle3.answers.store import AnswerStore, Counts, MadeWith
 from eagle3.errors import InputError
 from eagle3.target.facts import context_of
 from eagle3.target.model import Target
@@ -32,7 +32,7 @@ def answer_prompts(
     if not store.pending:
         return store.close()
     items = ((prompt["id"], prompt) for prompt in store.pending_prompts())
-    with Meter(store.pending, desc="responses", unit="prompt", of="answer tokens") as progress:
+    with Meter(store.pending, desc="answers", unit="prompt", of="answer tokens") as progress:
         for finished in workers(build, items, progress, ahead=ahead, total=store.pending):
             store.append(answered for _, answered in finished)
     return store.close()
@@ -50,7 +50,7 @@ def import_answers(
     made_with = MadeWith(answers=answers.name, chat=chat.settings, sampling=None, seed=None, on_length=None)
     store = _open_store(target, made_with, out_dir)
     context = context_of(target.text_config)
-    with Meter(store.pending, desc="responses", unit="prompt", of="answer tokens") as progress:
+    with Meter(store.pending, desc="answers", unit="prompt", of="answer tokens") as progress:
         take = take_from(store.pending_prompts())
         while prompts := take(WRITTEN_TOGETHER):
             rows = [
@@ -68,15 +68,15 @@ def prompt_limit(context: int | None, max_new_tokens: int, max_prompt_tokens: in
         return max_prompt_tokens
     if max_new_tokens >= context:
         raise InputError(
-            f"responses.max_new_tokens={max_new_tokens} leaves no room for a prompt in the target's context of "
+            f"sampling.max_new_tokens={max_new_tokens} leaves no room for a prompt in the target's context of "
             f"{context} tokens; choose less"
         )
     room = context - max_new_tokens
     return room if max_prompt_tokens is None else min(room, max_prompt_tokens)
 
 
-def _open_store(target: Target | StoredTarget, made_with: MadeWith, out_dir: str | Path) -> ResponseStore:
-    store = ResponseStore(Path(out_dir), target.identity.with_template(made_with.chat["template_hash"]), made_with)
+def _open_store(target: Target | StoredTarget, made_with: MadeWith, out_dir: str | Path) -> AnswerStore:
+    store = AnswerStore(Path(out_dir), target.identity.with_template(made_with.chat["template_hash"]), made_with)
     if not store.pending:
-        log.info("%s is up to date", store.responses)
+        log.info("%s is up to date", store.answers)
     return store

@@ -1,4 +1,4 @@
-"""The files of OUT/responses: finished and pending prompts, and the settings that made the answers."""
+"""The files of OUT/answers: finished and pending prompts, and the settings that made the answers."""
 
 import logging
 import os
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from eagle3.answers.rows import ResponseError, ResponseRow
+from eagle3.answers.rows import AnsweredRow, AnswerError
 from eagle3.errors import MAKE_PROMPTS, InputError
 from eagle3.settings.flat import flattened
 from eagle3.storage.files import atomic_write, read_jsonl, sha256_file
@@ -26,8 +26,8 @@ from eagle3.target.identity import TargetIdentity, require_same_target
 
 log = logging.getLogger(__name__)
 
-MAKE_RESPONSES = "python precompute.py target.path=TARGET out_dir=DIR 'stages=[responses]'"
-Answered = tuple[list[ResponseRow], list[ResponseError]]  # rows and errors of one prompt
+MAKE_ANSWERS = "python precompute.py target.path=TARGET out_dir=DIR 'stages=[answers]'"
+Answered = tuple[list[AnsweredRow], list[AnswerError]]  # rows and errors of one prompt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class FileSeal(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResponsesManifest(Record):
+class AnswersManifest(Record):
     FORMAT_VERSION: ClassVar[int] = 4
 
     format_version: int
@@ -72,17 +72,17 @@ class ResponsesManifest(Record):
     files: dict[str, FileSeal] | None  # of a complete stage, by name
 
 
-def read_responses(folder: Path) -> ResponsesManifest:
-    """Read the manifest of OUT/responses."""
+def read_answers(folder: Path) -> AnswersManifest:
+    """Read the manifest of OUT/answers."""
     path = folder / "manifest.json"
     if not path.exists():
-        raise InputError(f"{path} does not exist; make it with: {MAKE_RESPONSES}")
+        raise InputError(f"{path} does not exist; make it with: {MAKE_ANSWERS}")
     return parse_sealed(
-        path.read_bytes(), ResponsesManifest, source=str(path), remedy=f"delete {folder} and run: {MAKE_RESPONSES}"
+        path.read_bytes(), AnswersManifest, source=str(path), remedy=f"delete {folder} and run: {MAKE_ANSWERS}"
     )
 
 
-def require_whole(folder: Path, manifest: ResponsesManifest) -> None:
+def require_whole(folder: Path, manifest: AnswersManifest) -> None:
     """Raise InputError unless the files of a complete stage are those that its manifest was written for."""
     for name, expected in (manifest.files or {}).items():
         path = folder / name
@@ -91,7 +91,7 @@ def require_whole(folder: Path, manifest: ResponsesManifest) -> None:
             held = "is missing" if actual is None else f"holds {actual.bytes} bytes with sha256 {actual.sha256[:12]}…"
             raise InputError(
                 f"{path} {held}, and the stage ended with {expected.bytes} bytes, {expected.sha256[:12]}…: it is "
-                f"damaged or was edited; bring it back, or delete {folder} and run: {MAKE_RESPONSES}"
+                f"damaged or was edited; bring it back, or delete {folder} and run: {MAKE_ANSWERS}"
             )
 
 
@@ -99,8 +99,8 @@ def seal_of(path: Path) -> FileSeal:
     return FileSeal(bytes=path.stat().st_size, sha256=sha256_file(path))
 
 
-def read_rows(folder: Path) -> Iterator[ResponseRow]:
-    return _read_lines(folder / "responses.jsonl", ResponseRow)
+def read_rows(folder: Path) -> Iterator[AnsweredRow]:
+    return _read_lines(folder / "answers.jsonl", AnsweredRow)
 
 
 def _read_lines(path: Path, kind: type[AnyRecord]) -> Iterator[AnyRecord]:
@@ -130,19 +130,19 @@ def require_prompts_whole(prompts: Path, sha256: str) -> None:
         )
 
 
-class ResponseStore:
-    """The folder of the responses stage, opened to continue it."""
+class AnswerStore:
+    """The folder of the answers stage, opened to continue it."""
 
     def __init__(self, out_dir: Path, target: TargetIdentity, made_with: MadeWith) -> None:
         """Raises InputError if the folder has answers that were made with other settings."""
         self.prompts = out_dir / "prompts" / "prompts.jsonl"
-        self.folder = out_dir / "responses"
-        self.responses = self.folder / "responses.jsonl"
+        self.folder = out_dir / "answers"
+        self.answers = self.folder / "answers.jsonl"
         self.errors = self.folder / "errors.jsonl"
         if not self.prompts.is_file():
             raise InputError(f"{self.prompts} does not exist; make it with: {MAKE_PROMPTS}")
-        self.manifest = ResponsesManifest(
-            format_version=ResponsesManifest.FORMAT_VERSION,
+        self.manifest = AnswersManifest(
+            format_version=AnswersManifest.FORMAT_VERSION,
             target=target,
             made_with=made_with,
             prompts_sha256=sha256_file(self.prompts),
@@ -152,16 +152,16 @@ class ResponseStore:
         )
         require_prompts_whole(self.prompts, self.manifest.prompts_sha256)
         if (self.folder / "manifest.json").exists():
-            before = read_responses(self.folder)
+            before = read_answers(self.folder)
             self._require_same(before)
             require_whole(self.folder, before)
-        elif self.responses.exists() and self.responses.stat().st_size:
+        elif self.answers.exists() and self.answers.stat().st_size:
             raise InputError(
-                f"{self.responses} has no manifest.json next to it, which says how these answers were made; bring it "
-                f"back, or delete {self.folder} and run: {MAKE_RESPONSES}"
+                f"{self.answers} has no manifest.json next to it, which says how these answers were made; bring it "
+                f"back, or delete {self.folder} and run: {MAKE_ANSWERS}"
             )
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.done = _keep_whole_prompts(self.responses)
+        self.done = _keep_whole_prompts(self.answers)
         final = [error for error in self._read_errors() if error.prompt_id in self.done or not error.retry]
         self.done |= {error.prompt_id for error in final}
         self.pending = sum(1 for _ in self.pending_prompts())
@@ -178,19 +178,19 @@ class ResponseStore:
         finished = list(finished)
         self._append(self.errors, [error for _, errors in finished for error in errors])
         rows = [replace(row, last_of_prompt=row is rows[-1]) for rows, _ in finished for row in rows]
-        self._append(self.responses, rows)
+        self._append(self.answers, rows)
 
     def close(self) -> Counts:
         """Count what is on disk into the manifest."""
-        counts = _count(self.responses, read_rows(self.folder), self._read_errors())
+        counts = _count(self.answers, read_rows(self.folder), self._read_errors())
         if not counts.rows:
             imported = "; drop answers=imported, or give rows with answers and run all stages with it"
             remedy = imported if self.manifest.made_with.sampling is None else ""
-            raise InputError(f"{self.responses} is empty, nothing could be answered: {counts.errors}{remedy}")
+            raise InputError(f"{self.answers} is empty, nothing could be answered: {counts.errors}{remedy}")
         if counts.errors:
             log.warning("%d turns or prompts gave no row, see %s", sum(counts.errors.values()), self.errors)
         self.errors.touch()
-        files = {path.name: seal_of(path) for path in (self.responses, self.errors)}
+        files = {path.name: seal_of(path) for path in (self.answers, self.errors)}
         self.manifest = replace(self.manifest, complete=True, counts=counts, files=files)
         self._write_manifest()
         return counts
@@ -199,7 +199,7 @@ class ResponseStore:
         with atomic_write(self.folder / "manifest.json") as file:
             file.write(sealed_bytes(self.manifest))
 
-    def _append(self, path: Path, rows: Sequence[ResponseRow | ResponseError]) -> None:
+    def _append(self, path: Path, rows: Sequence[AnsweredRow | AnswerError]) -> None:
         try:
             with path.open("ab") as file:
                 # `asdict` would copy every token first, which takes most of the time.
@@ -211,10 +211,10 @@ class ResponseStore:
                 f"{path} cannot be written ({error.strerror}); make room and run again: it resumes where it stopped"
             ) from None
 
-    def _read_errors(self) -> Iterator[ResponseError]:
-        return _read_lines(self.errors, ResponseError) if self.errors.exists() else iter(())
+    def _read_errors(self) -> Iterator[AnswerError]:
+        return _read_lines(self.errors, AnswerError) if self.errors.exists() else iter(())
 
-    def _require_same(self, before: ResponsesManifest) -> None:
+    def _require_same(self, before: AnswersManifest) -> None:
         require_same_target(
             before.target, self.manifest.target, expected_from=str(self.folder), actual_from="target.path"
         )
@@ -237,7 +237,7 @@ def _keep_whole_prompts(path: Path) -> set[str]:
     done: set[str] = set()
     path.touch()
     whole = 0
-    for row, end in _lines_and_ends(path, ResponseRow):
+    for row, end in _lines_and_ends(path, AnsweredRow):
         if row.last_of_prompt:
             done.add(row.prompt_id)
             whole = end
@@ -245,14 +245,14 @@ def _keep_whole_prompts(path: Path) -> set[str]:
     return done
 
 
-def _count(source: Path, rows: Iterable[ResponseRow], errors: Iterable[ResponseError]) -> Counts:
+def _count(source: Path, rows: Iterable[AnsweredRow], errors: Iterable[AnswerError]) -> Counts:
     total: Counter[str] = Counter()
     prompts: set[str] = set()
     ids: set[str] = set()
     finish_reasons: Counter[str] = Counter()
     for row in rows:
         if row.id in ids:
-            raise InputError(f"{source}: row {row.id} is there twice; delete {source.parent} and run: {MAKE_RESPONSES}")
+            raise InputError(f"{source}: row {row.id} is there twice; delete {source.parent} and run: {MAKE_ANSWERS}")
         ids.add(row.id)
         prompts.add(row.prompt_id)
         finish_reasons.update(row.finish_reasons)

@@ -90,12 +90,12 @@ class Prompts(Stage):
 
 
 class Estimate(Stage):
-    """DIR/prompts or DIR/responses → DIR/estimate.json."""
+    """DIR/prompts or DIR/answers → DIR/estimate.json."""
 
     needs_target = True
 
     def reads(self, config: DictConfig) -> tuple[str, ...]:
-        return "estimate", "target", "chat", "answers", "responses", "features"
+        return "estimate", "target", "chat", "answers", "sampling", "features"
 
     def check_target(self, config: DictConfig, target: "TargetFiles") -> None:
         check_layers(config, target)
@@ -106,28 +106,28 @@ class Estimate(Stage):
         estimate_run(config)
 
 
-class Responses(Stage):
-    """DIR/prompts → DIR/responses."""
+class Answers(Stage):
+    """DIR/prompts → DIR/answers."""
 
-    writes = "responses"
+    writes = "answers"
     needs_target = True
     uses_engine = True
 
     def reads(self, config: DictConfig) -> tuple[str, ...]:
         if config.answers.name == "imported":
-            return "target", "chat", "answers", "responses.max_prompt_tokens"
+            return "target", "chat", "answers", "sampling.max_prompt_tokens"
         from eagle3.engine.endpoint import ENDPOINTS
 
         kind = ENDPOINTS.get(config.answers.name)
         servers = ("launch",) if kind and kind.started_here and not config.answers.urls else ()
-        return "target", "chat", "answers", "responses", "workers", *servers
+        return "target", "chat", "answers", "sampling", "workers", *servers
 
     def check_target(self, config: DictConfig, target: "TargetFiles") -> None:
         from eagle3.answers.stage import prompt_limit
         from eagle3.target.facts import context_of
 
         if config.answers.name != "imported":
-            limits = config.responses
+            limits = config.sampling
             prompt_limit(context_of(target.text_config), limits.max_new_tokens, limits.max_prompt_tokens)
 
     def run(self, config: DictConfig) -> None:
@@ -135,11 +135,11 @@ class Responses(Stage):
         from eagle3.target.stored import stored_target
 
         counts = answer(config, stored_target(**cli.plain(config.target)))
-        log.info("responses: %d rows, %d answer tokens", counts.rows, counts.answer_tokens)
+        log.info("answers: %d rows, %d answer tokens", counts.rows, counts.answer_tokens)
 
 
 class Features(Stage):
-    """DIR/responses → the feature store, DIR/features unless features.path names another place."""
+    """DIR/answers → the feature store, DIR/features unless features.path names another place."""
 
     writes = "features"
     needs_target = True
@@ -196,7 +196,7 @@ class Verify(Stage):
 STAGES = {
     "prompts": Prompts(),
     "estimate": Estimate(),
-    "responses": Responses(),
+    "answers": Answers(),
     "repair": Repair(),
     "features": Features(),
     "verify": Verify(),

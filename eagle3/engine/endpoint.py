@@ -168,7 +168,7 @@ def checked(token_ids: list[int], kind: Any, matched: Any, request: Request) -> 
     if not token_ids or not all(type(token) is int for token in token_ids):
         raise ServerFailed("the answer holds no token ids")
     if len(token_ids) > request.max_new_tokens:
-        raise ServerFailed("the answer is longer than responses.max_new_tokens")
+        raise ServerFailed("the answer is longer than sampling.max_new_tokens")
     if kind == "stop" and token_ids[-1] not in request.stop_ids:
         if matched not in request.stop_ids:  # some leave out the token that ended the answer, and name it
             raise RequestRefused("its last token ends no turn of the target: check the server's stop tokens")

@@ -12,15 +12,15 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from eagle3.answers.rows import ResponseRow
-from eagle3.answers.store import MAKE_RESPONSES, read_rows
+from eagle3.answers.rows import AnsweredRow
+from eagle3.answers.store import MAKE_ANSWERS, read_rows
 from eagle3.errors import InputError
 from eagle3.features.turns import anchors_of
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """A row of responses.jsonl as tensors. `source` is its prompt's; `whole`: no answer was cut at a limit."""
+    """A row of answers.jsonl as tensors. `source` is its prompt's; `whole`: no answer was cut at a limit."""
 
     id: str
     input_ids: Int[Tensor, " T"]
@@ -30,18 +30,18 @@ class Conversation:
 
 
 def read_conversations(
-    responses: Path, *, max_length: int, too_long: str, left_out: Counter[str]
+    answers: Path, *, max_length: int, too_long: str, left_out: Counter[str]
 ) -> Iterator[Conversation]:
     """Yield rows with something to train; the others are counted in `left_out` by reason."""
-    if not (responses / "responses.jsonl").is_file():
-        raise InputError(f"{responses}/responses.jsonl does not exist; make it with: {MAKE_RESPONSES}")
-    for row in read_rows(responses):
+    if not (answers / "answers.jsonl").is_file():
+        raise InputError(f"{answers}/answers.jsonl does not exist; make it with: {MAKE_ANSWERS}")
+    for row in read_rows(answers):
         conversation = conversation_of(row, max_length=max_length, too_long=too_long, left_out=left_out)
         if conversation is not None:
             yield conversation
 
 
-def conversation_of(row: ResponseRow, *, max_length: int, too_long: str, left_out: Counter[str]) -> Conversation | None:
+def conversation_of(row: AnsweredRow, *, max_length: int, too_long: str, left_out: Counter[str]) -> Conversation | None:
     """Return what is extracted of a row; None, counted in `left_out`, if nothing can be trained on it."""
     input_ids = torch.tensor(row.input_ids)
     turns = torch.zeros_like(input_ids)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from eagle3.answers.store import MAKE_RESPONSES, ResponsesManifest, read_responses, require_whole
+from eagle3.answers.store import MAKE_ANSWERS, AnswersManifest, read_answers, require_whole
 from eagle3.errors import InputError
 from eagle3.features.conversation import Conversation, read_conversations
 from eagle3.features.manifest import MadeFrom, Manifest
@@ -49,18 +49,18 @@ def extract_features(
     shard_mb: float,
     window_tokens: int,
 ) -> Manifest:
-    """Write `storage` from DIR/responses by tasks of task.Sharding, and return the manifest; finished
+    """Write `storage` from DIR/answers by tasks of task.Sharding, and return the manifest; finished
     shards are kept. A worker holds conversations of about `window_tokens` tokens.
 
     Raises InputError if the answers are another target's, or the folder holds features made otherwise.
     """
-    responses = finished_responses(target, out_dir)
-    store = StoreWriter(storage, made_from(target, responses, settings))
+    answers = finished_answers(target, out_dir)
+    store = StoreWriter(storage, made_from(target, answers, settings))
     weights_dtype = torch.bfloat16 if settings.dtype == "fp8" else STORED[settings.dtype]
     store.save_weights(target, dtype=weights_dtype)
     left_out: Counter[str] = Counter()
     conversations = read_conversations(
-        out_dir / "responses", max_length=settings.max_length, too_long=settings.too_long, left_out=left_out
+        out_dir / "answers", max_length=settings.max_length, too_long=settings.too_long, left_out=left_out
     )
     sizer = SampleSizer(
         layers=len(settings.capture_layers),
@@ -69,8 +69,8 @@ def extract_features(
         teachers=settings.teachers,
     )
     shard_bytes = shard_mb * 2**20
-    assert responses.counts is not None  # it is complete
-    with Meter(responses.counts.rows, desc="features", unit="sample", of="tokens") as progress:
+    assert answers.counts is not None  # it is complete
+    with Meter(answers.counts.rows, desc="features", unit="sample", of="tokens") as progress:
         rest = not_done(conversations, store.ids(), progress)
         units = work_units(rest, taken=store.numbers(), made_from=store.hash, sizer=sizer, shard_bytes=shard_bytes)
         ahead = 2 + math.ceil(window_tokens / sizer.tokens_in(shard_bytes))
@@ -80,42 +80,42 @@ def extract_features(
                 left_out += Counter(made.left_out)
     if not store.indices:
         raise InputError(
-            f"{out_dir}/responses holds no answer that can be trained; left out: {dict(left_out)}; an answer needs "
-            f"two tokens within features.max_length={settings.max_length}: raise that, or responses.max_new_tokens (in "
+            f"{out_dir}/answers holds no answer that can be trained; left out: {dict(left_out)}; an answer needs "
+            f"two tokens within features.max_length={settings.max_length}: raise that, or sampling.max_new_tokens (in "
             f"another out_dir)"
         )
     return store.finish(target, left_out=left_out)
 
 
-def made_from(target: StoredTarget, responses: ResponsesManifest, settings: FeatureSettings) -> MadeFrom:
-    assert responses.files is not None  # it is complete
+def made_from(target: StoredTarget, answers: AnswersManifest, settings: FeatureSettings) -> MadeFrom:
+    assert answers.files is not None  # it is complete
     values = asdict(settings)
     markers = values.pop("reasoning")
     return MadeFrom(
-        target=responses.target,
+        target=answers.target,
         responses={
-            **asdict(responses.made_with),
-            "prompts_sha256": responses.prompts_sha256,
-            "responses_sha256": responses.files["responses.jsonl"].sha256,
+            **asdict(answers.made_with),
+            "prompts_sha256": answers.prompts_sha256,
+            "responses_sha256": answers.files["answers.jsonl"].sha256,
         },
         reasoning_ids=None if markers is None else [ids_in_text(target.tokenizer, each) for each in markers],
         **values,
     )
 
 
-def finished_responses(target: StoredTarget, out_dir: Path) -> ResponsesManifest:
+def finished_answers(target: StoredTarget, out_dir: Path) -> AnswersManifest:
     """Read the manifest of finished answers of this target."""
-    responses = read_responses(out_dir / "responses")
+    answers = read_answers(out_dir / "answers")
     require_same_target(
-        responses.target,
-        target.identity.with_template(responses.target.template_hash),
-        expected_from=f"{out_dir}/responses",
+        answers.target,
+        target.identity.with_template(answers.target.template_hash),
+        expected_from=f"{out_dir}/answers",
         actual_from=f"target.path={target.path}",
     )
-    if not responses.complete:
-        raise InputError(f"{out_dir}/responses is not complete; finish it with: {MAKE_RESPONSES}")
-    require_whole(out_dir / "responses", responses)
-    return responses
+    if not answers.complete:
+        raise InputError(f"{out_dir}/answers is not complete; finish it with: {MAKE_ANSWERS}")
+    require_whole(out_dir / "answers", answers)
+    return answers
 
 
 def ids_in_text(tokenizer: PreTrainedTokenizerBase, marker: str) -> list[int]:

@@ -21,7 +21,7 @@ MAKE_FEATURES = "python precompute.py target.path=TARGET out_dir=DIR 'stages=[fe
 
 @dataclass(frozen=True, kw_only=True)
 class MadeFrom(Record):
-    """Everything that decides what a store holds. `responses` are the settings of the answers."""
+    """Everything that decides what a store holds. `responses` are the settings that made the answers."""
 
     target: TargetIdentity
     responses: dict[str, Any]

@@ -15,7 +15,7 @@ OTHER_NAMES = {  # of a key: what Lightning, Hugging Face and other trainers cal
     "optim.lr": ("learning_rate",),
     "optim.warmup_fraction": ("warmup_ratio",),
     "out_dir": ("output_dir",),
-    "responses.temperature": ("temperature",),
+    "sampling.temperature": ("temperature",),
     "steps": ("num_steps", "speculative_num_steps"),
     "target.path": ("model_name_or_path", "target_model_path"),
     "topk": ("speculative_eagle_topk",),

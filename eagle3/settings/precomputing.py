@@ -23,7 +23,7 @@ from eagle3.settings.types import (
     wrong,
 )
 
-STAGES = ("prompts", "responses", "features", "estimate", "verify", "repair")
+STAGES = ("prompts", "answers", "features", "estimate", "verify", "repair")
 
 Tokens = Annotated[int, Field(ge=1, le=2**24)]
 
@@ -45,7 +45,7 @@ class Chat(TypedDict):
     reasoning_parser: Literal["auto"] | Annotated[list[Text], Field(min_length=2, max_length=2)] | None
 
 
-class Responses(TypedDict):
+class SamplingSettings(TypedDict):
     temperature: Annotated[float, Field(ge=0, le=100)]
     top_p: Annotated[float, Field(gt=0, le=1)]
     top_k: CountOrZero
@@ -170,7 +170,7 @@ class Precompute(TypedDict):
     target: Target
     prompts: PromptSettings
     chat: Chat
-    responses: Responses
+    sampling: SamplingSettings
     answers: Part
     features: Features
     launch: LaunchSettings

@@ -8,7 +8,7 @@ from eagle3.answers.answerer import Answerer, Sampling
 from eagle3.answers.chat import Chat
 from eagle3.answers.dialogue import Dialogue
 from eagle3.answers.huggingface import HuggingFaceAnswerer
-from eagle3.answers.store import read_responses
+from eagle3.answers.store import read_answers
 from eagle3.engine.endpoint import Answer
 from eagle3.storage.files import read_jsonl, write_jsonl
 from eagle3.target.model import Target
@@ -52,15 +52,15 @@ def test_answers_looked_up_make_the_rows_of_those_that_the_target_gave(
 
     def rows(name: str, answerer: Any) -> dict[str, Row]:
         answer_by(answerer, target, chat, GREEDY, tmp_path / name)
-        return {row["id"]: row for row in read_jsonl(tmp_path / name / "responses/responses.jsonl")}
+        return {row["id"]: row for row in read_jsonl(tmp_path / name / "answers/answers.jsonl")}
 
     plain = HuggingFaceAnswerer(target=target, sampling=GREEDY, batch_size=4, batch_tokens=4096, window=4)
     given = rows("given", plain)
     assert len(given) == 3
     assert rows("looked_up", LookUp(given.values())) == given
-    assert read_responses(tmp_path / "looked_up/responses").made_with.answers == "looked up"
+    assert read_answers(tmp_path / "looked_up/answers").made_with.answers == "looked up"
 
     kept = [row for row in given.values() if row["prompt_id"] != "p1"]
     assert rows("partly", LookUp(kept)) == {row["id"]: row for row in kept}
-    [error] = read_jsonl(tmp_path / "partly/responses/errors.jsonl")
+    [error] = read_jsonl(tmp_path / "partly/answers/errors.jsonl")
     assert error["prompt_id"] == "p1" and "not to be found" in error["reason"]

@@ -58,13 +58,13 @@ def expected(target: Target, chat: Chat, prompts: Any, tmp_path_factory: pytest.
 def rows_of(folder: Path, prompts: Any, target: Any, chat: Chat, answerer: Any) -> Rows:
     write_jsonl(folder / "prompts/prompts.jsonl", prompts)
     answer_by(answerer, target, chat, GREEDY, folder)
-    rows = [*read_jsonl(folder / "responses/responses.jsonl")]
+    rows = [*read_jsonl(folder / "answers/answers.jsonl")]
     assert {*Counter(row["id"] for row in rows).values()} == {1}
     return {row["id"]: row for row in rows}
 
 
 def errors_of(folder: Path) -> list[dict[str, Any]]:
-    return [*read_jsonl(folder / "responses/errors.jsonl")]
+    return [*read_jsonl(folder / "answers/errors.jsonl")]
 
 
 Ask = Callable[..., Rows]

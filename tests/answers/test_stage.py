@@ -1,4 +1,4 @@
-"""The responses stage with the bundled target: whole or absent, resumable, the same rows in any order and company."""
+"""The answers stage with the bundled target: whole or absent, resumable, the same rows in any order and company."""
 
 import json
 import signal
@@ -21,7 +21,7 @@ from eagle3.answers.dialogue import NO_CONTENT, Dialogue
 from eagle3.answers.huggingface import HuggingFaceAnswerer
 from eagle3.answers.imported import NOT_THE_TEXT, TWO_ANSWERS, ImportedAnswers
 from eagle3.answers.stage import answer_prompts, import_answers, prompt_limit
-from eagle3.answers.store import MadeWith, ResponseStore, read_responses
+from eagle3.answers.store import AnswerStore, MadeWith, read_answers
 from eagle3.engine.endpoint import Answer
 from eagle3.errors import InputError
 from eagle3.storage.files import read_jsonl, sha256_file, write_jsonl
@@ -75,11 +75,11 @@ def out_dir(tmp_path):
 
 
 def rows_of(out_dir):
-    return {row["id"]: row for row in read_jsonl(out_dir / "responses" / "responses.jsonl")}
+    return {row["id"]: row for row in read_jsonl(out_dir / "answers" / "answers.jsonl")}
 
 
 def errors_of(out_dir):
-    return list(read_jsonl(out_dir / "responses" / "errors.jsonl"))
+    return list(read_jsonl(out_dir / "answers" / "errors.jsonl"))
 
 
 def run(target, chat, out_dir, **changes):
@@ -146,7 +146,7 @@ def test_rows_hold_the_prompt_as_served_and_the_answer_with_its_end(target, chat
     spans = [(start, end) for row in rows.values() for start, end in row["turns"]]
     assert manifest.answer_tokens == sum(end - start for start, end in spans)
     assert manifest.turns == len(spans) == sum(manifest.finish_reasons.values())
-    stored = read_responses(out_dir / "responses")
+    stored = read_answers(out_dir / "answers")
     assert stored.complete and stored.target.weights_hash and manifest.errors == {}
     assert set(manifest.finish_reasons) == {"stop", "length"}
 
@@ -249,14 +249,14 @@ def test_a_killed_run_goes_on_to_the_rows_of_an_uninterrupted_one(target, chat, 
     command = [sys.executable, "-c", KILLED, str(tiny_path), str(out_dir), "6"]
     killed = subprocess.run(command, capture_output=True, cwd=tiny_path.parents[2])
     assert killed.returncode == -signal.SIGKILL
-    assert not read_responses(out_dir / "responses").complete
+    assert not read_answers(out_dir / "answers").complete
     kept = rows_of(out_dir)
     assert 0 < len(kept) < len(rows_of(whole))
     asked.clear()
     run(target, chat, out_dir)
     assert Counter(asked) + Counter(asked_for(kept)) == Counter(asked_for(rows_of(whole)))
     assert rows_of(out_dir) == rows_of(whole)
-    assert len(list(read_jsonl(out_dir / "responses/responses.jsonl"))) == len(rows_of(whole))
+    assert len(list(read_jsonl(out_dir / "answers/answers.jsonl"))) == len(rows_of(whole))
 
 
 def test_a_file_torn_at_any_byte_is_mended(target, tmp_path):
@@ -266,7 +266,7 @@ def test_a_file_torn_at_any_byte_is_mended(target, tmp_path):
     out_dir = write_prompts(tmp_path, prompts)
     settings = {"temperature": 0.0, "max_new_tokens": 40}
     run(target, chat, out_dir, **settings)
-    path = out_dir / "responses/responses.jsonl"
+    path = out_dir / "answers/answers.jsonl"
     whole = path.read_bytes()
     lines = whole.splitlines(keepends=True)
     assert len(lines) == 5
@@ -279,15 +279,15 @@ def test_a_file_torn_at_any_byte_is_mended(target, tmp_path):
 
 def unfinish(out_dir: Path) -> None:
     """Leave the manifest as a kill does."""
-    manifest = read_responses(out_dir / "responses")
+    manifest = read_answers(out_dir / "answers")
     unfinished = replace(manifest, complete=False, counts=None, files=None)
-    (out_dir / "responses/manifest.json").write_bytes(sealed_bytes(unfinished))
+    (out_dir / "answers/manifest.json").write_bytes(sealed_bytes(unfinished))
 
 
-@pytest.mark.parametrize("name", ["responses.jsonl", "errors.jsonl"])
+@pytest.mark.parametrize("name", ["answers.jsonl", "errors.jsonl"])
 def test_a_finished_file_that_was_cut_or_changed_is_neither_mended_nor_used(target, chat, out_dir, name):
     run(target, chat, out_dir)
-    path = out_dir / "responses" / name
+    path = out_dir / "answers" / name
     whole = path.read_bytes()
     for damaged in (whole[: len(whole) // 2], whole.replace(b"1", b"2"), whole + b"\n"):
         path.write_bytes(damaged)
@@ -302,22 +302,22 @@ def test_a_finished_file_that_was_cut_or_changed_is_neither_mended_nor_used(targ
 
 def test_a_changed_byte_of_an_unfinished_file_is_found(target, chat, out_dir):
     run(target, chat, out_dir)
-    path = out_dir / "responses/responses.jsonl"
+    path = out_dir / "answers/answers.jsonl"
     whole = path.read_bytes()
     unfinish(out_dir)
     for place in range(0, whole.index(b"\n"), 7):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        with pytest.raises(InputError, match=r"responses\.jsonl line 1: damaged or edited, .* and run again"):
+        with pytest.raises(InputError, match=r"answers\.jsonl line 1: damaged or edited, .* and run again"):
             run(target, chat, out_dir)
 
 
 def test_rows_that_are_there_twice_are_refused(target, chat, out_dir):
     """As two writers would leave them, who took no lock."""
     run(target, chat, out_dir)
-    path = out_dir / "responses/responses.jsonl"
+    path = out_dir / "answers/answers.jsonl"
     path.write_bytes(2 * path.read_bytes())
     unfinish(out_dir)
-    with pytest.raises(InputError, match=r"responses\.jsonl: row .* is there twice; delete "):
+    with pytest.raises(InputError, match=r"answers\.jsonl: row .* is there twice; delete "):
         run(target, chat, out_dir)
 
 
@@ -352,20 +352,20 @@ def test_ctrl_c_loses_only_the_window_in_flight(target, chat, out_dir, tmp_path,
     assert rows_of(out_dir) == rows_of(whole)
 
 
-@pytest.mark.parametrize("name", ["errors.jsonl", "responses.jsonl"])
+@pytest.mark.parametrize("name", ["errors.jsonl", "answers.jsonl"])
 def test_a_kill_between_errors_and_rows_loses_neither(target, chat, tmp_path, monkeypatch, name):
     prompts = [prompt(0, QUICK[0], "too long " * 30), prompt(1, "too long " * 30), prompt(2, QUICK[1])]
     limits = {"max_prompt_tokens": 40, "temperature": 0.0, "max_new_tokens": 20}
     whole = run(target, chat, write_prompts(tmp_path / "whole", prompts), **limits)
     assert sum(whole.errors.values()) == 2
-    append, out_dir = ResponseStore._append, write_prompts(tmp_path / "out", prompts)
+    append, out_dir = AnswerStore._append, write_prompts(tmp_path / "out", prompts)
 
     def killed(store, path, rows):
         if path.name == name:
             raise KeyboardInterrupt
         append(store, path, rows)
 
-    monkeypatch.setattr(ResponseStore, "_append", killed)
+    monkeypatch.setattr(AnswerStore, "_append", killed)
     with pytest.raises(KeyboardInterrupt):
         run(target, chat, out_dir, **limits)
     monkeypatch.undo()
@@ -375,10 +375,10 @@ def test_a_kill_between_errors_and_rows_loses_neither(target, chat, tmp_path, mo
 
 def test_a_complete_stage_is_left_alone(target, chat, out_dir, asked):
     manifest = run(target, chat, out_dir)
-    before = (out_dir / "responses/responses.jsonl").read_bytes()
+    before = (out_dir / "answers/answers.jsonl").read_bytes()
     asked.clear()
     assert run(target, chat, out_dir) == manifest
-    assert not asked and (out_dir / "responses/responses.jsonl").read_bytes() == before
+    assert not asked and (out_dir / "answers/answers.jsonl").read_bytes() == before
 
 
 def test_a_batch_out_of_memory_is_halved_until_it_fits_and_only_its_rest_fails(
@@ -413,7 +413,7 @@ def test_a_prompt_that_is_too_long_is_an_error_until_the_limit_allows_it(target,
     first, second = errors_of(out_dir)
     assert (first["prompt_id"], first["turn"], first["retry"]) == ("p1", 0, True)
     assert (second["prompt_id"], second["turn"], second["retry"]) == ("p2", 1, True)
-    assert "responses.max_prompt_tokens" in first["reason"] and "at most 40" in first["reason"]
+    assert "sampling.max_prompt_tokens" in first["reason"] and "at most 40" in first["reason"]
     assert "confidential" not in json.dumps([first, second])
     run(target, chat, out_dir, max_prompt_tokens=None, max_new_tokens=8, temperature=0.0)
     assert "p1#0" in rows_of(out_dir) and [error["prompt_id"] for error in errors_of(out_dir)] == ["p2"]
@@ -534,7 +534,7 @@ def test_a_template_variable_set_changed_or_left_out_is_another_setting(target, 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"max_new_tokens": 4096}, r"responses\.max_new_tokens=4096 leaves no room"),
+        ({"max_new_tokens": 4096}, r"sampling\.max_new_tokens=4096 leaves no room"),
         ({"max_prompt_tokens": 2}, "nothing could be answered: .*max_prompt_tokens"),
         ({"imported": "stop"}, r"no assistant turn to import.*; drop answers=imported, or give rows"),
     ],
@@ -548,8 +548,8 @@ def test_missing_prompts_and_answers_without_their_manifest_are_refused(target, 
     with pytest.raises(InputError, match=r"prompts\.jsonl does not exist; make it with"):
         run(target, chat, tmp_path / "nowhere")
     run(target, chat, out_dir)
-    (out_dir / "responses/manifest.json").unlink()
-    with pytest.raises(InputError, match=r"responses\.jsonl has no manifest\.json .*delete .*/responses and run"):
+    (out_dir / "answers/manifest.json").unlink()
+    with pytest.raises(InputError, match=r"answers\.jsonl has no manifest\.json .*delete .*/answers and run"):
         run(target, chat, out_dir, temperature=0.1)
 
 
@@ -557,13 +557,13 @@ def test_a_full_disk_is_one_clear_line_and_loses_nothing(target, chat, out_dir, 
     def full(descriptor):
         raise OSError(28, "No space left on device")
 
-    store_append = ResponseStore.append
+    store_append = AnswerStore.append
 
     def append(store, finished):
         monkeypatch.setattr(eagle3.answers.store.os, "fsync", full)
         store_append(store, finished)
 
-    monkeypatch.setattr(ResponseStore, "append", append)
+    monkeypatch.setattr(AnswerStore, "append", append)
     with pytest.raises(InputError, match=r"errors\.jsonl cannot be written \(No space left on device\); make room"):
         run(target, chat, out_dir)
     monkeypatch.undo()

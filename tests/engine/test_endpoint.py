@@ -58,7 +58,7 @@ def test_a_stop_token_that_is_left_out_and_named_is_put_back() -> None:
     [
         ([7, 8], "stop", "last token ends no turn of the target"),
         ([7, 2, 8, 2], "stop", "continues after an end of turn"),
-        ([7] * 9, "length", "longer than responses.max_new_tokens"),
+        ([7] * 9, "length", "longer than sampling.max_new_tokens"),
         ([], "length", "no token ids"),
         (["7"], "length", "no token ids"),
         ([7], "content_filter", "ended by 'content_filter'"),

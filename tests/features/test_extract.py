@@ -13,8 +13,8 @@ from stores import open_store
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from eagle3.answers.rows import ResponseRow
-from eagle3.answers.store import Counts, MadeWith, ResponsesManifest, seal_of
+from eagle3.answers.rows import AnsweredRow
+from eagle3.answers.store import AnswersManifest, Counts, MadeWith, seal_of
 from eagle3.errors import InputError
 from eagle3.features.concat import open_source
 from eagle3.features.extract import STORED, FeatureSettings, extract_features, ids_in_text
@@ -42,7 +42,7 @@ CAPTURE = [2, 4, 5]  # [2, N//2, N-3] of 8 layers
 def conversation(number: int, prompt: int, answer: int) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(number)
     ids = torch.randint(5, 4000, (prompt + answer,), generator=generator).tolist()
-    row = ResponseRow(
+    row = AnsweredRow(
         id=f"p{number}#0",
         prompt_id=f"p{number}",
         source="test",
@@ -57,17 +57,17 @@ def conversation(number: int, prompt: int, answer: int) -> dict[str, Any]:
 @pytest.fixture
 def answered(tmp_path: Path, target: Target) -> Path:
     rows = [conversation(number, 3 + number % 5, 2 + number * 7 % 30) for number in range(24)]
-    write_responses(tmp_path, target.identity, rows)
+    write_answers(tmp_path, target.identity, rows)
     return tmp_path
 
 
-def write_responses(out_dir: Path, identity: TargetIdentity, rows: list[dict], *, complete: bool = True) -> None:
-    (out_dir / "responses").mkdir(parents=True, exist_ok=True)
-    path = out_dir / "responses" / "responses.jsonl"
+def write_answers(out_dir: Path, identity: TargetIdentity, rows: list[dict], *, complete: bool = True) -> None:
+    (out_dir / "answers").mkdir(parents=True, exist_ok=True)
+    path = out_dir / "answers" / "answers.jsonl"
     path.write_bytes(b"".join(map(sealed_line, rows)))
     counts = Counts(prompts=len(rows), rows=len(rows), turns=0, answer_tokens=0, finish_reasons={}, errors={})
-    manifest = ResponsesManifest(
-        format_version=ResponsesManifest.FORMAT_VERSION,
+    manifest = AnswersManifest(
+        format_version=AnswersManifest.FORMAT_VERSION,
         target=identity,
         made_with=MadeWith(answers="huggingface", chat={}, sampling=None, seed=None, on_length=None),
         prompts_sha256="p",
@@ -75,7 +75,7 @@ def write_responses(out_dir: Path, identity: TargetIdentity, rows: list[dict], *
         counts=counts,
         files={path.name: seal_of(path)},
     )
-    (out_dir / "responses" / "manifest.json").write_bytes(sealed_bytes(manifest))
+    (out_dir / "answers" / "manifest.json").write_bytes(sealed_bytes(manifest))
 
 
 def extract_by(extractor: Any, target: Any, out_dir: Path, *, path: Any, shard_mb: float, **settings: Any) -> Manifest:
@@ -169,7 +169,7 @@ def test_a_killed_run_resumes_at_the_shard_and_gives_the_same_store(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     whole = tmp_path_factory.mktemp("whole")
-    (whole / "responses").symlink_to(answered / "responses")
+    (whole / "answers").symlink_to(answered / "answers")
     small_shards = {"shard_mb": 0.2}
     expected = run(whole, **small_shards)
     assert len(expected.shards) > 3
@@ -258,7 +258,7 @@ def test_a_sample_over_the_limit_is_truncated_or_dropped_and_counted(
     tmp_path: Path, run: Run, target: Target, too_long: str, samples: int
 ) -> None:
     rows = [conversation(0, 4, 6), conversation(1, 4, 30), conversation(2, 10, 6), conversation(3, 20, 5)]
-    write_responses(tmp_path, target.identity, rows)
+    write_answers(tmp_path, target.identity, rows)
     manifest = run(tmp_path, max_length=12, too_long=too_long)
     assert manifest.samples == samples
     assert manifest.left_out[f"longer than features.max_length=12: {too_long}"] == 3
@@ -276,7 +276,7 @@ def test_the_index_says_where_a_prompt_came_from_and_whether_an_answer_was_cut(
         rows, ["code", "maths", "code", "code"], ["stop", "stop", "length", "stop"], strict=True
     ):
         row |= {"source": source, "finish_reasons": [ends]}
-    write_responses(tmp_path, target.identity, rows)
+    write_answers(tmp_path, target.identity, rows)
     run(tmp_path, max_length=16)
     entries = {ref.entry.id: ref.entry for ref in open_store(tmp_path / "features").samples}
     assert {name: entry.source for name, entry in entries.items()} == {
@@ -286,12 +286,12 @@ def test_the_index_says_where_a_prompt_came_from_and_whether_an_answer_was_cut(
 
 
 def test_answers_too_short_to_train_are_left_out_and_counted(tmp_path: Path, run: Run, target: Target) -> None:
-    write_responses(tmp_path, target.identity, [conversation(0, 4, 1), conversation(1, 4, 5)])
+    write_answers(tmp_path, target.identity, [conversation(0, 4, 1), conversation(1, 4, 5)])
     manifest = run(tmp_path)
     assert manifest.samples == 1
     assert manifest.left_out == {"no answer of two tokens or more": 1}
-    write_responses(tmp_path / "all", target.identity, [conversation(0, 4, 1)])
-    with pytest.raises(InputError, match=r"two tokens within features\.max_length=64.*or responses\.max_new_tokens"):
+    write_answers(tmp_path / "all", target.identity, [conversation(0, 4, 1)])
+    with pytest.raises(InputError, match=r"two tokens within features\.max_length=64.*or sampling\.max_new_tokens"):
         run(tmp_path / "all")
 
 
@@ -304,11 +304,11 @@ def test_teachers_all_stores_a_teacher_at_every_position(answered: Path, run: Ru
 
 def test_answers_of_another_target_or_unfinished_ones_are_refused(answered: Path, run: Run, target: Target) -> None:
     rows = [conversation(0, 4, 5)]
-    write_responses(answered, replace(target.identity, weights_hash="other"), rows)
+    write_answers(answered, replace(target.identity, weights_hash="other"), rows)
     with pytest.raises(InputError, match="differ in weights"):
         run(answered)
-    write_responses(answered, target.identity, rows, complete=False)
-    with pytest.raises(InputError, match=r"responses is not complete; finish it with: python precompute\.py"):
+    write_answers(answered, target.identity, rows, complete=False)
+    with pytest.raises(InputError, match=r"answers is not complete; finish it with: python precompute\.py"):
         run(answered)
 
 

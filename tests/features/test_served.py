@@ -30,7 +30,7 @@ from eagle3.storage.files import read_json, write_json
 from eagle3.target.capture import default_capture_layers
 from eagle3.target.model import Target
 from eagle3.target.stored import StoredTarget, stored_target
-from tests.features.test_extract import conversation, extract_by, write_responses
+from tests.features.test_extract import conversation, extract_by, write_answers
 
 ENGINE: dict[str, Any] = {
     "required": True, "servers": 1, "memory_gb": 0.5, "timeout_s": 600, "attempts": 3, "give_up_s": 60,
@@ -69,7 +69,7 @@ def run(target: Target, stored: StoredTarget, served: Served, tmp_path: Path) ->
     def extract(name: str, *, teachers: str = "answers", dtype: str = "float32", **changes: Any) -> Manifest:
         out_dir = tmp_path / name
         out_dir.mkdir(exist_ok=True)
-        write_responses(out_dir, target.identity, rows)
+        write_answers(out_dir, target.identity, rows)
         extractor: Any
         if name == "plain":
             parts: dict[str, Any] = {"layers": layers, "teachers": teachers, "batch_tokens": 16}

@@ -168,9 +168,9 @@ def test_a_forbidden_source_is_refused_also_when_its_name_holds_personal_data(pr
 
 
 def answer(prepare) -> None:
-    """As the responses stage leaves its folder."""
+    """As the answers stage leaves its folder."""
     write_json(
-        prepare.out_dir / "responses" / "manifest.json",
+        prepare.out_dir / "answers" / "manifest.json",
         {"complete": True, "prompts_sha256": sha256_file(prepare.folder / "prompts.jsonl")},
     )
 
@@ -180,7 +180,7 @@ def test_answered_prompts_are_not_replaced_by_others(prepare, tmp_path):
     answer(prepare)
     before, path = prepare.outputs(), str(tmp_path / "chats.jsonl")
     other = str(write(tmp_path / "other.jsonl", [chat("d")]))
-    way_out = r"another out_dir, .*'stages=\[responses,features\]'.*delete .*responses to answer again.*are lost"
+    way_out = r"another out_dir, .*'stages=\[answers,features\]'.*delete .*answers to answer again.*are lost"
     for config, difference in (
         ({"path": path, "limit": 1}, r"prompts\.limit: null then, 1 now"),
         ({"path": path, "licenses": {"allowed": ["MIT"]}}, r"prompts\.licenses\.allowed changed"),

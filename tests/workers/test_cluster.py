@@ -28,7 +28,7 @@ pytestmark = [
 def settings(folder: Path, out_dir: Path) -> list[str]:
     return [
         f"target.path={ASSETS}/tiny", "target.device=cpu", f"prompts.path={folder}/prompts.jsonl", f"out_dir={out_dir}",
-        "prompts/privacy=patterns", "responses.max_new_tokens=24",
+        "prompts/privacy=patterns", "sampling.max_new_tokens=24",
         "answers=huggingface", "answers.window=8", "features.batch_tokens=64",
         "features.shard_mb=0.3", "features.dtype=bfloat16",
     ]  # fmt: skip
@@ -58,7 +58,7 @@ def test_a_cluster_whose_workers_die_makes_the_store_of_one_process(folder: Path
     assert did["status"] == 0, done.stderr
     assert (did["kills"], did["nodes_lost"], did["nodes_added"], did["driver_kills"]) == (KILLS, 1, 1, 1)
     here, there = (
-        {row["id"]: row for row in read_jsonl(folder / name / "responses/responses.jsonl")} for name in ("here", "ray")
+        {row["id"]: row for row in read_jsonl(folder / name / "answers/answers.jsonl")} for name in ("here", "ray")
     )
     assert [{**row, "last_of_prompt": None, "seal": None} for row in here.values()] == [
         {**there[name], "last_of_prompt": None, "seal": None} for name in here

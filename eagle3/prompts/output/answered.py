@@ -19,17 +19,17 @@ NAMES = {  # of inputs that have no config key of their own
 
 
 def require_not_answered(folder: Path, prompts: Path, inputs: dict) -> None:
-    """Raise InputError if the responses next to `folder` answer other prompts than the new file `prompts`."""
-    responses = folder.parent / "responses"
-    if not (responses / "manifest.json").exists():
+    """Raise InputError if the answers next to `folder` answer other prompts than the new file `prompts`."""
+    answers = folder.parent / "answers"
+    if not (answers / "manifest.json").exists():
         return
-    answered = read_json(responses / "manifest.json", made_by="precompute.py 'stages=[responses]'")
+    answered = read_json(answers / "manifest.json", made_by="precompute.py 'stages=[answers]'")
     if answered["prompts_sha256"] != sha256_file(prompts):
         changes = _changes_since(folder / "ledger.json", answered["prompts_sha256"], inputs)
         raise InputError(
-            f"{responses} answers other prompts than these would be ({changes}), so {folder} stays as it is; take "
-            f"another out_dir, continue with the prompts that are there ('stages=[responses,features]'), or delete "
-            f"{responses} to answer again: its answers are lost"
+            f"{answers} answers other prompts than these would be ({changes}), so {folder} stays as it is; take "
+            f"another out_dir, continue with the prompts that are there ('stages=[answers,features]'), or delete "
+            f"{answers} to answer again: its answers are lost"
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from huggingface_hub import ModelCardData
 
-from eagle3.answers.store import read_responses
+from eagle3.answers.store import read_answers
 from eagle3.engine.command import draft_flags, words_of
 from eagle3.engine.draft import Draft
 from eagle3.errors import InputError
@@ -55,7 +55,7 @@ def training_data(stores: str | list[str]) -> TrainingData | None:
         prompts = folder / "prompts"
         try:
             ledger = read_sealed_json(prompts / "ledger.json", made_by="precompute.py")
-            answered = read_responses(folder / "responses")
+            answered = read_answers(folder / "answers")
         except (InputError, OSError):
             return None
         if ledger["sha256"] != answered.prompts_sha256:

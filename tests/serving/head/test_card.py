@@ -11,7 +11,7 @@ import pytest
 from exported_head import FINGERPRINT, LAYERS, record_of
 from huggingface_hub import ModelCard
 
-from eagle3.answers.store import ResponsesManifest
+from eagle3.answers.store import AnswersManifest
 from eagle3.engine.command import launch_command
 from eagle3.engine.draft import Draft
 from eagle3.head_files.files import HeadFiles, read_files
@@ -117,9 +117,9 @@ def answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "prompts").mkdir()
     write_sealed_json(tmp_path / "prompts" / "ledger.json", LEDGER)
     (tmp_path / "prompts" / "attribution.txt").write_text("tickets: credit to Ours Ltd\n")
-    manifest = object.__new__(ResponsesManifest)
+    manifest = object.__new__(AnswersManifest)
     object.__setattr__(manifest, "prompts_sha256", "abc")
-    monkeypatch.setattr(card, "read_responses", lambda folder: manifest)
+    monkeypatch.setattr(card, "read_answers", lambda folder: manifest)
     return tmp_path
 
 
