@@ -2,7 +2,7 @@
 
     python benchmarks/outside_servers.py --target TARGET --head HEAD --prompts HELD_OUT.jsonl --out FILE
 
-exports the head in both formats, in float32, and answers held-out prompts greedily with every server that can serve it.
+exports the head in float32 and answers held-out prompts greedily with every server that can serve it.
 Each answer must be the target's own, and the accept length within 1 % of our decoder's, counted as the server counts.
 Without arguments it takes the head of `make quickstart` on the bundled target. `make outside-servers` installs the
 servers in build/outside.
@@ -33,7 +33,6 @@ from eagle3.decoding.speculate import Round, Speculator, plain_greedy
 from eagle3.head_files.files import read_files
 from eagle3.head_files.format import LoadedHead, load_head, save_head
 from eagle3.head_files.servers import LLAMA_CPP, VLLM, obstacles
-from eagle3.serving.head.speculators import save_speculators
 from eagle3.target.model import Target, load_target
 
 OUTSIDE = ROOT / "build" / "outside"
@@ -98,21 +97,22 @@ def workload(options: argparse.Namespace) -> Workload:
 
 
 def compared(work: Workload) -> Iterator[dict[str, Any]]:
-    """Yield a row for each server, format and number of steps, or one with the reason why a server cannot serve it."""
+    """Yield a row for each server and number of steps, or one with the reason why a server cannot serve the head."""
     head = load_head(work.options.head, num_layers=len(work.target.layers), dtype=torch.float32)
     needed = {steps for server in work.options.servers for steps in STEPS[server]}
     ours = {steps: accepted_drafts(work, head, steps) for steps in sorted(needed)}
     with tempfile.TemporaryDirectory() as temporary:
-        for format in ("sglang", "speculators"):
-            folder = export(head, Path(temporary) / format)
-            for server, reasons in obstacles(read_files(folder)).items():
-                if server not in work.options.servers:
-                    continue
-                if reasons:
-                    yield {"server": server, "format": format, "cannot": ", ".join(reasons)}
-                    continue
-                for steps in STEPS[server]:
-                    yield {"server": server, "format": format, "steps": steps} | row(work, server, folder, ours, steps)
+        folder = Path(temporary) / "head"
+        folder.mkdir()
+        save_head(folder, head.head, head.capture_layers, "float32")
+        for server, reasons in obstacles(read_files(folder)).items():
+            if server not in work.options.servers:
+                continue
+            if reasons:
+                yield {"server": server, "cannot": ", ".join(reasons)}
+                continue
+            for steps in STEPS[server]:
+                yield {"server": server, "steps": steps} | row(work, server, folder, ours, steps)
 
 
 def row(work: Workload, server: str, head: Path, ours: dict[int, list[list[int]]], steps: int) -> dict[str, Any]:
@@ -131,21 +131,10 @@ def row(work: Workload, server: str, head: Path, ours: dict[int, list[list[int]]
     }
 
 
-def export(head: LoadedHead, folder: Path) -> Path:
-    """Write the head in the format that is the folder's name."""
-    folder.mkdir()
-    written = (folder, head.head, head.capture_layers, "float32")
-    if folder.name == "sglang":
-        save_head(*written)
-    else:
-        save_speculators(*written, target=str(folder), steps=3)
-    return folder
-
-
 def table(rows: list[dict[str, Any]], prompts: int) -> str:
-    lines = [f"{'server':<10} {'format':<12} steps    ours  theirs  lossless"]
+    lines = [f"{'server':<10} steps    ours  theirs  lossless"]
     for row in rows:
-        name = f"{row['server']:<10} {row['format']:<12}"
+        name = f"{row['server']:<10}"
         if "cannot" in row:
             lines.append(f"{name} cannot: {row['cannot']}")
         else:

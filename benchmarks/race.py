@@ -1,9 +1,9 @@
-"""SpecForge's training and ours on one machine: a step, and the GPU-seconds until heads accept as much.
+"""SpecForge's training and ours on one machine: the rate of a step, or the GPU-seconds until heads accept as much.
 
     git -C SPECFORGE archive HEAD specforge | tar x -C TREE && git -C SPECFORGE rev-parse HEAD > TREE/COMMIT
-    python benchmarks/race.py --specforge TREE --folder DIR --out benchmarks/results/race.json
-    python benchmarks/race.py --specforge TREE --folder DIR --out benchmarks/results/race.json \\
-        --store STORE --target TARGET --held-out FILE
+    python benchmarks/race.py --specforge TREE --folder DIR --out benchmarks/results/race.json         # times steps
+    python benchmarks/race.py --specforge TREE --folder DIR --out benchmarks/results/race_heads.json \\
+        --store STORE --target TARGET --held-out FILE                                            # trains heads
     python benchmarks/race.py --specforge TREE --folder DIR --out /tmp/race.json --small        # also on the CPU
 
 The step: forward, backward, clipping and optimizer on documents of random numbers, with a head of Llama-3.1-8B's shape,
@@ -20,8 +20,8 @@ the recipe's loss.decay. What else differs: SpecForge's weights are bf16 over fl
 random, its loss is a mean over all rows, and it trains row t at step k where x_{t+k} is an answer token: not the last
 prompt token's row, with which serving starts.
 
-Each contestant runs in a process of its own, whose result and log are in DIR; a result that exists is not made again,
-and one that fails is left out of the steps.
+Each contestant runs in a process of its own, whose result and log are in DIR; a result that exists is not made again.
+A contestant that fails is left out of the table of steps; with --store it ends the script, after the other trainings.
 """
 
 import argparse
@@ -127,16 +127,18 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--small", action="store_true", help="steps of tiny sizes, also on the CPU: does it run?")
-    parser.add_argument("--store", type=Path, help="features of TARGET")
-    parser.add_argument("--target", type=Path)
-    parser.add_argument("--held-out", type=Path, help="prompts")
-    parser.add_argument("--limit", type=int, default=400, help="of them")
+    parser.add_argument("--store", type=Path, help="features of TARGET: train heads on them instead of timing steps")
+    parser.add_argument("--target", type=Path, help="needed by --store")
+    parser.add_argument("--held-out", type=Path, help="prompts that the heads decode, needed by --store")
+    parser.add_argument("--limit", type=int, default=400, help="number of these prompts")
     parser.add_argument("--lr", type=float, nargs="+", default=[1e-4, 1e-3], help="of SpecForge")
-    parser.add_argument("--epochs", type=int, nargs="+", help="whose heads decode the held-out prompts; none: all")
+    parser.add_argument("--epochs", type=int, nargs="+", help="whose heads decode the prompts; none: all")
     parser.add_argument("--experiment", help="our recipe; none: train.py's defaults")
     parser.add_argument("--ways", type=json.loads, default={"recipe": []}, help="names and overrides of ours, as JSON")
     parser.add_argument("overrides", nargs="*", help="of train.py for every head, e.g. trainer.max_epochs=2")
     options = parser.parse_intermixed_args(arguments)
+    if options.store and not (options.target and options.held_out):
+        parser.error("--store needs --target and --held-out")
     options.folder.mkdir(parents=True, exist_ok=True)
     options.temperatures = [0.0]  # of `compared`
     return options
@@ -222,6 +224,7 @@ def heads(options: argparse.Namespace) -> dict[str, Any]:
     given = {"heads": str((options.folder / "heads").resolve()), "epochs": options.epochs}
     runs = {f"SpecForge, lr {lr:g}": {**given, "lr": lr, "overrides": overrides} for lr in options.lr}
     runs |= {f"ours, {way}": {**given, "overrides": [*overrides, *own]} for way, own in options.ways.items()}
+    require_epochs(runs)
     trained = {name: worked(options, name, {**run, "name": file_name(name)}) for name, run in runs.items()}
     if not all(trained.values()):
         sys.exit("not all heads were trained")
@@ -236,6 +239,15 @@ def heads(options: argparse.Namespace) -> dict[str, Any]:
             point["accept_length"] = {chain: chains[chain][way]["accept_length"] for chain in of_all}
             point["head"] = Path(point["head"]).name
     return {"curves": curves, **seconds_to_the_same(curves, GOAL)}
+
+
+def require_epochs(runs: dict[str, dict[str, Any]]) -> None:
+    """Exit if a run would end without a head to decode."""
+    for name, run in runs.items():
+        last, wanted = composed(["run_dir=.", *run["overrides"]]).trainer.max_epochs, run["epochs"]
+        if wanted and not any(1 <= epoch <= last for epoch in wanted):
+            named = f"--epochs {' '.join(map(str, wanted))} names no epoch of {name!r}"
+            sys.exit(f"{named}, which has trainer.max_epochs={last}; give 1 to {last}")
 
 
 def seconds_to_the_same(curves: dict[str, list[dict[str, Any]]], chain: str) -> dict[str, Any]:

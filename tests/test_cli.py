@@ -421,7 +421,8 @@ def test_a_sweep_over_ranks_has_a_result_of_each_job_that_can_run(world: World, 
     [
         (["target.path=/nowhere"], "target.path=/nowhere does not exist; give"),
         (["prompts.path=/nowhere.jsonl"], "prompts.path=/nowhere.jsonl does not exist; name"),
-        (["stages=[answers]"], "stages=[answers] must hold one or more of prompts, answers, features"),
+        (["stages=[responses]"], "stages=[responses] must hold one or more of prompts, answers, features"),
+        (["stages=[responses]"], "repair (did you mean answers?); the default is stages=[prompts, answers, features]"),
         (["features.max_length=64"], "max_length=4096 then, 64 now); choose another out_dir"),
     ],
 )

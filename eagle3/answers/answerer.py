@@ -12,7 +12,7 @@ from eagle3.workers.task import Keyed, Take
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How the target answers: the keys of the same names in conf/sampling."""
+    """How answers are sampled, and how long they may be: the keys of the same names in conf/sampling."""
 
     temperature: float  # 0: greedy
     top_p: float

@@ -24,7 +24,6 @@ from eagle3.serving.compare.heads import head_folders, require_comparable
 from eagle3.serving.compare.run import compare
 from eagle3.serving.head import export
 from eagle3.serving.head.card import write_card
-from eagle3.serving.head.speculators import require_in_layout
 from eagle3.serving.server.launch import launch
 from eagle3.serving.show.page import show
 from eagle3.settings.engine import LaunchSettings
@@ -53,10 +52,7 @@ def export_head(config: DictConfig) -> None:
     trained = export.read_trained(export.find_checkpoint(run=config.run, checkpoint=config.checkpoint))
     context = trained.target_config.max_position_embeddings
     longest_prompt(context, max_new_tokens=how.max_new_tokens, steps=how.steps)
-    for_vllm = config.format == "speculators"
-    if for_vllm:
-        require_in_layout(trained.record.kind, draft_of(config))
-    export.export_head(trained, head, versions=cli.provenance(), speculative_tokens=config.steps if for_vllm else None)
+    export.export_head(trained, head, versions=cli.provenance())
     target = export.target_settings(cli.plain(config.target), trained)
     measurer: Measurer | str
     try:

@@ -42,6 +42,9 @@ def train(config: DictConfig) -> float:
     cli.quiet_libraries()
     if rank_zero_only.rank:  # type: ignore[attr-defined]
         logging.disable(logging.INFO)  # which is the same on every rank
+    result = cli.output_dir() / "result.json"
+    if in_sweep() and config.ckpt_path == "auto" and result.is_file():  # a finished job of a sweep that is continued
+        return read_sealed_json(result, made_by="the job")["score"]
     if in_sweep() and (OmegaConf.is_config(config.trainer.strategy) or trains_on_several(config.trainer)):
         return job_of_ranks(config)
     with hold(cli.output_dir()) if rank_zero_only.rank == 0 else nullcontext():  # type: ignore[attr-defined]

@@ -21,7 +21,10 @@ MAKE_FEATURES = "python precompute.py target.path=TARGET out_dir=DIR 'stages=[fe
 
 @dataclass(frozen=True, kw_only=True)
 class MadeFrom(Record):
-    """Everything that decides what a store holds. `responses` are the settings that made the answers."""
+    """Everything that decides what a store holds.
+
+    responses: the settings that made the answers, by the name that they have in every store so far.
+    """
 
     target: TargetIdentity
     responses: dict[str, Any]
@@ -37,6 +40,7 @@ class MadeFrom(Record):
     def differences(self, other: "MadeFrom") -> str:
         """Return the settings that differ: this one's as then, the other's as now."""
         pairs = {field.name: (getattr(self, field.name), getattr(other, field.name)) for field in fields(self)}
+        pairs["answers"] = pairs.pop("responses")
         return ", ".join(f"{name}={then} then, {now} now" for name, (then, now) in pairs.items() if then != now)
 
 

@@ -12,6 +12,7 @@ Shapes: T tokens, A captured layers, H hidden size, AH = A · H, J positions wit
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
@@ -19,7 +20,7 @@ from torch import Tensor
 from eagle3.errors import InputError
 from eagle3.features.fp8 import ScaledRows, scaled
 from eagle3.features.turns import answers_of, teacher_positions
-from eagle3.storage.safetensors_header import header_bytes, read_tensors
+from eagle3.storage.safetensors_header import StoredTensor, header_bytes, read_tensors
 
 # Safetensors' names of the types that tensors are stored in.
 DTYPES = {
@@ -32,6 +33,7 @@ DTYPES = {
 }
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()} | {torch.uint8: "U8", torch.float8_e4m3fn: "F8_E4M3"}
+ARRAYS = {"U8": np.uint8, "I32": np.int32}  # types of token ids and turns
 ROWS = {"aux": "aux_hidden_states", "last": "last_hidden_state"}
 
 
@@ -109,27 +111,33 @@ def _header(sample_id: str, tensors: dict[str, Tensor]) -> bytes:
 
 def from_bytes(blob: memoryview, *, sample_id: str, teachers: str) -> Sample:
     """Read a sample whose large tensors are views of `blob`; any exception means that the blob is damaged."""
-    tensors = views(blob)
-    input_ids = from_ids_in_bytes(tensors.pop("input_ids"))
-    turns = torch.zeros(len(input_ids), dtype=torch.long)
+    # Small arrays are NumPy's: reader threads share the interpreter with the training step, and PyTorch's calls take it
+    # several times as long.
+    stored = read_tensors(blob)[1]
+    input_ids, argmax = (ids_from_bytes(array(stored.pop(name))) for name in ("input_ids", "teacher_argmax"))
+    turns, has_teacher = np.zeros(len(input_ids), np.int64), np.full(len(input_ids), teachers == "all")
     before = 0
-    for begin, end, number in tensors.pop("turns").tolist():
+    for begin, end, number in array(stored.pop("turns")).tolist():
         if not (before <= begin < end <= len(turns) and number > 0):
             raise ValueError("its answers exceed its tokens")
-        turns[begin:end], before = number, end
-    argmax = from_ids_in_bytes(tensors.pop("teacher_argmax"))
+        turns[begin:end], has_teacher[begin : end - 1], before = number, True, end  # as turns.teacher_positions
+    tensors = {name: view(*each) for name, each in stored.items()}
     rows = {
         ROWS[name]: ScaledRows(tensors.pop(ROWS[name]), tensors.pop(f"{name}_exponents"))
         if f"{name}_exponents" in tensors
         else tensors.pop(ROWS[name])
         for name in ROWS
     }
-    has_teacher = positions_with_teacher(turns, teachers)
     lengths = len(turns), int(has_teacher.sum())
     if tensors or (*map(len, rows.values()), len(argmax)) != (*lengths, lengths[1]):
         raise ValueError("its tensors do not fit together")
     return Sample(
-        id=sample_id, input_ids=input_ids, turns=turns, teacher_argmax=argmax, has_teacher=has_teacher, **rows
+        id=sample_id,
+        input_ids=torch.from_numpy(input_ids),
+        turns=torch.from_numpy(turns),
+        teacher_argmax=torch.from_numpy(argmax),
+        has_teacher=torch.from_numpy(has_teacher),
+        **rows,
     )
 
 
@@ -138,12 +146,16 @@ def in_bytes(ids: Int[Tensor, " T"]) -> UInt8[Tensor, "T W"]:
     return ids.int().unsqueeze(1).contiguous().view(torch.uint8)[:, :width].contiguous()
 
 
-def from_ids_in_bytes(ids: UInt8[Tensor, "T W"]) -> Int[Tensor, " T"]:
+def ids_from_bytes(ids: UInt8[np.ndarray, "T W"]) -> Int[np.ndarray, " T"]:
     if ids.shape[1] > 4:
         raise ValueError("its ids are wider than four bytes")
-    wide = torch.zeros(len(ids), 4, dtype=torch.uint8)
+    wide = np.zeros((len(ids), 4), np.uint8)
     wide[:, : ids.shape[1]] = ids
-    return wide.view(torch.int32).squeeze(1)
+    return wide.view(np.int32).reshape(-1)
+
+
+def array(stored: StoredTensor) -> np.ndarray:
+    return np.frombuffer(stored.content, ARRAYS[stored.dtype]).reshape(stored.shape)
 
 
 def views(content: memoryview) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ Shapes: T tokens of a text, A captured layers, H hidden size, AH = A · H, V tar
 
 import asyncio
 import logging
+import math
 import shutil
 import threading
 from collections import Counter, deque
@@ -127,6 +128,7 @@ class ServedExtractor(Extractor):
         )
         for server, folder in zip(servers, folders, strict=True):
             server.scratch = folder.path
+        require_memory(memory, self.most_bytes, len(servers))
         stack.enter_context(serving(servers))
         return [CapturingServer(server.url, each) for server, each in zip(servers, folders, strict=True)]
 
@@ -164,16 +166,21 @@ def spans_of(marked: Tensor) -> list[tuple[int, int]]:
     return list(zip(begins, ends, strict=True))
 
 
-def require_memory(folder: Path, most_bytes: int) -> None:
-    """Raise InputError if the folder cannot hold `most_bytes` of states in transit."""
+def require_memory(folder: Path, most_bytes: int, servers: int = 1) -> None:
+    """Raise InputError if the folder cannot hold `most_bytes` of states in transit for each of these servers, and for
+    each server of all workers on this machine: every server has a folder in it."""
     try:
-        free = shutil.disk_usage(folder).free
+        usage = shutil.disk_usage(folder)
     except OSError as error:
         raise InputError(f"features.engine.memory={folder}: {error.strerror}; give a folder in memory") from None
-    if free < most_bytes:
+    all_servers = max(servers, len(list(folder.glob("eagle3-*"))))  # each has a CaptureFolder
+    each = 0.99 * most_bytes  # other programs may keep a few files there
+    if usage.free < servers * each or usage.total < all_servers * each:
+        free, most = usage.free / 2**30, most_bytes / 2**30
         raise InputError(
-            f"features.engine.memory={folder} has {free / 2**30:.1f} GB free, features.engine.memory_gb is "
-            f"{most_bytes / 2**30:g}; lower that, or give the container more (docker run --shm-size)"
+            f"features.engine.memory={folder} has {free:.1f} GB free, features.engine.memory_gb is {most:g} for each "
+            f"server on this machine ({all_servers}); lower that, or give the container more (docker run "
+            f"--shm-size={math.ceil(all_servers * most)}g)"
         )
 
 

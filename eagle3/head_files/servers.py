@@ -33,7 +33,7 @@ def summary(files: HeadFiles) -> str:
 
 def _of_sglang(files: HeadFiles) -> Iterator[str]:
     if files.nested:
-        yield "it does not read the speculators' layout (export with format=sglang)"
+        yield "it does not read the speculators' layout (action=check says which keys to move)"
     if files.config.get("norm_before_residual"):
         yield "it has no norm_before_residual"
 

@@ -35,7 +35,7 @@ def prepare_prompts(settings: StageSettings, rules: Rules, *, keep_answers: bool
     """Write the prompts that pass and return the ledger; does nothing if the ledger shows that they are up to date.
 
     `keep_answers` keeps assistant turns (imported conversations). Raises InputError when no prompt is left, or when
-    `out_dir`/answers answers other prompts.
+    the answers in `out_dir`/answers are to other prompts.
     """
     found = configured_sources(settings)
     limit = settings.limit

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 LIKE = 0.7  # difflib's ratio, from which two names are one with a slip
-OTHER_NAMES = {  # of a key: what Lightning, Hugging Face and other trainers call it
+OTHER_NAMES = {  # of a key or stage: what Lightning, Hugging Face, other trainers and earlier versions call it
     "ckpt_path": ("resume_from_checkpoint",),
     "data.max_tokens": ("max_length", "max_seq_length"),
     "data.pack_tokens": ("batch_size", "per_device_train_batch_size"),
@@ -15,6 +15,7 @@ OTHER_NAMES = {  # of a key: what Lightning, Hugging Face and other trainers cal
     "optim.lr": ("learning_rate",),
     "optim.warmup_fraction": ("warmup_ratio",),
     "out_dir": ("output_dir",),
+    "sampling": ("responses",),
     "sampling.temperature": ("temperature",),
     "steps": ("num_steps", "speculative_num_steps"),
     "target.path": ("model_name_or_path", "target_model_path"),
@@ -24,6 +25,8 @@ OTHER_NAMES = {  # of a key: what Lightning, Hugging Face and other trainers cal
     "trainer.gradient_clip_val": ("max_grad_norm",),
     "trainer.max_epochs": ("epochs", "num_epochs", "num_train_epochs"),
     "ttt_steps": ("ttt_length",),
+    # where the key above with the same other name is not known
+    "answers": ("responses",),
     "hydra.run.dir": ("output_dir",),
 }
 
@@ -37,6 +40,7 @@ def did_you_mean(given: str, known: Sequence[str]) -> str:
     alike = (
         _by_another_name(given, known)
         or inside[:3]
+        or _in_another_group(given, known)
         or get_close_matches(given, known, n=1, cutoff=LIKE)
         or _by_last_word(given, known)
     )
@@ -46,6 +50,12 @@ def did_you_mean(given: str, known: Sequence[str]) -> str:
 def _by_another_name(given: str, known: Sequence[str]) -> list[str]:
     word = given.rpartition(".")[2]
     return [key for key, others in OTHER_NAMES.items() if word in others and key in known][:1]
+
+
+def _in_another_group(given: str, known: Sequence[str]) -> list[str]:
+    """Of `answers.seed`, if only one group has a key of that name."""
+    inside = [key for key in known if key.endswith(f".{given.rpartition('.')[2]}")]
+    return inside if len(inside) == 1 else []
 
 
 def _by_last_word(given: str, known: Sequence[str]) -> list[str]:

@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field, with_config
 from typing_extensions import TypedDict
 
 from eagle3.settings.engine import Address, DraftTokens, LaunchSettings, Seconds, Steps, TopK
+from eagle3.settings.nearest import did_you_mean
 from eagle3.settings.prompts import PromptSettings
 from eagle3.settings.types import (
     STRICT,
@@ -151,8 +152,10 @@ class Estimate(TypedDict):
 
 def _stages(value: Any) -> Any:
     stages = value if isinstance(value, list) else [value]
-    if not stages or any(stage not in STAGES for stage in stages):
-        raise wrong(f"must hold one or more of {', '.join(STAGES)}")
+    unknown = [str(stage) for stage in stages if stage not in STAGES]
+    if unknown or not stages:
+        nearest = did_you_mean(unknown[0], STAGES) if unknown else ""
+        raise wrong(f"must hold one or more of {', '.join(STAGES)}{nearest}")
     return value
 
 

@@ -196,7 +196,6 @@ class ActionExport(Checks):
     action: Literal["export"]
     run: Text | None
     checkpoint: Text | None
-    format: Literal["sglang", "speculators"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,17 +12,22 @@ from omegaconf import DictConfig, OmegaConf
 
 from eagle3.adapters.hydra import Callback
 from eagle3.cli import exit_with
+from eagle3.errors import InputError
+from eagle3.secrets import public
+from eagle3.storage.lock import hold
 from eagle3.storage.records import read_sealed_json
+
+# Hydra's own keys that decide which jobs a sweep has, and their folders; a launcher may change.
+OF_JOBS = ("hydra/sweeper", "hydra.sweeper", "hydra.sweep.subdir")
 
 
 class RankedTable(Callback):
     """Hydra callback that prints the table when all jobs have ended; the exit status is 1 if one has no result."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Refuse a folder with an earlier sweep: the table would mix the jobs of both."""
-        directory = Path(config.hydra.sweep.dir)
-        if first_rank() and read_jobs(directory):
-            exit_with(f"hydra.sweep.dir={directory} holds an earlier sweep; give another folder, or leave it out", 1)
+        """Refuse a folder with an earlier sweep, unless this is the same sweep and continues it."""
+        if first_rank() and read_jobs(Path(config.hydra.sweep.dir)):
+            require_same_sweep(config)
         require_direction(config)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
@@ -32,6 +37,32 @@ class RankedTable(Callback):
         print(ranked_table(directory))
         if any(job["score"] is None for job in read_jobs(directory)):
             sys.exit(1)
+
+
+def require_same_sweep(config: DictConfig) -> None:
+    """Refuse other jobs than the folder has: they would have the same names, and the table would mix them."""
+    directory = Path(config.hydra.sweep.dir)
+    sweep, recorded = f"hydra.sweep.dir={directory} holds an earlier sweep", directory / "multirun.yaml"
+    if not recorded.is_file():  # Optuna starts a new study, whose jobs are numbered from 0 again
+        exit_with(f"{sweep} that cannot be continued: it has no multirun.yaml, as with Optuna; give another folder", 1)
+    earlier = deciding_overrides(OmegaConf.load(recorded))
+    if earlier != deciding_overrides(config):
+        exit_with(f"{sweep} of other jobs ({' '.join(earlier)}); give its overrides in its order, or another folder", 1)
+    if config.ckpt_path != "auto":
+        exit_with(f"{sweep}; add ckpt_path=auto to continue it, or give another folder", 1)
+    try:
+        for job in read_jobs(directory):
+            with hold(directory / job["name"]):
+                pass  # no other process trains it
+    except InputError as error:
+        exit_with(str(error), 1)
+
+
+def deciding_overrides(config: Any) -> list[str]:
+    """Return the overrides that decide which jobs a sweep has; ckpt_path only decides where they start."""
+    given = config.hydra.overrides
+    overrides = [*given.task, *(each for each in given.hydra if each.lstrip("+~").startswith(OF_JOBS))]
+    return [public(each) for each in overrides if each.lstrip("+").partition("=")[0] != "ckpt_path"]
 
 
 def require_direction(config: DictConfig) -> None:

@@ -8,6 +8,7 @@ import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import eagle3_capture
@@ -17,7 +18,7 @@ from omegaconf import OmegaConf
 from serving_fixtures import environment, launch_settings, sglang_site
 from stores import open_store
 
-from eagle3.engine.capture import Captured, Wanted
+from eagle3.engine.capture import Captured, CaptureFolder, Wanted
 from eagle3.errors import InputError
 from eagle3.features.build import sentinels_for
 from eagle3.features.capture_check import Sentinel, computed_sentinels, plain_sentinels
@@ -197,6 +198,29 @@ def test_memory_that_is_not_there_is_one_line(tmp_path: Path) -> None:
         require_memory(tmp_path, 10**6 * 2**30)
     with pytest.raises(InputError, match=r"features\.engine\.memory=.*none: No such file"):
         require_memory(tmp_path / "none", 1)
+
+
+def test_memory_must_hold_the_states_of_all_servers_before_one_starts(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(total=2**30, free=2**30))
+    message = r"memory=.* has 1\.0 GB free, .*memory_gb is 0\.5 for each server .* \(3\); lower .*--shm-size=2g\)"
+    with pytest.raises(InputError, match=message), served(servers=3):
+        pass
+    assert not (tmp_path / "logs").exists() and [*(tmp_path / "memory").iterdir()] == []
+
+
+def test_memory_must_hold_the_states_of_other_workers_on_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = 2**30  # which the other worker has written; this one has room for its own
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(total=2 * most, free=most))
+    for _ in range(2):
+        CaptureFolder(tmp_path)
+        require_memory(tmp_path, most)
+    CaptureFolder(tmp_path)
+    with pytest.raises(InputError, match=r"memory_gb is 1 for each server on this machine \(3\)"):
+        require_memory(tmp_path, most)
 
 
 @pytest.mark.parametrize("marks", [[], [0], [1], [0, 1, 1, 0, 1], [1, 0, 0, 1]])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from exported_head import LAYERS, name_layers
+from exported_head import LAYERS, Editable, as_speculators, name_layers
 from heads import make_head
 from safetensors.torch import load_file, save_file
 from two_layer_head import TwoLayers
@@ -15,18 +15,17 @@ from two_layer_head import TwoLayers
 from eagle3.head_files.files import read_files
 from eagle3.head_files.format import save_head
 from eagle3.head_files.servers import LLAMA_CPP, SGLANG, VLLM, obstacles, summary
-from eagle3.serving.head.speculators import save_speculators
 
 
 @pytest.fixture
 def save(tmp_path: Path) -> Callable[..., Path]:
     def save(*, layout: str = "sglang", **options: Any) -> Path:
         head = make_head(**options).float()
-        layers = LAYERS if head.config.num_captured_layers == 3 else [1, *LAYERS]
-        if layout == "sglang":
-            save_head(tmp_path, head, layers, "float32")
-        else:
-            save_speculators(tmp_path, head, layers, "float32", target="org/target", steps=5)
+        save_head(tmp_path, head, LAYERS if head.config.num_captured_layers == 3 else [1, *LAYERS], "float32")
+        if layout == "speculators":
+            edited = Editable(tmp_path)
+            as_speculators(edited, torch.zeros(head.config.vocab_size, head.config.hidden_size))
+            edited.save()
         return tmp_path
 
     return save

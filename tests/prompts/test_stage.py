@@ -180,7 +180,7 @@ def test_answered_prompts_are_not_replaced_by_others(prepare, tmp_path):
     answer(prepare)
     before, path = prepare.outputs(), str(tmp_path / "chats.jsonl")
     other = str(write(tmp_path / "other.jsonl", [chat("d")]))
-    way_out = r"another out_dir, .*'stages=\[answers,features\]'.*delete .*answers to answer again.*are lost"
+    way_out = r"another out_dir, .*'stages=\[answers,features\]'.*delete .*answers to generate answers again.*are lost"
     for config, difference in (
         ({"path": path, "limit": 1}, r"prompts\.limit: null then, 1 now"),
         ({"path": path, "licenses": {"allowed": ["MIT"]}}, r"prompts\.licenses\.allowed changed"),

@@ -51,7 +51,6 @@ def serve_config(*overrides: str) -> DictConfig:
         (["prompts.path=/no/such.jsonl"], r"prompts\.path=/no/such\.jsonl"),
         (["chat.template=/no/such.jinja"], r"chat\.template=/no/such\.jinja cannot be read"),
         (["topk=100", "draft_tokens=8"], "topk=100: the head can draft no more than its 64 tokens"),
-        (["format=speculators", "topk=4", "draft_tokens=8"], "the layout holds chains, not trees; set topk=1"),
     ],
 )
 def test_a_wrong_option_of_an_export_is_an_error_and_no_reason_to_skip_the_measurement(
@@ -74,18 +73,6 @@ def test_export_writes_the_best_head_of_a_run_without_its_target(trained_on_tiny
     assert done.returncode == 0, done.stderr
     assert "skipped  accept_length     target.path=./gone/target does not exist" in done.stdout
     assert read_files(tmp_path / "head").layer_ids == [1, 3, 4]
-
-
-def test_an_export_for_vllm_is_measured_and_its_card_says_how_to_serve_it(
-    trained_on_tiny: TrainedHead, tiny_path: Path, tmp_path: Path
-) -> None:
-    save_run(tmp_path / "run", trained_on_tiny, target=str(tiny_path))
-    settings = ("format=speculators", "check.min_accept_length=1.0", "max_new_tokens=8", "steps=2")
-    export_action(serve_config("action=export", f"run={tmp_path}/run", f"head={tmp_path}/head", *settings))
-    files, card = read_files(tmp_path / "head"), (tmp_path / "head/README.md").read_text()
-    assert files.nested and files.record is not None and files.record.accept_length is not None
-    assert '{"method": "eagle3", "model": "head", "num_speculative_tokens": 2}' in card
-    assert "library_name: vllm" in card and "sglang.launch_server" not in card
 
 
 def test_decode_prints_one_json_line(trained_on_tiny: TrainedHead, tiny_path: Path, tmp_path: Path) -> None:

@@ -1,7 +1,10 @@
 """The ranked table of a sweep."""
 
 import json
+import os
+import signal
 import subprocess
+import time
 import tomllib
 from pathlib import Path
 
@@ -9,13 +12,15 @@ import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.errors import MissingConfigException
-from scripts import run_script
+from omegaconf import DictConfig, OmegaConf
+from scripts import Script, run_script
 from stores import ROOT
 
 from eagle3.cli import wrong_override
 from eagle3.errors import install_command
+from eagle3.storage.lock import hold
 from eagle3.storage.records import write_sealed_json
-from eagle3.training.sweep import ranked_table, read_jobs
+from eagle3.training.sweep import RankedTable, ranked_table, read_jobs
 
 METRIC = "val/served_accept_length_3"
 
@@ -46,6 +51,87 @@ def test_of_a_metric_that_shall_be_small_the_smallest_is_first(tmp_path: Path) -
 
 def test_a_folder_without_jobs_says_so(tmp_path: Path) -> None:
     assert "has no jobs of a sweep" in ranked_table(tmp_path)
+
+
+# --- a sweep in the folder of an earlier one --------------------------------------------------------------------------
+
+RATES = ["optim.lr=1e-3,3e-3", "seed=0,1"]
+
+
+def earlier_sweep(folder: Path, *overrides: str) -> None:
+    job(folder, "0", ["optim.lr=1e-3", "seed=0"], 1.5)
+    OmegaConf.save(composed(folder, *overrides), folder / "multirun.yaml")
+
+
+def composed(folder: Path, *overrides: str) -> DictConfig:
+    """Return what Hydra hands a callback at the start of a sweep."""
+    of_all_jobs = [each for each in overrides if "," not in each]
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        config = compose("train", overrides=[f"hydra.sweep.dir={folder}", *of_all_jobs], return_hydra_config=True)
+    OmegaConf.update(config, "hydra.overrides.task", [each for each in overrides if not each.startswith("hydra")])
+    return config
+
+
+def test_the_same_sweep_goes_on_in_its_folder_by_any_launcher(tmp_path: Path) -> None:
+    earlier_sweep(tmp_path, *RATES)  # without ckpt_path
+    RankedTable().on_multirun_start(composed(tmp_path, "ckpt_path=auto", *RATES, "hydra.launcher={}"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (RATES, "holds an earlier sweep; add ckpt_path=auto to continue it, or give another folder"),
+        (["ckpt_path=auto", *RATES[::-1]], "of other jobs (optim.lr=1e-3,3e-3 seed=0,1); give its overrides in its"),
+        (["ckpt_path=auto", *RATES, "loss.decay=0.8"], "of other jobs (optim.lr=1e-3,3e-3 seed=0,1)"),
+        (["ckpt_path=auto", *RATES, "hydra.sweep.subdir=x"], "of other jobs (optim.lr=1e-3,3e-3 seed=0,1)"),
+    ],
+)  # fmt: skip
+def test_another_sweep_in_the_folder_of_an_earlier_one_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], overrides: list[str], reason: str
+) -> None:
+    earlier_sweep(tmp_path, *RATES)
+    with pytest.raises(SystemExit):
+        RankedTable().on_multirun_start(composed(tmp_path, *overrides))
+    assert reason in capsys.readouterr().err
+
+
+def test_a_sweep_whose_overrides_are_not_recorded_is_not_continued(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A study of Optuna: another one would choose other settings for the jobs that have checkpoints."""
+    job(tmp_path, "0", ["optim.lr=1e-3", "seed=0"], 1.5)
+    with pytest.raises(SystemExit):
+        RankedTable().on_multirun_start(composed(tmp_path, *RATES, "ckpt_path=auto"))
+    assert "cannot be continued: it has no multirun.yaml, as with Optuna" in capsys.readouterr().err
+
+
+def test_a_sweep_whose_jobs_still_run_is_not_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    earlier_sweep(tmp_path, *RATES)
+    with hold(tmp_path / "0"), pytest.raises(SystemExit):
+        RankedTable().on_multirun_start(composed(tmp_path, *RATES, "ckpt_path=auto"))
+    assert f"{tmp_path}/0 is being written by process" in capsys.readouterr().err
+
+
+def test_a_killed_sweep_goes_on_by_the_same_command(tmp_path: Path, store_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    every_step = ("callbacks.last.every_n_steps=1", "callbacks.last.min_seconds=0", "data.pack_tokens=48")
+    command = [
+        "-m", f"data.path={store_path}", "data.val_fraction=0.2", "ttt_steps=2", "trainer=cpu", "progress=false",
+        "trainer.max_epochs=1", "trainer.log_every_n_steps=1", f"hydra.sweep.dir={folder}", *every_step, "seed=0,1,2",
+        "ckpt_path=auto",
+    ]  # fmt: skip
+    killed = Script("train", *command, own_session=True)
+    while not (folder / "1" / "checkpoints" / "last.ckpt").exists():
+        assert killed.poll() is None
+        time.sleep(0.01)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    finished = [(folder / "0" / name).read_text() for name in ("result.json", "metrics.csv")]
+    assert not (folder / "1" / "result.json").exists() and not (folder / "2").exists()
+    done = run_script("train", *command)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert [(folder / "0" / name).read_text() for name in ("result.json", "metrics.csv")] == finished
+    assert sorted(line.split()[-1] for line in done.stdout.splitlines()[-3:]) == ["seed=0", "seed=1", "seed=2"]
 
 
 # --- Hydra's plugins --------------------------------------------------------------------------------------------------
@@ -137,3 +223,13 @@ def test_a_run_that_was_stopped_goes_on_by_itself(tmp_path: Path, store_path: Pa
     assert json.loads((tmp_path / "run" / "result.json").read_text())["epochs"] == 2
     epochs_logged = {line.split(",")[0] for line in (tmp_path / "run" / "metrics.csv").read_text().splitlines()[1:]}
     assert epochs_logged == {"0", "1"}
+
+
+def test_a_job_that_early_stopping_ended_is_not_trained_again(tmp_path: Path, store_path: Path) -> None:
+    settings = ("ckpt_path=auto", "trainer.max_epochs=9", "callbacks.early_stopping.patience=1", "optim.lr=1e-9,1e-8")
+    contents = []
+    for _ in range(2):
+        done = sweep(store_path, tmp_path / "sweep", *settings)
+        assert done.returncode == 0, done.stderr[-2000:]
+        contents.append([(tmp_path / "sweep" / job / "result.json").read_text() for job in "01"])
+    assert contents[0] == contents[1] and '"epochs": 9' not in contents[0]

@@ -6,7 +6,7 @@ import re
 import shutil
 import signal
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from eagle3.errors import InputError, Interrupted
 from eagle3.features.split import split_fraction
 from eagle3.head.attention import DenseAttention, PaddedAttention
 from eagle3.head.batch import ttt_batch
+from eagle3.head.divergence import OfLogProbabilities
 from eagle3.head.fast.fused_layer import FusedLayer
 from eagle3.head.layer import PlainLayer
 from eagle3.head.loss import UnrollLoss
@@ -57,6 +58,33 @@ class Recorder(lightning.Callback):
 
 class OtherLoss(UnrollLoss):
     """Another objective, by its name alone."""
+
+
+class WithoutSlopes(OfLogProbabilities):
+    """A divergence of which only the value is known."""
+
+    def rows(self, draft: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return (draft.exp() * (draft - target)).sum(-1)
+
+    def slopes(self, draft: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossWithTerms(UnrollLoss):
+    """Keeps a term of its own for a callback, as docs/how-to/own-loss.md says."""
+
+    terms: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def __call__(self, *parts: Any) -> Any:
+        loss, metrics = super().__call__(*parts)
+        self.terms["doubled"] = 2 * loss.detach()
+        return loss, metrics
+
+
+class LogsTerms(lightning.Callback):
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        module.log("train/doubled", module.loss.terms["doubled"], batch_size=1)
 
 
 class DiesAtBatch(lightning.Callback):
@@ -237,6 +265,19 @@ def test_shares_of_chains_that_reach_each_depth_add_up_to_the_accept_length(whol
 def test_a_training_without_an_end_is_refused(train: Start) -> None:
     with pytest.raises(InputError, match=r"trainer\.max_epochs=-1 leaves the learning rate's schedule without an end"):
         train("run", "trainer.max_epochs=-1", "trainer.max_time='00:01:00:00'").fit()
+
+
+def test_an_own_loss_trains_without_a_gradient_of_its_own_and_a_callback_logs_its_terms(train: Start) -> None:
+    own = (f"loss._target_={__name__}.LossWithTerms", f"+loss.divergence._target_={__name__}.WithoutSlopes")
+    with pytest.raises(NotImplementedError):
+        train("chunked", *own, "trainer.max_epochs=1").fit()
+    callback = f"+callbacks.terms={{_target_: {__name__}.LogsTerms}}"
+    done = train("plain", *own, callback, "kernels.loss=plain", "trainer.max_epochs=6", "callbacks.early_stopping=null")
+    rows = metrics(done.fit())
+    losses = [float(row["val/loss"]) for row in rows if row["val/loss"]]
+    assert losses[-1] < losses[0]
+    logged = [(float(row["train/doubled"]), float(row["train/loss"])) for row in rows if row["train/loss"]]
+    assert logged and all(doubled == pytest.approx(2 * loss) for doubled, loss in logged)
 
 
 def test_rates_are_logged_wherever_losses_are(train: Start) -> None:

@@ -19,7 +19,7 @@ NAMES = {  # of inputs that have no config key of their own
 
 
 def require_not_answered(folder: Path, prompts: Path, inputs: dict) -> None:
-    """Raise InputError if the answers next to `folder` answer other prompts than the new file `prompts`."""
+    """Raise InputError if the answers next to `folder` are to other prompts than those in the new file `prompts`."""
     answers = folder.parent / "answers"
     if not (answers / "manifest.json").exists():
         return
@@ -27,9 +27,9 @@ def require_not_answered(folder: Path, prompts: Path, inputs: dict) -> None:
     if answered["prompts_sha256"] != sha256_file(prompts):
         changes = _changes_since(folder / "ledger.json", answered["prompts_sha256"], inputs)
         raise InputError(
-            f"{answers} answers other prompts than these would be ({changes}), so {folder} stays as it is; take "
-            f"another out_dir, continue with the prompts that are there ('stages=[answers,features]'), or delete "
-            f"{answers} to answer again: its answers are lost"
+            f"the answers in {answers} are to other prompts than these would be ({changes}), so {folder} stays as it "
+            f"is; take another out_dir, continue with the prompts that are there ('stages=[answers,features]'), or "
+            f"delete {answers} to generate answers again: those in it are lost"
         )
 
 

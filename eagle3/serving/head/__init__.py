@@ -1,1 +1,1 @@
-"""Exports a trained head: SGLang's or the speculators' layout, and the model card."""
+"""Exports a trained head: its files and the model card."""

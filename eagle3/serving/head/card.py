@@ -71,7 +71,7 @@ def training_data(stores: str | list[str]) -> TrainingData | None:
 
 def model_card(files: HeadFiles, settings: dict[str, Any], draft: Draft, data: TrainingData | None) -> str:
     """Return the card, which says what is unknown."""
-    record, library = files.record, "vllm" if files.nested else "sglang"
+    record = files.record
     assert record is not None
     name = record.target.name
     front_matter = ModelCardData(
@@ -79,9 +79,9 @@ def model_card(files: HeadFiles, settings: dict[str, Any], draft: Draft, data: T
         license=license_of(data),
         license_name="of-the-training-data" if license_of(data) == SEVERAL else None,
         license_link="README.md" if license_of(data) == SEVERAL else None,
-        library_name=library,
+        library_name="sglang",
         pipeline_tag="text-generation",
-        tags=[*TAGS, library],
+        tags=[*TAGS, "sglang"],
     )
     target = name if is_hub_id(name) else Path(name).name
     parts = [

@@ -13,7 +13,6 @@ from eagle3.head.draft_head import DraftHead
 from eagle3.head.registry import kind_named
 from eagle3.head_files.format import is_exported_head, save_head
 from eagle3.head_files.record import HeadRecord, StoreRecord, write_record
-from eagle3.serving.head.speculators import save_speculators
 from eagle3.storage.files import sha256_file
 from eagle3.storage.records import read_sealed_json
 from eagle3.target.facts import TargetConfig
@@ -102,18 +101,10 @@ def target_settings(settings: dict[str, Any], trained: TrainedHead) -> dict[str,
     return settings if settings["path"] is not None else settings | recorded
 
 
-def export_head(
-    trained: TrainedHead, directory: Path, *, versions: dict[str, str], speculative_tokens: int | None = None
-) -> None:
-    """Write the head's folder, whole or not at all; an older head there is replaced, anything else is not.
-
-    It is in SGLang's format, or with `speculative_tokens`, the drafts in a row of a server, in the speculators'."""
-    written = (trained.head, trained.record.capture_layers, trained.dtype)
+def export_head(trained: TrainedHead, directory: Path, *, versions: dict[str, str]) -> None:
+    """Write the head's folder, whole or not at all; an older head there is replaced, anything else is not."""
     with atomic_folder(directory) as temporary:
-        if speculative_tokens is None:
-            save_head(temporary, *written)
-        else:
-            save_speculators(temporary, *written, target=trained.record.target.name, steps=speculative_tokens)
+        save_head(temporary, trained.head, trained.record.capture_layers, trained.dtype)
         files = {path.name: sha256_file(path) for path in sorted(temporary.iterdir())}
         write_record(temporary, replace(trained.record, versions=versions, files=files))
 

@@ -18,7 +18,6 @@ from eagle3.head_files.files import HeadFiles, read_files
 from eagle3.head_files.format import save_head
 from eagle3.serving.head import card
 from eagle3.serving.head.card import TrainingData, license_of, model_card, training_data, write_card
-from eagle3.serving.head.speculators import save_speculators
 from eagle3.settings.engine import LaunchSettings
 from eagle3.storage.records import write_sealed_json
 
@@ -35,13 +34,10 @@ LEDGER = {
 def make_files(make_head: Any, tmp_path: Path) -> Callable[..., HeadFiles]:
     """Make the files of an exported head, with the options of its config."""
 
-    def make(*, layout: str = "sglang", **options: Any) -> HeadFiles:
+    def make(**options: Any) -> HeadFiles:
         folder, head = tmp_path / "head", make_head(**options)
         folder.mkdir(exist_ok=True)
-        if layout == "sglang":
-            save_head(folder, head, LAYERS, "float32")
-        else:
-            save_speculators(folder, head, LAYERS, "float32", target="org/target", steps=5)
+        save_head(folder, head, LAYERS, "float32")
         made = record_of(head, FINGERPRINT)
         record = replace(made, simulated_accept_length={3: 2.01, 7: 2.5}, versions={"torch": "2.9"})
         return replace(read_files(folder), record=record)
@@ -106,9 +102,6 @@ def test_the_card_has_a_command_for_each_server_that_can_serve_the_head(make_fil
     with_norms = model_card(of_hub(make_files(fc_norm=True, norm_output=True)), SETTINGS, DRAFT, None)
     assert "SGLang and vLLM can serve this head; llama.cpp cannot: it has no fc_norm and no norm_output" in with_norms
     assert "llama-server" not in with_norms
-    of_speculators = model_card(of_hub(make_files(layout="speculators")), SETTINGS, DRAFT, None)
-    assert "vLLM and llama.cpp can serve this head; SGLang cannot: it does not read the" in of_speculators
-    assert "sglang.launch_server" not in of_speculators and "library_name: vllm" in of_speculators
 
 
 @pytest.fixture
