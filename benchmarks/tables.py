@@ -1,4 +1,4 @@
-"""The tables of the pages, made from the files in benchmarks/results.
+"""The tables of the pages, made from the files in benchmarks/results; those that only print numbers are in tables.md.
 
     python benchmarks/tables.py        # writes them between the markers <!-- table: NAME --> and <!-- end of table -->
 
@@ -8,6 +8,7 @@ tests/test_numbers.py fails while a page and its files differ.
 import json
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -551,7 +552,16 @@ LOSSES = {
 }
 
 
+def filled_in(template: str) -> str:
+    """Replace {NAME[key][key]:format} by the number in results/NAME.json."""
+    numbers = {name: result(f"{name}.json") for name in re.findall(r"{(\w+)\[", template)}
+    return template.format_map(numbers).replace("%", " %")
+
+
+TEMPLATES = dict(re.findall(r"^## (\w+)\n\n((?:\|.*\n)+)", (ROOT / "benchmarks/tables.md").read_text(), re.MULTILINE))
 TABLES: dict[str, Callable[[], str]] = {
+    name: partial(filled_in, template.rstrip()) for name, template in TEMPLATES.items()
+} | {
     table.__name__: table
     for table in (
         quickstart, best, public_target, data_curve, served_smollm2, epochs, raced_heads, heads, recipe, recipe_seeds,
