@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from types import NoneType
@@ -18,7 +17,6 @@ from eagle3.storage.files import atomic_write, json_line, json_text, read_json
 # flipped byte, cut or edit shows.
 SEAL = re.compile(rb',\n? "seal": "([0-9a-f]{64})"(\n?\}\n)\Z')
 LONGEST_SEAL = 80
-CRC32 = re.compile(rb', "crc32": "([0-9a-f]{8})"(\}\n)\Z')  # of lines that earlier versions wrote
 
 
 def seal(text: bytes) -> bytes:
@@ -32,12 +30,8 @@ def seal(text: bytes) -> bytes:
 
 def unseal(content: bytes, *, source: str, remedy: str) -> bytes:
     """Return the JSON without its seal; InputError where they do not fit together."""
-    at = max(0, len(content) - LONGEST_SEAL)
-    if found := SEAL.search(content, at):
-        fits = hashlib.sha256(content[: found.start()]).hexdigest() == found[1].decode()
-    elif found := CRC32.search(content, at):
-        fits = zlib.crc32(content[: found.start()]) == int(found[1], 16)
-    if found is None or not fits:
+    found = SEAL.search(content, max(0, len(content) - LONGEST_SEAL))
+    if found is None or hashlib.sha256(content[: found.start()]).hexdigest() != found[1].decode():
         raise InputError(f"{source}: damaged or edited, it does not have the sha256 at its end; {remedy}")
     return content[: found.start()] + found[2]
 

@@ -1,7 +1,6 @@
 """What is sealed shows every change."""
 
 import json
-import zlib
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -20,13 +19,6 @@ def test_sealed_json_is_read_as_it_was_written_and_by_any_other_reader(tmp_path:
     write_sealed_json(path, RECORD)
     assert read_sealed_json(path, made_by="x") == RECORD
     assert json.loads(path.read_bytes()) == RECORD | {"seal": json.loads(path.read_bytes())["seal"]}
-
-
-def test_a_line_that_an_earlier_version_wrote_is_read_and_a_flipped_bit_in_it_is_refused() -> None:
-    line = b'{"id": "p#0", "input_ids": [1, 2], "crc32": "%08x"}\n' % zlib.crc32(b'{"id": "p#0", "input_ids": [1, 2]')
-    assert unseal(line, source="", remedy="") == b'{"id": "p#0", "input_ids": [1, 2]}\n'
-    with pytest.raises(InputError, match="damaged or edited"):
-        unseal(line.replace(b"[1", b"[3"), source="", remedy="")
 
 
 @pytest.mark.parametrize("bit", range(8))

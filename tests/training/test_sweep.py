@@ -112,7 +112,8 @@ def test_a_sweep_whose_jobs_still_run_is_not_continued(tmp_path: Path, capsys: p
     assert f"{tmp_path}/0 is being written by process" in capsys.readouterr().err
 
 
-def test_a_killed_sweep_goes_on_by_the_same_command(tmp_path: Path, store_path: Path) -> None:
+@pytest.mark.slow
+def test_a_killed_sweep_continues_by_the_same_command(tmp_path: Path, store_path: Path) -> None:
     folder = tmp_path / "sweep"
     every_step = ("callbacks.last.every_n_steps=1", "callbacks.last.min_seconds=0", "data.pack_tokens=48")
     command = [
@@ -138,8 +139,10 @@ def test_a_killed_sweep_goes_on_by_the_same_command(tmp_path: Path, store_path: 
 
 LAUNCHERS = [
     (("hydra/launcher=joblib", "hydra.launcher.n_jobs=2"), "hydra_joblib_launcher"),
-    (("hydra/launcher=submitit_local",), "hydra_submitit_launcher"),
-    (("hydra/launcher=ray", "+hydra.launcher.ray.remote.num_cpus=1"), "hydra_ray_launcher"),
+    pytest.param(("hydra/launcher=submitit_local",), "hydra_submitit_launcher", marks=pytest.mark.slow),
+    pytest.param(
+        ("hydra/launcher=ray", "+hydra.launcher.ray.remote.num_cpus=1"), "hydra_ray_launcher", marks=pytest.mark.slow
+    ),
 ]
 
 
