@@ -1,4 +1,4 @@
-"""The tables of the pages, made from the files in benchmarks/results; those that only print numbers are in tables.md.
+"""The tables of the pages, made from the files in benchmarks/results; those that only print numbers are in tables.txt.
 
     python benchmarks/tables.py        # writes them between the markers <!-- table: NAME --> and <!-- end of table -->
 
@@ -558,7 +558,7 @@ def filled_in(template: str) -> str:
     return template.format_map(numbers).replace("%", " %")
 
 
-TEMPLATES = dict(re.findall(r"^## (\w+)\n\n((?:\|.*\n)+)", (ROOT / "benchmarks/tables.md").read_text(), re.MULTILINE))
+TEMPLATES = dict(re.findall(r"^## (\w+)\n\n((?:\|.*\n)+)", (ROOT / "benchmarks/tables.txt").read_text(), re.MULTILINE))
 TABLES: dict[str, Callable[[], str]] = {
     name: partial(filled_in, template.rstrip()) for name, template in TEMPLATES.items()
 } | {
