@@ -110,7 +110,7 @@ def test_help_is_what_hydra_prints_with_the_commands_to_paste() -> None:
         ("train", "trainer.gpus", "trainer.devices"),
         ("train", "learning_rate", "optim.lr"),
         ("precompute", "output_dir", "out_dir"),
-        ("precompute", "responses", "sampling"),  # the group's name in earlier versions
+        ("precompute", "responses", "sampling"),
         ("precompute", "responses.top_p", "sampling.top_p"),
         ("precompute", "answers.seed", "sampling.seed"),
         ("precompute", "model_name_or_path", "target.path"),

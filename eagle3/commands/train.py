@@ -42,9 +42,8 @@ def train(config: DictConfig) -> float:
     cli.quiet_libraries()
     if rank_zero_only.rank:  # type: ignore[attr-defined]
         logging.disable(logging.INFO)  # which is the same on every rank
-    result = cli.output_dir() / "result.json"
-    if in_sweep() and config.ckpt_path == "auto" and result.is_file():  # a finished job of a sweep that is continued
-        return read_sealed_json(result, made_by="the job")["score"]
+    if in_sweep() and config.ckpt_path == "auto" and (score := score_of_job()) is not None:
+        return score  # of a finished job: the sweep is continued
     if in_sweep() and (OmegaConf.is_config(config.trainer.strategy) or trains_on_several(config.trainer)):
         return job_of_ranks(config)
     with hold(cli.output_dir()) if rank_zero_only.rank == 0 else nullcontext():  # type: ignore[attr-defined]
@@ -83,10 +82,15 @@ def train_alone(config: DictConfig) -> float:
 
 def job_of_ranks(config: DictConfig) -> float:
     """Run one job of a sweep over several GPUs, and return its score."""
-    result = cli.output_dir() / "result.json"
-    if cli.in_own_process() != 0 or not result.is_file():
+    if cli.in_own_process() != 0 or (score := score_of_job()) is None:
         return cli.failed_score(config)
-    return read_sealed_json(result, made_by="the job")["score"]
+    return score
+
+
+def score_of_job() -> float | None:
+    """Return the score in the result of this run's folder; None before there is one."""
+    result = cli.output_dir() / "result.json"
+    return read_sealed_json(result, made_by="the job")["score"] if result.is_file() else None
 
 
 def build_training(config: DictConfig) -> tuple[FeatureData, HeadTraining]:

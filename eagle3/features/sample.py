@@ -111,8 +111,8 @@ def _header(sample_id: str, tensors: dict[str, Tensor]) -> bytes:
 
 def from_bytes(blob: memoryview, *, sample_id: str, teachers: str) -> Sample:
     """Read a sample whose large tensors are views of `blob`; any exception means that the blob is damaged."""
-    # Small arrays are NumPy's: reader threads share the interpreter with the training step, and PyTorch's calls take it
-    # several times as long.
+    # Small arrays are NumPy's: reader threads share the interpreter with the training step, and reading a sample by
+    # PyTorch's calls takes twice the time.
     stored = read_tensors(blob)[1]
     input_ids, argmax = (ids_from_bytes(array(stored.pop(name))) for name in ("input_ids", "teacher_argmax"))
     turns, has_teacher = np.zeros(len(input_ids), np.int64), np.full(len(input_ids), teachers == "all")

@@ -107,7 +107,7 @@ class ServedExtractor(Extractor):
         sglang = find_sglang(self.launch)
         require_capture(sglang.folder, sglang.version)
         memory = Path(self.settings.memory)
-        require_memory(memory, self.most_bytes)
+        require_memory(memory, self.most_bytes)  # each server gets a folder there before their number is known
         folders: list[CaptureFolder] = []
 
         def flags_of(number: int) -> dict[str, Any]:

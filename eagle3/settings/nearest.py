@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 LIKE = 0.7  # difflib's ratio, from which two names are one with a slip
-OTHER_NAMES = {  # of a key or stage: what Lightning, Hugging Face, other trainers and earlier versions call it
+OTHER_NAMES = {  # of a key or stage: what Lightning, Hugging Face and other trainers call it
     "ckpt_path": ("resume_from_checkpoint",),
     "data.max_tokens": ("max_length", "max_seq_length"),
     "data.pack_tokens": ("batch_size", "per_device_train_batch_size"),
@@ -32,33 +32,28 @@ OTHER_NAMES = {  # of a key or stage: what Lightning, Hugging Face, other traine
 
 
 def did_you_mean(given: str, known: Sequence[str]) -> str:
-    """Return ` (did you mean …?)` with the nearest name, or nothing. A key without its groups finds those with it."""
+    """Return ` (did you mean …?)` with the nearest name, or nothing. A key without its groups finds those with it; a
+    key in a wrong group finds the only one of its name."""
     known = [key for key in known if key != given]  # a YAML file may set a key that nothing takes
     if "/" in given:  # a group
         known = [key.replace(".", "/") for key in known]
-    inside = [key for key in known if key.endswith(f".{given}")]
+    word = given.rpartition(".")[2]
+    inside, named = ([key for key in known if key.endswith(f".{end}")] for end in (given, word))
     alike = (
-        _by_another_name(given, known)
+        _by_another_name(word, known)
         or inside[:3]
-        or _in_another_group(given, known)
+        or (named if len(named) == 1 else [])
         or get_close_matches(given, known, n=1, cutoff=LIKE)
-        or _by_last_word(given, known)
+        or _by_last_word(word, known)
     )
     return f" (did you mean {' or '.join(alike)}?)" if alike else ""
 
 
-def _by_another_name(given: str, known: Sequence[str]) -> list[str]:
-    word = given.rpartition(".")[2]
+def _by_another_name(word: str, known: Sequence[str]) -> list[str]:
     return [key for key, others in OTHER_NAMES.items() if word in others and key in known][:1]
 
 
-def _in_another_group(given: str, known: Sequence[str]) -> list[str]:
-    """Of `answers.seed`, if only one group has a key of that name."""
-    inside = [key for key in known if key.endswith(f".{given.rpartition('.')[2]}")]
-    return inside if len(inside) == 1 else []
-
-
-def _by_last_word(given: str, known: Sequence[str]) -> list[str]:
-    """Of `weight_decya`, or of a key below another group."""
+def _by_last_word(word: str, known: Sequence[str]) -> list[str]:
+    """Of `weight_decya`, in whatever group."""
     by_word = {key.rpartition(".")[2]: key for key in reversed(known)}
-    return [by_word[word] for word in get_close_matches(given.rpartition(".")[2], list(by_word), n=1, cutoff=LIKE)]
+    return [by_word[word] for word in get_close_matches(word, list(by_word), n=1, cutoff=LIKE)]

@@ -72,7 +72,7 @@ def composed(folder: Path, *overrides: str) -> DictConfig:
     return config
 
 
-def test_the_same_sweep_goes_on_in_its_folder_by_any_launcher(tmp_path: Path) -> None:
+def test_the_same_sweep_continues_in_its_folder_by_any_launcher(tmp_path: Path) -> None:
     earlier_sweep(tmp_path, *RATES)  # without ckpt_path
     RankedTable().on_multirun_start(composed(tmp_path, "ckpt_path=auto", *RATES, "hydra.launcher={}"))
 
