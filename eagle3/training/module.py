@@ -16,6 +16,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from eagle3.adapters.lightning import skip_needless_moves
 from eagle3.errors import InputError
 from eagle3.head.batch import TttBatch
 from eagle3.head.draft_head import DraftHead
@@ -83,6 +84,7 @@ class HeadTraining(lightning.LightningModule):
             shard_over_ranks(self, self.device_mesh, compute_dtype=half)
 
     def setup(self, stage: str) -> None:
+        skip_needless_moves()
         self.choose_kernels(self.trainer.strategy.root_device, self.trainer.precision)
 
     def choose_kernels(self, device: torch.device, precision: str) -> None:

@@ -5,15 +5,18 @@ from pathlib import Path
 
 import lightning
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric
 
 from eagle3 import cli
 from eagle3.adapters import lightning as adapter
 from eagle3.adapters.lightning import (
     LIGHTNING,
     reload_train_loader,
+    skip_needless_moves,
     skip_sigterm_broadcast,
     unfinished_epoch,
 )
@@ -92,3 +95,15 @@ def test_the_csv_logger_keeps_its_writer_in_one_attribute(tmp_path: Path) -> Non
 @pytest.mark.parametrize("key", ["best_k_models", "best_model_path", "kth_best_model_path", "dirpath"])
 def test_the_state_of_a_model_checkpoint_has(key: str) -> None:
     assert key in ModelCheckpoint().state_dict(), f"{RELEASE}: the state of ModelCheckpoint has no {key}"
+
+
+def test_a_metric_moves_to_another_device_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_ResultMetric, "to", _ResultMetric.to)  # restored after the test
+    skip_needless_moves()
+    move = adapter._move
+    metric = _ResultMetric(_Metadata("training_step", "loss"), is_tensor=True)
+    walked: list[torch.device] = []
+    monkeypatch.setattr(adapter, "_move", lambda metric, device: walked.append(device) or move(metric, device))
+    for name in ("cpu", "meta", "meta"):
+        assert metric.to(torch.device(name)).cumulated_batch_size.device.type == name
+    assert [device.type for device in walked] == ["meta"]
