@@ -20,10 +20,6 @@ from eagle3.prompts.privacy.recogniser import Pattern, Recogniser, Span, stands_
 
 TAX_WORDS = (r"tax(?: ?payer)? ?(?:id\w{0,12}|no|number|nr|code)?", "tin", r"national id\w{0,12}")
 CODE_LITERAL = re.compile(r"[=<>+*/%(,\[{]\s*\Z")  # before 30000000L in code
-PASSPORT_GATES = (
-    "passp", "passn", "pass-n", "pass n", "pass_n", "passeport", "reisepass", "ausweis", "pasaporte", "passaport",
-    "paspoort", "पासपोर्ट", "护照", "護照",
-)  # fmt: skip
 
 
 def _without(characters: str, check: Callable[[str], bool]) -> Callable[[str], bool]:
@@ -56,7 +52,6 @@ def _id(
     check: Callable[[str], bool],
     *context: str,
     clear: str | Callable[[re.Match[str]], object] | None = None,
-    gates: tuple[str, ...] = (),
 ) -> Recogniser:
     """Describe an id: its pattern, the check of its digits, its context words, and the forms that need no context."""
     if isinstance(clear, str):
@@ -67,7 +62,6 @@ def _id(
         valid=lambda match: check(match.group()),
         clear=clear,
         context=words(*context) if context else None,
-        gates=gates,
     )
     return Recogniser(entity, find)
 
@@ -111,7 +105,7 @@ OF_COUNTRIES = [
 PASSPORT = _id(
     "PASSPORT", r"\d{9}|[A-Z]{1,3} ?\d{6,8}[A-Z]?|\d\d[A-Z]{2} ?\d{5}|(?=[A-Z]{0,8}\d)[A-Z0-9]{8,9}", _passport,
     "passports?", "passeports?", "(?:reise)?pass ?(?:nummer|nr)", "reisepass", "ausweisnummer", "pasaportes?",
-    "passaporto", "passaporte", "paspoort(?:nummer)?", "पासपोर्ट", "护照", "護照", gates=PASSPORT_GATES,
+    "passaporto", "passaporte", "paspoort(?:nummer)?", "पासपोर्ट", "护照", "護照",
 )  # fmt: skip
 
 # --- all countries that python-stdnum knows: numbers near their local name --------------------------------------------

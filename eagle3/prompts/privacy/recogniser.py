@@ -45,18 +45,16 @@ class Recogniser(NamedTuple):
 class Pattern:
     """Finds the matches of `pattern` that stand alone, are `valid`, and are `clear` or near a word of `context`.
 
-    gates: lower-case words; a text without any of them is skipped, so every match must come with one. Use bounded
-    repeats in patterns: a match may be tried at every character of a text.
+    Use bounded repeats in patterns: a match may be tried at every character of a text.
     """
 
     pattern: re.Pattern[str]
     valid: Callable[[re.Match[str]], bool] = bool  # check digits and the like
     clear: Callable[[re.Match[str]], object] | None = None  # unambiguous without context
     context: re.Pattern[str] | None = None
-    gates: tuple[str, ...] = ()
 
     def __call__(self, text: str) -> Iterator[Span]:
-        if self.gates and not mentions(text, self.gates):
+        if self.context and not self.clear and not self.context.search(text.lower()):
             return
         position = 0
         while match := self.pattern.search(text, position):
