@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from eagle3.errors import InputError
 from eagle3.prompts.checks import Verdict
-from eagle3.prompts.language import UNKNOWN, LanguageDetector, languages, split_code
+from eagle3.prompts.language import UNKNOWN, language_of, languages, split_code
 from eagle3.prompts.reading.prompt import Prompt
 from eagle3.settings.prompts import LanguageSettings, LengthSettings
 
@@ -33,29 +33,22 @@ class LanguageCheck(LanguageSettings):
     """
 
     name = "language"
-    detector: LanguageDetector
 
     def __post_init__(self) -> None:
-        if self.allowed is not None:
-            check_languages("prompts.language.allowed", self.allowed)
+        if self.allowed is not None and (unknown := set(self.allowed) - set(languages())):
+            # YAML reads a bare `no` (Norwegian) as false.
+            raise InputError(
+                f"prompts.language.allowed has {min(unknown)!r}, which is none of the ISO 639 codes that can be "
+                f"detected ({', '.join(languages())}); quote codes in YAML: 'no'"
+            )
 
     def __call__(self, prompt: Prompt) -> Verdict:
         if self.allowed is None:
             return Verdict()
-        language = self.detector(split_code(user_turns(prompt)).prose)
+        language = language_of(split_code(user_turns(prompt)).prose)
         if language == UNKNOWN:
             return Verdict(reason="language unknown" if self.unknown == "refuse" else None)
         return Verdict(reason=None if language in self.allowed else f"language not allowed: {language}")
-
-
-def check_languages(key: str, codes: list[str]) -> None:
-    unknown = set(codes) - set(languages())
-    if unknown:
-        # YAML reads a bare `no` (Norwegian) as false.
-        raise InputError(
-            f"{key} has {min(unknown)!r}, which is none of the ISO 639 codes that can be detected "
-            f"({', '.join(languages())}); quote codes in YAML: 'no'"
-        )
 
 
 def user_turns(prompt: Prompt) -> list[str]:

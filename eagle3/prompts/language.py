@@ -2,14 +2,14 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
-from eagle3.settings.prompts import DetectorSettings
-
 UNKNOWN = "unknown"
 NO_LANGUAGE = "zxx"  # ISO 639's code for "no linguistic content", which py3langid gives to numbers and markup
+READ_CHARACTERS = 400  # of a prompt's prose
+MIN_BYTES = 16  # of its words in UTF-8: a Chinese character carries more than a Latin letter
+MIN_CONFIDENCE = 0.5  # py3langid's probability of its guess
 
 FENCES = ("```", "~~~")
 # Beginnings of code lines in the most common languages and tools. Matched at the line's first character that is not a
@@ -38,15 +38,10 @@ NO_WORD = re.compile(r"[\d_/\\@=<>{}()|#$]")  # paths, addresses, numbers, ident
 
 
 class Split(NamedTuple):
-    """The prose of a text, without code lines and fenced blocks, and the numbers of all and of code characters."""
+    """The prose of a text, without code lines and fenced blocks, and the share of code among its characters."""
 
     prose: str
-    characters: int
-    code_characters: int
-
-    @property
-    def code_share(self) -> float:
-        return self.code_characters / self.characters if self.characters else 0.0
+    code_share: float
 
 
 def split_code(texts: Iterable[str]) -> Split:
@@ -66,27 +61,20 @@ def split_code(texts: Iterable[str]) -> Split:
                 code_characters += len(stripped)
             else:
                 prose.append(stripped)
-    return Split("\n".join(prose), characters, code_characters)
+    return Split("\n".join(prose), code_characters / characters if characters else 0.0)
 
 
 def _is_code(line: str) -> bool:
     return line.endswith(CODE_ENDINGS) or CODE_BEGINNING.match(line) is not None
 
 
-@dataclass(frozen=True, kw_only=True)
-class LanguageDetector(DetectorSettings):
-    """Returns the ISO 639 code of a text's language, or `unknown` for code, short or undecided texts.
-
-    read_characters: how much of the prose is read; min_bytes: of the words, in UTF-8, without numbers, paths and inline
-    code (a Chinese character carries more than a Latin letter); min_confidence: py3langid's probability of its guess.
-    """
-
-    def __call__(self, prose: str) -> str:
-        words = _words(prose[: self.read_characters])
-        if len(words.encode()) < self.min_bytes:
-            return UNKNOWN
-        language, confidence = _identifier().classify(words)
-        return UNKNOWN if language == NO_LANGUAGE or confidence < self.min_confidence else language
+def language_of(prose: str) -> str:
+    """Return the ISO 639 code of a text's language, or `unknown` for code, short or undecided texts."""
+    words = _words(prose[:READ_CHARACTERS])
+    if len(words.encode()) < MIN_BYTES:
+        return UNKNOWN
+    language, confidence = _identifier().classify(words)
+    return UNKNOWN if language == NO_LANGUAGE or confidence < MIN_CONFIDENCE else language
 
 
 def _words(prose: str) -> str:

@@ -5,7 +5,6 @@ from typing import Any
 
 from eagle3.prompts.checks import Check
 from eagle3.prompts.filters import LanguageCheck, LengthCheck
-from eagle3.prompts.language import LanguageDetector
 from eagle3.prompts.licenses.rules import LicenseCheck, LicenseRules
 from eagle3.prompts.overlap.known import KnownCheck
 from eagle3.prompts.overlap.leaks import LeakCheck, read_benchmarks
@@ -30,20 +29,15 @@ class Rules:
         self.settings = settings
         self.privacy = privacy
         self.licenses = LicenseRules(validated(LicenseSettings, settings["licenses"]))
-        self.detector = LanguageDetector(**settings["language"]["detector"])
         self.benchmarks = read_benchmarks(settings["decontamination"]["benchmarks"])
         self.duplicates = DuplicateSettings(**settings["duplicates"])
-        self.signer = Signer(**_part(settings["duplicates"], "shingle_words", "bands", "band_rows"))
+        self.signer = Signer(self.duplicates)
         self.known = KnownCheck(self.duplicates.known) if self.duplicates.known else None
-        self.traffic = TrafficMix(**settings["traffic"], detector=self.detector) if settings["traffic"] else None
+        self.traffic = TrafficMix(**settings["traffic"]) if settings["traffic"] else None
         self._common = self._row_checks()
 
     def _row_checks(self) -> list[Check]:
-        language = self.settings["language"]
-        checks: list[Check] = [
-            LanguageCheck(**_part(language, "allowed", "unknown"), detector=self.detector),
-            self.privacy,
-        ]
+        checks: list[Check] = [LanguageCheck(**self.settings["language"]), self.privacy]
         if self.benchmarks:
             checks.append(LeakCheck(self.benchmarks, self.settings["decontamination"]["dropped_words"]))
         return [*checks, self.known] if self.known else checks
@@ -76,7 +70,3 @@ class Rules:
     def _sample_source(self) -> Source:
         assert self.traffic is not None and self.traffic.sample is not None
         return plain_source("prompts.traffic.sample", self.traffic.sample, split="train")
-
-
-def _part(group: dict[str, Any], *keys: str) -> dict[str, Any]:
-    return {key: group[key] for key in keys}

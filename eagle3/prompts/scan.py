@@ -16,14 +16,13 @@ import pyarrow
 from eagle3.progress import Bar
 from eagle3.prompts.checks import Check
 from eagle3.prompts.chunks import ChunkWriter, ScannedChunk
-from eagle3.prompts.overlap.signatures import Signer
 from eagle3.prompts.pool import in_order
 from eagle3.prompts.privacy import Privacy
 from eagle3.prompts.reading.formats import BLANK, Chunk, chunk_rows, cut
 from eagle3.prompts.reading.prompt import Prompt, Refused
 from eagle3.prompts.reading.rows import read_prompt
 from eagle3.prompts.reading.sources import Source, file_name, file_state
-from eagle3.prompts.traffic.mix import TrafficMix
+from eagle3.prompts.rules import Rules
 from eagle3.storage.files import sha256_json
 
 log = logging.getLogger(__name__)
@@ -52,20 +51,13 @@ def tasks_of(sources: list[Source], chunk_bytes: int, settings: Any) -> list[Sca
     return tasks
 
 
-@dataclass(frozen=True, kw_only=True)
 class Scanner:
-    """Reads, checks and signs the rows of one chunk; sent to every worker once.
+    """Reads, checks and signs the rows of one chunk; sent to every worker once."""
 
-    checks: of each source, in order; the first reason counts. privacy: hashes ids and sources that are personal data.
-    """
-
-    folder: Path
-    sources: list[Source]
-    checks: list[list[Check]]
-    privacy: Privacy
-    signer: Signer
-    traffic: TrafficMix | None
-    keep_answers: bool
+    def __init__(self, folder: Path, sources: list[Source], rules: Rules, *, keep_answers: bool):
+        self.folder, self.sources, self.keep_answers = folder, sources, keep_answers
+        self.checks = [rules.checks(source) for source in sources]  # in order; the first reason counts
+        self.privacy, self.signer, self.traffic = rules.privacy, rules.signer, rules.traffic
 
     def __call__(self, task: ScanTask) -> ScannedChunk:
         return self.finished(task) or self.scanned(task)

@@ -48,7 +48,7 @@ def prepare_prompts(settings: StageSettings, rules: Rules, *, keep_answers: bool
         _remove_work(folder)
         return ledger
     work = folder / ".work"
-    scanner = _scanner(work / "chunks", found, rules, keep_answers=keep_answers)
+    scanner = Scanner(work / "chunks", found, rules, keep_answers=keep_answers)
     tasks = tasks_of(found, int(settings.chunk_mb * 1e6), list(made_by.values()))
     with _selected(work, scanner, tasks, rules, limit=limit, processes=settings.processes or _cores()) as selected:
         chunks, selection, traffic = selected
@@ -66,18 +66,6 @@ def _source_inputs(source: Source) -> dict:
         "limit": source.limit,
         "files": source.fingerprint(),
     }
-
-
-def _scanner(folder: Path, sources: list[Source], rules: Rules, *, keep_answers: bool) -> Scanner:
-    return Scanner(
-        folder=folder,
-        sources=sources,
-        checks=[rules.checks(source) for source in sources],
-        privacy=rules.privacy,
-        signer=rules.signer,
-        traffic=rules.traffic,
-        keep_answers=keep_answers,
-    )
 
 
 @contextmanager

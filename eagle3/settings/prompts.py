@@ -125,21 +125,11 @@ class LengthSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetectorSettings(Settings):
-    """How languages are told apart."""
-
-    read_characters: Count
-    min_bytes: CountOrZero
-    min_confidence: Share
-
-
-@dataclass(frozen=True, kw_only=True)
 class LanguageSettings(Settings):
     """Which languages are kept."""
 
     allowed: Annotated[list[Text], Field(min_length=1)] | None
     unknown: Literal["keep", "refuse"]
-    detector: DetectorSettings
 
 
 @dataclass(frozen=True, kw_only=True)

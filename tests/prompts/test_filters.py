@@ -10,11 +10,10 @@ from stores import CONF
 
 from eagle3.errors import InputError
 from eagle3.prompts.filters import LanguageCheck, LengthCheck
-from eagle3.prompts.language import UNKNOWN, LanguageDetector, split_code
+from eagle3.prompts.language import READ_CHARACTERS, UNKNOWN, language_of, split_code
 from eagle3.prompts.reading.prompt import Prompt
 
 DEFAULTS = OmegaConf.to_container(OmegaConf.load(CONF / "prompts/filters/default.yaml"))
-DETECTOR = LanguageDetector(**DEFAULTS["language"]["detector"])
 
 SENTENCES = {
     "en": "Could you explain how a refund works when the parcel arrives late?",
@@ -58,7 +57,7 @@ def length(**bounds) -> LengthCheck:
 
 
 def language(**config) -> LanguageCheck:
-    return LanguageCheck(**{**DEFAULTS["language"], **config, "detector": DETECTOR})
+    return LanguageCheck(**{**DEFAULTS["language"], **config})
 
 
 # Length
@@ -86,7 +85,7 @@ def test_length_counts_characters_of_system_and_user_turns_but_not_of_the_answer
 
 @pytest.mark.parametrize("code", SENTENCES)
 def test_one_sentence_is_enough_to_tell_its_language(code):
-    assert DETECTOR(SENTENCES[code]) == code
+    assert language_of(SENTENCES[code]) == code
 
 
 @pytest.mark.parametrize("name", CODE)
@@ -108,7 +107,7 @@ def test_prose_is_no_code():
 
 @pytest.mark.parametrize("text", ["", " \n", "ok", "42", "https://example.com/een/pakket", "`rm -rf pakket`", "?!"])
 def test_what_says_too_little_is_unknown_and_kept_or_refused_by_config(text):
-    assert DETECTOR(split_code([text]).prose) == UNKNOWN
+    assert language_of(split_code([text]).prose) == UNKNOWN
     assert language(allowed=["en"])(prompt(text)).reason is None
     assert language(allowed=["en"], unknown="refuse")(prompt(text)).reason == "language unknown"
 
@@ -121,19 +120,12 @@ def test_what_says_too_little_is_unknown_and_kept_or_refused_by_config(text):
     ],
 )
 def test_inline_code_and_paths_do_not_speak_for_a_language(text):
-    assert DETECTOR(text) == UNKNOWN
-    assert DETECTOR(f"{SENTENCES['en']} {text}") == "en"
+    assert language_of(text) == UNKNOWN
+    assert language_of(f"{SENTENCES['en']} {text}") == "en"
 
 
-def test_the_detectors_settings_are_bytes_probability_and_characters():
-    def detected(text: str, **settings) -> str:
-        return LanguageDetector(**{**DEFAULTS["language"]["detector"], **settings})(text)
-
-    assert detected("你好吗", min_bytes=9) == "zh"
-    assert detected("你好吗", min_bytes=10) == UNKNOWN
-    assert detected(SENTENCES["en"], min_confidence=1.0) == UNKNOWN
-    assert detected("-- -- ++ !!", min_bytes=1, min_confidence=0.0) == UNKNOWN
-    assert detected(f"{SENTENCES['en']} {SENTENCES['de'] * 9}", read_characters=len(SENTENCES["en"])) == "en"
+def test_only_the_beginning_of_the_prose_is_read():
+    assert language_of(f"{SENTENCES['en'] * 9}"[:READ_CHARACTERS] + SENTENCES["de"] * 99) == "en"
 
 
 def test_the_users_language_counts_and_not_the_system_prompts_or_the_answers():
@@ -165,5 +157,5 @@ def test_no_text_takes_long_to_split(piece):
 
 def split_seconds(text):
     start = time.process_time()
-    DETECTOR(split_code([text]).prose)
+    language_of(split_code([text]).prose)
     return time.process_time() - start

@@ -12,6 +12,7 @@ from jaxtyping import UInt32, UInt64
 
 from eagle3.prompts.overlap.words import compared_text, hash_text, shingles, words_and_symbols
 from eagle3.prompts.reading.prompt import Prompt
+from eagle3.settings.prompts import DuplicateSettings
 
 SCHEME = "affine32"  # of datasketch's permutations: 32-bit values
 SEED = 1
@@ -35,9 +36,9 @@ def text_hash(text: str) -> int:
 class Signer:
     """Makes signatures. Texts of Jaccard similarity s share a band with probability 1-(1-s^R)^B."""
 
-    def __init__(self, *, shingle_words: int, bands: int, band_rows: int):
-        self.shingle_words, self.bands, self.band_rows = shingle_words, bands, band_rows
-        self.permutations = MinHash(num_perm=bands * band_rows, seed=SEED, scheme=SCHEME).permutations
+    def __init__(self, settings: DuplicateSettings):
+        self.shingle_words, self.bands, self.band_rows = settings.shingle_words, settings.bands, settings.band_rows
+        self.permutations = MinHash(num_perm=self.bands * self.band_rows, seed=SEED, scheme=SCHEME).permutations
 
     def __call__(self, prompt: Prompt) -> Signature:
         text = compared_text(prompt.messages)

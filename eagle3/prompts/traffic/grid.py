@@ -11,7 +11,7 @@ import numpy as np
 
 from eagle3.errors import InputError
 from eagle3.prompts.filters import prompt_characters, user_turns
-from eagle3.prompts.language import UNKNOWN, LanguageDetector, split_code
+from eagle3.prompts.language import UNKNOWN, language_of, split_code
 from eagle3.prompts.reading.prompt import Prompt
 
 NUMERIC = ("turns", "characters", "code_share")
@@ -26,7 +26,7 @@ TOOL_DEFINITIONS = re.compile(
 )
 
 
-def measure(prompt: Prompt, detector: LanguageDetector) -> dict[str, float | str]:
+def measure(prompt: Prompt) -> dict[str, float | str]:
     """Return the value of each feature. Imported answers do not count: they are not part of incoming traffic."""
     turns = user_turns(prompt)
     split = split_code(turns)
@@ -36,7 +36,7 @@ def measure(prompt: Prompt, detector: LanguageDetector) -> dict[str, float | str
         "turns": len(turns),
         "characters": prompt_characters(prompt),
         "code_share": split.code_share,
-        "language": detector(split.prose),
+        "language": language_of(split.prose),
         "tools": FLAG_BINS[tools],
         "system_prompt": FLAG_BINS[any(message["role"] == "system" for message in asked)],
     }

@@ -15,7 +15,6 @@ from functools import cached_property
 import numpy as np
 
 from eagle3.errors import InputError
-from eagle3.prompts.language import LanguageDetector
 from eagle3.prompts.reading.prompt import Prompt
 from eagle3.prompts.traffic.grid import Grid, features, measure
 from eagle3.prompts.traffic.raking import TOLERANCE, Margin, missing_share, rake, total_variation, whole_counts
@@ -32,8 +31,6 @@ class TrafficMix(TrafficSettings):
     sample: path of production prompts, in any shape and format of a source; the caller reads them.
     """
 
-    detector: LanguageDetector
-
     def __post_init__(self) -> None:
         super().__post_init__()
         _ = self.grid, self.histogram_tables  # reports too many bins and a wrong histogram before the first row is read
@@ -47,7 +44,7 @@ class TrafficMix(TrafficSettings):
         return read_histogram(self.histogram, self.grid) if self.histogram else []
 
     def cell(self, prompt: Prompt) -> int:
-        return self.grid.cell(measure(prompt, self.detector))
+        return self.grid.cell(measure(prompt))
 
     def choose(self, pool: Mapping[int, int], *, sample: Counter[int] | None) -> tuple[dict[int, int], dict]:
         """Return how many prompts to draw from each cell, and the report as plain values for JSON.

@@ -13,7 +13,6 @@ from omegaconf import OmegaConf
 from stores import CONF
 
 from eagle3.errors import InputError
-from eagle3.prompts.language import LanguageDetector
 from eagle3.prompts.reading.prompt import Prompt
 from eagle3.prompts.traffic import target
 from eagle3.prompts.traffic.grid import measure
@@ -22,14 +21,13 @@ from eagle3.prompts.traffic.raking import Margin, rake, whole_counts
 
 PROMPTS_CONF = CONF / "prompts"
 DEFAULTS = OmegaConf.to_container(OmegaConf.load(PROMPTS_CONF / "traffic/production.yaml"))
-DETECTOR = LanguageDetector(**OmegaConf.load(PROMPTS_CONF / "filters/default.yaml").language.detector)
 PLAIN = {"turns": 1, "characters": 0, "code_share": 0.0, "language": "en", "tools": "without",
          "system_prompt": "without"}  # fmt: skip
 Measured = dict[str, Any]
 
 
 def mix(**config: Any) -> TrafficMix:
-    return TrafficMix(**{**DEFAULTS, **config}, detector=DETECTOR)
+    return TrafficMix(**{**DEFAULTS, **config})
 
 
 def drawn(chosen: TrafficMix, pool: list[Measured], sample: list[Measured] | None) -> tuple[list[Measured], dict]:
@@ -104,7 +102,7 @@ def histogram(tmp_path: Path, content: Any) -> str:
 )
 def test_a_prompt_is_measured_without_its_answers(messages, measured):
     turns = [{"role": role, "content": text} for role, text in messages]
-    found = measure(Prompt(id="1", source="a", license="MIT", messages=turns), DETECTOR)
+    found = measure(Prompt(id="1", source="a", license="MIT", messages=turns))
     assert tuple(found.values()) == measured
 
 
