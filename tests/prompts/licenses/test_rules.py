@@ -40,28 +40,22 @@ def card(folder: Path, front_matter: str, body: str = "") -> str:
 
 
 @pytest.mark.parametrize(
+    "license",
+    [
+        "mit", "MIT AND CC-BY-4.0", "MIT OR GPL-3.0-only", "(GPL-3.0-only AND MIT) OR ISC", "Public  Domain",
+        "MIT AND public-domain", "MIT AND pddl", "The MIT License (MIT)", "Apache License, Version 2.0", "CC BY 4.0",
+        "Creative Commons Attribution 4.0 International (CC BY 4.0)", "CC0", "https://opensource.org/licenses/MIT",
+        "https://creativecommons.org/licenses/by/4.0/legalcode", "3-Clause BSD License",
+        "Apache License 2.0 AND mit license",
+    ],
+)  # fmt: skip
+def test_a_licence_that_is_allowed_passes_in_any_spelling(license):
+    assert verdict(license) is None
+
+
+@pytest.mark.parametrize(
     ("license", "reason"),
     [
-        ("MIT", None),
-        ("mit", None),
-        ("MIT AND CC-BY-4.0", None),
-        ("MIT OR GPL-3.0-only", None),
-        ("(GPL-3.0-only AND MIT) OR ISC", None),
-        ("public-domain", None),
-        ("Public  Domain", None),
-        ("MIT AND public-domain", None),
-        ("odc-by", None),
-        ("MIT AND pddl", None),
-        ("mit license", None),
-        ("The MIT License (MIT)", None),
-        ("Apache License, Version 2.0", None),
-        ("CC BY 4.0", None),
-        ("Creative Commons Attribution 4.0 International (CC BY 4.0)", None),
-        ("CC0", None),
-        ("https://creativecommons.org/licenses/by/4.0/legalcode", None),
-        ("https://opensource.org/licenses/MIT", None),
-        ("3-Clause BSD License", None),
-        ("Apache License 2.0 AND mit license", None),
         ("https://creativecommons.org/licenses/by-nc/4.0/", "license not allowed: CC-BY-NC-4.0"),
         ("CC BY-NC 4.0", "license not allowed: CC-BY-NC-4.0"),
         ("mit license AND CC BY-NC 4.0", "license not allowed: CC-BY-NC-4.0"),
@@ -69,25 +63,22 @@ def card(folder: Path, front_matter: str, body: str = "") -> str:
         ("BSD", "license unknown"),
         ("Apache License 2.0 (CC BY 4.0)", "license unparsable"),
         ("MIT AND GPL-3.0-only", "license not allowed: MIT AND GPL-3.0-only"),
-        ("cc-by-nc-4.0", "license not allowed: CC-BY-NC-4.0"),
         ("CC-BY-SA-4.0", "license not allowed: CC-BY-SA-4.0"),
         ("MIT WITH Classpath-exception-2.0", "license not allowed: MIT WITH Classpath-exception-2.0"),
         ("public-domain AND GPL-3.0-only", "license not allowed: public-domain AND GPL-3.0-only"),
         ("other", "license unknown"),
         ("Jane-Doe-1971", "license unknown"),
         ("MIT AND Jane-Doe-1971", "license unknown"),
-        ("MIT license of Jane", "license unparsable"),
         ("()", "license unparsable"),
         ("(OR MIT WITH x)", "license unparsable"),
         ("(" * 5000, "license unparsable"),
         ("лицензия", "license unknown"),
         ("MIT AND (GPL-3.0-only OR " * 400 + "MIT" + ")" * 400, "license unparsable"),
         (None, "license missing"),
-        ("", "license missing"),
         (" \n", "license missing"),
     ],
 )
-def test_a_licence_passes_when_it_is_allowed_and_its_refusal_never_quotes_the_row(license, reason):
+def test_the_refusal_of_a_licence_names_what_spdx_knows_and_never_quotes_the_row(license, reason):
     assert verdict(license) == reason
 
 
@@ -111,20 +102,10 @@ def test_a_bad_allow_list_names_the_key(entry):
 @pytest.mark.parametrize(
     "name",
     [
-        "Share GPT",
-        "Open Orca",
-        "Share\uff27PT",
-        "gpt_4o",
-        "GPT 3.5",
-        "ultra.chat",
-        "ShareGPT_V3_unfiltered",
-        "sharegpt",
-        "my ShareGPT copy",
-        "lmsys/lmsys-chat-1m",
-        "WildChat-1M",
-        "made-by-gpt-4o",
+        "Open Orca", "Share\uff27PT", "GPT 3.5", "ultra.chat", "ShareGPT_V3_unfiltered", "my ShareGPT copy",
+        "lmsys/lmsys-chat-1m", "WildChat-1M", "made-by-gpt_4o",
     ],
-)
+)  # fmt: skip
 def test_a_source_whose_terms_forbid_it_is_refused_with_the_reason_whatever_its_licence(name):
     reason = verdict("MIT", of=terms(name=name))
     assert reason.startswith("source forbidden: ") and "terms forbid" in reason
@@ -176,16 +157,13 @@ def test_a_cleared_name_passes_and_only_that_one_and_still_needs_its_licence():
 @pytest.mark.parametrize(
     ("front_matter", "license"),
     [
-        ("license: apache-2.0", "apache-2.0"),
         ("license: [mit, cc-by-4.0]", "mit AND cc-by-4.0"),
         ("license:\n- odc-by", "odc-by"),
         ("license: other\nlicense_name: acme-terms\nlicense_link: LICENSE", "acme-terms"),
         ("license: other", "other"),
-        ("license: unknown", "unknown"),
         ("license: [[mit]]", None),
         ("license: 2", None),
         ("license: null", None),
-        ("language: [en]", None),
         ("- a list", None),
         ("", None),
     ],
