@@ -41,7 +41,11 @@ def prepare_prompts(settings: StageSettings, rules: Rules, *, keep_answers: bool
     limit = settings.limit
     folder = Path(out_dir) / "prompts"
     made_by = {"format": FORMAT, "keep_answers": keep_answers, "rules": rules.inputs()}
-    inputs = public({**made_by, "limit": limit, "sources": list(map(_source_inputs, found))})
+    sources = [
+        {**source.inputs(), "credit": source.terms.credit(), "limit": source.limit, "files": source.fingerprint()}
+        for source in found
+    ]
+    inputs = public({**made_by, "limit": limit, "sources": sources})
     ledger = current_ledger(folder, inputs)
     if ledger is not None:
         log.info("prompts are up to date: %d in %s", ledger["prompts"], folder)
@@ -57,15 +61,6 @@ def prepare_prompts(settings: StageSettings, rules: Rules, *, keep_answers: bool
     _remove_work(folder)
     log.info("%d of %d rows are prompts: %s", ledger["prompts"], ledger["rows"], folder)
     return ledger
-
-
-def _source_inputs(source: Source) -> dict:
-    return {
-        **source.inputs(),
-        "credit": source.terms.credit(),
-        "limit": source.limit,
-        "files": source.fingerprint(),
-    }
 
 
 @contextmanager

@@ -276,7 +276,6 @@ def test_sources_can_be_read_without_the_licence_check(tmp_path):
         ({}, r"prompts\.path=None and prompts\.sources=None: set exactly one"),
         ({"path": "no/such.jsonl"}, r"prompts\.path=no/such\.jsonl does not exist"),
         ({"sources": [{"path": "no/such.jsonl"}]}, r"prompts\.sources\[0\]\.path=no/such\.jsonl does not exist"),
-        ({"sources": [{"name": "x"}]}, r"prompts\.sources\[0\]\.path is not set"),
         ({"path": "x.jsonl", "sources": []}, r"set exactly one"),
         ({"path": "FOLDER/csv"}, r"prompts\.path=.*chats\.csv ends in none of \.jsonl"),
         ({"path": "FOLDER/empty"}, r"prompts\.path=.*empty is not a dataset folder"),

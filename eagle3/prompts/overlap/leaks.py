@@ -30,9 +30,6 @@ class Benchmark:
 
 def read_benchmarks(benchmarks: list[str | dict]) -> list[Benchmark]:
     """Return the benchmarks of prompts.decontamination."""
-    if not isinstance(benchmarks, list):
-        key = "prompts.decontamination.benchmarks"
-        raise InputError(f"{key}={benchmarks} is not a list; write {key}=[{benchmarks or ''}]")
     found: list[Benchmark] = []
     for index, entry in enumerate(benchmarks):
         source = plain_source(f"prompts.decontamination.benchmarks[{index}]", entry, split="test")

@@ -70,7 +70,7 @@ def _license(columns: Columns, source: Source) -> str | None:
     """Return the row's licences, all of which must be allowed, or else the source's."""
     values = columns.all("license")
     if not values:
-        return source.license
+        return source.terms.license
     given = [each for value in values for each in (value if isinstance(value, list) else [value])]
     if not all(isinstance(each, str) and is_unicode(each) for each in given):
         raise Refused("license is not text")

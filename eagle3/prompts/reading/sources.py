@@ -32,11 +32,6 @@ class Source:
     id_prefix: str
     shape: Shape
 
-    @property
-    def license(self) -> str | None:
-        """Return the licence of rows without one."""
-        return self.terms.license
-
     def fingerprint(self) -> list[list[Any]]:
         """Return the state of all files: it changes if a file is added, removed, resized or rewritten."""
         return [file_state(file) for file in self.files]
@@ -46,7 +41,7 @@ class Source:
         return {
             "path": without_query(self.path),
             "name": self.name,
-            "license": self.license,
+            "license": self.terms.license,
             "known_as": list(self.terms.known_as),
             "id_prefix": self.id_prefix,
             "fields": {kind: list(names) for kind, names in self.shape.fields.items()},
@@ -67,7 +62,7 @@ def configured_sources(settings: SourceSettings) -> list[Source]:
     if sources is None:
         return [_source("prompts", defaults, id_prefix=False)]
     found = [
-        _source(f"prompts.sources[{index}]", _entry(f"prompts.sources[{index}]", entry, defaults), id_prefix=True)
+        _source(f"prompts.sources[{index}]", defaults | _entry(entry), id_prefix=True)
         for index, entry in enumerate(sources)
     ]
     for index, source in enumerate(found):
@@ -81,19 +76,15 @@ def plain_source(key: str, entry: str | dict, *, split: str) -> Source:
 
     entry: a path, or a dict of path, name, split; split: the default for a dataset folder.
     """
-    defaults = {"path": None, "name": None, "split": None, "fields": None, "roles": None}
-    whole = {**_entry(key, entry, defaults), "license": None, "attribution": None, "limit": None}
-    return _source(key, whole, id_prefix=False, usual_split=split)
+    absent = dict.fromkeys(("name", "split", "fields", "roles", "license", "attribution", "limit"))
+    return _source(key, absent | _entry(entry), id_prefix=False, usual_split=split)
 
 
-def _entry(key: str, entry: str | dict, defaults: dict) -> dict:
-    """Return the keys of a source; a path alone leaves the others at their defaults."""
-    return {**defaults, **(entry if isinstance(entry, dict) else {"path": entry})}
+def _entry(entry: str | dict) -> dict:
+    return entry if isinstance(entry, dict) else {"path": entry}
 
 
 def _source(key: str, entry: dict, *, id_prefix: bool, usual_split: str = "train") -> Source:
-    if entry["path"] is None:
-        raise InputError(f"{key}.path is not set; name a JSONL or Parquet file or a dataset folder")
     path = _absolute(entry["path"])
     files = _files(f"{key}.path={entry['path']}", path, f"{key}.split", entry["split"], usual_split)
     name = entry["name"] or _stem(path, is_file=files == [path])
