@@ -33,6 +33,7 @@ from hydra import compose, initialize_config_dir
 from result import write_result
 
 from eagle3 import cli
+from eagle3.prompts.privacy.policy import readable
 
 ROOT = Path(__file__).resolve().parent.parent
 SECRETS = {"SECRET", "API_KEY", "TOKEN", "PASSWORD", "PRIVATE_KEY", "URL_PASSWORD"}
@@ -78,7 +79,8 @@ def main() -> None:
     judged: dict[tuple[str, str], list[bool]] = defaultdict(list)
     cases = list(texts(options))
     for check, harmless in ((privacy, True), (recognisers, False)):
-        check.read_together(text.text for text in cases if (text.kind is None) == harmless)
+        if check.kingfisher:
+            check.kingfisher.look_ahead(readable(text.text) for text in cases if (text.kind is None) == harmless)
     for text in cases:
         found = (recognisers if text.kind else privacy).find(text.text)
         right, kind = is_found(text, found) if text.kind else not found, text.kind or "harmless"
