@@ -4,6 +4,7 @@ import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each command would compile the packages again
 os.environ["OMP_NUM_THREADS"] = "1"  # of commands too: pytest-xdist runs a process a core, whose threads would wait
 
 import shutil
@@ -16,6 +17,7 @@ from typing import Any
 import heads
 import pytest
 import torch
+from jaxtyping import config as shapes
 from stores import ASSETS, random_samples, write_store
 
 from eagle3.head.draft_head import DraftHead
@@ -38,14 +40,27 @@ LONG = (
 )  # fmt: skip
 
 
+# Whole commands, trainings and many answers: they repeat what the packages' own tests call with shapes checked.
+WHOLE_RUNS = (
+    "training", "storage", "benchmarks", "serving/compare", "serving/bench", "serving/server", "serving/tune",
+    "serving/check/test_layer_notation.py", "test_cli.py", "test_estimate.py", "decoding/test_replay.py",
+    "decoding/test_speculate.py", "head/test_registry.py",
+)  # fmt: skip
+
+
 def pytest_configure() -> None:
-    if gone := [name for name in LONG if not (ASSETS.parent / name).is_file()]:
-        raise pytest.UsageError(f"LONG in tests/conftest.py names {', '.join(gone)}: no such file; give its new name")
+    if gone := [name for name in (*LONG, *WHOLE_RUNS) if not (ASSETS.parent / name).exists()]:
+        raise pytest.UsageError(f"tests/conftest.py names {', '.join(gone)}: no such file; give its new name")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {ASSETS.parent / name: place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.path, len(LONG)))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    whole = any(ASSETS.parent / name in (item.path, item.path.parent) for name in WHOLE_RUNS)
+    shapes.update("jaxtyping_disable", whole and not item.get_closest_marker("shapes"))
 
 
 @pytest.fixture(autouse=True)
