@@ -64,6 +64,7 @@ def test_answers_in_batches_by_length_are_in_the_order_of_their_prompts(target):
     assert [each.prompt for each in together] == prompts and together == alone
 
 
+@pytest.mark.shapes
 def test_a_head_with_one_norm_before_fc_is_replayed_as_it_is_decoded(target):
     head = fitted_head(target, PROMPT, fc_norm=False, norm_before_fc=True)
     rounds = recorded(target, head).replay(**SETTINGS[2])
@@ -101,6 +102,7 @@ def test_every_path_of_a_tree_has_the_place_that_the_drafter_gives_it(target, he
             assert found == [depth for depth in range(1, len(path) + 1) if tuple(path[:depth]) in nodes]
 
 
+@pytest.mark.shapes
 def test_what_a_setting_gains_has_its_error_over_prompts(target, head, recording):
     setting = Shape(**SETTINGS[7])
     each = recording.replay_each(**SETTINGS[7])
@@ -131,7 +133,7 @@ def test_answers_that_stop_count_the_drafts_behind_their_end(target, head, monke
     )  # answers fall into several parts, the last of them short
     whole = plain_greedy(target, PROMPT, NEW_TOKENS)
     behind = 0
-    for token in dict.fromkeys(whole):
+    for token in [*dict.fromkeys(whole)][::3]:
         stopping = replace(target)
         stopping.__dict__["stop_ids"] = target.stop_ids | {token}
         recording = recorded(stopping, head, prompts=[PROMPT])

@@ -63,7 +63,8 @@ def stopping(target):
 @pytest.mark.parametrize("stops", [False, True])
 def test_a_fitted_head_gains_the_same_on_every_prompt(stops):
     target = stopping(small_target()) if stops else small_target()
-    batched, one_by_one = both(target, fitted_head(small_target(), PROMPT), Answers(PROMPTS, NEW_TOKENS, 5))
+    most = NEW_TOKENS if stops else NEW_TOKENS // 2
+    batched, one_by_one = both(target, fitted_head(small_target(), PROMPT), Answers(PROMPTS, most, 5))
     require_same(batched, one_by_one)
     greedy = [way for way in one_by_one if way.temperature == 0]
     assert {one_by_one[way].lossless for way in greedy} == {1.0} and len(greedy) == len(SHAPES)
@@ -73,21 +74,20 @@ def test_a_fitted_head_gains_the_same_on_every_prompt(stops):
     assert (behind > 0) == stops
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_random_heads_gain_the_same_in_float32_on_the_bundled_target(seed):
+@pytest.mark.shapes
+def test_a_random_head_gains_the_same_in_float32_on_the_bundled_target():
     target = tiny_target()
     assert target.embedding.dtype == torch.float32
     head = fitted_head(target, PROMPT)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     head.lm_head.weight.data += 0.3 * torch.randn(head.lm_head.weight.shape, generator=generator)
-    batched, one_by_one = both(target, head, Answers(PROMPTS, NEW_TOKENS // 2, seed))
+    batched, one_by_one = both(target, head, Answers(PROMPTS, NEW_TOKENS // 2, 0))
     require_same(batched, one_by_one)
     assert sum(found.gains.accepted.sum() for found in batched.values()) > 0
 
 
-@pytest.mark.parametrize("stops", [False, True])
-def test_rounds_are_counted_where_the_text_has_so_many_tokens_when_they_begin(stops):
-    target = stopping(small_target()) if stops else small_target()
+def test_rounds_are_counted_where_the_text_has_so_many_tokens_when_they_begin():
+    target = stopping(small_target())
     speculator = Speculator(target, fitted_head(small_target(), PROMPT), LAYERS)
     chosen = settings(positions=[14, 30], temperatures=[0.0])
     found = BatchedDecoder(target, chosen, Answers(PROMPTS, NEW_TOKENS, 5))(speculator, all_ways(chosen), "head")
