@@ -70,7 +70,7 @@ VALUES = SCALARS | st.lists(SCALARS, max_size=3) | st.dictionaries(st.text(max_s
 FREE = ("chat.template_kwargs", "launch.env", "launch.extra_flags", "bench.sampling", "model.rope_parameters")
 SEVERAL = {
     "trainer.devices", "trainer.strategy", "trainer.val_check_interval", "trainer.max_time", "data.path", "stages",
-    "logger.wandb.name", "kernels.cuda_graphs",
+    "logger.wandb.name", "kernels.cuda_graphs", "chat.reasoning_parser",
 }  # fmt: skip
 ENDLESS = {"trainer.max_steps", "trainer.max_epochs", "trainer.num_sanity_val_steps"}  # -1
 
