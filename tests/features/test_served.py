@@ -84,7 +84,7 @@ def run(target: Target, stored: StoredTarget, served: Served, tmp_path: Path) ->
     return extract
 
 
-@pytest.mark.parametrize(("version", "teachers"), [("0.5.20", "answers"), ("0.5.23", "answers"), ("0.5.23", "all")])
+@pytest.mark.parametrize(("version", "teachers"), [("0.5.20", "answers"), ("0.5.23", "all")])
 def test_the_store_of_an_engine_is_that_of_hugging_face(run: Run, tmp_path: Path, version: str, teachers: str) -> None:
     plain, served = run("plain", teachers=teachers), run("served", teachers=teachers, version=version)
     assert (plain.samples, plain.tokens, plain.left_out) == (served.samples, served.tokens, served.left_out)
