@@ -4,6 +4,8 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 # For test-newest; TORCH_NEWEST=torch==2.14.1 caps it.
 TORCH_NEWEST ?= torch
+# Else each process of the tests would compile the packages again.
+export PYTHONDONTWRITEBYTECODE =
 # A test file runs in one process; the longest files start first.
 PYTEST = -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 

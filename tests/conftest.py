@@ -4,7 +4,6 @@ import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each command would compile the packages again
 os.environ["OMP_NUM_THREADS"] = "1"  # of commands too: pytest-xdist runs a process a core, whose threads would wait
 
 import shutil
