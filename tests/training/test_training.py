@@ -341,9 +341,12 @@ def test_resuming_mid_epoch_repeats_nothing_skips_nothing_and_ends_with_the_same
     assert_resumes(train, whole_run, stop_after, f"trainer.accumulate_grad_batches={accumulate}")
 
 
-@pytest.mark.parametrize("stop_after", [2, 3, 6])
-def test_resuming_where_a_validation_is_due_does_not_skip_it(train: Start, whole_run: Start, stop_after: int) -> None:
-    assert_resumes(train, whole_run, stop_after, "trainer.val_check_interval=2", "callbacks.early_stopping=null")
+@pytest.mark.parametrize(("stop_after", "saved_after"), [(2, 3), (3, 3), (6, 6)])
+def test_a_run_that_stops_where_a_validation_is_due_saves_after_the_step_that_follows_it(
+    train: Start, whole_run: Start, stop_after: int, saved_after: int
+) -> None:
+    options = ("trainer.val_check_interval=2", "callbacks.early_stopping=null")
+    assert assert_resumes(train, whole_run, stop_after, *options) == saved_after
 
 
 @pytest.mark.parametrize("ended_by", ["trainer.max_steps=2", "trainer.max_steps=3", "trainer.max_steps=8"])  # of 6
@@ -436,12 +439,14 @@ def test_resuming_mid_epoch_over_two_stores_ends_with_the_same_weights(
     assert_resumes(train, whole_run, 4, f"data.path=[{','.join(two_stores)}]", *options)
 
 
-def assert_resumes(train: Start, whole_run: Start, stop_after: int, *options: str) -> None:
+def assert_resumes(train: Start, whole_run: Start, stop_after: int, *options: str) -> int:
+    """Stop and resume a run; return the step after which it was saved."""
     whole = whole_run(*options)
     first = train("parts", *options, signal_after=stop_after)
     with pytest.raises(Interrupted, match=r"resume with ckpt_path=.*last\.ckpt"):
         first.fit()
     assert len(first.recorder.batches) < len(whole.recorder.batches)
+    saved = read_resumed(f"{first.directory}/checkpoints/last.ckpt")
     rest = train("parts", *options, f"ckpt_path={first.directory}/checkpoints/last.ckpt").fit()
     assert first.recorder.batches + rest.recorder.batches == whole.recorder.batches
     for column in ("train/loss", "val/loss", "val/served_accept_length_3"):
@@ -449,6 +454,8 @@ def assert_resumes(train: Start, whole_run: Start, stop_after: int, *options: st
     assert rest.trainer.checkpoint_callback.best_model_score == whole.trainer.checkpoint_callback.best_model_score
     for name, weight in whole.weights.items():
         assert torch.equal(weight, rest.weights[name]), name
+    assert saved is not None
+    return saved.global_step
 
 
 def test_a_resumed_run_drops_the_best_checkpoints_that_a_kill_left_and_keeps_its_own(train: Start) -> None:
