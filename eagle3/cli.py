@@ -38,6 +38,7 @@ from eagle3.adapters.hydra import (
     full_key,
     in_sweep,
     message_of,
+    skip_list_of_groups,
     unknown_class,
 )
 from eagle3.errors import InputError, Interrupted, install_command
@@ -136,6 +137,7 @@ def start(main: Callable[[], Any]) -> None:
     signal.signal(signal.SIGTERM, end_like_ctrl_c)  # what schedulers send
     try:
         HYDRA.require()
+        skip_list_of_groups()
         main()
     except KeyboardInterrupt:
         exit_with("interrupted", 130)

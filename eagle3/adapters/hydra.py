@@ -33,6 +33,7 @@ HYDRA = Library(
         "hydra.types:RunMode.MULTIRUN",
         "hydra.experimental.callback:Callback.on_multirun_start(config)",
         "hydra.experimental.callback:Callback.on_multirun_end(config)",
+        "hydra._internal.hydra:Hydra.format_config_groups(predicate)",
         "hydra.errors:HydraException",
         "hydra.errors:InstantiationException",
         "omegaconf:DictConfig._get_full_key(key)",
@@ -40,6 +41,7 @@ HYDRA = Library(
 )
 
 try:
+    from hydra._internal.hydra import Hydra
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.hydra_config import HydraConfig
     from hydra.errors import HydraException, InstantiationException
@@ -49,6 +51,12 @@ except ImportError as error:  # a script imports this before anything could prin
     sys.exit(f"error: {HYDRA.unsupported(f'does not fit ({first_line(error)})')}")
 
 __all__ = ["Callback", "HydraConfig", "HydraException", "InstantiationException"]
+
+
+def skip_list_of_groups() -> None:
+    """Do not let `--help` read all groups, which takes Hydra seconds: our help page shows those of the command."""
+    if "--hydra-help" not in sys.argv:
+        Hydra.format_config_groups = lambda *_, **__: ""  # type: ignore[method-assign]
 
 
 # --- the run ---------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from eagle3.settings.nearest import did_you_mean
 from eagle3.settings.precomputing import Precompute
 from eagle3.settings.serving import ACTIONS
 from eagle3.settings.training import WholeTrain
-from eagle3.settings.types import UNKNOWN, shown, validated
+from eagle3.settings.types import UNKNOWN, shown, validate_without_imports, validated
 
 SCHEMAS: dict[str, Any] = {"train": WholeTrain, "precompute": Precompute}
 MISSING = "???"  # OmegaConf's word for a value that must be given
@@ -69,8 +69,10 @@ def require_valid(values: dict[str, Any], script: str) -> None:
     action = str(values.get("action"))
     if script == "serve" and action not in ACTIONS:
         raise InputError(f"action={shown(values.get('action'))} must be one of {', '.join(ACTIONS)}")
+    schema = ACTIONS[action] if script == "serve" else SCHEMAS[script]
     try:
-        validated(ACTIONS[action] if script == "serve" else SCHEMAS[script], values)
+        validate_without_imports(schema, values)
+        validated(schema, values)
     except ValidationError as error:
         faults = [fault for fault in error.errors() if fault["input"] != MISSING]
         if faults:

@@ -7,6 +7,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
 from datetime import date
 from functools import cache
@@ -89,6 +90,18 @@ def validated(schema: Any, value: Any) -> Any:
     return _adapter(schema).validate_python(value)
 
 
+_importing = ContextVar("_importing", default=True)
+
+
+def validate_without_imports(schema: Any, value: Any) -> None:
+    """Do so but for keys that only a class of a library knows: importing PyTorch or Lightning takes seconds."""
+    token = _importing.set(False)
+    try:
+        validated(schema, value)
+    finally:
+        _importing.reset(token)
+
+
 @cache
 def _adapter(schema: Any) -> TypeAdapter:
     group = getattr(schema, "__origin__", schema)  # which says itself how strict it is
@@ -161,7 +174,7 @@ def _is_part(value: dict[Any, Any]) -> dict[Any, Any]:
     schema = PARTS.get(target) or PARTS.get(target.rpartition(".")[0])
     if schema:
         validated(schema, keys)
-    if schema is None or getattr(schema, "__pydantic_config__", STRICT) == OPEN:
+    if _importing.get() and (schema is None or getattr(schema, "__pydantic_config__", STRICT) == OPEN):
         _require_taken(target, keys)
     return value
 
