@@ -241,6 +241,19 @@ def test_raking_equals_the_textbook_loop():
     assert cells == pytest.approx(list(slow.values()), rel=1e-6)
 
 
+def test_raking_stops_when_all_margins_miss_by_less_than_the_tolerance():
+    pool = np.array([100, 10, 10, 100])
+    margins = [
+        Margin(["row"], np.array([0, 0, 1, 1]), np.array([0.8, 0.2]), True),
+        Margin(["column"], np.array([0, 1, 0, 1]), np.array([0.5, 0.5]), True),
+    ]
+    once, tolerant, exact = (
+        rake(pool, margins, size=10, sweeps=sweeps, tolerance=tolerance).tolist()
+        for sweeps, tolerance in ((1, 0.0), (100, 1.0), (100, 1e-9))
+    )
+    assert once == tolerant != exact
+
+
 def test_raking_never_asks_for_more_than_a_cell_holds_and_still_meets_the_margins():
     pool = np.array([2, 100, 100, 100])
     margins = [
