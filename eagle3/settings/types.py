@@ -94,7 +94,8 @@ _importing = ContextVar("_importing", default=True)
 
 
 def validate_without_imports(schema: Any, value: Any) -> None:
-    """Do so but for keys that only a class of a library knows: importing PyTorch or Lightning takes seconds."""
+    """Raise ValidationError as `validated` does, but not for keys that only a library's class knows: importing PyTorch
+    or Lightning takes seconds."""
     token = _importing.set(False)
     try:
         validated(schema, value)
