@@ -4,7 +4,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 # For test-newest; TORCH_NEWEST=torch==2.14.1 caps it.
 TORCH_NEWEST ?= torch
-# Else each process of the tests would compile the packages again.
+# Containers often set it; each process of the tests would then compile all packages again.
 export PYTHONDONTWRITEBYTECODE =
 # A test file runs in one process; the longest files start first.
 PYTEST = -m pytest -n 2 --dist loadscope --no-loadscope-reorder

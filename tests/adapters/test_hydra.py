@@ -5,6 +5,7 @@ from importlib.metadata import version
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra._internal.hydra import Hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
@@ -23,6 +24,7 @@ from eagle3.adapters.hydra import (
     is_composing,
     message_of,
     option_files,
+    skip_list_of_groups,
     unknown_class,
 )
 from eagle3.cli import CONF
@@ -111,3 +113,14 @@ def test_only_a_job_of_a_sweep_is_in_a_sweep(conf, monkeypatch: pytest.MonkeyPat
     config = compose("train", overrides=["hydra.mode=MULTIRUN"], return_hydra_config=True)
     HydraConfig.instance().set_config(config)
     assert in_sweep(), f"{RELEASE} says otherwise that a job is one of a sweep"
+
+
+@pytest.mark.parametrize(("flag", "listed"), [("--help", False), ("--hydra-help", True)])
+def test_groups_are_listed_only_where_the_page_shows_them(
+    monkeypatch: pytest.MonkeyPatch, flag: str, listed: bool
+) -> None:
+    monkeypatch.setattr(Hydra, "format_config_groups", Hydra.format_config_groups)  # restored after the test
+    before = Hydra.format_config_groups
+    monkeypatch.setattr("sys.argv", ["train.py", flag])
+    skip_list_of_groups()
+    assert (Hydra.format_config_groups is before) == listed

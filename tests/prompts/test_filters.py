@@ -124,8 +124,17 @@ def test_inline_code_and_paths_do_not_speak_for_a_language(text):
     assert language_of(f"{SENTENCES['en']} {text}") == "en"
 
 
+def test_few_bytes_of_words_a_low_probability_and_no_language_are_unknown(monkeypatch):
+    cases, found = ((9, 0.5, "你好吗"), (10, 0.5, "你好吗"), (1, 1.0, SENTENCES["en"]), (1, 0.0, "-- ++ !!")), []
+    for minimum, probability, text in cases:
+        monkeypatch.setattr("eagle3.prompts.language.MIN_BYTES", minimum)
+        monkeypatch.setattr("eagle3.prompts.language.MIN_CONFIDENCE", probability)
+        found.append(language_of(text))
+    assert found == ["zh", UNKNOWN, UNKNOWN, UNKNOWN]
+
+
 def test_only_the_beginning_of_the_prose_is_read():
-    assert language_of(f"{SENTENCES['en'] * 9}"[:READ_CHARACTERS] + SENTENCES["de"] * 99) == "en"
+    assert language_of((SENTENCES["en"] * 9)[:READ_CHARACTERS] + SENTENCES["de"] * 99) == "en"
 
 
 def test_the_users_language_counts_and_not_the_system_prompts_or_the_answers():

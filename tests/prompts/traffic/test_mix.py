@@ -156,6 +156,13 @@ def test_a_feature_outside_the_strata_that_the_pool_lacks_shrinks_nothing(caplog
     assert report["features"]["language"]["distance_after"] == 0.5
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_tiny_pools_are_drawn_whole_when_they_look_like_the_target(count):
+    pool = rows(characters=[5] * count)
+    kept, report = drawn(mix(sample="x", size=count), pool, pool[:1])
+    assert kept == pool and report["kept"] == count
+
+
 def test_what_the_report_calls_kept_is_what_is_drawn_also_where_a_cell_is_too_small(tmp_path):
     (tmp_path / "mix.yaml").write_text("marginals: {turns: {1: 0.7, 2: 0.3}}")
     pool = rows(turns=[1] * 40 + [2] * 2)
