@@ -107,8 +107,7 @@ class HeadTraining(lightning.LightningModule):
         if ends_step(self.trainer, batch_idx):
             if self._logs:
                 self.log("train/lr", self.trainer.optimizers[0].param_groups[0]["lr"])  # one for all groups
-                sums = self.trainer.strategy.reduce(self.step_sums, reduce_op="sum")
-                self._log("train", sums.cpu())  # one wait, instead of hundreds of kernels for 21 values
+                self._log("train", self.trainer.strategy.reduce(self.step_sums, reduce_op="sum"))
             self.step_sums.zero_()
         return loss
 
@@ -144,7 +143,7 @@ class HeadTraining(lightning.LightningModule):
                 f"trainer.max_epochs={self.trainer.max_epochs} leaves the learning rate's schedule without an end; set "
                 f"trainer.max_epochs or trainer.max_steps (trainer.max_time may still end the training earlier)"
             )
-        optimizer, schedule = self.optim.build(self.head, int(total_steps), by_graph=self.kernels.cuda_graphs)
+        optimizer, schedule = self.optim.build(self.head, int(total_steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def configure_gradient_clipping(

@@ -15,19 +15,17 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from eagle3.head.draft_head import DraftHead
 from eagle3.settings.training import OptimSettings
-from eagle3.training.recorded_muon import RecordedMuon
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdamWCosine(OptimSettings):
     """AdamW for all parameters of the head."""
 
-    def build(self, head: DraftHead, total_steps: int, by_graph: bool = False) -> tuple[Optimizer, LambdaLR]:
-        """Return optimizer and schedule; `by_graph` says whether CUDA graphs may launch the optimizer's kernels."""
-        optimizer = self.optimizer(head, by_graph)
+    def build(self, head: DraftHead, total_steps: int) -> tuple[Optimizer, LambdaLR]:
+        optimizer = self.optimizer(head)
         return optimizer, LambdaLR(optimizer, partial(self.scale, total_steps=total_steps))
 
-    def optimizer(self, head: DraftHead, by_graph: bool = False) -> Optimizer:
+    def optimizer(self, head: DraftHead) -> Optimizer:
         return self.adamw(head.parameters())
 
     def adamw(self, parameters: Iterable[nn.Parameter]) -> AdamW:
@@ -55,13 +53,12 @@ class MuonCosine(AdamWCosine):
     lr: float = 3e-3
     weight_decay: float = 0.1
 
-    def optimizer(self, head: DraftHead, by_graph: bool = False) -> Optimizer:
+    def optimizer(self, head: DraftHead) -> Optimizer:
         matrices: list[nn.Parameter] = []
         others: list[nn.Parameter] = []
         for each in head.parameters():
             (matrices if each.ndim == 2 and each is not head.lm_head.weight else others).append(each)
-        kind = RecordedMuon if by_graph else Muon
-        muon = kind(matrices, lr=self.lr, weight_decay=self.weight_decay, adjust_lr_fn="match_rms_adamw")
+        muon = Muon(matrices, lr=self.lr, weight_decay=self.weight_decay, adjust_lr_fn="match_rms_adamw")
         return CombinedOptimizer([muon, self.adamw(others)])
 
 

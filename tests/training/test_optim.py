@@ -48,7 +48,7 @@ def test_the_rate_stays_constant_between_warm_up_and_decay() -> None:
 def step(head: DraftHead, *optimizers: Optimizer, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for parameter in head.parameters():
-        parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter)
+        parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
     for optimizer in optimizers:
         optimizer.step()
 
@@ -67,31 +67,14 @@ def test_muon_takes_the_matrices_inside_the_head_and_adamw_the_rest() -> None:
     torch.testing.assert_close(head.state_dict(), other.state_dict())
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_a_recorded_muon_takes_the_steps_of_muon(device: str) -> None:
-    head = make_head(fc_norm=True).to(device)
-    other = deepcopy(head)
-    recorded = MUON.build(head, total_steps=20, by_graph=True)
-    plain = MUON.build(other, total_steps=20)
-    for seed in range(4):
-        if seed == 3:  # as after a resumed training: the state has moved
-            recorded[0].load_state_dict(deepcopy(recorded[0].state_dict()))
-        for each, (optimizer, schedule) in ((head, recorded), (other, plain)):
-            step(each, optimizer, seed=seed)
-            schedule.step()
-    torch.testing.assert_close(head.state_dict(), other.state_dict(), rtol=1e-5, atol=1e-7)
-    torch.testing.assert_close(recorded[0].state_dict()["state"], plain[0].state_dict()["state"], rtol=1e-5, atol=1e-7)
-
-
-@pytest.mark.parametrize("by_graph", [False, True])
-def test_a_loaded_muon_goes_on_as_if_it_had_never_stopped(by_graph: bool) -> None:
+def test_a_loaded_muon_goes_on_as_if_it_had_never_stopped() -> None:
     head = make_head()
-    optimizer, schedule = MUON.build(head, total_steps=20, by_graph=by_graph)
+    optimizer, schedule = MUON.build(head, total_steps=20)
     for seed in range(3):
         step(head, optimizer, seed=seed)
         schedule.step()
     resumed = deepcopy(head)
-    other, other_schedule = MUON.build(resumed, total_steps=20, by_graph=by_graph)
+    other, other_schedule = MUON.build(resumed, total_steps=20)
     other.load_state_dict(deepcopy(optimizer.state_dict()))
     other_schedule.load_state_dict(schedule.state_dict())
     for seed in range(3, 6):
