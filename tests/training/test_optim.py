@@ -7,10 +7,10 @@ from itertools import pairwise
 import pytest
 import torch
 from heads import make_head
-from torch.optim import AdamW, Muon, Optimizer
+from torch.optim import AdamW, Optimizer
 
 from eagle3.head.draft_head import DraftHead
-from eagle3.training.optim import AdamWCosine, MuonCosine
+from eagle3.training.optim import AdamWCosine, MuonCosine, PortableMuon
 
 SETTINGS = {
     "betas": (0.9, 0.95),
@@ -59,12 +59,25 @@ def test_muon_takes_the_matrices_inside_the_head_and_adamw_the_rest() -> None:
     optimizer = MUON.optimizer(head)
     matrices = [weight for name, weight in other.named_parameters() if weight.ndim == 2 and name != "lm_head.weight"]
     rest = [weight for name, weight in other.named_parameters() if "norm" in name or name == "lm_head.weight"]
-    muon = Muon(matrices, lr=3e-3, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    muon = PortableMuon(matrices, lr=3e-3, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
     adamw = AdamW(rest, lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1)
     for seed in range(3):
         step(head, optimizer, seed=seed)
         step(other, muon, adamw, seed=seed)
     torch.testing.assert_close(head.state_dict(), other.state_dict())
+
+
+@pytest.mark.parametrize("shape", [(48, 16), (16, 48)])
+def test_muon_multiplies_in_float32_on_a_cpu(shape: tuple[int, int]) -> None:
+    weight = torch.nn.Parameter(torch.zeros(shape))
+    weight.grad = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    PortableMuon([weight], lr=1.0, weight_decay=0.0, adjust_lr_fn="match_rms_adamw").step()
+    update = weight.grad.double() / weight.grad.double().norm()
+    for _ in range(5):  # the iteration of arXiv:2502.16982, equation 2, in float64
+        gram = update @ update.T
+        update = 3.4445 * update + (-4.7750 * gram + 2.0315 * gram @ gram) @ update
+    expected = -0.2 * math.sqrt(48) * update
+    torch.testing.assert_close(weight.detach().double(), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_loaded_muon_goes_on_as_if_it_had_never_stopped() -> None:
