@@ -1,4 +1,4 @@
-"""The main job on the bundled target, in about six minutes on two cores: make quickstart
+"""The main job on the bundled target, in about ten minutes on two cores: make quickstart
 
 prompts → answers → features → training → export → check → accept length on held-out prompts, through the commands that
 users run. Writes outputs/quickstart/summary.json.

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -57,7 +58,12 @@ def file_prompts(chat: Chat, source: Source, *, limit: int | None, max_length: i
     left_out: Counter[str] = Counter()
     conversations = _first_turns((found for _, found in read_prompts(source, keep_answers=False)), left_out)
     prompts = _encoded(chat, conversations, left_out)
-    return _prompt_set(f"prompts.path={source.path}", prompts, left_out, max_length, limit)
+    return _prompt_set(f"prompts.path={_shortened(source.path)}", prompts, left_out, max_length, limit)
+
+
+def _shortened(path: str) -> str:
+    """Return a path below the working directory as the user may have typed it, anything else as it is."""
+    return path.removeprefix(f"{Path.cwd()}/")
 
 
 def question_prompts(chat: Chat, questions: list[str], *, max_length: int) -> PromptSet:

@@ -32,7 +32,7 @@ def test_validation_prompts_are_the_prompt_parts_of_the_lowest_shares(store_path
 
 
 def test_prompts_of_every_shape_are_measured_up_to_the_first_user_turn(
-    make_measurer: Callable[..., Measurer], tmp_path: Path
+    make_measurer: Callable[..., Measurer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [
         {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]},
@@ -48,6 +48,9 @@ def test_prompts_of_every_shape_are_measured_up_to_the_first_user_turn(
     found = measurer.prompts(None)
     assert found.prompts == [measurer.chat.prompt_ids([{"role": "user", "content": "Hi"}])] * 4
     assert sorted(found.left_out.values()) == [1, 1]
+    assert found.origin == f"prompts.path={tmp_path}/rows.jsonl"
+    monkeypatch.chdir(tmp_path)
+    assert measurer.prompts(None).origin == "prompts.path=rows.jsonl"
     assert "tool turn" in found.left_out
 
 
