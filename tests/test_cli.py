@@ -479,7 +479,7 @@ def test_prompts_answered_twice_train_as_one_store_and_their_validation_prompts_
 
 
 @pytest.mark.parametrize(
-    ("name", "damage", "mend"),
+    ("name", "damage", "repair"),
     [
         ("shard-000000-*.tar", "truncated", False),
         ("shard-000000-*.tar", "altered", True),
@@ -487,8 +487,8 @@ def test_prompts_answered_twice_train_as_one_store_and_their_validation_prompts_
         ("target.safetensors", "missing", True),
     ],
 )
-def test_a_damaged_store_is_refused_and_one_of_each_file_is_mended_by_the_advice(
-    world: World, fails: Fails, call: Call, tmp_path: Path, name: str, damage: str, mend: bool
+def test_a_damaged_store_is_refused_and_the_advice_repairs_it(
+    world: World, fails: Fails, call: Call, tmp_path: Path, name: str, damage: str, repair: bool
 ) -> None:
     shutil.copytree(world.out_dir, tmp_path / "dir")
     [path] = (tmp_path / "dir" / "features").glob(name)
@@ -500,7 +500,7 @@ def test_a_damaged_store_is_refused_and_one_of_each_file_is_mended_by_the_advice
         path.unlink()
     settings = (f"data.path={tmp_path}/dir/features", "data.limit_samples=6", "trainer.max_epochs=1", "ttt_steps=1")
     assert path.name in fails("train", *settings)
-    if mend:
+    if repair:
         path.unlink(missing_ok=True)
         if path.suffix == ".tar":
             path.with_name(index_name(path.name)).unlink()

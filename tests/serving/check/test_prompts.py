@@ -48,10 +48,10 @@ def test_prompts_of_every_shape_are_measured_up_to_the_first_user_turn(
     found = measurer.prompts(None)
     assert found.prompts == [measurer.chat.prompt_ids([{"role": "user", "content": "Hi"}])] * 4
     assert sorted(found.left_out.values()) == [1, 1]
+    assert "tool turn" in found.left_out
     assert found.origin == f"prompts.path={tmp_path}/rows.jsonl"
     monkeypatch.chdir(tmp_path)
     assert measurer.prompts(None).origin == "prompts.path=rows.jsonl"
-    assert "tool turn" in found.left_out
 
 
 def test_the_longest_prompt_leaves_room_for_its_answer_the_drafts_and_the_token_behind_them() -> None:
