@@ -182,6 +182,15 @@ def raced_heads() -> str:
     return markdown(f"training | epochs | seconds of its steps | {' | '.join(DRAFTS)}", rows)
 
 
+def raced_seconds() -> str:
+    """GPU-seconds of steps up to an epoch, each training alone on its GPU."""
+    rows = []
+    for name, points in result("race_smollm2_seconds.json")["curves"].items():
+        seconds = {point["epoch"]: f"{point['seconds']:.0f} s" for point in points}
+        rows.append([name, *(seconds.get(epoch, "-") for epoch in (1, 2, 6))])
+    return markdown("training | 1 epoch | 2 epochs | 6 epochs", rows)
+
+
 DRAFTS = ("chain of 3", "chain of 7", "tree 5/4/16")
 PROMPTS = {"400 held out": "heldout", "GSM8K": "gsm8k", "HumanEval": "humaneval", "MT-bench": "mt_bench"}
 
@@ -564,9 +573,9 @@ TABLES: dict[str, Callable[[], str]] = {
 } | {
     table.__name__: table
     for table in (
-        quickstart, best, public_target, data_curve, served_smollm2, epochs, raced_heads, heads, recipe, recipe_seeds,
-        race, steps, small_heads, full_training, data_wait, local_read, adapted, costs, parity, bench, tuned, loads,
-        adaptive, long_answers, bounds, losses,
+        quickstart, best, public_target, data_curve, served_smollm2, epochs, raced_heads, raced_seconds, heads, recipe,
+        recipe_seeds, race, steps, small_heads, full_training, data_wait, local_read, adapted, costs, parity, bench,
+        tuned, loads, adaptive, long_answers, bounds, losses,
     )
 }  # fmt: skip
 

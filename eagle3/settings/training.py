@@ -306,7 +306,6 @@ class EarlyStopping(Monitoring):
 @part_of("eagle3.training.curves.Curves")
 class Curves(TypedDict):
     run_dir: Text
-    every_n_validations: Count
 
 
 @part_of("eagle3.training.callbacks.Throughput")

@@ -1,4 +1,4 @@
-"""The curves of a training in RUN/curves.png, drawn by a callback while it runs or by a command:
+"""The curves of a training in RUN/curves.png, drawn by a callback when it ends, or by a command at any time:
 
 python -m eagle3.training.curves RUN                              # RUN/curves.png
 python -m eagle3.training.curves RUN OTHER_RUN --out both.png     # several runs in one picture
@@ -44,35 +44,32 @@ class Curve(NamedTuple):
 
 
 class Curves(Callback):
-    """Draws RUN/curves.png after every `every_n_validations` validations and at the end."""
+    """Draws RUN/curves.png when the training ends. Drawing takes a second or two, in which a GPU would wait."""
 
-    def __init__(self, *, run_dir: str, every_n_validations: int = 1) -> None:
-        self.run_dir, self.every_n_validations = Path(run_dir), every_n_validations
-        self.validations, self.drawn_at = 0, -1
+    def __init__(self, *, run_dir: str) -> None:
+        self.run_dir = Path(run_dir)
         self.can_draw = find_spec("matplotlib") is not None
 
     def on_fit_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
         if not self.can_draw:
             log.info("%s is not drawn: that needs matplotlib, %s", PICTURE, install_command("bench"))
 
-    def on_validation_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
-        self.validations += not trainer.sanity_checking
-        if not trainer.sanity_checking and self.validations % self.every_n_validations == 0:
-            self._draw(trainer)
-
     def on_train_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
-        if self.drawn_at != trainer.global_step:
-            self._draw(trainer)
+        self._draw(trainer)
+
+    def on_exception(
+        self, trainer: lightning.Trainer, module: lightning.LightningModule, exception: BaseException
+    ) -> None:
+        self._draw(trainer)
 
     def _draw(self, trainer: lightning.Trainer) -> None:
         for logger in trainer.loggers:
             logger.save()  # writes the latest rows of metrics.csv
-        self.drawn_at = trainer.global_step
         if self.can_draw and trainer.is_global_zero and (self.run_dir / "metrics.csv").is_file():
             try:
                 write_curves([self.run_dir], self.run_dir / PICTURE)
-            except Exception as error:  # checkpoints are saved after this: a picture must not end the training
-                log.warning("%s is not drawn, the training continues: %s: %s", PICTURE, type(error).__name__, error)
+            except Exception as error:  # checkpoints are saved after this: a picture must not prevent that
+                log.warning("%s is not drawn: %s: %s", PICTURE, type(error).__name__, error)
 
 
 def read_curves(run: Path) -> dict[str, Curve]:
