@@ -33,6 +33,7 @@ COMPARED = [  # for the selection; only rows that passed have them
 ]
 WRITTEN = [name for name, _ in ROWS]
 SUMMARY = "summary"
+GROUP_ROWS, GROUP_BYTES = 4096, 4_000_000  # limits of a row group, which is kept in memory; its last row may be longer
 
 
 def band_names(bands: int) -> list[str]:
@@ -44,7 +45,7 @@ def schema_of(bands: int) -> pyarrow.Schema:
 
 
 class ChunkWriter:
-    """Writes the rows of a chunk; keeps one group of them in memory."""
+    """Writes the rows of a chunk; keeps one row group in memory."""
 
     def __init__(self, path: Path, bands: int):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +56,7 @@ class ChunkWriter:
             write_statistics=False, write_page_checksum=True,
         )  # fmt: skip
         self.waiting: list[dict[str, Any]] = []  # by column; a column that is left out is null
-        self.lines = self.prompts = 0
+        self.lines = self.prompts = self.bytes_waiting = 0
         self.rejected: Counter[str] = Counter()
 
     def keep(self, line: int, prompt: Prompt, signature: Signature, cell: int | None) -> None:
@@ -63,18 +64,27 @@ class ChunkWriter:
         written = {"record": json_line(prompt.record()), "license": prompt.license or "", "origin": prompt.source}
         compared = {"id_hash": signature.id, "text_hash": signature.text, "shingles": signature.shingles, "cell": cell}
         bands = dict(zip(band_names(len(signature.bands)), signature.bands, strict=True))
-        self.waiting.append({"line": line, "id": prompt.id, **written, **compared, **bands})
+        self._add({"line": line, "id": prompt.id, **written, **compared, **bands}, len(written["record"]))
 
     def reject(self, line: int, id: str | None, reason: str) -> None:
         self.rejected[reason] += 1
-        self.waiting.append({"line": line, "id": id, "reason": reason})
+        self._add({"line": line, "id": id, "reason": reason}, 0)
 
-    def flush(self) -> None:
+    def _add(self, row: dict[str, Any], size: int) -> None:
+        self.waiting.append(row)
+        self.bytes_waiting += size
+        if len(self.waiting) == GROUP_ROWS or self.bytes_waiting >= GROUP_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
         self.file.write_table(pyarrow.Table.from_pylist(self.waiting, schema=self.schema))
         self.waiting.clear()
+        self.bytes_waiting = 0
 
     def finish(self, **summary: Any) -> None:
         """Add the summary and give the file its name."""
+        if self.waiting:
+            self._flush()
         rows = self.prompts + self.rejected.total()
         summary |= {"lines": self.lines, "rows": rows, "prompts": self.prompts, "rejected": self.rejected}
         self.file.add_key_value_metadata({SUMMARY: json.dumps(summary, ensure_ascii=False)})

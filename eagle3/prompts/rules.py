@@ -57,8 +57,7 @@ class Rules:
             files.append(self._sample_source().fingerprint())
         elif self.traffic is not None:
             files.append([file_state(self.settings["traffic"]["histogram"])])
-        made_with = self.privacy.made_with()
-        return {**self.settings, "files": files, **({"made_with": made_with} if made_with else {})}
+        return {**self.settings, "files": files}
 
     def sample_cells(self) -> Counter[int] | None:
         """Count the production prompts of the sample by cell; None if the mix has no sample."""

@@ -5,7 +5,7 @@ A worker opens its chunk by itself, so that rows do not travel between processes
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -17,7 +17,6 @@ from eagle3.progress import Bar
 from eagle3.prompts.checks import Check
 from eagle3.prompts.chunks import ChunkWriter, ScannedChunk
 from eagle3.prompts.pool import in_order
-from eagle3.prompts.privacy import Privacy
 from eagle3.prompts.reading.formats import BLANK, Chunk, chunk_rows, cut
 from eagle3.prompts.reading.prompt import Prompt, Refused
 from eagle3.prompts.reading.rows import read_prompt
@@ -26,9 +25,6 @@ from eagle3.prompts.rules import Rules
 from eagle3.storage.files import sha256_json
 
 log = logging.getLogger(__name__)
-
-GROUP_ROWS, GROUP_CHARACTERS = 4096, 4_000_000  # limits of a group that is checked together; its last row may be longer
-Row = tuple[int, Prompt | Refused]  # with its line
 
 
 @dataclass(frozen=True)
@@ -75,18 +71,16 @@ class Scanner:
         checks = self.checks[task.source]
         counts: dict[str, Counter[str]] = {check.name: Counter() for check in checks}
         with ChunkWriter(self._path(task), self.signer.bands) as writer:
-            for group in in_groups(self._rows(task, writer)):
-                for line, found in checked(group, checks, counts):
-                    # After the licence check, which needs the row's own `source`.
-                    self._write(writer, line, self._with_safe_names(found))
-                writer.flush()
+            for line, found in self._rows(task, writer):
+                # The licence check needs the row's own `source`: names are made safe afterwards.
+                self._write(writer, line, self._with_safe_names(checked(found, checks, counts)))
             writer.finish(file=file_name(task.chunk.file), start=task.chunk.start, counts=counts)
         return ScannedChunk.read(self._path(task), task.source, verify=False)
 
     def _path(self, task: ScanTask) -> Path:
         return self.folder / f"{task.key}.parquet"
 
-    def _rows(self, task: ScanTask, writer: ChunkWriter) -> Iterator[Row]:
+    def _rows(self, task: ScanTask, writer: ChunkWriter) -> Iterator[tuple[int, Prompt | Refused]]:
         source = self.sources[task.source]
         for line, value in chunk_rows(task.chunk, source.shape.columns):
             writer.lines = line
@@ -109,37 +103,15 @@ class Scanner:
         return lru_cache(1024)(self.privacy.safe_source)  # many rows share one
 
 
-def in_groups(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Yield groups of rows, limited in number and in size."""
-    group: list[Row] = []
-    characters = 0
-    for line, found in rows:
-        group.append((line, found))
-        if isinstance(found, Prompt):
-            characters += sum(map(len, found.texts()))
-        if len(group) == GROUP_ROWS or characters >= GROUP_CHARACTERS:
-            yield group
-            group, characters = [], 0
-    if group:
-        yield group
-
-
-def checked(group: list[Row], checks: list[Check], counts: dict[str, Counter[str]]) -> list[Row]:
-    """Return each prompt as the checks leave it, or the first reason against it; add to `counts` of the checks."""
+def checked(found: Prompt | Refused, checks: list[Check], counts: dict[str, Counter[str]]) -> Prompt | Refused:
+    """Return a prompt as the checks leave it, or the first reason against it; add to `counts` of the checks."""
     for check in checks:
-        if isinstance(check, Privacy):
-            check.look_ahead(found for _, found in group if isinstance(found, Prompt))
-        group = [(line, _checked(found, check, counts[check.name])) for line, found in group]
-    return group
-
-
-def _checked(found: Prompt | Refused, check: Check, counts: Counter[str]) -> Prompt | Refused:
-    if isinstance(found, Refused):
-        return found
-    verdict = check(found)
-    if verdict.counts:
-        counts.update(verdict.counts)
-    return verdict.prompt or found if verdict.reason is None else Refused(verdict.reason, found.id)
+        if isinstance(found, Refused):
+            break
+        verdict = check(found)
+        counts[check.name].update(verdict.counts)
+        found = verdict.prompt or found if verdict.reason is None else Refused(verdict.reason, found.id)
+    return found
 
 
 class Enough:

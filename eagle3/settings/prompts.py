@@ -245,7 +245,6 @@ class Privacy(TypedDict):
     model: Part | None
     actions: NotRequired[dict[Text, Action | None]]
     phone: NotRequired[PhoneSettings | None]
-    kingfisher: NotRequired[Text | None]
     recognisers: NotRequired[dict[Text, Part]]
     allowed: NotRequired[AllowedSettings | None]
 

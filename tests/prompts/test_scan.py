@@ -15,7 +15,7 @@ from prompt_stage import Prepare, chat, prepare, reasons, some_rows, write
 from stores import CONF, ROOT
 
 from eagle3.errors import InputError
-from eagle3.prompts import scan
+from eagle3.prompts import chunks, scan
 from eagle3.prompts.reading.formats import cut
 
 __all__ = ["prepare"]
@@ -34,22 +34,23 @@ def test_neither_processes_nor_chunks_show_in_the_output(prepare: Prepare, tmp_p
     assert len({reject["line"] for reject in prepare.rejects()}) == len(prepare.rejects()) > 5
 
 
-@pytest.mark.parametrize(("rows_of_a_group", "characters"), [(7, 4_000_000), (4096, 60)])
-def test_rows_that_are_checked_together_are_judged_as_if_each_were_alone(
-    prepare: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_of_a_group: int, characters: int
+@pytest.mark.parametrize(("rows", "size"), [(7, 4_000_000), (4096, 300)])
+def test_row_groups_of_a_scratch_file_do_not_show_in_the_output(
+    prepare: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, size: int
 ) -> None:
-    rows = some_rows(40) + [chat(f"mail {number} to anna.berg{number}@web.de", id=f"m{number}") for number in range(9)]
-    prepare(rows)
+    prepare(some_rows(40))
     expected = prepare.outputs()
     (prepare.folder / "ledger.json").unlink()
-    sizes = []
-    monkeypatch.setattr(scan, "GROUP_ROWS", rows_of_a_group)
-    monkeypatch.setattr(scan, "GROUP_CHARACTERS", characters)
-    checked = scan.checked
-    monkeypatch.setattr(scan, "checked", lambda group, *rest: sizes.append(len(group)) or checked(group, *rest))
+    groups = []
+    write_table = pq.ParquetWriter.write_table
+    monkeypatch.setattr(chunks, "GROUP_ROWS", rows)
+    monkeypatch.setattr(chunks, "GROUP_BYTES", size)
+    monkeypatch.setattr(
+        pq.ParquetWriter, "write_table", lambda self, group: groups.append(len(group)) or write_table(self, group)
+    )
     prepare(path=str(tmp_path / "chats.jsonl"))
     assert prepare.outputs() == expected
-    assert len(sizes) > 5 and max(sizes) <= rows_of_a_group
+    assert len(groups) > 5 and 0 < max(groups) <= rows
 
 
 # Limits
@@ -98,7 +99,7 @@ import sys, time
 sys.path.insert(0, {tests!r})
 from pathlib import Path
 from prompt_stage import prepared
-from eagle3.prompts import scan
+from eagle3.prompts import chunks, scan
 wait = scan.Scanner.scanned
 def slow(self, task):
     time.sleep(0.05)

@@ -12,7 +12,6 @@ from eagle3.errors import InputError
 from eagle3.prompts.checks import Verdict
 from eagle3.prompts.privacy import contact, ids, network, passwords, payment, secrets
 from eagle3.prompts.privacy.contact import Phones
-from eagle3.prompts.privacy.kingfisher import Kingfisher
 from eagle3.prompts.privacy.names import IN_PROSE, ONLY_BY_MODEL, REQUIRED, NameModel
 from eagle3.prompts.privacy.placeholders import Allowed
 from eagle3.prompts.privacy.recogniser import ACTIONS, Action
@@ -59,19 +58,17 @@ class Privacy:
         policy: str,
         actions: Mapping[str, Action | None] | None = None,
         phone: Mapping[str, list[str]] | None = None,
-        kingfisher: str | None = None,
         recognisers: Mapping[str, Any] | None = None,
         model: NameModel | None = None,
         allowed: Mapping[str, Any] | None = None,
     ):
         self.policy = policy
         self.actions = {entity: action for entity, action in (actions or {}).items() if action is not None}
-        self.kingfisher = None if kingfisher is None else Kingfisher(kingfisher)
         self.phones = [Phones(**phone)] if phone else []
         self.own = list((recognisers or {}).values())
         self.model = model
         self.allowed = Allowed(AllowedSettings(**allowed)) if allowed else None
-        known = sorted({each.entity for each in self._all()} | {Kingfisher.entity})
+        known = sorted({each.entity for each in self._all()})
         if unknown := sorted(set(actions or ()) - set(known)):
             raise InputError(
                 f"prompts.privacy.actions.{unknown[0]}: no recogniser finds it; take {', '.join(known)}, or add one "
@@ -102,22 +99,13 @@ class Privacy:
         entities = ", ".join(sorted({item.entity for item in masks}))
         return Verdict(reason=None if changed else f"personal data in tools: {entities}", prompt=changed, counts=counts)
 
-    def look_ahead(self, prompts: Iterable[Prompt]) -> None:
-        """Let kingfisher read these prompts in one call, before they are checked."""
-        if self.kingfisher:
-            self.kingfisher.look_ahead(readable(_whole(prompt)) for prompt in prompts)
-
     def files(self) -> list[Path]:
         """List the files of the model; if one changes, the prompts are made again."""
         return self.model.files() if self.model else []
 
-    def made_with(self) -> list[str]:
-        """Return the programs used, with their versions; if one changes, the prompts are made again."""
-        return [self.kingfisher.made_with()] if self.kingfisher else []
-
     def safe_id(self, id: str) -> str:
         """Hash an id that is personal data itself, such as an email address: the id of every row is written."""
-        return _hashed(id) if self._look(id, at_once=False)[0] else id
+        return _hashed(id) if self._look(id)[0] else id
 
     def safe_source(self, name: str) -> str:
         """Hash like safe_id, by patterns alone: a model mistakes names of datasets, which must be credited."""
@@ -155,16 +143,10 @@ class Privacy:
         """Return all findings, in order and without overlaps."""
         return self._look(text)[0]
 
-    def _look(self, text: str, *, at_once: bool = True) -> tuple[list[Found], list[Found]]:
-        """Return the findings, and those that are let through, each in order and without overlaps.
-
-        at_once: also look with kingfisher, which is slow for single texts.
-        """
+    def _look(self, text: str) -> tuple[list[Found], list[Found]]:
+        """Return the findings, and those that are let through, each in order and without overlaps."""
         text = readable(text)
         found = self._matched(text)
-        if self.kingfisher is not None and at_once:
-            action = self.actions.get(Kingfisher.entity, "drop")
-            found += [Found(*span, Kingfisher.entity, action) for span in self.kingfisher.find(text)]
         if self.model is not None:
             found += [Found(*span, entity, self.model.actions[entity]) for entity, span in self.model.find(text)]
         if not found or self.allowed is None:
