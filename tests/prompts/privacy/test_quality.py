@@ -1,23 +1,17 @@
-"""Measured quality of the recognisers: recall and precision on the labelled set, false positives on code and questions,
-linear time on crafted text.
-"""
+"""Quality of the recognisers: what is found whole, false positives on code, linear time on crafted text."""
 
 import json
 import sysconfig
 import time
-from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
-from personal_data import Case, cases
 from stores import ASSETS
 
 from eagle3.prompts.privacy.policy import readable
 from tests.prompts.privacy.test_policy import build_privacy
 
 PROMPTS = ASSETS / "prompts"
-# Of these the finding is more or less than what was put in: a token without "Bearer", a URL's account.
-OTHER_EDGES = {"TOKEN", "URL_PASSWORD"}
 
 
 @pytest.fixture(scope="module")
@@ -31,57 +25,62 @@ def recognisers():
     return build_privacy("privacy.allowed.placeholders=false")
 
 
-@pytest.fixture(scope="module")
-def labelled(privacy, recognisers) -> list[tuple[Case, list]]:
-    found = cases(0, per_kind=115, per_near_miss=75)
-    return [(case, (recognisers if case.entity else privacy).find(case.text)) for case in found]
+# A mask replaces exactly the finding: less of it would leave digits of the identifier.
+WHOLE = [
+    ("Could you send the contract to ", "tom.o'neil@firma-nord.de", " before Friday?", "EMAIL_ADDRESS"),
+    ("I typed ", "jürgen_wu42@startup.ai", " and the form refuses it", "EMAIL_ADDRESS"),
+    ("- first\n- ", "+1 201-559-2200", "\n- third", "PHONE_NUMBER"),
+    ('{"fax": "', "+390212983456", '", "active": true}', "PHONE_NUMBER"),
+    ("Mi tarjeta es ", "6585598328252484", " y necesito ayuda", "CREDIT_CARD"),
+    ("Kreditkarte: ", "6011 3444 9109 8949", ", stimmt das so?", "CREDIT_CARD"),
+    ("Kontoverbindung: ", "PL61913832993321290210578680", ", stimmt das so?", "IBAN"),
+    ("rekening: ", "AT77 9528 6768 6535 9093", "", "IBAN"),
+    ("check if my account number ", "96232004", " is still ok? thx", "BANK_ACCOUNT"),
+    ('{"número_de_cuenta": "', "14608295", '"}', "BANK_ACCOUNT"),
+    ('record = {"ssn": "', "140-94-2831", '"}', "US_SSN"),
+    ("my Social Security # ", "315 44 0069", " is refused", "US_SSN"),
+    ("¿Es correcto ", "929-86-6790", "?", "US_ITIN"),
+    ("| a | ", "PS 46 96 40 A", " | c |", "UK_NINO"),
+    ("national_insurance_number=", "BJ367118B", "", "UK_NINO"),
+    ("NHS number: ", "216 464 3690", "\nPlan: basic", "UK_NHS_NUMBER"),
+    ("<self_assessment_utr>", "95055 36170", "</self_assessment_utr>", "UK_UTR"),
+    ("Meine Steuer-ID lautet ", "32 498 851 062", ".", "DE_TAX_ID"),
+    ("St.-Nr.: ", "56/438/66137", ", stimmt das so?", "DE_TAX_NUMBER"),
+    ("Mon NIR est ", "270066888382903", ", pouvez-vous vérifier ?", "FR_SOCIAL_SECURITY"),
+    ("| a | ", "2 04 07 2A 323 518 56", " | c |", "FR_SOCIAL_SECURITY"),
+    ("my French tax id ", "27 65 658 188 482", " is refused", "FR_TAX_ID"),
+    ("Anna wrote: ", "Z9131122N", "\nWhat should I answer?", "ES_NATIONAL_ID"),
+    ("Mi DNI es ", "77933625B", " y necesito ayuda", "ES_NATIONAL_ID"),
+    ('x = "', "DLLRDC43B01D205D", '"', "IT_FISCAL_CODE"),
+    ("codice fiscale: ", "vcfznz73l45c643i", "", "IT_FISCAL_CODE"),
+    ("Dutch BSN: ", "3982.89.098", "\nPlan: basic", "NL_BSN"),
+    ("it's ", "372.008.488-40", ", same as last time", "BR_CPF"),
+    ("My CPF is ", "\uff13\uff10\uff16.\uff14\uff16\uff10.\uff14\uff19\uff14-\uff15\uff13", ".", "BR_CPF"),
+    ("my UIDAI no. is ", "8669 7187 1781", ", why?", "IN_AADHAAR"),
+    ("id\tpan\tnote\n17\t", "NRXPQ8251X", "\tpaid", "IN_PAN"),
+    ("numer PESEL: ", "44051401359", "", "NATIONAL_ID"),
+    ("Reisepass-Nr.: ", "KE9RRGBK0", ", stimmt das so?", "PASSPORT"),
+    ("IP-Adresse: ", "31.41.158.108", ", stimmt das so?", "IP_ADDRESS"),
+    ("ip=", "2600:e1ad::362", ";", "IP_ADDRESS"),
+    ("(see ", "44-6C-B6-4B-93-0B", ")", "MAC_ADDRESS"),
+    ('"hwaddr": "', "80b1.153f.dc0a", '"', "MAC_ADDRESS"),
+    ("- first\n- ", "glpat-V1coaEGWg1fb2aLZL1Kt", "\n- third", "API_KEY"),
+    ("I typed ", "eyJhbGciOiAiUlMyNTYifQ.eyJzdWIiOiAiMTIifQ.KFaxrKjtieyfFKX2drw5maKGH", " here", "TOKEN"),
+    ("key: ", "-----BEGIN EC PRIVATE KEY-----\n6B9fIfge8oX29b1SP29+KeUBFBC43vAH8j\n-----END EC PRIVATE KEY-----", "\n",
+     "PRIVATE_KEY"),
+    ('"url": "', "redis://:3cXHxAzfQ3@db3.firma-nord.de", ':6379/main"', "URL_PASSWORD"),
+    ("Mon mot de passe est ", "Sommer#7731k", ", pouvez-vous vérifier ?", "PASSWORD"),
+]  # fmt: skip
 
 
-def hits(case: Case, found: list) -> list:
-    return [item for item in found if item.entity == case.entity and item.start < case.end and item.end > case.start]
+@pytest.mark.parametrize(("before", "value", "after", "entity"), WHOLE)
+def test_a_finding_holds_the_whole_identifier_and_nothing_else(recognisers, before, value, after, entity):
+    text = before + value + after
+    assert [(item.entity, text[item.start : item.end]) for item in recognisers.find(text)] == [(entity, value)]
 
 
-def test_the_labelled_set_is_large_and_has_every_entity(labelled, privacy):
-    assert len(labelled) >= 5000
-    entities = {recogniser.entity for recogniser in privacy.recognisers} - {"NATIONAL_ID"}  # test_ids.py
-    assert {case.entity for case, _ in labelled} - {None} == entities
-
-
-def test_recall_of_valid_identifiers_is_at_least_99_percent_for_each_entity(labelled):
-    results = defaultdict(list)
-    for case, found in labelled:
-        if case.entity:
-            results[case.entity].append(bool(hits(case, found)))
-    recall = {entity: sum(found) / len(found) for entity, found in results.items()}
-    low = {entity: value for entity, value in recall.items() if value < 0.99}
-    assert not low
-
-
-def test_a_finding_holds_the_whole_identifier(labelled):
-    """Else a mask would leave some of its digits."""
-    cut = Counter(
-        case.entity
-        for case, found in labelled
-        for item in hits(case, found)
-        if case.entity not in OTHER_EDGES and not (item.start <= case.start + 4 and item.end >= case.end)
-    )
-    assert sum(cut.values()) <= 0.001 * len(labelled), cut
-
-
-def test_precision_is_at_least_97_percent_for_each_entity(labelled):
-    right, wrong = Counter(), Counter()
-    for case, found in labelled:
-        right.update(item.entity for item in hits(case, found))
-        wrong.update(item.entity for item in found if item not in hits(case, found))
-    precision = {entity: right[entity] / (right[entity] + wrong[entity]) for entity in right}
-    assert {entity: value for entity, value in precision.items() if value < 0.97} == {}
-    assert not set(wrong) - set(right), wrong
-
-
-def test_near_misses_are_let_through(labelled):
-    refused = Counter(case.kind for case, found in labelled if case.entity is None and found)
-    near_misses = sum(case.entity is None for case, _ in labelled)
-    assert sum(refused.values()) <= 0.01 * near_misses, refused
+def test_the_table_of_whole_identifiers_has_every_entity(recognisers):
+    assert {entity for *_, entity in WHOLE} == set(recognisers.actions)
 
 
 # False positives
@@ -151,6 +150,12 @@ def test_at_most_half_a_percent_of_python_source_is_refused_beside_its_authors_a
         "passport abcd12345", "int64 x = 12345678909",
         'AssemblyVersion("1.2.3.4")', "<Version>1.2.3.4</Version>", "nginx/1.18.0.1", "numpy >= 1.2.3.4",
         'if version == "1.2.3.4":', "left-pad@1.2.3.4", "cache-key-0cc175b9c0f1b6a831c399e269772661",
+        "6229 0335 8038 1933", "GB01 CMVH 0893 7177 0894 13", "947.323.431-90", "296069040849226", "DVTRBS82H45A200Q",
+        "97757578-N", "7451 3099 0510", "000-38-7473", "666-72-6086", "ZZ347967A", "ISBN 978-6-8538-7894-2",
+        "v8.2.10.7", "seed=8333409711", "order number 112995", "Bestellnummer 8491731030", "224.0.0.251", "ff:ff:ff:ff:ff:ff",
+        "97:07:40:cb:bd:0b:d0:0a:cf:91", "password=<your password>", f"sk-{'x' * 48}", "PASSWORD=${DB_PASSWORD}",
+        "self.password = getpass(prompt)", 'if "-----BEGIN RSA PRIVATE KEY-----" in text:',
+        f"-----BEGIN PUBLIC KEY-----\n{'5N1ClKgjZfa8/Pll' * 8}\n-----END PUBLIC KEY-----",
     ],
 )  # fmt: skip
 def test_what_is_not_personal_passes(privacy, text):
