@@ -226,7 +226,6 @@ class AllowedSettings(Settings):
 
     placeholders: bool
     values: list[Text]
-    patterns: list[Text]
     domains: list[Text]
 
 

@@ -2,9 +2,6 @@
 
 import pytest
 
-from eagle3.errors import InputError
-from eagle3.prompts.privacy.placeholders import Allowed
-from eagle3.settings.prompts import AllowedSettings
 from tests.prompts.privacy.test_policy import build_privacy, prompt
 
 
@@ -18,14 +15,8 @@ PLACEHOLDERS = [
     ("ping 192.0.2.17 first", "IP_ADDRESS"),
     ("ping 10.1.2.3 first", "IP_ADDRESS"),
     ("the server runs on 127.0.0.1:8080", "IP_ADDRESS"),
-    ("nameserver 8.8.8.8", "IP_ADDRESS"),
     ("listen on fe80::1:2 and 2001:db8::17", "IP_ADDRESS"),
-    ("pay with 4242 4242 4242 4242", "CREDIT_CARD"),
-    ("pay with 378282246310005", "CREDIT_CARD"),
-    ("transfer to GB82 WEST 1234 5698 7654 32", "IBAN"),
-    ("call +44 20 7946 0123", "PHONE_NUMBER"),
     ("DATABASE_URL=postgres://admin:s3cr3t99@localhost:5432/app", "URL_PASSWORD"),
-    ("mac 00:11:22:33:44:55", "MAC_ADDRESS"),
 ]
 
 
@@ -52,16 +43,10 @@ def test_values_that_may_be_somebodys_do_not(text: str, entity: str) -> None:
     assert verdict(text).counts == {entity: 1}
 
 
-def test_a_teams_own_values_patterns_and_domains_pass_and_are_counted() -> None:
+def test_a_teams_own_values_and_domains_pass_and_are_counted() -> None:
     text = "write to Help@Acme.com, jane@eu.acme.com or 93.184.216.34; not to jane@notacme.com"
     found = verdict(text, "values=[93.184.216.34]", "domains=[acme.com]")
     assert found.counts == {"EMAIL_ADDRESS": 1, "EMAIL_ADDRESS let through": 2, "IP_ADDRESS let through": 1}
-    assert verdict(text, r"patterns=['[\w.]+@(eu\.|not)?acme\.com','93\..*']").reason is None
-
-
-def test_a_broken_pattern_names_the_key() -> None:
-    with pytest.raises(InputError, match=r"prompts\.privacy\.allowed\.patterns holds '\(', not a regular expr"):
-        Allowed(AllowedSettings(placeholders=True, values=[], patterns=["("], domains=[]))
 
 
 def test_what_belongs_to_a_machine_is_masked_and_the_rest_of_the_prompt_stays() -> None:
