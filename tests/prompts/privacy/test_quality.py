@@ -153,8 +153,8 @@ def test_at_most_half_a_percent_of_python_source_is_refused_beside_its_authors_a
         "6229 0335 8038 1933", "GB01 CMVH 0893 7177 0894 13", "947.323.431-90", "296069040849226", "DVTRBS82H45A200Q",
         "97757578-N", "7451 3099 0510", "000-38-7473", "666-72-6086", "ZZ347967A", "ISBN 978-6-8538-7894-2",
         "v8.2.10.7", "seed=8333409711", "order number 112995", "Bestellnummer 8491731030", "224.0.0.251",
-        "ff:ff:ff:ff:ff:ff", "97:07:40:cb:bd:0b:d0:0a:cf:91", "password=<your password>", f"sk-{'x' * 48}", "PASSWORD=${DB_PASSWORD}",
-        "self.password = getpass(prompt)", 'if "-----BEGIN RSA PRIVATE KEY-----" in text:',
+        "ff:ff:ff:ff:ff:ff", "97:07:40:cb:bd:0b:d0:0a:cf:91", "password=<your password>", f"sk-{'x' * 48}",
+        "PASSWORD=${DB_PASSWORD}", "self.password = getpass(prompt)", 'if "-----BEGIN RSA PRIVATE KEY-----" in text:',
         f"-----BEGIN PUBLIC KEY-----\n{'5N1ClKgjZfa8/Pll' * 8}\n-----END PUBLIC KEY-----",
     ],
 )  # fmt: skip
