@@ -148,8 +148,6 @@ def test_parquet_and_dataset_folders_give_the_same_prompts_as_json_lines(prepare
     expected = (prepare.folder / "prompts.jsonl").read_bytes()
     dataset = datasets.Dataset.from_list(rows)
     dataset.to_parquet(tmp_path / "one.parquet")
-    dataset.save_to_disk(tmp_path / "saved")
-    datasets.DatasetDict(train_sft=dataset, test=dataset.select([0])).save_to_disk(tmp_path / "saved_dict")
     for folder in ("lines", "hub/data"):
         (tmp_path / folder).mkdir(parents=True)
     write(tmp_path / "lines" / "a.jsonl", rows[:1])
@@ -158,9 +156,8 @@ def test_parquet_and_dataset_folders_give_the_same_prompts_as_json_lines(prepare
     dataset.select([0]).to_parquet(tmp_path / "hub/data/test-00000-of-00001.parquet")
     (tmp_path / "array.json").write_text("\ufeff\n" + json.dumps(rows, indent=1))
     (tmp_path / "lines.json").write_text("\ufeff" + "\r\n".join(json.dumps(row) for row in rows))
-    splits = {"saved_dict": "train_sft"}
-    for path in ("one.parquet", "saved", "saved_dict", "lines", "hub", "array.json", "lines.json"):
-        prepare(path=str(tmp_path / path), name="same", split=splits.get(path, "train"))
+    for path in ("one.parquet", "lines", "hub", "array.json", "lines.json"):
+        prepare(path=str(tmp_path / path), name="same")
         assert (prepare.folder / "prompts.jsonl").read_bytes() == expected, path
 
 
@@ -168,15 +165,19 @@ def test_columns_that_hold_no_part_of_a_prompt_are_not_read(prepare, tmp_path):
     unreadable = pa.array([2**60], pa.timestamp("ms"))  # no Python datetime holds it
     table = pa.table({"prompt": ["a"], "time": unreadable})
     pq.write_table(table, tmp_path / "one.parquet")
-    (tmp_path / "folder").mkdir()
-    with (
-        pa.OSFile(str(tmp_path / "folder" / "one.arrow"), "wb") as file,
-        pa.ipc.new_stream(file, table.schema) as stream,
-    ):
-        stream.write_table(table)
-    for path in ("one.parquet", "folder"):
-        prepare(path=str(tmp_path / path), license="MIT")
-        assert prepare.prompts()[0]["messages"] == users("a")
+    prepare(path=str(tmp_path / "one.parquet"), license="MIT")
+    assert prepare.prompts()[0]["messages"] == users("a")
+
+
+def test_a_folder_from_save_to_disk_says_to_save_it_as_parquet(prepare, tmp_path):
+    dataset = datasets.Dataset.from_list([chat("a")])
+    dataset.save_to_disk(tmp_path / "saved")
+    datasets.DatasetDict(train_sft=dataset).save_to_disk(tmp_path / "saved_dict")
+    for path in ("saved", "saved_dict", "saved/data-00000-of-00001.arrow"):
+        with pytest.raises(
+            InputError, match=r"prompts\.path=.*\.arrow is an arrow file; save it as Parquet: dataset\.to_"
+        ):
+            prepare(path=str(tmp_path / path))
 
 
 def test_data_files_of_a_folder_that_are_in_no_split_are_named(prepare, tmp_path, caplog):

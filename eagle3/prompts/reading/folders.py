@@ -1,6 +1,5 @@
 """The data files of a dataset folder: split name → files, by the rules of Hugging Face `datasets`."""
 
-import json
 import logging
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,26 +12,16 @@ from eagle3.prompts.reading.formats import FORMATS
 
 log = logging.getLogger(__name__)
 
-DATA = (*FORMATS, ".csv", ".tsv", ".gz", ".zst")  # endings of files of rows
+DATA = (*FORMATS, ".arrow", ".csv", ".tsv", ".gz", ".zst")  # endings of files of rows
 NAMED_FILES = 5  # in a warning
-SAVED = "state.json"  # written by Dataset.save_to_disk
-SAVED_SPLITS = "dataset_dict.json"  # written by DatasetDict.save_to_disk
 
 
 def dataset_splits(setting: str, folder: str) -> dict[str, list[str]]:
-    """Return the files of each split: from save_to_disk's own list, or else by file names, folder names and the card.
+    """Return the files of each split, by file names, folder names and the card.
 
     Raises InputError, starting with `setting`, if `datasets` cannot read the folder.
     """
     files, path = fsspec.core.url_to_fs(folder)
-    if files.exists(f"{path}/{SAVED_SPLITS}"):
-        try:
-            saved = list(json.loads(files.cat_file(f"{path}/{SAVED_SPLITS}"))["splits"])
-        except (ValueError, KeyError, TypeError):
-            raise InputError(f"{setting}: {path}/{SAVED_SPLITS} is damaged; copy or save the dataset again") from None
-        return {str(split): _saved_files(files, f"{path}/{split}") for split in saved}
-    if files.exists(f"{path}/{SAVED}") and "_data_files" in _state(files, path):  # others write a state.json, too
-        return {"train": _saved_files(files, path)}
     require_packages("datasets", extra="prompts", needed_by=f"{setting}, a dataset folder,")
     try:
         splits = _found_files(folder, remote=not isinstance(files, LocalFileSystem))
@@ -43,19 +32,6 @@ def dataset_splits(setting: str, folder: str) -> dict[str, list[str]]:
         ) from None
     _warn_of_the_rest(setting, _left_out(files, path, splits))
     return splits
-
-
-def _saved_files(files: Any, folder: str) -> list[str]:
-    entries = _state(files, folder)["_data_files"]
-    return [files.unstrip_protocol(f"{folder}/{entry['filename']}") for entry in entries]
-
-
-def _state(files: Any, folder: str) -> dict:
-    try:
-        state = json.loads(files.cat_file(f"{folder}/{SAVED}"))
-    except ValueError:
-        return {}
-    return state if isinstance(state, dict) else {}
 
 
 def _found_files(folder: str, *, remote: bool) -> dict[str, list[str]]:
@@ -81,7 +57,7 @@ def _left_out(files: Any, folder: str, splits: dict[str, list[str]]) -> list[str
         name
         for name in inside
         if name.lower().endswith(DATA)
-        and name.rpartition("/")[2] not in (*FILES_TO_IGNORE, SAVED)
+        and name.rpartition("/")[2] not in FILES_TO_IGNORE
         and not any(part.startswith((".", "__")) for part in name.split("/"))
     ]
     # Compares the ends of paths: some stores put a revision into the paths of the splits' files.

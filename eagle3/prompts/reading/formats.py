@@ -5,15 +5,12 @@ import json
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import fsspec
 
 from eagle3.errors import InputError
 from eagle3.secrets import without_query
-
-if TYPE_CHECKING:
-    import pyarrow
 
 BLOCK = 1 << 20  # bytes per request to a remote store; fsspec's default of 50 MB would fetch chunks many times
 
@@ -28,7 +25,7 @@ Rows = Iterator[tuple[int, Any]]  # (line within the chunk, from 1; the row's va
 
 @dataclass(frozen=True)
 class Chunk:
-    """A part of a file: bytes [start, end) of lines, row groups of Parquet, record batches of arrow."""
+    """A part of a file: bytes [start, end) of lines, or row groups of Parquet."""
 
     file: str
     start: int
@@ -54,7 +51,7 @@ def cut(file: str, chunk_bytes: int) -> list[Chunk]:
 def chunk_rows(chunk: Chunk, names: Names = None) -> Rows:
     """Yield the rows of a chunk; keeps one row, one batch, or one whole JSON array in memory.
 
-    Tables are read only in the columns `names`.
+    Parquet is read only in the columns `names`.
     """
     return _format(chunk.file).rows(chunk, names)
 
@@ -157,15 +154,11 @@ def _array_rows(file: str, content: bytes) -> Rows:
 
 @contextmanager
 def _table(file: str) -> Iterator[Any]:
-    """Open a Parquet file, or the record batches of an arrow file. Raises InputError if it is damaged."""
+    """Open a Parquet file. Raises InputError if it is damaged."""
     import pyarrow.parquet
 
-    is_parquet = without_query(file).lower().endswith(".parquet")
     try:
-        with (
-            opened(file) as content,
-            pyarrow.parquet.ParquetFile(content) if is_parquet else pyarrow.ipc.open_stream(content) as table,
-        ):
+        with opened(file) as content, pyarrow.parquet.ParquetFile(content) as table:
             yield table
     except (pyarrow.ArrowException, *DAMAGE) as error:
         raise _unreadable(file, error) from None
@@ -177,14 +170,8 @@ def _cut_parquet(file: str, chunk_bytes: int) -> Iterator[Chunk]:
     return _runs(file, sizes, chunk_bytes)
 
 
-def _cut_arrow(file: str, chunk_bytes: int) -> Iterator[Chunk]:
-    with _table(file) as batches:
-        sizes = [batch.get_total_buffer_size() for batch in batches]  # nbytes would follow damaged offsets
-    return _runs(file, sizes, chunk_bytes)
-
-
 def _runs(file: str, sizes: list[int], chunk_bytes: int) -> Iterator[Chunk]:
-    """Yield runs of row groups or batches that together have about `chunk_bytes`."""
+    """Yield runs of row groups that together have about `chunk_bytes`."""
     start = total = 0
     for number, size in enumerate(sizes, 1):
         total += size
@@ -195,28 +182,10 @@ def _runs(file: str, sizes: list[int], chunk_bytes: int) -> Iterator[Chunk]:
 
 def _parquet_rows(chunk: Chunk, names: Names) -> Rows:
     with _table(chunk.file) as table:
-        columns = _chosen(table.schema_arrow.names, names)
+        columns = [column for column in table.schema_arrow.names if names is None or column.lower() in names]
         groups = list(range(chunk.start, chunk.end))
         batches = table.iter_batches(batch_size=1024, row_groups=groups, columns=columns, use_threads=False)
         yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)
-
-
-def _arrow_rows(chunk: Chunk, names: Names) -> Rows:
-    """Yield a chunk's rows. Earlier batches are read, too, but not converted to rows."""
-    with _table(chunk.file) as batches:
-        columns = _chosen(batches.schema.names, names)
-        chosen = (_validated(batch) for number, batch in enumerate(batches) if chunk.start <= number < chunk.end)
-        yield from enumerate((row for batch in chosen for row in batch.select(columns).to_pylist()), 1)
-
-
-def _chosen(columns: list[str], names: Names) -> list[str]:
-    return [column for column in columns if names is None or column.lower() in names]
-
-
-def _validated(batch: "pyarrow.RecordBatch") -> "pyarrow.RecordBatch":
-    """Reject offsets outside of a damaged batch's buffers: pyarrow would follow them and crash the process."""
-    batch.validate(full=True)
-    return batch
 
 
 def _unreadable(file: str, error: Exception) -> InputError:
@@ -234,6 +203,5 @@ FORMATS = {
     ".ndjson": LINES,
     ".json": Format(_cut_json, _json_rows),
     ".parquet": Format(_cut_parquet, _parquet_rows),
-    ".arrow": Format(_cut_arrow, _arrow_rows),
     **{f"{lines}{packing}": PACKED_LINES for lines in PLAIN for packing in (".gz", ".zst")},
 }

@@ -3,6 +3,7 @@
 import logging
 import os
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -120,17 +121,28 @@ def _files(setting: str, path: str, split_key: str, split: str | None, usual_spl
     files = [path]
     if not _is_file(setting, path):
         splits, wanted = dataset_splits(setting, path), split or usual_split
+        _refuse_arrow(setting, *chain(*splits.values()))
         if wanted not in splits:
             raise InputError(f"{split_key}={wanted} is not in {path}; it has: {', '.join(splits)}")
         files = splits[wanted]
     elif split is not None:
         log.warning("%s=%s has no effect on %s, a file, which is read whole; leave it out", split_key, split, setting)
+    _refuse_arrow(setting, *files)
     for file in files:
         if format_of(file) is None:
             raise InputError(f"{setting}: {file_name(file)} ends in none of {', '.join(FORMATS)}; convert or unpack it")
         if not without_query(file).lower().endswith(PLAIN):
-            require_packages("pyarrow", extra="prompts", needed_by=f"{setting}, read as Parquet, arrow, .gz or .zst,")
+            require_packages("pyarrow", extra="prompts", needed_by=f"{setting}, read as Parquet, .gz or .zst,")
     return files
+
+
+def _refuse_arrow(setting: str, *files: str) -> None:
+    """Refuse the files of save_to_disk and say what to do."""
+    for file in files:
+        if without_query(file).lower().endswith(".arrow"):
+            raise InputError(
+                f"{setting}: {file_name(file)} is an arrow file; save it as Parquet: dataset.to_parquet('a.parquet')"
+            )
 
 
 def _is_file(setting: str, path: str) -> bool:

@@ -52,17 +52,13 @@ def test_an_empty_file_and_one_without_any_row_are_read(prepare: Prepare, tmp_pa
     assert [source["rows"] for source in ledger["sources"].values()] == [0, 0, 1]
 
 
-def test_row_groups_and_batches_are_cut_without_losing_a_row(prepare: Prepare, tmp_path: Path) -> None:
+def test_row_groups_are_cut_without_losing_a_row(prepare: Prepare, tmp_path: Path) -> None:
     table = pa.Table.from_pylist([chat(f"q {number}", id=str(number)) for number in range(50)])
     pq.write_table(table, tmp_path / "same.parquet", row_group_size=7)
-    (tmp_path / "folder").mkdir()
-    with pa.OSFile(str(tmp_path / "folder" / "same.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as out:
-        out.write_table(table, max_chunksize=7)
-    assert len(cut(str(tmp_path / "same.parquet"), 1)) == len(cut(str(tmp_path / "folder" / "same.arrow"), 1)) == 8
+    assert len(cut(str(tmp_path / "same.parquet"), 1)) == 8
     assert len(cut(str(tmp_path / "same.parquet"), 1 << 30)) == 1
-    for path in ("same.parquet", "folder"):
-        prepare(path=str(tmp_path / path), chunk_mb=0.000001)
-        assert [prompt["id"] for prompt in prepare.prompts()] == [str(number) for number in range(50)]
+    prepare(path=str(tmp_path / "same.parquet"), chunk_mb=0.000001)
+    assert [prompt["id"] for prompt in prepare.prompts()] == [str(number) for number in range(50)]
 
 
 # Packed files
@@ -143,20 +139,15 @@ for file in sys.argv[1:]:
 """
 
 
-@pytest.mark.parametrize("ending", [".arrow", ".parquet"])
-def test_no_damaged_table_ends_the_process(tmp_path: Path, ending: str) -> None:
+def test_no_damaged_table_ends_the_process(tmp_path: Path) -> None:
     """pyarrow follows offsets out of its buffers: read in a process of its own, which must live to its end."""
     table = pa.table({"id": [f"c{i}" for i in range(40)], "prompt": ["hello " * i for i in range(40)]})
-    whole = tmp_path / f"whole{ending}"
-    if ending == ".arrow":
-        with pa.ipc.new_stream(str(whole), table.schema) as writer:
-            writer.write_table(table, max_chunksize=10)
-    else:
-        pq.write_table(table, whole)
+    whole = tmp_path / "whole.parquet"
+    pq.write_table(table, whole)
     content, drawn, files = whole.read_bytes(), random.Random(0), [whole]
     for number in range(200):
         place = drawn.randrange(len(content))
-        files.append(tmp_path / f"{number}{ending}")
+        files.append(tmp_path / f"{number}.parquet")
         flipped = bytes([content[place] ^ 1 << drawn.randrange(8)])
         files[-1].write_bytes(content[:place] + (flipped + content[place + 1 :] if number % 5 else b""))
     done = subprocess.run([sys.executable, "-c", READ_ALL, *files], capture_output=True, text=True, cwd=ROOT)
@@ -175,7 +166,6 @@ def test_files_and_dataset_folders_in_a_store_are_read_like_local_ones(
     expected = (prepare.folder / "prompts.jsonl").read_bytes()
     local = tmp_path / "local"
     dataset = datasets.Dataset.from_list(rows)
-    dataset.save_to_disk(local / "saved")
     for folder in ("hub/data", "lines"):
         (local / folder).mkdir(parents=True)
     dataset.to_parquet(local / "hub/data/train-00000-of-00001.parquet")
@@ -183,18 +173,10 @@ def test_files_and_dataset_folders_in_a_store_are_read_like_local_ones(
     (local / "lines" / "a.jsonl.gz").write_bytes(gzip.compress((tmp_path / "chats.jsonl").read_bytes()))
     write(local / "chats.jsonl", rows)
     fsspec.filesystem("s3").put(f"{local}/", f"{bucket}/{prepare.root.name}/", recursive=True)
-    for path in ("chats.jsonl", "saved", "hub", "lines"):
+    for path in ("chats.jsonl", "hub", "lines"):
         ledger = prepare(path=f"{bucket}/{prepare.root.name}/{path}", name="same", chunk_mb=0.001, processes=2)
         assert (prepare.folder / "prompts.jsonl").read_bytes() == expected, path
         assert ledger["inputs"]["sources"][0]["files"][0][2], "no version of the file is known"
-
-
-@pytest.mark.parametrize("content", ["[]", "{", '{"splits": 3}', "\xff"])
-def test_a_damaged_list_of_splits_is_one_line(prepare: Prepare, tmp_path: Path, content: str) -> None:
-    (tmp_path / "saved").mkdir()
-    (tmp_path / "saved/dataset_dict.json").write_bytes(content.encode("latin-1"))
-    with pytest.raises(InputError, match=r"prompts\.path=.*/saved: .*dataset_dict\.json is damaged; copy or save"):
-        prepare(path=str(tmp_path / "saved"))
 
 
 def test_a_changed_file_in_a_store_makes_the_prompts_again(prepare: Prepare, bucket: str) -> None:
