@@ -106,7 +106,7 @@ def _publish(
 ) -> dict:
     """Move the new files into `folder` and write their ledger and report."""
     made = folder / ".work" / "made"
-    require_not_answered(folder, made / "prompts.jsonl", inputs)
+    require_not_answered(folder, made / "prompts.jsonl")
     (folder / "ledger.json").unlink(missing_ok=True)  # if the next lines are killed, it would describe other prompts
     for name in ("rejects.jsonl", "prompts.jsonl"):
         (made / name).replace(folder / name)

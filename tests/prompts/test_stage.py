@@ -181,12 +181,8 @@ def test_answered_prompts_are_not_replaced_by_others(prepare, tmp_path):
     before, path = prepare.outputs(), str(tmp_path / "chats.jsonl")
     other = str(write(tmp_path / "other.jsonl", [chat("d")]))
     way_out = r"another out_dir, .*'stages=\[answers,features\]'.*delete .*answers to generate answers again.*are lost"
-    for config, difference in (
-        ({"path": path, "limit": 1}, r"prompts\.limit: null then, 1 now"),
-        ({"path": path, "licenses": {"allowed": ["MIT"]}}, r"prompts\.licenses\.allowed changed"),
-        ({"path": other}, r'prompts\.sources\[0\]\.path.*name: "chats" then'),
-    ):
-        with pytest.raises(InputError, match=f"{difference}.*{way_out}"):
+    for config in ({"path": path, "limit": 1}, {"path": path, "licenses": {"allowed": ["MIT"]}}, {"path": other}):
+        with pytest.raises(InputError, match=f"are to other prompts than these would be.*{way_out}"):
             prepare(**config)
         assert prepare.outputs() == before
 
