@@ -6,8 +6,6 @@ python precompute.py target=llama31_8b prompts.path=FILE.jsonl out_dir=DIR promp
     prompts/privacy/model=onnx prompts.privacy.model.path=FOLDER                     # one GPU; also filters names
 python precompute.py target.path=TARGET out_dir=DIR 'stages=[features]'              # only this stage
 python precompute.py target=llama31_8b out_dir=DIR 'stages=[estimate]'              # estimate tokens, bytes, GPU-hours
-python precompute.py out_dir=DIR 'stages=[verify]'                                   # find damaged shards
-python precompute.py target.path=TARGET out_dir=DIR 'stages=[repair]'                # recompute only damaged shards
 """
 
 import hydra

@@ -423,7 +423,10 @@ def test_a_sweep_over_ranks_has_a_result_of_each_job_that_can_run(world: World, 
         (["target.path=/nowhere"], "target.path=/nowhere does not exist; give"),
         (["prompts.path=/nowhere.jsonl"], "prompts.path=/nowhere.jsonl does not exist; name"),
         (["stages=[responses]"], "stages=[responses] must hold one or more of prompts, answers, features"),
-        (["stages=[responses]"], "repair (did you mean answers?); the default is stages=[prompts, answers, features]"),
+        (
+            ["stages=[responses]"],
+            "estimate (did you mean answers?); the default is stages=[prompts, answers, features]",
+        ),
         (["features.max_length=64"], "max_length=4096 then, 64 now); choose another out_dir"),
     ],
 )
@@ -485,6 +488,7 @@ def test_prompts_answered_twice_train_as_one_store_and_their_validation_prompts_
         ("shard-000000-*.tar", "altered", True),
         ("target.safetensors", "altered", False),
         ("target.safetensors", "missing", True),
+        ("manifest.json", "altered", True),
     ],
 )
 def test_a_damaged_store_is_refused_and_the_advice_repairs_it(

@@ -112,7 +112,7 @@ def precompute_needs(config: DictConfig) -> None:
     stages = [config.stages] if isinstance(config.stages, str) else list(config.stages)
     if OmegaConf.is_missing(config, "out_dir"):
         raise InputError("out_dir is not set")
-    if {"answers", "features", "estimate", "repair"} & set(stages):
+    if {"answers", "features", "estimate"} & set(stages):
         require(config, "target.path")
     if "prompts" in stages:
         require(config, "prompts.path", "prompts.sources")

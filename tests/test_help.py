@@ -92,7 +92,7 @@ def test_help_is_what_hydra_prints_with_the_commands_to_paste() -> None:
     done = subprocess.run([sys.executable, "precompute.py", "--help"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Raw conversations → clean prompts")
-    assert "python precompute.py out_dir=DIR 'stages=[verify]'" in done.stdout
+    assert "python precompute.py target.path=TARGET out_dir=DIR 'stages=[features]'" in done.stdout
     assert "  features.path=null " in done.stdout
     assert "${target.trust_remote_code}" in done.stdout  # Hydra would take what begins with a dollar for its own
 

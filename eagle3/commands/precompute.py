@@ -16,7 +16,6 @@ from eagle3 import cli
 from eagle3.errors import InputError, Interrupted, require_packages
 from eagle3.progress import Bar
 from eagle3.prompts import LIBRARIES
-from eagle3.storage.folder import Storage
 from eagle3.storage.lock import hold
 
 if TYPE_CHECKING:
@@ -163,43 +162,12 @@ class Features(Stage):
         )  # fmt: skip
 
 
-class Repair(Features):
-    """Deletes damaged files of the feature store and writes them again."""
-
-    def run(self, config: DictConfig) -> None:
-        from eagle3.features.repair import take_away
-
-        store, damage = damaged_files(config)
-        take_away(store, damage)
-        super().run(config)
-
-
-class Verify(Stage):
-    """Compares each file of the feature store with its hash."""
-
-    writes = "features"
-
-    def reads(self, config: DictConfig) -> tuple[str, ...]:
-        return ("features.path",)
-
-    def run(self, config: DictConfig) -> None:
-        store, damage = damaged_files(config)
-        if damage:
-            raise InputError(
-                f"{store.location}: {len(damage)} files are damaged or missing (see above); write exactly those again "
-                f"with: python precompute.py target.path=TARGET out_dir={config.out_dir} 'stages=[repair]'"
-            )
-        log.info("%s is whole", store.location)
-
-
 # In the order in which they run; settings/precomputing.py names the same.
 STAGES = {
     "prompts": Prompts(),
     "estimate": Estimate(),
     "answers": Answers(),
-    "repair": Repair(),
     "features": Features(),
-    "verify": Verify(),
 }
 
 
@@ -262,17 +230,3 @@ def warn_of_unread(config: DictConfig, names: Sequence[str], stages: Sequence[St
     for key in cli.given_keys():
         if not any(f"{key}.".startswith(f"{each}.") or each.startswith(f"{key}.") for each in read):
             log.warning("%s has no effect on stages=[%s]%s; leave it out", key, ",".join(names), imported)
-
-
-def damaged_files(config: DictConfig) -> tuple[Storage, dict[str, str]]:
-    """Return the feature store and what is wrong with each damaged file, and log it."""
-    from eagle3.features.build import feature_folder
-    from eagle3.features.repair import find_damage
-
-    store = feature_folder(config)
-    damage, foreign = find_damage(store)
-    for name, wrong in damage.items():
-        log.warning("%s/%s %s", store.location, name, wrong)
-    for name in foreign:
-        log.warning("%s/%s is in no manifest: of another store, or of a run that has not ended", store.location, name)
-    return store, damage

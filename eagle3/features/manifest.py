@@ -113,7 +113,7 @@ def read_index(storage: Storage, name: str, expected_sha256: str | None = None) 
 
 def read_manifest(storage: Storage) -> Manifest:
     content = bytes(_content(storage, MANIFEST, made_by=MAKE_FEATURES))
-    remedy = f"make the store again: {MAKE_FEATURES}"
+    remedy = f"delete it and run: {MAKE_FEATURES}"
     return parse_sealed(content, Manifest, source=f"{storage.location}/{MANIFEST}", remedy=remedy)
 
 

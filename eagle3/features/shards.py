@@ -145,8 +145,7 @@ def require_shard(storage: Storage, shard: ShardEntry) -> None:
         actual = storage.size(shard.name)
     except FileNotFoundError:
         raise InputError(
-            f"shard {storage.location}/{shard.name} is missing; bring it back, or delete its .index and run: "
-            f"{MAKE_FEATURES}"
+            f"shard {storage.location}/{shard.name} is missing; bring it back, or make it again: {MAKE_FEATURES}"
         ) from None
     if actual != shard.bytes:
         raise broken(f"{storage.location}/{shard.name}", f"holds {actual} bytes instead of {shard.bytes}")
@@ -167,10 +166,6 @@ def hash_of(made_from: MadeFrom) -> str:
     return hashlib.sha256(record_bytes(made_from)).hexdigest()
 
 
-def verify_file(storage: Storage, name: str, expected_sha256: str) -> None:
-    require_sha256(storage.read(name), f"{storage.location}/{name}", expected_sha256)
-
-
 def require_sha256(content: memoryview, path: str, expected: str) -> None:
     actual = sha256_of(content)
     if actual != expected:
@@ -178,7 +173,8 @@ def require_sha256(content: memoryview, path: str, expected: str) -> None:
 
 
 def broken(path: str, what: str) -> InputError:
+    files = f"it and {index_name(path)}" if path.endswith(".tar") else "it"
     return InputError(
-        f"{path} {what}: it is truncated or damaged and is refused; copy it again, or delete it (a shard with its "
-        f".index) and run: {MAKE_FEATURES}"
+        f"{path} {what}: it is truncated or damaged and is refused; copy it again, or delete {files} and run: "
+        f"{MAKE_FEATURES}"
     )

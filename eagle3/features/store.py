@@ -30,7 +30,7 @@ from eagle3.features.manifest import (
 )
 from eagle3.features.sample import Sample, views
 from eagle3.features.samples import IndexedShard, SampleRef, Samples
-from eagle3.features.shards import decode, hash_of, require_sha256, require_shard, verify_file
+from eagle3.features.shards import decode, hash_of, require_sha256, require_shard
 from eagle3.features.source import REQUESTS, TargetWeights
 from eagle3.progress import Bar
 from eagle3.storage.files import sha256_json
@@ -103,13 +103,24 @@ class FeatureStore:
             Bar(total=total, unit="B", unit_scale=True, desc="verify shards", disable=rank > 0) as progress,
             ThreadPoolExecutor(HASHED_AT_ONCE) as threads,
         ):
-            for shard, _ in zip(shards, threads.map(self._verify, shards), strict=True):
+            damage = []
+            for shard, wrong in zip(shards, threads.map(self._wrong, shards), strict=True):
                 progress.update(shard.bytes)
+                damage += [wrong] if wrong else []
+        if damage:
+            others = f"; {len(damage) - 1} more: {'; '.join(damage[1:])}" if damage[1:] else ""
+            raise InputError(f"{damage[0]}{others}")
 
-    def _verify(self, shard: ShardEntry) -> None:
-        self._check(shard.name)
-        if not self.remote:  # else each sample is compared with its hash when it is read
-            verify_file(self.storage, shard.name, shard.sha256)
+    def _wrong(self, shard: ShardEntry) -> str:
+        """Return what is wrong with a shard, and how to fix it."""
+        try:
+            self._check(shard.name)
+            if not self.remote:  # else each sample is compared with its hash when it is read
+                path = f"{self.location}/{shard.name}"
+                require_sha256(self.storage.read(shard.name), path, shard.sha256)
+        except InputError as error:
+            return str(error)
+        return ""
 
     def target_weights(self) -> TargetWeights:
         return self._target_weights

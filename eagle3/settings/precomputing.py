@@ -24,7 +24,7 @@ from eagle3.settings.types import (
     wrong,
 )
 
-STAGES = ("prompts", "answers", "features", "estimate", "verify", "repair")
+STAGES = ("prompts", "answers", "features", "estimate")
 
 Tokens = Annotated[int, Field(ge=1, le=2**24)]
 

@@ -44,7 +44,7 @@ class Storage(Protocol):
     def read(self, name: str, start: int = 0, stop: int | None = None, *, sha256: str | None = None) -> memoryview:
         """Return the bytes of a range as far as there are, all by default. Safe to call from several threads.
 
-        Bytes that come over a network are compared with `sha256`; local files only by `verify`."""
+        Bytes that come over a network are compared with `sha256`; local files only by `FeatureStore.verify`."""
 
     def delete(self, name: str) -> None:
         """Delete a file, if it exists."""

@@ -74,7 +74,8 @@ class Bucket:
                 return content
         raise InputError(
             f"{self._named(name)}: bytes {start} to {start + len(content)} came {REFETCHED + 1} times with another "
-            f"sha256 than {str(sha256)[:12]}…: the file is damaged and is refused; copy it again, or make it again"
+            f"sha256 than {str(sha256)[:12]}…: the file is damaged and is refused; copy it again, or delete it (a "
+            f"shard with its .index) and make it again with: precompute.py 'stages=[features]'"
         )
 
     def delete(self, name: str) -> None:

@@ -21,12 +21,10 @@ from eagle3.features.extract import STORED, FeatureSettings, extract_features, i
 from eagle3.features.fp8 import scaled
 from eagle3.features.huggingface import HuggingFaceExtractor
 from eagle3.features.manifest import Manifest
-from eagle3.features.repair import find_damage, take_away
 from eagle3.features.shards import ShardWriter
 from eagle3.features.store_writer import StoreWriter
 from eagle3.features.task import Sharding
 from eagle3.features.turns import teacher_positions
-from eagle3.storage.folder import LocalFolder
 from eagle3.storage.records import sealed_bytes, sealed_line
 from eagle3.storage.resolve import open_folder
 from eagle3.target.capture import Capture, Features
@@ -198,23 +196,27 @@ def test_a_killed_run_resumes_at_the_shard_and_gives_the_same_store(
     assert resumed.answer_counts == expected.answer_counts
 
 
-def test_repair_makes_what_is_damaged_anew_and_touches_nothing_else(answered: Path, run: Run) -> None:
-    first = run(answered, shard_mb=0.2)
-    folder = LocalFolder(answered / "features")
-    ids = sorted(ref.entry.id for ref in open_store(folder.path).samples)
-    damaged = ("shard-000001", "shard-000002")
-    kept = {path.name: path.read_bytes() for path in folder.path.glob("shard-*") if path.name[:12] not in damaged}
-    flipped = bytearray((folder.path / first.shards[1].name).read_bytes())
-    flipped[1000] ^= 1
-    (folder.path / first.shards[1].name).write_bytes(flipped)
-    (folder.path / first.shards[2].name).unlink()
-    damage, _ = find_damage(folder)
-    assert sorted(damage) == [shard.name for shard in first.shards[1:3]]
-    take_away(folder, damage)
+def test_damaged_shards_are_named_and_only_what_was_deleted_is_made_again(answered: Path, run: Run) -> None:
+    first, folder = run(answered, shard_mb=0.2), answered / "features"
+    ids = sorted(ref.entry.id for ref in open_store(folder).samples)
+    damaged = [shard.name for shard in first.shards[1:3]]
+    indices = [name.replace(name[12:], ".index") for name in damaged]
+    kept = {path.name: path.read_bytes() for path in folder.glob("shard-*") if path.name not in (*damaged, *indices)}
+    for name in damaged:
+        flipped = bytearray((folder / name).read_bytes())
+        flipped[1000] ^= 1
+        (folder / name).write_bytes(flipped)
+    with pytest.raises(InputError) as refused:
+        open_store(folder).verify()
+    for name, index in zip(damaged, indices, strict=True):
+        assert f"{folder}/{name} has sha256" in str(refused.value)
+        assert f"delete it and {folder}/{index} and run: python precompute.py" in str(refused.value)
+        (folder / name).unlink()
+        (folder / index).unlink()
     run(answered, shard_mb=0.2)
-    assert find_damage(LocalFolder(folder.path)) == ({}, [])
-    assert sorted(ref.entry.id for ref in open_store(folder.path).samples) == ids
-    assert {name: (folder.path / name).read_bytes() for name in kept} == kept
+    open_store(folder).verify()
+    assert sorted(ref.entry.id for ref in open_store(folder).samples) == ids
+    assert {name: (folder / name).read_bytes() for name in kept} == kept
 
 
 def test_features_in_fp8_are_those_of_float32_packed(answered: Path, run: Run) -> None:

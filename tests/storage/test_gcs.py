@@ -13,7 +13,6 @@ from scripts import run_script
 from stores import random_samples, save_store, write_store
 
 from eagle3.errors import InputError
-from eagle3.features.repair import find_damage
 from eagle3.storage.folder import write_file
 from eagle3.storage.object_store import Bucket
 from eagle3.storage.resolve import open_folder
@@ -76,4 +75,3 @@ def test_a_damaged_object_ends_training_with_its_name(google: GcsServer, tmp_pat
     google.put(f"gs://{shard}", content[:5000] + bytes([content[5000] ^ 1]) + content[5001:])
     line = train(tmp_path / "run", f"'{url}'")
     assert f"gs://{shard}" in line and "another sha256" in line and "is damaged and is refused" in line
-    assert find_damage(open_folder(url, setting="data.path"))[0].keys() == {shard.rpartition("/")[2]}
