@@ -3,15 +3,12 @@
 A worker opens its chunk by itself, so that rows do not travel between processes.
 """
 
-import logging
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
-
-import pyarrow
 
 from eagle3.progress import Bar
 from eagle3.prompts.checks import Check
@@ -23,8 +20,6 @@ from eagle3.prompts.reading.rows import read_prompt
 from eagle3.prompts.reading.sources import Source, file_name, file_state
 from eagle3.prompts.rules import Rules
 from eagle3.storage.files import sha256_json
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -59,13 +54,9 @@ class Scanner:
         return self.finished(task) or self.scanned(task)
 
     def finished(self, task: ScanTask) -> ScannedChunk | None:
-        """Return this chunk's file from an earlier run that was stopped; a damaged one is scanned again."""
+        """Return this chunk's file from an earlier run that was stopped: a file gets its name when it is complete."""
         path = self._path(task)
-        try:
-            return ScannedChunk.read(path, task.source, verify=True) if path.exists() else None
-        except (OSError, ValueError, KeyError, TypeError, pyarrow.ArrowException) as damaged:
-            log.warning("%s is damaged (%s): the chunk is scanned again", path, type(damaged).__name__)
-            return None
+        return ScannedChunk.read(path, task.source) if path.exists() else None
 
     def scanned(self, task: ScanTask) -> ScannedChunk:
         checks = self.checks[task.source]
@@ -75,7 +66,7 @@ class Scanner:
                 # The licence check needs the row's own `source`: names are made safe afterwards.
                 self._write(writer, line, self._with_safe_names(checked(found, checks, counts)))
             writer.finish(file=file_name(task.chunk.file), start=task.chunk.start, counts=counts)
-        return ScannedChunk.read(self._path(task), task.source, verify=False)
+        return ScannedChunk.read(self._path(task), task.source)
 
     def _path(self, task: ScanTask) -> Path:
         return self.folder / f"{task.key}.parquet"

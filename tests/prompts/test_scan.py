@@ -118,35 +118,23 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(prepare: Prepare, tmp
         tests=str(ROOT / "tests"), out=str(out), path=str(tmp_path / "chats.jsonl"), processes=processes
     )
     run = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL, start_new_session=True)
-    chunks = out / "prompts" / ".work" / "chunks"
-    while len(finished := finished_chunks(chunks)) < 5:
+    scratch = out / "prompts" / ".work" / "chunks"
+    while len(finished := finished_chunks(scratch)) < 5:
         assert run.poll() is None
         time.sleep(0.02)
     os.killpg(run.pid, signal.SIGKILL)
     run.wait()
     assert not (out / "prompts" / "prompts.jsonl").exists()
-    for name, damage in zip(finished, (cut_short, flip_a_byte), strict=False):
-        damage(chunks / name)
     again = Prepare(tmp_path)
     again.out_dir, again.folder = out, out / "prompts"
     scanned_again = count_scans(again, tmp_path)
     assert again.outputs() == expected
-    assert scanned_again <= len(cut(str(tmp_path / "chats.jsonl"), 500)) - len(finished) + 2
+    assert scanned_again <= len(cut(str(tmp_path / "chats.jsonl"), 500)) - len(finished)
     assert not (out / "prompts" / ".work").exists()
 
 
 def finished_chunks(folder: Path) -> list[str]:
     return [path.name for path in folder.glob("[!.]*.parquet")] if folder.exists() else []
-
-
-def cut_short(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-2])
-
-
-def flip_a_byte(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 4] ^= 1
-    path.write_bytes(content)
 
 
 def count_scans(prepare: Prepare, tmp_path: Path) -> int:
