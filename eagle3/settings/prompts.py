@@ -50,7 +50,6 @@ class Fields(TypedDict, total=False):
     turns: Names
     prompt: Names
     context: Names
-    history: Names
     system: Names
     answer: Names
     role: Names

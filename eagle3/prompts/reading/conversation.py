@@ -80,7 +80,7 @@ def _nothing(row: dict, shape: Shape) -> NoReturn:
 
 
 def _of_prompt(text: str, columns: Columns, row: dict, shape: Shape) -> list[dict]:
-    """Return the turns of a row that has one question in a column, with its context and its history."""
+    """Return the turns of a row that has one question in a column, with its context."""
     if columns.name("part_of") or shape.role_of(shape.of_turn(row, "role")) not in (None, "user"):
         raise Refused("one turn of a conversation")
     if columns.name("prompt") == "text" and RENDERED.search(text):
@@ -88,14 +88,7 @@ def _of_prompt(text: str, columns: Columns, row: dict, shape: Shape) -> list[dic
     context = next((value for value in columns.all("context") if value != text), None)
     if context is not None and not isinstance(context, str):
         raise Refused("context is not text")
-    history = columns.first("history") or []
-    if not (isinstance(history, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in history)):
-        raise Refused("history is no list of pairs")
-    before = [
-        {"role": role, "content": said}
-        for pair in history for role, said in zip(("user", "assistant"), pair, strict=True)
-    ]  # fmt: skip
-    return [*before, {"role": "user", "content": f"{text}\n\n{context}" if context else text}]
+    return [{"role": "user", "content": f"{text}\n\n{context}" if context else text}]
 
 
 def _with_columns(turns: list[tuple[str, dict]], columns: Columns) -> list[tuple[str, dict]]:

@@ -32,7 +32,6 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "prompt", "instruction", "question", "query", "problem", "inputs", "body.input", "body.prompt", "input", "text",
     ),
     "context": ("input", "context"),  # the text a prompt is about; follows it after an empty line
-    "history": ("history",),  # pairs of question and answer before the prompt
     "system": ("system", "system_prompt", "body.instructions"),
     "answer": (
         "output", "response", "answer", "completion", "solution", "targets", "canonical_solution", "reference",
@@ -44,7 +43,8 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "part_of": ("parent_id",),  # of a row that holds one turn of a conversation
     # Without these it would be another prompt: such rows are refused, or keep their tools (prompts.tools=keep).
     "attachments": (
-        "tools", "functions", "body.tools", "body.functions", "image", "images", "video", "videos", "audio", "audios",
+        "history", "tools", "functions", "body.tools", "body.functions", "image", "images", "video", "videos",
+        "audio", "audios",
     ),
 }  # fmt: skip
 CONVERSATION = ("messages", "turns", "prompt")
