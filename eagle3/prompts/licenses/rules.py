@@ -13,7 +13,6 @@ from license_expression import ExpressionError, get_spdx_licensing
 
 from eagle3.errors import InputError
 from eagle3.prompts.checks import Verdict
-from eagle3.prompts.licenses.spelling import spdx_id, spelling
 from eagle3.prompts.licenses.terms import SourceTerms
 from eagle3.prompts.reading.prompt import Prompt
 from eagle3.settings.prompts import LicenseSettings
@@ -36,7 +35,7 @@ class LicenseRules:
 
     def __init__(self, settings: LicenseSettings):
         self.allowed = {_spdx_id(entry) for entry in settings.allowed} | set(map(_spaced, settings.allowed_terms))
-        self.aliases = {spelling(alias): id for alias, id in settings.aliases.items()}
+        self.aliases = {_spaced(alias): id for alias, id in settings.aliases.items()}
         self.forbidden = [
             (re.compile("|".join(map(_pattern, entry.match))), f"{entry.name}: {entry.reason}")
             for entry in settings.forbidden
@@ -45,12 +44,8 @@ class LicenseRules:
         self.free_of_credit = {_spaced(license) for license in settings.free_of_credit}  # for attribution.txt
 
     def id_of(self, license: str) -> str:
-        """Return the SPDX id or allowed terms that a spelling means; an unknown one is returned unchanged."""
-        if _spaced(license) in self.allowed:
-            return license
-        if alias := self.aliases.get(spelling(license)):
-            return alias
-        return license if _known(license) is not None else spdx_id(license) or license
+        """Return the SPDX id or allowed terms that an alias means; any other licence is returned unchanged."""
+        return license if _spaced(license) in self.allowed else self.aliases.get(_spaced(license), license)
 
     def license_refusal(self, license: str | None) -> str | None:
         """Return why rows of this licence are refused, without quoting the row; None: they pass."""
