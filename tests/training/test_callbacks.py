@@ -10,15 +10,14 @@ from typing import Any
 import lightning
 import pytest
 import torch
-import yaml
-from stores import CONF, random_samples, write_store
+from stores import random_samples, write_store
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eagle3.data import loader
 from eagle3.data.datamodule import FeatureData
 from eagle3.data.pack import Batch
 from eagle3.data.plan import PlannedPack
-from eagle3.training import callbacks, curves
+from eagle3.training import callbacks
 from eagle3.training.callbacks import Progress
 from eagle3.training.module import HeadTraining
 from tests.training.test_training import LIGHTNING_WARNS, Run
@@ -152,19 +151,4 @@ def test_rates_leave_validation_in_the_middle_of_an_epoch_out(tmp_path: Path, mo
     clock.takes("on_validation_epoch_start", seconds=100)
     fit_on_small_packs(tmp_path, "trainer.val_check_interval=0.5")
     assert clock.now > 200, "validation did not take place in the middle"
-    assert clock.logged["train/tokens_per_s"] == clock.tokens
-
-
-def test_rates_leave_the_drawing_of_curves_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    shipped = yaml.safe_load((CONF / "callbacks" / "default.yaml").read_text())
-    assert [*shipped].index("curves") < [*shipped].index("throughput")
-
-    def slow(*given: Any) -> None:
-        clock.now += 100
-
-    monkeypatch.setattr(curves, "write_curves", slow)
-    callback = "{_target_: eagle3.training.curves.Curves, run_dir: '${run_dir}', every_n_validations: 1}"
-    fit_on_small_packs(tmp_path, "trainer.val_check_interval=0.5", f"callbacks.curves={callback}")
-    assert clock.now > 200, "nothing was drawn in the middle"
     assert clock.logged["train/tokens_per_s"] == clock.tokens
