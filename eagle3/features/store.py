@@ -106,7 +106,8 @@ class FeatureStore:
             damage = []
             for shard, wrong in zip(shards, threads.map(self._wrong, shards), strict=True):
                 progress.update(shard.bytes)
-                damage += [wrong] if wrong else []
+                if wrong:
+                    damage.append(wrong)
         if damage:
             others = f"; {len(damage) - 1} more: {'; '.join(damage[1:])}" if damage[1:] else ""
             raise InputError(f"{damage[0]}{others}")

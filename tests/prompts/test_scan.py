@@ -99,7 +99,7 @@ import sys, time
 sys.path.insert(0, {tests!r})
 from pathlib import Path
 from prompt_stage import prepared
-from eagle3.prompts import chunks, scan
+from eagle3.prompts import scan
 wait = scan.Scanner.scanned
 def slow(self, task):
     time.sleep(0.05)

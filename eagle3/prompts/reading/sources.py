@@ -141,7 +141,7 @@ def _refuse_arrow(setting: str, *files: str) -> None:
     for file in files:
         if without_query(file).lower().endswith(".arrow"):
             raise InputError(
-                f"{setting}: {file_name(file)} is an arrow file; save it as Parquet: dataset.to_parquet('a.parquet')"
+                f"{setting}: {file_name(file)} is an Arrow file; save it as Parquet: dataset.to_parquet('a.parquet')"
             )
 
 
