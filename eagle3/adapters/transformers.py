@@ -28,7 +28,6 @@ TRANSFORMERS = Library(
         "transformers.cache_utils:DynamicLayer.get_seq_length",
         "transformers.cache_utils:DynamicLayer.batch_select_indices(indices)",
         "transformers.cache_utils:DynamicSlidingWindowLayer",
-        "transformers.cache_utils:LinearAttentionCacheLayerMixin.reorder_cache",
         "transformers:GenerationMixin._supports_default_dynamic_cache",
         "transformers.models.llama.modeling_llama:LlamaDecoderLayer.forward(hidden_states)",
         "transformers.models.llama.modeling_llama:LlamaRotaryEmbedding(config)",
@@ -43,7 +42,7 @@ TRANSFORMERS = Library(
 
 with TRANSFORMERS.uses():
     from transformers import cache_utils
-    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionCacheLayerMixin
+    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
     from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaRotaryEmbedding
     from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
     from transformers.utils import cached_file
@@ -218,9 +217,7 @@ def keep_branch(cache: DynamicCache, row: int, count: int, *, read: int) -> None
 
 
 def keep_rows(cache: DynamicCache, rows: Int[Tensor, " kept"]) -> None:
-    """Drop all other rows of the batch. Recurrent states have no method to select rows, only one to reorder them."""
+    """Drop all other rows of the batch."""
     for layer in cache.layers:
-        if isinstance(layer, LinearAttentionCacheLayerMixin):
-            LinearAttentionCacheLayerMixin.reorder_cache(layer, rows)  # type: ignore[arg-type]
         if isinstance(layer, DynamicLayer):
             layer.batch_select_indices(rows)

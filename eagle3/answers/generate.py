@@ -15,11 +15,6 @@ from eagle3.target.facts import rope_depends_on_length
 
 # Finished rows are decoded on, unused, until this share of the batch is done: dropping rows copies the whole cache.
 DONE_SHARE = 0.25
-# Families with a state instead of keys and values (linear attention, Mamba, short convolutions) whose padding leaves no
-# trace in it: tests/answers/test_hybrid.py runs each in batches.
-STATE_WITHOUT_PADDING = frozenset(
-    {"qwen3_next", "qwen3_5_text", "nemotron_h", "jamba", "bamba", "lfm2", "falcon_h1", "granitemoehybrid"}
-)
 
 
 @torch.inference_mode()
@@ -77,7 +72,7 @@ def alone_because(model: PreTrainedModel) -> str | None:
     config = model.config.get_text_config(decoder=True)
     if rope_depends_on_length(config):
         return "the longest row of a batch would set the RoPE of all"
-    if config.model_type in STATE_WITHOUT_PADDING or keeps_keys_and_values(model):
+    if keeps_keys_and_values(model):
         return None
     return f"padding could change the state that a {config.model_type} keeps"
 

@@ -4,12 +4,11 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-import torch
-
 from eagle3.adapters.transformers import require_cache
 from eagle3.answers.answerer import Answerer, Sampling
 from eagle3.answers.dialogue import Dialogue
 from eagle3.answers.generate import alone_because, generate
+from eagle3.errors import InputError
 from eagle3.target.batches import batches_by_tokens
 from eagle3.target.model import Target
 from eagle3.workers.meter import Progress
@@ -46,10 +45,8 @@ class HuggingFaceAnswerer(Answerer):
     def _padded_length(self, conversation: Dialogue) -> int:
         return len(conversation.prompt_ids) + self.sampling.max_new_tokens
 
-    def _answer_batch(self, batch: list[Dialogue], *, may_halve: bool = True) -> int:
-        """Answer one turn of each and count the tokens. A batch that fails is halved: once, or until it fits where
-        memory is what lacked."""
-        out_of_memory = False
+    def _answer_batch(self, batch: list[Dialogue]) -> int:
+        """Answer one turn of each and count the tokens."""
         try:
             answers = generate(
                 self.target.model,
@@ -59,19 +56,15 @@ class HuggingFaceAnswerer(Answerer):
                 pad_id=self.target.tokenizer.pad_token_id or 0,
                 **asdict(self.sampling),
             )
-        except Exception as error:  # whatever it is, the other batches must not be lost
-            out_of_memory = isinstance(error, torch.OutOfMemoryError)
+        except Exception as error:
             reason = f"{type(error).__name__} ({str(error).partition(chr(10))[0][:200]})"
-        else:
-            for each, answer in zip(batch, answers, strict=True):
-                each.answer(answer)
-            return sum(len(answer.token_ids) for answer in answers)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        if (may_halve or out_of_memory) and len(batch) > 1:
-            log.warning("a batch of %d failed (%s); trying its halves (see answers.batch_size)", len(batch), reason)
-            middle = len(batch) // 2
-            return sum(self._answer_batch(half, may_halve=False) for half in (batch[:middle], batch[middle:]))
-        for each in batch:
-            each.fail(reason)
-        return 0
+            if len(batch) > 1:
+                raise InputError(
+                    f"a batch of {len(batch)} prompts failed: {reason}; lower answers.batch_size (or batch_tokens) and "
+                    f"run the same command again: it resumes"
+                ) from error
+            batch[0].fail(reason)  # the fault is in this prompt; the others must not be lost
+            return 0
+        for each, answer in zip(batch, answers, strict=True):
+            each.answer(answer)
+        return sum(len(answer.token_ids) for answer in answers)

@@ -70,9 +70,7 @@ def imported_rows(
             refusals.append((answer.turn, reason))
             continue
         row = new_row(prompt, answer.turn)
-        stated = answer.messages[-1].get("sampling", {}).get("seed")
-        seed = stated if type(stated) is int else None  # tables with empty cells make 1 a 1.0, which no row may hold
-        rows.append(row.with_turn(answer.prompt_ids, answer.answer_ids, answer.finish_reason, seed, answer.messages))
+        rows.append(row.with_turn(answer.prompt_ids, answer.answer_ids, answer.finish_reason, None, answer.messages))
     if not rows and not refusals:
         refusals.append((0, "the conversation has no assistant turn to import"))
     return rows, [error_row(prompt, turn, reason, retry=True) for turn, reason in refusals]
@@ -87,7 +85,7 @@ def answer_rows(chat: Chat, messages: Messages, *, unstated: str = "stop") -> li
 def _answer_row(chat: Chat, turn: int, messages: Messages, index: int, unstated: str) -> AnswerRow:
     answer = messages[index]
     plain = [{key: message[key] for key in MADE_OF} for message in messages[: index + 1]]
-    made = {key: answer[key] for key in ("finish_reason", "sampling") if key in answer}
+    made = {"finish_reason": answer["finish_reason"]} if "finish_reason" in answer else {}
     shown = [*plain[:-1], plain[-1] | made]
     finish_reason = answer.get("finish_reason", UNSTATED)
     try:

@@ -1,4 +1,4 @@
-"""Targets with a state beside or instead of keys and values: right in batches, or alone; drafts are judged for them."""
+"""Targets with a state beside or instead of keys and values are answered one at a time."""
 
 import logging
 from typing import Any
@@ -7,11 +7,11 @@ import pytest
 import torch
 import transformers
 from fitted_head import make_target
-from hybrid_families import SHAPE, hybrid_config
+from hybrid_families import FAMILIES, SHAPE, hybrid_config
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from eagle3.answers.answerer import Sampling
-from eagle3.answers.generate import STATE_WITHOUT_PADDING, generate
+from eagle3.answers.generate import generate
 from eagle3.answers.huggingface import HuggingFaceAnswerer
 from eagle3.engine.endpoint import Answer
 from eagle3.errors import InputError
@@ -40,8 +40,8 @@ def without_cache(model: PreTrainedModel, prompt: list[int], count: int) -> list
     return ids[len(prompt) :]
 
 
-@pytest.mark.parametrize("family", sorted(STATE_WITHOUT_PADDING))
-def test_answers_that_end_at_different_times_in_a_batch_are_those_given_alone(family: str) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_to_several_prompts_are_those_without_a_cache(family: str) -> None:
     model = random_model(hybrid_config(family))
     plain = [without_cache(model, prompt, 12) for prompt in PROMPTS]
     stop_ids = frozenset({plain[0][2], plain[1][6]})
@@ -73,10 +73,7 @@ def answerer(target: Target) -> HuggingFaceAnswerer:
     return HuggingFaceAnswerer(target=target, sampling=sampling, batch_size=4, batch_tokens=1000, window=4)
 
 
-def test_a_family_whose_padding_is_not_known_to_be_harmless_is_answered_one_at_a_time_and_the_log_says_so(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("eagle3.answers.generate.STATE_WITHOUT_PADDING", frozenset())
+def test_prompts_are_answered_one_at_a_time_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
     target = make_target(hybrid_config("lfm2"))
     with caplog.at_level(logging.INFO, "eagle3.answers.huggingface"):
         give = answerer(target)

@@ -331,7 +331,6 @@ def by_ids(chat, question, output, *, finish_reason="stop", content=None, **chan
         "prompt_ids": chat.prompt_ids([user(question)]),
         "output_ids": chat.encode(output),
         "finish_reason": finish_reason,
-        "sampling": {"temperature": 0.5, "seed": 7},
     }
     content = output.removesuffix("<|im_end|>") if content is None else content
     return [user(question), assistant(content) | made | changes]
@@ -347,7 +346,7 @@ def test_token_ids_are_taken_as_they_are():
         row.refused is None and row.answer_ids == [*letters, stop] and row.prompt_ids == chat.prompt_ids([user("Hi")])
     )
     assert row.messages[-1] == {
-        "role": "assistant", "content": "Hello", "finish_reason": "stop", "sampling": {"temperature": 0.5, "seed": 7},
+        "role": "assistant", "content": "Hello", "finish_reason": "stop",
     }  # fmt: skip
     for content in ("Hello<|im_start|>", "Hello"):  # as a server gives it that is asked to, or not, for special tokens
         assert refusals(chat, *by_ids(chat, "Hi", "Hello<|im_start|><|im_end|>", content=content)) == [None]

@@ -381,28 +381,40 @@ def test_a_complete_stage_is_left_alone(target, chat, out_dir, asked):
     assert not asked and (out_dir / "answers/answers.jsonl").read_bytes() == before
 
 
-def test_a_batch_out_of_memory_is_halved_until_it_fits_and_only_its_rest_fails(
-    target, chat, out_dir, tmp_path, monkeypatch
-):
-    whole = copy_prompts(out_dir, tmp_path / "whole")
-    run(target, chat, whole)
-    generate, poison = eagle3.answers.huggingface.generate, "!!!!!"
+def failing_generate(target, monkeypatch, fails):
+    """Make `generate` fail for the batches of texts that `fails` is true of."""
+    generate = eagle3.answers.huggingface.generate
 
     def failing(model, prompts, **settings):
-        texts = target.tokenizer.batch_decode(prompts)
-        if len(prompts) > 1 or any(poison in text for text in texts):
+        if fails(target.tokenizer.batch_decode(prompts)):
             raise torch.OutOfMemoryError("no room for 5 GB")
         return generate(model, prompts, **settings)
 
     monkeypatch.setattr(eagle3.answers.huggingface, "generate", failing)
-    manifest = run(target, chat, out_dir)
-    failed = {error["prompt_id"] for error in errors_of(out_dir)}
-    assert failed == {"p5"} and manifest.errors == {"OutOfMemoryError": 1}
-    wanted = {key: row for key, row in rows_of(whole).items() if row["prompt_id"] not in failed}
-    assert rows_of(out_dir) == wanted
+
+
+def test_a_batch_that_fails_ends_the_run_with_its_key_and_a_rerun_resumes(target, chat, out_dir, tmp_path, monkeypatch):
+    whole = copy_prompts(out_dir, tmp_path / "whole")
+    run(target, chat, whole)
+    failing_generate(target, monkeypatch, lambda texts: len(texts) > 1 and any("!!!!!" in text for text in texts))
+    message = r"a batch of .* failed: OutOfMemoryError \(no room for 5 GB\); lower answers\.batch_size .*: it resumes"
+    with pytest.raises(InputError, match=message):
+        run(target, chat, out_dir)
     monkeypatch.undo()
-    assert run(target, chat, out_dir).errors == {}
-    assert rows_of(out_dir) == rows_of(whole) and errors_of(out_dir) == []
+    run(target, chat, out_dir)
+    assert rows_of(out_dir) == rows_of(whole)
+
+
+def test_a_prompt_that_fails_alone_is_an_error_and_the_others_are_answered(
+    target, chat, out_dir, tmp_path, monkeypatch
+):
+    whole = copy_prompts(out_dir, tmp_path / "whole")
+    run(target, chat, whole)
+    failing_generate(target, monkeypatch, lambda texts: any("!!!!!" in text for text in texts))
+    manifest = run(target, chat, out_dir, batch_size=1)
+    assert [error["prompt_id"] for error in errors_of(out_dir)] == ["p5"]
+    assert manifest.errors == {"OutOfMemoryError": 1}
+    assert rows_of(out_dir) == {key: row for key, row in rows_of(whole).items() if row["prompt_id"] != "p5"}
 
 
 def test_a_prompt_that_is_too_long_is_an_error_until_the_limit_allows_it(target, chat, tmp_path):
@@ -440,13 +452,6 @@ def test_imported_conversations_give_a_row_for_each_answer(target, chat, tmp_pat
     assert refused == [("p0", 1), ("p1", 0)] and sum(manifest.errors.values()) == 2
 
 
-@pytest.mark.parametrize("seed", [1.0, True])
-def test_a_seed_that_is_no_whole_number_stays_with_the_answer_alone(target, chat, tmp_path, seed):
-    raw = {"role": "assistant", "content": "Hi!", "sampling": {"seed": seed}}
-    row = imported_row(target, chat, tmp_path, {"messages": [{"role": "user", "content": "Say hi"}, raw]})
-    assert row["seeds"] == [None] and row["messages"][-1]["sampling"] == {"seed": seed}
-
-
 def made_elsewhere(rows, made):
     """The answers of `rows` as raw conversations, each up to the answer that `made` is said of."""
     for row in rows.values():
@@ -455,11 +460,7 @@ def made_elsewhere(rows, made):
             row["turns"], answers[-len(row["turns"]) :], row["finish_reasons"], strict=True
         ):
             ids = {"prompt_ids": row["input_ids"][:start], "output_ids": row["input_ids"][start:end]}
-            how = {
-                "finish_reason": {"type": reason, "matched": None},
-                "sampling": {"temperature": 0.7, "seed": 5},
-                **ids,
-            }
+            how = {"finish_reason": {"type": reason, "matched": None}, **ids}
             answer = row["messages"][index] | {key: how[key] for key in made}
             yield {"messages": [*row["messages"][:index], answer]}, ids, reason
 
@@ -473,13 +474,13 @@ def imported_row(target, chat, out_dir, raw):
 
 def test_the_targets_own_answers_come_back_by_token_ids_as_they_were(target, chat, out_dir, tmp_path):
     run(target, chat, out_dir, max_new_tokens=10)
-    made = ("prompt_ids", "output_ids", "finish_reason", "sampling")
+    made = ("prompt_ids", "output_ids", "finish_reason")
     reasons = set()
     for number, (raw, ids, reason) in enumerate(made_elsewhere(rows_of(out_dir), made)):
         row = imported_row(target, chat, tmp_path / str(number), raw)
         ((start, end),) = row["turns"]
         assert (row["input_ids"][:start], row["input_ids"][start:end]) == (ids["prompt_ids"], ids["output_ids"])
-        assert row["finish_reasons"] == [reason] and row["seeds"] == [5]
+        assert row["finish_reasons"] == [reason] and row["seeds"] == [None]
         reasons.add(reason)
     assert reasons == {"stop", "length"}
 

@@ -11,8 +11,7 @@ from eagle3.prompts.reading.tools import holds_tools
 PARTS_BESIDE_CONTENT = frozenset(("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking"))
 
 # Keys of a kept answer that say how it was made: docs/how-to/imported-answers.md.
-MADE = ("prompt_ids", "output_ids", "finish_reason", "sampling")
-NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # of a sampling setting: other text might be user data
+MADE = ("prompt_ids", "output_ids", "finish_reason")
 
 # Conversations rendered into one text: their markers cannot be told from those that a user quotes.
 RENDERED = re.compile(
@@ -131,14 +130,6 @@ def _made(turn: dict) -> dict[str, Any]:
         reason = made["finish_reason"]
         reason = reason.get("type") if isinstance(reason, dict) else reason  # SGLang: {"type": "stop", "matched": 2}
         made["finish_reason"] = reason if reason in ("stop", "length") else "other"
-    if "sampling" in made:
-        sampling = made["sampling"]
-        if not (
-            isinstance(sampling, dict)
-            and all(NAME.fullmatch(key) for key in sampling)
-            and all(isinstance(value, int | float | None) for value in sampling.values())
-        ):
-            raise Refused("sampling is no table of numbers")
     return made
 
 
