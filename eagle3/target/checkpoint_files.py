@@ -17,19 +17,9 @@ QUANTIZATION_FILES = (
 
 
 def require_model_folder(path: str) -> None:
-    """Raise InputError for a file, and for a folder whose config.json is missing or is not all that it needs."""
-    place = Path(path)
-    if place.suffix.lower() == ".gguf" or (place.is_dir() and _holds_gguf_alone(place)):
-        raise InputError(
-            f"target.path={path} is GGUF, from which no hidden states are captured; give the folder of the safetensors "
-            f"checkpoint that it was made from"
-        )
-    if place.is_file():
+    """Raise InputError for a file."""
+    if Path(path).is_file():
         raise InputError(f"target.path={path} is a file; give the folder of a Hugging Face model, with its config.json")
-
-
-def _holds_gguf_alone(folder: Path) -> bool:
-    return any(folder.glob("*.gguf")) and not any(folder.glob("*.safetensors"))
 
 
 def require_no_adapter(path: str, revision: str | None) -> None:
