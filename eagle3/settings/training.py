@@ -281,10 +281,6 @@ class Best(Monitoring):
     filename: Text
     auto_insert_metric_name: bool
     save_top_k: Annotated[int, Field(ge=1, le=1000)]  # without a best one nothing could be exported or ranked
-    every_n_train_steps: NotRequired[Count | None]
-    every_n_epochs: NotRequired[Count | None]
-    save_weights_only: NotRequired[bool]
-    verbose: NotRequired[bool]
 
 
 @part_of("eagle3.training.callbacks.LastCheckpoint")
@@ -298,9 +294,6 @@ class Last(TypedDict):
 class EarlyStopping(Monitoring):
     strict: bool
     patience: Count
-    min_delta: NotRequired[NotNegative]
-    verbose: NotRequired[bool]
-    check_finite: NotRequired[bool]
 
 
 @part_of("eagle3.training.curves.Curves")
