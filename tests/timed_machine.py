@@ -10,6 +10,7 @@ from eagle3.serving.tune.timing import LoadTiming
 from eagle3.settings.serving import TuneSettings
 
 SETTINGS = all_settings(steps=[*range(1, 8)], topk=[1, 2, 4], draft_tokens=[4, 8, 16, 32, 64], draft_vocab_size=64)
+CHAINS = [setting for setting in SETTINGS if setting.topk == 1]
 PLAIN_SECONDS = 0.010
 CHEAP = (0.012, 0.0001, 0.0006)
 DEAR = (0.03, 0.001, 0.006)
@@ -46,12 +47,12 @@ class Machine:
 def settings(**changes: Any) -> TuneSettings:
     given = {
         "concurrency": 4, "loads": None, "steps": [*range(1, 8)], "topk": [1], "draft_tokens": [],
-        "evidence": "decoder", "batch_size": 1, "timed": 4, "warmup": 0, "timeout_s": 60.0, "requests_per_place": 1,
+        "batch_size": 1, "timed": 4, "warmup": 0, "timeout_s": 60.0, "requests_per_place": 1,
         "assumed": {"compute_bound_tokens": 200, "step": 0.1},
     }  # fmt: skip
     return TuneSettings(**given | changes)
 
 
-def tuned(machine: Machine, *, gains: Any = "all", kept: list[int] | None = None, **changes: Any) -> Findings:
-    gains = {setting: gain(setting) for setting in SETTINGS} if gains == "all" else gains
+def tuned(machine: Machine, *, kept: list[int] | None = None, **changes: Any) -> Findings:
+    gains = {setting: gain(setting) for setting in (CHAINS if changes.get("loads") else SETTINGS)}
     return search(settings(**changes), gains, machine, lambda found: (kept or []).append(len(found.timed)))

@@ -84,17 +84,12 @@ class TuneSettings(Settings):
     steps: Annotated[list[Steps], Field(min_length=1)]
     topk: Annotated[list[TopK], Field(min_length=1)]
     draft_tokens: list[DraftTokens]
-    evidence: Literal["decoder", "server"]
     batch_size: Count
     timed: CountOrZero
     requests_per_place: RepeatsOrNone
     warmup: RepeatsOrNone
     timeout_s: Seconds
     assumed: Assumed
-
-    def __post_init__(self) -> None:
-        if self.evidence == "server" and self.timed < 1:
-            raise InputError(f"tune.timed={self.timed} must be 1 or more for tune.evidence=server; set tune.timed=4")
 
     @property
     def all_loads(self) -> list[int]:

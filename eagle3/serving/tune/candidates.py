@@ -65,10 +65,6 @@ def all_settings(
     return sorted(found)
 
 
-def chains(steps: Sequence[int]) -> list[Shape]:
-    return all_settings(steps=steps, topk=[1], draft_tokens=[], draft_vocab_size=1)
-
-
 def decoder_gains(
     settings: TuneSettings,
     target_settings: Mapping[str, Any],
@@ -93,8 +89,8 @@ def _replayed(
     kind = loaded.head.config.KIND
     if kind != EAGLE3.name:
         raise InputError(
-            f"tune.evidence=decoder replays {EAGLE3.name} heads alone, and {head} is of kind {kind}; set "
-            "tune.evidence=server"
+            f"action=tune replays {EAGLE3.name} heads alone, and {head} is of kind {kind}; time it with each steps=N: "
+            f"python serve.py action=bench head={head} steps=N"
         )
     topk = [1] if settings.loads else settings.topk  # SGLang changes the steps of chains alone
     candidates = all_settings(

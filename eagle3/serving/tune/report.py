@@ -43,11 +43,11 @@ def settings_table(found: Findings) -> str:
 
 
 def _row(found: Findings, setting: Shape) -> list[str]:
-    gain, timed = found.gains.get(setting), [*found.timed.get(setting, {}).values()]
+    gain, timed = found.gains[setting], [*found.timed.get(setting, {}).values()]
     same = min((timing.same_answers for timing in timed if timing.same_answers is not None), default=None)
     return [
         *map(str, setting),
-        with_error(gain.accept_length, gain.standard_error) if gain else "",
+        with_error(gain.accept_length, gain.standard_error),
         number(timed[0].accept_length) if timed else "",
         *(_speed_up(found, setting, load) for load in found.settings.all_loads),
         share(same) if timed else "",
@@ -75,9 +75,7 @@ def advice(found: Findings, folder: Path, *, target: str, head: str) -> Iterator
         yield from _advice_by_load(found, folder, target=target, head=head)
         return
     load = found.settings.concurrency
-    best = found.best(load) if found.timed or found.gains else None
-    if best is None:
-        return
+    best = found.best(load)
     speed_up, how = found.speed_up(best, load), "measured" if found.timed else "predicted from tune.assumed, not timed"
     if speed_up <= 1:
         yield (
@@ -106,8 +104,8 @@ def _advice_by_load(found: Findings, folder: Path, *, target: str, head: str) ->
 
 def as_json(found: Findings) -> dict[str, Any]:
     """Return the whole search; times in seconds, numbers of loads by concurrency."""
-    loads, settings = found.settings.all_loads, [*dict.fromkeys([*found.ranked(), *found.timed, *found.failed])]
-    best = {load: found.best(load) for load in loads if found.timed or found.gains}
+    loads, settings = found.settings.all_loads, found.ranked()
+    best = {load: found.best(load) for load in loads}
     return {
         "best": {load: {**each._asdict(), "speed_up": found.speed_up(each, load)} for load, each in best.items()},
         "plain": {load: asdict(timing) for load, timing in found.plain.items()},
@@ -116,11 +114,10 @@ def as_json(found: Findings) -> dict[str, Any]:
 
 
 def _setting_as_json(found: Findings, setting: Shape) -> dict[str, Any]:
-    gain, loads = found.gains.get(setting), found.settings.all_loads
     return {
         **setting._asdict(),
-        "replayed": asdict(gain) if gain else None,
-        "predicted_speed_up": {load: found.predicted(setting, load) for load in loads} if gain else None,
+        "replayed": asdict(found.gains[setting]),
+        "predicted_speed_up": {load: found.predicted(setting, load) for load in found.settings.all_loads},
         "timed": {load: asdict(timing) for load, timing in found.timed.get(setting, {}).items()},
         "failed": found.failed.get(setting),
     }

@@ -61,9 +61,7 @@ def tune(
         return write_tune_report(found, folder, facts, target=target_settings["path"], head=head)
 
     try:
-        gains = None
-        if settings.evidence == "decoder":
-            gains = decoder_gains(settings, target_settings, Path(head), prompts, answering)
+        gains = decoder_gains(settings, target_settings, Path(head), prompts, answering)
         print(keep(search(settings, gains, timer, keep)))
     except KeyboardInterrupt:
         report = folder / REPORT

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from eagle3.draft_shape import Shape
 from eagle3.errors import InputError
-from eagle3.serving.tune.candidates import Gain, chains
+from eagle3.serving.tune.candidates import Gain
 from eagle3.serving.tune.timing import LoadTiming, Timer
 from eagle3.settings.serving import TuneSettings
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 class Findings:
     """Everything that is known about the settings. `plain` and `timed` are by the number of concurrent requests.
 
-    `gains` is empty if nothing was replayed, `plain` if nothing was timed; `failed` holds reasons."""
+    `plain` is empty if nothing was timed; `failed` holds reasons."""
 
     settings: TuneSettings
     gains: Mapping[Shape, Gain]
@@ -53,20 +53,19 @@ class Findings:
 
 def search(
     settings: TuneSettings,
-    gains: Mapping[Shape, Gain] | None,
+    gains: Mapping[Shape, Gain],
     timer: Timer,
     keep: Callable[[Findings], object],
 ) -> Findings:
-    """Time `tune.timed` settings: the best predicted by `gains`, or without these, chains of all lengths.
+    """Time `tune.timed` settings, the best predicted by `gains`.
 
     `keep` is called with the findings before anything is timed and after each server."""
-    found = Findings(settings, gains or {})
-    if gains:
-        keep(found)
+    found = Findings(settings, gains)
+    keep(found)
     if not settings.timed:
         return found
     found.plain = timer(None)
-    for setting in most_promising(found.ranked(), settings.timed) if gains else spread(settings):
+    for setting in most_promising(found.ranked(), settings.timed):
         try:
             found.timed[setting] = timer(setting)
         except InputError as reason:  # out of memory, for example: the other settings are still timed
@@ -87,13 +86,6 @@ def most_promising(ranked: Sequence[Shape], number: int) -> list[Shape]:
     for setting in ranked:
         firsts.setdefault(setting.steps, setting)
     return [*dict.fromkeys([*firsts.values(), *ranked])][:number]
-
-
-def spread(settings: TuneSettings) -> list[Shape]:
-    """Return `tune.timed` chains whose lengths cover `tune.steps` evenly."""
-    found = chains(settings.steps)
-    number = min(settings.timed, len(found))
-    return [found[(2 * place + 1) * len(found) // (2 * number)] for place in range(number)]
 
 
 def thresholds(steps: Mapping[int, int]) -> dict[int, int]:

@@ -5,12 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from timed_machine import CHEAP, DEAR, PLAIN_SECONDS, SETTINGS, Machine, tuned
+from timed_machine import CHAINS, CHEAP, DEAR, PLAIN_SECONDS, SETTINGS, Machine, tuned
 
-from eagle3.draft_shape import Shape
 from eagle3.engine.draft import read_adaptive
 from eagle3.errors import InputError
-from eagle3.serving.tune.candidates import chains
 from eagle3.serving.tune.report import settings_table, write_tune_report
 from eagle3.serving.tune.search import Findings, thresholds
 
@@ -42,15 +40,6 @@ def test_without_timings_no_server_starts_and_the_ranking_is_the_result(tmp_path
     found = tuned(machine, timed=0)
     assert machine.asked == [] and found.best(4) == found.ranked()[0]
     assert "predicted from tune.assumed, not timed" in report(found, tmp_path)
-
-
-def test_without_our_decoder_chains_that_cover_the_lengths_are_timed() -> None:
-    machine = Machine(CHEAP)
-    found = tuned(machine, gains=None, timed=4)
-    assert machine.asked == [None, *(Shape(steps, 1, steps + 1) for steps in (1, 3, 5, 7))]
-    assert found.best(4) == Shape(5, 1, 6)
-    for number, steps in ((1, [4]), (2, [2, 6]), (9, [*range(1, 8)])):
-        assert [setting.steps for setting in tuned(Machine(CHEAP), gains=None, timed=number).timed] == steps
 
 
 def test_a_setting_that_cannot_run_is_reported_and_the_others_are_timed(tmp_path: Path) -> None:
@@ -111,8 +100,8 @@ def test_lost_requests_are_reported(tmp_path: Path) -> None:
 
 def test_each_load_gets_its_fastest_chain_or_none_in_adaptive_json(tmp_path: Path) -> None:
     machine = Machine(BY_LOAD, loads=tuple(LOADS))
-    found = tuned(machine, gains=None, loads=LOADS, timed=20)
-    assert sorted(machine.asked[1:]) == chains([*range(1, 8)])  # type: ignore[type-var]
+    found = tuned(machine, loads=LOADS, timed=20)
+    assert sorted(machine.asked[1:]) == CHAINS  # type: ignore[type-var]
     assert found.steps() == {1: 6, 8: 4, 64: 0}
     said = report(found, tmp_path)
     assert read_adaptive(str(tmp_path / "adaptive.json")) == {1: [6], 3: [4], 23: [0]}  # halfway by ratio
@@ -122,9 +111,9 @@ def test_each_load_gets_its_fastest_chain_or_none_in_adaptive_json(tmp_path: Pat
 
 def test_with_few_servers_each_load_gets_a_chain_within_a_twentieth_of_its_fastest() -> None:
     machine = Machine(BY_LOAD, loads=tuple(LOADS))
-    found = tuned(machine, gains=None, loads=LOADS, timed=4)
+    found = tuned(machine, loads=LOADS, timed=4)
     for load in LOADS[:2]:
-        fastest = min(machine.seconds(chain, load) for chain in chains([*range(1, 8)]))
+        fastest = min(machine.seconds(chain, load) for chain in CHAINS)
         assert machine.seconds(found.best(load), load) <= 1.05 * fastest
 
 
@@ -134,5 +123,5 @@ def test_a_chain_begins_halfway_between_the_loads_that_differ() -> None:
 
 
 def test_where_no_chain_pays_at_any_load_the_advice_is_the_plain_target(tmp_path: Path) -> None:
-    found = tuned(Machine((0.05, 0.01, 0.01), loads=tuple(LOADS)), gains=None, loads=LOADS)
+    found = tuned(Machine((0.05, 0.01, 0.01), loads=tuple(LOADS)), loads=LOADS)
     assert "no chain beats the plain target" in report(found, tmp_path)
