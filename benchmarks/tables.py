@@ -7,6 +7,7 @@ tests/test_numbers.py fails while a page and its files differ.
 
 import json
 import re
+import string
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -269,60 +270,6 @@ def seen(head: Any) -> str:
     return f"{head['answer_tokens_of_an_epoch']:,} x {given.get('trainer.max_epochs', EPOCHS)}"
 
 
-def steps() -> str:
-    float8 = {(row["tokens"], row["answer_share"]): row for row in result("train_step_fp8.json")["rows"]}
-    rows = []
-    for row in result("train_step.json")["rows"]:
-        quick = float8.get((row["tokens"], row["answer_share"]))
-        documents = "1 document" if row["documents"] == 1 else f"{row['documents']} documents"
-        name = f"{row['tokens']:,}, {documents}, {share(row['answer_share'])}"
-        ours = [f"**{thousands(row['tokens_per_s'])}**", f"{row['peak_gb']:.1f} GB", f"{row['step_ms']:.0f} ms"]
-        ceiling = percent(row["share_of_ceiling"], ".0%")
-        rows.append([name, *ours, ceiling, thousands(quick["tokens_per_s"]) if quick else "-"])
-    return markdown("tokens in a batch | tokens/s | memory | a step | of the ceiling | with `kernels.fp8=true`", rows)
-
-
-def small_heads() -> str:
-    """Trainings by train.py with and without CUDA graphs."""
-    rates: dict[tuple[int, int], dict[str, float]] = {}
-    for run in result("small_heads.json")["trainings"]:
-        how = "fp8" if run["fp8"] else "graphs" if run["cuda_graphs"] else "plain"
-        rates.setdefault((run["hidden_size"], run["pack_tokens"]), {})[how] = run["tokens_per_s"]
-    rows = [
-        [
-            f"{hidden:,}",
-            f"{pack:,}",
-            *(thousands(found[how]) if how in found else "-" for how in ("plain", "graphs", "fp8")),
-        ]
-        for (hidden, pack), found in rates.items()
-    ]
-    return markdown("hidden size | tokens of a pack | one by one | CUDA graphs | graphs, `kernels.fp8=true`", rows)
-
-
-def full_training() -> str:
-    """Training as `train.py` does it, on one GPU and on several."""
-    found, rows = result("end_to_end.json"), []
-    for run in found["runs"]:
-        shares = [percent(run[name], ".1%") for name in ("data_wait_share", "over_linear")]
-        rows.append([f"{run['devices']}", thousands(run["tokens_per_s"]), *shares])
-    before = percent(found["four_gpus_before"]["over_linear"], ".1%")
-    rows.append(["4, before gradients were summed during the backward pass", "-", "-", before])
-    return markdown("GPUs | tokens/s | waiting for data | of linear scaling", rows)
-
-
-def data_wait() -> str:
-    """Training on features in fp8 and bf16: from memory, and in the first epoch from disk."""
-    found, rows = result("data_wait.json"), []
-    for title, dtype in (("fp8", "fp8"), ("bf16", "bfloat16")):
-        run, rates = found[dtype], found["bytes_per_s"][dtype]
-        first = run["first_epoch"]
-        later_wait, first_wait = (percent(each["data_wait_share"], ".1%") for each in (run, first))
-        read = (rates["later_mb"], rates["first_epoch_mb"], first["plain_read_mb_per_s"])
-        shown = (f"{rate:,.0f} MB/s" for rate in read)
-        rows.append([title, f"{thousands(run['tokens_per_s'])} tokens/s", later_wait, *shown, first_wait])
-    return markdown("features | from memory | waiting | first epoch needs | gets | a plain read | waiting", rows)
-
-
 def local_read() -> str:
     """Rates of readers of samples in random order, from a disk and from memory."""
     cold, warm = (result("local_read.json")["mb_per_s"][state] for state in ("cold", "warm"))
@@ -341,51 +288,9 @@ READERS = {
 }
 
 
-def share(answers: float) -> str:
-    return "all answers" if answers == 1 else percent(answers, ".0%") + " answers"
-
-
 def thousands(rate: float) -> str:
     """Tokens a second, to three digits."""
     return f"{rate / 1000:.0f} k" if rate >= 100_000 else f"{rate / 1000:.1f} k"
-
-
-def adapted() -> str:
-    """Accept lengths on the old and the new traffic, and how far they are from the adapted head's."""
-    rows = []
-    for title, name in ADAPTED.items():
-        cells = []
-        for kind in ("new", "old"):
-            found = result("adapt.json")["heads"][name]["accept_length"][kind]
-            away = found["difference"]
-            beside = f" ({away['value']:+.3f}; {away['low']:+.3f} to {away['high']:+.3f})" if away else ""
-            cells.append(f"{found['value']:.3f}{beside}")
-        rows.append([title, *cells])
-    return markdown("trained on | mathematics and prose | code and commands", rows)
-
-
-ADAPTED = {
-    "code and commands": "old",
-    "a tenth of mathematics and prose, from scratch": "anew",
-    "**the same tenth, `init_from` the first head**": "adapted",
-    "that, with a tenth of code and commands added": "adapted_with_old",
-    "all of mathematics and prose, from scratch": "anew_on_all",
-}
-
-
-def costs() -> str:
-    found, training = result("llama8b_cost.json"), result("end_to_end.json")["runs"][0]
-    answers, features = found["answers"], found["features"]
-    rates = f"{thousands(training['tokens_per_s'])} tokens/s, {thousands(training['anchors_per_s'])} of them answers"
-    bytes_per_token = f"{features['bytes_per_token'] / 1000:.1f} kB a token"
-    rows = [
-        (f"answers ({answers['batch']} in a batch, 256 new tokens each)",
-         f"{answers['answer_tokens_per_s']:,} answer tokens/s", f"{answers['peak_gb']:.0f} GB", "-"),
-        ("features (16,384 tokens a forward pass)",
-         f"{features['tokens_per_s']:,} tokens/s", f"{features['peak_gb']:.0f} GB", bytes_per_token),
-        ("training (packs of 16,384 tokens, half of them answers)", rates, "-", "-"),
-    ]  # fmt: skip
-    return markdown("step | rate | GPU memory | on disk", rows)
 
 
 def parity() -> str:
@@ -540,31 +445,17 @@ def bounds() -> str:
     return markdown(columns, rows)
 
 
-def losses() -> str:
-    found = result("losses.json")["changes"]
-    rows = []
-    for title, name in LOSSES.items():
-        cells = []
-        for steps in (3, 7):
-            change = found[f"all, chain of {steps}, greedy"][name]
-            low, high = change["interval"]
-            cells.append(f"{percent(change['accept_length_change'])} ({percent(low)} to {percent(high)})")
-        rows.append([title, *cells])
-    return markdown("loss | chain of 3 | chain of 7", rows)
+class Cells(string.Formatter):
+    """Python's formats, and `k` for thousands."""
 
-
-LOSSES = {
-    "`loss=cross_entropy_tv`": "cross-entropy + TV",
-    "`loss=lk`": "LK",
-    "reverse KL": "reverse KL",
-    "total variation": "total variation",
-}
+    def format_field(self, value: Any, format_spec: str) -> str:
+        return thousands(value) if format_spec == "k" else super().format_field(value, format_spec)
 
 
 def filled_in(template: str) -> str:
     """Replace {NAME[key][key]:format} by the number in results/NAME.json."""
     numbers = {name: result(f"{name}.json") for name in re.findall(r"{(\w+)\[", template)}
-    return template.format_map(numbers).replace("%", " %")
+    return Cells().vformat(template, (), numbers).replace("%", " %")
 
 
 TEMPLATES = dict(re.findall(r"^## (\w+)\n\n((?:\|.*\n)+)", (ROOT / "benchmarks/tables.txt").read_text(), re.MULTILINE))
@@ -573,9 +464,8 @@ TABLES: dict[str, Callable[[], str]] = {
 } | {
     table.__name__: table
     for table in (
-        quickstart, best, public_target, data_curve, served_smollm2, epochs, raced_heads, raced_seconds, heads, recipe,
-        recipe_seeds, race, steps, small_heads, full_training, data_wait, local_read, adapted, costs, parity, bench,
-        tuned, loads, adaptive, long_answers, bounds, losses,
+        quickstart, best, public_target, data_curve, served_smollm2, epochs, raced_heads, raced_seconds, heads, recipe, recipe_seeds,
+        race, local_read, parity, bench, tuned, loads, adaptive, long_answers, bounds,
     )
 }  # fmt: skip
 
