@@ -6,7 +6,6 @@ from serving_fixtures import free_port, serving
 from small_servers import PROMPTS, head_server, load, small_head
 
 from eagle3.decoding.speculate import Speculator, plain_greedy
-from eagle3.errors import InputError
 
 
 def test_every_prompt_gets_the_answer_that_the_target_gives_it() -> None:
@@ -58,9 +57,3 @@ def test_a_server_that_is_not_there_fails_each_request_with_a_reason() -> None:
     result = load(f"http://127.0.0.1:{free_port()}")
     assert len(result.failed) == len(PROMPTS) and not result.cache_flushed
     assert all(answer.error and answer.error.startswith("ClientConnectorError") for answer in result.failed)
-
-
-@pytest.mark.parametrize(("prompts", "concurrency"), [([], 1), ([PROMPT], 0)])
-def test_an_empty_load_is_refused(prompts: list[list[int]], concurrency: int) -> None:
-    with pytest.raises(InputError, match="both start at 1"):
-        load("http://127.0.0.1:1", prompts, concurrency=concurrency)
