@@ -89,8 +89,8 @@ def _replayed(
     kind = loaded.head.config.KIND
     if kind != EAGLE3.name:
         raise InputError(
-            f"action=tune replays {EAGLE3.name} heads alone, and {head} is of kind {kind}; time it with each steps=N: "
-            f"python serve.py action=bench head={head} steps=N"
+            f"action=tune replays {EAGLE3.name} heads alone, and {head} is of kind {kind}; time its draft settings one "
+            f"by one with action=bench"
         )
     topk = [1] if settings.loads else settings.topk  # SGLang changes the steps of chains alone
     candidates = all_settings(
