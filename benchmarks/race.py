@@ -93,7 +93,9 @@ class Ours:
     def __init__(self, step: Step, clip: float, *, total_steps: int, capture_layers: list[int]) -> None:
         self.compute, self.clip, self.capture_layers = step, clip, capture_layers
         self.head = step.module.head
-        self.optimizer, self.schedule = step.module.optim.build(self.head, total_steps)
+        self.optimizer, self.schedule = step.module.optim.build(
+            self.head, total_steps, by_graph=step.module.kernels.cuda_graphs
+        )
 
     def batch(self, samples: list[Sample]) -> TttBatch:
         return ttt_batch(samples, ttt_steps=self.compute.module.ttt_steps).to(device())

@@ -464,8 +464,8 @@ TABLES: dict[str, Callable[[], str]] = {
 } | {
     table.__name__: table
     for table in (
-        quickstart, best, public_target, data_curve, served_smollm2, epochs, raced_heads, raced_seconds, heads, recipe, recipe_seeds,
-        race, local_read, parity, bench, tuned, loads, adaptive, long_answers, bounds,
+        quickstart, best, public_target, data_curve, served_smollm2, epochs, raced_heads, raced_seconds, heads, recipe,
+        recipe_seeds, race, local_read, parity, bench, tuned, loads, adaptive, long_answers, bounds,
     )
 }  # fmt: skip
 

@@ -32,6 +32,14 @@ def ends_step(trainer: lightning.Trainer, batch_idx: int) -> bool:
     return (batch_idx + 1) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch
 
 
+def logs_step(trainer: lightning.Trainer, batch_idx: int) -> bool:
+    """Whether this batch was the last of an optimizer step that is logged; in others the host never waits for the GPU.
+
+    Only for `on_train_batch_end`, when the step is counted."""
+    every = trainer.log_every_n_steps  # type: ignore[attr-defined]
+    return bool(every) and ends_step(trainer, batch_idx) and trainer.global_step % every == 0
+
+
 def warn_of_no_validation(trainer: lightning.Trainer) -> None:
     """Warn where max_steps or max_epochs end a run before its first validation, unless a callback asks for one."""
     packs, every, epochs = trainer.num_training_batches, trainer.check_val_every_n_epoch or 1, trainer.max_epochs or -1
@@ -229,15 +237,17 @@ class Throughput(Callback):
     ) -> None:
         self.anchors += batch.num_anchors
         self.tokens += len(batch.pack.input_ids)
-        every = trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if every and ends_step(trainer, batch_idx) and trainer.global_step % every == 0:
+        if logs_step(trainer, batch_idx):
             loader: PackLoader = trainer.train_dataloader  # type: ignore[assignment]
             now, waited = time.perf_counter(), loader.waited
-            counts = torch.tensor([self.anchors, self.tokens], dtype=torch.float32, device=module.device)
-            anchors, tokens = trainer.strategy.reduce(counts, reduce_op="sum") / (now - self.started)
+            counts = torch.tensor([self.anchors, self.tokens], dtype=torch.float32)
+            if trainer.world_size > 1:
+                counts = trainer.strategy.reduce(counts.to(module.device), reduce_op="sum").cpu()
+            anchors, tokens = counts / (now - self.started)
             module.log("train/anchors_per_s", anchors, batch_size=1)
             module.log("train/tokens_per_s", tokens, batch_size=1)
-            module.log("train/data_wait_share", (waited - self.waited) / (now - self.started), batch_size=1)
+            share = torch.tensor((waited - self.waited) / (now - self.started))  # on the CPU, like the others
+            module.log("train/data_wait_share", share, batch_size=1)
             self._start(now, waited)  # logging waits for the GPU: that time counts for the next steps
 
     def _start(self, now: float, waited: float) -> None:

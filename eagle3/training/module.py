@@ -26,9 +26,9 @@ from eagle3.head.registry import kind_named
 from eagle3.head.simulate_decoding import simulate_rounds
 from eagle3.settings.training import served_steps
 from eagle3.target.facts import LogitTransform
-from eagle3.training.callbacks import ends_step
+from eagle3.training.callbacks import ends_step, logs_step
 from eagle3.training.checkpoint import KEY, Origin, TrainingRecord
-from eagle3.training.optim import AdamWCosine, by_parameter, total_norm
+from eagle3.training.optim import AdamWCosine, by_parameter, whole
 from eagle3.training.sharding import shard_over_ranks
 from eagle3.training.step_graphs import Compute, StepGraphs
 
@@ -49,6 +49,8 @@ class HeadTraining(lightning.LightningModule):
     step_sums: Float[Tensor, " N"]  # float32 like all tensors of a step: MPS has no float64
     kernels: KernelPlan
     compute_step: Compute
+    grad_norm: Float[Tensor, ""]  # of the latest step, before clipping
+    lr: float  # in the latest step
 
     def __init__(
         self,
@@ -104,12 +106,19 @@ class HeadTraining(lightning.LightningModule):
     def training_step(self, batch: TttBatch, batch_idx: int) -> Tensor:
         loss, sums = self.compute_step(batch)
         self.step_sums += self._with_loss(sums, loss.detach(), batch)
-        if ends_step(self.trainer, batch_idx):
-            if self._logs:
-                self.log("train/lr", self.trainer.optimizers[0].param_groups[0]["lr"])  # one for all groups
-                self._log("train", self.trainer.strategy.reduce(self.step_sums, reduce_op="sum"))
-            self.step_sums.zero_()
         return loss
+
+    def on_train_batch_end(self, outputs: object, batch: TttBatch, batch_idx: int) -> None:
+        """Log a step when all of its kernels are launched: the host waits for the GPU once, and computes the rest."""
+        if logs_step(self.trainer, batch_idx):
+            sums = self.trainer.strategy.reduce(self.step_sums, reduce_op="sum")
+            values = torch.cat([sums, whole(self.grad_norm)[None]]).cpu()
+            self._require_finite("train/grad_norm", values[-1])
+            self.log("train/grad_norm", values[-1])
+            self.log("train/lr", torch.tensor(self.lr))  # a float would be copied to the GPU, for which the host waits
+            self._log("train", values[:-1])
+        if ends_step(self.trainer, batch_idx):
+            self.step_sums.zero_()
 
     def validation_step(self, batch: TttBatch, batch_idx: int) -> None:
         loss, metrics = self.compute_loss(batch)
@@ -143,26 +152,28 @@ class HeadTraining(lightning.LightningModule):
                 f"trainer.max_epochs={self.trainer.max_epochs} leaves the learning rate's schedule without an end; set "
                 f"trainer.max_epochs or trainer.max_steps (trainer.max_time may still end the training earlier)"
             )
-        optimizer, schedule = self.optim.build(self.head, int(total_steps))
+        optimizer, schedule = self.optim.build(self.head, int(total_steps), by_graph=self.kernels.cuda_graphs)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def configure_gradient_clipping(
         self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
-        """Log the gradient's norm, then clip. Lightning calls this in each step, whether it clips or not. It refuses to
-        clip for a fused optimizer under bf16-mixed, although there is no loss scaling that would prevent it."""
-        if self._logs:
-            norm = total_norm(each.grad for each in self.head.parameters())
-            self._require_finite("train/grad_norm", norm)
-            self.log("train/grad_norm", norm)
-        if gradient_clip_val:
-            by_value = gradient_clip_algorithm == "value"
-            clip = nn.utils.clip_grad_value_ if by_value else nn.utils.clip_grad_norm_
-            clip(self.head.parameters(), gradient_clip_val)
+        """Keep what is logged of the gradient and the optimizer, then clip.
+
+        Lightning calls this in each step, whether it clips or not. It refuses to clip for a fused optimizer under
+        bf16-mixed, although there is no loss scaling that would prevent it."""
+        parameters = [*self.head.parameters()]
+        self.lr = optimizer.param_groups[0]["lr"]  # one for all groups; the schedule changes it before this is logged
+        self.grad_norm = nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
+        if gradient_clip_val and gradient_clip_algorithm == "value":
+            nn.utils.clip_grad_value_(parameters, gradient_clip_val)
+        elif gradient_clip_val:
+            nn.utils.clip_grads_with_norm_(parameters, gradient_clip_val, self.grad_norm)
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
         # Every checkpoint is checked: a step between two logged ones can spoil the weights.
-        self._require_finite("norm of the weights", total_norm(each.detach() for each in self.head.parameters()))
+        norm = whole(nn.utils.get_total_norm([each.detach() for each in self.head.parameters()]))
+        self._require_finite("norm of the weights", norm)
         if self.device_mesh is None and "optimizer_states" in checkpoint:  # with trainer=fsdp Lightning has done so
             saved = zip(checkpoint["optimizer_states"], self.trainer.optimizers, strict=True)
             checkpoint["optimizer_states"] = [by_parameter(*each, self.parameters()) for each in saved]
@@ -193,11 +204,6 @@ class HeadTraining(lightning.LightningModule):
             return "trainer=fsdp gathers weights between the kernels of a step"
         own = [part for part in (self.kind, self.loss, self.loss.divergence) if is_own(part)]
         return f"{type(own[0]).__name__} is your own, and may read a batch on the host" if own else None
-
-    @property
-    def _logs(self) -> bool:
-        """Whether the current optimizer step is logged; in the other steps the host never waits for the GPU."""
-        return (self.trainer.global_step + 1) % self.trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
 
     def _over_ranks(self, sums: np.ndarray) -> Tensor:
         """Return the sums over all ranks, in float64."""

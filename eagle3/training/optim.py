@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,23 +10,24 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim import AdamW, Muon, Optimizer
+from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
-from torch.overrides import TorchFunctionMode
 
 from eagle3.head.draft_head import DraftHead
 from eagle3.settings.training import OptimSettings
+from eagle3.training.muon import PortableMuon, RecordedMuon
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdamWCosine(OptimSettings):
     """AdamW for all parameters of the head."""
 
-    def build(self, head: DraftHead, total_steps: int) -> tuple[Optimizer, LambdaLR]:
-        optimizer = self.optimizer(head)
+    def build(self, head: DraftHead, total_steps: int, *, by_graph: bool = False) -> tuple[Optimizer, LambdaLR]:
+        """Return optimizer and schedule; `by_graph`: whether a CUDA graph may launch the optimizer's kernels."""
+        optimizer = self.optimizer(head, by_graph)
         return optimizer, LambdaLR(optimizer, partial(self.scale, total_steps=total_steps))
 
-    def optimizer(self, head: DraftHead) -> Optimizer:
+    def optimizer(self, head: DraftHead, by_graph: bool = False) -> Optimizer:
         return self.adamw(head.parameters())
 
     def adamw(self, parameters: Iterable[nn.Parameter]) -> AdamW:
@@ -55,12 +55,13 @@ class MuonCosine(AdamWCosine):
     lr: float = 3e-3
     weight_decay: float = 0.1
 
-    def optimizer(self, head: DraftHead) -> Optimizer:
+    def optimizer(self, head: DraftHead, by_graph: bool = False) -> Optimizer:
         matrices: list[nn.Parameter] = []
         others: list[nn.Parameter] = []
         for each in head.parameters():
             (matrices if each.ndim == 2 and each is not head.lm_head.weight else others).append(each)
-        muon = PortableMuon(matrices, lr=self.lr, weight_decay=self.weight_decay, adjust_lr_fn="match_rms_adamw")
+        kind = RecordedMuon if by_graph else PortableMuon
+        muon = kind(matrices, lr=self.lr, weight_decay=self.weight_decay, adjust_lr_fn="match_rms_adamw")
         return CombinedOptimizer([muon, self.adamw(others)])
 
 
@@ -78,28 +79,9 @@ def by_parameter(state: dict[str, Any], optimizer: Optimizer, parameters: Iterab
     }
 
 
-def total_norm(tensors: Iterable[Tensor | None]) -> Float[Tensor, ""]:
-    """Return the norm of all tensors together; of sharded ones, over the shards of all ranks."""
-    norm = nn.utils.get_total_norm([each for each in tensors if each is not None])
+def whole(norm: Float[Tensor, ""]) -> Float[Tensor, ""]:
+    """Return a norm over the shards of all ranks."""
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
-
-
-class PortableMuon(Muon):
-    """PyTorch's Muon, which on a CPU multiplies in float32. PyTorch always multiplies in bfloat16; a CPU that has no
-    instructions for it, as one with AVX2 alone, took 30 times as long for a step of the quickstart's head."""
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        on_cpu = self.param_groups[0]["params"][0].device.type == "cpu"
-        with _KeepFloat32() if on_cpu else nullcontext():
-            return super().step(closure)
-
-
-class _KeepFloat32(TorchFunctionMode):
-    """Let `Tensor.bfloat16`, by which Muon converts a gradient, return a copy in the gradient's own dtype."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return args[0].clone() if func is Tensor.bfloat16 else func(*args, **(kwargs or {}))
 
 
 class CombinedOptimizer(Optimizer):

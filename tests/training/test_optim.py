@@ -10,7 +10,8 @@ from heads import make_head
 from torch.optim import AdamW, Optimizer
 
 from eagle3.head.draft_head import DraftHead
-from eagle3.training.optim import AdamWCosine, MuonCosine, PortableMuon
+from eagle3.training.muon import PortableMuon
+from eagle3.training.optim import AdamWCosine, MuonCosine
 
 SETTINGS = {
     "betas": (0.9, 0.95),
@@ -48,7 +49,7 @@ def test_the_rate_stays_constant_between_warm_up_and_decay() -> None:
 def step(head: DraftHead, *optimizers: Optimizer, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for parameter in head.parameters():
-        parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+        parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter)
     for optimizer in optimizers:
         optimizer.step()
 
@@ -80,14 +81,31 @@ def test_muon_multiplies_in_float32_on_a_cpu(shape: tuple[int, int]) -> None:
     torch.testing.assert_close(weight.detach().double(), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_loaded_muon_goes_on_as_if_it_had_never_stopped() -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_recorded_muon_takes_the_steps_of_muon(device: str) -> None:
+    head = make_head(fc_norm=True).to(device)
+    other = deepcopy(head)
+    recorded = MUON.build(head, total_steps=20, by_graph=True)
+    plain = MUON.build(other, total_steps=20)
+    for seed in range(4):
+        if seed == 3:  # as after a resumed training: the state has moved
+            recorded[0].load_state_dict(deepcopy(recorded[0].state_dict()))
+        for each, (optimizer, schedule) in ((head, recorded), (other, plain)):
+            step(each, optimizer, seed=seed)
+            schedule.step()
+    torch.testing.assert_close(head.state_dict(), other.state_dict(), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(recorded[0].state_dict()["state"], plain[0].state_dict()["state"], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("by_graph", [False, True])
+def test_a_loaded_muon_goes_on_as_if_it_had_never_stopped(by_graph: bool) -> None:
     head = make_head()
-    optimizer, schedule = MUON.build(head, total_steps=20)
+    optimizer, schedule = MUON.build(head, total_steps=20, by_graph=by_graph)
     for seed in range(3):
         step(head, optimizer, seed=seed)
         schedule.step()
     resumed = deepcopy(head)
-    other, other_schedule = MUON.build(resumed, total_steps=20)
+    other, other_schedule = MUON.build(resumed, total_steps=20, by_graph=by_graph)
     other.load_state_dict(deepcopy(optimizer.state_dict()))
     other_schedule.load_state_dict(schedule.state_dict())
     for seed in range(3, 6):
