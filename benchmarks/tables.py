@@ -67,7 +67,7 @@ def best() -> str:
         " / ".join(f"{last[name][f'all, {drafts}, greedy']:.2f}" for drafts in DRAFTS)
         for name in ("ours, recipe", "SpecForge, lr 0.001")
     )
-    what = "accept length, same data and head shape, two epochs, one seed"
+    what = "accept length, same data and head shape, six epochs, one seed"
     rows.append([what, ours.replace(" / ", "** / **").join(("**", "**")), f"{theirs}, SpecForge at lr 1e-3"])
     share = heads["share_of_specforge"]["ours, recipe"]
     rows.append(
@@ -183,13 +183,16 @@ def raced_heads() -> str:
     return markdown(f"training | epochs | seconds of its steps | {' | '.join(DRAFTS)}", rows)
 
 
-def raced_seconds() -> str:
-    """GPU-seconds of steps up to an epoch, each training alone on its GPU."""
+def raced_prompts() -> str:
+    """The race's heads after six epochs and that of train.py's defaults on every set of prompts."""
     rows = []
-    for name, points in result("race_smollm2_seconds.json")["curves"].items():
-        seconds = {point["epoch"]: f"{point['seconds']:.0f} s" for point in points}
-        rows.append([name, *(seconds.get(epoch, "-") for epoch in (1, 2, 6))])
-    return markdown("training | 1 epoch | 2 epochs | 6 epochs", rows)
+    for title, file in PROMPTS.items():
+        found = result("race_smollm2.json")["after_training"][file]
+        for way in (*(f"{drafts}, greedy" for drafts in DRAFTS), f"{DRAFTS[-1]}, T = 1"):
+            heads = [found["accept_length"][way][name] for name in ("SpecForge, lr 0.001", "ours, recipe", "train.py")]
+            cells = [f"{head['accept_length']:.2f} ± {head['standard_error']:.2f}" for head in heads]
+            rows.append([f"{found['prompts']} {title.removeprefix('400 ')}", way, *cells])
+    return markdown("prompts | decoding | SpecForge | ours, same head | `train.py` as it is", rows)
 
 
 DRAFTS = ("chain of 3", "chain of 7", "tree 5/4/16")
@@ -464,7 +467,7 @@ TABLES: dict[str, Callable[[], str]] = {
 } | {
     table.__name__: table
     for table in (
-        quickstart, best, public_target, data_curve, served_smollm2, epochs, raced_heads, raced_seconds, heads, recipe,
+        quickstart, best, public_target, data_curve, served_smollm2, epochs, raced_heads, raced_prompts, heads, recipe,
         recipe_seeds, race, local_read, parity, bench, tuned, loads, adaptive, long_answers, bounds,
     )
 }  # fmt: skip
