@@ -123,9 +123,9 @@ class HeadTraining(lightning.LightningModule):
     def validation_step(self, batch: TttBatch, batch_idx: int) -> None:
         loss, metrics = self.compute_loss(batch)
         self.val_sums += self._with_loss(metrics.as_tensor(), loss, batch).cpu().numpy()
-        accepted, anchors = metrics.accepted.cpu(), batch.anchors.cpu()
+        accepted, anchors = metrics.accepted.cpu().numpy(), batch.anchors.cpu().numpy()
         for served, steps in zip(self.served, self.served_steps, strict=True):
-            served[: steps + 1] += simulate_rounds(accepted, anchors, steps=steps).numpy()
+            served[: steps + 1] += simulate_rounds(accepted, anchors, steps=steps)
 
     def on_validation_epoch_start(self) -> None:
         self.val_sums.fill(0)

@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from fitted_head import LAYERS, NEW_TOKENS, PROMPT, fitted_head, small_target
@@ -10,7 +11,7 @@ from eagle3.decoding.speculate import measure, plain_greedy
 from eagle3.features.sample import Sample, positions_with_teacher
 from eagle3.head.batch import ttt_batch
 from eagle3.head.loss import UnrollLoss
-from eagle3.head.simulate_decoding import begins_round, simulate_rounds
+from eagle3.head.simulate_decoding import simulate_rounds
 from eagle3.head.unroll import unroll
 from eagle3.target.capture import Capture
 
@@ -43,7 +44,7 @@ def test_rounds_of_validation_are_those_of_decoding(steps):
     outputs = unroll(head, target.embedding, batch, 3)
     loss = UnrollLoss(decay=1.0, normalize="token")
     _, metrics = loss(head, outputs, target.lm_head[head.draft_ids], batch)
-    counts = simulate_rounds(metrics.accepted, batch.anchors, steps=steps).tolist()
+    counts = simulate_rounds(metrics.accepted.numpy(), batch.anchors.numpy(), steps=steps)
     verifications, accepted = sum(counts), sum(drafts * count for drafts, count in enumerate(counts))
     measured = measure(
         target, head, LAYERS, PROMPTS, steps=steps, topk=1, draft_tokens=None, max_new_tokens=NEW_TOKENS,
@@ -58,14 +59,14 @@ def test_rounds_of_validation_are_those_of_decoding(steps):
 
 def test_a_round_begins_behind_the_token_that_the_target_gives():
     # Rows 4 … 9 of one turn: 2 accepted at row 4, then row 7 with none, row 8 with one. A second turn: row 20.
-    accepted = torch.tensor([2, 0, 0, 0, 1, 3, 1])
-    rows = torch.tensor([4, 5, 6, 7, 8, 9, 20])
-    assert simulate_rounds(accepted, rows, steps=3).tolist() == [1, 2, 1, 0]
-    assert simulate_rounds(accepted, rows, steps=1).tolist() == [2, 3]
+    accepted = np.array([2, 0, 0, 0, 1, 3, 1])
+    rows = np.array([4, 5, 6, 7, 8, 9, 20])
+    assert simulate_rounds(accepted, rows, steps=3) == [1, 2, 1, 0]
+    assert simulate_rounds(accepted, rows, steps=1) == [2, 3]
 
 
-def rounds_one_by_one(accepted: list[int], rows: list[int]) -> list[bool]:
-    """Walk from one round to the next: the reference for `begins_round`, which finds all at once."""
+def rounds_row_by_row(accepted: list[int], rows: list[int]) -> list[bool]:
+    """Look at every row: a round begins at the first of a turn, and where the one before it expects."""
     begins, expected = [], None
     for (before, row), drafts in zip(pairwise([None, *rows]), accepted, strict=True):
         begins.append(before is None or row != before + 1 or row == expected)
@@ -75,11 +76,10 @@ def rounds_one_by_one(accepted: list[int], rows: list[int]) -> list[bool]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_rounds_found_at_once_are_those_walked_one_by_one(seed):
-    generator = torch.Generator().manual_seed(seed)
-    rows = torch.randint(0, 3, (seed * 7,), generator=generator).clamp(min=1).cumsum(0)  # gaps of one row or none
-    accepted = torch.randint(0, 5, (len(rows),), generator=generator)
-    expected = rounds_one_by_one(accepted.tolist(), rows.tolist())
-    assert begins_round(accepted, rows).tolist() == expected
-    counts = [sum(g == n for g, begins in zip(accepted.tolist(), expected, strict=True) if begins) for n in range(5)]
-    assert simulate_rounds(accepted, rows, steps=4).tolist() == counts
+def test_rounds_are_those_found_row_by_row(seed):
+    random = np.random.default_rng(seed)
+    rows = random.integers(0, 3, seed * 7).clip(min=1).cumsum()  # gaps of one row or none
+    accepted = random.integers(0, 5, len(rows))
+    begins = rounds_row_by_row(accepted.tolist(), rows.tolist())
+    counts = [sum(g == n for g, begin in zip(accepted.tolist(), begins, strict=True) if begin) for n in range(5)]
+    assert simulate_rounds(accepted, rows, steps=4) == counts
