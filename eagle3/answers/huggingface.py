@@ -8,7 +8,6 @@ from eagle3.adapters.transformers import require_cache
 from eagle3.answers.answerer import Answerer, Sampling
 from eagle3.answers.dialogue import Dialogue
 from eagle3.answers.generate import alone_because, generate
-from eagle3.errors import InputError
 from eagle3.target.batches import batches_by_tokens
 from eagle3.target.model import Target
 from eagle3.workers.meter import Progress
@@ -46,7 +45,7 @@ class HuggingFaceAnswerer(Answerer):
         return len(conversation.prompt_ids) + self.sampling.max_new_tokens
 
     def _answer_batch(self, batch: list[Dialogue]) -> int:
-        """Answer one turn of each and count the tokens."""
+        """Answer one turn of each and count the tokens. After a failure the prompts are answered one at a time."""
         try:
             answers = generate(
                 self.target.model,
@@ -56,15 +55,14 @@ class HuggingFaceAnswerer(Answerer):
                 pad_id=self.target.tokenizer.pad_token_id or 0,
                 **asdict(self.sampling),
             )
-        except Exception as error:
+        except Exception as error:  # whatever it is, the other answers must not be lost
             reason = f"{type(error).__name__} ({str(error).partition(chr(10))[0][:200]})"
-            if len(batch) > 1:
-                raise InputError(
-                    f"a batch of {len(batch)} prompts failed: {reason}; lower answers.batch_size (or batch_tokens) and "
-                    f"run the same command again: it resumes"
-                ) from error
-            batch[0].fail(reason)  # the fault is in this prompt; the others must not be lost
-            return 0
-        for each, answer in zip(batch, answers, strict=True):
-            each.answer(answer)
-        return sum(len(answer.token_ids) for answer in answers)
+        else:
+            for each, answer in zip(batch, answers, strict=True):
+                each.answer(answer)
+            return sum(len(answer.token_ids) for answer in answers)
+        if len(batch) > 1:
+            log.warning("a batch of %d failed (%s); one prompt at a time (see answers.batch_size)", len(batch), reason)
+            return sum(self._answer_batch([each]) for each in batch)
+        batch[0].fail(reason)
+        return 0

@@ -381,40 +381,27 @@ def test_a_complete_stage_is_left_alone(target, chat, out_dir, asked):
     assert not asked and (out_dir / "answers/answers.jsonl").read_bytes() == before
 
 
-def failing_generate(target, monkeypatch, fails):
-    """Make `generate` fail for the batches of texts that `fails` is true of."""
-    generate = eagle3.answers.huggingface.generate
-
-    def failing(model, prompts, **settings):
-        if fails(target.tokenizer.batch_decode(prompts)):
-            raise torch.OutOfMemoryError("no room for 5 GB")
-        return generate(model, prompts, **settings)
-
-    monkeypatch.setattr(eagle3.answers.huggingface, "generate", failing)
-
-
-def test_a_batch_that_fails_ends_the_run_with_its_key_and_a_rerun_resumes(target, chat, out_dir, tmp_path, monkeypatch):
-    whole = copy_prompts(out_dir, tmp_path / "whole")
-    run(target, chat, whole)
-    failing_generate(target, monkeypatch, lambda texts: len(texts) > 1 and any("!!!!!" in text for text in texts))
-    message = r"a batch of .* failed: OutOfMemoryError \(no room for 5 GB\); lower answers\.batch_size .*: it resumes"
-    with pytest.raises(InputError, match=message):
-        run(target, chat, out_dir)
-    monkeypatch.undo()
-    run(target, chat, out_dir)
-    assert rows_of(out_dir) == rows_of(whole)
-
-
-def test_a_prompt_that_fails_alone_is_an_error_and_the_others_are_answered(
+def test_prompts_of_a_batch_that_fails_are_answered_alone_and_only_the_faulty_one_is_an_error(
     target, chat, out_dir, tmp_path, monkeypatch
 ):
     whole = copy_prompts(out_dir, tmp_path / "whole")
     run(target, chat, whole)
-    failing_generate(target, monkeypatch, lambda texts: any("!!!!!" in text for text in texts))
-    manifest = run(target, chat, out_dir, batch_size=1)
+    generate, poison = eagle3.answers.huggingface.generate, "!!!!!"
+
+    def failing(model, prompts, **settings):
+        texts = target.tokenizer.batch_decode(prompts)
+        if len(prompts) > 1 or any(poison in text for text in texts):
+            raise torch.OutOfMemoryError("no room for 5 GB")
+        return generate(model, prompts, **settings)
+
+    monkeypatch.setattr(eagle3.answers.huggingface, "generate", failing)
+    manifest = run(target, chat, out_dir)
     assert [error["prompt_id"] for error in errors_of(out_dir)] == ["p5"]
     assert manifest.errors == {"OutOfMemoryError": 1}
     assert rows_of(out_dir) == {key: row for key, row in rows_of(whole).items() if row["prompt_id"] != "p5"}
+    monkeypatch.undo()
+    assert run(target, chat, out_dir).errors == {}
+    assert rows_of(out_dir) == rows_of(whole)
 
 
 def test_a_prompt_that_is_too_long_is_an_error_until_the_limit_allows_it(target, chat, tmp_path):
