@@ -14,7 +14,8 @@ from eagle3.decoding.speculate import Speculator
 from eagle3.head.kv_cache import Paths, output, step
 from eagle3.target.capture import Capture
 
-POSITIONS_AT_ONCE = 32  # each with topk queries over all rows of the text
+POSITIONS_AT_ONCE = 128  # each with the logits of topk nodes; for fewer, a GPU waits for the host's launches
+SCORES_AT_ONCE = 2**20  # of attention, for each of its heads: positions x topk x rows of the text
 NOWHERE = -1
 
 
@@ -47,16 +48,17 @@ class BatchedTrees:
     @torch.inference_mode()
     def places(self, roots: range, topk: int, steps: int) -> Int[Tensor, "P K K"]:
         """See `Recording`; a position is the token that is the root of a round."""
-        parts = [self._places(part, topk, steps) for part in self._parts(roots)]
+        parts = [self._places(part, topk, steps) for part in self._parts(roots, topk)]
         return torch.cat([torch.empty(0, steps, steps, dtype=torch.int32), *parts])
 
     @torch.inference_mode()
     def first_outputs(self, roots: range) -> Float[Tensor, "P H"]:
         """Return the head's outputs that predict the first draft after each root."""
-        return torch.cat([self.fused[:0], *(self._first(part).hidden[:, 0] for part in self._parts(roots))])
+        return torch.cat([self.fused[:0], *(self._first(part).hidden[:, 0] for part in self._parts(roots, 1))])
 
-    def _parts(self, roots: range) -> list[Int[Tensor, " P"]]:
-        return list(torch.arange(roots.start, roots.stop, device=self.ids.device).split(POSITIONS_AT_ONCE))
+    def _parts(self, roots: range, topk: int) -> list[Int[Tensor, " P"]]:
+        at_once = max(1, min(POSITIONS_AT_ONCE, SCORES_AT_ONCE // (topk * len(self.rows))))
+        return list(torch.arange(roots.start, roots.stop, device=self.ids.device).split(at_once))
 
     def _places(self, roots: Int[Tensor, " P"], topk: int, steps: int) -> Int[Tensor, "P K K"]:
         scores, own, ends = [], [], [0]  # by step: scores of candidates, index of the text's token, candidates so far
