@@ -49,8 +49,12 @@ class StoreWriter:
         return {int(name[6:12]) for name in self.storage.names("shard-*.index")}
 
     def save_weights(self, target: StoredTarget, *, dtype: torch.dtype) -> None:
-        """Write the target's embedding and `lm_head`; weights next to finished shards are this target's already."""
-        if not (self.indices and self.storage.names(TARGET_WEIGHTS)):
+        """Write the target's embedding and `lm_head`, unless they are next to finished shards, and the manifest's."""
+        there = bool(self.indices and self.storage.names(TARGET_WEIGHTS))
+        if there and self.before is not None:
+            named = read_manifest(self.storage).target_weights_sha256
+            there = sha256_stored(self.storage, TARGET_WEIGHTS) == named
+        if not there:
             save_target_weights(self.storage, target.embedding, target.lm_head, dtype=dtype)
 
     def at_least_one(self, units: Iterator[tuple[int, WorkUnit]]) -> Iterator[tuple[int, WorkUnit]]:
