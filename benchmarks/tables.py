@@ -73,7 +73,7 @@ def best() -> str:
     rows.append(
         [
             "GPU-seconds to what SpecForge's head accepts in chains of 7",
-            f"**{share:.2f} x**",
+            f"**{share:.2f} x** at most",
             "SpecForge on the same H100",
         ]
     )

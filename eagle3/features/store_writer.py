@@ -49,7 +49,7 @@ class StoreWriter:
         return {int(name[6:12]) for name in self.storage.names("shard-*.index")}
 
     def save_weights(self, target: StoredTarget, *, dtype: torch.dtype) -> None:
-        """Write the target's embedding and `lm_head`, unless they are next to finished shards, and the manifest's."""
+        """Write the target's embedding and `lm_head`, unless whole ones are next to finished shards."""
         there = bool(self.indices and self.storage.names(TARGET_WEIGHTS))
         if there and self.before is not None:
             named = read_manifest(self.storage).target_weights_sha256

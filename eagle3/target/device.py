@@ -1,6 +1,9 @@
 """The device of a target, and its free memory."""
 
+import logging
+import os
 import re
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -8,7 +11,10 @@ import torch
 
 from eagle3.errors import InputError, first_line
 
+log = logging.getLogger(__name__)
 
+
+@cache  # warned once
 def resolve_device(device: str) -> torch.device | None:
     """None stands for `balanced`: layers spread over every GPU."""
     if device == "balanced":
@@ -16,12 +22,31 @@ def resolve_device(device: str) -> torch.device | None:
             raise InputError("target.device=balanced needs accelerate: pip install accelerate, or target.device=cuda")
         return None
     if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        if unseen := unseen_gpus():
+            log.warning("target.device=auto: %s, so the CPU computes; fix that, or set target.device=cpu", unseen)
+        return torch.device("cpu")
     try:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:
         rule = "it must be auto, balanced, cpu, cuda or cuda:INDEX and be there"
         raise InputError(f"target.device={device}: {rule} ({first_line(error)})") from error
+
+
+def unseen_gpus(driver: Path = Path("/proc/driver/nvidia/gpus")) -> str | None:
+    """Say why PyTorch sees none of the GPUs that the driver lists; None if it lists none, or none is to be seen."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not driver.is_dir() or not any(driver.iterdir()) or visible in ("", "-1"):
+        return None
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        why = first_line(error)
+    else:
+        why = "no reason given"
+    where = "" if visible is None else f" with CUDA_VISIBLE_DEVICES={visible}"
+    return f"PyTorch sees no GPU{where} where the driver lists {len([*driver.iterdir()])} ({why})"
 
 
 def free_bytes(device: str) -> int:

@@ -1,4 +1,4 @@
-"""Targets with a state beside or instead of keys and values are answered one at a time."""
+"""Targets with recurrent layers are answered one at a time."""
 
 import logging
 from typing import Any
