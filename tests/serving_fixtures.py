@@ -19,7 +19,6 @@ from protocol_server import ProtocolServer
 from scripts import Script
 
 from eagle3 import cli
-from eagle3.engine.versions import numbers
 from eagle3.settings.engine import LaunchSettings
 from eagle3.settings.serving import BenchSettings
 
@@ -27,39 +26,15 @@ TESTS = Path(__file__).parent
 
 
 def sglang_site(folder: Path, version: str = "0.5.17") -> Path:
-    """A folder for PYTHONPATH with `sglang.launch_server`, the package's metadata and what capturing looks for."""
+    """A folder for PYTHONPATH with `sglang.launch_server`, and the package's metadata."""
     site = folder / "site"
     (site / "sglang").mkdir(parents=True, exist_ok=True)
     (site / "sglang" / "__init__.py").touch()
     (site / "sglang" / "launch_server.py").write_text("from forked_server import main\nmain()\n")
-    for path, text in sglang_source(version).items():
-        (site / "sglang" / path).parent.mkdir(parents=True, exist_ok=True)
-        (site / "sglang" / path).write_text(text)
     metadata = site / f"sglang-{version}.dist-info"
     metadata.mkdir(exist_ok=True)
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sglang\nVersion: {version}\n")
     return site
-
-
-def sglang_source(version: str) -> dict[str, str]:
-    """The parts of SGLang's source that versions.py reads, as they are in the wheel of that version."""
-    flags = ["forward_hooks", "cuda_graph_backend_prefill", "disable_radix_cache", "chunked_prefill_size",
-             "speculative_algorithm"]  # fmt: skip
-    if numbers(version) >= (0, 5, 23):
-        flags += ["enable_return_aux_hidden_states", "return_aux_hidden_state_layer_ids"]
-    moved = numbers(version) >= (0, 5, 20)
-    return {
-        "srt/arg_groups/fields/exec_.py" if moved else "srt/server_args.py": _class("ServerArgs", flags),
-        "srt/model_executor/forward_batch_info.py": _class(
-            "ForwardBatch", ["forward_mode", "rids", "extend_prefix_lens_cpu", "extend_seq_lens_cpu"]
-        ),
-        "srt/layers/logits_processor.py": "class LogitsProcessor:\n    def forward(self, input_ids, hidden_states, "
-        "lm_head, logits_metadata, aux_hidden_states=None, hidden_states_before_norm=None): ...\n",
-    }
-
-
-def _class(name: str, fields: list[str]) -> str:
-    return f"class {name}:\n" + "".join(f"    {field}: A[\n        bool,\n    ] = None\n" for field in fields)
 
 
 def environment(site: Path, fault: str) -> dict[str, str]:

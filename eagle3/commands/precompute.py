@@ -212,10 +212,10 @@ def sglang_can(config: DictConfig, what: str) -> bool:
 
     settings = cli.settings(LaunchSettings, config.launch)
     try:
-        sglang = find_sglang(settings)
+        version = find_sglang(settings)
         count_gpus(settings)
         if what == "features":
-            require_capture(sglang.folder, sglang.version)
+            require_capture(version)
     except InputError as obstacle:
         log.info("%s by Hugging Face in this process: %s", what, obstacle)
         return False

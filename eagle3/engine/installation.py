@@ -1,9 +1,6 @@
 """The SGLang that launch.python finds, known before a server starts."""
 
-import json
 import subprocess
-from dataclasses import dataclass
-from pathlib import Path
 
 from eagle3.adapters.library import numbers
 from eagle3.engine.versions import OLDEST
@@ -15,31 +12,21 @@ INSTALL = (
 )
 # Neither imports sglang: that takes half a minute, and the log of a failed start says what is wrong with it.
 PROBE = """
-import importlib.metadata, importlib.util, json
-found = importlib.util.find_spec("sglang")
-folder = found and found.submodule_search_locations[0]
-print(json.dumps({"folder": folder, "version": found and importlib.metadata.version("sglang")}))
+import importlib.metadata, importlib.util
+print(importlib.metadata.version("sglang") if importlib.util.find_spec("sglang") else "")
 """
 GPUS = "import torch; print(torch.cuda.device_count())"
 
 
-@dataclass(frozen=True)
-class Installation:
-    """The SGLang that launch.python imports."""
-
-    folder: Path
-    version: str
-
-
-def find_sglang(settings: LaunchSettings) -> Installation:
-    """Ask launch.python for its SGLang; InputError if it is missing or too old."""
+def find_sglang(settings: LaunchSettings) -> str:
+    """Return the version of launch.python's SGLang; InputError if it is missing or too old."""
     named = f"launch.python={settings.interpreter}"
-    facts = json.loads(_run(settings, PROBE))
-    if facts["folder"] is None:
+    version = _run(settings, PROBE)
+    if not version:
         raise InputError(f"{named} has no SGLang; {INSTALL}")
-    if numbers(facts["version"]) < OLDEST:
-        raise InputError(f"{named} has SGLang {facts['version']}, the oldest supported is 0.5.17; {INSTALL}")
-    return Installation(Path(facts["folder"]), facts["version"])
+    if numbers(version) < OLDEST:
+        raise InputError(f"{named} has SGLang {version}, the oldest supported is 0.5.17; {INSTALL}")
+    return version
 
 
 def count_gpus(settings: LaunchSettings) -> int:

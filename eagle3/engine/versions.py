@@ -1,4 +1,4 @@
-"""SGLang's versions, and every private part of SGLang that capturing hidden states relies on.
+"""SGLang's versions, and how hidden states are captured in each.
 
 Answers need only SGLang's public interface, from 0.5.17 on. Hidden states are captured in one of two ways:
 
@@ -10,10 +10,8 @@ Between them neither works: from 0.5.21 on the layers of some families return on
 stream, and the flags of the second way do not exist yet. The wheels of 0.5.17 to 0.5.23 were read for this module.
 """
 
-import ast
 import json
 import logging
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,18 +28,6 @@ NEWEST = (0, 5, 23)  # the newest that was read
 INSTALL_TO_CAPTURE = (
     "install SGLang 0.5.23 (or 0.5.17 to 0.5.20) in the environment of launch.python, or take features=huggingface"
 )
-
-# The parts that capturing relies on, and where SGLang defines them.
-ARGUMENTS = ("srt/server_args.py", "srt/arg_groups/fields/*.py")  # until 0.5.19; from 0.5.20 on
-FLAGS = ("forward_hooks", "cuda_graph_backend_prefill", "disable_radix_cache", "chunked_prefill_size")
-CAPTURE_FLAGS = ("speculative_algorithm", "enable_return_aux_hidden_states", "return_aux_hidden_state_layer_ids")
-BATCH, BATCH_FIELDS = (
-    "srt/model_executor/forward_batch_info.py",
-    ("forward_mode", "rids", "extend_seq_lens_cpu", "extend_prefix_lens_cpu"),
-)
-LOGITS = "srt/layers/logits_processor.py"
-# What LogitsProcessor.forward is called with, by position; the hooks read them so.
-LOGITS_ARGUMENTS = ("self", "input_ids", "hidden_states", "lm_head", "logits_metadata", "aux_hidden_states")
 
 # The part of SGLang's /server_info that results keep; in 0.5.17 it returns all server_args and more.
 REPORTED = (
@@ -66,42 +52,16 @@ REPORTED = (
 )
 
 
-def require_capture(folder: Path, version: str) -> None:
-    """Raise InputError unless hidden states can be captured in the SGLang that is installed in `folder`."""
+def require_capture(version: str) -> None:
+    """Raise InputError unless hidden states can be captured in this version."""
     if numbers(version) in NO_CAPTURE:
         raise InputError(
             f"features.engine: hidden states cannot be captured in SGLang {version}: not all of its layers return the "
             f"residual stream, and it has no --enable-return-aux-hidden-states yet; {INSTALL_TO_CAPTURE}"
         )
-    if missing := missing_parts(folder, version):
-        raise InputError(
-            f"features.engine: hidden states cannot be captured in SGLang {version}: it has no {missing[0]}; "
-            f"{INSTALL_TO_CAPTURE}"
-        )
     if numbers(version) > NEWEST:
-        log.warning("features.engine: SGLang %s is newer than 0.5.23, the newest that was tried; if its hidden states "
-                    "are refused, install that", version)  # fmt: skip
-
-
-def missing_parts(folder: Path, version: str) -> list[str]:
-    """Return the parts that capturing relies on and that SGLang's source does not define, with their file."""
-    flags = FLAGS if _by_layers(version) else (*FLAGS, *CAPTURE_FLAGS)
-    missing = [f"{part} in {' or '.join(ARGUMENTS)}" for part in flags if not _defines(folder, ARGUMENTS, part)]
-    missing += [f"{part} in {BATCH}" for part in BATCH_FIELDS if not _defines(folder, (BATCH,), part)]
-    if logits_arguments(folder)[: len(LOGITS_ARGUMENTS)] != LOGITS_ARGUMENTS:
-        missing.append(f"LogitsProcessor.forward({', '.join(LOGITS_ARGUMENTS)}) in {LOGITS}")
-    return missing
-
-
-def logits_arguments(folder: Path) -> tuple[str, ...]:
-    """Return the names of what LogitsProcessor.forward takes, none where it is not found."""
-    try:
-        module = ast.parse((folder / LOGITS).read_bytes())
-    except (OSError, SyntaxError):
-        return ()
-    classes = [node for node in module.body if isinstance(node, ast.ClassDef) and node.name == "LogitsProcessor"]
-    methods = [node for each in classes for node in each.body if isinstance(node, ast.FunctionDef)]
-    return next((tuple(arg.arg for arg in node.args.args) for node in methods if node.name == "forward"), ())
+        log.warning("features.engine: SGLang %s is newer than 0.5.23, the newest that was tried; if it does not start, "
+                    "or its hidden states are refused, install that", version)  # fmt: skip
 
 
 def capture_flags(
@@ -143,9 +103,3 @@ def _by_layers(version: str) -> bool:
 
 def _hook(name: str, modules: list[str], factory: str, config: dict[str, Any]) -> dict[str, Any]:
     return {"name": name, "target_modules": modules, "hook_factory": factory, "config": config}
-
-
-def _defines(folder: Path, patterns: Sequence[str], name: str) -> bool:
-    """Say whether a dataclass in one of the files has the field."""
-    files = (file for pattern in patterns for file in folder.glob(pattern))
-    return any(re.search(rf"^    {name}: ", file.read_text(encoding="utf-8"), re.MULTILINE) for file in files)

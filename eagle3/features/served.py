@@ -104,8 +104,8 @@ class ServedExtractor(Extractor):
 
     def _started(self, stack: ExitStack) -> list[CapturingServer]:
         """Start the servers; `stack` stops them and removes their folders in memory."""
-        sglang = find_sglang(self.launch)
-        require_capture(sglang.folder, sglang.version)
+        version = find_sglang(self.launch)
+        require_capture(version)
         memory = Path(self.settings.memory)
         require_memory(memory, self.most_bytes)  # each server gets a folder there before their number is known
         folders: list[CaptureFolder] = []
@@ -115,7 +115,7 @@ class ServedExtractor(Extractor):
             stack.callback(folder.remove)
             folders.append(folder)
             sizes = {"batch_tokens": self.batch_tokens, "most_bytes": self.most_bytes}
-            return capture_flags(sglang.version, self.layers, folder.path, dtype=self.dtype, **sizes)
+            return capture_flags(version, self.layers, folder.path, dtype=self.dtype, **sizes)
 
         servers = servers_of(
             with_hooks(self.launch),

@@ -25,7 +25,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 @dataclass(frozen=True, eq=False)
 class TargetFiles:
-    """What can be known of a target without loading it; `architecture` is the class that servers look up."""
+    """What can be known of a target without loading it."""
 
     path: str
     revision: str | None
@@ -34,10 +34,6 @@ class TargetFiles:
     checkpoint_dtype: str | None
     tokenizer: PreTrainedTokenizerBase
     stop_ids: frozenset[int]
-
-    @property
-    def architecture(self) -> str | None:
-        return next(iter(self.config.architectures or []), None)
 
     @property
     def commit(self) -> str | None:

@@ -29,9 +29,7 @@ CHUNK = 2048  # rows of one product with the lm_head
 
 
 def logits(config: dict):
-    """Return the hook of the logits processor: it gets the captured states, the last hidden state and the lm_head.
-
-    Where SGLang has them among the arguments is in engine/versions.py."""
+    """Return the hook of the logits processor: it gets the captured states, the last hidden state and the lm_head."""
     writer = Writer(config)
 
     def capture(module, args, output):
@@ -52,6 +50,8 @@ def write_rows(writer, aux: list, last, lm_head, batch) -> None:
     lengths, before = ([*each][: len(ids)] for each in (batch.extend_seq_lens_cpu, batch.extend_prefix_lens_cpu))
     if any(states is None or len(states) < sum(lengths) for states in (*aux, last)):
         raise RuntimeError("a captured layer did not see all rows of the batch")
+    if (width := sum(states.shape[-1] for states in aux)) != writer.config["slots"] * last.shape[-1]:
+        raise RuntimeError(f"the captured states are {width} wide, not those of {writer.config['slots']} layers")
     parts: list[dict] = []
     places: list[int] = []
     taught_at: list[int] = []

@@ -12,10 +12,9 @@ from eagle3.engine.client import KEY, api_key
 from eagle3.engine.command import launch_command, shell_line
 from eagle3.engine.draft import Draft, require_adaptive
 from eagle3.engine.endpoint import server_information
-from eagle3.engine.installation import Installation, count_gpus, find_sglang
-from eagle3.engine.models import captures
+from eagle3.engine.installation import count_gpus, find_sglang
 from eagle3.engine.process import Server, require_free_port
-from eagle3.errors import InputError, Interrupted
+from eagle3.errors import Interrupted
 from eagle3.head_files.files import read_files, read_without_weights, weight_files
 from eagle3.head_files.finding import Finding, TargetFacts, findings_table, require_no_errors
 from eagle3.secrets import public
@@ -75,14 +74,12 @@ def prepare(settings: LaunchSettings, target: TargetFiles, draft: Draft | None) 
     require_free_port(settings.host, settings.port)
     if not settings.check:
         return
-    installation = find_sglang(settings)
+    find_sglang(settings)
     if draft is not None:
         findings = check_files(draft.head, target)
         log.info(findings_table(findings))
         require_no_errors(findings, draft.head)
     count_gpus(settings)
-    if draft is not None:
-        require_capture(installation, target)
 
 
 def check_files(head: str, target: TargetFiles, *, weights: bool = True) -> list[Finding]:
@@ -96,15 +93,6 @@ def check_files(head: str, target: TargetFiles, *, weights: bool = True) -> list
         embedding=None,
     )
     return run_checks(files, facts) if weights else run_checks(files, facts, CONFIG_CHECKS)
-
-
-def require_capture(installation: Installation, target: TargetFiles) -> None:
-    """Raise InputError if SGLang's class for the target has no way to capture hidden states."""
-    if captures(installation.folder / "srt" / "models", target.architecture) is False:
-        raise InputError(
-            f"target.path={target.path} is a {target.architecture}: SGLang {installation.version} cannot capture "
-            f"hidden states from that class, so it serves no EAGLE-3 head for it; take another target or SGLang"
-        )
 
 
 def announce(server: Server, information: Mapping[str, Any]) -> None:

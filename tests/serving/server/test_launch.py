@@ -14,9 +14,8 @@ from serving_fixtures import launch_settings, sglang_site
 from stores import ASSETS
 
 from eagle3.engine.draft import Draft, write_adaptive
-from eagle3.engine.installation import find_sglang
 from eagle3.errors import InputError
-from eagle3.serving.server.launch import check_files, launch, overlap_scheduler, require_capture
+from eagle3.serving.server.launch import check_files, launch, overlap_scheduler
 from eagle3.storage.files import read_json, write_json
 from eagle3.target.files import TargetFiles
 
@@ -103,17 +102,6 @@ def test_dry_run_shows_the_faults_of_a_config_and_nothing_of_a_sound_head(
     with caplog.at_level("INFO"), pytest.raises(InputError, match=r"must not be served: context: see the errors"):
         launch(settings, target_files, draft, dry_run=True, folder=tmp_path)
     assert "max_position_embeddings=16 makes a context of 16, which is less than the target's" in caplog.text
-
-
-def test_a_target_that_sglang_cannot_capture_from_is_one_line(tmp_path: Path, target_files: TargetFiles) -> None:
-    models = sglang_site(tmp_path) / "sglang/srt/models"
-    models.mkdir(parents=True)
-    installation = find_sglang(launch_settings(tmp_path / "site"))
-    (models / "llama.py").write_text("class LlamaForCausalLM:\n    def set_eagle3_layers_to_capture(self, ids): ...\n")
-    require_capture(installation, target_files)
-    (models / "llama.py").write_text("class LlamaForCausalLM:\n    pass\n")
-    with pytest.raises(InputError, match=r"is a LlamaForCausalLM: SGLang 0\.5\.17 cannot capture"):
-        require_capture(installation, target_files)
 
 
 def test_a_head_with_errors_is_not_launched(tmp_path: Path, head_folder: Path, target_files: TargetFiles) -> None:
