@@ -1,8 +1,9 @@
 """How a head drafts, in terms of SGLang's flags, and SGLang's adaptive drafting: steps by the number of requests.
 
 The file of adaptive drafting is a JSON object, {"1": {"candidate_steps": [7]}, "32": {"candidate_steps": [0]}}: a
-batch takes the entry of the largest number that is not above its size, 0 steps are plain decoding. Of several
-candidates SGLang takes one by what was accepted before, whatever it costs; `tune` writes one, the fastest it measured.
+batch takes the entry of the largest number that is not above its size. With 0 steps SGLang drafts nothing, but still
+verifies each token and runs the head. Of several candidates it takes one by what was accepted before, whatever it
+costs; `tune` writes one, the fastest it measured.
 Source: adaptive_spec_params.py of SGLang 0.5.17.
 """
 

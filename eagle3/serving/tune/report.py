@@ -21,7 +21,7 @@ def write_tune_report(found: Findings, folder: Path, conditions: Mapping[str, An
     """Write the files and return the table with the advice. `conditions` says how the search was made."""
     text = "\n".join([settings_table(found), "", *failures(found), *advice(found, folder, target=target, head=head)])
     write_report(folder / REPORT, {**conditions, **as_json(found)}, folder / PAGE, text)
-    if found.settings.loads and found.timed:
+    if found.settings.loads and found.timed and len(found.lost()) < len(found.plain):
         write_adaptive(folder / ADAPTIVE, thresholds(found.steps()))
     return text
 
@@ -94,12 +94,16 @@ def advice(found: Findings, folder: Path, *, target: str, head: str) -> Iterator
 def _advice_by_load(found: Findings, folder: Path, *, target: str, head: str) -> Iterator[str]:
     if not found.timed:
         return
-    steps = found.steps()
-    if not any(steps.values()):
+    steps, lost = found.steps(), found.lost()
+    if len(lost) == len(steps):
         yield "no chain beats the plain target at any of these loads; serve the target without a head"
         return
     yield "fastest: " + ", ".join(f"{load} at a time: {chain or 'no'} steps" for load, chain in steps.items())
     yield f"  python serve.py action=launch target.path={target} head={head} adaptive={folder / ADAPTIVE}"
+    for load in lost:
+        speed_up = found.plain[load].seconds_per_token / found.served(load)[1].seconds_per_token
+        if speed_up < 1:
+            yield f"{load} at a time that has {speed_up:.2f} times the plain target's speed: serve it without a head"
 
 
 def as_json(found: Findings) -> dict[str, Any]:
@@ -109,6 +113,7 @@ def as_json(found: Findings) -> dict[str, Any]:
     return {
         "best": {load: {**each._asdict(), "speed_up": found.speed_up(each, load)} for load, each in best.items()},
         "plain": {load: asdict(timing) for load, timing in found.plain.items()},
+        "no_steps": {load: asdict(timing) for load, timing in found.no_steps.items()},
         "settings": [_setting_as_json(found, setting) for setting in settings],
     }
 

@@ -17,15 +17,18 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Findings:
-    """Everything that is known about the settings. `plain` and `timed` are by the number of concurrent requests.
+    """Everything that is known about the settings. `plain`, `timed` and `no_steps` are by the number of concurrent
+    requests.
 
-    `plain` is empty if nothing was timed; `failed` holds reasons."""
+    `plain` is empty if nothing was timed; `failed` holds reasons. `no_steps` are the loads at which a server with the
+    head was timed without drafting."""
 
     settings: TuneSettings
     gains: Mapping[Shape, Gain]
     plain: dict[int, LoadTiming] = field(default_factory=dict)
     timed: dict[Shape, dict[int, LoadTiming]] = field(default_factory=dict)
     failed: dict[Shape, str] = field(default_factory=dict)
+    no_steps: dict[int, LoadTiming] = field(default_factory=dict)
 
     def predicted(self, setting: Shape, load: int) -> float:
         return self.gains[setting].predicted_speed_up(setting, concurrency=load, **self.settings.assumed)
@@ -45,10 +48,21 @@ class Findings:
         loads = self.settings.all_loads
         return sorted(self.gains, key=lambda setting: -math.prod(self.predicted(setting, load) for load in loads))
 
+    def lost(self) -> list[int]:
+        """Return the loads at which no timed chain beats the plain target."""
+        return [load for load in self.plain if self.speed_up(self.best(load), load) <= 1]
+
+    def served(self, load: int) -> tuple[int, LoadTiming]:
+        """Return the steps of the fastest timed chain, or 0 if not to draft is faster, and their timing."""
+        chain = self.best(load)
+        choices = [(chain.steps, self.timed[chain][load])]
+        if load in self.no_steps:
+            choices.append((0, self.no_steps[load]))
+        return min(choices, key=lambda choice: choice[1].seconds_per_token)
+
     def steps(self) -> dict[int, int]:
-        """Return the steps of the fastest timed chain for each load, 0 if none beats the plain target."""
-        best = {load: self.best(load) for load in self.plain}
-        return {load: chain.steps if self.speed_up(chain, load) > 1 else 0 for load, chain in best.items()}
+        """Return the steps of each load for SGLang's adaptive drafting."""
+        return {load: self.served(load)[0] for load in self.plain}
 
 
 def search(
@@ -74,7 +88,22 @@ def search(
         keep(found)
     if not found.timed:
         raise InputError(f"none of the settings could be timed, the last: {[*found.failed.values()][-1]}")
+    if settings.loads and 0 < len(found.lost()) < len(found.plain):
+        _time_without_steps(found, timer)
+        keep(found)
     return found
+
+
+def _time_without_steps(found: Findings, timer: Timer) -> None:
+    """Time 0 steps where no chain pays.
+
+    SGLang then still verifies each token and runs the head: at 64 requests a server took 2.8 times as long a token as
+    the plain target, and a chain of 3 as long as it (benchmarks/results/sglang_bench_smollm2_adaptive.json)."""
+    steps = {**found.steps(), **dict.fromkeys(found.lost(), 0)}
+    try:
+        found.no_steps = timer.adaptive(thresholds(steps), found.lost())
+    except InputError as reason:
+        log.warning("0 steps: %s", reason)
 
 
 def most_promising(ranked: Sequence[Shape], number: int) -> list[Shape]:

@@ -1,15 +1,15 @@
 """Times a draft setting, or the plain target, on a real server under the user's load."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from eagle3.draft_shape import Shape
 from eagle3.engine.command import launch_command
-from eagle3.engine.draft import Draft
-from eagle3.engine.endpoint import is_reachable
+from eagle3.engine.draft import Draft, require_adaptive, write_adaptive
+from eagle3.engine.endpoint import is_reachable, server_information
 from eagle3.engine.process import Server
 from eagle3.errors import InputError
 from eagle3.serving.bench.stats import summarise
@@ -49,12 +49,21 @@ def timing_of(result: LoadResult) -> LoadTiming:
     )
 
 
-Timer = Callable[[Shape | None], dict[int, LoadTiming]]  # at each number of concurrent requests
+class Timer(Protocol):
+    """Times servers. Results are by the number of concurrent requests."""
+
+    def __call__(self, setting: Shape | None) -> dict[int, LoadTiming]:
+        """Time a draft setting (None: the plain target) at each load."""
+        ...
+
+    def adaptive(self, steps: Mapping[int, int], loads: Sequence[int]) -> dict[int, LoadTiming]:
+        """Time chains with `steps` by the number of running requests at some loads."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerTimer:
-    """Starts a server with a setting (None: the plain target), sends it each load, and stops it."""
+    """Starts a server, sends it each load, and stops it."""
 
     settings: TuneSettings
     launch: LaunchSettings
@@ -69,15 +78,27 @@ class ServerTimer:
     def plain_answers(self) -> PlainAnswers:
         return PlainAnswers(self.sampling)
 
-    def command(self, setting: Shape | None) -> list[str]:
-        draft = Draft(head=self.head, **setting._asdict()) if setting else None
+    def command(self, draft: Draft | None) -> list[str]:
         return launch_command(self.launch, target=self.target, revision=self.revision, draft=draft)
 
     def __call__(self, setting: Shape | None) -> dict[int, LoadTiming]:
         name = "-".join(map(str, setting)) if setting else "plain"
+        draft = Draft(head=self.head, **setting._asdict()) if setting else None
+        return self._times(name, draft, self.settings.all_loads)
+
+    def adaptive(self, steps: Mapping[int, int], loads: Sequence[int]) -> dict[int, LoadTiming]:
+        file = self.log_dir / "timed_adaptive.json"
+        write_adaptive(file, steps)
+        return self._times(
+            "adaptive", Draft(head=self.head, steps=1, topk=1, draft_tokens=None, adaptive=str(file)), loads
+        )
+
+    def _times(self, name: str, draft: Draft | None, loads: Sequence[int]) -> dict[int, LoadTiming]:
         log = self.log_dir / f"{name}.log"
-        with Server(self.launch, self.command(setting), log=log, name=f"server {name}") as server:
-            return {load: self._timed(server, load, plain=setting is None) for load in self.settings.all_loads}
+        with Server(self.launch, self.command(draft), log=log, name=f"server {name}") as server:
+            if draft is not None and draft.adaptive is not None:
+                require_adaptive(server_information(server.url), name=server.name)
+            return {load: self._timed(server, load, plain=draft is None) for load in loads}
 
     def _timed(self, server: Server, concurrency: int, *, plain: bool) -> LoadTiming:
         progress = f"time {server.name} x{concurrency}"

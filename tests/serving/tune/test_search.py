@@ -102,11 +102,24 @@ def test_each_load_gets_its_fastest_chain_or_none_in_adaptive_json(tmp_path: Pat
     machine = Machine(BY_LOAD, loads=tuple(LOADS))
     found = tuned(machine, loads=LOADS, timed=20)
     assert sorted(machine.asked[1:]) == CHAINS  # type: ignore[type-var]
+    assert machine.asked_without == [({1: 6, 3: 4, 23: 0}, [64])]
     assert found.steps() == {1: 6, 8: 4, 64: 0}
     said = report(found, tmp_path)
     assert read_adaptive(str(tmp_path / "adaptive.json")) == {1: [6], 3: [4], 23: [0]}  # halfway by ratio
     assert "fastest: 1 at a time: 6 steps, 8 at a time: 4 steps, 64 at a time: no steps" in said
     assert f"action=launch target.path=TARGET head=HEAD adaptive={tmp_path}/adaptive.json" in said
+    assert "64 at a time that has 0.95 times the plain target's speed: serve it without a head" in said
+    assert json.loads((tmp_path / "tune.json").read_text())["no_steps"]["64"]["seconds_per_token"] == 0.0105
+
+
+@pytest.mark.parametrize("no_steps", [3.0, None], ids=["slower than a chain", "no server"])
+def test_a_load_keeps_its_chain_unless_not_to_draft_was_timed_and_is_faster(
+    no_steps: float | None, tmp_path: Path
+) -> None:
+    found = tuned(Machine(BY_LOAD, loads=tuple(LOADS), no_steps=no_steps), loads=LOADS, timed=20)
+    assert found.lost() == [64] and found.steps() == {1: 6, 8: 4, 64: found.best(64).steps}
+    slower = found.speed_up(found.best(64), 64)
+    assert f"64 at a time that has {slower:.2f} times the plain target's speed" in report(found, tmp_path)
 
 
 def test_with_few_servers_each_load_gets_a_chain_within_a_twentieth_of_its_fastest() -> None:
@@ -123,5 +136,6 @@ def test_a_chain_begins_halfway_between_the_loads_that_differ() -> None:
 
 
 def test_where_no_chain_pays_at_any_load_the_advice_is_the_plain_target(tmp_path: Path) -> None:
-    found = tuned(Machine((0.05, 0.01, 0.01), loads=tuple(LOADS)), loads=LOADS)
-    assert "no chain beats the plain target" in report(found, tmp_path)
+    machine = Machine((0.05, 0.01, 0.01), loads=tuple(LOADS))
+    assert "no chain beats the plain target" in report(tuned(machine, loads=LOADS), tmp_path)
+    assert machine.asked_without == [] and not (tmp_path / "adaptive.json").exists()

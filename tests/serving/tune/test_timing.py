@@ -56,7 +56,9 @@ def test_servers_are_started_loaded_at_each_load_counted_and_stopped(tmp_path: P
     assert [plain[2].requests, plain[2].accept_length, [*timed]] == [4, None, [1, 2]]
     assert timed[2].accept_length == pytest.approx(ours.accept_length) and ours.accept_length > 1
     assert [plain[1].same_answers, plain[2].same_answers, timed[1].same_answers] == [None, 1.0, 1.0]
-    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["3-1-4.log", "plain.log"]
+    assert timer.adaptive({1: 3, 2: 0}, [2]).keys() == {2}
+    logs = ["3-1-4.log", "adaptive.log", "plain.log", "timed_adaptive.json"]
+    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == logs
 
 
 @pytest.mark.parametrize(
