@@ -98,6 +98,19 @@ def test_every_part_of_a_training_can_be_built(tmp_path: Path, group: str, optio
     assert build_trainer(config, []) is not None
 
 
+def test_training_says_which_share_of_the_answers_a_head_can_draft(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = write_store(tmp_path / "store", random_samples(40))
+    config = composed("train", f"data.path={store}", "model.draft_vocab_size=20", f"run_dir={tmp_path}/run")
+    with caplog.at_level("INFO"):
+        data, module = build_training(config)
+    counts = data.source.answer_counts
+    share = 100 * counts.topk(20).values.sum() / counts.sum()
+    assert f"draft vocabulary: 20 tokens, {share:.2f} % of the answers" in caplog.text
+    assert module.head.config.draft_vocab_size == 20 and share < 100
+
+
 def test_defaults_in_signatures_are_those_of_conf() -> None:
     """Both are there: YAML is what users see, and a class can be built in a notebook without all of its keys."""
     config = OmegaConf.to_container(composed("train"))

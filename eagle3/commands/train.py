@@ -127,10 +127,13 @@ def build_data(config: DictConfig, source: FeatureSource, head: DraftHead) -> Fe
 
 def build_module(config: DictConfig, head: DraftHead, data: FeatureData, start: StartHead | None) -> HeadTraining:
     embedding, lm_head = data.source.target_weights()
+    counts = data.source.answer_counts
     log.info(
-        "head of %.2f M parameters, draft vocabulary %d; %d samples to train, %d to validate",
+        "head of %.2f M parameters; draft vocabulary: %d tokens, %.2f %% of the answers; %d samples to train, "
+        "%d to validate",
         sum(parameter.numel() for parameter in head.parameters()) / 1e6,
         head.config.draft_vocab_size,
+        100 * counts[head.draft_ids].sum() / counts.sum(),
         len(data.train_samples),
         len(data.val_samples),
     )
