@@ -19,6 +19,7 @@ from eagle3 import cli
 from eagle3.answers.chat import Chat
 from eagle3.decoding.speculate import Measurement, measure, plain_greedy
 from eagle3.head_files.format import load_head
+from eagle3.progress import show_bars
 from eagle3.prompts import Prompt, plain_source, read_prompts
 from eagle3.target.model import Target, load_target
 
@@ -72,6 +73,7 @@ def call(seconds: dict[str, float], stage: str, *command: str) -> None:
 def decode_held_out(head: Path, limit: int) -> dict[int, Measurement]:
     """The target's own greedy answers once, then the head's at each number of steps."""
     cli.quiet_libraries()
+    show_bars(True)
     torch.set_num_threads(1)  # at this size a second thread costs more than it gives
     target = load_target(
         path=str(TARGET), revision=None, dtype="float32", device="cpu", attention=None, trust_remote_code=False,
