@@ -95,7 +95,7 @@ def best() -> str:
         gains = [cells[load]["speed_ups"]["head"][key]["value"] for load in (1, 16, 64)]
         rows.append(
             [
-                f"serving, {what} at 1 / 16 / 64 requests",
+                f"serving, speed-up in {what} at 1 / 16 / 64 requests",
                 " / ".join(f"{gain:.2f} x" for gain in gains),
                 "the same server without a head",
             ]

@@ -292,7 +292,8 @@ def in_own_process() -> int:
     """
     own = [word for folder in own_config_dirs() for word in ("--config-dir", folder)]
     name = ["--config-name", str(HydraConfig.get().job.config_name)]
-    overrides = [*HydraConfig.get().overrides.task, f"hydra.run.dir={output_dir()}"]
+    folders = [f"hydra.run.dir={output_dir()}", f"hydra.sweep.dir={Path(HydraConfig.get().sweep.dir).absolute()}"]
+    overrides = [*HydraConfig.get().overrides.task, *folders]
     command = [sys.executable, sys.argv[0], *own, *name, *overrides]
     with subprocess.Popen(command, env={k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}) as job:
         try:

@@ -148,9 +148,11 @@ NEEDS = {"precompute": precompute_needs, "train": train_needs, "serve": serve_ne
 
 def test_the_sources_of_the_page_on_licences_are_taken() -> None:
     text = (ROOT / "docs" / "how-to" / "licences.md").read_text()
-    [example] = re.findall(r"^```yaml\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    [example] = re.findall(r'^```yaml title="team/conf/prompts/ours.yaml"\n(.*?)^```', text, flags=re.M | re.DOTALL)
     config = compose("precompute", ["out_dir=DIR", "target.path=T", "prompts/privacy=patterns"])
-    config.merge_with(yaml.safe_load(example))
+    given = yaml.safe_load(example)
+    assert given.pop("defaults") == ["default", "_self_"]
+    config.merge_with({"prompts": given})
     precompute_needs(config)
 
 

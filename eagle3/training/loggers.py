@@ -91,7 +91,8 @@ class WandbRun(WandbLogger):
         artifacts: bool,
         **options: Any,
     ) -> None:
-        folder, sweep = Path(save_dir), sweep_dir()
+        folder = Path(save_dir)
+        sweep = sweep_dir(folder)
         by_agent = "WANDB_SWEEP_ID" in os.environ  # then `wandb agent` sets name, group and id
         super().__init__(
             save_dir=save_dir,
@@ -124,12 +125,16 @@ class WandbRun(WandbLogger):
 
 def run_name(folder: Path) -> str:
     """Return the name of the run's folder, for a sweep's job after the sweep's name. A resumed run keeps it."""
-    sweep = sweep_dir()
+    sweep = sweep_dir(folder)
     return f"{sweep.name}-{folder.name}" if sweep else folder.name
 
 
-def sweep_dir() -> Path | None:
-    return Path(HydraConfig.get().sweep.dir) if in_sweep() else None
+def sweep_dir(folder: Path) -> Path | None:
+    """Return the folder of the sweep that a run is a job of, also of a job in a process of its own."""
+    if not HydraConfig.initialized():
+        return None
+    sweep = Path(HydraConfig.get().sweep.dir).absolute()
+    return sweep if in_sweep() or sweep in folder.absolute().parents else None
 
 
 def kept_id(path: Path) -> str | None:

@@ -121,13 +121,13 @@ def in_no_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HydraConfig.instance(), "cfg", None)
 
 
-@pytest.fixture
-def in_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of job 3 of a sweep."""
+@pytest.fixture(params=["MULTIRUN", "RUN"], ids=["in the sweep's process", "in its own"])
+def in_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
+    """The folder of job 3 of a sweep; jobs on several GPUs have a process of their own."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("train", overrides=[f"hydra.sweep.dir={tmp_path}/rates"], return_hydra_config=True)
     with read_write(config), open_dict(config):
-        config.hydra.mode = "MULTIRUN"
+        config.hydra.mode = request.param
     monkeypatch.setattr(HydraConfig.instance(), "cfg", config)
     return tmp_path / "rates" / "3"
 

@@ -10,7 +10,7 @@ from eagle3.answers.chat import Chat
 from eagle3.decoding.paired import Gains, accept_length
 from eagle3.decoding.speculate import Measurement, measure
 from eagle3.errors import InputError
-from eagle3.head_files.finding import Finding
+from eagle3.head_files.finding import Finding, Level
 from eagle3.head_files.format import load_head
 from eagle3.head_files.record import HeadRecord, MeasuredAcceptLength
 from eagle3.prompts import Source
@@ -84,7 +84,8 @@ class Measurer:
         )
 
     def finding(self, result: MeasuredAcceptLength, record: HeadRecord | None) -> Finding:
-        """Find an error below the least useful accept length, or where the training's record says something else."""
+        """Find an error below the least useful accept length, or where the training's record says something else; a
+        warning where that may be the difference between answers."""
         summary = (
             f"{with_error(result.accept_length, result.standard_error)} at steps={result.steps} topk={result.topk} "
             f"on {result.prompts} prompts ({result.prompts_from})"
@@ -95,19 +96,21 @@ class Measurer:
                 "that is served"
             )
             return Finding(CHECK, "error", f"{summary}: check.min_accept_length is {self.min_accept_length}; {fix}")
-        compared, fault = self._compared(result, record) if record else ("", "")
-        return Finding(CHECK, "error" if fault else "ok", "; ".join(filter(None, (summary, compared, fault))))
+        level, *comparison = self._compared(result, record) if record else ("ok",)
+        return Finding(CHECK, level, "; ".join([summary, *comparison]))
 
-    def _compared(self, result: MeasuredAcceptLength, record: HeadRecord) -> tuple[str, str]:
-        """Return the comparison, and the fault ("" if there is none)."""
+    def _compared(self, result: MeasuredAcceptLength, record: HeadRecord) -> tuple[Level, *tuple[str, ...]]:
+        """Return the comparison, and what is wrong, if anything."""
         if record.accept_length is not None and same_measurement(result, record.accept_length):
             return self._compared_with_export(result, record.accept_length)
         simulated = record.simulated_accept_length.get(result.steps)
         if simulated is not None and comparable_with_training(result):
             return self._compared_with_training(result, simulated)
-        return "", ""
+        return ("ok",)
 
-    def _compared_with_export(self, result: MeasuredAcceptLength, recorded: MeasuredAcceptLength) -> tuple[str, str]:
+    def _compared_with_export(
+        self, result: MeasuredAcceptLength, recorded: MeasuredAcceptLength
+    ) -> tuple[Level, *tuple[str, ...]]:
         """Allow two standard errors more unless both were computed in float32, which gives the same tokens again.
 
         In half precision, or from one dtype to another, near-ties flip: other answers, a matter of sampling."""
@@ -115,17 +118,24 @@ class Measurer:
         exact = result.dtype == recorded.dtype == "float32"
         allowed = self.max_difference * recorded.accept_length + (0 if exact else two_errors(result))
         if abs(result.accept_length - recorded.accept_length) <= allowed:
-            return basis, ""
+            return "ok", basis
         beyond = "" if exact else " by more than two standard errors"
-        return basis, f"{self._limit}{beyond}: a file of the head or the target has changed, export again"
+        return "error", basis, f"{self._limit}{beyond}: a file of the head or the target has changed, export again"
 
-    def _compared_with_training(self, result: MeasuredAcceptLength, simulated: float) -> tuple[str, str]:
-        """Allow two standard errors more: validation walked along other answers than are given here."""
+    def _compared_with_training(self, result: MeasuredAcceptLength, simulated: float) -> tuple[Level, *tuple[str, ...]]:
+        """Allow two standard errors more, and half the gain before it is an error: validation follows other answers.
+
+        Those are whole and as the target gave them, at `sampling.temperature`. The public target's head has 3.22 there
+        and 2.84 here (benchmarks/results/public_target.json)."""
         basis = f"validation during training simulated {simulated:.3f}"
-        if result.accept_length + two_errors(result) >= simulated * (1 - self.max_difference):
-            return basis, ""
+        at_most = result.accept_length + two_errors(result)
+        if at_most >= simulated * (1 - self.max_difference):
+            return "ok", basis
+        if at_most >= (1 + simulated) / 2:
+            here = f"here greedy and {result.max_new_tokens} tokens at most"
+            return "warning", basis, f"there along whole answers as the target gave them, {here}"
         why = "the files are not what was trained, or the target does not answer as in training (template, sampling)"
-        return basis, f"{self._limit} by more than two standard errors: {why}"
+        return "error", basis, f"less than half of that gain is here: {why}"
 
     @property
     def _limit(self) -> str:

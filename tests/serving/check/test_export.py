@@ -88,10 +88,10 @@ def test_an_export_is_compared_with_what_its_training_simulated_on_the_same_prom
     trained_on_tiny: TrainedHead, make_measurer: Callable[..., Measurer], store_path: Path, tmp_path: Path
 ) -> None:
     store = replace(trained_on_tiny.record.store, path=str(store_path), hash=open_store(store_path).fingerprint)
-    trained, head = with_record(trained_on_tiny, simulated_accept_length={2: 2.9}, store=store), tmp_path / "head"
+    trained, head = with_record(trained_on_tiny, simulated_accept_length={2: 9.0}, store=store), tmp_path / "head"
     export_head(trained, head, versions={})
     found = errors(check_export(trained, head, make_measurer()))
-    assert f"(validation prompts of {store_path}); validation during training simulated 2.900" in found["accept_length"]
+    assert f"(validation prompts of {store_path}); validation during training simulated 9.000" in found["accept_length"]
 
 
 def test_without_the_target_an_export_says_what_it_skipped(trained_on_tiny: TrainedHead, tmp_path: Path) -> None:
