@@ -183,9 +183,9 @@ def build_draft_head(files: HeadFiles, config: HeadConfig, ids: Int[Tensor, " D"
     """Build the head with weights of no meaning; InputError where its RoPE is incomplete."""
     try:
         return kind_of(files).new_head(config, ids)
-    except (KeyError, TypeError) as error:  # of transformers' RoPE, which takes the rest of its settings for granted
+    except Exception as error:  # of transformers' RoPE, which takes some of its settings for granted and checks others
         rope = f"rope_parameters (or rope_theta and rope_scaling) {config.rope_parameters}"
-        raise InputError(f"head={files.path}: {rope} in config.json are incomplete: {error}; correct them") from None
+        raise InputError(f"head={files.path}: {rope} in config.json cannot be used: {error!r}; correct them") from None
 
 
 def require_tensors(files: HeadFiles, config: HeadConfig) -> None:

@@ -263,7 +263,11 @@ FAULTS: list[tuple[Spoil, str, str, str, str]] = [
     (foreign(setting(rope_parameters=ROPE, rope_theta=5e5)), "rope", "warning", "is not the target's", "set it"),
     (setting(rope_theta=5e5), "rope", "error", "rope_theta and rope_scaling say", "make them agree"),
     (setting(rope_parameters=ROPE | {"rope_type": "spiral"}), "model", "error", "rope_type=spiral", "correct it"),
-    (setting(rope_parameters=ROPE | {"rope_type": "llama3"}), "tensors", "error", "are incomplete", "correct them"),
+    (setting(rope_parameters=ROPE | {"rope_type": "llama3"}), "tensors", "error", "be used: KeyError", "correct them"),
+    (
+        setting(rope_parameters=ROPE | {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": "2k"}),
+        "tensors", "error", "cannot be used: ", "correct them",
+    ),
     (setting(max_position_embeddings=2048), "context", "error", "is less than the target's 4096", "set it to 4096"),
     (setting(dtype="float16"), "dtype", "error", "dtype=float16, the target's is bfloat16", "set it to bfloat16"),
     (unset("dtype", "torch_dtype"), "dtype", "error", "SGLang runs the head in float16", "set it to bfloat16"),
