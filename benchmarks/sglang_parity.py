@@ -159,10 +159,10 @@ def replayed(config: DictConfig, prompts: list[list[int]], answers: list[list[in
         trees = BatchedTrees(speculator, capture, text + beyond.token_ids)
         places.append(trees.places(range(len(prompt), len(text) - 1), settings["topk"], settings["steps"]))
     recording = Recording({settings["topk"]: places})
-    rounds = recording.replay(**settings)
+    gains = [gain for each in recording.replay_each(**settings) for gain in each.gained]
     everywhere = [(one[:, settings["steps"] - 1, : settings["steps"]] < settings["draft_tokens"] - 1) for one in places]
     gained = sum(float(one.sum()) for one in everywhere) / sum(len(one) for one in everywhere)
-    return {"replayed": 1 + sum(rounds.accepted) / rounds.verifications, "begun_at_every_token": 1 + gained}
+    return {"replayed": 1 + sum(gains) / len(gains), "begun_at_every_token": 1 + gained}
 
 
 if __name__ == "__main__":

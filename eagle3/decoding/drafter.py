@@ -28,6 +28,17 @@ class Tree(NamedTuple):
         above = 1.0 if parent == -1 else self.scores[parent]
         return self.scores[node] / above if above else 0.0  # a long path's product may be too small for a float
 
+    def paths(self) -> list[list[int]]:
+        """Return the tokens from the root's children to each node."""
+        paths: list[list[int]] = []
+        for token, parent in zip(self.tokens, self.parents, strict=True):
+            paths.append([token] if parent == -1 else [*paths[parent], token])
+        return paths
+
+    def branches(self) -> list[list[int]]:
+        """Return the paths to the leaves."""
+        return [path for node, path in enumerate(self.paths()) if node not in self.parents]
+
     def walk(self, tokens: list[int]) -> list[int]:
         """Return the nodes along these tokens, from the top down, as far as they were drafted."""
         nodes: list[int] = []
@@ -51,8 +62,8 @@ class Drafter:
         """Append rows with the target's own features; the output of the last one predicts the first draft."""
         return self.cached.confirm(aux_hidden_states, next_tokens)
 
-    def paths(self, hidden: Float[Tensor, "1 H"], *, steps: int, topk: int, num_drafts: int) -> list[list[int]]:
-        """Return the tree of the `num_drafts` most probable drafts, as paths from the root's children to each leaf.
+    def tree(self, hidden: Float[Tensor, "1 H"], *, steps: int, topk: int, num_drafts: int) -> Tree:
+        """Return the tree of the `num_drafts` most probable drafts.
 
         Each step expands the `topk` best nodes of the previous step by `topk` children (EAGLE-2, arXiv:2406.16858). A
         node's score is the product of the head's probabilities (over the draft vocabulary) along its path, as in
@@ -72,27 +83,12 @@ class Drafter:
                 frontier, frontier_scores, source = first + kept, kept_scores[:, None], kept // topk
                 path = tuple(part[source] for part in path)
                 hidden, path = self.cached.step(hidden[source], tokens[-1][kept], path)
-        self.candidates = torch.cat(scores), torch.cat(tokens).tolist(), torch.cat(parents).tolist(), num_drafts
-        return _best_paths(*self.candidates)
-
-    def tree(self) -> Tree:
-        """Return the tree of the latest `paths`, with its scores."""
-        scores, tokens, parents, num_drafts = self.candidates
-        kept = _best(scores, num_drafts)
-        place = {-1: -1} | {node: number for number, node in enumerate(kept)}
-        return Tree([tokens[node] for node in kept], [place[parents[node]] for node in kept], scores[kept].tolist())
+        return _best(torch.cat(scores), torch.cat(tokens).tolist(), torch.cat(parents).tolist(), num_drafts)
 
 
-def _best(scores: Tensor, num_drafts: int) -> list[int]:
-    """Return the indices of the best candidates, in order. Candidates are sorted by depth and no child scores above its
-    parent, so a stable sort keeps the parents of every kept node."""
-    return sorted(scores.sort(descending=True, stable=True).indices[:num_drafts].tolist())
-
-
-def _best_paths(scores: Tensor, tokens: list[int], parents: list[int], num_drafts: int) -> list[list[int]]:
-    kept = _best(scores, num_drafts)
-    path: dict[int, list[int]] = {-1: []}
-    for node in kept:
-        path[node] = [*path[parents[node]], tokens[node]]
-    leaves = sorted(set(kept) - {parents[node] for node in kept})
-    return [path[leaf] for leaf in leaves]
+def _best(scores: Tensor, tokens: list[int], parents: list[int], num_drafts: int) -> Tree:
+    """Return the best candidates, in order. Candidates are sorted by depth and no child scores above its parent, so a
+    stable sort keeps the parents of every kept node."""
+    kept = sorted(scores.sort(descending=True, stable=True).indices[:num_drafts].tolist())
+    place = {-1: -1} | {node: number for number, node in enumerate(kept)}
+    return Tree([tokens[node] for node in kept], [place[parents[node]] for node in kept], scores[kept].tolist())

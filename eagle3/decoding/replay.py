@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 from jaxtyping import Int
 from torch import Tensor
@@ -30,26 +30,15 @@ from eagle3.target.model import Target
 
 @dataclass(frozen=True)
 class Rounds:
-    """Rounds of decoding some answers: how many of the `steps` drafts each round accepted, in order, and the `tokens`
-    of the answers except the first of each, which comes from prefill."""
+    """Rounds of decoding an answer: how many drafts each accepted, in order, and the `tokens` of the answer except the
+    first, which comes from prefill."""
 
     gained: list[int]
-    steps: int
     tokens: int
 
     @property
     def verifications(self) -> int:
         return len(self.gained)
-
-    @property
-    def accepted(self) -> list[int]:
-        """Return how many rounds accepted at least 1, 2, … drafts."""
-        return [sum(gain >= depth for gain in self.gained) for depth in range(1, self.steps + 1)]
-
-    @classmethod
-    def of_all(cls, parts: Sequence["Rounds"]) -> Self:
-        gained = [gain for part in parts for gain in part.gained]
-        return cls(gained, max((part.steps for part in parts), default=0), sum(part.tokens for part in parts))
 
 
 @dataclass(frozen=True)
@@ -61,26 +50,22 @@ class Recording:
 
     places: dict[int, list[Int[Tensor, "_ K K"]]]
 
-    def replay(self, *, steps: int, topk: int, draft_tokens: int) -> Rounds:
-        """Return the rounds of decoding these answers. `draft_tokens` counts the root, as SGLang's flag does."""
-        return Rounds.of_all(self.replay_each(steps=steps, topk=topk, draft_tokens=draft_tokens))
-
     def replay_each(self, *, steps: int, topk: int, draft_tokens: int) -> list[Rounds]:
-        """Return the same for each answer."""
+        """Return the rounds of decoding each answer. `draft_tokens` counts the root, as SGLang's flag does."""
         found = []
         for places in self.places[topk]:
             gained = (places[:, steps - 1, :steps] < draft_tokens - 1).sum(dim=1).tolist()
-            found.append(_rounds(gained, steps))
+            found.append(_rounds(gained))
         return found
 
 
-def _rounds(gained: list[int], steps: int) -> Rounds:
+def _rounds(gained: list[int]) -> Rounds:
     """Return the rounds of an answer, given the drafts that a round at each of its tokens would accept."""
     position, of_rounds = 0, []
     while position < len(gained):
         of_rounds.append(gained[position])
         position += gained[position] + 1
-    return Rounds(of_rounds, steps, len(gained))
+    return Rounds(of_rounds, len(gained))
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ and the walk from the root keeps the tokens that the target would have generated
 import time
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -135,11 +136,11 @@ class Speculator:
             next_tokens = prompt_ids[1:] + fresh  # head row t takes the feature of x_t and the embedding of x_{t+1}
             while not finish_reason:
                 hidden = drafter.confirm(reader.features(), next_tokens)
-                paths = drafter.paths(hidden, steps=steps, topk=topk, num_drafts=num_drafts)
-                next_tokens = reader.advance(answer[-1:], paths)
+                tree = drafter.tree(hidden, steps=steps, topk=topk, num_drafts=num_drafts)
+                next_tokens = reader.advance(answer[-1:], tree.branches())
                 verifications += 1
                 if watch is not None:
-                    watch(Round(drafter.tree(), next_tokens))
+                    watch(Round(tree, next_tokens))
                 for depth in range(len(next_tokens) - 1):
                     accepted[depth] += 1
                 made = answer + next_tokens
@@ -166,38 +167,26 @@ def measure(
     capture_layers: Sequence[int],
     prompts: Sequence[list[int]],
     *,
-    steps: int,
-    topk: int,
-    draft_tokens: int | None,
-    max_new_tokens: int,
-    temperature: float,
     seed: int,
     progress: str | None,
     plain: Sequence[list[int]] | None = None,
+    **settings: Any,
 ) -> Measurement:
     """Decode every prompt, seeded by its index; `progress` names the bar (None: no bar).
 
-    `plain` are the target's greedy answers, if the caller has them already. `seconds` is the time of speculative
-    decoding only."""
-    speculator = Speculator(target, head, capture_layers)
+    `plain` are the target's greedy answers, if the caller has them already, `settings` those of `Speculator.decode`.
+    `seconds` is the time of speculative decoding only."""
+    speculator, greedy = Speculator(target, head, capture_layers), settings["temperature"] == 0
     decoded, equal, seconds = [], 0, 0.0
     for number, prompt_ids in enumerate(Bar(prompts, desc=progress, unit="prompt", disable=progress is None)):
         start = time.perf_counter()
-        answer = speculator.decode(
-            prompt_ids,
-            steps=steps,
-            topk=topk,
-            draft_tokens=draft_tokens,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            seed=seed + number,
-        )
+        answer = speculator.decode(prompt_ids, seed=seed + number, **settings)
         seconds += time.perf_counter() - start
         decoded.append(answer)
-        if temperature == 0:
-            own = plain[number] if plain is not None else plain_greedy(target, prompt_ids, max_new_tokens)
+        if greedy:
+            own = plain[number] if plain is not None else plain_greedy(target, prompt_ids, settings["max_new_tokens"])
             equal += answer.token_ids == own
-    return Measurement(decoded, equal / len(decoded) if decoded and temperature == 0 else None, seconds)
+    return Measurement(decoded, equal / len(decoded) if decoded and greedy else None, seconds)
 
 
 def require_topk(topk: int, draft_vocab_size: int) -> None:

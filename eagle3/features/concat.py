@@ -21,6 +21,7 @@ from eagle3.features.source import FeatureSource, TargetWeights
 from eagle3.features.store import FeatureStore
 from eagle3.storage.cache import CachedFolder
 from eagle3.storage.files import require_local, sha256_json
+from eagle3.storage.folder import Readable
 from eagle3.storage.resolve import open_folder
 from eagle3.target.facts import TargetConfig
 from eagle3.target.identity import require_same_target
@@ -87,7 +88,7 @@ def open_source(path: str | list[str] | None, *, cache_dir: str | None = None, c
     if not path:
         raise InputError("data.path is not set; give a feature store, e.g. data.path=DIR/features")
     paths = [path] if isinstance(path, str) else path
-    folders = [open_folder(each, setting="data.path") for each in paths]
+    folders: list[Readable] = [open_folder(each, setting="data.path") for each in paths]
     if cache_dir is not None:
         require_local(cache_dir, setting="data.cache_dir")
         limit = int(cache_gb * 1e9)

@@ -10,7 +10,7 @@ import numpy as np
 
 from eagle3.errors import InputError
 from eagle3.features.index import FORMAT_VERSION, ShardIndex, index_bytes, parse_index
-from eagle3.storage.folder import WHATEVER, Storage, write_file
+from eagle3.storage.folder import WHATEVER, Readable, Storage, write_file
 from eagle3.storage.records import Record, parse_sealed, sealed_bytes
 from eagle3.target.facts import TargetConfig
 from eagle3.target.identity import TargetIdentity
@@ -97,7 +97,7 @@ def one_writer(storage: Storage, name: str) -> Iterator[None]:
         ) from None
 
 
-def read_index(storage: Storage, name: str, expected_sha256: str | None = None) -> ShardIndex:
+def read_index(storage: Readable, name: str, expected_sha256: str | None = None) -> ShardIndex:
     """Read an index, and compare it with the manifest's hash of it, or else with its own."""
     source, remedy = f"{storage.location}/{name}", f"delete it with its shard and run: {MAKE_FEATURES}"
     content = _content(storage, name, made_by=MAKE_FEATURES)
@@ -111,13 +111,13 @@ def read_index(storage: Storage, name: str, expected_sha256: str | None = None) 
     return index
 
 
-def read_manifest(storage: Storage) -> Manifest:
+def read_manifest(storage: Readable) -> Manifest:
     content = bytes(_content(storage, MANIFEST, made_by=MAKE_FEATURES))
     remedy = f"delete it and run: {MAKE_FEATURES}"
     return parse_sealed(content, Manifest, source=f"{storage.location}/{MANIFEST}", remedy=remedy)
 
 
-def _content(storage: Storage, name: str, *, made_by: str) -> memoryview:
+def _content(storage: Readable, name: str, *, made_by: str) -> memoryview:
     try:
         return storage.read(name)
     except FileNotFoundError:

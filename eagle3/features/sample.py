@@ -82,12 +82,6 @@ def to_buffers(sample: Sample) -> list[bytes | memoryview]:
     return [_header(sample.id, tensors), *(each.reshape(-1).data for each in content)]
 
 
-def stored_size(sample: Sample) -> int:
-    """Return the length of `to_bytes`, also of a sample whose features have a shape and no values (device "meta")."""
-    tensors = stored_tensors(sample)
-    return len(_header(sample.id, tensors)) + sum(tensor.nbytes for tensor in tensors.values())
-
-
 def stored_tensors(sample: Sample) -> dict[str, Tensor]:
     """Lay a sample out by the names, types and order of its file: widest first, so that each is aligned."""
     answers = [(begin, end, int(sample.turns[begin])) for begin, end in answers_of(sample.turns)]

@@ -6,11 +6,12 @@ Shapes: N samples.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from typing import Any, overload
 
 import numpy as np
 
-from eagle3.features.index import SampleEntry, ShardIndex
+from eagle3.features.index import FORMAT_VERSION, SampleEntry, ShardFacts, ShardIndex, index_of
 
 
 @dataclass(frozen=True)
@@ -36,51 +37,12 @@ class IndexedShard:
     def ref(self, number: int) -> SampleRef:
         return SampleRef(self.store, self.name, self.index.entry(number))
 
-    def names(self) -> Iterator[tuple[str, str]]:
-        """Yield the store's location and the id of each sample."""
-        return ((self.store, sample_id) for sample_id in self.index.ids())
-
-    def sources(self) -> tuple[list[str], np.ndarray]:
-        """Return the names of sources, and for each sample the number of its prompt's source."""
-        return self.index.sources, self.index.columns["source"]
-
-    def whole(self) -> np.ndarray:
-        """Return for each sample whether no answer in it was cut."""
-        return self.index.columns["whole"] > 0
-
-
-@dataclass(frozen=True)
-class ListedShard:
-    """Samples of a source that has no shards; the same methods as IndexedShard."""
-
-    refs: Sequence[SampleRef]
-
-    @property
-    def store(self) -> str:
-        return self.refs[0].store if self.refs else ""
-
-    def __len__(self) -> int:
-        return len(self.refs)
-
-    def ref(self, number: int) -> SampleRef:
-        return self.refs[number]
-
-    def names(self) -> Iterator[tuple[str, str]]:
-        return ((ref.store, ref.entry.id) for ref in self.refs)
-
-    def sources(self) -> tuple[list[str], np.ndarray]:
-        names = sorted({ref.entry.source for ref in self.refs})
-        return names, np.array([names.index(ref.entry.source) for ref in self.refs], np.int32)
-
-    def whole(self) -> np.ndarray:
-        return np.array([ref.entry.whole for ref in self.refs], bool)
-
 
 @dataclass(frozen=True, eq=False)
 class Samples(Sequence[SampleRef]):
     """`numbers` count through the shards; `tokens`, `anchors` and `split` are those of the samples, in this order."""
 
-    shards: tuple[IndexedShard | ListedShard, ...]
+    shards: tuple[IndexedShard, ...]
     numbers: np.ndarray
     tokens: np.ndarray
     anchors: np.ndarray
@@ -97,15 +59,13 @@ class Samples(Sequence[SampleRef]):
 
     @classmethod
     def of(cls, refs: Sequence[SampleRef]) -> "Samples":
-        """Make them of references, for sources of few samples."""
-        entries = [ref.entry for ref in refs]
-        return cls(
-            (ListedShard(refs),),
-            np.arange(len(refs)),
-            np.array([entry.tokens for entry in entries], np.int32),
-            np.array([entry.anchors for entry in entries], np.int32),
-            np.array([entry.split for entry in entries]),
-        )
+        """Make them of references, for sources of few samples; those that are not files need no sha256."""
+        shards = []
+        for (store, name), group in groupby(refs, key=lambda ref: (ref.store, ref.shard)):
+            facts = ShardFacts(format_version=FORMAT_VERSION, shard=name, made_from="", bytes=0, sha256="")
+            entries = [replace(ref.entry, sha256=ref.entry.sha256 or 64 * "0") for ref in group]
+            shards.append(IndexedShard(store, name, index_of(facts, entries, {})))
+        return cls.of_shards(shards)
 
     @classmethod
     def joined(cls, parts: Sequence["Samples"]) -> "Samples":
@@ -148,13 +108,14 @@ class Samples(Sequence[SampleRef]):
         numbers: dict[str, int] = {}
         of_all = [np.empty(0, np.int64)]
         for shard in self.shards:
-            names, which = shard.sources()
-            of_all.append(np.array([numbers.setdefault(name, len(numbers)) for name in names], np.int64)[which])
+            of_shard = np.array([numbers.setdefault(name, len(numbers)) for name in shard.index.sources], np.int64)
+            of_all.append(of_shard[shard.index.columns["source"]])
         return [*numbers], np.concatenate(of_all)[self.numbers]
 
     def whole(self) -> np.ndarray:
         """Return for each sample whether no answer in it was cut."""
-        return np.concatenate([np.empty(0, bool), *(shard.whole() for shard in self.shards)])[self.numbers]
+        of_shards = (shard.index.columns["whole"] > 0 for shard in self.shards)
+        return np.concatenate([np.empty(0, bool), *of_shards])[self.numbers]
 
     def take(self, chosen: np.ndarray) -> "Samples":
         """Return the samples at these positions, in this order, or the marked samples."""
@@ -168,7 +129,7 @@ class Samples(Sequence[SampleRef]):
         """Yield the store's location and the id of each sample, in this order."""
         if len(self) == sum(len(shard) for shard in self.shards) and bool((np.diff(self.numbers) == 1).all()):
             for shard in self.shards:
-                yield from shard.names()
+                yield from ((shard.store, sample_id) for sample_id in shard.index.ids())
         else:
             for ref in self:
                 yield ref.store, ref.entry.id

@@ -27,29 +27,9 @@ from eagle3.features.manifest import MAKE_FEATURES, MadeFrom, ShardEntry
 from eagle3.features.sample import Sample, from_bytes, to_buffers
 from eagle3.features.split import split_fraction
 from eagle3.features.turns import anchors_of
-from eagle3.storage.folder import PendingFile, Storage, write_file
+from eagle3.storage.folder import Readable, Storage, write_file
 from eagle3.storage.prefault import sha256_of
 from eagle3.storage.records import record_bytes
-
-
-class HashedFile:
-    """A file whose hash is known when it is written; another thread hashes what is written meanwhile."""
-
-    def __init__(self, file: PendingFile) -> None:
-        self.file, self.hash = file, hashlib.sha256()
-        self.thread = ThreadPoolExecutor(1)
-
-    def write(self, data: bytes | memoryview) -> None:
-        self.thread.submit(self.hash.update, data)
-        self.file.write(data)
-
-    def tell(self) -> int:
-        return self.file.tell()
-
-    def sha256(self) -> str:
-        """Return the hash of all that was written; no more can be."""
-        self.thread.shutdown()
-        return self.hash.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -76,13 +56,17 @@ class ShardWriter:
         self.number, self.name = number, f"shard-{number:06d}-{secrets.token_hex(4)}.tar"
         self.storage = storage
         self.pending = storage.create(self.name)
-        self.file = HashedFile(self.pending)
+        self.hash, self.hashing = hashlib.sha256(), ThreadPoolExecutor(1)  # hashes what is written meanwhile
         self.entries: list[SampleEntry] = []
         self.answer_counts: Counter[int] = Counter()
 
     @property
     def size(self) -> int:
-        return self.file.tell()
+        return self.pending.tell()
+
+    def _write(self, data: bytes | memoryview) -> None:
+        self.hashing.submit(self.hash.update, data)
+        self.pending.write(data)
 
     def add(self, sample: "Sample | Encoded", *, source: str = "", whole: bool = True) -> None:
         """Add a sample of a prompt from `source`; `whole`: none of its answers was cut."""
@@ -91,11 +75,11 @@ class ShardWriter:
         member = tarfile.TarInfo(f"{self.number:06d}-{len(self.entries):06d}.safetensors")
         member.size = encoded.size
         # Not by tarfile's writer, which copies 16 kB at a time: each a turn of the threads.
-        self.file.write(member.tobuf(tarfile.USTAR_FORMAT))
-        offset = self.file.tell()
+        self._write(member.tobuf(tarfile.USTAR_FORMAT))
+        offset = self.pending.tell()
         for buffer in encoded.buffers:
-            self.file.write(buffer)
-        self.file.write(bytes(-encoded.size % tarfile.BLOCKSIZE))
+            self._write(buffer)
+        self._write(bytes(-encoded.size % tarfile.BLOCKSIZE))
         answers = sample.input_ids[sample.turns > 0].tolist()
         anchors = len(anchors_of(sample.turns))
         self.entries.append(
@@ -116,14 +100,15 @@ class ShardWriter:
 
     def finish(self, made_from: str) -> bytes:
         """Close and publish the shard, and return its index. `made_from` is the hash of what decides its content."""
-        end = self.file.tell() + 2 * tarfile.BLOCKSIZE
-        self.file.write(bytes(2 * tarfile.BLOCKSIZE + -end % tarfile.RECORDSIZE))
+        end = self.pending.tell() + 2 * tarfile.BLOCKSIZE
+        self._write(bytes(2 * tarfile.BLOCKSIZE + -end % tarfile.RECORDSIZE))
+        self.hashing.shutdown()
         facts = ShardFacts(
             format_version=FORMAT_VERSION,
             shard=self.name,
             made_from=made_from,
-            bytes=self.file.tell(),
-            sha256=self.file.sha256(),
+            bytes=self.pending.tell(),
+            sha256=self.hash.hexdigest(),
         )
         content = index_bytes(index_of(facts, self.entries, self.answer_counts))
         self.pending.commit()
@@ -135,11 +120,11 @@ class ShardWriter:
         return content
 
     def discard(self) -> None:
-        self.file.thread.shutdown()
+        self.hashing.shutdown()
         self.pending.discard()
 
 
-def require_shard(storage: Storage, shard: ShardEntry) -> None:
+def require_shard(storage: Readable, shard: ShardEntry) -> None:
     """Raise InputError for a shard that is missing or has another size."""
     try:
         actual = storage.size(shard.name)

@@ -34,7 +34,7 @@ from eagle3.features.shards import decode, hash_of, require_sha256, require_shar
 from eagle3.features.source import REQUESTS, TargetWeights
 from eagle3.progress import Bar
 from eagle3.storage.files import sha256_json
-from eagle3.storage.folder import Storage, write_file
+from eagle3.storage.folder import Readable, Storage, write_file
 from eagle3.target.facts import TargetConfig
 
 TARGET_WEIGHTS = "target.safetensors"
@@ -44,7 +44,7 @@ HASHED_AT_ONCE = 8  # shards, each on a core of its own
 class FeatureStore:
     """A `FeatureSource` of finished shards; opening it reads only the manifest and the indices."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Readable) -> None:
         self.storage = storage
         self.manifest = read_manifest(storage)
         with ThreadPoolExecutor(REQUESTS if storage.remote else 2) as readers:  # hashing lets go of the interpreter

@@ -1,22 +1,18 @@
 """Divides the features stage into work units: the conversations of one shard each.
 
 Units depend only on the answers and on the shards that exist already, so any number of workers makes the same store.
-
-Shapes: A captured layers, H hidden size, AH = A · H.
 """
 
 import itertools
-import tarfile
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Shaped
-from torch import Tensor
 
 from eagle3.features.conversation import Conversation
-from eagle3.features.fp8 import ScaledRows
-from eagle3.features.sample import Sample, positions_with_teacher, stored_size
+from eagle3.features.sample import positions_with_teacher
+
+REST = 1024  # bytes of a sample's headers and ids
 
 
 @dataclass(frozen=True)
@@ -29,7 +25,7 @@ class WorkUnit:
 
 @dataclass(frozen=True, kw_only=True)
 class SampleSizer:
-    """Computes the bytes of a conversation's sample in a shard, from the layout that its writer uses."""
+    """Computes the bytes of a conversation's sample in a shard: its hidden states, and REST for all else."""
 
     layers: int
     hidden_size: int
@@ -37,28 +33,12 @@ class SampleSizer:
     teachers: str
 
     def __call__(self, item: Conversation) -> int:
-        has_teacher = positions_with_teacher(item.turns, self.teachers)
-        sample = Sample(
-            id=item.id,
-            input_ids=item.input_ids,
-            turns=item.turns,
-            aux_hidden_states=self._rows(len(item.input_ids), self.layers),
-            last_hidden_state=self._rows(int(has_teacher.sum()), 1),
-            teacher_argmax=item.input_ids.roll(-1)[has_teacher],  # the target's tokens, or of their kind
-            has_teacher=has_teacher,
-        )
-        return tarfile.BLOCKSIZE * (1 + -(-stored_size(sample) // tarfile.BLOCKSIZE))
+        rows = len(item.input_ids) * self.layers + int(positions_with_teacher(item.turns, self.teachers).sum())
+        return rows * self.hidden_size * self.dtype.itemsize + REST
 
     def tokens_in(self, num_bytes: float) -> float:
         """Return about how many tokens fit into so many bytes if all have a teacher."""
         return num_bytes / ((self.layers + 1) * self.hidden_size * self.dtype.itemsize)
-
-    def _rows(self, count: int, layers: int) -> Shaped[Tensor, "count AH"] | ScaledRows:
-        """Return rows without values."""
-        if self.dtype is not torch.float8_e4m3fn:
-            return torch.empty(count, layers * self.hidden_size, dtype=self.dtype, device="meta")
-        shapes = (count, layers * self.hidden_size), (count, layers)
-        return ScaledRows(*(torch.empty(shape, dtype=torch.uint8, device="meta") for shape in shapes))
 
 
 def work_units(

@@ -14,25 +14,24 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from eagle3.storage.folder import WHATEVER, PendingFile, Storage
+from eagle3.storage.folder import Readable
 
 log = logging.getLogger(__name__)
 LOCK = ".lock"
 
 
 class CachedFolder:
-    """A `Storage` whose ranges with a sha256 are kept below `path`, in `limit` bytes with everything else there.
+    """A `Readable` whose ranges with a sha256 are kept below `path`, in `limit` bytes with everything else there.
 
     Over the limit, the files that were read from longest ago are deleted.
     """
 
     remote = True
 
-    def __init__(self, storage: Storage, path: Path, *, limit: int) -> None:
+    def __init__(self, storage: Readable, path: Path, *, limit: int) -> None:
         self.storage, self.root, self.limit = storage, path, limit
         self.path = path / hashlib.sha256(storage.location.encode()).hexdigest()[:32]
         self.path.mkdir(parents=True, exist_ok=True)
-        self.hits = self.misses = 0  # bytes
         self._until_check = 0  # bytes that may be written before the next look at the limit
         self._counting = threading.Lock()
         self._failed = False
@@ -41,33 +40,16 @@ class CachedFolder:
     def location(self) -> str:
         return self.storage.location
 
-    def names(self, pattern: str) -> list[str]:
-        return self.storage.names(pattern)
-
     def size(self, name: str) -> int:
         return self.storage.size(name)
-
-    def version(self, name: str) -> str | None:
-        return self.storage.version(name)
-
-    def delete(self, name: str) -> None:
-        self.storage.delete(name)
-
-    def create(self, name: str, *, instead_of: str | None = WHATEVER) -> PendingFile:
-        return self.storage.create(name, instead_of=instead_of)
 
     def read(self, name: str, start: int = 0, stop: int | None = None, *, sha256: str | None = None) -> memoryview:
         if sha256 is None or stop is None:
             return self.storage.read(name, start, stop, sha256=sha256)
         content = self._kept(name, start, stop)
-        if content is not None and hashlib.sha256(content).hexdigest() == sha256:
-            with self._counting:
-                self.hits += len(content)
-            return content
-        content = self.storage.read(name, start, stop, sha256=sha256)
-        self._keep(name, start, content)
-        with self._counting:
-            self.misses += len(content)
+        if content is None or hashlib.sha256(content).hexdigest() != sha256:
+            content = self.storage.read(name, start, stop, sha256=sha256)
+            self._keep(name, start, content)
         return content
 
     def _kept(self, name: str, start: int, stop: int) -> memoryview | None:

@@ -23,7 +23,7 @@ class PendingFile(Protocol):
         """Drop the file, which never existed under its name. Does nothing after `commit`."""
 
 
-class Storage(Protocol):
+class Readable(Protocol):
     """A folder of files that are whole or absent. Names have no folders. Errors are OSErrors with a `filename`, or
     InputErrors; a name that is not there is a FileNotFoundError."""
 
@@ -33,18 +33,22 @@ class Storage(Protocol):
     def location(self) -> str:
         """Path or URL, for messages and records."""
 
-    def names(self, pattern: str) -> list[str]:
-        """List the files that match a glob pattern, sorted."""
-
     def size(self, name: str) -> int: ...
-
-    def version(self, name: str) -> str | None:
-        """Return a text that changes when the file does; None if it does not exist."""
 
     def read(self, name: str, start: int = 0, stop: int | None = None, *, sha256: str | None = None) -> memoryview:
         """Return the bytes of a range as far as there are, all by default. Safe to call from several threads.
 
         Bytes that come over a network are compared with `sha256`; local files only by `FeatureStore.verify`."""
+
+
+class Storage(Readable, Protocol):
+    """One that is written, too."""
+
+    def names(self, pattern: str) -> list[str]:
+        """List the files that match a glob pattern, sorted."""
+
+    def version(self, name: str) -> str | None:
+        """Return a text that changes when the file does; None if it does not exist."""
 
     def delete(self, name: str) -> None:
         """Delete a file, if it exists."""

@@ -27,15 +27,15 @@ def test_drafts_equal_those_of_a_reference_without_cache(shape, changes):
     drafter = Drafter(head, target.embedding, room=len(ids))
     for start, end in pairwise(ROUNDS):
         hidden = drafter.confirm(aux[start:end], ids[start + 1 : end + 1])
-        paths = drafter.paths(
+        tree = drafter.tree(
             hidden, steps=settings["steps"], topk=settings["topk"], num_drafts=settings["draft_tokens"] - 1
         )
-        assert {tuple(path) for path in paths} == reference_paths(head, target, ids[: end + 1], **settings)
+        assert {tuple(path) for path in tree.branches()} == reference_paths(head, target, ids[: end + 1], **settings)
 
 
 def test_the_largest_tree_of_a_shape_holds_every_candidate():
     target = small_target()
     drafter = Drafter(fitted_head(target, PROMPT), target.embedding, room=len(PROMPT))
     aux = Capture(target, LAYERS)(torch.tensor([PROMPT]), [len(PROMPT)])[0].aux_hidden_states
-    paths = drafter.paths(drafter.confirm(aux[:-1], PROMPT[1:]), steps=3, topk=2, num_drafts=10)
-    assert len({tuple(path[:end]) for path in paths for end in range(1, len(path) + 1)}) == 10
+    tree = drafter.tree(drafter.confirm(aux[:-1], PROMPT[1:]), steps=3, topk=2, num_drafts=10)
+    assert len({tuple(path) for path in tree.paths()}) == 10

@@ -1,6 +1,7 @@
 """What is replayed from one recording is, count by count, what decoding with each setting measures."""
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -51,6 +52,19 @@ def decoded(target, head, prompts=PROMPTS, **settings):
     return sum(answer.verifications for answer in answers), accepted
 
 
+class All(NamedTuple):
+    verifications: int
+    accepted: list[int]
+    tokens: int
+
+
+def replay(recording, *, steps, **setting):
+    each = recording.replay_each(steps=steps, **setting)
+    gained = [gain for rounds in each for gain in rounds.gained]
+    accepted = [sum(gain >= depth for gain in gained) for depth in range(1, steps + 1)]
+    return All(len(gained), accepted, sum(rounds.tokens for rounds in each))
+
+
 @pytest.fixture(scope="module")
 def recording(target, head):
     return recorded(target, head)
@@ -67,14 +81,14 @@ def test_answers_in_batches_by_length_are_in_the_order_of_their_prompts(target):
 @pytest.mark.shapes
 def test_a_head_with_one_norm_before_fc_is_replayed_as_it_is_decoded(target):
     head = fitted_head(target, PROMPT, fc_norm=False, norm_before_fc=True)
-    rounds = recorded(target, head).replay(**SETTINGS[2])
+    rounds = replay(recorded(target, head), **SETTINGS[2])
     assert (rounds.verifications, rounds.accepted) == decoded(target, head, **SETTINGS[2])
     assert 0 < rounds.accepted[0] < rounds.verifications
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 def test_a_replayed_setting_counts_what_decoding_with_it_counts(target, head, recording, setting):
-    rounds = recording.replay(**setting)
+    rounds = replay(recording, **setting)
     assert (rounds.verifications, rounds.accepted) == decoded(target, head, **setting)
     assert 0 < rounds.accepted[0] < rounds.verifications
 
@@ -88,7 +102,7 @@ def test_every_path_of_a_tree_has_the_place_that_the_drafter_gives_it(target, he
     with torch.inference_mode():
         hidden = drafter.confirm(aux, [*PROMPT[1:], root])
         trees = {
-            drafts: drafter.paths(hidden, steps=steps, topk=topk, num_drafts=drafts)
+            drafts: drafter.tree(hidden, steps=steps, topk=topk, num_drafts=drafts).branches()
             for drafts in range(1, topk + (steps - 1) * topk**2 + 1)
         }
     for path in trees[max(trees)]:
@@ -108,7 +122,7 @@ def test_what_a_setting_gains_has_its_error_over_prompts(target, head, recording
     each = recording.replay_each(**SETTINGS[7])
 
     def accept_length(some):
-        return 1 + sum(sum(rounds.accepted) for rounds in some) / sum(rounds.verifications for rounds in some)
+        return 1 + sum(sum(rounds.gained) for rounds in some) / sum(rounds.verifications for rounds in some)
 
     expected = leave_one_out_error(accept_length, each)
     [gain] = replayed_gains(recording, [setting]).values()
@@ -118,13 +132,13 @@ def test_what_a_setting_gains_has_its_error_over_prompts(target, head, recording
 
 
 def test_settings_differ_in_what_they_gain(recording):
-    gains = [sum(rounds.accepted) / rounds.verifications for rounds in (recording.replay(**one) for one in SETTINGS)]
+    gains = [sum(rounds.accepted) / rounds.verifications for rounds in (replay(recording, **one) for one in SETTINGS)]
     assert max(gains) > 1.5 * min(gains) and len(set(gains)) > 5
 
 
 def test_the_tokens_of_the_rounds_are_those_behind_the_first_of_each_answer(target, recording):
     answers = [plain_greedy(target, prompt, NEW_TOKENS) for prompt in PROMPTS]
-    assert recording.replay(**SETTINGS[0]).tokens == sum(len(answer) - 1 for answer in answers)
+    assert replay(recording, **SETTINGS[0]).tokens == sum(len(answer) - 1 for answer in answers)
 
 
 def test_answers_that_stop_count_the_drafts_behind_their_end(target, head, monkeypatch):
@@ -138,7 +152,7 @@ def test_answers_that_stop_count_the_drafts_behind_their_end(target, head, monke
         stopping.__dict__["stop_ids"] = target.stop_ids | {token}
         recording = recorded(stopping, head, prompts=[PROMPT])
         for setting in (SETTINGS[2], SETTINGS[8]):
-            rounds = recording.replay(**setting)
+            rounds = replay(recording, **setting)
             assert (rounds.verifications, rounds.accepted) == decoded(stopping, head, prompts=[PROMPT], **setting)
             behind += rounds.verifications + sum(rounds.accepted) - rounds.tokens
     assert behind > 0
@@ -150,17 +164,17 @@ def test_sampled_answers_are_replayed_too(target, head):
     for number, limit in enumerate((NEW_TOKENS, NEW_TOKENS - 5, 2)):
         recording = recorded(target, head, **sampled, max_new_tokens=limit)
         for setting in SETTINGS[number::3]:
-            rounds = recording.replay(**setting)
+            rounds = replay(recording, **setting)
             same = decoded(target, head, **sampled, **setting, max_new_tokens=limit)
             assert (rounds.verifications, rounds.accepted) == same
 
 
 def test_the_shortest_answers_and_prompts_are_replayed(target, head):
-    rounds = recorded(target, head, max_new_tokens=1).replay(steps=3, topk=2, draft_tokens=6)
+    rounds = replay(recorded(target, head, max_new_tokens=1), steps=3, topk=2, draft_tokens=6)
     assert (rounds.verifications, rounds.accepted, rounds.tokens) == (0, [0, 0, 0], 0)
-    assert recorded(target, head, prompts=[]).replay(steps=1, topk=1, draft_tokens=2).verifications == 0
+    assert replay(recorded(target, head, prompts=[]), steps=1, topk=1, draft_tokens=2).verifications == 0
     for prompts in ([PROMPT[:1]], [PROMPT[:2]]):
-        rounds = recorded(target, head, prompts=prompts).replay(**SETTINGS[8])
+        rounds = replay(recorded(target, head, prompts=prompts), **SETTINGS[8])
         assert (rounds.verifications, rounds.accepted) == decoded(target, head, prompts=prompts, **SETTINGS[8])
 
 

@@ -21,6 +21,7 @@ from fitted_head import (
 from transformers import LlamaConfig
 
 from eagle3.answers.generate import generate
+from eagle3.decoding import speculate
 from eagle3.decoding.speculate import Speculator, measure, plain_greedy
 from eagle3.decoding.verifier import Verifier
 from eagle3.errors import InputError
@@ -161,7 +162,7 @@ def test_sampled_tokens_follow_the_targets_distribution(target, head):
     assert 0.05 * samples < accepted < 0.95 * samples
 
 
-def test_measure_reports_sglangs_accept_length_and_what_is_not_lossless(target, head):
+def test_measure_reports_sglangs_accept_length_and_what_is_not_lossless(target, head, monkeypatch):
     prompts = [PROMPT, PROMPT[4:], PROMPT[9:]]
     settings = {"max_new_tokens": NEW_TOKENS, "seed": 0, "progress": None, "draft_tokens": None, "topk": 1, **CHAIN}
     plain = [plain_greedy(target, prompt, NEW_TOKENS) for prompt in prompts]
@@ -173,9 +174,10 @@ def test_measure_reports_sglangs_accept_length_and_what_is_not_lossless(target, 
     assert 1 > measured.per_depth[0] >= measured.per_depth[1] >= measured.per_depth[2] > 0
     assert measured.accept_length_kept == measured.accept_length  # no answer stopped
     assert measured.lossless == 1.0 and measured.tokens == sum(map(len, plain)) and measured.seconds > 0
-    wrong = [plain[0], plain[1], plain[0]]
-    assert measure(target, head, LAYERS, prompts, temperature=0.0, plain=wrong, **settings).lossless == 2 / 3
     assert measure(target, head, LAYERS, prompts, temperature=1.0, **settings).lossless is None
+    wrong = iter([plain[0], plain[1], plain[0]])
+    monkeypatch.setattr(speculate, "plain_greedy", lambda *_: next(wrong))
+    assert measure(target, head, LAYERS, prompts, temperature=0.0, **settings).lossless == 2 / 3
 
 
 def test_the_kept_accept_length_is_the_tokens_of_stopped_answers_over_verifications(target, head):

@@ -55,7 +55,7 @@ def test_pieces_end_where_a_shard_is_full_and_take_the_free_numbers() -> None:
     samples = [in_float32(random_sample([0, 0, 1, 1, 1], seed=n, sample_id=f"p{n}#0")) for n in range(10)]
     conversations = [Conversation(each.id, each.input_ids, each.turns) for each in samples]
     one = SIZER(conversations[0])
-    assert one == 512 * (1 + -(-encode(samples[0]).size // 512))
+    assert one <= 512 * (1 + -(-encode(samples[0]).size // 512)) < one + 2048
     cut = list(
         work_units(iter(conversations), taken={0, 2}, made_from=hash_of(MADE_FROM), sizer=SIZER, shard_bytes=3 * one)
     )

@@ -53,7 +53,6 @@ def test_what_was_read_once_is_fetched_once_by_all_processes_and_after_a_restart
         for start, stop in ranges * 2:
             assert part(folder, start, stop) == CONTENT[start:stop]
         assert far.fetched == sum(stop - start for start, stop in ranges)
-    assert folder.hits == 2 * far.fetched and folder.misses == 0
 
 
 def test_no_byte_is_served_that_does_not_match(far: Counted, tmp_path: Path) -> None:
@@ -113,4 +112,4 @@ def test_a_store_behind_a_cache_is_the_store(far: Counted, tmp_path: Path) -> No
         cached = FeatureStore(CachedFolder(far, tmp_path, limit=10**9))
         for one, other in zip(plain.samples, cached.samples, strict=True):
             assert torch.equal(plain.read(one).aux_hidden_states, cached.read(other).aux_hidden_states)
-    assert isinstance(cached.storage, CachedFolder) and cached.storage.misses == 0 < cached.storage.hits
+    assert isinstance(cached.storage, CachedFolder)

@@ -72,10 +72,7 @@ def shown_rounds(tokenizer: Any, trace: Trace) -> Iterator[ShownRound]:
     known, length = trace.prompt_ids + trace.decoded.token_ids[:1], len(trace.prompt_ids + trace.decoded.token_ids)
     for number, each in enumerate(trace.rounds, start=1):
         tree, accepted = each.drafts, each.accepted
-        paths: dict[int, list[int]] = {-1: []}
-        for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
-            paths[node] = [*paths[parent], token]
-        drafts = []
+        paths, drafts = tree.paths(), []
         for node in _from_the_top(each):
             *before, token = paths[node]
             kind, cut = "accepted" if node in accepted else "rejected", len(known + before) >= length

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from eagle3.decoding.paired import Gains, accept_length
-from eagle3.decoding.replay import Recording, Rounds, answer_all, record
+from eagle3.decoding.replay import Recording, answer_all, record
 from eagle3.decoding.speculate import Speculator
 from eagle3.draft_shape import Shape
 from eagle3.errors import InputError
@@ -116,8 +116,8 @@ def replayed_gains(recording: Recording, settings: Iterable[Shape]) -> dict[Shap
                 "prompts.path: no answer was longer than one token, so no draft was verified; take other prompts "
                 "or raise max_new_tokens"
             )
-        replayed = Rounds.of_all(answers)
         accepted, verifications = zip(*((sum(each.gained), each.verifications) for each in answers), strict=True)
         length = accept_length(Gains(np.array(accepted, float), np.array(verifications, float)))
-        gains[setting] = Gain(length.value, replayed.tokens / replayed.verifications, length.standard_error)
+        per_verification = sum(each.tokens for each in answers) / sum(verifications)
+        gains[setting] = Gain(length.value, per_verification, length.standard_error)
     return gains
