@@ -25,7 +25,7 @@ class WorkUnit:
 
 @dataclass(frozen=True, kw_only=True)
 class SampleSizer:
-    """Computes the bytes of a conversation's sample in a shard: its hidden states, and REST for all else."""
+    """Estimates the bytes of a conversation's sample in a shard: its hidden states, and REST for all else."""
 
     layers: int
     hidden_size: int

@@ -169,6 +169,7 @@ def test_ten_million_samples_are_drawn_by_columns(tmp_path: Path) -> None:
 def test_a_source_without_shards_takes_rules_and_one_weight(store_path: Path) -> None:
     store = open_store(store_path)
     source = SimpleNamespace(location="elsewhere", samples=Samples.of(list(store.samples)))
+    assert {shard.store for shard in source.samples.shards} == {str(store_path)}
     mixture = Mixture([0.5], source.samples, source)  # type: ignore[arg-type]
     assert len(mixture.epoch(0)) == 30
     assert len(replace(NO_RULES, min_tokens=10).select(source.samples, "elsewhere")) < 60

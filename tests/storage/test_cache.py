@@ -112,4 +112,7 @@ def test_a_store_behind_a_cache_is_the_store(far: Counted, tmp_path: Path) -> No
         cached = FeatureStore(CachedFolder(far, tmp_path, limit=10**9))
         for one, other in zip(plain.samples, cached.samples, strict=True):
             assert torch.equal(plain.read(one).aux_hidden_states, cached.read(other).aux_hidden_states)
-    assert isinstance(cached.storage, CachedFolder)
+    fetched = far.fetched
+    for one in cached.samples:
+        cached.read(one)
+    assert far.fetched == fetched

@@ -103,7 +103,7 @@ def _advice_by_load(found: Findings, folder: Path, *, target: str, head: str) ->
     for load in lost:
         speed_up = found.plain[load].seconds_per_token / found.served(load)[1].seconds_per_token
         if speed_up < 1:
-            yield f"{load} at a time that has {speed_up:.2f} times the plain target's speed: serve it without a head"
+            yield f"{load} at a time: {speed_up:.2f} times the plain target's speed; serve this load without a head"
 
 
 def as_json(found: Findings) -> dict[str, Any]:

@@ -97,8 +97,8 @@ def search(
 def _time_without_steps(found: Findings, timer: Timer) -> None:
     """Time 0 steps where no chain pays.
 
-    SGLang then still verifies each token and runs the head: at 64 requests a server took 2.8 times as long a token as
-    the plain target, and a chain of 3 as long as it (benchmarks/results/sglang_bench_smollm2_adaptive.json)."""
+    SGLang then still verifies each token and runs the head. At 64 requests a token took 2.8 times as long as on the
+    plain server, and as long as there with a chain of 3 (benchmarks/results/sglang_bench_smollm2_adaptive.json)."""
     steps = {**found.steps(), **dict.fromkeys(found.lost(), 0)}
     try:
         found.no_steps = timer.adaptive(thresholds(steps), found.lost())

@@ -88,7 +88,7 @@ def test_the_simulated_accept_length_is_the_bar_where_it_is_comparable(
     finding = make_measurer().finding(measured(**changes), record)
     assert ("validation during training simulated" in finding.message) is compared
     assert finding.level == level
-    assert ("here greedy and 6 tokens at most" in finding.message) is (level == "warning")
+    assert ("stop at 6 tokens" in finding.message) is (level == "warning")
     assert ("the files are not what was trained" in finding.message) is (level == "error")
 
 

@@ -57,6 +57,8 @@ def test_a_search_over_loads_starts_real_servers_and_writes_the_steps_of_each_lo
     logs = {path.name for path in (tmp_path / "out").glob("*.log")}
     assert logs - {"adaptive.log"} == {"1-1-2.log", "3-1-4.log", "plain.log"}  # adaptive: by the machine's speed
     assert [row["timed"]["2"]["requests"] for row in report["settings"]] == [2, 2]
+    pays = any(best["speed_up"] > 1 for best in report["best"].values())  # by the machine's speed, too
+    assert (tmp_path / "out" / "adaptive.json").exists() is pays
     assert "plain target" in capsys.readouterr().out
 
 
