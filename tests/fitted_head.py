@@ -94,9 +94,9 @@ def fitted_head(target, prompt, steps=3, **changes):
     return head
 
 
-def chain_output(head, target, aux, ids, last_row):
+def chain_output(head, target, aux, ids, last_row, window=None):
     """The head's output at the end of `ids` without any cache: rows up to `last_row` on the target's features, the
-    later ones on the head's own output, one dense masked attention over all of them for each of these."""
+    later ones on the head's own output, one dense masked attention over all of them, or the last `window`, for each."""
     hidden, count = head.fuse(aux[: last_row + 1]), len(ids) - 1
     while True:
         x = head.attention_input(target.embedding[ids[1 : len(hidden) + 1]], hidden)
@@ -104,21 +104,23 @@ def chain_output(head, target, aux, ids, last_row):
         key, value = head.keys_values(x, positions)
         key, value = (states.repeat_interleave(2, dim=1) for states in (key, value))  # 2 query heads for each
         scores = torch.einsum("rqc,tqc->qrt", head.queries(x, positions), key) / math.sqrt(key.shape[-1])
-        weights = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf).softmax(-1)
+        back = positions[:, None] - positions
+        unseen = (back < 0) | (back >= (window or math.inf))
+        weights = scores.masked_fill(unseen, -torch.inf).softmax(-1)
         output = head.output(hidden, torch.einsum("qrt,tqc->rqc", weights, value))[-1]
         if len(hidden) == count:
             return output
         hidden = torch.cat([hidden, head.feedback(output)[None]])
 
 
-def reference_paths(head, target, ids, *, steps, topk, draft_tokens):
+def reference_paths(head, target, ids, *, steps, topk, draft_tokens, window=None):
     """The tree behind `ids` as a set of leaf paths, every node's probabilities computed from scratch."""
     aux = Capture(target, LAYERS)(torch.tensor([ids[:-1]]), [len(ids) - 1])[0].aux_hidden_states
     scores, frontier = {}, {(): 1.0}
     for _ in range(steps):
         children = {}
         for path, score in frontier.items():
-            output = chain_output(head, target, aux, [*ids, *path], len(ids) - 2)
+            output = chain_output(head, target, aux, [*ids, *path], len(ids) - 2, window)
             best = head.logits(output).softmax(-1).topk(topk)
             for probability, draft_id in zip(best.values.tolist(), best.indices.tolist(), strict=True):
                 children[(*path, int(head.draft_ids[draft_id]))] = score * probability

@@ -309,6 +309,7 @@ def test_compare_prints_a_table_and_leaves_it_as_sealed_json(
     assert found["prompts"] == 4 and {"commit", "command", "machine", "versions"} <= found.keys()
 
 
+@pytest.mark.slow
 def test_imported_answers_train_under_every_loss_mask(call: Call, tmp_path: Path) -> None:
     lines = (ASSETS / "prompts" / "train.jsonl").read_text().splitlines(keepends=True)[:8]
     (tmp_path / "chats.jsonl").write_text("".join(lines))
@@ -328,6 +329,7 @@ def test_imported_answers_train_under_every_loss_mask(call: Call, tmp_path: Path
 # --- what a user can get wrong ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_fails_before_the_task_is_one_line_too(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     overrides = ("optim.bogus=1", f"hydra.run.dir={tmp_path}/file/run")
@@ -465,6 +467,7 @@ def test_train_names_the_key(world: World, fails: Fails, overrides: list[str], m
     assert message in fails("train", f"data.path={world.store}", "data.val_fraction=0.2", *overrides)
 
 
+@pytest.mark.slow
 def test_prompts_answered_twice_train_as_one_store_and_their_validation_prompts_are_found_again(
     world: World, call: Call, tmp_path: Path
 ) -> None:
@@ -686,6 +689,7 @@ def test_of_two_writers_on_one_folder_the_second_is_told_who_the_first_is(world:
 SECRET = "hunter2-0123456789abcdef"
 
 
+@pytest.mark.slow
 def test_no_secret_is_written_printed_or_logged(world: World, tmp_path: Path) -> None:
     """A secret in every key that can hold one, then a look into everything that the commands leave."""
 

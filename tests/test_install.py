@@ -145,6 +145,7 @@ def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedPro
     return subprocess.run([sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_all_but_the_parts_that_need_an_extra_can_be_imported_without_them(without_extras: dict[str, str]) -> None:
     files = [
         path.relative_to(ROOT) for path in sorted((ROOT / "eagle3").rglob("*.py")) if "triton" not in imports(path)

@@ -59,7 +59,7 @@ class Machine:
 
 def settings(**changes: Any) -> TuneSettings:
     given = {
-        "concurrency": 4, "loads": None, "steps": [*range(1, 8)], "topk": [1], "draft_tokens": [],
+        "concurrency": 4, "loads": None, "steps": [*range(1, 8)], "topk": [1], "draft_tokens": [], "draft_window": None,
         "batch_size": 1, "timed": 4, "warmup": 0, "timeout_s": 60.0, "requests_per_place": 1,
         "assumed": {"compute_bound_tokens": 200, "step": 0.1},
     }  # fmt: skip

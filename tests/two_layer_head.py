@@ -124,7 +124,9 @@ class TwoLayers(Eagle3):
                 outputs.append(torch.cat(chain))  # (K, H)
         return list(torch.stack(outputs, dim=1).unbind())
 
-    def cached(self, head: TwoLayerHead, embedding: Float[Tensor, "V H"], room: int) -> CachedTwoLayers:
+    def cached(
+        self, head: TwoLayerHead, embedding: Float[Tensor, "V H"], room: int, *, window: int | None = None
+    ) -> CachedTwoLayers:
         return CachedTwoLayers(head, embedding)
 
     def to_json(self, config: TwoLayerConfig) -> dict[str, Any]:

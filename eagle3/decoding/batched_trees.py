@@ -35,7 +35,11 @@ class BatchedTrees:
     r - 1, and attends to no later row."""
 
     @torch.inference_mode()
-    def __init__(self, speculator: Speculator, capture: Capture, token_ids: list[int]) -> None:
+    def __init__(
+        self, speculator: Speculator, capture: Capture, token_ids: list[int], *, window: int | None = None
+    ) -> None:
+        """A node attends to the last `window` keys, its own included (None: all)."""
+        self.window = window
         self.head = speculator.head
         self.embedding = speculator.target.embedding
         self.ids = torch.tensor(token_ids, device=self.embedding.device)
@@ -79,7 +83,7 @@ class BatchedTrees:
         last = roots[:, None] - 1
         keys, values = (part.expand(len(roots), 1, -1, -1, -1)[:, :, :0] for part in self.context)
         hidden = output(
-            self.head, self.x[last], self.fused[last], last, self.context, (keys, values), self._visible(roots)
+            self.head, self.x[last], self.fused[last], last, self.context, (keys, values), self._visible(roots, 0)
         )
         own = torch.ones_like(last, dtype=torch.bool)
         return Frontier(hidden, torch.ones_like(last, dtype=torch.float32), own, (keys, values))
@@ -108,12 +112,14 @@ class BatchedTrees:
             positions,
             self.context,
             (keys, values),
-            self._visible(roots),
+            self._visible(roots, keys.shape[2] + 1),
         )
         return Frontier(hidden, kept_scores, is_own.flatten(1)[every, kept], paths)
 
-    def _visible(self, roots: Int[Tensor, " P"]) -> Bool[Tensor, "P N"]:
-        return self.rows < roots[:, None]
+    def _visible(self, roots: Int[Tensor, " P"], drafted: int) -> Bool[Tensor, "P N"]:
+        """Return the rows that a node attends to at the end of a path of so many drafts."""
+        before = self.rows < roots[:, None]
+        return before if self.window is None else before & (self.rows >= roots[:, None] + drafted - self.window)
 
 
 def _index_of(mark: Bool[Tensor, "P candidates"], *, first: int) -> Int[Tensor, " P"]:

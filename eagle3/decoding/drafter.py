@@ -54,9 +54,11 @@ class Tree(NamedTuple):
 class Drafter:
     """The head during one decode: its cache of confirmed rows, and the tree that grows from the last one."""
 
-    def __init__(self, head: DraftHead, embedding: Float[Tensor, "V H"], room: int) -> None:
+    def __init__(
+        self, head: DraftHead, embedding: Float[Tensor, "V H"], room: int, *, window: int | None = None
+    ) -> None:
         self.head = head
-        self.cached = kind_named(head.config.KIND).cached(head, embedding, room)
+        self.cached = kind_named(head.config.KIND).cached(head, embedding, room, window=window)
 
     def confirm(self, aux_hidden_states: Float[Tensor, "R AH"], next_tokens: list[int]) -> Float[Tensor, "1 H"]:
         """Append rows with the target's own features; the output of the last one predicts the first draft."""

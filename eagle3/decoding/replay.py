@@ -80,13 +80,20 @@ class Answered:
     stopped: bool
 
 
-def record(speculator: Speculator, answers: Iterable[Answered], *, steps: int, topks: Iterable[int]) -> Recording:
+def record(
+    speculator: Speculator,
+    answers: Iterable[Answered],
+    *,
+    steps: int,
+    topks: Iterable[int],
+    draft_window: int | None = None,
+) -> Recording:
     """Draft the trees of `topks` at every token of answers that continue `steps` tokens or more beyond their ends."""
     capture = Capture(speculator.target, speculator.capture_layers)
     recording = Recording({topk: [] for topk in topks})
     for each in answers:
         text = each.prompt + each.answer
-        trees = BatchedTrees(speculator, capture, text + each.beyond[:steps])
+        trees = BatchedTrees(speculator, capture, text + each.beyond[:steps], window=draft_window)
         for topk, places in recording.places.items():
             places.append(trees.places(range(len(each.prompt), len(text) - 1), topk, steps))
     return recording

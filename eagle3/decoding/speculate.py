@@ -115,20 +115,21 @@ class Speculator:
         steps: int,
         topk: int = 1,
         draft_tokens: int | None = None,
+        draft_window: int | None = None,
         max_new_tokens: int,
         temperature: float = 0.0,
         seed: int = 0,
         watch: Callable[[Round], None] | None = None,
     ) -> Decoded:
-        """Answer one prompt. `draft_tokens` counts the root, as SGLang's flag does; a chain has steps + 1. `watch` is
-        called with every round.
+        """Answer one prompt. `draft_tokens` counts the root, as SGLang's flag does; a chain has steps + 1. With a
+        `draft_window` the head attends to so many keys, the last ones. `watch` is called with every round.
 
         At temperature 0 the tokens are the target's greedy ones, otherwise its samples for this seed. They do not
         depend on the drafts (up to rounding, which depends on how many tokens a forward reads)."""
         num_drafts = num_draft_tokens(steps, topk, draft_tokens) - 1
         require_topk(topk, self.head.config.draft_vocab_size)
         room = len(prompt_ids) + max_new_tokens + steps
-        drafter = Drafter(self.head, self.target.embedding, room)
+        drafter = Drafter(self.head, self.target.embedding, room, window=draft_window)
         accepted, verifications, behind_stop = [0] * steps, 0, 0
         with verifier(self.target, self.capture_layers, temperature, seed) as reader:
             fresh = reader.advance(prompt_ids, [[]])

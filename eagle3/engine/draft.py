@@ -24,12 +24,14 @@ MAKE = "make one with: python serve.py action=tune tune.loads=[1,2,4,8,16,32,64]
 class Draft:
     """An exported head and how it drafts. `draft_tokens` counts the tree's root; None is for a chain: steps + 1.
 
-    The file `adaptive`, where there is one, decides the length of chains, and the three numbers are ignored."""
+    The head attends to the last `window` tokens (None: all). The file `adaptive`, where there is one, decides how long
+    chains are, and the three numbers are ignored."""
 
     head: str
     steps: int
     topk: int
     draft_tokens: int | None
+    window: int | None = None
     adaptive: str | None = None
 
     def __post_init__(self) -> None:

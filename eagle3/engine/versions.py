@@ -47,6 +47,7 @@ REPORTED = (
     "speculative_num_steps",
     "speculative_eagle_topk",
     "speculative_num_draft_tokens",
+    "speculative_draft_window_size",
     "speculative_adaptive",
     "speculative_adaptive_config",
 )

@@ -46,9 +46,11 @@ class Eagle3:
         """
         return unroll(head, embedding, batch, ttt_steps, kernels.attention, kernels.layer)
 
-    def cached(self, head: DraftHead, embedding: Float[Tensor, "V H"], room: int) -> CachedHead:
+    def cached(
+        self, head: DraftHead, embedding: Float[Tensor, "V H"], room: int, *, window: int | None = None
+    ) -> CachedHead:
         """Start a decode of at most `room` confirmed rows."""
-        return CachedHead(head, embedding, room)
+        return CachedHead(head, embedding, room, window=window)
 
     def to_json(self, config: HeadConfig) -> dict[str, Any]:
         """Return the content of config.json, except for the architecture, the dtype and the captured layers."""

@@ -72,16 +72,19 @@ def step(
 class CachedHead:
     """Keys and values of the confirmed rows of one decode; a node's path has those of its own drafts [F, S, G, C]."""
 
-    def __init__(self, head: DraftHead, embedding: Float[Tensor, "V H"], room: int) -> None:
-        """`room` is the largest number of rows."""
-        self.head, self.embedding = head, embedding
+    def __init__(
+        self, head: DraftHead, embedding: Float[Tensor, "V H"], room: int, *, window: int | None = None
+    ) -> None:
+        """`room` is the largest number of rows. A node attends to the last `window` keys with its own (None: all)."""
+        self.head, self.embedding, self.window = head, embedding, window
         shape = (room, head.config.num_kv_heads, head.config.head_dim)
         self.keys, self.values = head.fc.weight.new_empty(shape), head.fc.weight.new_empty(shape)
         self.confirmed = 0
 
-    @property
-    def context(self) -> Context:
-        return self.keys[: self.confirmed], self.values[: self.confirmed]
+    def context(self, drafted: int) -> Context:
+        """Return the rows that a node attends to at the end of a path of so many drafts."""
+        first = 0 if self.window is None else max(0, self.confirmed + drafted - self.window)
+        return self.keys[first : self.confirmed], self.values[first : self.confirmed]
 
     def confirm(self, aux_hidden_states: Float[Tensor, "R AH"], next_tokens: list[int]) -> Float[Tensor, "1 H"]:
         """Append rows with the target's features; the output of the last one predicts the first draft."""
@@ -92,7 +95,7 @@ class CachedHead:
         self.keys[start : self.confirmed], self.values[start : self.confirmed] = self.head.keys_values(x, positions)
         # The head has one layer: earlier rows matter only by their keys and values, so only the last is a query.
         x, hidden, last = x[None, -1:], fused[None, -1:], positions[None, -1:]
-        return output(self.head, x, hidden, last, self.context, _one_tree(self.root()))[0]
+        return output(self.head, x, hidden, last, self.context(0), _one_tree(self.root()))[0]
 
     def root(self) -> Path:
         """Return the path of the last confirmed row, with no drafts yet."""
@@ -102,9 +105,10 @@ class CachedHead:
         self, hidden: Float[Tensor, "F H"], tokens: Int[Tensor, " F"], path: Path
     ) -> tuple[Float[Tensor, "F H"], Path]:
         """Run the head on its own output and a drafted token; its key and value join the path's."""
-        positions = torch.full_like(tokens, self.confirmed + path[0].shape[1])
+        drafted = path[0].shape[1]
+        positions, context = torch.full_like(tokens, self.confirmed + drafted), self.context(drafted + 1)
         outputs, (keys, values) = step(
-            self.head, self.embedding, hidden[None], tokens[None], positions[None], self.context, _one_tree(path)
+            self.head, self.embedding, hidden[None], tokens[None], positions[None], context, _one_tree(path)
         )
         return outputs[0], (keys[0], values[0])
 

@@ -54,6 +54,7 @@ class MeasuredAcceptLength(Record):
     steps: int
     topk: int
     draft_tokens: int | None
+    draft_window: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from eagle3.settings.types import Count, Places, Settings, Text, wrong
 Seconds = Annotated[float, Field(gt=0, le=1e7)]
 Steps = Annotated[int, Field(ge=1, le=64)]
 TopK = Annotated[int, Field(ge=1, le=1024)]
+DraftWindow = Annotated[int, Field(ge=64, le=2**24)]  # holds every path of a draft
 DraftTokens = Annotated[int, Field(ge=1, le=100_000)]
 
 

@@ -11,6 +11,7 @@ OTHER_NAMES = {  # of a key or stage: what Lightning, Hugging Face and other tra
     "data.prefetch": ("prefetch_factor",),
     "data.readers": ("num_workers",),
     "draft_tokens": ("speculative_num_draft_tokens",),
+    "draft_window": ("speculative_draft_window_size",),
     "launch.tp_size": ("tensor_parallel_size",),
     "optim.lr": ("learning_rate",),
     "optim.warmup_fraction": ("warmup_ratio",),

@@ -8,7 +8,7 @@ from typing_extensions import TypedDict
 
 from eagle3.draft_shape import Shape, num_draft_tokens
 from eagle3.errors import InputError
-from eagle3.settings.engine import Address, DraftTokens, LaunchSettings, Seconds, Steps, TopK
+from eagle3.settings.engine import Address, DraftTokens, DraftWindow, LaunchSettings, Seconds, Steps, TopK
 from eagle3.settings.precomputing import Chat, Target
 from eagle3.settings.types import Count, CountOrZero, NotNegative, Seed, Settings, Text, fault
 
@@ -84,6 +84,7 @@ class TuneSettings(Settings):
     steps: Annotated[list[Steps], Field(min_length=1)]
     topk: Annotated[list[TopK], Field(min_length=1)]
     draft_tokens: list[DraftTokens]
+    draft_window: DraftWindow | None
     batch_size: Count
     timed: CountOrZero
     requests_per_place: RepeatsOrNone
@@ -98,8 +99,8 @@ class TuneSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drafting(Settings):
-    """How a head drafts."""
+class DraftShape(Settings):
+    """What a head drafts."""
 
     steps: Steps
     topk: TopK
@@ -112,6 +113,13 @@ class Drafting(Settings):
     @property
     def shape(self) -> Shape:
         return Shape(self.steps, self.topk, num_draft_tokens(self.steps, self.topk, self.draft_tokens))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drafting(DraftShape):
+    """What a head drafts, and how much of the text it attends to."""
+
+    draft_window: DraftWindow | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +140,8 @@ class Decoding(Answering, Drafting):
 class CompareSettings(Settings):
     """The ways of decoding in which heads are compared."""
 
-    shapes: Annotated[list[Drafting], Field(min_length=1)]
+    shapes: Annotated[list[DraftShape], Field(min_length=1)]
+    draft_window: DraftWindow | None
     temperatures: Annotated[list[Temperature], Field(min_length=1)]
     batch_size: Count
     batch_tokens: Count

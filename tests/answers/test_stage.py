@@ -242,6 +242,7 @@ run(target, make_chat(target), sys.argv[2])
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_rows_of_an_uninterrupted_one(target, chat, tiny_path, out_dir, tmp_path, asked):
     whole = copy_prompts(out_dir, tmp_path / "whole")
     run(target, chat, whole)

@@ -20,6 +20,7 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
 
 
+@pytest.mark.slow
 def test_a_small_run_writes_a_row_for_each_case(tmp_path: Path) -> None:
     import train_step
 

@@ -14,23 +14,25 @@ SHAPES = [CHAIN, TREE, {"steps": 1}, {"steps": 1, "topk": 3, "draft_tokens": 4}]
 ROUNDS = [0, 20, 21, 24, 28, 29, 32]  # rows confirmed at the end of each
 
 
+@pytest.mark.parametrize("window", [None, 2, 9])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize(
     "changes", [{}, {"norm_output": True, "fc_norm": False}, {"norm_before_fc": True, "fc_norm": False}], ids=str
 )
-def test_drafts_equal_those_of_a_reference_without_cache(shape, changes):
+def test_drafts_equal_those_of_a_reference_without_cache(shape, changes, window):
     target = small_target()
     head = fitted_head(target, PROMPT, **changes)
     ids = PROMPT + plain_greedy(target, PROMPT, NEW_TOKENS)
     aux = Capture(target, LAYERS)(torch.tensor([ids]), [len(ids)])[0].aux_hidden_states
     settings = {"topk": 1, "draft_tokens": shape["steps"] + 1, **shape}
-    drafter = Drafter(head, target.embedding, room=len(ids))
+    drafter = Drafter(head, target.embedding, room=len(ids), window=window)
     for start, end in pairwise(ROUNDS):
         hidden = drafter.confirm(aux[start:end], ids[start + 1 : end + 1])
         tree = drafter.tree(
             hidden, steps=settings["steps"], topk=settings["topk"], num_drafts=settings["draft_tokens"] - 1
         )
-        assert {tuple(path) for path in tree.branches()} == reference_paths(head, target, ids[: end + 1], **settings)
+        expected = reference_paths(head, target, ids[: end + 1], window=window, **settings)
+        assert {tuple(path) for path in tree.branches()} == expected
 
 
 def test_the_largest_tree_of_a_shape_holds_every_candidate():

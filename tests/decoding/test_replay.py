@@ -41,9 +41,10 @@ def head(target):
     return fitted_head(target, PROMPT)
 
 
-def recorded(target, head, prompts=PROMPTS, **changes):
+def recorded(target, head, prompts=PROMPTS, draft_window=None, **changes):
     answers = answer_all(target, prompts, **{**DECODING, "beyond": 5, "batch_size": 2} | changes)
-    return record(Speculator(target, head, LAYERS), answers, steps=5, topks=[1, 2, 3, 4])
+    shapes = {"steps": 5, "topks": [1, 2, 3, 4], "draft_window": draft_window}
+    return record(Speculator(target, head, LAYERS), answers, **shapes)
 
 
 def decoded(target, head, prompts=PROMPTS, **settings):
@@ -91,6 +92,15 @@ def test_a_replayed_setting_counts_what_decoding_with_it_counts(target, head, re
     rounds = replay(recording, **setting)
     assert (rounds.verifications, rounds.accepted) == decoded(target, head, **setting)
     assert 0 < rounds.accepted[0] < rounds.verifications
+
+
+@pytest.mark.parametrize("window", [1, 6, 12])
+def test_a_window_is_replayed_as_it_is_decoded(target, head, recording, window):
+    narrow = recorded(target, head, draft_window=window)
+    for setting in SETTINGS[3:]:
+        rounds = replay(narrow, **setting)
+        assert (rounds.verifications, rounds.accepted) == decoded(target, head, draft_window=window, **setting)
+    assert replay(narrow, **SETTINGS[3]) != replay(recording, **SETTINGS[3])  # the head attends further back
 
 
 @pytest.mark.parametrize(("steps", "topk"), [(5, 1), (2, 4), (4, 3)])

@@ -33,6 +33,7 @@ KNOWN = {
     "--speculative-num-steps",
     "--speculative-eagle-topk",
     "--speculative-num-draft-tokens",
+    "--speculative-draft-window-size",
     "--speculative-adaptive",
     "--speculative-adaptive-config",
 }
@@ -60,7 +61,7 @@ def command(settings: LaunchSettings, **draft: Any) -> dict[str, list[str]]:
 def test_every_flag_is_one_that_sglang_knows(tmp_path: Path) -> None:
     every = launch_settings(tmp_path, mem_fraction_static=0.5, overlap_schedule=False, trust_remote_code=True)
     write_adaptive(tmp_path / "steps.json", {1: 3})
-    draft = Draft(**CHAIN, adaptive=str(tmp_path / "steps.json"))
+    draft = Draft(**CHAIN, window=512, adaptive=str(tmp_path / "steps.json"))
     words = launch_command(every, target="t", revision="main", draft=draft)
     assert {word for word in words if word.startswith("--")} == KNOWN
 

@@ -38,6 +38,7 @@ def start(tmp_path: Path, tiny_path: Path) -> Start:
     return prepared
 
 
+@pytest.mark.slow
 def test_a_server_answers_inside_its_block_and_is_gone_behind_it(start: Start) -> None:
     with start() as server:
         assert server.alive() and is_reachable(server.url)
@@ -160,6 +161,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_a_server_ends_with_a_parent_that_is_killed_and_its_scratch_is_deleted(tmp_path: Path) -> None:
     (tmp_path / "scratch").mkdir()
     (tmp_path / "scratch/rows.safetensors").touch()

@@ -57,6 +57,7 @@ def test_row_groups_of_a_scratch_file_do_not_show_in_the_output(
 
 
 @pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.slow
 def test_a_limit_is_met_exactly_and_stops_the_reading(prepare: Prepare, processes: int) -> None:
     rows = [chat(f"q {number // 2}", id=number) for number in range(400)]  # half of them are duplicates
     ledger = prepare(rows, limit=30, chunk_mb=0.001, processes=processes)
@@ -110,6 +111,7 @@ prepared(Path({out!r}), path={path!r}, chunk_mb=0.0005, processes={processes})
 
 
 @pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.slow
 def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(prepare: Prepare, tmp_path: Path, processes: int) -> None:
     prepare(some_rows(150), chunk_mb=0.0005)
     expected = prepare.outputs()

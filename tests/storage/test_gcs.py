@@ -55,6 +55,7 @@ def train(run: Path, data: object, *overrides: str) -> str:
 
 
 @pytest.mark.parametrize("order", ["shuffled", "streaming"])
+@pytest.mark.slow
 def test_a_training_from_google_is_that_from_disk(google: GcsServer, tmp_path: Path, order: str) -> None:
     samples, url = random_samples(60), new_folder("gs")
     save_store(open_folder(url, setting="features.path"), samples)

@@ -81,6 +81,7 @@ def test_a_new_run_in_an_old_folder_starts_a_new_file(tmp_path: Path) -> None:
     assert [float(row["loss"]) for row in rows(tmp_path)] == [2.0, 2.0]
 
 
+@pytest.mark.slow
 def test_a_wandb_sweep_has_one_run_a_job_with_config_revision_and_store(tmp_path: Path, store_path: Path) -> None:
     sweep = tmp_path / "sweep"
     done = run_script(
@@ -197,6 +198,7 @@ def train(store: Path, folder: Path, *arguments: str) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_is_an_artifact_when_asked_for_and_a_resume_goes_on_in_the_run(
     tmp_path: Path, store_path: Path
 ) -> None:

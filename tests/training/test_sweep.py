@@ -139,10 +139,8 @@ def test_a_killed_sweep_continues_by_the_same_command(tmp_path: Path, store_path
 
 LAUNCHERS = [
     (("hydra/launcher=joblib", "hydra.launcher.n_jobs=2"), "hydra_joblib_launcher"),
-    pytest.param(("hydra/launcher=submitit_local",), "hydra_submitit_launcher", marks=pytest.mark.slow),
-    pytest.param(
-        ("hydra/launcher=ray", "+hydra.launcher.ray.remote.num_cpus=1"), "hydra_ray_launcher", marks=pytest.mark.slow
-    ),
+    (("hydra/launcher=submitit_local",), "hydra_submitit_launcher"),
+    (("hydra/launcher=ray", "+hydra.launcher.ray.remote.num_cpus=1"), "hydra_ray_launcher"),
 ]
 
 
@@ -154,6 +152,7 @@ def sweep(store: Path, folder: Path, *arguments: str) -> subprocess.CompletedPro
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("launcher", "plugin"), LAUNCHERS)
 def test_jobs_on_other_processes_share_the_store_and_one_failure_ends_no_other(
     tmp_path: Path, store_path: Path, launcher: tuple[str, ...], plugin: str
@@ -214,6 +213,7 @@ def test_a_search_looks_for_what_callbacks_best_calls_better(mode: str, directio
     assert "OptunaSweeper" in config.hydra.sweeper._target_
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_by_itself(tmp_path: Path, store_path: Path) -> None:
     """As a job that SLURM puts back: the same command in the same folder."""
     settings = [
@@ -228,6 +228,7 @@ def test_a_run_that_was_stopped_goes_on_by_itself(tmp_path: Path, store_path: Pa
     assert epochs_logged == {"0", "1"}
 
 
+@pytest.mark.slow
 def test_a_job_that_early_stopping_ended_is_not_trained_again(tmp_path: Path, store_path: Path) -> None:
     settings = ("ckpt_path=auto", "trainer.max_epochs=9", "callbacks.early_stopping.patience=1", "optim.lr=1e-9,1e-8")
     contents = []

@@ -60,6 +60,7 @@ class BatchedDecoder:
 
     def __init__(self, target: Target, settings: CompareSettings, answers: Answers) -> None:
         self.steps, self.positions = settings.most_steps, settings.positions or []
+        self.draft_window = settings.draft_window
         start = time.perf_counter()
         self.answered = {
             temperature: answer_all(
@@ -81,7 +82,8 @@ class BatchedDecoder:
         measured = {}
         topks = sorted({way.shape.topk for way in ways})
         for temperature, answered in self.answered.items():
-            recording = record(speculator, Bar(answered, desc=name, unit="prompt"), steps=self.steps, topks=topks)
+            bar, window = Bar(answered, desc=name, unit="prompt"), self.draft_window
+            recording = record(speculator, bar, steps=self.steps, topks=topks, draft_window=window)
             for way in (way for way in ways if way.temperature == temperature):
                 measured[way] = of_rounds(recording.replay_each(**way.shape._asdict()), answered, self.positions)
         return {way: measured[way] for way in ways}

@@ -42,6 +42,7 @@ def page_facts(
     how = measurer.decoding
     measured = measurer.summary(Measurement([trace.decoded for trace in traces], None, 0.0), prompts)
     drafting = f"steps={how.steps} topk={how.topk} draft_tokens={how.draft_tokens or how.steps + 1}"
+    drafting += f" draft_window={how.draft_window}" if how.draft_window else ""
     left_out = "".join(f"; {number} left out ({reason})" for reason, number in measured.left_out.items())
     facts = {
         "accept length": f"{with_error(measured.accept_length, measured.standard_error)} tokens a verification",

@@ -102,8 +102,9 @@ def _replayed(
     speculator, most = Speculator(target, loaded.head, loaded.capture_layers), max(settings.steps)
     sampling = {**asdict(answering), "batch_size": settings.batch_size}
     answers = answer_all(target, prompts, beyond=most, progress="answers", **sampling)
-    bar = Bar(answers, desc="replay", unit="prompt")
-    return replayed_gains(record(speculator, bar, steps=most, topks=sorted(set(topk))), candidates)
+    bar, window = Bar(answers, desc="replay", unit="prompt"), settings.draft_window
+    recording = record(speculator, bar, steps=most, topks=sorted(set(topk)), draft_window=window)
+    return replayed_gains(recording, candidates)
 
 
 def replayed_gains(recording: Recording, settings: Iterable[Shape]) -> dict[Shape, Gain]:

@@ -84,10 +84,11 @@ def advice(found: Findings, folder: Path, *, target: str, head: str) -> Iterator
         )
         return
     yield f"{speed_up:.2f} times the speed of the plain target at concurrency {load} ({how}) with"
-    yield f"  {shlex.join(words_of(draft_flags(Draft(head=head, **best._asdict()))))}"
+    window = found.settings.draft_window
+    yield f"  {shlex.join(words_of(draft_flags(Draft(head=head, window=window, **best._asdict()))))}"
     yield (
         f"  python serve.py action=launch target.path={target} head={head} steps={best.steps} topk={best.topk} "
-        f"draft_tokens={best.draft_tokens}"
+        f"draft_tokens={best.draft_tokens}" + (f" draft_window={window}" if window else "")
     )
 
 

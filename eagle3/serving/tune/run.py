@@ -82,4 +82,4 @@ def require_possible(
         )
     if settings.timed:
         launch.require_room(max(settings.all_loads), setting="tune.loads" if settings.loads else "tune.concurrency")
-        prepare(launch, target, Draft(head=head, steps=1, topk=1, draft_tokens=None))
+        prepare(launch, target, Draft(head=head, steps=1, topk=1, draft_tokens=None, window=settings.draft_window))

@@ -1,7 +1,7 @@
 """Times a draft setting, or the plain target, on a real server under the user's load."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -83,15 +83,16 @@ class ServerTimer:
 
     def __call__(self, setting: Shape | None) -> dict[int, LoadTiming]:
         name = "-".join(map(str, setting)) if setting else "plain"
-        draft = Draft(head=self.head, **setting._asdict()) if setting else None
+        draft = self._draft(setting) if setting else None
         return self._times(name, draft, self.settings.all_loads)
 
     def adaptive(self, steps: Mapping[int, int], loads: Sequence[int]) -> dict[int, LoadTiming]:
         file = self.log_dir / "timed_adaptive.json"
         write_adaptive(file, steps)
-        return self._times(
-            "adaptive", Draft(head=self.head, steps=1, topk=1, draft_tokens=None, adaptive=str(file)), loads
-        )
+        return self._times("adaptive", replace(self._draft(Shape(1, 1, 2)), adaptive=str(file)), loads)
+
+    def _draft(self, shape: Shape) -> Draft:
+        return Draft(head=self.head, window=self.settings.draft_window, **shape._asdict())
 
     def _times(self, name: str, draft: Draft | None, loads: Sequence[int]) -> dict[int, LoadTiming]:
         log = self.log_dir / f"{name}.log"

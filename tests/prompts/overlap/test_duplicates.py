@@ -58,6 +58,7 @@ def test_what_is_kept_is_what_comparing_every_pair_keeps(prepare: Prepare, thres
     assert {"exact duplicate", "near duplicate"} == set(reasons(prepare))
 
 
+@pytest.mark.slow
 def test_the_default_bands_find_nearly_all_pairs_above_the_threshold(prepare: Prepare) -> None:
     texts = texts_with_copies(1500, seed=2)
     prepare([chat(text) for text in texts])
@@ -66,6 +67,7 @@ def test_the_default_bands_find_nearly_all_pairs_above_the_threshold(prepare: Pr
     assert len(texts) - len(expected) > 300
 
 
+@pytest.mark.slow
 def test_near_copies_do_not_depend_on_processes_chunks_or_batches(
     prepare: Prepare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,6 +82,7 @@ def test_near_copies_do_not_depend_on_processes_chunks_or_batches(
     assert (prepare.prompts(), prepare.rejects()) == expected
 
 
+@pytest.mark.slow
 def test_long_prompts_of_one_template_are_compared_within_the_memory_limit(
     prepare: Prepare, monkeypatch: pytest.MonkeyPatch
 ) -> None:

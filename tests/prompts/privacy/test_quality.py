@@ -232,6 +232,7 @@ def seconds(recogniser, text: str) -> float:
     return time.process_time() - start
 
 
+@pytest.mark.slow
 def test_no_text_can_drive_a_recogniser_beyond_linear_time(privacy):
     """Ten times the text takes ten times as long, not a hundred."""
 

@@ -29,6 +29,7 @@ PROMPTS = ASSETS / "prompts" / "heldout.jsonl"
 CHAIN: dict[str, Any] = {"steps": 3, "topk": 1, "draft_tokens": None}
 
 
+@pytest.mark.slow
 def test_bench_starts_the_servers_one_after_the_other_and_compares_them(
     tmp_path: Path, head_folder: Path, target_files: TargetFiles, capsys: pytest.CaptureFixture[str]
 ) -> None:

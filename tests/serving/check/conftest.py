@@ -28,7 +28,8 @@ def make_measurer(target: Target, chat: Chat) -> Callable[..., Measurer]:
             "min_accept_length": 1.0,
             "max_difference": 0.05,
         }
-        decoding = Decoding(steps=2, topk=1, draft_tokens=None, max_new_tokens=max_new_tokens, temperature=0.0, seed=0)
+        shape = {"steps": 2, "topk": 1, "draft_tokens": None, "draft_window": None}
+        decoding = Decoding(**shape, max_new_tokens=max_new_tokens, temperature=0.0, seed=0)
         return Measurer(target=target, chat=chat, decoding=decoding, **settings | changes)  # type: ignore[arg-type]
 
     return make

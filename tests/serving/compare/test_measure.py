@@ -24,17 +24,18 @@ PROMPTS = [PROMPT, PROMPT[9:], PROMPT * 2, PROMPT[:1], PROMPT[4:], PROMPT]
 
 def settings(**changes):
     given = {"shapes": SHAPES, "temperatures": [0.0, 0.7], "batch_size": 3, "batch_tokens": 999}
-    return validated(CompareSettings, given | {"positions": None} | changes)
+    return validated(CompareSettings, given | {"positions": None, "draft_window": None} | changes)
 
 
-def both(target, head, answers):
+def both(target, head, answers, window=None):
     """What the batched decoder gives for each way, and the measurement that decodes prompt by prompt."""
-    ways = all_ways(settings())
-    batched = BatchedDecoder(target, settings(), answers)(Speculator(target, head, LAYERS), ways, "head")
+    how = replace(settings(), draft_window=window)
+    ways = all_ways(how)
+    batched = BatchedDecoder(target, how, answers)(Speculator(target, head, LAYERS), ways, "head")
     one_by_one = {
         way: measure(
             target, head, LAYERS, answers.prompts, **way.shape._asdict(), max_new_tokens=answers.max_new_tokens,
-            temperature=way.temperature, seed=answers.seed, progress=None,
+            temperature=way.temperature, seed=answers.seed, progress=None, draft_window=window,
         )
         for way in ways
     }  # fmt: skip
@@ -60,11 +61,11 @@ def stopping(target):
     return found
 
 
-@pytest.mark.parametrize("stops", [False, True])
-def test_a_fitted_head_gains_the_same_on_every_prompt(stops):
+@pytest.mark.parametrize(("stops", "window"), [(False, None), (True, None), (False, 6)])
+def test_a_fitted_head_gains_the_same_on_every_prompt(stops, window):
     target = stopping(small_target()) if stops else small_target()
     most = NEW_TOKENS if stops else NEW_TOKENS // 2
-    batched, one_by_one = both(target, fitted_head(small_target(), PROMPT), Answers(PROMPTS, most, 5))
+    batched, one_by_one = both(target, fitted_head(small_target(), PROMPT), Answers(PROMPTS, most, 5), window)
     require_same(batched, one_by_one)
     greedy = [way for way in one_by_one if way.temperature == 0]
     assert {one_by_one[way].lossless for way in greedy} == {1.0} and len(greedy) == len(SHAPES)
@@ -75,6 +76,7 @@ def test_a_fitted_head_gains_the_same_on_every_prompt(stops):
 
 
 @pytest.mark.shapes
+@pytest.mark.slow
 def test_a_random_head_gains_the_same_in_float32_on_the_bundled_target():
     target = tiny_target()
     assert target.embedding.dtype == torch.float32

@@ -29,7 +29,7 @@ CHAIN, TREE = {"steps": 3, "topk": 1, "draft_tokens": None}, {"steps": 3, "topk"
 
 def settings(**changes):
     given = {"shapes": [CHAIN, TREE], "temperatures": [0.0, 1.0], "batch_size": 4}
-    return validated(CompareSettings, given | {"batch_tokens": 4096, "positions": None} | changes)
+    return validated(CompareSettings, given | {"batch_tokens": 4096, "positions": None, "draft_window": None} | changes)
 
 
 @cache
