@@ -120,7 +120,7 @@ def public_target() -> str:
 def on_public_target(file: str, drafts: str, sampling: str) -> tuple[float, float]:
     """Return the mean accept length of the seeds, and the mean of their standard errors over prompts."""
     key = f"{file}: all, {drafts}, {sampling}"
-    results = (result(name)["seeds"] for name in ("public_target.json", "public_target_two_seeds.json"))
+    results = (result(name)["seeds"] for name in ("public_target.json", "public_target_seeds.json"))
     seeds = [seed[key]["defaults"] for seed in next(seeds for seeds in results if key in seeds[0])]
     return mean(seed["accept_length"] for seed in seeds), mean(seed["standard_error"] for seed in seeds)
 
