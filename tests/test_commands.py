@@ -31,7 +31,7 @@ from eagle3.settings.prompts import LicenseSettings
 
 PAGES = (*tables.PAGES, *(ROOT / name for name in ("benchmarks/README.md", "CHANGELOG.md", "CONTRIBUTING.md")))
 TEXTS = all_texts(PAGES)
-NUMBERS = {"steps": 1, "topk": 1, "draft_tokens": 2}  # keys that a message fills in with a number
+NUMBERS = {"steps": 1, "topk": 1, "draft_tokens": 2, "draft_window": 64}  # keys that a message fills in with a number
 # The same command once: where it is complete, if it is so anywhere.
 COMMANDS = list(
     {

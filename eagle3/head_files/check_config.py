@@ -104,6 +104,14 @@ def check_context(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
             f"SGLang does not start unless --context-length is {length} or less; set it to "
             f"{math.ceil(needed / factor)}",
         )
+    trained = files.record.store.tokens_of_99_percent if files.record else None
+    if trained is not None and trained < needed <= length:
+        window = max(64, trained)
+        yield (
+            "ok",
+            f"the target reads {needed} tokens, 99 % of the training's texts have at most {trained}: in longer ones a "
+            f"head may draft worse; compare it there with and without compare.draft_window={window}",
+        )
 
 
 def check_dtype(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:

@@ -18,11 +18,13 @@ FILE = "training.json"
 
 @dataclass(frozen=True, kw_only=True)
 class StoreRecord(Record):
-    """The feature store of the training (several stores joined: their paths) and the share held out for validation."""
+    """The feature store of the training (several stores joined: their paths), the share held out for validation,
+    and the number of tokens that 99 % of its samples do not exceed (None: exported by an earlier version)."""
 
     path: str | list[str]
     hash: str
     val_fraction: float
+    tokens_of_99_percent: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from lightning.pytorch.plugins import TorchCheckpointIO
 from torch import Tensor
@@ -33,6 +34,7 @@ class Origin(Record):
     path: str | list[str]
     hash: str
     val_fraction: float
+    tokens_of_99_percent: int | None = None  # that many samples have no more tokens
 
     @classmethod
     def of(cls, source: FeatureSource, val_fraction: float) -> "Origin":
@@ -43,6 +45,7 @@ class Origin(Record):
             path=source.location,
             hash=source.fingerprint,
             val_fraction=val_fraction,
+            tokens_of_99_percent=int(np.quantile(source.samples.tokens, 0.99, method="higher")),
         )
 
 

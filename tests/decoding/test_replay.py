@@ -94,10 +94,10 @@ def test_a_replayed_setting_counts_what_decoding_with_it_counts(target, head, re
     assert 0 < rounds.accepted[0] < rounds.verifications
 
 
-@pytest.mark.parametrize("window", [1, 6, 12])
-def test_a_window_is_replayed_as_it_is_decoded(target, head, recording, window):
+def test_a_window_is_replayed_as_it_is_decoded(target, head, recording):
+    window = 6
     narrow = recorded(target, head, draft_window=window)
-    for setting in SETTINGS[3:]:
+    for setting in SETTINGS[3::3]:
         rounds = replay(narrow, **setting)
         assert (rounds.verifications, rounds.accepted) == decoded(target, head, draft_window=window, **setting)
     assert replay(narrow, **SETTINGS[3]) != replay(recording, **SETTINGS[3])  # the head attends further back

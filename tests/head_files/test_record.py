@@ -48,6 +48,14 @@ def test_a_record_is_read_as_it_was_written(record: HeadRecord, tmp_path: Path) 
         assert read_record(tmp_path, made_by="EXPORT") == each
 
 
+def test_a_record_without_the_keys_of_later_versions_is_read(record: HeadRecord, tmp_path: Path) -> None:
+    older = asdict(replace(record, accept_length=measured()))
+    del older["store"]["tokens_of_99_percent"], older["accept_length"]["draft_window"]
+    (tmp_path / "training.json").write_bytes(as_file(older))
+    found = read_record(tmp_path, made_by="EXPORT")
+    assert found is not None and found.store.tokens_of_99_percent is None and found.accept_length == measured()
+
+
 def test_no_path_of_this_machine_is_written_and_what_lies_near_is_found(record: HeadRecord, tmp_path: Path) -> None:
     store = StoreRecord(path=[str(tmp_path / "a"), "s3://b/c"], hash="h", val_fraction=0)
     here = replace(record, store=store, target=replace(record.target, name=str(tmp_path / "target")))

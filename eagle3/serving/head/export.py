@@ -83,7 +83,12 @@ def trained_head(checkpoint: Checkpoint) -> TrainedHead:
         },
         accept_length=None,
         target=origin.target,
-        store=StoreRecord(path=origin.path, hash=origin.hash, val_fraction=origin.val_fraction),
+        store=StoreRecord(
+            path=origin.path,
+            hash=origin.hash,
+            val_fraction=origin.val_fraction,
+            tokens_of_99_percent=origin.tokens_of_99_percent,
+        ),
         checkpoint="/".join(checkpoint.path.resolve().parts[-3:]),  # RUN/checkpoints/FILE: not whose disk it was on
         started_from=training.settings.get("init_from", {}),
         versions={},

@@ -84,11 +84,11 @@ def advice(found: Findings, folder: Path, *, target: str, head: str) -> Iterator
         )
         return
     yield f"{speed_up:.2f} times the speed of the plain target at concurrency {load} ({how}) with"
-    window = found.settings.draft_window
-    yield f"  {shlex.join(words_of(draft_flags(Draft(head=head, window=window, **best._asdict()))))}"
+    draft = Draft(head=head, window=found.settings.draft_window, **best._asdict())
+    yield f"  {shlex.join(words_of(draft_flags(draft)))}"
     yield (
         f"  python serve.py action=launch target.path={target} head={head} steps={best.steps} topk={best.topk} "
-        f"draft_tokens={best.draft_tokens}" + (f" draft_window={window}" if window else "")
+        f"draft_tokens={best.draft_tokens} draft_window={found.settings.draft_window or 'null'}"
     )
 
 
@@ -100,7 +100,10 @@ def _advice_by_load(found: Findings, folder: Path, *, target: str, head: str) ->
         yield "no chain beats the plain target at any of these loads; serve the target without a head"
         return
     yield "fastest: " + ", ".join(f"{load} at a time: {chain or 'no'} steps" for load, chain in steps.items())
-    yield f"  python serve.py action=launch target.path={target} head={head} adaptive={folder / ADAPTIVE}"
+    yield (
+        f"  python serve.py action=launch target.path={target} head={head} adaptive={folder / ADAPTIVE} "
+        f"draft_window={found.settings.draft_window or 'null'}"
+    )
     for load in lost:
         speed_up = found.plain[load].seconds_per_token / found.served(load)[1].seconds_per_token
         if speed_up < 1:

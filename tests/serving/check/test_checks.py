@@ -109,6 +109,18 @@ def test_a_head_covers_the_context_that_sglang_derives_for_its_target(
     assert f"set it to {length}" in found
 
 
+@pytest.mark.parametrize(("tokens", "window"), [(300, 300), (20, 64), (4096, None), (None, None)])
+def test_a_target_that_reads_longer_texts_than_the_training_had_is_said(
+    tokens: int | None, window: int | None, facts: TargetFacts, tmp_path: Path
+) -> None:
+    trained = random_head(facts, FINGERPRINT)
+    store = replace(trained.record.store, tokens_of_99_percent=tokens)
+    export_head(replace(trained, record=replace(trained.record, store=store)), tmp_path / "head", versions={})
+    [found] = [each for each in findings_of(Editable(tmp_path / "head"), facts) if each.check == "context"]
+    assert found.level == "ok" and ("99 %" in found.message) == (window is not None)
+    assert window is None or found.message.endswith(f"with and without compare.draft_window={window}")
+
+
 # --- planted faults --------------------------------------------------------------------------------------------------
 
 

@@ -76,6 +76,13 @@ def test_the_report_names_the_fastest_timed_setting_and_how_to_serve_with_it(tmp
     assert row["timed"]["4"]["seconds_per_token"] == found.timed[best][4].seconds_per_token
 
 
+def test_the_commands_to_serve_with_have_the_window_that_was_searched_with(tmp_path: Path) -> None:
+    said = report(tuned(Machine(CHEAP), draft_window=512), tmp_path)
+    assert "--speculative-draft-window-size 512" in said and said.endswith(" draft_window=512")
+    by_load = tuned(Machine(BY_LOAD, loads=tuple(LOADS)), loads=LOADS, timed=20, draft_window=512)
+    assert f"adaptive={tmp_path}/loads/adaptive.json draft_window=512\n" in report(by_load, tmp_path / "loads")
+
+
 def test_the_table_has_the_plain_target_the_timed_settings_and_the_best_predicted_marked_as_such() -> None:
     found = tuned(Machine(CHEAP))
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in settings_table(found).splitlines()]
