@@ -24,7 +24,7 @@ test: .venv/ready  ## lint, types, import order, tests
 	.venv/bin/lint-imports
 	.venv/bin/python $(PYTEST)
 
-test-slow: .venv/ready  ## tests that take minutes each: launched ranks, a Ray cluster, the notebook, the site
+test-slow: .venv/ready  ## tests that take many seconds or minutes each: launched ranks, a Ray cluster, the notebook, the site
 	.venv/bin/python $(PYTEST) -m 'slow and not gpu'
 
 test-newest: .venv-newest/ready  ## the tests with the latest release of every dependency

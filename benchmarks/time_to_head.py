@@ -166,9 +166,10 @@ def results(options: argparse.Namespace, steps: dict[str, dict[str, Any]]) -> di
             if name in GPU_STEPS
         }
     if set(GPU_STEPS) <= set(steps) and options.gpus == 1:
-        hours = {}
+        hours, found["starts"] = {}, {}
         for name in GPU_STEPS:
             at_work = tokens[name] / steps[name]["tokens_per_s"]
+            found["starts"][name] = steps[name]["seconds"] - at_work  # and ends
             hours[name] = (steps[name]["seconds"] + (WANTED / options.conversations - 1) * at_work) / 3600
         found["gpu_seconds"] = sum(steps[name]["seconds"] for name in GPU_STEPS)
         found["for_100000"] = {"gpu_hours": sum(hours.values()), **{f"{name}_hours": hours[name] for name in hours}}

@@ -155,6 +155,8 @@ def test_the_commands_leave_what_they_promise(world: World) -> None:
         assert (world.root / path).is_file(), path
     card = (world.head / "README.md").read_text()  # with the prompts' licences, as ledger.json counts them
     assert "license: other" in card and "| CC-BY-4.0 |" in card and str(world.root) not in card
+    trained = json.loads((world.head / "training.json").read_text())["store"]["tokens_of_99_percent"]
+    assert trained in FeatureStore(LocalFolder(world.store)).samples.tokens
     shared = {(world.store / name).stat().st_mode for name in ("manifest.json", "target.safetensors")}
     assert len(shared) == 1, "whoever may read the manifest may train"
 

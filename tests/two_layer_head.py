@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from eagle3.errors import InputError
 from eagle3.head.batch import TttBatch
 from eagle3.head.draft_head import MLP, DraftHead, HeadConfig, RMSNorm
 from eagle3.head.eagle3 import EAGLE3, Eagle3
@@ -127,6 +128,8 @@ class TwoLayers(Eagle3):
     def cached(
         self, head: TwoLayerHead, embedding: Float[Tensor, "V H"], room: int, *, window: int | None = None
     ) -> CachedTwoLayers:
+        if window is not None:
+            raise InputError("draft_window: this kind attends to all tokens")
         return CachedTwoLayers(head, embedding)
 
     def to_json(self, config: TwoLayerConfig) -> dict[str, Any]:

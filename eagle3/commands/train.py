@@ -146,7 +146,7 @@ def build_module(config: DictConfig, head: DraftHead, data: FeatureData, start: 
         embedding=embedding,
         lm_head=lm_head,
         logit_transform=data.source.target_config.logit_transform,
-        origin=Origin.of(data.source, data.val_fraction),
+        origin=Origin.of(data.source, data.train_samples, data.val_fraction),
         settings=decisive_settings(cli.plain(config)) | ({"init_from": start.files} if start else {}),
     )
 

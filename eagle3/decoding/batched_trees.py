@@ -117,7 +117,7 @@ class BatchedTrees:
         return Frontier(hidden, kept_scores, is_own.flatten(1)[every, kept], paths)
 
     def _visible(self, roots: Int[Tensor, " P"], drafted: int) -> Bool[Tensor, "P N"]:
-        """Return the rows that a node attends to at the end of a path of so many drafts."""
+        """Return the rows visible to a node after `drafted` drafts on its path."""
         before = self.rows < roots[:, None]
         return before if self.window is None else before & (self.rows >= roots[:, None] + drafted - self.window)
 

@@ -121,8 +121,8 @@ class Speculator:
         seed: int = 0,
         watch: Callable[[Round], None] | None = None,
     ) -> Decoded:
-        """Answer one prompt. `draft_tokens` counts the root, as SGLang's flag does; a chain has steps + 1. With a
-        `draft_window` the head attends to so many keys, the last ones. `watch` is called with every round.
+        """Answer one prompt. `draft_tokens` counts the root, as SGLang's flag does; a chain has steps + 1. The
+        head attends to the last `draft_window` keys (None: all). `watch` is called with every round.
 
         At temperature 0 the tokens are the target's greedy ones, otherwise its samples for this seed. They do not
         depend on the drafts (up to rounding, which depends on how many tokens a forward reads)."""

@@ -82,7 +82,7 @@ class CachedHead:
         self.confirmed = 0
 
     def context(self, drafted: int) -> Context:
-        """Return the rows that a node attends to at the end of a path of so many drafts."""
+        """Return the rows visible to a node after `drafted` drafts on its path."""
         first = 0 if self.window is None else max(0, self.confirmed + drafted - self.window)
         return self.keys[first : self.confirmed], self.values[first : self.confirmed]
 

@@ -109,8 +109,8 @@ def check_context(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
         window = max(64, trained)
         yield (
             "ok",
-            f"the target reads {needed} tokens, 99 % of the training's texts have at most {trained}: in longer ones a "
-            f"head may draft worse; compare it there with and without compare.draft_window={window}",
+            f"the target reads up to {needed} tokens, but 99 % of the training's texts have at most {trained}; a head "
+            f"may draft worse in longer ones: compare there with and without compare.draft_window={window}",
         )
 
 

@@ -100,7 +100,7 @@ class TuneSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class DraftShape(Settings):
-    """What a head drafts."""
+    """The shape of the drafts."""
 
     steps: Steps
     topk: TopK
@@ -117,7 +117,7 @@ class DraftShape(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Drafting(DraftShape):
-    """What a head drafts, and how much of the text it attends to."""
+    """The shape of the drafts, and the window that the head attends to."""
 
     draft_window: DraftWindow | None
 

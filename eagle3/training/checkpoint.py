@@ -13,6 +13,7 @@ from lightning.pytorch.plugins import TorchCheckpointIO
 from torch import Tensor
 
 from eagle3.errors import InputError
+from eagle3.features.samples import Samples
 from eagle3.features.source import FeatureSource
 from eagle3.storage.files import atomic_write
 from eagle3.storage.folder import LocalFolder, Storage, write_file
@@ -34,10 +35,10 @@ class Origin(Record):
     path: str | list[str]
     hash: str
     val_fraction: float
-    tokens_of_99_percent: int | None = None  # that many samples have no more tokens
+    tokens_of_99_percent: int | None = None  # 99 % of the training samples have at most so many; None: not recorded
 
     @classmethod
-    def of(cls, source: FeatureSource, val_fraction: float) -> "Origin":
+    def of(cls, source: FeatureSource, train_samples: Samples, val_fraction: float) -> "Origin":
         return cls(
             target=source.made_from.target,
             target_config=source.target_config,
@@ -45,7 +46,7 @@ class Origin(Record):
             path=source.location,
             hash=source.fingerprint,
             val_fraction=val_fraction,
-            tokens_of_99_percent=int(np.quantile(source.samples.tokens, 0.99, method="higher")),
+            tokens_of_99_percent=int(np.quantile(train_samples.tokens, 0.99, method="higher")),
         )
 
 

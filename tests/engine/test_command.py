@@ -66,6 +66,11 @@ def test_every_flag_is_one_that_sglang_knows(tmp_path: Path) -> None:
     assert {word for word in words if word.startswith("--")} == KNOWN
 
 
+def test_a_window_is_a_flag_with_its_number(settings: LaunchSettings) -> None:
+    assert command(settings, window=512)["--speculative-draft-window-size"] == ["512"]
+    assert "--speculative-draft-window-size" not in command(settings)
+
+
 @pytest.mark.parametrize(("shape", "tokens"), [((3, 1, None), "4"), ((5, 4, 16), "16"), ((2, 2, 7), "7")])
 def test_a_draft_names_all_three_numbers(
     shape: tuple[int, int, int | None], tokens: str, settings: LaunchSettings

@@ -15,11 +15,13 @@ from scripts import run_script
 from stores import ROOT
 
 from eagle3 import cli
+from eagle3.commands.serve import draft_of
 from eagle3.commands.serve import export_head as export_action
 from eagle3.errors import InputError
 from eagle3.head_files.files import read_files
 from eagle3.head_files.finding import Finding
 from eagle3.serving.head.export import TrainedHead, export_head
+from eagle3.settings.serving import Decoding
 from eagle3.storage.files import read_json, write_jsonl
 
 
@@ -60,6 +62,14 @@ def test_a_wrong_option_of_an_export_is_an_error_and_no_reason_to_skip_the_measu
     config = serve_config("action=export", f"run={tmp_path}/run", f"head={tmp_path}/head", *wrong)
     with pytest.raises(InputError, match=message):
         export_action(config)
+
+
+def test_the_window_of_the_config_reaches_servers_and_the_decoder() -> None:
+    for action in ("launch", "bench"):
+        assert draft_of(serve_config(f"action={action}", "head=HEAD", "draft_window=512")).window == 512
+        assert draft_of(serve_config(f"action={action}", "head=HEAD")).window is None
+    for action in ("check", "decode", "show", "export"):
+        assert cli.settings(Decoding, serve_config(f"action={action}", "draft_window=512")).draft_window == 512
 
 
 def test_one_limit_is_for_every_action_and_its_default_for_each() -> None:

@@ -64,6 +64,8 @@ def compare(
         "seconds": {"answers": decoder.seconds, "heads": seconds},
     }
     page = table(found)
+    if settings.draft_window is not None:
+        page = f"compare.draft_window={settings.draft_window}\n\n{page}"
     write_report(folder / "compare.json", {**origin, **conditions, "rows": found}, folder / "compare.md", page)
     print(page)
     log.info("the table is in %s, all numbers are in %s", folder / "compare.md", folder / "compare.json")

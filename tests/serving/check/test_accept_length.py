@@ -71,6 +71,7 @@ def test_two_standard_errors_are_allowed_where_near_ties_may_have_flipped(
         (3.2, {"standard_error": None}, True, "ok"),
         (1.5, {}, True, "ok"),
         (3.2, {"from_validation": False}, False, "ok"),
+        (3.2, {"draft_window": 64}, False, "ok"),
         (3.2, {"topk": 4}, False, "ok"),
         (3.2, {"temperature": 0.7}, False, "ok"),
         (3.2, {"steps": 4}, False, "ok"),
