@@ -130,6 +130,8 @@ def _be_script(
     command: list[str], cwd: str, environment: dict[str, str], stdout: int, stderr: int, own_session: bool
 ) -> None:
     """In the new process: be `python COMMAND`, from its environment to what is registered for its end."""
+    # Lightning ignores Ctrl-C in a process whose training was interrupted, as one of the tests before may have been.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if own_session:
         os.setsid()
     move_to(cwd, environment, stdout, stderr)
