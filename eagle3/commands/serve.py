@@ -183,8 +183,13 @@ def adaptive_draft(config: DictConfig) -> Draft | None:
 
 
 def draft_of(config: DictConfig) -> Draft:
-    shape = {key: config[key] for key in ("steps", "topk", "draft_tokens")}
-    return Draft(head=config.head, window=config.draft_window, **shape)
+    return Draft(
+        head=config.head,
+        steps=config.steps,
+        topk=config.topk,
+        draft_tokens=config.draft_tokens,
+        window=config.draft_window,
+    )
 
 
 def target_of_server(config: DictConfig) -> TargetFiles:

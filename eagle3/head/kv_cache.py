@@ -75,7 +75,7 @@ class CachedHead:
     def __init__(
         self, head: DraftHead, embedding: Float[Tensor, "V H"], room: int, *, window: int | None = None
     ) -> None:
-        """`room` is the largest number of rows. A node attends to the last `window` keys with its own (None: all)."""
+        """`room` is the largest number of rows. A node attends to the last `window` keys (None: all)."""
         self.head, self.embedding, self.window = head, embedding, window
         shape = (room, head.config.num_kv_heads, head.config.head_dim)
         self.keys, self.values = head.fc.weight.new_empty(shape), head.fc.weight.new_empty(shape)

@@ -109,7 +109,7 @@ def check_context(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
         window = max(64, trained)
         yield (
             "ok",
-            f"the target reads up to {needed} tokens, but 99 % of the training's texts have at most {trained}; a head "
+            f"the target reads up to {needed} tokens, but 99 % of the training texts have at most {trained}; a head "
             f"may draft worse in longer ones: compare there with and without compare.draft_window={window}",
         )
 

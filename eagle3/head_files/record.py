@@ -19,7 +19,7 @@ FILE = "training.json"
 @dataclass(frozen=True, kw_only=True)
 class StoreRecord(Record):
     """The feature store of the training (several stores joined: their paths), the share held out for validation,
-    and the number of tokens that 99 % of the training samples do not exceed (None: an earlier version's)."""
+    and the number of tokens that 99 % of the training samples do not exceed (None: not recorded)."""
 
     path: str | list[str]
     hash: str

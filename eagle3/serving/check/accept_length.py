@@ -86,10 +86,10 @@ class Measurer:
     def finding(self, result: MeasuredAcceptLength, record: HeadRecord | None) -> Finding:
         """Find an error below the least useful accept length, or where the training's record says something else; a
         warning where that may be the difference between answers."""
+        window = f" draft_window={result.draft_window}" if result.draft_window else ""
         summary = (
             f"{with_error(result.accept_length, result.standard_error)} at steps={result.steps} topk={result.topk}"
-            f"{f' draft_window={result.draft_window}' if result.draft_window else ''} "
-            f"on {result.prompts} prompts ({result.prompts_from})"
+            f"{window} on {result.prompts} prompts ({result.prompts_from})"
         )
         if result.accept_length < self.min_accept_length:
             fix = (
@@ -150,5 +150,5 @@ def same_measurement(result: MeasuredAcceptLength, other: MeasuredAcceptLength) 
 
 
 def comparable_with_training(result: MeasuredAcceptLength) -> bool:
-    """Say whether validation simulated the same: greedy chains along the answers that training held out, no window."""
+    """Say whether validation simulated the same: greedy chains, without a window, along held-out answers."""
     return result.from_validation and result.topk == 1 and result.temperature == 0 and result.draft_window is None
