@@ -128,6 +128,7 @@ def test_nothing_is_guessed_where_nothing_is_alike() -> None:
     ("override", "line"),
     [
         ("optm.lr=1", "optm.lr is not a key of this config (did you mean optim.lr?); --cfg job shows every key"),
+        ("answers=auto", "answers is not a key of this config (precompute.py has answers); --cfg job shows every key"),
         ("model={zebra: 1}", "model.zebra is not a key of this config; --cfg job shows every key"),
         (
             "loss.divergence.tv_weight=0.3",

@@ -102,7 +102,11 @@ def unknown_key(key: str, script: str, options: list[str] | None = None) -> str:
     action = next((option for option in options if option.startswith("action=")), None)
     if script == "serve" and action is None:
         return NO_ACTION
-    nearest = _option_with(key, script, options) or did_you_mean(key, [*known_keys(script, options), "hydra.run.dir"])
+    nearest = (
+        _other_script_with(key, script, options)
+        or _option_with(key, script, options)
+        or did_you_mean(key, [*known_keys(script, options), "hydra.run.dir"])
+    )
     return f"{key} is not a key of {action or 'this config'}{nearest}; --cfg job shows every key"
 
 
@@ -113,6 +117,15 @@ def _option_with(key: str, script: str, options: list[str]) -> str:
         f"{group}={other.stem}" for other in others if key in known_keys(script, [*options, f"{group}={other.stem}"])
     ]
     return f" ({' or '.join(having)} has it)" if having else ""
+
+
+def _other_script_with(key: str, script: str, options: list[str]) -> str:
+    """Return ` (precompute.py has it)` of a key or group that this script has none of, or nothing."""
+    group = key.partition(".")[0]
+    having = [other for other in SCHEMAS if other != script and group.replace("/", ".") in known_keys(other, [])]
+    if group.replace("/", ".") in known_keys(script, options) or not having:
+        return ""
+    return f" ({' and '.join(f'{other}.py' for other in having)} {'has' if len(having) == 1 else 'have'} {group})"
 
 
 def _rule(fault: Mapping[str, Any]) -> str:
@@ -163,7 +176,7 @@ def _defaults(script: str, options: tuple[str, ...]) -> Any:
 def _options(script: str) -> list[str]:
     """Return the options that the command takes for groups, but its experiment: that may be what is wrong."""
     if not HydraConfig.initialized() or HydraConfig.get().job.config_name != script:
-        return [word for word in sys.argv[1:] if _is_option(word)] if Path(sys.argv[0]).stem == script else []
+        return [word for word in sys.argv[1:] if _is_option(word, script)] if Path(sys.argv[0]).stem == script else []
     return [
         f"{group}={option}"
         for group, option in HydraConfig.get().runtime.choices.items()
@@ -171,8 +184,8 @@ def _options(script: str) -> list[str]:
     ]
 
 
-def _is_option(word: str) -> bool:
-    """Whether a word of the command line, where Hydra has refused another one, chooses an option of ours."""
+def _is_option(word: str, script: str) -> bool:
+    """Whether a word of the command line, where Hydra has refused another one, chooses an option of the script."""
     group, _, option = word.partition("=")
     known = re.fullmatch(r"[\w/]+=\w+", word) and (ROOT / "conf" / group / f"{option}.yaml").is_file()
-    return bool(known) and not group.startswith(("hydra", "experiment"))
+    return bool(known) and (group == "action" or group.replace("/", ".") in known_keys(script, []))
