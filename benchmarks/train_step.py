@@ -51,6 +51,14 @@ class Case:
     documents: int
     answer_share: float
 
+    @classmethod
+    def parse(cls, text: str) -> "Case":
+        """A case by its number in CASES, or as TOKENS,DOCUMENTS,ANSWER_SHARE."""
+        if text.isdigit():
+            return CASES[int(text)]
+        tokens, documents, share = text.split(",")
+        return cls(int(tokens), int(documents), float(share))
+
 
 HEADS = {"8b": LLAMA_8B, "70b": LLAMA_70B, "1b": LLAMA_1B, "135m": SMOLLM_135M}
 CASES = [
@@ -65,22 +73,26 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--small", action="store_true", help="tiny sizes")
     parser.add_argument("--head", choices=HEADS, default="8b", help="of a target of that size")
-    parser.add_argument("--case", type=int, action="append", help="number of a case, from 0; may be repeated")
+    parser.add_argument(
+        "--case", type=Case.parse, action="append", help="number of a case, from 0, or TOKENS,DOCUMENTS,ANSWER_SHARE; "
+        "may be repeated",
+    )  # fmt: skip
+    parser.add_argument("--no-reference", action="store_true", help="do not time kernels=plain")
     parser.add_argument("overrides", nargs="*", help="of train.py: kernels.*, ttt_steps=, optim=")
     options = parser.parse_intermixed_args(arguments)
-    cases = SMALL_CASES if options.small else CASES
-    if options.case is not None:
-        cases = [cases[number] for number in options.case]
+    cases = options.case or (SMALL_CASES if options.small else CASES)
     shape = SMALL if options.small else HEADS[options.head]
     logging.basicConfig(level=logging.INFO, format="%(message)s")  # which kernels were chosen, and why
     rows: list[dict[str, Any]] = []
-    for row in measured(shape, cases, options.overrides):
+    for row in measured(shape, cases, options.overrides, with_reference=not options.no_reference):
         rows.append(row)
         write_result(options.out, {"rows": rows}, arguments)
         print(printed(row), flush=True)
 
 
-def measured(shape: HeadConfig, cases: list[Case], overrides: list[str]) -> Iterator[dict[str, Any]]:
+def measured(
+    shape: HeadConfig, cases: list[Case], overrides: list[str], *, with_reference: bool
+) -> Iterator[dict[str, Any]]:
     """A row for each case."""
     config, reference = composed(overrides), composed([*but_backends(overrides), *REFERENCE])
     torch.set_float32_matmul_precision(config.matmul_precision)
@@ -94,9 +106,10 @@ def measured(shape: HeadConfig, cases: list[Case], overrides: list[str]) -> Iter
         row = asdict(case) | dict.fromkeys(MEASURED) | {"ceiling_tflops": ceiling}
         row |= without_overflow(lambda batch=batch: cost(random_step(shape, config), batch, ceiling))
         row |= without_overflow(lambda case=case: ragged_cost(random_step(shape, config), case, samples))
-        row |= without_overflow(
-            lambda batch=batch: {"reference_tokens_per_s": random_step(shape, reference).tokens_per_s(batch)}
-        )
+        if with_reference:
+            row |= without_overflow(
+                lambda batch=batch: {"reference_tokens_per_s": random_step(shape, reference).tokens_per_s(batch)}
+            )
         yield row
 
 
