@@ -78,7 +78,7 @@ def best() -> str:
     share = heads["share_of_specforge"]["ours, recipe"]
     rows.append(
         [
-            "GPU-seconds to what SpecForge's head accepts in chains of 7",
+            "training time to SpecForge's accept length (chains of 7)",
             f"**{share:.2f} x** at most",
             "SpecForge on the same H100",
         ]
@@ -104,6 +104,11 @@ def best() -> str:
     rows.append(
         ["serving, time to first token at 1 request", f"{first[0]:.0f} ms", f"{first[1]:.0f} ms without a head"]
     )
+    whole = result("time_to_head.json")
+    conversations, hours = whole["conversations"], whole["for_100000"]["gpu_hours"]
+    disk = f"{whole['features_bytes'] / conversations * 1e5 / 1e12:.1f} TB"
+    cost = f"**{hours:.2f} GPU-hours**, {disk} of disk"
+    rows.append(["100,000 conversations to a head, target of 8 B", cost, f"scaled from {conversations:,} on one H100"])
     return markdown("what | result | compared with", rows)
 
 

@@ -52,7 +52,7 @@ def pipeline() -> None:
     """Folders in the order in which they are made, and the command behind each arrow."""
     axes = canvas(12.6, 2.3)
     folders = ["raw\nconversations", "clean\nprompts", "the target's\nanswers", "feature\nshards"]
-    folders += ["draft head\ncheckpoint", "SGLang\ncheckpoint"]
+    folders += ["draft head\ncheckpoint", "exported\nhead"]
     made_by = ["prompts", "answers", "features", "train.py", "serve.py\nexport"]
     for number, folder in enumerate(folders):
         box(axes, 2.15 * number, 0.75, 1.6, 0.8, folder, GREY if number == 0 else GREEN)
@@ -60,7 +60,7 @@ def pipeline() -> None:
             arrow(axes, (2.15 * number - 0.55, 1.15), (2.15 * number, 1.15))
             axes.text(2.15 * number - 0.28, 1.65, made_by[number - 1], ha="center", va="bottom", fontsize=9.5)
     axes.plot([1.6, 8.05], [0.55, 0.55], color=LINE)
-    axes.text(4.8, 0.12, "precompute.py, with the target", ha="center", fontsize=10)
+    axes.text(4.8, 0.12, "precompute.py; answers and features with the target", ha="center", fontsize=10)
     axes.text(12.35, 0.12, "serve.py: check, launch, bench, tune", ha="right", fontsize=10)
     save(
         axes, "concepts/pipeline", "Raw conversations become prompts, answers, feature shards, a head and a checkpoint"
@@ -119,7 +119,8 @@ def accept_length() -> None:
         bottom = 2.1 - 0.9 * number
         axes.text(0.1, bottom + 0.3, f"round {number + 1}", va="center", fontsize=10)
         for place, token in enumerate(drafts):
-            box(axes, 1.3 + 1.5 * place, bottom, 1.3, 0.6, token, GREEN if place < accepted else RED)
+            mark, colour = ("✓", GREEN) if place < accepted else ("✗", RED)
+            box(axes, 1.3 + 1.5 * place, bottom, 1.3, 0.6, f"{token} {mark}", colour)
         box(axes, 6.0, bottom, 1.3, 0.6, own, BLUE)
         axes.text(7.6, bottom + 0.3, f"{accepted} accepted + 1 = {accepted + 1}", va="center", fontsize=10)
     for left, title in ((3.45, "drafts of the head"), (6.65, "by the target"), (8.8, "tokens")):
@@ -190,7 +191,9 @@ def race(axes: Axes) -> list[str]:
         bars = axes.bar(places, [rate / 1000 for rate in rates], 0.25, label=label, color=colour)
         axes.bar_label(bars, texts, padding=2)
         shown += texts
-    axes.set_xticks(range(len(steps)), [row["batch"].replace(", ", ",\n", 1).replace("],", "],\n") for row in steps])
+    titles = ["4 of 128 to 2,048" if row["batch"].startswith("[") else row["batch"] for row in steps]
+    axes.set_xticks(range(len(steps)), titles)
+    axes.set_xlabel("documents of a batch x tokens")
     axes.set(ylabel="thousand tokens/s, one H200")
     axes.margins(y=0.25)
     axes.legend(frameon=False, loc="upper right", ncols=3)
@@ -200,13 +203,13 @@ def race(axes: Axes) -> list[str]:
 def speed_up(axes: Axes) -> list[str]:
     """Speed-up over concurrency with its interval, for each prompt set; return the numbers shown."""
     cells, shown = tables.result("sglang_bench_smollm2_tree.json")["cells"], []
-    for prompt_set, colour in (("held_out", OURS), ("mt_bench", OTHER)):
+    for prompt_set, title, colour in (("held_out", "held-out prompts", OURS), ("mt_bench", "MT-bench", OTHER)):
         of_set = [cell for cell in cells if cell["prompt_set"] == prompt_set]
         gains = [cell["speed_ups"]["head"]["tpot"] for cell in of_set]
         places, values = [cell["concurrency"] for cell in of_set], [gain["value"] for gain in gains]
         low, high = ([gain[end] for gain in gains] for end in ("low", "high"))
         axes.fill_between(places, low, high, facecolor=(colour, 0.15), edgecolor=colour, linewidth=0.6)
-        axes.plot(places, values, marker="o", color=colour, label=prompt_set)
+        axes.plot(places, values, marker="o", color=colour, label=title)
         axes.annotate(f"{values[0]:.2f}", (places[0], values[0]), xytext=(4, 5), textcoords="offset points")
         shown.append(f"{values[0]:.2f}")
     axes.axhline(1, color=GUIDE, linewidth=0.8, linestyle="--")

@@ -141,6 +141,7 @@ def test_nothing_is_guessed_where_nothing_is_alike() -> None:
         ),
         ("export", "export is not KEY=VALUE; give action=export to serve.py (--help shows every key)"),
         ("model=eagl31", "model=eagl31 is no option; take one of eagle3, eagle31 (did you mean eagle31?)"),
+        ("hparams_search=optna", "hparams_search=optna is no option; take one of optuna (did you mean optuna?)"),
     ],
 )
 def test_a_slip_on_the_command_line_is_one_line_with_what_was_meant(

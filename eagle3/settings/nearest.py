@@ -7,6 +7,7 @@ LIKE = 0.7  # difflib's ratio, from which two names are one with a slip
 OTHER_NAMES = {  # of a key or stage: what Lightning, Hugging Face and other trainers call it
     "ckpt_path": ("resume_from_checkpoint",),
     "data.max_tokens": ("max_length", "max_seq_length"),
+    "data.only_sources": ("sources",),
     "data.pack_tokens": ("batch_size", "per_device_train_batch_size"),
     "data.prefetch": ("prefetch_factor",),
     "data.readers": ("num_workers",),
