@@ -28,11 +28,7 @@ from eagle3.settings.training import KernelSettings
 log = logging.getLogger(__name__)
 
 # The fastest first: auto takes the first without an obstacle.
-OPTIONS = {
-    "attention": (*FASTEST_FIRST, "padded", "dense"),
-    "layer": ("fused", "plain"),
-    "loss": ("chunked", "plain"),
-}
+OPTIONS = {"attention": (*FASTEST_FIRST, "padded", "dense"), "layer": ("fused", "plain"), "loss": ("chunked", "plain")}
 RECORDABLE = {"attention": "triton", "layer": "fused", "loss": "chunked"}  # in a CUDA graph: the host reads no sizes
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 HOST_BOUND = 2048  # hidden size up to which the host, not the GPU, bounds a step (benchmarks/results/small_heads.json)

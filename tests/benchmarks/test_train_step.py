@@ -9,9 +9,7 @@ from stores import ROOT
 from torch.utils.flop_counter import FlopCounterMode
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers.*",
-    "ignore:.*treespec, LeafSpec.*",
-    "ignore:Checkpoint directory.*",
+    "ignore:.*does not have many workers.*", "ignore:.*treespec, LeafSpec.*", "ignore:Checkpoint directory.*"
 )
 
 

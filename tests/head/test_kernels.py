@@ -40,11 +40,7 @@ def choose(
 ) -> KernelPlan:
     config = make_head(**head or {}).config
     return choose_kernels(
-        KernelSettings(**AUTO | settings),
-        device=device,
-        precision=precision,
-        config=config,
-        divergence=divergence,
+        KernelSettings(**AUTO | settings), device=device, precision=precision, config=config, divergence=divergence
     )
 
 
@@ -243,11 +239,7 @@ def test_float8_takes_the_parts_that_multiply_in_it_also_on_the_cpu() -> None:
     ],
 )
 def test_float8_is_refused_where_it_cannot_run(
-    capability: tuple[int, int],
-    precision: str,
-    head: dict[str, int],
-    obstacle: str | None,
-    gpu_of: GpuOf,
+    capability: tuple[int, int], precision: str, head: dict[str, int], obstacle: str | None, gpu_of: GpuOf
 ) -> None:
     gpu_of(*capability)
     if obstacle is None:

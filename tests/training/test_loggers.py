@@ -103,10 +103,7 @@ def test_a_wandb_sweep_has_one_run_a_job_with_config_revision_and_store(tmp_path
         ):  # fmt: skip
             assert expected in logged, expected
     again = subprocess.run(
-        [sys.executable, "-m", "eagle3.training.sweep", str(sweep)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
+        [sys.executable, "-m", "eagle3.training.sweep", str(sweep)], cwd=ROOT, capture_output=True, text=True
     )
     assert again.stdout.splitlines() == table[-3:]
 

@@ -94,9 +94,7 @@ class _ProjectContext(torch.autograd.Function):
         grad_normed = weights.qkv.backward(grad_key_value, of_key_value, part=HIDDEN)  # (T, H)
         # Every anchor is one row, so this needs no atomic additions, which `index_add_` would make.
         grad_normed.index_copy_(
-            0,
-            anchors,
-            weights.qkv.backward(grad_query, of_query, grad_normed.index_select(0, anchors), part=HIDDEN),
+            0, anchors, weights.qkv.backward(grad_query, of_query, grad_normed.index_select(0, anchors), part=HIDDEN)
         )
         grad_hidden, normed = weights.hidden_norm.backward(hidden, grad_normed)
         grad_hidden.index_copy_(0, anchors, grad_hidden.index_select(0, anchors).add_(grad_anchors))
