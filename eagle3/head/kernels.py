@@ -11,14 +11,14 @@ from importlib.util import find_spec
 import torch
 
 from eagle3.errors import InputError
-from eagle3.head.attention import DenseAttention, MakeAttention, PaddedAttention
+from eagle3.head.attention import MakeAttention, PaddedAttention
 from eagle3.head.divergence import SOFT_CROSS_ENTROPY, Divergence
 from eagle3.head.draft_head import HeadConfig
 from eagle3.head.fast.chain_keys import ChainKeyKernels, PlainChainKeys
 from eagle3.head.fast.chunked_loss import ChunkedLoss, LossKernel, plain_loss_and_gradient
 from eagle3.head.fast.elementwise import ElementwiseKernels, PlainElementwise
 from eagle3.head.fast.flash_attention import FlashAttention
-from eagle3.head.fast.flash_choice import FASTEST_FIRST, flash_kernel, flash_obstacle
+from eagle3.head.fast.flash_kernels import FASTEST_FIRST, flash_kernel, flash_obstacle
 from eagle3.head.fast.fused_layer import FusedLayer
 from eagle3.head.fast.products import Float8Products, MakeProducts, PlainProducts, float8_obstacle
 from eagle3.head.layer import MakeLayer, PlainLayer
@@ -28,7 +28,7 @@ from eagle3.settings.training import KernelSettings
 log = logging.getLogger(__name__)
 
 # The fastest first: auto takes the first without an obstacle.
-OPTIONS = {"attention": (*FASTEST_FIRST, "padded", "dense"), "layer": ("fused", "plain"), "loss": ("chunked", "plain")}
+OPTIONS = {"attention": (*FASTEST_FIRST, "padded"), "layer": ("fused", "plain"), "loss": ("chunked", "plain")}
 RECORDABLE = {"attention": "triton", "layer": "fused", "loss": "chunked"}  # in a CUDA graph: the host reads no sizes
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 HOST_BOUND = 2048  # hidden size up to which the host, not the GPU, bounds a step (benchmarks/results/small_heads.json)
@@ -154,7 +154,7 @@ def _choose_graphs(
 def _made(settings: KernelSettings, chosen: dict[str, str], kernels: KernelBackend) -> KernelPlan:
     elementwise = kernels.elementwise
     make_products: MakeProducts = partial(Float8Products, elementwise=elementwise) if settings.fp8 else PlainProducts
-    attention: MakeAttention = DenseAttention if chosen["attention"] == "dense" else PaddedAttention
+    attention: MakeAttention = PaddedAttention
     layer: MakeLayer = PlainLayer
     loss: ComputeLoss = plain_loss
     if chosen["attention"] in FASTEST_FIRST:

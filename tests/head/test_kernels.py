@@ -12,14 +12,13 @@ from heads import make_head
 from triton_interpreter import needs_triton
 
 from eagle3.errors import InputError
-from eagle3.head.attention import DenseAttention, PaddedAttention
+from eagle3.head.attention import PaddedAttention
 from eagle3.head.divergence import SOFT_CROSS_ENTROPY, Divergence, NegativeLogAcceptance
 from eagle3.head.fast.chain_keys import PlainChainKeys
 from eagle3.head.fast.chunked_loss import ChunkedLoss, plain_loss_and_gradient
 from eagle3.head.fast.elementwise import PlainElementwise
 from eagle3.head.fast.flash_attention import FlashAttention
-from eagle3.head.fast.flash_choice import flash_obstacle
-from eagle3.head.fast.flash_kernels import TorchFlash
+from eagle3.head.fast.flash_kernels import TorchFlash, flash_obstacle
 from eagle3.head.fast.fused_layer import FusedLayer
 from eagle3.head.fast.products import Float8Products, PlainProducts
 from eagle3.head.kernels import KernelPlan, KernelSettings, choose_kernels, kernel_backend
@@ -52,7 +51,7 @@ def gpu_of(monkeypatch: pytest.MonkeyPatch) -> GpuOf:
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "GPU of 2020")
         monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
-        for module in ("kernels", "fast.flash_choice"):
+        for module in ("kernels", "fast.flash_kernels"):
             monkeypatch.setattr(f"eagle3.head.{module}.find_spec", lambda _: None)
 
     return pretend
@@ -69,7 +68,7 @@ def test_auto_takes_the_fastest_that_can_run_and_one_table_says_why(caplog: pyte
         ChunkedLoss(chunk=8192, elementwise=elementwise, kernel=plain_loss_and_gradient, make_products=PlainProducts),
     )
     assert [line.split(maxsplit=2) for line in caplog.messages[0].splitlines()[1:5]] == [
-        ["attention", "padded", f"triton, flash, torch_flash: needs a CUDA GPU (trainer.accelerator=gpu), {here}"],
+        ["attention", "padded", f"triton, torch_flash: needs a CUDA GPU (trainer.accelerator=gpu), {here}"],
         ["layer", "plain", f"fused: Triton needs a CUDA GPU, {here}"],
         ["loss", "chunked", "the fastest"],
         ["products", "bf16-mixed", "kernels.fp8=false"],
@@ -82,9 +81,9 @@ def test_auto_takes_the_fastest_that_can_run_and_one_table_says_why(caplog: pyte
 
 
 def test_what_is_named_is_taken(caplog: pytest.LogCaptureFixture) -> None:
-    plain = {"attention": "dense", "layer": "plain", "loss": "plain"}
+    plain = {"attention": "padded", "layer": "plain", "loss": "plain"}
     with caplog.at_level("INFO"):
-        assert choose(precision="32-true", **plain) == KernelPlan(DenseAttention, PlainLayer, plain_loss)
+        assert choose(precision="32-true", **plain) == KernelPlan(PaddedAttention, PlainLayer, plain_loss)
     assert [line.split()[-1] for line in caplog.messages[0].splitlines()[1:4]] == [
         f"kernels.{part}={name}" for part, name in plain.items()
     ]
@@ -103,7 +102,7 @@ def test_on_a_gpu_without_triton_auto_takes_pytorchs_flash_kernel_and_the_plain_
     assert plan.attention.func is FlashAttention and isinstance(plan.attention.keywords["kernel"], TorchFlash)
     assert isinstance(plan.attention.keywords["chain_keys"], PlainChainKeys)
     assert plan.layer is PlainLayer
-    assert "triton: needs Triton, a part of PyTorch's CUDA builds for Linux; flash: needs flash-attn" in caplog.text
+    assert "triton: needs Triton, a part of PyTorch's CUDA builds for Linux" in caplog.text
     assert "fused: Triton, a part of PyTorch's CUDA builds for Linux, is not installed" in caplog.text
 
 
@@ -203,7 +202,7 @@ def test_a_flash_kernel_says_why_it_cannot_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gpu_of(*capability)
-    monkeypatch.setattr("eagle3.head.fast.flash_choice.find_spec", lambda _: object())
+    monkeypatch.setattr("eagle3.head.fast.flash_kernels.find_spec", lambda _: object())
     found = flash_obstacle(name, **{"device": GPU, "precision": "bf16-mixed", "head_dim": 64} | changes)
     assert found is None if obstacle is None else re.search(obstacle, found)
 

@@ -22,12 +22,12 @@ from eagle3 import cli
 from eagle3.commands.train import build_loggers, build_training, chosen_precision
 from eagle3.errors import InputError, Interrupted
 from eagle3.features.split import split_fraction
-from eagle3.head.attention import DenseAttention, PaddedAttention
 from eagle3.head.batch import ttt_batch
 from eagle3.head.divergence import OfLogProbabilities
+from eagle3.head.fast.chunked_loss import ChunkedLoss
 from eagle3.head.fast.fused_layer import FusedLayer
 from eagle3.head.layer import PlainLayer
-from eagle3.head.loss import UnrollLoss
+from eagle3.head.loss import UnrollLoss, plain_loss
 from eagle3.settings.check import check_settings
 from eagle3.training.resume import read_resumed, require_checkpoint_fits
 
@@ -180,25 +180,21 @@ def test_training_lowers_the_loss_and_writes_metrics_and_checkpoints(train: Star
 
 @pytest.mark.shapes
 @pytest.mark.parametrize(
-    ("kernels", "attention", "layer"),
-    [
-        (["kernels=plain"], DenseAttention, PlainLayer),
-        (["kernels.loss=chunked"], PaddedAttention, PlainLayer),
-        (["kernels.attention=dense", "kernels.layer=fused"], DenseAttention, FusedLayer),
-    ],
+    ("kernels", "layer", "loss"),
+    [("kernels=plain", PlainLayer, plain_loss), ("kernels.layer=fused", FusedLayer, ChunkedLoss)],
 )
 def test_the_loss_curve_is_the_golden_one_with_the_kernels_of_the_config(
-    train: Start, kernels: list[str], attention: type, layer: type, tmp_path: Path
+    train: Start, kernels: str, layer: type, loss: Any, tmp_path: Path
 ) -> None:
     """A refactor that should not change numbers must not; new numbers: write them down here with their reason."""
     store = write_store(tmp_path / "features", random_samples(60))
     settings = ("model=eagle3", "optim=adamw", "loss.decay=0.8", "trainer.max_epochs=2", f"data.path={store}")
-    done = train("run", *settings, *kernels).fit()
+    done = train("run", *settings, kernels).fit()
     golden = json.loads((ROOT / "tests" / "golden" / "training.json").read_text())
     losses = [float(row["train/loss"]) for row in metrics(done) if row["train/loss"]]
     assert losses == pytest.approx(golden["train_loss"], rel=2e-3)
     chosen = done.module.kernels
-    assert (chosen.attention, getattr(chosen.layer, "func", chosen.layer)) == (attention, layer)
+    assert getattr(chosen.layer, "func", chosen.layer) is layer and loss in (chosen.loss, type(chosen.loss))
 
 
 @pytest.mark.parametrize("limit", [[], ["+trainer.limit_val_batches=2", "trainer.num_sanity_val_steps=1"]])

@@ -18,7 +18,7 @@ from stores import HIDDEN, VOCAB, random_sample, with_last_in_float32
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from eagle3.head.attention import DenseAttention, KeysValues, MakeAttention, PaddedAttention
+from eagle3.head.attention import KeysValues, MakeAttention, PaddedAttention
 from eagle3.head.batch import TttBatch, ttt_batch
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.fast.flash_kernels import TorchFlash
@@ -48,7 +48,7 @@ HEADS = {
     "llama3": {"rope_parameters": LLAMA3},
     "yarn": {"rope_parameters": YARN, "num_kv_heads": 4, "head_dim": 6},
 }
-ATTENTIONS = {"dense": DenseAttention, "padded": PaddedAttention, "flash": flash(PlainKernel())}
+ATTENTIONS = {"padded": PaddedAttention, "flash": flash(PlainKernel())}
 Loss = tuple[UnrollLoss, ComputeLoss]
 SEQUENCE = UnrollLoss(decay=0.8, normalize="sequence")
 LOSSES: dict[str, Loss] = {"plain": (TOKEN, plain_loss), "chunked": (SEQUENCE, chunked(7))}
