@@ -11,7 +11,6 @@ C channels.
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -22,13 +21,8 @@ from eagle3.head.batch import TttBatch
 KeysValues = tuple[Float[Tensor, "_ G C"], Float[Tensor, "_ G C"]]
 
 
-@runtime_checkable
-class Attention(Protocol):
-    """Attention of one batch, called at every step; `chain` has the anchors' keys and values of steps 1 … k."""
-
-    def __call__(self, query: Float[Tensor, "R Q C"], chain: list[KeysValues]) -> Float[Tensor, "R Q C"]: ...
-
-
+# Of one batch, called at every step with the anchors' queries, and the keys and values of their chains' steps 1 … k.
+Attention = Callable[[Float[Tensor, "R Q C"], list[KeysValues]], Float[Tensor, "R Q C"]]
 # Called once per batch, with the keys and values of step 0 [T, G, C].
 MakeAttention = Callable[[KeysValues, TttBatch], Attention]
 

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from eagle3.head.attention import KeysValues, MakeAttention, PaddedAttention
 from eagle3.head.batch import TttBatch, ttt_batch
-from eagle3.head.fast.chain_keys import PlainChainKeys
+from eagle3.head.fast.chain_keys import ChainKeys
 from eagle3.head.fast.flash_attention import FlashAttention
 from eagle3.head.fast.flash_kernels import TorchFlash, VarlenKernel
 from eagle3.head.kernels import kernel_backend
@@ -131,7 +131,7 @@ class PlainKernel:
 
 def flash(kernel: VarlenKernel, device: str = "cpu") -> MakeAttention:
     if device == "cpu":
-        return partial(FlashAttention, kernel=kernel, chain_keys=PlainChainKeys())
+        return partial(FlashAttention, kernel=kernel, chain_keys=ChainKeys())
     return partial(FlashAttention, kernel=kernel, chain_keys=kernel_backend(torch.device(device)).chain_keys)
 
 

@@ -14,13 +14,13 @@ from triton_interpreter import needs_triton
 from eagle3.errors import InputError
 from eagle3.head.attention import PaddedAttention
 from eagle3.head.divergence import SOFT_CROSS_ENTROPY, Divergence, NegativeLogAcceptance
-from eagle3.head.fast.chain_keys import PlainChainKeys
+from eagle3.head.fast.chain_keys import ChainKeys
 from eagle3.head.fast.chunked_loss import ChunkedLoss, plain_loss_and_gradient
-from eagle3.head.fast.elementwise import PlainElementwise
+from eagle3.head.fast.elementwise import Elementwise
 from eagle3.head.fast.flash_attention import FlashAttention
 from eagle3.head.fast.flash_kernels import TorchFlash, flash_obstacle
 from eagle3.head.fast.fused_layer import FusedLayer
-from eagle3.head.fast.products import Float8Products, PlainProducts
+from eagle3.head.fast.products import Float8Products, Products
 from eagle3.head.kernels import KernelPlan, KernelSettings, choose_kernels, kernel_backend
 from eagle3.head.layer import PlainLayer
 from eagle3.head.loss import plain_loss
@@ -61,11 +61,11 @@ def test_auto_takes_the_fastest_that_can_run_and_one_table_says_why(caplog: pyte
     with caplog.at_level("INFO"):
         plan = choose()
     elementwise, here = plan.loss.elementwise, "this run is on the CPU"
-    assert isinstance(elementwise, PlainElementwise)
+    assert isinstance(elementwise, Elementwise)
     assert plan == KernelPlan(
         PaddedAttention,
         PlainLayer,
-        ChunkedLoss(chunk=8192, elementwise=elementwise, kernel=plain_loss_and_gradient, make_products=PlainProducts),
+        ChunkedLoss(chunk=8192, elementwise=elementwise, kernel=plain_loss_and_gradient, make_products=Products),
     )
     assert [line.split(maxsplit=2) for line in caplog.messages[0].splitlines()[1:5]] == [
         ["attention", "padded", f"triton, torch_flash: needs a CUDA GPU (trainer.accelerator=gpu), {here}"],
@@ -89,7 +89,7 @@ def test_what_is_named_is_taken(caplog: pytest.LogCaptureFixture) -> None:
     ]
     plan = choose(attention="padded", layer="fused", loss="chunked", loss_chunk=7)
     assert (plan.attention, plan.layer.func, plan.loss.chunk) == (PaddedAttention, FusedLayer, 7)
-    assert plan.layer.keywords["make_products"] is plan.loss.make_products is PlainProducts
+    assert plan.layer.keywords["make_products"] is plan.loss.make_products is Products
     assert plan.layer.keywords["elementwise"] is plan.loss.elementwise
 
 
@@ -100,7 +100,7 @@ def test_on_a_gpu_without_triton_auto_takes_pytorchs_flash_kernel_and_the_plain_
     with caplog.at_level("INFO"):
         plan = choose(GPU, head={"head_dim": 64})
     assert plan.attention.func is FlashAttention and isinstance(plan.attention.keywords["kernel"], TorchFlash)
-    assert isinstance(plan.attention.keywords["chain_keys"], PlainChainKeys)
+    assert isinstance(plan.attention.keywords["chain_keys"], ChainKeys)
     assert plan.layer is PlainLayer
     assert "triton: needs Triton, a part of PyTorch's CUDA builds for Linux" in caplog.text
     assert "fused: Triton, a part of PyTorch's CUDA builds for Linux, is not installed" in caplog.text
@@ -126,7 +126,7 @@ def test_on_a_gpu_with_triton_its_kernels_run_under_all_fast_parts() -> None:
     kernels = kernel_backend(GPU)
     names = type(kernels.elementwise).__name__, type(kernels.chain_keys).__name__, kernels.loss.__name__
     assert names == ("TritonElementwise", "TritonChainKeys", "triton_loss_and_gradient")
-    assert isinstance(kernel_backend(CPU).elementwise, PlainElementwise)
+    assert isinstance(kernel_backend(CPU).elementwise, Elementwise)
 
 
 @needs_triton

@@ -19,8 +19,8 @@ from eagle3.head.batch import TttBatch, ttt_batch
 from eagle3.head.divergence import Divergence
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.fast.chunked_loss import ChunkedLoss, even_chunks, plain_loss_and_gradient
-from eagle3.head.fast.elementwise import PlainElementwise
-from eagle3.head.fast.products import PlainProducts
+from eagle3.head.fast.elementwise import Elementwise
+from eagle3.head.fast.products import Products
 from eagle3.head.kernels import kernel_backend
 from eagle3.head.loss import ComputeLoss, UnrollLoss, UnrollMetrics, plain_loss
 from eagle3.head.unroll import unroll
@@ -52,11 +52,11 @@ def batch(request: pytest.FixtureRequest) -> TttBatch:
 
 
 def chunked(chunk: int, device: str = "cpu") -> ChunkedLoss:
-    parts = {"elementwise": PlainElementwise(), "kernel": plain_loss_and_gradient}
+    parts = {"elementwise": Elementwise(), "kernel": plain_loss_and_gradient}
     if device != "cpu":
         kernels = kernel_backend(torch.device(device))
         parts = {"elementwise": kernels.elementwise, "kernel": kernels.loss}
-    return ChunkedLoss(chunk=chunk, make_products=PlainProducts, **parts)
+    return ChunkedLoss(chunk=chunk, make_products=Products, **parts)
 
 
 def run(

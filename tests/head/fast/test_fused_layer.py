@@ -24,7 +24,7 @@ from eagle3.head.draft_head import DraftHead
 from eagle3.head.fast.flash_kernels import TorchFlash
 from eagle3.head.fast.fused_layer import FusedLayer
 from eagle3.head.fast.fused_weights import Matrix
-from eagle3.head.fast.products import PlainProducts
+from eagle3.head.fast.products import Products
 from eagle3.head.kernels import kernel_backend
 from eagle3.head.layer import MakeLayer, PlainLayer
 from eagle3.head.loss import ComputeLoss, UnrollLoss, plain_loss
@@ -57,7 +57,7 @@ LOSSES: dict[str, Loss] = {"plain": (TOKEN, plain_loss), "chunked": (SEQUENCE, c
 def fused(device: str = "cpu") -> MakeLayer:
     """On the references of its kernels, or on a GPU's."""
     elementwise = kernel_backend(torch.device(device)).elementwise
-    return partial(FusedLayer, elementwise=elementwise, make_products=PlainProducts)
+    return partial(FusedLayer, elementwise=elementwise, make_products=Products)
 
 
 def make_pack(ttt_steps: int, seed: int = 0) -> TttBatch:
@@ -226,7 +226,7 @@ def test_what_fc_is_multiplied_as_is_freed_after_its_one_product() -> None:
     assert head.fc.weight.grad is not None
 
 
-class Products(TorchDispatchMode):
+class ProductFlops(TorchDispatchMode):
     """FLOP of matrix products."""
 
     def __init__(self) -> None:
@@ -254,7 +254,7 @@ class NoProducts:
 @pytest.mark.parametrize("options", ["EAGLE-3", "EAGLE-3.1", "one norm before fc"])
 def test_prompts_pay_for_fc_keys_and_values_alone_and_embeddings_for_one_step(options: str) -> None:
     head, batch, steps = make_head(**HEADS[options]), make_pack(3), 3
-    with Products() as products:
+    with ProductFlops() as products:
         outputs = unroll(head, EMBEDDING, batch, steps, NoProducts, fused())
         sum(output.sum() for output in outputs).backward()
     attention, mlp = head.midlayer.self_attn, head.midlayer.mlp
