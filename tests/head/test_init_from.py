@@ -11,10 +11,9 @@ from stores import DRAFT_VOCAB, VOCAB
 
 from eagle3.errors import InputError
 from eagle3.features.store import FeatureStore
-from eagle3.head.build import build_head
+from eagle3.head.build import StartHead, build_head
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.draft_vocab import extended
-from eagle3.head.init_from import StartHead
 from tests.head.test_build import SETTINGS, store
 
 __all__ = ["store"]
