@@ -52,16 +52,6 @@ def test_the_flop_of_a_step_are_those_of_its_matrix_products() -> None:
     assert counted == expected + unasked
 
 
-def test_ragged_lengths_sum_up_to_the_tokens_and_differ() -> None:
-    from random_head import ragged_lengths
-
-    lengths = ragged_lengths(1000, 7, seed=3)
-    assert sum(lengths) == 1000
-    assert len(set(lengths)) > 3
-    assert min(lengths) > 0
-    assert ragged_lengths(1000, 1, seed=3) == [1000]
-
-
 @pytest.mark.parametrize(
     ("kernel", "group"),
     [

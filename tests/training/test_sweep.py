@@ -214,21 +214,6 @@ def test_a_search_looks_for_what_callbacks_best_calls_better(mode: str, directio
 
 
 @pytest.mark.slow
-def test_a_run_that_was_stopped_goes_on_by_itself(tmp_path: Path, store_path: Path) -> None:
-    """As a job that SLURM puts back: the same command in the same folder."""
-    settings = [
-        f"data.path={store_path}", "data.val_fraction=0.2", "ttt_steps=2", "trainer=cpu", "progress=false",
-        "ckpt_path=auto", f"hydra.run.dir={tmp_path}/run",
-    ]  # fmt: skip
-    for epochs in (1, 2):
-        done = run_script("train", *settings, f"trainer.max_epochs={epochs}")
-        assert done.returncode == 0, done.stderr[-2000:]
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["epochs"] == 2
-    epochs_logged = {line.split(",")[0] for line in (tmp_path / "run" / "metrics.csv").read_text().splitlines()[1:]}
-    assert epochs_logged == {"0", "1"}
-
-
-@pytest.mark.slow
 def test_a_job_that_early_stopping_ended_is_not_trained_again(tmp_path: Path, store_path: Path) -> None:
     settings = ("ckpt_path=auto", "trainer.max_epochs=9", "callbacks.early_stopping.patience=1", "optim.lr=1e-9,1e-8")
     contents = []

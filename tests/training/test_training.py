@@ -238,8 +238,14 @@ def test_the_norm_of_the_gradient_is_logged_before_it_is_clipped(train: Start, c
     assert len(norms) == 6 and min(norms) > 0.01
 
 
-def test_the_learning_rate_is_that_of_the_step_and_one_for_all_groups(train: Start) -> None:
-    done = train("run", "trainer.log_every_n_steps=4").fit()
+def test_rates_are_logged_with_the_loss_and_the_learning_rate_is_that_of_the_step_and_one_for_all_groups(
+    train: Start,
+) -> None:
+    done = train(
+        "run", "trainer.log_every_n_steps=4", "trainer.accumulate_grad_batches=2", "trainer.max_epochs=5"
+    ).fit()
+    logged = [row for row in metrics(done) if row["train/loss"]]
+    assert len(logged) == 3 and all(row["train/lr"] and row["train/anchors_per_s"] for row in logged)
     total, optim = int(done.trainer.estimated_stepping_batches), done.module.optim
     rates = {int(row["step"]): float(row["train/lr"]) for row in metrics(done) if row["train/lr"]}
     assert rates == pytest.approx({step: optim.lr * optim.scale(step, total) for step in range(3, total, 4)})
@@ -280,13 +286,6 @@ def test_an_own_loss_trains_without_a_gradient_of_its_own_and_a_callback_logs_it
     assert losses[-1] < losses[0]
     logged = [(float(row["train/doubled"]), float(row["train/loss"])) for row in rows if row["train/loss"]]
     assert logged and all(doubled == pytest.approx(2 * loss) for doubled, loss in logged)
-
-
-def test_rates_are_logged_wherever_losses_are(train: Start) -> None:
-    settings = ["trainer.log_every_n_steps=2", "trainer.accumulate_grad_batches=2"]
-    rows = metrics(train("run", *settings).fit())
-    assert [bool(row["train/anchors_per_s"]) for row in rows] == [bool(row["train/loss"]) for row in rows]
-    assert sum(bool(row["train/loss"]) for row in rows) > 3
 
 
 def test_bf16_products_leave_the_master_weights_in_float32(train: Start) -> None:
@@ -532,24 +531,31 @@ def test_a_mask_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
         Run(tmp_path / "run", store, "loss_mask=without_reasoning")
 
 
-def test_a_checkpoint_of_another_target_is_refused(train: Start, tmp_path: Path) -> None:
-    first = train("run", "trainer.max_epochs=1").fit()
-    other = replace(IDENTITY, name="other", config_hash="x")
-    second = Run(tmp_path / "second", write_store(tmp_path / "other", random_samples(60), target=other))
-    last = read_resumed(f"{first.directory}/checkpoints/last.ckpt")
-    with pytest.raises(InputError, match=r"ckpt_path=.*they differ in config"):
-        require_checkpoint_fits(last, second.data.source, second.module.head, {})
+OTHERS: list[tuple[list[str], list[str]]] = [
+    (["data.path=OTHER"], [r"ckpt_path=.*they differ in config"]),
+    (
+        ["model.draft_vocab_size=40", "model.norm_output=false"],
+        [r"draft_vocab_size=50 then, 40 now, norm_output=True then, False now"],
+    ),
+    (
+        ["seed=1", "optim.lr=1e-5", "optim=adamw", "kernels.loss_chunk=64", "data.readers=1", "loss.decay=0.5",
+         f"loss._target_={__name__}.OtherLoss"],
+        [r"seed=0 then, 1 now, .*optim\._target_=.*, optim\.lr=0\.003 then, 1e-05 now",
+         r"loss\._target_=.*UnrollLoss then, .*OtherLoss now, loss\.decay=0\.6 then"],
+    ),
+]  # fmt: skip
 
 
-def test_a_checkpoint_goes_on_only_with_the_settings_that_decide_its_training(train: Start) -> None:
-    first = train("run", "trainer.max_epochs=1").fit()
-    last = read_resumed(f"{first.directory}/checkpoints/last.ckpt")
-    second = train("second", "seed=1", "optim.lr=1e-5", "optim=adamw", "kernels.loss_chunk=64", "data.readers=1",
-                   "loss.decay=0.5", f"loss._target_={__name__}.OtherLoss")  # fmt: skip
+@pytest.mark.parametrize(("overrides", "messages"), OTHERS, ids=["target", "head", "settings"])
+def test_a_checkpoint_goes_on_only_with_its_target_its_head_and_the_settings_that_decide_its_training(
+    train: Start, whole_run: Start, tmp_path: Path, overrides: list[str], messages: list[str]
+) -> None:
+    other = write_store(tmp_path / "other", random_samples(60), target=replace(IDENTITY, name="other", config_hash="x"))
+    second = train("second", *(each.replace("OTHER", str(other)) for each in overrides))
+    last = read_resumed(f"{whole_run().directory}/checkpoints/last.ckpt")
     with pytest.raises(InputError) as refused:
         require_checkpoint_fits(last, second.data.source, second.module.head, second.module.settings)
-    assert re.search(r"seed=0 then, 1 now, .*optim\._target_=.*, optim\.lr=0\.003 then, 1e-05 now", str(refused.value))
-    assert re.search(r"loss\._target_=.*UnrollLoss then, .*OtherLoss now, loss\.decay=0\.6 then", str(refused.value))
+    assert all(re.search(message, str(refused.value)) for message in messages)
     assert not re.search("loss_chunk|readers", str(refused.value))
 
 
@@ -560,14 +566,6 @@ def test_a_checkpoint_in_the_middle_of_a_wider_step_is_refused(train: Start) -> 
     last = f"ckpt_path={first.directory}/checkpoints/last.ckpt"
     with pytest.raises(InputError, match=r"after pack 3 of an epoch, in the middle of a step of .*=2"):
         train("run", last, "trainer.accumulate_grad_batches=2").fit()
-
-
-def test_a_checkpoint_of_another_head_is_refused(train: Start) -> None:
-    first = train("run", "trainer.max_epochs=1").fit()
-    last = read_resumed(f"{first.directory}/checkpoints/last.ckpt")
-    second = train("second", "model.draft_vocab_size=40", "model.norm_output=false")
-    with pytest.raises(InputError, match=r"draft_vocab_size=50 then, 40 now, norm_output=True then, False now"):
-        require_checkpoint_fits(last, second.data.source, second.module.head, {})
 
 
 @pytest.mark.parametrize("mask", ["last_turn", "all_turns"])
