@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 import torch
-from heads import EMBEDDING, make_head, ragged_samples
+from heads import ragged_samples
 from pairs import all_pairs
 from stores import random_sample
 from torch import Tensor
@@ -22,7 +22,6 @@ from eagle3.head.fast.flash_attention import FlashAttention
 from eagle3.head.fast.flash_kernels import TorchFlash, VarlenKernel
 from eagle3.head.kernels import kernel_backend
 from eagle3.head.segments import Segments
-from eagle3.head.unroll import unroll
 
 STEPS, QUERY_HEADS, GROUPS, CHANNELS = 4, 4, 2, 6
 MANY_TURNS = [[0, 0, *(turn for i in range(1, 8) for turn in [i] * (1 + i) + [0] * (i % 3)), 0], [1, 1, 1], [0, 1] * 5]
@@ -193,35 +192,11 @@ def test_a_long_sample_does_not_make_short_ones_long() -> None:
     assert [tuple(group.key.shape[:2]) for group in PaddedAttention(context, batch).groups] == [(2, 3), (1, 60), (1, 6)]
 
 
-def test_the_gradients_of_flash_attention_are_those_of_its_output_by_finite_differences() -> None:
-    batch = ttt_batch([random_sample([0, 1, 1, 1, 0, 2, 2, 3, 3, 3]), random_sample([1, 1, 0])], ttt_steps=STEPS)
-    tokens, anchors = len(batch.pack.input_ids), len(batch.anchors)
-    torch.manual_seed(0)
-    shapes = [(anchors, 2), (tokens, 1), (tokens, 1), *[(anchors, 1)] * 4]
-    inputs = [torch.randn(*shape, 2, dtype=torch.double, requires_grad=True) for shape in shapes]
-
-    def attended(query: Tensor, key: Tensor, value: Tensor, *chain: Tensor) -> Tensor:
-        return flash(PlainKernel())((key, value), batch)(query, [(chain[0], chain[1]), (chain[2], chain[3])])
-
-    assert torch.autograd.gradcheck(attended, inputs)
-
-
 def test_a_gradient_that_is_one_number_for_all_reaches_the_kernels_as_memory() -> None:
     batch = ttt_batch(ragged_samples(), ttt_steps=STEPS)
     key, query = torch.randn(len(batch.pack.input_ids), 1, 2), torch.randn(len(batch.anchors), 1, 2, requires_grad=True)
     flash(PlainKernel())((key, key), batch)(query, [(query, query)]).sum().backward()
     assert query.grad.isfinite().all()
-
-
-def test_the_unroll_with_flash_attention_trains_as_with_the_padded_one() -> None:
-    head, batch = make_head(), ttt_batch(ragged_samples(), ttt_steps=STEPS)
-    results = []
-    for attention in FAST.values():
-        outputs = unroll(head, EMBEDDING, batch, STEPS, attention)
-        trained = [parameter for name, parameter in head.named_parameters() if not name.startswith(("lm_head", "norm"))]
-        results.append([*outputs, *torch.autograd.grad(sum(output.square().mean() for output in outputs), trained)])
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other, **CLOSE)
 
 
 def test_flash_attention_computes_each_pair_once_in_as_many_calls_as_turns_can_be_halved() -> None:

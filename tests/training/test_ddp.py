@@ -126,7 +126,7 @@ def train_case(config: DictConfig, rank: int, first: DictConfig | None) -> dict[
             fit(first, recorder)
         before, config.ckpt_path = recorder.batches, f"{config.run_dir}/checkpoints/last.ckpt"
     recorder, counter = Recorder(), CountPerStep()
-    trainer = fit(config, recorder, counter)
+    trainer = fit(config, recorder, *([] if first else [counter]))
     return {
         "batches": before + recorder.batches,
         "weights": trainer.strategy.lightning_module_state_dict(),

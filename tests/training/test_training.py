@@ -244,10 +244,10 @@ def test_rates_are_logged_with_the_loss_and_the_learning_rate_is_that_of_the_ste
     done = train(
         "run", "trainer.log_every_n_steps=4", "trainer.accumulate_grad_batches=2", "trainer.max_epochs=5"
     ).fit()
-    logged = [row for row in metrics(done) if row["train/loss"]]
-    assert len(logged) == 3 and all(row["train/lr"] and row["train/anchors_per_s"] for row in logged)
+    rows = metrics(done)
+    assert [bool(row["train/anchors_per_s"]) for row in rows] == [bool(row["train/loss"]) for row in rows]
     total, optim = int(done.trainer.estimated_stepping_batches), done.module.optim
-    rates = {int(row["step"]): float(row["train/lr"]) for row in metrics(done) if row["train/lr"]}
+    rates = {int(row["step"]): float(row["train/lr"]) for row in rows if row["train/lr"]}
     assert rates == pytest.approx({step: optim.lr * optim.scale(step, total) for step in range(3, total, 4)})
     groups = done.trainer.optimizers[0].param_groups
     assert len(groups) == 2 and len({group["lr"] for group in groups}) == 1
@@ -329,19 +329,43 @@ def test_of_a_few_prompts_one_validates_whatever_the_fraction(tmp_path: Path) ->
         Run(tmp_path / "run", write_store(tmp_path / "one", random_samples(1)), "data.val_fraction=1e-9")
 
 
-@pytest.mark.parametrize(("stop_after", "accumulate"), [(1, 2), (4, 1), (6, 4), (9, 2), (12, 1)])
+IN_MIDDLE = ["trainer.val_check_interval=2", "callbacks.early_stopping=null"]
+STOPS: list[tuple[int, int | None, list[str]]] = [  # after which batch, where the step counts the one that was saved
+    *(
+        (stop, None, [f"trainer.accumulate_grad_batches={size}"])
+        for stop, size in [(1, 2), (4, 1), (6, 4), (9, 2), (12, 1)]
+    ),
+    *((stop, saved, IN_MIDDLE) for stop, saved in [(2, 3), (3, 3), (6, 6)]),  # a validation that is due comes first
+    (4, None, ["data.path=TWO"]),
+    (4, None, ["data.path=TWO", "data.weights=[1.5,0.5]"]),
+    (4, None, ["data.path=TWO", "data.order=streaming", "data.shuffle_buffer=9", "data.weights=[2,1]"]),
+]
+
+
+@pytest.mark.parametrize(("stop_after", "saved_after", "options"), STOPS)
 def test_resuming_mid_epoch_repeats_nothing_skips_nothing_and_ends_with_the_same_weights(
-    train: Start, whole_run: Start, stop_after: int, accumulate: int
+    train: Start, whole_run: Start, two_stores: list[str], stop_after: int, saved_after: int | None, options: list[str]
 ) -> None:
-    assert_resumes(train, whole_run, stop_after, f"trainer.accumulate_grad_batches={accumulate}")
+    options = [option.replace("TWO", f"[{','.join(two_stores)}]") for option in options]
+    whole = whole_run(*options)
+    first = train("parts", *options, signal_after=stop_after)
+    with pytest.raises(Interrupted, match=r"resume with ckpt_path=.*last\.ckpt"):
+        first.fit()
+    assert len(first.recorder.batches) < len(whole.recorder.batches)
+    saved = read_resumed(f"{first.directory}/checkpoints/last.ckpt")
+    assert saved is not None and saved_after in (None, saved.global_step)
+    rest = train("parts", *options, f"ckpt_path={saved.path}").fit()
+    assert_continues(rest, whole, first.recorder.batches)
+    assert rest.trainer.checkpoint_callback.best_model_score == whole.trainer.checkpoint_callback.best_model_score
 
 
-@pytest.mark.parametrize(("stop_after", "saved_after"), [(2, 3), (3, 3), (6, 6)])
-def test_a_run_that_stops_where_a_validation_is_due_saves_after_the_step_that_follows_it(
-    train: Start, whole_run: Start, stop_after: int, saved_after: int
-) -> None:
-    options = ("trainer.val_check_interval=2", "callbacks.early_stopping=null")
-    assert assert_resumes(train, whole_run, stop_after, *options) == saved_after
+def assert_continues(rest: Run, whole: Run, before: list[tuple[str, ...]]) -> None:
+    """The batches before, those of `rest`, and its numbers are those of a training without a break."""
+    assert before + rest.recorder.batches == whole.recorder.batches
+    for column in ("train/loss", "val/loss", "val/served_accept_length_3"):
+        assert [row[column] for row in metrics(rest)] == [row[column] for row in metrics(whole)]
+    for name, weight in whole.weights.items():
+        assert torch.equal(weight, rest.weights[name]), name
 
 
 @pytest.mark.parametrize("ended_by", ["trainer.max_steps=2", "trainer.max_steps=3", "trainer.max_steps=8"])  # of 6
@@ -351,58 +375,45 @@ def test_a_run_that_a_bound_ended_inside_an_epoch_goes_on_with_the_rest_of_it(
     options = ["trainer.val_check_interval=2", "optim.warmup_fraction=0", "optim.final_lr_fraction=1"]  # a flat rate
     whole, first = whole_run(*options), train("parts", *options, ended_by).fit()
     rest = train("parts", *options, f"ckpt_path={first.directory}/checkpoints/last.ckpt").fit()
-    assert first.recorder.batches + rest.recorder.batches == whole.recorder.batches
-    for column in ("train/loss", "val/loss"):
-        assert [row[column] for row in metrics(rest)] == [row[column] for row in metrics(whole)]
-    for name, weight in whole.weights.items():
-        assert torch.equal(weight, rest.weights[name]), name
+    assert_continues(rest, whole, first.recorder.batches)
 
 
-@pytest.mark.parametrize("of", ["weights", "gradient"])
-def test_a_training_that_has_diverged_ends_before_last_ckpt_is_replaced(train: Start, of: str) -> None:
-    run = train("run", "callbacks.last.every_n_steps=3")
-    weight = run.module.head.fc.weight
+class Diverges(lightning.Callback):
+    """Spoils the weights, or all further gradients, after a batch of the first epoch."""
 
-    class Diverges(lightning.Callback):
-        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
-            if batch_idx == 5 and of == "weights":
-                weight.data[0, 0] = torch.nan
-            if batch_idx == 5 and of == "gradient":
-                weight.register_hook(lambda gradient: gradient * torch.inf)
+    def __init__(self, after: int, gradient: bool) -> None:
+        self.after, self.gradient = after, gradient
 
-    run.trainer.callbacks.append(Diverges())
-    with pytest.raises(InputError, match=r"train/(loss|grad_norm)=(nan|inf) at step 6: .* a lower optim\.lr"):
-        run.fit()
-    kept = read_resumed(f"{run.directory}/checkpoints/last.ckpt")
-    assert kept is not None and kept.global_step == 3 and kept.weights["head.fc.weight"].isfinite().all()
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        weight = module.head.fc.weight
+        if batch_idx == self.after and self.gradient:
+            weight.register_hook(lambda gradient: gradient * torch.inf)
+        elif batch_idx == self.after:
+            weight.data[0, 0] = torch.nan
 
 
-@pytest.mark.parametrize(
-    ("saved_by", "kept_step"),
-    [
-        (("callbacks.last.every_n_steps=3",), 3),
-        (("callbacks.last.every_n_steps=0", "trainer.max_steps=7", "trainer.val_check_interval=4"), 4),
-        (("callbacks.last.every_n_steps=0", "SIGINT"), None),
-    ],
-)
-def test_weights_that_are_not_finite_reach_no_checkpoint_between_logged_steps(
-    train: Start, saved_by: tuple[str, ...], kept_step: int | None
+SELDOM = ["data.pack_tokens=24", "trainer.log_every_n_steps=10", "callbacks.last.every_n_steps=0"]
+AT_STEP, NORM = r"train/(loss|grad_norm)=(nan|inf) at step 6", r"norm of the weights=nan at step \d+"
+DIVERGED: dict[str, tuple[Diverges, list[str], int | None, str, int | None]] = {
+    "weights": (Diverges(4, False), ["callbacks.last.every_n_steps=3"], None, AT_STEP, 3),
+    "gradient": (Diverges(4, True), ["callbacks.last.every_n_steps=3"], None, AT_STEP, 3),
+    "between logged steps, by step": (Diverges(4, False), [*SELDOM, "callbacks.last.every_n_steps=3"], None, NORM, 3),
+    "at the end": (Diverges(4, False), [*SELDOM, "trainer.max_steps=7", "trainer.val_check_interval=4"], None, NORM, 4),
+    "on a signal": (Diverges(4, False), SELDOM, 7, NORM, None),
+}
+
+
+@pytest.mark.parametrize(("diverges", "settings", "signal_after", "message", "kept"), DIVERGED.values(), ids=DIVERGED)
+def test_a_training_that_has_diverged_ends_before_a_checkpoint_has_its_weights(
+    train: Start, diverges: Diverges, settings: list[str], signal_after: int | None, message: str, kept: int | None
 ) -> None:
-    signal_after = 7 if "SIGINT" in saved_by else None
-    settings = [setting for setting in saved_by if setting != "SIGINT"]
-    seldom = ("data.pack_tokens=24", "trainer.log_every_n_steps=10")
-    run = train("run", *settings, *seldom, signal_after=signal_after)
-
-    class Diverges(lightning.Callback):
-        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-            if batch_idx == 4:
-                module.head.fc.weight.data[0, 0] = torch.nan
-
-    run.trainer.callbacks.insert(0, Diverges())
-    with pytest.raises(InputError, match=r"norm of the weights=nan at step \d+: the training has diverged"):
+    run = train("run", *settings, signal_after=signal_after)
+    run.trainer.callbacks.insert(0, diverges)
+    with pytest.raises(InputError, match=rf"{message}: the training has diverged.* a lower optim\.lr"):
         run.fit()
     saved = [read_resumed(str(path)) for path in run.directory.glob("checkpoints/*.ckpt")]
-    assert [each.global_step for each in saved if each] == ([kept_step] if kept_step else [])
+    assert [each.global_step for each in saved if each] == ([kept] if kept else [])
+    assert all(each.weights["head.fc.weight"].isfinite().all() for each in saved if each)
 
 
 def test_checkpoints_are_at_least_min_seconds_apart(train: Start) -> None:
@@ -420,37 +431,7 @@ def test_a_kill_after_an_epochs_last_step_loses_no_epoch(train: Start, whole_run
     with pytest.raises(RuntimeError, match="killed"):
         first.fit()
     rest = train("parts", f"ckpt_path={first.directory}/checkpoints/last.ckpt").fit()
-    assert rest.recorder.batches == whole.recorder.batches[6:]
-    for name, weight in whole.weights.items():
-        assert torch.equal(weight, rest.weights[name]), name
-
-
-@pytest.mark.parametrize(
-    "options", [[], ["data.weights=[1.5,0.5]"], ["data.order=streaming", "data.shuffle_buffer=9", "data.weights=[2,1]"]]
-)
-def test_resuming_mid_epoch_over_two_stores_ends_with_the_same_weights(
-    train: Start, whole_run: Start, two_stores: list[str], options: list[str]
-) -> None:
-    assert_resumes(train, whole_run, 4, f"data.path=[{','.join(two_stores)}]", *options)
-
-
-def assert_resumes(train: Start, whole_run: Start, stop_after: int, *options: str) -> int:
-    """Stop and resume a run; return the step after which it was saved."""
-    whole = whole_run(*options)
-    first = train("parts", *options, signal_after=stop_after)
-    with pytest.raises(Interrupted, match=r"resume with ckpt_path=.*last\.ckpt"):
-        first.fit()
-    assert len(first.recorder.batches) < len(whole.recorder.batches)
-    saved = read_resumed(f"{first.directory}/checkpoints/last.ckpt")
-    rest = train("parts", *options, f"ckpt_path={first.directory}/checkpoints/last.ckpt").fit()
-    assert first.recorder.batches + rest.recorder.batches == whole.recorder.batches
-    for column in ("train/loss", "val/loss", "val/served_accept_length_3"):
-        assert [row[column] for row in metrics(rest)] == [row[column] for row in metrics(whole)]
-    assert rest.trainer.checkpoint_callback.best_model_score == whole.trainer.checkpoint_callback.best_model_score
-    for name, weight in whole.weights.items():
-        assert torch.equal(weight, rest.weights[name]), name
-    assert saved is not None
-    return saved.global_step
+    assert_continues(rest, whole, whole.recorder.batches[:6])
 
 
 def test_a_resumed_run_drops_the_best_checkpoints_that_a_kill_left_and_keeps_its_own(train: Start) -> None:
