@@ -90,8 +90,9 @@ class HeadTraining(lightning.LightningModule):
         if self.device_mesh is None:
             return
         half = self.trainer.precision == "bf16-mixed"
-        dtypes = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32} if half else {}
-        fully_shard(self, mesh=self.device_mesh, mp_policy=MixedPrecisionPolicy(**dtypes), reshard_after_forward=False)
+        dtype, wide = (torch.bfloat16, torch.float32) if half else (None, None)
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=wide)
+        fully_shard(self, mesh=self.device_mesh, mp_policy=policy, reshard_after_forward=False)
         for name in ("training_step", "validation_step"):  # Lightning calls these instead of `forward`
             register_fsdp_forward_method(self, name)
 
