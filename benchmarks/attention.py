@@ -1,4 +1,4 @@
-"""Attention kernels on packs as training has them: PyTorch's FlashAttention-2, ours in Triton, the flash-attn package.
+"""Attention kernels on packs as training has them: PyTorch's FlashAttention-2, and ours in Triton.
 
     python benchmarks/attention.py --out benchmarks/results/attention.json            # on a Hopper GPU
     python benchmarks/attention.py --out /tmp/rows.json --channels 64 --cases 0 2 --tiles '[[128, 64, 4, 3]]'
@@ -13,7 +13,6 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import accumulate, product
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from result import write_result
 from step_cost import seconds_of
 from torch import Tensor
 
-from eagle3.head.fast.flash_kernels import FlashAttnPackage, TorchFlash, VarlenKernel
+from eagle3.head.fast.flash_kernels import TorchFlash, VarlenKernel
 from eagle3.head.segments import Segments
 
 QUERY_HEADS, GROUPS = 32, 8  # Llama-3.1-8B's
@@ -128,14 +127,13 @@ def difference(results: list[Tensor], truth: list[Tensor]) -> float:
 
 def kernels(channels: int, tiles: Sequence[Sequence[int]]) -> dict[str, VarlenKernel]:
     """Return kernels by name; PyTorch's comes first."""
-    from eagle3.head.fast.triton_flash import TILES, Tile, Tiles, TritonFlash
+    from eagle3.head.fast.triton_flash import Tile, Tiles, TritonFlash
 
-    made: dict[str, VarlenKernel] = {"torch_flash": TorchFlash()}
-    made["triton"] = TritonFlash(TILES[next(most for most in TILES if channels <= most)])
+    made: dict[str, VarlenKernel] = {"torch_flash": TorchFlash(), "triton": TritonFlash()}
     for tile in tiles:
-        made[f"triton {'/'.join(map(str, tile))}"] = TritonFlash(Tiles(*[Tile(*tile)] * 3))
-    if find_spec("flash_attn"):
-        made["flash_attn"] = FlashAttnPackage()
+        made[f"triton {'/'.join(map(str, tile))}"] = TritonFlash(
+            Tiles(**dict.fromkeys(("forward", "key_value", "query"), Tile(*tile)))
+        )
     return made
 
 

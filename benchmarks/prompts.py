@@ -46,10 +46,7 @@ def main() -> None:
     parser.add_argument("--rows", default="100000,400000,1600000", help="sizes for the memory")
     parser.add_argument("--privacy", default="off", help="the check that the sizes run with: off or patterns")
     options = parser.parse_args()
-    result: dict[str, Any] = {
-        "rates_one_core": rates(options.prompts),
-        "sizes": [],
-    }
+    result: dict[str, Any] = {"rates_one_core": rates(options.prompts), "sizes": []}
     for rows in map(int, options.rows.split(",")):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "rows.jsonl"

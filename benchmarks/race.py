@@ -274,7 +274,7 @@ def train(given: dict[str, Any]) -> list[dict[str, Any]]:
     data, _ = build_training(config)
     one_rank = {"pack_tokens": data.pack_tokens, "world_size": 1, "accumulate": 1}
     plans = [
-        plan_epoch(data.train_samples, **one_rank, shuffle_seed=hash64(config.seed, epoch))[0]
+        [*plan_epoch(data.train_samples, **one_rank, shuffle_seed=hash64(config.seed, epoch))[0]]
         for epoch in range(config.trainer.max_epochs)
     ]
     make = maker(config, given.get("lr"), sum(map(len, plans)))

@@ -67,49 +67,39 @@ def best() -> str:
         " / ".join(f"{last[name][f'all, {drafts}, greedy']:.2f}" for drafts in DRAFTS)
         for name in ("ours, recipe", "SpecForge, lr 0.001")
     )
-    what = "accept length, same data and head shape, six epochs, one seed"
-    rows.append(
-        [
-            what,
-            ours.replace(" / ", "** / **").join(("**", "**")),
-            f"{theirs}, SpecForge at its best learning rate of three",
-        ]
-    )
-    share = heads["share_of_specforge"]["ours, recipe"]
-    rows.append(
-        [
-            "training time to SpecForge's accept length (chains of 7)",
-            f"**{share:.2f} x** at most",
-            "SpecForge on the same H100",
-        ]
-    )
+    ours = ours.replace(" / ", "** / **").join(("**", "**"))
+    theirs = f"{theirs}, SpecForge at its best learning rate of three"
+    rows.append(["accept length, same data and head shape, six epochs, one seed", ours, theirs])
+    share = f"**{heads['share_of_specforge']['ours, recipe']:.2f} x** at most"
+    rows.append(["training time to SpecForge's accept length (chains of 7)", share, "SpecForge on the same H100"])
     ratios = [raced(row["batch"])[2]["bf16"] for row in result("race.json")["steps"]]
     ratio = f"**{min(ratios):.2f} to {max(ratios):.2f} x**, by document length"
     rows.append(["training speed, a head for 8 B", ratio, "SpecForge on the same H200"])
-    cells = {
-        cell["concurrency"]: cell
-        for cell in result("sglang_bench_smollm2_tree.json")["cells"]
-        if cell["prompt_set"] == "held_out"
-    }
-    for what, key in (("time per token", "tpot"), ("throughput", "throughput")):
-        gains = [cells[load]["speed_ups"]["head"][key]["value"] for load in (1, 16, 64)]
-        rows.append(
-            [
-                f"serving, speed-up in {what} at 1 / 16 / 64 requests",
-                " / ".join(f"{gain:.2f} x" for gain in gains),
-                "the same server without a head",
-            ]
-        )
-    first = [1000 * cells[1]["sides"][side]["ttft"]["median"] for side in ("head", "plain")]
-    rows.append(
-        ["serving, time to first token at 1 request", f"{first[0]:.0f} ms", f"{first[1]:.0f} ms without a head"]
+    cells = served_cells("sglang_bench_smollm2_tree.json")
+    for what, key in zip(("time per token", "throughput"), GAINS, strict=True):
+        gains = [cells["held_out", load]["speed_ups"]["head"][key]["value"] for load in (1, 16, 64)]
+        told = " / ".join(f"{gain:.2f} x" for gain in gains)
+        rows.append([f"serving, speed-up in {what} at 1 / 16 / 64 requests", told, "the same server without a head"])
+    head, plain = (
+        f"{1000 * cells['held_out', 1]['sides'][side]['ttft']['median']:.0f} ms" for side in ("head", "plain")
     )
+    rows.append(["serving, time to first token at 1 request", head, f"{plain} without a head"])
     whole = result("time_to_head.json")
     conversations, hours = whole["conversations"], whole["for_100000"]["gpu_hours"]
     disk = f"{whole['features_bytes'] / conversations * 1e5 / 1e12:.1f} TB"
     cost = f"**{hours:.2f} GPU-hours**, {disk} of disk"
     rows.append(["100,000 conversations to a head, target of 8 B", cost, f"scaled from {conversations:,} on one H100"])
     return markdown("what | result | compared with", rows)
+
+
+def served_cells(name: str) -> dict[tuple[str, int], Any]:
+    """Cells of a bench, by prompts and concurrent requests."""
+    return {(cell["prompt_set"], cell["concurrency"]): cell for cell in result(name)["cells"]}
+
+
+def times(cell: Any, what: str, form: str) -> str:
+    """The plain server's median of `what` in milliseconds, and the head's."""
+    return " -> ".join(f"{1000 * cell['sides'][side][what]['median']:{form}}" for side in ("plain", "head"))
 
 
 def public_target() -> str:
@@ -135,9 +125,8 @@ def epochs() -> str:
     seeds = result("public_target.json")["validation_after_each_epoch"].values()
     rows = []
     for epoch, points in enumerate(zip(*seeds, strict=True), start=1):
-        rows.append(
-            [f"{epoch}", *(_with_range([point[f"accept_length_{steps}"] for point in points]) for steps in (3, 7))]
-        )
+        cells = [_with_range([point[f"accept_length_{steps}"] for point in points]) for steps in (3, 7)]
+        rows.append([f"{epoch}", *cells])
     return markdown("epoch | chain of 3 | chain of 7", rows)
 
 
@@ -154,29 +143,19 @@ def data_curve() -> str:
 
 def served_smollm2() -> str:
     """What SGLang does with the public target's head at the cost of 8.5 billion weights."""
-    chain, tree = (
-        {
-            (cell["prompt_set"], cell["concurrency"]): cell
-            for cell in result(f"sglang_bench_smollm2_{drafts}.json")["cells"]
-        }
-        for drafts in ("chain", "tree")
-    )
+    chain, tree = (served_cells(f"sglang_bench_smollm2_{drafts}.json") for drafts in ("chain", "tree"))
     rows = []
-    for (prompts, load), cell in tree.items():
-        plain, head = cell["sides"]["plain"], cell["sides"]["head"]
+    for key, cell in tree.items():
+        gains = [[with_interval(of[key]["speed_ups"]["head"][what]) for what in GAINS] for of in (tree, chain)]
+        length = f"{cell['sides']['head']['accept_length']:.2f}"
         rows.append(
-            [
-                prompts,
-                str(load),
-                f"{1000 * plain['tpot']['median']:.2f} -> {1000 * head['tpot']['median']:.2f}",
-                *(with_interval(cell["speed_ups"]["head"][key]) for key in ("tpot", "throughput")),
-                " -> ".join(f"{1000 * side['ttft']['median']:.0f}" for side in (plain, head)),
-                f"{head['accept_length']:.2f}",
-                *(with_interval(chain[prompts, load]["speed_ups"]["head"][key]) for key in ("tpot", "throughput")),
-            ]
+            [key[0], f"{key[1]}", times(cell, "tpot", ".2f"), *gains[0], times(cell, "ttft", ".0f"), length, *gains[1]]
         )
     titles = ["prompts", "requests", "ms a token", "tree: time", "throughput", "first token, ms", "accept length"]
     return markdown(" | ".join([*titles, "chain of 3: time", "throughput"]), rows)
+
+
+GAINS = ("tpot", "throughput")
 
 
 def with_interval(gain: dict[str, float]) -> str:
@@ -295,11 +274,8 @@ def local_read() -> str:
 
 
 READERS = {
-    "a plain read": "plain_read",
-    "eagle3": "packs",
-    "litdata": "litdata",
-    "webdataset's own reader": "webdataset",
-}
+    "a plain read": "plain_read", "eagle3": "packs", "litdata": "litdata", "webdataset's own reader": "webdataset",
+}  # fmt: skip
 
 
 def thousands(rate: float) -> str:
@@ -315,29 +291,16 @@ def parity() -> str:
         cells = [f"{value:.3f} ({percent(served / value - 1)})" for value in ours]
         same = [percent(shape["lossless"][dtype], ".1%") for dtype in ("bfloat16", "float32")]
         rows.append([title, f"{served:.3f}", *cells, *same])
-    return markdown(
-        "draft | SGLang | our decoder, bf16 | our decoder, float32 | our drafter on SGLang's own texts | "
-        "same answers, bf16 | float32",
-        rows,
-    )
+    titles = "draft | SGLang | our decoder, bf16 | our decoder, float32 | our drafter on SGLang's own texts"
+    return markdown(f"{titles} | same answers, bf16 | float32", rows)
 
 
 def bench() -> str:
     rows = []
-    for cell in result("sglang_bench/results.json")["cells"]:
-        plain, head, gain = cell["sides"]["plain"], cell["sides"]["head"], cell["speed_ups"]["head"]["tpot"]
-        times = " -> ".join(f"{1000 * side['tpot']['median']:.2f}" for side in (plain, head))
+    for (prompts, load), cell in served_cells("sglang_bench/results.json").items():
+        gain, length = cell["speed_ups"]["head"]["tpot"], f"{cell['sides']['head']['accept_length']:.2f}"
         interval = f"{gain['low']:.2f} to {gain['high']:.2f}"
-        rows.append(
-            [
-                cell["prompt_set"],
-                str(cell["concurrency"]),
-                times,
-                with_interval(gain),
-                interval,
-                f"{head['accept_length']:.2f}",
-            ]
-        )
+        rows.append([prompts, f"{load}", times(cell, "tpot", ".2f"), with_interval(gain), interval, length])
     columns = "prompts | concurrency | ms a token, plain -> head | speed-up | 95 % interval | accept length"
     return markdown(columns, rows)
 
@@ -348,10 +311,8 @@ def tuned() -> str:
     timed = [setting for setting in found["settings"] if setting["timed"]]
     for each in sorted(timed, key=lambda each: each["timed"]["seconds_per_token"]):
         expected, measured = each["accept_length"], each["timed"]["gain"]["accept_length"]
-        name, gain = (
-            f"{each['steps']}/{each['topk']}/{each['draft_tokens']}",
-            plain / each["timed"]["seconds_per_token"],
-        )
+        name = f"{each['steps']}/{each['topk']}/{each['draft_tokens']}"
+        gain = plain / each["timed"]["seconds_per_token"]
         served = f"{measured:.3f} ({percent(measured / expected - 1)})"
         rows.append([name, f"{gain:.2f}", f"{expected:.3f}", served])
     return markdown("steps/topk/draft tokens | speed-up | accept length replayed | served", rows)
@@ -372,13 +333,8 @@ def loads() -> str:
 
 def served_ways() -> str:
     """Chains of 3 on the public target's servers: sampled, with steps by load, and what the overlap scheduler adds."""
-    greedy, sampled, alone = (
-        {
-            (cell["prompt_set"], cell["concurrency"]): cell
-            for cell in result(f"sglang_bench_smollm2_{how}.json")["cells"]
-        }
-        for how in ("adaptive", "sampled", "no_overlap")
-    )
+    ways = ("adaptive", "sampled", "no_overlap")
+    greedy, sampled, alone = (served_cells(f"sglang_bench_smollm2_{way}.json") for way in ways)
     rows = []
     for key, cell in greedy.items():
         gains = [cell["speed_ups"]["head"], cell["speed_ups"]["adaptive"]]
@@ -389,7 +345,7 @@ def served_ways() -> str:
             lengths.append(sampled[key]["sides"]["head"]["accept_length"])
             rates = [[each["sides"][side]["throughput"] for each in (cell, alone[key])] for side in ("plain", "head")]
             overlap = [f"{on / off - 1:+.0%}".replace("%", " %") for on, off in rates]
-        shown = [with_interval(gain[what]) for gain in gains for what in ("tpot", "throughput")]
+        shown = [with_interval(gain[what]) for gain in gains for what in GAINS]
         shown += ["", ""] * (3 - len(gains))
         rows.append([key[0], str(key[1]), *shown, " / ".join(f"{length:.2f}" for length in lengths), *overlap])
     titles = ["prompts", "requests", "chain of 3: time", "throughput", "adaptive: time", "throughput"]

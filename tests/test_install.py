@@ -28,7 +28,7 @@ NEEDS_EXTRA = {
 }  # fmt: skip
 # Imported where they are used, after a look whether they are there.
 GUARDED = {
-    "triton", "flash_attn", "onnxruntime", "ray", "sglang", "tokenizers",
+    "triton", "onnxruntime", "ray", "sglang", "tokenizers",
 }  # fmt: skip
 BENCH = (*serve.BENCH_LIBRARIES, "matplotlib")  # the curves of a training are drawn where it is installed
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

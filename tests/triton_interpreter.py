@@ -37,13 +37,5 @@ def mend() -> None:
             value = interpreter.TensorHandle(value.data, interpreter.tl.int1)
         return splat(builder, shape, value)
 
-    def add(builder: Any, _: Any, descriptor: Any, value: Any, indices: Any) -> None:
-        """A descriptor can be added to."""
-        pointers, inside = descriptor.materialize_pointers(indices)
-        inside = inside.data if isinstance(inside, interpreter.TensorHandle) else inside
-        before = interpreter._interpreter.load(pointers.data, inside, 0 * value.data, value.data.dtype)
-        interpreter._interpreter.store(pointers.data, before + value.data, inside)
-
     interpreter._patch_lang_tensor = patch_index
     interpreter.InterpreterBuilder.create_splat = splat_bool
-    interpreter.InterpreterBuilder.create_descriptor_reduce = add

@@ -23,8 +23,8 @@ from eagle3.data.mix import Rules
 from eagle3.errors import InputError, require_packages
 from eagle3.features.concat import open_source
 from eagle3.features.source import FeatureSource
+from eagle3.head.build import StartHead
 from eagle3.head.draft_head import DraftHead
-from eagle3.head.init_from import StartHead
 from eagle3.head.registry import kind_named
 from eagle3.head_files.init_from import read_start
 from eagle3.storage.lock import hold

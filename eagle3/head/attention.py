@@ -1,9 +1,8 @@
 """Attention of the unroll. At step k an anchor attends to the step-0 keys of positions up to itself in its sample, and
 to the keys of its own chain: those of steps 1 … k at the same anchor.
 
-`DenseAttention` is the reference: one score matrix per sample. `PaddedAttention` batches samples of similar length:
-fewer and larger kernels if samples are short and many. `FlashAttention`, in fast/flash_attention.py, has no score
-matrix. kernels.py chooses.
+`PaddedAttention` is the reference: score matrices, samples of similar length in one batch. `FlashAttention`, in
+fast/flash_attention.py, has no score matrix. kernels.py chooses.
 
 Shapes: T tokens of the pack, R anchors, r of them in some samples, N samples of similar length, L most tokens of one,
 M most anchors of one, S steps of the chain so far, Q query heads, G key/value heads, P = Q / G queries that share one,
@@ -12,7 +11,6 @@ C channels.
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -23,52 +21,10 @@ from eagle3.head.batch import TttBatch
 KeysValues = tuple[Float[Tensor, "_ G C"], Float[Tensor, "_ G C"]]
 
 
-@runtime_checkable
-class Attention(Protocol):
-    """Attention of one batch, called at every step; `chain` has the anchors' keys and values of steps 1 … k."""
-
-    def __call__(self, query: Float[Tensor, "R Q C"], chain: list[KeysValues]) -> Float[Tensor, "R Q C"]: ...
-
-
+# Of one batch, called at every step with the anchors' queries, and the keys and values of their chains' steps 1 … k.
+Attention = Callable[[Float[Tensor, "R Q C"], list[KeysValues]], Float[Tensor, "R Q C"]]
 # Called once per batch, with the keys and values of step 0 [T, G, C].
 MakeAttention = Callable[[KeysValues, TttBatch], Attention]
-
-
-class DenseAttention:
-    def __init__(self, context: KeysValues, batch: TttBatch) -> None:
-        self.context, self.batch = context, batch
-
-    def __call__(self, query: Float[Tensor, "R Q C"], chain: list[KeysValues]) -> Float[Tensor, "R Q C"]:
-        outputs = []
-        for sample in range(len(self.batch.pack.sample_ids)):
-            tokens = slice(self.batch.pack.token_bounds[sample], self.batch.pack.token_bounds[sample + 1])
-            part = slice(self.batch.anchor_bounds[sample], self.batch.anchor_bounds[sample + 1])
-            outputs.append(
-                self._sample_attention(
-                    query[part],
-                    (self.context[0][tokens], self.context[1][tokens]),
-                    [(key[part], value[part]) for key, value in chain],
-                    self.batch.anchors[part] - tokens.start,
-                )
-            )
-        return torch.cat(outputs)
-
-    @staticmethod
-    def _sample_attention(
-        query: Float[Tensor, "r Q C"], context: KeysValues, chain: list[KeysValues], anchors: Int[Tensor, " r"]
-    ) -> Float[Tensor, "r Q C"]:
-        key, value = context
-        groups, channels = key.shape[1:]
-        query = query.unflatten(1, (groups, -1)) * channels**-0.5  # (r, G, P, C)
-        scores = torch.einsum("rgpc,tgc->gprt", query, key)
-        future = torch.arange(len(key), device=anchors.device) > anchors[:, None]  # (r, T)
-        scores = scores.masked_fill(future, float("-inf"))
-        chain_scores = [torch.einsum("rgpc,rgc->gpr", query, chain_key)[..., None] for chain_key, _ in chain]
-        weights = _softmax(torch.cat([scores, *chain_scores], dim=-1)).to(value.dtype)  # (G, P, r, T + S)
-        output = torch.einsum("gprt,tgc->rgpc", weights[..., : len(key)], value)
-        for step, (_, chain_value) in enumerate(chain):
-            output = output + torch.einsum("gpr,rgc->rgpc", weights[..., len(key) + step], chain_value)
-        return output.flatten(1, 2)
 
 
 class PaddedAttention:
@@ -136,8 +92,13 @@ def _softmax(scores: Float[Tensor, "*heads keys"]) -> Float[Tensor, "*heads keys
 
 def _padded_index(bounds: tuple[int, ...], samples: list[int]) -> tuple[Int[Tensor, "N M"], Int[Tensor, " r"]]:
     """Return the indices of the entries of some samples, padded with the sample's first, and the unpadded places."""
-    starts, lengths = torch.tensor(bounds)[samples], torch.tensor(bounds).diff()[samples]
-    offsets = torch.arange(int(lengths.max()))
-    inside = offsets < lengths[:, None]
-    index = torch.where(inside, starts[:, None] + offsets, starts[:, None].clamp(max=max(bounds[-1] - 1, 0)))
-    return index, inside.flatten().nonzero().squeeze(1)
+    starts, lengths = (
+        [bounds[sample] for sample in samples],
+        [bounds[sample + 1] - bounds[sample] for sample in samples],
+    )
+    longest = max(lengths)
+    first, offsets = torch.tensor(starts)[:, None], torch.arange(longest)
+    inside = offsets < torch.tensor(lengths)[:, None]
+    index = torch.where(inside, first + offsets, first.clamp(max=max(bounds[-1] - 1, 0)))
+    places = [torch.arange(row * longest, row * longest + length) for row, length in enumerate(lengths)]
+    return index, torch.cat(places)

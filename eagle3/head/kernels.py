@@ -11,16 +11,16 @@ from importlib.util import find_spec
 import torch
 
 from eagle3.errors import InputError
-from eagle3.head.attention import DenseAttention, MakeAttention, PaddedAttention
+from eagle3.head.attention import MakeAttention, PaddedAttention
 from eagle3.head.divergence import SOFT_CROSS_ENTROPY, Divergence
 from eagle3.head.draft_head import HeadConfig
-from eagle3.head.fast.chain_keys import ChainKeyKernels, PlainChainKeys
+from eagle3.head.fast.chain_keys import ChainKeys
 from eagle3.head.fast.chunked_loss import ChunkedLoss, LossKernel, plain_loss_and_gradient
-from eagle3.head.fast.elementwise import ElementwiseKernels, PlainElementwise
+from eagle3.head.fast.elementwise import Elementwise
 from eagle3.head.fast.flash_attention import FlashAttention
-from eagle3.head.fast.flash_choice import FASTEST_FIRST, flash_kernel, flash_obstacle
+from eagle3.head.fast.flash_kernels import FASTEST_FIRST, flash_kernel, flash_obstacle
 from eagle3.head.fast.fused_layer import FusedLayer
-from eagle3.head.fast.products import Float8Products, MakeProducts, PlainProducts, float8_obstacle
+from eagle3.head.fast.products import Float8Products, MakeProducts, Products, float8_obstacle
 from eagle3.head.layer import MakeLayer, PlainLayer
 from eagle3.head.loss import ComputeLoss, plain_loss
 from eagle3.settings.training import KernelSettings
@@ -28,11 +28,7 @@ from eagle3.settings.training import KernelSettings
 log = logging.getLogger(__name__)
 
 # The fastest first: auto takes the first without an obstacle.
-OPTIONS = {
-    "attention": (*FASTEST_FIRST, "padded", "dense"),
-    "layer": ("fused", "plain"),
-    "loss": ("chunked", "plain"),
-}
+OPTIONS = {"attention": (*FASTEST_FIRST, "padded"), "layer": ("fused", "plain"), "loss": ("chunked", "plain")}
 RECORDABLE = {"attention": "triton", "layer": "fused", "loss": "chunked"}  # in a CUDA graph: the host reads no sizes
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 HOST_BOUND = 2048  # hidden size up to which the host, not the GPU, bounds a step (benchmarks/results/small_heads.json)
@@ -52,8 +48,8 @@ class KernelPlan:
 class KernelBackend:
     """Kernels that the fast parts call: all in Triton, or all in PyTorch."""
 
-    elementwise: ElementwiseKernels
-    chain_keys: ChainKeyKernels
+    elementwise: Elementwise
+    chain_keys: ChainKeys
     loss: LossKernel
 
 
@@ -66,7 +62,7 @@ def triton_obstacle(device: torch.device) -> str | None:
 
 def kernel_backend(device: torch.device, divergence: Divergence = SOFT_CROSS_ENTROPY) -> KernelBackend:
     if triton_obstacle(device):
-        return KernelBackend(PlainElementwise(), PlainChainKeys(), plain_loss_and_gradient)
+        return KernelBackend(Elementwise(), ChainKeys(), plain_loss_and_gradient)
     from eagle3.head.fast.chain_keys_kernel import TritonChainKeys
     from eagle3.head.fast.elementwise_kernels import TritonElementwise
     from eagle3.head.fast.loss_kernel import triton_loss_and_gradient
@@ -157,8 +153,8 @@ def _choose_graphs(
 
 def _made(settings: KernelSettings, chosen: dict[str, str], kernels: KernelBackend) -> KernelPlan:
     elementwise = kernels.elementwise
-    make_products: MakeProducts = partial(Float8Products, elementwise=elementwise) if settings.fp8 else PlainProducts
-    attention: MakeAttention = DenseAttention if chosen["attention"] == "dense" else PaddedAttention
+    make_products: MakeProducts = partial(Float8Products, elementwise=elementwise) if settings.fp8 else Products
+    attention: MakeAttention = PaddedAttention
     layer: MakeLayer = PlainLayer
     loss: ComputeLoss = plain_loss
     if chosen["attention"] in FASTEST_FIRST:

@@ -6,8 +6,9 @@ the draft vocabulary. Anchors whose teacher's argmax is outside the draft vocabu
 Shapes: R anchors, J positions with a teacher, H hidden size, D draft vocabulary, K steps.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, Self, runtime_checkable
+from typing import Self
 
 import torch
 from jaxtyping import Bool, Float, Int, Num
@@ -46,19 +47,8 @@ class UnrollMetrics:
         return torch.cat([self.anchors[None], self.trained, self.correct, self.alive, self.divergence])
 
 
-@runtime_checkable
-class ComputeLoss(Protocol):
-    """Evaluation of an objective: `plain_loss`, or in chunks `ChunkedLoss` in fast/."""
-
-    def __call__(
-        self,
-        objective: "UnrollLoss",
-        head: DraftHead,
-        hidden: list[Float[Tensor, "R H"]],
-        teacher_head: Float[Tensor, "D H"],
-        batch: TttBatch,
-        transform: LogitTransform,
-    ) -> tuple[Float[Tensor, ""], UnrollMetrics]: ...
+# Evaluates an objective, with the arguments of `plain_loss`: that itself, or in chunks `ChunkedLoss` in fast/.
+ComputeLoss = Callable[..., tuple[Float[Tensor, ""], UnrollMetrics]]
 
 
 def plain_loss(

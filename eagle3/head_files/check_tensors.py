@@ -1,6 +1,7 @@
-"""Checks of the tensors: SGLang's loader takes what it knows by name and says nothing of the rest.
+"""Checks of the tensors: SGLang's loader takes what it knows by name and says nothing of the rest. It turns draft id i
+into target id i + d2t[i], whatever d2t holds.
 
-Shapes: V target vocabulary, H hidden size.
+Shapes: V target vocabulary, D draft vocabulary, H hidden size.
 """
 
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from eagle3.head.draft_vocab import from_offsets, membership
 from eagle3.head_files.files import HeadFiles
 from eagle3.head_files.finding import MAKE_AGAIN, Problem, TargetFacts
 from eagle3.head_files.format import EMBEDDING, VOCABULARY_MAPS, expected_shapes, head_config, lost_values
@@ -17,6 +19,7 @@ BIASES_AND_NORMS = (".bias", "q_norm.weight", "k_norm.weight")
 RECOMPUTED = "rotary_emb.inv_freq"  # old heads store RoPE's frequencies
 SAME_ROW = 0.01  # of a row's length: rounding to bfloat16 moves it by 0.4 % at most
 CHUNK = 8192
+INTEGERS = (torch.int64, torch.int32, torch.int16)  # of d2t
 
 
 def check_tensors(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
@@ -76,3 +79,65 @@ def _differing_rows(stored: Float[Tensor, "V H"], target: Float[Tensor, "V H"]) 
         wide = theirs.float().cpu()
         counts.append(((ours.float() - wide).norm(dim=-1) > SAME_ROW * wide.norm(dim=-1)).sum())
     return torch.stack(counts).sum()
+
+
+def check_draft_vocab_size(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
+    """draft_vocab_size is stated and fits the tensors."""
+    size, lm_head = files.config.get("draft_vocab_size"), files.tensors.get("lm_head.weight")
+    rows = "the rows of lm_head" if lm_head is None else len(lm_head)
+    if "draft_vocab_size" not in files.config:
+        yield "error", f"draft_vocab_size is missing: SGLang reads it without asking and stops; set it to {rows}"
+    elif size is None:
+        yield "error", f"draft_vocab_size=null: SGLang drafts with the target's lm_head instead; set it to {rows}"
+    elif size > facts.config.vocab_size:  # a size below 1 has been refused
+        rule = f"it must lie between 1 and the target's {facts.config.vocab_size} tokens"
+        yield "error", f"draft_vocab_size={size}: {rule}; set it to {rows}"
+
+
+def check_d2t(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
+    """d2t holds offsets; d2t + arange are different tokens of the target's vocabulary."""
+    size, vocab_size = head_config(files).draft_vocab_size, facts.config.vocab_size
+    d2t = files.tensors.get("d2t")
+    if d2t is None:
+        if size != vocab_size:
+            yield "error", f"d2t is missing: SGLang takes the {size} draft ids for target ids; {MAKE_AGAIN}"
+        return
+    if d2t.dtype not in INTEGERS or d2t.shape != (size,):
+        yield "error", f"d2t is {d2t.dtype} {tuple(d2t.shape)} instead of int64 ({size},): SGLang stops; {MAKE_AGAIN}"
+        return
+    ids = from_offsets(d2t.long())
+    if holds_absolute_ids(d2t, files.tensors.get("t2d")):
+        yield "error", "d2t holds target ids: SGLang adds the draft id to each; store d2t - arange(len(d2t))"
+    elif not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+        found = f"{int(ids.min())} to {int(ids.max())}, outside 0 to {vocab_size - 1}"
+        yield "error", f"d2t + arange goes from {found}: SGLang looks up tokens that do not exist; {MAKE_AGAIN}"
+    elif doubled := size - len(ids.unique()):  # in any order: some trainers sort by frequency
+        found = f"d2t + arange gives {doubled} of {size} draft ids a token that another has"
+        yield "error", f"{found}: a row of lm_head drafts what it was not trained for; {MAKE_AGAIN}"
+
+
+def holds_absolute_ids(d2t: Int[Tensor, " D"], t2d: Tensor | None) -> bool:
+    """Say whether d2t ascends as ids do: offsets stay equal where two neighbours of the vocabulary both are drafted."""
+    ascends = len(d2t) > 1 and bool((d2t.diff() > 0).all())
+    return ascends and not (t2d is not None and _marks(t2d, from_offsets(d2t)))
+
+
+def _marks(t2d: Tensor, ids: Int[Tensor, " D"]) -> bool:
+    inside = t2d.ndim == 1 and 0 <= int(ids.min()) <= int(ids.max()) < len(t2d)
+    return inside and bool(t2d[ids].all())
+
+
+def check_t2d(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
+    """t2d, which other servers and trainers read, marks the tokens of d2t."""
+    d2t, t2d, size = files.tensors.get("d2t"), files.tensors.get("t2d"), head_config(files).vocab_size
+    if t2d is None and d2t is None and head_config(files).draft_vocab_size == size:
+        return  # a whole vocabulary needs no map
+    if t2d is None or d2t is None:
+        yield "skipped", "SGLang does not read t2d, and the file lacks it or d2t"
+        return
+    ids = from_offsets(d2t.long()) if d2t.ndim == 1 else d2t
+    if not d2t.numel() or not 0 <= int(ids.min()) <= int(ids.max()) < min(t2d.numel(), size):
+        yield "skipped", "d2t leads outside t2d"
+    elif t2d.dtype != torch.bool or not torch.equal(t2d, membership(ids, size)):
+        marked = f"t2d ({t2d.dtype}, {int(t2d.sum())} marked) does not mark the {len(ids)} tokens of d2t"
+        yield "error", f"{marked}: one of them is wrong; {MAKE_AGAIN}"

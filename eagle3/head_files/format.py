@@ -25,15 +25,7 @@ from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.head.draft_vocab import from_offsets, membership, to_offsets
 from eagle3.head.eagle3 import EAGLE3, Eagle3, has_fc_norm, has_norm_before_fc, rope_of
 from eagle3.head.registry import kind_named, kind_of_architecture
-from eagle3.head_files.files import (
-    ARCHITECTURE,
-    LAYER_IDS,
-    MAKE_HEAD,
-    MODEL_TYPE,
-    SPECULATORS,
-    HeadFiles,
-    read_files,
-)
+from eagle3.head_files.files import ARCHITECTURE, LAYER_IDS, MAKE_HEAD, MODEL_TYPE, SPECULATORS, HeadFiles, read_files
 from eagle3.storage.files import atomic_write, write_json
 from eagle3.target.facts import ROPE_TYPES
 from eagle3.target.files import DTYPES

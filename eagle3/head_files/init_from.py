@@ -6,11 +6,10 @@ import torch
 
 from eagle3.errors import InputError
 from eagle3.features.source import FeatureSource, as_setting
+from eagle3.head.build import StartHead
 from eagle3.head.eagle3 import EAGLE3
-from eagle3.head.init_from import StartHead
 from eagle3.head_files.check_config import check_model, check_options
-from eagle3.head_files.check_tensors import check_embedding, check_tensors
-from eagle3.head_files.check_vocabulary import check_d2t
+from eagle3.head_files.check_tensors import check_d2t, check_embedding, check_tensors
 from eagle3.head_files.files import HeadFiles, read_files, weight_files
 from eagle3.head_files.finding import Check, TargetFacts
 from eagle3.head_files.format import draft_head, kind_of

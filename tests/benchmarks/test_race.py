@@ -1,7 +1,5 @@
 """The race with SpecForge: our side of it runs, and its goal is what it says."""
 
-from pathlib import Path
-
 import pytest
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")
@@ -34,29 +32,3 @@ def test_seconds_are_counted_to_what_the_best_specforge_head_accepts_at_its_end(
         "SpecForge, lr 0.0001": None, "SpecForge, lr 0.001": 20, "ours, recipe": 4, "ours, other": None
     }  # fmt: skip
     assert found["share_of_specforge"] == {"SpecForge, lr 0.001": 1, "ours, recipe": 0.2}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--epochs", "3", "4"], "--epochs 3 4 names no epoch of 'SpecForge, lr 0.0001', .*max_epochs=2; give 1 to 2"),
-        (["--epochs", "2", '--ways={"short": ["trainer.max_epochs=1"]}'], "--epochs 2 names no epoch of 'ours, short'"),
-    ],
-)
-def test_epochs_that_a_training_does_not_have_are_refused_before_it(
-    tmp_path: Path, arguments: list[str], message: str
-) -> None:
-    from race import main
-
-    (tmp_path / "COMMIT").touch()
-    paths = [f"--{name}={tmp_path}" for name in ("specforge", "folder", "out", "store", "target", "held-out")]
-    with pytest.raises(SystemExit, match=message):
-        main([*paths, "trainer.max_epochs=2", *arguments])
-
-
-def test_heads_without_a_target_are_refused_before_their_training(capsys: pytest.CaptureFixture[str]) -> None:
-    from race import parsed
-
-    with pytest.raises(SystemExit):
-        parsed(["--specforge=TREE", "--folder=DIR", "--out=FILE", "--store=STORE"])
-    assert "--store needs --target and --held-out" in capsys.readouterr().err

@@ -9,9 +9,7 @@ from stores import ROOT
 from torch.utils.flop_counter import FlopCounterMode
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers.*",
-    "ignore:.*treespec, LeafSpec.*",
-    "ignore:Checkpoint directory.*",
+    "ignore:.*does not have many workers.*", "ignore:.*treespec, LeafSpec.*", "ignore:Checkpoint directory.*"
 )
 
 
@@ -52,16 +50,6 @@ def test_the_flop_of_a_step_are_those_of_its_matrix_products() -> None:
     expected = product_flops(SMALL, tokens=70, rows=rows, pairs=steps * rows)
     unasked = 2 * (len(batch.pack.last_hidden_state) - rows) * SMALL.hidden_size * SMALL.draft_vocab_size
     assert counted == expected + unasked
-
-
-def test_ragged_lengths_sum_up_to_the_tokens_and_differ() -> None:
-    from random_head import ragged_lengths
-
-    lengths = ragged_lengths(1000, 7, seed=3)
-    assert sum(lengths) == 1000
-    assert len(set(lengths)) > 3
-    assert min(lengths) > 0
-    assert ragged_lengths(1000, 1, seed=3) == [1000]
 
 
 @pytest.mark.parametrize(

@@ -1,30 +1,50 @@
-"""Faster attention against the plain one, forward and backward, on ragged packs.
+"""Attention of a batch against that of one anchor at a time, forward and backward, on ragged packs.
 
 FlashAttention runs on the CPU too: on `PlainKernel`, which does what the kernels of a GPU promise, and no more.
 """
 
+from bisect import bisect_right
 from contextlib import suppress
 from functools import partial
 
 import pytest
 import torch
-from heads import EMBEDDING, make_head, ragged_samples
+from heads import ragged_samples
 from pairs import all_pairs
 from stores import random_sample
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from eagle3.head.attention import DenseAttention, MakeAttention, PaddedAttention
+from eagle3.head.attention import KeysValues, MakeAttention, PaddedAttention
 from eagle3.head.batch import TttBatch, ttt_batch
-from eagle3.head.fast.chain_keys import PlainChainKeys
+from eagle3.head.fast.chain_keys import ChainKeys
 from eagle3.head.fast.flash_attention import FlashAttention
-from eagle3.head.fast.flash_kernels import FlashAttnPackage, TorchFlash, VarlenKernel
+from eagle3.head.fast.flash_kernels import TorchFlash, VarlenKernel
 from eagle3.head.kernels import kernel_backend
 from eagle3.head.segments import Segments
-from eagle3.head.unroll import unroll
 
 STEPS, QUERY_HEADS, GROUPS, CHANNELS = 4, 4, 2, 6
 MANY_TURNS = [[0, 0, *(turn for i in range(1, 8) for turn in [i] * (1 + i) + [0] * (i % 3)), 0], [1, 1, 1], [0, 1] * 5]
+
+
+class OneByOne:
+    """The reference: for one anchor after the other, the softmax over all its keys."""
+
+    def __init__(self, context: KeysValues, batch: TttBatch) -> None:
+        bounds = batch.pack.token_bounds
+        self.context, self.rows = context, [range(bounds[bisect_right(bounds, t) - 1], t + 1) for t in batch.anchors]
+
+    def __call__(self, query: Tensor, chain: list[KeysValues]) -> Tensor:
+        outputs = [query[:0]]
+        for anchor, rows in enumerate(self.rows):
+            keys, values = (
+                torch.cat([part[rows.start : rows.stop], *(own[anchor, None] for own in chained)])
+                for part, *chained in zip(self.context, *chain, strict=True)
+            )
+            heads = query[anchor].unflatten(0, (keys.shape[1], -1))  # (G, P, C)
+            weights = (torch.einsum("gpc,ngc->gpn", heads, keys) * heads.shape[-1] ** -0.5).softmax(-1)
+            outputs.append(torch.einsum("gpn,ngc->gpc", weights, values.to(weights.dtype)).flatten(0, 1)[None])
+        return torch.cat(outputs).to(query.dtype)
 
 
 class PlainKernel:
@@ -110,7 +130,7 @@ class PlainKernel:
 
 def flash(kernel: VarlenKernel, device: str = "cpu") -> MakeAttention:
     if device == "cpu":
-        return partial(FlashAttention, kernel=kernel, chain_keys=PlainChainKeys())
+        return partial(FlashAttention, kernel=kernel, chain_keys=ChainKeys())
     return partial(FlashAttention, kernel=kernel, chain_keys=kernel_backend(torch.device(device)).chain_keys)
 
 
@@ -138,7 +158,8 @@ def outputs_and_gradients(
     chain = [(leaf(anchors, groups), leaf(anchors, groups)) for _ in range(step)]
     output = attention((key, value), batch)(query, chain)
     inputs = [query, key, value, *(part for pair in chain for part in pair)]
-    return [output.detach(), *torch.autograd.grad(output, inputs, drawn(anchors, query_heads))]
+    gradients = torch.autograd.grad(output, inputs, drawn(anchors, query_heads), materialize_grads=True)
+    return [output.detach(), *gradients]
 
 
 FAST = {"padded": PaddedAttention, "flash": flash(PlainKernel())}
@@ -156,12 +177,12 @@ PACKS: dict[str, list[list[int]] | None] = {
 
 
 @all_pairs(fast=[*FAST], step=[0, 1, 3], packed=[*PACKS])
-def test_fast_attention_equals_the_dense_one(fast: str, step: int, packed: str) -> None:
+def test_attention_equals_that_of_one_anchor_at_a_time(fast: str, step: int, packed: str) -> None:
     samples = ragged_samples() if PACKS[packed] is None else [random_sample(turns) for turns in PACKS[packed] or []]
     batch = ttt_batch(samples, ttt_steps=STEPS)
-    dense = outputs_and_gradients(DenseAttention, batch, step)
-    assert not len(batch.anchors) or dense[0].abs().max() > 0.1
-    for one, other in zip(dense, outputs_and_gradients(FAST[fast], batch, step), strict=True):
+    expected = outputs_and_gradients(OneByOne, batch, step)
+    assert not len(batch.anchors) or expected[0].abs().max() > 0.1
+    for one, other in zip(expected, outputs_and_gradients(FAST[fast], batch, step), strict=True):
         torch.testing.assert_close(one, other, **CLOSE)
 
 
@@ -171,35 +192,11 @@ def test_a_long_sample_does_not_make_short_ones_long() -> None:
     assert [tuple(group.key.shape[:2]) for group in PaddedAttention(context, batch).groups] == [(2, 3), (1, 60), (1, 6)]
 
 
-def test_the_gradients_of_flash_attention_are_those_of_its_output_by_finite_differences() -> None:
-    batch = ttt_batch([random_sample([0, 1, 1, 1, 0, 2, 2, 3, 3, 3]), random_sample([1, 1, 0])], ttt_steps=STEPS)
-    tokens, anchors = len(batch.pack.input_ids), len(batch.anchors)
-    torch.manual_seed(0)
-    shapes = [(anchors, 2), (tokens, 1), (tokens, 1), *[(anchors, 1)] * 4]
-    inputs = [torch.randn(*shape, 2, dtype=torch.double, requires_grad=True) for shape in shapes]
-
-    def attended(query: Tensor, key: Tensor, value: Tensor, *chain: Tensor) -> Tensor:
-        return flash(PlainKernel())((key, value), batch)(query, [(chain[0], chain[1]), (chain[2], chain[3])])
-
-    assert torch.autograd.gradcheck(attended, inputs)
-
-
 def test_a_gradient_that_is_one_number_for_all_reaches_the_kernels_as_memory() -> None:
     batch = ttt_batch(ragged_samples(), ttt_steps=STEPS)
     key, query = torch.randn(len(batch.pack.input_ids), 1, 2), torch.randn(len(batch.anchors), 1, 2, requires_grad=True)
     flash(PlainKernel())((key, key), batch)(query, [(query, query)]).sum().backward()
     assert query.grad.isfinite().all()
-
-
-def test_the_unroll_with_flash_attention_trains_as_with_the_dense_one() -> None:
-    head, batch = make_head(), ttt_batch(ragged_samples(), ttt_steps=STEPS)
-    results = []
-    for attention in (DenseAttention, FAST["flash"]):
-        outputs = unroll(head, EMBEDDING, batch, STEPS, attention)
-        trained = [parameter for name, parameter in head.named_parameters() if not name.startswith(("lm_head", "norm"))]
-        results.append([*outputs, *torch.autograd.grad(sum(output.square().mean() for output in outputs), trained)])
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other, **CLOSE)
 
 
 def test_flash_attention_computes_each_pair_once_in_as_many_calls_as_turns_can_be_halved() -> None:
@@ -254,8 +251,6 @@ def test_the_kernels_of_the_installed_pytorch_take_our_arguments(step: int) -> N
 def kernels_of_gpu() -> list[VarlenKernel]:
     found: list[VarlenKernel] = [TorchFlash()]
     with suppress(ImportError):
-        found.append(FlashAttnPackage())
-    with suppress(ImportError):
         from eagle3.head.fast.triton_flash import TritonFlash
 
         found.append(TritonFlash())
@@ -274,7 +269,7 @@ def on_gpu(*devices: str) -> list:
     step=[0, 1, 6],
     packed=["ragged", "many turns", "one anchor a turn", "no anchors", "long"],
 )
-def test_under_autocast_flash_attention_is_as_exact_in_bfloat16_as_the_dense_one(
+def test_under_autocast_flash_attention_is_about_as_exact_in_bfloat16_as_the_padded_one(
     kernel: VarlenKernel, device: str, heads: tuple[int, int, int], step: int, packed: str
 ) -> None:
     turns = {
@@ -285,14 +280,14 @@ def test_under_autocast_flash_attention_is_as_exact_in_bfloat16_as_the_dense_one
     }
     samples = [random_sample(one) for one in turns[packed]] if packed in turns else ragged_samples()
     batch = ttt_batch(samples, ttt_steps=STEPS).to(torch.device(device))
-    exact = outputs_and_gradients(DenseAttention, batch, step, heads=heads)
+    exact = outputs_and_gradients(PaddedAttention, batch, step, heads=heads)
     with torch.autocast(device, torch.bfloat16):
         half = {"heads": heads, "dtype": torch.bfloat16}
-        dense = outputs_and_gradients(DenseAttention, batch, step, **half)
+        padded = outputs_and_gradients(PaddedAttention, batch, step, **half)
         fast = outputs_and_gradients(flash(kernel, device), batch, step, **half)
-    for truth, reference, other in zip(exact, dense, fast, strict=True):
+    for truth, reference, other in zip(exact, padded, fast, strict=True):
         assert other.dtype == torch.bfloat16
-        allowed = 2 * (reference.double() - truth).norm() + 1e-3 * truth.norm()
+        allowed = 4 * (reference.double() - truth).norm() + 1e-3 * truth.norm()
         assert (other.double() - truth).norm() <= allowed
 
 

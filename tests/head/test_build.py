@@ -1,5 +1,6 @@
-"""A head that fits its target: what it takes from the target, and the weights that it starts with."""
+"""A head that fits its target: what it takes from the target or from a head to start from, and its first weights."""
 
+import logging
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -7,11 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from heads import make_head
 from stores import DRAFT_VOCAB, HIDDEN, TARGET_CONFIG, VOCAB, in_float32, open_store, random_sample, write_store
 
+from eagle3.errors import InputError
 from eagle3.features.store import FeatureStore
-from eagle3.head.build import build_head, initialise
+from eagle3.head.build import StartHead, build_head, initialise
 from eagle3.head.draft_head import DraftHead
+from eagle3.head.draft_vocab import extended
 
 SETTINGS: dict[str, Any] = {
     "kind": "eagle3",
@@ -67,3 +71,119 @@ def test_weights_start_with_a_standard_deviation_of_one_over_the_root_of_their_i
         assert float(weight.std()) * math.sqrt(weight.shape[1]) == pytest.approx(1, rel=0.1), name
         assert abs(float(weight.mean())) * math.sqrt(weight.shape[1]) < 0.1, name
     assert all((parameter == 1).all() for name, parameter in head.named_parameters() if "norm" in name)
+
+
+# --- a head to start from ---------------------------------------------------------------------------------------------
+
+FREE = SETTINGS | {"draft_vocab_size": None, "fc_norm": None, "norm_output": None}  # as in conf/model/eagle3.yaml
+
+
+@pytest.fixture
+def start() -> StartHead:
+    head = make_head(norm_before_fc=True, intermediate_size=40, num_kv_heads=4, rms_norm_eps=1e-3).float()
+    return StartHead("HEAD", head, [2, 4, 5], {"model.safetensors": "s"})
+
+
+def with_config(start: StartHead, **changes: Any) -> StartHead:
+    head = DraftHead(replace(start.head.config, **changes), start.head.draft_ids)
+    return replace(start, head=head)
+
+
+def test_what_is_not_set_is_the_heads_and_every_weight_is_taken_over(store: FeatureStore, start: StartHead) -> None:
+    head = build_head(source=store, start=start, **FREE)
+    assert head.config == start.head.config
+    torch.testing.assert_close(head.state_dict(), start.head.state_dict(), rtol=0, atol=0)
+    assert all(parameter.requires_grad for parameter in head.parameters())
+
+
+@pytest.mark.parametrize("lm_head_from_target", [True, False])
+def test_new_tokens_join_those_of_the_head_and_start_as_configured(
+    lm_head_from_target: bool, store: FeatureStore, start: StartHead, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    settings = FREE | {"default_draft_vocab_size": 34, "lm_head_from_target": lm_head_from_target}
+    head = build_head(source=store, start=start, **settings)
+    assert "init_from=HEAD: the draft vocabulary of 34 keeps 30 of the head's 30 tokens, 4 are new" in caplog.text
+    old = torch.isin(head.draft_ids, start.head.draft_ids)
+    assert torch.equal(head.draft_ids[old], start.head.draft_ids)
+    assert torch.equal(head.lm_head.weight[old], start.head.lm_head.weight)
+    _, lm_head = store.target_weights()
+    assert torch.equal(head.lm_head.weight[~old], lm_head[head.draft_ids[~old]]) is lm_head_from_target
+    assert torch.equal(head.draft_ids, extended(start.head.draft_ids, store.answer_counts, 34))
+
+
+def test_a_draft_vocabulary_of_a_set_size_is_that_of_the_answers(store: FeatureStore, start: StartHead) -> None:
+    head = build_head(source=store, start=start, **FREE | {"draft_vocab_size": 20})
+    anew = build_head(source=store, **FREE | {"draft_vocab_size": 20})
+    assert torch.equal(head.draft_ids, anew.draft_ids)
+    kept = torch.isin(head.draft_ids, start.head.draft_ids)
+    assert 0 < kept.sum() < 20
+    rows = [start.head.draft_ids.tolist().index(token) for token in head.draft_ids[kept].tolist()]
+    assert torch.equal(head.lm_head.weight[kept], start.head.lm_head.weight[rows])
+
+
+def test_rows_are_taken_over_by_token_in_whatever_order_the_head_has_them(
+    store: FeatureStore, start: StartHead
+) -> None:
+    order = torch.randperm(DRAFT_VOCAB, generator=torch.Generator().manual_seed(0))
+    shuffled = DraftHead(start.head.config, start.head.draft_ids[order])
+    weights = start.head.state_dict()
+    shuffled.load_state_dict(
+        weights | {"draft_ids": shuffled.draft_ids, "lm_head.weight": weights["lm_head.weight"][order]}
+    )
+    head = build_head(source=store, start=replace(start, head=shuffled), **FREE)
+    torch.testing.assert_close(head.state_dict(), weights, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"), [(3, [5, 7, 2]), (2, [5, 7, 2]), (4, [0, 5, 7, 2]), (9, [0, 5, 7, 2, 4])]
+)
+def test_the_most_frequent_tokens_join_until_there_are_as_many_as_the_limit(limit: int, expected: list[int]) -> None:
+    counts = torch.tensor([6, 0, 9, 0, 1, 3, 0, 8])
+    assert extended(torch.tensor([7, 2, 5]), counts, limit).tolist() == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"intermediate_size": 24},
+            r"model\.intermediate_size=24 contradicts init_from=HEAD, whose head has 40; leave",
+        ),
+        ({"fc_norm": True}, r"model\.fc_norm=True contradicts init_from=HEAD, whose head has False; leave it null"),
+        ({"norm_before_fc": False}, r"model\.norm_before_fc=False contradicts init_from=HEAD, whose head has True"),
+        ({"rope_parameters": {"rope_theta": 5.0}}, r"model\.rope_parameters={'rope_theta': 5.0} contradicts .* 100\.0"),
+        ({"kind": "two_layer"}, r"model\.kind=two_layer: init_from=HEAD is of kind eagle3; set model\.kind to that"),
+    ],
+)
+def test_a_setting_that_contradicts_the_head_is_refused(
+    settings: dict, message: str, store: FeatureStore, start: StartHead
+) -> None:
+    with pytest.raises(InputError, match=message):
+        build_head(source=store, start=start, **FREE | settings)
+
+
+def test_settings_that_say_what_the_head_has_are_none_against_it(store: FeatureStore, start: StartHead) -> None:
+    same = {"intermediate_size": 40, "norm_before_fc": True, "rope_parameters": {"rope_theta": 100.0}}
+    assert build_head(source=store, start=start, **FREE | same).config == start.head.config
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": 32}, r"init_from=HEAD has hidden_size=32, the target of data\.path=.*features has 16; start"),
+        ({"vocab_size": VOCAB + 1}, r"init_from=HEAD has vocab_size=51, the target of .* has 50; start from a head"),
+    ],
+)
+def test_a_head_of_another_target_is_refused(
+    changes: dict, message: str, store: FeatureStore, start: StartHead
+) -> None:
+    with pytest.raises(InputError, match=message):
+        build_head(source=store, start=with_config(start, **changes), **FREE)
+
+
+@pytest.mark.parametrize("layers", [[1, 3, 4], [2, 5, 4], [2, 4]])
+def test_a_head_of_other_layers_is_refused(layers: list[int], store: FeatureStore, start: StartHead) -> None:
+    message = r"reads the hidden states \[.*\], data\.path=.* holds \[2, 4, 5\]; make features with features\.capture"
+    with pytest.raises(InputError, match=message):
+        build_head(source=store, start=replace(start, capture_layers=layers), **FREE)

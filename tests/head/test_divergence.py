@@ -9,7 +9,7 @@ from divergences import DIVERGENCES, each_divergence
 from torch import Tensor
 from torch.distributions import Categorical, kl_divergence
 
-from eagle3.head.divergence import SOFT_CROSS_ENTROPY, Divergence, NegativeLogAcceptance
+from eagle3.head.divergence import Divergence
 from eagle3.head.fast.chunked_loss import plain_loss_and_gradient
 
 
@@ -80,15 +80,6 @@ def test_a_one_hot_target_has_a_finite_value_and_gradient_even_for_a_draft_that_
     unsure = logits_of(2, 7, dtype=dtype)
     downhill = unsure - torch.nn.functional.normalize(gradient(divergence, unsure, target_logits))
     assert (downhill.softmax(-1)[:, 3] > unsure.softmax(-1)[:, 3]).all()
-
-
-def test_of_a_one_hot_target_negative_log_acceptance_is_cross_entropy() -> None:
-    target_logits = torch.zeros(4, 9, dtype=torch.double)
-    target_logits[:, 2] = 1000
-    logits = logits_of(4, 9)
-    for compute in value, gradient:
-        ours = compute(NegativeLogAcceptance(), logits, target_logits)
-        torch.testing.assert_close(ours, compute(SOFT_CROSS_ENTROPY, logits, target_logits))
 
 
 @each_divergence

@@ -71,10 +71,7 @@ def test_the_head_computes_what_its_weights_say(options: dict) -> None:
     batch = ttt_batch([sample], ttt_steps=1)
     hidden = unroll(head, EMBEDDING, batch, 1)[0]
     expected, logits = written_out(
-        head.state_dict(),
-        EMBEDDING[sample.input_ids.roll(-1)],
-        sample.aux_hidden_states,
-        options=options,
+        head.state_dict(), EMBEDDING[sample.input_ids.roll(-1)], sample.aux_hidden_states, options=options
     )
     torch.testing.assert_close(hidden, expected[batch.anchors])
     torch.testing.assert_close(head.logits(hidden), logits[batch.anchors])
@@ -113,10 +110,7 @@ def test_the_state_dict_has_the_names_of_a_served_checkpoint() -> None:
     [
         ({"num_kv_heads": 3}, r"model\.num_kv_heads=3"),
         ({"head_dim": 7}, r"model\.head_dim=7"),
-        (
-            {"fc_norm": True, "norm_before_fc": True},
-            r"model\.norm_before_fc=true and model\.fc_norm=true .* set one",
-        ),
+        ({"fc_norm": True, "norm_before_fc": True}, r"model\.norm_before_fc=true and model\.fc_norm=true .* set one"),
     ],
 )
 def test_sizes_that_do_not_fit_name_the_key(change: dict, message: str) -> None:

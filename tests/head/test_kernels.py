@@ -12,16 +12,15 @@ from heads import make_head
 from triton_interpreter import needs_triton
 
 from eagle3.errors import InputError
-from eagle3.head.attention import DenseAttention, PaddedAttention
+from eagle3.head.attention import PaddedAttention
 from eagle3.head.divergence import SOFT_CROSS_ENTROPY, Divergence, NegativeLogAcceptance
-from eagle3.head.fast.chain_keys import PlainChainKeys
+from eagle3.head.fast.chain_keys import ChainKeys
 from eagle3.head.fast.chunked_loss import ChunkedLoss, plain_loss_and_gradient
-from eagle3.head.fast.elementwise import PlainElementwise
+from eagle3.head.fast.elementwise import Elementwise
 from eagle3.head.fast.flash_attention import FlashAttention
-from eagle3.head.fast.flash_choice import flash_obstacle
-from eagle3.head.fast.flash_kernels import TorchFlash
+from eagle3.head.fast.flash_kernels import TorchFlash, flash_obstacle
 from eagle3.head.fast.fused_layer import FusedLayer
-from eagle3.head.fast.products import Float8Products, PlainProducts
+from eagle3.head.fast.products import Float8Products, Products
 from eagle3.head.kernels import KernelPlan, KernelSettings, choose_kernels, kernel_backend
 from eagle3.head.layer import PlainLayer
 from eagle3.head.loss import plain_loss
@@ -40,11 +39,7 @@ def choose(
 ) -> KernelPlan:
     config = make_head(**head or {}).config
     return choose_kernels(
-        KernelSettings(**AUTO | settings),
-        device=device,
-        precision=precision,
-        config=config,
-        divergence=divergence,
+        KernelSettings(**AUTO | settings), device=device, precision=precision, config=config, divergence=divergence
     )
 
 
@@ -56,7 +51,7 @@ def gpu_of(monkeypatch: pytest.MonkeyPatch) -> GpuOf:
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "GPU of 2020")
         monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
-        for module in ("kernels", "fast.flash_choice"):
+        for module in ("kernels", "fast.flash_kernels"):
             monkeypatch.setattr(f"eagle3.head.{module}.find_spec", lambda _: None)
 
     return pretend
@@ -66,14 +61,14 @@ def test_auto_takes_the_fastest_that_can_run_and_one_table_says_why(caplog: pyte
     with caplog.at_level("INFO"):
         plan = choose()
     elementwise, here = plan.loss.elementwise, "this run is on the CPU"
-    assert isinstance(elementwise, PlainElementwise)
+    assert isinstance(elementwise, Elementwise)
     assert plan == KernelPlan(
         PaddedAttention,
         PlainLayer,
-        ChunkedLoss(chunk=8192, elementwise=elementwise, kernel=plain_loss_and_gradient, make_products=PlainProducts),
+        ChunkedLoss(chunk=8192, elementwise=elementwise, kernel=plain_loss_and_gradient, make_products=Products),
     )
     assert [line.split(maxsplit=2) for line in caplog.messages[0].splitlines()[1:5]] == [
-        ["attention", "padded", f"triton, flash, torch_flash: needs a CUDA GPU (trainer.accelerator=gpu), {here}"],
+        ["attention", "padded", f"triton, torch_flash: needs a CUDA GPU (trainer.accelerator=gpu), {here}"],
         ["layer", "plain", f"fused: Triton needs a CUDA GPU, {here}"],
         ["loss", "chunked", "the fastest"],
         ["products", "bf16-mixed", "kernels.fp8=false"],
@@ -86,15 +81,15 @@ def test_auto_takes_the_fastest_that_can_run_and_one_table_says_why(caplog: pyte
 
 
 def test_what_is_named_is_taken(caplog: pytest.LogCaptureFixture) -> None:
-    plain = {"attention": "dense", "layer": "plain", "loss": "plain"}
+    plain = {"attention": "padded", "layer": "plain", "loss": "plain"}
     with caplog.at_level("INFO"):
-        assert choose(precision="32-true", **plain) == KernelPlan(DenseAttention, PlainLayer, plain_loss)
+        assert choose(precision="32-true", **plain) == KernelPlan(PaddedAttention, PlainLayer, plain_loss)
     assert [line.split()[-1] for line in caplog.messages[0].splitlines()[1:4]] == [
         f"kernels.{part}={name}" for part, name in plain.items()
     ]
     plan = choose(attention="padded", layer="fused", loss="chunked", loss_chunk=7)
     assert (plan.attention, plan.layer.func, plan.loss.chunk) == (PaddedAttention, FusedLayer, 7)
-    assert plan.layer.keywords["make_products"] is plan.loss.make_products is PlainProducts
+    assert plan.layer.keywords["make_products"] is plan.loss.make_products is Products
     assert plan.layer.keywords["elementwise"] is plan.loss.elementwise
 
 
@@ -105,9 +100,9 @@ def test_on_a_gpu_without_triton_auto_takes_pytorchs_flash_kernel_and_the_plain_
     with caplog.at_level("INFO"):
         plan = choose(GPU, head={"head_dim": 64})
     assert plan.attention.func is FlashAttention and isinstance(plan.attention.keywords["kernel"], TorchFlash)
-    assert isinstance(plan.attention.keywords["chain_keys"], PlainChainKeys)
+    assert isinstance(plan.attention.keywords["chain_keys"], ChainKeys)
     assert plan.layer is PlainLayer
-    assert "triton: needs Triton, a part of PyTorch's CUDA builds for Linux; flash: needs flash-attn" in caplog.text
+    assert "triton: needs Triton, a part of PyTorch's CUDA builds for Linux" in caplog.text
     assert "fused: Triton, a part of PyTorch's CUDA builds for Linux, is not installed" in caplog.text
 
 
@@ -131,7 +126,7 @@ def test_on_a_gpu_with_triton_its_kernels_run_under_all_fast_parts() -> None:
     kernels = kernel_backend(GPU)
     names = type(kernels.elementwise).__name__, type(kernels.chain_keys).__name__, kernels.loss.__name__
     assert names == ("TritonElementwise", "TritonChainKeys", "triton_loss_and_gradient")
-    assert isinstance(kernel_backend(CPU).elementwise, PlainElementwise)
+    assert isinstance(kernel_backend(CPU).elementwise, Elementwise)
 
 
 @needs_triton
@@ -207,7 +202,7 @@ def test_a_flash_kernel_says_why_it_cannot_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gpu_of(*capability)
-    monkeypatch.setattr("eagle3.head.fast.flash_choice.find_spec", lambda _: object())
+    monkeypatch.setattr("eagle3.head.fast.flash_kernels.find_spec", lambda _: object())
     found = flash_obstacle(name, **{"device": GPU, "precision": "bf16-mixed", "head_dim": 64} | changes)
     assert found is None if obstacle is None else re.search(obstacle, found)
 
@@ -243,11 +238,7 @@ def test_float8_takes_the_parts_that_multiply_in_it_also_on_the_cpu() -> None:
     ],
 )
 def test_float8_is_refused_where_it_cannot_run(
-    capability: tuple[int, int],
-    precision: str,
-    head: dict[str, int],
-    obstacle: str | None,
-    gpu_of: GpuOf,
+    capability: tuple[int, int], precision: str, head: dict[str, int], obstacle: str | None, gpu_of: GpuOf
 ) -> None:
     gpu_of(*capability)
     if obstacle is None:

@@ -20,8 +20,7 @@ TRANSFORMS = [LogitTransform(), LogitTransform(scale=0.25), LogitTransform(scale
 
 
 @pytest.mark.parametrize(
-    ("normalize", "transform"),
-    [("sequence", TRANSFORMS[0]), *(("token", transform) for transform in TRANSFORMS)],
+    ("normalize", "transform"), [("sequence", TRANSFORMS[0]), *(("token", transform) for transform in TRANSFORMS)]
 )
 def test_the_loss_is_the_decayed_cross_entropy_over_anchors(normalize: str, transform: LogitTransform) -> None:
     head = make_head().requires_grad_(False)

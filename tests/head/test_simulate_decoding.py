@@ -1,7 +1,5 @@
 """What validation counts along known answers is what decoding them measures."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 import torch
@@ -63,23 +61,3 @@ def test_a_round_begins_behind_the_token_that_the_target_gives():
     rows = np.array([4, 5, 6, 7, 8, 9, 20])
     assert simulate_rounds(accepted, rows, steps=3) == [1, 2, 1, 0]
     assert simulate_rounds(accepted, rows, steps=1) == [2, 3]
-
-
-def rounds_row_by_row(accepted: list[int], rows: list[int]) -> list[bool]:
-    """Look at every row: a round begins at the first of a turn, and where the one before it expects."""
-    begins, expected = [], None
-    for (before, row), drafts in zip(pairwise([None, *rows]), accepted, strict=True):
-        begins.append(before is None or row != before + 1 or row == expected)
-        if begins[-1]:
-            expected = row + drafts + 1
-    return begins
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_rounds_are_those_found_row_by_row(seed):
-    random = np.random.default_rng(seed)
-    rows = random.integers(0, 3, seed * 7).clip(min=1).cumsum()  # gaps of one row or none
-    accepted = random.integers(0, 5, len(rows))
-    begins = rounds_row_by_row(accepted.tolist(), rows.tolist())
-    counts = [sum(g == n for g, begin in zip(accepted.tolist(), begins, strict=True) if begin) for n in range(5)]
-    assert simulate_rounds(accepted, rows, steps=4) == counts

@@ -86,22 +86,6 @@ def test_packed_equals_one_by_one() -> None:
         torch.testing.assert_close(together, sum(parts))
 
 
-def test_padding_behind_a_sample_changes_nothing() -> None:
-    head = make_head()
-    sample = random_sample([0, 0, 1, 1, 1, 1, 1])
-    padding = {
-        "input_ids": torch.zeros(5, dtype=torch.long),
-        "turns": torch.zeros(5, dtype=torch.long),
-        "aux_hidden_states": torch.randn(5, sample.aux_hidden_states.shape[1], dtype=torch.double),
-        "has_teacher": torch.zeros(5, dtype=torch.bool),
-    }
-    padded = Sample(**{**vars(sample), **{name: torch.cat([getattr(sample, name), t]) for name, t in padding.items()}})
-    free = loss_and_gradients(head, ttt_batch([sample], ttt_steps=STEPS))
-    with_padding = loss_and_gradients(head, ttt_batch([padded], ttt_steps=STEPS))
-    for one, other in zip(free, with_padding, strict=True):
-        torch.testing.assert_close(one, other)
-
-
 def test_gradient_reaches_the_last_prompt_token_and_nothing_after_the_end_of_a_turn() -> None:
     """Through queries alone: keys and values of the prompt are used by every later anchor, so they are cut off here."""
     turns = [0, 0, 0, 1, 1, 1, 1, 0, 0, 2, 2, 0]

@@ -1,6 +1,8 @@
-"""A head's folder: what is read of it, and one clear line for what cannot be."""
+"""A head's folder: what is read of it, in every layout, and one clear line for what cannot be."""
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,11 +10,14 @@ import torch
 from exported_head import IDS, Editable, as_speculators, name_layers, replace_file
 from heads import make_head
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from eagle3.errors import InputError
 from eagle3.head_files.files import INDEX, plain_name, read_files
 from eagle3.head_files.format import load_head, save_head
 from eagle3.storage.files import write_json
+
+Change = Callable[[Path], object]
 
 
 @pytest.fixture
@@ -34,82 +39,94 @@ def split(head: Path) -> list[str]:
 
 
 def test_the_index_decides_which_shards_are_read(head: Path) -> None:
-    whole = read_files(head).tensors
+    whole = read_files(head)
+    assert whole.record is None
     split(head)
-    sharded = read_files(head).tensors
-    assert sharded.keys() == whole.keys()
-    assert all(torch.equal(sharded[name], whole[name]) for name in whole)
+    torch.testing.assert_close(read_files(head).tensors, whole.tensors, rtol=0, atol=0)
 
 
-def test_a_missing_shard_is_named(head: Path) -> None:
-    (head / split(head)[1]).unlink()
-    with pytest.raises(InputError, match=r"index\.json names model-00002-of-00002\.safetensors, which does not exist"):
-        read_files(head)
-    for empty in ({}, {"weight_map": {}}, {"weight_map": ["model.safetensors"]}):
-        write_json(head / INDEX, empty)
-        with pytest.raises(InputError, match=r"index\.json names no file"):
-            read_files(head)
+def file(name: str, content: bytes) -> Change:
+    return lambda head: (head / name).write_bytes(content)
 
 
-def test_pickles_are_refused_with_the_reason_and_the_fix(head: Path) -> None:
+def config(**changes: object) -> Change:
+    return lambda head: write_json(head / "config.json", json.loads((head / "config.json").read_text()) | changes)
+
+
+def tensors(change: Callable[[dict[str, Tensor]], object]) -> Change:
+    def changed(head: Path) -> None:
+        stored = load_file(head / "model.safetensors")
+        change(stored)
+        replace_file(stored, head / "model.safetensors")
+
+    return changed
+
+
+def d2t(ids: list[int]) -> Change:
+    return tensors(lambda stored: stored.update(d2t=torch.tensor(ids) - torch.arange(len(ids))))
+
+
+def cut_to(length: int) -> Change:
+    return lambda head: file("model.safetensors", (head / "model.safetensors").read_bytes()[:length])(head)
+
+
+def as_pickle(head: Path) -> None:
     torch.save(load_file(head / "model.safetensors"), head / "pytorch_model.bin")
     (head / "model.safetensors").unlink()
-    with pytest.raises(InputError, match=r"no \*\.safetensors file; pytorch_model\.bin is a pickle, .* not read: conv"):
-        read_files(head)
-    (head / "pytorch_model.bin").unlink()
-    with pytest.raises(InputError, match=r"no \*\.safetensors file; make it: python serve\.py action=export"):
-        read_files(head)
 
 
-def test_a_truncated_tensor_file_is_named(head: Path) -> None:
-    content = (head / "model.safetensors").read_bytes()
-    for length in (0, 7, len(content) // 2):
-        (head / "model.safetensors").write_bytes(content[:length])
-        with pytest.raises(InputError, match=r"model\.safetensors is truncated or damaged .*; copy it again"):
-            read_files(head)
+def layer_ids(*outputs: int) -> Change:
+    return lambda head: config(**{"eagle_config": {IDS: [*outputs]}, IDS: [layer + 1 for layer in outputs]})(head)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b'{"a": "\xff"}'])
-def test_odd_json_is_one_clear_line(content: bytes, head: Path) -> None:
-    (head / "config.json").write_bytes(content)
-    with pytest.raises(InputError, match=r"config\.json (is not valid JSON|holds no object)"):
-        read_files(head)
+TWICE = rf"head=\S+: eagle_config\.{IDS}=\[1, 3, 4\] and {IDS}=\[.*\] at the top level .* name different layers"
+REFUSED: list[tuple[Change, str]] = [
+    (shutil.rmtree, r"head/config\.json does not exist"),
+    *(
+        (file("config.json", content), r"config\.json (is not valid JSON|holds no object)")
+        for content in (b"", b"{", b"[]", b"null", b'{"a": "\xff"}')
+    ),
+    (config(hidden_size="16"), r"hidden_size='16' in config\.json must be a whole number from 1; correct it"),
+    (config(num_attention_heads=0), r"num_attention_heads=0 .* must be a whole number from 1"),
+    (config(max_position_embeddings=4096.0), r"max_position_embeddings=4096\.0 .* must be a whole number from 1"),
+    (config(rope_scaling="linear"), r"rope_scaling='linear' in config\.json must be an object; correct it"),
+    (config(transformer_layer_config=[]), r"transformer_layer_config=\[\] .* must be an object"),
+    (config(rope_theta="10000"), r"rope_theta='10000' .* must be a number"),
+    (config(dtype=["bfloat16"]), r"dtype=\['bfloat16'\] .* must be a word"),
+    (config(transformer_layer_config={"hidden_size": "16"}, hidden_size=None), r"hidden_size='16' .* a whole number"),
+    (file("training.json", b'{"epochs": 3}'), r"training\.json: format_version is missing; export the head again"),
+    (lambda head: (head / split(head)[1]).unlink(), r"index\.json names model-00002-\S+, which does not exist"),
+    *(
+        (file(INDEX, content), r"index\.json names no file")
+        for content in (b"{}", b'{"weight_map": {}}', b'{"weight_map": ["model.safetensors"]}')
+    ),
+    *((cut_to(length), r"model\.safetensors is truncated or damaged .*; copy it again") for length in (0, 7, 5000)),
+    (as_pickle, r"no \*\.safetensors file; pytorch_model\.bin is a pickle, .* not read: convert it on a safe machine"),
+    (lambda head: (head / "model.safetensors").unlink(), r"no \*\.safetensors file; make it: python serve\.py action"),
+    *((config(**{IDS: ids}), TWICE) for ids in ([1, 3, 4], [2, 4, 6], [5, 4, 2], [2, 4], [])),
+    *(
+        (layer_ids(*ids), r"are not 3 different ones from 0 to 6 of the target's 8 layers")
+        for ids in ((1, 5), (1, 5, 5), (1, 5, 7), (-1, 5, 6))
+    ),
+    (tensors(lambda stored: stored.pop("fc.weight")), r"fc\.weight must have shape \(16, 48\) by .* has nothing"),
+    (tensors(lambda stored: stored.pop("d2t")), "has no tensor d2t, so its 30 draft ids mean nothing"),
+    *((d2t(ids), "d2t does not map 30 draft ids") for ids in ([*range(29), 50], [*range(31)], [-1, *range(1, 30)])),
+    *(
+        (
+            tensors(lambda stored, value=value: stored["lm_head.weight"][7].fill_(value)),
+            r"lm_head\.weight holds 16 values that are no finite numbers in",
+        )
+        for value in (torch.nan, torch.inf)
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "rule"),
-    [
-        ("hidden_size", "16", "a whole number from 1"),
-        ("num_attention_heads", 0, "a whole number from 1"),
-        ("max_position_embeddings", 4096.0, "a whole number from 1"),
-        ("rope_scaling", "linear", "an object"),
-        ("transformer_layer_config", [], "an object"),
-        ("rope_theta", "10000", "a number"),
-        ("dtype", ["bfloat16"], "a word"),
-    ],
-)
-def test_a_setting_of_the_wrong_kind_is_named(key: str, value: object, rule: str, head: Path) -> None:
-    write_json(head / "config.json", json.loads((head / "config.json").read_text()) | {key: value})
-    with pytest.raises(InputError, match=rf"{key}=.* in config\.json must be {rule}; correct it"):
-        read_files(head)
-
-
-def test_a_nested_setting_of_the_wrong_kind_is_named(head: Path) -> None:
-    write_json(head / "config.json", {"transformer_layer_config": {"hidden_size": "16"}})
-    with pytest.raises(InputError, match=r"hidden_size='16' in config\.json must be a whole number from 1"):
-        read_files(head)
-
-
-def test_a_training_json_of_another_program_is_named(head: Path) -> None:
-    assert read_files(head).record is None
-    write_json(head / "training.json", {"epochs": 3})
-    with pytest.raises(InputError, match=r"training\.json: format_version is missing; export the head again"):
-        read_files(head)
-
-
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"gone/config\.json does not exist"):
-        read_files(tmp_path / "gone")
+@pytest.mark.parametrize(("change", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_a_folder_that_cannot_be_read_is_refused_in_one_line(change: Change, message: str, head: Path) -> None:
+    change(head)
+    with pytest.raises(InputError, match=message) as refused:
+        load_head(head, num_layers=8)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -127,9 +144,8 @@ def test_tensors_have_the_names_under_which_sglang_finds_them(theirs: str, ours:
     assert plain_name(theirs) == ours
 
 
-def test_a_head_of_the_speculators_gives_the_same_logits(head: Path) -> None:
-    before = load_head(head)
-    editable = Editable(head)
+def test_a_head_of_the_speculators_is_read_with_the_layers_that_vllm_captures_for_it(head: Path) -> None:
+    before, editable = load_head(head), Editable(head)
     as_speculators(editable, torch.zeros(50, 16))
     editable.save()
     files = read_files(head)
@@ -137,11 +153,6 @@ def test_a_head_of_the_speculators_gives_the_same_logits(head: Path) -> None:
     after = load_head(head, num_layers=8)
     torch.testing.assert_close(after.head.state_dict(), before.head.state_dict(), rtol=0, atol=0)
     assert after.head.config == before.head.config
-
-
-def test_a_head_of_the_speculators_reads_the_layers_that_vllm_captures_for_it(head: Path) -> None:
-    editable = Editable(head)
-    as_speculators(editable, torch.zeros(50, 16))
     editable.config[IDS] = [1, 3, 6]
     editable.save()
     assert load_head(head).capture_layers == load_head(head, num_layers=8).capture_layers == [1, 3, 6]
@@ -152,33 +163,20 @@ def test_a_head_of_the_speculators_reads_the_layers_that_vllm_captures_for_it(he
         load_head(head)
 
 
-def test_served_layers_are_those_that_sglang_captures(head: Path) -> None:
-    config = json.loads((head / "config.json").read_text())
-    del config[IDS]
-    write_json(head / "config.json", config | {"eagle_config": {IDS: [8, 1, 5]}})
-    assert read_files(head).served_layers(12) == [2, 6, 9]
-    for eagle_config in (None, {}, "none", {IDS: None}):
-        write_json(head / "config.json", config | {"eagle_config": eagle_config})
-        assert read_files(head).served_layers(32) == [2, 16, 29]
-    for ids in ([1, 5], [1, 5, 5], [1, 5, 11], [-1, 5, 8]):
-        write_json(head / "config.json", config | {"eagle_config": {IDS: ids}})
-        with pytest.raises(InputError, match=r"are not 3 different ones from 0 to 10 of the target's 12 layers"):
-            read_files(head).served_layers(12)
-
-
 @pytest.mark.parametrize("twice", [True, False], ids=["in both places", "in eagle_config alone"])
 def test_layers_that_are_named_once_or_twice_are_read_the_same(twice: bool, head: Path) -> None:
-    config = json.loads((head / "config.json").read_text())
-    name_layers(config, [0, 3, 5], twice=twice)
-    write_json(head / "config.json", config)
+    stated = json.loads((head / "config.json").read_text())
+    name_layers(stated, [0, 3, 5], twice=twice)
+    write_json(head / "config.json", stated)
     files = read_files(head)
     assert files.stated_layers == files.served_layers(8) == files.trained_layers(8) == [1, 4, 6]
 
 
-@pytest.mark.parametrize("ids", [[1, 3, 4], [2, 4, 6], [5, 4, 2], [2, 4], []])
-def test_two_places_that_name_different_layers_are_refused_in_one_line(ids: list[int], head: Path) -> None:
-    write_json(head / "config.json", json.loads((head / "config.json").read_text()) | {IDS: ids})
-    with pytest.raises(InputError) as refused:
-        read_files(head)
-    assert f"head={head}: eagle_config.{IDS}=[1, 3, 4] and {IDS}={ids} at the top level" in str(refused.value)
-    assert "name different layers" in str(refused.value) and "\n" not in str(refused.value)
+def test_served_layers_are_those_that_sglang_captures(head: Path) -> None:
+    stated = json.loads((head / "config.json").read_text())
+    del stated[IDS]
+    write_json(head / "config.json", stated | {"eagle_config": {IDS: [8, 1, 5]}})
+    assert read_files(head).served_layers(12) == [2, 6, 9]
+    for eagle_config in (None, {}, "none", {IDS: None}):
+        write_json(head / "config.json", stated | {"eagle_config": eagle_config})
+        assert read_files(head).served_layers(32) == [2, 16, 29]

@@ -125,23 +125,8 @@ def test_norm_before_fc_is_read_where_sglang_reads_it(nested: dict, read: bool, 
 
 def test_without_d2t_the_draft_vocabulary_is_the_whole_one(saved: Path) -> None:
     change_tensors(saved, lambda tensors: tensors.pop("d2t"))
-    with pytest.raises(InputError, match="has no tensor d2t, so its 30 draft ids mean nothing"):
-        load_head(saved)
     change_config(saved, vocab_size=30)
     assert load_head(saved).head.draft_ids.tolist() == list(range(30))
-
-
-def test_a_missing_tensor_is_named(saved: Path) -> None:
-    change_tensors(saved, lambda tensors: tensors.pop("fc.weight"))
-    with pytest.raises(InputError, match=r"fc\.weight must have shape \(16, 48\) by config.json, the file has nothing"):
-        load_head(saved)
-
-
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_weights_that_are_no_numbers_are_refused(saved: Path, value: float) -> None:
-    change_tensors(saved, lambda tensors: tensors["lm_head.weight"][7].fill_(value))
-    with pytest.raises(InputError, match=r"lm_head\.weight holds 16 values that are no finite numbers in"):
-        load_head(saved)
 
 
 def test_weights_that_the_targets_dtype_cannot_hold_are_refused(saved: Path) -> None:
@@ -149,14 +134,6 @@ def test_weights_that_the_targets_dtype_cannot_hold_are_refused(saved: Path) -> 
     load_head(saved, dtype=torch.bfloat16)
     with pytest.raises(InputError, match=r"norm\.weight holds 2 values that are no finite numbers in torch\.float16"):
         load_head(saved, dtype=torch.float16)
-
-
-@pytest.mark.parametrize("ids", [[*range(29), 50], [*range(31)], [-1, *range(1, 30)]], ids=["V", "one more", "-1"])
-def test_a_d2t_that_leads_outside_the_vocabulary_is_named(ids: list[int], saved: Path) -> None:
-    d2t = torch.tensor(ids) - torch.arange(len(ids))
-    change_tensors(saved, lambda tensors: tensors.update(d2t=d2t))
-    with pytest.raises(InputError, match="d2t does not map 30 draft ids into the vocabulary"):
-        load_head(saved)
 
 
 def test_what_a_config_leaves_out_is_what_servers_assume(head: DraftHead, saved: Path) -> None:

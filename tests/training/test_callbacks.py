@@ -58,8 +58,7 @@ def test_a_step_reads_no_number_but_where_it_logs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, clip: str
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)  # tqdm 4.66 cuts the bar to this width, which a library may set
-    # DenseAttention reads nothing; PaddedAttention reads its sizes from tensors that are on the CPU.
-    options = ["kernels.attention=dense", "trainer.max_epochs=1", f"trainer.log_every_n_steps={LOG_EVERY}"]
+    options = ["trainer.max_epochs=1", f"trainer.log_every_n_steps={LOG_EVERY}"]
     saves = [f"callbacks.last.every_n_steps={LOG_EVERY}", "callbacks.last.min_seconds=0"]  # saving reads all
     options += [f"trainer.gradient_clip_val={clip}", *saves]
     run = Run(tmp_path / "run", write_store(tmp_path / "features", random_samples(200)), *options)

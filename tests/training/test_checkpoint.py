@@ -46,18 +46,11 @@ def test_no_flipped_byte_and_no_cut_passes(content: bytes, tmp_path: Path) -> No
         assert f"{path} is damaged, or not a checkpoint of a draft head; give another one" in refusal(path)
 
 
-@pytest.mark.parametrize("other", [b"", b"epoch,loss\n0,1.5\n", b"\x80\x04N.", b"PK\x03\x04"])
-def test_what_is_no_checkpoint_is_refused(other: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "last.ckpt"
-    path.write_bytes(other)
-    assert "is damaged, or not a checkpoint of a draft head" in refusal(path)
-
-
-def test_what_torch_alone_saved_is_refused(tmp_path: Path) -> None:
-    """It has no checksum."""
+def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     buffer, path = io.BytesIO(), tmp_path / "last.ckpt"
-    torch.save({"state_dict": {}}, buffer)
-    path.write_bytes(buffer.getvalue())
-    assert "is damaged, or not a checkpoint of a draft head" in refusal(path)
+    torch.save({"state_dict": {}}, buffer)  # without a checksum
+    for other in (b"", b"epoch,loss\n0,1.5\n", b"\x80\x04N.", b"PK\x03\x04", buffer.getvalue()):
+        path.write_bytes(other)
+        assert "is damaged, or not a checkpoint of a draft head" in refusal(path)
     AtomicCheckpointIO().save_checkpoint({"state_dict": {}}, path)
     assert "is a checkpoint of something other than a draft head" in refusal(path)

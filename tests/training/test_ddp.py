@@ -28,7 +28,6 @@ from eagle3.commands.train import build_trainer, build_training
 from eagle3.data.datamodule import FeatureData
 from eagle3.data.pack import Pack
 from eagle3.errors import Interrupted
-from eagle3.head.attention import DenseAttention
 from eagle3.head.batch import ttt_batch
 from eagle3.head.loss import UnrollMetrics, accept_length
 from eagle3.head.unroll import unroll
@@ -47,7 +46,6 @@ CASES = {
     "accumulated": ["loss.normalize=token", "trainer.accumulate_grad_batches=2"],
     "fused": ["loss.normalize=token", "trainer.accumulate_grad_batches=2", "kernels.layer=fused"],
     "resumed": ["loss.normalize=token"],
-    "counted": ["loss.normalize=token", "kernels.attention=dense"],  # which reads no number of its own
 }
 CASES = {name: ["optim=adamw", *options] for name, options in CASES.items()}  # sharded as exactly as whole; Muon is not
 LOG_EVERY = 3
@@ -128,7 +126,7 @@ def train_case(config: DictConfig, rank: int, first: DictConfig | None) -> dict[
             fit(first, recorder)
         before, config.ckpt_path = recorder.batches, f"{config.run_dir}/checkpoints/last.ckpt"
     recorder, counter = Recorder(), CountPerStep()
-    trainer = fit(config, recorder, *([counter] if config.kernels.attention == "dense" else []))
+    trainer = fit(config, recorder, *([] if first else [counter]))
     return {
         "batches": before + recorder.batches,
         "weights": trainer.strategy.lightning_module_state_dict(),
@@ -164,7 +162,7 @@ class OneProcess:
     def whole(self, ids: list[str]) -> tuple[torch.Tensor, UnrollMetrics]:
         batch = ttt_batch([self.data.read(self.refs[name]) for name in ids], ttt_steps=self.ttt_steps)
         batch = replace(batch, pack=in_float64(batch.pack))
-        hidden = unroll(self.module.head, self.module.embedding, batch, self.ttt_steps, DenseAttention)
+        hidden = unroll(self.module.head, self.module.embedding, batch, self.ttt_steps)
         return self.module.loss(self.module.head, hidden, self.module.teacher_head, batch)
 
     def step(self, ids: list[str]) -> dict[str, float]:
@@ -272,7 +270,7 @@ def test_rates_are_those_of_all_ranks(trained: Path, strategy: str) -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_no_rank_waits_for_its_gpu_but_where_it_logs(trained: Path, strategy: str) -> None:
-    for rank in results(trained / strategy, "counted"):
+    for rank in results(trained / strategy, "token"):
         of_first_epoch = rank["numbers_read"][: sum(epoch == 0 for epoch, _, _ in rank["batches"]) - 1]
         assert len(of_first_epoch) > 2 * LOG_EVERY
         assert {step % LOG_EVERY for step, numbers in enumerate(of_first_epoch, start=1) if numbers} <= {0}

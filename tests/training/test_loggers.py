@@ -38,6 +38,8 @@ def test_a_resume_keeps_rows_before_its_step_and_replaces_the_rest(tmp_path: Pat
         *((str(step), 1.0) for step in range(5)),
         *((str(step), 2.0) for step in range(5, 9)),
     ]
+    log(tmp_path, range(2), 3.0)  # a new run
+    assert [float(row["loss"]) for row in rows(tmp_path)] == [3.0, 3.0]
 
 
 def test_a_resumed_run_that_is_killed_before_its_first_flush_keeps_the_rows_before_it(tmp_path: Path) -> None:
@@ -75,12 +77,6 @@ def test_a_last_line_that_a_full_disk_cut_is_left_out(tmp_path: Path) -> None:
     assert [row["step"] for row in rows(tmp_path)] == ["0", "1", "3", "4"]
 
 
-def test_a_new_run_in_an_old_folder_starts_a_new_file(tmp_path: Path) -> None:
-    log(tmp_path, range(3), 1.0)
-    log(tmp_path, range(2), 2.0)
-    assert [float(row["loss"]) for row in rows(tmp_path)] == [2.0, 2.0]
-
-
 @pytest.mark.slow
 def test_a_wandb_sweep_has_one_run_a_job_with_config_revision_and_store(tmp_path: Path, store_path: Path) -> None:
     sweep = tmp_path / "sweep"
@@ -103,10 +99,7 @@ def test_a_wandb_sweep_has_one_run_a_job_with_config_revision_and_store(tmp_path
         ):  # fmt: skip
             assert expected in logged, expected
     again = subprocess.run(
-        [sys.executable, "-m", "eagle3.training.sweep", str(sweep)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
+        [sys.executable, "-m", "eagle3.training.sweep", str(sweep)], cwd=ROOT, capture_output=True, text=True
     )
     assert again.stdout.splitlines() == table[-3:]
 

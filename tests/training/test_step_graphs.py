@@ -11,12 +11,12 @@ from stores import random_sample
 from torch import Tensor
 
 from eagle3.head.batch import TttBatch, ttt_batch
-from eagle3.head.fast.chain_keys import PlainChainKeys
+from eagle3.head.fast.chain_keys import ChainKeys
 from eagle3.head.fast.chunked_loss import ChunkedLoss, plain_loss_and_gradient
-from eagle3.head.fast.elementwise import PlainElementwise
+from eagle3.head.fast.elementwise import Elementwise
 from eagle3.head.fast.flash_attention import FlashAttention
 from eagle3.head.fast.fused_layer import FusedLayer
-from eagle3.head.fast.products import PlainProducts
+from eagle3.head.fast.products import Products
 from eagle3.head.loss import UnrollLoss
 from eagle3.head.segments import Segments
 from eagle3.head.unroll import unroll
@@ -41,8 +41,8 @@ class AnySegments(PlainKernel):
 def step(batch: TttBatch, normalize: str) -> list[Tensor]:
     """Loss, sums of metrics and gradients, by the parts that a graph records."""
     head = make_head(fc_norm=True, norm_output=True)
-    parts = {"elementwise": PlainElementwise(), "make_products": PlainProducts}
-    attention = partial(FlashAttention, kernel=AnySegments(), chain_keys=PlainChainKeys())
+    parts = {"elementwise": Elementwise(), "make_products": Products}
+    attention = partial(FlashAttention, kernel=AnySegments(), chain_keys=ChainKeys())
     hidden = unroll(head, EMBEDDING, batch, STEPS, attention, partial(FusedLayer, **parts))
     objective = UnrollLoss(decay=0.8, normalize=normalize)
     compute = ChunkedLoss(chunk=7, kernel=plain_loss_and_gradient, **parts)

@@ -1,7 +1,6 @@
 """Fast training kernels. Each replaces a reference implementation and matches it numerically.
 
-attention.py: flash_attention.py, on a kernel of flash_kernels.py or triton_flash.py (flash_choice.py says which can
-  run); chain_keys.py for later steps
+attention.py: flash_attention.py, on a kernel of triton_flash.py or flash_kernels.py; chain_keys.py for later steps
 layer.py, draft_head.py: fused_layer.py on fused_weights.py; elementwise.py is the work between products, products.py
   the products in bf16 or float8
 loss.py: chunked_loss.py

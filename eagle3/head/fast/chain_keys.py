@@ -9,7 +9,6 @@ Shapes: fast/__init__.py.
 """
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -18,9 +17,8 @@ from torch import Tensor
 ChainGradients = tuple[list[Float[Tensor, "R G C"]], list[Float[Tensor, "R G C"]]]
 
 
-@runtime_checkable
-class ChainKeyKernels(Protocol):
-    """`PlainChainKeys` is the reference, `TritonChainKeys` runs on a GPU."""
+class ChainKeys:
+    """The reference, in plain PyTorch. `TritonChainKeys` overrides both methods on a GPU."""
 
     def merge(
         self,
@@ -31,6 +29,12 @@ class ChainKeyKernels(Protocol):
         values: Sequence[Float[Tensor, "R G C"]],
     ) -> tuple[Float[Tensor, "R Q C"], Float[Tensor, "Q R"]]:
         """Return output and log-sum-exp of `output` merged with each anchor's chain."""
+        scores = _scores(query, torch.stack(tuple(keys)), logsumexp.dtype)
+        merged = torch.logaddexp(logsumexp, scores.logsumexp(-1).flatten(1).T)  # (Q, R)
+        weights, stacked = _weights(scores, merged), torch.stack(tuple(values))
+        added = torch.einsum("rgps,srgc->rgpc", weights.to(stacked.dtype), stacked).flatten(1, 2)  # (R, Q, C)
+        kept = output * (logsumexp - merged).exp().T[..., None]
+        return (kept + added).to(query.dtype), merged.contiguous()
 
     def backward(
         self,
@@ -47,31 +51,6 @@ class ChainKeyKernels(Protocol):
         `output` and `logsumexp` are the merged ones: with weight p = exp(s - l') and mean m = grad_output · output',
         ds = p · (grad_output · value - m) / √C, dkey = ds · query, dquery = Σ ds_i · key_i, dvalue = p · grad_output.
         """
-
-
-class PlainChainKeys:
-    """The reference, in plain PyTorch."""
-
-    def merge(
-        self, output: Tensor, logsumexp: Tensor, query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        scores = _scores(query, torch.stack(tuple(keys)), logsumexp.dtype)
-        merged = torch.logaddexp(logsumexp, scores.logsumexp(-1).flatten(1).T)  # (Q, R)
-        weights, stacked = _weights(scores, merged), torch.stack(tuple(values))
-        added = torch.einsum("rgps,srgc->rgpc", weights.to(stacked.dtype), stacked).flatten(1, 2)  # (R, Q, C)
-        kept = output * (logsumexp - merged).exp().T[..., None]
-        return (kept + added).to(query.dtype), merged.contiguous()
-
-    def backward(
-        self,
-        grad_output: Tensor,
-        output: Tensor,
-        logsumexp: Tensor,
-        query: Tensor,
-        keys: Sequence[Tensor],
-        values: Sequence[Tensor],
-        grad_query: Tensor,
-    ) -> ChainGradients:
         stacked_keys, stacked_values = torch.stack(tuple(keys)), torch.stack(tuple(values))  # (S, R, G, C)
         wide, narrow, groups = logsumexp.dtype, query.dtype, stacked_keys.shape[2]
         weights = _weights(_scores(query, stacked_keys, wide), logsumexp)

@@ -1,7 +1,7 @@
 """chain_keys.py in Triton. Its products are of vectors, which PyTorch runs as many small matrix products with copies of
 all keys so far at every step; here each tensor is read or written once.
 
-A program takes one anchor and one key/value head with its P queries. Equations are those of `ChainKeyKernels`.
+A program takes one anchor and one key/value head with its P queries. Equations are those of `ChainKeys`.
 """
 
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from eagle3.head.fast.chain_keys import ChainGradients
+from eagle3.head.fast.chain_keys import ChainGradients, ChainKeys
 from eagle3.head.fast.triton_jit import triton_jit
 
 NUM_WARPS = 1  # a program holds a few hundred numbers
 
 
-class TritonChainKeys:
+class TritonChainKeys(ChainKeys):
     """Launches the kernels below. Each chain length compiles its own kernel, with an unrolled loop over steps."""
 
     def merge(

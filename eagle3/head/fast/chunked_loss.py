@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -23,28 +23,13 @@ from torch.autograd.function import once_differentiable
 from eagle3.head.batch import TttBatch
 from eagle3.head.divergence import Divergence
 from eagle3.head.draft_head import DraftHead
-from eagle3.head.fast.elementwise import PARTIAL_SUMS, ElementwiseKernels
+from eagle3.head.fast.elementwise import PARTIAL_SUMS, Elementwise
 from eagle3.head.fast.products import MakeProducts, add_product, product_dtype, wide_product
 from eagle3.head.loss import UnrollLoss, UnrollMetrics
 from eagle3.target.facts import LogitTransform
 
-
-@runtime_checkable
-class LossKernel(Protocol):
-    """`plain_loss_and_gradient` is the reference; `triton_loss_and_gradient` runs on a GPU, for soft cross-entropy."""
-
-    def __call__(
-        self,
-        divergence: Divergence,
-        logits: Float[Tensor, "M D"],
-        teacher_logits: Float[Tensor, "B D"],
-        teacher_of: Int[Tensor, " M"],
-        weight: Float[Tensor, " M"],
-    ) -> tuple[Float[Tensor, " M"], Int[Tensor, " M"]]:
-        """Return each pair's divergence from its teacher, and its argmax.
-
-        `logits` are overwritten with the gradient of weight · divergence.
-        """
+# `plain_loss_and_gradient` is the reference; `triton_loss_and_gradient` runs on a GPU, for soft cross-entropy.
+LossKernel = Callable[[Divergence, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +37,7 @@ class ChunkedLoss:
     """`ComputeLoss` in chunks. Gradients of weights are summed in float32."""
 
     chunk: int  # rows of logits that exist at once, give or take K
-    elementwise: ElementwiseKernels
+    elementwise: Elementwise
     kernel: LossKernel
     make_products: MakeProducts
 
@@ -162,7 +147,7 @@ def _pairs(objective: UnrollLoss, head: DraftHead, batch: TttBatch, teachers: _T
 class _Projection:
     """The final norm and `lm_head` on one chunk after another; their gradients are summed over the chunks."""
 
-    def __init__(self, head: DraftHead, elementwise: ElementwiseKernels, make_products: MakeProducts) -> None:
+    def __init__(self, head: DraftHead, elementwise: Elementwise, make_products: MakeProducts) -> None:
         self.norm_weight, self.eps = head.norm.weight.detach(), head.norm.eps
         self.weight, self.dtype = head.lm_head.weight.detach(), product_dtype(head.lm_head.weight)
         self.products, self.elementwise = make_products(self.weight.to(self.dtype)), elementwise
@@ -204,7 +189,7 @@ class _WithGradients(torch.autograd.Function):
         loss: Float[Tensor, ""],
         gradients: tuple[Tensor, ...],
         trained: Bool[Tensor, "K R"],
-        elementwise: ElementwiseKernels,
+        elementwise: Elementwise,
         *inputs: Tensor,
     ) -> Float[Tensor, ""]:
         ctx.save_for_backward(*gradients, trained)
@@ -228,7 +213,10 @@ def plain_loss_and_gradient(
     teacher_of: Int[Tensor, " M"],
     weight: Float[Tensor, " M"],
 ) -> tuple[Float[Tensor, " M"], Int[Tensor, " M"]]:
-    """`LossKernel` in PyTorch."""
+    """Return each pair's divergence from its teacher, and its argmax.
+
+    `logits` are overwritten with the gradient of weight · divergence.
+    """
     teacher = divergence.of_target(teacher_logits).index_select(0, teacher_of)  # (M, D)
     wide = logits.to(teacher.dtype)
     best = wide.argmax(-1)

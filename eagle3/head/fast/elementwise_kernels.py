@@ -1,6 +1,6 @@
 """elementwise.py in Triton: the same methods; every tensor is read or written once.
 
-A program processes a row, or a block of one, in float32. Equations are those of `ElementwiseKernels`, shapes those of
+A program processes a row, or a block of one, in float32. Equations are those of `Elementwise`, shapes those of
 fast/__init__.py; `index` and `added` may be None, which compiles a separate kernel.
 """
 
@@ -12,14 +12,14 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from eagle3.head.fast.elementwise import FP8, FP8_MAX, TINY
+from eagle3.head.fast.elementwise import FP8, FP8_MAX, TINY, Elementwise
 from eagle3.head.fast.triton_jit import triton_jit
 
 BLOCK = 1024  # elements of a row that a program of SwiGLU takes
 LARGEST, LEAST = tl.constexpr(FP8_MAX), tl.constexpr(TINY)
 
 
-class TritonElementwise:
+class TritonElementwise(Elementwise):
     """Launches the kernels below, which do not support float64."""
 
     def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float, out: Tensor, index: Tensor | None = None) -> None:

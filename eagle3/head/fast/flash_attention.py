@@ -22,15 +22,13 @@ from torch.autograd.function import once_differentiable
 
 from eagle3.head.attention import KeysValues
 from eagle3.head.batch import TttBatch
-from eagle3.head.fast.chain_keys import ChainKeyKernels
+from eagle3.head.fast.chain_keys import ChainKeys
 from eagle3.head.fast.flash_kernels import VarlenKernel
 from eagle3.head.segments import Segments
 
 
 class FlashAttention:
-    def __init__(
-        self, context: KeysValues, batch: TttBatch, *, kernel: VarlenKernel, chain_keys: ChainKeyKernels
-    ) -> None:
+    def __init__(self, context: KeysValues, batch: TttBatch, *, kernel: VarlenKernel, chain_keys: ChainKeys) -> None:
         self.context, self.kernel, self.chain_keys = context, kernel, chain_keys
         self.segments = batch.segments
 
@@ -50,7 +48,7 @@ class _Attend(torch.autograd.Function):
         key: Float[Tensor, "T G C"],
         value: Float[Tensor, "T G C"],
         kernel: VarlenKernel,
-        chain_keys: ChainKeyKernels,
+        chain_keys: ChainKeys,
         segments: tuple[Segments, ...],
         *chain: Float[Tensor, "R G C"],
     ) -> Float[Tensor, "R Q C"]:

@@ -1,11 +1,11 @@
 """Kernels that attend over many segments in one call, without a score matrix, and return the log-sum-exp.
 
-Two builds of FlashAttention-2: the copy inside PyTorch, and the flash-attn package. Both need CUDA, compute capability
-8.0 or more, float16 or bfloat16, and C a multiple of 8 up to 256. Our kernel, faster on Hopper, is in triton_flash.py.
+Ours, the fastest on Hopper, is in triton_flash.py. Elsewhere the copy of FlashAttention-2 inside PyTorch runs.
 
 Shapes: fast/__init__.py, but that R are any queries.
 """
 
+from importlib.util import find_spec
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from eagle3.head.segments import Segments
 
+FASTEST_FIRST = ("triton", "torch_flash")  # benchmarks/results/attention.json
 Gradients = tuple[Float[Tensor, "R Q C"], Float[Tensor, "T G C"], Float[Tensor, "T G C"]]
 
 
@@ -42,7 +43,7 @@ class VarlenKernel(Protocol):
 
 
 class TorchFlash:
-    """PyTorch's own copy; signatures as in PyTorch 2.9 to 2.13."""
+    """PyTorch's copy of FlashAttention-2; signatures as in PyTorch 2.9 to 2.13."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, where: Segments) -> tuple[Tensor, Tensor]:
         output, logsumexp, *_ = torch.ops.aten._flash_attention_forward(
@@ -67,54 +68,6 @@ class TorchFlash:
         )
 
 
-class FlashAttnPackage:
-    """The flash-attn package, 2.7 and 2.8."""
-
-    def __init__(self) -> None:
-        from flash_attn import flash_attn_interface
-
-        self.interface = flash_attn_interface
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, where: Segments) -> tuple[Tensor, Tensor]:
-        output, logsumexp, *_ = self.interface._flash_attn_varlen_forward(
-            query,
-            key,
-            value,
-            *_bounds(where),
-            dropout_p=0.0,
-            softmax_scale=query.shape[-1] ** -0.5,
-            causal=where.causal,
-        )
-        return output, _without_keys(logsumexp)
-
-    def backward(
-        self,
-        grad_output: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        output: Tensor,
-        logsumexp: Tensor,
-        where: Segments,
-    ) -> Gradients:
-        grads = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
-        inputs = (grad_output, query, key, value, output, logsumexp)
-        self.interface._flash_attn_varlen_backward(
-            *inputs,
-            *grads,
-            *_bounds(where),
-            dropout_p=0.0,
-            softmax_scale=query.shape[-1] ** -0.5,
-            causal=where.causal,
-            window_size_left=-1,
-            window_size_right=-1,
-            softcap=0.0,
-            alibi_slopes=None,
-            deterministic=False,
-        )
-        return grads
-
-
 def _without_keys(logsumexp: Float[Tensor, "Q R"]) -> Float[Tensor, "Q R"]:
     """Return -inf where FlashAttention-2 has +inf: at queries of segments without keys."""
     return logsumexp.masked_fill_(logsumexp == torch.inf, -torch.inf)
@@ -123,3 +76,41 @@ def _without_keys(logsumexp: Float[Tensor, "Q R"]) -> Float[Tensor, "Q R"]:
 def _bounds(where: Segments) -> tuple[Tensor, Tensor, int, int]:
     # If no segment has two queries, FlashAttention-2 takes a path for decoding, which needs exactly one in each.
     return where.query_bounds, where.key_bounds, max(where.most_queries, 2), where.most_keys
+
+
+def flash_kernel(name: str) -> VarlenKernel:
+    if name == "torch_flash":
+        return TorchFlash()
+    from eagle3.head.fast.triton_flash import TritonFlash
+
+    return TritonFlash()
+
+
+def flash_obstacle(name: str, device: torch.device, precision: str, head_dim: int) -> str | None:
+    """Return why this run cannot use a kernel; None if it can. `precision` is the trainer's."""
+    if device.type != "cuda":
+        return f"needs a CUDA GPU (trainer.accelerator=gpu), this run is on the {device.type.upper()}"
+    if precision != "bf16-mixed":
+        return f"computes in half precision (trainer.precision=bf16-mixed), here trainer.precision={precision}"
+    of_kernel = _triton_obstacle if name == "triton" else _torch_flash_obstacle
+    return of_kernel(device, head_dim)
+
+
+def _triton_obstacle(device: torch.device, head_dim: int) -> str | None:
+    if head_dim not in (16, 32, 64, 128, 256):
+        return f"wants 16, 32, 64, 128 or 256 channels a head, here model.head_dim={head_dim}"
+    if torch.cuda.get_device_capability(device)[0] != 9:
+        return f"is made for Hopper (compute capability 9), this is a {torch.cuda.get_device_name(device)}"
+    if not find_spec("triton"):
+        return "needs Triton, a part of PyTorch's CUDA builds for Linux"
+    return None
+
+
+def _torch_flash_obstacle(device: torch.device, head_dim: int) -> str | None:
+    if head_dim % 8 or head_dim > 256:
+        return f"wants a multiple of 8 channels a head, at most 256, here model.head_dim={head_dim}"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return f"needs a GPU of compute capability 8.0 or more, this is a {torch.cuda.get_device_name(device)}"
+    if not torch.backends.cuda.is_flash_attention_available():
+        return "is left out of this build of PyTorch (pip install torch has it)"
+    return None

@@ -23,10 +23,10 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from eagle3.head.draft_head import DraftHead
-from eagle3.head.fast.elementwise import ElementwiseKernels
+from eagle3.head.fast.elementwise import Elementwise
 from eagle3.head.fast.fused_weights import EMBED, HIDDEN, StepState, Weights
 from eagle3.head.fast.products import MakeProducts, product_dtype
-from eagle3.head.layer import Projected
+from eagle3.head.layer import PlainLayer, Projected
 
 
 class _Fuse(torch.autograd.Function):
@@ -94,9 +94,7 @@ class _ProjectContext(torch.autograd.Function):
         grad_normed = weights.qkv.backward(grad_key_value, of_key_value, part=HIDDEN)  # (T, H)
         # Every anchor is one row, so this needs no atomic additions, which `index_add_` would make.
         grad_normed.index_copy_(
-            0,
-            anchors,
-            weights.qkv.backward(grad_query, of_query, grad_normed.index_select(0, anchors), part=HIDDEN),
+            0, anchors, weights.qkv.backward(grad_query, of_query, grad_normed.index_select(0, anchors), part=HIDDEN)
         )
         grad_hidden, normed = weights.hidden_norm.backward(hidden, grad_normed)
         grad_hidden.index_copy_(0, anchors, grad_hidden.index_select(0, anchors).add_(grad_anchors))
@@ -201,15 +199,15 @@ class _Output(torch.autograd.Function):
         return None, None, grad_middle, weights.o.backward(grad_middle), *gradients
 
 
-class FusedLayer:
-    """`Layer` on the autograd nodes above. Made for one training step, like its weights."""
+class FusedLayer(PlainLayer):
+    """`PlainLayer` on the autograd nodes above. Made for one training step, like its weights."""
 
     def __init__(
         self,
         head: DraftHead,
         embedding: Float[Tensor, "V H"],
         *,
-        elementwise: ElementwiseKernels,
+        elementwise: Elementwise,
         make_products: MakeProducts,
     ) -> None:
         self.rotary = head.rotary
@@ -233,7 +231,7 @@ class FusedLayer:
     def project_step(
         self, hidden: Float[Tensor, "R H"], tokens: Int[Tensor, " R"], positions: Int[Tensor, " R"], step: int
     ) -> Projected:
-        """See `Layer.project_step`; `tokens` is ignored, since they are those of step 0, shifted by `step` anchors."""
+        """`tokens` is ignored: they are those of step 0, shifted by `step` anchors."""
         inputs = (self.weights, self.state, hidden, step, *self._angles(positions))
         parameters = self.weights.of_feedback.parameters() if step == 1 else []
         hidden, query, key, value = _ProjectStep.apply(*inputs, *parameters)

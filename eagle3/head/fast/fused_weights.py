@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from eagle3.head.draft_head import DraftHead, RMSNorm
-from eagle3.head.fast.elementwise import PARTIAL_SUMS, ElementwiseKernels
-from eagle3.head.fast.products import ALL, MakeProducts, PlainProducts, add_product, wide_product
+from eagle3.head.fast.elementwise import PARTIAL_SUMS, Elementwise
+from eagle3.head.fast.products import ALL, MakeProducts, Products, add_product, wide_product
 
 EMBED, HIDDEN = 0, 1  # the two inputs of attention, next to each other in its weights
 
@@ -92,7 +92,7 @@ class Matrix:
 class Norm:
     """Weight of an RMSNorm, and the partial sums of its gradient."""
 
-    def __init__(self, norm: RMSNorm, elementwise: ElementwiseKernels) -> None:
+    def __init__(self, norm: RMSNorm, elementwise: Elementwise) -> None:
         self.parameters = [norm.weight]
         self.weight, self.eps = norm.weight.detach(), norm.eps
         self.elementwise = elementwise
@@ -173,14 +173,14 @@ class Weights:
         head: DraftHead,
         embedding: Float[Tensor, "V H"],
         dtype: torch.dtype,
-        elementwise: ElementwiseKernels,
+        elementwise: Elementwise,
         make_products: MakeProducts,
     ) -> None:
         self.dtype, self.elementwise = dtype, elementwise
         self.embedding, config, layer = embedding, head.config, head.midlayer
         attention, mlp = layer.self_attn, layer.mlp
         # Never in float8: captured layers differ in scale, by more than it covers.
-        self.fc = Matrix([head.fc], dtype, PlainProducts)
+        self.fc = Matrix([head.fc], dtype, Products)
         qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
         self.qkv = Matrix(qkv, dtype, make_products, parts=2)  # W rows, of inputs EMBED and HIDDEN
         self.o = Matrix([attention.o_proj], dtype, make_products)

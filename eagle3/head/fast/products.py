@@ -4,38 +4,19 @@ Shapes: fast/__init__.py; O output and I input size of a weight, Y some of its O
 """
 
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from eagle3.head.fast.elementwise import ALL, ElementwiseKernels
+from eagle3.head.fast.elementwise import ALL, Elementwise
 
 # From 2.10 on, PyTorch returns a GPU's float32 sums of half-precision factors; earlier, factors are cast first.
 KEEPS_SUMS = torch.__version__ >= "2.10"
 
 
-@runtime_checkable
-class Products(Protocol):
-    """The products with one weight [O, I]."""
-
-    def forward(
-        self, x: Float[Tensor, "N I"], rows: slice = ALL, added: Float[Tensor, "N Y"] | None = None
-    ) -> Float[Tensor, "N Y"]:
-        """Return x @ weight[rows].T plus `added`, in the memory of `added`."""
-
-    def backward(
-        self, grad: Float[Tensor, "N Y"], rows: slice = ALL, added: Float[Tensor, "N I"] | None = None
-    ) -> Float[Tensor, "N I"]:
-        """Return the gradient of the input of `forward` plus `added`, in the memory of `added`."""
-
-
-MakeProducts = Callable[[Tensor], Products]  # from a weight [O, I], once per training step
-
-
-class PlainProducts:
-    """Products in the dtype of the weight."""
+class Products:
+    """The products with one weight [O, I], in its dtype."""
 
     def __init__(self, weight: Float[Tensor, "O I"]) -> None:
         self.weight = weight
@@ -43,17 +24,22 @@ class PlainProducts:
     def forward(
         self, x: Float[Tensor, "N I"], rows: slice = ALL, added: Float[Tensor, "N Y"] | None = None
     ) -> Float[Tensor, "N Y"]:
+        """Return x @ weight[rows].T plus `added`, in the memory of `added`."""
         weight = self.weight[rows].T
         return x @ weight if added is None else torch.addmm(added, x, weight, out=added)
 
     def backward(
         self, grad: Float[Tensor, "N Y"], rows: slice = ALL, added: Float[Tensor, "N I"] | None = None
     ) -> Float[Tensor, "N I"]:
+        """Return the gradient of the input of `forward` plus `added`, in the memory of `added`."""
         weight = self.weight[rows]
         return grad @ weight if added is None else torch.addmm(added, grad, weight, out=added)
 
 
-class Float8Products:
+MakeProducts = Callable[[Tensor], Products]  # from a weight [O, I], once per training step
+
+
+class Float8Products(Products):
     """Products of factors in float8 (e4m3), with a scale for every row of the left and every column of the right one.
 
     Gradients are e4m3 too: e5m2 trades a bit of precision for range, which a row with its own scale does not need, and
@@ -66,7 +52,7 @@ class Float8Products:
     On the CPU the rounding is the same, and the products are in float32.
     """
 
-    def __init__(self, weight: Float[Tensor, "O I"], *, elementwise: ElementwiseKernels) -> None:
+    def __init__(self, weight: Float[Tensor, "O I"], *, elementwise: Elementwise) -> None:
         self.dtype, self.elementwise = weight.dtype, elementwise
         self.weight, self.scale = elementwise.quantise(weight)
         if torch.is_grad_enabled():

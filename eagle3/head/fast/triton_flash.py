@@ -1,7 +1,7 @@
 """A flash kernel in Triton for Hopper, whose matrix units FlashAttention-2 (flash_kernels.py) uses only by half.
 
 Only the number of programs depends on the lengths of the segments: no pack compiles a new kernel, and the host never
-synchronises. With TILES the backward adds in a fixed order, so that every run gives the same bits.
+synchronises. The backward adds in a fixed order, so that every run gives the same bits.
 
 Shapes: fast/__init__.py; R rows that ask.
 """
@@ -33,7 +33,7 @@ class Tile:
 class Tiles:
     forward: Tile
     key_value: Tile  # of the gradients of key and value
-    query: Tile | None  # of the query's gradient; None: in the kernel of key and value, added in any order
+    query: Tile  # of the query's gradient
 
 
 # By the most channels. All products are wgmma, and two programs fit on one multiprocessor up to 128 channels, of which
@@ -87,7 +87,7 @@ class TritonFlash:
             torch.empty_like(x, memory_format=torch.contiguous_format) for x in (query, key, value)
         )
         # Every segment begins at a multiple of 4 rows; a block that ends after the last row reads on.
-        longest = max(tile.queries for tile in (tiles.key_value, tiles.query) if tile)
+        longest = max(tiles.key_value.queries, tiles.query.queries)
         padded_rows = (len(query) // 4 + segments + 1) * 4 + longest
         sums = query.new_zeros(2 * heads * padded_rows, dtype=torch.float32)
         sizes = _sizes(query, key, PREPARE, where)
@@ -98,26 +98,23 @@ class TritonFlash:
         )  # fmt: skip
 
         tile = tiles.query
-        if tile is not None:
-            sizes = _sizes(query, key, tile, where)
-            flash_query_gradient[_query_grid(query, tile, where, sizes)](
-                grad_output, query, _key_blocks(key, tile), _key_blocks(value, tile), sums, grad_query, *_bounds(where),
-                padded_rows, _row_stride(grad_output), _row_stride(query), **sizes, num_warps=tile.warps,
-                num_stages=tile.stages,
-            )  # fmt: skip
+        sizes = _sizes(query, key, tile, where)
+        flash_query_gradient[_query_grid(query, tile, where, sizes)](
+            grad_output, query, _key_blocks(key, tile), _key_blocks(value, tile), sums, grad_query, *_bounds(where),
+            padded_rows, _row_stride(grad_output), _row_stride(query), **sizes, num_warps=tile.warps,
+            num_stages=tile.stages,
+        )  # fmt: skip
 
         tile = tiles.key_value
         sizes = _sizes(query, key, tile, where)
         blocks = [tile.queries // sizes["PACK"], sizes["PACK"], query.shape[2]]
-        added = torch.zeros_like(grad_query, dtype=torch.float32) if tiles.query is None else None
         slots = len(key) // tile.keys + segments
         flash_key_value_gradient[(slots * key.shape[1],)](
             _query_blocks(grad_output, blocks), _query_blocks(query, blocks), _key_blocks(key, tile),
             _key_blocks(value, tile), TensorDescriptor(sums, [len(sums)], [1], [tile.queries]),
-            None if added is None else _query_blocks(added, blocks), grad_key, grad_value, *_bounds(where), padded_rows,
-            **sizes, num_warps=tile.warps, num_stages=tile.stages,
+            grad_key, grad_value, *_bounds(where), padded_rows, **sizes, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
-        return grad_query if added is None else added.to(query.dtype), grad_key, grad_value
+        return grad_query, grad_key, grad_value
 
     def _tiles(self, query: Tensor) -> Tiles:
         return self.tiles or next(tiles for most, tiles in TILES.items() if query.shape[2] <= most)

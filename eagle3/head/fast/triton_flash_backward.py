@@ -135,7 +135,6 @@ def flash_key_value_gradient(
     key,  # desc [T, G · C] in blocks of [BLOCK_KEYS, C]
     value,  # desc, as key
     sums,  # desc [2 · Q · X] in blocks of [BLOCK_QUERIES]
-    grad_query,  # desc, as query, float32, added to; or None
     grad_key,  # [T, G, C]
     grad_value,  # [T, G, C]
     query_bounds,  # [I + 1]
@@ -152,10 +151,7 @@ def flash_key_value_gradient(
     BLOCK_KEYS: tl.constexpr,
     CAUSAL: tl.constexpr,
 ):
-    """Sum the gradients of key and value over all heads of the group, in one order: the same bits in every run.
-
-    The gradient of the query, if wanted, is added in memory in any order: two products fewer, but the last bits vary.
-    """
+    """Sum the gradients of key and value over all heads of the group, in one order: the same bits in every run."""
     scale: tl.constexpr = CHANNELS**-0.5
     of_group: tl.constexpr = HEADS // GROUPS
     rows: tl.constexpr = BLOCK_QUERIES // PACK
@@ -169,7 +165,7 @@ def flash_key_value_gradient(
         first_reader, readers = _readers_of(first_key, num_keys, num_queries, rows, BLOCK_KEYS, CAUSAL)
         total_k = tl.zeros([BLOCK_KEYS, CHANNELS], tl.float32)
         total_v = tl.zeros([BLOCK_KEYS, CHANNELS], tl.float32)
-        totals, kv, tensors = (total_k, total_v), (k, v), (query, grad_output, sums, grad_query)
+        totals, kv, tensors = (total_k, total_v), (k, v), (query, grad_output, sums)
         for head in tl.range(group * of_group, (group + 1) * of_group, PACK):
             stretch = (start, num_queries, head, _sums(head, start, segment, padded_rows, PACK), padded_rows)
             totals = _key_value_gradient_blocks(
@@ -227,7 +223,7 @@ def _key_value_gradient_blocks(
     """Loop over rows: those that attend to every key without a mask, or the others with one."""
     total_k, total_v = totals
     k, v = kv
-    query, grad_output, sums, grad_query = tensors
+    query, grad_output, sums = tensors
     start, num_queries, head, first_sum, padded_rows = stretch
     first, whole, stop = readers
     rows: tl.constexpr = BLOCK_QUERIES // PACK
@@ -251,9 +247,6 @@ def _key_value_gradient_blocks(
         grad_scores = weights * (tl.dot(v, gradient.T) - mean[None, :])
         grad_scores = grad_scores.to(q.dtype)
         total_k = tl.dot(grad_scores, q, total_k)
-        if grad_query is not None:
-            part = tl.dot(grad_scores.T, k) * scale
-            grad_query.atomic_add([start + first_row, head, 0], part.reshape(rows, PACK, channels))
     return total_k, total_v
 
 

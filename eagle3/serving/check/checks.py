@@ -12,8 +12,7 @@ from eagle3.head_files.check_config import (
     check_rope,
     check_servers,
 )
-from eagle3.head_files.check_tensors import check_embedding, check_tensors
-from eagle3.head_files.check_vocabulary import check_d2t, check_draft_vocab_size, check_t2d
+from eagle3.head_files.check_tensors import check_d2t, check_draft_vocab_size, check_embedding, check_t2d, check_tensors
 from eagle3.head_files.files import HeadFiles
 from eagle3.head_files.finding import Check, Finding, Problem, TargetFacts, facts_of_target, has_errors
 from eagle3.serving.check.accept_length import CHECK, Measurer

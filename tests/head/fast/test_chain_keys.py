@@ -4,14 +4,14 @@ import pytest
 import torch
 from triton_interpreter import needs_triton, run_in_interpreter
 
-from eagle3.head.fast.chain_keys import PlainChainKeys
+from eagle3.head.fast.chain_keys import ChainKeys
 
 
 def kernels_equal_pytorch(device: str) -> None:
     """Views of wider projections, as training hands over; head counts and channels that are no powers of two."""
     from eagle3.head.fast.chain_keys_kernel import TritonChainKeys
 
-    plain, fast = PlainChainKeys(), TritonChainKeys()
+    plain, fast = ChainKeys(), TritonChainKeys()
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:

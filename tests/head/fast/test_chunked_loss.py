@@ -19,8 +19,8 @@ from eagle3.head.batch import TttBatch, ttt_batch
 from eagle3.head.divergence import Divergence
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.fast.chunked_loss import ChunkedLoss, even_chunks, plain_loss_and_gradient
-from eagle3.head.fast.elementwise import PlainElementwise
-from eagle3.head.fast.products import PlainProducts
+from eagle3.head.fast.elementwise import Elementwise
+from eagle3.head.fast.products import Products
 from eagle3.head.kernels import kernel_backend
 from eagle3.head.loss import ComputeLoss, UnrollLoss, UnrollMetrics, plain_loss
 from eagle3.head.unroll import unroll
@@ -52,11 +52,11 @@ def batch(request: pytest.FixtureRequest) -> TttBatch:
 
 
 def chunked(chunk: int, device: str = "cpu") -> ChunkedLoss:
-    parts = {"elementwise": PlainElementwise(), "kernel": plain_loss_and_gradient}
+    parts = {"elementwise": Elementwise(), "kernel": plain_loss_and_gradient}
     if device != "cpu":
         kernels = kernel_backend(torch.device(device))
         parts = {"elementwise": kernels.elementwise, "kernel": kernels.loss}
-    return ChunkedLoss(chunk=chunk, make_products=PlainProducts, **parts)
+    return ChunkedLoss(chunk=chunk, make_products=Products, **parts)
 
 
 def run(
@@ -77,9 +77,20 @@ def run(
     return loss.detach(), metrics, [gradient.clone() for gradient in gradients]
 
 
-@all_pairs(divergence=BY_NAME, normalize=["token", "sequence"], chunk=[1, 4, 7, 10_000])
+class HeavyFirst(UnrollLoss):
+    """As docs/how-to/own-loss.md: weights of one's own."""
+
+    def anchor_weights(self, batch: TttBatch, dtype: torch.dtype) -> Tensor:
+        weights = super().anchor_weights(batch, dtype)
+        return torch.where(torch.arange(len(weights)) == 0, 3 * weights, weights)
+
+
+@all_pairs(
+    divergence=BY_NAME, normalize=["token", "sequence"], chunk=[1, 4, 7, 10_000], kind=[UnrollLoss, HeavyFirst],
+    transform=[PLAIN, LogitTransform(scale=2.0, soft_cap=0.7)],
+)  # fmt: skip
 def test_loss_metrics_and_every_gradient_are_those_of_the_plain_loss(
-    batch: TttBatch, divergence: Divergence, normalize: str, chunk: int
+    batch: TttBatch, divergence: Divergence, normalize: str, chunk: int, kind: type, transform: LogitTransform
 ) -> None:
     head = make_head()
     # Of three teachers two are followed, so that some anchors are right at several steps and others at some.
@@ -93,56 +104,18 @@ def test_loss_metrics_and_every_gradient_are_those_of_the_plain_loss(
         for step in range(STEPS)
     ]
     states = [batch.pack.last_hidden_state[teacher] for teacher in asked]
-    objective = UnrollLoss(decay=0.8, normalize=normalize, divergence=divergence)
+    objective = kind(decay=0.8, normalize=normalize, divergence=divergence)
     plain, fast = (
-        run(compute, head, states, TEACHER_HEAD, batch, objective) for compute in (plain_loss, chunked(chunk))
+        run(compute, head, states, TEACHER_HEAD, batch, objective, transform)
+        for compute in (plain_loss, chunked(chunk))
     )
+    weight_of_first, of_second = objective.weights(batch, STEPS, torch.double)[0, :2]  # anchors of one sample
+    assert weight_of_first == (3 * of_second if kind is HeavyFirst else of_second)
     torch.testing.assert_close(fast[0], plain[0])
     torch.testing.assert_close(vars(fast[1]), vars(plain[1]))
     assert 0 < plain[1].alive[1] < plain[1].correct[1] < plain[1].trained[1]
     for name, ours, theirs in zip(PARTS[4:], fast[2], plain[2], strict=True):
         torch.testing.assert_close(ours, theirs, msg=lambda text, name=name: f"{name}: {text}")
-
-
-class HeavyFirst(UnrollLoss):
-    """As docs/how-to/own-loss.md: weights of one's own."""
-
-    def anchor_weights(self, batch: TttBatch, dtype: torch.dtype) -> Tensor:
-        weights = super().anchor_weights(batch, dtype)
-        return torch.where(torch.arange(len(weights)) == 0, 3 * weights, weights)
-
-
-def test_anchors_weigh_what_a_loss_of_ones_own_says(batch: TttBatch) -> None:
-    head = make_head()
-    states = [torch.randn(len(batch.anchors), TEACHER_HEAD.shape[1], dtype=TEACHER_HEAD.dtype) for _ in range(STEPS)]
-    own = HeavyFirst(decay=0.8, normalize="token")
-    plain, fast = (run(each, head, states, TEACHER_HEAD, batch, own) for each in (plain_loss, chunked(4)))
-    usual = run(plain_loss, head, states, TEACHER_HEAD, batch)
-    torch.testing.assert_close(fast[0], plain[0])
-    for step in range(STEPS):  # gradients of the states
-        torch.testing.assert_close(plain[2][2 + step][0], 3 * usual[2][2 + step][0])
-        torch.testing.assert_close(plain[2][2 + step][1:], usual[2][2 + step][1:])
-        torch.testing.assert_close(fast[2][2 + step], plain[2][2 + step])
-
-
-def test_what_the_target_does_to_its_logits_counts_in_chunks_as_in_the_plain_loss(batch: TttBatch) -> None:
-    head, transform = make_head(), LogitTransform(scale=2.0, soft_cap=0.7)
-    states = [torch.randn(len(batch.anchors), TEACHER_HEAD.shape[1], dtype=TEACHER_HEAD.dtype) for _ in range(STEPS)]
-    plain, fast = (
-        run(each, head, states, TEACHER_HEAD, batch, transform=transform) for each in (plain_loss, chunked(4))
-    )
-    torch.testing.assert_close(fast[0], plain[0])
-    torch.testing.assert_close(fast[2], plain[2])
-    assert not torch.isclose(plain[0], run(plain_loss, head, states, TEACHER_HEAD, batch)[0])
-
-
-def test_the_gradient_of_the_whole_head_is_that_of_the_plain_loss(batch: TttBatch) -> None:
-    def gradients(compute: ComputeLoss) -> dict[str, Tensor]:
-        head = make_head(norm_output=True)  # the final norm is also used inside the unroll
-        TOKEN(head, unroll(head, EMBEDDING, batch, STEPS), TEACHER_HEAD, batch, compute)[0].backward()
-        return {name: parameter.grad for name, parameter in head.named_parameters()}
-
-    torch.testing.assert_close(gradients(chunked(5)), gradients(plain_loss))
 
 
 def test_a_teacher_outside_the_draft_vocabulary_counts_as_wrong_even_where_the_head_picks_its_neighbour() -> None:
@@ -283,17 +256,10 @@ def test_logits_are_no_larger_than_a_chunk_and_gone_before_the_next(divergence: 
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 8, 20, 100])
-def test_chunks_are_even_and_hold_every_pair_once(size: int) -> None:
-    steps = torch.tensor([3, 3, 2, 1, 1, 2, 1, 3, 3, 3, 3, 2, 1])
-    bounds = pairs_before(steps)
-    assert bounds[-1] == int(steps.sum())
-    chunks = even_chunks(bounds, size)
-    assert [index for _, pairs in chunks for index in range(pairs.start, pairs.stop)] == list(range(bounds[-1]))
-    assert [index for teachers, _ in chunks for index in range(teachers.start, teachers.stop)] == list(
-        range(len(steps))
-    )
-    sizes = [pairs.stop - pairs.start for _, pairs in chunks]
-    assert min(sizes) > 0 and max(sizes) <= size + STEPS - 1
+def test_chunks_are_even_so_that_no_small_rest_is_left(size: int) -> None:
+    bounds = pairs_before(torch.tensor([3, 3, 2, 1, 1, 2, 1, 3, 3, 3, 3, 2, 1]))
+    sizes = [pairs.stop - pairs.start for _, pairs in even_chunks(bounds, size)]
+    assert sum(sizes) == bounds[-1] and min(sizes) > 0 and max(sizes) <= size + STEPS - 1
     assert max(sizes) - min(sizes) <= 2 * (STEPS - 1)
 
 

@@ -8,14 +8,14 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from triton_interpreter import needs_triton, run_in_interpreter
 
-from eagle3.head.fast.elementwise import PlainElementwise
+from eagle3.head.fast.elementwise import Elementwise
 
 
 def kernels_equal_pytorch(device: str) -> None:
     """Of random numbers in both types, against the references in float64."""
     from eagle3.head.fast.elementwise_kernels import TritonElementwise
 
-    plain, fast = PlainElementwise(), TritonElementwise()
+    plain, fast = Elementwise(), TritonElementwise()
     generator, num_sums = torch.Generator().manual_seed(0), 4
 
     def random(*shape: int, dtype: torch.dtype) -> Tensor:

@@ -11,8 +11,8 @@ from torch import Tensor
 from triton_interpreter import needs_triton, run_in_interpreter
 
 from eagle3.head.batch import ttt_batch
-from eagle3.head.fast.elementwise import PlainElementwise
-from eagle3.head.fast.products import Float8Products, PlainProducts
+from eagle3.head.fast.elementwise import Elementwise
+from eagle3.head.fast.products import Float8Products, Products
 from eagle3.head.kernels import kernel_backend
 from eagle3.head.layer import MakeLayer, PlainLayer
 from tests.head.fast.test_chunked_loss import chunked
@@ -43,7 +43,7 @@ def error(ours: Tensor, theirs: Tensor) -> float:
 
 def test_rounding_keeps_the_largest_of_each_row_and_errs_by_a_sixteenth_at_most() -> None:
     x = torch.cat([random(9, 200), torch.zeros(1, 200).bfloat16()])
-    values, scale = PlainElementwise().quantise(x)
+    values, scale = Elementwise().quantise(x)
     assert values.dtype == torch.float8_e4m3fn and scale.dtype == torch.float32
     back = values.float() * scale
     torch.testing.assert_close(back.abs().amax(1), x.float().abs().amax(1))
@@ -56,7 +56,7 @@ def test_rounding_keeps_the_largest_of_each_row_and_errs_by_a_sixteenth_at_most(
 @pytest.mark.parametrize("num_rows, size_in, size_out", SHAPES)
 def test_products_are_near_the_exact_ones(num_rows: int, size_in: int, size_out: int) -> None:
     x, weight, grad = random(num_rows, size_in), random(size_out, size_in, seed=1), random(num_rows, size_out, seed=2)
-    float8, exact = products(weight), PlainProducts(weight.double())
+    float8, exact = products(weight), Products(weight.double())
     for rows in (slice(None), slice(None, 16), slice(16, None) if size_out > 16 else slice(None)):
         added = random(num_rows, len(weight[rows]), seed=3)
         product = float8.forward(x, rows, added.clone())
@@ -81,7 +81,7 @@ def test_without_gradients_the_transposed_weight_is_not_made() -> None:
 def test_without_rounding_layer_and_loss_are_the_plain_ones(
     head: str, ttt_steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(PlainElementwise, "quantise", lambda _, x: (x, x.new_ones(len(x), 1)))
+    monkeypatch.setattr(Elementwise, "quantise", lambda _, x: (x, x.new_ones(len(x), 1)))
     batch = ttt_batch(ragged_samples(), ttt_steps=ttt_steps)
     plain, float8 = (
         step(layer, make_head(**HEADS[head]), EMBEDDING, TEACHER_HEAD, [batch], ttt_steps, loss_of=loss)
@@ -138,9 +138,7 @@ def quantised_equal_pytorch(device: str) -> None:
     if device == "cuda":
         inputs += [random(9, size) for size in (24, 4096, 14336, 32000)] + [random(9, 4096).float()]
     for x in inputs:
-        for ours, theirs in zip(
-            TritonElementwise().quantise(x.to(device)), PlainElementwise().quantise(x), strict=True
-        ):
+        for ours, theirs in zip(TritonElementwise().quantise(x.to(device)), Elementwise().quantise(x), strict=True):
             assert ours.dtype == theirs.dtype
             assert torch.equal(ours.cpu().float(), theirs.float())
 
