@@ -131,9 +131,7 @@ def random_samples(count: int, *, stored: str = "answers") -> list[Sample]:
 
 def in_float32(sample: Sample) -> Sample:
     return replace(
-        sample,
-        aux_hidden_states=sample.aux_hidden_states.float(),
-        last_hidden_state=sample.last_hidden_state.float(),
+        sample, aux_hidden_states=sample.aux_hidden_states.float(), last_hidden_state=sample.last_hidden_state.float()
     )
 
 

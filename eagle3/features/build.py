@@ -14,15 +14,13 @@ from eagle3.answers.build import checked_target
 from eagle3.engine.local_servers import for_worker
 from eagle3.errors import InputError, first_line
 from eagle3.features.extract import STORED, FeatureSettings, extract_features
-from eagle3.features.extractor import Extractor
 from eagle3.features.huggingface import BATCHES_IN_WINDOW, HuggingFaceExtractor
 from eagle3.features.manifest import Manifest
 from eagle3.features.store import TARGET_WEIGHTS
-from eagle3.features.task import Sharding
+from eagle3.features.task import Extractor, Sharding
 from eagle3.settings.engine import LaunchSettings
 from eagle3.settings.precomputing import CaptureSettings
-from eagle3.storage.folder import Storage
-from eagle3.storage.resolve import open_folder
+from eagle3.storage.folder import Storage, open_folder
 from eagle3.target.capture import check_capture_layers, default_capture_layers
 from eagle3.target.device import free_bytes
 from eagle3.target.model import load_target, resolved_dtype, unload

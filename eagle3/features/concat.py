@@ -21,8 +21,7 @@ from eagle3.features.source import FeatureSource, TargetWeights
 from eagle3.features.store import FeatureStore
 from eagle3.storage.cache import CachedFolder
 from eagle3.storage.files import require_local, sha256_json
-from eagle3.storage.folder import Readable
-from eagle3.storage.resolve import open_folder
+from eagle3.storage.folder import Readable, open_folder
 from eagle3.target.facts import TargetConfig
 from eagle3.target.identity import require_same_target
 

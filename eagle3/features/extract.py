@@ -11,10 +11,9 @@ from transformers import PreTrainedTokenizerBase
 
 from eagle3.answers.store import MAKE_ANSWERS, AnswersManifest, read_answers, require_whole
 from eagle3.errors import InputError
-from eagle3.features.conversation import Conversation, read_conversations
+from eagle3.features.conversation import Conversation, SampleSizer, read_conversations, work_units
 from eagle3.features.manifest import MadeFrom, Manifest
 from eagle3.features.store_writer import StoreWriter
-from eagle3.features.work_units import SampleSizer, work_units
 from eagle3.storage.folder import Storage
 from eagle3.target.identity import require_same_target
 from eagle3.target.stored import StoredTarget

@@ -21,13 +21,7 @@ from torch import Tensor
 
 from eagle3.errors import InputError
 from eagle3.features.index import index_name
-from eagle3.features.manifest import (
-    MAKE_FEATURES,
-    MadeFrom,
-    ShardEntry,
-    read_index,
-    read_manifest,
-)
+from eagle3.features.manifest import MAKE_FEATURES, MadeFrom, ShardEntry, read_index, read_manifest
 from eagle3.features.sample import Sample, views
 from eagle3.features.samples import IndexedShard, SampleRef, Samples
 from eagle3.features.shards import decode, hash_of, require_sha256, require_shard

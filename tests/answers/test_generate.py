@@ -5,8 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3ForCausalLM, Gemma3TextConfig, Phi3ForCausalLM
 
 from eagle3.adapters.transformers import CACHE_ROOM, PreallocatedLayer, preallocated_cache
-from eagle3.answers.generate import generate
-from eagle3.answers.sampling import choose_tokens, sampling_probabilities
+from eagle3.answers.generate import choose_tokens, generate, sampling_probabilities
 from tests.target.test_capture import text_config
 
 GREEDY = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}

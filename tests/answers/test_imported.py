@@ -21,16 +21,7 @@ from eagle3.answers.imported import (
     UNKNOWN_END,
     answer_rows,
 )
-from tests.answers.test_chat import (
-    CONVERSATIONS,
-    SETTINGS,
-    TEMPLATES,
-    assistant,
-    decode,
-    loop,
-    make_chat,
-    user,
-)
+from tests.answers.test_chat import CONVERSATIONS, SETTINGS, TEMPLATES, assistant, decode, loop, make_chat, user
 from tests.answers.tokenizer_kinds import KINDS, texts, tokenizer_of
 
 # What these templates write between the generation prompt and the answer's text; the target need not have written it.

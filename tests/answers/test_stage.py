@@ -16,11 +16,11 @@ from prompt_stage import messages_of
 import eagle3.answers.huggingface
 import eagle3.answers.store
 from eagle3.answers.answerer import Answering, Sampling
+from eagle3.answers.build import answer_prompts, import_answers, prompt_limit
 from eagle3.answers.chat import Chat
 from eagle3.answers.dialogue import NO_CONTENT, Dialogue
 from eagle3.answers.huggingface import HuggingFaceAnswerer
 from eagle3.answers.imported import NOT_THE_TEXT, TWO_ANSWERS, ImportedAnswers
-from eagle3.answers.stage import answer_prompts, import_answers, prompt_limit
 from eagle3.answers.store import AnswerStore, MadeWith, read_answers
 from eagle3.engine.endpoint import Answer
 from eagle3.errors import InputError

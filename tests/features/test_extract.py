@@ -18,15 +18,15 @@ from eagle3.answers.store import AnswersManifest, Counts, MadeWith, seal_of
 from eagle3.errors import InputError
 from eagle3.features.concat import open_source
 from eagle3.features.extract import STORED, FeatureSettings, extract_features, ids_in_text
-from eagle3.features.fp8 import scaled
 from eagle3.features.huggingface import HuggingFaceExtractor
 from eagle3.features.manifest import Manifest
+from eagle3.features.sample import scaled
 from eagle3.features.shards import ShardWriter
 from eagle3.features.store_writer import StoreWriter
 from eagle3.features.task import Sharding
 from eagle3.features.turns import teacher_positions
+from eagle3.storage.folder import open_folder
 from eagle3.storage.records import sealed_bytes, sealed_line
-from eagle3.storage.resolve import open_folder
 from eagle3.target.capture import Capture, Features
 from eagle3.target.identity import TargetIdentity
 from eagle3.target.model import Target
@@ -161,10 +161,7 @@ def test_a_stage_that_finds_nothing_to_do_says_so(
 
 
 def test_a_killed_run_resumes_at_the_shard_and_gives_the_same_store(
-    answered: Path,
-    run: Run,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path_factory: pytest.TempPathFactory,
+    answered: Path, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     whole = tmp_path_factory.mktemp("whole")
     (whole / "answers").symlink_to(answered / "answers")

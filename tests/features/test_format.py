@@ -13,9 +13,8 @@ import torch
 from stores import ROOT, open_store, random_samples, write_store
 
 from eagle3.errors import InputError
-from eagle3.features.fp8 import ScaledRows, scaled
 from eagle3.features.index import parse_index
-from eagle3.features.sample import Sample, to_bytes
+from eagle3.features.sample import Sample, ScaledRows, scaled, to_bytes
 from eagle3.features.shards import decode
 
 INPUTS = int(os.environ.get("FUZZ_INPUTS", "4000"))  # a million: FUZZ_INPUTS=1000000 python -m pytest FILE
@@ -24,9 +23,7 @@ INPUTS = int(os.environ.get("FUZZ_INPUTS", "4000"))  # a million: FUZZ_INPUTS=10
 def in_fp8(sample: Sample) -> Sample:
     rows: Any = sample
     return replace(
-        sample,
-        aux_hidden_states=scaled(rows.aux_hidden_states, 3),
-        last_hidden_state=scaled(rows.last_hidden_state, 1),
+        sample, aux_hidden_states=scaled(rows.aux_hidden_states, 3), last_hidden_state=scaled(rows.last_hidden_state, 1)
     )
 
 

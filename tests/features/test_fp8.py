@@ -9,9 +9,8 @@ import torch
 from stores import HIDDEN, open_store, random_samples, write_store
 
 from eagle3.data.pack import pack_samples
-from eagle3.engine.hooks.eagle3_fp8 import LARGEST
-from eagle3.features.fp8 import scaled, unpacked
-from eagle3.features.sample import Sample, from_bytes, to_bytes
+from eagle3.engine.hooks.eagle3_fp8 import LARGEST, unpacked
+from eagle3.features.sample import Sample, from_bytes, scaled, to_bytes
 from eagle3.features.turns import teacher_positions
 
 

@@ -22,9 +22,9 @@ from eagle3.engine.capture import Captured, CaptureFolder, Wanted
 from eagle3.errors import InputError
 from eagle3.features.build import sentinels_for
 from eagle3.features.capture_check import Sentinel, computed_sentinels, plain_sentinels
-from eagle3.features.fp8 import scaled
 from eagle3.features.huggingface import HuggingFaceExtractor
 from eagle3.features.manifest import Manifest
+from eagle3.features.sample import scaled
 from eagle3.features.served import ServedExtractor, require_memory, spans_of
 from eagle3.settings.precomputing import CaptureSettings
 from eagle3.storage.files import read_json, write_json

@@ -29,6 +29,10 @@ def write(directory: Path, samples: list[Sample]) -> tuple[Path, ShardIndex]:
     return directory / writer.name, index
 
 
+def entries_of(index: ShardIndex) -> list[SampleEntry]:
+    return [index.entry(number) for number in range(len(index))]
+
+
 class Reader:
     """Reads the samples of one shard, whose file is mapped once."""
 
@@ -53,7 +57,7 @@ def test_a_sample_read_back_is_the_one_written(tmp_path: Path) -> None:
     samples = random_samples(9)
     path, index = write(tmp_path, samples)
     shard = Reader(path, index)
-    for sample, entry in zip(samples, index.samples, strict=True):
+    for sample, entry in zip(samples, entries_of(index), strict=True):
         assert_same(shard.read(entry), sample)
         assert entry.tokens == len(sample.input_ids)
         assert entry.answer_tokens == int((sample.turns > 0).sum())
@@ -73,7 +77,7 @@ def test_samples_are_read_without_a_copy_and_writing_to_one_leaves_the_file_alon
     ]
     path, index = write(tmp_path, samples)
     content, shard = path.read_bytes(), Reader(path, index)
-    entries = index.samples
+    entries = entries_of(index)
     read = [shard.read(entry) for entry in entries]
     for sample, one in zip(samples, read, strict=True):
         assert one.aux_hidden_states.dtype == one.last_hidden_state.dtype == dtype
@@ -89,7 +93,7 @@ def test_a_sample_without_teachers_is_read(tmp_path: Path) -> None:
     sample = random_sample([0, 0, 1])
     sample = in_float32(sample)
     path, index = write(tmp_path, [sample])
-    assert_same(Reader(path, index).read(index.samples[0]), sample)
+    assert_same(Reader(path, index).read(entries_of(index)[0]), sample)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # webdataset leaves the file open
@@ -109,7 +113,7 @@ def test_webdataset_reads_our_shards(tmp_path: Path) -> None:
 def test_no_padding_and_no_pickle_is_stored(tmp_path: Path) -> None:
     samples = random_samples(3)
     path, index = write(tmp_path, samples)
-    for sample, entry in zip(samples, index.samples, strict=True):
+    for sample, entry in zip(samples, entries_of(index), strict=True):
         values = (
             sum(t.numel() * t.element_size() for t in (sample.aux_hidden_states, sample.last_hidden_state))
             + sample.input_ids.numel() * 6
@@ -155,7 +159,7 @@ def test_a_truncated_shard_and_a_missing_one_are_named_and_refused(tmp_path: Pat
 )
 def test_a_header_that_does_not_fit_its_data_is_refused(tmp_path: Path, pattern: bytes, damage: bytes) -> None:
     path, index = write(tmp_path, random_samples(4))
-    entry = index.samples[1]
+    entry = entries_of(index)[1]
     content = path.read_bytes()
     before, sample = content[: entry.offset], content[entry.offset :]
     damaged, count = re.subn(pattern, damage, sample, count=1)
@@ -168,7 +172,7 @@ def test_a_header_that_does_not_fit_its_data_is_refused(tmp_path: Path, pattern:
 @pytest.mark.parametrize("change", [{"offset": 10**9}, {"size": 100}, {"size": 10**9}, {"size": 0}])
 def test_an_index_that_does_not_fit_its_shard_is_refused(tmp_path: Path, change: dict) -> None:
     path, index = write(tmp_path, random_samples(4))
-    entry = replace(index.samples[1], **change)
+    entry = replace(entries_of(index)[1], **change)
     with pytest.raises(InputError, match=r"cannot be read at sample p1#0"):
         Reader(path, index).read(entry)
 

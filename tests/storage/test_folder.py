@@ -16,8 +16,7 @@ from stores import open_store, random_samples, save_store, write_store
 
 from eagle3.features.shards import ShardWriter
 from eagle3.features.store import FeatureStore
-from eagle3.storage.folder import LocalFolder, Storage, write_file
-from eagle3.storage.resolve import open_folder
+from eagle3.storage.folder import LocalFolder, Storage, open_folder, write_file
 
 
 @pytest.fixture(scope="module")

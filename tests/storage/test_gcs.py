@@ -13,9 +13,8 @@ from scripts import run_script
 from stores import random_samples, save_store, write_store
 
 from eagle3.errors import InputError
-from eagle3.storage.folder import write_file
+from eagle3.storage.folder import open_folder, write_file
 from eagle3.storage.object_store import Bucket
-from eagle3.storage.resolve import open_folder
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,8 @@ from stores import ROOT, random_samples, save_store
 from eagle3.errors import InputError
 from eagle3.features.shards import ShardWriter
 from eagle3.features.store import FeatureStore
-from eagle3.storage.folder import write_file
+from eagle3.storage.folder import open_folder, write_file
 from eagle3.storage.object_store import PART, Bucket
-from eagle3.storage.resolve import open_folder
 
 
 @pytest.fixture(scope="module", params=["s3", "gs"])
@@ -190,7 +189,7 @@ def test_what_names_no_folder_is_refused(place: str, said: str) -> None:
 def test_without_the_package_the_extra_is_named() -> None:
     code = (
         "import sys; sys.modules['obstore'] = None\n"
-        "from eagle3.storage.resolve import open_folder\n"
+        "from eagle3.storage.folder import open_folder\n"
         "open_folder('s3://bucket/folder', setting='data.path')"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

@@ -12,8 +12,7 @@ from scripts import run_script
 from stores import random_samples, write_store
 
 from eagle3.errors import InputError
-from eagle3.storage.folder import write_file
-from eagle3.storage.resolve import open_folder
+from eagle3.storage.folder import open_folder, write_file
 from eagle3.training.checkpoint import AtomicCheckpointIO
 from eagle3.training.resume import RunCheckpoints
 
