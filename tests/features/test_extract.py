@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from object_stores import new_folder, s3_server
+from object_stores import new_folder, running_store
 from stores import open_store
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -228,7 +228,7 @@ def test_features_in_fp8_are_those_of_float32_packed(answered: Path, run: Run) -
 
 
 def test_a_stage_that_writes_to_a_bucket_goes_on_where_it_was_killed(answered: Path, run: Run) -> None:
-    with s3_server():
+    with running_store():
         url = new_folder()
         expected = run(answered, shard_mb=0.2)
         run(answered, shard_mb=0.2, path=url)

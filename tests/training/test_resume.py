@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from exported_head import FINGERPRINT, random_head, save_checkpoint, tiny_facts, tiny_target
-from object_stores import new_folder, s3_server
+from object_stores import new_folder, running_store
 from scripts import run_script
 from stores import random_samples, write_store
 
@@ -133,7 +133,7 @@ def test_a_kill_while_checkpoints_are_copied_loses_none(tmp_path: Path, save: Sa
 
 def test_a_checkpoint_in_a_bucket_is_never_taken_for_another_local_one(tmp_path: Path, save: Saved) -> None:
     run, last = tmp_path / "run", save(tmp_path / "run/checkpoints/last.ckpt", 100)
-    with s3_server():
+    with running_store():
         bucket = open_folder(new_folder(), setting="test")
         for step, name in ((500, "last.ckpt"), (400, "best-step400.ckpt")):
             write_file(bucket, name, save(tmp_path / "there" / name, step).read_bytes())
@@ -158,7 +158,7 @@ def test_a_run_elsewhere_goes_on_from_copies_in_a_bucket(tmp_path: Path) -> None
         assert done.returncode == 0, done.stderr
         return torch.load(tmp_path / run / "checkpoints/last.ckpt", weights_only=True)
 
-    with s3_server():
+    with running_store():
         copies = f"checkpoint_copies={new_folder()}"
         first = train("first", "trainer.max_epochs=1", copies, "ckpt_path=auto")  # begins: nothing is there
         bucket = open_folder(copies.partition("=")[2], setting="test")
@@ -171,7 +171,7 @@ def test_a_run_elsewhere_goes_on_from_copies_in_a_bucket(tmp_path: Path) -> None
 
 
 def test_a_checkpoint_that_is_not_in_the_bucket_is_named_with_those_that_are(tmp_path: Path) -> None:
-    with s3_server():
+    with running_store():
         bucket = open_folder(new_folder(), setting="test")
         write_file(bucket, "best-step3.ckpt", b"1")
         with pytest.raises(InputError, match=r"last\.ckpt does not exist \(there is best-step3\.ckpt\)"):
