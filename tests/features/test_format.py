@@ -4,27 +4,19 @@ import os
 import random
 import re
 import resource
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from stores import ROOT, open_store, random_samples, write_store
+from stores import ROOT, in_fp8, open_store, random_samples, write_store
 
 from eagle3.errors import InputError
 from eagle3.features.index import parse_index
-from eagle3.features.sample import Sample, ScaledRows, scaled, to_bytes
+from eagle3.features.sample import ScaledRows, to_bytes
 from eagle3.features.shards import decode
 
 INPUTS = int(os.environ.get("FUZZ_INPUTS", "4000"))  # a million: FUZZ_INPUTS=1000000 python -m pytest FILE
-
-
-def in_fp8(sample: Sample) -> Sample:
-    rows: Any = sample
-    return replace(
-        sample, aux_hidden_states=scaled(rows.aux_hidden_states, 3), last_hidden_state=scaled(rows.last_hidden_state, 1)
-    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "fp8"])
