@@ -149,7 +149,9 @@ def test_a_stage_that_finds_nothing_to_do_says_so(
     assert not caplog.messages
     capsys.readouterr()
     assert run(answered) == first
-    assert caplog.messages == [f"{answered}/features is up to date"]
+    (answered / "features" / "manifest.json").unlink()
+    assert run(answered) == first
+    assert caplog.messages == [f"{answered}/features is up to date"] * 2
     assert "tokens/s" not in capsys.readouterr().err
 
 
@@ -249,13 +251,7 @@ def test_a_manifest_that_another_process_writes_meanwhile_is_kept(
 def test_samples_over_the_limit_are_truncated_or_dropped_and_all_that_are_left_out_counted(
     tmp_path: Path, run: Run, target: Target, too_long: str, samples: int, too_short: int
 ) -> None:
-    sizes = [
-        (4, 6),
-        (4, 30),
-        (10, 6),
-        (20, 5),
-        (4, 1),
-    ]  # prompt and answer; the last but one's answer is past the limit
+    sizes = [(4, 6), (4, 30), (10, 6), (20, 5), (4, 1)]  # of prompt and answer; one answer begins past the limit
     write_answers(tmp_path, target.identity, [conversation(number, *size) for number, size in enumerate(sizes)])
     manifest = run(tmp_path, max_length=12, too_long=too_long)
     assert manifest.samples == samples
@@ -285,7 +281,7 @@ def test_the_index_says_where_a_prompt_came_from_and_whether_an_answer_was_cut(
     assert {name for name, entry in entries.items() if entry.whole} == {"p0#0", "p1#0"}  # the last is over 16 tokens
 
 
-def test_answers_that_are_missing_unfinished_or_another_targets_are_refused(
+def test_missing_or_unfinished_answers_and_another_targets_are_refused(
     answered: Path, run: Run, target: Target
 ) -> None:
     with pytest.raises(InputError, match=r"manifest\.json does not exist; make it with: python precompute\.py"):
