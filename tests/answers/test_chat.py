@@ -86,15 +86,6 @@ def family(request):
     return request.param, make_chat(request.param)
 
 
-def test_bos_appears_once_even_when_the_tokenizer_would_add_its_own(family):
-    name, chat = family
-    bos = TEMPLATES[name][1]
-    prompt = chat.prompt_ids(CONVERSATIONS["system"][:2])
-    assert prompt.count(chat.tokenizer.bos_token_id) == (1 if bos else 0)
-    if bos:
-        assert prompt[0] == chat.tokenizer.bos_token_id
-
-
 def test_a_tokenizer_that_adds_bos_gives_one_bos():
     chat = make_chat("llama3")
     template = "<|begin_of_text|> $A"
@@ -146,20 +137,9 @@ def test_a_tokenizer_without_bos_renders_a_template_that_joins_it_to_a_text():
     assert text.startswith("<|start_header_id|>user<|end_header_id|>")
 
 
-def test_the_date_of_templates_with_a_default_date_is_left_alone():
-    chat = make_chat("llama3_1")
-    assert "26 Jul 2024" in decode(chat, chat.prompt_ids([user("hi")]))
-    chat = make_chat("llama3_1", template_kwargs={"date_string": "1 May 2025"})
-    assert "1 May 2025" in decode(chat, chat.prompt_ids([user("hi")]))
-
-
-def test_what_the_template_refuses_is_a_refusal_of_that_conversation_only():
-    chat = make_chat("gemma3")
+def test_what_the_template_refuses_is_a_refusal_that_never_quotes_the_conversation(tmp_path):
     with pytest.raises(RefusedConversation, match="Conversation roles must alternate"):
-        chat.prompt_ids([user("a"), user("b")])
-
-
-def test_refusals_never_quote_the_conversation(tmp_path):
+        make_chat("gemma3").prompt_ids([user("a"), user("b")])
     template = tmp_path / "quoting.jinja"
     template.write_text("{{ raise_exception('cannot say ' + messages[0].content) }}")
     with pytest.raises(RefusedConversation) as refusal:
@@ -263,20 +243,18 @@ def test_a_template_that_reads_lists_of_parts_alone_gets_them(tmp_path):
     assert chat.prompt([user("Hi")]) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_a_template_without_system_turns_refuses_conversations_that_have_one(tmp_path):
-    turn = TURN.replace("WHEN", "m.role != 'system'").replace("TEXT", "{{ m.content }}")
-    chat = make_chat("qwen2_5", template=loop(tmp_path, turn))
+@pytest.mark.parametrize(
+    ("when", "text", "lost"),
+    [
+        ("m.role != 'system'", "{{ m.content }}", [SYSTEM, user("Hi")]),
+        ("true", "{{ m.content.split('/flag')[0] }}", [user("Hi /flag there")]),
+    ],
+)
+def test_text_that_a_template_loses_in_some_conversations_refuses_these(tmp_path, when, text, lost):
+    chat = make_chat("qwen2_5", template=loop(tmp_path, TURN.replace("WHEN", when).replace("TEXT", text)))
     assert chat.prompt_ids([user("Hi")])
     with pytest.raises(RefusedConversation, match=LOSES_TEXT):
-        chat.prompt_ids([SYSTEM, user("Hi")])
-
-
-def test_text_that_a_template_loses_in_one_conversation_only_refuses_that_one(tmp_path):
-    text = "{{ m.content.split('/flag')[0] }}"
-    chat = make_chat("qwen2_5", template=loop(tmp_path, TURN.replace("WHEN", "true").replace("TEXT", text)))
-    assert chat.prompt_ids([user("Hi")])
-    with pytest.raises(RefusedConversation, match=LOSES_TEXT):
-        chat.prompt_ids([user("Hi /flag there")])
+        chat.prompt_ids(lost)
 
 
 def test_bad_settings_name_their_key(tmp_path):

@@ -227,8 +227,3 @@ def test_a_server_that_does_not_start_says_why(ask: Ask, tmp_path: Path) -> None
 def test_settings_that_do_not_go_together_are_one_line(ask: Ask, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         ask(**settings)
-
-
-def test_more_servers_than_gpus_are_one_line(ask: Ask, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"launch\.tp_size=1: PyTorch of .* sees 0 GPUs"):
-        ask([], launch=launch_settings(sglang_site(tmp_path)))
