@@ -70,11 +70,8 @@ class LocalFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self.location = str(self.path)
         self._mapped: dict[str, memoryview] = {}
-
-    @property
-    def location(self) -> str:
-        return str(self.path)
 
     def names(self, pattern: str) -> list[str]:
         return sorted(path.name for path in self.path.glob(pattern) if not path.name.startswith("."))  # being written

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from protocol_server import ProtocolServer, plain
-from serving_fixtures import free_port, launch_settings, serving, sglang_site
+from serving_fixtures import launch_settings, serving, sglang_site
 
 from eagle3.answers.answerer import Sampling
 from eagle3.answers.chat import Chat
@@ -206,24 +206,14 @@ def test_servers_are_started_with_a_key_and_stopped(
     require_free_port(settings.host, settings.port)
 
 
-def test_a_server_that_is_not_there_is_one_line_at_the_start(ask: Ask) -> None:
-    with pytest.raises(InputError, match=r"answers\.urls: http://127\.0\.0\.1:\d+ does not answer .*Cannot connect"):
-        ask([f"http://127.0.0.1:{free_port()}"])
-
-
-def test_a_server_that_does_not_start_says_why(ask: Ask, tmp_path: Path) -> None:
-    settings = launch_settings(sglang_site(tmp_path), check=False, fault="start")
-    with pytest.raises(InputError, match=r"server 0 has ended .*Not enough memory"):
-        ask([], launch=settings, servers=1)
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"urls": ["http://127.0.0.1:1"]}, r"answers\.urls: http://127\.0\.0\.1:1 does not answer .*Cannot connect"),
         ({"urls": [], "name": "openai"}, r"answers\.urls is empty"),
         ({"urls": ["http://x"], "head": "h"}, r"answers\.head=h is for servers that are started"),
     ],
 )
-def test_settings_that_do_not_go_together_are_one_line(ask: Ask, settings: dict[str, Any], message: str) -> None:
+def test_settings_that_cannot_work_are_one_line(ask: Ask, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         ask(**settings)

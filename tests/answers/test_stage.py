@@ -129,7 +129,7 @@ def copy_prompts(out_dir, to):
     return write_prompts(to, list(read_jsonl(out_dir / "prompts" / "prompts.jsonl")))
 
 
-def test_rows_hold_the_prompt_as_served_and_the_answer_with_its_end(target, chat, out_dir):
+def test_rows_hold_the_prompt_as_served_and_the_answer_with_its_end_and_are_left_alone(target, chat, out_dir):
     manifest = run(target, chat, out_dir, max_new_tokens=10, temperature=0.0)
     rows = rows_of(out_dir)
     asked = {row["id"]: row for row in read_jsonl(out_dir / "prompts" / "prompts.jsonl")}
@@ -146,6 +146,7 @@ def test_rows_hold_the_prompt_as_served_and_the_answer_with_its_end(target, chat
     stored = read_answers(out_dir / "answers")
     assert stored.complete and stored.target.weights_hash and manifest.errors == {}
     assert set(manifest.finish_reasons) == {"stop", "length"}
+    assert run(target, chat, out_dir, max_new_tokens=10, temperature=0.0) == manifest and rows_of(out_dir) == rows
 
 
 def test_order_window_and_batch_size_do_not_change_a_row_and_the_seed_does(target, chat, out_dir, tmp_path):
@@ -248,7 +249,7 @@ def test_a_finished_file_that_was_cut_or_changed_is_neither_mended_nor_used(targ
         run(target, chat, out_dir)
 
 
-def test_a_changed_byte_of_an_unfinished_file_is_found(target, chat, out_dir):
+def test_a_changed_byte_or_a_row_twice_in_an_unfinished_file_is_found(target, chat, out_dir):
     run(target, chat, out_dir)
     path = out_dir / "answers/answers.jsonl"
     whole = path.read_bytes()
@@ -257,14 +258,7 @@ def test_a_changed_byte_of_an_unfinished_file_is_found(target, chat, out_dir):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         with pytest.raises(InputError, match=r"answers\.jsonl line 1: damaged or edited, .* and run again"):
             run(target, chat, out_dir)
-
-
-def test_rows_that_are_there_twice_are_refused(target, chat, out_dir):
-    """As two writers would leave them, who took no lock."""
-    run(target, chat, out_dir)
-    path = out_dir / "answers/answers.jsonl"
-    path.write_bytes(2 * path.read_bytes())
-    unfinish(out_dir)
+    path.write_bytes(2 * whole)  # as two writers would leave it, who took no lock
     with pytest.raises(InputError, match=r"answers\.jsonl: row .* is there twice; delete "):
         run(target, chat, out_dir)
 
@@ -278,55 +272,33 @@ def test_prompts_that_are_no_longer_those_of_their_ledger_are_not_answered(targe
         run(target, chat, out_dir)
 
 
-def test_ctrl_c_loses_only_the_window_in_flight(target, chat, out_dir, tmp_path, monkeypatch, asked):
-    whole = copy_prompts(out_dir, tmp_path / "whole")
-    run(target, chat, whole)
-    answer_window, calls = HuggingFaceAnswerer._answer_window, []
-
-    def interrupted(*args, **kwargs):
-        calls.append(1)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        answer_window(*args, **kwargs)
-
-    monkeypatch.setattr(HuggingFaceAnswerer, "_answer_window", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run(target, chat, out_dir)
-    kept = rows_of(out_dir)
-    assert set(kept) == {f"p{number}#0" for number in range(3)}
-    asked.clear()
-    run(target, chat, out_dir)
-    assert Counter(asked) + Counter(asked_for(kept)) == Counter(asked_for(rows_of(whole)))
-    assert rows_of(out_dir) == rows_of(whole)
-
-
 @pytest.mark.parametrize("name", ["errors.jsonl", "answers.jsonl"])
-def test_a_kill_between_errors_and_rows_loses_neither(target, chat, tmp_path, monkeypatch, name):
-    prompts = [prompt(0, QUICK[0], "too long " * 30), prompt(1, "too long " * 30), prompt(2, QUICK[1])]
-    limits = {"max_prompt_tokens": 40, "temperature": 0.0, "max_new_tokens": 20}
-    whole = run(target, chat, write_prompts(tmp_path / "whole", prompts), **limits)
+def test_a_kill_between_errors_and_rows_loses_neither_and_asks_for_nothing_twice(
+    target, chat, tmp_path, monkeypatch, asked, name
+):
+    long = "too long " * 30
+    prompts = [prompt(0, QUICK[0]), prompt(1, QUICK[0], long), prompt(2, long), prompt(3, QUICK[1])]
+    settings = {"max_prompt_tokens": 40, "temperature": 0.0, "max_new_tokens": 20, "window": 1}
+    whole = run(target, chat, write_prompts(tmp_path / "whole", prompts), **settings)
     assert sum(whole.errors.values()) == 2
-    append, out_dir = AnswerStore._append, write_prompts(tmp_path / "out", prompts)
+    append, out_dir, appended = AnswerStore._append, write_prompts(tmp_path / "out", prompts), []
 
     def killed(store, path, rows):
-        if path.name == name:
+        appended.append(path.name)
+        if appended.count(name) == 2:
             raise KeyboardInterrupt
         append(store, path, rows)
 
     monkeypatch.setattr(AnswerStore, "_append", killed)
     with pytest.raises(KeyboardInterrupt):
-        run(target, chat, out_dir, **limits)
-    monkeypatch.undo()
-    assert run(target, chat, out_dir, **limits) == whole
-    assert rows_of(out_dir) == rows_of(tmp_path / "whole") and errors_of(out_dir) == errors_of(tmp_path / "whole")
-
-
-def test_a_complete_stage_is_left_alone(target, chat, out_dir, asked):
-    manifest = run(target, chat, out_dir)
-    before = (out_dir / "answers/answers.jsonl").read_bytes()
+        run(target, chat, out_dir, **settings)
+    monkeypatch.setattr(AnswerStore, "_append", append)
+    kept = rows_of(out_dir)
+    assert set(kept) == {"p0#0"}
     asked.clear()
-    assert run(target, chat, out_dir) == manifest
-    assert not asked and (out_dir / "answers/answers.jsonl").read_bytes() == before
+    assert run(target, chat, out_dir, **settings) == whole
+    assert Counter(asked) + Counter(asked_for(kept)) == Counter(asked_for(rows_of(tmp_path / "whole")))
+    assert rows_of(out_dir) == rows_of(tmp_path / "whole") and errors_of(out_dir) == errors_of(tmp_path / "whole")
 
 
 def test_prompts_of_a_batch_that_fails_are_answered_alone_and_only_the_faulty_one_is_an_error(

@@ -1,7 +1,7 @@
 """The features stage on the bundled target: what is stored is what the target computes; resume; refusals."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -155,13 +155,11 @@ def test_a_stage_that_finds_nothing_to_do_says_so(
     assert "tokens/s" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("where", ["disk", "bucket"])
 def test_a_killed_run_resumes_at_the_shard_and_gives_the_same_store(
-    answered: Path, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+    answered: Path, run: Run, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    whole = tmp_path_factory.mktemp("whole")
-    (whole / "answers").symlink_to(answered / "answers")
-    small_shards = {"shard_mb": 0.2}
-    expected = run(whole, **small_shards)
+    expected, whole = run(answered, shard_mb=0.2), open_store(answered / "features")
     assert len(expected.shards) > 3
     add, added = ShardWriter.add, []
 
@@ -171,20 +169,25 @@ def test_a_killed_run_resumes_at_the_shard_and_gives_the_same_store(
         added.append(sample.sample.id)
         add(writer, sample, **facts)
 
-    monkeypatch.setattr(ShardWriter, "add", add_until_killed)
-    with pytest.raises(KeyboardInterrupt):
-        run(answered, **small_shards)
-    monkeypatch.undo()
-    assert not list((answered / "features").glob(".*tmp"))
-    assert not (answered / "features" / "manifest.json").exists()
-    finished = {path: path.stat().st_mtime_ns for path in (answered / "features").glob("shard-*.tar")}
-    assert finished
-    resumed = run(answered, **small_shards)
-    assert all(path.stat().st_mtime_ns == written for path, written in finished.items())
-    read = [[open_store(d / "features").read(r) for r in open_store(d / "features").samples] for d in (whole, answered)]
-    assert [sample.id for sample in read[1]] == [sample.id for sample in read[0]]
-    for one, other in zip(*read, strict=True):
-        torch.testing.assert_close(one.aux_hidden_states, other.aux_hidden_states, rtol=1e-4, atol=1e-4)
+    with running_store() if where == "bucket" else nullcontext():
+        path = new_folder() if where == "bucket" else str(answered / "killed")
+        folder = open_folder(path, setting="features.path")
+        monkeypatch.setattr(ShardWriter, "add", add_until_killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(answered, shard_mb=0.2, path=path)
+        monkeypatch.undo()
+        names = folder.names("*")
+        assert "manifest.json" not in names and not list(answered.glob("killed/.*tmp"))
+        finished = {name: folder.version(name) for name in names if name.startswith("shard")}
+        assert finished
+        resumed = run(answered, shard_mb=0.2, path=path)
+        assert {name: folder.version(name) for name in finished} == finished
+        store = open_source(path)
+        store.verify()
+        for one, other in zip(whole.samples, store.samples, strict=True):
+            ours, theirs = whole.read(one), store.read(other)
+            assert ours.id == theirs.id
+            torch.testing.assert_close(ours.aux_hidden_states, theirs.aux_hidden_states, rtol=1e-4, atol=1e-4)
     assert resumed.answer_counts == expected.answer_counts
 
 
@@ -220,21 +223,6 @@ def test_features_in_fp8_are_those_of_float32_packed(answered: Path, run: Run) -
         assert torch.equal(fp8.aux_hidden_states.to(cpu), scaled(rows.aux_hidden_states, 3).to(cpu))
         assert torch.equal(fp8.last_hidden_state.to(cpu), scaled(rows.last_hidden_state, 1).to(cpu))
     assert torch.equal(packed.target_weights()[0], plain.target_weights()[0].bfloat16())
-
-
-def test_a_stage_that_writes_to_a_bucket_goes_on_where_it_was_killed(answered: Path, run: Run) -> None:
-    with running_store():
-        url = new_folder()
-        expected = run(answered, shard_mb=0.2)
-        run(answered, shard_mb=0.2, path=url)
-        bucket = open_folder(url, setting="features.path")
-        for name in ("manifest.json", *bucket.names("shard-00000[2-9]*")):
-            bucket.delete(name)
-        resumed = run(answered, shard_mb=0.2, path=url)
-        assert [shard.samples for shard in resumed.shards] == [shard.samples for shard in expected.shards]
-        source = open_source(url)
-        source.verify()
-        assert len([source.read(ref) for ref in source.samples]) == 24
 
 
 def test_a_manifest_that_another_process_writes_meanwhile_is_kept(

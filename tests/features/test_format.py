@@ -87,11 +87,3 @@ def test_no_index_ends_in_anything_but_an_error_of_the_reader(store_path: Path) 
         if content != original:
             with pytest.raises(InputError, match=r"^an index: "):
                 parse_index(memoryview(bytearray(content)), source="an index", remedy="delete it")
-
-
-def test_a_store_of_nothing_but_rubbish_is_refused(tmp_path: Path) -> None:
-    drawn = random.Random(2)
-    for _ in range(200):
-        (tmp_path / "manifest.json").write_bytes(drawn.randbytes(drawn.randrange(300)))
-        with pytest.raises(InputError):
-            open_store(tmp_path)
