@@ -147,12 +147,6 @@ def test_what_the_template_refuses_is_a_refusal_that_never_quotes_the_conversati
     assert "secret" not in str(refusal.value) and refusal.value.__suppress_context__
 
 
-def test_answer_text_drops_the_end_of_turn_and_keeps_white_space():
-    chat = make_chat("qwen2_5")
-    ids = chat.tokenizer("  four\n <|im_end|>")["input_ids"]
-    assert chat.answer_text([], ids) == chat.answer_text([], ids[:-1]) == "  four\n "
-
-
 def content(chat, answer, prompt=""):
     prompt_ids, ids = (chat.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, answer))
     return chat.answer_text(prompt_ids, ids)
@@ -162,39 +156,29 @@ GPT_OSS = "<|channel|>analysis<|message|>Easy.<|end|><|start|>assistant<|channel
 
 
 @pytest.mark.parametrize(
-    ("name", "answer"),
+    ("name", "prompt", "answer", "wanted"),
     [
-        ("gptoss", GPT_OSS + "Four."),
-        ("gptoss", "<|channel|>final<|message|>Four."),
-        ("qwen3", "<think>\nEasy.\n</think>\n\nFour."),
-        ("nemotron_3_nano", "Easy.\n</think>\nFour."),  # its generation prompt opened the reasoning
-        ("deepseekv3", "Easy.\n</think>Four."),  # no special tokens there
-        ("qwen2_5", "Four."),
+        ("gptoss", "", GPT_OSS + "Four.", "Four."),
+        ("gptoss", "", "<|channel|>final<|message|>Four.", "Four."),
+        ("qwen3", "", "<think>\nEasy.\n</think>\n\nFour.", "Four."),
+        ("nemotron_3_nano", "", "Easy.\n</think>\nFour.", "Four."),  # its generation prompt opened the reasoning
+        ("deepseekv3", "", "Easy.\n</think>Four.", "Four."),  # no special tokens there
+        ("deepseekv3", "<think>\n</think>", "Four.", "Four."),
+        ("qwen2_5", "", "  Four.\n ", "  Four.\n "),
+        # Reasoning that does not end, or special tokens that hide the content.
+        ("deepseekv3", "<think>\n", "Easy.", None),
+        ("gptoss", "", "<|channel|>analysis<|message|>Easy.", None),
+        ("gptoss", "", "<|channel|>final<|message|>A.<|end|><|start|>assistant<|channel|>final<|message|>B.", None),
+        ("gptoss", "", "<|channel|>commentary to=functions.sum<|message|>[2, 2]", None),
+        ("qwen3", "", "<think>\nEasy.", None),
+        ("qwen3", "", "<think>\nEasy.\n</think>\n\nFour.<think>", None),
+        ("llama3", "", "Four.<|start_header_id|>user<|end_header_id|>", None),
     ],
 )
-def test_the_content_of_an_answer_is_what_follows_its_reasoning(name, answer):
-    assert content(make_chat(name), answer + TEMPLATES[name][2]) == "Four."
-
-
-@pytest.mark.parametrize(
-    ("name", "answer"),
-    [
-        ("gptoss", "<|channel|>analysis<|message|>Easy."),
-        ("gptoss", "<|channel|>final<|message|>Four.<|end|><|start|>assistant<|channel|>final<|message|>Five."),
-        ("gptoss", "<|channel|>commentary to=functions.sum<|message|>[2, 2]"),
-        ("qwen3", "<think>\nEasy."),
-        ("qwen3", "<think>\nEasy.\n</think>\n\nFour.<think>"),
-        ("llama3", "Four.<|start_header_id|>user<|end_header_id|>"),
-    ],
-)
-def test_an_answer_whose_special_tokens_hide_its_content_has_none(name, answer):
-    assert content(make_chat(name), answer) is None
-
-
-def test_an_answer_that_never_ends_the_reasoning_which_the_prompt_began_has_no_content():
-    chat = make_chat("deepseekv3")
-    assert content(chat, "Easy.", prompt="<think>\n") is None
-    assert content(chat, "Four.", prompt="<think>\n</think>") == "Four."
+def test_the_content_of_an_answer_is_what_follows_its_reasoning(name, prompt, answer, wanted):
+    chat = make_chat(name)
+    for end in ("", TEMPLATES[name][2]):
+        assert content(chat, answer + end, prompt) == wanted
 
 
 @pytest.mark.parametrize(

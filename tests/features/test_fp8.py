@@ -10,7 +10,7 @@ from stores import HIDDEN, in_fp8, random_samples
 
 from eagle3.data.pack import pack_samples
 from eagle3.engine.hooks.eagle3_fp8 import LARGEST, unpacked
-from eagle3.features.sample import from_bytes, scaled, to_bytes
+from eagle3.features.sample import from_bytes, scaled, stored_tensors, to_bytes
 
 
 def values_of_e4m3() -> list[float]:
@@ -56,12 +56,12 @@ def test_a_pack_travels_packed_and_arrives_unpacked() -> None:
     assert torch.equal(arrived.aux_hidden_states, torch.cat(each))
 
 
-@pytest.mark.parametrize("largest", [1, 200, 60_000, 2**24 - 1, 2**31 - 1])
-def test_ids_are_as_wide_as_the_largest_and_come_back(largest: int) -> None:
+@pytest.mark.parametrize(("largest", "width"), [(1, 1), (200, 1), (60_000, 2), (2**24 - 1, 3), (2**31 - 1, 4)])
+def test_ids_are_as_wide_as_the_largest_and_come_back(largest: int, width: int) -> None:
     [sample] = random_samples(1)
     ids = torch.randint(largest, (len(sample.input_ids),))
     ids[3] = largest
-    read = from_bytes(
-        memoryview(bytearray(to_bytes(replace(sample, input_ids=ids)))), sample_id="p", teachers="answers"
-    )
+    sample = replace(sample, input_ids=ids)
+    assert stored_tensors(sample)["input_ids"].shape[1] == width
+    read = from_bytes(memoryview(bytearray(to_bytes(sample))), sample_id="p", teachers="answers")
     assert torch.equal(read.input_ids.long(), ids)
