@@ -124,8 +124,8 @@ def send(request: BaseHTTPRequestHandler, status: int, headers: dict[str, str], 
 class FaultyProxy:
     """Hands requests on to a server, and does to each what `fault(number, method, path)` says:
 
-    "pass", a status as "503", "reset" before an answer, "half" of the body and a cut, "short" (half a body that claims
-    to be whole), "wrong" (a flipped byte), or a number of seconds to wait first.
+    "pass", a status as "503", "reset" before the server has the request, "lost" after that, "half" of the body and a
+    cut, "short" (half a body that claims to be whole), "wrong" (a flipped byte), or a number of seconds to wait first.
     """
 
     def __init__(self, url: str) -> None:
@@ -148,6 +148,8 @@ class FaultyProxy:
             server.request(request.command, request.path, body, dict(request.headers))
             found = server.getresponse()
             content, headers = found.read(), dict(found.getheaders())
+        if fault == "lost":
+            return self._cut(request)
         if fault == "wrong" and content:
             content = content[:-1] + bytes([content[-1] ^ 1])
         if fault == "short":

@@ -99,10 +99,6 @@ def stored_rows(
     return (scaled(rows, layers) if fp8 else rows).cpu()
 
 
-def to_bytes(sample: Sample) -> bytes:
-    return b"".join(to_buffers(sample))
-
-
 def to_buffers(sample: Sample) -> list[bytes | memoryview]:
     """Return the sample's file in parts: a header, then the tensors' own memory, which may be large."""
     tensors = stored_tensors(sample)

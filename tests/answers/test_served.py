@@ -22,7 +22,7 @@ from eagle3.settings.precomputing import ServedSettings
 from eagle3.storage.files import read_jsonl, write_jsonl
 from eagle3.target.model import Target
 from eagle3.target.stored import StoredTarget
-from tests.answers.test_stage import answer_by
+from tests.answers.test_stage import answer_by, errors_of, prompt
 
 GREEDY = Sampling(temperature=0, top_p=1.0, top_k=0, max_new_tokens=8)
 SERVED: dict[str, Any] = {
@@ -45,8 +45,7 @@ def prompts() -> list[dict[str, Any]]:
         ["Why?", "Why not?"],
         *([f"What is {n}?"] for n in range(18)),
     ]
-    turns = [[{"role": "user", "content": text} for text in each] for each in questions]
-    return [{"id": f"p{n}", "source": "s", "license": "MIT", "messages": each} for n, each in enumerate(turns)]
+    return [prompt(number, *each) for number, each in enumerate(questions)]
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +60,6 @@ def rows_of(folder: Path, prompts: Any, target: Any, chat: Chat, answerer: Any) 
     rows = [*read_jsonl(folder / "answers/answers.jsonl")]
     assert {*Counter(row["id"] for row in rows).values()} == {1}
     return {row["id"]: row for row in rows}
-
-
-def errors_of(folder: Path) -> list[dict[str, Any]]:
-    return [*read_jsonl(folder / "answers/errors.jsonl")]
 
 
 Ask = Callable[..., Rows]

@@ -10,7 +10,7 @@ from stores import HIDDEN, in_fp8, random_samples
 
 from eagle3.data.pack import pack_samples
 from eagle3.engine.hooks.eagle3_fp8 import LARGEST, unpacked
-from eagle3.features.sample import from_bytes, scaled, stored_tensors, to_bytes
+from eagle3.features.sample import from_bytes, scaled, stored_tensors, to_buffers
 
 
 def values_of_e4m3() -> list[float]:
@@ -63,5 +63,5 @@ def test_ids_are_as_wide_as_the_largest_and_come_back(largest: int, width: int) 
     ids[3] = largest
     sample = replace(sample, input_ids=ids)
     assert stored_tensors(sample)["input_ids"].shape[1] == width
-    read = from_bytes(memoryview(bytearray(to_bytes(sample))), sample_id="p", teachers="answers")
+    read = from_bytes(memoryview(bytearray(b"".join(to_buffers(sample)))), sample_id="p", teachers="answers")
     assert torch.equal(read.input_ids.long(), ids)

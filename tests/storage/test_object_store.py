@@ -70,6 +70,13 @@ def test_reading_and_writing_come_through_faults(proxy: FaultyProxy, url: str, f
     assert folder.names("*") == ["big.bin", "small.json"] and folder.size("big.bin") == len(CONTENT)
 
 
+def test_a_conditional_write_whose_answer_was_lost_has_succeeded(proxy: FaultyProxy, url: str) -> None:
+    turns = iter(["lost"])
+    proxy.fault = lambda number, method, path: next(turns, "pass")
+    write_file(bucket(url), "a.json", b"{}", instead_of=None)
+    assert bytes(bucket(url).read("a.json")) == b"{}" and len(proxy.requests) > 2
+
+
 def test_parts_go_up_while_the_next_is_made_and_nothing_is_there_before_the_end(
     server: RunningStore, proxy: FaultyProxy, url: str
 ) -> None:
@@ -145,7 +152,7 @@ def test_bytes_that_came_wrong_are_asked_for_again_and_never_handed_out(
         folder.read("a.bin", 10, 500, sha256=expected)
 
 
-@pytest.mark.parametrize("status", ["401", "403"])
+@pytest.mark.parametrize("status", ["400", "401", "403"])
 def test_access_that_is_denied_names_the_credentials(proxy: FaultyProxy, url: str, status: str) -> None:
     proxy.fault = lambda number, method, path: status
     with pytest.raises(
