@@ -15,9 +15,9 @@ import torch
 from random_head import SMALL, RandomSamples, answered
 from train_step import HEADS
 
-from eagle3.features.fp8 import scaled
 from eagle3.features.index import parse_index
 from eagle3.features.manifest import MadeFrom, write_manifest
+from eagle3.features.sample import scaled
 from eagle3.features.shards import ShardWriter, hash_of
 from eagle3.features.store import TARGET_WEIGHTS, save_target_weights
 from eagle3.storage.folder import LocalFolder, sha256_stored

@@ -20,7 +20,7 @@ from eagle3.answers.chat import Chat
 from eagle3.answers.dialogue import Dialogue
 from eagle3.answers.store import read_answers, read_rows
 from eagle3.errors import MAKE_PROMPTS, InputError
-from eagle3.features.extract import STORED
+from eagle3.features.build import STORED
 from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.progress import Bar
 from eagle3.settings.precomputing import Engine, Rates

@@ -11,7 +11,7 @@ import torch
 
 from eagle3.features.index import ShardIndex, parse_index
 from eagle3.features.manifest import MadeFrom, write_manifest
-from eagle3.features.sample import Sample, positions_with_teacher
+from eagle3.features.sample import Sample, positions_with_teacher, scaled
 from eagle3.features.shards import ShardWriter, hash_of
 from eagle3.features.store import TARGET_WEIGHTS, FeatureStore, save_target_weights
 from eagle3.head.batch import TttBatch
@@ -131,10 +131,14 @@ def random_samples(count: int, *, stored: str = "answers") -> list[Sample]:
 
 def in_float32(sample: Sample) -> Sample:
     return replace(
-        sample,
-        aux_hidden_states=sample.aux_hidden_states.float(),
-        last_hidden_state=sample.last_hidden_state.float(),
+        sample, aux_hidden_states=sample.aux_hidden_states.float(), last_hidden_state=sample.last_hidden_state.float()
     )
+
+
+def in_fp8(sample: Sample) -> Sample:
+    rows: Any = sample
+    aux, last = scaled(rows.aux_hidden_states, 3), scaled(rows.last_hidden_state, 1)
+    return replace(sample, aux_hidden_states=aux, last_hidden_state=last)
 
 
 def with_last_in_float32(batch: TttBatch) -> TttBatch:

@@ -18,7 +18,7 @@ from scripts import Script, run_script
 from stores import ASSETS, random_samples, write_store
 
 from eagle3.features.concat import open_source
-from eagle3.storage.resolve import open_folder
+from eagle3.storage.folder import open_folder
 
 KILLS = int(os.environ.get("KILLS", "2"))
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]

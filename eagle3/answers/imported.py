@@ -51,12 +51,7 @@ class AnswerRow:
 
 
 def imported_rows(
-    prompt: dict[str, Any],
-    chat: Chat,
-    answers: ImportedAnswers,
-    *,
-    max_prompt_tokens: int | None,
-    context: int | None,
+    prompt: dict[str, Any], chat: Chat, answers: ImportedAnswers, *, max_prompt_tokens: int | None, context: int | None
 ) -> tuple[list[AnsweredRow], list[AnswerError]]:
     """Rows (one per assistant turn whose tokens are known) and errors of a conversation that keeps its answers."""
     rows, refusals = [], []

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-AUTO = "auto"
 # What families write around their reasoning; the content begins after the end mark.
 KNOWN = (
     ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),  # gpt-oss

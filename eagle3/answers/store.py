@@ -100,11 +100,7 @@ def seal_of(path: Path) -> FileSeal:
 
 
 def read_rows(folder: Path) -> Iterator[AnsweredRow]:
-    return _read_lines(folder / "answers.jsonl", AnsweredRow)
-
-
-def _read_lines(path: Path, kind: type[AnyRecord]) -> Iterator[AnyRecord]:
-    return (record for record, _ in _lines_and_ends(path, kind))
+    return (row for row, _ in _lines_and_ends(folder / "answers.jsonl", AnsweredRow))
 
 
 def _lines_and_ends(path: Path, kind: type[AnyRecord]) -> Iterator[tuple[AnyRecord, int]]:
@@ -211,8 +207,8 @@ class AnswerStore:
                 f"{path} cannot be written ({error.strerror}); make room and run again: it resumes where it stopped"
             ) from None
 
-    def _read_errors(self) -> Iterator[AnswerError]:
-        return _read_lines(self.errors, AnswerError) if self.errors.exists() else iter(())
+    def _read_errors(self) -> list[AnswerError]:
+        return [error for error, _ in _lines_and_ends(self.errors, AnswerError)] if self.errors.exists() else []
 
     def _require_same(self, before: AnswersManifest) -> None:
         require_same_target(

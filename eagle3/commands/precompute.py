@@ -122,7 +122,7 @@ class Answers(Stage):
         return "target", "chat", "answers", "sampling", "workers", *servers
 
     def check_target(self, config: DictConfig, target: "TargetFiles") -> None:
-        from eagle3.answers.stage import prompt_limit
+        from eagle3.answers.build import prompt_limit
         from eagle3.target.facts import context_of
 
         if config.answers.name != "imported":

@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Int, Shaped, UInt8
 from torch import Tensor
 
-from eagle3.features.fp8 import ScaledRows, unpacked
-from eagle3.features.sample import ROWS, Sample
+from eagle3.engine.hooks.eagle3_fp8 import unpacked
+from eagle3.features.sample import ROWS, Sample, ScaledRows
 from eagle3.storage.prefault import bring_in
 
 

@@ -21,7 +21,7 @@ from eagle3.adapters.transformers import (
     preallocated_cache,
     require_cache,
 )
-from eagle3.answers.sampling import choose_tokens
+from eagle3.answers.generate import choose_tokens
 from eagle3.target.model import Target
 
 

@@ -14,16 +14,13 @@ from jaxtyping import Int
 from torch import Tensor
 
 from eagle3.errors import InputError
-from eagle3.features.manifest import MadeFrom
 from eagle3.features.sample import Sample
 from eagle3.features.samples import SampleRef, Samples
 from eagle3.features.source import FeatureSource, TargetWeights
 from eagle3.features.store import FeatureStore
 from eagle3.storage.cache import CachedFolder
 from eagle3.storage.files import require_local, sha256_json
-from eagle3.storage.folder import Readable
-from eagle3.storage.resolve import open_folder
-from eagle3.target.facts import TargetConfig
+from eagle3.storage.folder import Readable, open_folder
 from eagle3.target.identity import require_same_target
 
 SAME_IN_ALL = ("capture_layers", "dtype", "teachers", "reasoning_ids")  # what packs and loss masks depend on
@@ -38,22 +35,12 @@ class ConcatStores:
         for store in stores[1:]:
             require_joinable(stores[0], store)
         require_different(stores)
+        self.location = [store.location for store in stores]
         self.samples = Samples.joined([store.samples for store in stores])
         self.remote = any(store.remote for store in stores)
+        # What packs and loss masks depend on is the same in all.
+        self.made_from, self.target_config = stores[0].made_from, stores[0].target_config
         self._store_at = {store.location: store for store in stores}
-
-    @property
-    def location(self) -> list[str]:
-        return [store.location for store in self.stores]
-
-    @property
-    def made_from(self) -> MadeFrom:
-        """Return the first store's: what packs and loss masks depend on is the same in all."""
-        return self.stores[0].made_from
-
-    @property
-    def target_config(self) -> TargetConfig:
-        return self.stores[0].target_config
 
     def describe(self) -> dict[str, Any]:
         """Return the stores' numbers added up, and what each was made from."""

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from eagle3.features.conversation import Conversation
-from eagle3.features.extractor import Extractor
 from eagle3.features.sample import Sample, positions_with_teacher, stored_rows
+from eagle3.features.task import Extractor
 from eagle3.target.batches import batches_by_tokens
 from eagle3.target.capture import Capture, Features, logit_transform_of
 from eagle3.target.facts import LogitTransform

@@ -38,6 +38,7 @@ COLUMNS = {
     "sources": "U8",  # the same, in alphabetical order
 }
 NUMPY = {"I64": "<i8", "F64": "<f8", "I32": "<i4", "U8": "u1"}
+NUMBERS = ("offset", "size", "split", "tokens", "answer_tokens", "anchors")  # columns that an entry has as they are
 
 
 @dataclass(frozen=True)
@@ -90,26 +91,14 @@ class ShardIndex:
         begin = int(at["id_end"][number - 1]) if number else 0
         return SampleEntry(
             id=bytes(at["ids"][begin : int(at["id_end"][number])]).decode(),
-            offset=int(at["offset"][number]),
-            size=int(at["size"][number]),
-            tokens=int(at["tokens"][number]),
-            answer_tokens=int(at["answer_tokens"][number]),
-            anchors=int(at["anchors"][number]),
-            split=float(at["split"][number]),
             sha256=bytes(at["sha256"][number]).hex(),
             source=self.sources[int(at["source"][number])],
             whole=bool(at["whole"][number]),
+            **{name: at[name][number].item() for name in NUMBERS},
         )
 
-    @property
-    def samples(self) -> list[SampleEntry]:
-        return [self.entry(number) for number in range(len(self))]
-
-    def tokens(self) -> int:
-        return int(self.columns["tokens"].sum(dtype=np.int64))
-
-    def answer_tokens(self) -> int:
-        return int(self.columns["answer_tokens"].sum(dtype=np.int64))
+    def total(self, column: str) -> int:
+        return int(self.columns[column].sum(dtype=np.int64))
 
 
 def index_name(shard: str) -> str:
@@ -119,10 +108,7 @@ def index_name(shard: str) -> str:
 
 def index_of(facts: ShardFacts, entries: Sequence[SampleEntry], answer_counts: Mapping[int, int]) -> ShardIndex:
     """Turn entries into columns."""
-    values: dict[str, Any] = {
-        name: [getattr(entry, name) for entry in entries]
-        for name in ("offset", "size", "split", "tokens", "answer_tokens", "anchors", "whole")
-    }
+    values: dict[str, Any] = {name: [getattr(entry, name) for entry in entries] for name in (*NUMBERS, "whole")}
     values["ids"], values["id_end"] = _end_to_end([entry.id for entry in entries])
     sources = sorted({entry.source for entry in entries})
     numbers = {source: number for number, source in enumerate(sources)}
@@ -159,11 +145,11 @@ def parse_index(content: memoryview, *, source: str, remedy: str, check_seal: bo
         metadata, tensors = read_tensors(content)
         facts, seal = metadata["shard"].encode(), metadata["sha256"]
         columns = {name: np.frombuffer(tensors[name].content, NUMPY[kind]) for name, kind in COLUMNS.items()}
-        columns = {name: column.reshape(tensors[name].shape) for name, column in columns.items()}
+        columns["sha256"] = columns["sha256"].reshape(-1, 32)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError, MemoryError):
         raise damaged from None
     parsed = parse_record(facts, ShardFacts, source=source, remedy=remedy)
-    header = _header(facts, seal, columns)  # then there is no other name, type or place in it
+    header = _header(facts, seal, columns)  # then there is no other name, type, shape or place in it
     if header != content[: len(header)] or not _belong_together(columns):
         raise damaged
     if check_seal and hashlib.sha256(facts + content[len(header) :]).hexdigest() != seal:
@@ -177,11 +163,6 @@ def _header(facts: bytes, digest: str, columns: Mapping[str, np.ndarray]) -> byt
 
 
 def _belong_together(columns: Mapping[str, np.ndarray]) -> bool:
-    count, tokens = columns["offset"].shape, columns["token"].shape
-    of_samples = ("size", "split", "id_end", "tokens", "answer_tokens", "anchors", "source", "whole")
-    return (
-        all(columns[name].ndim == 1 for name in ("offset", "token", "ids", "sources", "source_end"))
-        and all(columns[name].shape == count for name in of_samples)
-        and columns["sha256"].shape == (*count, 32)
-        and columns["times"].shape == tokens
-    )
+    """Compare the lengths of columns, which the sha256 does not cover."""
+    of_samples = {len(columns[name]) for name in (*NUMBERS, "whole", "id_end", "source", "sha256")}
+    return len(of_samples) == 1 and len(columns["token"]) == len(columns["times"])

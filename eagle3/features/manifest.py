@@ -100,7 +100,7 @@ def one_writer(storage: Storage, name: str) -> Iterator[None]:
 def read_index(storage: Readable, name: str, expected_sha256: str | None = None) -> ShardIndex:
     """Read an index, and compare it with the manifest's hash of it, or else with its own."""
     source, remedy = f"{storage.location}/{name}", f"delete it with its shard and run: {MAKE_FEATURES}"
-    content = _content(storage, name, made_by=MAKE_FEATURES)
+    content = _content(storage, name)
     listed = expected_sha256 is not None and hashlib.sha256(content).hexdigest() == expected_sha256
     index = parse_index(content, source=source, remedy=remedy, check_seal=not listed)
     if expected_sha256 is not None and not listed:
@@ -112,16 +112,16 @@ def read_index(storage: Readable, name: str, expected_sha256: str | None = None)
 
 
 def read_manifest(storage: Readable) -> Manifest:
-    content = bytes(_content(storage, MANIFEST, made_by=MAKE_FEATURES))
+    content = bytes(_content(storage, MANIFEST))
     remedy = f"delete it and run: {MAKE_FEATURES}"
     return parse_sealed(content, Manifest, source=f"{storage.location}/{MANIFEST}", remedy=remedy)
 
 
-def _content(storage: Readable, name: str, *, made_by: str) -> memoryview:
+def _content(storage: Readable, name: str) -> memoryview:
     try:
         return storage.read(name)
     except FileNotFoundError:
-        raise InputError(f"{storage.location}/{name} does not exist; make it with: {made_by}") from None
+        raise InputError(f"{storage.location}/{name} does not exist; make it with: {MAKE_FEATURES}") from None
 
 
 def sha256_of(index: ShardIndex) -> str:
@@ -149,8 +149,8 @@ def write_manifest(
         target_config=target_config,
         target_weights_sha256=target_weights_sha256,
         samples=sum(len(index) for index in indices),
-        tokens=sum(index.tokens() for index in indices),
-        answer_tokens=sum(index.answer_tokens() for index in indices),
+        tokens=sum(index.total("tokens") for index in indices),
+        answer_tokens=sum(index.total("answer_tokens") for index in indices),
         bytes=sum(index.facts.bytes for index in indices),
         left_out=left_out,
         shards=[

@@ -17,8 +17,8 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
+from eagle3.engine.hooks.eagle3_fp8 import packed, unpacked
 from eagle3.errors import InputError
-from eagle3.features.fp8 import ScaledRows, scaled
 from eagle3.features.turns import answers_of, teacher_positions
 from eagle3.storage.safetensors_header import StoredTensor, header_bytes, read_tensors
 
@@ -29,12 +29,40 @@ DTYPES = {
     "BF16": torch.bfloat16,
     "I32": torch.int32,
     "U8": torch.uint8,
-    "F8_E4M3": torch.uint8,  # the bits; fp8.py
+    "F8_E4M3": torch.uint8,  # the bits; engine/hooks/eagle3_fp8.py
 }
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()} | {torch.uint8: "U8", torch.float8_e4m3fn: "F8_E4M3"}
 ARRAYS = {"U8": np.uint8, "I32": np.int32}  # types of token ids and turns
 ROWS = {"aux": "aux_hidden_states", "last": "last_hidden_state"}
+
+
+@dataclass(frozen=True)
+class ScaledRows:
+    """Rows in fp8 (engine/hooks/eagle3_fp8.py) that travel packed, and arrive unpacked where `to` sends them."""
+
+    values: UInt8[Tensor, "T AH"]  # the bits of e4m3
+    exponents: UInt8[Tensor, "T A"]
+
+    def __post_init__(self) -> None:
+        rows, layers = self.exponents.shape
+        if len(self.values) != rows or self.values.shape[1] % max(layers, 1):
+            raise ValueError("its exponents do not fit its values")
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Float[Tensor, "T AH"]:
+        moved = (each.to(device, non_blocking=non_blocking) for each in (self.values, self.exponents))
+        return unpacked(*moved)
+
+    def cpu(self) -> "ScaledRows":
+        return ScaledRows(self.values.cpu(), self.exponents.cpu())
+
+
+def scaled(rows: Float[Tensor, "T AH"], layers: int) -> ScaledRows:
+    """Pack finite rows of `layers` layers side by side."""
+    return ScaledRows(*packed(rows, layers))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +97,6 @@ def stored_rows(
             f"in it; take features.dtype=bfloat16 (float16 ends at 65504) and no target.dtype=float16"
         )
     return (scaled(rows, layers) if fp8 else rows).cpu()
-
-
-def to_bytes(sample: Sample) -> bytes:
-    return b"".join(to_buffers(sample))
 
 
 def to_buffers(sample: Sample) -> list[bytes | memoryview]:

@@ -18,12 +18,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from eagle3.engine.capture import (
-    Captured,
-    CaptureFolder,
-    CapturingServer,
-    with_hooks,
-)
+from eagle3.engine.capture import Captured, CaptureFolder, CapturingServer, with_hooks
 from eagle3.engine.client import RequestRefused, new_session
 from eagle3.engine.installation import find_sglang
 from eagle3.engine.local_servers import servers_of, serving
@@ -32,9 +27,8 @@ from eagle3.engine.versions import capture_flags, require_capture
 from eagle3.errors import InputError
 from eagle3.features.capture_check import Sentinel, check_against_engine
 from eagle3.features.conversation import Conversation
-from eagle3.features.extractor import Extractor
-from eagle3.features.fp8 import ScaledRows
-from eagle3.features.sample import Sample, positions_with_teacher
+from eagle3.features.sample import Sample, ScaledRows, positions_with_teacher
+from eagle3.features.task import Extractor
 from eagle3.settings.engine import LaunchSettings
 from eagle3.settings.precomputing import CaptureSettings
 from eagle3.target.facts import LogitTransform

@@ -15,14 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from eagle3.errors import InputError
-from eagle3.features.index import (
-    FORMAT_VERSION,
-    SampleEntry,
-    ShardFacts,
-    index_bytes,
-    index_name,
-    index_of,
-)
+from eagle3.features.index import FORMAT_VERSION, SampleEntry, ShardFacts, index_bytes, index_name, index_of
 from eagle3.features.manifest import MAKE_FEATURES, MadeFrom, ShardEntry
 from eagle3.features.sample import Sample, from_bytes, to_buffers
 from eagle3.features.split import split_fraction

@@ -21,13 +21,7 @@ from torch import Tensor
 
 from eagle3.errors import InputError
 from eagle3.features.index import index_name
-from eagle3.features.manifest import (
-    MAKE_FEATURES,
-    MadeFrom,
-    ShardEntry,
-    read_index,
-    read_manifest,
-)
+from eagle3.features.manifest import MAKE_FEATURES, ShardEntry, read_index, read_manifest
 from eagle3.features.sample import Sample, views
 from eagle3.features.samples import IndexedShard, SampleRef, Samples
 from eagle3.features.shards import decode, hash_of, require_sha256, require_shard
@@ -35,7 +29,6 @@ from eagle3.features.source import REQUESTS, TargetWeights
 from eagle3.progress import Bar
 from eagle3.storage.files import sha256_json
 from eagle3.storage.folder import Readable, Storage, write_file
-from eagle3.target.facts import TargetConfig
 
 TARGET_WEIGHTS = "target.safetensors"
 HASHED_AT_ONCE = 8  # shards, each on a core of its own
@@ -45,24 +38,13 @@ class FeatureStore:
     """A `FeatureSource` of finished shards; opening it reads only the manifest and the indices."""
 
     def __init__(self, storage: Readable) -> None:
-        self.storage = storage
+        self.storage, self.location, self.remote = storage, storage.location, storage.remote
         self.manifest = read_manifest(storage)
+        self.made_from, self.target_config = self.manifest.made_from, self.manifest.target_config
         with ThreadPoolExecutor(REQUESTS if storage.remote else 2) as readers:  # hashing lets go of the interpreter
             self.samples = Samples.of_shards(list(readers.map(self._samples_of, self.manifest.shards)))
         self._shards = {shard.name: shard for shard in self.manifest.shards}
         self._checked: set[str] = set()
-
-    @property
-    def location(self) -> str:
-        return self.storage.location
-
-    @property
-    def made_from(self) -> MadeFrom:
-        return self.manifest.made_from
-
-    @property
-    def target_config(self) -> TargetConfig:
-        return self.manifest.target_config
 
     def describe(self) -> dict[str, Any]:
         """Return everything of the manifest but the long lists."""
@@ -91,10 +73,6 @@ class FeatureStore:
 
     def _decode(self, ref: SampleRef, content: memoryview) -> Sample:
         return decode(content, ref.entry, path=f"{self.location}/{ref.shard}", teachers=self.made_from.teachers)
-
-    @property
-    def remote(self) -> bool:
-        return self.storage.remote
 
     def verify(self, *, rank: int = 0, world_size: int = 1) -> None:
         shards = self.manifest.shards[rank::world_size]

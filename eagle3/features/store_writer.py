@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from eagle3.errors import InputError
+from eagle3.features.conversation import WorkUnit
 from eagle3.features.index import ShardIndex, parse_index
 from eagle3.features.manifest import (
     MANIFEST,
@@ -20,7 +21,6 @@ from eagle3.features.manifest import (
 from eagle3.features.shards import broken, hash_of
 from eagle3.features.store import TARGET_WEIGHTS, save_target_weights
 from eagle3.features.task import ShardResult
-from eagle3.features.work_units import WorkUnit
 from eagle3.storage.folder import Storage, sha256_stored
 from eagle3.target.facts import LogitTransform
 from eagle3.target.stored import StoredTarget

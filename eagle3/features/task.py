@@ -1,4 +1,4 @@
-"""The task of a worker of the features stage: units become shards."""
+"""Interface for feature extractors, and the task of a worker of the features stage: units become shards."""
 
 import logging
 from collections import Counter, deque
@@ -6,14 +6,13 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
+from typing import Self
 
-from eagle3.features.conversation import Conversation
-from eagle3.features.extractor import Extractor
+from eagle3.features.conversation import Conversation, WorkUnit
 from eagle3.features.index import index_bytes, index_name
 from eagle3.features.manifest import one_writer, read_index
 from eagle3.features.sample import Sample
 from eagle3.features.shards import Encoded, ShardWriter, encode
-from eagle3.features.work_units import WorkUnit
 from eagle3.storage.folder import Storage
 from eagle3.target.facts import LogitTransform
 from eagle3.workers.meter import Progress
@@ -22,6 +21,29 @@ from eagle3.workers.task import Keyed, Take
 log = logging.getLogger(__name__)
 
 ENCODERS, CLOSERS = 4, 2  # threads
+
+
+class Extractor:
+    """Runs the target over conversations and keeps what training needs; ready inside `with`.
+
+    Fatal problems raise InputError; a conversation that yields no features is counted.
+    """
+
+    left_out: Counter[str]  # conversations without a sample, by reason
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def __call__(self, conversations: Iterator[Conversation]) -> Iterator[Sample]:
+        """Yield samples in the order of their conversations, taking some ahead. Called once for each run of them."""
+        raise NotImplementedError
+
+    def logit_transform(self) -> LogitTransform:
+        """Return what turns `lm_head` times the last hidden state into the target's logits."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)

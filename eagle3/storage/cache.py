@@ -29,16 +29,12 @@ class CachedFolder:
     remote = True
 
     def __init__(self, storage: Readable, path: Path, *, limit: int) -> None:
-        self.storage, self.root, self.limit = storage, path, limit
+        self.storage, self.location, self.root, self.limit = storage, storage.location, path, limit
         self.path = path / hashlib.sha256(storage.location.encode()).hexdigest()[:32]
         self.path.mkdir(parents=True, exist_ok=True)
         self._until_check = 0  # bytes that may be written before the next look at the limit
         self._counting = threading.Lock()
         self._failed = False
-
-    @property
-    def location(self) -> str:
-        return self.storage.location
 
     def size(self, name: str) -> int:
         return self.storage.size(name)

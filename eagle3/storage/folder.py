@@ -2,11 +2,14 @@
 
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
+from eagle3.errors import InputError, require_packages
 from eagle3.storage.files import LocalPendingFile, written_by_another
 from eagle3.storage.prefault import sha256_of
 
 WHATEVER = "*"  # replace any version
+SCHEMES = ("s3", "gs", "az")
 
 
 class PendingFile(Protocol):
@@ -67,11 +70,8 @@ class LocalFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self.location = str(self.path)
         self._mapped: dict[str, memoryview] = {}
-
-    @property
-    def location(self) -> str:
-        return str(self.path)
 
     def names(self, pattern: str) -> list[str]:
         return sorted(path.name for path in self.path.glob(pattern) if not path.name.startswith("."))  # being written
@@ -120,6 +120,28 @@ def _version(path: Path) -> str | None:
     except FileNotFoundError:
         return None
     return f"{facts.st_ino}-{facts.st_size}-{facts.st_mtime_ns}"
+
+
+def open_folder(place: str | Path, *, setting: str) -> Storage:
+    """Open the folder that the config key `setting` names; nothing is read or made yet."""
+    scheme, separator, _ = str(place).partition("://")
+    if not separator:
+        return LocalFolder(place)
+    parts = urlsplit(str(place))
+    if "@" in parts.netloc or parts.query or parts.fragment:  # not shown: it may be a secret
+        raise InputError(
+            f"{setting} is a URL with more than a bucket and a folder; give {scheme}://BUCKET/FOLDER and put "
+            f"credentials into the environment"
+        )
+    if scheme not in SCHEMES or not parts.netloc or not parts.path.strip("/"):
+        raise InputError(
+            f"{setting}={place} must be a local folder, or a URL of a bucket and a folder in it: "
+            f"{', '.join(f'{each}://BUCKET/FOLDER' for each in SCHEMES)}"
+        )
+    require_packages("obstore", extra="objects", needed_by=f"{setting}={place}")
+    from eagle3.storage.object_store import Bucket
+
+    return Bucket(str(place), setting=setting)
 
 
 def write_file(storage: Storage, name: str, content: bytes, *, instead_of: str | None = WHATEVER) -> None:

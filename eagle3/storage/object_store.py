@@ -82,10 +82,8 @@ class Bucket:
         with suppress(FileNotFoundError), self._errors(name):
             self.again(lambda: obstore.delete(self.store, name))
 
-    def create(self, name: str, *, instead_of: str | None = WHATEVER) -> "PendingObject | PendingConditional":
-        if instead_of == WHATEVER:
-            return PendingObject(self, name)
-        return PendingConditional(self, name, instead_of)
+    def create(self, name: str, *, instead_of: str | None = WHATEVER) -> "PendingObject":
+        return PendingObject(self, name, instead_of)
 
     def _read(self, name: str, start: int, stop: int | None) -> memoryview:
         with self._errors(name):
@@ -160,11 +158,12 @@ class Bucket:
 
 
 class PendingObject:
-    """Uploads parts while the file is written; the last request gives it its name. A small file is one request."""
+    """Uploads parts while the file is written; the last request gives it its name. A small file is one request, and so
+    is one that is to replace a certain version: the store refuses it if it finds another."""
 
-    def __init__(self, bucket: Bucket, name: str) -> None:
-        self.bucket, self.name, self.written = bucket, name, 0
-        self.beginning = bytearray()  # what was written before the upload was begun
+    def __init__(self, bucket: Bucket, name: str, instead_of: str | None) -> None:
+        self.bucket, self.name, self.instead_of, self.written = bucket, name, instead_of, 0
+        self.content = bytearray()  # what was written before the upload was begun
         self.upload: Any = None
 
     def write(self, data: Any) -> int:
@@ -172,10 +171,10 @@ class PendingObject:
             if self.upload is not None:
                 self.upload.write(data)
             else:
-                self.beginning += data
-                if len(self.beginning) >= PART:
+                self.content += data
+                if len(self.content) >= PART and self.instead_of == WHATEVER:
                     self.upload = self.bucket.again(self._begun)
-                    self.beginning = bytearray()
+                    self.content = bytearray()
         self.written += len(data)
         return len(data)
 
@@ -184,51 +183,34 @@ class PendingObject:
 
     def commit(self) -> None:
         with self.bucket._errors(self.name):
-            if self.upload is None:
-                obstore.put(self.bucket.store, self.name, self.beginning, use_multipart=False)
-            else:
+            if self.upload is not None:
                 self.upload.close()
-        self.upload, self.beginning = None, bytearray()
+            elif self.instead_of == WHATEVER:
+                obstore.put(self.bucket.store, self.name, self.content, use_multipart=False)
+            else:
+                self._replace()
+        self.upload, self.content = None, bytearray()
 
     def discard(self) -> None:
         if self.upload is not None:
             with self.bucket._errors(self.name):
                 self.upload.__exit__(InputError, InputError(), None)  # obstore's way to abort an upload
-        self.upload, self.beginning = None, bytearray()
+        self.upload, self.content = None, bytearray()
 
     def _begun(self) -> Any:
         """Begin the upload: obstore does so, and waits for it, when a whole part is there."""
         upload = obstore.open_writer(self.bucket.store, self.name, buffer_size=PART, max_concurrency=REQUESTS // 4)
-        upload.write(self.beginning)
+        upload.write(self.content)
         return upload
 
-
-class PendingConditional:
-    """Goes up in one request, which the store refuses if the file is not the one that it replaces."""
-
-    def __init__(self, bucket: Bucket, name: str, instead_of: str | None) -> None:
-        self.bucket, self.name, self.instead_of = bucket, name, instead_of
-        self.content = bytearray()
-
-    def write(self, data: Any) -> int:
-        self.content += data
-        return len(data)
-
-    def tell(self) -> int:
-        return len(self.content)
-
-    def commit(self) -> None:
+    def _replace(self) -> None:
         mode: Any = "create" if self.instead_of is None else {self.bucket.version_key: self.instead_of}
-        with self.bucket._errors(self.name):
-            try:
-                self.bucket.again(lambda: obstore.put(self.bucket.store, self.name, self.content, mode=mode))
-            except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
-                # A cut connection may have lost the answer to our own request, which was then made again.
-                if self.bucket._read(self.name, 0, None) != self.content:
-                    raise
-
-    def discard(self) -> None:
-        self.content = bytearray()
+        try:
+            self.bucket.again(lambda: obstore.put(self.bucket.store, self.name, self.content, mode=mode))
+        except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
+            # A cut connection may have lost the answer to our own request, which was then made again.
+            if self.bucket._read(self.name, 0, None) != self.content:
+                raise
 
 
 ACCESS = (

@@ -16,9 +16,8 @@ from eagle3.errors import InputError
 from eagle3.features.samples import Samples
 from eagle3.features.source import FeatureSource
 from eagle3.storage.files import atomic_write
-from eagle3.storage.folder import LocalFolder, Storage, write_file
+from eagle3.storage.folder import LocalFolder, Storage, open_folder, write_file
 from eagle3.storage.records import Record, parse_record
-from eagle3.storage.resolve import open_folder
 from eagle3.target.facts import TargetConfig
 from eagle3.target.identity import TargetIdentity
 

@@ -16,8 +16,7 @@ from eagle3.errors import InputError
 from eagle3.features.source import FeatureSource, as_setting
 from eagle3.head.draft_head import DraftHead
 from eagle3.storage.files import atomic_write
-from eagle3.storage.folder import LocalFolder, Storage
-from eagle3.storage.resolve import open_folder
+from eagle3.storage.folder import LocalFolder, Storage, open_folder
 from eagle3.target.identity import require_same_target
 from eagle3.training.checkpoint import Checkpoint, read_checkpoint, read_comment
 

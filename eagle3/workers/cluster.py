@@ -124,7 +124,9 @@ class RayPool:
     """The `WorkerPool` of a cluster."""
 
     def __init__(self, build: Build, *, count: int | None, resources: dict[str, float], logs: Path) -> None:
-        self.build, self.count, self.logs = build, count, logs
+        import ray
+
+        self.ray, self.build, self.count, self.logs = ray, build, count, logs
         self.resources = {name: amount for name, amount in resources.items() if amount}
         self.actors: dict[str, Any] = {}  # also those that have been stopped
         self.calls: dict[Any, str] = {}  # workers by the calls to them that have not returned
@@ -145,36 +147,28 @@ class RayPool:
         self.calls[self.actors[worker].exchange.remote(items)] = worker
 
     def reports(self) -> list[tuple[str, Report | None]]:
-        import ray
-
-        done, _ = ray.wait([*self.calls], timeout=WAIT_S)
-        done, _ = ray.wait([*self.calls], num_returns=len(self.calls), timeout=0) if done else (done, [])
+        done, _ = self.ray.wait([*self.calls], timeout=WAIT_S)
+        done, _ = self.ray.wait([*self.calls], num_returns=len(self.calls), timeout=0) if done else (done, [])
         return [self._report(call) for call in done]
 
     def stop(self, worker: str) -> None:
-        import ray
-
         self.ready.discard(worker)
         self.calls = {call: other for call, other in self.calls.items() if other != worker}
         with suppress(Exception):  # it may be gone, and its cluster with it
-            ray.kill(self.actors[worker])
+            self.ray.kill(self.actors[worker])
 
     def shutdown(self) -> None:
-        import ray
-
         last = [self.actors[worker].exchange.remote(None) for worker in self.ready]
         if last:
-            ray.wait(last, num_returns=len(last), timeout=END_S)
+            self.ray.wait(last, num_returns=len(last), timeout=END_S)
         for worker in self.actors:
             self.stop(worker)
 
     def _report(self, call: Any) -> tuple[str, Report | None]:
-        import ray
-
         worker = self.calls.pop(call)
         try:
-            report = ray.get(call)
-        except ray.exceptions.RayActorError:
+            report = self.ray.get(call)
+        except self.ray.exceptions.RayActorError:
             report = None
         if report is not None and report.ready:
             self.ready.add(worker)
@@ -184,25 +178,19 @@ class RayPool:
 
     def _capacity(self) -> int:
         """Return how many workers fit on the nodes that are alive."""
-        import ray
-
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
         return sum(int(min(node.get(name, 0) // amount for name, amount in self.resources.items())) for node in nodes)
 
     def _start(self, number: int) -> str:
-        import ray
-
         worker = WorkerId(number, one_of_many=True)
         options: Any = {"num_gpus": self.resources.get("GPU", 0), "num_cpus": self.resources.get("CPU", 0)}
-        actor = ray.remote(Actor).options(max_restarts=-1, max_task_retries=0, **options)
+        actor = self.ray.remote(Actor).options(max_restarts=-1, max_task_retries=0, **options)
         log = self.logs / f"worker-{number}.log"
         self.actors[worker.name] = actor.remote(self.build, worker, str(Path.cwd()), log)
         return worker.name
 
     def _too_small(self) -> str:
-        import ray
-
-        has = {name: ray.cluster_resources().get(name, 0) for name in self.resources}
+        has = {name: self.ray.cluster_resources().get(name, 0) for name in self.resources}
         needs = ", ".join(f"{name} {amount:g}" for name, amount in self.resources.items())
         remedy = "; for a target on CPUs: workers.gpus=0" if not has.get("GPU", 1) else ""
         return f"workers=ray: a worker needs {needs}, and no node of the cluster has that ({has} in all){remedy}"

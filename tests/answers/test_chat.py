@@ -86,15 +86,6 @@ def family(request):
     return request.param, make_chat(request.param)
 
 
-def test_bos_appears_once_even_when_the_tokenizer_would_add_its_own(family):
-    name, chat = family
-    bos = TEMPLATES[name][1]
-    prompt = chat.prompt_ids(CONVERSATIONS["system"][:2])
-    assert prompt.count(chat.tokenizer.bos_token_id) == (1 if bos else 0)
-    if bos:
-        assert prompt[0] == chat.tokenizer.bos_token_id
-
-
 def test_a_tokenizer_that_adds_bos_gives_one_bos():
     chat = make_chat("llama3")
     template = "<|begin_of_text|> $A"
@@ -146,31 +137,14 @@ def test_a_tokenizer_without_bos_renders_a_template_that_joins_it_to_a_text():
     assert text.startswith("<|start_header_id|>user<|end_header_id|>")
 
 
-def test_the_date_of_templates_with_a_default_date_is_left_alone():
-    chat = make_chat("llama3_1")
-    assert "26 Jul 2024" in decode(chat, chat.prompt_ids([user("hi")]))
-    chat = make_chat("llama3_1", template_kwargs={"date_string": "1 May 2025"})
-    assert "1 May 2025" in decode(chat, chat.prompt_ids([user("hi")]))
-
-
-def test_what_the_template_refuses_is_a_refusal_of_that_conversation_only():
-    chat = make_chat("gemma3")
+def test_what_the_template_refuses_is_a_refusal_that_never_quotes_the_conversation(tmp_path):
     with pytest.raises(RefusedConversation, match="Conversation roles must alternate"):
-        chat.prompt_ids([user("a"), user("b")])
-
-
-def test_refusals_never_quote_the_conversation(tmp_path):
+        make_chat("gemma3").prompt_ids([user("a"), user("b")])
     template = tmp_path / "quoting.jinja"
     template.write_text("{{ raise_exception('cannot say ' + messages[0].content) }}")
     with pytest.raises(RefusedConversation) as refusal:
         make_chat("llama3", template=str(template)).prompt_ids([user("my secret")])
     assert "secret" not in str(refusal.value) and refusal.value.__suppress_context__
-
-
-def test_answer_text_drops_the_end_of_turn_and_keeps_white_space():
-    chat = make_chat("qwen2_5")
-    ids = chat.tokenizer("  four\n <|im_end|>")["input_ids"]
-    assert chat.answer_text([], ids) == chat.answer_text([], ids[:-1]) == "  four\n "
 
 
 def content(chat, answer, prompt=""):
@@ -182,39 +156,29 @@ GPT_OSS = "<|channel|>analysis<|message|>Easy.<|end|><|start|>assistant<|channel
 
 
 @pytest.mark.parametrize(
-    ("name", "answer"),
+    ("name", "prompt", "answer", "wanted"),
     [
-        ("gptoss", GPT_OSS + "Four."),
-        ("gptoss", "<|channel|>final<|message|>Four."),
-        ("qwen3", "<think>\nEasy.\n</think>\n\nFour."),
-        ("nemotron_3_nano", "Easy.\n</think>\nFour."),  # its generation prompt opened the reasoning
-        ("deepseekv3", "Easy.\n</think>Four."),  # no special tokens there
-        ("qwen2_5", "Four."),
+        ("gptoss", "", GPT_OSS + "Four.", "Four."),
+        ("gptoss", "", "<|channel|>final<|message|>Four.", "Four."),
+        ("qwen3", "", "<think>\nEasy.\n</think>\n\nFour.", "Four."),
+        ("nemotron_3_nano", "", "Easy.\n</think>\nFour.", "Four."),  # its generation prompt opened the reasoning
+        ("deepseekv3", "", "Easy.\n</think>Four.", "Four."),  # no special tokens there
+        ("deepseekv3", "<think>\n</think>", "Four.", "Four."),
+        ("qwen2_5", "", "  Four.\n ", "  Four.\n "),
+        # Reasoning that does not end, or special tokens that hide the content.
+        ("deepseekv3", "<think>\n", "Easy.", None),
+        ("gptoss", "", "<|channel|>analysis<|message|>Easy.", None),
+        ("gptoss", "", "<|channel|>final<|message|>A.<|end|><|start|>assistant<|channel|>final<|message|>B.", None),
+        ("gptoss", "", "<|channel|>commentary to=functions.sum<|message|>[2, 2]", None),
+        ("qwen3", "", "<think>\nEasy.", None),
+        ("qwen3", "", "<think>\nEasy.\n</think>\n\nFour.<think>", None),
+        ("llama3", "", "Four.<|start_header_id|>user<|end_header_id|>", None),
     ],
 )
-def test_the_content_of_an_answer_is_what_follows_its_reasoning(name, answer):
-    assert content(make_chat(name), answer + TEMPLATES[name][2]) == "Four."
-
-
-@pytest.mark.parametrize(
-    ("name", "answer"),
-    [
-        ("gptoss", "<|channel|>analysis<|message|>Easy."),
-        ("gptoss", "<|channel|>final<|message|>Four.<|end|><|start|>assistant<|channel|>final<|message|>Five."),
-        ("gptoss", "<|channel|>commentary to=functions.sum<|message|>[2, 2]"),
-        ("qwen3", "<think>\nEasy."),
-        ("qwen3", "<think>\nEasy.\n</think>\n\nFour.<think>"),
-        ("llama3", "Four.<|start_header_id|>user<|end_header_id|>"),
-    ],
-)
-def test_an_answer_whose_special_tokens_hide_its_content_has_none(name, answer):
-    assert content(make_chat(name), answer) is None
-
-
-def test_an_answer_that_never_ends_the_reasoning_which_the_prompt_began_has_no_content():
-    chat = make_chat("deepseekv3")
-    assert content(chat, "Easy.", prompt="<think>\n") is None
-    assert content(chat, "Four.", prompt="<think>\n</think>") == "Four."
+def test_the_content_of_an_answer_is_what_follows_its_reasoning(name, prompt, answer, wanted):
+    chat = make_chat(name)
+    for end in ("", TEMPLATES[name][2]):
+        assert content(chat, answer + end, prompt) == wanted
 
 
 @pytest.mark.parametrize(
@@ -263,20 +227,18 @@ def test_a_template_that_reads_lists_of_parts_alone_gets_them(tmp_path):
     assert chat.prompt([user("Hi")]) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_a_template_without_system_turns_refuses_conversations_that_have_one(tmp_path):
-    turn = TURN.replace("WHEN", "m.role != 'system'").replace("TEXT", "{{ m.content }}")
-    chat = make_chat("qwen2_5", template=loop(tmp_path, turn))
+@pytest.mark.parametrize(
+    ("when", "text", "lost"),
+    [
+        ("m.role != 'system'", "{{ m.content }}", [SYSTEM, user("Hi")]),
+        ("true", "{{ m.content.split('/flag')[0] }}", [user("Hi /flag there")]),
+    ],
+)
+def test_text_that_a_template_loses_in_some_conversations_refuses_these(tmp_path, when, text, lost):
+    chat = make_chat("qwen2_5", template=loop(tmp_path, TURN.replace("WHEN", when).replace("TEXT", text)))
     assert chat.prompt_ids([user("Hi")])
     with pytest.raises(RefusedConversation, match=LOSES_TEXT):
-        chat.prompt_ids([SYSTEM, user("Hi")])
-
-
-def test_text_that_a_template_loses_in_one_conversation_only_refuses_that_one(tmp_path):
-    text = "{{ m.content.split('/flag')[0] }}"
-    chat = make_chat("qwen2_5", template=loop(tmp_path, TURN.replace("WHEN", "true").replace("TEXT", text)))
-    assert chat.prompt_ids([user("Hi")])
-    with pytest.raises(RefusedConversation, match=LOSES_TEXT):
-        chat.prompt_ids([user("Hi /flag there")])
+        chat.prompt_ids(lost)
 
 
 def test_bad_settings_name_their_key(tmp_path):

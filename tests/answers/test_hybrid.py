@@ -15,9 +15,6 @@ from eagle3.answers.generate import generate
 from eagle3.answers.huggingface import HuggingFaceAnswerer
 from eagle3.engine.endpoint import Answer
 from eagle3.errors import InputError
-from eagle3.target.model import Target
-from eagle3.workers.meter import ProgressBuffer
-from eagle3.workers.task import take_from
 
 PROMPTS = [[5, 6, 7, 8], [9, 10, 11, 12, 13, 14, 15, 16, 17], [20, 21], [30, 31, 32, 33, 34, 35, 36]]
 
@@ -53,37 +50,17 @@ def test_answers_to_several_prompts_are_those_without_a_cache(family: str) -> No
     assert lengths[0] <= 3 and lengths[1] <= 7 and len(set(lengths)) > 1
 
 
-class Waiting:
-    """A conversation of one turn."""
-
-    seed = 0
-
-    def __init__(self, prompt_ids: list[int]) -> None:
-        self.prompt_ids, self.given, self.waiting = prompt_ids, Answer([], ""), True
-
-    def answer(self, answer: Answer) -> None:
-        self.given, self.waiting = answer, False
-
-    def fail(self, reason: str) -> None:
-        raise AssertionError(reason)
-
-
-def answerer(target: Target) -> HuggingFaceAnswerer:
-    sampling = Sampling(temperature=0.0, top_p=1.0, top_k=0, max_new_tokens=6)
-    return HuggingFaceAnswerer(target=target, sampling=sampling, batch_size=4, batch_tokens=1000, window=4)
-
-
-def test_prompts_are_answered_one_at_a_time_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    target = make_target(hybrid_config("lfm2"))
+def test_the_answerer_says_that_prompts_are_answered_one_at_a_time(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "eagle3.answers.huggingface"):
-        give = answerer(target)
+        answerer(hybrid_config("lfm2"))
     assert "prompts are answered one at a time" in caplog.text and "a lfm2 keeps" in caplog.text
-    conversations = [Waiting(prompt) for prompt in PROMPTS]
-    [done] = give(take_from(conversations), ProgressBuffer())
-    assert [each.given.token_ids for each in done] == [without_cache(target.model, prompt, 6) for prompt in PROMPTS]
 
 
 def test_a_model_without_such_a_cache_is_refused_before_it_answers() -> None:
-    target = make_target(transformers.RwkvConfig(**SHAPE))
     with pytest.raises(InputError, match=r"target\.path=random is a RwkvForCausalLM.*answers=imported"):
-        answerer(target)
+        answerer(transformers.RwkvConfig(**SHAPE))
+
+
+def answerer(config: PreTrainedConfig) -> HuggingFaceAnswerer:
+    sampling = Sampling(temperature=0.0, top_p=1.0, top_k=0, max_new_tokens=6)
+    return HuggingFaceAnswerer(target=make_target(config), sampling=sampling, batch_size=4, batch_tokens=1000, window=4)

@@ -1,6 +1,5 @@
 """Answers made elsewhere: the target's own tokens or refused by name, over real tokenizers and templates."""
 
-import json
 from collections import Counter
 
 import pytest
@@ -21,16 +20,7 @@ from eagle3.answers.imported import (
     UNKNOWN_END,
     answer_rows,
 )
-from tests.answers.test_chat import (
-    CONVERSATIONS,
-    SETTINGS,
-    TEMPLATES,
-    assistant,
-    decode,
-    loop,
-    make_chat,
-    user,
-)
+from tests.answers.test_chat import CONVERSATIONS, SETTINGS, TEMPLATES, assistant, decode, loop, make_chat, user
 from tests.answers.tokenizer_kinds import KINDS, texts, tokenizer_of
 
 # What these templates write between the generation prompt and the answer's text; the target need not have written it.
@@ -265,9 +255,7 @@ def test_reasoning_that_the_prompt_opens_and_nothing_closes_is_refused(tmp_path)
         ("m.content.split('</x>')[-1]", "Easy.</x>Four."),  # drops
         ("m.content.replace('a', 'aa')", "banana"),  # adds
         ("m.content.split('|')[::-1] | join('|')", "one|two"),  # moves
-        ("m.content + m.content", "twice"),
         ("m.content | trim", "Four. \n"),
-        ("m.content | replace('\n\n', '\n')", "a\n\nb"),
         ("m.content | upper if m.content | length > 40 else m.content", "long " * 10),
     ],
 )
@@ -327,11 +315,8 @@ def test_an_answer_that_was_cut_while_it_reasoned_is_a_cut_answer():
 
 
 def by_ids(chat, question, output, *, finish_reason="stop", content=None, **changes):
-    made = {
-        "prompt_ids": chat.prompt_ids([user(question)]),
-        "output_ids": chat.encode(output),
-        "finish_reason": finish_reason,
-    }
+    made = {"prompt_ids": chat.prompt_ids([user(question)]), "output_ids": chat.encode(output)}
+    made["finish_reason"] = finish_reason
     content = output.removesuffix("<|im_end|>") if content is None else content
     return [user(question), assistant(content) | made | changes]
 
@@ -342,12 +327,8 @@ def test_token_ids_are_taken_as_they_are():
     assert letters != chat.encode("Hello")
     stop = chat.tokenizer.eos_token_id
     (row,) = answer_rows(chat, by_ids(chat, "Hi", "Hello", output_ids=[*letters, stop]))
-    assert (
-        row.refused is None and row.answer_ids == [*letters, stop] and row.prompt_ids == chat.prompt_ids([user("Hi")])
-    )
-    assert row.messages[-1] == {
-        "role": "assistant", "content": "Hello", "finish_reason": "stop",
-    }  # fmt: skip
+    assert row.refused is None and row.prompt_ids == chat.prompt_ids([user("Hi")])
+    assert row.answer_ids == [*letters, stop] and row.messages[-1] == assistant("Hello") | {"finish_reason": "stop"}
     for content in ("Hello<|im_start|>", "Hello"):  # as a server gives it that is asked to, or not, for special tokens
         assert refusals(chat, *by_ids(chat, "Hi", "Hello<|im_start|><|im_end|>", content=content)) == [None]
     (row,) = answer_rows(chat, by_ids(chat, "Hi", "Hello", finish_reason="length"))
@@ -391,9 +372,3 @@ def test_user_text_that_is_lost_refuses_the_answer(tmp_path):
     turn = "{{ '<|im_start|>' + m.role + '\n' + m.content.split('/flag')[0] + '<|im_end|>\n' }}"
     chat = make_chat("qwen2_5", template=loop(tmp_path, turn))
     assert refusals(chat, user("Hi /flag x"), assistant("b"), user("c"), assistant("d")) == [LOSES_TEXT] * 2
-
-
-def test_refusals_never_quote_the_conversation():
-    chat = make_chat("qwen3")
-    talk = [user("secret"), assistant("secret </think> <|im_start|>"), user("secret"), assistant("<think>secret")]
-    assert "secret" not in json.dumps(refusals(chat, *talk))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from protocol_server import ProtocolServer, plain
-from serving_fixtures import free_port, launch_settings, serving, sglang_site
+from serving_fixtures import launch_settings, serving, sglang_site
 
 from eagle3.answers.answerer import Sampling
 from eagle3.answers.chat import Chat
@@ -22,7 +22,7 @@ from eagle3.settings.precomputing import ServedSettings
 from eagle3.storage.files import read_jsonl, write_jsonl
 from eagle3.target.model import Target
 from eagle3.target.stored import StoredTarget
-from tests.answers.test_stage import answer_by
+from tests.answers.test_stage import answer_by, errors_of, prompt
 
 GREEDY = Sampling(temperature=0, top_p=1.0, top_k=0, max_new_tokens=8)
 SERVED: dict[str, Any] = {
@@ -45,8 +45,7 @@ def prompts() -> list[dict[str, Any]]:
         ["Why?", "Why not?"],
         *([f"What is {n}?"] for n in range(18)),
     ]
-    turns = [[{"role": "user", "content": text} for text in each] for each in questions]
-    return [{"id": f"p{n}", "source": "s", "license": "MIT", "messages": each} for n, each in enumerate(turns)]
+    return [prompt(number, *each) for number, each in enumerate(questions)]
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +60,6 @@ def rows_of(folder: Path, prompts: Any, target: Any, chat: Chat, answerer: Any) 
     rows = [*read_jsonl(folder / "answers/answers.jsonl")]
     assert {*Counter(row["id"] for row in rows).values()} == {1}
     return {row["id"]: row for row in rows}
-
-
-def errors_of(folder: Path) -> list[dict[str, Any]]:
-    return [*read_jsonl(folder / "answers/errors.jsonl")]
 
 
 Ask = Callable[..., Rows]
@@ -206,29 +201,14 @@ def test_servers_are_started_with_a_key_and_stopped(
     require_free_port(settings.host, settings.port)
 
 
-def test_a_server_that_is_not_there_is_one_line_at_the_start(ask: Ask) -> None:
-    with pytest.raises(InputError, match=r"answers\.urls: http://127\.0\.0\.1:\d+ does not answer .*Cannot connect"):
-        ask([f"http://127.0.0.1:{free_port()}"])
-
-
-def test_a_server_that_does_not_start_says_why(ask: Ask, tmp_path: Path) -> None:
-    settings = launch_settings(sglang_site(tmp_path), check=False, fault="start")
-    with pytest.raises(InputError, match=r"server 0 has ended .*Not enough memory"):
-        ask([], launch=settings, servers=1)
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"urls": ["http://127.0.0.1:1"]}, r"answers\.urls: http://127\.0\.0\.1:1 does not answer .*Cannot connect"),
         ({"urls": [], "name": "openai"}, r"answers\.urls is empty"),
         ({"urls": ["http://x"], "head": "h"}, r"answers\.head=h is for servers that are started"),
     ],
 )
-def test_settings_that_do_not_go_together_are_one_line(ask: Ask, settings: dict[str, Any], message: str) -> None:
+def test_settings_that_cannot_work_are_one_line(ask: Ask, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         ask(**settings)
-
-
-def test_more_servers_than_gpus_are_one_line(ask: Ask, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"launch\.tp_size=1: PyTorch of .* sees 0 GPUs"):
-        ask([], launch=launch_settings(sglang_site(tmp_path)))

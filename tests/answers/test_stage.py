@@ -1,9 +1,6 @@
 """The answers stage with the bundled target: whole or absent, resumable, the same rows in any order and company."""
 
 import json
-import signal
-import subprocess
-import sys
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
@@ -16,11 +13,11 @@ from prompt_stage import messages_of
 import eagle3.answers.huggingface
 import eagle3.answers.store
 from eagle3.answers.answerer import Answering, Sampling
+from eagle3.answers.build import answer_prompts, import_answers, prompt_limit
 from eagle3.answers.chat import Chat
 from eagle3.answers.dialogue import NO_CONTENT, Dialogue
 from eagle3.answers.huggingface import HuggingFaceAnswerer
-from eagle3.answers.imported import NOT_THE_TEXT, TWO_ANSWERS, ImportedAnswers
-from eagle3.answers.stage import answer_prompts, import_answers, prompt_limit
+from eagle3.answers.imported import END_OF_TURN_INSIDE, NOT_THE_TEXT, TWO_ANSWERS, ImportedAnswers
 from eagle3.answers.store import AnswerStore, MadeWith, read_answers
 from eagle3.engine.endpoint import Answer
 from eagle3.errors import InputError
@@ -132,7 +129,7 @@ def copy_prompts(out_dir, to):
     return write_prompts(to, list(read_jsonl(out_dir / "prompts" / "prompts.jsonl")))
 
 
-def test_rows_hold_the_prompt_as_served_and_the_answer_with_its_end(target, chat, out_dir):
+def test_rows_hold_the_prompt_as_served_and_the_answer_with_its_end_and_are_left_alone(target, chat, out_dir):
     manifest = run(target, chat, out_dir, max_new_tokens=10, temperature=0.0)
     rows = rows_of(out_dir)
     asked = {row["id"]: row for row in read_jsonl(out_dir / "prompts" / "prompts.jsonl")}
@@ -149,21 +146,19 @@ def test_rows_hold_the_prompt_as_served_and_the_answer_with_its_end(target, chat
     stored = read_answers(out_dir / "answers")
     assert stored.complete and stored.target.weights_hash and manifest.errors == {}
     assert set(manifest.finish_reasons) == {"stop", "length"}
+    assert run(target, chat, out_dir, max_new_tokens=10, temperature=0.0) == manifest and rows_of(out_dir) == rows
 
 
-def test_order_window_and_batch_size_do_not_change_a_row(target, chat, out_dir, tmp_path):
+def test_order_window_and_batch_size_do_not_change_a_row_and_the_seed_does(target, chat, out_dir, tmp_path):
     run(target, chat, out_dir)
     prompts = list(read_jsonl(out_dir / "prompts" / "prompts.jsonl"))
     other = write_prompts(tmp_path / "other", prompts[::-1])
     run(target, chat, other, batch_size=2, window=5)
     assert rows_of(out_dir) == rows_of(other)
-
-
-def test_the_seed_of_the_config_changes_the_answers(target, chat, out_dir, tmp_path):
-    run(target, chat, out_dir)
-    other = copy_prompts(out_dir, tmp_path / "other")
-    run(target, chat, other, seed=1)
-    assert rows_of(out_dir) != rows_of(other)
+    seeded = copy_prompts(out_dir, tmp_path / "seeded")
+    run(target, chat, seeded, seed=1)
+    ids, others = ([row["input_ids"] for row in rows_of(folder).values()] for folder in (out_dir, seeded))
+    assert ids != others
 
 
 def test_a_conversation_stays_one_row_while_each_prompt_continues_it(target, chat, tmp_path):
@@ -214,52 +209,6 @@ def test_a_cut_answer_ends_its_conversation_and_is_kept_or_dropped(target, chat,
             assert error["prompt_id"] == "p1" and "on_length=drop" in error["reason"]
 
 
-KILLED = """
-import os, signal, sys
-sys.path += ['tests']
-from tests.answers.test_stage import make_chat, run
-from eagle3.target.model import load_target
-from eagle3.workers.in_process import InProcess
-import torch
-
-torch.set_num_threads(1)
-fsync, calls = os.fsync, []
-
-
-def killing_fsync(descriptor):
-    calls.append(descriptor)
-    if len(calls) == int(sys.argv[3]):
-        os.kill(os.getpid(), signal.SIGKILL)
-    fsync(descriptor)
-
-
-target = load_target(
-    path=sys.argv[1], revision=None, dtype="auto", device="cpu", attention=None, trust_remote_code=False,
-    check_health=True,
-)
-os.fsync = killing_fsync
-run(target, make_chat(target), sys.argv[2])
-"""
-
-
-@pytest.mark.slow
-def test_a_killed_run_goes_on_to_the_rows_of_an_uninterrupted_one(target, chat, tiny_path, out_dir, tmp_path, asked):
-    whole = copy_prompts(out_dir, tmp_path / "whole")
-    run(target, chat, whole)
-    # The fsyncs are those of the manifest, of old errors, and of each window's errors and rows.
-    command = [sys.executable, "-c", KILLED, str(tiny_path), str(out_dir), "6"]
-    killed = subprocess.run(command, capture_output=True, cwd=tiny_path.parents[2])
-    assert killed.returncode == -signal.SIGKILL
-    assert not read_answers(out_dir / "answers").complete
-    kept = rows_of(out_dir)
-    assert 0 < len(kept) < len(rows_of(whole))
-    asked.clear()
-    run(target, chat, out_dir)
-    assert Counter(asked) + Counter(asked_for(kept)) == Counter(asked_for(rows_of(whole)))
-    assert rows_of(out_dir) == rows_of(whole)
-    assert len(list(read_jsonl(out_dir / "answers/answers.jsonl"))) == len(rows_of(whole))
-
-
 def test_a_file_torn_at_any_byte_is_mended(target, tmp_path):
     (tmp_path / "shortening.jinja").write_text(SHORTENING)
     chat = make_chat(target, str(tmp_path / "shortening.jinja"))
@@ -301,7 +250,7 @@ def test_a_finished_file_that_was_cut_or_changed_is_neither_mended_nor_used(targ
         run(target, chat, out_dir)
 
 
-def test_a_changed_byte_of_an_unfinished_file_is_found(target, chat, out_dir):
+def test_a_changed_byte_or_a_row_twice_in_an_unfinished_file_is_found(target, chat, out_dir):
     run(target, chat, out_dir)
     path = out_dir / "answers/answers.jsonl"
     whole = path.read_bytes()
@@ -310,14 +259,7 @@ def test_a_changed_byte_of_an_unfinished_file_is_found(target, chat, out_dir):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         with pytest.raises(InputError, match=r"answers\.jsonl line 1: damaged or edited, .* and run again"):
             run(target, chat, out_dir)
-
-
-def test_rows_that_are_there_twice_are_refused(target, chat, out_dir):
-    """As two writers would leave them, who took no lock."""
-    run(target, chat, out_dir)
-    path = out_dir / "answers/answers.jsonl"
-    path.write_bytes(2 * path.read_bytes())
-    unfinish(out_dir)
+    path.write_bytes(2 * whole)  # as two writers would leave it, who took no lock
     with pytest.raises(InputError, match=r"answers\.jsonl: row .* is there twice; delete "):
         run(target, chat, out_dir)
 
@@ -331,55 +273,33 @@ def test_prompts_that_are_no_longer_those_of_their_ledger_are_not_answered(targe
         run(target, chat, out_dir)
 
 
-def test_ctrl_c_loses_only_the_window_in_flight(target, chat, out_dir, tmp_path, monkeypatch, asked):
-    whole = copy_prompts(out_dir, tmp_path / "whole")
-    run(target, chat, whole)
-    answer_window, calls = HuggingFaceAnswerer._answer_window, []
-
-    def interrupted(*args, **kwargs):
-        calls.append(1)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        answer_window(*args, **kwargs)
-
-    monkeypatch.setattr(HuggingFaceAnswerer, "_answer_window", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run(target, chat, out_dir)
-    kept = rows_of(out_dir)
-    assert set(kept) == {f"p{number}#0" for number in range(3)}
-    asked.clear()
-    run(target, chat, out_dir)
-    assert Counter(asked) + Counter(asked_for(kept)) == Counter(asked_for(rows_of(whole)))
-    assert rows_of(out_dir) == rows_of(whole)
-
-
 @pytest.mark.parametrize("name", ["errors.jsonl", "answers.jsonl"])
-def test_a_kill_between_errors_and_rows_loses_neither(target, chat, tmp_path, monkeypatch, name):
-    prompts = [prompt(0, QUICK[0], "too long " * 30), prompt(1, "too long " * 30), prompt(2, QUICK[1])]
-    limits = {"max_prompt_tokens": 40, "temperature": 0.0, "max_new_tokens": 20}
-    whole = run(target, chat, write_prompts(tmp_path / "whole", prompts), **limits)
+def test_a_kill_between_errors_and_rows_loses_neither_and_asks_for_nothing_twice(
+    target, chat, tmp_path, monkeypatch, asked, name
+):
+    long = "too long " * 30
+    prompts = [prompt(0, QUICK[0]), prompt(1, QUICK[0], long), prompt(2, long), prompt(3, QUICK[1])]
+    settings = {"max_prompt_tokens": 40, "temperature": 0.0, "max_new_tokens": 20, "window": 1}
+    whole = run(target, chat, write_prompts(tmp_path / "whole", prompts), **settings)
     assert sum(whole.errors.values()) == 2
-    append, out_dir = AnswerStore._append, write_prompts(tmp_path / "out", prompts)
+    append, out_dir, appended = AnswerStore._append, write_prompts(tmp_path / "out", prompts), []
 
     def killed(store, path, rows):
-        if path.name == name:
+        appended.append(path.name)
+        if appended.count(name) == 2:
             raise KeyboardInterrupt
         append(store, path, rows)
 
     monkeypatch.setattr(AnswerStore, "_append", killed)
     with pytest.raises(KeyboardInterrupt):
-        run(target, chat, out_dir, **limits)
-    monkeypatch.undo()
-    assert run(target, chat, out_dir, **limits) == whole
-    assert rows_of(out_dir) == rows_of(tmp_path / "whole") and errors_of(out_dir) == errors_of(tmp_path / "whole")
-
-
-def test_a_complete_stage_is_left_alone(target, chat, out_dir, asked):
-    manifest = run(target, chat, out_dir)
-    before = (out_dir / "answers/answers.jsonl").read_bytes()
+        run(target, chat, out_dir, **settings)
+    monkeypatch.setattr(AnswerStore, "_append", append)
+    kept = rows_of(out_dir)
+    assert set(kept) == {"p0#0"}
     asked.clear()
-    assert run(target, chat, out_dir) == manifest
-    assert not asked and (out_dir / "answers/answers.jsonl").read_bytes() == before
+    assert run(target, chat, out_dir, **settings) == whole
+    assert Counter(asked) + Counter(asked_for(kept)) == Counter(asked_for(rows_of(tmp_path / "whole")))
+    assert rows_of(out_dir) == rows_of(tmp_path / "whole") and errors_of(out_dir) == errors_of(tmp_path / "whole")
 
 
 def test_prompts_of_a_batch_that_fails_are_answered_alone_and_only_the_faulty_one_is_an_error(
@@ -419,25 +339,28 @@ def test_a_prompt_that_is_too_long_is_an_error_until_the_limit_allows_it(target,
     assert "p1#0" in rows_of(out_dir) and [error["prompt_id"] for error in errors_of(out_dir)] == ["p2"]
 
 
-def test_imported_conversations_give_a_row_for_each_answer(target, chat, tmp_path):
-    talk = prompt(0, "Say hi")
-    talk["messages"] += [
-        {"role": "assistant", "content": "Hi!"},
-        {"role": "user", "content": "Again"},
-        {"role": "assistant", "content": "Hi<|im_end|>"},
-        {"role": "user", "content": "Again"},
-        {"role": "assistant", "content": "Hello."},
-    ]
-    out_dir = write_prompts(tmp_path, [talk, prompt(1, "no answer")])
-    manifest = run(target, chat, out_dir, imported="stop")
+def test_imported_conversations_give_a_row_for_each_answer_and_reasons_by_name(target, chat, tmp_path):
+    talk, twice, foreign = (prompt(number, "Say hi") for number in (0, 2, 3))
+    again = {"role": "user", "content": "Again"}
+    hi, control, hello = ({"role": "assistant", "content": text} for text in ("Hi!", "Hi<|im_end|>", "Hello."))
+    talk["messages"] += [hi, again, control, again, hello]
+    twice["messages"] += [hi, hi]
+    foreign["messages"] += [{**hi, "prompt_ids": [5, 6], "output_ids": [7, 2], "finish_reason": "stop"}]
+    out_dir = write_prompts(tmp_path, [talk, prompt(1, "no answer"), twice, foreign])
+    counts = run(target, chat, out_dir, imported="stop")
     rows = rows_of(out_dir)
-    assert list(rows) == ["p0#0", "p0#2"] and manifest.finish_reasons == {"unstated": 2}
+    assert list(rows) == ["p0#0", "p0#2"] and counts.finish_reasons == {"unstated": 2}
     for row, text in zip(rows.values(), ("Hi!", "Hello."), strict=True):
         ((start, end),) = row["turns"]
         assert target.tokenizer.decode(row["input_ids"][start:end]) == text + "<|im_end|>"
         assert end == len(row["input_ids"]) and row["messages"][-1]["content"] == text
-    refused = [(error["prompt_id"], error["turn"]) for error in errors_of(out_dir)]
-    assert refused == [("p0", 1), ("p1", 0)] and sum(manifest.errors.values()) == 2
+    refused = [(error["prompt_id"], error["turn"], error["reason"]) for error in errors_of(out_dir)]
+    none = "the conversation has no assistant turn to import"
+    assert refused == [
+        ("p0", 1, END_OF_TURN_INSIDE), ("p1", 0, none),
+        ("p2", 0, TWO_ANSWERS), ("p2", 1, TWO_ANSWERS), ("p3", 0, NOT_THE_TEXT),
+    ]  # fmt: skip
+    assert counts.errors == {END_OF_TURN_INSIDE: 1, none: 1, TWO_ANSWERS: 2, NOT_THE_TEXT: 1}
 
 
 def made_elsewhere(rows, made):
@@ -453,71 +376,41 @@ def made_elsewhere(rows, made):
             yield {"messages": [*row["messages"][:index], answer]}, ids, reason
 
 
-def imported_row(target, chat, out_dir, raw):
-    messages = messages_of(raw, keep_answers=True)
-    write_prompts(out_dir, [{"id": "x", "source": "test", "license": "MIT", "messages": messages}])
-    run(target, chat, out_dir, imported="stop")
-    return list(rows_of(out_dir).values())[-1]
-
-
-def test_the_targets_own_answers_come_back_by_token_ids_as_they_were(target, chat, out_dir, tmp_path):
-    run(target, chat, out_dir, max_new_tokens=10)
-    made = ("prompt_ids", "output_ids", "finish_reason")
-    reasons = set()
-    for number, (raw, ids, reason) in enumerate(made_elsewhere(rows_of(out_dir), made)):
-        row = imported_row(target, chat, tmp_path / str(number), raw)
-        ((start, end),) = row["turns"]
-        assert (row["input_ids"][:start], row["input_ids"][start:end]) == (ids["prompt_ids"], ids["output_ids"])
-        assert row["finish_reasons"] == [reason] and row["seeds"] == [None]
-        reasons.add(reason)
-    assert reasons == {"stop", "length"}
-
-
-def test_the_targets_own_answers_come_back_by_text_with_the_end_that_they_had(target, chat, out_dir, tmp_path):
+@pytest.mark.parametrize("made", [("prompt_ids", "output_ids", "finish_reason"), ("finish_reason",)])
+def test_the_targets_own_answers_come_back_by_ids_as_they_were_and_by_text_with_their_end(
+    target, chat, out_dir, tmp_path, made
+):
     run(target, chat, out_dir, max_new_tokens=10, temperature=0.0)
     reasons = set()
-    for number, (raw, ids, reason) in enumerate(made_elsewhere(rows_of(out_dir), ("finish_reason",))):
-        row = imported_row(target, chat, tmp_path / str(number), raw)
+    for number, (raw, ids, reason) in enumerate(made_elsewhere(rows_of(out_dir), made)):
+        messages = messages_of(raw, keep_answers=True)
+        again = write_prompts(tmp_path / str(number), [prompt("x") | {"messages": messages}])
+        run(target, chat, again, imported="stop")
+        row = list(rows_of(again).values())[-1]
         ((start, end),) = row["turns"]
-        assert row["input_ids"][:start] == ids["prompt_ids"]
-        assert target.tokenizer.decode(row["input_ids"][start:end]) == target.tokenizer.decode(ids["output_ids"])
-        assert (row["input_ids"][end - 1] in target.stop_ids) == (reason == "stop")
+        answer_ids = row["input_ids"][start:end]
+        assert row["input_ids"][:start] == ids["prompt_ids"] and row["seeds"] == [None]
+        assert target.tokenizer.decode(answer_ids) == target.tokenizer.decode(ids["output_ids"])
+        assert answer_ids == ids["output_ids"] or "output_ids" not in made
+        assert row["finish_reasons"] == [reason] and (answer_ids[-1] in target.stop_ids) == (reason == "stop")
         reasons.add(reason)
     assert reasons == {"stop", "length"}
 
 
-def test_reasons_for_leaving_out_are_counted_by_name(target, chat, tmp_path):
-    talk = prompt(0, "Say hi")
-    talk["messages"] += [{"role": "assistant", "content": "Hi!"}] * 2
-    fine, foreign = prompt(1, "Say hi"), prompt(2, "Say hi")
-    fine["messages"] += [{"role": "assistant", "content": "Hi!"}]
-    ids = {"prompt_ids": [5, 6], "output_ids": [7, 2], "finish_reason": "stop"}
-    foreign["messages"] += [{"role": "assistant", "content": "Hi!", **ids}]
-    counts = run(target, chat, write_prompts(tmp_path, [talk, fine, foreign]), imported="stop")
-    assert counts.errors == {TWO_ANSWERS: 2, NOT_THE_TEXT: 1} and counts.rows == 1
-
-
-def test_another_target_template_or_sampling_is_refused_by_name(target, chat, out_dir, tmp_path):
+def test_another_target_template_or_sampling_is_refused_by_name(target, out_dir, tmp_path):
+    chat = make_chat(target, enable_thinking=False)
     run(target, chat, out_dir)
     with pytest.raises(InputError, match=r"sampling\.temperature=0\.7 then, 0\.1 now.*another out_dir, or delete"):
         run(target, chat, out_dir, temperature=0.1)
     (tmp_path / "shortening.jinja").write_text(SHORTENING)
     with pytest.raises(InputError, match="differ in template"):
         run(target, make_chat(target, str(tmp_path / "shortening.jinja")), out_dir)
-    copy = list(read_jsonl(out_dir / "prompts/prompts.jsonl"))
-    write_prompts(out_dir, copy[:5])
+    variables = r"chat\.template_kwargs\.enable_thinking=False then, unset now.*\.thinking=unset then, True now"
+    with pytest.raises(InputError, match=variables):
+        run(target, make_chat(target, thinking=True), out_dir)
+    write_prompts(out_dir, list(read_jsonl(out_dir / "prompts/prompts.jsonl"))[:5])
     with pytest.raises(InputError, match="prompts_sha256"):
         run(target, chat, out_dir)
-
-
-@pytest.mark.parametrize(("then", "now"), [("unset", False), (False, "unset"), (False, True)])
-def test_a_template_variable_set_changed_or_left_out_is_another_setting(target, out_dir, then, now):
-    chats = [
-        make_chat(target, **({} if thinking == "unset" else {"enable_thinking": thinking})) for thinking in (then, now)
-    ]
-    run(target, chats[0], out_dir)
-    with pytest.raises(InputError, match=rf"chat\.template_kwargs\.enable_thinking={then} then, {now} now"):
-        run(target, chats[1], out_dir)
 
 
 @pytest.mark.parametrize(

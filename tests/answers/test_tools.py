@@ -43,13 +43,6 @@ def test_a_template_that_does_not_render_tools_refuses_the_conversation(name: st
         chat.with_tools(TOOLS).prompt_ids([QUESTION])
 
 
-def test_tools_of_one_conversation_are_not_those_of_the_next() -> None:
-    chat = make_chat("qwen2_5")
-    before = chat.prompt_ids([QUESTION])
-    chat.with_tools(TOOLS).prompt_ids([QUESTION])
-    assert chat.prompt_ids([QUESTION]) == before and chat.with_tools(None) is chat is chat.with_tools([])
-
-
 def record(*questions: str) -> dict:
     messages = [user(question) for question in questions]
     return {"id": "1", "source": "s", "license": "MIT", "messages": messages, "tools": TOOLS}

@@ -14,7 +14,7 @@ from eagle3.serving.check.prompts import validation_prompts
 from eagle3.storage.files import sha256_json
 
 
-def test_the_samples_are_those_of_all_stores_each_read_from_its_own(two_stores: list[str]) -> None:
+def test_the_samples_and_numbers_are_those_of_all_stores(two_stores: list[str]) -> None:
     joined, parts = open_source(two_stores), [open_store(Path(path)) for path in two_stores]
     own = [part.read(ref) for part in parts for ref in part.samples]
     assert len(joined.samples) == len(own) == 60
@@ -22,10 +22,6 @@ def test_the_samples_are_those_of_all_stores_each_read_from_its_own(two_stores: 
         for name, value in vars(joined.read(ref)).items():
             expected = getattr(sample, name)
             assert torch.equal(value, expected) if torch.is_tensor(value) else value == expected, name
-
-
-def test_numbers_and_answer_counts_add_up(two_stores: list[str]) -> None:
-    joined, parts = open_source(two_stores), [open_store(Path(path)) for path in two_stores]
     assert torch.equal(joined.answer_counts, parts[0].answer_counts + parts[1].answer_counts)
     assert not torch.equal(parts[0].answer_counts, parts[1].answer_counts)
     for key, total in joined.describe().items():

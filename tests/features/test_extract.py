@@ -1,14 +1,14 @@
 """The features stage on the bundled target: what is stored is what the target computes; resume; refusals."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from object_stores import new_folder, s3_server
+from object_stores import new_folder, running_store
 from stores import open_store
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -16,17 +16,17 @@ from transformers import PreTrainedTokenizerFast
 from eagle3.answers.rows import AnsweredRow
 from eagle3.answers.store import AnswersManifest, Counts, MadeWith, seal_of
 from eagle3.errors import InputError
+from eagle3.features.build import STORED, FeatureSettings, extract_features, ids_in_text
 from eagle3.features.concat import open_source
-from eagle3.features.extract import STORED, FeatureSettings, extract_features, ids_in_text
-from eagle3.features.fp8 import scaled
 from eagle3.features.huggingface import HuggingFaceExtractor
 from eagle3.features.manifest import Manifest
+from eagle3.features.sample import scaled
 from eagle3.features.shards import ShardWriter
 from eagle3.features.store_writer import StoreWriter
 from eagle3.features.task import Sharding
 from eagle3.features.turns import teacher_positions
+from eagle3.storage.folder import open_folder
 from eagle3.storage.records import sealed_bytes, sealed_line
-from eagle3.storage.resolve import open_folder
 from eagle3.target.capture import Capture, Features
 from eagle3.target.identity import TargetIdentity
 from eagle3.target.model import Target
@@ -122,16 +122,9 @@ def test_stored_features_are_the_targets_own(answered: Path, run: Run, target: T
         torch.testing.assert_close(sample.last_hidden_state, output.hidden_states[-1][0][rows], rtol=1e-4, atol=1e-4)
         logits = output.logits[0][rows]
         assert torch.equal(sample.teacher_argmax.long(), logits.argmax(-1))
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_targets_tied_embedding_and_head_are_stored_once_in_any_dtype(
-    answered: Path, run: Run, target: Target, dtype: str
-) -> None:
-    run(answered, dtype=dtype)
-    embedding, lm_head = open_store(answered / "features").target_weights()
-    assert torch.equal(embedding, lm_head) and torch.equal(embedding, target.embedding.to(STORED[dtype]))
-    assert (answered / "features" / "target.safetensors").stat().st_size < 1.2 * embedding.nbytes
+    embedding, lm_head = store.target_weights()
+    assert torch.equal(embedding, lm_head) and torch.equal(embedding, target.embedding)
+    assert (answered / "features" / "target.safetensors").stat().st_size < 1.2 * embedding.nbytes  # tied: stored once
 
 
 def test_values_that_the_stored_dtype_cannot_hold_are_refused_by_sample(
@@ -156,20 +149,17 @@ def test_a_stage_that_finds_nothing_to_do_says_so(
     assert not caplog.messages
     capsys.readouterr()
     assert run(answered) == first
-    assert caplog.messages == [f"{answered}/features is up to date"]
+    (answered / "features" / "manifest.json").unlink()
+    assert run(answered) == first
+    assert caplog.messages == [f"{answered}/features is up to date"] * 2
     assert "tokens/s" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("where", ["disk", "bucket"])
 def test_a_killed_run_resumes_at_the_shard_and_gives_the_same_store(
-    answered: Path,
-    run: Run,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path_factory: pytest.TempPathFactory,
+    answered: Path, run: Run, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    whole = tmp_path_factory.mktemp("whole")
-    (whole / "answers").symlink_to(answered / "answers")
-    small_shards = {"shard_mb": 0.2}
-    expected = run(whole, **small_shards)
+    expected, whole = run(answered, shard_mb=0.2), open_store(answered / "features")
     assert len(expected.shards) > 3
     add, added = ShardWriter.add, []
 
@@ -179,20 +169,25 @@ def test_a_killed_run_resumes_at_the_shard_and_gives_the_same_store(
         added.append(sample.sample.id)
         add(writer, sample, **facts)
 
-    monkeypatch.setattr(ShardWriter, "add", add_until_killed)
-    with pytest.raises(KeyboardInterrupt):
-        run(answered, **small_shards)
-    monkeypatch.undo()
-    assert not list((answered / "features").glob(".*tmp"))
-    assert not (answered / "features" / "manifest.json").exists()
-    finished = {path: path.stat().st_mtime_ns for path in (answered / "features").glob("shard-*.tar")}
-    assert finished
-    resumed = run(answered, **small_shards)
-    assert all(path.stat().st_mtime_ns == written for path, written in finished.items())
-    read = [[open_store(d / "features").read(r) for r in open_store(d / "features").samples] for d in (whole, answered)]
-    assert [sample.id for sample in read[1]] == [sample.id for sample in read[0]]
-    for one, other in zip(*read, strict=True):
-        torch.testing.assert_close(one.aux_hidden_states, other.aux_hidden_states, rtol=1e-4, atol=1e-4)
+    with running_store() if where == "bucket" else nullcontext():
+        path = new_folder() if where == "bucket" else str(answered / "killed")
+        folder = open_folder(path, setting="features.path")
+        monkeypatch.setattr(ShardWriter, "add", add_until_killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(answered, shard_mb=0.2, path=path)
+        monkeypatch.undo()
+        names = folder.names("*")
+        assert "manifest.json" not in names and not list(answered.glob("killed/.*tmp"))
+        finished = {name: folder.version(name) for name in names if name.startswith("shard")}
+        assert finished
+        resumed = run(answered, shard_mb=0.2, path=path)
+        assert {name: folder.version(name) for name in finished} == finished
+        store = open_source(path)
+        store.verify()
+        for one, other in zip(whole.samples, store.samples, strict=True):
+            ours, theirs = whole.read(one), store.read(other)
+            assert ours.id == theirs.id
+            torch.testing.assert_close(ours.aux_hidden_states, theirs.aux_hidden_states, rtol=1e-4, atol=1e-4)
     assert resumed.answer_counts == expected.answer_counts
 
 
@@ -227,22 +222,7 @@ def test_features_in_fp8_are_those_of_float32_packed(answered: Path, run: Run) -
         rows, fp8 = plain.read(one), packed.read(other)
         assert torch.equal(fp8.aux_hidden_states.to(cpu), scaled(rows.aux_hidden_states, 3).to(cpu))
         assert torch.equal(fp8.last_hidden_state.to(cpu), scaled(rows.last_hidden_state, 1).to(cpu))
-    assert packed.target_weights()[0].dtype == torch.bfloat16
-
-
-def test_a_stage_that_writes_to_a_bucket_goes_on_where_it_was_killed(answered: Path, run: Run) -> None:
-    with s3_server():
-        url = new_folder()
-        expected = run(answered, shard_mb=0.2)
-        run(answered, shard_mb=0.2, path=url)
-        bucket = open_folder(url, setting="features.path")
-        for name in ("manifest.json", *bucket.names("shard-00000[2-9]*")):
-            bucket.delete(name)
-        resumed = run(answered, shard_mb=0.2, path=url)
-        assert [shard.samples for shard in resumed.shards] == [shard.samples for shard in expected.shards]
-        source = open_source(url)
-        source.verify()
-        assert len([source.read(ref) for ref in source.samples]) == 24
+    assert torch.equal(packed.target_weights()[0], plain.target_weights()[0].bfloat16())
 
 
 def test_a_manifest_that_another_process_writes_meanwhile_is_kept(
@@ -255,19 +235,21 @@ def test_a_manifest_that_another_process_writes_meanwhile_is_kept(
     assert manifest.read_text() == "another's"
 
 
-@pytest.mark.parametrize(("too_long", "samples"), [("truncate", 3), ("drop", 1)])
-def test_a_sample_over_the_limit_is_truncated_or_dropped_and_counted(
-    tmp_path: Path, run: Run, target: Target, too_long: str, samples: int
+@pytest.mark.parametrize(("too_long", "samples", "too_short"), [("truncate", 3, 2), ("drop", 1, 1)])
+def test_samples_over_the_limit_are_truncated_or_dropped_and_all_that_are_left_out_counted(
+    tmp_path: Path, run: Run, target: Target, too_long: str, samples: int, too_short: int
 ) -> None:
-    rows = [conversation(0, 4, 6), conversation(1, 4, 30), conversation(2, 10, 6), conversation(3, 20, 5)]
-    write_answers(tmp_path, target.identity, rows)
+    sizes = [(4, 6), (4, 30), (10, 6), (20, 5), (4, 1)]  # of prompt and answer; one answer begins past the limit
+    write_answers(tmp_path, target.identity, [conversation(number, *size) for number, size in enumerate(sizes)])
     manifest = run(tmp_path, max_length=12, too_long=too_long)
     assert manifest.samples == samples
-    assert manifest.left_out[f"longer than features.max_length=12: {too_long}"] == 3
-    store = open_store(tmp_path / "features")
-    assert max(ref.entry.tokens for ref in store.samples) <= 12
-    # The last one's answer lies behind the limit: nothing of it is left to train.
-    assert ("no answer of two tokens or more" in manifest.left_out) == (too_long == "truncate")
+    assert manifest.left_out == {
+        f"longer than features.max_length=12: {too_long}": 3, "no answer of two tokens or more": too_short
+    }  # fmt: skip
+    assert max(ref.entry.tokens for ref in open_store(tmp_path / "features").samples) <= 12
+    write_answers(tmp_path / "all", target.identity, [conversation(0, 4, 1)])
+    with pytest.raises(InputError, match=r"two tokens within features\.max_length=64.*or sampling\.max_new_tokens"):
+        run(tmp_path / "all")
 
 
 def test_the_index_says_where_a_prompt_came_from_and_whether_an_answer_was_cut(
@@ -287,24 +269,11 @@ def test_the_index_says_where_a_prompt_came_from_and_whether_an_answer_was_cut(
     assert {name for name, entry in entries.items() if entry.whole} == {"p0#0", "p1#0"}  # the last is over 16 tokens
 
 
-def test_answers_too_short_to_train_are_left_out_and_counted(tmp_path: Path, run: Run, target: Target) -> None:
-    write_answers(tmp_path, target.identity, [conversation(0, 4, 1), conversation(1, 4, 5)])
-    manifest = run(tmp_path)
-    assert manifest.samples == 1
-    assert manifest.left_out == {"no answer of two tokens or more": 1}
-    write_answers(tmp_path / "all", target.identity, [conversation(0, 4, 1)])
-    with pytest.raises(InputError, match=r"two tokens within features\.max_length=64.*or sampling\.max_new_tokens"):
-        run(tmp_path / "all")
-
-
-def test_teachers_all_stores_a_teacher_at_every_position(answered: Path, run: Run) -> None:
-    run(answered, teachers="all")
-    store = open_store(answered / "features")
-    sample = store.read(store.samples[0])
-    assert len(sample.last_hidden_state) == len(sample.teacher_argmax) == len(sample.input_ids)
-
-
-def test_answers_of_another_target_or_unfinished_ones_are_refused(answered: Path, run: Run, target: Target) -> None:
+def test_missing_or_unfinished_answers_and_another_targets_are_refused(
+    answered: Path, run: Run, target: Target
+) -> None:
+    with pytest.raises(InputError, match=r"manifest\.json does not exist; make it with: python precompute\.py"):
+        run(answered / "none")
     rows = [conversation(0, 4, 5)]
     write_answers(answered, replace(target.identity, weights_hash="other"), rows)
     with pytest.raises(InputError, match="differ in weights"):
@@ -335,8 +304,3 @@ def test_reasoning_markers_are_the_ids_that_stand_inside_an_answer() -> None:
     assert tokenizer.convert_ids_to_tokens(ids_in_text(tokenizer, "<think>")) == [*"<think>"]
     tokenizer.add_tokens(["<think>"])
     assert ids_in_text(tokenizer, "<think>") == [tokenizer.convert_tokens_to_ids("<think>")]
-
-
-def test_no_answers_at_all_is_refused_with_the_way_out(tmp_path: Path, run: Run) -> None:
-    with pytest.raises(InputError, match=r"manifest\.json does not exist; make it with: python precompute\.py"):
-        run(tmp_path)

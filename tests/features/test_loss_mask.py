@@ -1,20 +1,17 @@
 """Loss masks: which tokens stay."""
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from stores import MADE_FROM, open_store, random_sample, random_samples, write_store
+from feature_data import feature_data
+from stores import MADE_FROM, random_sample, random_samples, write_store
 
-from eagle3.data.datamodule import FeatureData
-from eagle3.data.mix import Rules
 from eagle3.errors import InputError
 from eagle3.features.index import SampleEntry
 from eagle3.features.loss_mask import AllTurns, Everything, LastTurn, WithoutReasoning
 from eagle3.features.samples import SampleRef, Samples
-from eagle3.head.batch import prepare_ttt
 
 TURNS = [0, 1, 1, 1, 0, 2, 2, 2, 2, 2]
 
@@ -34,17 +31,12 @@ def test_a_mask_keeps_its_turns(mask: AllTurns, stored: str, kept: list[int]) ->
 
 def test_last_turn_trains_the_last_sample_of_each_conversation_of_each_store() -> None:
     ids = [("a", "p#0"), ("a", "p#2"), ("a", "q#0"), ("b", "p#0"), ("a", "p#1"), ("a", "p#10")]
-    samples = Samples.of([SampleRef(store, "shard", SampleEntry(name, 0, 0, 9, 5, 4, 0.5, "")) for store, name in ids])
-    assert [(str(ref.store), ref.entry.id) for ref in LastTurn().select(samples)] == [
-        ("a", "p#10"), ("a", "q#0"), ("b", "p#0"),
-    ]  # fmt: skip
+    no_turns = [("c", name) for name in ("0", "1", "abc", "issue#fix", "p", "#2")]  # each is a conversation
+    entries = [(store, SampleEntry(name, 0, 0, 9, 5, 4, 0.5, "")) for store, name in ids + no_turns]
+    samples = Samples.of([SampleRef(store, "shard", entry) for store, entry in entries])
+    last = [(str(ref.store), ref.entry.id) for ref in LastTurn().select(samples)]
+    assert last == [("a", "p#10"), ("a", "q#0"), ("b", "p#0"), *no_turns]
     assert AllTurns().select(samples) == samples
-
-
-def test_last_turn_keeps_every_sample_whose_id_names_no_turn() -> None:
-    ids = ["0", "1", "abc", "issue#fix", "p#0", "p#1", "p", "#2"]
-    samples = Samples.of([SampleRef("a", "shard", SampleEntry(name, 0, 0, 9, 5, 4, 0.5, "")) for name in ids])
-    assert [ref.entry.id for ref in LastTurn().select(samples)] == ["0", "1", "abc", "issue#fix", "p#1", "#2"]
 
 
 ONE, TWO = [[7], [8]], [[7, 6], [8, 6]]  # markers of one token, and of two
@@ -76,13 +68,7 @@ def test_without_reasoning_leaves_out_the_spans_between_the_markers(
 
 
 def samples_under(mask: AllTurns, store: Path) -> list[str]:
-    data = FeatureData(
-        source=open_store(store), prepare=partial(prepare_ttt, ttt_steps=3), pack_tokens=99, val_fraction=0.5,
-        limit_samples=None, weights=None,
-        rules=Rules(),
-        order="shuffled", shuffle_buffer=1, prefetch=1, readers=1, verify=False, seed=0, loss_mask=mask,
-    )  # fmt: skip
-    data.setup("fit")
+    data = feature_data(str(store), pack_tokens=99, val_fraction=0.5, loss_mask=mask)
     return [ref.entry.id for side in (data.train_samples, data.val_samples) for ref in side]
 
 

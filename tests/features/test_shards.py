@@ -10,112 +10,70 @@ import pytest
 import torch
 import webdataset
 from safetensors.torch import load
-from stores import MADE_FROM, in_float32, open_store, random_sample, random_samples, write_store
+from stores import in_float32, in_fp8, open_store, random_sample, random_samples, shard_of, write_store
 
 import eagle3.features.index
 from eagle3.errors import InputError
-from eagle3.features.index import SampleEntry, ShardIndex, parse_index
-from eagle3.features.manifest import ShardEntry, sha256_of
-from eagle3.features.sample import Sample, ids_from_bytes
-from eagle3.features.shards import ShardWriter, decode, require_shard
+from eagle3.features.sample import Sample, ScaledRows, ids_from_bytes
+from eagle3.features.shards import ShardWriter
+from eagle3.features.store import FeatureStore
 from eagle3.storage.folder import LocalFolder
 
 
-def write(directory: Path, samples: list[Sample]) -> tuple[Path, ShardIndex]:
-    writer = ShardWriter(LocalFolder(directory), 0)
-    for sample in samples:
-        writer.add(sample)
-    index = parse_index(memoryview(writer.finish("made from")), source="new", remedy="")
-    return directory / writer.name, index
-
-
-class Reader:
-    """Reads the samples of one shard, whose file is mapped once."""
-
-    def __init__(self, path: Path, index: ShardIndex) -> None:
-        self.storage, self.path = LocalFolder(path.parent), path
-        shard = ShardEntry(path.name, index.facts.bytes, index.facts.sha256, len(index), sha256_of(index))
-        require_shard(self.storage, shard)
-
-    def read(self, entry: SampleEntry) -> Sample:
-        content = self.storage.read(self.path.name, entry.offset, entry.offset + entry.size)
-        return decode(content, entry, path=str(self.path), teachers=MADE_FROM.teachers)
+def one_shard(folder: Path, samples: list[Sample]) -> tuple[FeatureStore, Path]:
+    return open_store(write_store(folder, samples, shard_bytes=10**9)), shard_of(folder, 0)
 
 
 def assert_same(one: Sample, other: Sample) -> None:
     assert one.id == other.id
     for name in ("input_ids", "turns", "aux_hidden_states", "last_hidden_state", "teacher_argmax", "has_teacher"):
         left, right = getattr(one, name), getattr(other, name)
+        if isinstance(left, ScaledRows):
+            assert torch.equal(left.exponents, right.exponents), name
+            left, right = left.values, right.values
         assert torch.equal(left.to(right.dtype), right), name
 
 
-def test_a_sample_read_back_is_the_one_written(tmp_path: Path) -> None:
-    samples = random_samples(9)
-    path, index = write(tmp_path, samples)
-    shard = Reader(path, index)
-    for sample, entry in zip(samples, index.samples, strict=True):
-        assert_same(shard.read(entry), sample)
-        assert entry.tokens == len(sample.input_ids)
-        assert entry.answer_tokens == int((sample.turns > 0).sum())
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_samples_are_read_without_a_copy_and_writing_to_one_leaves_the_file_alone(
-    tmp_path: Path, dtype: torch.dtype
+@pytest.mark.parametrize("stored", ["bfloat16", "float16", "float32", "fp8"])
+def test_samples_come_back_as_written_without_padding_a_copy_or_a_change_of_the_file(
+    tmp_path: Path, stored: str
 ) -> None:
-    samples = [
-        replace(
-            sample,
-            aux_hidden_states=sample.aux_hidden_states.to(dtype),
-            last_hidden_state=sample.last_hidden_state.to(dtype),
-        )
-        for sample in random_samples(3)
-    ]
-    path, index = write(tmp_path, samples)
-    content, shard = path.read_bytes(), Reader(path, index)
-    entries = index.samples
-    read = [shard.read(entry) for entry in entries]
-    for sample, one in zip(samples, read, strict=True):
-        assert one.aux_hidden_states.dtype == one.last_hidden_state.dtype == dtype
-        assert_same(one, sample)
-    read[1].aux_hidden_states.fill_(7)
-    assert (shard.read(entries[1]).aux_hidden_states == 7).all()  # the same memory
-    assert_same(shard.read(entries[0]), samples[0])
-    assert path.read_bytes() == content
-    assert_same(Reader(path, index).read(entries[1]), samples[1])
-
-
-def test_a_sample_without_teachers_is_read(tmp_path: Path) -> None:
-    sample = random_sample([0, 0, 1])
-    sample = in_float32(sample)
-    path, index = write(tmp_path, [sample])
-    assert_same(Reader(path, index).read(index.samples[0]), sample)
+    samples = [*random_samples(8), in_float32(random_sample([0, 0, 1], sample_id="no teacher#0"))]
+    if stored == "fp8":
+        samples = [in_fp8(sample) for sample in samples]
+    else:
+        names, dtype = ("aux_hidden_states", "last_hidden_state"), getattr(torch, stored)
+        samples = [replace(each, **{name: getattr(each, name).to(dtype) for name in names}) for each in samples]
+    store, path = one_shard(tmp_path, samples)
+    content = path.read_bytes()
+    for ref, sample in zip(store.samples, samples, strict=True):
+        read = store.read(ref)
+        assert_same(read, sample)
+        assert (ref.entry.tokens, ref.entry.answer_tokens) == (len(sample.turns), int((sample.turns > 0).sum()))
+        rows = [read.aux_hidden_states, read.last_hidden_state]
+        tensors = [each for row in rows for each in (vars(row).values() if isinstance(row, ScaledRows) else [row])]
+        ids = 2 * len(sample.input_ids) + 2 * len(sample.teacher_argmax)
+        assert ref.entry.size < sum(each.nbytes for each in tensors) + ids + 700  # and the safetensors header
+        if len(read.last_hidden_state):
+            tensors[0].view(torch.uint8).fill_(7)
+            again = store.read(ref).aux_hidden_states
+            again = again.values if isinstance(again, ScaledRows) else again
+            assert (again.view(torch.uint8) == 7).all()  # the same memory
+    assert path.read_bytes() == content and b"pickle" not in content
+    assert_same(open_store(tmp_path).read(store.samples[0]), samples[0])
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # webdataset leaves the file open
 def test_webdataset_reads_our_shards(tmp_path: Path) -> None:
     samples = random_samples(5)
-    path, _ = write(tmp_path, samples)
+    _, path = one_shard(tmp_path, samples)
     dataset = webdataset.WebDataset(str(path), shardshuffle=False)
-    read = [load(item["safetensors"]) for item in dataset]
-    assert len(read) == len(samples)
-    for tensors, sample in zip(read, samples, strict=True):
+    for item, sample in zip(dataset, samples, strict=True):
+        tensors = load(item["safetensors"])
         assert torch.equal(tensors["aux_hidden_states"], sample.aux_hidden_states)
         assert ids_from_bytes(tensors["input_ids"].numpy()).tolist() == sample.input_ids.tolist()
     del dataset
     gc.collect()  # while its warning is still ignored
-
-
-def test_no_padding_and_no_pickle_is_stored(tmp_path: Path) -> None:
-    samples = random_samples(3)
-    path, index = write(tmp_path, samples)
-    for sample, entry in zip(samples, index.samples, strict=True):
-        values = (
-            sum(t.numel() * t.element_size() for t in (sample.aux_hidden_states, sample.last_hidden_state))
-            + sample.input_ids.numel() * 6
-        )
-        assert entry.size < values + len(sample.teacher_argmax) * 4 + 700  # and the safetensors header
-    assert b"pickle" not in path.read_bytes()
 
 
 def test_nothing_appears_under_the_shards_name_before_it_is_whole(tmp_path: Path) -> None:
@@ -127,13 +85,13 @@ def test_nothing_appears_under_the_shards_name_before_it_is_whole(tmp_path: Path
 
 
 def test_a_truncated_shard_and_a_missing_one_are_named_and_refused(tmp_path: Path) -> None:
-    path, index = write(tmp_path, random_samples(4))
-    os.truncate(path, index.facts.bytes - 700)
+    store, path = one_shard(tmp_path, random_samples(4))
+    os.truncate(path, path.stat().st_size - 700)
     with pytest.raises(InputError, match=r"shard-000000-\w+\.tar holds .* refused"):
-        Reader(path, index)
+        store.read(store.samples[0])
     path.unlink()
     with pytest.raises(InputError, match=r"shard-000000-\w+\.tar is missing"):
-        Reader(path, index)
+        store.read(store.samples[0])
 
 
 @pytest.mark.parametrize(
@@ -154,29 +112,28 @@ def test_a_truncated_shard_and_a_missing_one_are_named_and_refused(tmp_path: Pat
     ],
 )
 def test_a_header_that_does_not_fit_its_data_is_refused(tmp_path: Path, pattern: bytes, damage: bytes) -> None:
-    path, index = write(tmp_path, random_samples(4))
-    entry = index.samples[1]
-    content = path.read_bytes()
-    before, sample = content[: entry.offset], content[entry.offset :]
+    store, path = one_shard(tmp_path, random_samples(4))
+    ref, content = store.samples[1], path.read_bytes()
+    before, sample = content[: ref.entry.offset], content[ref.entry.offset :]
     damaged, count = re.subn(pattern, damage, sample, count=1)
     assert count == 1 and len(damaged) == len(sample)
     path.write_bytes(before + damaged)
     with pytest.raises(InputError, match=r"cannot be read at sample p1#0"):
-        Reader(path, index).read(entry)
+        store.read(ref)
 
 
 @pytest.mark.parametrize("change", [{"offset": 10**9}, {"size": 100}, {"size": 10**9}, {"size": 0}])
 def test_an_index_that_does_not_fit_its_shard_is_refused(tmp_path: Path, change: dict) -> None:
-    path, index = write(tmp_path, random_samples(4))
-    entry = replace(index.samples[1], **change)
+    store, _ = one_shard(tmp_path, random_samples(4))
+    ref = store.samples[1]
     with pytest.raises(InputError, match=r"cannot be read at sample p1#0"):
-        Reader(path, index).read(entry)
+        store.read(replace(ref, entry=replace(ref.entry, **change)))
 
 
 def test_reading_samples_decodes_the_names_of_their_sources_once_a_shard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, decoded = open_store(write_store(tmp_path, random_samples(40), shard_bytes=10**9)), []
+    (store, _), decoded = one_shard(tmp_path, random_samples(40)), []
     monkeypatch.setattr(eagle3.features.index, "_texts", lambda *given: decoded.append(given) or [""])
     assert {ref.entry.source for ref in store.samples} == {""} and len(store.samples) == 40
     assert len(decoded) == 1

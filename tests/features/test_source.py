@@ -1,4 +1,4 @@
-"""The door for features: a source in memory, which lives in tests alone, trains as a store of the same samples does."""
+"""The interface for features: a source in memory trains as a store of the same samples does."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,13 +10,11 @@ from stores import MADE_FROM, TARGET_CONFIG, random_samples, write_store
 from torch import Tensor
 
 from eagle3.features.index import SampleEntry
-from eagle3.features.manifest import MadeFrom
 from eagle3.features.sample import Sample
 from eagle3.features.samples import SampleRef, Samples
 from eagle3.features.source import TargetWeights
 from eagle3.features.split import split_fraction
 from eagle3.features.turns import anchors_of
-from eagle3.target.facts import TargetConfig
 from tests.training.test_training import Run
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")  # between Lightning and PyTorch
@@ -25,29 +23,18 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")  # betw
 class InMemory:
     """A `FeatureSource` that reads nothing from disk."""
 
-    location = "memory"
+    location = fingerprint = "memory"
     remote = False
+    made_from, target_config = MADE_FROM, TARGET_CONFIG
 
     def __init__(self, count: int) -> None:
         self.by_id = {sample.id: sample for sample in random_samples(count)}
         self.samples = Samples.of([SampleRef("memory", "", self._entry(sample)) for sample in self.by_id.values()])
 
     @property
-    def made_from(self) -> MadeFrom:
-        return MADE_FROM
-
-    @property
-    def target_config(self) -> TargetConfig:
-        return TARGET_CONFIG
-
-    @property
     def answer_counts(self) -> Tensor:
         answers = torch.cat([sample.input_ids[sample.turns > 0] for sample in self.by_id.values()])
         return torch.bincount(answers, minlength=TARGET_CONFIG.vocab_size)
-
-    @property
-    def fingerprint(self) -> str:
-        return "in memory"
 
     def describe(self) -> dict[str, Any]:
         return {"samples": len(self.samples)}

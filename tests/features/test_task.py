@@ -7,12 +7,11 @@ import torch
 from stores import MADE_FROM, in_float32, random_sample, random_samples
 
 from eagle3.errors import InputError
-from eagle3.features.conversation import Conversation
+from eagle3.features.conversation import Conversation, SampleSizer, WorkUnit, work_units
 from eagle3.features.index import parse_index
 from eagle3.features.sample import Sample
 from eagle3.features.shards import encode, hash_of
 from eagle3.features.task import Shard
-from eagle3.features.work_units import SampleSizer, WorkUnit, work_units
 from eagle3.storage.folder import LocalFolder
 
 SIZER = SampleSizer(layers=3, hidden_size=16, dtype=torch.float32, teachers="answers")

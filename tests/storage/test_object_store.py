@@ -4,22 +4,22 @@ import hashlib
 import itertools
 import os
 import re
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from object_stores import SECRET, FaultyProxy, RunningStore, new_folder, running_store
-from stores import ROOT, random_samples, save_store
+import torch
+from object_stores import SECRET, FaultyProxy, RunningStore, faulty_proxy, new_folder, running_store
+from scripts import run_script
+from stores import random_samples, save_store, write_store
 
 from eagle3.errors import InputError
-from eagle3.features.shards import ShardWriter
 from eagle3.features.store import FeatureStore
-from eagle3.storage.folder import write_file
+from eagle3.storage.folder import open_folder, write_file
 from eagle3.storage.object_store import PART, Bucket
-from eagle3.storage.resolve import open_folder
 
 
 @pytest.fixture(scope="module", params=["s3", "gs"])
@@ -35,7 +35,7 @@ def url(server: RunningStore) -> str:
 
 @pytest.fixture
 def proxy(server: RunningStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
-    with FaultyProxy(server.url) as between:
+    with faulty_proxy(server.url) as between:
         monkeypatch.setenv(server.endpoint, between.url)
         yield between
 
@@ -68,6 +68,13 @@ def test_reading_and_writing_come_through_faults(proxy: FaultyProxy, url: str, f
     assert bytes(folder.read("big.bin", 5, 17)) == CONTENT[5:17]
     assert bytes(folder.read("small.json")) == b"{}"
     assert folder.names("*") == ["big.bin", "small.json"] and folder.size("big.bin") == len(CONTENT)
+
+
+def test_a_conditional_write_whose_answer_was_lost_has_succeeded(proxy: FaultyProxy, url: str) -> None:
+    turns = iter(["lost"])
+    proxy.fault = lambda number, method, path: next(turns, "pass")
+    write_file(bucket(url), "a.json", b"{}", instead_of=None)
+    assert bytes(bucket(url).read("a.json")) == b"{}" and len(proxy.requests) > 2
 
 
 def test_parts_go_up_while_the_next_is_made_and_nothing_is_there_before_the_end(
@@ -145,6 +152,15 @@ def test_bytes_that_came_wrong_are_asked_for_again_and_never_handed_out(
         folder.read("a.bin", 10, 500, sha256=expected)
 
 
+@pytest.mark.parametrize("status", ["400", "401", "403"])
+def test_access_that_is_denied_names_the_credentials(proxy: FaultyProxy, url: str, status: str) -> None:
+    proxy.fault = lambda number, method, path: status
+    with pytest.raises(
+        InputError, match=rf"data\.path: .*access is denied \({status} .*GOOGLE_APPLICATION_CREDENTIALS"
+    ):
+        bucket(url).read("a.bin")
+
+
 def test_a_large_file_that_changes_while_it_is_read_is_no_mixture(
     server: RunningStore, proxy: FaultyProxy, url: str
 ) -> None:
@@ -159,16 +175,6 @@ def test_a_large_file_that_changes_while_it_is_read_is_no_mixture(
     start, proxy.fault = len(proxy.requests), replace
     with pytest.raises((InputError, FileExistsError)):
         folder.read("big.bin")
-
-
-def test_a_writer_that_comes_too_late_leaves_no_upload_behind(server: RunningStore, url: str) -> None:
-    folder, samples = open_folder(url, setting="features.path"), random_samples(60)
-    late = ShardWriter(folder, 0)
-    late.add(samples[-1])
-    save_store(folder, samples)
-    with pytest.raises(FileExistsError):
-        late.finish("made from")
-    assert server.unfinished_uploads() == []
 
 
 @pytest.mark.parametrize(
@@ -187,11 +193,39 @@ def test_what_names_no_folder_is_refused(place: str, said: str) -> None:
     assert said in str(refused.value) and SECRET not in str(refused.value)
 
 
-def test_without_the_package_the_extra_is_named() -> None:
-    code = (
-        "import sys; sys.modules['obstore'] = None\n"
-        "from eagle3.storage.resolve import open_folder\n"
-        "open_folder('s3://bucket/folder', setting='data.path')"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert "data.path=s3://bucket/folder needs the package obstore; install all that it needs" in done.stderr
+def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(InputError, match=r"data\.path=s3://bucket/folder needs the package obstore; install all that"):
+        open_folder("s3://bucket/folder", setting="data.path")
+
+
+def train(run: Path, data: object, *overrides: str) -> str:
+    """Train two epochs; return the error line of a run that fails."""
+    done = run_script(
+        "train", f"data.path='{data}'", f"hydra.run.dir={run}", "trainer=cpu", "data.pack_tokens=48",
+        "model.draft_vocab_size=16", "ttt_steps=3", "trainer.max_epochs=2", "callbacks.early_stopping=null", *overrides,
+    )  # fmt: skip
+    return done.stderr.splitlines()[-1] if done.returncode else ""
+
+
+@pytest.mark.parametrize("order", ["shuffled", "streaming"])
+@pytest.mark.slow
+def test_a_training_from_a_bucket_is_that_from_disk(url: str, tmp_path: Path, order: str) -> None:
+    samples, weights = random_samples(60), []
+    save_store(open_folder(url, setting="features.path"), samples)
+    for number, path in enumerate([write_store(tmp_path / "store", samples), url]):
+        assert train(tmp_path / str(number), path, f"data.order={order}") == ""
+        last = torch.load(tmp_path / str(number) / "checkpoints/last.ckpt", weights_only=True)
+        weights.append(last["state_dict"])
+    assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
+
+
+def test_a_damaged_object_ends_training_with_its_name(server: RunningStore, url: str, tmp_path: Path) -> None:
+    folder = open_folder(url, setting="features.path")
+    save_store(folder, random_samples(60), shard_bytes=10**9)
+    [shard] = folder.names("*.tar")
+    content = bytearray(folder.read(shard))
+    content[5000] ^= 1
+    server.put(f"{url}/{shard}", bytes(content))
+    line = train(tmp_path / "run", url)
+    assert f"{url}/{shard}" in line and "another sha256" in line and "is damaged and is refused" in line

@@ -33,18 +33,9 @@ def test_pages_of_a_mapped_file_come_at_once(tmp_path: Path) -> None:
     assert looked_at[1] < looked_at[0] / 10
 
 
-@pytest.mark.parametrize(("begin", "size"), [(0, 0), (0, 1), (1, 5000), (4095, 2), (4096, 4096), (9999, 1)])
-def test_any_memory_may_be_asked_for(tmp_path: Path, begin: int, size: int) -> None:
-    (tmp_path / "a").write_bytes(bytes(range(250)) * 40)
-    for data in (np.frombuffer(LocalFolder(tmp_path).read("a"), np.uint8), np.arange(10000, dtype=np.uint8)):
-        expected = data[begin : begin + size].copy()
-        prefault.bring_in(data.ctypes.data + begin, size)
-        assert (data[begin : begin + size] == expected).all()
+@pytest.mark.parametrize("size", [0, 1, 99, 100, 101, 5000, 10_000])
+def test_the_hash_is_that_of_all_bytes_wherever_they_are(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr(prefault, "AT_ONCE", 4999)
+    content = random.Random(size).randbytes(size + 1)
+    assert prefault.sha256_of(memoryview(content)[1:]) == hashlib.sha256(content[1:]).hexdigest()
     prefault.bring_in(0, 10**6)  # nobody's: looked at by nobody
-
-
-@pytest.mark.parametrize("size", [0, 1, 99, 100, 101, 1000, 1001])
-def test_the_hash_is_that_of_all(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(prefault, "AT_ONCE", 100)
-    content = random.Random(size).randbytes(size)
-    assert prefault.sha256_of(memoryview(content)) == hashlib.sha256(content).hexdigest()

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from eagle3.commands.train import chosen_precision, trains_on_several
 from eagle3.data.pack import OnDevice, pack_samples
-from eagle3.features.fp8 import scaled
+from eagle3.features.sample import scaled
 from tests.training.test_training import LIGHTNING_WARNS, Run
 
 pytestmark = LIGHTNING_WARNS

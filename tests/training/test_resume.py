@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 from exported_head import FINGERPRINT, random_head, save_checkpoint, tiny_facts, tiny_target
-from object_stores import new_folder, s3_server
+from object_stores import new_folder, running_store
 from scripts import run_script
 from stores import random_samples, write_store
 
 from eagle3.errors import InputError
-from eagle3.storage.resolve import open_folder
+from eagle3.storage.folder import open_folder
 from eagle3.training.checkpoint import AtomicCheckpointIO
 from eagle3.training.resume import RunCheckpoints
 
@@ -139,7 +139,7 @@ def test_a_run_elsewhere_goes_on_from_copies_in_a_bucket(tmp_path: Path) -> None
         assert done.returncode == 0, done.stderr
         return torch.load(tmp_path / run / "checkpoints/last.ckpt", weights_only=True)
 
-    with s3_server():
+    with running_store():
         copies = f"checkpoint_copies={new_folder()}"
         first = train("first", "trainer.max_epochs=1", copies, "ckpt_path=auto")  # begins: nothing is there
         bucket = open_folder(copies.partition("=")[2], setting="test")

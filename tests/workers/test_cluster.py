@@ -74,25 +74,28 @@ def test_a_cluster_whose_workers_die_makes_the_store_of_one_process(folder: Path
         torch.testing.assert_close(ours.last_hidden_state, theirs.last_hidden_state, rtol=2e-2, atol=2e-2)
 
 
-def test_a_cluster_without_gpus_is_one_line(folder: Path) -> None:
-    command = [sys.executable, "precompute.py", *settings(folder, folder / "none"), "workers=ray", "target.device=auto"]
-    done = run([*OWN_NETWORK, *command])
-    assert done.returncode == 1
-    assert "a worker needs GPU 1, CPU 1, and no node of the cluster has that" in done.stderr.splitlines()[-1]
-    assert "for a target on CPUs: workers.gpus=0" in done.stderr.splitlines()[-1]
+NOTED = "echo 127.0.0.1:1 > /tmp/ray/ray_current_cluster"  # as a cluster that was killed leaves it
 
 
-def test_an_address_without_a_cluster_is_one_line(folder: Path) -> None:
-    command = [sys.executable, "precompute.py", *settings(folder, folder / "none"), "workers=ray"]
-    done = run([*OWN_NETWORK, *command, "workers.address=127.0.0.1:1"])
-    assert done.returncode == 1
-    assert "workers.address=127.0.0.1:1: no Ray cluster answers there" in done.stderr.splitlines()[-1]
-
-
-def test_a_cluster_that_was_killed_here_is_not_waited_for(folder: Path) -> None:
-    command = [sys.executable, "precompute.py", *settings(folder, folder / "none"), "workers=ray", "target.device=auto"]
-    noted = "echo 127.0.0.1:1 > /tmp/ray/ray_current_cluster"  # as it leaves it
-    done = run([*OWN_NETWORK, "sh", "-c", f'{noted} && exec "$@"', "sh", *command])
-    assert done.returncode == 1
-    assert "the last Ray cluster of this machine, at 127.0.0.1:1, is gone" in done.stderr
-    assert "a worker needs GPU 1, CPU 1, and no node" in done.stderr.splitlines()[-1]  # of the new one
+@pytest.mark.parametrize(
+    ("before", "override", "lines"),
+    [
+        ("true", "workers.address=127.0.0.1:1", ["workers.address=127.0.0.1:1: no Ray cluster answers there"]),
+        (
+            NOTED,
+            "target.device=auto",
+            [
+                "the last Ray cluster of this machine, at 127.0.0.1:1, is gone",
+                "a worker needs GPU 1, CPU 1, and no node of the cluster has that",  # of the new one
+                "for a target on CPUs: workers.gpus=0",
+            ],
+        ),
+    ],
+)
+def test_a_cluster_that_is_gone_or_too_small_is_not_waited_for(
+    folder: Path, before: str, override: str, lines: list[str]
+) -> None:
+    command = [sys.executable, "precompute.py", *settings(folder, folder / "none"), "workers=ray", override]
+    done = run([*OWN_NETWORK, "sh", "-c", f'{before} && exec "$@"', "sh", *command])
+    assert done.returncode == 1 and lines[-1] in done.stderr.splitlines()[-1]
+    assert all(line in done.stderr for line in lines)

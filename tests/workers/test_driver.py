@@ -3,18 +3,18 @@
 import random
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from worker_tasks import Squares
 
 from eagle3.errors import InputError
 from eagle3.workers import worker_thread
 from eagle3.workers.driver import Driver
 from eagle3.workers.in_process import InProcess
 from eagle3.workers.meter import Meter, Progress, ProgressBuffer
-from eagle3.workers.task import Keyed, WorkerId
+from eagle3.workers.task import Keyed, Take, Task, WorkerId
 from eagle3.workers.worker_thread import Report, WorkerThread
 
 
@@ -66,6 +66,27 @@ def test_workers_hold_all_they_may_when_the_last_item_is_handed_out(slow: bool) 
     assert min(held[0]) >= 18
 
 
+@dataclass(frozen=True)
+class Squares:
+    """A task. `refused`: workers that cannot start; `broken`: an item that no worker can do."""
+
+    refused: frozenset[int] = field(default_factory=frozenset)
+    broken: int | None = None
+
+    def __call__(self, worker: WorkerId) -> AbstractContextManager[Task]:
+        if worker.number in self.refused:
+            raise InputError("there is no target here")
+        return nullcontext(self._square)
+
+    def _square(self, take: Take[Keyed], progress: Progress) -> Iterator[list[Keyed]]:
+        while items := take(1):
+            [(key, number)] = items
+            if number == self.broken:
+                raise ZeroDivisionError("by a test")
+            progress.add(ended=1, tokens=10)
+            yield [(key, number * number)]
+
+
 class ThreadPool:
     """Workers in threads of this process. `lost`: the chance that a worker is gone when it is asked for its report."""
 
@@ -114,27 +135,18 @@ def squares(
     return dict(given)
 
 
-def test_every_item_has_one_result() -> None:
-    counts = ProgressBuffer()
-    assert squares(Squares(), counts) == EXPECTED and (counts.ended, counts.tokens) == (200, 2000)
-
-
-def test_this_process_alone_gives_the_same() -> None:
-    counts = ProgressBuffer()
-    given = [pair for some in InProcess()(Squares(), iter(ITEMS), counts, ahead=1) for pair in some]
-    assert dict(given) == EXPECTED and counts.ended == 200
+def test_every_item_has_one_result_by_many_workers_as_by_this_process_alone() -> None:
+    many, one = ProgressBuffer(), ProgressBuffer()
+    assert squares(Squares(), many) == EXPECTED
+    assert dict(pair for some in InProcess()(Squares(), iter(ITEMS), one, ahead=1) for pair in some) == EXPECTED
+    assert (many.ended, many.tokens) == (one.ended, one.tokens) == (200, 2000)
 
 
 def test_what_lost_workers_held_is_done_by_others_and_counted_once(caplog: pytest.LogCaptureFixture) -> None:
     with Meter(200, desc="squares", unit="number", of="tokens") as meter:
-        assert squares(Squares(), meter, lost=0.2, restarts=1000) == EXPECTED
+        assert squares(Squares(), meter, lost=0.3, restarts=1000) == EXPECTED
         assert meter.bar.n == 200 and meter.note.endswith(" of 3 workers")
     assert "was lost with" in caplog.text
-
-
-def test_a_worker_that_is_always_lost_is_removed() -> None:
-    with pytest.raises(InputError, match=r"3 times without a result: workers\.restarts=2"):
-        squares(Squares(), ProgressBuffer(), count=1, lost=1, restarts=2)
 
 
 def test_a_worker_that_cannot_start_is_named_and_the_others_continue(caplog: pytest.LogCaptureFixture) -> None:
@@ -142,16 +154,18 @@ def test_a_worker_that_cannot_start_is_named_and_the_others_continue(caplog: pyt
     assert "worker 1 on" in caplog.text and "there is no target here; the other 2 continue" in caplog.text
 
 
-def test_workers_that_all_cannot_start_end_the_run_in_a_line() -> None:
-    with pytest.raises(
-        InputError, match=r"workers: all have failed \(the last: worker \d on .*: there is no target here\)"
-    ):
-        squares(Squares(refused=frozenset(range(3))), ProgressBuffer())
-
-
-def test_a_fault_of_the_task_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(
-        InputError, match=r"all have failed \(the last: worker \d on .*: ZeroDivisionError: by a test\)"
-    ):
-        squares(Squares(broken=150), ProgressBuffer())
-    assert any(record.exc_info for record in caplog.records)  # the traceback is in the worker's log
+@pytest.mark.parametrize(
+    ("task", "workers", "reason"),
+    [
+        (Squares(refused=frozenset(range(3))), {}, r"worker \d on .*: there is no target here"),
+        (Squares(broken=150), {}, r"worker \d on .*: ZeroDivisionError: by a test"),
+        (Squares(), {"count": 1, "lost": 1, "restarts": 2}, r".*, 3 times without a result: workers\.restarts=2"),
+    ],
+)
+def test_a_run_whose_workers_all_fail_ends_with_the_reason_of_the_last(
+    task: Squares, workers: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(InputError, match=rf"workers: all have failed \(the last: {reason}\)"):
+        squares(task, ProgressBuffer(), **workers)
+    # The traceback of a fault is in the worker's log.
+    assert any(record.exc_info for record in caplog.records) == (task.broken is not None)

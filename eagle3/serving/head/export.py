@@ -34,7 +34,7 @@ class TrainedHead:
     @property
     def dtype(self) -> str:
         """The target's, which the head is served in."""
-        assert self.target_config.dtype is not None  # features.extract writes one
+        assert self.target_config.dtype is not None  # the features stage writes one
         return self.target_config.dtype
 
 
