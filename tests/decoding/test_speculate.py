@@ -1,6 +1,5 @@
 """Speculative decoding: lossless, cut where it must be, sampled by the target's law, and every count adds up."""
 
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -17,6 +16,7 @@ from fitted_head import (
     make_target,
     reference_paths,
     small_target,
+    stopping_at,
 )
 from transformers import LlamaConfig
 
@@ -36,13 +36,6 @@ def target():
 @pytest.fixture(scope="module")
 def head(target):
     return fitted_head(target, PROMPT)
-
-
-def stopping_at(target, token):
-    """The same target, with one more token that ends a turn."""
-    stopping = replace(target)
-    stopping.__dict__["stop_ids"] = target.stop_ids | {token}
-    return stopping
 
 
 @pytest.fixture

@@ -17,8 +17,7 @@ from eagle3.decoding.speculate import Decoded, Measurement, Round, Speculator
 from eagle3.errors import InputError
 from eagle3.head_files.format import load_head
 from eagle3.serving.show.page import page, show
-from eagle3.serving.show.text import piece, visible
-from eagle3.serving.show.trace import Trace
+from eagle3.serving.show.trace import Trace, piece, visible
 from eagle3.storage.files import write_jsonl
 from eagle3.target.model import Target
 

@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional
 
 from eagle3.decoding.batched_trees import BatchedTrees
-from eagle3.decoding.jackknife import left_out_ratios, standard_error
+from eagle3.decoding.paired import left_out_ratios, standard_error
 from eagle3.decoding.speculate import Speculator
 from eagle3.head.draft_head import DraftHead
 from eagle3.head_files.files import HeadFiles, ids_of

@@ -15,8 +15,7 @@ from eagle3.head_files.files import read_files
 from eagle3.head_files.finding import Finding, TargetFacts
 from eagle3.head_files.format import load_head
 from eagle3.serving.check.accept_length import Measurer
-from eagle3.serving.check.checks import check_head
-from eagle3.serving.check.export import check_export, check_reload, excused, in_dtype, probe_logits
+from eagle3.serving.check.checks import check_export, check_head, check_reload, excused, in_dtype, probe_logits
 from eagle3.serving.head.export import TrainedHead, export_head
 
 LLAMA3 = {

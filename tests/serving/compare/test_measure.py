@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from exported_head import tiny_target
-from fitted_head import LAYERS, NEW_TOKENS, PROMPT, fitted_head, small_target
+from fitted_head import LAYERS, NEW_TOKENS, PROMPT, fitted_head, small_target, stopping_at
 
 from eagle3.decoding.speculate import Speculator, measure, plain_greedy
 from eagle3.serving.compare.measure import Answers, BatchedDecoder, all_ways
@@ -56,9 +56,7 @@ def require_same(batched, one_by_one):
 def stopping(target):
     """The same target, which ends its turn at tokens that it says early to some of the prompts and late to others."""
     said = [plain_greedy(target, prompt, NEW_TOKENS) for prompt in PROMPTS]
-    found = replace(target)
-    found.__dict__["stop_ids"] = target.stop_ids | {said[0][9], said[2][4]}
-    return found
+    return stopping_at(target, said[0][9], said[2][4])
 
 
 @pytest.mark.parametrize(("stops", "window"), [(False, None), (True, None), (False, 6)])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from exported_head import IDS, Editable, random_head, tiny_facts, tiny_target
-from fitted_head import LAYERS, PROMPT, fitted_head
+from fitted_head import LAYERS, PROMPT, fitted_head, stopping_at
 from two_layer_head import TwoLayers
 
 from eagle3.decoding.paired import Estimate
@@ -117,8 +117,7 @@ def test_a_head_whose_weights_are_no_numbers_is_refused_before_another_decodes(f
 
 
 def test_answers_of_one_token_are_refused(folders, tmp_path):
-    target = replace(tiny_target())
-    target.__dict__["stop_ids"] = frozenset(range(len(target.embedding)))
+    target = stopping_at(tiny_target(), *range(4096))
     with pytest.raises(InputError, match="none of 1 answers was longer than one token"):
         compare(
             settings(), folders, target, PromptSet("here", [PROMPT], {}, sources=["a"]), max_new_tokens=16, seed=1,
