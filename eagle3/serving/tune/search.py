@@ -9,7 +9,7 @@ from itertools import pairwise
 from eagle3.draft_shape import Shape
 from eagle3.errors import InputError
 from eagle3.serving.tune.candidates import Gain
-from eagle3.serving.tune.timing import LoadTiming, Timer
+from eagle3.serving.tune.timing import LoadTiming, ServerTimer
 from eagle3.settings.serving import TuneSettings
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class Findings:
 def search(
     settings: TuneSettings,
     gains: Mapping[Shape, Gain],
-    timer: Timer,
+    timer: ServerTimer,
     keep: Callable[[Findings], object],
 ) -> Findings:
     """Time `tune.timed` settings, the best predicted by `gains`.
@@ -94,7 +94,7 @@ def search(
     return found
 
 
-def _time_without_steps(found: Findings, timer: Timer) -> None:
+def _time_without_steps(found: Findings, timer: ServerTimer) -> None:
     """Time 0 steps where no chain pays.
 
     SGLang then still verifies each token and runs the head. At 64 requests a token took 2.8 times as long as on the

@@ -2,9 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
 
 from eagle3.draft_shape import Shape
 from eagle3.engine.command import launch_command
@@ -49,21 +47,9 @@ def timing_of(result: LoadResult) -> LoadTiming:
     )
 
 
-class Timer(Protocol):
-    """Times servers. Results are by the number of concurrent requests."""
-
-    def __call__(self, setting: Shape | None) -> dict[int, LoadTiming]:
-        """Time a draft setting (None: the plain target) at each load."""
-        ...
-
-    def adaptive(self, steps: Mapping[int, int], loads: Sequence[int]) -> dict[int, LoadTiming]:
-        """Time chains with `steps` by the number of running requests at some loads."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class ServerTimer:
-    """Starts a server, sends it each load, and stops it."""
+    """Starts a server, sends it each load, and stops it. Results are by the number of concurrent requests."""
 
     settings: TuneSettings
     launch: LaunchSettings
@@ -71,22 +57,20 @@ class ServerTimer:
     revision: str | None
     head: str
     prompts: Sequence[list[int]]
-    sampling: Mapping[str, Any]
+    plain_answers: PlainAnswers
     log_dir: Path
-
-    @cached_property
-    def plain_answers(self) -> PlainAnswers:
-        return PlainAnswers(self.sampling)
 
     def command(self, draft: Draft | None) -> list[str]:
         return launch_command(self.launch, target=self.target, revision=self.revision, draft=draft)
 
     def __call__(self, setting: Shape | None) -> dict[int, LoadTiming]:
+        """Time a draft setting (None: the plain target) at each load."""
         name = "-".join(map(str, setting)) if setting else "plain"
         draft = self._draft(setting) if setting else None
         return self._times(name, draft, self.settings.all_loads)
 
     def adaptive(self, steps: Mapping[int, int], loads: Sequence[int]) -> dict[int, LoadTiming]:
+        """Time chains with `steps` by the number of running requests at some loads."""
         file = self.log_dir / "timed_adaptive.json"
         write_adaptive(file, steps)
         return self._times("adaptive", replace(self._draft(Shape(1, 1, 2)), adaptive=str(file)), loads)

@@ -16,7 +16,7 @@ from eagle3.draft_shape import Shape
 from eagle3.engine.timed import ServedAnswer
 from eagle3.errors import InputError
 from eagle3.head_files.format import load_head
-from eagle3.serving.server.load import LoadResult
+from eagle3.serving.server.load import LoadResult, PlainAnswers
 from eagle3.serving.tune.timing import ServerTimer, timing_of
 
 
@@ -40,7 +40,7 @@ def server_timer(tmp_path: Path, *, head: Path | str = "head", fault: str = "", 
         revision=None,
         head=str(head),
         prompts=[PROMPT, PROMPT[3:]],
-        sampling={"max_new_tokens": 12, "temperature": 0.0},
+        plain_answers=PlainAnswers({"max_new_tokens": 12, "temperature": 0.0}),
         log_dir=tmp_path / "logs",
     )
 
