@@ -190,9 +190,8 @@ def test_trees_are_listed_from_the_top_and_tokens_after_the_end_are_marked() -> 
     ]  # fmt: skip
 
 
-def test_what_no_file_can_hold_is_escaped_and_unlikely_paths_have_a_probability() -> None:
+def test_what_no_file_can_hold_is_escaped() -> None:
     assert visible("\ud800\u2028 a\r\n") == "\\ud800\\u2028 a␍↵\n"
-    assert Tree([1, 2, 3], [-1, 0, 1], [1e-30, 0.0, 0.0]).probability(2) == 0.0
 
 
 def test_every_token_of_the_tiny_target_has_a_visible_text(target: Target) -> None:
