@@ -117,6 +117,10 @@ def test_answers_that_stop_count_the_drafts_behind_their_end(target, head, monke
 def test_sampled_answers_are_replayed_too(target, head):
     """What the last round accepts behind their end as well: the seed goes on where it was."""
     sampled = {"temperature": 0.5, "seed": 7}
+    options = {**DECODING, **sampled, "batch_size": 3}
+    [whole] = answer_all(target, PROMPTS[:1], beyond=1, **options)
+    [start] = answer_all(target, PROMPTS[:1], beyond=5, **options | {"max_new_tokens": 9})
+    assert start.answer + start.beyond == whole.answer[:14]
     for number, limit in enumerate((NEW_TOKENS, NEW_TOKENS - 5, 2)):
         recording = recorded(target, head, **sampled, max_new_tokens=limit)
         for setting in SETTINGS[number::3]:

@@ -56,6 +56,12 @@ class Summary:
     per_depth: list[float]
     same_answers: float | None = None
 
+    @property
+    def seconds_per_token(self) -> float:
+        """The median time per output token of a load that has one."""
+        assert self.tpot is not None
+        return self.tpot.median
+
 
 @dataclass(frozen=True)
 class SpeedUp:

@@ -73,7 +73,7 @@ def test_the_report_names_the_fastest_timed_setting_and_how_to_serve_with_it(tmp
     assert (read["commit"], len(read["settings"])) == ("abc", 40)
     assert read["best"]["4"] == {**best._asdict(), "speed_up": found.speed_up(best, 4)}
     [row] = [row for row in read["settings"] if (row["steps"], row["topk"], row["draft_tokens"]) == best]
-    assert row["timed"]["4"]["seconds_per_token"] == found.timed[best][4].seconds_per_token
+    assert row["timed"]["4"]["tpot"]["median"] == found.timed[best][4].seconds_per_token
 
 
 def test_the_commands_to_serve_with_have_the_window_that_was_searched_with(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_each_load_gets_its_fastest_chain_or_none_in_adaptive_json(tmp_path: Pat
     assert "fastest: 1 at a time: 6 steps, 8 at a time: 4 steps, 64 at a time: no steps" in said
     assert f"action=launch target.path=TARGET head=HEAD adaptive={tmp_path}/adaptive.json" in said
     assert "64 at a time: 0.95 times the plain target's speed; serve this load without a head" in said
-    assert json.loads((tmp_path / "tune.json").read_text())["no_steps"]["64"]["seconds_per_token"] == 0.0105
+    assert json.loads((tmp_path / "tune.json").read_text())["no_steps"]["64"]["tpot"]["median"] == 0.0105
 
 
 @pytest.mark.parametrize("no_steps", [3.0, None], ids=["slower than a chain", "no server"])
