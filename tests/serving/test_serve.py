@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from exported_head import Editable, errors, save_checkpoint, with_record
-from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
 from scripts import run_script
+from serving_fixtures import serve_config
 from stores import ROOT
 
 from eagle3 import cli
@@ -35,11 +34,6 @@ def save_run(folder: Path, trained: TrainedHead, *, target: str) -> None:
     """A finished training, whose features were made from `target`."""
     made_from = replace(trained.record.target, name=target, revision=None)
     save_checkpoint(folder / "checkpoints/best.ckpt", with_record(trained, target=made_from))
-
-
-def serve_config(*overrides: str) -> DictConfig:
-    with initialize_config_dir(cli.CONF, version_base="1.3"):
-        return compose("serve", overrides=[*overrides, "run_dir=."])
 
 
 @pytest.mark.parametrize(
