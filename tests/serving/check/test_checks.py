@@ -79,7 +79,8 @@ def test_a_sound_head_of_the_speculators_has_only_its_layout_to_change(
     exported: Editable, facts: TargetFacts, target: Target
 ) -> None:
     as_speculators(exported, target.embedding)
-    assert errors(findings_of(exported, facts)).keys() == {"layout"}
+    findings = findings_of(exported, facts)
+    assert errors(findings).keys() == {"layout"} and "layer_ids" not in levels(findings)
     layer = exported.config.pop("transformer_layer_config")
     flat = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "tie_word_embeddings": False}
     exported.config = {key: value for key, value in (layer | exported.config | flat).items() if value is not None}
