@@ -27,7 +27,7 @@ from eagle3.decoding.speculate import Speculator
 from eagle3.errors import InputError
 from eagle3.features.concat import open_source
 from eagle3.features.source import FeatureSource
-from eagle3.serving.check.export import in_dtype
+from eagle3.serving.check.checks import in_dtype
 from eagle3.serving.check.prompts import PromptSet, file_prompts, prompt_source
 from eagle3.serving.head.export import TrainedHead, find_checkpoint, read_trained
 from eagle3.serving.show.trace import Trace, traced

@@ -4,6 +4,7 @@ Shapes: H hidden size, D draft vocabulary, T tokens.
 """
 
 import math
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -54,6 +55,13 @@ def small_target():
     target = make_target(SMALL)
     target.model.double()
     return target
+
+
+def stopping_at(target, *tokens):
+    """The same target, with more tokens that end a turn."""
+    stopping = replace(target)
+    stopping.__dict__["stop_ids"] = target.stop_ids | {*tokens}
+    return stopping
 
 
 def fitted_head(target, prompt, steps=3, **changes):

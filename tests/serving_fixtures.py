@@ -15,6 +15,7 @@ from typing import Any
 from aiohttp import web
 from forked_server import open_door
 from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
 from protocol_server import ProtocolServer
 from scripts import Script
 
@@ -42,19 +43,20 @@ def environment(site: Path, fault: str) -> dict[str, str]:
     return {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "FAULT": fault, "DOOR": open_door()}
 
 
+def serve_config(*overrides: str) -> DictConfig:
+    with initialize_config_dir(cli.CONF, version_base="1.3"):
+        return compose("serve", overrides=[*overrides, "run_dir=."])
+
+
 def launch_settings(site: Path, *, fault: str = "", **changes: Any) -> LaunchSettings:
     """conf/launch/default.yaml, changed where a test needs it."""
-    with initialize_config_dir(cli.CONF, version_base="1.3"):
-        settings = cli.plain(compose("serve", overrides=["action=launch"]).launch)
     own = {"port": free_port(), "env": environment(site, fault)}
-    return LaunchSettings(**settings | own | changes)
+    return LaunchSettings(**cli.plain(serve_config("action=launch").launch) | own | changes)
 
 
 def bench_settings(**changes: Any) -> BenchSettings:
-    """conf/serve/bench.yaml, changed where a test needs it."""
-    with initialize_config_dir(cli.CONF, version_base="1.3"):
-        settings = cli.plain(compose("serve", overrides=["action=bench"]).bench)
-    return BenchSettings(**settings | changes)
+    """The group `bench` of conf/action/bench.yaml, changed where a test needs it."""
+    return BenchSettings(**cli.plain(serve_config("action=bench").bench) | changes)
 
 
 def free_port() -> int:

@@ -5,9 +5,9 @@ from typing import Any
 
 from eagle3.draft_shape import Shape
 from eagle3.errors import InputError
+from eagle3.serving.bench.stats import Spread, Summary
 from eagle3.serving.tune.candidates import Gain, all_settings
 from eagle3.serving.tune.search import Findings, search
-from eagle3.serving.tune.timing import LoadTiming
 from eagle3.settings.serving import TuneSettings
 
 SETTINGS = all_settings(steps=[*range(1, 8)], topk=[1, 2, 4], draft_tokens=[4, 8, 16, 32, 64], draft_vocab_size=64)
@@ -22,6 +22,10 @@ def gain(setting: Shape) -> Gain:
     right = 0.7 + 0.02 * (setting.topk - 1) * min(setting.draft_tokens / 16, 2)
     length = sum(right**depth for depth in range(setting.steps + 1))
     return Gain(length, 0.98 * length)
+
+
+def summary(seconds: float, load: int, accept_length: float | None) -> Summary:
+    return Summary(8, 0, {}, Spread(seconds, seconds, seconds), None, load / seconds, accept_length, [])
 
 
 class Machine:
@@ -41,20 +45,20 @@ class Machine:
         fixed, token, step = self.cost
         return (fixed + token * load / 4 * setting.draft_tokens + step * setting.steps) / gain(setting).tokens
 
-    def __call__(self, setting: Shape | None) -> dict[int, LoadTiming]:
+    def __call__(self, setting: Shape | None) -> dict[int, Summary]:
         self.asked.append(setting)
         if setting in self.broken:
             raise InputError("server 1 has ended: out of memory")
         length = gain(setting).accept_length if setting else None
         seconds = {load: self.seconds(setting, load) if setting else PLAIN_SECONDS for load in self.loads}
-        return {load: LoadTiming(took, load / took, length, None, 8, failed=0) for load, took in seconds.items()}
+        return {load: summary(took, load, length) for load, took in seconds.items()}
 
-    def adaptive(self, steps: Mapping[int, int], loads: Sequence[int]) -> dict[int, LoadTiming]:
+    def adaptive(self, steps: Mapping[int, int], loads: Sequence[int]) -> dict[int, Summary]:
         self.asked_without.append((dict(steps), [*loads]))
         if self.no_steps is None:
             raise InputError("server adaptive has ended: out of memory")
         took = self.no_steps * PLAIN_SECONDS
-        return {load: LoadTiming(took, load / took, 1.0, None, 8, failed=0) for load in loads}
+        return {load: summary(took, load, 1.0) for load in loads}
 
 
 def settings(**changes: Any) -> TuneSettings:

@@ -17,8 +17,7 @@ from eagle3.errors import InputError, require_packages
 from eagle3.head_files.files import MAKE_HEAD, read_files
 from eagle3.head_files.finding import Finding, findings_table, require_no_errors
 from eagle3.serving.check.accept_length import Measurer
-from eagle3.serving.check.checks import check_head
-from eagle3.serving.check.export import check_export
+from eagle3.serving.check.checks import check_export, check_head
 from eagle3.serving.check.prompts import file_prompts, longest_prompt, prompt_source
 from eagle3.serving.compare.heads import head_folders, require_comparable
 from eagle3.serving.compare.run import compare

@@ -1,22 +1,36 @@
 """Accept lengths of heads on the same prompts, and the difference between two heads, with their standard errors.
 
-An accept length is a ratio of sums over prompts. Its standard error is the jackknife's (jackknife.py): it is
-deterministic, needs no derivative, and pairs the two ratios of a difference, because both leave out the same prompt.
-The interval assumes a normal distribution; tests/decoding/test_paired.py measures how often it covers the truth.
+An accept length is a ratio of sums over prompts. Rounds and tokens of one answer are correlated, so prompts are the
+independent samples. The standard error is the jackknife's (B. Efron and C. Stein, The jackknife estimate of variance,
+Annals of Statistics 9, 1981): it is deterministic, needs no derivative, and pairs the two ratios of a difference,
+because both leave out the same prompt. The interval assumes a normal distribution; tests/decoding/test_paired.py
+measures how often it covers the truth.
 
 Shapes: N prompts.
 """
 
+import math
 from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
-from eagle3.decoding.jackknife import left_out_ratios, standard_error
-
 CONFIDENCE = 0.95
 Z = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
+
+
+def left_out_ratios(
+    numerators: Float[np.ndarray, " N"], denominators: Float[np.ndarray, " N"]
+) -> Float[np.ndarray, " N"]:
+    """Return a ratio of sums over prompts with each prompt left out in turn."""
+    return (numerators.sum() - numerators) / (denominators.sum() - denominators)
+
+
+def standard_error(left_out: Float[np.ndarray, " N"]) -> float:
+    """Return the standard error of a number from its values with each of two or more prompts left out."""
+    count = len(left_out)
+    return math.sqrt((count - 1) / count * float(((left_out - left_out.mean()) ** 2).sum()))
 
 
 class Estimate(NamedTuple):

@@ -1,12 +1,28 @@
 """Paired differences of accept lengths: the jackknife's number, and an interval that holds the truth as it says."""
 
+import math
+from collections.abc import Callable
+from statistics import fmean, stdev
+from typing import Any
+
 import numpy as np
 import pytest
-from leave_one_out import leave_one_out_error
 
-from eagle3.decoding.paired import CONFIDENCE, Gains, accept_length, difference
+from eagle3.decoding.paired import CONFIDENCE, Gains, accept_length, difference, left_out_ratios, standard_error
 
 PROMPTS = 60
+
+
+def leave_one_out_error(statistic: Callable[[list[Any]], float], items: list[Any]) -> float:
+    """A plain reference: the value of any statistic with each item left out in turn."""
+    return standard_error(np.array([statistic([*items[:place], *items[place + 1 :]]) for place in range(len(items))]))
+
+
+def test_the_error_of_a_mean_is_the_standard_deviation_over_the_root_of_the_count() -> None:
+    values = [1.0, 4.0, 2.0, 8.0, 5.0]
+    expected = pytest.approx(stdev(values) / math.sqrt(len(values)))
+    assert leave_one_out_error(fmean, values) == expected
+    assert standard_error(left_out_ratios(np.array(values), np.ones(5))) == expected
 
 
 def drawn(rng: np.random.Generator, prompts: int = PROMPTS) -> tuple[Gains, Gains]:

@@ -2,16 +2,14 @@
 
 import json
 import shlex
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from exported_head import Editable, errors, save_checkpoint, with_record
-from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
 from scripts import run_script
+from serving_fixtures import serve_config
 from stores import ROOT
 
 from eagle3 import cli
@@ -20,7 +18,7 @@ from eagle3.commands.serve import export_head as export_action
 from eagle3.errors import InputError
 from eagle3.head_files.files import read_files
 from eagle3.head_files.finding import Finding
-from eagle3.serving.head.export import TrainedHead, export_head
+from eagle3.serving.head.export import TrainedHead
 from eagle3.settings.serving import Decoding
 from eagle3.storage.files import read_json, write_jsonl
 
@@ -32,19 +30,10 @@ def test_a_command_in_a_stored_report_composes_today() -> None:
     assert (script, config.action, config.limit) == ("serve.py", "bench", 16)
 
 
-def serve(*settings: str, cwd: Path) -> subprocess.CompletedProcess:
-    return run_script("serve", *settings, cwd=cwd)
-
-
 def save_run(folder: Path, trained: TrainedHead, *, target: str) -> None:
     """A finished training, whose features were made from `target`."""
     made_from = replace(trained.record.target, name=target, revision=None)
     save_checkpoint(folder / "checkpoints/best.ckpt", with_record(trained, target=made_from))
-
-
-def serve_config(*overrides: str) -> DictConfig:
-    with initialize_config_dir(cli.CONF, version_base="1.3"):
-        return compose("serve", overrides=[*overrides, "run_dir=."])
 
 
 @pytest.mark.parametrize(
@@ -79,17 +68,16 @@ def test_one_limit_is_for_every_action_and_its_default_for_each() -> None:
 
 def test_export_writes_the_best_head_of_a_run_without_its_target(trained_on_tiny: TrainedHead, tmp_path: Path) -> None:
     save_run(tmp_path / "run", trained_on_tiny, target="./gone/target")
-    done = serve("action=export", "run=run", "head=head", cwd=tmp_path)
+    done = run_script("serve", "action=export", "run=run", "head=head", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "skipped  accept_length     target.path=./gone/target does not exist" in done.stdout
     assert read_files(tmp_path / "head").layer_ids == [1, 3, 4]
 
 
-def test_decode_prints_one_json_line(trained_on_tiny: TrainedHead, tiny_path: Path, tmp_path: Path) -> None:
-    export_head(trained_on_tiny, tmp_path / "head", versions={})
+def test_decode_prints_one_json_line(exported: Path, tiny_path: Path, tmp_path: Path) -> None:
     write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "Hi"}])
-    done = serve(
-        "action=decode", f"target.path={tiny_path}", "head=head", "prompts.path=rows.jsonl", "steps=2",
+    done = run_script(
+        "serve", "action=decode", f"target.path={tiny_path}", f"head={exported}", "prompts.path=rows.jsonl", "steps=2",
         "max_new_tokens=4", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -103,13 +91,13 @@ def test_decode_prints_one_json_line(trained_on_tiny: TrainedHead, tiny_path: Pa
 
 
 def test_check_exits_with_status_1_and_the_reason_and_writes_the_table_as_json(
-    trained_on_tiny: TrainedHead, tiny_path: Path, tmp_path: Path
+    exported: Path, tiny_path: Path, tmp_path: Path
 ) -> None:
-    export_head(trained_on_tiny, tmp_path / "head", versions={})
-    head = Editable(tmp_path / "head")
+    head = Editable(exported)
     head.tensors["d2t"] = head.tensors["d2t"] + torch.arange(64)
     head.save()
-    done = serve("action=check", f"target.path={tiny_path}", "head=head", "findings=found.json", cwd=tmp_path)
+    given = (f"target.path={tiny_path}", "head=head", "findings=found.json")
+    done = run_script("serve", "action=check", *given, cwd=tmp_path)
     assert done.returncode == 1
     assert "error    d2t" in done.stdout
     assert "d2t holds target ids" in done.stdout

@@ -2,10 +2,10 @@
 
 import json
 import re
-from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from xml.etree.ElementTree import Element, fromstring
 
 import pytest
 import torch
@@ -17,80 +17,42 @@ from eagle3.decoding.speculate import Decoded, Measurement, Round, Speculator
 from eagle3.errors import InputError
 from eagle3.head_files.format import load_head
 from eagle3.serving.show.page import page, show
-from eagle3.serving.show.text import piece, visible
-from eagle3.serving.show.trace import Trace
+from eagle3.serving.show.trace import Trace, piece, visible
 from eagle3.storage.files import write_jsonl
 from eagle3.target.model import Target
 
-VOID = {"meta", "input"}
-KINDS = {"accepted", "rejected", "target"}
+
+def shown(element: Element, depth: int | None = None) -> dict[str, Any]:
+    """A token as the page shows it."""
+    _, kind, *cut = element.attrib["class"].split()
+    assert kind in ("accepted", "rejected", "target") and cut in ([], ["cut"])
+    own = {"id": int(element.attrib["data-id"]), "kind": kind, "cut": bool(cut), "depth": depth}
+    return own | {"text": element.text, "title": element.attrib["title"]}
 
 
-class Page(HTMLParser):
-    """What a browser would show: tokens of each answer and each round as (kind, id, text, title)."""
+class Page:
+    """What a browser would show: the tokens of each answer, and those of each round."""
 
     def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[tuple[str, dict[str, str]]] = []
-        self.elements: list[tuple[str, dict[str, str]]] = []
-        self.answers: list[list[dict[str, Any]]] = []
-        self.rounds: list[list[list[dict[str, Any]]]] = []
-        self.facts: dict[str, str] = {}
-        self.rows: list[list[str]] = []
-        self.prompts: list[str] = []
-        self.name = ""
-        self.feed(text)
-        self.close()
-        assert self.open == []
+        self.root = fromstring(text)
+        answers = self.root.findall(".//section[@class='answer']")
+        self.prompts = [answer.findtext("p[@class='prompt']") for answer in answers]
+        self.answers = [[*map(shown, answer.findall("p[@class='text']/*"))] for answer in answers]
+        self.rounds = [[*map(self.round, answer.findall(".//li[@class='round']"))] for answer in answers]
+        self.facts = {
+            row.findtext("th"): row.findtext("td") for row in self.root.findall(".//table[@class='facts']/tr")
+        }
+        self.rows = [[cell.text for cell in row] for row in self.root.findall(".//tr[@class='row']")]
 
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        attributes = dict(attrs)
-        self.elements.append((tag, attributes))
-        if tag in VOID:
-            return
-        self.open.append((tag, attributes))
-        classes = attributes.get("class", "").split()
-        if classes == ["answer"]:
-            self.answers.append([])
-            self.rounds.append([])
-            self.prompts.append("")
-        elif classes == ["round"]:
-            self.rounds[-1].append([])
-        elif classes == ["row"]:
-            self.rows.append([])
-        elif "data-id" in attributes:
-            into = self.answers[-1] if self.inside("text") else self.rounds[-1][-1]
-            depth = next((int(each["style"].split(":")[1]) for _, each in self.open if "style" in each), None)
-            [kind] = KINDS & {*classes}
-            own = {"id": int(attributes["data-id"]), "kind": kind, "cut": "cut" in classes, "depth": depth}
-            into.append(own | {"text": "", "title": attributes["title"]})
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop()[0] == tag
-
-    def handle_data(self, data: str) -> None:
-        if not self.open:
-            return
-        tag, attributes = self.open[-1]
-        if "data-id" in attributes:
-            (self.answers[-1] if self.inside("text") else self.rounds[-1][-1])[-1]["text"] += data
-        elif attributes.get("class") == "prompt":
-            self.prompts[-1] += data
-        elif tag == "th" and self.inside("facts"):
-            self.name = data
-        elif tag == "td" and self.inside("facts"):
-            self.facts[self.name] = data
-        elif tag == "td" and self.inside("row"):
-            self.rows[-1].append(data)
-
-    def inside(self, name: str) -> bool:
-        return any(attributes.get("class") == name for _, attributes in self.open)
+    def round(self, item: Element) -> list[dict[str, Any]]:
+        drafts = [(draft[0], int(draft.attrib["style"].removeprefix("--depth:"))) for draft in item.findall("ul/li")]
+        return [*(shown(*draft) for draft in drafts), *map(shown, item.findall("span"))]
 
 
 def needs_nothing_else(found: Page) -> bool:
     loading = {"script", "link", "img", "iframe", "object", "embed", "video", "audio", "base"}
-    tags = {tag for tag, _ in found.elements}
-    names = {name for _, attributes in found.elements for name in attributes}
+    tags = {element.tag for element in found.root.iter()}
+    names = {name for element in found.root.iter() for name in element.attrib}
     return not tags & loading and not names & {"src", "href", "srcset"} and not any(n.startswith("on") for n in names)
 
 
@@ -110,11 +72,10 @@ def prompts_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_page_of_the_command_says_what_the_decoder_did(
     head_folder: Path, tiny_path: Path, target: Target, prompts_file: Path, tmp_path: Path
 ) -> None:
-    shape = TREE
     done = run_script(
         "serve", "action=show", f"target.path={tiny_path}", "target.dtype=float32",
         f"head={head_folder}", f"prompts.path={prompts_file}", "limit=3", "max_new_tokens=16", "out=new/page.html",
-        *(f"{key}={value}" for key, value in shape.items()), cwd=tmp_path,
+        *(f"{key}={value}" for key, value in TREE.items()), cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = Page((tmp_path / "new/page.html").read_text(encoding="utf-8"))
@@ -127,7 +88,7 @@ def test_the_page_of_the_command_says_what_the_decoder_did(
     for number, messages in enumerate(chat_prompts):
         ids = target.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         rounds: list[Round] = []
-        decoded.append(speculator.decode(ids, max_new_tokens=16, watch=rounds.append, **shape))
+        decoded.append(speculator.decode(ids, max_new_tokens=16, watch=rounds.append, **TREE))
         assert found.prompts[number] == visible(target.tokenizer.decode(ids))
         in_text = [token for token in found.answers[number] if token["kind"] != "rejected"]
         assert [token["id"] for token in in_text] == decoded[-1].token_ids
@@ -135,14 +96,11 @@ def test_the_page_of_the_command_says_what_the_decoder_did(
         kinds = ["target"]  # prefill
         assert len(found.rounds[number]) == len(rounds) == decoded[-1].verifications
         known = len(ids) + 1
-        for shown, each in zip(found.rounds[number], rounds, strict=True):
-            *drafts, own = shown
+        for (*drafts, own), each in zip(found.rounds[number], rounds, strict=True):
             tree = each.drafts
-            expected = {}
-            for node, token in enumerate(tree.tokens):
-                depth = 1 + sum(1 for _ in above(tree, node))
-                expected[node] = (token, depth, "accepted" if node in each.accepted else "rejected")
-            assert sorted((one["id"], one["depth"], one["kind"]) for one in drafts) == sorted(expected.values())
+            kind = ["accepted" if node in each.accepted else "rejected" for node in range(len(tree.tokens))]
+            expected = sorted(zip(tree.tokens, map(len, tree.paths()), kind, strict=True))
+            assert sorted((one["id"], one["depth"], one["kind"]) for one in drafts) == expected
             given = sorted((probability(one) or 0.0) for one in drafts)
             assert given == pytest.approx(sorted(map(tree.probability, range(len(tree.tokens)))), abs=5e-4)
             assert all(later["depth"] <= one["depth"] + 1 for one, later in pairwise(drafts))  # below its parent
@@ -158,18 +116,13 @@ def test_the_page_of_the_command_says_what_the_decoder_did(
     assert sum(whole.per_depth) > 0
     assert found.facts["accept length"].startswith(f"{whole.accept_length:.3f} ± ")
     assert found.facts["head"] == str(head_folder) and found.facts["target"] == str(tiny_path)
-    assert found.facts["drafts"].startswith(f"steps={shape['steps']} topk={shape.get('topk', 1)} ")
+    assert found.facts["drafts"].startswith("steps=3 topk=3 draft_tokens=9")
     by_source = {"a": [decoded[0], decoded[2]], "b": [decoded[1]], "all": decoded}
     assert [row[0] for row in found.rows] == [*by_source]
     for row, group in zip(found.rows, by_source.values(), strict=True):
         measured = Measurement(group, None, 0.0)
         rates = [f"{rate:.3f}" for rate in (measured.accept_length, *measured.per_depth)]
         assert row[1:] == [str(len(group)), str(measured.tokens), str(measured.verifications), *rates]
-
-
-def above(tree: Tree, node: int) -> list[int]:
-    parent = tree.parents[node]
-    return [] if parent == -1 else [parent, *above(tree, parent)]
 
 
 class Words:
@@ -196,15 +149,15 @@ def test_odd_tokens_break_nothing_and_are_shown() -> None:
     trace = Trace("</td>\u202e", [*b"hi\n"], decoded, [Round(tree, chosen)])
     found = Page(page(Words(), [trace], {"head": "</title><script>"}))
     assert needs_nothing_else(found)
-    [answer], [[shown]] = found.answers, found.rounds
+    [answer], [[in_round]] = found.answers, found.rounds
     assert [token["id"] for token in answer] == [66, *chosen]
     texts = [token["text"] for token in answer]
     assert texts[:6] == ["B", "<0xE2>", "<0x82>", "€", "</script><script>alert(1)</script>", "↵\n"]
     assert texts[6:9] == ["⇥", "\\u202eא", "\\x00\\x1b"]
     assert texts[9:] == ["&amp;<!--", "<262>", "<999>", "<0xFF>", "A"]
-    assert [token["text"] for token in shown] == texts[1:]
+    assert [token["text"] for token in in_round] == texts[1:]
     assert found.rows[0][0] == "</td>\\u202e" and found.prompts == ["hi↵\n"]
-    assert all(probability(token) == 0.5 for token in shown[:-1])
+    assert all(probability(token) == 0.5 for token in in_round[:-1])
 
 
 def test_trees_are_listed_from_the_top_and_tokens_after_the_end_are_marked() -> None:
@@ -237,9 +190,8 @@ def test_trees_are_listed_from_the_top_and_tokens_after_the_end_are_marked() -> 
     ]  # fmt: skip
 
 
-def test_what_no_file_can_hold_is_escaped_and_unlikely_paths_have_a_probability() -> None:
+def test_what_no_file_can_hold_is_escaped() -> None:
     assert visible("\ud800\u2028 a\r\n") == "\\ud800\\u2028 a␍↵\n"
-    assert Tree([1, 2, 3], [-1, 0, 1], [1e-30, 0.0, 0.0]).probability(2) == 0.0
 
 
 def test_every_token_of_the_tiny_target_has_a_visible_text(target: Target) -> None:

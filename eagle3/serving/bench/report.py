@@ -1,9 +1,12 @@
 """The report of a bench run: results.json and report.md."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from eagle3.markdown import table
 from eagle3.serving.bench.loads import MeasuredLoad
@@ -74,7 +77,8 @@ def report_text(sets: Mapping[str, Sequence[Cell]], verdicts: Sequence[str], fac
     for prompt_set, cells in sets.items():
         parts += ["", f"## {prompt_set}", "", load_table(cells), "", depth_table(cells)]
         parts += [f"\nFailed at concurrency {cell.concurrency}: {errors(cell)}" for cell in cells if errors(cell)]
-    parts += ["", "## How it was measured", "", *fact_lines(facts)]
+    written = yaml.safe_dump(dict(facts), sort_keys=False, allow_unicode=True, width=math.inf)  # commands in one line
+    parts += ["", "## How it was measured", "", f"```yaml\n{written}```"]
     return "\n".join(parts)
 
 
@@ -149,13 +153,3 @@ def depth_table(cells: Sequence[Cell]) -> str:
 def errors(cell: Cell) -> str:
     sides = cell.sides.items()
     return "; ".join(f"{side}: {count} times {reason}" for side, of in sides for reason, count in of.errors.items())
-
-
-def fact_lines(facts: Mapping[str, Any], depth: int = 0) -> list[str]:
-    """Return a nested list."""
-    lines = []
-    for name, value in facts.items():
-        nested = isinstance(value, Mapping)
-        lines.append(f"{'  ' * depth}- {name}:" if nested else f"{'  ' * depth}- {name}: `{value}`")
-        lines += fact_lines(value, depth + 1) if nested else []
-    return lines

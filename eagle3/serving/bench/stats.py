@@ -8,8 +8,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from statistics import fmean, median, quantiles, stdev
+from statistics import fmean, stdev
 
+import numpy as np
 from scipy import stats
 
 from eagle3.serving.bench.loads import MeasuredLoad
@@ -36,10 +37,6 @@ class Interval:
     low: float | None
     high: float | None
 
-    @property
-    def surely_above_one(self) -> bool:
-        return (self.value if self.low is None else self.low) > 1
-
 
 @dataclass(frozen=True)
 class Summary:
@@ -58,6 +55,12 @@ class Summary:
     accept_length: float | None
     per_depth: list[float]
     same_answers: float | None = None
+
+    @property
+    def seconds_per_token(self) -> float:
+        """The median time per output token of a load that has one."""
+        assert self.tpot is not None
+        return self.tpot.median
 
 
 @dataclass(frozen=True)
@@ -124,10 +127,7 @@ def summarise(repeats: Sequence[LoadResult]) -> Summary:
 def percentiles(values: Sequence[float | None]) -> Spread | None:
     """Return median, p90 and p99 of the values that are there (an answer of one token has no time per token)."""
     known = [value for value in values if value is not None]
-    if not known:
-        return None
-    cuts = quantiles(known if len(known) > 1 else known * 2, n=100, method="inclusive")
-    return Spread(median(known), cuts[89], cuts[98])
+    return Spread(*np.percentile(known, [50, 90, 99]).tolist()) if known else None
 
 
 def acceptance_per_depth(histograms: Sequence[Sequence[int]]) -> list[float]:
@@ -163,4 +163,5 @@ def mean_ratio(ratios: Sequence[float]) -> Interval | None:
 
 def stops_paying(speed_ups: Mapping[int, Interval]) -> int | None:
     """Return the lowest concurrency whose time per output token is not surely better than the plain target's."""
-    return min((load for load, ratio in speed_ups.items() if not ratio.surely_above_one), default=None)
+    least = {load: ratio.value if ratio.low is None else ratio.low for load, ratio in speed_ups.items()}
+    return min((load for load, ratio in least.items() if ratio <= 1), default=None)

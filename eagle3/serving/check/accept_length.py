@@ -102,10 +102,13 @@ class Measurer:
 
     def _compared(self, result: MeasuredAcceptLength, record: HeadRecord) -> tuple[Level, *tuple[str, ...]]:
         """Return the comparison, and what is wrong, if anything."""
-        if record.accept_length is not None and same_measurement(result, record.accept_length):
-            return self._compared_with_export(result, record.accept_length)
+        exported = record.accept_length
+        if exported is not None and all(getattr(result, name) == getattr(exported, name) for name in SAME_MEASUREMENT):
+            return self._compared_with_export(result, exported)
         simulated = record.simulated_accept_length.get(result.steps)
-        if simulated is not None and comparable_with_training(result):
+        # Validation simulates greedy chains along held-out answers, without a window.
+        alike = result.from_validation and result.topk == 1 and result.temperature == 0 and result.draft_window is None
+        if simulated is not None and alike:
             return self._compared_with_training(result, simulated)
         return ("ok",)
 
@@ -142,13 +145,3 @@ class Measurer:
 
 def two_errors(result: MeasuredAcceptLength) -> float:
     return math.inf if result.standard_error is None else 2 * result.standard_error
-
-
-def same_measurement(result: MeasuredAcceptLength, other: MeasuredAcceptLength) -> bool:
-    """Say whether both were made on the same prompts with the same settings."""
-    return all(getattr(result, name) == getattr(other, name) for name in SAME_MEASUREMENT)
-
-
-def comparable_with_training(result: MeasuredAcceptLength) -> bool:
-    """Say whether validation simulated the same: greedy chains, without a window, along held-out answers."""
-    return result.from_validation and result.topk == 1 and result.temperature == 0 and result.draft_window is None

@@ -1,8 +1,20 @@
-"""Runs all checks of an exported head: of its files, then by decoding where the files cannot tell."""
+"""Runs all checks of an exported head: of its files, then by decoding where the files cannot tell.
+
+A fresh export is also compared with the trained head. Shapes: D draft vocabulary.
+"""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from eagle3.decoding.speculate import require_topk
 from eagle3.errors import InputError
+from eagle3.head.draft_head import DraftHead
+from eagle3.head.registry import kind_named
 from eagle3.head_files.check_config import (
     check_context,
     check_dtype,
@@ -13,11 +25,15 @@ from eagle3.head_files.check_config import (
     check_servers,
 )
 from eagle3.head_files.check_tensors import check_d2t, check_draft_vocab_size, check_embedding, check_t2d, check_tensors
-from eagle3.head_files.files import HeadFiles
+from eagle3.head_files.files import HeadFiles, read_files
 from eagle3.head_files.finding import Check, Finding, Problem, TargetFacts, facts_of_target, has_errors
+from eagle3.head_files.format import load_head
+from eagle3.head_files.record import write_record
 from eagle3.serving.check.accept_length import CHECK, Measurer
 from eagle3.serving.check.layer_notation import check_notation
 from eagle3.serving.check.origin import check_layer_ids, check_target
+from eagle3.serving.head.export import TrainedHead
+from eagle3.target.files import DTYPES
 
 # Checks of config.json alone, without the weights.
 CONFIG_CHECKS: tuple[Check, ...] = (
@@ -39,8 +55,6 @@ CHECKS: tuple[Check, ...] = (
     check_target,
     check_servers,
 )
-# For a head in the speculators' layout, which SGLang does not read: the other checks concern SGLang alone.
-VLLM_CHECKS = tuple(check for check in CHECKS if check not in (check_layout, check_options))
 # With errors of these our decoder still computes what SGLang would: the accept length tells how much they cost.
 DECODED_ALL_THE_SAME = ("layout", "options", "layer_ids", "context", "dtype", "embedding", "t2d")
 
@@ -89,3 +103,70 @@ def can_decode(files: HeadFiles, measurer: Measurer, findings: list[Finding]) ->
     except InputError:
         return False
     return True
+
+
+# --- a fresh export --------------------------------------------------------------------------------------------------
+
+
+def check_export(trained: TrainedHead, directory: Path, measurer: Measurer | str) -> list[Finding]:
+    """Run all checks of a fresh export; `measurer` is the reason where there is no target to measure with.
+
+    The accept length goes into training.json, for later checks to compare with."""
+    files, record = read_files(directory), trained.record
+    if isinstance(measurer, str):
+        facts = TargetFacts(config=trained.target_config, dtype=trained.dtype, identity=None, embedding=None)
+    else:
+        facts = facts_of_target(measurer.target, record.target.template_hash)
+    findings = [check_reload(trained, directory), *run_checks(files, facts)]
+    if isinstance(measurer, str):
+        return [*findings, Finding(CHECK, "skipped", measurer)]
+    if has_errors(findings):
+        return [*findings, Finding(CHECK, "skipped", "correct the errors above first")]
+    require_topk(measurer.decoding.topk, trained.head.config.draft_vocab_size)
+    prompts = measurer.prompts(record)
+    try:
+        result = measurer.measured(directory, prompts)
+    except InputError as reason:  # of the kind of target, or its answers are one token long: no fault of the export
+        return [*findings, Finding(CHECK, "skipped", str(reason))]
+    assert files.record is not None
+    write_record(directory, replace(files.record, accept_length=result))
+    return [*findings, excused(measurer.finding(result, record), trained, measurer.min_accept_length)]
+
+
+def excused(finding: Finding, trained: TrainedHead, min_accept_length: float) -> Finding:
+    """Make an error a warning if validation simulated too short an accept length, too: then the export is sound."""
+    simulated = trained.record.simulated_accept_length.values()
+    if finding.level == "error" and min(simulated, default=min_accept_length) < min_accept_length:
+        return replace(finding, level="warning")
+    return finding
+
+
+def check_reload(trained: TrainedHead, directory: Path) -> Finding:
+    """Say whether the files give, on random input, bit for bit the logits of the trained head in the same dtype."""
+    try:
+        exported = load_head(directory).head
+    except InputError as error:  # the other checks still run
+        return Finding("reload", "error", str(error))
+    expected = probe_logits(in_dtype(trained.head, DTYPES[trained.dtype]))
+    if torch.equal(probe_logits(exported), expected) and torch.equal(exported.draft_ids, trained.head.draft_ids):
+        return Finding("reload", "ok", "The files give the same logits as the training checkpoint")
+    return Finding("reload", "error", f"{directory} gives other logits than {trained.record.checkpoint}: export again")
+
+
+def in_dtype(head: DraftHead, dtype: torch.dtype) -> DraftHead:
+    """Copy the head with weights in `dtype`; RoPE's frequencies stay in float32, as servers keep them."""
+    copy = kind_named(head.config.KIND).new_head(head.config, head.draft_ids)
+    weights = {name: weight.to(dtype) for name, weight in head.named_parameters()}
+    copy.load_state_dict(weights | {"draft_ids": head.draft_ids}, assign=True)
+    return copy
+
+
+@torch.no_grad()
+def probe_logits(head: DraftHead) -> Float[Tensor, "2 D"]:
+    """Return the logits of the first two drafts after fixed random rows: they depend on every tensor and option."""
+    generator, rows = torch.Generator().manual_seed(0), 8
+    embedding = torch.randn(rows, head.config.hidden_size, generator=generator).to(head.fc.weight.dtype)
+    cached = kind_named(head.config.KIND).cached(head, embedding, rows)
+    first = cached.confirm(torch.randn(rows, head.fc.in_features, generator=generator), [*range(rows)])
+    second, _ = cached.step(first, torch.tensor([0]), cached.root())
+    return head.logits(torch.cat([first, second]))

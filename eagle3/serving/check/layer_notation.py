@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional
 
 from eagle3.decoding.batched_trees import BatchedTrees
-from eagle3.decoding.jackknife import left_out_ratios, standard_error
+from eagle3.decoding.paired import left_out_ratios, standard_error
 from eagle3.decoding.speculate import Speculator
 from eagle3.head.draft_head import DraftHead
 from eagle3.head_files.files import HeadFiles, ids_of
@@ -32,13 +32,6 @@ SURE = 2.5  # standard errors
 Layers = tuple[int, ...]  # indices into `hidden_states`
 
 
-class AnsweredPrompt(NamedTuple):
-    """A prompt and the target's answer to it."""
-
-    prompt_ids: list[int]
-    answer_ids: list[int]
-
-
 class CrossEntropy(NamedTuple):
     """Cross-entropy of the head's first drafts, in nats, summed over the answer's tokens in the draft vocabulary."""
 
@@ -51,8 +44,8 @@ def check_notation(files: HeadFiles, measurer: Measurer, prompts: PromptSet, ans
     target, num_layers = measurer.target, len(measurer.target.layers)
     head = load_head(files.path, num_layers=num_layers, dtype=target.embedding.dtype).head
     served, *others = readings(files, num_layers)
-    texts = [AnsweredPrompt(*text) for text in zip(prompts.prompts, answers, strict=True)]
-    losses = {layers: [first_draft_loss(head, target, layers, text) for text in texts] for layers in (served, *others)}
+    texts = [*zip(prompts.prompts, answers, strict=True)]
+    losses = {layers: [first_draft_loss(head, target, layers, *text) for text in texts] for layers in (served, *others)}
     means = {layers: mean_loss(of_texts) for layers, of_texts in losses.items()}
     best = min(means, key=means.__getitem__)
     others_losses = "; ".join(f"{means[layers]:.3f} on {_ids(layers)}" for layers in others)
@@ -79,9 +72,11 @@ def readings(files: HeadFiles, num_layers: int) -> list[Layers]:
 
 
 @torch.inference_mode()
-def first_draft_loss(head: DraftHead, target: Target, layers: Layers, text: AnsweredPrompt) -> CrossEntropy:
+def first_draft_loss(
+    head: DraftHead, target: Target, layers: Layers, prompt_ids: list[int], answer_ids: list[int]
+) -> CrossEntropy:
     """Return the cross-entropy of the drafts that would begin at each token of the answer, reading `layers`."""
-    ids, first = [*text.prompt_ids, *text.answer_ids], len(text.prompt_ids)  # prefill gives the answer's first token
+    ids, first = [*prompt_ids, *answer_ids], len(prompt_ids)  # prefill gives the answer's first token
     trees = BatchedTrees(Speculator(target, head, layers), Capture(target, layers), ids)
     logits = head.logits(trees.first_outputs(range(first, len(ids) - 1)))
     matches = trees.ids[first + 1 :, None] == head.draft_ids

@@ -10,11 +10,11 @@ from eagle3.target.identity import COMPARED, TargetIdentity
 
 def check_layer_ids(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
     """config.json names the layers where its server looks for them; training.json, if there, names the same."""
-    ids, num_layers = files.layer_ids, facts.config.num_layers
-    if files.nested:
-        yield from _in_speculators_layout(files, num_layers)
+    ids, layers = files.layer_ids, files.served_layers(facts.config.num_layers)
+    if files.nested:  # the layout of the speculators, which vLLM reads
+        if not files.top_level_ids:
+            yield "warning", f"config.json names no layers: vLLM takes its default, the inputs of {layers}"
         return
-    layers = files.served_layers(num_layers)
     served, trained = [layer - 1 for layer in layers], files.record.capture_layers if files.record else layers
     if layers != trained:
         hint = " (those are the inputs of layers, SGLang counts outputs)" if served == trained else ""
@@ -38,16 +38,6 @@ def check_layer_ids(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
             f"train with layer 1 as the first, or for SGLang alone set {IDS_KEY} to {layers} and remove "
             f"{LAYER_IDS} from the top level",
         )
-
-
-def _in_speculators_layout(files: HeadFiles, num_layers: int) -> Iterator[Problem]:
-    """Compare the ids where vLLM reads them: as `hidden_states` indices."""
-    layers = files.served_layers(num_layers)
-    trained = files.record.capture_layers if files.record else layers
-    if layers != trained:
-        yield "error", f"{LAYER_IDS}={layers} are not those of the training; set it to {trained}: vLLM counts inputs"
-    elif not files.top_level_ids:
-        yield "warning", f"config.json names no layers: vLLM takes its default, the inputs of {layers}"
 
 
 def _without_ids(files: HeadFiles, layers: list[int]) -> Iterator[Problem]:

@@ -58,12 +58,8 @@ def file_prompts(chat: Chat, source: Source, *, limit: int | None, max_length: i
     left_out: Counter[str] = Counter()
     conversations = _first_turns((found for _, found in read_prompts(source, keep_answers=False)), left_out)
     prompts = _encoded(chat, conversations, left_out)
-    return _prompt_set(f"prompts.path={_shortened(source.path)}", prompts, left_out, max_length, limit)
-
-
-def _shortened(path: str) -> str:
-    """Return a path below the working directory as the user may have typed it, anything else as it is."""
-    return path.removeprefix(f"{Path.cwd()}/")
+    path = source.path.removeprefix(f"{Path.cwd()}/")  # below the working directory as the user may have typed it
+    return _prompt_set(f"prompts.path={path}", prompts, left_out, max_length, limit)
 
 
 def question_prompts(chat: Chat, questions: list[str], *, max_length: int) -> PromptSet:

@@ -17,10 +17,8 @@ from eagle3.target.model import config_hash, identity_of
 BY_FILES = ("config_hash", "tokenizer_hash")  # identify the target without its weights
 
 
-def head_folders(heads: Sequence[str] | None) -> list[Path]:
-    """Return the folders that the key `heads` names; InputError without any, or where one comes twice."""
-    if not heads:
-        raise InputError("heads is not set; give folders of exported heads, the first to compare with: heads=[A,B]")
+def head_folders(heads: Sequence[str]) -> list[Path]:
+    """Return the folders that the key `heads` names; InputError where one comes twice."""
     folders = [Path(head) for head in heads]
     for place, folder in enumerate(folders):
         if folder.resolve() in [other.resolve() for other in folders[:place]]:

@@ -3,7 +3,6 @@
 Shapes: N prompts.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -31,20 +30,6 @@ class Way(NamedTuple):
         return f"T = {self.temperature:g}" if self.temperature else "greedy"
 
 
-def all_ways(settings: CompareSettings) -> list[Way]:
-    """Return every shape at every temperature."""
-    shapes = settings.drafts()
-    return [Way(temperature, shape) for temperature in dict.fromkeys(settings.temperatures) for shape in shapes]
-
-
-class Answers(NamedTuple):
-    """How the target answers; a prompt is seeded by its place."""
-
-    prompts: Sequence[list[int]]
-    max_new_tokens: int
-    seed: int
-
-
 class Measured(NamedTuple):
     """The gains of a head as SGLang counts them, and `kept`, without drafts accepted after a stop token.
 
@@ -55,38 +40,40 @@ class Measured(NamedTuple):
     by_position: Mapping[str, "Measured"] = {}
 
 
-class BatchedDecoder:
-    """The target answers once, in batches; each head and shape is replayed on that (eagle3/decoding/replay.py)."""
+def answers_at(
+    target: Target, prompts: Sequence[list[int]], settings: CompareSettings, *, max_new_tokens: int, seed: int
+) -> dict[float, list[Answered]]:
+    """Let the target answer the prompts at each temperature, in batches; a prompt is seeded by its place."""
+    return {
+        temperature: answer_all(
+            target,
+            prompts,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            seed=seed,
+            beyond=settings.most_steps,
+            batch_size=settings.batch_size,
+            batch_tokens=settings.batch_tokens,
+            progress=f"answers, T = {temperature:g}",
+        )
+        for temperature in dict.fromkeys(settings.temperatures)
+    }
 
-    def __init__(self, target: Target, settings: CompareSettings, answers: Answers) -> None:
-        self.steps, self.positions = settings.most_steps, settings.positions or []
-        self.draft_window = settings.draft_window
-        start = time.perf_counter()
-        self.answered = {
-            temperature: answer_all(
-                target,
-                answers.prompts,
-                max_new_tokens=answers.max_new_tokens,
-                temperature=temperature,
-                seed=answers.seed,
-                beyond=self.steps,
-                batch_size=settings.batch_size,
-                batch_tokens=settings.batch_tokens,
-                progress=f"answers, T = {temperature:g}",
-            )
-            for temperature in dict.fromkeys(settings.temperatures)
-        }
-        self.seconds = time.perf_counter() - start
 
-    def __call__(self, speculator: Speculator, ways: Sequence[Way], name: str) -> dict[Way, Measured]:
-        measured = {}
-        topks = sorted({way.shape.topk for way in ways})
-        for temperature, answered in self.answered.items():
-            bar, window = Bar(answered, desc=name, unit="prompt"), self.draft_window
-            recording = record(speculator, bar, steps=self.steps, topks=topks, draft_window=window)
-            for way in (way for way in ways if way.temperature == temperature):
-                measured[way] = of_rounds(recording.replay_each(**way.shape._asdict()), answered, self.positions)
-        return {way: measured[way] for way in ways}
+def measure_head(
+    speculator: Speculator, answers: Mapping[float, Sequence[Answered]], settings: CompareSettings, name: str
+) -> dict[Way, Measured]:
+    """Replay the head in every shape on the answers (eagle3/decoding/replay.py)."""
+    measured = {}
+    shapes, window = settings.drafts(), settings.draft_window
+    topks = sorted({shape.topk for shape in shapes})
+    for temperature, answered in answers.items():
+        bar = Bar(answered, desc=name, unit="prompt")
+        recording = record(speculator, bar, steps=settings.most_steps, topks=topks, draft_window=window)
+        for shape in shapes:
+            rounds = recording.replay_each(**shape._asdict())
+            measured[Way(temperature, shape)] = of_rounds(rounds, answered, settings.positions or [])
+    return measured
 
 
 def of_rounds(rounds: Sequence[Rounds], answered: Sequence[Answered], positions: Sequence[int]) -> Measured:

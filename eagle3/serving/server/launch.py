@@ -16,9 +16,9 @@ from eagle3.engine.installation import count_gpus, find_sglang
 from eagle3.engine.process import Server, require_free_port
 from eagle3.errors import Interrupted
 from eagle3.head_files.files import read_files, read_without_weights, weight_files
-from eagle3.head_files.finding import Finding, TargetFacts, findings_table, require_no_errors
+from eagle3.head_files.finding import TargetFacts, findings_table, require_no_errors
 from eagle3.secrets import public
-from eagle3.serving.check.checks import CONFIG_CHECKS, run_checks
+from eagle3.serving.check.checks import CHECKS, CONFIG_CHECKS, run_checks
 from eagle3.settings.engine import LaunchSettings
 from eagle3.target.facts import target_config
 from eagle3.target.files import TargetFiles
@@ -62,11 +62,7 @@ def launch(settings: LaunchSettings, target: TargetFiles, draft: Draft | None, *
 def require_head(settings: LaunchSettings, target: TargetFiles, draft: Draft | None) -> None:
     """Raise InputError for what `prepare` finds wrong with a head without SGLang, a GPU or the head's weights."""
     if settings.check and draft is not None:
-        findings = check_files(draft.head, target, weights=False)
-        findings = [each for each in findings if each.level in ("warning", "error")]
-        if findings:
-            log.info(findings_table(findings))
-        require_no_errors(findings, draft.head)
+        check_files(draft.head, target, weights=False)
 
 
 def prepare(settings: LaunchSettings, target: TargetFiles, draft: Draft | None) -> None:
@@ -76,14 +72,14 @@ def prepare(settings: LaunchSettings, target: TargetFiles, draft: Draft | None) 
         return
     find_sglang(settings)
     if draft is not None:
-        findings = check_files(draft.head, target)
-        log.info(findings_table(findings))
-        require_no_errors(findings, draft.head)
+        check_files(draft.head, target, weights=True)
     count_gpus(settings)
 
 
-def check_files(head: str, target: TargetFiles, *, weights: bool = True) -> list[Finding]:
-    """Run the checks that need neither decoding nor the target's weights; those of the head can be left unread, too."""
+def check_files(head: str, target: TargetFiles, *, weights: bool) -> None:
+    """Log the checks that need neither decoding nor the target's weights, and raise InputError if one finds an error.
+
+    Without the head's `weights` these are the checks of its config, and only what they find is logged."""
     files = read_files(head) if weights else read_without_weights(head)
     weight_files(files.path)  # they have to be there
     facts = TargetFacts(
@@ -92,7 +88,10 @@ def check_files(head: str, target: TargetFiles, *, weights: bool = True) -> list
         identity=None,
         embedding=None,
     )
-    return run_checks(files, facts) if weights else run_checks(files, facts, CONFIG_CHECKS)
+    findings = run_checks(files, facts, CHECKS if weights else CONFIG_CHECKS)
+    if shown := [each for each in findings if weights or each.level in ("warning", "error")]:
+        log.info(findings_table(shown))
+    require_no_errors(findings, head)
 
 
 def announce(server: Server, information: Mapping[str, Any]) -> None:

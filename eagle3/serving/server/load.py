@@ -41,11 +41,6 @@ class LoadResult:
         return [answer for answer in self.answers if answer.error is not None]
 
 
-def repeat_prompts(prompts: Sequence[list[int]], *, at_least: int) -> list[list[int]]:
-    """Return every prompt once, then again in turn until there are `at_least` that many."""
-    return list(islice(cycle(prompts), max(len(prompts), at_least)))
-
-
 def measure_load(
     url: str,
     prompts: Sequence[list[int]],
@@ -136,9 +131,10 @@ class PlainAnswers:
         plain: bool,
         progress: str,
     ) -> LoadResult:
-        """Send the prompts to a server, repeated where places would otherwise be empty most of the time, and compare
-        the answers."""
-        requests = repeat_prompts(prompts, at_least=settings.requests_per_place * concurrency)
+        """Send each prompt to a server, then each again in turn where places would otherwise be empty most of the
+        time, and compare the answers."""
+        number = max(len(prompts), settings.requests_per_place * concurrency)
+        requests = list(islice(cycle(prompts), number))
         result = measure_load(
             url,
             requests,

@@ -1,7 +1,6 @@
 """The page of `action=show`: one file, without network requests or scripts."""
 
 import datetime
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,8 @@ from eagle3.secrets import public
 from eagle3.serving.check.accept_length import Measurer
 from eagle3.serving.check.prompts import PromptSet
 from eagle3.serving.report import with_error
-from eagle3.serving.show.text import visible
-from eagle3.serving.show.trace import Trace, rows, shown_answer, shown_rounds, traced
+from eagle3.serving.show.trace import Trace, rows, shown_answer, shown_rounds, traced, visible
 from eagle3.storage.files import atomic_write
-
-log = logging.getLogger(__name__)
 
 
 def show(measurer: Measurer, head: Path, out: str, *, origin: dict[str, Any]) -> None:

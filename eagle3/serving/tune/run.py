@@ -10,6 +10,7 @@ from eagle3.engine.draft import Draft
 from eagle3.errors import InputError, Interrupted
 from eagle3.secrets import public
 from eagle3.serving.server.launch import prepare
+from eagle3.serving.server.load import PlainAnswers
 from eagle3.serving.tune.candidates import decoder_gains
 from eagle3.serving.tune.report import REPORT, write_tune_report
 from eagle3.serving.tune.search import Findings, search
@@ -36,6 +37,7 @@ def tune(
 
     `target_settings` load the target for our decoder; `origin` goes into tune.json: commit, command, machine,
     versions."""
+    sampling = {"temperature": answering.temperature, "max_new_tokens": answering.max_new_tokens}
     timer = ServerTimer(
         settings=settings,
         launch=launch,
@@ -43,7 +45,7 @@ def tune(
         revision=target.revision,
         head=head,
         prompts=prompts,
-        sampling={"temperature": answering.temperature, "max_new_tokens": answering.max_new_tokens},
+        plain_answers=PlainAnswers(sampling),
         log_dir=folder,
     )
     require_possible(settings, launch, target, head, folder)

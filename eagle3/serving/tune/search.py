@@ -8,8 +8,9 @@ from itertools import pairwise
 
 from eagle3.draft_shape import Shape
 from eagle3.errors import InputError
+from eagle3.serving.bench.stats import Summary
 from eagle3.serving.tune.candidates import Gain
-from eagle3.serving.tune.timing import LoadTiming, Timer
+from eagle3.serving.tune.timing import ServerTimer
 from eagle3.settings.serving import TuneSettings
 
 log = logging.getLogger(__name__)
@@ -25,10 +26,10 @@ class Findings:
 
     settings: TuneSettings
     gains: Mapping[Shape, Gain]
-    plain: dict[int, LoadTiming] = field(default_factory=dict)
-    timed: dict[Shape, dict[int, LoadTiming]] = field(default_factory=dict)
+    plain: dict[int, Summary] = field(default_factory=dict)
+    timed: dict[Shape, dict[int, Summary]] = field(default_factory=dict)
     failed: dict[Shape, str] = field(default_factory=dict)
-    no_steps: dict[int, LoadTiming] = field(default_factory=dict)
+    no_steps: dict[int, Summary] = field(default_factory=dict)
 
     def predicted(self, setting: Shape, load: int) -> float:
         return self.gains[setting].predicted_speed_up(setting, concurrency=load, **self.settings.assumed)
@@ -52,7 +53,7 @@ class Findings:
         """Return the loads at which no timed chain beats the plain target."""
         return [load for load in self.plain if self.speed_up(self.best(load), load) <= 1]
 
-    def served(self, load: int) -> tuple[int, LoadTiming]:
+    def served(self, load: int) -> tuple[int, Summary]:
         """Return the steps of the fastest timed chain, or 0 if not to draft is faster, and their timing."""
         chain = self.best(load)
         choices = [(chain.steps, self.timed[chain][load])]
@@ -68,7 +69,7 @@ class Findings:
 def search(
     settings: TuneSettings,
     gains: Mapping[Shape, Gain],
-    timer: Timer,
+    timer: ServerTimer,
     keep: Callable[[Findings], object],
 ) -> Findings:
     """Time `tune.timed` settings, the best predicted by `gains`.
@@ -94,7 +95,7 @@ def search(
     return found
 
 
-def _time_without_steps(found: Findings, timer: Timer) -> None:
+def _time_without_steps(found: Findings, timer: ServerTimer) -> None:
     """Time 0 steps where no chain pays.
 
     SGLang then still verifies each token and runs the head. At 64 requests a token took 2.8 times as long as on the

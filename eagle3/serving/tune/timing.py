@@ -2,9 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
 
 from eagle3.draft_shape import Shape
 from eagle3.engine.command import launch_command
@@ -12,58 +10,15 @@ from eagle3.engine.draft import Draft, require_adaptive, write_adaptive
 from eagle3.engine.endpoint import is_reachable, server_information
 from eagle3.engine.process import Server
 from eagle3.errors import InputError
-from eagle3.serving.bench.stats import summarise
-from eagle3.serving.server.load import LoadResult, PlainAnswers
+from eagle3.serving.bench.stats import Summary, summarise
+from eagle3.serving.server.load import PlainAnswers
 from eagle3.settings.engine import LaunchSettings
 from eagle3.settings.serving import TuneSettings
 
 
-@dataclass(frozen=True)
-class LoadTiming:
-    """Numbers of one load. `seconds_per_token` is the median over answers of their time per output token.
-
-    `accept_length` is by the server's own counts, None without a head. `same_answers` is the share of answers that
-    equal the plain server's."""
-
-    seconds_per_token: float
-    tokens_per_second: float
-    accept_length: float | None
-    same_answers: float | None
-    requests: int
-    failed: int
-
-
-def timing_of(result: LoadResult) -> LoadTiming:
-    """Summarise a load; InputError if no answer has a second token."""
-    numbers = summarise([result])
-    if numbers.tpot is None:
-        reason = ", ".join(numbers.errors) or "all answers are one token long"
-        raise InputError(f"none of {numbers.requests} answers can be timed: {reason}")
-    return LoadTiming(
-        numbers.tpot.median,
-        numbers.throughput,
-        numbers.accept_length,
-        numbers.same_answers,
-        numbers.requests,
-        numbers.failed,
-    )
-
-
-class Timer(Protocol):
-    """Times servers. Results are by the number of concurrent requests."""
-
-    def __call__(self, setting: Shape | None) -> dict[int, LoadTiming]:
-        """Time a draft setting (None: the plain target) at each load."""
-        ...
-
-    def adaptive(self, steps: Mapping[int, int], loads: Sequence[int]) -> dict[int, LoadTiming]:
-        """Time chains with `steps` by the number of running requests at some loads."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class ServerTimer:
-    """Starts a server, sends it each load, and stops it."""
+    """Starts a server, sends it each load, and stops it. Results are by the number of concurrent requests."""
 
     settings: TuneSettings
     launch: LaunchSettings
@@ -71,22 +26,20 @@ class ServerTimer:
     revision: str | None
     head: str
     prompts: Sequence[list[int]]
-    sampling: Mapping[str, Any]
+    plain_answers: PlainAnswers
     log_dir: Path
-
-    @cached_property
-    def plain_answers(self) -> PlainAnswers:
-        return PlainAnswers(self.sampling)
 
     def command(self, draft: Draft | None) -> list[str]:
         return launch_command(self.launch, target=self.target, revision=self.revision, draft=draft)
 
-    def __call__(self, setting: Shape | None) -> dict[int, LoadTiming]:
+    def __call__(self, setting: Shape | None) -> dict[int, Summary]:
+        """Time a draft setting (None: the plain target) at each load."""
         name = "-".join(map(str, setting)) if setting else "plain"
         draft = self._draft(setting) if setting else None
         return self._times(name, draft, self.settings.all_loads)
 
-    def adaptive(self, steps: Mapping[int, int], loads: Sequence[int]) -> dict[int, LoadTiming]:
+    def adaptive(self, steps: Mapping[int, int], loads: Sequence[int]) -> dict[int, Summary]:
+        """Time chains with `steps` by the number of running requests at some loads."""
         file = self.log_dir / "timed_adaptive.json"
         write_adaptive(file, steps)
         return self._times("adaptive", replace(self._draft(Shape(1, 1, 2)), adaptive=str(file)), loads)
@@ -94,21 +47,24 @@ class ServerTimer:
     def _draft(self, shape: Shape) -> Draft:
         return Draft(head=self.head, window=self.settings.draft_window, **shape._asdict())
 
-    def _times(self, name: str, draft: Draft | None, loads: Sequence[int]) -> dict[int, LoadTiming]:
+    def _times(self, name: str, draft: Draft | None, loads: Sequence[int]) -> dict[int, Summary]:
         log = self.log_dir / f"{name}.log"
         with Server(self.launch, self.command(draft), log=log, name=f"server {name}") as server:
             if draft is not None and draft.adaptive is not None:
                 require_adaptive(server_information(server.url), name=server.name)
             return {load: self._timed(server, load, plain=draft is None) for load in loads}
 
-    def _timed(self, server: Server, concurrency: int, *, plain: bool) -> LoadTiming:
+    def _timed(self, server: Server, concurrency: int, *, plain: bool) -> Summary:
         progress = f"time {server.name} x{concurrency}"
         result = self.plain_answers.measure(
             server.url, self.prompts, concurrency, self.settings, plain=plain, progress=progress
         )
         if result.failed and not is_reachable(server.url):
             raise server.failure()
-        timing = timing_of(result)
+        timing = summarise([result])
+        if timing.tpot is None:
+            reason = ", ".join(timing.errors) or "all answers are one token long"
+            raise InputError(f"none of {timing.requests} answers can be timed: {reason}")
         if not plain and timing.accept_length is None:
             raise InputError(f"{server.name} counted no verification, so it did not draft; see its log {server.log}")
         return timing

@@ -15,8 +15,11 @@ from eagle3.serving.server.load import LoadResult
 from eagle3.storage.files import read_json
 
 
-def test_the_reported_accept_length_is_the_decoders(measured: tuple[Path, dict], tmp_path: Path) -> None:
-    write_bench_report(read_results(measured[0] / RESULTS), FACTS, tmp_path)
+def test_the_report_has_the_decoders_accept_length_and_a_verdict_for_each_set(
+    measured: tuple[Path, dict], tmp_path: Path
+) -> None:
+    said = write_bench_report(read_results(measured[0] / RESULTS), FACTS, tmp_path)
+    assert [line.split(":")[0] for line in said.splitlines()] == ["chat", "code"]
     cells = read_json(tmp_path / "results.json", made_by="this test")["cells"]
     [cell] = [cell for cell in cells if (cell["prompt_set"], cell["concurrency"]) == ("chat", 1)]
     decoder = Speculator(small_target(), small_head(), LAYERS)
@@ -27,6 +30,14 @@ def test_the_reported_accept_length_is_the_decoders(measured: tuple[Path, dict],
     assert cell["sides"]["head"]["accept_length"] == pytest.approx(1 + sum(per_depth))
     assert cell["sides"]["plain"]["accept_length"] is None
     assert [cell["sides"][side]["same_answers"] for side in ("plain", "head")] == [1.0, 1.0]
+    report = (tmp_path / "report.md").read_text()
+    for part in (
+        said.splitlines()[0], "## code", "| 2 | head |", "| 100% |", "accepted at depth",
+        "\ncommand: serve.py action=bench\n", "- a GPU",
+    ):  # fmt: skip
+        assert part in report
+    widths = {line.count("|") for line in report.splitlines() if line.startswith(("| concurrency |", "| 1 |", "| 2 |"))}
+    assert len(widths) == 1
 
 
 def test_where_speculation_does_not_pay_the_verdict_says_who_looks_for_what_does() -> None:
@@ -39,24 +50,6 @@ def test_where_speculation_does_not_pay_the_verdict_says_who_looks_for_what_does
         "chat: with steps that change with the load the speed-up is from 1.50 [1.40, 1.60] at concurrency 32 to 1.50 "
         "[1.40, 1.60] at 32",
     ]
-
-
-def test_the_report_has_all_its_files_and_a_verdict_for_each_set(measured: tuple[Path, dict], tmp_path: Path) -> None:
-    said = write_bench_report(read_results(measured[0] / RESULTS), FACTS, tmp_path)
-    assert [line.split(":")[0] for line in said.splitlines()] == ["chat", "code"]
-    report = (tmp_path / "report.md").read_text()
-    for part in (
-        said.splitlines()[0],
-        "## code",
-        "| 2 | head |",
-        "| 100% |",
-        "accepted at depth",
-        "serve.py action=bench",
-        "a GPU",
-    ):
-        assert part in report
-    widths = {line.count("|") for line in report.splitlines() if line.startswith(("| concurrency |", "| 1 |", "| 2 |"))}
-    assert len(widths) == 1
 
 
 def test_failures_and_one_sided_results_are_shown_as_such(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """The benchmark's arithmetic against slow plain references."""
 
 import math
-import random
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +16,6 @@ from eagle3.serving.bench.stats import (
     compare,
     gather_cells,
     mean_ratio,
-    percentiles,
     stops_paying,
     summarise,
 )
@@ -25,6 +23,7 @@ from eagle3.serving.server.load import Agreement, LoadResult
 from eagle3.settings.serving import Side
 
 T_975 = {1: 12.7062, 2: 4.30265, 4: 2.77645}  # Student's t, by degrees of freedom: any printed table
+CUT = ServedAnswer(error="cut")
 
 
 def answer(tpot_s: float, tokens: int = 11, ttft_s: float = 0.5, histogram: tuple[int, ...] = ()) -> ServedAnswer:
@@ -43,21 +42,6 @@ def load(*answers: ServedAnswer, seconds: float = 2.0) -> LoadResult:
     return LoadResult(list(answers), seconds, cache_flushed=True)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 50, 101])
-def test_percentiles_are_those_of_numpy(count: int) -> None:
-    draws = random.Random(count)
-    values = [draws.expovariate(1) for _ in range(count)]
-    found = percentiles([*values, None])
-    assert found is not None
-    assert (found.median, found.p90, found.p99) == pytest.approx(tuple(np.percentile(values, [50, 90, 99])))
-
-
-def test_time_per_token_leaves_the_first_token_out() -> None:
-    assert ServedAnswer(ttft_s=1.0, latency_s=3.0, output_tokens=5).tpot_s == 0.5
-    assert ServedAnswer(ttft_s=1.0, latency_s=1.0, output_tokens=1).tpot_s is None
-    assert ServedAnswer(error="x").tpot_s is None
-
-
 def test_acceptance_per_depth_is_the_share_of_rounds_that_went_so_deep() -> None:
     rounds = [0, 1, 1, 3, 0, 2]  # drafts accepted by each verification
     histograms = [[1, 2, 0, 1], [1, 0, 1], []]  # the same, by answer
@@ -66,36 +50,26 @@ def test_acceptance_per_depth_is_the_share_of_rounds_that_went_so_deep() -> None
     assert acceptance_per_depth([]) == [] == acceptance_per_depth([[]])
 
 
-def test_accept_length_weighs_verifications_not_answers() -> None:
-    found = summarise([load(answer(0.1, histogram=(8, 0))), load(answer(0.1, histogram=(0, 2)), answer(0.1))])
-    assert found.accept_length == pytest.approx(1 + 2 / 10)
+def test_repeats_are_added_up_and_failed_requests_count_nowhere_else() -> None:
+    repeats = [
+        load(answer(0.1, 10, 0.2, (8, 0)), ServedAnswer(error="no room"), seconds=2),
+        load(answer(0.3, 20, 0.4, (0, 2)), answer(0.2, 30, 0.6), answer(0.7, 1, 0.6), CUT, CUT, seconds=4),
+    ]
+    found = summarise([replace(each, agreement=Agreement(same, 4)) for each, same in zip(repeats, (1, 4), strict=True)])
+    assert (found.requests, found.failed, found.errors) == (7, 3, {"no room": 1, "cut": 2})
+    assert found.throughput == pytest.approx(61 / 6)  # tokens over the time of all repeats
+    assert found.accept_length == pytest.approx(1 + 2 / 10)  # of verifications, not of answers
     assert found.accept_length == pytest.approx(1 + sum(found.per_depth))
-
-
-def test_throughput_is_tokens_over_time_of_all_repeats() -> None:
-    found = summarise([load(answer(0.1, 10), answer(0.1, 20), seconds=2), load(answer(0.1, 30), seconds=4)])
-    assert found.throughput == pytest.approx(60 / 6)
-
-
-def test_failed_requests_are_counted_by_reason_and_nowhere_else() -> None:
-    found = summarise(
-        [
-            load(answer(0.1), ServedAnswer(error="no room")),
-            load(ServedAnswer(error="no room"), ServedAnswer(error="cut")),
-        ]
-    )
-    assert (found.requests, found.failed) == (4, 3)
-    assert found.errors == {"no room": 2, "cut": 1}
-    assert found.tpot is not None and found.tpot.median == pytest.approx(0.1)
-    assert found.throughput == pytest.approx(11 / 4)
+    assert found.same_answers == 5 / 8 and summarise(repeats).same_answers is None
+    for spread, values in ((found.tpot, [0.1, 0.2, 0.3]), (found.ttft, [0.2, 0.4, 0.6, 0.6])):  # one token: no TPOT
+        assert spread is not None
+        assert [spread.median, spread.p90, spread.p99] == pytest.approx(np.percentile(values, [50, 90, 99]))
 
 
 def test_a_load_of_failures_alone_has_no_times() -> None:
-    found = summarise([load(ServedAnswer(error="cut"))])
+    found = summarise([load(CUT)])
     assert (found.tpot, found.ttft, found.accept_length, found.throughput) == (None, None, None, 0.0)
-    assert percentiles([]) is None and percentiles([None]) is None
-    pair = compare([load(ServedAnswer(error="cut"))], [load(answer(0.1))])
-    assert pair == SpeedUp(None, None)
+    assert compare([load(CUT)], [load(answer(0.1))]) == SpeedUp(None, None)
 
 
 @pytest.mark.parametrize("ratios", [[2.0, 1.5], [1.2, 1.3, 1.1], [0.9, 1.0, 1.1, 1.05, 0.95]])
@@ -110,11 +84,6 @@ def test_the_interval_is_students_t_on_logarithms(ratios: list[float]) -> None:
     assert [found.value, found.low, found.high] == pytest.approx(expected, rel=1e-4)
 
 
-def test_one_repeat_has_no_interval_and_none_has_no_ratio() -> None:
-    assert mean_ratio([1.5]) == Interval(pytest.approx(1.5), None, None)
-    assert mean_ratio([]) is None
-
-
 def test_repeats_are_paired_in_order_and_one_of_a_single_side_has_no_pair() -> None:
     plain = [load(answer(0.2), seconds=4), load(answer(0.4), seconds=8)]
     head = [load(answer(0.1), seconds=2), load(answer(0.2), seconds=4)]
@@ -122,13 +91,7 @@ def test_repeats_are_paired_in_order_and_one_of_a_single_side_has_no_pair() -> N
     assert found.tpot is not None and found.throughput is not None
     for ratio in (found.tpot, found.throughput):
         assert (ratio.value, ratio.low, ratio.high) == pytest.approx((2.0, 2.0, 2.0))
-    assert compare(plain, head[:1]).tpot == Interval(pytest.approx(2.0), None, None)
-
-
-def test_the_share_of_same_answers_is_over_all_that_were_compared() -> None:
-    repeats = [replace(load(answer(0.1)), agreement=Agreement(same, 4)) for same in (1, 4)]
-    assert summarise(repeats).same_answers == 5 / 8
-    assert summarise([load(answer(0.1))]).same_answers is None
+    assert compare(plain, head[:1]).tpot == Interval(pytest.approx(2.0), None, None)  # one repeat has no interval
 
 
 def gain(value: float, low: float | None = None) -> Interval:
@@ -142,7 +105,6 @@ def gain(value: float, low: float | None = None) -> Interval:
         ({1: gain(2.0, 1.8), 8: gain(1.2, 0.9), 16: gain(0.8, 0.7)}, 8),  # the interval holds 1
         ({1: gain(2.0, 1.8), 8: gain(1.2, 1.0)}, 8),
         ({1: gain(1.1), 8: gain(0.9)}, 8),  # one repeat
-        ({}, None),
     ],
 )
 def test_speculation_stops_paying_where_the_interval_is_not_wholly_above_one(
@@ -151,24 +113,14 @@ def test_speculation_stops_paying_where_the_interval_is_not_wholly_above_one(
     assert stops_paying(speed_ups) == end
 
 
-def measured(side: Side, prompt_set: str, concurrency: int, repeat: int, tpot_s: float) -> MeasuredLoad:
-    return MeasuredLoad(side, prompt_set, concurrency, repeat, load(answer(tpot_s)))
-
-
 def test_measurements_are_gathered_by_prompt_set_and_concurrency() -> None:
-    found = gather_cells(
-        [
-            measured("plain", "chat", 8, 0, 0.2),
-            measured("plain", "chat", 1, 0, 0.2),
-            measured("head", "chat", 8, 0, 0.1),
-            measured("plain", "code", 1, 0, 0.3),
-        ]
-    )
-    sets = by_set(found)
-    assert {name: [cell.concurrency for cell in of_set] for name, of_set in sets.items()} == {
-        "chat": [1, 8],
-        "code": [1],
-    }
+    def measured(side: Side, prompt_set: str, concurrency: int, tpot_s: float) -> MeasuredLoad:
+        return MeasuredLoad(side, prompt_set, concurrency, 0, load(answer(tpot_s)))
+
+    plain = [measured("plain", *where, 0.2) for where in (("code", 1), ("chat", 8), ("chat", 1))]
+    sets = by_set(gather_cells([*plain, measured("head", "chat", 8, 0.1)]))
+    found = {name: [cell.concurrency for cell in of_set] for name, of_set in sets.items()}
+    assert found == {"chat": [1, 8], "code": [1]} and [*found] == ["chat", "code"]
     assert sets["chat"][0].speed_ups == {}
     times = sets["chat"][1].speed_ups["head"].tpot
     assert times is not None and times.value == pytest.approx(2.0)

@@ -1,6 +1,7 @@
 """Facts of the tiny target, and a measurer of heads for it."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from exported_head import tiny_facts
@@ -19,17 +20,11 @@ def facts(target: Target) -> TargetFacts:
 
 @pytest.fixture(scope="package")
 def make_measurer(target: Target, chat: Chat) -> Callable[..., Measurer]:
-    def make(*, max_new_tokens: int = 6, **changes: object) -> Measurer:
-        questions = ["What is a list?", "What is a tuple?"]
-        settings = {
-            "source": None,
-            "limit": 2,
-            "questions": questions,
-            "min_accept_length": 1.0,
-            "max_difference": 0.05,
-        }
-        shape = {"steps": 2, "topk": 1, "draft_tokens": None, "draft_window": None}
+    def make(*, max_new_tokens: int = 6, **changes: Any) -> Measurer:
+        settings = {"source": None, "limit": 2, "questions": ["What is a list?", "What is a tuple?"]}
+        limits = {"min_accept_length": 1.0, "max_difference": 0.05}
+        shape: dict[str, Any] = {"steps": 2, "topk": 1, "draft_tokens": None, "draft_window": None}
         decoding = Decoding(**shape, max_new_tokens=max_new_tokens, temperature=0.0, seed=0)
-        return Measurer(target=target, chat=chat, decoding=decoding, **settings | changes)  # type: ignore[arg-type]
+        return Measurer(target=target, chat=chat, decoding=decoding, **settings | limits | changes)
 
     return make

@@ -1,28 +1,34 @@
 """Accept length as a check: against the least useful one, the export's own, and what training simulated."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from exported_head import measured, with_record
 
 from eagle3.decoding.speculate import Decoded, Measurement
-from eagle3.head_files.record import HeadRecord, MeasuredAcceptLength
+from eagle3.head_files.record import HeadRecord
 from eagle3.serving.check import accept_length
 from eagle3.serving.check.accept_length import Measurer
-from eagle3.serving.head.export import TrainedHead, export_head
+from eagle3.serving.head.export import TrainedHead
 
 
-def recorded(trained: TrainedHead, at_export: MeasuredAcceptLength) -> HeadRecord:
-    return replace(trained.record, accept_length=at_export)
+@pytest.fixture
+def measurer(make_measurer: Callable[..., Measurer]) -> Measurer:
+    return make_measurer()
+
+
+@pytest.fixture
+def at_export(trained_on_tiny: TrainedHead) -> Callable[..., HeadRecord]:
+    """Make the record of a head with what its export measured."""
+    return lambda **changes: with_record(trained_on_tiny, accept_length=measured(**changes)).record
 
 
 @pytest.mark.parametrize(("value", "fails"), [(1.89, True), (1.91, False), (2.09, False), (2.11, True)])
 def test_more_than_5_percent_off_the_exports_own_measurement_is_an_error(
-    value: float, fails: bool, trained_on_tiny: TrainedHead, make_measurer: Callable[..., Measurer]
+    value: float, fails: bool, at_export: Callable[..., HeadRecord], measurer: Measurer
 ) -> None:
-    finding = make_measurer().finding(measured(accept_length=value), recorded(trained_on_tiny, measured()))
+    finding = measurer.finding(measured(accept_length=value), at_export())
     assert finding.level == ("error" if fails else "ok")
     assert "the export measured 2.000 on the same" in finding.message
     assert ("max_difference=0.05: a file of the head or the target has changed" in finding.message) is fails
@@ -37,11 +43,11 @@ def test_more_than_5_percent_off_the_exports_own_measurement_is_an_error(
     ids=str,
 )  # fmt: skip
 def test_what_was_measured_otherwise_is_not_compared(
-    changes: dict, trained_on_tiny: TrainedHead, make_measurer: Callable[..., Measurer]
+    changes: dict, at_export: Callable[..., HeadRecord], measurer: Measurer
 ) -> None:
-    record = recorded(trained_on_tiny, measured(accept_length=3.0))
-    assert "the export measured" in make_measurer().finding(measured(), record).message
-    finding = make_measurer().finding(measured(**changes), record)
+    record = at_export(accept_length=3.0)
+    assert "the export measured" in measurer.finding(measured(), record).message
+    finding = measurer.finding(measured(**changes), record)
     assert (finding.level, "the export measured" in finding.message) == ("ok", False)
 
 
@@ -50,14 +56,14 @@ def test_what_was_measured_otherwise_is_not_compared(
     [("float32", "float32", True), ("bfloat16", "bfloat16", False), ("bfloat16", "float32", False)],
 )
 def test_two_standard_errors_are_allowed_where_near_ties_may_have_flipped(
-    then: str, now: str, fails: bool, trained_on_tiny: TrainedHead, make_measurer: Callable[..., Measurer]
+    then: str, now: str, fails: bool, at_export: Callable[..., HeadRecord], measurer: Measurer
 ) -> None:
-    record = recorded(trained_on_tiny, measured(dtype=then, accept_length=2.16))  # 8 % more, two errors are 4 %
-    finding = make_measurer().finding(measured(dtype=now), record)
+    record = at_export(dtype=then, accept_length=2.16)  # 8 % more, two errors are 4 %
+    finding = measurer.finding(measured(dtype=now), record)
     assert finding.level == ("error" if fails else "ok")
     assert "the export measured 2.160 on the same" in finding.message
-    record = recorded(trained_on_tiny, measured(dtype=then, accept_length=2.2))  # two errors excuse up to 2.189
-    assert make_measurer().finding(measured(dtype=now), record).level == "error"
+    record = at_export(dtype=then, accept_length=2.2)  # two errors excuse up to 2.189
+    assert measurer.finding(measured(dtype=now), record).level == "error"
 
 
 @pytest.mark.parametrize(
@@ -78,15 +84,10 @@ def test_two_standard_errors_are_allowed_where_near_ties_may_have_flipped(
     ],
 )
 def test_the_simulated_accept_length_is_the_bar_where_it_is_comparable(
-    simulated: float,
-    changes: dict,
-    compared: bool,
-    level: str,
-    trained_on_tiny: TrainedHead,
-    make_measurer: Callable[..., Measurer],
+    simulated: float, changes: dict, compared: bool, level: str, trained_on_tiny: TrainedHead, measurer: Measurer
 ) -> None:
     record = with_record(trained_on_tiny, simulated_accept_length={2: simulated}).record
-    finding = make_measurer().finding(measured(**changes), record)
+    finding = measurer.finding(measured(**changes), record)
     assert ("validation during training simulated" in finding.message) is compared
     assert finding.level == level
     assert ("stop at 6 tokens" in finding.message) is (level == "warning")
@@ -103,15 +104,10 @@ def test_a_head_without_a_record_is_measured_against_the_least_useful_accept_len
 
 
 def test_one_answer_that_holds_all_verifications_has_an_accept_length_and_no_error(
-    trained_on_tiny: TrainedHead,
-    make_measurer: Callable[..., Measurer],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    exported: Path, measurer: Measurer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    export_head(trained_on_tiny, tmp_path / "head", versions={})
     long, short = Decoded([5] * 40, 20, [12, 8], 0, "stop"), Decoded([2], 0, [0, 0], 0, "stop")
     decodings = Measurement([long, short, short], 1.0, 1.0)
     monkeypatch.setattr(accept_length, "measure", lambda *given, **settings: decodings)
-    measurer = make_measurer()
-    result = measurer.measured(tmp_path / "head", measurer.prompts(None))
+    result = measurer.measured(exported, measurer.prompts(None))
     assert (result.accept_length, result.standard_error, result.dtype) == (2.0, None, "float32")

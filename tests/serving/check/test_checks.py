@@ -57,8 +57,13 @@ def test_a_sound_export_passes_every_check(options: dict, facts: TargetFacts, tm
     assert [finding.message[: len(able)] for finding in findings if finding.check == "servers"] == [able]
 
 
-def test_a_draft_vocabulary_in_order_of_frequency_passes_every_check(exported: Editable, facts: TargetFacts) -> None:
+def test_what_servers_compute_anyway_and_any_order_of_the_draft_vocabulary_are_no_fault(
+    exported: Editable, facts: TargetFacts, target: Target
+) -> None:
     in_another_order(exported)
+    exported.tensors["embed_tokens.weight"] = target.embedding.to(torch.bfloat16)
+    exported.tensors["midlayer.self_attn.rotary_emb.inv_freq"] = torch.ones(32, dtype=torch.bfloat16)
+    exported.tensors["d2t"] = exported.tensors["d2t"].int()  # SGLang adds them to int64
     assert levels(findings_of(exported, facts)) == {}
 
 
@@ -74,7 +79,8 @@ def test_a_sound_head_of_the_speculators_has_only_its_layout_to_change(
     exported: Editable, facts: TargetFacts, target: Target
 ) -> None:
     as_speculators(exported, target.embedding)
-    assert errors(findings_of(exported, facts)).keys() == {"layout"}
+    findings = findings_of(exported, facts)
+    assert errors(findings).keys() == {"layout"} and "layer_ids" not in levels(findings)
     layer = exported.config.pop("transformer_layer_config")
     flat = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "tie_word_embeddings": False}
     exported.config = {key: value for key, value in (layer | exported.config | flat).items() if value is not None}
@@ -126,11 +132,6 @@ def test_a_target_that_reads_longer_texts_than_the_training_had_is_said(
 
 def absolute_ids(head: Editable) -> None:
     head.tensors["d2t"] = head.tensors["d2t"] + torch.arange(64)
-
-
-def absolute_ids_without_t2d(head: Editable) -> None:
-    absolute_ids(head)
-    del head.tensors["t2d"]
 
 
 def offset(position: int, value: int) -> Spoil:
@@ -215,10 +216,6 @@ FAULTS: list[tuple[Spoil, str, str, str, str]] = [
     (added("extra.weight", 2), "tensors", "error", "extra.weight is unknown", "or remove it"),
     (without("lm_head.weight"), "tensors", "error", "lm_head.weight is missing: SGLang would use ran", AGAIN),
     (
-        rename("lm_head.weight", "model.lm_head.weight"), "tensors", "error", "model.lm_head.weight is unknown",
-        "rename it to lm_head.weight",
-    ),
-    (
         setting(intermediate_size=65), "tensors", "error", "has shape (64, 192), config.json makes it (65, 192)",
         "correct config.json",
     ),
@@ -239,9 +236,7 @@ FAULTS: list[tuple[Spoil, str, str, str, str]] = [
         "give the one it was trained on",
     ),
     (absolute_ids, "d2t", "error", "d2t holds target ids", "store d2t - arange(len(d2t))"),
-    (absolute_ids_without_t2d, "d2t", "error", "d2t holds target ids", "store d2t - arange(len(d2t))"),
     (offset(1, 9), "d2t", "error", "gives 1 of 64 draft ids a token that another has", AGAIN),
-    (offset(63, 4096), "d2t", "error", "to 4159, outside 0 to 4095", AGAIN),
     (offset(63, 4033), "d2t", "error", "to 4096, outside 0 to 4095", AGAIN),
     (offset(0, -1), "d2t", "error", "from -1 to", AGAIN),
     (without("d2t"), "d2t", "error", "d2t is missing: SGLang takes the 64 draft ids for target ids", AGAIN),
@@ -276,10 +271,6 @@ FAULTS: list[tuple[Spoil, str, str, str, str]] = [
     (setting(rope_theta=5e5), "rope", "error", "rope_theta and rope_scaling say", "make them agree"),
     (setting(rope_parameters=ROPE | {"rope_type": "spiral"}), "model", "error", "rope_type=spiral", "correct it"),
     (setting(rope_parameters=ROPE | {"rope_type": "llama3"}), "tensors", "error", "be used: KeyError", "correct them"),
-    (
-        setting(rope_parameters=ROPE | {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": "2k"}),
-        "tensors", "error", "cannot be used: ", "correct them",
-    ),
     (setting(max_position_embeddings=2048), "context", "error", "is less than the target's 4096", "set it to 4096"),
     (setting(dtype="float16"), "dtype", "error", "dtype=float16, the target's is bfloat16", "set it to bfloat16"),
     (unset("dtype", "torch_dtype"), "dtype", "error", "SGLang runs the head in float16", "set it to bfloat16"),
@@ -339,15 +330,6 @@ def test_a_head_of_another_target_is_found_whatever_its_sizes(
     found = errors(findings_of(exported, other))
     assert f"vocab_size=4096, this target has {vocab_size}: it is a head of another target" in found["model"]
     assert "give the target that the head was trained on" in found["layer_ids"]
-
-
-def test_stored_copies_and_frequencies_that_are_computed_anyway_are_no_fault(
-    exported: Editable, facts: TargetFacts, target: Target
-) -> None:
-    exported.tensors["embed_tokens.weight"] = target.embedding.to(torch.bfloat16)
-    exported.tensors["midlayer.self_attn.rotary_emb.inv_freq"] = torch.ones(32, dtype=torch.bfloat16)
-    exported.tensors["d2t"] = exported.tensors["d2t"].int()  # SGLang adds them to int64
-    assert levels(findings_of(exported, facts)) == {}
 
 
 def test_for_deepseek_targets_sglang_adds_one_only_to_ids_that_start_with_1(

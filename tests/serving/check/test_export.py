@@ -15,8 +15,7 @@ from eagle3.head_files.files import read_files
 from eagle3.head_files.finding import Finding, TargetFacts
 from eagle3.head_files.format import load_head
 from eagle3.serving.check.accept_length import Measurer
-from eagle3.serving.check.checks import check_head
-from eagle3.serving.check.export import check_export, check_reload, excused, in_dtype, probe_logits
+from eagle3.serving.check.checks import check_export, check_head, check_reload, excused, in_dtype, probe_logits
 from eagle3.serving.head.export import TrainedHead, export_head
 
 LLAMA3 = {
@@ -46,33 +45,30 @@ def test_the_exported_head_gives_the_logits_of_the_trained_one(name: str, facts:
 
 
 @pytest.mark.parametrize("tensor", TENSORS)
-def test_a_changed_tensor_is_found(tensor: str, trained_on_tiny: TrainedHead, tmp_path: Path) -> None:
-    export_head(trained_on_tiny, tmp_path / "head", versions={})
-    written = Editable(tmp_path / "head")
+def test_a_changed_tensor_is_found(tensor: str, trained_on_tiny: TrainedHead, exported: Path) -> None:
+    written = Editable(exported)
     written.tensors[tensor].view(-1)[0] += 1
     written.save()
-    finding = check_reload(trained_on_tiny, tmp_path / "head")
+    finding = check_reload(trained_on_tiny, exported)
     assert finding.level == "error" and "gives other logits than /nowhere/best.ckpt: export again" in finding.message
 
 
 def test_a_head_that_accepts_nothing_is_an_error_when_served_and_a_warning_when_its_training_said_so(
-    trained_on_tiny: TrainedHead, make_measurer: Callable[..., Measurer], tmp_path: Path
+    trained_on_tiny: TrainedHead, make_measurer: Callable[..., Measurer], exported: Path
 ) -> None:
-    measurer, head = make_measurer(min_accept_length=3.5), tmp_path / "head"  # more than two steps can give
-    export_head(trained_on_tiny, head, versions={})
-    at_export = check_export(trained_on_tiny, head, measurer)
+    measurer = make_measurer(min_accept_length=3.5)  # more than two steps can give
+    at_export = check_export(trained_on_tiny, exported, measurer)
     assert [(item.check, item.level) for item in at_export if item.level != "ok"] == [("accept_length", "warning")]
-    later = check_head(read_files(head), measurer)
+    later = check_head(read_files(exported), measurer)
     assert "min_accept_length is 3.5; if the other checks pass, the head is of another target" in str(errors(later))
 
 
 def test_what_was_measured_at_export_is_recorded_and_compared_with_later(
-    trained_on_tiny: TrainedHead, make_measurer: Callable[..., Measurer], tmp_path: Path
+    trained_on_tiny: TrainedHead, make_measurer: Callable[..., Measurer], exported: Path
 ) -> None:
-    measurer, head = make_measurer(), tmp_path / "head"
-    export_head(trained_on_tiny, head, versions={})
-    assert errors(check_export(trained_on_tiny, head, measurer)) == {}
-    files = read_files(head)
+    measurer = make_measurer()
+    assert errors(check_export(trained_on_tiny, exported, measurer)) == {}
+    files = read_files(exported)
     assert files.record is not None and files.record.accept_length is not None
     recorded = files.record.accept_length
     assert (recorded.lossless, recorded.from_validation, recorded.prompts) == (1.0, False, 2)
@@ -94,49 +90,39 @@ def test_an_export_is_compared_with_what_its_training_simulated_on_the_same_prom
     assert f"(validation prompts of {store_path}); validation during training simulated 9.000" in found["accept_length"]
 
 
-def test_without_the_target_an_export_says_what_it_skipped(trained_on_tiny: TrainedHead, tmp_path: Path) -> None:
-    export_head(trained_on_tiny, tmp_path / "head", versions={})
-    findings = check_export(trained_on_tiny, tmp_path / "head", "target.path=/gone does not exist")
-    skipped = {item.check: item.message for item in findings if item.level == "skipped"}
-    assert skipped == {
-        "target": "the target was not at hand",
-        "accept_length": "target.path=/gone does not exist",
-    }
+def test_what_an_export_cannot_measure_is_skipped_with_the_reason(
+    trained_on_tiny: TrainedHead,
+    make_measurer: Callable[..., Measurer],
+    exported: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    findings = check_export(trained_on_tiny, exported, "target.path=/gone does not exist")
+    assert [item for item in findings if item.level == "skipped"] == [
+        Finding("target", "skipped", "the target was not at hand"),
+        Finding("accept_length", "skipped", "target.path=/gone does not exist"),
+    ]
+
+    def fail(*given: object) -> None:
+        raise InputError("of that kind of target")
+
+    monkeypatch.setattr(Measurer, "measured", fail)
+    findings = check_export(trained_on_tiny, exported, make_measurer())
+    assert findings[-1] == Finding("accept_length", "skipped", "of that kind of target")
 
 
-def test_a_head_whose_training_ended_in_nan_is_exported_with_errors(
+def test_a_head_whose_training_ended_in_nan_is_exported_with_errors_and_not_decoded(
     trained_on_tiny: TrainedHead, make_measurer: Callable[..., Measurer], tmp_path: Path
 ) -> None:
     head = copy.deepcopy(trained_on_tiny.head)
     head.fc.weight.data[0, 0] = torch.nan
     trained = replace(trained_on_tiny, head=head)
     export_head(trained, tmp_path / "head", versions={})
-    found = errors(check_export(trained, tmp_path / "head", make_measurer()))
-    assert [*found] == ["reload", "tensors"]
-    assert all("fc.weight holds 1 values that are no finite numbers" in message for message in found.values())
-
-
-def test_an_export_with_errors_is_not_decoded(
-    trained_on_tiny: TrainedHead, make_measurer: Callable[..., Measurer], tmp_path: Path
-) -> None:
-    export_head(with_record(trained_on_tiny, capture_layers=[2, 4, 99]), tmp_path / "head", versions={})
-    findings = check_export(trained_on_tiny, tmp_path / "head", make_measurer())
+    findings = check_export(trained, tmp_path / "head", make_measurer())
+    assert [*errors(findings)] == ["reload", "tensors"]
+    assert all(
+        "fc.weight holds 1 values that are no finite numbers" in message for message in errors(findings).values()
+    )
     assert findings[-1] == Finding("accept_length", "skipped", "correct the errors above first")
-
-
-def test_a_measurement_that_cannot_be_made_is_skipped_with_the_reason(
-    trained_on_tiny: TrainedHead,
-    make_measurer: Callable[..., Measurer],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fail(*given: object) -> None:
-        raise InputError("of that kind of target")
-
-    monkeypatch.setattr(Measurer, "measured", fail)
-    export_head(trained_on_tiny, tmp_path / "head", versions={})
-    findings = check_export(trained_on_tiny, tmp_path / "head", make_measurer())
-    assert findings[-1] == Finding("accept_length", "skipped", "of that kind of target")
 
 
 @pytest.mark.parametrize(

@@ -71,13 +71,7 @@ def found(head: Editable, measurer: Measurer) -> dict[str, tuple[str, str]]:
 
 
 @pytest.mark.shapes
-def test_the_layers_of_the_training_are_confirmed(foreign: Editable, measurer: Measurer) -> None:
-    level, message = found(foreign, measurer)["layer_notation"]
-    assert level == "ok"
-    assert "[1, 3, 4]" in message and "[0, 2, 3]" in message and "[2, 4, 5]" in message
-
-
-def test_the_target_answers_every_prompt_once(
+def test_the_layers_of_the_training_are_confirmed_by_one_answer_to_each_prompt(
     foreign: Editable, measurer: Measurer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[list[int]] = []
@@ -88,8 +82,13 @@ def test_the_target_answers_every_prompt_once(
         return decode(speculator, prompt_ids, **settings)
 
     monkeypatch.setattr(Speculator, "decode", counting)
-    assert found(foreign, measurer)["layer_notation"][0] == "ok"
+    ascending = found(foreign, measurer)
+    level, message = ascending["layer_notation"]
+    assert level == "ok" and "[1, 3, 4]" in message and "[0, 2, 3]" in message and "[2, 4, 5]" in message
     assert asked == measurer.prompts(None).prompts
+    assert not ascending["accept_length"][1].startswith("1.000")
+    in_another_order(foreign)  # its draft vocabulary
+    assert found(foreign, measurer) == ascending
 
 
 @pytest.mark.parametrize(("shift", "twice"), [(-1, True), (1, False)])
@@ -123,16 +122,6 @@ def test_a_head_of_the_speculators_is_decoded_before_its_layout_is_changed(
     result = found(foreign, measurer)
     assert {check for check, (level, _) in result.items() if level == "error"} == {"layout"}
     assert result["layer_notation"][0] == result["accept_length"][0] == "ok"
-
-
-def test_a_draft_vocabulary_in_another_order_is_decoded_with_the_same_findings(
-    foreign: Editable, measurer: Measurer
-) -> None:
-    checks = ("accept_length", "layer_notation")
-    ascending = [found(foreign, measurer)[check] for check in checks]
-    in_another_order(foreign)
-    assert [found(foreign, measurer)[check] for check in checks] == ascending
-    assert not ascending[0][1].startswith("1.000")
 
 
 def test_a_head_that_cannot_be_decoded_is_not(foreign: Editable, measurer: Measurer) -> None:

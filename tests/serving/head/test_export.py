@@ -84,20 +84,9 @@ def test_a_folder_without_a_name_of_its_own_is_refused(
         export_head(trained, Path(place), versions={})
 
 
-def test_an_export_that_fails_leaves_the_older_one_whole(trained: TrainedHead, tmp_path: Path) -> None:
-    export_head(trained, tmp_path / "head", versions={})
-    before = (tmp_path / "head/model.safetensors").read_bytes()
-    with pytest.raises(PydanticSerializationError):
-        export_head(trained, tmp_path / "head", versions={"torch": object()})  # not JSON: fails after the tensors
-    assert (tmp_path / "head/model.safetensors").read_bytes() == before
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
-
-
-def test_an_older_export_comes_back_when_the_new_one_cannot_take_its_place(
+def test_an_export_that_fails_leaves_the_older_one_whole(
     trained: TrainedHead, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    export_head(trained, tmp_path / "head", versions={})
-    (tmp_path / "head/mine.txt").touch()
     rename = Path.rename
 
     def failing(path: Path, to: Path) -> Path:
@@ -105,8 +94,12 @@ def test_an_older_export_comes_back_when_the_new_one_cannot_take_its_place(
             raise OSError("no more")
         return rename(path, to)
 
+    export_head(trained, tmp_path / "head", versions={})
+    (tmp_path / "head/mine.txt").touch()
+    with pytest.raises(PydanticSerializationError):
+        export_head(trained, tmp_path / "head", versions={"torch": object()})  # not JSON: fails after the tensors
     monkeypatch.setattr(Path, "rename", failing)
     with pytest.raises(OSError, match="no more"):
         export_head(trained, tmp_path / "head", versions={})
-    assert (tmp_path / "head/mine.txt").exists()
+    assert (tmp_path / "head/mine.txt").exists() and (tmp_path / "head/training.json").exists()
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []

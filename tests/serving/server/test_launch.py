@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from exported_head import Editable
 from serving_fixtures import launch_settings, sglang_site
 from stores import ASSETS
 
 from eagle3.engine.draft import Draft, write_adaptive
 from eagle3.errors import InputError
-from eagle3.serving.server.launch import check_files, launch, overlap_scheduler
-from eagle3.storage.files import read_json, write_json
+from eagle3.serving.server.launch import launch, overlap_scheduler
 from eagle3.target.files import TargetFiles
 
 TINY = ASSETS / "tiny"
@@ -55,15 +55,6 @@ def test_a_server_that_turned_adaptive_drafting_off_is_not_served(
         launch(settings, target_files, draft, dry_run=False, folder=tmp_path)
 
 
-def test_dry_run_prints_the_command_and_starts_nothing(
-    tmp_path: Path, exported: Path, target_files: TargetFiles, capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings, draft = launch_settings(tmp_path, env={"A": "b"}), Draft(head=str(exported), **CHAIN)
-    launch(settings, target_files, draft, dry_run=True, folder=tmp_path / "out")
-    assert capsys.readouterr().out.startswith(f"A=b {sys.executable} -m sglang.launch_server --model-path {TINY} ")
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -73,7 +64,7 @@ def test_dry_run_prints_the_command_and_starts_nothing(
     ],
     ids=["nothing", "no head", "no weights"],
 )
-def test_dry_run_refuses_what_is_no_head_and_reads_no_weights(
+def test_dry_run_prints_the_command_of_a_head_reads_no_weights_and_refuses_what_is_none(
     tmp_path: Path,
     exported: Path,
     target_files: TargetFiles,
@@ -81,34 +72,44 @@ def test_dry_run_refuses_what_is_no_head_and_reads_no_weights(
     spoil: Callable[[Path], Any],
     message: str,
 ) -> None:
+    def run(**changes: Any) -> str:
+        changed = replace(settings, **changes)
+        launch(changed, target_files, Draft(head=str(exported), **CHAIN), dry_run=True, folder=tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+        return capsys.readouterr().out
+
+    settings = launch_settings(tmp_path, env={"A": "b"})
     (exported / "model.safetensors").write_bytes(b"not looked at")
-    settings, draft = launch_settings(tmp_path, env=None), Draft(head=str(exported), **CHAIN)
-    launch(settings, target_files, draft, dry_run=True, folder=tmp_path)
-    assert "--speculative-draft-model-path" in capsys.readouterr().out
+    command = run()
+    assert command.startswith(f"A=b {sys.executable} -m sglang.launch_server --model-path {TINY} ")
+    assert f"--speculative-draft-model-path {exported}" in command
     spoil(exported)
     with pytest.raises(InputError, match=message):
-        launch(settings, target_files, draft, dry_run=True, folder=tmp_path)
+        run()
     assert capsys.readouterr().out == ""
-    launch(replace(settings, check=False), target_files, draft, dry_run=True, folder=tmp_path)
+    assert run(check=False) == command
 
 
-def test_dry_run_shows_the_faults_of_a_config_and_nothing_of_a_sound_head(
+def test_a_head_with_errors_is_not_launched_and_dry_run_shows_them_alone(
     tmp_path: Path, exported: Path, target_files: TargetFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert {finding.level for finding in check_files(str(exported), target_files)} <= {"ok", "skipped"}
-    settings, draft = launch_settings(tmp_path), Draft(head=str(exported), **CHAIN)
-    config = read_json(exported / "config.json", made_by="this test")
-    write_json(exported / "config.json", config | {"max_position_embeddings": 16})
-    with caplog.at_level("INFO"), pytest.raises(InputError, match=r"must not be served: context: see the errors"):
-        launch(settings, target_files, draft, dry_run=True, folder=tmp_path)
-    assert "max_position_embeddings=16 makes a context of 16, which is less than the target's" in caplog.text
+    def run(*, dry_run: bool) -> str:
+        caplog.clear()
+        draft = Draft(head=str(exported), **CHAIN)
+        with caplog.at_level("INFO"):
+            launch(settings, target_files, draft, dry_run=dry_run, folder=tmp_path)
+        return caplog.text
 
-
-def test_a_head_with_errors_is_not_launched(tmp_path: Path, head_folder: Path, target_files: TargetFiles) -> None:
     settings = launch_settings(sglang_site(tmp_path))
-    # RoPE of the fitted head is not the target's.
-    with pytest.raises(InputError, match=r"head=.* must not be served"):
-        launch(settings, target_files, Draft(head=str(head_folder), **CHAIN), dry_run=False, folder=tmp_path)
+    assert run(dry_run=True) == ""
+    edited = Editable(exported)
+    edited.config["max_position_embeddings"] = 16
+    edited.save()
+    for dry_run in (True, False):
+        with pytest.raises(InputError, match=r"must not be served: context: see the errors"):
+            run(dry_run=dry_run)
+        assert "max_position_embeddings=16 makes a context of 16, which is less than the target's" in caplog.text
+        assert ("ok       tensors" in caplog.text) is not dry_run
 
 
 def test_a_missing_sglang_is_reported_before_the_table_of_the_head(

@@ -1,32 +1,30 @@
-"""A load: every prompt answered, so many at a time, and failures counted."""
+"""A load: every prompt answered, so many at a time, failures counted, and answers compared with the plain server's."""
+
+import copy
 
 import pytest
-from fitted_head import LAYERS, NEW_TOKENS, PROMPT, TREE, small_target
+from fitted_head import LAYERS, NEW_TOKENS, PROMPT, SMALL, TREE, make_target, small_target
+from protocol_server import ProtocolServer, plain
 from serving_fixtures import free_port, serving
-from small_servers import PROMPTS, head_server, load, small_head
+from small_servers import GREEDY, PROMPTS, head_server, load, small_head
 
-from eagle3.decoding.speculate import Speculator, plain_greedy
-
-
-def test_every_prompt_gets_the_answer_that_the_target_gives_it() -> None:
-    with serving(head_server()) as url:
-        result = load(url)
-    assert [list(answer.output_ids) for answer in result.answers] == [
-        plain_greedy(small_target(), prompt, NEW_TOKENS) for prompt in PROMPTS
-    ]
-    assert not result.failed and result.cache_flushed
+from eagle3.decoding.speculate import Speculator
+from eagle3.engine.timed import ServedAnswer
+from eagle3.serving.server.load import Agreement, LoadResult, PlainAnswers
 
 
-def test_counts_of_verifications_and_drafts_are_those_of_the_decoder() -> None:
+def test_answers_and_counts_are_those_of_the_decoder() -> None:
     decoder = Speculator(small_target(), small_head(), LAYERS)
     with serving(head_server()) as url:
-        answers = load(url).answers
-    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        result = load(url)
+    assert not result.failed and result.cache_flushed
+    for prompt, answer in zip(PROMPTS, result.answers, strict=True):
         made = decoder.decode(prompt, max_new_tokens=NEW_TOKENS, **TREE)
+        assert list(answer.output_ids) == made.token_ids
         assert (answer.verify_ct, answer.correct_drafts) == (made.verifications, sum(made.accepted))
         assert [sum(answer.histogram[depth:]) for depth in (1, 2, 3)] == made.accepted
         assert (answer.output_tokens, answer.finish_reason) == (len(made.token_ids), made.finish_reason)
-    assert sum(answer.correct_drafts for answer in answers) > 0
+    assert sum(answer.correct_drafts for answer in result.answers) > 0
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
@@ -46,14 +44,43 @@ def test_warm_up_is_sent_before_the_cache_is_emptied_and_counts_nowhere() -> Non
     assert server.received_at_flush == [2 * 3]
 
 
-def test_a_refused_request_is_counted_and_the_others_are_measured() -> None:
+def test_failed_requests_are_counted_with_their_reason_and_the_others_are_measured() -> None:
     with serving(head_server()) as url:
         result = load(url, [PROMPT, [], PROMPT[:5]])
     assert [answer.error for answer in result.answers] == [None, "HTTP 400 Bad Request: input_ids is empty", None]
     assert len(result.complete) == 2 and len(result.failed) == 1
-
-
-def test_a_server_that_is_not_there_fails_each_request_with_a_reason() -> None:
-    result = load(f"http://127.0.0.1:{free_port()}")
+    result = load(f"http://127.0.0.1:{free_port()}")  # where no server is
     assert len(result.failed) == len(PROMPTS) and not result.cache_flushed
     assert all(answer.error and answer.error.startswith("ClientConnectorError") for answer in result.failed)
+
+
+# --- the plain server's answers --------------------------------------------------------------------------------------
+
+
+def made(*answers: tuple[int, ...] | None) -> LoadResult:
+    served = [ServedAnswer(error="HTTP 500") if ids is None else ServedAnswer(output_ids=ids) for ids in answers]
+    return LoadResult(served, 1.0, cache_flushed=True)
+
+
+def test_complete_answers_are_compared_with_the_plain_servers_first() -> None:
+    known, prompts = PlainAnswers(GREEDY), [[1], [2], [1]]
+    assert known.compared(made((5,)), [[1]], plain=False).agreement == Agreement(0, 0)  # nothing to compare with
+    assert known.compared(made(None), [[1]], plain=True).agreement == Agreement(0, 0)
+    first = known.compared(made((5, 6), (7,), (5,)), prompts, plain=True)
+    assert first.agreement == Agreement(0, 1)  # the first prompt, asked again
+    assert known.compared(made((5, 6), (7,), (5, 6)), prompts, plain=True).agreement == Agreement(3, 3)
+    assert known.compared(made((5, 6), None, (5, 7)), prompts, plain=False).agreement == Agreement(1, 2)
+    sampled = PlainAnswers(GREEDY | {"temperature": 0.7})
+    for _ in range(2):
+        assert sampled.compared(made((5,)), [[1]], plain=True).agreement == Agreement(0, 0)
+
+
+def test_a_server_that_answers_otherwise_is_seen() -> None:
+    another = copy.deepcopy(SMALL)
+    another.intermediate_size += 8
+    known, agreements = PlainAnswers(GREEDY), []
+    for number, target in enumerate((small_target(), small_target(), make_target(another))):
+        with serving(ProtocolServer(plain(target), {})) as url:
+            result = load(url, PROMPTS[:2])
+        agreements.append(known.compared(result, PROMPTS[:2], plain=number < 2).agreement)
+    assert agreements == [Agreement(0, 0), Agreement(2, 2), Agreement(0, 2)]

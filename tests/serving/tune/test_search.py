@@ -31,8 +31,6 @@ def test_each_number_of_steps_is_timed_before_a_second_setting_of_the_same() -> 
     assert sorted(timed[:7]) == [*range(1, 8)] and len(timed) == 9
     best = {setting.steps: setting for setting in reversed(found.ranked())}
     assert [best[setting.steps] for setting in machine.asked[1:8] if setting] == machine.asked[1:8]
-    everything = Machine(CHEAP)
-    assert sorted(tuned(everything, timed=50).timed) == SETTINGS == sorted(everything.asked[1:])  # type: ignore[type-var]
 
 
 def test_without_timings_no_server_starts_and_the_ranking_is_the_result(tmp_path: Path) -> None:
@@ -73,7 +71,7 @@ def test_the_report_names_the_fastest_timed_setting_and_how_to_serve_with_it(tmp
     assert (read["commit"], len(read["settings"])) == ("abc", 40)
     assert read["best"]["4"] == {**best._asdict(), "speed_up": found.speed_up(best, 4)}
     [row] = [row for row in read["settings"] if (row["steps"], row["topk"], row["draft_tokens"]) == best]
-    assert row["timed"]["4"]["seconds_per_token"] == found.timed[best][4].seconds_per_token
+    assert row["timed"]["4"]["tpot"]["median"] == found.timed[best][4].seconds_per_token
 
 
 def test_the_commands_to_serve_with_have_the_window_that_was_searched_with(tmp_path: Path) -> None:
@@ -90,10 +88,6 @@ def test_the_table_has_the_plain_target_the_timed_settings_and_the_best_predicte
     assert len(rows) == 2 + 1 + 12
     predicted = [row for row in rows[3:] if row[5].startswith("~")]
     assert len(predicted) == 8 and all(row[4] == "" for row in predicted)
-
-
-def test_where_no_setting_pays_the_advice_is_the_plain_target(tmp_path: Path) -> None:
-    assert "no setting beats the plain target at concurrency 4" in report(tuned(Machine((0.05, 0.01, 0.01))), tmp_path)
 
 
 def test_lost_requests_are_reported(tmp_path: Path) -> None:
@@ -116,7 +110,7 @@ def test_each_load_gets_its_fastest_chain_or_none_in_adaptive_json(tmp_path: Pat
     assert "fastest: 1 at a time: 6 steps, 8 at a time: 4 steps, 64 at a time: no steps" in said
     assert f"action=launch target.path=TARGET head=HEAD adaptive={tmp_path}/adaptive.json" in said
     assert "64 at a time: 0.95 times the plain target's speed; serve this load without a head" in said
-    assert json.loads((tmp_path / "tune.json").read_text())["no_steps"]["64"]["seconds_per_token"] == 0.0105
+    assert json.loads((tmp_path / "tune.json").read_text())["no_steps"]["64"]["tpot"]["median"] == 0.0105
 
 
 @pytest.mark.parametrize("no_steps", [3.0, None], ids=["slower than a chain", "no server"])
@@ -129,20 +123,14 @@ def test_a_load_keeps_its_chain_unless_not_to_draft_was_timed_and_is_faster(
     assert f"64 at a time: {slower:.2f} times the plain target's speed" in report(found, tmp_path)
 
 
-def test_with_few_servers_each_load_gets_a_chain_within_a_twentieth_of_its_fastest() -> None:
-    machine = Machine(BY_LOAD, loads=tuple(LOADS))
-    found = tuned(machine, loads=LOADS, timed=4)
-    for load in LOADS[:2]:
-        fastest = min(machine.seconds(chain, load) for chain in CHAINS)
-        assert machine.seconds(found.best(load), load) <= 1.05 * fastest
-
-
 def test_a_chain_begins_halfway_between_the_loads_that_differ() -> None:
     assert thresholds({1: 6, 2: 6, 4: 6, 8: 4, 32: 4, 64: 0}) == {1: 6, 6: 4, 46: 0}
     assert thresholds({1: 5, 2: 3}) == {1: 5, 2: 3} and thresholds({4: 2, 8: 2}) == {4: 2}
 
 
-def test_where_no_chain_pays_at_any_load_the_advice_is_the_plain_target(tmp_path: Path) -> None:
-    machine = Machine((0.05, 0.01, 0.01), loads=tuple(LOADS))
+def test_where_nothing_pays_the_advice_is_the_plain_target(tmp_path: Path) -> None:
+    slow = (0.05, 0.01, 0.01)
+    assert "no setting beats the plain target at concurrency 4" in report(tuned(Machine(slow)), tmp_path)
+    machine = Machine(slow, loads=tuple(LOADS))
     assert "no chain beats the plain target" in report(tuned(machine, loads=LOADS), tmp_path)
     assert machine.asked_without == [] and not (tmp_path / "adaptive.json").exists()
