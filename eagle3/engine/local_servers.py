@@ -10,8 +10,8 @@ from typing import Any
 
 from eagle3.engine.command import launch_command
 from eagle3.engine.draft import Draft
-from eagle3.engine.installation import count_gpus, find_sglang
 from eagle3.engine.process import END_S, POLL_S, Server, end_with_the_terminal, is_free_port, require_free_port
+from eagle3.engine.versions import count_gpus, find_sglang
 from eagle3.errors import InputError
 from eagle3.settings.engine import LaunchSettings
 from eagle3.workers.task import WorkerId

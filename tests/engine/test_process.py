@@ -89,13 +89,6 @@ def test_a_server_that_ends_at_its_start_gives_the_reason_of_its_log(start: Star
     assert str(server.log) in message and "exit status 1" in message and "\n" not in message
 
 
-def test_a_server_that_does_not_come_up_is_stopped_after_the_time_limit(start: Start) -> None:
-    server = start(fault="deaf", start_timeout_s=1)
-    with pytest.raises(InputError, match=r"launch\.start_timeout_s=1: the plain server does not answer yet"), server:
-        pass
-    assert not server.alive()
-
-
 SILENT = """
 import sys, time
 from http.server import BaseHTTPRequestHandler, HTTPServer
