@@ -69,12 +69,6 @@ def test_every_option_composes(root: str, group: str, option: str) -> None:
     assert config[group] if group not in GLOBAL else config
 
 
-@pytest.mark.parametrize("option", sorted(path.stem for path in (CONF / "target").glob("*.yaml")))
-def test_every_target_names_a_model_or_leaves_it_to_the_user(option: str) -> None:
-    path = composed("precompute", f"target={option}").target.path
-    assert (path is None) == (option == "default")
-
-
 @pytest.mark.parametrize(
     ("group", "option"),
     [(g, o) for root, g, o in OPTIONS if root == "train" and g not in ("trainer", "loss_mask", *GLOBAL)]

@@ -28,10 +28,8 @@ Start = Callable[..., Server]
 def start(tmp_path: Path, tiny_path: Path) -> Start:
     """A server of the tiny target, alone, that has not started yet."""
 
-    def prepared(fault: str = "", *, forked: bool = False, **changes: Any) -> Server:
+    def prepared(fault: str = "", **changes: Any) -> Server:
         settings = launch_settings(sglang_site(tmp_path), fault=fault, **changes)
-        if not forked:
-            settings.env.pop("DOOR", None)  # the process that is watched here is the server itself
         command = launch_command(settings, target=str(tiny_path), revision=None, draft=None)
         return Server(settings, command, log=tmp_path / "logs" / "server.log", name="the plain server")
 
@@ -112,7 +110,7 @@ def test_a_server_that_takes_a_request_and_never_answers_it_ends_at_the_time_lim
 
 
 def test_a_server_that_ignores_sigterm_is_killed(start: Start) -> None:
-    with start(fault="stubborn", forked=True, stop_timeout_s=0.5) as server:
+    with start(fault="stubborn", stop_timeout_s=0.5) as server:
         process = server.process
         assert process is not None
     assert process.returncode == -signal.SIGKILL
@@ -190,7 +188,7 @@ def test_a_server_of_ours_is_not_asked_through_the_users_proxy(monkeypatch: pyte
 
 
 def test_a_server_that_dies_midway_is_noticed_and_explained(start: Start) -> None:
-    with start(fault="2", forked=True) as server:  # the first answer is the one that shows it to be healthy
+    with start(fault="2") as server:  # the first answer is the one that shows it to be healthy
         with pytest.raises(ServerFailed):
             ask_now(f"{server.url}/generate", {"input_ids": [5], "sampling_params": {"max_new_tokens": 1}})
         assert "has ended (exit status 9)" in str(server.failure())
