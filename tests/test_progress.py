@@ -46,13 +46,6 @@ def test_without_a_terminal_a_bar_is_a_line_a_minute(
     assert capsys.readouterr().err == ""
 
 
-def test_a_bar_of_a_few_seconds_says_nothing_in_a_log(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    show_bars(True)
-    assert sum(Bar(range(10), desc="short")) == 45
-    assert caplog.records == []
-
-
 def test_on_a_terminal_an_open_bar_is_closed_before_an_error_is_printed() -> None:
     screen = Terminal()
     show_bars(True)

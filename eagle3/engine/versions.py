@@ -43,26 +43,12 @@ GPUS = "import torch; print(torch.cuda.device_count())"
 
 # The part of SGLang's /server_info that results keep; in 0.5.17 it returns all server_args and more.
 REPORTED = (
-    "version",
-    "model_path",
-    "dtype",
-    "tp_size",
-    "attention_backend",
-    "sampling_backend",
-    "mem_fraction_static",
-    "max_running_requests",
-    "cuda_graph_max_bs_decode",
-    "disable_radix_cache",
-    "disable_overlap_schedule",
-    "speculative_algorithm",
-    "speculative_draft_model_path",
-    "speculative_num_steps",
-    "speculative_eagle_topk",
-    "speculative_num_draft_tokens",
-    "speculative_draft_window_size",
-    "speculative_adaptive",
+    "version", "model_path", "dtype", "tp_size", "attention_backend", "sampling_backend", "mem_fraction_static",
+    "max_running_requests", "cuda_graph_max_bs_decode", "disable_radix_cache", "disable_overlap_schedule",
+    "speculative_algorithm", "speculative_draft_model_path", "speculative_num_steps", "speculative_eagle_topk",
+    "speculative_num_draft_tokens", "speculative_draft_window_size", "speculative_adaptive",
     "speculative_adaptive_config",
-)
+)  # fmt: skip
 
 
 def find_sglang(settings: LaunchSettings) -> str:
@@ -125,16 +111,11 @@ def capture_flags(
         "cuda-graph-backend-prefill": "disabled",  # hooks do not run in a replayed graph
         "chunked-prefill-size": batch_tokens,
     }
-    if _by_layers(version):
-        hooks = [
-            _hook(
-                f"layer {layer}",
-                [f"*layers.{layer - 1}", f"*.h.{layer - 1}", f"*blocks.{layer - 1}"],
-                "eagle3_layers:layer",
-                {**common, "slot": slot},
-            )
-            for slot, layer in enumerate(layers)
-        ]
+    if numbers(version) < LOGITS_HOOK:
+        hooks = []
+        for slot, layer in enumerate(layers):
+            modules = [f"*{name}.{layer - 1}" for name in ("layers", ".h", "blocks")]
+            hooks.append(_hook(f"layer {layer}", modules, "eagle3_layers:layer", {**common, "slot": slot}))
         hooks.append(_hook("logits", ["*logits_processor"], "eagle3_layers:logits", common))
         return {"forward-hooks": json.dumps(hooks), **own}
     return {
@@ -144,10 +125,6 @@ def capture_flags(
         "return-aux-hidden-state-layer-ids": [layer - 1 for layer in layers],  # outputs of layers
         **own,
     }
-
-
-def _by_layers(version: str) -> bool:
-    return numbers(version) < LOGITS_HOOK
 
 
 def _hook(name: str, modules: list[str], factory: str, config: dict[str, Any]) -> dict[str, Any]:

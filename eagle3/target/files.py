@@ -15,7 +15,6 @@ from eagle3.errors import InputError, first_line
 from eagle3.target.checkpoint_files import (
     require_embedded_tokens,
     require_known_quantization,
-    require_model_folder,
     require_no_adapter,
     require_own_code,
 )
@@ -38,7 +37,9 @@ class TargetFiles:
     @property
     def commit(self) -> str | None:
         """The commit of a hub model; None for a folder."""
-        return commit_of(self.path, self.revision)
+        in_folder = Path(self.path).is_dir()
+        cached = None if in_folder else try_to_load_from_cache(self.path, "config.json", revision=self.revision)
+        return Path(cached).parent.name if isinstance(cached, str) else None  # …/snapshots/COMMIT/config.json
 
     @cached_property
     def text_config(self) -> PreTrainedConfig:
@@ -73,7 +74,8 @@ def checked_path(path: str | None) -> str:
     if not path:
         raise InputError("target.path is not set; give a model folder or a hub id, e.g. target.path=/models/mine")
     path = str(path)
-    require_model_folder(path)
+    if Path(path).is_file():
+        raise InputError(f"target.path={path} is a file; give the folder of a Hugging Face model, with its config.json")
     if not Path(path).is_dir() and not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", path, re.ASCII):
         raise InputError(f"target.path={path} does not exist; give an existing model folder or a hub id (owner/name)")
     return path
@@ -118,12 +120,6 @@ def _generation_config(path: str, revision: str | None, config: PreTrainedConfig
         return GenerationConfig.from_pretrained(path, revision=revision or "main")
     except OSError:
         return GenerationConfig.from_model_config(config)
-
-
-def commit_of(path: str, revision: str | None) -> str | None:
-    """Return the commit of a hub model whose config has been read before; None for a folder."""
-    cached = None if Path(path).is_dir() else try_to_load_from_cache(path, "config.json", revision=revision)
-    return Path(cached).parent.name if isinstance(cached, str) else None  # …/snapshots/COMMIT/config.json
 
 
 def stated_dtype(config: dict[str, Any]) -> str | None:

@@ -128,17 +128,6 @@ def test_the_printed_line_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
     assert launch_settings(tmp_path).interpreter == sys.executable
 
 
-@pytest.mark.parametrize(("room", "fits"), [(None, False), (1, False), (2, True), (3, True)])
-def test_a_server_that_would_queue_requests_is_refused(tmp_path: Path, room: int | None, fits: bool) -> None:
-    settings = launch_settings(tmp_path, max_running_requests=room)
-    if fits:
-        settings.require_room(2, setting="tune.concurrency")
-        return
-    message = r"max_running_requests=(None|1) does not hold tune\.concurrency=2: .* set launch\.max_running_requests=2"
-    with pytest.raises(InputError, match=message):
-        settings.require_room(2, setting="tune.concurrency")
-
-
 def test_what_the_caller_needs_comes_after_our_flags_and_before_extra_flags(settings: LaunchSettings) -> None:
     given = replace(settings, extra_flags={"b": 3, "speculative-algorithm": "NGRAM"})
     flags = {"dtype": "own", "a": 1, "b": 2, "speculative-algorithm": "EAGLE3"}

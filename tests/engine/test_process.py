@@ -5,14 +5,13 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from serving_fixtures import launch_settings, sglang_site, wait_until
+from protocol_server import ProtocolServer
+from serving_fixtures import launch_settings, serving, sglang_site, wait_until
 from stores import ROOT
 
 from eagle3.engine.client import ServerFailed, ask_now
@@ -167,24 +166,11 @@ def test_a_server_ends_with_a_parent_that_is_killed_and_its_scratch_is_deleted(t
     wait_until(lambda: not is_running(pid) and not (tmp_path / "scratch").exists())
 
 
-class Empty(BaseHTTPRequestHandler):
-    """Answers every request with an empty object."""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b"{}")
-
-    def log_message(self, *given: Any) -> None:
-        pass
-
-
 def test_a_server_of_ours_is_not_asked_through_the_users_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # nothing listens there
     monkeypatch.delenv("no_proxy", raising=False)
-    with HTTPServer(("127.0.0.1", 0), Empty) as server:
-        threading.Thread(target=server.handle_request).start()
-        assert ask_now(f"http://127.0.0.1:{server.server_port}/") == {}
+    with serving(ProtocolServer(lambda prompt_ids, sampling: {}, {})) as url:
+        assert ask_now(f"{url}/server_info")
 
 
 def test_a_server_that_dies_midway_is_noticed_and_explained(start: Start) -> None:
