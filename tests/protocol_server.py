@@ -168,17 +168,12 @@ class ProtocolServer:
             return await handler(request)
 
         application = web.Application(client_max_size=2**26, middlewares=[authorized])
-        for path, handler in (
-            ("/health", self.health),
-            ("/server_info", self.server_info),
-            ("/v1/models", self.models),
-        ):
-            application.router.add_get(path, handler)
-        posts = {"/flush_cache": self.flush_cache, "/generate": self.generate, "/v1/completions": self.completions}
+        routes = [web.get("/health", self.health), web.get("/server_info", self.server_info)]
+        routes += [web.get("/v1/models", self.models), web.post("/flush_cache", self.flush_cache)]
+        routes += [web.post("/generate", self.generate), web.post("/v1/completions", self.completions)]
         if self.tokenizer is not None:
-            posts |= {"/tokenize": self.tokenize, "/v1/chat/completions": self.chat_completions}
-        for path, handler in posts.items():
-            application.router.add_post(path, handler)
+            routes += [web.post("/tokenize", self.tokenize), web.post("/v1/chat/completions", self.chat_completions)]
+        application.add_routes(routes)
         return application
 
     async def models(self, request: Any) -> Any:
@@ -250,8 +245,8 @@ class ProtocolServer:
                     made = await asyncio.to_thread(self.engine, body)
                 else:
                     made = await asyncio.to_thread(self.decode, body["input_ids"], body["sampling_params"])
-            counts = range(min(1, len(made["output_ids"])), len(made["output_ids"]) + 1)
-            events = [self.event(made, number) for number in counts]
+            length = len(made["output_ids"])
+            events = [self.event(made, number) for number in range(min(1, length), length + 1)]
             events = events if self.last_event is None else [self.last_event]
             if not body.get("stream"):
                 return web.json_response(events[-1])
@@ -269,11 +264,8 @@ class ProtocolServer:
         """All of the answer up to now, as SGLang repeats it."""
         whole = tokens == len(made["output_ids"])
         meta = {"completion_tokens": tokens, "finish_reason": {"type": made["finish"]} if whole else None}
-        return {
-            "text": "",
-            "output_ids": made["output_ids"][:tokens],
-            "meta_info": meta | (made["spec"] if whole else {}),
-        }
+        meta |= made["spec"] if whole else {}
+        return {"text": "", "output_ids": made["output_ids"][:tokens], "meta_info": meta}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The three scripts as commands: real processes with output, signals and an exit status of their own."""
+"""The three scripts as commands: real processes with output, signals and an exit status; and their configs."""
 
 import os
 import signal
@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stores import ROOT
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+from stores import CONF, ROOT
 
 
 class Script(subprocess.Popen[str]):
@@ -36,3 +38,8 @@ def run_script(name: str, *arguments: str, **options: Any) -> subprocess.Complet
     with Script(name, *arguments, **options) as script:
         out, error = script.communicate()
     return subprocess.CompletedProcess(script.args, script.returncode, out, error)
+
+
+def composed(script: str, *overrides: str, conf: Path = CONF, **options: Any) -> DictConfig:
+    with initialize_config_dir(str(conf), version_base="1.3"):
+        return compose(script, list(overrides), **options)

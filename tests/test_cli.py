@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -22,12 +21,11 @@ import pytest
 import torch
 import wandb
 from exported_head import Editable, name_layers
-from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import ConfigCompositionException
 from omegaconf import OmegaConf, open_dict, read_write
-from scripts import Script, run_script
-from stores import ASSETS, CONF, ROOT
+from scripts import Script, composed, run_script
+from stores import ASSETS, CONF
 
 import precompute
 import serve
@@ -85,8 +83,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
         ("train", (*training, f"hydra.run.dir={made.run}")),
         ("serve", ("action=export", f"run={made.run}", f"head={made.head}", "check.min_accept_length=1.0", *SHORT)),
     ):  # fmt: skip
-        command = [sys.executable, f"{script}.py", *arguments]  # as a user does
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        done = run_script(script, *arguments)
         assert done.returncode == 0, done.stderr
     return made
 
@@ -96,8 +93,7 @@ def call(tmp_path: Path) -> Call:
     """Run an entry script's task in this process (starting Python and PyTorch takes seconds)."""
 
     def run(script: str, *overrides: str) -> Any:
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            config = compose(script, overrides=list(overrides), return_hydra_config=True)
+        config = composed(script, *overrides, return_hydra_config=True)
         with read_write(config), open_dict(config):
             given = [item.partition("=")[2] for item in overrides if item.startswith("hydra.run.dir=")]
             config.hydra.runtime.output_dir = given[0] if given else str(tmp_path / "run")
@@ -202,8 +198,8 @@ def test_a_key_without_effect_on_an_action_is_not_one_of_its_keys(
     monkeypatch: pytest.MonkeyPatch, action: str, key: str, meant: str
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["serve.py", f"action={action}", f"{key}=1"])
-    with initialize_config_dir(str(CONF), version_base="1.3"), pytest.raises(ConfigCompositionException) as refused:
-        compose("serve", [f"action={action}", f"{key}=1"])
+    with pytest.raises(ConfigCompositionException) as refused:
+        composed("serve", f"action={action}", f"{key}=1")
     assert cli.wrong_override(refused.value).startswith(f"{key} is not a key of action={action}{meant}")
 
 
@@ -310,7 +306,7 @@ ON_DISK = "its file system refused or failed; run again, or use a folder on anot
 )
 def test_an_error_of_a_file_advises_a_path_only_where_the_path_is_wrong(number: int, advice: str) -> None:
     error = OSError(number, os.strerror(number), "DIR/file")
-    assert cli.what_to_mend(error) == f"DIR/file: {os.strerror(number)}; {advice}"
+    assert cli.line_of(error) == f"DIR/file: {os.strerror(number)}; {advice}"
 
 
 def test_ctrl_c_before_the_first_step_is_one_line(
@@ -670,7 +666,6 @@ def test_ranks_of_a_launcher_go_by_its_job(
 
 def test_a_wandb_run_is_not_named_after_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HydraConfig.instance(), "cfg", None)  # of a sweep, in a test before this one
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("train", overrides=["logger=wandb", "run_dir=outputs/train/one"])
+    config = composed("train", "logger=wandb", "run_dir=outputs/train/one")
     assert (config.logger.wandb.name, config.logger.wandb.job_type) == (None, "train")
     assert cli.build(config.logger.wandb)._wandb_init["name"] == "one"

@@ -4,9 +4,9 @@ import inspect
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 from hydra.utils import get_class
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
+from scripts import composed
 from stores import CONF, random_samples, write_store
 
 from eagle3 import cli
@@ -30,11 +30,6 @@ OPTIONS = [
     for group in groups
     for option in sorted((CONF / group).glob("*.yaml"))
 ]
-
-
-def composed(root: str, *overrides: str) -> DictConfig:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose(root, overrides=list(overrides))
 
 
 def test_no_config_group_is_left_out_of_these_tests() -> None:

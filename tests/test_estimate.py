@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
+from scripts import composed
 from stores import ASSETS, CONF, ROOT
 from transformers import DeepseekV3Config, GptOssConfig, LlamaConfig
 
@@ -101,13 +101,12 @@ def of_config(config: Any) -> TargetFiles:
 # A run
 
 
-def composed(out_dir: Path, *overrides: str) -> DictConfig:
+def config_of(out_dir: Path, *overrides: str) -> DictConfig:
     settings = (
         f"target.path={ASSETS / 'tiny'}", f"prompts.path={out_dir.parent}/prompts.jsonl", f"out_dir={out_dir}",
         "prompts/privacy=off", "prompts.processes=1", "sampling.max_new_tokens=24", "features.dtype=bfloat16",
     )  # fmt: skip
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("precompute", [*settings, *overrides])
+    return composed("precompute", *settings, *overrides)
 
 
 @pytest.fixture(scope="module")
@@ -116,12 +115,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("estimate")
     lines = (ASSETS / "prompts" / "train.jsonl").read_text().splitlines(keepends=True)[:40]
     (root / "prompts.jsonl").write_text("".join(lines))
-    precompute(composed(root / "dir"))
+    precompute(config_of(root / "dir"))
     return root / "dir"
 
 
 def test_with_answers_tokens_are_exact_and_bytes_are_those_of_the_hidden_states(made: Path) -> None:
-    found, real = estimate_run(composed(made)), json.loads((made / "features" / "manifest.json").read_text())
+    found, real = estimate_run(config_of(made)), json.loads((made / "features" / "manifest.json").read_text())
     assert all(found[key] == real[key] for key in ("samples", "tokens", "answer_tokens"))
     stored = sum(path.stat().st_size for path in (made / "features").iterdir() if path.suffix != ".index")
     assert 0.75 * stored < found["bytes"]["bfloat16"] <= stored
@@ -131,7 +130,7 @@ def test_with_answers_tokens_are_exact_and_bytes_are_those_of_the_hidden_states(
 
 
 def test_an_answers_stage_that_was_stopped_stands_for_the_whole_run(made: Path, tmp_path: Path) -> None:
-    whole = estimate_run(composed(made))
+    whole = estimate_run(config_of(made))
     shutil.copytree(made, tmp_path / "dir", ignore=shutil.ignore_patterns("features"))
     answers = tmp_path / "dir" / "answers"
     (answers / "manifest.json").write_bytes(
@@ -139,7 +138,7 @@ def test_an_answers_stage_that_was_stopped_stands_for_the_whole_run(made: Path, 
     )
     lines = (answers / "answers.jsonl").read_bytes().splitlines(keepends=True)
     (answers / "answers.jsonl").write_bytes(b"".join(lines[:20]))
-    found = estimate_run(composed(tmp_path / "dir"))
+    found = estimate_run(config_of(tmp_path / "dir"))
     assert found["tokens"] == pytest.approx(whole["tokens"], rel=0.3) and found["tokens"] != whole["tokens"]
 
 
@@ -148,7 +147,7 @@ def test_without_answers_and_weights_every_turn_counts_with_the_longest_answer(
     made: Path, without_weights: Path, tmp_path: Path, looked_at: int
 ) -> None:
     shutil.copytree(made / "prompts", tmp_path / "dir" / "prompts")
-    found = estimate_run(composed(tmp_path / "dir", f"target.path={without_weights}", f"estimate.prompts={looked_at}"))
+    found = estimate_run(config_of(tmp_path / "dir", f"target.path={without_weights}", f"estimate.prompts={looked_at}"))
     assert found["answers"] == "at most 24 tokens each (sampling.max_new_tokens)"
     real = json.loads((made / "features" / "manifest.json").read_text())
     if looked_at == 1000:
@@ -170,9 +169,9 @@ def test_what_is_missing_is_named_with_the_stage_that_makes_it(
     tmp_path: Path, overrides: list[str], error: str
 ) -> None:
     with pytest.raises(InputError, match=error):
-        estimate_run(composed(tmp_path / "dir", *overrides))
+        estimate_run(config_of(tmp_path / "dir", *overrides))
 
 
 def test_prompts_that_leave_nothing_are_refused(made: Path) -> None:
     with pytest.raises(InputError, match="no prompt gives a sample"):
-        estimate_run(composed(made, "features.max_length=2"))
+        estimate_run(config_of(made, "features.max_length=2"))

@@ -1,14 +1,14 @@
 """--help: what the command does, its own groups, each key with its comment; and the nearest name of a slip."""
 
 import re
-import subprocess
 import sys
 
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
-from stores import CONF, ROOT
+from scripts import composed, run_script
+from stores import CONF
 
 from eagle3.cli import wrong_override
 from eagle3.settings.check import known_keys
@@ -71,7 +71,7 @@ def test_the_page_of_an_action_has_its_own_keys_and_commands() -> None:
 
 
 def test_help_is_what_hydra_prints_with_the_commands_to_paste() -> None:
-    done = subprocess.run([sys.executable, "precompute.py", "--help"], cwd=ROOT, capture_output=True, text=True)
+    done = run_script("precompute", "--help")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Raw conversations → clean prompts")
     assert "python precompute.py target.path=TARGET out_dir=DIR 'stages=[features]'" in done.stdout
@@ -123,8 +123,8 @@ def test_a_slip_on_the_command_line_is_one_line_with_what_was_meant(
 def refused(script: str, override: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """What the command says of an override that Hydra refuses; tests/test_cli.py has it from a process."""
     monkeypatch.setattr(sys, "argv", [f"{script}.py", override])
-    with initialize_config_dir(str(CONF), version_base="1.3"), pytest.raises(HydraException) as error:
-        compose(script, [override])
+    with pytest.raises(HydraException) as error:
+        composed(script, override)
     return wrong_override(error.value)
 
 

@@ -1,7 +1,7 @@
 """The target's files other than its weights: config, tokenizer, what ends a turn."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,10 @@ class TargetFiles:
     def text_config(self) -> PreTrainedConfig:
         return text_part(self.config)
 
+    def stated(self) -> dict[str, Any]:
+        """Return the fields, for a target that is more than its files."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
 
 def read_target_files(
     *, path: str | None, revision: str | None, trust_remote_code: bool, **loading: object
@@ -65,7 +69,7 @@ def read_target_files(
         config_dict=config_dict,
         checkpoint_dtype=stated_dtype(config_dict),
         tokenizer=tokenizer,
-        stop_ids=ends_of_turn(_generation_config(path, revision, config), tokenizer),
+        stop_ids=ends_of_turn(path, revision, config, tokenizer),
     )
 
 
@@ -107,19 +111,17 @@ def load_tokenizer(path: str, *, revision: str | None, trust_remote_code: bool) 
         raise InputError(f"target.path={path} has no usable tokenizer ({first_line(error)}); {remedy}") from error
 
 
-def ends_of_turn(generation: GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Ids that end a turn when the target generates."""
+def ends_of_turn(
+    path: str, revision: str | None, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
+) -> frozenset[int]:
+    """Return the ids that end a turn when the target generates."""
+    try:  # as transformers does for a loaded model: from its own file, else from the model's config
+        generation = GenerationConfig.from_pretrained(path, revision=revision or "main")
+    except OSError:
+        generation = GenerationConfig.from_model_config(config)
     eos = generation.eos_token_id
     ids = {*(eos if isinstance(eos, list) else [eos]), tokenizer.eos_token_id}
     return frozenset(ids - {None})
-
-
-def _generation_config(path: str, revision: str | None, config: PreTrainedConfig) -> GenerationConfig:
-    """As transformers gives it to a loaded model: of its own file, else of the model's config."""
-    try:
-        return GenerationConfig.from_pretrained(path, revision=revision or "main")
-    except OSError:
-        return GenerationConfig.from_model_config(config)
 
 
 def stated_dtype(config: dict[str, Any]) -> str | None:

@@ -4,7 +4,7 @@ Shapes: H hidden size, V target vocabulary."""
 
 import json
 from collections.abc import Set
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,6 @@ from eagle3.target.files import TargetFiles, read_target_files
 from eagle3.target.identity import TargetIdentity
 from eagle3.target.model import (
     HASHED,
-    config_hash,
     decoder_of,
     empty_model,
     hashed_parameters,
@@ -52,7 +51,7 @@ class StoredTarget(TargetFiles):
     @cached_property
     def identity(self) -> TargetIdentity:
         hashed = weights_hash(self._start(name) for name in self._names.hashed)
-        return identity_of(self.path, self.commit, config_hash(self.config_dict), self.tokenizer, hashed)
+        return identity_of(self, hashed)
 
     @property
     def weights_bytes(self) -> int:
@@ -141,5 +140,4 @@ def tensor_names(files: TargetFiles, keys: Set[str]) -> TensorNames:
 
 def stored_target(**settings: Any) -> StoredTarget:
     """Read a target's files; takes the keys of conf/target."""
-    files = read_target_files(**settings)
-    return StoredTarget(**{field.name: getattr(files, field.name) for field in fields(files)})
+    return StoredTarget(**read_target_files(**settings).stated())

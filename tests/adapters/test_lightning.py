@@ -6,10 +6,9 @@ from pathlib import Path
 import lightning
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric
+from scripts import composed
 
-from eagle3 import cli
 from eagle3.adapters import lightning as adapter
 from eagle3.adapters.lightning import LIGHTNING, reload_train_loader, skip_needless_moves, unfinished_epoch
 from eagle3.commands.train import build_trainer
@@ -27,8 +26,7 @@ def test_a_part_that_is_gone_is_one_line_before_a_training_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(adapter, "LIGHTNING", replace(LIGHTNING, parts=("lightning:no_such_part",)))
-    with initialize_config_dir(cli.CONF, version_base="1.3"):
-        config = compose("train", overrides=["data.path=x", f"run_dir={tmp_path}"])
+    config = composed("train", "data.path=x", f"run_dir={tmp_path}")
     with pytest.raises(InputError, match=r"lightning .* has no lightning:no_such_part; lightning 2\.6\.4 to 2\.6 is"):
         build_trainer(config, [])
 

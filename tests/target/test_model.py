@@ -9,8 +9,8 @@ from importlib.util import find_spec
 import pytest
 import torch
 import transformers
-from hydra import compose, initialize_config_dir
 from safetensors.torch import load_file, save_file
+from scripts import composed
 from stores import ASSETS, CONF
 
 from eagle3.errors import InputError
@@ -183,7 +183,6 @@ def test_auto_takes_the_gpu_and_the_dtype_of_the_checkpoint():
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "target").glob("*.yaml")))
 def test_every_target_option_sets_exactly_what_load_target_takes(name):
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        options = compose(f"target/{name}").target
+    options = composed(f"target/{name}").target
     assert set(options) == set(inspect.signature(load_target).parameters)
     assert (options.path is None) == (name == "default")
