@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from stores import CONF, ROOT
 
 
@@ -43,3 +44,11 @@ def run_script(name: str, *arguments: str, **options: Any) -> subprocess.Complet
 def composed(script: str, *overrides: str, conf: Path = CONF, **options: Any) -> DictConfig:
     with initialize_config_dir(str(conf), version_base="1.3"):
         return compose(script, list(overrides), **options)
+
+
+def as_in_a_run(config: DictConfig, output_dir: str) -> DictConfig:
+    """Let Hydra know a config that was composed with its own part; return the part that a task gets."""
+    with read_write(config), open_dict(config):
+        config.hydra.runtime.output_dir = output_dir
+        HydraConfig.instance().set_config(config)
+        return OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])

@@ -23,8 +23,7 @@ import wandb
 from exported_head import Editable, name_layers
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import ConfigCompositionException
-from omegaconf import OmegaConf, open_dict, read_write
-from scripts import Script, composed, run_script
+from scripts import Script, as_in_a_run, composed, run_script
 from stores import ASSETS, CONF
 
 import precompute
@@ -94,13 +93,8 @@ def call(tmp_path: Path) -> Call:
 
     def run(script: str, *overrides: str) -> Any:
         config = composed(script, *overrides, return_hydra_config=True)
-        with read_write(config), open_dict(config):
-            given = [item.partition("=")[2] for item in overrides if item.startswith("hydra.run.dir=")]
-            config.hydra.runtime.output_dir = given[0] if given else str(tmp_path / "run")
-        HydraConfig.instance().set_config(config)
-        with read_write(config), open_dict(config):
-            task = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
-        return MAINS[script](task)
+        given = [item.partition("=")[2] for item in overrides if item.startswith("hydra.run.dir=")]
+        return MAINS[script](as_in_a_run(config, given[0] if given else str(tmp_path / "run")))
 
     return run
 

@@ -10,14 +10,14 @@ import tomllib
 from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
 
 import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf
+from scripts import as_in_a_run
 from shown_commands import GIVEN, Command, all_texts, commands_in, of_a_plugin
 from stores import CONF, ROOT
 
@@ -78,11 +78,7 @@ def composed(command: Command) -> DictConfig:
     words = [word for word in command.words if word.strip(".…") and not of_a_plugin(word)]
     words = [first_of_a_sweep(word.replace("…", "x")) for word in words]
     config = compose(command.script, overrides=words, return_hydra_config=True)
-    with read_write(config), open_dict(config):
-        config.hydra.runtime.output_dir = "RUN"
-    HydraConfig.instance().set_config(config)
-    with read_write(config), open_dict(config):
-        return OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
+    return as_in_a_run(config, "RUN")
 
 
 def first_of_a_sweep(word: str) -> str:
@@ -97,19 +93,13 @@ def first_of_a_sweep(word: str) -> str:
 
 def require(config: DictConfig, *keys: str) -> None:
     """One of these keys has a value."""
-    for key in keys:
-        node: Any = config
-        for name in key.split("."):
-            node = node._get_node(name)
-        if OmegaConf.is_config(node) or node._value() is not None:
-            return
-    raise InputError(f"{' or '.join(keys)} is not set")
+    if all(OmegaConf.select(config, key) is None for key in keys):
+        raise InputError(f"{' or '.join(keys)} is not set")
 
 
 def precompute_needs(config: DictConfig) -> None:
     stages = [config.stages] if isinstance(config.stages, str) else list(config.stages)
-    if OmegaConf.is_missing(config, "out_dir"):
-        raise InputError("out_dir is not set")
+    require(config, "out_dir")
     if {"answers", "features", "estimate"} & set(stages):
         require(config, "target.path")
     if "prompts" in stages:
@@ -129,10 +119,6 @@ def build_privacy(policy: str, has_model: bool) -> None:
         cli.build(compose("precompute", [f"prompts/privacy={policy}"]).prompts.privacy)
 
 
-def train_needs(config: DictConfig) -> None:
-    require(config, "data.path", "data.source")
-
-
 def serve_needs(config: DictConfig) -> None:
     """What conf/action does not mark as missing."""
     require(config, "target.path", *(["run", "checkpoint"] if config.action == "export" else []))
@@ -141,7 +127,11 @@ def serve_needs(config: DictConfig) -> None:
         require(config, "prompts.path", "bench.prompts")
 
 
-NEEDS = {"precompute": precompute_needs, "train": train_needs, "serve": serve_needs}
+NEEDS = {
+    "precompute": precompute_needs,
+    "train": lambda config: require(config, "data.path", "data.source"),
+    "serve": serve_needs,
+}
 
 
 def test_the_sources_of_the_page_on_licences_are_taken() -> None:

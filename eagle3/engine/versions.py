@@ -62,13 +62,14 @@ def find_sglang(settings: LaunchSettings) -> str:
     return version
 
 
-def count_gpus(settings: LaunchSettings) -> int:
-    """Return how many GPUs the PyTorch of launch.python sees; InputError if there are fewer than launch.tp_size."""
+def count_gpus(settings: LaunchSettings, *, servers: int = 1) -> int:
+    """Return how many GPUs the PyTorch of launch.python sees; InputError if these servers need more."""
     gpus = int(_run(settings, GPUS))
-    if gpus < settings.tp_size:
+    if gpus < servers * settings.tp_size:
+        each = f" for each of {servers} servers" if servers > 1 else ""
         raise InputError(
-            f"launch.tp_size={settings.tp_size}: PyTorch of {settings.interpreter} sees {gpus} GPUs; run this on a "
-            f"machine that has them, or set launch.tp_size and CUDA_VISIBLE_DEVICES"
+            f"launch.tp_size={settings.tp_size}{each}: PyTorch of {settings.interpreter} sees {gpus} GPUs; run this on "
+            f"a machine that has them, lower launch.tp_size or the number of servers, or set CUDA_VISIBLE_DEVICES"
         )
     return gpus
 

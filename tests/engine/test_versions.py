@@ -40,10 +40,12 @@ def test_an_environment_without_sglang_is_one_line(tmp_path: Path, settings: dic
         find_sglang(launch_settings(tmp_path, **settings))
 
 
-def test_more_gpus_than_there_are_is_one_line(tmp_path: Path) -> None:
-    too_many = torch.cuda.device_count() + 1
-    with pytest.raises(InputError, match=rf"launch\.tp_size={too_many}: .* sees {too_many - 1} GPUs"):
-        count_gpus(launch_settings(sglang_site(tmp_path), tp_size=too_many))
+@pytest.mark.parametrize("more", [0, 1])
+def test_more_gpus_than_there_are_is_one_line(tmp_path: Path, more: int) -> None:
+    gpus = torch.cuda.device_count()
+    line = rf"launch\.tp_size={gpus + 1}{' for each of 2 servers' * more}: PyTorch of .* sees {gpus} GPUs"
+    with pytest.raises(InputError, match=line):
+        count_gpus(launch_settings(sglang_site(tmp_path), tp_size=gpus + 1), servers=1 + more)
 
 
 @pytest.mark.parametrize("version", ["0.5.21", "0.5.22", "0.5.22.post1"])
