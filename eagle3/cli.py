@@ -76,7 +76,7 @@ def job_name() -> str | None:
 
 
 def report_errors(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], Any]:
-    """Run an entry script's task: what the user can mend becomes one line and exit status 1, Ctrl-C status 130.
+    """Run an entry script's task: what the user can fix becomes one line and exit status 1, Ctrl-C status 130.
 
     In a sweep only Ctrl-C ends the other jobs too; the table at the end names a job that failed.
     """
@@ -93,7 +93,7 @@ def report_errors(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], A
         except KeyboardInterrupt:
             exit_with("interrupted", 130)
         except Exception as error:
-            message = what_to_mend(error) or added_key(error, HydraConfig.get().overrides.task)
+            message = line_of(error) or added_key(error, HydraConfig.get().overrides.task)
             if in_sweep():
                 if message is None:
                     traceback.print_exc()
@@ -142,7 +142,7 @@ def start(main: Callable[[], Any]) -> None:
     except KeyboardInterrupt:
         exit_with("interrupted", 130)
     except (InputError, OSError, HydraException, OmegaConfBaseException) as error:
-        exit_with(what_to_mend(error) or wrong_override(error), 1)
+        exit_with(line_of(error) or wrong_override(error), 1)
 
 
 def end_like_ctrl_c(number: int, frame: FrameType | None) -> None:
@@ -153,7 +153,7 @@ def end_like_ctrl_c(number: int, frame: FrameType | None) -> None:
     handler(number, frame)
 
 
-def what_to_mend(error: Exception) -> str | None:
+def line_of(error: Exception) -> str | None:
     """The line for the user; None for an error of ours, which is to show its traceback."""
     if isinstance(error, InputError):
         return str(error)

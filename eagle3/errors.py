@@ -1,4 +1,4 @@
-"""The one exception for what a user can mend. Entry scripts print it as one line, without a traceback."""
+"""The one exception for what a user can fix. Entry scripts print it as one line, without a traceback."""
 
 from importlib.util import find_spec
 
@@ -10,7 +10,7 @@ MAKE_PROMPTS = (
 
 
 class InputError(ValueError):
-    """Bad config or bad data: the message names the config key or row, the value, the rule and the way out."""
+    """Bad config or bad data: the message names the config key or row, the value, the rule and how to fix it."""
 
 
 class Interrupted(Exception):

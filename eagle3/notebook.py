@@ -15,7 +15,7 @@ from typing import Any
 import lightning
 import torch
 from hydra import compose, initialize_config_dir
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, LambdaCallback
 from omegaconf import DictConfig
 
 from eagle3 import cli
@@ -64,7 +64,7 @@ def train_head(store: str | Path, run_dir: str | Path, *overrides: str, watch: W
         config.trainer.devices = 1  # ranks are processes, which a notebook cannot start
     trainer = build_trainer(config, build_loggers(config, 0))
     if watch is not None:
-        trainer.callbacks.append(_Watching(watch))  # type: ignore[attr-defined]
+        trainer.callbacks.append(_watching(watch))  # type: ignore[attr-defined]
     fit(trainer, module, data)
     return read_trained(find_checkpoint(run=None, checkpoint=trainer.checkpoint_callback.best_model_path))  # type: ignore[union-attr]
 
@@ -116,16 +116,12 @@ def _composed(command: str, *overrides: str) -> DictConfig:
     return config
 
 
-class _Watching(Callback):
-    def __init__(self, watch: Watch) -> None:
-        self.watch = watch
+def _watching(watch: Watch) -> Callback:
+    def tell(trainer: lightning.Trainer, *_: Any) -> None:
+        watch(trainer.global_step, {name: float(value) for name, value in trainer.callback_metrics.items()})
 
-    def on_train_batch_end(self, trainer: lightning.Trainer, *args: Any) -> None:
+    def tell_logged(trainer: lightning.Trainer, *_: Any) -> None:
         if trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
-            self._tell(trainer)
+            tell(trainer)
 
-    def on_validation_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
-        self._tell(trainer)
-
-    def _tell(self, trainer: lightning.Trainer) -> None:
-        self.watch(trainer.global_step, {name: float(value) for name, value in trainer.callback_metrics.items()})
+    return LambdaCallback(on_train_batch_end=tell_logged, on_validation_end=tell)

@@ -40,11 +40,14 @@ def make_target(config):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
     return Target(
-        model=model,
-        tokenizer=AutoTokenizer.from_pretrained(ASSETS / "tiny"),
         path="random",
-        config_hash="",
+        revision=None,
+        config=config,
+        config_dict={},
         checkpoint_dtype=None,
+        tokenizer=AutoTokenizer.from_pretrained(ASSETS / "tiny"),
+        stop_ids=frozenset({2}),
+        model=model,
         decoder=model.model if hasattr(model, "model") else model.get_decoder(),
     )
 

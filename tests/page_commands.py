@@ -1,7 +1,4 @@
-"""Runs the commands of the pages: each page in a folder of its own that looks like a clone.
-
-The scripts run as tests/scripts.py does it, everything else goes to bash.
-"""
+"""Runs the commands of the pages: each page in a folder of its own that looks like a clone."""
 
 import os
 import re
@@ -11,28 +8,25 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts import Script
+import tables
 from stores import ROOT
 
+PAGES = [*tables.PAGES, *(ROOT / name for name in ("benchmarks/README.md", "CHANGELOG.md", "CONTRIBUTING.md"))]
 CLONE = ("precompute.py", "train.py", "serve.py", "conf", "eagle3", "tests", "benchmarks")
 FENCE = re.compile(r"^( *)```(\w+)([^\n]*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 SCRIPT = re.compile(r"python ([\w/]+)\.py (.*)")
 SMALL = {  # what a command does not set itself, so that a page takes seconds
     "precompute": ("sampling.max_new_tokens=16", "features.shard_mb=1", "prompts.processes=1"),
     "train": (
-        "data.val_fraction=0.2",
-        "trainer.max_epochs=1",
-        "trainer.log_every_n_steps=1",
-        "trainer.precision=32-true",
+        "data.val_fraction=0.2", "trainer.max_epochs=1", "trainer.log_every_n_steps=1", "trainer.precision=32-true",
     ),
     "serve": ("max_new_tokens=16", "limit=2"),
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Block:
     page: str
-    number: int
     language: str
     title: str
     text: str
@@ -47,11 +41,15 @@ class Block:
         return self.title.removeprefix("needs: ") if self.title.startswith("needs: ") else ""
 
 
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
 def blocks(page: Path) -> list[Block]:
-    name, found = str(page.relative_to(ROOT)), []
-    for number, (_, language, rest, text) in enumerate(FENCE.findall(page.read_text())):
+    found = []
+    for _, language, rest, text in FENCE.findall(page.read_text()):
         title = re.search(r'title="([^"]*)"', rest)
-        found.append(Block(name, number, language, title[1] if title else "", text))
+        found.append(Block(name(page), language, title[1] if title else "", text))
     return found
 
 
@@ -71,24 +69,21 @@ def run_block(text: str, folder: Path, *, small: bool) -> tuple[int, str]:
     said = ""
     for command in commands(text):
         script = SCRIPT.fullmatch(command)
-        if script and not set(";|&<>$(") & set(re.sub(r"'[^']*'", "", command)):
-            words = shlex.split(script[2])
-            given = {word.partition("=")[0] for word in words}
-            less = [word for word in smaller(script[1], words) if small and word.partition("=")[0] not in given]
-            status, output = run_script(script[1], [*words, *less], folder)
-        else:
-            status, output = run_bash(command, folder)
+        if small and script and not set(";|&<>$(") & set(re.sub(r"'[^']*'", "", command)):
+            command += smaller(script[1], script[2])
+        status, output = run_bash(command, folder)
         said += output
         if status:
             return status, said
     return 0, said
 
 
-def smaller(script: str, words: list[str]) -> tuple[str, ...]:
-    if script == "serve" and "action=launch" in words:
-        return ()
-    checks = ("check.min_accept_length=1.0",) if {"action=export", "action=check"} & set(words) else ()
-    return (*SMALL.get(script, ()), *checks)
+def smaller(script: str, arguments: str) -> str:
+    """Return overrides for less work, of the keys that a script's command does not set."""
+    given = {word.partition("=")[0] for word in shlex.split(arguments)}
+    less = () if script == "serve" and "action=launch" in arguments else SMALL.get(script, ())
+    checks = ("check.min_accept_length=1.0",) if re.search("action=(export|check)", arguments) else ()
+    return "".join(f" {word}" for word in (*less, *checks) if word.partition("=")[0] not in given)
 
 
 def commands(text: str) -> list[str]:
@@ -101,21 +96,12 @@ def commands(text: str) -> list[str]:
 
 
 def run_bash(command: str, folder: Path) -> tuple[int, str]:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        ["bash", "-c", command],
-        cwd=folder,
-        env=environment,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "COLUMNS": "120",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    }
+    said = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    done = subprocess.run(["bash", "-c", command], cwd=folder, env=environment, **said)  # type: ignore[call-overload]
     return done.returncode, done.stdout
-
-
-def run_script(name: str, arguments: list[str], folder: Path) -> tuple[int, str]:
-    with (folder / ".said").open("w") as said:
-        terminal = {"COLUMNS": "120", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-        status = Script(name, *arguments, cwd=folder, env=terminal, stdout=said, stderr=said).wait()
-    return status, (folder / ".said").read_text()

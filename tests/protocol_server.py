@@ -1,7 +1,7 @@
 """An HTTP server that speaks SGLang's protocol and decodes with our own Speculator: what clients are tested against.
 
 It shows nothing about SGLang itself. As a process it takes SGLang's flags; FAULT in its environment plans its end:
-"start" (before it listens), a number (with that answer), "deaf" (it never listens), "stubborn" (SIGTERM is ignored).
+"start" (before it listens), a number (with that answer), "stubborn" (SIGTERM is ignored).
 """
 
 import argparse
@@ -10,11 +10,12 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from aiohttp import web
 
 VERSION = "0.5.17"
 FAILURE = """\
@@ -31,12 +32,7 @@ def main() -> None:
     fault = os.environ.get("FAULT", "")
     if fault == "start":
         sys.exit(FAILURE)
-    if fault == "deaf":
-        print("[2026-01-01 00:00:01] Load weight begin.", flush=True)
-        time.sleep(600)
     arguments = parsed(sys.argv[1:])
-    from aiohttp import web  # after the faults: imports take seconds
-
     model, tokenizer = loaded(arguments)
     died = int(fault) if fault.isdigit() else None
     server = ProtocolServer(model, vars(arguments), die_at=died, tokenizer=tokenizer)
@@ -60,22 +56,18 @@ def main() -> None:
 
 def parsed(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="launch_server.py")
-    for name in ("model-path", "host", "dtype", "speculative-algorithm", "speculative-draft-model-path"):
+    for name in ("model-path", "host", "dtype", "speculative-algorithm", "speculative-draft-model-path",
+                 "forward-hooks", "cuda-graph-backend-prefill", "config"):  # fmt: skip
         parser.add_argument(f"--{name}")
-    for name in ("port", "tp-size", "max-running-requests", "cuda-graph-max-bs-decode", "base-gpu-id"):
+    for name in ("port", "tp-size", "max-running-requests", "cuda-graph-max-bs-decode", "base-gpu-id",
+                 "speculative-num-steps", "speculative-eagle-topk", "speculative-num-draft-tokens",
+                 "chunked-prefill-size"):  # fmt: skip
         parser.add_argument(f"--{name}", type=int)
-    for name in ("num-steps", "eagle-topk", "num-draft-tokens"):
-        parser.add_argument(f"--speculative-{name}", type=int)
-    parser.add_argument("--speculative-adaptive", action="store_true")
+    for name in ("speculative-adaptive", "disable-overlap-schedule", "disable-radix-cache",
+                 "enable-return-aux-hidden-states"):  # fmt: skip
+        parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--speculative-adaptive-config", type=Path)
-    parser.add_argument("--disable-overlap-schedule", action="store_true")
-    parser.add_argument("--disable-radix-cache", action="store_true")
-    parser.add_argument("--forward-hooks")
-    parser.add_argument("--chunked-prefill-size", type=int)
-    parser.add_argument("--cuda-graph-backend-prefill")
-    parser.add_argument("--enable-return-aux-hidden-states", action="store_true")
     parser.add_argument("--return-aux-hidden-state-layer-ids", type=int, nargs="+")
-    parser.add_argument("--config")
     arguments = parser.parse_args(words)
     if arguments.speculative_adaptive:  # SGLang turns it off for trees, with a warning alone
         arguments.speculative_adaptive = os.environ.get("FAULT") != "static"
@@ -97,29 +89,21 @@ def loaded(arguments: argparse.Namespace) -> tuple[Decode, Any]:
     if arguments.speculative_draft_model_path is None:
         return plain(target), target.tokenizer
     head = load_head(arguments.speculative_draft_model_path, dtype=target.embedding.dtype)
-    decode = speculative(
-        target,
-        head.head,
-        head.capture_layers,
-        steps=arguments.speculative_num_steps,
-        topk=arguments.speculative_eagle_topk,
-        draft_tokens=arguments.speculative_num_draft_tokens,
-    )
-    return decode, target.tokenizer
+    draft = {
+        "steps": arguments.speculative_num_steps,
+        "topk": arguments.speculative_eagle_topk,
+        "draft_tokens": arguments.speculative_num_draft_tokens,
+    }
+    return speculative(target, head.head, head.capture_layers, **draft), target.tokenizer
 
 
 def target_of(arguments: argparse.Namespace) -> Any:
     from eagle3.target.model import load_target
 
     return load_target(
-        path=arguments.model_path,
-        revision=None,
-        dtype="float32",
-        device="cpu",
-        attention=None,
-        trust_remote_code=False,
-        check_health=False,
-    )
+        path=arguments.model_path, revision=None, dtype="float32", device="cpu", attention=None,
+        trust_remote_code=False, check_health=False,
+    )  # fmt: skip
 
 
 def plain(target: Any) -> Decode:
@@ -138,24 +122,18 @@ def speculative(target: Any, head: Any, capture_layers: list[int], **draft: int)
     speculator = Speculator(target, head, capture_layers)
 
     def decode(prompt_ids: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
+        temperature = sampling.get("temperature", 0.0)
         made = speculator.decode(
-            prompt_ids,
-            max_new_tokens=sampling["max_new_tokens"],
-            temperature=sampling.get("temperature", 0.0),
-            **draft,
+            prompt_ids, max_new_tokens=sampling["max_new_tokens"], temperature=temperature, **draft
         )
         at_least = [made.verifications, *made.accepted, 0]
-        histogram = [more - fewer for more, fewer in pairwise(at_least)]
         spec = {
             "spec_verify_ct": made.verifications,
             "spec_num_correct_drafts": sum(made.accepted),
-            "spec_correct_drafts_histogram": histogram,
+            "spec_correct_drafts_histogram": [more - fewer for more, fewer in pairwise(at_least)],
         }
-        return {
-            "output_ids": made.token_ids,
-            "finish": made.finish_reason,
-            "spec": spec if made.verifications else {},  # SGLang leaves them out for an answer of one token
-        }
+        spec = spec if made.verifications else {}  # SGLang leaves them out for an answer of one token
+        return {"output_ids": made.token_ids, "finish": made.finish_reason, "spec": spec}
 
     return decode
 
@@ -183,8 +161,6 @@ class ProtocolServer:
         self.running = self.most_running = 0
 
     def application(self) -> Any:
-        from aiohttp import web
-
         @web.middleware
         async def authorized(request: Any, handler: Any) -> Any:
             if self.key is not None and request.headers.get("Authorization") != f"Bearer {self.key}":
@@ -192,25 +168,18 @@ class ProtocolServer:
             return await handler(request)
 
         application = web.Application(client_max_size=2**26, middlewares=[authorized])
-        application.router.add_get("/health", self.health)
-        application.router.add_get("/server_info", self.server_info)
-        application.router.add_post("/flush_cache", self.flush_cache)
-        application.router.add_post("/generate", self.generate)
-        application.router.add_post("/v1/completions", self.completions)
-        application.router.add_get("/v1/models", self.models)
+        routes = [web.get("/health", self.health), web.get("/server_info", self.server_info)]
+        routes += [web.get("/v1/models", self.models), web.post("/flush_cache", self.flush_cache)]
+        routes += [web.post("/generate", self.generate), web.post("/v1/completions", self.completions)]
         if self.tokenizer is not None:
-            application.router.add_post("/tokenize", self.tokenize)
-            application.router.add_post("/v1/chat/completions", self.chat_completions)
+            routes += [web.post("/tokenize", self.tokenize), web.post("/v1/chat/completions", self.chat_completions)]
+        application.add_routes(routes)
         return application
 
     async def models(self, request: Any) -> Any:
-        from aiohttp import web
-
         return web.json_response({"data": [{"id": self.arguments.get("model_path")}]})
 
     async def tokenize(self, request: Any) -> Any:
-        from aiohttp import web
-
         body = await request.json()
         if self.max_model_len >= 2**64:  # orjson: "Integer exceeds 64-bit range", which FastAPI answers so
             return web.Response(status=500, text="Internal Server Error")
@@ -224,16 +193,12 @@ class ProtocolServer:
 
     async def chat_completions(self, request: Any) -> Any:
         """As SGLang answers: the prompt's ids if they are asked for, and one token."""
-        from aiohttp import web
-
         body = await request.json()
         ids = self.chat_ids(body) if self.tells_ids and body.get("return_prompt_token_ids") else None
         return web.json_response({"choices": [{"message": {"content": "a"}, "prompt_token_ids": ids}]})
 
     async def completions(self, request: Any) -> Any:
         """As vLLM answers token ids, and SGLang a text, with the ids of the text if they are asked for."""
-        from aiohttp import web
-
         body = await request.json()
         if isinstance(body["prompt"], str):
             ids = self.tokenizer.encode(body["prompt"]) if self.tells_ids and body.get("return_token_ids") else None
@@ -253,24 +218,16 @@ class ProtocolServer:
         return web.json_response({"choices": [choice]})
 
     async def health(self, request: Any) -> Any:
-        from aiohttp import web
-
         return web.Response()
 
     async def flush_cache(self, request: Any) -> Any:
-        from aiohttp import web
-
         self.received_at_flush.append(len(self.received))
         return web.Response(text="Cache flushed.\n")
 
     async def server_info(self, request: Any) -> Any:
-        from aiohttp import web
-
         return web.json_response({**self.arguments, "version": VERSION, "internal_states": [{}]})
 
     async def generate(self, request: Any) -> Any:
-        from aiohttp import web
-
         body = await request.json()
         self.received.append(body)
         if len(self.received) == self.die_at:
@@ -288,8 +245,8 @@ class ProtocolServer:
                     made = await asyncio.to_thread(self.engine, body)
                 else:
                     made = await asyncio.to_thread(self.decode, body["input_ids"], body["sampling_params"])
-            counts = range(min(1, len(made["output_ids"])), len(made["output_ids"]) + 1)
-            events = [self.event(made, number) for number in counts]
+            length = len(made["output_ids"])
+            events = [self.event(made, number) for number in range(min(1, length), length + 1)]
             events = events if self.last_event is None else [self.last_event]
             if not body.get("stream"):
                 return web.json_response(events[-1])
@@ -307,11 +264,8 @@ class ProtocolServer:
         """All of the answer up to now, as SGLang repeats it."""
         whole = tokens == len(made["output_ids"])
         meta = {"completion_tokens": tokens, "finish_reason": {"type": made["finish"]} if whole else None}
-        return {
-            "text": "",
-            "output_ids": made["output_ids"][:tokens],
-            "meta_info": meta | (made["spec"] if whole else {}),
-        }
+        meta |= made["spec"] if whole else {}
+        return {"text": "", "output_ids": made["output_ids"][:tokens], "meta_info": meta}
 
 
 if __name__ == "__main__":

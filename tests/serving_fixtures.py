@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
-from forked_server import open_door
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 from protocol_server import ProtocolServer
@@ -31,7 +30,7 @@ def sglang_site(folder: Path, version: str = "0.5.17") -> Path:
     site = folder / "site"
     (site / "sglang").mkdir(parents=True, exist_ok=True)
     (site / "sglang" / "__init__.py").touch()
-    (site / "sglang" / "launch_server.py").write_text("from forked_server import main\nmain()\n")
+    (site / "sglang" / "launch_server.py").write_text("from protocol_server import main\nmain()\n")
     metadata = site / f"sglang-{version}.dist-info"
     metadata.mkdir(exist_ok=True)
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sglang\nVersion: {version}\n")
@@ -40,7 +39,7 @@ def sglang_site(folder: Path, version: str = "0.5.17") -> Path:
 
 def environment(site: Path, fault: str) -> dict[str, str]:
     paths = f"{site}:{TESTS}:{TESTS.parent}"
-    return {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "FAULT": fault, "DOOR": open_door()}
+    return {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "FAULT": fault}
 
 
 def serve_config(*overrides: str) -> DictConfig:

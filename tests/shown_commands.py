@@ -11,10 +11,9 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
-from page_commands import FENCE, blocks
+from page_commands import FENCE, PAGES, blocks, name
 from stores import CONF, ROOT
 
 from eagle3.cli import PLUGINS
@@ -77,7 +76,7 @@ def of_a_plugin(word: str) -> bool:
 
 def page_texts(page: Path) -> Iterator[Text]:
     """Blocks that tests/test_pages.py runs are left out."""
-    where, text = str(page.relative_to(ROOT)), page.read_text()
+    where, text = name(page), page.read_text()
     for block in blocks(page):
         if not block.is_command:
             yield Text(where, block.text, pasted=False)
@@ -93,12 +92,12 @@ def page_texts(page: Path) -> Iterator[Text]:
 def notebook_texts(path: Path) -> Iterator[Text]:
     for cell in json.loads(path.read_text())["cells"]:
         if cell["cell_type"] == "markdown":
-            yield Text(str(path.relative_to(ROOT)), "".join(cell["source"]), pasted=False)
+            yield Text(name(path), "".join(cell["source"]), pasted=False)
 
 
 def python_texts(path: Path) -> Iterator[Text]:
     """The docstring of a file, and its other strings as messages: what they fill in is a value that is given."""
-    where, tree = str(path.relative_to(ROOT)), ast.parse(path.read_text())
+    where, tree = name(path), ast.parse(path.read_text())
     yield Text(where, ast.get_docstring(tree) or "", pasted=path.parent == ROOT or path.name == "__main__.py")
     seen = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
     for node in ast.walk(tree):  # a string with values comes before its parts
@@ -117,20 +116,19 @@ def yaml_texts(path: Path) -> Iterator[Text]:
     """A colon ends a command there: `python serve.py action=check: what is wrong with a head`."""
     for comment in re.findall(r"(?:^|\s)# (.*)", path.read_text()):
         for part in comment.split(": "):
-            yield Text(str(path.relative_to(ROOT)), part, pasted=False)
+            yield Text(name(path), part, pasted=False)
 
 
 def recipe_texts(path: Path) -> Iterator[Text]:
     """Variables of the shell are numbers of machines and GPUs, and arguments of the recipe itself."""
     text = re.sub(r'"?\$(\w+)"?', "2", path.read_text().replace('"$@"', "…"))
-    yield Text(str(path.relative_to(ROOT)), re.sub(r"(?<=\S)\n +(?=\w+\.py |[\w.]+=|--)", " ", text), pasted=True)
+    yield Text(name(path), re.sub(r"(?<=\S)\n +(?=\w+\.py |[\w.]+=|--)", " ", text), pasted=True)
 
 
-@cache
-def all_texts(pages: tuple[Path, ...]) -> tuple[Text, ...]:
+def all_texts() -> tuple[Text, ...]:
     code = [*sorted((ROOT / "eagle3").rglob("*.py")), *(ROOT / f"{name}.py" for name in SCRIPTS)]
     return (
-        *(text for page in pages for text in page_texts(page)),
+        *(text for page in PAGES for text in page_texts(page)),
         *(text for path in sorted((ROOT / "docs").rglob("*.ipynb")) for text in notebook_texts(path)),
         *(text for path in code for text in python_texts(path)),
         *(text for path in sorted(CONF.rglob("*.yaml")) for text in yaml_texts(path)),

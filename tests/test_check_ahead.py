@@ -5,10 +5,9 @@ import logging
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
+from scripts import composed
 from serving_fixtures import sglang_site
-from stores import CONF
 
 from eagle3.commands.precompute import STAGES, check_ahead, choose_engine
 from eagle3.errors import InputError
@@ -16,9 +15,8 @@ from eagle3.settings.check import check_settings
 from eagle3.settings.precomputing import STAGES as NAMES
 
 
-def composed(target: Path, *overrides: str) -> DictConfig:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("precompute", [f"target.path={target}", "prompts.path=x", "out_dir=x", *overrides])
+def config_of(target: Path, *overrides: str) -> DictConfig:
+    return composed("precompute", f"target.path={target}", "prompts.path=x", "out_dir=x", *overrides)
 
 
 def edit_config(folder: Path, **changes: object) -> None:
@@ -41,7 +39,7 @@ def test_a_target_that_cannot_be_used_is_refused_without_its_weights(
     edit_config(without_weights, **changes)
     overrides = [override] if override.startswith("features") else []
     with pytest.raises(InputError, match=message):
-        check_ahead(composed(without_weights, *overrides), [*STAGES.values()])
+        check_ahead(config_of(without_weights, *overrides), [*STAGES.values()])
 
 
 @pytest.mark.parametrize("gpus", [None, 0, 2])
@@ -54,7 +52,7 @@ def test_auto_takes_the_engine_where_it_and_a_gpu_are(
         site = sglang_site(tmp_path)
         (site / "torch.py").write_text(f"class cuda:\n    device_count = staticmethod(lambda: {gpus})\n")
         overrides.append(f"launch.env={{PYTHONPATH:'{site}'}}")
-    config = composed(tmp_path, *overrides)
+    config = config_of(tmp_path, *overrides)
     with caplog.at_level(logging.INFO):
         choose_engine(config)
     possible = bool(gpus)

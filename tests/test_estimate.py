@@ -8,19 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
+from scripts import composed
 from stores import ASSETS, CONF, ROOT
-from transformers import DeepseekV3Config, GptOssConfig, LlamaConfig, Qwen3MoeConfig
+from transformers import DeepseekV3Config, GptOssConfig, LlamaConfig
 
 from eagle3.answers.store import read_answers
 from eagle3.commands.precompute import precompute
 from eagle3.errors import InputError
 from eagle3.estimate import Rates, Tokens, active_parameters, estimate_run, gpu_hours, head_parameters
+from eagle3.settings.precomputing import Engine
 from eagle3.storage.records import sealed_bytes
 from eagle3.target.facts import target_config
-from eagle3.target.files import TargetFiles, read_target_files
-from eagle3.target.model import load_target
+from eagle3.target.files import TargetFiles
 
 
 @pytest.fixture
@@ -35,17 +35,13 @@ def measured(name: str) -> dict[str, Any]:
 def test_rates_of_answers_and_features_are_the_measured_ones(rates: Rates) -> None:
     """Both benchmarks gave prompts of 128 tokens answers of 256."""
     plain, engine = measured("llama8b_cost.json"), measured("engine_rates.json")
-    features = {
-        "huggingface": plain["features"]["tokens_per_s"],
-        "sglang": engine["features"]["tokens_per_s"]["captured"],
+    found: dict[Engine, tuple[float, float]] = {
+        "huggingface": (plain["features"]["tokens_per_s"], plain["answers"]["answer_tokens_per_s"]),
+        "sglang": (engine["features"]["tokens_per_s"]["captured"], engine["answers"]["tokens_per_s"]["client"]),
     }
-    answers = {
-        "huggingface": plain["answers"]["answer_tokens_per_s"],
-        "sglang": engine["answers"]["tokens_per_s"]["client"],
-    }
-    for name, rate in features.items():
-        assert rates.features[name] == pytest.approx(rate, abs=1)
-        assert rates.answers[name] == pytest.approx(1 / (1 / answers[name] - 0.5 / rate), abs=1)
+    for name, (features, answers) in found.items():
+        assert rates.features[name] == pytest.approx(features, abs=1)
+        assert rates.answers[name] == pytest.approx(1 / (1 / answers - 0.5 / features), abs=1)
     assert rates.head_parameters == plain["head_parameters"]
 
 
@@ -76,39 +72,10 @@ def some_tokens(**counts: int) -> Tokens:
     return Tokens(samples=1, left_out={}, answers="", **counts)
 
 
-def test_a_dense_target_counts_all_but_its_embedding(tiny_path: Path) -> None:
-    files = read_target_files(path=str(tiny_path), revision=None, trust_remote_code=False)
-    loaded = load_target(
-        path=str(tiny_path), revision=None, dtype="float32", device="cpu", attention=None, trust_remote_code=False,
-        check_health=False,
-    )  # fmt: skip
-    layers = sum(weight.numel() for name, weight in loaded.decoder.named_parameters() if "embed" not in name)
-    assert active_parameters(files) == layers + loaded.lm_head.numel()
-
-
-def test_of_experts_those_count_that_a_token_is_sent_to(tiny_path: Path, tmp_path: Path) -> None:
-    def active(experts: int, chosen: int) -> int:
-        folder = tmp_path / f"{experts}-{chosen}"
-        shutil.copytree(tiny_path, folder, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True)
-        Qwen3MoeConfig(
-            vocab_size=4096, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-            head_dim=16, moe_intermediate_size=32, num_experts=experts, num_experts_per_tok=chosen,
-            intermediate_size=48,
-        ).save_pretrained(folder)  # fmt: skip
-        return active_parameters(read_target_files(path=str(folder), revision=None, trust_remote_code=False))
-
-    expert, router = 3 * 64 * 32, 64
-    assert active(8, 3) - active(8, 2) == 2 * expert
-    assert active(16, 2) - active(8, 2) == 2 * 8 * router
-
-
-def test_the_head_of_the_measured_target_has_the_measured_parameters(rates: Rates, tiny_path: Path) -> None:
-    config = read_target_files(path=str(tiny_path), revision=None, trust_remote_code=False).text_config
-    config.update(
-        {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8}
-    )
-    config.head_dim = 128
-    assert head_parameters(target_config(config, 128256, None), 3, 32000) == rates.head_parameters
+LLAMA_8B = LlamaConfig(
+    vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
+    num_key_value_heads=8,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -119,12 +86,9 @@ def test_known_mixtures_have_the_active_parameters_that_their_makers_name(config
     assert active_parameters(of_config(config)) == pytest.approx(published, rel=0.02)
 
 
-def test_the_rates_are_for_the_parameters_of_an_8b(rates: Rates) -> None:
-    config = LlamaConfig(
-        vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
-        num_key_value_heads=8,
-    )  # fmt: skip
-    assert active_parameters(of_config(config)) == rates.target_parameters
+def test_the_rates_are_for_the_parameters_of_an_8b_and_its_head(rates: Rates) -> None:
+    assert active_parameters(of_config(LLAMA_8B)) == rates.target_parameters
+    assert head_parameters(target_config(LLAMA_8B, 128256, None), 3, 32000) == rates.head_parameters
 
 
 def of_config(config: Any) -> TargetFiles:
@@ -137,13 +101,12 @@ def of_config(config: Any) -> TargetFiles:
 # A run
 
 
-def composed(out_dir: Path, *overrides: str) -> DictConfig:
+def config_of(out_dir: Path, *overrides: str) -> DictConfig:
     settings = (
         f"target.path={ASSETS / 'tiny'}", f"prompts.path={out_dir.parent}/prompts.jsonl", f"out_dir={out_dir}",
         "prompts/privacy=off", "prompts.processes=1", "sampling.max_new_tokens=24", "features.dtype=bfloat16",
     )  # fmt: skip
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("precompute", [*settings, *overrides])
+    return composed("precompute", *settings, *overrides)
 
 
 @pytest.fixture(scope="module")
@@ -152,15 +115,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("estimate")
     lines = (ASSETS / "prompts" / "train.jsonl").read_text().splitlines(keepends=True)[:40]
     (root / "prompts.jsonl").write_text("".join(lines))
-    precompute(composed(root / "dir"))
+    precompute(config_of(root / "dir"))
     return root / "dir"
 
 
 def test_with_answers_tokens_are_exact_and_bytes_are_those_of_the_hidden_states(made: Path) -> None:
-    found, real = estimate_run(composed(made)), json.loads((made / "features" / "manifest.json").read_text())
-    assert [found[key] for key in ("samples", "tokens", "answer_tokens")] == [
-        real[key] for key in ("samples", "tokens", "answer_tokens")
-    ]
+    found, real = estimate_run(config_of(made)), json.loads((made / "features" / "manifest.json").read_text())
+    assert all(found[key] == real[key] for key in ("samples", "tokens", "answer_tokens"))
     stored = sum(path.stat().st_size for path in (made / "features").iterdir() if path.suffix != ".index")
     assert 0.75 * stored < found["bytes"]["bfloat16"] <= stored
     embedding = 4096 * 192 * 2  # bytes, bfloat16 in either store
@@ -169,7 +130,7 @@ def test_with_answers_tokens_are_exact_and_bytes_are_those_of_the_hidden_states(
 
 
 def test_an_answers_stage_that_was_stopped_stands_for_the_whole_run(made: Path, tmp_path: Path) -> None:
-    whole = estimate_run(composed(made))
+    whole = estimate_run(config_of(made))
     shutil.copytree(made, tmp_path / "dir", ignore=shutil.ignore_patterns("features"))
     answers = tmp_path / "dir" / "answers"
     (answers / "manifest.json").write_bytes(
@@ -177,14 +138,16 @@ def test_an_answers_stage_that_was_stopped_stands_for_the_whole_run(made: Path, 
     )
     lines = (answers / "answers.jsonl").read_bytes().splitlines(keepends=True)
     (answers / "answers.jsonl").write_bytes(b"".join(lines[:20]))
-    found = estimate_run(composed(tmp_path / "dir"))
+    found = estimate_run(config_of(tmp_path / "dir"))
     assert found["tokens"] == pytest.approx(whole["tokens"], rel=0.3) and found["tokens"] != whole["tokens"]
 
 
 @pytest.mark.parametrize("looked_at", [1000, 20])
-def test_without_answers_every_turn_counts_with_the_longest_answer(made: Path, tmp_path: Path, looked_at: int) -> None:
+def test_without_answers_and_weights_every_turn_counts_with_the_longest_answer(
+    made: Path, without_weights: Path, tmp_path: Path, looked_at: int
+) -> None:
     shutil.copytree(made / "prompts", tmp_path / "dir" / "prompts")
-    found = estimate_run(composed(tmp_path / "dir", f"estimate.prompts={looked_at}"))
+    found = estimate_run(config_of(tmp_path / "dir", f"target.path={without_weights}", f"estimate.prompts={looked_at}"))
     assert found["answers"] == "at most 24 tokens each (sampling.max_new_tokens)"
     real = json.loads((made / "features" / "manifest.json").read_text())
     if looked_at == 1000:
@@ -193,12 +156,6 @@ def test_without_answers_every_turn_counts_with_the_longest_answer(made: Path, t
         assert found["answer_tokens"] == 24 * turns >= real["answer_tokens"]
     assert found["samples"] == len((made / "prompts" / "prompts.jsonl").read_text().splitlines())
     assert found["tokens"] == pytest.approx(real["tokens"], rel=0.3)
-
-
-def test_no_weights_are_needed(made: Path, tmp_path: Path) -> None:
-    shutil.copytree(ASSETS / "tiny", tmp_path / "target", ignore=shutil.ignore_patterns("*.safetensors"))
-    shutil.copytree(made / "prompts", tmp_path / "dir" / "prompts")
-    assert estimate_run(composed(tmp_path / "dir", f"target.path={tmp_path / 'target'}"))["samples"] > 0
 
 
 @pytest.mark.parametrize(
@@ -212,9 +169,9 @@ def test_what_is_missing_is_named_with_the_stage_that_makes_it(
     tmp_path: Path, overrides: list[str], error: str
 ) -> None:
     with pytest.raises(InputError, match=error):
-        estimate_run(composed(tmp_path / "dir", *overrides))
+        estimate_run(config_of(tmp_path / "dir", *overrides))
 
 
 def test_prompts_that_leave_nothing_are_refused(made: Path) -> None:
     with pytest.raises(InputError, match="no prompt gives a sample"):
-        estimate_run(composed(made, "features.max_length=2"))
+        estimate_run(config_of(made, "features.max_length=2"))

@@ -27,9 +27,7 @@ NEEDS_EXTRA = {
     "objects": ("eagle3/storage/object_store.py",),
 }  # fmt: skip
 # Imported where they are used, after a look whether they are there.
-GUARDED = {
-    "triton", "onnxruntime", "ray", "sglang", "tokenizers",
-}  # fmt: skip
+GUARDED = {"triton", "flash_attn", "onnxruntime", "ray", "sglang", "tokenizers"}
 BENCH = (*serve.BENCH_LIBRARIES, "matplotlib")  # the curves of a training are drawn where it is installed
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -38,8 +36,8 @@ def distributions(requirements: list[str]) -> set[str]:
     return {canonicalize_name(Requirement(line).name) for line in requirements}
 
 
-CORE = distributions(PROJECT["dependencies"])
-LINES = PROJECT["optional-dependencies"]
+CORE, LINES = distributions(PROJECT["dependencies"]), PROJECT["optional-dependencies"]
+SCRIPTS = ("train", "precompute", "serve")
 
 
 def brought(extra: str) -> set[str]:
@@ -93,10 +91,7 @@ def distributions_of() -> Mapping[str, list[str]]:
 def imported() -> Iterator[tuple[str, str, set[str]]]:
     """Each import of the package and the entry scripts: its file, its name, the distributions that may bring it."""
     brought_by = distributions_of()
-    for path in [
-        *sorted((ROOT / "eagle3").rglob("*.py")),
-        *(ROOT / f"{name}.py" for name in ("train", "precompute", "serve")),
-    ]:
+    for path in [*sorted((ROOT / "eagle3").rglob("*.py")), *(ROOT / f"{name}.py" for name in SCRIPTS)]:
         for name in imports(path) - GUARDED:
             file = path.relative_to(ROOT).as_posix()
             yield file, name, {canonicalize_name(distribution) for distribution in brought_by[name]}
@@ -147,17 +142,13 @@ def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedPro
 
 @pytest.mark.slow
 def test_all_but_the_parts_that_need_an_extra_can_be_imported_without_them(without_extras: dict[str, str]) -> None:
-    files = [
-        path.relative_to(ROOT) for path in sorted((ROOT / "eagle3").rglob("*.py")) if "triton" not in imports(path)
-    ]
-    modules = [
-        ".".join(file.with_suffix("").parts).removesuffix(".__init__")
-        for file in files
-        if file.parts[:3] == ("eagle3", "prompts", "reading")
-        or not file.as_posix().startswith(tuple(sum(NEEDS_EXTRA.values(), ())))
-    ]
+    paths = [path for path in sorted((ROOT / "eagle3").rglob("*.py")) if "triton" not in imports(path)]
+    files = [path.relative_to(ROOT).with_suffix("").as_posix() for path in paths]
+    need = tuple(folder.removesuffix(".py") for folders in NEEDS_EXTRA.values() for folder in folders)
+    without = [file for file in files if not file.startswith(need) or file.startswith("eagle3/prompts/reading")]
+    modules = [file.removesuffix("/__init__").replace("/", ".") for file in without]
     assert len(modules) > 50
-    done = run(without_extras, "-c", f"import {', '.join(modules)}, train, precompute, serve")
+    done = run(without_extras, "-c", f"import {', '.join((*modules, *SCRIPTS))}")
     assert done.returncode == 0, done.stderr
 
 

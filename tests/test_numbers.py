@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import tables
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from omegaconf import OmegaConf
+from page_commands import PAGES, name
 from result import FACTS
 from shown_commands import of_a_plugin
 from stores import CONF, ROOT
@@ -18,12 +20,7 @@ from stores import CONF, ROOT
 from eagle3.settings.serving import ACTIONS
 
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = [*tables.PAGES, *(ROOT / name for name in ("benchmarks/README.md", "CHANGELOG.md", "CONTRIBUTING.md"))]
 JSON_RESULTS = sorted(RESULTS.rglob("*.json"))
-
-
-def name(path: Path) -> str:
-    return str(path.relative_to(ROOT))
 
 
 @pytest.mark.parametrize("page", tables.PAGES, ids=name)
@@ -130,3 +127,18 @@ def has(config: Any, key: str) -> bool:
     for folder in folders:
         config = config.get(folder) if OmegaConf.is_dict(config) else None
     return OmegaConf.is_dict(config) and last in config.keys()  # noqa: SIM118 (`in config` leaves out what is ???)
+
+
+# --- monitoring ------------------------------------------------------------------------------------------------------
+
+# Gauges of sglang/srt/observability/metrics_collector.py, with these names in SGLang 0.5.17 to 0.5.23.
+GAUGES = {"sglang:spec_accept_length", "sglang:gen_throughput"}
+
+
+def test_alert_and_dashboard_query_metrics_that_sglang_exports() -> None:
+    rules = yaml.safe_load((ROOT / "docs/recipes/prometheus-alert.yaml").read_text())
+    dashboard = json.loads((ROOT / "docs/recipes/grafana-dashboard.json").read_text())
+    alerts = [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+    panels = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    assert set(re.findall(r"\b[a-zA-Z_]\w*:\w+", " ".join([*alerts, *panels]))) == GAUGES
+    assert "sglang:spec_accept_length" in alerts[0]

@@ -1,7 +1,7 @@
 """The site: it builds without a warning, its commands run, and its pages of reference are those of the code.
 
 A command on a page runs here on the bundled target, or its block says what it needs: ```bash title="needs: a GPU".
-Those compose at least (tests/test_numbers.py).
+Those compose at least (tests/test_commands.py).
 """
 
 import csv
@@ -19,11 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tables
 import yaml
-from filelock import FileLock
 from matplotlib import pyplot
-from page_commands import Block, blocks, clone, run_block
+from page_commands import PAGES, Block, blocks, clone, name, run_block
 from stores import ASSETS, CONF, ROOT
 
 from eagle3.settings.training import metric_names
@@ -34,20 +32,12 @@ sys.path.insert(0, str(ROOT / "docs"))
 import keys
 import pictures
 
-PAGES = [*tables.PAGES, *(ROOT / name for name in ("benchmarks/README.md", "CHANGELOG.md", "CONTRIBUTING.md"))]
 TUTORIAL = ROOT / "docs" / "start" / "tutorial.md"
 README = ROOT / "README.md"
 WITH_COMMANDS = [page for page in PAGES if any(block.is_command and not block.needs for block in blocks(page))]
 OTHERS = [page for page in WITH_COMMANDS if page not in (TUTORIAL, README)]
-MAKE_DIR = (
-    "docs/how-to/data.md",
-    "docs/how-to/imported-answers.md",
-    "docs/how-to/privacy.md",
-)  # they begin with the prompts
-
-
-def name(page: Path) -> str:
-    return str(page.relative_to(ROOT))
+# They begin with the prompts.
+MAKE_DIR = ("docs/how-to/data.md", "docs/how-to/imported-answers.md", "docs/how-to/privacy.md")
 
 
 # --- the site --------------------------------------------------------------------------------------------------------
@@ -61,30 +51,13 @@ def test_the_site_builds_without_a_warning_and_asks_nothing_of_the_network(tmp_p
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     built = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.html")}
-    assert {
-        "index.html",
-        "start/notebook.html",
-        "reference/keys.html",
-        "reference/serving.html",
-        "files/eagle3/head/anchors.py.html",
-    } <= built
+    assert {"index.html", "start/notebook.html", "reference/keys.html", "files/eagle3/head/anchors.py.html"} <= built
     for page in tmp_path.rglob("*.html"):
         loaded = re.findall(r'<(?:script|link|img)[^>]*?(?:src|href)="(https?://[^"]+)"', page.read_text())
         assert loaded == [], page
 
 
 # --- commands --------------------------------------------------------------------------------------------------------
-
-
-def once(factory: pytest.TempPathFactory, what: str, make: Callable[[Path], Any]) -> tuple[Path, Any]:
-    """Make a folder once for all processes of this run; return it and what was said."""
-    base = factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    folder, said = shared / what, shared / f"{what}.json"
-    with FileLock(shared / f"{what}.lock"):
-        if not said.exists():
-            said.write_text(json.dumps(make(clone(folder))))
-    return folder, json.loads(said.read_text())
 
 
 def run_page(page: Path, folder: Path, *, small: bool) -> list[str]:
@@ -102,29 +75,26 @@ def run_page(page: Path, folder: Path, *, small: bool) -> list[str]:
     return said
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def tutorial(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    return once(tmp_path_factory, "tutorial", lambda folder: run_page(TUTORIAL, folder, small=False))
+    folder = clone(tmp_path_factory.mktemp("tutorial"))
+    return folder, run_page(TUTORIAL, folder, small=False)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def readme(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A clone with FILE.jsonl, and with DIR, RUN and HEAD as the README's commands leave them."""
 
-    def make(folder: Path) -> list[str]:
-        rows = [
-            without_license(row) for row in islice(read_jsonl(ASSETS / "prompts" / "train.jsonl"), 24)
-        ]  # as users' own
-        refused = json.dumps({"prompt": "Who is it?", "license": "none of yours"}) + "\n"
-        for file in ("FILE.jsonl", "chats.jsonl"):
-            (folder / file).write_text("".join([*rows, refused]))
-        shutil.copy(ASSETS / "prompts" / "gsm8k.jsonl", folder)
-        said = run_page(README, folder, small=True)
-        rows = (folder / "DIR" / "answers" / "answers.jsonl").read_text().splitlines()
-        (folder / "REGENERATED.jsonl").write_text("".join(regenerated(json.loads(row)) for row in rows))
-        return said
-
-    return once(tmp_path_factory, "readme", make)[0]
+    folder = clone(tmp_path_factory.mktemp("readme"))
+    own = [without_license(row) for row in islice(read_jsonl(ASSETS / "prompts" / "train.jsonl"), 24)]
+    refused = json.dumps({"prompt": "Who is it?", "license": "none of yours"}) + "\n"
+    for file in ("FILE.jsonl", "chats.jsonl"):
+        (folder / file).write_text("".join([*own, refused]))
+    shutil.copy(ASSETS / "prompts" / "gsm8k.jsonl", folder)
+    run_page(README, folder, small=True)
+    rows = (folder / "DIR" / "answers" / "answers.jsonl").read_text().splitlines()
+    (folder / "REGENERATED.jsonl").write_text("".join(regenerated(json.loads(row)) for row in rows))
+    return folder
 
 
 def without_license(row: dict[str, Any]) -> str:
@@ -167,7 +137,7 @@ def test_the_tutorial_shows_what_its_commands_say(tutorial: tuple[Path, list[str
     """Every line, but for numbers and for what it leaves out with an ellipsis."""
     page, said = blocks(TUTORIAL), iter(tutorial[1])
     shown = 0
-    for block, following in zip(page, [*page[1:], Block("", 0, "", "", "")], strict=True):
+    for block, following in zip(page, [*page[1:], Block("", "", "", "")], strict=True):
         if not (block.is_command and not block.needs):
             continue
         lines = [without_numbers(line) for line in next(said).splitlines()]

@@ -5,12 +5,13 @@ import json
 import logging
 import os
 import pty
-import subprocess
 import sys
 import termios
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from scripts import Script, run_script
 from stores import ASSETS, ROOT
 
 from eagle3 import progress
@@ -44,13 +45,6 @@ def test_without_a_terminal_a_bar_is_a_line_a_minute(
     assert "answers" in lines[0].getMessage() and "122/1000" in lines[0].getMessage()
     assert "\r" not in lines[0].getMessage()
     assert capsys.readouterr().err == ""
-
-
-def test_a_bar_of_a_few_seconds_says_nothing_in_a_log(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    show_bars(True)
-    assert sum(Bar(range(10), desc="short")) == 45
-    assert caplog.records == []
 
 
 def test_on_a_terminal_an_open_bar_is_closed_before_an_error_is_printed() -> None:
@@ -90,15 +84,15 @@ def test_a_json_line_holds_the_fields_and_the_traceback() -> None:
     assert "KeyError" in json.loads(JsonLines().format(record))["exception"]
 
 
-def prompts_stage(folder: Path, *arguments: str) -> list[str]:
+def prompts_stage(folder: Path) -> list[str]:
     return [
-        sys.executable, "precompute.py", "stages=[prompts]", f"prompts.path={ASSETS}/prompts/heldout.jsonl",
-        "prompts/privacy=patterns", "prompts.processes=1", "prompts.limit=20", f"out_dir={folder}", *arguments,
+        "precompute", "stages=[prompts]", f"prompts.path={ASSETS}/prompts/heldout.jsonl", "prompts/privacy=patterns",
+        "prompts.processes=1", "prompts.limit=20", f"out_dir={folder}",
     ]  # fmt: skip
 
 
 def test_log_json_is_an_object_a_line_on_stderr_and_text_in_the_file(tmp_path: Path) -> None:
-    done = subprocess.run(prompts_stage(tmp_path, "log=json"), cwd=ROOT, capture_output=True, text=True)
+    done = run_script(*prompts_stage(tmp_path), "log=json")
     assert done.returncode == 0, done.stderr
     told = [json.loads(line) for line in done.stderr.splitlines()]
     assert told and all({"time", "level", "logger", "message"} <= set(each) for each in told)
@@ -109,18 +103,12 @@ def test_log_json_is_an_object_a_line_on_stderr_and_text_in_the_file(tmp_path: P
 def test_a_command_shows_its_bars_on_a_terminal_unless_progress_is_false(tmp_path: Path, shown: bool) -> None:
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (40, 120))
-    command = prompts_stage(tmp_path, *([] if shown else ["progress=false"]))
-    with subprocess.Popen(command, cwd=ROOT, stderr=theirs, stdout=subprocess.DEVNULL) as process:
+    with Script(*prompts_stage(tmp_path), f"progress={str(shown).lower()}", stderr=theirs) as process:
         os.close(theirs)
         said = b""
-        while True:
-            try:
-                piece = os.read(ours, 4096)
-            except OSError:  # closed at the other end
-                break
-            if not piece:
-                break
-            said += piece
+        with suppress(OSError):  # closed at the other end
+            while piece := os.read(ours, 4096):
+                said += piece
     os.close(ours)
     assert process.returncode == 0, said.decode()
     assert (b"prompts: 100%" in said) == shown, said.decode()

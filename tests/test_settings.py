@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
+import scripts
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
@@ -36,8 +36,7 @@ OPTIONS = [
 
 def composed(script: str, *overrides: str) -> DictConfig:
     """Compose a config, with what Hydra would know of the run."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose(script, overrides=list(overrides))
+    config = scripts.composed(script, *overrides)
     OmegaConf.set_struct(config, False)
     if script != "precompute":
         config.run_dir = "RUN"
@@ -239,8 +238,7 @@ def test_what_is_taken_can_be_built(number: int, value: Any) -> None:
 def with_experiment(tmp_path: Path, content: str) -> DictConfig:
     conf = shutil.copytree(CONF, tmp_path / "conf")
     (conf / "experiment" / "mine.yaml").write_text(content)
-    with initialize_config_dir(str(conf), version_base="1.3"):
-        config = compose("train", overrides=["experiment=mine", "loss.decay=0.7"])
+    config = scripts.composed("train", "experiment=mine", "loss.decay=0.7", conf=conf)
     config.run_dir = "RUN"
     return config
 

@@ -1,14 +1,13 @@
-"""The wheel alone: installed into an empty folder and run from elsewhere, with options and modules of one's own."""
+"""The wheel alone: installed into an empty folder and run from elsewhere."""
 
-import json
 import os
 import shutil
 import subprocess
 import sys
 import tomllib
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from stores import ROOT
@@ -24,8 +23,7 @@ def pip(*arguments: str) -> None:
     subprocess.run(command, check=True, env=os.environ | {"PIP_NO_INDEX": "1"})
 
 
-@dataclass(frozen=True)
-class Installed:
+class Installed(NamedTuple):
     """The folder that the wheel was installed into, and one beside it to run commands in."""
 
     wheel: Path
@@ -60,19 +58,13 @@ def test_the_wheel_holds_each_option_the_hooks_and_the_types(installed: Installe
     held = set(zipfile.ZipFile(installed.wheel).namelist())
     options = {f"eagle3/scripts/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*.yaml")}
     code = {str(path.relative_to(ROOT)) for path in (ROOT / "eagle3").rglob("*.py")}
-    assert (
-        options
-        | code
-        | {"eagle3/py.typed", "eagle3/serving/show/page.html.jinja", "eagle3/engine/hooks/eagle3_capture.py"}
-        <= held
-    )
+    assert options | code | {"eagle3/py.typed", "eagle3/serving/show/page.html.jinja"} <= held
     assert {name.partition("/")[0] for name in held} == {"eagle3", f"eagle3-{__version__}.dist-info"}
 
 
 def test_the_console_command_is_the_one_that_is_tested_here() -> None:
-    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"] == {
-        "eagle3": "eagle3.__main__:main"
-    }
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"eagle3": "eagle3.__main__:main"}
 
 
 def test_the_installed_package_says_its_version_and_its_commands(installed: Installed) -> None:
@@ -89,38 +81,6 @@ def test_an_unknown_command_is_one_line(installed: Installed) -> None:
     assert (done.returncode, done.stderr) == (1, line)
 
 
-def test_errors_and_exit_statuses_are_those_of_the_scripts(installed: Installed) -> None:
-    wrong = ("data.path=nowhere", "ttt_steps=0")
-    ours = installed.run("train", *wrong)
-    script = subprocess.run(
-        [sys.executable, "train.py", *wrong, f"hydra.run.dir={installed.folder}/run"],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
-    assert (ours.returncode, ours.stderr) == (script.returncode, script.stderr)
-    assert (ours.returncode, ours.stderr.partition(";")[0]) == (1, "error: ttt_steps=0 must be 1 or more")
-
-
-def test_a_team_s_own_options_and_modules_need_no_pythonpath(installed: Installed) -> None:
-    """Its folder beside its conf: a recogniser, and an option that names it."""
-    team = installed.folder / "team"
-    option = team / "conf" / "prompts" / "privacy" / "ours.yaml"
-    option.parent.mkdir(parents=True)
-    option.write_text(
-        "defaults: [patterns, _self_]\nactions: {BADGE: mask}\nrecognisers: {badge: {_target_: badges.Badge}}\n"
-    )
-    (team / "badges.py").write_text(
-        "import re\nfrom eagle3.prompts.privacy import Span\n\n\n"
-        "class Badge:\n    entity = 'BADGE'\n\n"
-        "    def find(self, text):\n"
-        "        yield from (Span(*found.span()) for found in re.finditer('badge [0-9]+', text))\n"
-    )
-    (installed.folder / "raw.jsonl").write_text(
-        json.dumps({"prompt": "Which door opens for badge 4711 on a Sunday morning?", "license": "MIT"}) + "\n"
-    )
-    done = installed.run(
-        "precompute", "--config-dir", "team/conf", "stages=[prompts]", "prompts/privacy=ours",
-        "prompts.path=raw.jsonl", "out_dir=made", "prompts.processes=2",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    [line] = (installed.folder / "made" / "prompts" / "prompts.jsonl").read_text().splitlines()
-    assert "badge 4711" not in line and "door opens for" in line
+def test_an_error_is_one_line_as_that_of_a_script(installed: Installed) -> None:
+    done = installed.run("train", "data.path=nowhere", "ttt_steps=0")
+    assert (done.returncode, done.stderr.partition(";")[0]) == (1, "error: ttt_steps=0 must be 1 or more")

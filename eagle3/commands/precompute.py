@@ -206,8 +206,7 @@ def choose_engine(config: DictConfig) -> None:
 
 def sglang_can(config: DictConfig, what: str) -> bool:
     """Say, also in the log, whether launch.python has a GPU and an SGLang that makes answers or features."""
-    from eagle3.engine.installation import count_gpus, find_sglang
-    from eagle3.engine.versions import require_capture
+    from eagle3.engine.versions import count_gpus, find_sglang, require_capture
     from eagle3.settings.engine import LaunchSettings
 
     settings = cli.settings(LaunchSettings, config.launch)

@@ -45,7 +45,8 @@ class Draft:
         """Steps, topk and draft tokens that a server starts with."""
         if self.adaptive is None:
             return self.steps, self.topk, num_draft_tokens(self.steps, self.topk, self.draft_tokens)
-        steps = first_steps(read_adaptive(self.adaptive))
+        # The longest chain of the smallest number of requests that has one.
+        steps = next(max(each) for each in read_adaptive(self.adaptive).values() if any(each))
         return steps, 1, steps + 1
 
 
@@ -69,11 +70,6 @@ def read_adaptive(path: str) -> dict[int, list[int]]:
     if not any(map(any, found.values())):
         raise InputError(f"{named} has 0 steps for every number of requests: serve the target without a head")
     return dict(sorted(found.items()))
-
-
-def first_steps(steps: Mapping[int, list[int]]) -> int:
-    """Return what the server starts with: the longest chain of the smallest number of requests that has one."""
-    return next(max(each) for _, each in sorted(steps.items()) if any(each))
 
 
 def require_adaptive(information: Mapping[str, Any], *, name: str) -> None:

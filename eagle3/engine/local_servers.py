@@ -10,9 +10,8 @@ from typing import Any
 
 from eagle3.engine.command import launch_command
 from eagle3.engine.draft import Draft
-from eagle3.engine.installation import count_gpus, find_sglang
 from eagle3.engine.process import END_S, POLL_S, Server, end_with_the_terminal, is_free_port, require_free_port
-from eagle3.errors import InputError
+from eagle3.engine.versions import count_gpus, find_sglang
 from eagle3.settings.engine import LaunchSettings
 from eagle3.workers.task import WorkerId
 
@@ -34,7 +33,11 @@ def servers_of(
     `count` None means one server for every `launch.tp_size` GPUs. `flags_of` gives the flags that the stage itself
     needs, by the number of the server, once all ports are known to be free; launch.extra_flags override them.
     InputError where SGLang, GPUs or ports are missing."""
-    count = _checked_count(settings, count) if settings.check else count or 1
+    if settings.check:
+        find_sglang(settings)
+        gpus = count_gpus(settings, servers=count or 1)
+        count = count or gpus // settings.tp_size
+    count = count or 1
     for number in range(count):
         require_free_port(settings.host, settings.port + number)
     servers = []
@@ -44,18 +47,6 @@ def servers_of(
         command = launch_command(own, target=target, revision=revision, draft=draft, flags=flags)
         servers.append(Server(own, command, log=folder / f"server-{number}.log", name=f"server {number}"))
     return servers
-
-
-def _checked_count(settings: LaunchSettings, count: int | None) -> int:
-    find_sglang(settings)
-    gpus = count_gpus(settings)
-    most = gpus // settings.tp_size
-    if count is not None and count > most:
-        raise InputError(
-            f"{count} servers of launch.tp_size={settings.tp_size} need {count * settings.tp_size} GPUs, "
-            f"PyTorch of {settings.interpreter} sees {gpus}; lower one of the two"
-        )
-    return count or most
 
 
 def for_worker(settings: LaunchSettings, worker: WorkerId) -> LaunchSettings:

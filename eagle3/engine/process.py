@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Self
 
 from eagle3.cli import end_like_ctrl_c
@@ -74,9 +73,7 @@ class Server:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def alive(self) -> bool:
@@ -105,7 +102,8 @@ class Server:
         except subprocess.TimeoutExpired:
             pass
         finally:  # also on a second Ctrl-C
-            _kill_group(process.pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             if self.guard is not None:
                 self.guard.kill()
@@ -139,12 +137,8 @@ class Server:
                 )
             except OSError as error:
                 raise InputError(f"launch.python={self.command[0]} cannot be run: {error.strerror}") from error
-        watched = [
-            str(self.process.pid),
-            str(self.settings.stop_timeout_s),
-            *([str(self.scratch)] if self.scratch else []),
-        ]
-        guard = [sys.executable, "-S", "-c", GUARD, *watched]
+        watched = [self.process.pid, self.settings.stop_timeout_s, *([self.scratch] if self.scratch else [])]
+        guard = [sys.executable, "-S", "-c", GUARD, *map(str, watched)]
         self.guard = subprocess.Popen(guard, stdin=subprocess.PIPE, start_new_session=True)
 
     def _wait_until_healthy(self) -> None:
@@ -208,8 +202,3 @@ def _healthy(url: str, *, timeout_s: float) -> bool:
     except (ServerFailed, RequestRefused):
         return False
     return True
-
-
-def _kill_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)

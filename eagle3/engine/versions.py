@@ -1,4 +1,4 @@
-"""SGLang's versions, and how hidden states are captured in each.
+"""The SGLang that launch.python finds, and how hidden states are captured in each of its versions.
 
 Answers need only SGLang's public interface, from 0.5.17 on. Hidden states are captured in one of two ways:
 
@@ -12,12 +12,14 @@ stream, and the flags of the second way do not exist yet. The wheels of 0.5.17 t
 
 import json
 import logging
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from eagle3.adapters.library import numbers
 from eagle3.errors import InputError
+from eagle3.settings.engine import LaunchSettings
 
 log = logging.getLogger(__name__)
 
@@ -25,32 +27,65 @@ OLDEST = (0, 5, 17)  # the oldest whose flags and answers this project knows
 NO_CAPTURE = ((0, 5, 21), (0, 5, 22))
 LOGITS_HOOK = (0, 5, 23)  # from here on the logits processor gets the captured states
 NEWEST = (0, 5, 23)  # the newest that was read
+INSTALL = (
+    "install it there (pip install 'sglang[all]>=0.5.17') or name an environment that has it: launch.python=PYTHON"
+)
 INSTALL_TO_CAPTURE = (
     "install SGLang 0.5.23 (or 0.5.17 to 0.5.20) in the environment of launch.python, or take features=huggingface"
 )
 
+# Neither imports sglang: that takes half a minute, and the log of a failed start says what is wrong with it.
+PROBE = """
+import importlib.metadata, importlib.util
+print(importlib.metadata.version("sglang") if importlib.util.find_spec("sglang") else "")
+"""
+GPUS = "import torch; print(torch.cuda.device_count())"
+
 # The part of SGLang's /server_info that results keep; in 0.5.17 it returns all server_args and more.
 REPORTED = (
-    "version",
-    "model_path",
-    "dtype",
-    "tp_size",
-    "attention_backend",
-    "sampling_backend",
-    "mem_fraction_static",
-    "max_running_requests",
-    "cuda_graph_max_bs_decode",
-    "disable_radix_cache",
-    "disable_overlap_schedule",
-    "speculative_algorithm",
-    "speculative_draft_model_path",
-    "speculative_num_steps",
-    "speculative_eagle_topk",
-    "speculative_num_draft_tokens",
-    "speculative_draft_window_size",
-    "speculative_adaptive",
+    "version", "model_path", "dtype", "tp_size", "attention_backend", "sampling_backend", "mem_fraction_static",
+    "max_running_requests", "cuda_graph_max_bs_decode", "disable_radix_cache", "disable_overlap_schedule",
+    "speculative_algorithm", "speculative_draft_model_path", "speculative_num_steps", "speculative_eagle_topk",
+    "speculative_num_draft_tokens", "speculative_draft_window_size", "speculative_adaptive",
     "speculative_adaptive_config",
-)
+)  # fmt: skip
+
+
+def find_sglang(settings: LaunchSettings) -> str:
+    """Return the version of launch.python's SGLang; InputError if it is missing or too old."""
+    named = f"launch.python={settings.interpreter}"
+    version = _run(settings, PROBE)
+    if not version:
+        raise InputError(f"{named} has no SGLang; {INSTALL}")
+    if numbers(version) < OLDEST:
+        raise InputError(f"{named} has SGLang {version}, the oldest supported is 0.5.17; {INSTALL}")
+    return version
+
+
+def count_gpus(settings: LaunchSettings, *, servers: int = 1) -> int:
+    """Return how many GPUs the PyTorch of launch.python sees; InputError if these servers need more."""
+    gpus = int(_run(settings, GPUS))
+    if gpus < servers * settings.tp_size:
+        each = f" for each of {servers} servers" if servers > 1 else ""
+        raise InputError(
+            f"launch.tp_size={settings.tp_size}{each}: PyTorch of {settings.interpreter} sees {gpus} GPUs; run this on "
+            f"a machine that has them, lower launch.tp_size or the number of servers, or set CUDA_VISIBLE_DEVICES"
+        )
+    return gpus
+
+
+def _run(settings: LaunchSettings, code: str) -> str:
+    """Return the last line that Python code prints in the server's environment."""
+    named = f"launch.python={settings.interpreter}"
+    command = [settings.interpreter, "-c", code]
+    try:
+        ran = subprocess.run(command, env=settings.environment, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise InputError(f"{named} cannot be run: {error.strerror}; name a Python interpreter") from None
+    if ran.returncode:
+        reason = (ran.stderr.strip() or f"exit status {ran.returncode}").splitlines()[-1]
+        raise InputError(f"{named} has no working SGLang ({reason}); {INSTALL}")
+    return ran.stdout.splitlines()[-1]
 
 
 def require_capture(version: str) -> None:
@@ -77,16 +112,11 @@ def capture_flags(
         "cuda-graph-backend-prefill": "disabled",  # hooks do not run in a replayed graph
         "chunked-prefill-size": batch_tokens,
     }
-    if _by_layers(version):
-        hooks = [
-            _hook(
-                f"layer {layer}",
-                [f"*layers.{layer - 1}", f"*.h.{layer - 1}", f"*blocks.{layer - 1}"],
-                "eagle3_layers:layer",
-                {**common, "slot": slot},
-            )
-            for slot, layer in enumerate(layers)
-        ]
+    if numbers(version) < LOGITS_HOOK:
+        hooks = []
+        for slot, layer in enumerate(layers):
+            modules = [f"*{name}.{layer - 1}" for name in ("layers", ".h", "blocks")]
+            hooks.append(_hook(f"layer {layer}", modules, "eagle3_layers:layer", {**common, "slot": slot}))
         hooks.append(_hook("logits", ["*logits_processor"], "eagle3_layers:logits", common))
         return {"forward-hooks": json.dumps(hooks), **own}
     return {
@@ -96,10 +126,6 @@ def capture_flags(
         "return-aux-hidden-state-layer-ids": [layer - 1 for layer in layers],  # outputs of layers
         **own,
     }
-
-
-def _by_layers(version: str) -> bool:
-    return numbers(version) < LOGITS_HOOK
 
 
 def _hook(name: str, modules: list[str], factory: str, config: dict[str, Any]) -> dict[str, Any]:

@@ -20,10 +20,9 @@ from torch import Tensor
 
 from eagle3.engine.capture import Captured, CaptureFolder, CapturingServer, with_hooks
 from eagle3.engine.client import RequestRefused, new_session
-from eagle3.engine.installation import find_sglang
 from eagle3.engine.local_servers import servers_of, serving
 from eagle3.engine.pool import Pool
-from eagle3.engine.versions import capture_flags, require_capture
+from eagle3.engine.versions import capture_flags, find_sglang, require_capture
 from eagle3.errors import InputError
 from eagle3.features.capture_check import Sentinel, check_against_engine
 from eagle3.features.conversation import Conversation

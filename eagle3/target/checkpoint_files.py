@@ -1,6 +1,5 @@
 """Checks of a checkpoint's files, before a weight is read: whether it can be a target."""
 
-from pathlib import Path
 from typing import Any
 
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedTokenizerBase
@@ -9,17 +8,8 @@ from eagle3.adapters.transformers import has_file, knows_quantization
 from eagle3.errors import InputError
 
 PLAIN_CHECKPOINT = "give the checkpoint that it was quantised from, or one that transformers can load"
-QUANTIZATION_FILES = (
-    "hf_quant_config.json",
-    "quantize_config.json",
-    "quant_config.json",
-)  # ModelOpt, AutoGPTQ, AutoAWQ
-
-
-def require_model_folder(path: str) -> None:
-    """Raise InputError for a file."""
-    if Path(path).is_file():
-        raise InputError(f"target.path={path} is a file; give the folder of a Hugging Face model, with its config.json")
+# ModelOpt, AutoGPTQ, AutoAWQ
+QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 
 
 def require_no_adapter(path: str, revision: str | None) -> None:

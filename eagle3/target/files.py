@@ -1,7 +1,7 @@
 """The target's files other than its weights: config, tokenizer, what ends a turn."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from eagle3.errors import InputError, first_line
 from eagle3.target.checkpoint_files import (
     require_embedded_tokens,
     require_known_quantization,
-    require_model_folder,
     require_no_adapter,
     require_own_code,
 )
@@ -38,11 +37,17 @@ class TargetFiles:
     @property
     def commit(self) -> str | None:
         """The commit of a hub model; None for a folder."""
-        return commit_of(self.path, self.revision)
+        in_folder = Path(self.path).is_dir()
+        cached = None if in_folder else try_to_load_from_cache(self.path, "config.json", revision=self.revision)
+        return Path(cached).parent.name if isinstance(cached, str) else None  # …/snapshots/COMMIT/config.json
 
     @cached_property
     def text_config(self) -> PreTrainedConfig:
         return text_part(self.config)
+
+    def stated(self) -> dict[str, Any]:
+        """Return the fields, for a target that is more than its files."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
 def read_target_files(
@@ -64,7 +69,7 @@ def read_target_files(
         config_dict=config_dict,
         checkpoint_dtype=stated_dtype(config_dict),
         tokenizer=tokenizer,
-        stop_ids=ends_of_turn(_generation_config(path, revision, config), tokenizer),
+        stop_ids=ends_of_turn(path, revision, config, tokenizer),
     )
 
 
@@ -73,7 +78,8 @@ def checked_path(path: str | None) -> str:
     if not path:
         raise InputError("target.path is not set; give a model folder or a hub id, e.g. target.path=/models/mine")
     path = str(path)
-    require_model_folder(path)
+    if Path(path).is_file():
+        raise InputError(f"target.path={path} is a file; give the folder of a Hugging Face model, with its config.json")
     if not Path(path).is_dir() and not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", path, re.ASCII):
         raise InputError(f"target.path={path} does not exist; give an existing model folder or a hub id (owner/name)")
     return path
@@ -105,25 +111,17 @@ def load_tokenizer(path: str, *, revision: str | None, trust_remote_code: bool) 
         raise InputError(f"target.path={path} has no usable tokenizer ({first_line(error)}); {remedy}") from error
 
 
-def ends_of_turn(generation: GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Ids that end a turn when the target generates."""
+def ends_of_turn(
+    path: str, revision: str | None, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
+) -> frozenset[int]:
+    """Return the ids that end a turn when the target generates."""
+    try:  # as transformers does for a loaded model: from its own file, else from the model's config
+        generation = GenerationConfig.from_pretrained(path, revision=revision or "main")
+    except OSError:
+        generation = GenerationConfig.from_model_config(config)
     eos = generation.eos_token_id
     ids = {*(eos if isinstance(eos, list) else [eos]), tokenizer.eos_token_id}
     return frozenset(ids - {None})
-
-
-def _generation_config(path: str, revision: str | None, config: PreTrainedConfig) -> GenerationConfig:
-    """As transformers gives it to a loaded model: of its own file, else of the model's config."""
-    try:
-        return GenerationConfig.from_pretrained(path, revision=revision or "main")
-    except OSError:
-        return GenerationConfig.from_model_config(config)
-
-
-def commit_of(path: str, revision: str | None) -> str | None:
-    """Return the commit of a hub model whose config has been read before; None for a folder."""
-    cached = None if Path(path).is_dir() else try_to_load_from_cache(path, "config.json", revision=revision)
-    return Path(cached).parent.name if isinstance(cached, str) else None  # …/snapshots/COMMIT/config.json
 
 
 def stated_dtype(config: dict[str, Any]) -> str | None:

@@ -17,18 +17,17 @@ from transformers import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
-    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
-from eagle3.adapters.transformers import text_part, tokenizer_json
+from eagle3.adapters.transformers import tokenizer_json
 from eagle3.errors import InputError, first_line
 from eagle3.storage.files import sha256_json
 from eagle3.target.checkpoint_files import PLAIN_CHECKPOINT
 from eagle3.target.device import resolve_device
 from eagle3.target.facts import TargetConfig, target_config
-from eagle3.target.files import TargetFiles, ends_of_turn, read_target_files
+from eagle3.target.files import TargetFiles, read_target_files
 from eagle3.target.identity import TargetIdentity, template_hash
 from eagle3.target.sanity_check import require_health
 
@@ -38,21 +37,13 @@ VOLATILE_CONFIG = {"transformers_version", "_name_or_path", "_commit_hash", "dty
 
 
 @dataclass(frozen=True, eq=False)
-class Target:
-    """A frozen causal language model with its tokenizer. `decoder` is its text part without the `lm_head`."""
+class Target(TargetFiles):
+    """A frozen causal language model with its files. `decoder` is its text part without the `lm_head`.
+
+    `checkpoint_dtype` is what is served, whatever it was loaded in here."""
 
     model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    path: str
-    config_hash: str
-    checkpoint_dtype: str | None  # that of the files, which is served, whatever it was loaded in here
     decoder: nn.Module
-    commit: str | None = None  # of a hub model
-
-    @cached_property
-    def stop_ids(self) -> frozenset[int]:
-        """Ids that end a turn when the target generates."""
-        return ends_of_turn(self.model.generation_config, self.tokenizer)
 
     @property
     def device(self) -> torch.device:
@@ -62,10 +53,6 @@ class Target:
     @property
     def layers(self) -> nn.ModuleList:
         return self.decoder.layers  # type: ignore[return-value]
-
-    @cached_property
-    def text_config(self) -> PreTrainedConfig:
-        return text_part(self.model.config)
 
     @property
     def embedding(self) -> Float[Tensor, "V H"]:
@@ -79,7 +66,7 @@ class Target:
     @cached_property
     def identity(self) -> TargetIdentity:
         hashed = weights_hash(parameter for _, parameter in hashed_parameters(self.decoder))
-        return identity_of(self.path, self.commit, self.config_hash, self.tokenizer, hashed)
+        return identity_of(self, hashed)
 
     @cached_property
     def facts(self) -> TargetConfig:
@@ -111,15 +98,7 @@ def load_target(
     model.eval().requires_grad_(False)
     if check_health:
         require_health(model, files.tokenizer, files.path)
-    return Target(
-        model=model,
-        tokenizer=files.tokenizer,
-        path=files.path,
-        config_hash=config_hash(files.config_dict),
-        checkpoint_dtype=files.checkpoint_dtype,
-        decoder=decoder_of(model, files.path),
-        commit=files.commit,
-    )
+    return Target(**files.stated(), model=model, decoder=decoder_of(model, files.path))
 
 
 @lru_cache(maxsize=1)
@@ -209,16 +188,14 @@ def decoder_of(model: PreTrainedModel, path: str) -> nn.Module:
 # --- identity --------------------------------------------------------------------------------------------------------
 
 
-def identity_of(
-    path: str, commit: str | None, config_hash: str, tokenizer: PreTrainedTokenizerBase, weights_hash: str
-) -> TargetIdentity:
+def identity_of(files: TargetFiles, weights_hash: str) -> TargetIdentity:
     """Return which model this is, with the tokenizer's own chat template."""
-    template = tokenizer.chat_template
+    template = files.tokenizer.chat_template
     return TargetIdentity(
-        name=path,
-        revision=commit,
-        config_hash=config_hash,
-        tokenizer_hash=_tokenizer_hash(tokenizer),
+        name=files.path,
+        revision=files.commit,
+        config_hash=config_hash(files.config_dict),
+        tokenizer_hash=_tokenizer_hash(files.tokenizer),
         template_hash=template_hash(template.get("default") if isinstance(template, dict) else template),
         weights_hash=weights_hash,
     )

@@ -24,17 +24,12 @@ LEAST_GAIN = 1.0
 
 
 @torch.inference_mode()
-def text_loss(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[float, int]:
-    """Return the loss on ordinary text, in nats per token, and the size of the vocabulary."""
-    ids = torch.tensor([tokenizer(TEXT).input_ids]).to(model.get_input_embeddings().weight.device)  # type: ignore[arg-type]
-    logits = model(input_ids=ids, use_cache=False).logits[0, :-1].float()  # (T - 1, V)
-    loss = functional.cross_entropy(logits, ids[0, 1:].to(logits.device))
-    return float(loss), logits.shape[-1]
-
-
 def require_health(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: str) -> None:
     """Raise InputError unless the model predicts ordinary text better than an untrained one; log what was found."""
-    loss, vocab_size = text_loss(model, tokenizer)
+    ids = torch.tensor([tokenizer(TEXT).input_ids]).to(model.get_input_embeddings().weight.device)  # type: ignore[arg-type]
+    logits = model(input_ids=ids, use_cache=False).logits[0, :-1].float()  # (T - 1, V)
+    loss = float(functional.cross_entropy(logits, ids[0, 1:].to(logits.device)))  # nats per token
+    vocab_size = logits.shape[-1]
     untrained = math.log(vocab_size)
     found = (
         f"{loss:.2f} nats a token on ordinary English text, an untrained model of {vocab_size} tokens {untrained:.2f}"

@@ -3,11 +3,11 @@
 Shapes: H hidden size, V target vocabulary."""
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Set
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from huggingface_hub import snapshot_download
@@ -21,7 +21,6 @@ from eagle3.target.files import TargetFiles, read_target_files
 from eagle3.target.identity import TargetIdentity
 from eagle3.target.model import (
     HASHED,
-    config_hash,
     decoder_of,
     empty_model,
     hashed_parameters,
@@ -52,7 +51,7 @@ class StoredTarget(TargetFiles):
     @cached_property
     def identity(self) -> TargetIdentity:
         hashed = weights_hash(self._start(name) for name in self._names.hashed)
-        return identity_of(self.path, self.commit, config_hash(self.config_dict), self.tokenizer, hashed)
+        return identity_of(self, hashed)
 
     @property
     def weights_bytes(self) -> int:
@@ -79,7 +78,7 @@ class StoredTarget(TargetFiles):
 
     @cached_property
     def _names(self) -> "TensorNames":
-        return TensorNames.find(self, self._file_of)
+        return tensor_names(self, self._file_of.keys())
 
     def _keys(self, file: str) -> list[str]:
         with self._open(file) as opened:
@@ -106,41 +105,39 @@ class StoredTarget(TargetFiles):
             return part[: min(rows, -(-HASHED // max(1, torch.Size(others).numel())))]
 
 
-@dataclass(frozen=True)
-class TensorNames:
+class TensorNames(NamedTuple):
     """The checkpoint's names of the tensors that are read here; `lm_head` is None if it is the embedding."""
 
     hashed: list[str]
     embedding: str
     lm_head: str | None
 
-    @classmethod
-    def find(cls, files: TargetFiles, keys: Iterable[str]) -> "TensorNames":
-        """Look the names of the model that transformers would build up among the checkpoint's `keys`."""
-        model, keys = empty_model(files), {*keys}
-        decoder: Any = decoder_of(model, files.path)
-        relative = {parameter: name for name, parameter in decoder.named_parameters()}
-        embedding: Any = model.get_input_embeddings().weight
-        lm_head: Any = model.get_output_embeddings().weight
 
-        def the_one(name: str, found: list[str]) -> str:
-            if len(found) == 1:
-                return found[0]
-            raise InputError(
-                f"target.path={files.path}: its checkpoint has {len(found) or 'no'} tensors {name}, so nothing says "
-                f"which model it is without loading it; take answers=huggingface and features=huggingface"
-            )
+def tensor_names(files: TargetFiles, keys: Set[str]) -> TensorNames:
+    """Look the names of the model that transformers would build up among the checkpoint's `keys`."""
+    model = empty_model(files)
+    decoder: Any = decoder_of(model, files.path)
+    relative = {parameter: name for name, parameter in decoder.named_parameters()}
+    embedding: Any = model.get_input_embeddings().weight
+    lm_head: Any = model.get_output_embeddings().weight
 
-        def ending(name: str) -> str:
-            return the_one(name, [key for key in keys if f".{key}".endswith(f".{name}")])
+    def the_one(name: str, found: list[str]) -> str:
+        if len(found) == 1:
+            return found[0]
+        raise InputError(
+            f"target.path={files.path}: its checkpoint has {len(found) or 'no'} tensors {name}, so nothing says "
+            f"which model it is without loading it; take answers=huggingface and features=huggingface"
+        )
 
-        at = ending(relative[embedding])
-        front = at.removesuffix(relative[embedding])  # checkpoints with images put other words there than the model
-        hashed = [the_one(name, [*({front + name} & keys)]) for name, _ in hashed_parameters(decoder)]
-        return cls(hashed, at, None if lm_head is embedding else ending("lm_head.weight"))
+    def ending(name: str) -> str:
+        return the_one(name, [key for key in keys if f".{key}".endswith(f".{name}")])
+
+    at = ending(relative[embedding])
+    front = at.removesuffix(relative[embedding])  # checkpoints with images put other words there than the model
+    hashed = [the_one(name, [*({front + name} & keys)]) for name, _ in hashed_parameters(decoder)]
+    return TensorNames(hashed, at, None if lm_head is embedding else ending("lm_head.weight"))
 
 
 def stored_target(**settings: Any) -> StoredTarget:
     """Read a target's files; takes the keys of conf/target."""
-    files = read_target_files(**settings)
-    return StoredTarget(**{field.name: getattr(files, field.name) for field in fields(files)})
+    return StoredTarget(**read_target_files(**settings).stated())

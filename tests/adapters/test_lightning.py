@@ -1,4 +1,4 @@
-"""Everything private that we use of Lightning, by name: a release that changes one of them fails its test here."""
+"""What we use of Lightning's private parts and no other test shows; tests/training has its CSV logger."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,20 +6,11 @@ from pathlib import Path
 import lightning
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
-from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric
+from scripts import composed
 
-from eagle3 import cli
 from eagle3.adapters import lightning as adapter
-from eagle3.adapters.lightning import (
-    LIGHTNING,
-    reload_train_loader,
-    skip_needless_moves,
-    skip_sigterm_broadcast,
-    unfinished_epoch,
-)
+from eagle3.adapters.lightning import LIGHTNING, reload_train_loader, skip_needless_moves, unfinished_epoch
 from eagle3.commands.train import build_trainer
 from eagle3.errors import InputError
 
@@ -28,21 +19,14 @@ RELEASE = f"Lightning {lightning.__version__}"
 
 @pytest.fixture
 def trainer() -> lightning.Trainer:
-    return lightning.Trainer(
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    return lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
 
 
 def test_a_part_that_is_gone_is_one_line_before_a_training_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(adapter, "LIGHTNING", replace(LIGHTNING, parts=("lightning:no_such_part",)))
-    with initialize_config_dir(cli.CONF, version_base="1.3"):
-        config = compose("train", overrides=["data.path=x", f"run_dir={tmp_path}"])
+    config = composed("train", "data.path=x", f"run_dir={tmp_path}")
     with pytest.raises(InputError, match=r"lightning .* has no lightning:no_such_part; lightning 2\.6\.4 to 2\.6 is"):
         build_trainer(config, [])
 
@@ -53,11 +37,6 @@ def test_the_training_loader_is_asked_for_again(trainer: lightning.Trainer) -> N
     assert not trainer.fit_loop._should_reload_train_dl
     reload_train_loader(trainer)
     assert trainer.fit_loop._should_reload_train_dl, f"{RELEASE} decides otherwise when it asks for loaders"
-
-
-@pytest.mark.parametrize("attribute", ["log_every_n_steps", "fast_dev_run", "val_check_batch", "num_training_batches"])
-def test_a_trainer_has(trainer: lightning.Trainer, attribute: str) -> None:
-    assert hasattr(trainer, attribute), f"{RELEASE}: Trainer has no {attribute}"
 
 
 def test_an_epoch_that_ended_early_is_saved_as_unfinished(trainer: lightning.Trainer) -> None:
@@ -73,28 +52,6 @@ def test_an_epoch_that_ended_early_is_saved_as_unfinished(trainer: lightning.Tra
     batches.ready = 4
     with unfinished_epoch(trainer):
         assert epochs.current.completed == 1  # an epoch that ended by itself is finished
-
-
-def test_the_loop_calls_the_broadcast_that_is_left_out(trainer: lightning.Trainer) -> None:
-    loop = trainer.fit_loop.epoch_loop
-    source = Path(__import__(type(loop).__module__, fromlist=["_"]).__file__).read_text()
-    assert "self._broadcast_sigterm_tensor()" in source, f"{RELEASE} asks the first rank for signals in another way"
-    skip_sigterm_broadcast(trainer)
-    assert loop._broadcast_sigterm_tensor() is None
-
-
-def test_the_csv_logger_keeps_its_writer_in_one_attribute(tmp_path: Path) -> None:
-    logger = CSVLogger(tmp_path, name="", version="")
-    assert logger._experiment is None, f"{RELEASE}: CSVLogger._experiment is something else"
-    writer = logger.experiment
-    assert logger._experiment is writer, f"{RELEASE}: CSVLogger keeps its writer elsewhere"
-    assert writer.metrics == [], f"{RELEASE}: the writer's rows that wait are not in `metrics`"
-    assert writer.metrics_file_path == str(tmp_path / "metrics.csv"), f"{RELEASE}: metrics.csv is elsewhere"
-
-
-@pytest.mark.parametrize("key", ["best_k_models", "best_model_path", "kth_best_model_path", "dirpath"])
-def test_the_state_of_a_model_checkpoint_has(key: str) -> None:
-    assert key in ModelCheckpoint().state_dict(), f"{RELEASE}: the state of ModelCheckpoint has no {key}"
 
 
 def test_a_metric_moves_to_another_device_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,10 @@
 """The reason of a failed start is found in the log, in one line."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from eagle3.engine.log import failure_reason, last_stage
-from eagle3.engine.process import Server
-
-Start = Callable[..., Server]
-
 
 CHAIN_OF_ERRORS = """\
 Traceback (most recent call last):
@@ -44,11 +39,7 @@ FOLLOWING = "Traceback (most recent call last):\n  File 'engine.py'\nEOFError\n"
         ("TP0] Scheduler hit an exception: " + CHAIN_OF_ERRORS + FOLLOWING, 1, "ValueError: the head does not fit"),
         (HARMLESS + REPORTED + FOLLOWING, 1, "SGLang cannot capture hidden states from this target's model class"),
         (REPORTED + FOLLOWING, 1, "AttributeError: 'XForCausalLM'"),
-        (
-            "usage: launch_server.py\nlaunch_server.py: error: unrecognized arguments: --x\n",
-            2,
-            "unrecognized arguments",
-        ),
+        ("usage: x.py\nlaunch_server.py: error: unrecognized arguments: --x\n", 2, "unrecognized arguments"),
         ("torch.OutOfMemoryError: CUDA out of memory.\n", 1, "lower launch.mem_fraction_static"),
         ("Loading\n", -9, "ended by SIGKILL"),
         ("Loading\rLoading 5%\r\n\n", 1, "Loading 5%"),

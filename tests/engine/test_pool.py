@@ -1,4 +1,4 @@
-"""Many requests over servers that die, come back, refuse and hang: each is answered once, or says why not."""
+"""Many requests over several servers; tests/answers/test_served.py has servers that die and come back."""
 
 import asyncio
 from collections import Counter
@@ -12,7 +12,6 @@ from eagle3.engine import pool as pool_module
 from eagle3.engine.client import RequestRefused, ServerFailed
 from eagle3.engine.endpoint import Answer, Request
 from eagle3.engine.pool import Pool
-from eagle3.errors import InputError
 
 
 class Scripted:
@@ -35,9 +34,6 @@ class Scripted:
             return Answer([request.seed], "length")
         finally:
             self.now -= 1
-
-    async def describe(self, session: aiohttp.ClientSession) -> dict[str, Any]:
-        return {}
 
 
 def ask_all(endpoints: Sequence[Scripted], count: int, **settings: Any) -> list[Answer | BaseException]:
@@ -83,12 +79,6 @@ def test_what_a_dying_server_had_is_answered_by_the_others_once() -> None:
     assert len(reports) == 1 and reports[0].startswith("a: 20 answers") and "times gone" in reports[0]
 
 
-def test_a_server_that_comes_back_is_used_again() -> None:
-    server = Scripted("a", lambda number: ServerFailed("restarting") if 10 < number <= 17 else None)
-    answers = ask_all([server], 50, attempts=20)
-    assert all(isinstance(answer, Answer) for answer in answers)
-
-
 def test_a_request_that_breaks_every_server_ends_after_its_attempts() -> None:
     broken = [
         Scripted(name, lambda number: ServerFailed("illegal memory access") if number % 2 else None) for name in "ab"
@@ -102,10 +92,3 @@ def test_what_a_server_refuses_no_other_is_asked() -> None:
     errors = ask_all(servers, 10)
     assert all(isinstance(error, RequestRefused) and str(error) == "too long" for error in errors)
     assert sum(server.asked for server in servers) == 10
-
-
-def test_without_a_server_that_works_the_run_ends_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    servers = [Scripted(name, lambda number: ServerFailed("Cannot connect")) for name in "ab"]
-    errors = ask_all(servers, 5, give_up_s=0.05, attempts=10_000)
-    assert all(isinstance(error, InputError) for error in errors)
-    assert "no server answers: a: 0 answers" in str(errors[0]) and "run the same command again" in str(errors[0])

@@ -5,14 +5,13 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from serving_fixtures import launch_settings, sglang_site, wait_until
+from protocol_server import ProtocolServer
+from serving_fixtures import launch_settings, serving, sglang_site, wait_until
 from stores import ROOT
 
 from eagle3.engine.client import ServerFailed, ask_now
@@ -28,10 +27,8 @@ Start = Callable[..., Server]
 def start(tmp_path: Path, tiny_path: Path) -> Start:
     """A server of the tiny target, alone, that has not started yet."""
 
-    def prepared(fault: str = "", *, forked: bool = False, **changes: Any) -> Server:
+    def prepared(fault: str = "", **changes: Any) -> Server:
         settings = launch_settings(sglang_site(tmp_path), fault=fault, **changes)
-        if not forked:
-            settings.env.pop("DOOR", None)  # the process that is watched here is the server itself
         command = launch_command(settings, target=str(tiny_path), revision=None, draft=None)
         return Server(settings, command, log=tmp_path / "logs" / "server.log", name="the plain server")
 
@@ -89,13 +86,6 @@ def test_a_server_that_ends_at_its_start_gives_the_reason_of_its_log(start: Star
     assert str(server.log) in message and "exit status 1" in message and "\n" not in message
 
 
-def test_a_server_that_does_not_come_up_is_stopped_after_the_time_limit(start: Start) -> None:
-    server = start(fault="deaf", start_timeout_s=1)
-    with pytest.raises(InputError, match=r"launch\.start_timeout_s=1: the plain server does not answer yet"), server:
-        pass
-    assert not server.alive()
-
-
 SILENT = """
 import sys, time
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -119,7 +109,7 @@ def test_a_server_that_takes_a_request_and_never_answers_it_ends_at_the_time_lim
 
 
 def test_a_server_that_ignores_sigterm_is_killed(start: Start) -> None:
-    with start(fault="stubborn", forked=True, stop_timeout_s=0.5) as server:
+    with start(fault="stubborn", stop_timeout_s=0.5) as server:
         process = server.process
         assert process is not None
     assert process.returncode == -signal.SIGKILL
@@ -176,28 +166,15 @@ def test_a_server_ends_with_a_parent_that_is_killed_and_its_scratch_is_deleted(t
     wait_until(lambda: not is_running(pid) and not (tmp_path / "scratch").exists())
 
 
-class Empty(BaseHTTPRequestHandler):
-    """Answers every request with an empty object."""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b"{}")
-
-    def log_message(self, *given: Any) -> None:
-        pass
-
-
 def test_a_server_of_ours_is_not_asked_through_the_users_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # nothing listens there
     monkeypatch.delenv("no_proxy", raising=False)
-    with HTTPServer(("127.0.0.1", 0), Empty) as server:
-        threading.Thread(target=server.handle_request).start()
-        assert ask_now(f"http://127.0.0.1:{server.server_port}/") == {}
+    with serving(ProtocolServer(lambda prompt_ids, sampling: {}, {})) as url:
+        assert ask_now(f"{url}/server_info")
 
 
 def test_a_server_that_dies_midway_is_noticed_and_explained(start: Start) -> None:
-    with start(fault="2", forked=True) as server:  # the first answer is the one that shows it to be healthy
+    with start(fault="2") as server:  # the first answer is the one that shows it to be healthy
         with pytest.raises(ServerFailed):
             ask_now(f"{server.url}/generate", {"input_ids": [5], "sampling_params": {"max_new_tokens": 1}})
         assert "has ended (exit status 9)" in str(server.failure())

@@ -1,15 +1,11 @@
 """One request: its times and counts, and what is no whole answer."""
 
-import asyncio
 from typing import Any
 
 import pytest
 from fitted_head import PROMPT
 from serving_fixtures import serving
 from small_servers import GREEDY, head_server, load, plain_server
-
-from eagle3.engine.client import new_session
-from eagle3.engine.timed import ServedAnswer, generate
 
 
 @pytest.mark.parametrize(
@@ -30,17 +26,6 @@ def test_what_is_no_whole_answer_is_an_error_that_quotes_no_token(event: Any, er
         [answer] = load(url, [PROMPT]).answers
     assert answer.error is not None and error in answer.error and "[4" not in answer.error
     assert answer.output_tokens == 0
-
-
-def test_a_request_without_an_answer_is_given_up_after_the_time_limit() -> None:
-    async def ask(url: str) -> ServedAnswer:
-        async with new_session(timeout_s=0.05) as session:
-            return await generate(session, url, PROMPT, sampling=GREEDY)
-
-    server = head_server()
-    server.delay_s = 5
-    with serving(server) as url:
-        assert asyncio.run(ask(url)).error == "no answer within 0.05 s"
 
 
 def test_times_are_those_of_the_first_and_the_last_token() -> None:

@@ -1,4 +1,4 @@
-"""Which versions of SGLang can capture hidden states, and how the others are refused."""
+"""The SGLang that launch.python finds: which versions are taken, which capture hidden states, and in which way."""
 
 import json
 import logging
@@ -8,16 +8,44 @@ from typing import Any
 import eagle3_capture
 import pytest
 import torch
+from serving_fixtures import launch_settings, sglang_site
 
-from eagle3.engine.versions import capture_flags, require_capture
+from eagle3.engine.versions import capture_flags, count_gpus, find_sglang, require_capture
 from eagle3.errors import InputError
 
 SIZES: dict[str, Any] = {"dtype": "bfloat16", "batch_tokens": 512, "most_bytes": 1}
 
 
-@pytest.mark.parametrize("version", ["0.5.17", "0.5.19.post1", "0.5.20", "0.5.23", "0.5.23.post2"])
-def test_capture_takes_every_version_that_shows_its_hidden_states(version: str) -> None:
-    require_capture(version)
+@pytest.mark.parametrize("version", ["0.5.17", "0.5.17.post1", "0.10.0", "1.0"])
+def test_the_installation_is_found_where_the_interpreter_would_import_it(tmp_path: Path, version: str) -> None:
+    assert find_sglang(launch_settings(sglang_site(tmp_path, version))) == version
+
+
+@pytest.mark.parametrize("version", ["0.5.16", "0.4.9.post6"])
+def test_an_old_sglang_is_one_line(tmp_path: Path, version: str) -> None:
+    with pytest.raises(InputError, match=rf"has SGLang {version}, the oldest supported is 0\.5\.17"):
+        find_sglang(launch_settings(sglang_site(tmp_path, version)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"env": None}, r"launch\.python=.* has no SGLang; install it there"),
+        ({"python": "/no/python"}, r"launch\.python=/no/python cannot be run"),
+        ({"python": "/bin/false"}, r"launch\.python=/bin/false has no working SGLang \(exit status 1\)"),
+    ],
+)
+def test_an_environment_without_sglang_is_one_line(tmp_path: Path, settings: dict[str, Any], line: str) -> None:
+    with pytest.raises(InputError, match=line):
+        find_sglang(launch_settings(tmp_path, **settings))
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_more_gpus_than_there_are_is_one_line(tmp_path: Path, more: int) -> None:
+    gpus = torch.cuda.device_count()
+    line = rf"launch\.tp_size={gpus + 1}{' for each of 2 servers' * more}: PyTorch of .* sees {gpus} GPUs"
+    with pytest.raises(InputError, match=line):
+        count_gpus(launch_settings(sglang_site(tmp_path), tp_size=gpus + 1), servers=1 + more)
 
 
 @pytest.mark.parametrize("version", ["0.5.21", "0.5.22", "0.5.22.post1"])
@@ -26,24 +54,23 @@ def test_capture_refuses_0_5_21_and_0_5_22_by_name(version: str) -> None:
         require_capture(version)
 
 
-def test_a_version_newer_than_those_tried_is_taken_with_a_warning(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_capture_takes_all_other_versions_and_warns_of_those_newer_than_tried(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
+        for version in ("0.5.17", "0.5.19.post1", "0.5.20", "0.5.23", "0.5.23.post2"):
+            require_capture(version)
+        assert not caplog.records
         require_capture("0.5.24")
     assert "SGLang 0.5.24 is newer than 0.5.23" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("version", "factories"), [("0.5.20", ["layer", "layer", "layer", "logits"]), ("0.5.23", ["logits"])]
+    ("version", "module", "factories"),
+    [("0.5.20", "eagle3_layers", ["layer", "layer", "layer", "logits"]), ("0.5.23", "eagle3_capture", ["logits"])],
 )
-def test_the_flags_name_hooks_that_exist(version: str, factories: list[str]) -> None:
-    flags = capture_flags(version, [2, 4, 5], Path("/memory"), **SIZES)
-    module = "eagle3_layers" if version == "0.5.20" else "eagle3_capture"
-    hooks = json.loads(flags["forward-hooks"])
+def test_the_flags_name_hooks_that_exist(version: str, module: str, factories: list[str]) -> None:
+    hooks = json.loads(capture_flags(version, [2, 4, 5], Path("/memory"), **SIZES)["forward-hooks"])
     assert [hook["hook_factory"] for hook in hooks] == [f"{module}:{name}" for name in factories]
-    for hook in hooks:
-        assert callable(getattr(__import__(module), hook["hook_factory"].partition(":")[2]))
+    assert all(callable(getattr(__import__(module), name)) for name in factories)
 
 
 def test_both_ways_name_the_layer_before_the_captured_input() -> None:

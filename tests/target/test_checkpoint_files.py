@@ -39,16 +39,14 @@ def make_adapter(folder: Path) -> None:
 
 
 MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8"}
+OWN_TOKENIZER = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["tokenization_mine.Mine", None]}}
 FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "modelopt": (set_config(quantization_config=MODELOPT), r"quant_method=modelopt.*give the checkpoint"),
     "modelopt inside": (set_config(text_config={"quantization_config": MODELOPT}), r"quant_method=modelopt"),
     "no method": (set_config(quantization_config={"quant_algo": "FP8"}), r"quant_method=None"),
     "unheard of": (set_config(quantization_config={"quant_method": "q9"}), r"quant_method=q9"),
     "modelopt alone": (put("hf_quant_config.json"), r"quantised \(hf_quant_config\.json\).*give the checkpoint"),
-    "older compressed-tensors": (
-        set_config(compression_config={"format": "float"}),
-        r"quantised \(compression_config\)",
-    ),
+    "older compressed-tensors": (set_config(compression_config={"format": "x"}), r"quantised \(compression_config\)"),
     "adapter": (put("adapter_config.json"), r"is an adapter .*merge"),
     "adapter without a config": (make_adapter, r"is an adapter"),
     "own code": (
@@ -56,10 +54,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
         r"is a mine.*Python code.*target\.trust_remote_code=true",
     ),
     "own tokenizer": (
-        put(
-            "tokenizer_config.json",
-            json.dumps({"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["tokenization_mine.Mine", None]}}),
-        ),
+        put("tokenizer_config.json", json.dumps(OWN_TOKENIZER)),
         r"no usable tokenizer.*target\.trust_remote_code=true",
     ),
     "larger tokenizer": (add_token, r"1 tokens beyond the 4096 rows .* from 4096 \('a new token'\) on; take"),

@@ -121,7 +121,7 @@ def test_a_killed_sweep_continues_by_the_same_command(tmp_path: Path, store_path
         assert killed.poll() is None
         time.sleep(0.01)
     os.killpg(killed.pid, signal.SIGKILL)
-    killed.wait()
+    killed.communicate()
     finished = [(folder / "0" / name).read_text() for name in ("result.json", "metrics.csv")]
     assert not (folder / "1" / "result.json").exists() and not (folder / "2").exists()
     done = run_script("train", *command)

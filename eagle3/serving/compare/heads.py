@@ -12,7 +12,7 @@ from eagle3.settings.serving import CompareSettings
 from eagle3.target.facts import target_config
 from eagle3.target.files import TargetFiles
 from eagle3.target.identity import TargetIdentity
-from eagle3.target.model import config_hash, identity_of
+from eagle3.target.model import identity_of
 
 BY_FILES = ("config_hash", "tokenizer_hash")  # identify the target without its weights
 
@@ -28,7 +28,7 @@ def head_folders(heads: Sequence[str]) -> list[Path]:
 
 def require_comparable(folders: Sequence[Path], target: TargetFiles, settings: CompareSettings) -> None:
     """Raise InputError for a head of another target, vocabulary or kind, by its name, and for what it cannot draft."""
-    identity = identity_of(target.path, target.commit, config_hash(target.config_dict), target.tokenizer, "")
+    identity = identity_of(target, weights_hash="")
     for folder in folders:
         files = read_without_weights(folder)
         _require_kind(files)

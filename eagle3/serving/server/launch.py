@@ -12,8 +12,8 @@ from eagle3.engine.client import KEY, api_key
 from eagle3.engine.command import launch_command, shell_line
 from eagle3.engine.draft import Draft, require_adaptive
 from eagle3.engine.endpoint import server_information
-from eagle3.engine.installation import count_gpus, find_sglang
 from eagle3.engine.process import Server, require_free_port
+from eagle3.engine.versions import count_gpus, find_sglang
 from eagle3.errors import Interrupted
 from eagle3.head_files.files import read_files, read_without_weights, weight_files
 from eagle3.head_files.finding import TargetFacts, findings_table, require_no_errors
