@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow
 from pyarrow import parquet
 
-from eagle3.prompts.overlap.signatures import Signature
+from eagle3.prompts.overlap.duplicates import Signature
 from eagle3.prompts.reading.prompt import Prompt
 from eagle3.storage.files import LocalPendingFile, json_line
 

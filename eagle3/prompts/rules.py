@@ -3,14 +3,12 @@
 from collections import Counter
 from typing import Any
 
-from eagle3.prompts.checks import Check
 from eagle3.prompts.filters import LanguageCheck, LengthCheck
 from eagle3.prompts.licenses.rules import LicenseCheck, LicenseRules
-from eagle3.prompts.overlap.known import KnownCheck
+from eagle3.prompts.overlap.duplicates import KnownCheck, Signer
 from eagle3.prompts.overlap.leaks import LeakCheck, read_benchmarks
-from eagle3.prompts.overlap.signatures import Signer
 from eagle3.prompts.privacy import Privacy
-from eagle3.prompts.reading.prompt import Prompt
+from eagle3.prompts.reading.prompt import Check, Prompt
 from eagle3.prompts.reading.rows import read_prompts
 from eagle3.prompts.reading.sources import Source, file_state, plain_source
 from eagle3.prompts.traffic.mix import TrafficMix

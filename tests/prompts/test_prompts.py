@@ -171,7 +171,7 @@ def test_a_folder_from_save_to_disk_says_to_save_it_as_parquet(prepare, tmp_path
     datasets.DatasetDict(train_sft=dataset).save_to_disk(tmp_path / "saved_dict")
     for path in ("saved", "saved_dict", "saved/data-00000-of-00001.arrow"):
         with pytest.raises(
-            InputError, match=r"prompts\.path=.*\.arrow is an Arrow file; save it as Parquet: dataset\.to_"
+            InputError, match=r"prompts\.path=.*\.arrow ends in none of .*, an Arrow file with dataset\.to_"
         ):
             prepare(path=str(tmp_path / path))
 

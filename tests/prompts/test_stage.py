@@ -1,5 +1,6 @@
 """The stage as a whole: what makes it run again, what a failing run leaves, and what is never written."""
 
+import json
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ from prompt_stage import OUTPUTS, chat, default_settings, prepare, reasons, user
 from stores import CONF
 
 from eagle3.errors import InputError
+from eagle3.prompts.report import write_report
 from eagle3.storage.files import sha256_file, write_json
 
 __all__ = ["prepare"]  # the fixture
@@ -162,6 +164,37 @@ def test_a_forbidden_source_is_refused_also_when_its_name_holds_personal_data(pr
     prepare([chat("one", source="sharegpt anna.berg@web.de", id=1), chat("two", source="gsm8k", id=2)])
     assert [prompt["source"] for prompt in prepare.prompts()] == ["gsm8k"]
     assert reasons(prepare)[0].startswith("source forbidden: ShareGPT")
+
+
+# The report
+
+
+def test_names_that_would_break_a_table_do_not_and_many_licences_are_summed_up(prepare, tmp_path):
+    names = ("MIT", "ISC", "0BSD", "Unlicense")
+    pairs = [f"{one} AND {other}" for one in names for other in names if one != other]
+    rows = [chat(f"q {index}", license=license) for index, license in enumerate((*names, *pairs, "GPL-3.0-only"))]
+    path = str(write(tmp_path / "chats.jsonl", rows))
+    prepare(sources=[{"path": path, "name": name} for name in ("a|b", "$x_1$ und $", "数据", "é" * 200)])
+    report = (prepare.folder / "report.md").read_text()
+    assert "| a\\|b | 17 | 16 | 94.1% |" in report and "| a\\|b | 4 other combinations | 4 |" in report
+    assert "| 数据 | exact duplicate of another source | 16 |" in report
+    assert "license not allowed: GPL-3.0-only" in report
+
+
+def test_the_report_is_made_from_the_ledger_alone_which_accounts_for_every_row(prepare, tmp_path):
+    rows = [chat("mail me at jane.doe@acme-corp.io"), "broken", chat("no licence", license=None)]
+    rows += [chat("a"), chat("A"), chat("b", id=1), chat("c", id=1), chat("d"), chat("e")]
+    prepare(rows, limit=3)
+    ledger = json.loads((prepare.folder / "ledger.json").read_text())
+    [source] = ledger["sources"].values()
+    assert (ledger["rows"], ledger["prompts"], len(prepare.rejects())) == (9, 3, 6)
+    assert source["rows"] == source["prompts"] + sum(source["rejected"].values())
+    write_report(tmp_path / "again", ledger)
+    report = (prepare.folder / "report.md").read_text()
+    assert (tmp_path / "again" / "report.md").read_text() == report
+    assert "| chats | EMAIL_ADDRESS | 1 |" in report and "jane" not in report
+    assert "Policy `patterns`. Identifiers and secrets were looked for" in report
+    assert "**NOT seen and let through: LOCATION, ORGANIZATION, PERSON, STREET_ADDRESS; seen only in part" in report
 
 
 # Prompts that are answered

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from eagle3.errors import InputError
-from eagle3.prompts.filters import prompt_characters, user_turns
-from eagle3.prompts.language import UNKNOWN, language_of, split_code
+from eagle3.prompts.filters import UNKNOWN, language_of, prompt_characters, split_code, user_turns
 from eagle3.prompts.reading.prompt import Prompt
 
 NUMERIC = ("turns", "characters", "code_share")
@@ -103,15 +102,14 @@ class Grid:
 
 def features(bins: Mapping[str, Any]) -> list[Feature]:
     """Return the features of prompts.traffic.bins, tools and system_prompt."""
-    found = [_numeric(name, bins[name]) for name in NUMERIC if name in bins]
+    found = []
+    for name in NUMERIC:
+        if edges := bins.get(name):
+            labels = [_label(name, low, high) for low, high in zip(edges, [*edges[1:], None], strict=True)]
+            found.append(Feature(name, tuple(labels), tuple(map(float, edges))))
     if "language" in bins:
         found.append(Feature("language", (*map(str, bins["language"]), OTHER, UNKNOWN), None))
     return found + [Feature(name, FLAG_BINS, None) for name in FLAGS]
-
-
-def _numeric(name: str, edges: list[float]) -> Feature:
-    labels = [_label(name, low, high) for low, high in zip(edges, [*edges[1:], None], strict=True)]
-    return Feature(name, tuple(labels), tuple(map(float, edges)))
 
 
 def _label(name: str, low: float, high: float | None) -> str:

@@ -18,7 +18,7 @@ from eagle3.errors import InputError
 from eagle3.prompts.reading.prompt import Prompt
 from eagle3.prompts.traffic.grid import Grid, features, measure
 from eagle3.prompts.traffic.raking import TOLERANCE, Margin, missing_share, rake, total_variation, whole_counts
-from eagle3.prompts.traffic.target import Table, read_histogram, sample_tables, shares
+from eagle3.prompts.traffic.target import read_histogram, shares
 from eagle3.settings.prompts import TrafficSettings
 
 log = logging.getLogger(__name__)
@@ -33,15 +33,16 @@ class TrafficMix(TrafficSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.grid, self.histogram_tables  # reports too many bins and a wrong histogram before the first row is read
+        _ = self.grid, self.marginals  # reports too many bins and a wrong histogram before the first row is read
 
     @cached_property
     def grid(self) -> Grid:
         return Grid(features(self.bins), self.strata)
 
     @cached_property
-    def histogram_tables(self) -> list[Table]:
-        return read_histogram(self.histogram, self.grid) if self.histogram else []
+    def marginals(self) -> dict[str, np.ndarray]:
+        """Return the wanted shares of each feature in the histogram."""
+        return read_histogram(self.histogram, self.grid) if self.histogram else {}
 
     def cell(self, prompt: Prompt) -> int:
         return self.grid.cell(measure(prompt))
@@ -53,10 +54,7 @@ class TrafficMix(TrafficSettings):
         can be drawn; warns if the pool cannot fill the mix.
         """
         cells, counts = _arrays(pool)
-        margins = [
-            Margin(table.features, self.grid.bin_of_cell(cells, table.features), table.shares, table.binding)
-            for table in self._tables(sample)
-        ]
+        margins = self._margins(cells, sample)
         expected = rake(counts, margins, size=self.size)
         # Rounding up may exceed the prompts of a cell.
         drawn = np.minimum(whole_counts(expected, np.random.default_rng(self.seed)), counts)
@@ -65,31 +63,37 @@ class TrafficMix(TrafficSettings):
                 f"prompts.traffic: none of {counts.sum()} prompts is in a bin of the target; check "
                 f"prompts.traffic.bins and the target"
             )
-        report = self._report(margins, cells, counts, drawn)
-        report["sample"] = None if sample is None else sample.total()
         missing = missing_share(expected, margins, size=self.size)
-        report["shortfall"] = round(missing, 6)
+        report = {
+            "size": self.size,
+            "seed": self.seed,
+            "pool": int(counts.sum()),
+            "kept": int(drawn.sum()),
+            "features": _feature_mixes(self.grid, margins, cells, counts, drawn),
+            "unfilled": _unfilled(self.grid, margins, counts, drawn, self.size),
+            "sample": None if sample is None else sample.total(),
+            "shortfall": round(missing, 6),
+        }
         if missing > TOLERANCE:
             log.warning("%s", _shortfall_line(report))
         return dict(zip(cells.tolist(), drawn.tolist(), strict=True)), report
 
-    def _tables(self, sample: Counter[int] | None) -> list[Table]:
+    def _margins(self, cells: np.ndarray, sample: Counter[int] | None) -> list[Margin]:
+        """Return the marginals of the histogram, all binding; or of the sample each feature outside the strata, and the
+        joint bins of the strata, binding."""
         if self.histogram is not None:
-            return self.histogram_tables
-        if not sample:
+            wanted = [([name], marginal) for name, marginal in self.marginals.items()]
+        elif sample:
+            outside = [[name] for name in self.grid.features if name not in self.grid.strata]
+            wanted = [(names, shares(self.grid, *_arrays(sample), names)) for names in [*outside, self.grid.strata]]
+        else:
             raise InputError(f"prompts.traffic.sample={self.sample} has no prompt that can be read; add some rows")
-        return sample_tables(*_arrays(sample), self.grid)
-
-    def _report(self, margins: list[Margin], cells: np.ndarray, before: np.ndarray, after: np.ndarray) -> dict:
-        """before: the pool's counts in the cells, after: the draw's."""
-        return {
-            "size": self.size,
-            "seed": self.seed,
-            "pool": int(before.sum()),
-            "kept": int(after.sum()),
-            "features": _feature_mixes(self.grid, margins, cells, before, after),
-            "unfilled": _unfilled(self.grid, margins, before, after, self.size),
-        }
+        return [
+            Margin(
+                names, self.grid.bin_of_cell(cells, names), each, binding=sample is None or names == self.grid.strata
+            )
+            for names, each in wanted
+        ]
 
 
 def _arrays(counts: Mapping[int, int]) -> tuple[np.ndarray, np.ndarray]:
@@ -99,19 +103,23 @@ def _arrays(counts: Mapping[int, int]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _feature_mixes(grid: Grid, margins: list[Margin], cells: np.ndarray, before: np.ndarray, after: np.ndarray) -> dict:
-    """Return for each feature: bins, target shares (None if the target does not have it), before, after, distances."""
+    """Return for each feature: bins, target shares (None if the target does not have it), before, after, distances.
+
+    before: the pool's counts in the cells; after: the draw's.
+    """
     mixes = {}
     for name, feature in grid.features.items():
         margin = next((margin for margin in margins if name in margin.features), None)
         target = None if margin is None else _shares_of(name, margin, grid)
-        mix_before, mix_after = (shares(grid, cells, counts, [name]) for counts in (before, after))
+        found = {"before": shares(grid, cells, before, [name]), "after": shares(grid, cells, after, [name])}
         mixes[name] = {
             "bins": list(feature.bins),
             "target": None if target is None else np.round(target, 6).tolist(),
-            "before": np.round(mix_before, 6).tolist(),
-            "after": np.round(mix_after, 6).tolist(),
-            "distance_before": None if target is None else round(total_variation(mix_before, target), 6),
-            "distance_after": None if target is None else round(total_variation(mix_after, target), 6),
+            **{when: np.round(mix, 6).tolist() for when, mix in found.items()},
+            **{
+                f"distance_{when}": None if target is None else round(total_variation(mix, target), 6)
+                for when, mix in found.items()
+            },
         }
     return mixes
 

@@ -9,7 +9,7 @@ may be counts:
 """
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import yaml
@@ -18,34 +18,14 @@ from eagle3.errors import InputError
 from eagle3.prompts.traffic.grid import Grid
 
 
-class Table(NamedTuple):
-    """Wanted shares of the joint bins of some features."""
-
-    features: list[str]
-    shares: np.ndarray  # [bins], flat in the order of `features`; sum to 1
-    binding: bool  # a quota: rows that the pool lacks here make the draw smaller
-
-
-def sample_tables(cells: np.ndarray, counts: np.ndarray, grid: Grid) -> list[Table]:
-    """Return a table of every feature outside the strata, and the joint table of the strata, binding.
-
-    counts: prompts of the sample in each of `cells`, [C] both.
-    """
-    groups = [[name] for name in grid.features if name not in grid.strata]
-    return [
-        Table(names, shares(grid, cells, counts, names), binding=names == grid.strata)
-        for names in [*groups, grid.strata]
-    ]
-
-
 def shares(grid: Grid, cells: np.ndarray, counts: np.ndarray, names: list[str]) -> np.ndarray:
     """Return the shares of `counts` in `cells` over the bins of `names`."""
     bins = int(np.prod(grid.shape_of(names)))
     return np.bincount(grid.bin_of_cell(cells, names), weights=counts, minlength=bins) / counts.sum()
 
 
-def read_histogram(path: str, grid: Grid) -> list[Table]:
-    """Return the tables of a histogram file, all binding."""
+def read_histogram(path: str, grid: Grid) -> dict[str, np.ndarray]:
+    """Return the shares of each feature's bins in a histogram file; they sum to 1."""
     key = f"prompts.traffic.histogram={path}"
     try:
         content = yaml.safe_load(Path(path).read_text())
@@ -56,28 +36,24 @@ def read_histogram(path: str, grid: Grid) -> list[Table]:
     marginals = content["marginals"]
     if not (isinstance(marginals, dict) and marginals and all(isinstance(bins, dict) for bins in marginals.values())):
         raise InputError(f"{key}: marginals must be written as feature: {{bin: share}}")
-    return [_table(f"{key}: marginals.{name}", name, bins, grid) for name, bins in marginals.items()]
+    return {name: _marginal(f"{key}: marginals.{name}", name, bins, grid) for name, bins in marginals.items()}
 
 
-def _table(key: str, name: str, bins: dict[object, Any], grid: Grid) -> Table:
+def _marginal(key: str, name: str, bins: dict[object, Any], grid: Grid) -> np.ndarray:
     if name not in grid.features:
         raise InputError(f"{key}: {name} is not a feature; take {', '.join(grid.features)}")
-    counts = np.zeros(len(grid.features[name].bins))
+    feature = grid.features[name]
+    counts = np.zeros(len(feature.bins))
     for bin, share in bins.items():
         if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < np.inf:
             raise InputError(f"{key}: {bin} has the share {share}; give a number of 0 or more")
-        counts[_code(key, grid, name, bin)] += share
+        code = feature.code_of(bin)
+        if code is None:
+            raise InputError(
+                f"{key}: {bin} is not a bin of {name}; take {feature.keys()} (quote 'no' and 'on'), or set "
+                f"prompts.traffic.bins.{name} to your own"
+            )
+        counts[code] += share
     if not counts.sum():
         raise InputError(f"{key}: the shares sum to 0; give one bin a share above 0")
-    return Table([name], counts / counts.sum(), binding=True)
-
-
-def _code(key: str, grid: Grid, name: str, bin: object) -> int:
-    feature = grid.features[name]
-    code = feature.code_of(bin)
-    if code is None:
-        raise InputError(
-            f"{key}: {bin} is not a bin of {name}; take {feature.keys()} (quote 'no' and 'on'), or set "
-            f"prompts.traffic.bins.{name} to your own"
-        )
-    return code
+    return counts / counts.sum()

@@ -19,8 +19,7 @@ from eagle3.prompts.traffic.grid import measure
 from eagle3.prompts.traffic.mix import TrafficMix
 from eagle3.prompts.traffic.raking import Margin, rake, whole_counts
 
-PROMPTS_CONF = CONF / "prompts"
-DEFAULTS = OmegaConf.to_container(OmegaConf.load(PROMPTS_CONF / "traffic/production.yaml"))
+DEFAULTS = OmegaConf.to_container(OmegaConf.load(CONF / "prompts/traffic/production.yaml"))
 PLAIN = {"turns": 1, "characters": 0, "code_share": 0.0, "language": "en", "tools": "without",
          "system_prompt": "without"}  # fmt: skip
 Measured = dict[str, Any]
@@ -94,10 +93,7 @@ def histogram(tmp_path: Path, content: Any) -> str:
         ([("user", "x = 1")], (1, 5, 1, "unknown", "without", "without")),
         ([("system", "Be brief."), ("user", "7")], (1, 10, 0, "unknown", "without", "with")),
         ([("system", '[{"type": "function"}]'), ("user", "7")], (1, 23, 0, "unknown", "with", "with")),
-        (
-            [("user", "7"), ("assistant", "x = 1, <tools>"), ("user", "8")],
-            (2, 2, 0, "unknown", "without", "without"),
-        ),
+        ([("user", "7"), ("assistant", "x = 1, <tools>"), ("user", "8")], (2, 2, 0, "unknown", "without", "without")),
     ],
 )
 def test_a_prompt_is_measured_without_its_answers(messages, measured):
@@ -156,19 +152,15 @@ def test_a_feature_outside_the_strata_that_the_pool_lacks_shrinks_nothing(caplog
     assert report["features"]["language"]["distance_after"] == 0.5
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_tiny_pools_are_drawn_whole_when_they_look_like_the_target(count):
-    pool = rows(characters=[5] * count)
-    kept, report = drawn(mix(sample="x", size=count), pool, pool[:1])
-    assert kept == pool and report["kept"] == count
-
-
-def test_what_the_report_calls_kept_is_what_is_drawn_also_where_a_cell_is_too_small(tmp_path):
-    (tmp_path / "mix.yaml").write_text("marginals: {turns: {1: 0.7, 2: 0.3}}")
-    pool = rows(turns=[1] * 40 + [2] * 2)
+def test_what_is_reported_as_kept_is_drawn_also_from_tiny_pools_and_where_a_cell_is_too_small(tmp_path):
+    for count in (1, 2, 3):
+        pool = rows(characters=[5] * count)
+        kept, report = drawn(mix(sample="x", size=count), pool, pool[:1])
+        assert kept == pool and report["kept"] == count
+    marginals = histogram(tmp_path, {"marginals": {"turns": {1: 0.7, 2: 0.3}}})
     for seed in range(12):
         settings = {"bins": {"turns": [1, 2]}, "strata": ["turns"], "size": 8, "seed": seed}
-        kept, report = drawn(mix(histogram=str(tmp_path / "mix.yaml"), **settings), pool, None)
+        kept, report = drawn(mix(histogram=marginals, **settings), rows(turns=[1] * 40 + [2] * 2), None)
         assert report["kept"] == len(kept)
 
 
@@ -181,18 +173,17 @@ def test_an_empty_pool_and_one_without_the_targets_bins_are_errors():
 # What the pool cannot give
 
 
-def scarce() -> tuple[list[Measured], list[Measured]]:
-    """900 rows of one turn and 20 of two, for a target of half and half."""
-    return rows(turns=[1] * 900 + [2] * 20), rows(turns=[1, 2])
-
-
 def test_a_quota_that_the_pool_cannot_fill_is_reported_and_no_other_stratum_grows(caplog):
+    pool = rows(turns=[1] * 900 + [2] * 20 + [3] * 10)
     with caplog.at_level(logging.WARNING):
-        kept, report = drawn(mix(sample="x", size=100, strata=["turns"]), *scarce())
-    assert Counter(row["turns"] for row in kept) == {1: 50, 2: 20}
-    assert report["unfilled"] == [{"stratum": {"turns": "2"}, "wanted": 50.0, "in_pool": 20, "kept": 20}]
-    assert report["shortfall"] == 0.3
-    assert "turns 2: 20 of 50" in caplog.text
+        kept, report = drawn(mix(sample="x", size=150, strata=["turns"]), pool, rows(turns=[1, 2, 3]))
+    assert Counter(row["turns"] for row in kept) == {1: 50, 2: 20, 3: 10}
+    assert report["unfilled"] == [  # the largest gap first
+        {"stratum": {"turns": "3 to 4"}, "wanted": 50.0, "in_pool": 10, "kept": 10},
+        {"stratum": {"turns": "2"}, "wanted": 50.0, "in_pool": 20, "kept": 20},
+    ]
+    assert report["shortfall"] == pytest.approx(70 / 150, abs=1e-6)
+    assert "turns 3 to 4: 10 of 50; turns 2: 20 of 50" in caplog.text
 
 
 def test_a_bin_that_the_pool_lacks_shrinks_the_draw_and_leaves_the_other_margins_alone(tmp_path):
@@ -203,12 +194,6 @@ def test_a_bin_that_the_pool_lacks_shrinks_the_draw_and_leaves_the_other_margins
     assert share(kept, language="de") == pytest.approx(30 / 80, abs=0.02)
     assert share(kept, turns=1) == pytest.approx(0.3, abs=0.02)
     assert [quota["stratum"] for quota in report["unfilled"]] == [{"language": "ja"}]
-
-
-def test_the_largest_gap_comes_first():
-    pool = rows(turns=[1] * 100 + [2] * 20 + [3] * 10)
-    _, report = drawn(mix(sample="x", size=120, strata=["turns"]), pool, rows(turns=[1, 2, 3]))
-    assert [quota["stratum"]["turns"] for quota in report["unfilled"]] == ["3 to 4", "2"]
 
 
 def test_tables_that_exclude_each_other_are_said_to(tmp_path, caplog):
@@ -248,30 +233,29 @@ def test_raking_equals_the_textbook_loop():
     assert cells == pytest.approx(list(slow.values()), rel=1e-6)
 
 
+ROWS, COLUMNS = np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1])
+
+
 def test_raking_stops_when_all_margins_miss_by_less_than_the_tolerance():
-    pool = np.array([100, 10, 10, 100])
     margins = [
-        Margin(["row"], np.array([0, 0, 1, 1]), np.array([0.8, 0.2]), True),
-        Margin(["column"], np.array([0, 1, 0, 1]), np.array([0.5, 0.5]), True),
+        Margin(["row"], ROWS, np.array([0.8, 0.2]), True),
+        Margin(["column"], COLUMNS, np.array([0.5, 0.5]), True),
     ]
     once, tolerant, exact = (
-        rake(pool, margins, size=10, sweeps=sweeps, tolerance=tolerance).tolist()
+        rake(np.array([100, 10, 10, 100]), margins, size=10, sweeps=sweeps, tolerance=tolerance).tolist()
         for sweeps, tolerance in ((1, 0.0), (100, 1.0), (100, 1e-9))
     )
     assert once == tolerant != exact
 
 
 def test_raking_never_asks_for_more_than_a_cell_holds_and_still_meets_the_margins():
-    pool = np.array([2, 100, 100, 100])
-    margins = [
-        Margin(["row"], np.array([0, 0, 1, 1]), np.array([0.5, 0.5]), True),
-        Margin(["column"], np.array([0, 1, 0, 1]), np.array([0.5, 0.5]), True),
-    ]
-    cells = rake(pool, margins, size=100, sweeps=1000, tolerance=1e-9)
+    half = np.array([0.5, 0.5])
+    margins = [Margin(["row"], ROWS, half, True), Margin(["column"], COLUMNS, half, True)]
+    cells = rake(np.array([2, 100, 100, 100]), margins, size=100, sweeps=1000, tolerance=1e-9)
     assert cells == pytest.approx([2, 48, 48, 2], abs=0.01)
 
 
-def test_whole_counts_round_each_cell_and_each_run_of_cells_up_or_down():
+def test_whole_counts_round_each_cell_and_each_run_of_cells_up_or_down_and_favour_no_cell():
     random = np.random.default_rng(0)
     expected = random.random(1000) * 3
     expected *= 1500 / expected.sum()
@@ -279,14 +263,9 @@ def test_whole_counts_round_each_cell_and_each_run_of_cells_up_or_down():
     assert counts.sum() == 1500
     assert np.abs(counts - expected).max() < 1
     assert np.abs(np.cumsum(counts) - np.cumsum(expected)).max() < 1
-
-
-def test_rounding_keeps_the_total_and_favours_no_cell():
-    counts = np.array(
-        [whole_counts(np.array([0.3, 0.3, 0.3, 1.05]), np.random.default_rng(seed)) for seed in range(400)]
-    )
-    assert set(counts.sum(axis=1)) == {2}
-    assert counts.mean(axis=0) == pytest.approx([0.3, 0.3, 0.3, 1.1], abs=0.07)
+    few = [whole_counts(np.array([0.3, 0.3, 0.3, 1.05]), np.random.default_rng(seed)) for seed in range(400)]
+    assert {each.sum() for each in few} == {2}
+    assert np.mean(few, axis=0) == pytest.approx([0.3, 0.3, 0.3, 1.1], abs=0.07)
 
 
 # Configuration
