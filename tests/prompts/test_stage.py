@@ -79,26 +79,23 @@ def test_a_failing_run_leaves_the_earlier_prompts_whole(prepare, tmp_path):
     assert prepare.outputs() == before
 
 
-def test_no_prompt_left_is_an_error_with_counts_and_the_way_out(prepare):
-    with pytest.raises(
-        InputError,
-        match=r"none of 3 rows in chats passed \(license missing: 2.*prompts\.licenses\.allowed_terms=\[in-house\]",
-    ):
-        prepare([{"prompt": "a"}, {"prompt": "b"}, "broken"])
-    with pytest.raises(
-        InputError, match=r"none of 0 rows in chats passed \(the sources are empty\); give rows with messages"
-    ):
-        prepare([])
+@pytest.mark.parametrize(
+    ("rows", "config", "message"),
+    [
+        ([{"prompt": "a"}, {"prompt": "b"}, "broken"], {},
+         r"none of 3 rows in chats passed \(license missing: 2.*prompts\.licenses\.allowed_terms=\[in-house\]"),
+        ([], {}, r"none of 0 rows in chats passed \(the sources are empty\); give rows with messages"),
+        ([chat("a", license=None), {"x": 1}, {"x": 2}], {}, r"prompts: 2, license missing: 1\); say which column"),
+        ([chat("a", answers=1)], {"keep_answers": True}, r"no assistant turn: 1\); give rows with answers"),
+        ([chat("longer than five")], {"length": {"max_characters": 5}},
+         r"more than 5 characters: 1\); .*change what refuses these \(conf/prompts\)"),
+        (["{", '"messages": []', "}"], {}, r"not a JSON object: 3\); write one object a line"),
+    ],
+)  # fmt: skip
+def test_no_prompt_left_is_an_error_with_counts_and_advice_on_the_commonest_reason(prepare, rows, config, message):
+    with pytest.raises(InputError, match=message):
+        prepare(rows, **config)
     assert not any((prepare.folder / name).exists() for name in OUTPUTS)
-
-
-def test_the_way_out_is_that_of_the_commonest_reason(prepare):
-    with pytest.raises(InputError, match=r"messages or prompts: 2, license missing: 1\); say which column"):
-        prepare([chat("a", license=None), {"x": 1}, {"x": 2}])
-    with pytest.raises(InputError, match=r"more than 5 characters: 1\); .*change what refuses these \(conf/prompts\)"):
-        prepare([chat("longer than five")], length={"max_characters": 5})
-    with pytest.raises(InputError, match=r"not a JSON object: 3\); write one object a line"):
-        prepare(["{", '"messages": []', "}"])
 
 
 def test_no_text_of_a_refused_row_is_written_or_logged(prepare, caplog, capfd):
@@ -124,10 +121,7 @@ def test_no_text_of_a_refused_row_is_written_or_logged(prepare, caplog, capfd):
     assert list(ledger["sources"]["chats"]["found"]["licenses"].values()) == [1, 1]
     assert "our own terms" in ledger["sources"]["chats"]["found"]["licenses"]
     assert "jane" not in written
-    assert (
-        "our own terms"
-        not in (prepare.folder / "report.md").read_text() + (prepare.folder / "rejects.jsonl").read_text()
-    )
+    assert all("our own terms" not in (prepare.folder / name).read_text() for name in ("report.md", "rejects.jsonl"))
 
 
 def test_the_package_imports_without_torch():
@@ -147,23 +141,14 @@ def test_every_option_of_the_groups_composes_and_adds_no_other_key(option):
 
 def test_an_id_or_source_that_is_personal_data_is_written_nowhere(prepare):
     email = "anna.berg@web.de"
-    rows = [
-        chat("one", id=email),
-        chat("refused for its licence", id=f"{email}-2", license=None),
-        chat("two", id="plain-7", source=email),
-        "broken " + email,
-    ]
+    rows = [chat("one", id=email), chat("no licence", id=f"{email}-2", license=None), "broken " + email]
+    rows += [chat("two", id="plain-7", source=email), chat("three", source=f"sharegpt {email}")]
     prepare(rows)
     assert [len(prompt["id"]) for prompt in prepare.prompts()] == [16, len("plain-7")]
     assert prepare.prompts()[1]["id"] == "plain-7"
-    assert len(prepare.rejects()) == 2
+    # A forbidden source is refused also when its name holds personal data.
+    assert len(prepare.rejects()) == 3 and reasons(prepare)[2].startswith("source forbidden: ShareGPT")
     assert all(email.encode() not in content for content in prepare.outputs().values())
-
-
-def test_a_forbidden_source_is_refused_also_when_its_name_holds_personal_data(prepare):
-    prepare([chat("one", source="sharegpt anna.berg@web.de", id=1), chat("two", source="gsm8k", id=2)])
-    assert [prompt["source"] for prompt in prepare.prompts()] == ["gsm8k"]
-    assert reasons(prepare)[0].startswith("source forbidden: ShareGPT")
 
 
 # The report

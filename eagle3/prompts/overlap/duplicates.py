@@ -47,7 +47,8 @@ class Signer:
         text = compared_text(prompt.messages)
         found = shingles(text, self.shingle_words)
         bands = self._minhash(found).astype("<u4").reshape(self.bands, self.band_rows)
-        return Signature(hash_text(prompt.id), text_hash(text), found, [*map(xxhash.xxh3_64_intdigest, bands)])
+        keys = [xxhash.xxh3_64_intdigest(band.tobytes()) for band in bands]
+        return Signature(hash_text(prompt.id), text_hash(text), found, keys)
 
     def _minhash(self, found: UInt64[np.ndarray, " S"]) -> UInt32[np.ndarray, " V"]:
         """Return datasketch's MinHash of the upper halves of the hashes."""

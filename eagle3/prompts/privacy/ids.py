@@ -181,8 +181,8 @@ def _first_number(text: str, start: int, stop: int, name: str) -> Span | None:
     for first, part in enumerate(parts):
         for last in reversed(parts[first : first + MOST_GROUPS]):
             span, number = Span(part.start, last.end), text[part.start : last.end]
-            is_number = SHORTEST <= len(number) <= LONGEST and IN_GROUPS.fullmatch(number)
-            is_number = is_number and sum(map(str.isdigit, number)) >= FEWEST_DIGITS
+            in_groups = SHORTEST <= len(number) <= LONGEST and IN_GROUPS.fullmatch(number) is not None
+            is_number = in_groups and sum(map(str.isdigit, number)) >= FEWEST_DIGITS
             if is_number and stands_alone(text, span) and _is_personal(number, name):
                 return span
     return None
