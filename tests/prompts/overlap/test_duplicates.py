@@ -7,6 +7,7 @@ from string import ascii_lowercase
 import numpy as np
 import pytest
 from prompt_stage import Prepare, chat, prepare, reasons, write
+from prompt_stage import texts as texts_of
 
 from eagle3.errors import InputError
 from eagle3.prompts import selection
@@ -55,7 +56,7 @@ def test_what_is_kept_is_what_comparing_every_pair_keeps(prepare: Prepare, thres
         [chat(text) for text in texts],
         duplicates={"threshold": threshold, "bands": 100, "band_rows": 1, "comparisons": 600},
     )
-    assert [prompt["messages"][0]["content"] for prompt in prepare.prompts()] == kept_by_brute_force(texts, threshold)
+    assert texts_of(prepare) == kept_by_brute_force(texts, threshold)
     assert {"exact duplicate", "near duplicate"} == set(reasons(prepare))
 
 
@@ -63,7 +64,7 @@ def test_what_is_kept_is_what_comparing_every_pair_keeps(prepare: Prepare, thres
 def test_the_default_bands_find_nearly_all_pairs_above_the_threshold(prepare: Prepare) -> None:
     texts = texts_with_copies(1500, seed=2)
     prepare([chat(text) for text in texts])
-    kept, expected = {prompt["messages"][0]["content"] for prompt in prepare.prompts()}, kept_by_brute_force(texts, 0.8)
+    kept, expected = {*texts_of(prepare)}, kept_by_brute_force(texts, 0.8)
     assert len(kept) == pytest.approx(len(expected), rel=0.02)
     assert len(texts) - len(expected) > 300
 
@@ -93,7 +94,7 @@ def test_long_prompts_of_one_template_are_compared_within_the_memory_limit(
     template = ["".join(rng.choices(ascii_lowercase, k=6)) for _ in range(3900)]
     texts = [" ".join([*template, *rng.choices(VOCABULARY, k=100)]) for _ in range(100)]
     prepare([chat(text) for text in texts])
-    assert [prompt["messages"][0]["content"] for prompt in prepare.prompts()] == texts[:1]
+    assert texts_of(prepare) == texts[:1]
 
 
 def test_prompts_of_one_template_are_compared_with_a_few_whatever_their_number(prepare: Prepare) -> None:
@@ -202,11 +203,10 @@ def test_what_earlier_runs_have_kept_is_left_out_and_counted_also_when_they_have
     assert second(SECOND, duplicates=known)["prompts"] == 4
     first(FIRST)
     second(SECOND, duplicates=known)
-    kept = [prompt["messages"][0]["content"] for prompt in second.prompts()]
-    assert kept == ["Sort a tuple, please", "First", "Something new"]
+    assert texts_of(second) == ["Sort a tuple, please", "First", "Something new"]
     assert reasons(second) == [f"known: {first.out_dir} has it"] * 2
     both = {"known": [str(first.out_dir), str(second.out_dir)], "near": False}
     third([*SECOND, chat("Newer still")], duplicates=both)
-    assert [prompt["messages"][0]["content"] for prompt in third.prompts()] == ["Newer still"]
+    assert texts_of(third) == ["Newer still"]
     with pytest.raises(InputError, match=r"duplicates\.known=\['/nowhere'\]: /nowhere/prompts/prompts\.jsonl does not"):
         third(SECOND, duplicates={"known": ["/nowhere"]})
