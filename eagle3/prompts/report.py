@@ -1,5 +1,6 @@
 """report.md for the people responsible for the data, and attribution.txt for a release: the ledger as text."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ def _licenses(ledger: dict[str, Any]) -> Iterator[str]:
 
 
 def _commonest(licenses: dict[str, int]) -> Iterable[tuple[str, int]]:
-    ordered = sorted(licenses.items(), key=lambda item: (-item[1], item[0]))
+    ordered = Counter(licenses).most_common()  # the ledger has them by name
     yield from ordered[:LISTED_LICENSES]
     if rest := ordered[LISTED_LICENSES:]:
         yield f"{len(rest)} other combinations", sum(prompts for _, prompts in rest)

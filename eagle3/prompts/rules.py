@@ -32,13 +32,11 @@ class Rules:
         self.signer = Signer(self.duplicates)
         self.known = KnownCheck(self.duplicates.known) if self.duplicates.known else None
         self.traffic = TrafficMix(**settings["traffic"]) if settings["traffic"] else None
-        self._common = self._row_checks()
-
-    def _row_checks(self) -> list[Check]:
-        checks: list[Check] = [LanguageCheck(**self.settings["language"]), self.privacy]
+        self._common: list[Check] = [LanguageCheck(**settings["language"]), privacy]
         if self.benchmarks:
-            checks.append(LeakCheck(self.benchmarks, self.settings["decontamination"]["dropped_words"]))
-        return [*checks, self.known] if self.known else checks
+            self._common.append(LeakCheck(self.benchmarks, settings["decontamination"]["dropped_words"]))
+        if self.known:
+            self._common.append(self.known)
 
     def checks(self, source: Source) -> list[Check]:
         """Return the checks for a row of the source, in order."""

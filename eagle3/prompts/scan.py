@@ -15,7 +15,7 @@ from loky import ProcessPoolExecutor
 
 from eagle3.errors import InputError
 from eagle3.progress import Bar
-from eagle3.prompts.chunks import ChunkWriter, ScannedChunk
+from eagle3.prompts.chunks import ChunkWriter, ScannedChunk, chunk_writer
 from eagle3.prompts.reading.formats import BLANK, Chunk, chunk_rows, cut
 from eagle3.prompts.reading.prompt import Check, Prompt, Refused
 from eagle3.prompts.reading.rows import read_prompt
@@ -65,7 +65,7 @@ class Scanner:
     def scan(self, task: ScanTask, path: Path) -> None:
         source, checks = self.sources[task.source], self.checks[task.source]
         counts: dict[str, Counter[str]] = {check.name: Counter() for check in checks}
-        with ChunkWriter(path, self.signer.bands) as writer:
+        with chunk_writer(path, self.signer.bands) as writer:
             for line, value in chunk_rows(task.chunk, source.shape.columns):
                 writer.lines = line
                 if value is not BLANK:

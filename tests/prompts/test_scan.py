@@ -58,11 +58,11 @@ def test_row_groups_of_a_scratch_file_do_not_show_in_the_output(
 @pytest.mark.slow
 def test_a_limit_is_met_exactly_and_stops_the_reading(prepare: Prepare, processes: int) -> None:
     rows = [chat(f"q {number // 2}", id=number) for number in range(400)]  # half of them are duplicates
-    ledger = prepare(rows, limit=30, chunk_mb=0.001, processes=processes)
-    assert [prompt["id"] for prompt in prepare.prompts()] == [str(number) for number in range(0, 60, 2)]
-    assert 60 <= ledger["rows"] < 150
-    assert ledger["rows"] == 30 + len(prepare.rejects())
-    assert prepare(rows[:40], limit=30, chunk_mb=0.001, processes=processes)["prompts"] == 20
+    settings = {"limit": 30, "chunk_mb": 0.001, "processes": processes}
+    ledger = prepare(rows, **settings)
+    assert texts(prepare) == [f"q {number}" for number in range(30)]
+    assert 60 <= ledger["rows"] < 150 and ledger["rows"] == 30 + len(prepare.rejects())
+    assert prepare(rows[:40], **settings)["prompts"] == 20
 
 
 def test_a_limit_over_several_sources_keeps_the_same_prompts_whatever_the_chunks(

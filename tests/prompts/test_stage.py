@@ -5,9 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from hydra import compose, initialize_config_dir
 from prompt_stage import OUTPUTS, chat, default_settings, prepare, reasons, users, write
-from stores import CONF
 
 from eagle3.errors import InputError
 from eagle3.prompts.report import write_report
@@ -127,16 +125,6 @@ def test_no_text_of_a_refused_row_is_written_or_logged(prepare, caplog, capfd):
 def test_the_package_imports_without_torch():
     code = "import sys, eagle3.prompts; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-@pytest.mark.parametrize(
-    "option", sorted(CONF.glob("prompts/*/*.yaml")), ids=lambda path: f"{path.parent.name}={path.stem}"
-)
-def test_every_option_of_the_groups_composes_and_adds_no_other_key(option):
-    group, name = option.parent.name, option.stem
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("precompute", overrides=[f"prompts/{group}='{name}'"])
-    assert set(config.prompts) == set(default_settings())
 
 
 def test_an_id_or_source_that_is_personal_data_is_written_nowhere(prepare):

@@ -111,16 +111,11 @@ def _feature_mixes(grid: Grid, margins: list[Margin], cells: np.ndarray, before:
     for name, feature in grid.features.items():
         margin = next((margin for margin in margins if name in margin.features), None)
         target = None if margin is None else _shares_of(name, margin, grid)
-        found = {"before": shares(grid, cells, before, [name]), "after": shares(grid, cells, after, [name])}
-        mixes[name] = {
-            "bins": list(feature.bins),
-            "target": None if target is None else np.round(target, 6).tolist(),
-            **{when: np.round(mix, 6).tolist() for when, mix in found.items()},
-            **{
-                f"distance_{when}": None if target is None else round(total_variation(mix, target), 6)
-                for when, mix in found.items()
-            },
-        }
+        mixes[name] = {"bins": list(feature.bins), "target": None if target is None else np.round(target, 6).tolist()}
+        for when, counts in (("before", before), ("after", after)):
+            found = shares(grid, cells, counts, [name])
+            mixes[name][when] = np.round(found, 6).tolist()
+            mixes[name][f"distance_{when}"] = None if target is None else round(total_variation(found, target), 6)
     return mixes
 
 

@@ -31,11 +31,9 @@ def read_histogram(path: str, grid: Grid) -> dict[str, np.ndarray]:
         content = yaml.safe_load(Path(path).read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InputError(f"{key} cannot be read as YAML or JSON ({type(error).__name__}); name such a file") from None
-    if not isinstance(content, dict) or set(content) != {"marginals"}:
-        raise InputError(f"{key} must have `marginals` and nothing else at the top")
-    marginals = content["marginals"]
+    marginals = content.get("marginals") if isinstance(content, dict) and len(content) == 1 else None
     if not (isinstance(marginals, dict) and marginals and all(isinstance(bins, dict) for bins in marginals.values())):
-        raise InputError(f"{key}: marginals must be written as feature: {{bin: share}}")
+        raise InputError(f"{key} must have `marginals` and nothing else at the top, written as feature: {{bin: share}}")
     return {name: _marginal(f"{key}: marginals.{name}", name, bins, grid) for name, bins in marginals.items()}
 
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import textwrap
 from collections import Counter
 from pathlib import Path
@@ -279,25 +280,24 @@ def test_too_many_bins_and_a_missing_histogram_are_named():
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ([1], "must have `marginals` and nothing else"),
-        ({"turns": {1: 1}}, "must have `marginals`"),
-        ({"marginals": {"turns": {1: 1}}, "joint": []}, "must have `marginals`"),
-        ({"marginals": {}}, "feature: {bin: share}"),
-        ({"marginals": {"turns": [1]}}, "feature: {bin: share}"),
-        ({"marginals": {"topic": {1: 1}}}, r"marginals\.topic: topic is not a feature; take turns"),
-        ({"marginals": {"turns": {4: 1}}}, "4 is not a bin of turns; take 1, 2, 3, 5, 9"),
-        ({"marginals": {"language": {False: 1}}}, "quote 'no'"),
-        ({"marginals": {"turns": {1: -1}}}, "has the share -1"),
-        ({"marginals": {"turns": {1: "many"}}}, "has the share many"),
-        ({"marginals": {"turns": {1: 0}}}, "sum to 0"),
-        ({"marginals": {"turns": {}}}, "sum to 0"),
-    ],
-)
-def test_a_bad_histogram_names_its_file_and_bin(tmp_path, content, message):
-    with pytest.raises(InputError, match=r"prompts\.traffic\.histogram=.*" + message):
-        mix(histogram=histogram(tmp_path, content), size=10)
+    ("message", "contents"),
+    {
+        "must have `marginals` and nothing else at the top, written as feature: {bin: share}": (
+            [1], {"turns": {1: 1}}, {"marginals": {"turns": {1: 1}}, "joint": []}, {"marginals": {}},
+            {"marginals": {"turns": [1]}},
+        ),
+        "marginals.topic: topic is not a feature; take turns": ({"marginals": {"topic": {1: 1}}},),
+        "4 is not a bin of turns; take 1, 2, 3, 5, 9": ({"marginals": {"turns": {4: 1}}},),
+        "quote 'no'": ({"marginals": {"language": {False: 1}}},),
+        "has the share -1": ({"marginals": {"turns": {1: -1}}},),
+        "has the share many": ({"marginals": {"turns": {1: "many"}}},),
+        "sum to 0": ({"marginals": {"turns": {1: 0}}}, {"marginals": {"turns": {}}}),
+    }.items(),
+)  # fmt: skip
+def test_a_bad_histogram_names_its_file_and_bin(tmp_path, message, contents):
+    for content in contents:
+        with pytest.raises(InputError, match=r"prompts\.traffic\.histogram=.*" + re.escape(message)):
+            mix(histogram=histogram(tmp_path, content), size=10)
 
 
 def test_a_sample_without_prompts_is_an_error():
