@@ -124,11 +124,8 @@ def _traffic(ledger: dict[str, Any]) -> Iterator[str]:
         f"{traffic['size']:,}). Distance: total variation; 0 is the same mix."
     )
     for name, feature in traffic["features"].items():
-        distance = "not part of the target"
-        if feature["target"] is not None:
-            distance = f"distance {feature['distance_before']:.3f} → {feature['distance_after']:.3f}"
-        yield f"### {cell(name)}: {distance}"
-        mixes = [mix for mix in ("target", "before", "after") if feature[mix] is not None]
+        yield f"### {cell(name)}: distance {feature['distance_before']:.3f} → {feature['distance_after']:.3f}"
+        mixes = ("target", "before", "after")
         shares = ([f"{value:.1%}" for value in feature[mix]] for mix in mixes)
         yield _table(("bin", *mixes), zip(feature["bins"], *shares, strict=True))
     if traffic["unfilled"]:

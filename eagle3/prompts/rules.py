@@ -49,19 +49,14 @@ class Rules:
         files.append([file_state(str(file)) for file in self.privacy.files()])
         if self.known is not None:
             files.append([file_state(str(file)) for file in self.known.files()])
-        if self.traffic is not None and self.traffic.sample is not None:
-            files.append(self._sample_source().fingerprint())
-        elif self.traffic is not None:
-            files.append([file_state(self.settings["traffic"]["histogram"])])
+        if self.traffic is not None:
+            files.append(self._sample_source(self.traffic).fingerprint())
         return {**self.settings, "files": files}
 
-    def sample_cells(self) -> Counter[int] | None:
-        """Count the production prompts of the sample by cell; None if the mix has no sample."""
-        if self.traffic is None or self.traffic.sample is None:
-            return None
-        rows = (found for _, found in read_prompts(self._sample_source(), keep_answers=False))
-        return Counter(self.traffic.cell(found) for found in rows if isinstance(found, Prompt))
+    def sample_cells(self, mix: TrafficMix) -> Counter[int]:
+        """Count the production prompts of the sample by cell."""
+        rows = (found for _, found in read_prompts(self._sample_source(mix), keep_answers=False))
+        return Counter(mix.cell(found) for found in rows if isinstance(found, Prompt))
 
-    def _sample_source(self) -> Source:
-        assert self.traffic is not None and self.traffic.sample is not None
-        return plain_source("prompts.traffic.sample", self.traffic.sample, split="train")
+    def _sample_source(self, mix: TrafficMix) -> Source:
+        return plain_source("prompts.traffic.sample", {"path": mix.sample, "tools": "keep"}, split="train")

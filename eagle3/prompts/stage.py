@@ -6,6 +6,7 @@ are written (ledger.py, report.py), ledger.json last. A killed run resumes from 
 
 import logging
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,7 +71,8 @@ def _selected(
 
     Reads as far as the limits require, and further if duplicates leave too few prompts.
     """
-    sources, sample = scanner.sources, rules.sample_cells()
+    sources = scanner.sources
+    sample = rules.sample_cells(rules.traffic) if rules.traffic else Counter()
     enough = Enough(sources, limit=None if rules.traffic else limit)  # the mix draws from all rows
     while True:
         chunks = list(scan(tasks, scanner, enough=enough, processes=processes))

@@ -210,13 +210,10 @@ def test_the_mix_is_drawn_from_what_passed_and_reported(prepare: Prepare, tmp_pa
     assert ledger["sources"]["chats"]["rejected"] == {"not drawn for the traffic mix": 84}
     assert ledger["traffic"]["features"]["turns"]["distance_after"] == 0
     assert "turns: distance 0.400 → 0.000" in (prepare.folder / "report.md").read_text()
-    histogram = tmp_path / "mix.yaml"
-    for turns in (1, 2):  # a changed sample or histogram draws again
+    for turns in (1, 2):  # a changed sample draws again
         write(sample, [chat("one", *(["x", "more"] * (turns - 1)))])
-        histogram.write_text(f"marginals: {{turns: {{{turns}: 1}}}}\n")
-        for target in ({"sample": str(sample)}, {"histogram": str(histogram)}):
-            prepare(rows, traffic=traffic_settings(size=5, **target))
-            assert {len(prompt["messages"]) for prompt in prepare.prompts()} == {turns}
+        prepare(rows, traffic=traffic_settings(sample=str(sample), size=5))
+        assert {len(prompt["messages"]) for prompt in prepare.prompts()} == {turns}
 
 
 def test_prompts_of_one_cell_are_drawn_at_random_by_the_seed(prepare: Prepare, tmp_path: Path) -> None:

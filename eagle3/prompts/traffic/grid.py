@@ -55,18 +55,6 @@ class Feature:
             return max(bisect_right(self.edges, value) - 1, 0)
         return self.bins.index(value if value in self.bins else OTHER)
 
-    def code_of(self, key: object) -> int | None:
-        """Return the bin for a key of a histogram, a lower edge or a label; None if there is none."""
-        if self.edges is None:
-            return self.bins.index(str(key)) if str(key) in self.bins else None
-        try:
-            return self.edges.index(float(str(key)))
-        except ValueError:
-            return None
-
-    def keys(self) -> str:
-        return ", ".join(self.bins if self.edges is None else (f"{edge:g}" for edge in self.edges))
-
 
 class Grid:
     """The table of all joint bins. Strata come first in the numbering, so that adjacent cells share a stratum."""
@@ -93,6 +81,11 @@ class Grid:
         """Return for each cell its bin in the smaller table over `names`, [C]."""
         codes = dict(zip(self.features, np.unravel_index(cells, self.shape_of(list(self.features))), strict=True))
         return np.ravel_multi_index(tuple(codes[name] for name in names), self.shape_of(names))
+
+    def shares(self, cells: np.ndarray, counts: np.ndarray, names: list[str]) -> np.ndarray:
+        """Return the shares of `counts` in `cells` over the bins of `names`; cells, counts: [C]."""
+        bins = math.prod(self.shape_of(names))
+        return np.bincount(self.bin_of_cell(cells, names), weights=counts, minlength=bins) / counts.sum()
 
     def labels(self, names: list[str], bin: int) -> dict[str, str]:
         """Return the labels of a bin of the table over `names`."""
