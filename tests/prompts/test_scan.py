@@ -235,7 +235,12 @@ def traffic_settings(**changes) -> dict:
 
 
 def test_duplicates_are_not_drawn_for_the_traffic_mix(prepare: Prepare, tmp_path: Path) -> None:
-    sample = write(tmp_path / "sample.jsonl", [chat("x"), chat("y"), chat("z")])
-    prepare([chat("a"), chat("A"), chat("b"), chat("c")], traffic=traffic_settings(sample=str(sample), size=3))
+    tools = [
+        {"type": "function", "function": {"name": "f"}}
+    ]  # count in a sample, also where rows with tools are refused
+    sample = write(tmp_path / "sample.jsonl", [chat("x"), chat("y"), chat("z", tools=tools)])
+    rows = [chat("a"), chat("A"), chat("b"), chat("c")]
+    ledger = prepare(rows, traffic=traffic_settings(sample=str(sample), size=3))
+    assert ledger["traffic"]["features"]["tools"]["target"] == [0.666667, 0.333333]
     assert texts(prepare) == ["a", "b", "c"]
     assert reasons(prepare) == ["exact duplicate"]

@@ -41,7 +41,7 @@ def test_case_punctuation_and_composition_do_not_hide_a_leak(prepare: Prepare, t
     rows = [
         chat("fine"),
         chat(f"Q:\n{hidden}?"),
-        chat("E\u0301co\u200ble cafe " + spell(40, 51).replace("4", "\uff14")),
+        chat("Eco\u200ble cafe\u0301 " + spell(40, 51).replace("4", "\uff14")),
     ]
     prepare(rows, decontamination=benchmark)
     assert reasons(prepare) == ["leak: one"] * 2
