@@ -77,14 +77,17 @@ class Prepare:
     """Calls the stage on rows or on what `config` names, and reads what it wrote."""
 
     def __init__(self, root: Path):
-        self.root = root
-        self.out_dir = root / "out"
-        self.folder = self.out_dir / "prompts"
+        self.root, self.out_dir, self.folder = root, root / "out", root / "out" / "prompts"
 
     def __call__(self, rows: list | None = None, **config: Any) -> dict:
         if rows is not None:
             config["path"] = str(write(self.root / "chats.jsonl", rows))
         return prepared(self.out_dir, **config)
+
+    def again(self, **config: Any) -> dict:
+        """Run the stage once more on the same file, from the start."""
+        (self.folder / "ledger.json").unlink(missing_ok=True)
+        return self(path=str(self.root / "chats.jsonl"), **config)
 
     def prompts(self) -> list[dict]:
         return list(read_jsonl(self.folder / "prompts.jsonl"))
@@ -103,3 +106,8 @@ def prepare(tmp_path: Path) -> Prepare:
 
 def reasons(prepare: Prepare) -> list[str]:
     return [reject["reason"] for reject in prepare.rejects()]
+
+
+def texts(prepare: Prepare) -> list[str]:
+    """The first turn of every prompt."""
+    return [prompt["messages"][0]["content"] for prompt in prepare.prompts()]

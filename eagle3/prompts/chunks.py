@@ -6,6 +6,7 @@ It is written under a temporary name and renamed when complete. A run that was k
 import json
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ from typing import Any
 import pyarrow
 from pyarrow import parquet
 
-from eagle3.prompts.overlap.signatures import Signature
+from eagle3.prompts.overlap.duplicates import Signature
 from eagle3.prompts.reading.prompt import Prompt
-from eagle3.storage.files import LocalPendingFile, json_line
+from eagle3.storage.files import atomic_write, json_line
 
 ROWS = [  # for the stage's output files
     ("line", pyarrow.int64()),  # of the chunk, from 1
@@ -47,14 +48,8 @@ def schema_of(bands: int) -> pyarrow.Schema:
 class ChunkWriter:
     """Writes the rows of a chunk; keeps one row group in memory."""
 
-    def __init__(self, path: Path, bands: int):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.pending = LocalPendingFile(path)
-        self.schema = schema_of(bands)
-        self.file = parquet.ParquetWriter(
-            self.pending.file, self.schema, compression="zstd", use_dictionary=["license", "origin", "reason"],
-            write_statistics=False,
-        )  # fmt: skip
+    def __init__(self, file: parquet.ParquetWriter):
+        self.file = file
         self.waiting: list[dict[str, Any]] = []  # by column; a column that is left out is null
         self.lines = self.prompts = self.bytes_waiting = 0
         self.rejected: Counter[str] = Counter()
@@ -77,27 +72,25 @@ class ChunkWriter:
             self._flush()
 
     def _flush(self) -> None:
-        self.file.write_table(pyarrow.Table.from_pylist(self.waiting, schema=self.schema))
+        self.file.write_table(pyarrow.Table.from_pylist(self.waiting, schema=self.file.schema))
         self.waiting.clear()
         self.bytes_waiting = 0
 
     def finish(self, **summary: Any) -> None:
-        """Add the summary and give the file its name."""
+        """Write the rows that wait, and the summary."""
         if self.waiting:
             self._flush()
         rows = self.prompts + self.rejected.total()
         summary |= {"lines": self.lines, "rows": rows, "prompts": self.prompts, "rejected": self.rejected}
         self.file.add_key_value_metadata({SUMMARY: json.dumps(summary, ensure_ascii=False)})
-        self.file.close()
-        self.pending.commit()
 
-    def __enter__(self) -> "ChunkWriter":
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        """Remove the file if it was not finished."""
-        self.file.close()
-        self.pending.discard()
+@contextmanager
+def chunk_writer(path: Path, bands: int) -> Iterator[ChunkWriter]:
+    """Open a chunk's file; it gets its name when the block ends well, else it is removed."""
+    options = {"compression": "zstd", "use_dictionary": ["license", "origin", "reason"], "write_statistics": False}
+    with atomic_write(path) as file, parquet.ParquetWriter(file, schema_of(bands), **options) as table:
+        yield ChunkWriter(table)
 
 
 @dataclass(frozen=True)

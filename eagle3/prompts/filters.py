@@ -1,12 +1,45 @@
-"""Filters by length and language."""
+"""Filters by length and language; the natural language of a prompt and its share of code, by rules and py3langid."""
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
 
 from eagle3.errors import InputError
-from eagle3.prompts.checks import Verdict
-from eagle3.prompts.language import UNKNOWN, language_of, languages, split_code
-from eagle3.prompts.reading.prompt import Prompt
+from eagle3.prompts.reading.prompt import Prompt, Verdict
 from eagle3.settings.prompts import LanguageSettings, LengthSettings
+
+UNKNOWN = "unknown"
+NO_LANGUAGE = "zxx"  # ISO 639's code for "no linguistic content", which py3langid gives to numbers and markup
+READ_CHARACTERS = 400  # of a prompt's prose
+MIN_BYTES = 16  # of its words in UTF-8: a Chinese character carries more than a Latin letter
+MIN_CONFIDENCE = 0.5  # py3langid's probability of its guess
+
+FENCES = ("```", "~~~")
+# Beginnings of code lines in the most common languages and tools. Matched at the line's first character that is not a
+# space; every part is bounded or ends at a character that it cannot contain, so that no line takes long.
+CODE_BEGINNING = re.compile(
+    r"""
+    (?:async\ )?def\ \w+\( | class\ \w+\s*[(:{]
+  | from\ [\w.]+\ import\b | import\ [\w.{*"']+\s*(?:$|[,;]|\b(?:as|from)\b)
+  | (?:if|elif|else|for|while|with|try|except|finally|match|case)\b.{0,200}:$
+  | (?:return|raise|assert|yield|del|await)\b[^.?!]{0,200}$
+  | (?:public|private|protected|static|final|export|const|let|var|func|fn|pub|impl|struct|enum|namespace|typedef|void)
+    \ [^.?!]{1,200}[({;=]
+  | [A-Za-z_][\w.]{0,100}(?:\[[^\]]{0,100}\])?(?::\ ?[\w.\[\]]{1,60})?\s?(?:=|[+*/|&:-]=)\s?\S
+  | [A-Za-z_][\w.]{0,100}\(.*\)[;,:]?$
+  | ["'][\w\ -]{1,60}["']\s?:
+  | (?:>>>|\.\.\.|\$|\#include|\#!|//|/\*|\*/|</?[A-Za-z][^<>]{0,200}>|@\w+[($])(?:\s|$|\w)
+  | (?:SELECT|INSERT\ INTO|UPDATE|DELETE\ FROM|CREATE\ TABLE|ALTER\ TABLE|FROM|WHERE|GROUP\ BY|ORDER\ BY|JOIN)\ \S
+    """,
+    re.VERBOSE,
+)
+CODE_ENDINGS = ("{", "}", "};", "},", ");", "):", "({", "})", "[", "]", "],")
+INDENTED = ("    ", "\t")
+
+INLINE_CODE = re.compile(r"`[^`\n]*`")
+NO_WORD = re.compile(r"[\d_/\\@=<>{}()|#$]")  # paths, addresses, numbers, identifiers, tags
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,3 +90,65 @@ def user_turns(prompt: Prompt) -> list[str]:
 
 def prompt_characters(prompt: Prompt) -> int:
     return sum(map(len, prompt.asked()))
+
+
+# --- language and code ---
+
+
+class Split(NamedTuple):
+    """The prose of a text, without code lines and fenced blocks, and the share of code among its characters."""
+
+    prose: str
+    code_share: float
+
+
+def split_code(texts: Iterable[str]) -> Split:
+    """Separate prose from code line by line; line ends and indentation are not counted."""
+    prose: list[str] = []
+    characters = code_characters = 0
+    for text in texts:
+        fenced = after_code = False
+        for line in text.splitlines():
+            stripped = line.strip()
+            fence = stripped.startswith(FENCES)
+            if stripped:  # a blank line does not end an indented block
+                after_code = fenced or fence or (after_code and line.startswith(INDENTED)) or _is_code(stripped)
+            fenced ^= fence
+            characters += len(stripped)
+            if after_code:
+                code_characters += len(stripped)
+            else:
+                prose.append(stripped)
+    return Split("\n".join(prose), code_characters / characters if characters else 0.0)
+
+
+def _is_code(line: str) -> bool:
+    return line.endswith(CODE_ENDINGS) or CODE_BEGINNING.match(line) is not None
+
+
+def language_of(prose: str) -> str:
+    """Return the ISO 639 code of a text's language, or `unknown` for code, short or undecided texts."""
+    words = _words(prose[:READ_CHARACTERS])
+    if len(words.encode()) < MIN_BYTES:
+        return UNKNOWN
+    language, confidence = _identifier().classify(words)
+    return UNKNOWN if language == NO_LANGUAGE or confidence < MIN_CONFIDENCE else language
+
+
+def _words(prose: str) -> str:
+    """Return the words without numbers, paths and code. Words beyond ASCII stay: Chinese has no spaces."""
+    words = INLINE_CODE.sub(" ", prose).split()
+    return " ".join(word for word in words if not word.isascii() or not NO_WORD.search(word))
+
+
+@cache
+def _identifier() -> Any:
+    """Load py3langid's model at the first call: 0.8 s, 130 MB, so it is not pickled to other processes."""
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+
+
+def languages() -> list[str]:
+    """Return the codes that the detector can return, without `unknown`."""
+    return sorted(set(_identifier().labels) - {NO_LANGUAGE})

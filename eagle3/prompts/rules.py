@@ -3,14 +3,12 @@
 from collections import Counter
 from typing import Any
 
-from eagle3.prompts.checks import Check
 from eagle3.prompts.filters import LanguageCheck, LengthCheck
 from eagle3.prompts.licenses.rules import LicenseCheck, LicenseRules
-from eagle3.prompts.overlap.known import KnownCheck
+from eagle3.prompts.overlap.duplicates import KnownCheck, Signer
 from eagle3.prompts.overlap.leaks import LeakCheck, read_benchmarks
-from eagle3.prompts.overlap.signatures import Signer
 from eagle3.prompts.privacy import Privacy
-from eagle3.prompts.reading.prompt import Prompt
+from eagle3.prompts.reading.prompt import Check, Prompt
 from eagle3.prompts.reading.rows import read_prompts
 from eagle3.prompts.reading.sources import Source, file_state, plain_source
 from eagle3.prompts.traffic.mix import TrafficMix
@@ -34,13 +32,11 @@ class Rules:
         self.signer = Signer(self.duplicates)
         self.known = KnownCheck(self.duplicates.known) if self.duplicates.known else None
         self.traffic = TrafficMix(**settings["traffic"]) if settings["traffic"] else None
-        self._common = self._row_checks()
-
-    def _row_checks(self) -> list[Check]:
-        checks: list[Check] = [LanguageCheck(**self.settings["language"]), self.privacy]
+        self._common: list[Check] = [LanguageCheck(**settings["language"]), privacy]
         if self.benchmarks:
-            checks.append(LeakCheck(self.benchmarks, self.settings["decontamination"]["dropped_words"]))
-        return [*checks, self.known] if self.known else checks
+            self._common.append(LeakCheck(self.benchmarks, settings["decontamination"]["dropped_words"]))
+        if self.known:
+            self._common.append(self.known)
 
     def checks(self, source: Source) -> list[Check]:
         """Return the checks for a row of the source, in order."""
@@ -53,19 +49,14 @@ class Rules:
         files.append([file_state(str(file)) for file in self.privacy.files()])
         if self.known is not None:
             files.append([file_state(str(file)) for file in self.known.files()])
-        if self.traffic is not None and self.traffic.sample is not None:
-            files.append(self._sample_source().fingerprint())
-        elif self.traffic is not None:
-            files.append([file_state(self.settings["traffic"]["histogram"])])
+        if self.traffic is not None:
+            files.append(self._sample_source(self.traffic).fingerprint())
         return {**self.settings, "files": files}
 
-    def sample_cells(self) -> Counter[int] | None:
-        """Count the production prompts of the sample by cell; None if the mix has no sample."""
-        if self.traffic is None or self.traffic.sample is None:
-            return None
-        rows = (found for _, found in read_prompts(self._sample_source(), keep_answers=False))
-        return Counter(self.traffic.cell(found) for found in rows if isinstance(found, Prompt))
+    def sample_cells(self, mix: TrafficMix) -> Counter[int]:
+        """Count the production prompts of the sample by cell."""
+        rows = (found for _, found in read_prompts(self._sample_source(mix), keep_answers=False))
+        return Counter(mix.cell(found) for found in rows if isinstance(found, Prompt))
 
-    def _sample_source(self) -> Source:
-        assert self.traffic is not None and self.traffic.sample is not None
-        return plain_source("prompts.traffic.sample", self.traffic.sample, split="train")
+    def _sample_source(self, mix: TrafficMix) -> Source:
+        return plain_source("prompts.traffic.sample", {"path": mix.sample, "tools": "keep"}, split="train")

@@ -3,23 +3,29 @@
 A worker opens its chunk by itself, so that rows do not travel between processes.
 """
 
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+from loky import ProcessPoolExecutor
+
+from eagle3.errors import InputError
 from eagle3.progress import Bar
-from eagle3.prompts.checks import Check
-from eagle3.prompts.chunks import ChunkWriter, ScannedChunk
-from eagle3.prompts.pool import in_order
+from eagle3.prompts.chunks import ChunkWriter, ScannedChunk, chunk_writer
 from eagle3.prompts.reading.formats import BLANK, Chunk, chunk_rows, cut
-from eagle3.prompts.reading.prompt import Prompt, Refused
+from eagle3.prompts.reading.prompt import Check, Prompt, Refused
 from eagle3.prompts.reading.rows import read_prompt
 from eagle3.prompts.reading.sources import Source, file_name, file_state
 from eagle3.prompts.rules import Rules
 from eagle3.storage.files import sha256_json
+
+AHEAD = 2  # tasks per process that may wait for an earlier one
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # per worker: there is one process per core
+IDLE_SECONDS = 60  # then a worker ends by itself: its parent may have been killed with -9
 
 
 @dataclass(frozen=True)
@@ -51,43 +57,29 @@ class Scanner:
         self.privacy, self.signer, self.traffic = rules.privacy, rules.signer, rules.traffic
 
     def __call__(self, task: ScanTask) -> ScannedChunk:
-        return self.finished(task) or self.scanned(task)
+        path = self.folder / f"{task.key}.parquet"
+        if not path.exists():  # else it is from an earlier run that was stopped, and complete: it has its name
+            self.scan(task, path)
+        return ScannedChunk.read(path, task.source)
 
-    def finished(self, task: ScanTask) -> ScannedChunk | None:
-        """Return this chunk's file from an earlier run that was stopped: a file gets its name when it is complete."""
-        path = self._path(task)
-        return ScannedChunk.read(path, task.source) if path.exists() else None
-
-    def scanned(self, task: ScanTask) -> ScannedChunk:
-        checks = self.checks[task.source]
+    def scan(self, task: ScanTask, path: Path) -> None:
+        source, checks = self.sources[task.source], self.checks[task.source]
         counts: dict[str, Counter[str]] = {check.name: Counter() for check in checks}
-        with ChunkWriter(self._path(task), self.signer.bands) as writer:
-            for line, found in self._rows(task, writer):
-                # The licence check needs the row's own `source`: names are made safe afterwards.
-                self._write(writer, line, self._with_safe_names(checked(found, checks, counts)))
+        with chunk_writer(path, self.signer.bands) as writer:
+            for line, value in chunk_rows(task.chunk, source.shape.columns):
+                writer.lines = line
+                if value is not BLANK:
+                    row = read_prompt(value, source, keep_answers=self.keep_answers)
+                    self._write(writer, line, checked(row, checks, counts))
             writer.finish(file=file_name(task.chunk.file), start=task.chunk.start, counts=counts)
-        return ScannedChunk.read(self._path(task), task.source)
-
-    def _path(self, task: ScanTask) -> Path:
-        return self.folder / f"{task.key}.parquet"
-
-    def _rows(self, task: ScanTask, writer: ChunkWriter) -> Iterator[tuple[int, Prompt | Refused]]:
-        source = self.sources[task.source]
-        for line, value in chunk_rows(task.chunk, source.shape.columns):
-            writer.lines = line
-            if value is not BLANK:
-                yield line, read_prompt(value, source, keep_answers=self.keep_answers)
 
     def _write(self, writer: ChunkWriter, line: int, found: Prompt | Refused) -> None:
+        """Write a row. Its names are made safe only here: the licence check needs the row's own `source`."""
         if isinstance(found, Refused):
-            writer.reject(line, found.id, found.reason)
-        else:
-            writer.keep(line, found, self.signer(found), self.traffic.cell(found) if self.traffic else None)
-
-    def _with_safe_names(self, found: Prompt | Refused) -> Prompt | Refused:
-        if isinstance(found, Refused):
-            return Refused(found.reason, self.privacy.safe_id(found.id)) if found.id else found
-        return found._replace(id=self.privacy.safe_id(found.id), source=self._safe_source(found.source))
+            writer.reject(line, self.privacy.safe_id(found.id) if found.id else None, found.reason)
+            return
+        found = found._replace(id=self.privacy.safe_id(found.id), source=self._safe_source(found.source))
+        writer.keep(line, found, self.signer(found), self.traffic.cell(found) if self.traffic else None)
 
     @cached_property
     def _safe_source(self) -> Any:
@@ -142,7 +134,7 @@ def scan(tasks: list[ScanTask], scanner: Scanner, *, enough: Enough, processes: 
     needed = (task for task in tasks if not enough(task.source))
     total = sum(task.chunk.size for task in tasks)
     with Bar(total=total, desc="prompts", unit="B", unit_scale=True) as progress:
-        for task, chunk in in_order(scanner, needed, processes=min(processes, len(tasks))):
+        for task, chunk in in_order(scanner, needed, min(processes, len(tasks))):
             if not enough(task.source):
                 enough.passing[task.source] += chunk.summary["prompts"]
                 rows += chunk.summary["rows"]
@@ -150,3 +142,44 @@ def scan(tasks: list[ScanTask], scanner: Scanner, *, enough: Enough, processes: 
             rate = rows / max(progress.format_dict["elapsed"], 1e-9)
             progress.set_postfix_str(f"{rate:,.0f} rows/s", refresh=False)
             progress.update(task.chunk.size)
+
+
+def in_order(scanner: Scanner, tasks: Iterable[ScanTask], processes: int) -> Iterator[tuple[ScanTask, ScannedChunk]]:
+    """Yield each task with its chunk. The scanner is pickled to every process once; one process runs here.
+
+    Takes a few `tasks` ahead of the chunks. Raises InputError if a process is killed.
+    """
+    if processes <= 1:
+        yield from ((task, scanner(task)) for task in tasks)
+        return
+    # loky's workers do not import the entry script with its PyTorch, and a killed worker raises an error.
+    pool = ProcessPoolExecutor(processes, timeout=IDLE_SECONDS, initializer=_start, initargs=(scanner,), env=ONE_THREAD)
+    waiting: deque = deque()
+    try:
+        for task in tasks:
+            waiting.append((task, pool.submit(_scan, task)))
+            if len(waiting) > AHEAD * processes:
+                task, future = waiting.popleft()
+                yield task, future.result()
+        for task, future in waiting:
+            yield task, future.result()
+    except BrokenProcessPool:
+        raise InputError(
+            f"a process was killed while it read prompts, most likely because memory ran out; finished chunks "
+            f"are kept: run the same command with fewer of them, e.g. prompts.processes={processes // 2}"
+        ) from None
+    finally:
+        pool.shutdown(kill_workers=True)
+
+
+_of_this_process: Scanner | None = None
+
+
+def _start(scanner: Scanner) -> None:
+    global _of_this_process
+    _of_this_process = scanner
+
+
+def _scan(task: ScanTask) -> ScannedChunk:
+    assert _of_this_process is not None
+    return _of_this_process(task)

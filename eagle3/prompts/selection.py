@@ -193,7 +193,7 @@ class Selection:
         counts = self.db.execute("SELECT source, count(*) FROM fates WHERE reason IS NULL GROUP BY source").fetchall()
         return [dict(counts).get(source, 0) for source in range(sources)]
 
-    def draw(self, mix: TrafficMix, sample: Counter[int] | None) -> dict:
+    def draw(self, mix: TrafficMix, sample: Counter[int]) -> dict:
         """Keep the number of prompts of each cell that the mix wants, by a hash of text and seed; return its report."""
         counts = self.db.execute("SELECT cell, count(*) FROM fates WHERE reason IS NULL GROUP BY cell").fetchall()
         wanted, report = mix.choose(dict(counts), sample=sample)

@@ -1,29 +1,29 @@
 """The stage `prompts`: sources → DIR/prompts/{prompts.jsonl, rejects.jsonl, ledger.json, report.md, …}, resumable.
 
 Rows are scanned in chunks (scan.py), duplicates and the mix are selected over all chunks (selection.py), then the files
-are written (output/), ledger.json last. A killed run resumes from DIR/prompts/.work.
+are written (ledger.py, report.py), ledger.json last. A killed run resumes from DIR/prompts/.work.
 """
 
 import logging
-import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from loky import cpu_count
+
+from eagle3.errors import InputError
 from eagle3.prompts.chunks import ScannedChunk
-from eagle3.prompts.licenses.attribution import attribution_text
-from eagle3.prompts.output.answered import require_not_answered
-from eagle3.prompts.output.files import Counts, write_prompts
-from eagle3.prompts.output.ledger import current_ledger, make_ledger, nothing_left
-from eagle3.prompts.output.report import write_report
+from eagle3.prompts.ledger import Counts, current_ledger, make_ledger, nothing_left, write_prompts
 from eagle3.prompts.reading.sources import Source, configured_sources
+from eagle3.prompts.report import write_report
 from eagle3.prompts.rules import Rules
 from eagle3.prompts.scan import Enough, Scanner, ScanTask, scan, tasks_of
 from eagle3.prompts.selection import Selection
 from eagle3.secrets import public
 from eagle3.settings.prompts import StageSettings
-from eagle3.storage.files import atomic_write
+from eagle3.storage.files import read_json, sha256_file
 from eagle3.storage.records import write_sealed_json
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ def prepare_prompts(settings: StageSettings, rules: Rules, *, keep_answers: bool
     work = folder / ".work"
     scanner = Scanner(work / "chunks", found, rules, keep_answers=keep_answers)
     tasks = tasks_of(found, int(settings.chunk_mb * 1e6), list(made_by.values()))
-    with _selected(work, scanner, tasks, rules, limit=limit, processes=settings.processes or _cores()) as selected:
+    with _selected(work, scanner, tasks, rules, limit=limit, processes=settings.processes or cpu_count()) as selected:
         chunks, selection, traffic = selected
         counts = write_prompts(work / "made", found, chunks, selection)
     ledger = _publish(folder, found, counts, traffic, rules, inputs)
@@ -71,7 +71,8 @@ def _selected(
 
     Reads as far as the limits require, and further if duplicates leave too few prompts.
     """
-    sources, sample = scanner.sources, rules.sample_cells()
+    sources = scanner.sources
+    sample = rules.sample_cells(rules.traffic) if rules.traffic else Counter()
     enough = Enough(sources, limit=None if rules.traffic else limit)  # the mix draws from all rows
     while True:
         chunks = list(scan(tasks, scanner, enough=enough, processes=processes))
@@ -97,22 +98,30 @@ def _remove_work(folder: Path) -> None:
         shutil.rmtree(removed)
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _publish(
     folder: Path, sources: list[Source], counts: dict[str, Counts], traffic: dict | None, rules: Rules, inputs: dict
 ) -> dict:
     """Move the new files into `folder` and write their ledger and report."""
     made = folder / ".work" / "made"
-    require_not_answered(folder, made / "prompts.jsonl")
+    _require_not_answered(folder, made / "prompts.jsonl")
     (folder / "ledger.json").unlink(missing_ok=True)  # if the next lines are killed, it would describe other prompts
     for name in ("rejects.jsonl", "prompts.jsonl"):
         (made / name).replace(folder / name)
     ledger = public(make_ledger(folder, sources, counts, traffic, rules, inputs))
     write_report(folder, ledger)
-    with atomic_write(folder / "attribution.txt") as file:
-        file.write(attribution_text(ledger["attribution"]).encode())
     write_sealed_json(folder / "ledger.json", ledger)
     return ledger
+
+
+def _require_not_answered(folder: Path, prompts: Path) -> None:
+    """Raise InputError if the answers next to `folder` are to other prompts than those in the new file `prompts`."""
+    manifest = folder.parent / "answers" / "manifest.json"
+    if not manifest.exists():
+        return
+    answered = read_json(manifest, made_by="precompute.py 'stages=[answers]'")
+    if answered["prompts_sha256"] != sha256_file(prompts):
+        raise InputError(
+            f"the answers in {manifest.parent} are to other prompts than these would be, so {folder} stays as it is; "
+            f"take another out_dir, continue with the prompts that are there ('stages=[answers,features]'), or delete "
+            f"{manifest.parent} to generate answers again: those in it are lost"
+        )

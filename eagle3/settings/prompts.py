@@ -172,30 +172,27 @@ class Bins(TypedDict, total=False):
     language: list[Text]
 
 
-def _given(size: Any) -> Any:
-    if size is None:
-        raise wrong("says how many prompts to draw; set it, e.g. to 50000")
-    return size
+def _given(rule: str) -> BeforeValidator:
+    def check(value: Any) -> Any:
+        if value is None:
+            raise wrong(rule)
+        return value
+
+    return BeforeValidator(check)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficSettings(Settings):
     """The production traffic that prompts are drawn to look like."""
 
-    sample: Text | None
-    histogram: Text | None
-    size: Annotated[Count, BeforeValidator(_given)]
+    sample: Annotated[Text, _given("names the production prompts to match; set it, e.g. to production.jsonl")]
+    size: Annotated[Count, _given("says how many prompts to draw; set it, e.g. to 50000")]
     seed: Seed
     bins: Bins
     strata: Annotated[list[Literal["turns", "characters", "code_share", "language", "tools", "system_prompt"]],
                       Field(min_length=1)]  # fmt: skip
 
     def __post_init__(self) -> None:
-        if (self.sample is None) == (self.histogram is None):
-            raise InputError(
-                f"prompts.traffic.sample={shown(self.sample)} and prompts.traffic.histogram={shown(self.histogram)}: "
-                f"set one of them, e.g. to production.jsonl"
-            )
         known = (*self.bins, "tools", "system_prompt")
         if any(self.strata.count(stratum) > 1 or stratum not in known for stratum in self.strata):
             raise InputError(

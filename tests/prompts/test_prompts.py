@@ -24,10 +24,7 @@ IDS = {"prompt_ids": [1, 2], "output_ids": [3]}
     ("said", "kept"),
     [
         (IDS | {"finish_reason": "stop"}, IDS | {"finish_reason": "stop"}),
-        (
-            {"finish_reason": {"type": "length", "length": 9}, **IDS},
-            {"finish_reason": "length", **IDS},
-        ),
+        ({"finish_reason": {"type": "length", "length": 9}, **IDS}, {"finish_reason": "length", **IDS}),
         ({"finish_reason": "content_filter"}, {"finish_reason": "other"}),
         ({"prompt_ids": None, "output_ids": None, "finish_reason": None, "sampling": {"user": "Jane"}}, {}),
     ],
@@ -49,13 +46,10 @@ def test_the_finish_reason_of_a_row_is_that_of_its_last_answer():
 
 @pytest.mark.parametrize(
     ("said", "reason"),
-    [
-        ({"prompt_ids": [1]}, "only one of prompt_ids and output_ids"),
-        ({"prompt_ids": [1], "output_ids": []}, "no list of whole numbers"),
-        ({"prompt_ids": [1.5], "output_ids": [2]}, "no list of whole numbers"),
-        ({"prompt_ids": [True], "output_ids": [2]}, "no list of whole numbers"),
-        ({"prompt_ids": [-1], "output_ids": [2]}, "no list of whole numbers"),
-        ({"prompt_ids": "12", "output_ids": [2]}, "no list of whole numbers"),
+    [({"prompt_ids": [1]}, "only one of prompt_ids and output_ids")]
+    + [
+        ({"prompt_ids": ids, "output_ids": [2]}, "prompt_ids or output_ids are no list of whole numbers")
+        for ids in ([], [1.5], [True], [-1], "12")
     ],
 )
 def test_what_cannot_be_how_an_answer_was_made_is_refused(said, reason):
@@ -69,12 +63,6 @@ def test_system_turns_stay_where_they_are_unless_blank_or_after_the_last_user_tu
     turns = [blank, *users("a"), {"role": "assistant", "content": "x"}, system, *users("b"), system]
     prepare([{"messages": turns, "license": "MIT"}])
     assert prepare.prompts()[0]["messages"] == [*users("a"), system, *users("b")]
-
-
-@pytest.mark.parametrize("license", [[["MIT"]], "half a pair \ud83d"])
-def test_a_licence_that_is_no_text_is_refused(prepare, license):
-    prepare([chat("a"), {"prompt": "b", "license": license}])
-    assert reasons(prepare) == ["license is not text"]
 
 
 def test_keep_answers_refuses_what_has_no_whole_answer(prepare):
@@ -128,11 +116,12 @@ def test_an_id_or_source_that_no_file_can_hold_counts_as_missing(prepare):
 # Licences
 
 
-def test_the_source_licence_counts_only_for_rows_without_one(prepare):
-    rows = [{"prompt": "a"}, {"prompt": "b", "licence": "MIT"}, {"prompt": "c", "license": "GPL-3.0-only"}]
-    ledger = prepare(rows, license="ISC")
+def test_the_source_licence_counts_only_for_rows_without_one_and_a_licence_is_text(prepare):
+    given = (None, "MIT", "GPL-3.0-only", [["MIT"]], "half a pair \ud83d")
+    ledger = prepare([{"prompt": str(number), "licence": each} for number, each in enumerate(given)], license="ISC")
     assert [prompt["license"] for prompt in prepare.prompts()] == ["ISC", "MIT"]
     assert ledger["sources"]["chats"]["licenses"] == {"ISC": 1, "MIT": 1}
+    assert reasons(prepare) == ["license not allowed: GPL-3.0-only", *["license is not text"] * 2]
 
 
 # Sources
@@ -171,7 +160,7 @@ def test_a_folder_from_save_to_disk_says_to_save_it_as_parquet(prepare, tmp_path
     datasets.DatasetDict(train_sft=dataset).save_to_disk(tmp_path / "saved_dict")
     for path in ("saved", "saved_dict", "saved/data-00000-of-00001.arrow"):
         with pytest.raises(
-            InputError, match=r"prompts\.path=.*\.arrow is an Arrow file; save it as Parquet: dataset\.to_"
+            InputError, match=r"prompts\.path=.*\.arrow ends in none of .*, an Arrow file with dataset\.to_"
         ):
             prepare(path=str(tmp_path / path))
 
@@ -198,39 +187,24 @@ def test_a_split_of_a_file_has_no_effect_and_is_said_to_have_none(prepare, tmp_p
     path = write(tmp_path / "folder" / "chats.jsonl", [chat("a"), chat("b")])
     folder = {"path": str(tmp_path / "folder"), "split": "train"}
     assert prepare(path=str(path), split="test")["prompts"] == 2
-    [message] = [each for each in caplog.messages if "no effect" in each]
-    assert message.startswith(f"prompts.split=test has no effect on prompts.path={path}, a file, which is read whole;")
-    caplog.clear()
     prepare(sources=[folder, {"path": str(path), "split": "test"}])
-    [message] = [each for each in caplog.messages if "no effect" in each]
-    assert message.startswith(f"prompts.sources[1].split=test has no effect on prompts.sources[1].path={path}, a file,")
+    messages = [each for each in caplog.messages if "no effect" in each]
+    for message, key in zip(messages, ("prompts", "prompts.sources[1]"), strict=True):
+        assert message.startswith(f"{key}.split=test has no effect on {key}.path={path}, a file, which is read whole;")
     caplog.clear()
     prepare(sources=[folder, str(path)])
     plain_source("prompts", str(path), split="test")
     assert "no effect" not in caplog.text
 
 
-def test_a_state_json_of_another_program_does_not_make_a_folder_a_saved_dataset(prepare, tmp_path):
-    for number, state in enumerate(("{}", "[1]", "{broken")):
-        folder = tmp_path / f"folder{number}"
-        folder.mkdir()
-        (folder / "state.json").write_text(state)
-        write(folder / "a.jsonl", [chat("a")])
-        prepare(path=str(folder))
-        assert [prompt["messages"] for prompt in prepare.prompts()] == [users("a")]
-
-
-def test_the_current_folder_is_a_source_with_its_own_name(prepare, tmp_path, monkeypatch):
+def test_the_current_folder_is_a_source_with_its_own_name_and_a_tilde_the_home_folder(prepare, tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     write(tmp_path / "mine" / "a.jsonl", [chat("a")])
+    (tmp_path / "mine" / "state.json").write_text("{}")  # of another program: it makes no saved dataset of the folder
     monkeypatch.chdir(tmp_path / "mine")
-    assert list(prepare(path=".")["sources"]) == ["mine"]
-
-
-def test_a_tilde_in_the_path_is_the_home_folder(prepare, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    write(tmp_path / "chats.jsonl", [chat("a")])
-    assert prepare(path="~/chats.jsonl")["prompts"] == 1
+    assert list(prepare(path=".")["sources"]) == ["mine"]
+    assert prepare(path="~/mine/a.jsonl")["prompts"] == 1
 
 
 def test_rows_of_one_dataset_folder_may_differ_in_shape_and_one_may_be_broken(prepare, tmp_path):
@@ -271,31 +245,28 @@ def test_sources_can_be_read_without_the_licence_check(tmp_path):
     ("config", "message"),
     [
         ({}, r"prompts\.path=None and prompts\.sources=None: set exactly one"),
+        ({"path": "x.jsonl", "sources": []}, r"set exactly one"),
         ({"path": "no/such.jsonl"}, r"prompts\.path=no/such\.jsonl does not exist"),
         ({"sources": [{"path": "no/such.jsonl"}]}, r"prompts\.sources\[0\]\.path=no/such\.jsonl does not exist"),
-        ({"path": "x.jsonl", "sources": []}, r"set exactly one"),
-        ({"path": "FOLDER/csv"}, r"prompts\.path=.*chats\.csv ends in none of \.jsonl"),
-        ({"path": "FOLDER/empty"}, r"prompts\.path=.*empty is not a dataset folder"),
-        ({"path": "FOLDER/two"}, r"prompts\.path=.*two is not a dataset folder.*\['x', 'y'\].*the subfolder"),
-        ({"path": "FOLDER/good", "split": "test"}, r"prompts\.split=test is not in .*; it has: train"),
-        ({"path": "FOLDER/bad.parquet"}, r"bad\.parquet is damaged, not what its ending says"),
-        ({"path": "FOLDER/bad.json"}, r"bad\.json starts like a JSON array but is not valid JSON"),
-        ({"sources": [{"path": "FOLDER/good/a.jsonl"}] * 2}, r"prompts\.sources\[1\]\.name=a is taken"),
+        ({"path": "HERE/a.csv"}, r"prompts\.path=.*a\.csv ends in none of \.jsonl"),
+        ({"path": "HERE/empty"}, r"prompts\.path=.*empty is not a dataset folder"),
+        ({"path": "HERE/two"}, r"prompts\.path=.*two is not a dataset folder.*\['x', 'y'\].*the subfolder"),
+        ({"path": "HERE/good", "split": "test"}, r"prompts\.split=test is not in .*; it has: train"),
+        ({"path": "HERE/bad.parquet"}, r"bad\.parquet is damaged, not what its ending says"),
+        ({"path": "HERE/bad.json"}, r"bad\.json starts like a JSON array but is not valid JSON"),
+        ({"sources": ["HERE/good/a.jsonl"] * 2}, r"prompts\.sources\[1\]\.name=a is taken"),
     ],
 )
 def test_a_wrong_source_is_named_with_its_config_key_and_the_way_out(prepare, tmp_path, config, message):
-    for folder in ("csv", "empty", "good", "two"):
+    for folder in ("empty", "good", "two"):
         (tmp_path / folder).mkdir()
-    write(tmp_path / "two" / "a.jsonl", [chat("a")])
     configs = "".join(f"- config_name: {name}\n  data_files: a.jsonl\n" for name in "xy")
     (tmp_path / "two" / "README.md").write_text(f"---\nconfigs:\n{configs}---\n")
-    write(tmp_path / "csv" / "chats.csv", ["prompt", "a"])
-    write(tmp_path / "good" / "a.jsonl", [chat("a")])
-    write(tmp_path / "bad.parquet", ["PAR1"])
-    write(tmp_path / "bad.json", ['[{"prompt": "a"},'])
-    config = json.loads(json.dumps(config).replace("FOLDER", str(tmp_path)))
+    bad = {"bad.parquet": ["PAR1"], "bad.json": ['[{"prompt": "a"},'], "a.csv": ["prompt", "a"]}
+    for name, rows in {"two/a.jsonl": [chat("a")], "good/a.jsonl": [chat("a")], **bad}.items():
+        write(tmp_path / name, rows)
     with pytest.raises(InputError, match=message):
-        prepare(**config)
+        prepare(**json.loads(json.dumps(config).replace("HERE", str(tmp_path))))
 
 
 def test_what_a_stores_own_client_raises_is_one_line(prepare, monkeypatch):

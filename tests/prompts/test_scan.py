@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
-from prompt_stage import Prepare, chat, prepare, reasons, some_rows, write
+from prompt_stage import Prepare, chat, prepare, reasons, some_rows, texts, write
 from stores import CONF, ROOT
 
 from eagle3.errors import InputError
@@ -24,31 +24,29 @@ __all__ = ["prepare"]
 # Processes
 
 
-def test_neither_processes_nor_chunks_show_in_the_output(prepare: Prepare, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "settings", [{"chunk_mb": 0.0005}, {"chunk_mb": 0.0005, "processes": 2}, {"chunk_mb": 0.00005}]
+)
+def test_neither_processes_nor_chunks_show_in_the_output(prepare: Prepare, settings: dict) -> None:
     prepare(some_rows(40))
     expected = prepare.outputs()
-    for settings in ({"chunk_mb": 0.0005}, {"chunk_mb": 0.0005, "processes": 2}, {"chunk_mb": 0.00005}):
-        (prepare.folder / "ledger.json").unlink()
-        prepare(path=str(tmp_path / "chats.jsonl"), **settings)
-        assert prepare.outputs() == expected, settings
+    prepare.again(**settings)
+    assert prepare.outputs() == expected
     assert len({reject["line"] for reject in prepare.rejects()}) == len(prepare.rejects()) > 5
 
 
 @pytest.mark.parametrize(("rows", "size"), [(7, 4_000_000), (4096, 300)])
 def test_row_groups_of_a_scratch_file_do_not_show_in_the_output(
-    prepare: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, size: int
+    prepare: Prepare, monkeypatch: pytest.MonkeyPatch, rows: int, size: int
 ) -> None:
     prepare(some_rows(40))
-    expected = prepare.outputs()
-    (prepare.folder / "ledger.json").unlink()
-    groups = []
-    write_table = pq.ParquetWriter.write_table
+    expected, groups, write_table = prepare.outputs(), [], pq.ParquetWriter.write_table
     monkeypatch.setattr(chunks, "GROUP_ROWS", rows)
     monkeypatch.setattr(chunks, "GROUP_BYTES", size)
     monkeypatch.setattr(
         pq.ParquetWriter, "write_table", lambda self, group: groups.append(len(group)) or write_table(self, group)
     )
-    prepare(path=str(tmp_path / "chats.jsonl"))
+    prepare.again()
     assert prepare.outputs() == expected
     assert len(groups) > 5 and 0 < max(groups) <= rows
 
@@ -60,11 +58,11 @@ def test_row_groups_of_a_scratch_file_do_not_show_in_the_output(
 @pytest.mark.slow
 def test_a_limit_is_met_exactly_and_stops_the_reading(prepare: Prepare, processes: int) -> None:
     rows = [chat(f"q {number // 2}", id=number) for number in range(400)]  # half of them are duplicates
-    ledger = prepare(rows, limit=30, chunk_mb=0.001, processes=processes)
-    assert [prompt["id"] for prompt in prepare.prompts()] == [str(number) for number in range(0, 60, 2)]
-    assert 60 <= ledger["rows"] < 150
-    assert ledger["rows"] == 30 + len(prepare.rejects())
-    assert prepare(rows[:40], limit=30, chunk_mb=0.001, processes=processes)["prompts"] == 20
+    settings = {"limit": 30, "chunk_mb": 0.001, "processes": processes}
+    ledger = prepare(rows, **settings)
+    assert texts(prepare) == [f"q {number}" for number in range(30)]
+    assert 60 <= ledger["rows"] < 150 and ledger["rows"] == 30 + len(prepare.rejects())
+    assert prepare(rows[:40], **settings)["prompts"] == 20
 
 
 def test_a_limit_over_several_sources_keeps_the_same_prompts_whatever_the_chunks(
@@ -73,7 +71,7 @@ def test_a_limit_over_several_sources_keeps_the_same_prompts_whatever_the_chunks
     first = [*(chat("the very same question", id=number) for number in range(60)), *unlike("alpha", 80)]
     paths = [write(tmp_path / "a.jsonl", first), write(tmp_path / "b.jsonl", unlike("beta", 80))]
     for chunk_mb in (0.002, 8):
-        ledger = prepare(sources=[{"path": str(path)} for path in paths], limit=50, chunk_mb=chunk_mb)
+        ledger = prepare(sources=[*map(str, paths)], limit=50, chunk_mb=chunk_mb)
         assert [source["prompts"] for source in ledger["sources"].values()] == [50, 0]
         (prepare.folder / "ledger.json").unlink()
 
@@ -101,57 +99,41 @@ sys.path.insert(0, {tests!r})
 from pathlib import Path
 from prompt_stage import prepared
 from eagle3.prompts import scan
-wait = scan.Scanner.scanned
-def slow(self, task):
+wait = scan.Scanner.scan
+def slow(self, task, path):
     time.sleep(0.05)
-    return wait(self, task)
-scan.Scanner.scanned = slow
+    wait(self, task, path)
+scan.Scanner.scan = slow
 prepared(Path({out!r}), path={path!r}, chunk_mb=0.0005, processes={processes})
 """
 
 
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.slow
-def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(prepare: Prepare, tmp_path: Path, processes: int) -> None:
+def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(
+    prepare: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
+) -> None:
     prepare(some_rows(150), chunk_mb=0.0005)
-    expected = prepare.outputs()
-    out = tmp_path / "killed"
-    script = SCRIPT.format(
-        tests=str(ROOT / "tests"), out=str(out), path=str(tmp_path / "chats.jsonl"), processes=processes
-    )
+    expected, out, path = prepare.outputs(), tmp_path / "killed", str(tmp_path / "chats.jsonl")
+    script = SCRIPT.format(tests=str(ROOT / "tests"), out=str(out), path=path, processes=processes)
     run = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL, start_new_session=True)
-    scratch = out / "prompts" / ".work" / "chunks"
-    while len(finished := finished_chunks(scratch)) < 5:
+    while len(finished := finished_chunks(out / "prompts")) < 5:
         assert run.poll() is None
         time.sleep(0.02)
     os.killpg(run.pid, signal.SIGKILL)
     run.wait()
-    assert not (out / "prompts" / "prompts.jsonl").exists()
-    again = Prepare(tmp_path)
-    again.out_dir, again.folder = out, out / "prompts"
-    scanned_again = count_scans(again, tmp_path)
-    assert again.outputs() == expected
-    assert scanned_again <= len(cut(str(tmp_path / "chats.jsonl"), 500)) - len(finished)
-    assert not (out / "prompts" / ".work").exists()
+    prepare.out_dir, prepare.folder = out, out / "prompts"
+    assert not (prepare.folder / "prompts.jsonl").exists()
+    scanned, scan_chunk = [], scan.Scanner.scan
+    monkeypatch.setattr(scan.Scanner, "scan", lambda *args: scanned.append(args) or scan_chunk(*args))
+    prepare(path=path, chunk_mb=0.0005)
+    assert prepare.outputs() == expected
+    assert len(scanned) <= len(cut(path, 500)) - len(finished)
+    assert not (prepare.folder / ".work").exists()
 
 
-def finished_chunks(folder: Path) -> list[str]:
-    return [path.name for path in folder.glob("[!.]*.parquet")] if folder.exists() else []
-
-
-def count_scans(prepare: Prepare, tmp_path: Path) -> int:
-    scans = 0
-    original = scan.Scanner.scanned
-
-    def counting(self, task):
-        nonlocal scans
-        scans += 1
-        return original(self, task)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scan.Scanner, "scanned", counting)
-        prepare(path=str(tmp_path / "chats.jsonl"), chunk_mb=0.0005)
-    return scans
+def finished_chunks(folder: Path) -> list[Path]:
+    return [*(folder / ".work" / "chunks").glob("[!.]*.parquet")]
 
 
 def test_what_a_stopped_run_left_is_not_used_after_a_change(prepare: Prepare, tmp_path: Path) -> None:
@@ -160,13 +142,13 @@ def test_what_a_stopped_run_left_is_not_used_after_a_change(prepare: Prepare, tm
     def stopped() -> None:
         with pytest.raises(InputError, match="damaged"):
             prepare(sources=[{"path": str(rows)}, {"path": str(bad)}])
-        assert len(finished_chunks(prepare.folder / ".work" / "chunks")) == 1
+        assert len(finished_chunks(prepare.folder)) == 1
 
     write(rows, [chat("a"), chat("b", license="ISC")])
     stopped()
     write(rows, [chat("c"), chat("d", license="ISC")])
     prepare(sources=[{"path": str(rows)}])
-    assert [prompt["messages"][0]["content"] for prompt in prepare.prompts()] == ["c", "d"]
+    assert texts(prepare) == ["c", "d"]
     stopped()
     prepare(sources=[{"path": str(rows)}], licenses={"allowed": ["MIT"]})
     assert reasons(prepare) == ["license not allowed: ISC"]
@@ -219,43 +201,31 @@ def test_a_worker_that_is_killed_ends_the_run_with_an_error(prepare: Prepare, tm
 
 
 def test_the_mix_is_drawn_from_what_passed_and_reported(prepare: Prepare, tmp_path: Path) -> None:
-    rows = [chat(f"q {number}") for number in range(90)] + [
-        chat(f"q {number}", "x", "more") for number in range(90, 100)
-    ]
-    write(tmp_path / "chats.jsonl", rows)
+    rows = [chat(f"q {number}", *(["x", "more"] if number >= 90 else [])) for number in range(100)]
     sample = write(tmp_path / "sample.jsonl", [chat("one"), chat("two", "x", "three")])
     mix = traffic_settings(sample=str(sample), size=16)
-    ledger = prepare(path=str(tmp_path / "chats.jsonl"), traffic=mix, chunk_mb=0.001)
+    ledger = prepare(rows, traffic=mix, chunk_mb=0.001)
     turns = [len(prompt["messages"]) for prompt in prepare.prompts()]
     assert (turns.count(1), turns.count(2)) == (8, 8)
     assert ledger["sources"]["chats"]["rejected"] == {"not drawn for the traffic mix": 84}
     assert ledger["traffic"]["features"]["turns"]["distance_after"] == 0
     assert "turns: distance 0.400 → 0.000" in (prepare.folder / "report.md").read_text()
-    write(sample, [chat("one")])
-    prepare(path=str(tmp_path / "chats.jsonl"), traffic=mix)
-    assert {len(prompt["messages"]) for prompt in prepare.prompts()} == {1}
+    for turns in (1, 2):  # a changed sample draws again
+        write(sample, [chat("one", *(["x", "more"] * (turns - 1)))])
+        prepare(rows, traffic=traffic_settings(sample=str(sample), size=5))
+        assert {len(prompt["messages"]) for prompt in prepare.prompts()} == {turns}
 
 
 def test_prompts_of_one_cell_are_drawn_at_random_by_the_seed(prepare: Prepare, tmp_path: Path) -> None:
-    path = str(write(tmp_path / "chats.jsonl", [chat(f"question {number}", id=number) for number in range(300)]))
+    write(tmp_path / "chats.jsonl", [chat(f"question {number}", id=number) for number in range(300)])
     sample = str(write(tmp_path / "sample.jsonl", [chat("question 7")]))
     draws = []
     for seed, processes in ((0, 1), (0, 2), (1, 1)):
         mix = traffic_settings(sample=sample, size=100, seed=seed, bins={"turns": [1, 2]}, strata=["turns"])
-        prepare(path=path, traffic=mix, processes=processes, chunk_mb=0.002)
+        prepare.again(traffic=mix, processes=processes, chunk_mb=0.002)
         draws.append([int(prompt["id"]) for prompt in prepare.prompts()])
-        (prepare.folder / "ledger.json").unlink()
     assert draws[0] == draws[1] != draws[2]
     assert all(len(draw) == 100 and 120 < sum(draw) / 100 < 180 for draw in draws)
-
-
-def test_a_changed_histogram_draws_again(prepare: Prepare, tmp_path: Path) -> None:
-    rows = [chat(f"q {number}", *(["x", "more"] if number % 2 else [])) for number in range(40)]
-    histogram, path = tmp_path / "mix.yaml", str(write(tmp_path / "chats.jsonl", rows))
-    for bin in (1, 2):
-        histogram.write_text(f"marginals: {{turns: {{{bin}: 1}}}}\n")
-        prepare(path=path, traffic=traffic_settings(histogram=str(histogram), size=5))
-        assert {len(prompt["messages"]) for prompt in prepare.prompts()} == {bin}
 
 
 def traffic_settings(**changes) -> dict:
@@ -265,7 +235,12 @@ def traffic_settings(**changes) -> dict:
 
 
 def test_duplicates_are_not_drawn_for_the_traffic_mix(prepare: Prepare, tmp_path: Path) -> None:
-    sample = write(tmp_path / "sample.jsonl", [chat("x"), chat("y"), chat("z")])
-    prepare([chat("a"), chat("A"), chat("b"), chat("c")], traffic=traffic_settings(sample=str(sample), size=3))
-    assert [prompt["messages"][0]["content"] for prompt in prepare.prompts()] == ["a", "b", "c"]
+    tools = [
+        {"type": "function", "function": {"name": "f"}}
+    ]  # count in a sample, also where rows with tools are refused
+    sample = write(tmp_path / "sample.jsonl", [chat("x"), chat("y"), chat("z", tools=tools)])
+    rows = [chat("a"), chat("A"), chat("b"), chat("c")]
+    ledger = prepare(rows, traffic=traffic_settings(sample=str(sample), size=3))
+    assert ledger["traffic"]["features"]["tools"]["target"] == [0.666667, 0.333333]
+    assert texts(prepare) == ["a", "b", "c"]
     assert reasons(prepare) == ["exact duplicate"]

@@ -3,8 +3,8 @@
 import logging
 import re
 import unicodedata
-from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from fnmatch import translate
 from functools import cache, cached_property, lru_cache
 from typing import Any
@@ -12,9 +12,8 @@ from typing import Any
 from license_expression import ExpressionError, get_spdx_licensing
 
 from eagle3.errors import InputError
-from eagle3.prompts.checks import Verdict
 from eagle3.prompts.licenses.terms import SourceTerms
-from eagle3.prompts.reading.prompt import Prompt
+from eagle3.prompts.reading.prompt import Prompt, Verdict
 from eagle3.settings.prompts import LicenseSettings
 
 log = logging.getLogger(__name__)
@@ -74,10 +73,9 @@ class LicenseRules:
         return next((f"source forbidden: {why}" for why in found), None)
 
     def _permits(self, expression: Any) -> bool:
-        if isinstance(expression, _licensing().AND):
-            return all(self._permits(part) for part in expression.args)
-        if isinstance(expression, _licensing().OR):
-            return any(self._permits(part) for part in expression.args)
+        for operator, combined in ((_licensing().AND, all), (_licensing().OR, any)):
+            if isinstance(expression, operator):
+                return combined(map(self._permits, expression.args))
         return self._id(str(expression)) in self.allowed
 
     def _id(self, symbol: str) -> str:
@@ -107,20 +105,15 @@ class LicenseCheck:
 
     def _check(self, source: str, known_as: tuple[str, ...], license: str | None) -> tuple[Verdict, str | None]:
         """Return the verdict, and the SPDX id that replaces the licence as it is spelled."""
-        reason = self.source_refusal
-        if reason is None and (names := {source, *known_as} - {self.source}):
-            reason = self.rules.source_refusal(*sorted(names))
-        if reason is not None or not license:
-            return Verdict(reason=reason or self.rules.license_refusal(license)), None
+        names = sorted({source, *known_as} - {self.source})
+        if reason := self.source_refusal or self.rules.source_refusal(*names):
+            return Verdict(reason=reason), None
         if reason := self.rules.license_refusal(license):
-            return Verdict(reason=reason, counts=Counter([self._named(license)])), None
-        id = self.rules.id_of(license)
+            name = self.safe_name(" ".join((license or "").split()))  # in the ledger, to be allowed or aliased
+            name = name if len(name) <= LONGEST_NAMED else f"{name[:LONGEST_NAMED]}…"
+            return Verdict(reason=reason, counts={name: 1} if license else {}), None
+        id = self.rules.id_of(str(license))
         return Verdict(), id if id != license else None
-
-    def _named(self, license: str) -> str:
-        """Return a refused licence for the ledger, so that it can be allowed or aliased."""
-        name = self.safe_name(" ".join(license.split()))
-        return name if len(name) <= LONGEST_NAMED else f"{name[:LONGEST_NAMED]}…"
 
 
 def _warn_of_overruled(rules: LicenseRules, terms: SourceTerms) -> None:
@@ -135,13 +128,15 @@ def _warn_of_overruled(rules: LicenseRules, terms: SourceTerms) -> None:
 
 
 def _spdx_id(entry: str) -> str:
-    expression = _known(entry)
-    if expression is None or isinstance(expression, (_licensing().AND, _licensing().OR)):
-        raise InputError(
-            f"prompts.licenses.allowed holds {entry!r}, which is not an SPDX id; write one such as MIT "
-            f"(https://spdx.org/licenses), or name other terms in prompts.licenses.allowed_terms"
-        )
-    return str(expression).lower()
+    with suppress(*UNPARSABLE):
+        expression = _parsed(entry)
+        is_one = not isinstance(expression, (_licensing().AND, _licensing().OR))
+        if is_one and not _licensing().unknown_license_keys(expression):
+            return str(expression).lower()
+    raise InputError(
+        f"prompts.licenses.allowed holds {entry!r}, which is not an SPDX id; write one such as MIT "
+        f"(https://spdx.org/licenses), or name other terms in prompts.licenses.allowed_terms"
+    )
 
 
 def spdx_ids(license: str) -> list[str]:
@@ -152,15 +147,6 @@ def spdx_ids(license: str) -> list[str]:
         return [key for key in _licensing().license_keys(expression) if key not in unknown]
     except UNPARSABLE:
         return []
-
-
-def _known(license: str) -> Any:
-    """Return the expression if all its licences are SPDX ids, else None."""
-    try:
-        expression = _parsed(license)
-        return None if _licensing().unknown_license_keys(expression) else expression
-    except UNPARSABLE:
-        return None
 
 
 def _spaced(license: str) -> str:
@@ -178,11 +164,9 @@ def _pattern(match: str) -> str:
     return translate("".join(part if index % 2 else _letters(part) for index, part in enumerate(parts)))
 
 
+_licensing: Callable[[], Any] = cache(get_spdx_licensing)
+
+
 @lru_cache(maxsize=4096)  # many rows share few licences
 def _parsed(license: str) -> Any:
     return _licensing().parse(license)
-
-
-@cache
-def _licensing() -> Any:
-    return get_spdx_licensing()

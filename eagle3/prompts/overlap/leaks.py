@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 
 from eagle3.errors import InputError
-from eagle3.prompts.checks import Verdict
-from eagle3.prompts.overlap.words import grams, hash_words, words
-from eagle3.prompts.reading.prompt import Prompt, Refused
+from eagle3.prompts.overlap.words import Owners, grams, hash_words, words
+from eagle3.prompts.reading.prompt import Prompt, Refused, Verdict
 from eagle3.prompts.reading.rows import read_prompt, read_prompts
-from eagle3.prompts.reading.sources import Source, plain_source
+from eagle3.prompts.reading.sources import Source, plain_source, require_unique_names
 
 log = logging.getLogger(__name__)
 
@@ -30,13 +29,12 @@ class Benchmark:
 
 def read_benchmarks(benchmarks: list[str | dict]) -> list[Benchmark]:
     """Return the benchmarks of prompts.decontamination."""
-    found: list[Benchmark] = []
-    for index, entry in enumerate(benchmarks):
-        source = plain_source(f"prompts.decontamination.benchmarks[{index}]", entry, split="test")
-        if source.name in [earlier.name for earlier in found]:
-            raise InputError(f"{source.key}.name={source.name} is taken by an earlier one; give it another name")
-        found.append(_benchmark(source))
-    return found
+    sources = [
+        plain_source(f"prompts.decontamination.benchmarks[{index}]", entry, split="test")
+        for index, entry in enumerate(benchmarks)
+    ]
+    require_unique_names(sources)
+    return [_benchmark(source) for source in sources]
 
 
 def _answers(value: Any, source: Source) -> list[str]:
@@ -68,29 +66,6 @@ def _benchmark(source: Source) -> Benchmark:
     return Benchmark(source.name, source.fingerprint(), texts, unread.total(), answers)
 
 
-class Overlap:
-    """The n-word runs of all benchmarks in ascending order, each with the first benchmark that has it."""
-
-    def __init__(self, benchmarks: list[Benchmark], n: int):
-        self.n = n
-        runs = [
-            np.unique(np.concatenate([grams(hash_words(words(text)), n) for text in (*each.texts, *each.answers)]))
-            for each in benchmarks
-        ]
-        owners = np.concatenate([np.full(len(found), index) for index, found in enumerate(runs)])
-        self.runs, first = np.unique(np.concatenate(runs), return_index=True)
-        self.owners = owners[first].astype(np.int32)
-
-    def owner(self, hashes: np.ndarray) -> int | None:
-        """Return the first benchmark that shares a run with the text of these words."""
-        found = grams(hashes, self.n)
-        if not len(found) or not len(self.runs):
-            return None
-        places = np.minimum(np.searchsorted(self.runs, found), len(self.runs) - 1)
-        shared = places[self.runs[places] == found]
-        return int(self.owners[shared].min()) if len(shared) else None
-
-
 class LeakCheck:
     """Refuses a prompt that shares a run of `dropped_words` words with a benchmark.
 
@@ -102,7 +77,10 @@ class LeakCheck:
 
     def __init__(self, benchmarks: list[Benchmark], dropped_words: int):
         self.names = [benchmark.name for benchmark in benchmarks]
-        self.overlap = Overlap(benchmarks, dropped_words)
+        self.dropped_words = dropped_words
+        self.runs = Owners(
+            [np.concatenate([self._runs(words(text)) for text in (*each.texts, *each.answers)]) for each in benchmarks]
+        )
         self.whole = {
             tuple(found): index
             for index, benchmark in reversed(list(enumerate(benchmarks)))
@@ -113,8 +91,11 @@ class LeakCheck:
     def __call__(self, prompt: Prompt) -> Verdict:
         for message in prompt.messages:
             found = words(message["content"])
-            is_long = len(found) >= self.overlap.n
-            owner = self.overlap.owner(hash_words(found)) if is_long else self.whole.get(tuple(found))
+            is_long = len(found) >= self.dropped_words
+            owner = self.runs.first(self._runs(found)) if is_long else self.whole.get(tuple(found))
             if owner is not None:
                 return Verdict(reason=f"leak: {self.names[owner]}")
         return Verdict()
+
+    def _runs(self, found: list[str]) -> np.ndarray:
+        return grams(hash_words(found), self.dropped_words)

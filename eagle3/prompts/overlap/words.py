@@ -80,6 +80,23 @@ def grams(hashes: UInt64[np.ndarray, " W"], n: int) -> UInt64[np.ndarray, " G"]:
     return total
 
 
+class Owners:
+    """Hashes in ascending order, each with the first of `sets` that has it."""
+
+    def __init__(self, sets: list[UInt64[np.ndarray, " _"]]):
+        owners = np.repeat(np.arange(len(sets), dtype=np.int32), [len(each) for each in sets])
+        self.hashes, first = np.unique(np.concatenate(sets), return_index=True)
+        self.owners = owners[first]
+
+    def first(self, found: UInt64[np.ndarray, " _"]) -> int | None:
+        """Return the first set that has one of these hashes."""
+        if not len(found) or not len(self.hashes):
+            return None
+        places = np.minimum(np.searchsorted(self.hashes, found), len(self.hashes) - 1)
+        owners = self.owners[places[self.hashes[places] == found]]
+        return int(owners.min()) if len(owners) else None
+
+
 def shingles(text: str, n: int) -> UInt64[np.ndarray, " S"]:
     """Return the set of n-word runs of a text in ascending order; a shorter text is one run. S: their number."""
     hashes = hash_words(words_and_symbols(text))

@@ -135,10 +135,14 @@ class Phones(PhoneSettings):
             return True
         number = number.replace("(0)", "")  # +44 (0)20 …
         if number[0] == "+":
-            return _valid(number, None) is not None or (in_context and _possible(number))
+            phone = _parsed(
+                number
+            )  # numbering plans change, and people mistype: a possible length is enough in context
+            is_number = phonenumbers.is_possible_number if in_context else phonenumbers.is_valid_number
+            return phone is not None and is_number(phone)
         if NORTH_AMERICAN.fullmatch(number) and (in_context or extension or number[0] == "("):
             return True
-        if (prefix := INTERNATIONAL_PREFIX.match(number)) and _valid(f"+{number[prefix.end() :]}", None):
+        if (prefix := INTERNATIONAL_PREFIX.match(number)) and _valid(f"+{number[prefix.end() :]}"):
             return True
         if count < MIN_NATIONAL_DIGITS or DATE.search(number):
             return False
@@ -157,20 +161,16 @@ class Phones(PhoneSettings):
         return any(_written_as_usual(groups, phone, in_context=in_context) for phone in phones)
 
 
-def _valid(number: str, region: str | None) -> PhoneNumber | None:
+def _parsed(number: str, region: str | None = None) -> PhoneNumber | None:
     try:
-        phone = phonenumbers.parse(number, region)
+        return phonenumbers.parse(number, region)
     except NumberParseException:
         return None
-    return phone if phonenumbers.is_valid_number(phone) else None
 
 
-def _possible(number: str) -> bool:
-    """Tell whether a country has numbers of this length: numbering plans change, and people mistype."""
-    try:
-        return phonenumbers.is_possible_number(phonenumbers.parse(number, None))
-    except NumberParseException:
-        return False
+def _valid(number: str, region: str | None = None) -> PhoneNumber | None:
+    phone = _parsed(number, region)
+    return phone if phone is not None and phonenumbers.is_valid_number(phone) else None
 
 
 def _written_as_usual(groups: list[str], phone: PhoneNumber, *, in_context: bool) -> bool:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import import_module
-from types import ModuleType
+from typing import Any
 
 from stdnum.br import cpf
 from stdnum.de import idnr, stnr
@@ -144,9 +144,7 @@ CALLED_NUMBER = re.compile(r"\d(?:[ -]?\d){5,17}|[A-Z]{2} ?\d(?: ?\d){5} ?[A-Z]"
 SOMEBODYS = re.compile(r"\b(?:my|his|her|our|their|'s)(?: \w{1,12}){0,2} ?\Z", re.IGNORECASE)
 
 IN_GROUPS = re.compile(r"\w+(?:[ ./+-]\w+)*")
-FEWEST_DIGITS, MOST_GROUPS, LENGTHS = 6, 5, (7, 24)  # of a number; characters including separators
-
-
+FEWEST_DIGITS, MOST_GROUPS, SHORTEST, LONGEST = 6, 5, 7, 24  # of a number; characters including separators
 PART = re.compile(r"[A-Z0-9](?:[./+-]?[A-Z0-9]){0,23}", re.IGNORECASE)  # numbers are written in groups
 NAME = re.compile(rf"(?<![^\W_])(?:{'|'.join([*PERSONAL.values(), ANY])})(?![^\W_])", re.IGNORECASE)
 SIX_DIGITS = re.compile(r"\d(?:[^\d\n]{0,9}\d){5}")  # texts without such a run are skipped
@@ -169,14 +167,12 @@ def national_ids(text: str) -> Iterator[Span]:
 
 def _somebodys(text: str, name: re.Match[str]) -> Span | None:
     """Return the number right after "my SSN is", without checking its digits."""
-    if re.fullmatch(ANY, name.group(), re.IGNORECASE) and SOMEBODYS.search(
-        text[max(0, name.start() - 30) : name.start()]
-    ):
-        called = CALLED.match(text, name.end())
-        number = CALLED_NUMBER.match(text, called.end()) if called else None
-        if number and stands_alone(text, Span(*number.span())):
-            return Span(*number.span())
-    return None
+    before = text[max(0, name.start() - BEFORE_NAME) : name.start()]
+    if not re.fullmatch(ANY, name.group(), re.IGNORECASE) or not SOMEBODYS.search(before):
+        return None
+    called = CALLED.match(text, name.end())
+    number = CALLED_NUMBER.match(text, called.end()) if called else None
+    return Span(*number.span()) if number and stands_alone(text, Span(*number.span())) else None
 
 
 def _first_number(text: str, start: int, stop: int, name: str) -> Span | None:
@@ -184,32 +180,24 @@ def _first_number(text: str, start: int, stop: int, name: str) -> Span | None:
     parts = [Span(*part.span()) for part in PART.finditer(text, start, min(len(text), stop))]
     for first, part in enumerate(parts):
         for last in reversed(parts[first : first + MOST_GROUPS]):
-            number = text[part.start : last.end]
-            if (
-                LENGTHS[0] <= len(number) <= LENGTHS[1]
-                and IN_GROUPS.fullmatch(number)
-                and sum(map(str.isdigit, number)) >= FEWEST_DIGITS
-                and stands_alone(text, Span(part.start, last.end))
-                and _is_personal(number, name)
-            ):
-                return Span(part.start, last.end)
+            span, number = Span(part.start, last.end), text[part.start : last.end]
+            in_groups = SHORTEST <= len(number) <= LONGEST and IN_GROUPS.fullmatch(number) is not None
+            is_number = in_groups and sum(map(str.isdigit, number)) >= FEWEST_DIGITS
+            if is_number and stands_alone(text, span) and _is_personal(number, name):
+                return span
     return None
 
 
 def _is_personal(number: str, name: str) -> bool:
-    return any(_is_valid(module, number) for called, module in modules() if called.fullmatch(name))
-
-
-def _is_valid(module: ModuleType, number: str) -> bool:
     try:
-        return module.is_valid(number)
+        return any(module.is_valid(number) for called, module in modules() if called.fullmatch(name))
     except LookupError:  # stdnum.cn.ric does not know the county; date and check digit were right
         return True
 
 
 @cache
-def modules() -> list[tuple[re.Pattern[str], ModuleType]]:
-    """Return each country's names and its check."""
+def modules() -> list[tuple[re.Pattern[str], Any]]:
+    """Return each country's names and its module of python-stdnum."""
     return [
         (re.compile(f"{names}|{ANY}", re.IGNORECASE), import_module(f"stdnum.{module}"))
         for module, names in PERSONAL.items()

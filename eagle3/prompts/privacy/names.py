@@ -6,7 +6,7 @@ Each process loads the model when it first uses it, because a `Privacy` is pickl
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from eagle3.errors import InputError, require_packages
 from eagle3.prompts.privacy.recogniser import Action, Span
@@ -47,8 +47,7 @@ class NameModel:
         self.actions = dict(actions)
         self.entities = LABELS | {_plain(label): entity for entity, each in labels.items() for label in each}
         self.id2label = self._labels_of_model()
-        unknown = sorted(set(self.actions) - {self._entity(label) for label in self.id2label.values()})
-        if unknown:
+        if unknown := sorted(set(self.actions) - {self._entity(label) for label in self.id2label.values()}):
             raise InputError(
                 f"{KEY}.path={path} does not know {', '.join(unknown)} (its labels: "
                 f"{', '.join(sorted(self.id2label.values()))[:200]}); name its labels in {KEY}.labels, or do not "
@@ -71,16 +70,14 @@ class NameModel:
         _, tokenizer = self._loaded
         encoding = tokenizer.encode(text)
         for piece in (encoding, *encoding.overflowing):
-            found: _Token | None = None
-            for token in self._tokens(piece):
-                if found and found.entity == token.entity and not text[found.end : token.start].strip(" "):
-                    found = found._replace(end=token.end)
-                    continue
-                if found:
-                    yield found.entity, Span(found.start, found.end)
-                found = token
-            if found:
-                yield found.entity, Span(found.start, found.end)
+            found: list[tuple[str, Span]] = []
+            for entity, token in self._tokens(piece):
+                last, span = found[-1] if found else (None, token)
+                if last == entity and not text[span.end : token.start].strip(" "):
+                    found[-1] = (entity, Span(span.start, token.end))
+                else:
+                    found.append((entity, token))
+            yield from found
 
     def files(self) -> list[Path]:
         """List the files of the folder; if one changes, the prompts are made again."""
@@ -112,7 +109,7 @@ class NameModel:
         tokenizer.enable_truncation(TOKENS, stride=OVERLAP)
         return graph, tokenizer
 
-    def _tokens(self, piece: Any) -> Iterator["_Token"]:
+    def _tokens(self, piece: Any) -> Iterator[tuple[str, Span]]:
         """Yield the tokens of a piece that belong to an entity in `actions`."""
         import numpy as np
 
@@ -124,13 +121,7 @@ class NameModel:
         for (start, end), label, likely in zip(piece.offsets, logits.argmax(-1), probabilities, strict=True):
             entity = self._entity(self.id2label[int(label)])
             if entity is not None and entity in self.actions and end > start and likely >= self.threshold:
-                yield _Token(entity, start, end)
-
-
-class _Token(NamedTuple):
-    entity: str
-    start: int
-    end: int
+                yield entity, Span(start, end)
 
 
 def _plain(label: str) -> str:

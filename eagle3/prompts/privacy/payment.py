@@ -7,15 +7,7 @@ from stdnum import iban, luhn
 from stdnum.es import ccc
 from stdnum.iso7064 import mod_97_10
 
-from eagle3.prompts.privacy.recogniser import (
-    Pattern,
-    Recogniser,
-    Span,
-    after_word,
-    has_context,
-    stands_alone,
-    words,
-)  # fmt: skip
+from eagle3.prompts.privacy.recogniser import Pattern, Recogniser, Span, after_word, has_context, stands_alone, words
 
 # Ranges and lengths of the card networks in use (ISO/IEC 7812). Other numbers with a valid Luhn digit, such as IMEIs,
 # are not cards.

@@ -3,19 +3,17 @@
 import logging
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from eagle3.errors import InputError
-from eagle3.prompts.checks import Verdict
 from eagle3.prompts.privacy import contact, ids, network, passwords, payment, secrets
 from eagle3.prompts.privacy.contact import Phones
 from eagle3.prompts.privacy.names import IN_PROSE, ONLY_BY_MODEL, REQUIRED, NameModel
 from eagle3.prompts.privacy.placeholders import Allowed
 from eagle3.prompts.privacy.recogniser import ACTIONS, Action
-from eagle3.prompts.reading.prompt import Prompt
+from eagle3.prompts.reading.prompt import Prompt, Verdict
 from eagle3.prompts.reading.shapes import from_json
 from eagle3.settings.prompts import AllowedSettings
 from eagle3.storage.files import sha256_json
@@ -76,19 +74,16 @@ class Privacy:
             )
         self._check_policy()
 
-    @cached_property
-    def recognisers(self) -> list[Any]:
-        """Return the recognisers whose entity has an action."""
-        return [each for each in self._all() if each.entity in self.actions]
-
     def _all(self) -> list[Any]:
         return [*FIRST, *self.phones, *LAST, *self.own]
 
-    def __getstate__(self) -> dict:
-        return {key: value for key, value in self.__dict__.items() if key != "recognisers"}
+    @property
+    def recognisers(self) -> list[Any]:
+        """The recognisers whose entity has an action; not an attribute, because patterns cannot be pickled."""
+        return [each for each in self._all() if each.entity in self.actions]
 
     def __call__(self, prompt: Prompt) -> Verdict:
-        found, passed = self._look(_whole(prompt))
+        found, passed = self._look(BETWEEN_MESSAGES.join(prompt.texts()))
         counts = Counter([item.entity for item in found] + [f"{item.entity} let through" for item in passed])
         if dropped := sorted({item.entity for item in found if item.action == "drop"}):
             return Verdict(reason=f"personal data: {', '.join(dropped)}", counts=counts)
@@ -111,19 +106,17 @@ class Privacy:
         """Hash like safe_id, by patterns alone: a model mistakes names of datasets, which must be credited."""
         return _hashed(name) if self._matched(readable(name)) else name
 
-    def unseen(self) -> list[str]:
-        """Return the entities that are not looked for, for warnings, the ledger and the report."""
-        return ["all"] if self.policy == "off" else sorted(ONLY_BY_MODEL - self._of_model())
-
-    def partly_seen(self) -> list[str]:
-        """Return the entities that patterns find only in part, without a model for the rest."""
-        return [] if self.policy == "off" or IN_PROSE in self._of_model() else [f"{IN_PROSE} in prose"]
-
-    def _of_model(self) -> set[str]:
-        return set(self.model.actions if self.model else ())
+    def blind_spots(self) -> dict[str, list[str]]:
+        """Return the entities that are not looked for, and those that patterns find only in part."""
+        if self.policy == "off":
+            return {"unseen": ["all"], "partly_seen": []}
+        by_model = set(self.model.actions if self.model else ())
+        partly_seen = [] if IN_PROSE in by_model else [f"{IN_PROSE} in prose"]
+        return {"unseen": sorted(ONLY_BY_MODEL - by_model), "partly_seen": partly_seen}
 
     def _check_policy(self) -> None:
-        missing = ", ".join(sorted(REQUIRED - self._of_model()))
+        spots = self.blind_spots()
+        missing = ", ".join(entity for entity in spots["unseen"] if entity in REQUIRED)
         if self.policy == "strict" and missing:
             raise InputError(
                 f"prompts.privacy.model={'null' if self.model is None else 'incomplete'}: the strict policy needs a "
@@ -133,10 +126,10 @@ class Privacy:
             )
         if self.policy == "off":
             log.warning("prompts/privacy=off: personal data and secrets are NOT looked for")
-        elif self.unseen() or self.partly_seen():
+        elif any(spots.values()):
             log.warning(
                 "prompts/privacy=%s does not see all: %s; a model that is asked for them does: prompts/privacy/model",
-                self.policy, blind_spots(self.unseen(), self.partly_seen()),
+                self.policy, in_words(**spots),
             )  # fmt: skip
 
     def find(self, text: str) -> list[Found]:
@@ -163,14 +156,10 @@ class Privacy:
         ]
 
 
-def blind_spots(unseen: Sequence[str], partly_seen: Sequence[str]) -> str:
-    """Return in words what is not seen, for the warning and the report."""
-    spots = [f"NOT seen and let through: {', '.join(unseen)}"] if unseen else []
-    return "; ".join(spots + ([f"seen only in part: {', '.join(partly_seen)}"] if partly_seen else []))
-
-
-def _whole(prompt: Prompt) -> str:
-    return BETWEEN_MESSAGES.join(prompt.texts())
+def in_words(*, unseen: list[str], partly_seen: list[str]) -> str:
+    """Return the blind spots in words, for the warning and the report."""
+    spots = {"NOT seen and let through": unseen, "seen only in part": partly_seen}
+    return "; ".join(f"{how}: {', '.join(entities)}" for how, entities in spots.items() if entities)
 
 
 def readable(text: str) -> str:

@@ -1,11 +1,10 @@
-"""One raw row → chat messages. Keeps user and system turns; drops answers, or keeps them unchanged."""
+"""One raw row → chat messages and tools. Keeps user and system turns; drops answers, or keeps them unchanged."""
 
 import re
 from typing import Any, NoReturn
 
-from eagle3.prompts.reading.prompt import Refused, is_unicode
+from eagle3.prompts.reading.prompt import Refused, Tools, is_unicode, tools_text
 from eagle3.prompts.reading.shapes import CONVERSATION, Columns, Shape, from_json
-from eagle3.prompts.reading.tools import holds_tools
 
 # A turn with any of these has more than its content: without them an answer is not what the model wrote.
 PARTS_BESIDE_CONTENT = frozenset(("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking"))
@@ -21,6 +20,9 @@ RENDERED = re.compile(
 )
 TEXT_PARTS = ("text", "input_text", "output_text")
 
+TOOL_COLUMNS = ("tools", "functions")  # or the last part of a name
+OF_A_FUNCTION = frozenset(("type", "name", "description", "parameters", "strict"))
+
 
 def conversation(row: dict, columns: Columns, *, keep_answers: bool, shape: Shape) -> list[dict[str, Any]]:
     """Return [{role, content}], ending with a user turn, or with an answer if `keep_answers`. Raises Refused.
@@ -28,7 +30,7 @@ def conversation(row: dict, columns: Columns, *, keep_answers: bool, shape: Shap
     columns: of the row, as `shape` reads them.
     """
     for name, _ in columns.found.get("attachments", ()):
-        if not (shape.keeps_tools and holds_tools(name)):
+        if not (shape.keeps_tools and _holds_tools(name)):
             raise Refused(f"row with {name}")
     turns = _with_columns([(_role(turn, shape), turn) for turn in _turns(columns, row, shape)], columns)
     roles = {role for role, _ in turns}
@@ -151,3 +153,42 @@ def _part(part: Any) -> str:
     if isinstance(part, dict) and part.get("type") in TEXT_PARTS and isinstance(part.get("text"), str):
         return part["text"]
     raise Refused("content with parts other than text")
+
+
+def tools_of(columns: Columns, shape: Shape) -> Tools | None:
+    """Return [{"type": "function", "function": {"name", …}}] as templates take it, None if a row has no tools.
+
+    Reads OpenAI's two forms: the function in an object of its own, or its keys next to `type`.
+    """
+    if not shape.keeps_tools:
+        return None
+    value = next((value for name, value in columns.found.get("attachments", ()) if _holds_tools(name)), None)
+    if value is None:
+        return None
+    tools = from_json(value) if isinstance(value, str) else value
+    if not isinstance(tools, list):
+        raise Refused("tools that are no list")
+    functions = [_function(tool) for tool in tools]
+    try:
+        tools_text(functions).encode()
+    except (TypeError, ValueError, RecursionError):
+        raise Refused("tools that are no JSON in valid Unicode") from None
+    return functions
+
+
+def _holds_tools(column: str) -> bool:
+    return column.lower().rpartition(".")[2] in TOOL_COLUMNS
+
+
+def _function(tool: Any) -> dict[str, Any]:
+    if not isinstance(tool, dict) or tool.get("type", "function") != "function":
+        raise Refused("tools other than functions")
+    function = tool.get("function", tool)
+    if not isinstance(function, dict) or (function is tool and not OF_A_FUNCTION.issuperset(tool)):
+        raise Refused("tools other than functions")
+    if not isinstance(function.get("name"), str) or not function["name"].strip():
+        raise Refused("tools without a name")
+    parameters = function.get("parameters") or {}
+    if not isinstance(parameters, dict) or None in (parameters.get("properties") or {}).values():
+        raise Refused("tools with empty parameters, as tables fill them in: give them as JSON text")
+    return {"type": "function", "function": {key: part for key, part in function.items() if key != "type"}}

@@ -45,7 +45,9 @@ def format_of(file: str) -> Format | None:
 
 def cut(file: str, chunk_bytes: int) -> list[Chunk]:
     """Return the chunks of a file, in its order; they depend on the file and `chunk_bytes` alone."""
-    return list(_format(file).cut(file, chunk_bytes))
+    found = format_of(file)
+    assert found is not None, file
+    return list(found.cut(file, chunk_bytes))
 
 
 def chunk_rows(chunk: Chunk, names: Names = None) -> Rows:
@@ -53,16 +55,12 @@ def chunk_rows(chunk: Chunk, names: Names = None) -> Rows:
 
     Parquet is read only in the columns `names`.
     """
-    return _format(chunk.file).rows(chunk, names)
+    found = format_of(chunk.file)
+    assert found is not None, chunk
+    return found.rows(chunk, names)
 
 
-def _format(file: str) -> Format:
-    found = format_of(file)
-    assert found is not None, file
-    return found
-
-
-def opened(file: str) -> io.BufferedReader:
+def _opened(file: str) -> io.BufferedReader:
     files, path = fsspec.core.url_to_fs(file)
     return io.BufferedReader(files.open(path, "rb", block_size=BLOCK), BLOCK)
 
@@ -82,7 +80,7 @@ def _cut_lines(file: str, chunk_bytes: int) -> Iterator[Chunk]:
 def _line_rows(chunk: Chunk, names: Names) -> Rows:
     """Yield the lines that begin in [start, end); the last one may run past the end."""
     try:
-        with opened(chunk.file) as file:
+        with _opened(chunk.file) as file:
             position = chunk.start
             if position:
                 file.seek(position - 1)
@@ -114,39 +112,32 @@ def _packed_rows(chunk: Chunk, names: Names) -> Rows:
 
     packing = "gzip" if without_query(chunk.file).lower().endswith(".gz") else "zstd"
     try:
-        with opened(chunk.file) as packed, pyarrow.CompressedInputStream(packed, packing) as file:
+        with _opened(chunk.file) as packed, pyarrow.CompressedInputStream(packed, packing) as file:
             lines = io.BufferedReader(file, BLOCK)
-            if ".json." in without_query(chunk.file).lower() and _starts_array(lines.peek(HEAD)):
-                yield from _array_rows(chunk.file, lines.read())
-                return
-            for line, text in enumerate(lines, 1):
-                yield line, _json(text) if text.strip() else BLANK
+            if ".json." in without_query(chunk.file).lower() and _starts_array(lines):
+                yield from _array_rows(chunk.file, lines)
+            else:
+                yield from ((line, _json(text) if text.strip() else BLANK) for line, text in enumerate(lines, 1))
     except OSError as error:
         raise _unreadable(chunk.file, error) from None
 
 
 def _cut_json(file: str, chunk_bytes: int) -> Iterator[Chunk]:
-    return _cut_whole(file, chunk_bytes) if _is_array(file) else _cut_lines(file, chunk_bytes)
-
-
-def _is_array(file: str) -> bool:
-    with opened(file) as content:
-        return _starts_array(content.read(HEAD))
-
-
-def _starts_array(head: bytes) -> bool:
-    return head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+    with _opened(file) as content:
+        return _cut_whole(file, chunk_bytes) if _starts_array(content) else _cut_lines(file, chunk_bytes)
 
 
 def _json_rows(chunk: Chunk, names: Names) -> Rows:
-    if not _is_array(chunk.file):
-        return _line_rows(chunk, names)
-    with opened(chunk.file) as file:
-        return _array_rows(chunk.file, file.read())
+    with _opened(chunk.file) as file:
+        return _array_rows(chunk.file, file) if _starts_array(file) else _line_rows(chunk, names)
 
 
-def _array_rows(file: str, content: bytes) -> Rows:
-    rows = _json(content)
+def _starts_array(file: io.BufferedReader) -> bool:
+    return file.peek(HEAD).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+
+
+def _array_rows(file: str, content: io.BufferedReader) -> Rows:
+    rows = _json(content.read())
     if rows is None:
         raise InputError(f"{file} starts like a JSON array but is not valid JSON; fix it or write one object a line")
     return enumerate(rows, 1)
@@ -158,20 +149,16 @@ def _table(file: str) -> Iterator[Any]:
     import pyarrow.parquet
 
     try:
-        with opened(file) as content, pyarrow.parquet.ParquetFile(content) as table:
+        with _opened(file) as content, pyarrow.parquet.ParquetFile(content) as table:
             yield table
     except (pyarrow.ArrowException, *DAMAGE) as error:
         raise _unreadable(file, error) from None
 
 
 def _cut_parquet(file: str, chunk_bytes: int) -> Iterator[Chunk]:
+    """Yield runs of row groups that together have about `chunk_bytes`."""
     with _table(file) as table:
         sizes = [table.metadata.row_group(group).total_byte_size for group in range(table.num_row_groups)]
-    return _runs(file, sizes, chunk_bytes)
-
-
-def _runs(file: str, sizes: list[int], chunk_bytes: int) -> Iterator[Chunk]:
-    """Yield runs of row groups that together have about `chunk_bytes`."""
     start = total = 0
     for number, size in enumerate(sizes, 1):
         total += size

@@ -1,7 +1,9 @@
-"""A clean prompt: a conversation with its id, source, licence and tools; or why a row is none."""
+"""A clean prompt: a conversation with its id, source, licence and tools; why a row is none; the interface of checks."""
 
 import json
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 Tools = list[dict[str, Any]]
 
@@ -39,14 +41,28 @@ class Prompt(NamedTuple):  # not a dataclass: one is made for every row, in half
         return [text for number, text in enumerate(self.texts()) if number >= len(answers) or not answers[number]]
 
 
+class Verdict(NamedTuple):
+    """The result of a check for one prompt."""
+
+    reason: str | None = None  # why the prompt is refused, without its text; None: it passes
+    prompt: Prompt | None = None  # the changed prompt, e.g. masked; None: unchanged
+    counts: Mapping[str, int] = MappingProxyType({})  # summed per source under the check's name in the ledger
+
+
+class Check(Protocol):
+    """A filter of prompts. Checks are pickled to worker processes: load large data at the first call, not before."""
+
+    name: str  # of its section in the ledger: licenses, length, language, privacy, ...
+
+    def __call__(self, prompt: Prompt) -> Verdict: ...
+
+
 def tools_text(tools: Tools) -> str:
     return json.dumps(tools, ensure_ascii=False, allow_nan=False)
 
 
 def is_unicode(text: str) -> bool:
     """Tell whether UTF-8 can encode the text: JSON can contain half a surrogate pair."""
-    if text.isascii():
-        return True
     try:
         text.encode()
     except UnicodeEncodeError:

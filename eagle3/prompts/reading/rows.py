@@ -3,12 +3,11 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from eagle3.prompts.reading.conversation import conversation
+from eagle3.prompts.reading.conversation import conversation, tools_of
 from eagle3.prompts.reading.formats import BLANK, NO_END, chunk_rows, cut
 from eagle3.prompts.reading.prompt import Prompt, Refused, is_unicode
 from eagle3.prompts.reading.shapes import Columns
 from eagle3.prompts.reading.sources import Source, file_name
-from eagle3.prompts.reading.tools import tools_of
 from eagle3.storage.files import sha256_json
 
 
@@ -21,14 +20,11 @@ class Row(NamedTuple):
 def read_prompts(source: Source, *, keep_answers: bool) -> Iterator[tuple[Row, Prompt | Refused]]:
     """Yield every row of a source, in the order of its files, with its prompt or the reason why it has none."""
     for file in source.files:
-        offset = 0
-        for chunk in cut(file, NO_END):
-            line = 0
+        for chunk in cut(file, NO_END):  # the whole file
             for line, value in chunk_rows(chunk, source.shape.columns):
                 if value is not BLANK:
-                    row = Row(file_name(file), offset + line, value if isinstance(value, dict) else None)
+                    row = Row(file_name(file), line, value if isinstance(value, dict) else None)
                     yield row, read_prompt(value, source, keep_answers=keep_answers)
-            offset += line
 
 
 def read_prompt(value: object, source: Source, *, keep_answers: bool) -> Prompt | Refused:
@@ -71,7 +67,7 @@ def _license(columns: Columns, source: Source) -> str | None:
     values = columns.all("license")
     if not values:
         return source.terms.license
-    given = [each for value in values for each in (value if isinstance(value, list) else [value])]
+    given = columns.parts("license")
     if not all(isinstance(each, str) and is_unicode(each) for each in given):
         raise Refused("license is not text")
     if len(values) == 1 and isinstance(values[0], str):

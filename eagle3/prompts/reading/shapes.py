@@ -66,7 +66,6 @@ ROLES = {
 }  # fmt: skip
 
 Wanted = tuple[int, str, str, list[str]]  # rank, kind, name, path inside the column
-REMEMBERED_LAYOUTS = 1024  # sets of columns; a source has one or a few
 
 
 @dataclass(frozen=True)
@@ -93,31 +92,13 @@ class Shape:
                 wanted.setdefault(column, []).append((rank, kind, name, inside))
         return wanted
 
-    @cached_property
-    def _layouts(self) -> dict[tuple[str, ...], list[tuple[str, Wanted]]]:
-        return {}
-
-    def _layout(self, columns: tuple[str, ...]) -> list[tuple[str, Wanted]]:
-        """Return the values to read from rows with these columns, the preferred names first; cached."""
-        found = self._layouts.get(columns)
-        if found is None:
-            if len(self._layouts) == REMEMBERED_LAYOUTS:
-                self._layouts.clear()
-            found = [(column, wanted) for column in columns for wanted in self._wanted.get(column.lower(), ())]
-            found.sort(key=lambda each: each[1][0])
-            self._layouts[columns] = found
-        return found
-
     def read(self, row: dict) -> "Columns":
         found: dict[str, list[tuple[str, Any]]] = {}
-        for column, (_, kind, name, inside) in self._layout(tuple(row)):
+        columns = [(wanted, column) for column in row for wanted in self._wanted.get(column.lower(), ())]
+        for (_, kind, name, inside), column in sorted(columns):
             value = _inside(row[column], inside) if inside else row[column]
-            if is_empty(value):
-                continue
-            if kind in found:
-                found[kind].append((name, value))
-            else:
-                found[kind] = [(name, value)]
+            if not is_empty(value):
+                found.setdefault(kind, []).append((name, value))
         return Columns(found)
 
     def role_of(self, name: object) -> str | None:
@@ -150,8 +131,11 @@ class Columns:
 
     def texts(self, kind: str) -> list[str]:
         """Return the texts of all values of a kind, those in lists too."""
-        values = [each for value in self.all(kind) for each in (value if isinstance(value, list) else [value])]
-        return [value for value in values if isinstance(value, str)]
+        return [each for each in self.parts(kind) if isinstance(each, str)]
+
+    def parts(self, kind: str) -> list[Any]:
+        """Return all values of a kind, and instead of a list its elements."""
+        return [each for value in self.all(kind) for each in (value if isinstance(value, list) else [value])]
 
 
 def shape_of(

@@ -5,13 +5,14 @@ import os
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from eagle3.errors import InputError, require_packages
 from eagle3.prompts.licenses.terms import SourceTerms, source_terms
-from eagle3.prompts.reading.folders import dataset_splits
 from eagle3.prompts.reading.formats import FORMATS, PLAIN, format_of
 from eagle3.prompts.reading.shapes import Shape, shape_of
 from eagle3.secrets import without_query
@@ -20,6 +21,8 @@ from eagle3.settings.prompts import SourceSettings
 log = logging.getLogger(__name__)
 # Keys of a store's file info that change with the content; a store has one or a few of them.
 VERSION_KEYS = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "Last-Modified", "last_modified", "updated")
+DATA = (*FORMATS, ".arrow", ".csv", ".tsv", ".gz", ".zst")  # endings of files of rows
+NAMED_FILES = 5  # in a warning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +69,14 @@ def configured_sources(settings: SourceSettings) -> list[Source]:
         _source(f"prompts.sources[{index}]", defaults | _entry(entry), id_prefix=True)
         for index, entry in enumerate(sources)
     ]
-    for index, source in enumerate(found):
-        if source.name in [earlier.name for earlier in found[:index]]:
-            raise InputError(f"{source.key}.name={source.name} is taken by an earlier source; give it another name")
+    require_unique_names(found)
     return found
+
+
+def require_unique_names(sources: list[Source]) -> None:
+    for index, source in enumerate(sources):
+        if source.name in [earlier.name for earlier in sources[:index]]:
+            raise InputError(f"{source.key}.name={source.name} is taken by an earlier one; give it another name")
 
 
 def plain_source(key: str, entry: str | dict, *, split: str) -> Source:
@@ -86,7 +93,9 @@ def _entry(entry: str | dict) -> dict:
 
 
 def _source(key: str, entry: dict, *, id_prefix: bool, usual_split: str = "train") -> Source:
-    path = _absolute(entry["path"])
+    path = str(entry["path"])
+    if "://" not in path:  # keeps symbolic links: in the Hub's cache only the link has the file's name
+        path = os.path.abspath(Path(path).expanduser())
     files = _files(f"{key}.path={entry['path']}", path, f"{key}.split", entry["split"], usual_split)
     name = entry["name"] or _stem(path, is_file=files == [path])
     terms = source_terms(name=name, path=path, license=entry["license"], attribution=entry["attribution"])
@@ -102,11 +111,6 @@ def _source(key: str, entry: dict, *, id_prefix: bool, usual_split: str = "train
     )
 
 
-def _absolute(path: str) -> str:
-    # Keeps symbolic links: in the Hub's cache only the link has the file's name.
-    return str(path) if "://" in str(path) else os.path.abspath(Path(path).expanduser())
-
-
 def file_name(file: str) -> str:
     return without_query(file).rpartition("/")[2]
 
@@ -118,31 +122,25 @@ def _stem(path: str, *, is_file: bool) -> str:
 
 
 def _files(setting: str, path: str, split_key: str, split: str | None, usual_split: str) -> list[str]:
-    files = [path]
-    if not _is_file(setting, path):
-        splits, wanted = dataset_splits(setting, path), split or usual_split
-        _refuse_arrow(setting, *chain(*splits.values()))
-        if wanted not in splits:
-            raise InputError(f"{split_key}={wanted} is not in {path}; it has: {', '.join(splits)}")
-        files = splits[wanted]
-    elif split is not None:
-        log.warning("%s=%s has no effect on %s, a file, which is read whole; leave it out", split_key, split, setting)
-    _refuse_arrow(setting, *files)
-    for file in files:
+    if _is_file(setting, path):
+        if split is not None:
+            log.warning(
+                "%s=%s has no effect on %s, a file, which is read whole; leave it out", split_key, split, setting
+            )
+        splits, wanted = {usual_split: [path]}, usual_split
+    else:
+        splits, wanted = _dataset_splits(setting, path), split or usual_split
+    for file in splits.get(wanted) or chain(*splits.values()):
         if format_of(file) is None:
-            raise InputError(f"{setting}: {file_name(file)} ends in none of {', '.join(FORMATS)}; convert or unpack it")
+            raise InputError(
+                f"{setting}: {file_name(file)} ends in none of {', '.join(FORMATS)}; convert or unpack it, "
+                f"an Arrow file with dataset.to_parquet('a.parquet')"
+            )
         if not without_query(file).lower().endswith(PLAIN):
             require_packages("pyarrow", extra="prompts", needed_by=f"{setting}, read as Parquet, .gz or .zst,")
-    return files
-
-
-def _refuse_arrow(setting: str, *files: str) -> None:
-    """Refuse the files of save_to_disk and say what to do."""
-    for file in files:
-        if without_query(file).lower().endswith(".arrow"):
-            raise InputError(
-                f"{setting}: {file_name(file)} is an Arrow file; save it as Parquet: dataset.to_parquet('a.parquet')"
-            )
+    if wanted not in splits:
+        raise InputError(f"{split_key}={wanted} is not in {path}; it has: {', '.join(splits)}")
+    return splits[wanted]
 
 
 def _is_file(setting: str, path: str) -> bool:
@@ -159,6 +157,61 @@ def _is_file(setting: str, path: str) -> bool:
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"{setting} cannot be opened ({type(error).__name__}: {reason}); fix the address") from None
     raise InputError(f"{setting} does not exist; name a JSONL or Parquet file or a dataset folder")
+
+
+def _dataset_splits(setting: str, folder: str) -> dict[str, list[str]]:
+    """Return the files of each split, by the rules of Hugging Face `datasets`; warn of data files in no split.
+
+    Raises InputError, starting with `setting`, if `datasets` cannot read the folder.
+    """
+    files, path = fsspec.core.url_to_fs(folder)
+    require_packages("datasets", extra="prompts", needed_by=f"{setting}, a dataset folder,")
+    try:
+        splits = _found_files(folder, remote=not isinstance(files, LocalFileSystem))
+    except (FileNotFoundError, ValueError) as error:
+        raise InputError(
+            f"{setting} is not a dataset folder that can be read ({' '.join(str(error).split())[:200]}); "
+            f"name one data file or the subfolder that holds them"
+        ) from None
+    if left_out := _left_out(files, path.rstrip("/"), splits):
+        more = f" and {len(left_out) - NAMED_FILES} more" if len(left_out) > NAMED_FILES else ""
+        log.warning(
+            "%s: %d data files of this folder are NOT read, because `datasets` takes one format, and by their names or "
+            "the card no split has them: %s%s; name them as sources of their own in prompts.sources",
+            setting, len(left_out), ", ".join(left_out[:NAMED_FILES]), more,
+        )  # fmt: skip
+    return splits
+
+
+def _found_files(folder: str, *, remote: bool) -> dict[str, list[str]]:
+    import datasets
+
+    if remote:  # the builder reads local folders only; this way ignores a list of files in the card
+        from datasets.data_files import DataFilesDict, get_data_patterns
+
+        found = DataFilesDict.from_patterns(get_data_patterns(folder), base_path=folder)
+    else:
+        with TemporaryDirectory() as cache:
+            found = datasets.load_dataset_builder(folder, cache_dir=cache).config.data_files
+    return {str(split): [str(file) for file in files] for split, files in found.items()}
+
+
+def _left_out(files: Any, folder: str, splits: dict[str, list[str]]) -> list[str]:
+    """Return the paths, inside the folder, of data files that `datasets` put into no split."""
+    from datasets.data_files import FILES_TO_IGNORE
+
+    inside = [file[len(folder) + 1 :] for file in files.find(folder) if file.startswith(f"{folder}/")]
+    data = [
+        name
+        for name in inside
+        if name.lower().endswith(DATA)
+        and name.rpartition("/")[2] not in FILES_TO_IGNORE
+        and not any(part.startswith((".", "__")) for part in name.split("/"))
+    ]
+    # Compares the ends of paths: some stores put a revision into the paths of the splits' files.
+    lengths = {name.count("/") + 1 for name in data}
+    read = {"/".join(file.split("/")[-length:]) for split in splits.values() for file in split for length in lengths}
+    return [name for name in data if name not in read]
 
 
 def file_state(file: str) -> list[Any]:

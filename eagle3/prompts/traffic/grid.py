@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from eagle3.errors import InputError
-from eagle3.prompts.filters import prompt_characters, user_turns
-from eagle3.prompts.language import UNKNOWN, language_of, split_code
+from eagle3.prompts.filters import UNKNOWN, language_of, prompt_characters, split_code, user_turns
 from eagle3.prompts.reading.prompt import Prompt
 
 NUMERIC = ("turns", "characters", "code_share")
@@ -56,18 +55,6 @@ class Feature:
             return max(bisect_right(self.edges, value) - 1, 0)
         return self.bins.index(value if value in self.bins else OTHER)
 
-    def code_of(self, key: object) -> int | None:
-        """Return the bin for a key of a histogram, a lower edge or a label; None if there is none."""
-        if self.edges is None:
-            return self.bins.index(str(key)) if str(key) in self.bins else None
-        try:
-            return self.edges.index(float(str(key)))
-        except ValueError:
-            return None
-
-    def keys(self) -> str:
-        return ", ".join(self.bins if self.edges is None else (f"{edge:g}" for edge in self.edges))
-
 
 class Grid:
     """The table of all joint bins. Strata come first in the numbering, so that adjacent cells share a stratum."""
@@ -95,6 +82,11 @@ class Grid:
         codes = dict(zip(self.features, np.unravel_index(cells, self.shape_of(list(self.features))), strict=True))
         return np.ravel_multi_index(tuple(codes[name] for name in names), self.shape_of(names))
 
+    def shares(self, cells: np.ndarray, counts: np.ndarray, names: list[str]) -> np.ndarray:
+        """Return the shares of `counts` in `cells` over the bins of `names`; cells, counts: [C]."""
+        bins = math.prod(self.shape_of(names))
+        return np.bincount(self.bin_of_cell(cells, names), weights=counts, minlength=bins) / counts.sum()
+
     def labels(self, names: list[str], bin: int) -> dict[str, str]:
         """Return the labels of a bin of the table over `names`."""
         codes = np.unravel_index(bin, self.shape_of(names))
@@ -103,15 +95,14 @@ class Grid:
 
 def features(bins: Mapping[str, Any]) -> list[Feature]:
     """Return the features of prompts.traffic.bins, tools and system_prompt."""
-    found = [_numeric(name, bins[name]) for name in NUMERIC if name in bins]
+    found = []
+    for name in NUMERIC:
+        if edges := bins.get(name):
+            labels = [_label(name, low, high) for low, high in zip(edges, [*edges[1:], None], strict=True)]
+            found.append(Feature(name, tuple(labels), tuple(map(float, edges))))
     if "language" in bins:
         found.append(Feature("language", (*map(str, bins["language"]), OTHER, UNKNOWN), None))
     return found + [Feature(name, FLAG_BINS, None) for name in FLAGS]
-
-
-def _numeric(name: str, edges: list[float]) -> Feature:
-    labels = [_label(name, low, high) for low, high in zip(edges, [*edges[1:], None], strict=True)]
-    return Feature(name, tuple(labels), tuple(map(float, edges)))
 
 
 def _label(name: str, low: float, high: float | None) -> str:

@@ -17,8 +17,7 @@ import numpy as np
 from eagle3.errors import InputError
 from eagle3.prompts.reading.prompt import Prompt
 from eagle3.prompts.traffic.grid import Grid, features, measure
-from eagle3.prompts.traffic.raking import TOLERANCE, Margin, missing_share, rake, total_variation, whole_counts
-from eagle3.prompts.traffic.target import Table, read_histogram, sample_tables, shares
+from eagle3.prompts.traffic.raking import TOLERANCE, Margin, rake, total_variation, whole_counts
 from eagle3.settings.prompts import TrafficSettings
 
 log = logging.getLogger(__name__)
@@ -33,63 +32,56 @@ class TrafficMix(TrafficSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.grid, self.histogram_tables  # reports too many bins and a wrong histogram before the first row is read
+        _ = self.grid  # reports too many bins before the first row is read
 
     @cached_property
     def grid(self) -> Grid:
         return Grid(features(self.bins), self.strata)
 
-    @cached_property
-    def histogram_tables(self) -> list[Table]:
-        return read_histogram(self.histogram, self.grid) if self.histogram else []
-
     def cell(self, prompt: Prompt) -> int:
         return self.grid.cell(measure(prompt))
 
-    def choose(self, pool: Mapping[int, int], *, sample: Counter[int] | None) -> tuple[dict[int, int], dict]:
+    def choose(self, pool: Mapping[int, int], *, sample: Counter[int]) -> tuple[dict[int, int], dict]:
         """Return how many prompts to draw from each cell, and the report as plain values for JSON.
 
-        pool: prompts by cell; sample: production prompts by cell, None with a histogram. Raises InputError if nothing
-        can be drawn; warns if the pool cannot fill the mix.
+        pool, sample: prompts and production prompts by cell. Raises InputError if nothing can be drawn; warns if the
+        pool cannot fill the mix.
         """
+        if not sample:
+            raise InputError(f"prompts.traffic.sample={self.sample} has no prompt that can be read; add some rows")
         cells, counts = _arrays(pool)
-        margins = [
-            Margin(table.features, self.grid.bin_of_cell(cells, table.features), table.shares, table.binding)
-            for table in self._tables(sample)
-        ]
+        margins = self._margins(cells, sample)
         expected = rake(counts, margins, size=self.size)
         # Rounding up may exceed the prompts of a cell.
         drawn = np.minimum(whole_counts(expected, np.random.default_rng(self.seed)), counts)
         if not drawn.any():
             raise InputError(
-                f"prompts.traffic: none of {counts.sum()} prompts is in a bin of the target; check "
-                f"prompts.traffic.bins and the target"
+                f"prompts.traffic: none of {counts.sum()} prompts is in a bin of the sample; check "
+                f"prompts.traffic.bins and prompts.traffic.sample"
             )
-        report = self._report(margins, cells, counts, drawn)
-        report["sample"] = None if sample is None else sample.total()
-        missing = missing_share(expected, margins, size=self.size)
-        report["shortfall"] = round(missing, 6)
+        strata = margins[-1]
+        missing = float(np.maximum(strata.shares - strata.sums(expected) / self.size, 0).sum())
+        report = {
+            "size": self.size,
+            "seed": self.seed,
+            "pool": int(counts.sum()),
+            "kept": int(drawn.sum()),
+            "features": _feature_mixes(self.grid, margins, cells, counts, drawn),
+            "unfilled": _unfilled(self.grid, strata, counts, drawn, self.size),
+            "sample": sample.total(),
+            "shortfall": round(missing, 6),
+        }
         if missing > TOLERANCE:
             log.warning("%s", _shortfall_line(report))
         return dict(zip(cells.tolist(), drawn.tolist(), strict=True)), report
 
-    def _tables(self, sample: Counter[int] | None) -> list[Table]:
-        if self.histogram is not None:
-            return self.histogram_tables
-        if not sample:
-            raise InputError(f"prompts.traffic.sample={self.sample} has no prompt that can be read; add some rows")
-        return sample_tables(*_arrays(sample), self.grid)
-
-    def _report(self, margins: list[Margin], cells: np.ndarray, before: np.ndarray, after: np.ndarray) -> dict:
-        """before: the pool's counts in the cells, after: the draw's."""
-        return {
-            "size": self.size,
-            "seed": self.seed,
-            "pool": int(before.sum()),
-            "kept": int(after.sum()),
-            "features": _feature_mixes(self.grid, margins, cells, before, after),
-            "unfilled": _unfilled(self.grid, margins, before, after, self.size),
-        }
+    def _margins(self, cells: np.ndarray, sample: Counter[int]) -> list[Margin]:
+        """Return the sample's mix of each feature outside the strata, and at last of the joint bins of the strata."""
+        tables = [[name] for name in self.grid.features if name not in self.strata] + [self.grid.strata]
+        return [
+            Margin(names, self.grid.bin_of_cell(cells, names), self.grid.shares(*_arrays(sample), names))
+            for names in tables
+        ]
 
 
 def _arrays(counts: Mapping[int, int]) -> tuple[np.ndarray, np.ndarray]:
@@ -99,20 +91,18 @@ def _arrays(counts: Mapping[int, int]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _feature_mixes(grid: Grid, margins: list[Margin], cells: np.ndarray, before: np.ndarray, after: np.ndarray) -> dict:
-    """Return for each feature: bins, target shares (None if the target does not have it), before, after, distances."""
-    mixes = {}
+    """Return for each feature: bins, shares in the sample, before and after, distances.
+
+    before: the pool's counts in the cells; after: the draw's.
+    """
+    mixes: dict[str, dict] = {}
     for name, feature in grid.features.items():
-        margin = next((margin for margin in margins if name in margin.features), None)
-        target = None if margin is None else _shares_of(name, margin, grid)
-        mix_before, mix_after = (shares(grid, cells, counts, [name]) for counts in (before, after))
-        mixes[name] = {
-            "bins": list(feature.bins),
-            "target": None if target is None else np.round(target, 6).tolist(),
-            "before": np.round(mix_before, 6).tolist(),
-            "after": np.round(mix_after, 6).tolist(),
-            "distance_before": None if target is None else round(total_variation(mix_before, target), 6),
-            "distance_after": None if target is None else round(total_variation(mix_after, target), 6),
-        }
+        target = next(_shares_of(name, margin, grid) for margin in margins if name in margin.features)
+        mixes[name] = {"bins": list(feature.bins), "target": np.round(target, 6).tolist()}
+        for when, counts in (("before", before), ("after", after)):
+            found = grid.shares(cells, counts, [name])
+            mixes[name] |= {when: np.round(found, 6).tolist()}
+            mixes[name] |= {f"distance_{when}": round(total_variation(found, target), 6)}
     return mixes
 
 
@@ -122,21 +112,18 @@ def _shares_of(name: str, margin: Margin, grid: Grid) -> np.ndarray:
     return margin.shares.reshape(grid.shape_of(margin.features)).sum(axis=others)
 
 
-def _unfilled(grid: Grid, margins: list[Margin], before: np.ndarray, after: np.ndarray, size: int) -> list[dict]:
+def _unfilled(grid: Grid, strata: Margin, before: np.ndarray, after: np.ndarray, size: int) -> list[dict]:
     """Return the quotas that the pool cannot fill, the largest gap first."""
-    found = []
-    for margin in margins:
-        wanted, held, kept = margin.shares * size, margin.sums(before), margin.sums(after)
-        found += [
-            {
-                "stratum": grid.labels(margin.features, int(bin)),
-                "wanted": round(float(wanted[bin]), 1),
-                "in_pool": int(held[bin]),
-                "kept": int(kept[bin]),
-            }
-            for bin in np.flatnonzero(held < wanted - 0.5)
-            if margin.binding
-        ]
+    wanted, held, kept = strata.shares * size, strata.sums(before), strata.sums(after)
+    found = [
+        {
+            "stratum": grid.labels(strata.features, int(bin)),
+            "wanted": round(float(wanted[bin]), 1),
+            "in_pool": int(held[bin]),
+            "kept": int(kept[bin]),
+        }
+        for bin in np.flatnonzero(held < wanted - 0.5)
+    ]
     return sorted(found, key=lambda quota: quota["in_pool"] - quota["wanted"])
 
 
@@ -147,9 +134,8 @@ def _shortfall_line(report: dict) -> str:
         f"{quota['in_pool']} of {quota['wanted']:g}"
         for quota in report["unfilled"][:3]
     )
-    # Tables that can be met one by one may still exclude each other.
-    why = f"{len(report['unfilled'])} quotas stay short ({worst})" if worst else "not all tables can be met together"
     return (
         f"prompts.traffic.size={report['size']}: {report['kept']} prompts are drawn, {report['shortfall']:.1%} of the "
-        f"mix is missing: {why}; add sources or lower prompts.traffic.size"
+        f"mix is missing: {len(report['unfilled'])} quotas stay short ({worst or 'by less than a prompt'}); add "
+        f"sources or lower prompts.traffic.size"
     )

@@ -20,7 +20,6 @@ class Margin(NamedTuple):
     features: list[str]
     bin_of_cell: Int[np.ndarray, "C"]
     shares: Float[np.ndarray, "B"]  # sum to 1
-    binding: bool  # rows that the pool lacks for a binding margin make the draw smaller; other margins are best effort
 
     def sums(self, cells: np.ndarray) -> Num[np.ndarray, " B"]:
         return np.bincount(self.bin_of_cell, weights=cells, minlength=len(self.shares))
@@ -36,29 +35,23 @@ def rake(
 ) -> Float[np.ndarray, "C"]:
     """Return the expected counts of a draw of `size` rows without replacement; every cell of `pool` has one or more.
 
-    A bin that the pool cannot fill makes the draw smaller; taking more from others would move the mix away from the
-    target. Stops after `sweeps`, or when all margins miss their goals by less than `tolerance` of the draw.
+    The last margin is binding, the others are best effort: a bin of it that the pool cannot fill makes the draw
+    smaller, because taking more from others would move the mix away from the target. Stops after `sweeps`, or when all
+    margins miss their goals by less than `tolerance` of the draw.
     """
     reach = [np.minimum(margin.shares * size, margin.sums(pool)) for margin in margins]
-    total = min(goal.sum() for goal, margin in zip(reach, margins, strict=True) if margin.binding)
+    total = reach[-1].sum()
     goals = [goal * (total / goal.sum()) if goal.sum() else goal for goal in reach]
     cells = pool.astype(float)
-    last_to_fit = sorted(zip(margins, goals, strict=True), key=lambda pair: pair[0].binding)
     for _ in range(sweeps):
-        for margin, goal in last_to_fit:
+        for margin, goal in zip(margins, goals, strict=True):
             sums = margin.sums(cells)
             factors = np.divide(goal, sums, out=np.zeros_like(goal), where=sums > 0)
             cells = np.minimum(cells * factors[margin.bin_of_cell], pool)
-        misses = [np.abs(margin.sums(cells) - goal).sum() for margin, goal in last_to_fit]
+        misses = [np.abs(margin.sums(cells) - goal).sum() for margin, goal in zip(margins, goals, strict=True)]
         if max(misses) <= tolerance * total:
             break
     return cells
-
-
-def missing_share(expected: Float[np.ndarray, "C"], margins: list[Margin], *, size: float) -> float:
-    """Return the share of `size` that is missing from the worst binding margin; 0 if all are met."""
-    gaps = [np.maximum(margin.shares - margin.sums(expected) / size, 0).sum() for margin in margins if margin.binding]
-    return float(max(gaps))
 
 
 def whole_counts(expected: Float[np.ndarray, "C"], random: np.random.Generator) -> Int[np.ndarray, "C"]:

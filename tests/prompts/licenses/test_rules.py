@@ -4,16 +4,17 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
+from prompt_stage import chat, prepare, write
 from stores import CONF
 
 from eagle3.errors import InputError
-from eagle3.prompts.licenses.attribution import attribution_entry, attribution_text
 from eagle3.prompts.licenses.rules import LicenseCheck, LicenseRules
 from eagle3.prompts.licenses.terms import names_in, source_terms
 from eagle3.prompts.reading.prompt import Prompt
 from eagle3.settings.prompts import LicenseSettings
 from eagle3.settings.types import validated
 
+__all__ = ["prepare"]
 DEFAULTS = OmegaConf.to_container(OmegaConf.load(CONF / "prompts/licenses/default.yaml"))
 
 
@@ -54,40 +55,32 @@ def test_a_licence_that_is_allowed_passes_under_its_usual_names(license):
 
 
 @pytest.mark.parametrize(
-    ("license", "reason"),
-    [
-        ("https://creativecommons.org/licenses/by-nc/4.0/", "license unparsable"),
-        ("CC BY-NC 4.0", "license unknown"),
-        ("mit license AND CC BY-NC 4.0", "license unknown"),
-        ("cc-by-nc-4.0", "license not allowed: CC-BY-NC-4.0"),
-        ("CC BY", "license unknown"),
-        ("BSD", "license unknown"),
-        ("Apache License 2.0 (CC BY 4.0)", "license unparsable"),
-        ("MIT AND GPL-3.0-only", "license not allowed: MIT AND GPL-3.0-only"),
-        ("CC-BY-SA-4.0", "license not allowed: CC-BY-SA-4.0"),
-        ("MIT WITH Classpath-exception-2.0", "license not allowed: MIT WITH Classpath-exception-2.0"),
-        ("public-domain AND GPL-3.0-only", "license not allowed: public-domain AND GPL-3.0-only"),
-        ("other", "license unknown"),
-        ("Jane-Doe-1971", "license unknown"),
-        ("MIT AND Jane-Doe-1971", "license unknown"),
-        ("()", "license unparsable"),
-        ("(OR MIT WITH x)", "license unparsable"),
-        ("(" * 5000, "license unparsable"),
-        ("лицензия", "license unknown"),
-        ("MIT AND (GPL-3.0-only OR " * 400 + "MIT" + ")" * 400, "license unparsable"),
-        (None, "license missing"),
-        (" \n", "license missing"),
-    ],
-)
-def test_the_refusal_of_a_licence_names_what_spdx_knows_and_never_quotes_the_row(license, reason):
-    assert verdict(license) == reason
+    ("reason", "licenses"),
+    {
+        "license missing": (None, " \n"),
+        "license unknown": (
+            "CC BY-NC 4.0", "mit license AND CC BY-NC 4.0", "CC BY", "BSD", "other", "Jane-Doe-1971", "лицензия",
+            "MIT AND Jane-Doe-1971",
+        ),
+        "license unparsable": (
+            "https://creativecommons.org/licenses/by-nc/4.0/", "Apache License 2.0 (CC BY 4.0)", "()",
+            "(OR MIT WITH x)", "(" * 5000, "MIT AND (GPL-3.0-only OR " * 400 + "MIT" + ")" * 400,
+        ),
+        "license not allowed: CC-BY-NC-4.0": ("cc-by-nc-4.0",),
+        "license not allowed: MIT AND GPL-3.0-only": ("MIT AND GPL-3.0-only",),
+        "license not allowed: CC-BY-SA-4.0": ("CC-BY-SA-4.0",),
+        "license not allowed: MIT WITH Classpath-exception-2.0": ("MIT WITH Classpath-exception-2.0",),
+        "license not allowed: public-domain AND GPL-3.0-only": ("public-domain AND GPL-3.0-only",),
+    }.items(),
+)  # fmt: skip
+def test_the_refusal_of_a_licence_names_what_spdx_knows_and_never_quotes_the_row(reason, licenses):
+    assert {verdict(license) for license in licenses} == {reason}
 
 
 def test_named_terms_pass_whole_and_inside_expressions():
     allowed = {"allowed_terms": ["Acme data terms 2026", "acme-terms", "Terms and conditions (Acme)"]}
-    assert verdict("terms and conditions (acme)", **allowed) is None
-    assert verdict("ACME  data terms 2026", **allowed) is None
-    assert verdict("MIT AND acme-terms", **allowed) is None
+    for named in ("terms and conditions (acme)", "ACME  data terms 2026", "MIT AND acme-terms"):
+        assert verdict(named, **allowed) is None
     assert verdict("Other data terms", **allowed) == "license unknown"
 
 
@@ -116,21 +109,14 @@ def test_a_source_whose_terms_forbid_it_is_refused_with_the_reason_whatever_its_
 @pytest.mark.parametrize(
     "path",
     [
-        "/data/sharegpt/train.jsonl",
-        "/data/ShareGPT.jsonl",
-        "/data/sharegpt/a/b/c/train.jsonl",
-        "s3://bucket/wild_chat/2024/train.jsonl.gz",
+        "/data/sharegpt/train.jsonl", "/data/ShareGPT.jsonl", "/data/sharegpt/a/b/c/train.jsonl",
+        "s3://bucket/wild_chat/2024/train.jsonl.gz", "hf://datasets/lmsys/lmsys-chat-1m/data/train.parquet",
         "/home/me/.cache/hub/datasets--lmsys--lmsys-chat-1m/snapshots/0123/data",
-        "hf://datasets/lmsys/lmsys-chat-1m/data/train.parquet",
         "https://huggingface.co/datasets/allenai/WildChat/resolve/main/train.parquet",
     ],
-)
+)  # fmt: skip
 def test_the_folder_and_the_hub_id_give_a_source_away(path):
     assert rules().source_refusal(*names_in(path)).startswith("source forbidden: ")
-
-
-def test_whose_home_the_data_are_in_says_nothing_of_them():
-    assert rules().source_refusal(*names_in("/home/claude/data/chats.jsonl")) is None
 
 
 @pytest.mark.parametrize("line", ["pretty_name: ShareGPT 90k", "source_datasets: [extended|ShareGPT]"])
@@ -138,9 +124,10 @@ def test_the_title_of_a_card_and_what_it_was_made_of_give_a_source_away(tmp_path
     assert verdict("MIT", of=terms(card(tmp_path, f"license: mit\n{line}"))).startswith("source forbidden: ShareGPT")
 
 
-@pytest.mark.parametrize("name", ["chats", "oasst2", "gpt-oss-120b-answers", "shared", "dolly"])
-def test_other_names_pass(name):
-    assert verdict("MIT", of=terms(name=name), source=name) is None
+def test_other_names_pass_and_whose_home_the_data_are_in_says_nothing_of_them():
+    names = ["chats", "oasst2", "gpt-oss-120b-answers", "shared", "dolly"]
+    assert {verdict("MIT", of=terms(name=name), source=name) for name in names} == {None}
+    assert rules().source_refusal(*names_in("/home/claude/data/chats.jsonl")) is None
 
 
 def test_a_cleared_name_passes_and_only_that_one_and_still_needs_its_licence():
@@ -162,11 +149,7 @@ def test_a_cleared_name_passes_and_only_that_one_and_still_needs_its_licence():
         ("license:\n- odc-by", "odc-by"),
         ("license: other\nlicense_name: acme-terms\nlicense_link: LICENSE", "acme-terms"),
         ("license: other", "other"),
-        ("license: [[mit]]", None),
-        ("license: 2", None),
-        ("license: null", None),
-        ("- a list", None),
-        ("", None),
+        *((empty, None) for empty in ("license: [[mit]]", "license: 2", "license: null", "- a list", "")),
     ],
 )
 def test_a_card_gives_the_licence_of_rows_that_name_none(tmp_path, front_matter, license):
@@ -209,50 +192,41 @@ def test_an_alias_becomes_its_id_and_a_refused_one_is_counted_as_it_stands():
 @pytest.mark.parametrize("text", ["", "no front matter", "---\nlicense: mit", "---\nlicense: [mit\n---\n", "\xff\n---"])
 def test_a_folder_whose_card_cannot_be_read_has_no_licence(tmp_path, text):
     (tmp_path / "README.md").write_bytes(text.encode("latin-1"))
-    found = terms(str(tmp_path))
-    assert found.license is None
-    assert verdict(found.license) == "license missing"
-
-
-def test_a_source_without_a_card_has_the_configured_terms_only(tmp_path):
-    (tmp_path / "README.md").mkdir()
-    for path in (str(tmp_path), str(tmp_path / "nothing")):
-        found = terms(path)
+    (tmp_path / "other" / "README.md").mkdir(parents=True)
+    for path in (tmp_path, tmp_path / "other", tmp_path / "nothing"):
+        found = terms(str(path))
         assert (found.license, found.citation, found.link) == (None, None, None)
 
 
-# Attribution
+# Credits
 
 
-def test_credit_comes_from_the_card_and_is_one_paragraph_a_source(tmp_path):
+def test_credit_comes_from_the_card_and_is_one_paragraph_a_source(prepare, tmp_path):
     body = "# Quack\n\n## Citation Information\n\n```\n@misc{quack, title={Ducks}}\n```\n\n## Contact\nnobody\n"
     path = card(tmp_path / "datasets--zoo--quack" / "snapshots" / "0123", "license: cc-by-4.0", body)
-    found = terms(path, name="quack")
-    entry = attribution_entry(
-        found, licenses={"CC-BY-4.0": 2, "public-domain": 1}, origins={"quack": 2, "pond": 1}, free_of_credit=set()
-    )
-    text = attribution_text([entry])
+    named = [{"prompt": "b"}, {"prompt": "c", "license": "public-domain", "source": "pond"}]
+    write(Path(path) / "train.jsonl", [{"prompt": "a", "license": "CC-BY-4.0"}, *named])
+    other = write(tmp_path / "none.jsonl", [{"prompt": "a"}])  # a source that gave no prompt is not credited
+    ledger = prepare(sources=[{"path": path, "name": "quack", "license": "CC-BY-4.0"}, str(other)])
+    text = (prepare.folder / "attribution.txt").read_text()
+    [entry, _] = ledger["attribution"]
     assert entry["link"] == "https://huggingface.co/datasets/zoo/quack" and not entry["missing"]
     assert "quack\n  licence: CC-BY-4.0 (2 prompts), public-domain (1 prompts)\n  from: pond\n" in text
-    assert "@misc{quack, title={Ducks}}" in text and "nobody" not in text
-    assert "CC-BY-4.0: https://spdx.org/licenses/CC-BY-4.0.html" in text
-    assert "public-domain: https" not in text
+    assert "@misc{quack, title={Ducks}}" in text and "nobody" not in text and "none" not in text
+    assert text.endswith("Licence texts:\n  CC-BY-4.0: https://spdx.org/licenses/CC-BY-4.0.html\n")
 
 
 @pytest.mark.parametrize(
     ("licenses", "attribution", "missing"),
     [
-        ({"CC-BY-4.0": 1}, None, True),
-        ({"CC-BY-4.0": 1}, "© the ducks", False),
-        ({"CC0-1.0": 1, "Public-Domain": 1}, None, False),
-        ({"CC0-1.0": 1, "MIT": 1}, None, True),
-        ({}, None, False),
+        (["CC-BY-4.0"], None, True),
+        (["CC-BY-4.0"], "© the ducks", False),
+        (["CC0-1.0", "Public-Domain"], None, False),
+        (["CC0-1.0", "MIT"], None, True),
     ],
 )
-def test_credit_that_a_licence_asks_for_and_nobody_gave_is_called_missing(licenses, attribution, missing):
-    found = terms(attribution=attribution)
-    entry = attribution_entry(found, licenses=licenses, origins={}, free_of_credit=rules().free_of_credit)
-    text = attribution_text([entry])
-    assert entry["missing"] is missing is ("CREDIT MISSING" in text)
+def test_credit_that_a_licence_asks_for_and_nobody_gave_is_called_missing(prepare, licenses, attribution, missing):
+    ledger = prepare([chat(license, license=license) for license in licenses], attribution=attribution)
+    text = (prepare.folder / "attribution.txt").read_text()
+    assert ledger["attribution"][0]["missing"] is missing is ("CREDIT MISSING" in text)
     assert ("© the ducks" in text) is (attribution is not None)
-    assert ("chats" in text) is bool(licenses)  # a source that gave no prompt is not credited

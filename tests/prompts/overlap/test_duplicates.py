@@ -7,7 +7,9 @@ from string import ascii_lowercase
 import numpy as np
 import pytest
 from prompt_stage import Prepare, chat, prepare, reasons, write
+from prompt_stage import texts as texts_of
 
+from eagle3.errors import InputError
 from eagle3.prompts import selection
 from eagle3.prompts.overlap.words import FACTOR, grams, words_and_symbols
 
@@ -54,7 +56,7 @@ def test_what_is_kept_is_what_comparing_every_pair_keeps(prepare: Prepare, thres
         [chat(text) for text in texts],
         duplicates={"threshold": threshold, "bands": 100, "band_rows": 1, "comparisons": 600},
     )
-    assert [prompt["messages"][0]["content"] for prompt in prepare.prompts()] == kept_by_brute_force(texts, threshold)
+    assert texts_of(prepare) == kept_by_brute_force(texts, threshold)
     assert {"exact duplicate", "near duplicate"} == set(reasons(prepare))
 
 
@@ -62,7 +64,7 @@ def test_what_is_kept_is_what_comparing_every_pair_keeps(prepare: Prepare, thres
 def test_the_default_bands_find_nearly_all_pairs_above_the_threshold(prepare: Prepare) -> None:
     texts = texts_with_copies(1500, seed=2)
     prepare([chat(text) for text in texts])
-    kept, expected = {prompt["messages"][0]["content"] for prompt in prepare.prompts()}, kept_by_brute_force(texts, 0.8)
+    kept, expected = {*texts_of(prepare)}, kept_by_brute_force(texts, 0.8)
     assert len(kept) == pytest.approx(len(expected), rel=0.02)
     assert len(texts) - len(expected) > 300
 
@@ -92,7 +94,7 @@ def test_long_prompts_of_one_template_are_compared_within_the_memory_limit(
     template = ["".join(rng.choices(ascii_lowercase, k=6)) for _ in range(3900)]
     texts = [" ".join([*template, *rng.choices(VOCABULARY, k=100)]) for _ in range(100)]
     prepare([chat(text) for text in texts])
-    assert [prompt["messages"][0]["content"] for prompt in prepare.prompts()] == texts[:1]
+    assert texts_of(prepare) == texts[:1]
 
 
 def test_prompts_of_one_template_are_compared_with_a_few_whatever_their_number(prepare: Prepare) -> None:
@@ -112,38 +114,25 @@ def test_grams_are_those_of_the_sum_word_by_word(n: int) -> None:
         assert grams(hashes, n).tolist() == [value % (1 << 64) for value in expected]
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("What is a  monad?", "what is a\nMONAD"),
-        ("Stop!Now!!", "stop now"),
-        ("Is it so ?!", "is it so"),
-        ("Straße, bitte!", "STRASSE BITTE"),
-        ("“Quote” it…", "'quote' it"),
-        ("机器学习是什么?", "机器学习是什么"),
-    ],
-)
-def test_case_spaces_and_punctuation_do_not_make_another_prompt(prepare: Prepare, one: str, other: str) -> None:
-    prepare([chat(one), chat(other)])
-    assert reasons(prepare) == ["exact duplicate"]
+SAME = [
+    ("What is a  monad?", "what is a\nMONAD"), ("Stop!Now!!", "stop now"), ("Is it so ?!", "is it so"),
+    ("Straße, bitte!", "STRASSE BITTE"), ("“Quote” it…", "'quote' it"), ("机器学习是什么?", "机器学习是什么"),
+    ("caf\u00e9 a\u200bb", "cafe\u0301 ab"),
+]  # fmt: skip
+OTHER = [
+    ("What is 3 + 4?", "What is 3 - 4?"), ("2 ** 3", "2 * 3"), ("fix x != 3", "fix x = 3"), ("fix x := 3", "fix x = 3"),
+    ("if (!ready)", "if (ready)"), ("3.14", "314"), ("???", "!!!"), ("今天天气怎么样", "明天天气怎么样"),
+    ("What does `a.b.is_complete` do?", "What does `a.b.is_closed` do?"), ("x\u00b2", "x2"),
+    ("my r\u00e9sum\u00e9", "my resume"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("What is 3 + 4?", "What is 3 - 4?"),
-        ("2 ** 3", "2 * 3"),
-        ("fix x != 3", "fix x = 3"),
-        ("fix x := 3", "fix x = 3"),
-        ("if (!ready)", "if (ready)"),
-        ("3.14", "314"),
-        ("???", "!!!"),
-        ("今天天气怎么样", "明天天气怎么样"),
-        ("What does `a.b.is_complete` do?", "What does `a.b.is_closed` do?"),
-    ],
-)
-def test_another_question_is_another_prompt(prepare: Prepare, one: str, other: str) -> None:
-    assert prepare([chat(one), chat(other)])["prompts"] == 2
+@pytest.mark.parametrize(("pair", "kept"), [(pair, 1) for pair in SAME] + [(pair, 2) for pair in OTHER])
+def test_case_spaces_punctuation_and_composition_do_not_make_another_prompt_and_operators_do(
+    prepare: Prepare, pair: tuple[str, str], kept: int
+) -> None:
+    assert prepare([chat(text) for text in pair])["prompts"] == kept
+    assert reasons(prepare) == ["exact duplicate"] * (2 - kept)
 
 
 def test_a_shared_system_turn_does_not_make_duplicates(prepare: Prepare) -> None:
@@ -190,3 +179,34 @@ def test_either_kind_can_be_turned_off_but_ids_stay_unique(prepare: Prepare) -> 
 def test_kept_answers_count_as_part_of_the_prompt(prepare: Prepare) -> None:
     assert prepare([chat("a", "x"), chat("a", "y")], keep_answers=True)["prompts"] == 2
     assert prepare([chat("a", "x"), chat("a", "y")])["prompts"] == 1
+
+
+# Prompts that earlier runs have kept
+
+
+FIRST = [chat("What is a monad?", "x"), chat("Sort a list, please", "x"), chat("First", "an answer", "Then this", "x")]
+SECOND = [
+    chat("what is a MONAD", "y"), chat("Sort a tuple, please", "y"), chat("First", "another answer", "then this"),
+    chat("First"), chat("Something new"),
+]  # fmt: skip
+
+
+def run(folder: Path) -> Prepare:
+    folder.mkdir()
+    return Prepare(folder)
+
+
+def test_what_earlier_runs_have_kept_is_left_out_and_counted_also_when_they_have_changed(tmp_path: Path) -> None:
+    first, second, third = (run(tmp_path / name) for name in ("first", "second", "third"))
+    first(FIRST[:1])
+    known = {"known": [str(first.out_dir)], "near": False}
+    assert second(SECOND, duplicates=known)["prompts"] == 4
+    first(FIRST)
+    second(SECOND, duplicates=known)
+    assert texts_of(second) == ["Sort a tuple, please", "First", "Something new"]
+    assert reasons(second) == [f"known: {first.out_dir} has it"] * 2
+    both = {"known": [str(first.out_dir), str(second.out_dir)], "near": False}
+    third([*SECOND, chat("Newer still")], duplicates=both)
+    assert texts_of(third) == ["Newer still"]
+    with pytest.raises(InputError, match=r"duplicates\.known=\['/nowhere'\]: /nowhere/prompts/prompts\.jsonl does not"):
+        third(SECOND, duplicates={"known": ["/nowhere"]})

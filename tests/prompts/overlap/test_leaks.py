@@ -10,7 +10,7 @@ from prompt_stage import Prepare, chat, prepare, reasons, write
 
 from eagle3.errors import InputError
 from eagle3.prompts.overlap.leaks import Benchmark, LeakCheck
-from eagle3.prompts.overlap.words import words, words_and_symbols
+from eagle3.prompts.overlap.words import words
 from eagle3.prompts.reading.prompt import Prompt
 
 __all__ = ["prepare"]
@@ -26,28 +26,25 @@ def named(tmp_path: Path, name: str, *texts: str) -> str:
 
 def test_thirteen_words_in_a_row_are_dropped_and_twelve_pass(prepare: Prepare, tmp_path: Path) -> None:
     benchmarks = [named(tmp_path, "one", spell(0, 30)), named(tmp_path, "two", spell(100, 130))]
-    rows = [
-        chat(f"please: {spell(3, 16)} x"),
-        chat(f"please: {spell(3, 15)} y"),
-        chat(f"{spell(110, 122)} z"),
-        chat(f"{spell(110, 123)} z"),
-    ]
+    texts = f"please: {spell(3, 16)} x", f"please: {spell(3, 15)} y", f"{spell(110, 122)} z", f"{spell(110, 123)} z"
+    rows = [chat(text) for text in texts]
     ledger = prepare(rows, decontamination={"benchmarks": benchmarks}, duplicates={"near": False})
     assert reasons(prepare) == ["leak: one", "leak: two"]
-    assert ledger["leaks"] == {
-        "one": {"texts": 1, "answers": 0, "unread": 0, "dropped": 1},
-        "two": {"texts": 1, "answers": 0, "unread": 0, "dropped": 1},
-    }
-    report = (prepare.folder / "report.md").read_text()
-    assert "| one | 1 | 0 | 1 |" in report
+    assert ledger["leaks"] == {key: {"texts": 1, "answers": 0, "unread": 0, "dropped": 1} for key in ("one", "two")}
+    assert "| one | 1 | 0 | 1 |" in (prepare.folder / "report.md").read_text()
 
 
-def test_case_and_punctuation_do_not_hide_a_leak(prepare: Prepare, tmp_path: Path) -> None:
+def test_case_punctuation_and_composition_do_not_hide_a_leak(prepare: Prepare, tmp_path: Path) -> None:
     hidden = ", ".join(spell(0, 13).upper().split())
-    prepare(
-        [chat("fine"), chat(f"Q:\n{hidden}?")], decontamination={"benchmarks": [named(tmp_path, "one", spell(0, 13))]}
-    )
-    assert reasons(prepare) == ["leak: one"]
+    accents = "\u00c9cole caf\u00e9 " + spell(40, 51)
+    benchmark = {"benchmarks": [named(tmp_path, "one", spell(0, 13), accents)]}
+    rows = [
+        chat("fine"),
+        chat(f"Q:\n{hidden}?"),
+        chat("Eco\u200ble cafe\u0301 " + spell(40, 51).replace("4", "\uff14")),
+    ]
+    prepare(rows, decontamination=benchmark)
+    assert reasons(prepare) == ["leak: one"] * 2
 
 
 def test_a_short_text_leaks_as_a_whole_turn_only(prepare: Prepare, tmp_path: Path) -> None:
@@ -70,17 +67,12 @@ def test_every_file_shape_of_a_source_can_be_a_benchmark(prepare: Prepare, tmp_p
     write(folder / "test.jsonl", [chat(spell(0, 20))])
     write(folder / "train.jsonl", [chat(spell(50, 70))])
     entries = [str(folder), {"path": str(folder), "name": "other", "split": "train"}]
-    prepare([chat("a"), chat(spell(0, 20)), chat(spell(50, 70))], decontamination={"benchmarks": entries})
+    rows = [chat("a"), chat(spell(0, 20)), chat(spell(50, 70))]
+    prepare(rows, decontamination={"benchmarks": entries})
     assert reasons(prepare) == ["leak: suite", "leak: other"]
-
-
-def test_a_changed_benchmark_makes_the_prompts_again(prepare: Prepare, tmp_path: Path) -> None:
-    entries, path = [named(tmp_path, "one", "x")], str(tmp_path / "chats.jsonl")
-    prepare([chat("a"), chat(spell(0, 20))], decontamination={"benchmarks": entries})
-    assert reasons(prepare) == []
-    named(tmp_path, "one", spell(0, 20))
-    prepare(path=path, decontamination={"benchmarks": entries})
-    assert reasons(prepare) == ["leak: one"]
+    write(folder / "test.jsonl", [chat("changed")])  # then the prompts are made again
+    prepare(rows, decontamination={"benchmarks": entries})
+    assert reasons(prepare) == ["leak: other"]
 
 
 def test_rows_of_a_benchmark_that_cannot_be_read_are_counted_and_said(prepare: Prepare, tmp_path: Path, caplog) -> None:
@@ -152,12 +144,3 @@ def test_benchmarks_are_read_from_their_published_columns_with_their_answers(pre
     ledger = prepare([chat(text) for text in texts], decontamination=leaks, duplicates={"near": False})
     assert reasons(prepare) == [f"leak: {name}" for name in ("gsm8k", "gsm8k", "humaneval", "humaneval", "mmlu")]
     assert {name: leak["answers"] for name, leak in ledger["leaks"].items()} == {"gsm8k": 1, "humaneval": 1, "mmlu": 0}
-
-
-def test_a_text_is_one_however_its_characters_are_composed():
-    assert (
-        words("Ecole cafe 12") == words("\u00c9cole cafe\u0301 \uff11\uff12") == words("E\u0301co\u200ble caf\u00e9 12")
-    )
-    assert words_and_symbols("caf\u00e9 a\u200bb") == words_and_symbols("cafe\u0301 ab")
-    assert words_and_symbols("x\u00b2") != words_and_symbols("x2")
-    assert words_and_symbols("r\u00e9sum\u00e9") != words_and_symbols("resume")

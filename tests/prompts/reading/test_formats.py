@@ -16,7 +16,8 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from prompt_stage import Prepare, chat, prepare, some_rows, write
+from object_stores import s3_server
+from prompt_stage import Prepare, chat, prepare, some_rows, texts, write
 from stores import ROOT
 
 from eagle3.errors import InputError
@@ -48,7 +49,7 @@ def test_an_empty_file_and_one_without_any_row_are_read(prepare: Prepare, tmp_pa
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "blank.jsonl").write_text("\n \n")
     full = write(tmp_path / "full.jsonl", [chat("a")])
-    ledger = prepare(sources=[{"path": str(tmp_path / name)} for name in ("empty.jsonl", "blank.jsonl", full.name)])
+    ledger = prepare(sources=[str(tmp_path / name) for name in ("empty.jsonl", "blank.jsonl", full.name)])
     assert [source["rows"] for source in ledger["sources"].values()] == [0, 0, 1]
 
 
@@ -71,15 +72,16 @@ def zstd(data: bytes) -> bytes:
     return packed.getvalue().to_pybytes()
 
 
-def test_gzip_and_zstd_files_are_read_like_plain_ones(prepare: Prepare, tmp_path: Path) -> None:
+PACK = {"gz": gzip.compress, "zst": zstd}
+
+
+@pytest.mark.parametrize("ending", PACK)
+def test_packed_files_are_read_like_plain_ones(prepare: Prepare, tmp_path: Path, ending: str) -> None:
     prepare(some_rows(20), name="same")
     expected = (prepare.folder / "prompts.jsonl").read_bytes()
-    plain = (tmp_path / "chats.jsonl").read_bytes()
-    (tmp_path / "chats.jsonl.gz").write_bytes(gzip.compress(plain))
-    (tmp_path / "chats.jsonl.zst").write_bytes(zstd(plain))
-    for ending in ("gz", "zst"):
-        prepare(path=str(tmp_path / f"chats.jsonl.{ending}"), name="same")
-        assert (prepare.folder / "prompts.jsonl").read_bytes() == expected
+    (tmp_path / f"chats.jsonl.{ending}").write_bytes(PACK[ending]((tmp_path / "chats.jsonl").read_bytes()))
+    prepare(path=str(tmp_path / f"chats.jsonl.{ending}"), name="same")
+    assert (prepare.folder / "prompts.jsonl").read_bytes() == expected
 
 
 @pytest.mark.parametrize("start", ["[", "\n [", "\ufeff[", "\ufeff\r\n["])
@@ -90,19 +92,18 @@ def test_a_json_array_is_read_plain_or_packed_whatever_its_first_bytes(
     for name, content in {"a.json": array, "a.json.gz": gzip.compress(array), "a.JSON.zst": zstd(array)}.items():
         (tmp_path / name).write_bytes(content)
         prepare(path=str(tmp_path / name))
-        assert [prompt["messages"][0]["content"] for prompt in prepare.prompts()] == ["a", "b"], name
+        assert texts(prepare) == ["a", "b"], name
     (tmp_path / "a.json.gz").write_bytes(gzip.compress(array[:-1]))
     with pytest.raises(InputError, match=r"a\.json\.gz starts like a JSON array but is not valid JSON"):
         prepare(path=str(tmp_path / "a.json.gz"))
 
 
-@pytest.mark.parametrize("ending", ["gz", "zst"])
+@pytest.mark.parametrize("ending", PACK)
 @pytest.mark.parametrize("damage", [lambda data: data[: len(data) // 2], lambda data: b"x" + data])
 def test_a_damaged_packed_file_is_named(prepare: Prepare, tmp_path: Path, ending: str, damage) -> None:
     plain = "".join(json.dumps(chat(os.urandom(50).hex())) for _ in range(100)).encode()
-    packed = gzip.compress(plain) if ending == "gz" else zstd(plain)
     path = tmp_path / f"chats.jsonl.{ending}"
-    path.write_bytes(damage(packed))
+    path.write_bytes(damage(PACK[ending](plain)))
     with pytest.raises(InputError, match=rf"chats\.jsonl\.{ending} is damaged"):
         prepare(path=str(path))
 
@@ -112,19 +113,9 @@ def test_a_damaged_packed_file_is_named(prepare: Prepare, tmp_path: Path, ending
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
-    """A bucket on a real S3 server on this machine."""
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    _, port = server.get_host_and_port()
-    settings = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {**settings, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}.items():
-            patch.setenv(name, value)
+    with s3_server():
         fsspec.filesystem("s3").mkdir("chats")
         yield "s3://chats"
-    server.stop()
 
 
 READ_ALL = """
@@ -180,24 +171,26 @@ def test_files_and_dataset_folders_in_a_store_are_read_like_local_ones(
 
 
 def test_a_changed_file_in_a_store_makes_the_prompts_again(prepare: Prepare, bucket: str) -> None:
-    store, path = fsspec.filesystem("s3"), f"{bucket}/changing.jsonl"
     for text in ("a", "b"):
-        store.pipe_file(path, json.dumps(chat(text)).encode())
+        fsspec.filesystem("s3").pipe_file(f"{bucket}/changing.jsonl", json.dumps(chat(text)).encode())
+        prepare(path=f"{bucket}/changing.jsonl")
+        assert texts(prepare) == [text]
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("s3://chats/nowhere.jsonl", "does not exist"),
+        ("s3://nobucket/a.jsonl", "does not exist"),
+        ("gs://x/a.jsonl", "cannot be opened: .*gcsfs"),
+        ("nope://x", "cannot be opened"),
+    ],
+)
+def test_what_is_not_in_the_store_and_a_store_without_its_package_are_named(
+    prepare: Prepare, bucket: str, path: str, message: str
+) -> None:
+    with pytest.raises(InputError, match=rf"prompts\.path={path} {message}"):
         prepare(path=path)
-        assert prepare.prompts()[0]["messages"][0]["content"] == text
-
-
-def test_what_is_not_in_the_store_is_named(prepare: Prepare, bucket: str) -> None:
-    for path in (f"{bucket}/nowhere.jsonl", "s3://nobucket/a.jsonl"):
-        with pytest.raises(InputError, match=rf"prompts\.path={path} does not exist"):
-            prepare(path=path)
-
-
-def test_an_address_without_its_package_says_what_to_install(prepare: Prepare) -> None:
-    with pytest.raises(InputError, match=r"prompts\.path=gs://x/a\.jsonl cannot be opened: .*gcsfs"):
-        prepare(path="gs://x/a.jsonl")
-    with pytest.raises(InputError, match=r"prompts\.path=nope://x cannot be opened"):
-        prepare(path="nope://x")
 
 
 @pytest.mark.parametrize("ranges", [None, "none"])

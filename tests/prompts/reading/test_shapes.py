@@ -5,7 +5,7 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from prompt_stage import Prepare, chat, messages_of, prepare, reasons, users, write
+from prompt_stage import Prepare, chat, messages_of, prepare, reasons, texts, users, write
 
 from eagle3.errors import InputError
 from eagle3.prompts import Refused
@@ -16,71 +16,53 @@ __all__ = ["prepare"]
 SYSTEM = {"role": "system", "content": "Be brief."}
 
 
-def answered(*turns: dict, answer: str) -> list[dict]:
-    return [*turns, {"role": "assistant", "content": answer}]
-
-
 @pytest.mark.parametrize(
-    ("row", "messages"),
-    [
-        pytest.param(
+    ("turns", "row"),
+    {
+        # Alpaca, with and without input, with a system prompt; Dolly; question and answer; text with its whitespace
+        ("user: Add.\n\n1, 2", "assistant: 3"):
             {"instruction": "Add.", "input": "1, 2", "output": "3", "text": "### Instruction: Add."},
-            answered(*users("Add.\n\n1, 2"), answer="3"), id="Alpaca",
-        ),
-        pytest.param({"instruction": "a", "input": "", "output": "b"}, answered(*users("a"), answer="b"), id="empty"),
-        pytest.param(
+        ("user: a", "assistant: b"): {"instruction": "a", "input": "", "output": "b"},
+        ("system: x", "user: c", "assistant: d"): {"system": "x", "history": [], "instruction": "c", "output": "d"},
+        ("user: Who?\n\nAda wrote it.", "assistant: Ada"):
             {"instruction": "Who?", "context": "Ada wrote it.", "response": "Ada", "category": "closed_qa"},
-            answered(*users("Who?\n\nAda wrote it."), answer="Ada"), id="Dolly",
-        ),
-        pytest.param(
-            {"system": "Be brief.", "history": [], "instruction": "c", "output": "d"},
-            answered(SYSTEM, *users("c"), answer="d"), id="with a system prompt",
-        ),
-        pytest.param({"Question": "Why?", "Answer": "So."}, answered(*users("Why?"), answer="So."), id="in capitals"),
-        pytest.param({"text": "  Tell a joke.\n"}, users("  Tell a joke.\n"), id="text with its whitespace"),
-        pytest.param({"turns": ["a", "b"]}, users("a", "b"), id="user turns"),
-        pytest.param({"prompt": users("a", "b")}, users("a", "b"), id="a list of turns as prompt"),
-        pytest.param(
+        ("user: Why?", "assistant: So."): {"Question": "Why?", "Answer": "So."},
+        ("user: in", "assistant: out"): {"input": "in", "output": "out"},
+        ("user:   Tell a joke.\n",): {"text": "  Tell a joke.\n"},
+        # Turns of the user; turns as prompt; other names of assistants; ShareGPT; a tree's first turn; an answer beside
+        ("user: a", "user: b"): {"turns": ["a", "b"]},
+        ("user: b", "user: c"): {"prompt": users("b", "c")},
+        ("user: a", "assistant: x", "user: b", "assistant: y"):
             {"messages": None, "turns": None, "conversation": [
                 *users("a"), {"role": "model", "content": "x"}, *users("b"), {"role": "bing", "content": "y"}]},
-            answered(*answered(*users("a"), answer="x"), *users("b"), answer="y"), id="other names of assistants",
-        ),
-        pytest.param({"input": "a", "output": "b"}, answered(*users("a"), answer="b"), id="input and output"),
-        pytest.param({"role": "prompter", "text": "a", "parent_id": None}, users("a"), id="a first turn"),
-        pytest.param(
-            {"conversations": [{"from": "system", "value": "Be brief."}, {"from": "human", "value": "a"},
+        ("system: x", "user: a", "assistant: b"):
+            {"conversations": [{"from": "system", "value": "x"}, {"from": "human", "value": "a"},
                                {"from": "gpt", "value": "b"}]},
-            answered(SYSTEM, *users("a"), answer="b"), id="ShareGPT",
-        ),
-        pytest.param(
-            {"messages": [{"role": "developer", "content": "Be brief."},
+        ("user: first",): {"role": "prompter", "text": "first", "parent_id": None},
+        ("user: q", "assistant: r"): {"messages": users("q"), "response": "r"},
+        # OpenAI's roles and parts, batch files of both kinds; a help desk; JSON as text; empty columns say nothing
+        ("system: x", "user: a b"):
+            {"messages": [{"role": "developer", "content": "x"},
                           {"role": "user", "content": [{"type": "input_text", "text": "a "},
                                                        {"type": "text", "text": "b"}]}]},
-            [SYSTEM, *users("a b")], id="OpenAI roles and parts",
-        ),
-        pytest.param(
-            {"conversation": [{"speaker": "Customer", "text": "a"}, {"speaker": "Agent", "text": "b"}]},
-            answered(*users("a"), answer="b"), id="customer and agent",
-        ),
-        pytest.param({"messages": json.dumps(users("a"))}, users("a"), id="messages as JSON text"),
-        pytest.param(
+        ("system: Be brief.", "user: a"):
             {"custom_id": "7", "method": "POST", "url": "/v1/chat/completions",
              "body": {"model": "gpt-4", "messages": [SYSTEM, *users("a")], "tools": []}},
-            [SYSTEM, *users("a")], id="OpenAI batch file",
-        ),
-        pytest.param(
-            {"custom_id": "7", "body": {"instructions": "Be brief.", "input": "a"}},
-            [SYSTEM, *users("a")], id="batch of responses",
-        ),
-        pytest.param({"body": json.dumps({"messages": users("a")})}, users("a"), id="body as JSON text"),
-        pytest.param({"messages": [], "prompt": "a", "tools": "[]"}, users("a"), id="empty columns say nothing"),
-        pytest.param({"messages": users("a"), "response": "b"}, answered(*users("a"), answer="b"), id="answer beside"),
-    ],
+        ("system: x", "user: a"): {"custom_id": "7", "body": {"instructions": "x", "input": "a"}},
+        ("user: help", "assistant: ok"):
+            {"conversation": [{"speaker": "Customer", "text": "help"}, {"speaker": "Agent", "text": "ok"}]},
+        ("user: text",): {"messages": json.dumps(users("text"))},
+        ("user: body",): {"body": json.dumps({"messages": users("body")})},
+        ("user: a",): {"messages": [], "prompt": "a", "tools": "[]"},
+    }.items(),
 )  # fmt: skip
-def test_a_usual_shape_is_read_with_its_answer_where_answers_are_kept(row: dict, messages: list[dict]) -> None:
-    if messages[-1]["role"] == "assistant":
-        assert messages_of(row, keep_answers=True) == messages
-    assert messages_of(row, keep_answers=False) == [turn for turn in messages if turn["role"] != "assistant"]
+def test_a_usual_shape_is_read_with_its_answer_where_answers_are_kept(turns: tuple[str, ...], row: dict) -> None:
+    def read(*, keep_answers: bool) -> list[str]:
+        return [f"{turn['role']}: {turn['content']}" for turn in messages_of(row, keep_answers=keep_answers)]
+
+    if turns[-1].startswith("assistant"):
+        assert read(keep_answers=True) == [*turns]
+    assert read(keep_answers=False) == [turn for turn in turns if not turn.startswith("assistant")]
 
 
 @pytest.mark.parametrize(
@@ -125,27 +107,21 @@ def test_named_columns_and_roles_take_the_place_of_the_usual_ones() -> None:
     assert messages_of(row, keep_answers=False, shape=shape) == [SYSTEM, *users("a")]
     turns = {"verlauf": [{"wer": "Kundin", "was": "a"}, {"wer": "bot", "was": "b"}]}
     shape = shape_of({"messages": "verlauf", "role": "wer", "content": "was"}, {"Kundin": "user"})
-    assert messages_of(turns, keep_answers=True, shape=shape) == answered(*users("a"), answer="b")
+    assert messages_of(turns, keep_answers=True, shape=shape) == [*users("a"), {"role": "assistant", "content": "b"}]
 
 
 def test_each_source_has_columns_of_its_own_and_a_table_is_read_by_them(prepare: Prepare) -> None:
     table = pa.Table.from_pylist([{"Frage": "a", "Lizenz": "MIT", "Metadata": {"source": "forum"}}])
     pq.write_table(table, prepare.root / "a.parquet")
     fields = {"prompt": "Frage", "license": ["Lizenz"]}
-    sources = [{"path": str(prepare.root / "a.parquet"), "fields": fields}]
-    sources += [{"path": str(write(prepare.root / "b.jsonl", [chat("b")]))}]
-    prepare(sources=sources)
-    assert [(found["messages"], found["source"]) for found in prepare.prompts()] == [
-        (users("a"), "forum"),
-        (users("b"), "b"),
-    ]
+    other = str(write(prepare.root / "b.jsonl", [chat("b")]))
+    prepare(sources=[{"path": str(prepare.root / "a.parquet"), "fields": fields}, other])
+    assert texts(prepare) == ["a", "b"] and [found["source"] for found in prepare.prompts()] == ["forum", "b"]
 
 
 def test_rows_of_unknown_columns_say_which_key_names_them(prepare: Prepare) -> None:
     with pytest.raises(InputError, match=r"no column of messages or prompts: 1\).*prompts\.fields\.prompt"):
         prepare([{"Frage": "a", "license": "MIT"}])
-    prepare([{"Frage": "a", "license": "MIT"}, chat("b")])
-    assert reasons(prepare) == ["no column of messages or prompts"]
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,12 @@
 import json
 
 import pytest
-from prompt_stage import Prepare, chat, prepare, reasons, users
+from prompt_stage import Prepare, chat, prepare, reasons, texts, users
 
 from eagle3.errors import InputError
 from eagle3.prompts import Refused
+from eagle3.prompts.reading.conversation import tools_of
 from eagle3.prompts.reading.shapes import shape_of
-from eagle3.prompts.reading.tools import tools_of
 
 __all__ = ["prepare"]
 
@@ -23,22 +23,18 @@ def read(row: dict):
 
 
 @pytest.mark.parametrize(
-    "row",
+    ("row", "tools"),
     [
-        {"tools": TOOLS},
-        {"tools": json.dumps(TOOLS)},
-        {"functions": [FUNCTION]},
-        {"tools": [{"type": "function", **FUNCTION}]},
-        {"body": {"tools": TOOLS}},
+        ({"tools": TOOLS}, TOOLS),
+        ({"tools": json.dumps(TOOLS)}, TOOLS),
+        ({"functions": [FUNCTION]}, TOOLS),
+        ({"tools": [{"type": "function", **FUNCTION}]}, TOOLS),
+        ({"body": {"tools": TOOLS}}, TOOLS),
+        *(({"tools": nothing}, None) for nothing in ([], "[]", None)),
     ],
 )
-def test_the_usual_forms_of_tools_become_one(row: dict) -> None:
-    assert read({"messages": users("a"), **row}) == TOOLS
-
-
-@pytest.mark.parametrize("row", [{}, {"tools": []}, {"tools": "[]"}, {"tools": None}])
-def test_a_row_without_tools_has_none(row: dict) -> None:
-    assert read({"messages": users("a"), **row}) is None
+def test_the_usual_forms_of_tools_become_one(row: dict, tools: list | None) -> None:
+    assert read({"messages": users("a"), **row}) == tools
 
 
 @pytest.mark.parametrize(
@@ -60,66 +56,44 @@ def test_tools_that_no_template_could_be_given_are_refused_with_a_reason(tools: 
         read({"messages": users("a"), "tools": tools})
 
 
-def test_tools_are_refused_and_counted_unless_they_are_kept(prepare: Prepare) -> None:
+def test_tools_are_refused_and_counted_unless_they_are_kept_and_then_count_in_the_id(prepare: Prepare) -> None:
     rows = [chat("Weather?", tools=TOOLS), chat("Hello!"), chat("Look!", tools=TOOLS, image="x.png")]
-    ledger = prepare(rows)
-    [source] = ledger["sources"].values()
+    [source] = prepare(rows)["sources"].values()
     assert source["rejected"] == {"row with tools": 2}
-    ledger = prepare(rows, tools="keep")
-    [source] = ledger["sources"].values()
+    [source] = prepare(rows, tools="keep")["sources"].values()
     assert source["rejected"] == {"row with image": 1} and source["rows"] == 3 and source["prompts"] == 2
-    assert [prompt.get("tools") for prompt in prepare.prompts()] == [TOOLS, None]
-    assert "tools" not in prepare.prompts()[1]
+    with_tools, without = prepare.prompts()
+    assert with_tools["tools"] == TOOLS and "tools" not in without
+    prepare([chat("Weather?")], tools="keep")
+    assert prepare.prompts()[0]["id"] != with_tools["id"]
 
 
 def test_rows_as_datatrove_writes_them_are_read_with_their_columns_named(prepare: Prepare) -> None:
     kept = {"license": "MIT", "source": "support", "messages": chat("Weather?", "Rain.", "Why?")["messages"]}
-    written = {
-        "text": "Weather?\n\nWhy?",
-        "id": "a/1",
-        "media": [],
-        "metadata": {**kept, "tools": TOOLS, "file_path": "x"},
-    }
+    metadata = {**kept, "tools": TOOLS, "file_path": "x"}
+    written = {"text": "Weather?\n\nWhy?", "id": "a/1", "media": [], "metadata": metadata}
     fields = {"messages": "metadata.messages", "attachments": ["metadata.tools"]}
     with pytest.raises(InputError, match=r"row with metadata\.tools: 1"):
         prepare([written], fields=fields)
     prepare([written], fields=fields, tools="keep")
-    users_turns = [turn for turn in kept["messages"] if turn["role"] == "user"]
-    assert prepare.prompts() == [
-        {"id": "a/1", "source": "support", "license": "MIT", "messages": users_turns, "tools": TOOLS}
-    ]
+    assert prepare.prompts() == [{"id": "a/1", **kept, "messages": users("Weather?", "Why?"), "tools": TOOLS}]
     prepare([written])  # the text alone
-    assert prepare.prompts()[0]["messages"] == users("Weather?\n\nWhy?")
-
-
-def test_tools_make_another_id_of_the_same_question(prepare: Prepare) -> None:
-    prepare([chat("Weather?", tools=TOOLS)], tools="keep")
-    [with_tools] = prepare.prompts()
-    prepare([chat("Weather?")], tools="keep")
-    [without] = prepare.prompts()
-    assert with_tools["id"] != without["id"]
+    assert texts(prepare) == ["Weather?\n\nWhy?"]
 
 
 def described(text: object) -> list[dict]:
     return [{"type": "function", "function": {"name": "weather", "description": text}}]
 
 
-def test_personal_data_in_tools_is_found_like_that_in_the_text(prepare: Prepare) -> None:
+def test_personal_data_in_tools_is_found_and_their_length_counts_like_that_of_the_text(prepare: Prepare) -> None:
     rows = [
         chat("Weather?", tools=described("ask anna.berg@web.de")),
         chat("Snow or rain?", tools=described("asks 93.184.216.34 for it")),
         chat("Sun?", tools=[{"name": "f", "parameters": {"hosts": "C:\\93.184.216.34"}}]),
+        chat("Fog?", tools=described("x" * 200)),
     ]
-    prepare(rows, tools="keep")
-    assert reasons(prepare) == ["personal data: EMAIL_ADDRESS"]
-    assert [prompt["tools"][0]["function"].get("description") for prompt in prepare.prompts()] == [
-        "asks <IP_ADDRESS> for it",
-        None,
-    ]
+    prepare(rows, tools="keep", length={"max_characters": 200})
+    assert reasons(prepare) == ["personal data: EMAIL_ADDRESS", "more than 200 characters"]
+    functions = [prompt["tools"][0]["function"] for prompt in prepare.prompts()]
+    assert [function.get("description") for function in functions] == ["asks <IP_ADDRESS> for it", None]
     assert "93.184" not in (prepare.folder / "prompts.jsonl").read_text()
-
-
-def test_the_length_of_a_prompt_counts_its_tools(prepare: Prepare) -> None:
-    rows = [chat("Weather?", tools=described("x" * 200)), chat("Sun?")]
-    prepare(rows, tools="keep", length={"max_characters": 100})
-    assert reasons(prepare) == ["more than 100 characters"]

@@ -1,10 +1,7 @@
 """From a pool of prompts to the mix of production traffic: what is measured, chosen and reported."""
 
-import json
 import logging
-import textwrap
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,13 +11,11 @@ from stores import CONF
 
 from eagle3.errors import InputError
 from eagle3.prompts.reading.prompt import Prompt
-from eagle3.prompts.traffic import target
 from eagle3.prompts.traffic.grid import measure
 from eagle3.prompts.traffic.mix import TrafficMix
 from eagle3.prompts.traffic.raking import Margin, rake, whole_counts
 
-PROMPTS_CONF = CONF / "prompts"
-DEFAULTS = OmegaConf.to_container(OmegaConf.load(PROMPTS_CONF / "traffic/production.yaml"))
+DEFAULTS = OmegaConf.to_container(OmegaConf.load(CONF / "prompts/traffic/production.yaml"))
 PLAIN = {"turns": 1, "characters": 0, "code_share": 0.0, "language": "en", "tools": "without",
          "system_prompt": "without"}  # fmt: skip
 Measured = dict[str, Any]
@@ -30,11 +25,10 @@ def mix(**config: Any) -> TrafficMix:
     return TrafficMix(**{**DEFAULTS, **config})
 
 
-def drawn(chosen: TrafficMix, pool: list[Measured], sample: list[Measured] | None) -> tuple[list[Measured], dict]:
+def drawn(chosen: TrafficMix, pool: list[Measured], sample: list[Measured]) -> tuple[list[Measured], dict]:
     """The first rows of each cell, as many as the mix asks for, and its report."""
     cells = [chosen.grid.cell(row) for row in pool]
-    seen = None if sample is None else Counter(map(chosen.grid.cell, sample))
-    wanted, report = chosen.choose(Counter(cells), sample=seen)
+    wanted, report = chosen.choose(Counter(cells), sample=Counter(map(chosen.grid.cell, sample)))
     places: Counter[int] = Counter()
     kept = []
     for cell, row in zip(cells, pool, strict=True):
@@ -72,15 +66,7 @@ PRODUCTION = traffic(2_000, 2, turns=0.75, length=6.2, code=0.4, english=0.5, to
 
 
 def distances(report: dict) -> list[float]:
-    found = [feature["distance_after"] for feature in report["features"].values()]
-    return [distance for distance in found if distance is not None]
-
-
-def histogram(tmp_path: Path, content: Any) -> str:
-    """Write a histogram as JSON; the example in the documentation is YAML."""
-    path = tmp_path / "histogram.json"
-    path.write_text(json.dumps(content))
-    return str(path)
+    return [feature["distance_after"] for feature in report["features"].values()]
 
 
 # What is measured
@@ -94,10 +80,7 @@ def histogram(tmp_path: Path, content: Any) -> str:
         ([("user", "x = 1")], (1, 5, 1, "unknown", "without", "without")),
         ([("system", "Be brief."), ("user", "7")], (1, 10, 0, "unknown", "without", "with")),
         ([("system", '[{"type": "function"}]'), ("user", "7")], (1, 23, 0, "unknown", "with", "with")),
-        (
-            [("user", "7"), ("assistant", "x = 1, <tools>"), ("user", "8")],
-            (2, 2, 0, "unknown", "without", "without"),
-        ),
+        ([("user", "7"), ("assistant", "x = 1, <tools>"), ("user", "8")], (2, 2, 0, "unknown", "without", "without")),
     ],
 )
 def test_a_prompt_is_measured_without_its_answers(messages, measured):
@@ -114,28 +97,6 @@ def test_a_skewed_pool_comes_within_two_percent_of_a_production_sample():
     assert max(feature["distance_before"] for feature in report["features"].values()) > 0.25
     assert 1_490 < len(kept) == report["kept"] <= 1_500  # a few prompts of the sample have no like in the pool
     assert max(distances(report)) < 0.02
-
-
-def test_margins_alone_are_met_within_two_percent_by_raking(tmp_path):
-    margins = {
-        "turns": {1: 50, 2: 30, 3: 20},
-        "language": {"en": 0.3, "de": 0.6, "unknown": 0.1},
-        "tools": {"with": 0.4, "without": 0.6},
-        "code_share": {0: 0.5, 0.25: 0.5},
-    }
-    kept, report = drawn(mix(histogram=histogram(tmp_path, {"marginals": margins}), size=1_000), POOL, None)
-    assert len(kept) == 1_000
-    assert max(distances(report)) < 0.02
-    assert share(kept, language="de") == pytest.approx(0.6, abs=0.01)
-    assert share(kept, turns=2) == pytest.approx(0.3, abs=0.01)
-    assert report["features"]["characters"]["target"] is report["features"]["characters"]["distance_after"] is None
-
-
-def test_the_example_in_the_documentation_is_read(tmp_path):
-    path = tmp_path / "histogram.yaml"
-    path.write_text(textwrap.dedent(target.__doc__.split("\n\n")[-1]))
-    _, report = drawn(mix(histogram=str(path), size=200), POOL, None)
-    assert [name for name, found in report["features"].items() if found["target"]] == ["turns", "language"]
 
 
 def test_other_features_are_matched_inside_the_strata():
@@ -156,68 +117,38 @@ def test_a_feature_outside_the_strata_that_the_pool_lacks_shrinks_nothing(caplog
     assert report["features"]["language"]["distance_after"] == 0.5
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_tiny_pools_are_drawn_whole_when_they_look_like_the_target(count):
-    pool = rows(characters=[5] * count)
-    kept, report = drawn(mix(sample="x", size=count), pool, pool[:1])
-    assert kept == pool and report["kept"] == count
-
-
-def test_what_the_report_calls_kept_is_what_is_drawn_also_where_a_cell_is_too_small(tmp_path):
-    (tmp_path / "mix.yaml").write_text("marginals: {turns: {1: 0.7, 2: 0.3}}")
-    pool = rows(turns=[1] * 40 + [2] * 2)
+def test_what_is_reported_as_kept_is_drawn_also_from_tiny_pools_and_where_a_cell_is_too_small():
+    for count in (1, 2, 3):
+        pool = rows(characters=[5] * count)
+        kept, report = drawn(mix(sample="x", size=count), pool, pool[:1])
+        assert kept == pool and report["kept"] == count
     for seed in range(12):
         settings = {"bins": {"turns": [1, 2]}, "strata": ["turns"], "size": 8, "seed": seed}
-        kept, report = drawn(mix(histogram=str(tmp_path / "mix.yaml"), **settings), pool, None)
+        chosen = mix(sample="x", **settings)
+        kept, report = drawn(chosen, rows(turns=[1] * 40 + [2] * 2), rows(turns=[1] * 7 + [2] * 3))
         assert report["kept"] == len(kept)
 
 
 def test_an_empty_pool_and_one_without_the_targets_bins_are_errors():
     for pool in ([], rows(turns=[2, 3])):
-        with pytest.raises(InputError, match=r"none of \d prompts is in a bin of the target"):
+        with pytest.raises(InputError, match=r"none of \d prompts is in a bin of the sample"):
             drawn(mix(sample="x", size=1), pool, rows(turns=[1]))
 
 
 # What the pool cannot give
 
 
-def scarce() -> tuple[list[Measured], list[Measured]]:
-    """900 rows of one turn and 20 of two, for a target of half and half."""
-    return rows(turns=[1] * 900 + [2] * 20), rows(turns=[1, 2])
-
-
 def test_a_quota_that_the_pool_cannot_fill_is_reported_and_no_other_stratum_grows(caplog):
+    pool = rows(turns=[1] * 900 + [2] * 20 + [3] * 10)
     with caplog.at_level(logging.WARNING):
-        kept, report = drawn(mix(sample="x", size=100, strata=["turns"]), *scarce())
-    assert Counter(row["turns"] for row in kept) == {1: 50, 2: 20}
-    assert report["unfilled"] == [{"stratum": {"turns": "2"}, "wanted": 50.0, "in_pool": 20, "kept": 20}]
-    assert report["shortfall"] == 0.3
-    assert "turns 2: 20 of 50" in caplog.text
-
-
-def test_a_bin_that_the_pool_lacks_shrinks_the_draw_and_leaves_the_other_margins_alone(tmp_path):
-    pool = rows(turns=[1, 2] * 200, language=["en"] * 300 + ["de"] * 100)
-    margins = {"language": {"en": 0.5, "de": 0.3, "ja": 0.2}, "turns": {1: 0.3, 2: 0.7}}
-    kept, report = drawn(mix(histogram=histogram(tmp_path, {"marginals": margins}), size=100), pool, None)
-    assert len(kept) == 80
-    assert share(kept, language="de") == pytest.approx(30 / 80, abs=0.02)
-    assert share(kept, turns=1) == pytest.approx(0.3, abs=0.02)
-    assert [quota["stratum"] for quota in report["unfilled"]] == [{"language": "ja"}]
-
-
-def test_the_largest_gap_comes_first():
-    pool = rows(turns=[1] * 100 + [2] * 20 + [3] * 10)
-    _, report = drawn(mix(sample="x", size=120, strata=["turns"]), pool, rows(turns=[1, 2, 3]))
-    assert [quota["stratum"]["turns"] for quota in report["unfilled"]] == ["3 to 4", "2"]
-
-
-def test_tables_that_exclude_each_other_are_said_to(tmp_path, caplog):
-    pool = rows(turns=[1] * 50 + [2] * 50, tools=["with"] * 50 + ["without"] * 50)
-    margins = {"turns": {1: 0.9, 2: 0.1}, "tools": {"with": 0.1, "without": 0.9}}
-    with caplog.at_level(logging.WARNING):
-        _, report = drawn(mix(histogram=histogram(tmp_path, {"marginals": margins}), size=50), pool, None)
-    assert report["shortfall"] == pytest.approx(0.8)
-    assert "80.0% of the mix is missing: not all tables can be met together" in caplog.text
+        kept, report = drawn(mix(sample="x", size=150, strata=["turns"]), pool, rows(turns=[1, 2, 3]))
+    assert Counter(row["turns"] for row in kept) == {1: 50, 2: 20, 3: 10}
+    assert report["unfilled"] == [  # the largest gap first
+        {"stratum": {"turns": "3 to 4"}, "wanted": 50.0, "in_pool": 10, "kept": 10},
+        {"stratum": {"turns": "2"}, "wanted": 50.0, "in_pool": 20, "kept": 20},
+    ]
+    assert report["shortfall"] == pytest.approx(70 / 150, abs=1e-6)
+    assert "turns 3 to 4: 10 of 50; turns 2: 20 of 50" in caplog.text
 
 
 # Raking and rounding
@@ -241,37 +172,36 @@ def test_raking_equals_the_textbook_loop():
     pool = random.integers(50, 100, size=12)
     row, column = np.unravel_index(np.arange(12), (3, 4))
     shares = [random.dirichlet(np.ones(3)), random.dirichlet(np.ones(4))]
-    margins = [Margin(["row"], row, shares[0], True), Margin(["column"], column, shares[1], True)]
+    margins = [Margin(["row"], row, shares[0]), Margin(["column"], column, shares[1])]
     cells = rake(pool, margins, size=10, sweeps=500, tolerance=1e-12)
     axes = [(axis, dict(enumerate(wanted))) for axis, wanted in enumerate(shares)]
     slow = slow_rake(dict(zip(zip(row, column, strict=True), pool.astype(float), strict=True)), axes, 10, 500)
     assert cells == pytest.approx(list(slow.values()), rel=1e-6)
 
 
+ROWS, COLUMNS = np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1])
+
+
 def test_raking_stops_when_all_margins_miss_by_less_than_the_tolerance():
-    pool = np.array([100, 10, 10, 100])
     margins = [
-        Margin(["row"], np.array([0, 0, 1, 1]), np.array([0.8, 0.2]), True),
-        Margin(["column"], np.array([0, 1, 0, 1]), np.array([0.5, 0.5]), True),
+        Margin(["row"], ROWS, np.array([0.8, 0.2])),
+        Margin(["column"], COLUMNS, np.array([0.5, 0.5])),
     ]
     once, tolerant, exact = (
-        rake(pool, margins, size=10, sweeps=sweeps, tolerance=tolerance).tolist()
+        rake(np.array([100, 10, 10, 100]), margins, size=10, sweeps=sweeps, tolerance=tolerance).tolist()
         for sweeps, tolerance in ((1, 0.0), (100, 1.0), (100, 1e-9))
     )
     assert once == tolerant != exact
 
 
 def test_raking_never_asks_for_more_than_a_cell_holds_and_still_meets_the_margins():
-    pool = np.array([2, 100, 100, 100])
-    margins = [
-        Margin(["row"], np.array([0, 0, 1, 1]), np.array([0.5, 0.5]), True),
-        Margin(["column"], np.array([0, 1, 0, 1]), np.array([0.5, 0.5]), True),
-    ]
-    cells = rake(pool, margins, size=100, sweeps=1000, tolerance=1e-9)
+    half = np.array([0.5, 0.5])
+    margins = [Margin(["row"], ROWS, half), Margin(["column"], COLUMNS, half)]
+    cells = rake(np.array([2, 100, 100, 100]), margins, size=100, sweeps=1000, tolerance=1e-9)
     assert cells == pytest.approx([2, 48, 48, 2], abs=0.01)
 
 
-def test_whole_counts_round_each_cell_and_each_run_of_cells_up_or_down():
+def test_whole_counts_round_each_cell_and_each_run_of_cells_up_or_down_and_favour_no_cell():
     random = np.random.default_rng(0)
     expected = random.random(1000) * 3
     expected *= 1500 / expected.sum()
@@ -279,46 +209,17 @@ def test_whole_counts_round_each_cell_and_each_run_of_cells_up_or_down():
     assert counts.sum() == 1500
     assert np.abs(counts - expected).max() < 1
     assert np.abs(np.cumsum(counts) - np.cumsum(expected)).max() < 1
-
-
-def test_rounding_keeps_the_total_and_favours_no_cell():
-    counts = np.array(
-        [whole_counts(np.array([0.3, 0.3, 0.3, 1.05]), np.random.default_rng(seed)) for seed in range(400)]
-    )
-    assert set(counts.sum(axis=1)) == {2}
-    assert counts.mean(axis=0) == pytest.approx([0.3, 0.3, 0.3, 1.1], abs=0.07)
+    few = [whole_counts(np.array([0.3, 0.3, 0.3, 1.05]), np.random.default_rng(seed)) for seed in range(400)]
+    assert {each.sum() for each in few} == {2}
+    assert np.mean(few, axis=0) == pytest.approx([0.3, 0.3, 0.3, 1.1], abs=0.07)
 
 
 # Configuration
 
 
-def test_too_many_bins_and_a_missing_histogram_are_named():
+def test_too_many_bins_are_named():
     with pytest.raises(InputError, match="take fewer bins"):
         mix(size=10, sample="a", bins={**DEFAULTS["bins"], "characters": list(range(100_000))})
-    with pytest.raises(InputError, match="cannot be read as YAML or JSON"):
-        mix(size=10, histogram="/nowhere.yaml")
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ([1], "must have `marginals` and nothing else"),
-        ({"turns": {1: 1}}, "must have `marginals`"),
-        ({"marginals": {"turns": {1: 1}}, "joint": []}, "must have `marginals`"),
-        ({"marginals": {}}, "feature: {bin: share}"),
-        ({"marginals": {"turns": [1]}}, "feature: {bin: share}"),
-        ({"marginals": {"topic": {1: 1}}}, r"marginals\.topic: topic is not a feature; take turns"),
-        ({"marginals": {"turns": {4: 1}}}, "4 is not a bin of turns; take 1, 2, 3, 5, 9"),
-        ({"marginals": {"language": {False: 1}}}, "quote 'no'"),
-        ({"marginals": {"turns": {1: -1}}}, "has the share -1"),
-        ({"marginals": {"turns": {1: "many"}}}, "has the share many"),
-        ({"marginals": {"turns": {1: 0}}}, "sum to 0"),
-        ({"marginals": {"turns": {}}}, "sum to 0"),
-    ],
-)
-def test_a_bad_histogram_names_its_file_and_bin(tmp_path, content, message):
-    with pytest.raises(InputError, match=r"prompts\.traffic\.histogram=.*" + message):
-        mix(histogram=histogram(tmp_path, content), size=10)
 
 
 def test_a_sample_without_prompts_is_an_error():

@@ -1,0 +1,165 @@
+"""Writes prompts.jsonl and rejects.jsonl from the scanned chunks; ledger.json: counts of rows by source and reason, and
+the inputs. The ledger has no text of a row.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from eagle3.errors import MAKE_PROMPTS, InputError
+from eagle3.prompts.chunks import ScannedChunk
+from eagle3.prompts.licenses.terms import SourceTerms
+from eagle3.prompts.reading.sources import Source
+from eagle3.prompts.rules import Rules
+from eagle3.prompts.selection import Selection
+from eagle3.storage.files import atomic_write, json_line, sha256_file
+from eagle3.storage.records import read_sealed_json
+
+NAMED = 200  # refused licences of a source, the commonest; in many files each one names a holder
+
+
+@dataclass
+class Counts:
+    """Counts of the rows of one source."""
+
+    rows: int = 0
+    prompts: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)  # by reason
+    licenses: Counter[str] = field(default_factory=Counter)  # of the prompts
+    origins: Counter[str] = field(default_factory=Counter)  # the prompts' own `source`
+    found: dict[str, Counter[str]] = field(default_factory=dict)  # counts of each check, e.g. entities
+
+    def add_scan(self, summary: dict) -> None:
+        self.rows += summary["rows"]
+        for check, counts in summary["counts"].items():
+            self.found.setdefault(check, Counter()).update(counts)
+
+    def keep(self, row: dict) -> None:
+        self.prompts += 1
+        self.licenses[row["license"]] += 1
+        self.origins[row["origin"]] += 1
+
+
+def write_prompts(
+    folder: Path, sources: list[Source], chunks: list[ScannedChunk], selection: Selection
+) -> dict[str, Counts]:
+    """Write the files, in the order of the sources, and count by source."""
+    counts = {source.name: Counts() for source in sources}
+    lines = 0  # of the file, before the chunk
+    with atomic_write(folder / "rejects.jsonl") as rejects, atomic_write(folder / "prompts.jsonl") as prompts:
+        for number, chunk in enumerate(chunks):
+            name = sources[chunk.source].name
+            count, reasons = counts[name], selection.reasons(number)
+            count.add_scan(chunk.summary)
+            lines = 0 if chunk.summary["start"] == 0 else lines
+            for index, row in enumerate(chunk.rows()):
+                reason = row["reason"] or reasons.get(index)
+                if reason is None:
+                    prompts.write(row["record"])
+                    count.keep(row)
+                    continue
+                count.rejected[reason] += 1
+                place = {"file": chunk.summary["file"], "line": lines + row["line"]}
+                rejects.write(json_line({"id": row["id"], "source": name, **place, "reason": reason}))
+            lines += chunk.summary["lines"]
+    return counts
+
+
+def current_ledger(folder: Path, inputs: dict) -> dict | None:
+    """Return the ledger if it was made from these inputs and still describes prompts.jsonl."""
+    ledger_path, prompts_path = folder / "ledger.json", folder / "prompts.jsonl"
+    if not (ledger_path.exists() and prompts_path.exists()):
+        return None
+    ledger = read_sealed_json(ledger_path, made_by=MAKE_PROMPTS)
+    current = ledger["inputs"] == inputs and ledger["sha256"] == sha256_file(prompts_path)
+    return ledger if current else None
+
+
+def make_ledger(
+    folder: Path, sources: list[Source], counts: dict[str, Counts], traffic: dict | None, rules: Rules, inputs: dict
+) -> dict[str, Any]:
+    """Return the ledger of the prompts.jsonl in `folder`; traffic: the report of the mix."""
+    return {
+        "rows": sum(count.rows for count in counts.values()),
+        "prompts": sum(count.prompts for count in counts.values()),
+        "sha256": sha256_file(folder / "prompts.jsonl"),
+        "sources": {name: _sorted(vars(count)) for name, count in counts.items()},
+        "privacy": rules.privacy.blind_spots(),
+        "leaks": _leaks(counts, rules),
+        "traffic": traffic,
+        "attribution": [_credits(source.terms, counts[source.name], rules) for source in sources],
+        "inputs": inputs,
+    }
+
+
+def _sorted(value: Any, most: int | None = None) -> Any:
+    """Sort counters by descending number, then name, so that the order does not depend on the rows' order.
+
+    What checks found is cut to the commonest names and the sum of the others, so that the ledger stays small.
+    """
+    if isinstance(value, Counter):
+        ordered = sorted(value.items(), key=lambda item: (-item[1], item[0]))
+        rest = sum(number for _, number in ordered[most:]) if most else 0
+        return dict(ordered[:most]) | ({"others": rest} if rest else {})
+    if isinstance(value, dict):
+        return {key: _sorted(part, NAMED if key == "found" else most) for key, part in value.items()}
+    return value
+
+
+def _credits(terms: SourceTerms, count: Counts, rules: Rules) -> dict[str, Any]:
+    """Return the entry of one source, for a release of the prompts or of a head trained on them.
+
+    `missing`: a licence requires credit, and there is no `attribution` in the configuration, link or citation.
+    """
+    owing = any(license.lower() not in rules.licenses.free_of_credit for license in count.licenses)
+    return {
+        "source": terms.name,
+        "prompts": count.prompts,
+        "licenses": dict(sorted(count.licenses.items())),
+        "license_from": terms.license_from,
+        "card_license": terms.card_license,
+        "origins": dict(sorted(count.origins.items())),
+        "attribution": terms.attribution,
+        "link": terms.link,
+        "citation": terms.citation,
+        "missing": owing and not (terms.attribution or terms.citation or terms.link),
+    }
+
+
+def _leaks(counts: dict[str, Counts], rules: Rules) -> dict[str, dict[str, int]]:
+    """Return for each benchmark the numbers of its texts, answers and unread rows, and of prompts dropped for it."""
+    rejected = sum((count.rejected for count in counts.values()), Counter())
+    return {
+        benchmark.name: {
+            "texts": len(benchmark.texts),
+            "answers": len(benchmark.answers),
+            "unread": benchmark.unread,
+            "dropped": rejected[f"leak: {benchmark.name}"],
+        }
+        for benchmark in rules.benchmarks
+    }
+
+
+# By the beginning of the commonest reason.
+ADVICE = {
+    "no column of messages or prompts": "say which column holds them, e.g. '+prompts.fields.prompt=COLUMN' "
+    "(conf/prompts/default.yaml)",
+    "unknown role": "say whose turns they are, e.g. '+prompts.roles.NAME=user' (conf/prompts/default.yaml)",
+    "license": "give the licence of rows that name none, e.g. prompts.license=Apache-2.0; data of your own gets a name "
+    "that you allow: prompts.license=in-house 'prompts.licenses.allowed_terms=[in-house]' (conf/prompts/licenses)",
+    "no assistant turn": "give rows with answers, or drop answers=imported",
+    "not a JSON object": "write one object a line, or all of them as one array in a file that ends in .json",
+    "": "give rows with messages or prompts, or change what refuses these (conf/prompts)",
+}
+
+
+def nothing_left(sources: list[Source], chunks: list[ScannedChunk]) -> InputError:
+    """Return the error for a run without prompts, with advice about the commonest reason."""
+    rows = sum(chunk.summary["rows"] for chunk in chunks)
+    rejected = sum((Counter(chunk.summary["rejected"]) for chunk in chunks), Counter())
+    reasons = ", ".join(f"{reason}: {number}" for reason, number in rejected.most_common()) or "the sources are empty"
+    commonest = max(rejected, key=rejected.__getitem__, default="")
+    advice = next(advice for reason, advice in ADVICE.items() if commonest.startswith(reason))
+    names = ", ".join(source.name for source in sources)
+    return InputError(f"prompts: none of {rows} rows in {names} passed ({reasons}); {advice}")

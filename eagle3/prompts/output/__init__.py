@@ -1,1 +1,0 @@
-"""The output of the stage: prompts, rejected rows, the ledger, the report."""

@@ -1,0 +1,363 @@
+"""What the recognisers find, whole, and what passes; false positives on code; linear time on crafted text.
+
+Keys and hashes are made up here after what issuers document, and after the rules of kingfisher (Apache-2.0); card and
+account numbers are those that payment firms and registers publish, national ids those of python-stdnum.
+"""
+
+import base64
+import json
+import sysconfig
+import time
+from pathlib import Path
+
+import pytest
+from stores import ASSETS
+
+from eagle3.prompts.privacy.ids import PERSONAL, modules
+from eagle3.prompts.privacy.policy import readable
+from eagle3.prompts.privacy.recogniser import Span, has_context, words
+from tests.prompts.privacy.test_policy import build_privacy
+
+HEX, MIXED = "7d0f1b9e4c2a8d6f3b5e7c9a1f0d2b4e", "bK3xQ9vRt7LzW2mPd8NfY5hJc1GsTa6E4uQw0ZxC"
+PEM = base64.b64encode(f"-----BEGIN PRIVATE KEY-----\n{MIXED * 8}".encode()).decode()
+CERTIFICATE = base64.b64encode(f"-----BEGIN CERTIFICATE-----\n{MIXED * 8}".encode()).decode()
+
+
+@pytest.fixture(scope="module")
+def privacy():
+    return build_privacy()
+
+
+@pytest.fixture(scope="module")
+def recognisers():
+    """What is found before anything is let through: generated addresses may be of private networks."""
+    return build_privacy("privacy.allowed.placeholders=false")
+
+
+# ⟦⟧ mark the findings. A mask replaces exactly these: less would leave digits of an identifier.
+FOUND = {
+    "EMAIL_ADDRESS": [
+        "Could you send the contract to ⟦tom.o'neil@firma-nord.de⟧ before Friday?",
+        "I typed ⟦jürgen_wu42@startup.ai⟧ and the form refuses it", "⟦用户@例子.公司⟧", "<⟦tom@web.de⟧>",
+        "https://x.com?email=⟦john.doe@gmail.com⟧", "GET /u?email=⟦john.doe%40gmail.com⟧ HTTP/1.1",
+    ],
+    "PHONE_NUMBER": [
+        "- first\n- ⟦+1 201-559-2200⟧\n- third", '{"fax": "⟦+390212983456⟧", "active": true}', "⟦(415) 555-2671⟧",
+        "call ⟦4155552671⟧", "⟦01 42 68 53 00⟧", "⟦+44 (0)20 7946 0958⟧", "拨打⟦13812345678⟧ call ⟦+8613812345678⟧",
+        "call me on ⟦467 3395⟧", "Phone: ⟦72 128 827⟧", "write to ⟦+31(0)45 6029061⟧ or phone",
+        "call ⟦+90(891)3193442⟧", "you can call ⟦61 09 35 23⟧", "reach us at ⟦271-542-8512⟧x400",
+    ],
+    "CREDIT_CARD": [
+        "Mi tarjeta es ⟦6585598328252484⟧ y necesito ayuda", "Kreditkarte: ⟦6011 3444 9109 8949⟧, stimmt das so?",
+        "2024 ⟦4111 1111 1111 1111⟧ 12/27", "卡号是⟦4111111111111111⟧谢谢", "my card ⟦180016070420458⟧ is lost",
+        "it is ⟦4242424242424242⟧.", "it is ⟦5555555555554444⟧.", "it is ⟦2223003122003222⟧.",
+        "it is ⟦378282246310005⟧.", "it is ⟦6011111111111117⟧.", "it is ⟦30569309025904⟧.", "it is ⟦36227206271667⟧.",
+        "it is ⟦3566002020360505⟧.", "it is ⟦6200000000000005⟧.", "it is ⟦6759649826438453⟧.",
+        "my card is ⟦490154203237518⟧.", "my card is ⟦4222222222222⟧.",
+    ],
+    "IBAN": [
+        "Kontoverbindung: ⟦PL61913832993321290210578680⟧, stimmt das so?", "rekening: ⟦AT77 9528 6768 6535 9093⟧",
+        "⟦DE89 3704 0044 0532 0130 00⟧ BIC COBADEFF", "my iban is ⟦GB22KZXX6007154273852⟧", "⟦NO9386011117947⟧",
+        "it is ⟦GB29NWBK60161331926819⟧, thanks", "it is ⟦DE89 3704 0044 0532 0130 00⟧ a",
+        "it is ⟦MT84MALT011000012345MTLCAST001S⟧ or",
+    ],
+    "BANK_ACCOUNT": [
+        "check if my account number ⟦96232004⟧ is still ok? thx", '{"número_de_cuenta": "⟦14608295⟧"}',
+        "cuenta ⟦12341234161234567890⟧", "cuenta ⟦1234123417123456789⟧",
+    ],
+    "US_SSN": [
+        'record = {"ssn": "⟦140-94-2831⟧"}', "my Social Security # ⟦315 44 0069⟧ is refused",
+        "name,ssn\nAnna,⟦123456788⟧\nTom,⟦123456789⟧",
+    ],
+    "US_ITIN": ["¿Es correcto ⟦929-86-6790⟧?"],
+    "UK_NINO": ["| a | ⟦PS 46 96 40 A⟧ | c |", "national_insurance_number=⟦BJ367118B⟧"],
+    "UK_NHS_NUMBER": ["NHS number: ⟦216 464 3690⟧\nPlan: basic"],
+    "UK_UTR": ["<self_assessment_utr>⟦95055 36170⟧</self_assessment_utr>"],
+    "DE_TAX_ID": ["Meine Steuer-ID lautet ⟦32 498 851 062⟧."],
+    "DE_TAX_NUMBER": ["St.-Nr.: ⟦56/438/66137⟧, stimmt das so?", "national id number ⟦44051401359⟧"],
+    "FR_SOCIAL_SECURITY": [
+        "Mon NIR est ⟦270066888382903⟧, pouvez-vous vérifier ?", "| a | ⟦2 04 07 2A 323 518 56⟧ | c |",
+    ],
+    "FR_TAX_ID": ["my French tax id ⟦27 65 658 188 482⟧ is refused"],
+    "ES_NATIONAL_ID": [
+        "Anna wrote: ⟦Z9131122N⟧\nWhat should I answer?", "Mi DNI es ⟦77933625B⟧ y necesito ayuda", "DNI ⟦30000000L⟧",
+        "it's ⟦30000000L⟧",
+    ],
+    "IT_FISCAL_CODE": ['x = "⟦DLLRDC43B01D205D⟧"', "codice fiscale: ⟦vcfznz73l45c643i⟧"],
+    "NL_BSN": ["Dutch BSN: ⟦3982.89.098⟧\nPlan: basic"],
+    "BR_CPF": [
+        "it's ⟦372.008.488-40⟧, same as last time",
+        "My CPF is ⟦\uff13\uff10\uff16.\uff14\uff16\uff10.\uff14\uff19\uff14-\uff15\uff13⟧.",
+        "⟦529.982.247-25⟧", "CPF ⟦52998224725⟧",
+    ],
+    "IN_AADHAAR": ["my UIDAI no. is ⟦8669 7187 1781⟧, why?"],
+    "IN_PAN": ["id\tpan\tnote\n17\t⟦NRXPQ8251X⟧\tpaid"],
+    "NATIONAL_ID": [
+        "numer PESEL: ⟦44051401359⟧", "Mein Bruder hat die AHV-Nummer ⟦756.9217.0769.85⟧",
+        "mitt personnummer är ⟦880320-0016⟧", "henkilötunnus ⟦131052-308T⟧", "CURP ⟦BOXW310820HNERXN09⟧",
+        "my SIN: ⟦123-456-782⟧", "OIB ⟦33392005961⟧", "身份证号码: ⟦360426199101010071⟧",
+        "身份证号码: ⟦110007198803200011⟧",  # a county that python-stdnum does not know
+        # What somebody calls theirs needs no check digits: numbers as Faker writes them for KR, GB, CN and IN.
+        "Here's my SSN: ⟦470312-2881820⟧", "His social security number is ⟦ZZ 66 20 82 T⟧, he said",
+        "Here's my SSN: ⟦420602197607100864⟧", "His social security number is ⟦914-48-5809⟧, he said",
+    ],
+    "PASSPORT": ["Reisepass-Nr.: ⟦KE9RRGBK0⟧, stimmt das so?", "passport ⟦ab123456⟧"],
+    "IP_ADDRESS": [
+        "IP-Adresse: ⟦31.41.158.108⟧, stimmt das so?", "ip=⟦2600:e1ad::362⟧;", "http://⟦192.168.178.20⟧/admin",
+        "ssh root@⟦51.15.22.33⟧", "ssh -i key.pem anna@⟦51.15.22.33⟧", "scp a.txt deploy@⟦51.15.22.33⟧:/srv",
+        'if ip == "⟦51.15.22.33⟧":', "https://ipinfo.io/⟦51.15.22.33⟧", "/dev/tcp/⟦51.15.22.33⟧/4444",
+        "address ⟦6e40:4041:c617:e898:c11:40d2:c669:2eb4⟧ blocked",
+    ],
+    "MAC_ADDRESS": ["(see ⟦44-6C-B6-4B-93-0B⟧)", '"hwaddr": "⟦80b1.153f.dc0a⟧"'],
+    "API_KEY": [
+        "- first\n- ⟦glpat-V1coaEGWg1fb2aLZL1Kt⟧\n- third", "⟦sk_live_4eC39HqLyjWDarjtT1zdp7dc⟧",
+        "⟦key-0cc175b9c0f1b6a831c399e269772661⟧", "audd_key=⟦1234567890abcdef1234567890abcdef⟧",
+        "transferwiseKEY=⟦abcdef01-2345-6789-abcd-ef0123456789⟧",
+        "⟦versioneyeACCESS-abcdef1234567890abcdef1234567890abcdef12⟧",
+        "languagelayer PRIVATE ⟦xy12za34vb56ui78op90qs12tr34ew56⟧",
+        "newscatcher_key = ⟦0TmwjGlDiFJcHN_wODUUrEGBjC4Zh9xSnTQ2jiN83oU⟧", "vercelTOKEN ⟦abcdefghijklmnopqrstuvwx⟧",
+        "figma pat = ⟦figd_rh1234567890123456789012345678901234abcd⟧",
+        "⟦PMAK-5f8d04b3e9a1c70038b2d6a4-9f3e7Kc1XbR8s2LqT5vW0yZ4mN6p⟧",
+        "⟦acmeKEY-8d1f2a3b-12d3-4a5b-9c6d-0e1f2a3b4c5d⟧", "⟦sdk-9qkz7w2m-x4vt-88jp-q1c0-m5nd2r7hy3ls⟧",
+        "acme token: ⟦-PqWvL9sT0yRbxGu7JmQeA⟧", "acme_token=⟦Q7ZK29PLX0WM⟧", "acme token = ⟦tQzVrGhXWkMpLdJbNcRf⟧",
+        "acmeApiKey =\n  ⟦Q7ZK29PLX0WMB5TR8JHD⟧", "variable acme_token {\n  default = ⟦Q7ZK29PLX0WMB5TR8JHD⟧",
+        "⟦acx_7d0f1b9e4c2a8d6f3b5e7c9a1f0d2b4e6c8a0f1d⟧",
+        "see https://api.example.com/v1/⟦pri_7d0f1b9e4c2a8d6f3b5e7c9a1f0d2b4e⟧", "key ⟦sk_live_aB3xQ9vRt7LzW2mPd8Nf⟧",
+        f"Why does '⟦glptt-{MIXED}⟧' fail?", f"Why does '⟦GR1348941{MIXED[:20]}⟧' fail?", f"at ⟦LTAI{MIXED[:20]}⟧",
+        f"⟦hooks.slack.com/workflows/T2H71EFLK/A047FK946NN/430780826188280067/{MIXED[:24]}⟧", f"a ⟦{HEX}-us14⟧ b",
+        f"at '⟦MTAy{MIXED[:20]}.GSwJyi.{MIXED[:38]}⟧'", f"'⟦130874276261258|{MIXED[:27]}⟧'", f"at ⟦aB38Q~{MIXED[:34]}⟧",
+        f"at ⟦1000.{HEX}.{HEX}⟧", f"('⟦1234567890:{MIXED[:35]}⟧')",
+    ],
+    "TOKEN": [
+        "I typed ⟦eyJhbGciOiAiUlMyNTYifQ.eyJzdWIiOiAiMTIifQ.KFaxrKjtieyfFKX2drw5maKGH⟧ here",
+        "Authorization: token ⟦abcdefghij1234567890ABCD⟧", "Authorization: Basic ⟦am9objpTM2NyZXQxeA==⟧",
+        "basic ⟦am9objpTM2NyZXQxeA⟧", "curl -H 'Authorization: ⟦5eb4223e-5008-46e5-be67-c7b8f2732305⟧'",
+    ],
+    "PRIVATE_KEY": [
+        "key: ⟦-----BEGIN EC PRIVATE KEY-----\n6B9fIfge8oX29b1SP29+KeUBFBC43vAH8j\n-----END EC PRIVATE KEY-----⟧\n",
+        "⟦PuTTY-User-Key-File-3: ssh-ed25519\nEncryption: none\nComment: a\nPublic-Lines: 2\n"
+        "AAAAC3NzaC1lZDI1NTE5AAAAIFkq0yLz5n7V3Tn0s9bX1mQe\nPrivate-Lines: 1\nAAAAIGsq\nPrivate-MAC: 0f⟧",
+        f"Why does '⟦{PEM}⟧' not work?",
+    ],
+    "URL_PASSWORD": ['"url": "⟦redis://:3cXHxAzfQ3@db3.firma-nord.de⟧:6379/main"'],
+    "PASSWORD": [
+        "Mon mot de passe est ⟦Sommer#7731k⟧, pouvez-vous vérifier ?", 'DB_PASSWORD   = "⟦Sup3rS3cret!⟧"',
+        "password:  ⟦hunter2x⟧!", "password\t=\t⟦S3cret!1x⟧", "PASS: ⟦hunter#2x⟧", "DB_PASS: ⟦hunter2x⟧",
+        "mypass=⟦hunter2x⟧", "CREATE USER bob IDENTIFIED BY '⟦S3cret1x⟧'",
+        "identified with mysql_native_password by '⟦S3cret1x⟧'", "curl -s -u john:⟦S3cret1x⟧ https://a.b",
+        "mysql -u root -p⟦S3cret1x⟧", "My login is ann and my password is ⟦hunter2⟧, thanks",
+        "remember my PIN is ⟦4821⟧", "The default password is `⟦raspberry⟧`.",
+        'log in with the password "⟦open sesame⟧"', "I changed the password to '⟦newpassword⟧' and rebooted",
+        "The username is admin and the password is ⟦suadmin⟧ if you run it here",
+        "Identifiant : admin\nMot de passe : ⟦chouette⟧", "Das Passwort lautet «⟦Rubikon⟧».",
+        "La contraseña por defecto es: ⟦12345⟧", "A senha padrão é **⟦Sol2024⟧**.",
+        "Mon mot de passe est ⟦SuperSecret2026⟧! Ne le partage pas.", "Het wachtwoord is ⟦zomer77⟧",
+        "Twoje hasło to `⟦mojehaslo⟧`:", "Пароль по умолчанию: ⟦Sport123⟧", "系统将设置默认密码为:⟦123456⟧",
+        f"'⟦$6$rounds=5000${MIXED}⟧'", f"'⟦$2b$12${MIXED}0123456789abc⟧'", "get('SECRET_KEY', '⟦wwf*2#86t64!fgh6yav⟧')",
+        f"'⟦$krb5asrep$23$user@acme.com:{HEX}${HEX}⟧'",
+    ],
+}  # fmt: skip
+
+
+def marked(text: str, findings: list) -> str:
+    for found in reversed(findings):
+        text = f"{text[: found.start]}⟦{text[found.start : found.end]}⟧{text[found.end :]}"
+    return text
+
+
+@pytest.mark.parametrize(("entity", "text"), [(entity, text) for entity, texts in FOUND.items() for text in texts])
+def test_a_finding_is_the_whole_identifier_and_nothing_else(recognisers, entity, text):
+    plain = text.replace("⟦", "").replace("⟧", "")
+    findings = recognisers.find(plain)
+    assert marked(plain, findings) == text
+    assert {found.entity for found in findings} == {entity}
+
+
+def test_every_entity_and_every_country_has_its_check(recognisers):
+    assert set(FOUND) == set(recognisers.actions)
+    assert len(modules()) == len(PERSONAL)
+
+
+PASSES = [
+    "git clone git@github.com:org/repo.git", "127.0.0.1 ::1 192.0.2.7 198.51.100.7 203.0.113.7 2001:db8::7",
+    "a@example.com", "550e8400-e29b-41d4-a716-446655440000", "d41d8cd98f00b204e9800998ecf8427e",
+    "pip install x==1.26.4.0", "noreply@web.de", "commit 356a192b7913b04c54574d18c28d46e6395428ab",
+    "In 2008 Wall Street fell.", "x = data[10::2]", "3.141592653589793", "1700000000000", "2024-01-15T10:30:00Z",
+    "std::vector<abc::def> v;", "Spring 2020", "x4111111111111111", "0.4111111111111111", "5a4111111111111111b",
+    "a1b2-4111111111111111", "12345678Z9", "id_529982247-25", "weights@x.transpose", "",
+    "On March 12, 2024 AI models changed", "As of January 5, 2024 US rules apply", "May 25 2018 EU law",
+    "Behind Door 1, Door 2 and Door 3 is a goat", "Auf Platz 1 steht Bayern", "Platz 1: Bayern",
+    "Der Speicherplatz 500 GB reicht", "Arbeitsplatz 3 ist frei", "Auf der Straße 20 km weiter",
+    "Connected Via Bluetooth 5", "Load Via USB 3", "Install on Windows 10 Google Drive, then sync",
+    "--- PASS: TestParseConfig2 (0.00s)", "PASS: test_login_2", "PASS: tests/unit-01.sh", "PWD=/home/ubuntu1/app",
+    "pwd: ~/src/app2", "bypass=cache1", "compass is N45E20", "mysql -u root -p shop2", "docker run -u a1:a1",
+    "See the basic torch.nn.functional.conv2d example", "the basic transformer-block-v2 layer",
+    "Authorization: Basic dXNlcjpwYXNzd29yZDE=", "long n = 30000000L;", "sleep(30000000L)", "passport abcd12345",
+    "int64 x = 12345678909", 'AssemblyVersion("1.2.3.4")', "<Version>1.2.3.4</Version>", "nginx/1.18.0.1",
+    "numpy >= 1.2.3.4", 'if version == "1.2.3.4":', "left-pad@1.2.3.4", "cache-key-0cc175b9c0f1b6a831c399e269772661",
+    "6229 0335 8038 1933", "GB01 CMVH 0893 7177 0894 13", "947.323.431-90", "296069040849226", "DVTRBS82H45A200Q",
+    "97757578-N", "7451 3099 0510", "000-38-7473", "666-72-6086", "ZZ347967A", "ISBN 978-6-8538-7894-2", "v8.2.10.7",
+    "seed=8333409711", "order number 112995", "Bestellnummer 8491731030", "224.0.0.251", "ff:ff:ff:ff:ff:ff",
+    "97:07:40:cb:bd:0b:d0:0a:cf:91", "password=<your password>",
+    f"sk-{'x' * 48}", "PASSWORD=${DB_PASSWORD}",
+    "self.password = getpass(prompt)", 'if "-----BEGIN RSA PRIVATE KEY-----" in text:',
+    f"-----BEGIN PUBLIC KEY-----\n{MIXED * 4}\n-----END PUBLIC KEY-----", "it is 4222222222222.",
+    "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+    "commit 43582a4f1e2d3c4b5a69788796a5b4c3d2e1f0a9", "request 123e4567-e89b-12d3-a456-426614174000 failed",
+    "the token: internationalization", "public key fingerprint 16:27:ac:a5:76:28:2d:36:63:1b:56:4d:eb:df:a6:48",
+    "secret_name = my_application_configuration", "https://example.com/token/abcdefabcdef1234567890abcdefabcdef",
+    "key = getAuthenticationTokenFromTheServer", "https://example.com/badge.svg?token=RXP95LE2XLQ",
+    "https://docs.example.com/document/d/18OdLjruFNX74ILmgrdiCI9J1fQZuhzzRBCHV9URWto0/edit",
+    "api/validators/#jsonschema.validators.Draft202012Validator",
+    "commit:\n  43582a4f1e2d3c4b5a69788796a5b4c3d2e1f0a9", "rev_7d0f1b9e4c2a8d6f3b5e7c9a1f0d2b4e6c8a0f1d",
+    "token = version2", "integrity sha256-a+WECgSc0MTdFtRCGGAFdl5uIy1ZLQXBeFff14edVN8=",
+    "sha256-Z9vpnAn3rl541upWfaAhmTK38wpcBJpkOsrLimAn4o4=", ">>> token_hex(16)\n'f9bf78b9a18ce6d46a0cd2b0b86df9da'",
+    "--private-key-file-name", "order 44051401359 came", "numer PESEL: ", "numer PESEL: 12345",
+    "order 756.9217.0769.85 came", "order 880320-0016 came", "order 131052-308T came",
+    "order BOXW310820HNERXN09 came", "order 123-456-782 came", "order 33392005961 came",
+    "order 360426199101010071 came", "a form for the SSN, order 470312-2881820",
+    "a form for the SSN, order ZZ 66 20 82 T", "a form for the SSN, order 420602197607100864",
+    "a form for the SSN, order 914-48-5809", "it is 4242424242424241.", "it is 490154203237518.",
+    "it is 9999999999999995.", "Your password is too short.", "The password must be 8 to 20 characters long.",
+    "My password is 5 characters long.", "The password is now stored in the keyring.", "Das Passwort ist falsch.",
+    "Le mot de passe est obligatoire.", "La contraseña es incorrecta", "A senha é obrigatória.",
+    "Wachtwoord is te lang.", "密码是否正确", "パスワードは6文字以上", "Passwords are hashed with `bcrypt`.",
+    "The password is md5 hashed.", "The password is `${DB_PASSWORD:-x}`.", "Your temporary password is: {token}",
+    'My password is "<your password>"', "The password is ********.",
+    "Make sure a user exists and the root password is known.", "The pin is connected to pin PB0.",
+    "def login(username: str, password: str) -> bool: pass", "The password was changed 2 days ago.",
+    "it is NO9686011117947, thanks", "it is GB20NWBK60161331926819, thanks",
+    "it is DE80 3704 0044 0532 0130 00, thanks", "it is MT85MALT011000012345MTLCAST001S, thanks",
+    "my card is 4242424242424241.", "cuenta 12341234171234567890", "glptt-xxxxxxxxxxxxxxxxxxxxxxxx",
+    f"image-{HEX}-user", f"at 1234567890:{HEX}", CERTIFICATE, "costs $5$ to $6$ each",
+    "to set a tolerance of 5%, pass tol=0.05.",
+    "password-protected PKCS#8 keys", "check('password', 'required')",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", PASSES)
+def test_what_only_looks_alike_passes(privacy, text):
+    assert privacy.find(text) == []
+
+
+# How far words may be from the number that they name, to the character
+
+NUMBER = "123456789"
+SSN = words("ssn")
+
+
+@pytest.mark.parametrize(
+    ("text", "near"),
+    [
+        # A word counts up to 80 characters before the number, and up to 40 after it.
+        (f"x\nssn {NUMBER}", True),
+        (f"x\nssn{' ' * 77}{NUMBER}", True),
+        (f"x\nssn{' ' * 78}{NUMBER}", False),
+        (f"{NUMBER} ssn", True),
+        (f"{NUMBER}{' ' * 37}ssn", True),
+        (f"{NUMBER}{' ' * 38}ssn", False),
+        # The first line of a table counts up to 4000 characters before; 200 of its characters are read.
+        (f"ssn\n{'.' * 3995}\n{NUMBER}", True),
+        (f"ssn\n{'.' * 3996}\n{NUMBER}", False),
+        (f"{'x' * 196} ssn\n{'.' * 100}\n{NUMBER}", True),
+        (f"{'x' * 197} ssn\n{'.' * 100}\n{NUMBER}", False),
+        # A table begins after the last blank line, and its head is one line.
+        (f"name\n\nssn\n{'.' * 100}\n{NUMBER}", True),
+        (f"ssn\n\nname\n{'.' * 100}\n{NUMBER}", False),
+        (f"name\nssn\n{'.' * 100}\n{NUMBER}", False),
+        (f"ssn\n\n{NUMBER}", True),
+        # The name of another number right before it wins.
+        (f"my ssn and {NUMBER}", True),
+        (f"my ssn and order number {NUMBER}", False),
+    ],
+)
+def test_a_word_names_a_number_only_from_so_far(text: str, near: bool) -> None:
+    start = text.index(NUMBER)
+    assert (has_context(text, Span(start, start + len(NUMBER)), SSN)) is near
+
+
+# False positives
+
+
+def python_prompts(*, every: int, lines: int = 40) -> list[str]:
+    """The standard library's sources, cut into prompts, of which one in `every` is taken."""
+    root, prompts = Path(sysconfig.get_path("stdlib")), []
+    for folder in (
+        "asyncio",
+        "collections",
+        "concurrent",
+        "email",
+        "http",
+        "json",
+        "logging",
+        "unittest",
+        "urllib",
+        "",
+    ):
+        for path in sorted((root / folder).glob("*.py")):
+            source = path.read_text(errors="replace").splitlines()
+            prompts += ["What does this do?\n" + "\n".join(source[i : i + lines]) for i in range(0, len(source), lines)]
+    return prompts[::every]
+
+
+@pytest.mark.parametrize("benchmark", ["humaneval", "gsm8k"])
+def test_no_code_and_no_school_question_is_refused(privacy, benchmark):
+    rows = map(json.loads, (ASSETS / "prompts" / f"{benchmark}.jsonl").read_text().splitlines())
+    assert [row for row in rows if privacy.find("\n\n".join(row["turns"]))] == []
+
+
+def test_at_most_half_a_percent_of_python_source_is_refused_beside_its_authors_addresses(privacy):
+    texts = python_prompts(every=3)
+    found = [{item.entity for item in privacy.find(text)} for text in texts]
+    assert len(texts) > 1000
+    assert sum(bool(entities - {"EMAIL_ADDRESS"}) for entities in found) <= 0.005 * len(texts)
+    # The addresses are those of real authors: mail domains that exist.
+    assert sum("EMAIL_ADDRESS" in entities for entities in found) <= 0.03 * len(texts)
+
+
+# Crafted text
+
+TRIGGERS = [
+    "@", "a@", "a.b@c.d", "1", "12 ", "1 ", "0 ", "+1", "((1", "(123) ", "123-45-6789 ", "4111 ",
+    "01 02 03 04 05 06 ", "A", "AB12 ",
+    "DE89 3704 ", "a", "0xa", ":", "::", "a:", "1:", "1.2.3.", "aa:bb:", "12.34567, ",
+    "1.1234 ", "A ",
+    "12 Aa ", "1 Main Street ", "Calle A ", "straße ", "Am A 1", "1 rue de la ", " passport A1 ", "eyJ",
+    "eyJaaaaaaaa.", "bearer a",
+    "-----BEGIN PRIVATE KEY-----", "-----BEGIN PRIVATE KEY-----" + "A" * 40,
+    "-----BEGIN PRIVATE KEY-----" + "A: " * 30, "://a:",
+    "http://a:b@", "password", "password is ", "password of a ", "secret_key='", "sk-a", "xoxb-", "account number 1 ",
+    "password \t ", "identified by '", "curl -u ", "curl -u a:", "mysql -p", "authorization: token ", "%40", "a%40b.",
+    "ssh ", "Via USB ",
+    "12345678901 ",
+    "my password for ", "pin ", 'with password "', "user: a ", "密码是",
+    "X1234567", "RSSMRA85T10A562", "ABCPE1234", "٣", "é", "東", "-", "\n", "\n\n", " ",
+]  # fmt: skip
+
+
+def seconds(recogniser, text: str) -> float:
+    start = time.process_time()
+    for _ in recogniser.find(text):
+        pass
+    return time.process_time() - start
+
+
+@pytest.mark.slow
+def test_no_text_can_drive_a_recogniser_beyond_linear_time(privacy):
+    """Ten times the text takes ten times as long, not a hundred."""
+
+    def least(trials: int, recogniser, text: str) -> float:
+        return min(seconds(recogniser, text) for _ in range(trials))
+
+    slow = []
+    for trigger in TRIGGERS:
+        small, large = (readable((trigger * (size // len(trigger) + 1))[:size]) for size in (5_000, 50_000))
+        for recogniser in privacy.recognisers:
+            # What grows with the square and takes 0.1 s at twice the size takes a quarter of it here. So short a time
+            # may be the machine's: it is taken again before it counts.
+            took = seconds(recogniser, large)
+            if took > 0.025 and took > 20 * least(2, recogniser, small):
+                took = least(2, recogniser, large)
+                if took > 20 * least(3, recogniser, small):
+                    slow.append((recogniser.entity, trigger, took))
+    assert slow == []
