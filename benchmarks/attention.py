@@ -1,4 +1,4 @@
-"""Attention kernels on packs as training has them: PyTorch's FlashAttention-2, and ours in Triton.
+"""Attention kernels on packs as training has them: PyTorch's FlashAttention-2, ours in Triton, the flash-attn package.
 
     python benchmarks/attention.py --out benchmarks/results/attention.json            # on a Hopper GPU
     python benchmarks/attention.py --out /tmp/rows.json --channels 64 --cases 0 2 --tiles '[[128, 64, 4, 3]]'
@@ -13,6 +13,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import accumulate, product
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from result import write_result
 from step_cost import seconds_of
 from torch import Tensor
 
-from eagle3.head.fast.flash_kernels import TorchFlash, VarlenKernel
+from eagle3.head.fast.flash_kernels import FlashAttnPackage, TorchFlash, VarlenKernel
 from eagle3.head.segments import Segments
 
 QUERY_HEADS, GROUPS = 32, 8  # Llama-3.1-8B's
@@ -134,6 +135,8 @@ def kernels(channels: int, tiles: Sequence[Sequence[int]]) -> dict[str, VarlenKe
         made[f"triton {'/'.join(map(str, tile))}"] = TritonFlash(
             Tiles(**dict.fromkeys(("forward", "key_value", "query"), Tile(*tile)))
         )
+    if find_spec("flash_attn"):
+        made["flash_attn"] = FlashAttnPackage()
     return made
 
 

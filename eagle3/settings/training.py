@@ -75,7 +75,7 @@ class TvSettings(Settings):
 class KernelSettings(Settings):
     """What computes a training step. Nothing but `fp8`, which rounds products, changes what is computed."""
 
-    attention: Literal["auto", "triton", "torch_flash", "padded"]
+    attention: Literal["auto", "triton", "flash", "torch_flash", "padded"]
     layer: Literal["auto", "fused", "plain"]
     loss: Literal["auto", "chunked", "plain"]
     loss_chunk: Count

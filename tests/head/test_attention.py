@@ -19,7 +19,7 @@ from eagle3.head.attention import KeysValues, MakeAttention, PaddedAttention
 from eagle3.head.batch import TttBatch, ttt_batch
 from eagle3.head.fast.chain_keys import ChainKeys
 from eagle3.head.fast.flash_attention import FlashAttention
-from eagle3.head.fast.flash_kernels import TorchFlash, VarlenKernel
+from eagle3.head.fast.flash_kernels import FlashAttnPackage, TorchFlash, VarlenKernel
 from eagle3.head.kernels import kernel_backend
 from eagle3.head.segments import Segments
 
@@ -250,6 +250,8 @@ def test_the_kernels_of_the_installed_pytorch_take_our_arguments(step: int) -> N
 
 def kernels_of_gpu() -> list[VarlenKernel]:
     found: list[VarlenKernel] = [TorchFlash()]
+    with suppress(ImportError):
+        found.append(FlashAttnPackage())
     with suppress(ImportError):
         from eagle3.head.fast.triton_flash import TritonFlash
 

@@ -68,7 +68,7 @@ def test_auto_takes_the_fastest_that_can_run_and_one_table_says_why(caplog: pyte
         ChunkedLoss(chunk=8192, elementwise=elementwise, kernel=plain_loss_and_gradient, make_products=Products),
     )
     assert [line.split(maxsplit=2) for line in caplog.messages[0].splitlines()[1:5]] == [
-        ["attention", "padded", f"triton, torch_flash: needs a CUDA GPU (trainer.accelerator=gpu), {here}"],
+        ["attention", "padded", f"triton, flash, torch_flash: needs a CUDA GPU (trainer.accelerator=gpu), {here}"],
         ["layer", "plain", f"fused: Triton needs a CUDA GPU, {here}"],
         ["loss", "chunked", "the fastest"],
         ["products", "bf16-mixed", "kernels.fp8=false"],
@@ -102,7 +102,7 @@ def test_on_a_gpu_without_triton_auto_takes_pytorchs_flash_kernel_and_the_plain_
     assert plan.attention.func is FlashAttention and isinstance(plan.attention.keywords["kernel"], TorchFlash)
     assert isinstance(plan.attention.keywords["chain_keys"], ChainKeys)
     assert plan.layer is PlainLayer
-    assert "triton: needs Triton, a part of PyTorch's CUDA builds for Linux" in caplog.text
+    assert "triton: needs Triton, a part of PyTorch's CUDA builds for Linux; flash: needs flash-attn" in caplog.text
     assert "fused: Triton, a part of PyTorch's CUDA builds for Linux, is not installed" in caplog.text
 
 

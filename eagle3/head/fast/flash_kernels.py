@@ -1,6 +1,7 @@
 """Kernels that attend over many segments in one call, without a score matrix, and return the log-sum-exp.
 
-Ours, the fastest on Hopper, is in triton_flash.py. Elsewhere the copy of FlashAttention-2 inside PyTorch runs.
+Ours, the fastest on Hopper, is in triton_flash.py. Elsewhere FlashAttention-2 runs: the flash-attn package if it is installed, else
+PyTorch's copy.
 
 Shapes: fast/__init__.py, but that R are any queries.
 """
@@ -12,9 +13,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from eagle3.errors import install_command
 from eagle3.head.segments import Segments
 
-FASTEST_FIRST = ("triton", "torch_flash")  # benchmarks/results/attention.json
+FASTEST_FIRST = ("triton", "flash", "torch_flash")  # benchmarks/results/attention.json
 Gradients = tuple[Float[Tensor, "R Q C"], Float[Tensor, "T G C"], Float[Tensor, "T G C"]]
 
 
@@ -68,6 +70,54 @@ class TorchFlash:
         )
 
 
+class FlashAttnPackage:
+    """The flash-attn package, 2.7 and 2.8."""
+
+    def __init__(self) -> None:
+        from flash_attn import flash_attn_interface
+
+        self.interface = flash_attn_interface
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, where: Segments) -> tuple[Tensor, Tensor]:
+        output, logsumexp, *_ = self.interface._flash_attn_varlen_forward(
+            query,
+            key,
+            value,
+            *_bounds(where),
+            dropout_p=0.0,
+            softmax_scale=query.shape[-1] ** -0.5,
+            causal=where.causal,
+        )
+        return output, _without_keys(logsumexp)
+
+    def backward(
+        self,
+        grad_output: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        output: Tensor,
+        logsumexp: Tensor,
+        where: Segments,
+    ) -> Gradients:
+        grads = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+        inputs = (grad_output, query, key, value, output, logsumexp)
+        self.interface._flash_attn_varlen_backward(
+            *inputs,
+            *grads,
+            *_bounds(where),
+            dropout_p=0.0,
+            softmax_scale=query.shape[-1] ** -0.5,
+            causal=where.causal,
+            window_size_left=-1,
+            window_size_right=-1,
+            softcap=0.0,
+            alibi_slopes=None,
+            deterministic=False,
+        )
+        return grads
+
+
 def _without_keys(logsumexp: Float[Tensor, "Q R"]) -> Float[Tensor, "Q R"]:
     """Return -inf where FlashAttention-2 has +inf: at queries of segments without keys."""
     return logsumexp.masked_fill_(logsumexp == torch.inf, -torch.inf)
@@ -79,11 +129,11 @@ def _bounds(where: Segments) -> tuple[Tensor, Tensor, int, int]:
 
 
 def flash_kernel(name: str) -> VarlenKernel:
-    if name == "torch_flash":
-        return TorchFlash()
-    from eagle3.head.fast.triton_flash import TritonFlash
+    if name == "triton":
+        from eagle3.head.fast.triton_flash import TritonFlash
 
-    return TritonFlash()
+        return TritonFlash()
+    return FlashAttnPackage() if name == "flash" else TorchFlash()
 
 
 def flash_obstacle(name: str, device: torch.device, precision: str, head_dim: int) -> str | None:
@@ -92,8 +142,9 @@ def flash_obstacle(name: str, device: torch.device, precision: str, head_dim: in
         return f"needs a CUDA GPU (trainer.accelerator=gpu), this run is on the {device.type.upper()}"
     if precision != "bf16-mixed":
         return f"computes in half precision (trainer.precision=bf16-mixed), here trainer.precision={precision}"
-    of_kernel = _triton_obstacle if name == "triton" else _torch_flash_obstacle
-    return of_kernel(device, head_dim)
+    if name == "triton":
+        return _triton_obstacle(device, head_dim)
+    return _flash_obstacle(device, head_dim) or (_package_obstacle() if name == "flash" else _build_obstacle())
 
 
 def _triton_obstacle(device: torch.device, head_dim: int) -> str | None:
@@ -106,11 +157,23 @@ def _triton_obstacle(device: torch.device, head_dim: int) -> str | None:
     return None
 
 
-def _torch_flash_obstacle(device: torch.device, head_dim: int) -> str | None:
+def _flash_obstacle(device: torch.device, head_dim: int) -> str | None:
     if head_dim % 8 or head_dim > 256:
         return f"wants a multiple of 8 channels a head, at most 256, here model.head_dim={head_dim}"
     if torch.cuda.get_device_capability(device) < (8, 0):
         return f"needs a GPU of compute capability 8.0 or more, this is a {torch.cuda.get_device_name(device)}"
+    return None
+
+
+def _build_obstacle() -> str | None:
     if not torch.backends.cuda.is_flash_attention_available():
         return "is left out of this build of PyTorch (pip install torch has it)"
+    return None
+
+
+def _package_obstacle() -> str | None:
+    try:
+        FlashAttnPackage()
+    except ImportError as error:  # also where it was built for another PyTorch
+        return f"needs flash-attn 2.7 or 2.8 ({install_command('flash')}): {' '.join(str(error).split())}"
     return None
