@@ -1,7 +1,7 @@
 """Kernels that attend over many segments in one call, without a score matrix, and return the log-sum-exp.
 
-Ours, the fastest on Hopper, is in triton_flash.py. Elsewhere FlashAttention-2 runs: the flash-attn package if it is there, else
-PyTorch's copy.
+Ours, the fastest on Hopper, is in triton_flash.py. Elsewhere FlashAttention-2 runs: the flash-attn package if it is
+there, else PyTorch's copy.
 
 Shapes: fast/__init__.py, but that R are any queries.
 """
