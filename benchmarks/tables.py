@@ -8,7 +8,7 @@ tests/test_numbers.py fails while a page and its files differ.
 import json
 import re
 import string
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -70,6 +70,13 @@ def best() -> str:
     ours = ours.replace(" / ", "** / **").join(("**", "**"))
     theirs = f"{theirs}, SpecForge at its best learning rate of three"
     rows.append(["accept length, same data and head shape, six epochs, one seed", ours, theirs])
+    curves = result("race_speculators.json")["heads"]["curves"].values()
+    theirs, ours = (
+        " / ".join(f"{points[-1]['accept_length'][f'all, {drafts}, greedy']:.2f}" for drafts in DRAFTS)
+        + f" in {points[-1]['seconds']:.0f} s of steps"
+        for points in curves
+    )
+    rows.append(["the same, other answers of the same target", ours, f"{theirs}, speculators 0.9 at its default"])
     share = f"**{heads['share_of_specforge']['ours, recipe']:.2f} x** at most"
     rows.append(["training time to SpecForge's accept length (chains of 7)", share, "SpecForge on the same H100"])
     ratios = [raced(row["batch"])[2]["bf16"] for row in result("race.json")["steps"]]
@@ -163,26 +170,50 @@ def with_interval(gain: dict[str, float]) -> str:
     return f"**{gain['value']:.2f}**" if gain["low"] > 1 else f"{gain['value']:.2f}"
 
 
-def raced_heads() -> str:
-    """SpecForge's heads and ours on the public target, after each epoch."""
+def raced_heads(file: str = "race_smollm2.json") -> str:
+    """Another trainer's heads and ours on the public target, after some epochs."""
     rows = []
-    for name, points in result("race_smollm2.json")["heads"]["curves"].items():
+    for name, points in result(file)["heads"]["curves"].items():
         for point in points:
             lengths = [f"{point['accept_length'][f'all, {drafts}, greedy']:.3f}" for drafts in DRAFTS]
             rows.append([name, f"{point['epoch']}", f"{point['seconds']:.0f} s", *lengths])
     return markdown(f"training | epochs | seconds of its steps | {' | '.join(DRAFTS)}", rows)
 
 
-def raced_prompts() -> str:
+def raced_prompts(
+    race: str = "race_smollm2.json",
+    trainer: str = "SpecForge",
+    names: Sequence[str] = ("SpecForge, lr 0.001", "ours, recipe"),
+) -> str:
     """The race's heads after six epochs and that of train.py's defaults on every set of prompts."""
     rows = []
     for title, file in PROMPTS.items():
-        found = result("race_smollm2.json")["after_training"][file]
+        found = result(race)["after_training"][file]
         for way in (*(f"{drafts}, greedy" for drafts in DRAFTS), f"{DRAFTS[-1]}, T = 1"):
-            heads = [found["accept_length"][way][name] for name in ("SpecForge, lr 0.001", "ours, recipe", "train.py")]
-            cells = [f"{head['accept_length']:.2f} ± {head['standard_error']:.2f}" for head in heads]
-            rows.append([f"{found['prompts']} {title.removeprefix('400 ')}", way, *cells])
-    return markdown("prompts | decoding | SpecForge | ours, same head | `train.py` as it is", rows)
+            heads = [found["accept_length"].get(way, {}).get(name) for name in (*names, "train.py")]
+            cells = [f"{head['accept_length']:.2f} ± {head['standard_error']:.2f}" for head in heads if head]
+            if cells:
+                rows.append([f"{found['prompts']} {title.removeprefix('400 ')}", way, *cells])
+    return markdown(f"prompts | decoding | {trainer} | ours, same head | `train.py` as it is", rows)
+
+
+def long_texts() -> str:
+    """Accept length in chains of 3 / 7 by position in long texts, by head and window of the draft head."""
+    found = result("long_texts.json")
+    columns = [(head, "none") for head in ("default", "control", "adapted")]
+    columns += [("default", window) for window in ("2048", "1024", "512", "256")] + [("adapted", "512")]
+    rows = []
+    for text, first in found["windows"]["none"].items():
+        cells = [lengths(found["windows"][window][text], head) for head, window in columns]
+        rows.append([text, f"{first['default, chain of 7']['prompts']}", *cells])
+    short = [lengths(found["short"], head) for head, _ in columns[:3]]
+    rows.append(["short questions", f"{found['short']['default, chain of 7']['prompts']}", *short, *[""] * 5])
+    heads = "default | 3 more epochs | adapted | default, window 2,048 | 1,024 | 512 | 256 | adapted, window 512"
+    return markdown(f"tokens before the round | prompts | {heads}", rows)
+
+
+def lengths(found: dict[str, Any], head: str) -> str:
+    return " / ".join(f"{found[f'{head}, chain of {steps}']['accept_length']:.2f}" for steps in (3, 7))
 
 
 DRAFTS = ("chain of 3", "chain of 7", "tree 5/4/16")
@@ -447,8 +478,11 @@ TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
     for table in (
         quickstart, best, public_target, data_curve, served_smollm2, epochs, raced_heads, raced_prompts, heads, recipe,
-        recipe_seeds, race, local_read, parity, bench, tuned, loads, served_ways, long_answers, bounds,
+        recipe_seeds, race, local_read, parity, bench, tuned, loads, served_ways, long_answers, bounds, long_texts,
     )
+} | {
+    "speculators_heads": partial(raced_heads, "race_speculators.json"),
+    "speculators_prompts": partial(raced_prompts, "race_speculators.json", "speculators", ("speculators", "ours")),
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from object_stores import s3_server
+from object_stores import running_store
 from prompt_stage import Prepare, chat, prepare, some_rows, texts, write
 from stores import ROOT
 
@@ -113,7 +113,7 @@ def test_a_damaged_packed_file_is_named(prepare: Prepare, tmp_path: Path, ending
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
-    with s3_server():
+    with running_store():
         fsspec.filesystem("s3").mkdir("chats")
         yield "s3://chats"
 

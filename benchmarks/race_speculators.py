@@ -1,0 +1,313 @@
+"""EAGLE-3 heads trained by speculators 0.9 on a feature store of this project, in the packs and order of race.py.
+
+    python benchmarks/race_speculators.py --store STORE --target TARGET --out DIR --lr 1e-3 --epochs 6 --save 2 6
+
+Model, verifier's weights, loss, optimizers, schedule, shift of a sample and collation of a pack are those of the
+package speculators, as `speculators train` puts them together; a setting that is not named here has its default. This
+project gives the samples, the packs, their order, the draft vocabulary, and the timing. DIR gets a folder for each head
+that is saved, as `serve.py` reads it, and result.json, which is written again after each of them.
+
+What differs from its defaults: K = 7 unrolled steps instead of 3 (--ttt-steps), rows of data.pack_tokens instead of
+8,192 tokens, attention to the whole text instead of to the last 2,048 tokens, and no norm_before_residual,
+norm_before_fc and norm_output: the shape of model=eagle3. As in its own code the head's lm_head stays what it begins
+as, the target's rows of the draft vocabulary.
+
+The store has final-normed states, so the verifier's final norm, which comes before its lm_head, is left out. Its loss
+wants the teacher of each answer token; the store has none for the last token of an answer, which is left out.
+
+Shapes: T tokens of a sample, J of them with a teacher, A captured layers, H hidden size.
+"""
+
+import argparse
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo
+from race import PLAIN_HEAD
+from speculators.models.eagle3 import Eagle3DraftModel, shift_batch
+from speculators.train.cli import create_transformer_layer_config
+from speculators.train.config import TrainConfig
+from speculators.train.data import CollateFn
+from speculators.train.trainer import Trainer, TrainerConfig
+from step_cost import timed
+from torch import Tensor, nn
+from train_step import composed, device, on_gpu
+
+from eagle3 import cli
+from eagle3.commands.train import build_training
+from eagle3.data.pack import pack_samples
+from eagle3.data.plan import PlannedPack, plan_epoch
+from eagle3.features.sample import Sample
+from eagle3.features.split import hash64
+from eagle3.head.draft_head import DraftHead, HeadConfig
+from eagle3.head.draft_vocab import membership, to_offsets
+from eagle3.head_files.format import save_head
+from eagle3.storage.files import write_json
+
+WARM_UP = 3  # packs before the clock: everything is compiled by then
+CHUNK = 128  # packs that lie on the device at a time
+BLOCK = 128  # of flex_attention's masks: a row has a multiple of so many tokens
+log = logging.getLogger("race_speculators")
+
+
+class Steps(Trainer):
+    """Its trainer's optimizers and schedules for a model, without its loop, loader and checkpoints."""
+
+    def __init__(self, model: nn.Module, config: TrainerConfig) -> None:
+        self.model, self.config, self.resume_from_checkpoint = model, config, False
+        self.train_loader: list[Any] = []  # its length is not asked for: `config` has the number of steps
+        self.setup_optimizer()
+
+    def __call__(self, loss: Tensor) -> None:
+        """Backward, clipping, optimizers and schedules in the order of its loop."""
+        self._optimizers_zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self._optimizers_step()
+        self._schedulers_step()
+
+
+class Speculators:
+    """Its EAGLE-3 model and training for a target, with the sizes and draft vocabulary of `head`."""
+
+    def __init__(
+        self, head: DraftHead, target: Path, capture_layers: list[int], settings: TrainConfig, *, row_tokens: int,
+        total_steps: int,
+    ) -> None:  # fmt: skip
+        self.head, self.capture_layers, self.total_steps = head.config, capture_layers, total_steps
+        self.draft_ids = head.draft_ids.cpu()
+        self.settings = settings.flatten() | {
+            "verifier_name_or_path": str(target),
+            "target_layer_ids": capture_layers,
+            "draft_vocab_size": len(self.draft_ids),
+        }
+        shape = create_transformer_layer_config(
+            verifier_name_or_path=str(target), num_layers=self.settings["num_layers"],
+            draft_arch=self.settings["draft_arch"], hidden_act=self.settings["draft_hidden_act"],
+            sliding_window=self.settings["sliding_window"],
+            full_attention_indices=self.settings["full_attention_indices"],
+        )  # fmt: skip
+        require_same_sizes(shape, head.config)
+        self.model = Eagle3DraftModel.from_training_args(
+            shape, t2d=membership(self.draft_ids, head.config.vocab_size), d2t=to_offsets(self.draft_ids),
+            **self.settings,
+        )  # fmt: skip
+        self.model.verifier_norm = nn.Identity()  # the store's states are behind it
+        self.model.to(device()).train()
+        self.dtype = getattr(torch, self.settings["hidden_states_dtype"]) if on_gpu() else torch.float32
+        self.collate = CollateFn(
+            -(-row_tokens // BLOCK) * BLOCK, head.config.hidden_size, len(capture_layers), self.dtype, shift_batch
+        )
+        self.arguments, _ = Eagle3DraftModel.get_trainer_kwargs(**self.settings)
+        self.begin()
+
+    def begin(self) -> None:
+        """Make fresh optimizers and schedules."""
+        names = {name: self.settings[name] for name in TrainerConfig._fields if name in self.settings}
+        config = TrainerConfig(
+            num_epochs=self.settings["epochs"],
+            **names | {"hidden_states_dtype": self.dtype, "scheduler_total_steps": self.total_steps},
+        )
+        self.steps = Steps(self.model, config)
+
+    def batch(self, samples: list[Sample]) -> dict[str, Any]:
+        """Return a pack as its model takes it, on the device."""
+        pack = pack_samples(samples, anchors_in_step=1, samples_in_step=1).to(device())
+        has_teacher = torch.cat([sample.has_teacher for sample in samples]).to(device())
+        last = torch.zeros(len(has_teacher), self.head.hidden_size, dtype=self.dtype, device=device())
+        last[has_teacher] = pack.last_hidden_state.to(self.dtype)
+        columns = {
+            "hidden_states": pack.aux_hidden_states.to(self.dtype),
+            "input_ids": pack.input_ids,
+            "verifier_last_hidden_states": last,
+            "loss_mask": (pack.turns > 0) & has_teacher,
+            "position_ids": pack.positions.to(device()),
+        }
+        lengths = [len(sample.input_ids) for sample in samples]
+        rows = zip(*(column.split(lengths) for column in columns.values()), strict=True)
+        parts = [
+            dict(zip(columns, row, strict=True)) | {"lengths": torch.tensor([length])}
+            for row, length in zip(rows, lengths, strict=True)
+        ]
+        collated = self.collate(parts)
+        return {name: value.to(device()) for name, value in collated.items() if isinstance(value, Tensor)}
+
+    def loss(self, batch: dict[str, Any]) -> Tensor:
+        with torch.autocast(device().type, self.dtype, enabled=on_gpu()):
+            _, loss, _ = self.model(**batch, **self.arguments)
+        return loss
+
+    def step(self, batch: dict[str, Any]) -> Tensor:
+        """Train on a pack, and return the loss before."""
+        loss = self.loss(batch)
+        self.steps(loss)
+        return loss.detach()
+
+    def exported(self) -> DraftHead:
+        """Return the head as this project's decoder runs it; every tensor of either must have its place."""
+        norms = {name: self.settings[name] for name in ("fc_norm", "norm_before_fc", "norm_output")}
+        config = replace(self.head, **norms)
+        head = DraftHead(config, self.draft_ids)
+        named = {
+            name.replace("layers.0.", "midlayer.", 1): tensor.detach().cpu()
+            for name, tensor in self.model.named_parameters()
+            if not name.startswith(("embed_tokens.", "verifier_"))
+        }
+        rest = {name: tensor for name, tensor in head.state_dict().items() if name not in dict(head.named_parameters())}
+        head.load_state_dict(named | rest)
+        return head
+
+    def save(self, folder: Path) -> None:
+        """Write the head in SGLang's format."""
+        folder.mkdir(parents=True, exist_ok=True)
+        save_head(folder, self.exported(), self.capture_layers, "bfloat16")
+
+
+def main() -> None:
+    options = parsed()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    torch.set_num_threads(1 if on_gpu() else 2)  # packs are made of small tensors, as in race.py
+    torch._dynamo.config.recompile_limit = 64  # so that no frame falls back to eager silently
+    torch._dynamo.config.disable = not on_gpu()
+    separate_autotuned_lists()
+    config = composed(
+        ["run_dir=.", *PLAIN_HEAD, f"data.path={options.store.resolve()}", "data.verify=false",
+         f"trainer.max_epochs={options.epochs}", f"seed={options.seed}", *options.data]
+    )  # fmt: skip
+    torch.set_float32_matmul_precision(config.matmul_precision)
+    data, module = build_training(config)
+    one_rank = {"pack_tokens": data.pack_tokens, "world_size": 1, "accumulate": 1}
+    plans = [
+        list(plan_epoch(data.train_samples, **one_rank, shuffle_seed=hash64(config.seed, epoch))[0])
+        for epoch in range(options.epochs)
+    ]
+
+    def batches(trained: Speculators, planned: Sequence[PlannedPack]) -> list[dict[str, Any]]:
+        return [trained.batch([data.read(ref) for ref in pack.samples]) for pack in planned]
+
+    torch.manual_seed(config.seed)
+    row_tokens = max(data.pack_tokens, int(data.train_samples.tokens.max()))
+    trained = Speculators(
+        module.head, options.target.resolve(), data.source.made_from.capture_layers, settings_of(options),
+        row_tokens=row_tokens, total_steps=sum(map(len, plans)),
+    )  # fmt: skip
+    first = {name: tensor.clone() for name, tensor in trained.model.state_dict().items()}
+    for batch in batches(trained, plans[0][:WARM_UP]):
+        trained.step(batch)
+    trained.model.load_state_dict(first)
+    trained.begin()
+    result = facts(trained, options)
+    log.info("%s", json.dumps(result))
+    curve: list[dict[str, Any]] = []
+    seconds, done = 0.0, 0
+    for epoch, plan in enumerate(plans, start=1):
+        losses: list[Tensor] = []
+        chunks: list[float] = []
+        for begin in range(0, len(plan), CHUNK):
+            there = batches(trained, plan[begin : begin + CHUNK])
+            chunks.append(timed(lambda: losses.extend(map(trained.step, there)), 1, device()))  # noqa: B023
+            done += len(there)
+            del there
+        seconds += sum(chunks)
+        mean_loss = float(torch.stack(losses).mean())
+        log.info("epoch %d: %.1f s of steps so far, mean loss %.4f, chunks %s", epoch, seconds, mean_loss,
+                 [round(each, 2) for each in chunks])  # fmt: skip
+        point = {"epoch": epoch, "steps": done, "seconds": seconds, "mean_loss": mean_loss, "head": None}
+        if epoch in options.save:
+            folder = options.out / f"{options.out.name}-epoch{epoch}"  # compare names heads by their last folder
+            trained.save(folder)
+            point["head"] = str(folder)
+        curve.append(point)
+        write_json(options.out / "result.json", result | {"curve": curve})
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--store", type=Path, required=True, help="features of TARGET")
+    parser.add_argument("--target", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the heads and result.json")
+    parser.add_argument("--lr", type=float, default=1e-3, help="of Muon and AdamW; 1e-3 is the default of both")
+    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--save", type=int, nargs="+", default=[2, 6], help="epochs after which the head is saved")
+    parser.add_argument("--ttt-steps", type=int, default=7)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--note", default="", help="for result.json, e.g. what else ran on the GPU")
+    parser.add_argument("--data", nargs="*", default=[], help="overrides of train.py for samples and packs: data.KEY=…")
+    options = parser.parse_args()
+    if not set(options.save) <= set(range(1, options.epochs + 1)):
+        parser.error(f"--save {options.save} names epochs outside 1 to {options.epochs}")
+    options.out = options.out.resolve()
+    options.out.mkdir(parents=True, exist_ok=True)
+    return options
+
+
+def settings_of(options: argparse.Namespace) -> TrainConfig:
+    """Return its settings for this run: its defaults but for what is listed at the top."""
+    loss, attention = ("fused", "simple_flex_attention") if on_gpu() else ("eager", "sdpa")
+    plain = {"norm_before_residual": False, "norm_before_fc": False, "norm_output": False}
+    return TrainConfig(
+        speculator_type="eagle3", seed=options.seed, optimizer={"lr": options.lr}, trainer={"epochs": options.epochs},
+        draft={"full_attention_indices": [0], "draft_attn_impl": attention, **plain},
+        loss={"ttt_steps": options.ttt_steps, "loss_implementation": loss},
+    )  # fmt: skip
+
+
+def facts(trained: Speculators, options: argparse.Namespace) -> dict[str, Any]:
+    """Return what result.json says of the run besides its curve."""
+    shown = ["optimizer", "lr", "weight_decay", "muon_lr", "muon_momentum", "muon_weight_decay", "muon_adjust_lr_fn",
+             "scheduler_type", "loss_fn", "ttt_steps", "ttt_step_loss_decay", "norm_before_fc", "norm_output",
+             "norm_before_residual", "draft_vocab_size", "epochs", "full_attention_indices"]  # fmt: skip
+    groups = {type(each).__name__: sum(len(group["params"]) for group in each.param_groups)
+              for each in trained.steps.optimizers}  # fmt: skip
+    trainable = {name: each.numel() for name, each in trained.model.named_parameters() if each.requires_grad}
+    return {
+        "speculators": version("speculators"),
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name() if on_gpu() else "CPU",
+        "note": options.note,
+        "its_default_lr": TrainConfig().optimizer.lr,
+        "is_its_default_lr": TrainConfig().optimizer.lr == options.lr,
+        "lm_head_frozen": not trained.model.lm_head.weight.requires_grad,
+        "trainable_parameters": sum(trainable.values()),
+        "tensors_of_optimizers": groups,
+        "row_tokens": trained.collate.max_len,
+        "total_steps": trained.total_steps,
+        "settings": {name: trained.settings[name] for name in shown},
+    }
+
+
+def require_same_sizes(shape: Any, head: HeadConfig) -> None:
+    """Stop if its layer has another size than ours: then the heads would not be comparable."""
+    pairs = {
+        "hidden_size": head.hidden_size, "intermediate_size": head.intermediate_size,
+        "num_attention_heads": head.num_heads, "num_key_value_heads": head.num_kv_heads, "head_dim": head.head_dim,
+        "vocab_size": head.vocab_size, "rms_norm_eps": head.rms_norm_eps,
+    }  # fmt: skip
+    differing = {name: (getattr(shape, name), ours) for name, ours in pairs.items() if getattr(shape, name) != ours}
+    rope = {name: shape.rope_parameters.get(name) for name in ("rope_type", "rope_theta")}
+    expected = {name: head.rope_parameters.get(name) for name in rope}
+    if differing or rope != expected:
+        raise SystemExit(f"its head has other sizes than ours: {differing}, RoPE {rope} and {expected}")
+
+
+def separate_autotuned_lists() -> None:
+    """Give each of its autotuned kernels lists of its own. With torch 2.11 Dynamo refuses two kernels that share one:
+    "already tracked for mutation"."""
+    if on_gpu():
+        from speculators.losses import fused
+
+        for kernel in (fused.loss_forward_kernel, fused.loss_backward_kernel):
+            for name, value in vars(kernel).items():
+                if isinstance(value, list):
+                    setattr(kernel, name, list(value))
+
+
+if __name__ == "__main__":
+    cli.quiet_libraries()
+    main()
