@@ -143,7 +143,7 @@ def rate(work: Path, name: str, log: str) -> float | None:
         with (work / "run/metrics.csv").open() as file:
             told = [float(row["train/tokens_per_s"]) for row in csv.DictReader(file) if row["train/tokens_per_s"]]
         return harmonic_mean(told[1:])  # the first holds the start
-    found = re.search(rf"{name}: (\d+) [a-z ]*tokens/s since the first", log)
+    found = re.search(rf"{name}: (\d+) [a-z ]*tokens/s, counted from the first result", log)
     return float(found[1]) if found else None
 
 

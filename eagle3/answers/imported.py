@@ -13,7 +13,7 @@ from eagle3.answers.rows import AnsweredRow, AnswerError, error_row, new_row, to
 CONTROL_TOKEN_INSIDE = "the answer's text holds that of a control token"
 END_OF_TURN_INSIDE = "the answer contains an end-of-turn token"
 FOREIGN_IDS = "token ids are outside the target's vocabulary"
-INEXACT = "the answer's tokens do not decode to its text behind the prompt"
+INEXACT = "the answer's tokens do not decode to its text after the prompt"
 NO_END_OF_TURN = "no end-of-turn token follows the answer"
 NOT_CONTINUED = "the template does not render the answer as a continuation of its generation prompt"
 NOT_THE_PROMPT = "prompt_ids do not decode to the text of the turns before"

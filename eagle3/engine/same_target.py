@@ -67,7 +67,7 @@ async def _ids_or_none(ids: Awaitable[list[int]], url: str, what: str) -> list[i
     try:
         return await ids
     except (RequestRefused, ServerFailed) as failure:
-        log.warning("%s: its %s is not compared with the target's, as it does not tell token ids (%s)",
+        log.warning("%s: its %s is not compared with the target's, because it does not report token ids (%s)",
                     url, what, failure)  # fmt: skip
         return None
 

@@ -105,7 +105,7 @@ class StoreWriter:
                 raise broken(f"{self.storage.location}/{facts.shard}", held)
             if facts.made_from != self.hash:
                 raise InputError(
-                    f"{self.storage.location}/{facts.shard} was made otherwise than this run's would be "
+                    f"{self.storage.location}/{facts.shard} was made with settings other than this run's "
                     f"({self._differences()}); choose another out_dir, or delete {self.storage.location}"
                 )
         return indices

@@ -105,12 +105,12 @@ def choose_kernels(
         rows.append((part, chosen[part], why))
     if settings.fp8 and (obstacle := float8_obstacle(device, precision, _sizes(config))):
         raise InputError(f"kernels.fp8=true {obstacle}; kernels.fp8=false multiplies in the trainer's precision")
-    rows.append(("products", "float8" if settings.fp8 else precision, f"kernels.fp8={str(settings.fp8).lower()}"))
+    rows.append(("matmuls", "float8" if settings.fp8 else precision, f"kernels.fp8={str(settings.fp8).lower()}"))
     graphs, why = _choose_graphs(settings.cuda_graphs, chosen, device, config, graphs_obstacle)
-    rows.append(("launched", "by graph" if graphs else "one by one", why))
-    rows.append(("in between", "PyTorch" if no_triton else "Triton", no_triton or "the fastest"))
+    rows.append(("launch", "by graph" if graphs else "one by one", why))
+    rows.append(("elementwise", "PyTorch" if no_triton else "Triton", no_triton or "the fastest"))
     if chosen["loss"] == "chunked" and not no_triton and (obstacle := loss_kernel_obstacle(divergence)):
-        rows.append(("of the loss", "PyTorch", obstacle))
+        rows.append(("loss kernel", "PyTorch", obstacle))
     log.info("kernels:\n%s", "\n".join(f"  {part:<11} {runs:<12} {why}" for part, runs, why in rows))
     return replace(_made(settings, chosen, kernel_backend(device, divergence)), cuda_graphs=graphs)
 

@@ -32,11 +32,11 @@ def require_health(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, p
     vocab_size = logits.shape[-1]
     untrained = math.log(vocab_size)
     found = (
-        f"{loss:.2f} nats a token on ordinary English text, an untrained model of {vocab_size} tokens {untrained:.2f}"
+        f"{loss:.2f} nats per token on ordinary English text (untrained, vocabulary of {vocab_size}: {untrained:.2f})"
     )
     if not loss < untrained - LEAST_GAIN:
         raise InputError(
             f"target.path={path}: {found}: its weights are not what was trained (a quantisation, a damaged file, "
-            f"another tokenizer), or it does not know the language; target.check_health=false takes it all the same"
+            f"another tokenizer), or it does not know the language; target.check_health=false accepts it anyway"
         )
     log.info("target: %s", found)

@@ -153,8 +153,8 @@ class HeadTraining(lightning.LightningModule):
         # These are over all ranks already; without sync_dist, here and below, Lightning would warn that they are not.
         self.log_dict({name: value.float() for name, value in values.items()}, sync_dist=True)
         if self.trainer.is_global_zero:
-            chains = ", ".join(f"{value:.3f} in {steps}" for steps, value in served.items())
-            log.info("step %d: val/accept_length %.3f; served %s steps", self.trainer.global_step, length, chains)
+            chains = ", ".join(f"{value:.3f} ({steps} steps)" for steps, value in served.items())
+            log.info("step %d: val/accept_length %.3f; served %s", self.trainer.global_step, length, chains)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         total_steps = self.trainer.estimated_stepping_batches

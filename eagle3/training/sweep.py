@@ -6,6 +6,7 @@ python -m eagle3.training.sweep outputs/sweep/…
 import os
 import sys
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -95,7 +96,23 @@ def ranked_table(directory: Path) -> str:
         score = "no result" if job["score"] is None else f"{job['score']:.4f}"
         settings = " ".join(item for item in job["settings"] if item not in shared)
         lines.append(f"{number:>4}  {score:>{max(len(metric), 13)}}  {job['steps']:>6}  {job['name']:>3}  {settings}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *over_seeds(jobs, shared)])
+
+
+def over_seeds(jobs: list[dict[str, Any]], shared: set[str]) -> list[str]:
+    """Return a line for each setting that ran with several seeds: mean and range of its results, the best first."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for job in jobs:
+        others = [each for each in job["settings"] if each not in shared and not each.startswith("seed=")]
+        groups.setdefault(" ".join(others), []).append(job)
+    lines = []
+    for settings, group in groups.items():
+        scores = [job["score"] for job in group if job["score"] is not None]
+        if len(scores) > 1:
+            spread = f"{min(scores):.4f} to {max(scores):.4f}  {len(scores):>5}"
+            lines.append((mean(scores), f"{mean(scores):>19.4f}  {spread}  {settings or 'all jobs'}"))
+    lines.sort(reverse=jobs[0].get("mode") != "min")
+    return ["", f"{'mean':>19}  {'range':<16}  seeds  settings", *(line for _, line in lines)] if lines else []
 
 
 def read_jobs(directory: Path) -> list[dict[str, Any]]:

@@ -139,7 +139,7 @@ class Driver:
         if state.losses > self.restarts:
             self._remove(worker, f"{loss}, {state.losses} times without a result: workers.restarts={self.restarts}")
             return
-        log.warning("%s; others do them, and it starts again", loss)
+        log.warning("%s; other workers take over its work, and it restarts", loss)
         self._take_back(state)
         self._send(worker)
 

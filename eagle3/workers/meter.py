@@ -34,7 +34,7 @@ class Meter:
     def __exit__(self, *_: object) -> None:
         self.bar.close()
         if self.tokens:
-            log.info("%s: %.0f %s/s since the first", self.desc, self.rate, self.of)
+            log.info("%s: %.0f %s/s, counted from the first result", self.desc, self.rate, self.of)
 
     def add(self, *, ended: int = 0, tokens: int = 0) -> None:
         if self.since:

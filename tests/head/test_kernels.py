@@ -71,12 +71,12 @@ def test_auto_takes_the_fastest_that_can_run_and_one_table_says_why(caplog: pyte
         ["attention", "padded", f"triton, flash, torch_flash: needs a CUDA GPU (trainer.accelerator=gpu), {here}"],
         ["layer", "plain", f"fused: Triton needs a CUDA GPU, {here}"],
         ["loss", "chunked", "the fastest"],
-        ["products", "bf16-mixed", "kernels.fp8=false"],
+        ["matmuls", "bf16-mixed", "kernels.fp8=false"],
     ]
     assert (
-        caplog.messages[0].splitlines()[5].split() == f"launched one by one CUDA graphs need a CUDA GPU, {here}".split()
+        caplog.messages[0].splitlines()[5].split() == f"launch one by one CUDA graphs need a CUDA GPU, {here}".split()
     )
-    assert caplog.messages[0].endswith(f"  in between  PyTorch      Triton needs a CUDA GPU, {here}")
+    assert caplog.messages[0].endswith(f"  elementwise PyTorch      Triton needs a CUDA GPU, {here}")
     assert len(caplog.messages) == 1
 
 
@@ -116,7 +116,7 @@ def test_a_loss_that_tritons_kernel_does_not_compute_runs_in_pytorch_and_the_tab
     assert plan.loss.kernel is plain_loss_and_gradient
     assert type(plan.loss.elementwise).__name__ == "TritonElementwise"
     assert caplog.messages[0].endswith(
-        "of the loss PyTorch      Triton's kernel is for loss=soft_cross_entropy, "
+        "loss kernel PyTorch      Triton's kernel is for loss=soft_cross_entropy, "
         "here loss.divergence is NegativeLogAcceptance"
     )
 
@@ -150,7 +150,7 @@ def test_steps_are_recorded_where_nothing_reads_a_batch_on_the_host(
     settings = AUTO | {key: value for key, value in changes.items() if key in AUTO}
     with caplog.at_level("INFO"):
         assert choose_kernels(KernelSettings(**settings), **given).cuda_graphs is (obstacle is None)
-    assert (obstacle or "launched    by graph") in caplog.text
+    assert (obstacle or "launch      by graph") in caplog.text
     wanted = KernelSettings(**settings | {"cuda_graphs": True})
     with pytest.raises(InputError, match=f"kernels.cuda_graphs=true: {obstacle}") if obstacle else nullcontext():
         assert choose_kernels(wanted, **given).cuda_graphs

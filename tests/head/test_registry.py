@@ -107,6 +107,6 @@ def test_trees_of_a_second_kind_are_left_to_the_server(tmp_path: Path) -> None:
     export_head(TrainedHead(head, record_of(head, FINGERPRINT), target.facts), tmp_path / "head", versions={})
     answering = Answering(max_new_tokens=8, temperature=0.0, seed=0)
     with pytest.raises(
-        InputError, match=r"replays eagle3 heads alone, and .*/head is of kind two_layer; .*action=bench"
+        InputError, match=r"replays only eagle3 heads, and .*/head is of kind two_layer; .*action=bench"
     ):
         decoder_gains(settings(), TINY, tmp_path / "head", [[1, 2]], answering)

@@ -23,7 +23,7 @@ def test_a_trained_target_passes_and_the_log_says_by_how_much(
 ) -> None:
     with caplog.at_level(logging.INFO, "eagle3.target.sanity_check"):
         load_target(path=str(tiny_path), **OPTIONS, check_health=True)
-    assert "4.66 nats a token on ordinary English text, an untrained model of 4096 tokens 8.32" in caplog.text
+    assert "4.66 nats per token on ordinary English text (untrained, vocabulary of 4096: 8.32)" in caplog.text
 
 
 def test_fp8_weights_without_their_scales_are_refused(tiny_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_fp8_weights_without_their_scales_are_refused(tiny_path: Path) -> None:
     for name, weight in model.named_parameters():
         if name.endswith("_proj.weight"):
             weight.data.mul_(448 / weight.abs().max())  # FP8 holds them so, with the factor beside it
-    with pytest.raises(InputError, match="nats a token"):
+    with pytest.raises(InputError, match="nats per token"):
         check(model, tiny_path)
 
 

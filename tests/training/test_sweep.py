@@ -44,6 +44,21 @@ def test_jobs_are_ranked_by_their_metric_and_failed_ones_come_last(tmp_path: Pat
     assert lines[0].endswith("  optim.lr=3e-4 loss.decay=1.0")
 
 
+@pytest.mark.parametrize("mode", ["max", "min"])
+def test_seeds_of_the_same_settings_are_averaged(tmp_path: Path, mode: str) -> None:
+    jobs = [("lk", 1.25), ("lk", 1.5), ("lk", None), ("early", 1.5), ("early", 1.75), ("early", 2.0), ("other", 3.0)]
+    for number, (loss, score) in enumerate(jobs):
+        job(tmp_path, str(number), ["data.path=x", f"loss={loss}", f"seed={number % 3}"], score, mode)
+    lines = ranked_table(tmp_path).splitlines()
+    assert [line.split() for line in lines[lines.index("") + 1 :]] == [
+        ["mean", "range", "seeds", "settings"],
+        *[
+            ["1.7500", "1.5000", "to", "2.0000", "3", "loss=early"],
+            ["1.3750", "1.2500", "to", "1.5000", "2", "loss=lk"],
+        ][:: 1 if mode == "max" else -1],
+    ]
+
+
 def test_a_folder_without_jobs_says_so(tmp_path: Path) -> None:
     assert "has no jobs of a sweep" in ranked_table(tmp_path)
 

@@ -128,7 +128,7 @@ class Privacy:
             log.warning("prompts/privacy=off: personal data and secrets are NOT looked for")
         elif any(spots.values()):
             log.warning(
-                "prompts/privacy=%s does not see all: %s; a model that is asked for them does: prompts/privacy/model",
+                "prompts/privacy=%s: %s; to detect names and places add prompts/privacy/model=onnx",
                 self.policy, in_words(**spots),
             )  # fmt: skip
 
@@ -158,7 +158,7 @@ class Privacy:
 
 def in_words(*, unseen: list[str], partly_seen: list[str]) -> str:
     """Return the blind spots in words, for the warning and the report."""
-    spots = {"NOT seen and let through": unseen, "seen only in part": partly_seen}
+    spots = {"NOT detected": unseen, "detected only in part": partly_seen}
     return "; ".join(f"{how}: {', '.join(entities)}" for how, entities in spots.items() if entities)
 
 

@@ -46,7 +46,7 @@ class RunningServer:
     url: str
 
     def failure(self) -> InputError:
-        return InputError(f"{self.name} answers no more; start it again and see its log")
+        return InputError(f"{self.name} no longer answers; read its log and restart it")
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def measure_running(plan: BenchPlan, folder: Path, information: dict[Side, dict[
         information[side] = _information(side, server)
     if information.get("plain", {}).get("speculative_algorithm"):
         given = f"bench.plain_url={plan.settings.plain_url}"
-        raise InputError(f"{given} drafts already: name a server that was started without head")
+        raise InputError(f"{given} already uses a draft head; give a server started without one")
     measure_all(servers, plan, PlainAnswers(plan.sampling), folder / RESULTS)
 
 

@@ -57,7 +57,7 @@ def _require_kind(files: HeadFiles) -> None:
         )
     if kind.name != EAGLE3.name:
         raise InputError(
-            f"heads: {files.path} is of kind {kind.name}, and action=compare replays {EAGLE3.name} heads alone; "
+            f"heads: {files.path} is of kind {kind.name}, and action=compare replays only {EAGLE3.name} heads; "
             f"decode each head with action=decode instead"
         )
 

@@ -89,7 +89,7 @@ def _replayed(
     kind = loaded.head.config.KIND
     if kind != EAGLE3.name:
         raise InputError(
-            f"action=tune replays {EAGLE3.name} heads alone, and {head} is of kind {kind}; time its draft settings one "
+            f"action=tune replays only {EAGLE3.name} heads, and {head} is of kind {kind}; time its draft settings one "
             f"by one with action=bench"
         )
     topk = [1] if settings.loads else settings.topk  # SGLang changes the steps of chains alone

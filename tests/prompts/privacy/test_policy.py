@@ -199,7 +199,7 @@ def test_patterns_says_loudly_what_it_cannot_see_and_what_it_sees_in_part(caplog
     assert build_privacy().blind_spots() == {"unseen": unseen, "partly_seen": ["PASSWORD in prose"]}
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert f"NOT seen and let through: {', '.join(unseen)}; seen only in part: PASSWORD in prose" in record.getMessage()
+    assert f"NOT detected: {', '.join(unseen)}; detected only in part: PASSWORD in prose" in record.getMessage()
 
 
 def test_off_looks_for_nothing_and_says_so(caplog):

@@ -42,7 +42,10 @@ def test_results_survive_a_line_that_was_cut_short(tmp_path: Path) -> None:
 
 
 def test_servers_that_cannot_be_measured_are_named(tmp_path: Path) -> None:
-    with serving(head_server()) as url, pytest.raises(InputError, match=r"bench\.plain_url=.* drafts already"):
+    with (
+        serving(head_server()) as url,
+        pytest.raises(InputError, match=r"bench\.plain_url=.* already uses a draft head"),
+    ):
         measure_running(plan(plain_url=url, head_url=url), tmp_path, {})
     with pytest.raises(InputError, match=r"/server_info does not answer .*name the URL of a running SGLang"):
         measure_running(plan(head_url=f"http://127.0.0.1:{free_port()}"), tmp_path, {})

@@ -130,7 +130,7 @@ def test_the_same_head_twice_is_refused(folders):
         ({"architectures": ["Other"]}, r"worse is of architectures=\['Other'\] in config.json, no kind"),
         (
             {"architectures": [TwoLayers.architecture]},
-            "worse is of kind two_layer, .* replays eagle3 heads alone; decode",
+            "worse is of kind two_layer, .* replays only eagle3 heads; decode",
         ),
         ({"draft_vocab_size": 2}, "topk=3, and .*worse can draft no more than its 2 tokens; lower topk"),
         ({"eagle_config": {IDS: [1, 2, 70]}, IDS: [2, 3, 71]}, "worse: layer ids"),
