@@ -184,7 +184,7 @@ def main() -> None:
     data, module = build_training(config)
     one_rank = {"pack_tokens": data.pack_tokens, "world_size": 1, "accumulate": 1}
     plans = [
-        list(plan_epoch(data.train_samples, **one_rank, shuffle_seed=hash64(config.seed, epoch))[0])
+        plan_epoch(data.train_samples, **one_rank, shuffle_seed=hash64(config.seed, epoch))[0]
         for epoch in range(options.epochs)
     ]
 

@@ -337,6 +337,7 @@ def bench() -> str:
 
 
 def tuned() -> str:
+    """Of a tune.json in its format before `tpot`, as loads()."""
     found = result("sglang_tune/tune.json")
     plain, rows = found["plain"]["seconds_per_token"], []
     timed = [setting for setting in found["settings"] if setting["timed"]]

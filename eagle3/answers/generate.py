@@ -1,4 +1,7 @@
-"""Batched decoding by the target, a seed per row. Shapes: B rows of the batch, T tokens so far, V vocabulary."""
+"""Batched decoding by the target: sampling, with a seed for each row.
+
+Shapes: B rows of the batch, T tokens so far, V vocabulary.
+"""
 
 from collections.abc import Set
 from typing import Any

@@ -30,6 +30,7 @@ def left_out_ratios(
 def standard_error(left_out: Float[np.ndarray, " N"]) -> float:
     """Return the standard error of a number from its values with each of two or more prompts left out."""
     count = len(left_out)
+    assert count > 1
     return math.sqrt((count - 1) / count * float(((left_out - left_out.mean()) ** 2).sum()))
 
 

@@ -67,9 +67,10 @@ def count_gpus(settings: LaunchSettings, *, servers: int = 1) -> int:
     gpus = int(_run(settings, GPUS))
     if gpus < servers * settings.tp_size:
         each = f" for each of {servers} servers" if servers > 1 else ""
+        fewer = ", answers.servers or features.engine.servers" if servers > 1 else ""
         raise InputError(
             f"launch.tp_size={settings.tp_size}{each}: PyTorch of {settings.interpreter} sees {gpus} GPUs; run this on "
-            f"a machine that has them, lower launch.tp_size or the number of servers, or set CUDA_VISIBLE_DEVICES"
+            f"a machine that has them, lower launch.tp_size{fewer}, or set CUDA_VISIBLE_DEVICES"
         )
     return gpus
 

@@ -28,6 +28,11 @@ MakeAttention = Callable[[KeysValues, TttBatch], Attention]
 
 
 class PaddedAttention:
+    """The reference: softmax(q · kᵀ / √C) · v over the sample up to the anchor and the anchor's own chain.
+
+    Samples of about the same length share one padded score matrix. tests/head/test_attention.py compares it with one
+    anchor at a time."""
+
     def __init__(self, context: KeysValues, batch: TttBatch) -> None:
         # Grouped by powers of two of the length, so that one long sample does not pad all short ones.
         by_length: dict[int, list[int]] = {}
@@ -92,13 +97,8 @@ def _softmax(scores: Float[Tensor, "*heads keys"]) -> Float[Tensor, "*heads keys
 
 def _padded_index(bounds: tuple[int, ...], samples: list[int]) -> tuple[Int[Tensor, "N M"], Int[Tensor, " r"]]:
     """Return the indices of the entries of some samples, padded with the sample's first, and the unpadded places."""
-    starts, lengths = (
-        [bounds[sample] for sample in samples],
-        [bounds[sample + 1] - bounds[sample] for sample in samples],
-    )
-    longest = max(lengths)
-    first, offsets = torch.tensor(starts)[:, None], torch.arange(longest)
-    inside = offsets < torch.tensor(lengths)[:, None]
-    index = torch.where(inside, first + offsets, first.clamp(max=max(bounds[-1] - 1, 0)))
-    places = [torch.arange(row * longest, row * longest + length) for row, length in enumerate(lengths)]
-    return index, torch.cat(places)
+    starts, lengths = torch.tensor(bounds)[samples], torch.tensor(bounds).diff()[samples]
+    offsets = torch.arange(int(lengths.max()))
+    inside = offsets < lengths[:, None]
+    index = torch.where(inside, starts[:, None] + offsets, starts[:, None].clamp(max=max(bounds[-1] - 1, 0)))
+    return index, inside.flatten().nonzero().squeeze(1)

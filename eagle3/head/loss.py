@@ -48,7 +48,9 @@ class UnrollMetrics:
 
 
 # Evaluates an objective, with the arguments of `plain_loss`: that itself, or in chunks `ChunkedLoss` in fast/.
-ComputeLoss = Callable[..., tuple[Float[Tensor, ""], UnrollMetrics]]
+ComputeLoss = Callable[
+    ["UnrollLoss", DraftHead, list[Tensor], Tensor, TttBatch, LogitTransform], tuple[Tensor, UnrollMetrics]
+]
 
 
 def plain_loss(

@@ -96,6 +96,7 @@ def _duplicates(ledger: dict[str, Any]) -> Iterator[str]:
         if settings["near"]
         else "Near duplicates were not looked for."
     )
+    yield "Counts are above, under *Why rows are not prompts*."
 
 
 def _leaks(ledger: dict[str, Any]) -> Iterator[str]:

@@ -59,4 +59,5 @@ class Rules:
         return Counter(mix.cell(found) for found in rows if isinstance(found, Prompt))
 
     def _sample_source(self, mix: TrafficMix) -> Source:
+        # Conversations with tools are part of the traffic, also where prompts.tools=refuse keeps them from the pool.
         return plain_source("prompts.traffic.sample", {"path": mix.sample, "tools": "keep"}, split="train")

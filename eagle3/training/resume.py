@@ -64,16 +64,22 @@ class RunCheckpoints:
                     f"ckpt_path=auto, which then starts a new one"
                 )
             return str(latest) if latest else None
+        folder, _, name = ckpt_path.rpartition("/")
         if "://" in ckpt_path:
-            raise InputError(
-                f"ckpt_path={ckpt_path} is not on this machine; resume with checkpoint_copies="
-                f"{ckpt_path.rpartition('/')[0]} and ckpt_path=auto, or copy the file and give its path"
+            own = (
+                f"; if it is a copy of this run, set checkpoint_copies={folder} ckpt_path=auto" if name == LAST else ""
             )
+            raise InputError(f"ckpt_path={ckpt_path} must be a file on this machine; copy it and give its path{own}")
         latest = self.latest()
         if latest and latest.resolve() != Path(ckpt_path).resolve():
             raise InputError(
                 f"ckpt_path={ckpt_path} would replace the checkpoints of hydra.run.dir={self.run_dir}, of which only "
                 f"the latest resumes it; give ckpt_path={latest}, or another hydra.run.dir"
+            )
+        if folder == self.copies_at:
+            raise InputError(
+                f"ckpt_path={ckpt_path} is one of checkpoint_copies={folder}; resume with ckpt_path=auto, which "
+                f"fetches all of them"
             )
         return ckpt_path
 

@@ -124,7 +124,7 @@ class RayPool:
     """The `WorkerPool` of a cluster."""
 
     def __init__(self, build: Build, *, count: int | None, resources: dict[str, float], logs: Path) -> None:
-        import ray
+        import ray  # an extra
 
         self.ray, self.build, self.count, self.logs = ray, build, count, logs
         self.resources = {name: amount for name, amount in resources.items() if amount}

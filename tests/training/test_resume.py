@@ -108,6 +108,7 @@ def test_copies_that_are_behind_do_not_replace_a_later_checkpoint(tmp_path: Path
     run, copy = tmp_path / "run", save(tmp_path / "copies/last.ckpt", 500)
     last = save(run / "checkpoints/last.ckpt", 600)
     assert f"give ckpt_path={last}, or" in refusal(run, copy, copy.parent)
+    assert "resume with ckpt_path=auto, which fetches all" in refusal(tmp_path / "new", copy, copy.parent)
     assert step_of(RunCheckpoints(run, str(copy.parent)).resume_from("auto")) == 600
 
 
@@ -152,4 +153,6 @@ def test_a_run_elsewhere_goes_on_from_copies_in_a_bucket(tmp_path: Path) -> None
 
 def test_a_checkpoint_in_a_bucket_is_resumed_by_the_folder_of_its_run_copies(tmp_path: Path) -> None:
     message = refusal(tmp_path, "s3://bucket/run/last.ckpt")
-    assert "is not on this machine; resume with checkpoint_copies=s3://bucket/run and ckpt_path=auto" in message
+    assert "must be a file on this machine; copy it" in message
+    assert "set checkpoint_copies=s3://bucket/run ckpt_path=auto" in message
+    assert "checkpoint_copies" not in refusal(tmp_path, "s3://bucket/run/best-step100.ckpt")

@@ -5,8 +5,8 @@ layer.py, draft_head.py: fused_layer.py on fused_weights.py; elementwise.py is t
   the products in bf16 or float8
 loss.py: chunked_loss.py
 
-A module named …_kernel(s), or triton_flash_…, has the Triton kernels of the module that it is named after, which has a
-Protocol and the reference in PyTorch. eagle3/head/kernels.py chooses.
+A module named …_kernel(s), or triton_flash_…, has the Triton kernels of the module that it is named after, which has
+the reference in PyTorch with the same signature. eagle3/head/kernels.py chooses.
 
 Notation in shapes and comments:
 

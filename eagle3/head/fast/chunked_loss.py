@@ -28,7 +28,9 @@ from eagle3.head.fast.products import MakeProducts, add_product, product_dtype, 
 from eagle3.head.loss import UnrollLoss, UnrollMetrics
 from eagle3.target.facts import LogitTransform
 
-# `plain_loss_and_gradient` is the reference; `triton_loss_and_gradient` runs on a GPU, for soft cross-entropy.
+# Takes a divergence, logits (M, D), teacher logits (B, D), the teacher (M) and the weight (M) of each pair; overwrites
+# the logits. `plain_loss_and_gradient` is the reference. `triton_loss_and_gradient` runs on a GPU, for soft
+# cross-entropy.
 LossKernel = Callable[[Divergence, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 

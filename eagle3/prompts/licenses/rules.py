@@ -112,7 +112,8 @@ class LicenseCheck:
             name = self.safe_name(" ".join((license or "").split()))  # in the ledger, to be allowed or aliased
             name = name if len(name) <= LONGEST_NAMED else f"{name[:LONGEST_NAMED]}…"
             return Verdict(reason=reason, counts={name: 1} if license else {}), None
-        id = self.rules.id_of(str(license))
+        assert license is not None  # a missing one was refused
+        id = self.rules.id_of(license)
         return Verdict(), id if id != license else None
 
 
@@ -130,7 +131,7 @@ def _warn_of_overruled(rules: LicenseRules, terms: SourceTerms) -> None:
 def _spdx_id(entry: str) -> str:
     with suppress(*UNPARSABLE):
         expression = _parsed(entry)
-        is_one = not isinstance(expression, (_licensing().AND, _licensing().OR))
+        is_one = expression is not None and not isinstance(expression, (_licensing().AND, _licensing().OR))
         if is_one and not _licensing().unknown_license_keys(expression):
             return str(expression).lower()
     raise InputError(

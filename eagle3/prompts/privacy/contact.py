@@ -135,9 +135,8 @@ class Phones(PhoneSettings):
             return True
         number = number.replace("(0)", "")  # +44 (0)20 …
         if number[0] == "+":
-            phone = _parsed(
-                number
-            )  # numbering plans change, and people mistype: a possible length is enough in context
+            # Numbering plans change, and people mistype: a possible length is enough in context.
+            phone = _parsed(number)
             is_number = phonenumbers.is_possible_number if in_context else phonenumbers.is_valid_number
             return phone is not None and is_number(phone)
         if NORTH_AMERICAN.fullmatch(number) and (in_context or extension or number[0] == "("):

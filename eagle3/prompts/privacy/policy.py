@@ -79,7 +79,8 @@ class Privacy:
 
     @property
     def recognisers(self) -> list[Any]:
-        """The recognisers whose entity has an action; not an attribute, because patterns cannot be pickled."""
+        """The recognisers whose entity has an action; not an attribute, because some in FIRST hold lambdas, which
+        pickle refuses."""
         return [each for each in self._all() if each.entity in self.actions]
 
     def __call__(self, prompt: Prompt) -> Verdict:

@@ -95,7 +95,7 @@ class Shape:
     def read(self, row: dict) -> "Columns":
         found: dict[str, list[tuple[str, Any]]] = {}
         columns = [(wanted, column) for column in row for wanted in self._wanted.get(column.lower(), ())]
-        for (_, kind, name, inside), column in sorted(columns):
+        for (_, kind, name, inside), column in sorted(columns, key=lambda each: each[0][0]):  # ties in order of the row
             value = _inside(row[column], inside) if inside else row[column]
             if not is_empty(value):
                 found.setdefault(kind, []).append((name, value))

@@ -127,7 +127,7 @@ def _files(setting: str, path: str, split_key: str, split: str | None, usual_spl
             log.warning(
                 "%s=%s has no effect on %s, a file, which is read whole; leave it out", split_key, split, setting
             )
-        splits, wanted = {usual_split: [path]}, usual_split
+        splits, wanted = {usual_split: [path]}, usual_split  # as a dataset of one split
     else:
         splits, wanted = _dataset_splits(setting, path), split or usual_split
     for file in splits.get(wanted) or chain(*splits.values()):
