@@ -127,11 +127,17 @@ def test_a_version_that_hides_the_states_is_refused_before_a_server_starts(run: 
     assert not (tmp_path / "logs").exists() and [*(tmp_path / "memory").iterdir()] == []
 
 
-def test_states_that_are_far_from_hugging_faces_are_found(run: Run, target: Target) -> None:
-    [one, *_] = computed_sentinels(target, default_capture_layers(len(target.layers)))
+@pytest.mark.parametrize("far", ["last", "captured"])
+def test_states_that_are_far_from_hugging_faces_are_found(run: Run, target: Target, far: str) -> None:
+    [one, *_] = computed_sentinels(target, layers := default_capture_layers(len(target.layers)))
     assert one.states is not None and one.last is not None
+    if far == "last":
+        one = Sentinel(one.input_ids, one.states, 2 * one.last)
+    else:  # and their neighbours are further
+        states = {layer: (2 if layer in layers else 9) * state for layer, state in one.states.items()}
+        one = Sentinel(one.input_ids, states, one.last)
     with pytest.raises(InputError, match=r"are 50% apart from Hugging Face's: another quantisation, revision or model"):
-        run("served", sentinels=[Sentinel(one.input_ids, one.states, 2 * one.last)])
+        run("served", sentinels=[one])
 
 
 def test_without_hugging_faces_forward_the_engines_logits_judge(
@@ -206,6 +212,9 @@ def test_memory_must_be_there_and_hold_the_states_of_other_workers_on_this_machi
         require_memory(tmp_path, most)
     CaptureFolder(tmp_path)
     with pytest.raises(InputError, match=r"memory_gb is 1 for each server on this machine \(3\)"):
+        require_memory(tmp_path, most)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(total=9 * most, free=most // 2))
+    with pytest.raises(InputError, match=r"memory=.* has 0\.5 GB free"):  # other programs have taken it
         require_memory(tmp_path, most)
 
 

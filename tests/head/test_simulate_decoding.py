@@ -61,3 +61,5 @@ def test_a_round_begins_behind_the_token_that_the_target_gives():
     rows = np.array([4, 5, 6, 7, 8, 9, 20])
     assert simulate_rounds(accepted, rows, steps=3) == [1, 2, 1, 0]
     assert simulate_rounds(accepted, rows, steps=1) == [2, 3]
+    # A turn that begins one row behind the end of another: its first row begins a round, whatever came before.
+    assert simulate_rounds(np.array([2, 0]), np.array([4, 6]), steps=3) == [1, 0, 1, 0]

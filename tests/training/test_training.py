@@ -540,6 +540,13 @@ def test_a_checkpoint_goes_on_only_with_its_target_its_head_and_the_settings_tha
     assert not re.search("loss_chunk|readers", str(refused.value))
 
 
+def test_a_checkpoint_of_other_draft_tokens_is_refused(train: Start, whole_run: Start) -> None:
+    second, last = train("second"), read_resumed(f"{whole_run().directory}/checkpoints/last.ckpt")
+    second.module.head.draft_ids[0] = second.module.head.draft_ids[1]
+    with pytest.raises(InputError, match=r"another head .*other tokens in the draft vocabulary"):
+        require_checkpoint_fits(last, second.data.source, second.module.head, second.module.settings)
+
+
 def test_a_checkpoint_in_the_middle_of_a_wider_step_is_refused(train: Start) -> None:
     first = train("run", signal_after=3)
     with pytest.raises(Interrupted):
@@ -556,3 +563,11 @@ def test_the_normaliser_counts_the_rows_that_the_mask_leaves(train: Start, mask:
     loader = done.data.val_dataloader()
     for pack in loader:
         assert pack.pack.anchors_in_step == pack.num_anchors
+
+
+def test_everything_trains_prompt_tokens_too(tmp_path: Path) -> None:
+    store = write_store(tmp_path / "features", random_samples(60, stored="all"), teachers="all")
+    done = Run(tmp_path / "run", store, "loss_mask=everything", "trainer.max_epochs=1").fit()
+    for pack in done.data.val_dataloader():
+        rows = len(pack.pack.input_ids) - 2 * len(pack.pack.sample_ids)
+        assert pack.pack.anchors_in_step == pack.num_anchors == rows
