@@ -295,7 +295,7 @@ def test_features_made_with_other_or_bad_settings_are_refused(answered: Path, ru
     run(answered)
     with pytest.raises(InputError, match=r"capture_layers=\[2, 4, 5\] then, \[1, 2, 3\] now"):
         run(answered, capture_layers=[1, 2, 3])
-    with pytest.raises(InputError, match=r"made otherwise .*\(target_dtype=float32 then, bfloat16 now\)"):
+    with pytest.raises(InputError, match=r"made with settings other .*\(target_dtype=float32 then, bfloat16 now\)"):
         run(answered, target_dtype="bfloat16")
     (answered / "features" / "manifest.json").unlink()
     with pytest.raises(InputError, match=r"\(another target, target\.dtype, template"):
