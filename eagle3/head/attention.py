@@ -97,8 +97,9 @@ def _softmax(scores: Float[Tensor, "*heads keys"]) -> Float[Tensor, "*heads keys
 
 def _padded_index(bounds: tuple[int, ...], samples: list[int]) -> tuple[Int[Tensor, "N M"], Int[Tensor, " r"]]:
     """Return the indices of the entries of some samples, padded with the sample's first, and the unpadded places."""
-    starts, lengths = torch.tensor(bounds)[samples], torch.tensor(bounds).diff()[samples]
-    offsets = torch.arange(int(lengths.max()))
-    inside = offsets < lengths[:, None]
-    index = torch.where(inside, starts[:, None] + offsets, starts[:, None].clamp(max=max(bounds[-1] - 1, 0)))
-    return index, inside.flatten().nonzero().squeeze(1)
+    starts = [bounds[sample] for sample in samples]
+    lengths = [bounds[sample + 1] - bounds[sample] for sample in samples]  # numbers, which no step has to read
+    first, offsets = torch.tensor(starts)[:, None], torch.arange(max(lengths))
+    inside = offsets < torch.tensor(lengths)[:, None]
+    index = torch.where(inside, first + offsets, first.clamp(max=max(bounds[-1] - 1, 0)))
+    return index, torch.arange(inside.numel())[inside.flatten()]
