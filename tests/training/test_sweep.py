@@ -142,7 +142,8 @@ def test_a_killed_sweep_continues_by_the_same_command(tmp_path: Path, store_path
     done = run_script("train", *command)
     assert done.returncode == 0, done.stderr[-2000:]
     assert [(folder / "0" / name).read_text() for name in ("result.json", "metrics.csv")] == finished
-    assert sorted(line.split()[-1] for line in done.stdout.splitlines()[-3:]) == ["seed=0", "seed=1", "seed=2"]
+    table = done.stdout.partition("job  settings\n")[2].splitlines()
+    assert sorted(line.split()[-1] for line in table[:3]) == ["seed=0", "seed=1", "seed=2"]
 
 
 # --- Hydra's plugins --------------------------------------------------------------------------------------------------
