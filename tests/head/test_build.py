@@ -114,8 +114,8 @@ def test_new_tokens_join_those_of_the_head_and_start_as_configured(
 
 def test_a_draft_vocabulary_of_a_set_size_is_that_of_the_answers(store: FeatureStore, start: StartHead) -> None:
     head = build_head(source=store, start=start, **FREE | {"draft_vocab_size": 20})
-    anew = build_head(source=store, **FREE | {"draft_vocab_size": 20})
-    assert torch.equal(head.draft_ids, anew.draft_ids)
+    rebuilt = build_head(source=store, **FREE | {"draft_vocab_size": 20})
+    assert torch.equal(head.draft_ids, rebuilt.draft_ids)
     kept = torch.isin(head.draft_ids, start.head.draft_ids)
     assert 0 < kept.sum() < 20
     rows = [start.head.draft_ids.tolist().index(token) for token in head.draft_ids[kept].tolist()]

@@ -29,7 +29,7 @@ SYSTEM = {"role": "system", "content": "Be brief."}
         ("user: Why?", "assistant: So."): {"Question": "Why?", "Answer": "So."},
         ("user: in", "assistant: out"): {"input": "in", "output": "out"},
         ("user:   Tell a joke.\n",): {"text": "  Tell a joke.\n"},
-        # Turns of the user; turns as prompt; other names of assistants; ShareGPT; a tree's first turn; an answer beside
+        # Turns of the user; turns as prompt; other names of assistants; ShareGPT; a tree; an answer in its own column
         ("user: a", "user: b"): {"turns": ["a", "b"]},
         ("user: b", "user: c"): {"prompt": users("b", "c")},
         ("user: a", "assistant: x", "user: b", "assistant: y"):
