@@ -76,7 +76,9 @@ def best() -> str:
         + f" in {points[-1]['seconds']:.0f} s of steps"
         for points in curves
     )
-    rows.append(["the same, other answers of the same target", ours, f"{theirs}, speculators 0.9 at its default"])
+    rows.append(
+        ["the same with answers generated again", ours, f"{theirs}, speculators 0.9 at its default learning rate"]
+    )
     share = f"**{heads['share_of_specforge']['ours, recipe']:.2f} x** at most"
     rows.append(["training time to SpecForge's accept length (chains of 7)", share, "SpecForge on the same H100"])
     ratios = [raced(row["batch"])[2]["bf16"] for row in result("race.json")["steps"]]
@@ -204,15 +206,16 @@ def long_texts() -> str:
     columns += [("default", window) for window in ("2048", "1024", "512", "256")] + [("adapted", "512")]
     rows = []
     for text, first in found["windows"]["none"].items():
-        cells = [lengths(found["windows"][window][text], head) for head, window in columns]
+        cells = [in_chains(found["windows"][window][text], head) for head, window in columns]
         rows.append([text, f"{first['default, chain of 7']['prompts']}", *cells])
-    short = [lengths(found["short"], head) for head, _ in columns[:3]]
+    short = [in_chains(found["short"], head) for head, _ in columns[:3]]
     rows.append(["short questions", f"{found['short']['default, chain of 7']['prompts']}", *short, *[""] * 5])
     heads = "default | 3 more epochs | adapted | default, window 2,048 | 1,024 | 512 | 256 | adapted, window 512"
     return markdown(f"tokens before the round | prompts | {heads}", rows)
 
 
-def lengths(found: dict[str, Any], head: str) -> str:
+def in_chains(found: dict[str, Any], head: str) -> str:
+    """A head's accept length in chains of 3 / 7."""
     return " / ".join(f"{found[f'{head}, chain of {steps}']['accept_length']:.2f}" for steps in (3, 7))
 
 
