@@ -97,8 +97,9 @@ def _softmax(scores: Float[Tensor, "*heads keys"]) -> Float[Tensor, "*heads keys
 
 def _padded_index(bounds: tuple[int, ...], samples: list[int]) -> tuple[Int[Tensor, "N M"], Int[Tensor, " r"]]:
     """Return the indices of the entries of some samples, padded with the sample's first, and the unpadded places."""
+    # Lists: a number that is read from a tensor could make the host wait for a GPU.
     starts = [bounds[sample] for sample in samples]
-    lengths = [bounds[sample + 1] - bounds[sample] for sample in samples]  # numbers, which no step has to read
+    lengths = [bounds[sample + 1] - bounds[sample] for sample in samples]
     first, offsets = torch.tensor(starts)[:, None], torch.arange(max(lengths))
     inside = offsets < torch.tensor(lengths)[:, None]
     index = torch.where(inside, first + offsets, first.clamp(max=max(bounds[-1] - 1, 0)))
