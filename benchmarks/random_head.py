@@ -23,10 +23,15 @@ LLAMA_8B = HeadConfig(
 )  # fmt: skip
 LLAMA_70B = replace(LLAMA_8B, hidden_size=8192, intermediate_size=28672, num_heads=64)
 LLAMA_1B = replace(LLAMA_8B, hidden_size=2048, intermediate_size=8192, head_dim=64)
+LLAMA_3B = replace(LLAMA_8B, hidden_size=3072, intermediate_size=8192, num_heads=24)
+QWEN_14B = replace(LLAMA_8B, hidden_size=5120, intermediate_size=13824, num_heads=40, vocab_size=152064)
 SMOLLM_135M = replace(
     LLAMA_8B, hidden_size=576, intermediate_size=1536, num_heads=9, num_kv_heads=3, head_dim=64, vocab_size=49152,
     rope_parameters={"rope_type": "default", "rope_theta": 100000.0}, max_position_embeddings=8192,
 )  # fmt: skip
+HEADS = {  # by the target
+    "8b": LLAMA_8B, "70b": LLAMA_70B, "14b": QWEN_14B, "3b": LLAMA_3B, "1b": LLAMA_1B, "135m": SMOLLM_135M,
+}  # fmt: skip
 SMALL = replace(
     LLAMA_8B, hidden_size=64, intermediate_size=96, num_heads=4, num_kv_heads=2, head_dim=16, vocab_size=512,
     draft_vocab_size=128,

@@ -12,8 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from random_head import SMALL, RandomSamples, answered
-from train_step import HEADS
+from random_head import HEADS, SMALL, RandomSamples, answered
 
 from eagle3.features.index import parse_index
 from eagle3.features.manifest import MadeFrom, write_manifest

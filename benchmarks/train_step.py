@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
-from random_head import LLAMA_1B, LLAMA_8B, LLAMA_70B, SMALL, SMOLLM_135M, RandomSamples, ragged_lengths, random_head
+from random_head import HEADS, SMALL, RandomSamples, ragged_lengths, random_head
 from result import write_result
 from step_cost import group_of, matrix_product_ceiling, product_flops, time_by_kernel, timed
 from torch._dynamo.utils import counters
@@ -60,7 +60,6 @@ class Case:
         return cls(int(tokens), int(documents), float(share))
 
 
-HEADS = {"8b": LLAMA_8B, "70b": LLAMA_70B, "1b": LLAMA_1B, "135m": SMOLLM_135M}
 CASES = [
     Case(4096, 1, 1), Case(16384, 8, 1), Case(16384, 8, 0.5), Case(16384, 4, 0.1), Case(65536, 1, 0.02),
     Case(4096, 12, 0.7), Case(8192, 24, 0.7),  # packs of short conversations
@@ -78,20 +77,22 @@ def main(arguments: list[str]) -> None:
         "may be repeated",
     )  # fmt: skip
     parser.add_argument("--no-reference", action="store_true", help="do not time kernels=plain")
+    parser.add_argument("--no-ragged", action="store_true", help="do not time packs that differ in their lengths")
     parser.add_argument("overrides", nargs="*", help="of train.py: kernels.*, ttt_steps=, optim=")
     options = parser.parse_intermixed_args(arguments)
     cases = options.case or (SMALL_CASES if options.small else CASES)
     shape = SMALL if options.small else HEADS[options.head]
     logging.basicConfig(level=logging.INFO, format="%(message)s")  # which kernels were chosen, and why
     rows: list[dict[str, Any]] = []
-    for row in measured(shape, cases, options.overrides, with_reference=not options.no_reference):
+    parts = {"with_reference": not options.no_reference, "with_ragged": not options.no_ragged}
+    for row in measured(shape, cases, options.overrides, **parts):
         rows.append(row)
         write_result(options.out, {"rows": rows}, arguments)
         print(printed(row), flush=True)
 
 
 def measured(
-    shape: HeadConfig, cases: list[Case], overrides: list[str], *, with_reference: bool
+    shape: HeadConfig, cases: list[Case], overrides: list[str], *, with_reference: bool, with_ragged: bool
 ) -> Iterator[dict[str, Any]]:
     """A row for each case."""
     config, reference = composed(overrides), composed([*but_backends(overrides), *REFERENCE])
@@ -103,9 +104,11 @@ def measured(
         batch = samples.pack(
             [case.tokens // case.documents] * case.documents, case.answer_share, ttt_steps=config.ttt_steps
         ).to(device())
-        row = asdict(case) | dict.fromkeys(MEASURED) | {"ceiling_tflops": ceiling}
+        row = {"hidden_size": shape.hidden_size} | asdict(case) | dict.fromkeys(MEASURED)
+        row |= {"ceiling_tflops": ceiling}
         row |= without_overflow(lambda batch=batch: cost(random_step(shape, config), batch, ceiling))
-        row |= without_overflow(lambda case=case: ragged_cost(random_step(shape, config), case, samples))
+        if with_ragged:
+            row |= without_overflow(lambda case=case: ragged_cost(random_step(shape, config), case, samples))
         if with_reference:
             row |= without_overflow(
                 lambda batch=batch: {"reference_tokens_per_s": random_step(shape, reference).tokens_per_s(batch)}
@@ -165,8 +168,11 @@ def random_step(shape: HeadConfig, config: DictConfig) -> Step:
 
 def cost(step: Step, batch: TttBatch, ceiling: float) -> dict[str, Any]:
     """Rate, memory, share of the ceiling, the optimizer's time and where the rest goes."""
-    step(batch)  # what is allocated once, and what compiling needs, is no part of a step
     if on_gpu():
+        torch.cuda.reset_peak_memory_stats()
+    step(batch)  # what is allocated once, and what compiling needs, is no part of a step
+    # A CUDA graph allocates while it is recorded; its replays, in the same memory, do not show in the peak.
+    if on_gpu() and not step.module.kernels.cuda_graphs:
         torch.cuda.reset_peak_memory_stats()
     rate = step.tokens_per_s(batch)
     peak_gb = torch.cuda.max_memory_allocated() / 1e9 if on_gpu() else None
@@ -281,11 +287,12 @@ def printed(row: dict[str, Any]) -> str:
     if "ms_by_group" not in row:
         return f"{name} do not fit into this GPU's memory"
     waits = sum(row["host_waits"].values())
+    recompiled = "" if row["recompiles"] is None else f", {row['recompiles']} recompilations"
     groups = ", ".join(f"{group} {spent:.1f}" for group, spent in row["ms_by_group"].items())
     return (
         f"{name}: {row['tokens_per_s']:,.0f} tokens/s, {row['share_of_ceiling']:.0%} of the ceiling, "
         f"{row['step_ms']:.1f} ms a step ({groups}), {row['host_ms']:.1f} ms of the host, "
-        f"optimizer {row['optimizer_ms']:.1f} ms, {waits} host waits, {row['recompiles']} recompilations"
+        f"optimizer {row['optimizer_ms']:.1f} ms, {waits} host waits{recompiled}"
     )
 
 
