@@ -151,8 +151,10 @@ def random_step(shape: HeadConfig, config: DictConfig) -> Step:
     torch.manual_seed(0)
     with device():
         target = torch.randn(shape.vocab_size, shape.hidden_size, dtype=torch.bfloat16)
+        head = random_head(shape)
+        head.lm_head.requires_grad_(config.model.train_lm_head)
         module = HeadTraining(
-            head=random_head(shape),
+            head=head,
             loss=cli.build(config.loss),
             optim=cli.build(config.optim),
             ttt_steps=config.ttt_steps,

@@ -41,6 +41,7 @@ def build_head(
     draft_vocab_size: int | None = None,
     default_draft_vocab_size: int = 32000,
     lm_head_from_target: bool = True,
+    train_lm_head: bool = False,
     rope_parameters: dict[str, Any] | None = None,
     start: StartHead | None = None,
     **settings: Any,
@@ -49,6 +50,11 @@ def build_head(
 
     `settings` are fields of its kind's config; None takes the value of `start`, or else of the target. With
     draft_vocab_size=None the draft vocabulary of `start` is kept, and extended by answer tokens to the default size."""
+    if not (train_lm_head or lm_head_from_target):
+        raise InputError(
+            "model.train_lm_head=false keeps lm_head as it begins, which must not be random; set "
+            "model.lm_head_from_target=true, or train it"
+        )
     counts = source.answer_counts
     if start and draft_vocab_size is None:
         draft_ids = extended(start.head.draft_ids, counts, default_draft_vocab_size)
@@ -67,6 +73,7 @@ def build_head(
     initialise(head, source, lm_head_from_target=lm_head_from_target)
     if start:
         take_over(head, start)
+    head.lm_head.requires_grad_(train_lm_head)
     return head
 
 

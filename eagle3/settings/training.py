@@ -128,6 +128,7 @@ class Model(TypedDict):
     draft_vocab_size: Count | None
     default_draft_vocab_size: Count
     lm_head_from_target: bool
+    train_lm_head: bool
     fc_norm: NotRequired[bool | None]
     norm_before_fc: NotRequired[bool | None]
     norm_output: NotRequired[bool | None]

@@ -29,7 +29,7 @@ from eagle3.settings.training import served_steps
 from eagle3.target.facts import LogitTransform
 from eagle3.training.callbacks import ends_step, logs_step
 from eagle3.training.checkpoint import KEY, Origin, TrainingRecord
-from eagle3.training.optim import AdamWCosine, by_parameter, whole
+from eagle3.training.optim import AdamWCosine, by_parameter, trained, whole
 from eagle3.training.step_graphs import Compute, StepGraphs
 
 log = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class HeadTraining(lightning.LightningModule):
         )
         self.compute_step = self.loss_and_sums
         if self.kernels.cuda_graphs:
-            self.compute_step = StepGraphs(self.loss_and_sums, [*self.head.parameters()], self.ttt_steps)
+            self.compute_step = StepGraphs(self.loss_and_sums, trained(self.head), self.ttt_steps)
 
     def training_step(self, batch: TttBatch, batch_idx: int) -> Tensor:
         loss, sums = self.compute_step(batch)
@@ -173,7 +173,7 @@ class HeadTraining(lightning.LightningModule):
 
         Lightning calls this in each step, whether it clips or not. It refuses to clip for a fused optimizer under
         bf16-mixed, although there is no loss scaling that would prevent it."""
-        parameters = [*self.head.parameters()]
+        parameters = trained(self.head)
         self.lr = optimizer.param_groups[0]["lr"]  # one for all groups; the schedule changes it before this is logged
         self.grad_norm = nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
         if gradient_clip_val and gradient_clip_algorithm == "value":

@@ -28,7 +28,7 @@ class AdamWCosine(OptimSettings):
         return optimizer, LambdaLR(optimizer, partial(self.scale, total_steps=total_steps))
 
     def optimizer(self, head: DraftHead, by_graph: bool = False) -> Optimizer:
-        return self.adamw(head.parameters())
+        return self.adamw(trained(head))
 
     def adamw(self, parameters: Iterable[nn.Parameter]) -> AdamW:
         betas = float(self.betas[0]), float(self.betas[1])  # PyTorch refuses whole numbers
@@ -58,11 +58,16 @@ class MuonCosine(AdamWCosine):
     def optimizer(self, head: DraftHead, by_graph: bool = False) -> Optimizer:
         matrices: list[nn.Parameter] = []
         others: list[nn.Parameter] = []
-        for each in head.parameters():
+        for each in trained(head):
             (matrices if each.ndim == 2 and each is not head.lm_head.weight else others).append(each)
         kind = RecordedMuon if by_graph else PortableMuon
         muon = kind(matrices, lr=self.lr, weight_decay=self.weight_decay, adjust_lr_fn="match_rms_adamw")
         return CombinedOptimizer([muon, self.adamw(others)])
+
+
+def trained(head: DraftHead) -> list[nn.Parameter]:
+    """Return the parameters that change: all but those of a fixed `lm_head`."""
+    return [each for each in head.parameters() if each.requires_grad]
 
 
 def by_parameter(state: dict[str, Any], optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ SETTINGS: dict[str, Any] = {
     "draft_vocab_size": DRAFT_VOCAB,
     "default_draft_vocab_size": 8,
     "lm_head_from_target": True,
+    "train_lm_head": True,
     "rope_parameters": None,
     "num_heads": None,
     "num_kv_heads": None,
@@ -58,6 +59,13 @@ def test_lm_head_starts_as_the_targets_rows_of_the_draft_vocabulary_if_asked_to(
     assert torch.equal(head.lm_head.weight, lm_head[head.draft_ids])
     other = build_head(source=store, **SETTINGS | {"lm_head_from_target": False})
     assert not torch.equal(other.lm_head.weight, lm_head[other.draft_ids])
+
+
+def test_a_fixed_lm_head_is_the_targets_rows_without_a_gradient(store: FeatureStore) -> None:
+    head = build_head(source=store, **SETTINGS | {"train_lm_head": False})
+    assert [name for name, each in head.named_parameters() if not each.requires_grad] == ["lm_head.weight"]
+    with pytest.raises(InputError, match=r"model\.train_lm_head=false .* model\.lm_head_from_target=true"):
+        build_head(source=store, **SETTINGS | {"lm_head_from_target": False, "train_lm_head": False})
 
 
 def test_weights_start_with_a_standard_deviation_of_one_over_the_root_of_their_inputs(store: FeatureStore) -> None:

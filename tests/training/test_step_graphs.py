@@ -20,6 +20,7 @@ from eagle3.head.fast.products import Products
 from eagle3.head.loss import UnrollLoss
 from eagle3.head.segments import Segments
 from eagle3.head.unroll import unroll
+from eagle3.training.optim import trained
 from eagle3.training.step_graphs import Sizes, StaticBatch
 from tests.head.test_attention import MANY_TURNS, PlainKernel
 
@@ -111,19 +112,19 @@ def test_own_losses_and_sharded_heads_are_not_recorded() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("normalize", ["token", "sequence"])
-def test_a_graph_gives_the_numbers_of_the_step_without_one(normalize: str) -> None:
+@pytest.mark.parametrize("setting", ["loss.normalize=token", "loss.normalize=sequence", "model.train_lm_head=false"])
+def test_a_graph_gives_the_numbers_of_the_step_without_one(setting: str) -> None:
     from random_head import SMALL, RandomSamples
     from train_step import composed, random_step
 
     def steps(*overrides: str) -> list[list[Tensor]]:
-        run = random_step(SMALL, composed([f"loss.normalize={normalize}", *overrides]))
+        run = random_step(SMALL, composed([setting, *overrides]))
         samples = RandomSamples(SMALL, torch.bfloat16, seed=0)
         batches = [samples.pack(lengths, 0.6, ttt_steps=run.module.ttt_steps) for lengths in LENGTHS]
         results = []
         for batch in batches:
             run(batch.to(torch.device("cuda")))
-            results.append([each.grad.clone() for each in run.module.head.parameters()])
+            results.append([each.grad.clone() for each in trained(run.module.head)])
         return results
 
     for one, other in zip(steps("kernels.cuda_graphs=true"), steps("kernels.cuda_graphs=false"), strict=True):

@@ -155,6 +155,7 @@ class _Projection:
         self.products, self.elementwise = make_products(self.weight.to(self.dtype)), elementwise
         self.wide = torch.promote_types(self.weight.dtype, torch.float32)
         self.norm_sums = self.norm_weight.new_zeros((PARTIAL_SUMS, len(self.norm_weight)), dtype=self.wide)  # (X, H)
+        self.trains_weight = head.lm_head.weight.requires_grad
         self.weight_sum: Float[Tensor, "D H"] | None = None
 
     def forward(self, states: Float[Tensor, "KR H"], slots: Int[Tensor, " M"]) -> Float[Tensor, "M D"]:
@@ -170,14 +171,16 @@ class _Projection:
         normed = self.elementwise.rms_norm_backward(
             states, self.norm_weight, self.eps, grad_normed, self.norm_sums, slots, grad_x=states
         )
+        if not self.trains_weight:
+            return
         if self.weight_sum is None:
             self.weight_sum = wide_product(grad_logits.T, normed, self.wide)
         else:
             add_product(self.weight_sum, grad_logits.T, normed)
 
-    def gradients(self) -> tuple[Float[Tensor, " H"], Float[Tensor, "D H"]]:
-        """Return the gradients of the norm's weight and of `lm_head`, in float32 or wider."""
-        if self.weight_sum is None:  # no chunk
+    def gradients(self) -> tuple[Float[Tensor, " H"], Float[Tensor, "D H"] | None]:
+        """Return the gradients of the norm's weight and of `lm_head`, in float32 or wider; None if it is fixed."""
+        if self.trains_weight and self.weight_sum is None:  # no chunk
             self.weight_sum = torch.zeros_like(self.weight, dtype=self.wide)
         return self.norm_sums.sum(0), self.weight_sum
 
@@ -189,7 +192,7 @@ class _WithGradients(torch.autograd.Function):
     def forward(
         ctx: Any,
         loss: Float[Tensor, ""],
-        gradients: tuple[Tensor, ...],
+        gradients: tuple[Tensor | None, ...],
         trained: Bool[Tensor, "K R"],
         elementwise: Elementwise,
         *inputs: Tensor,
@@ -203,9 +206,12 @@ class _WithGradients(torch.autograd.Function):
     def backward(ctx: Any, scale: Float[Tensor, ""]) -> tuple[Tensor | None, ...]:
         norm, weight, hidden, trained = ctx.saved_tensors
         # In place, as a copy costs gigabytes; PyTorch's version counter then refuses a second backward pass.
-        for gradient, kept in (norm[None], None), (weight, None), (hidden.flatten(0, 1), trained.flatten()):
-            ctx.elementwise.scale_rows(gradient, scale, kept)
-        return None, None, None, None, norm.to(ctx.dtypes[0]), weight.to(ctx.dtypes[1]), *hidden.unbind()
+        ctx.elementwise.scale_rows(norm[None], scale, None)
+        ctx.elementwise.scale_rows(hidden.flatten(0, 1), scale, trained.flatten())
+        if weight is not None:
+            ctx.elementwise.scale_rows(weight, scale, None)
+            weight = weight.to(ctx.dtypes[1])
+        return None, None, None, None, norm.to(ctx.dtypes[0]), weight, *hidden.unbind()
 
 
 def plain_loss_and_gradient(

@@ -118,6 +118,22 @@ def test_loss_metrics_and_every_gradient_are_those_of_the_plain_loss(
         torch.testing.assert_close(ours, theirs, msg=lambda text, name=name: f"{name}: {text}")
 
 
+def test_a_fixed_lm_head_has_no_gradient_and_changes_no_other(batch: TttBatch) -> None:
+    head = make_head()
+    states = unroll(head, EMBEDDING, batch, STEPS)
+    expected = run(plain_loss, head, states, TEACHER_HEAD, batch)
+    head.lm_head.requires_grad_(False)
+    states = [state.detach().requires_grad_() for state in states]
+    loss, metrics = TOKEN(head, states, TEACHER_HEAD, batch, chunked(4), PLAIN)
+    head.zero_grad()
+    (loss * 0.5).backward()
+    assert head.lm_head.weight.grad is None
+    torch.testing.assert_close(loss.detach(), expected[0])
+    torch.testing.assert_close(vars(metrics), vars(expected[1]))
+    gradients = [head.norm.weight.grad, *(state.grad for state in states)]
+    torch.testing.assert_close(gradients, [expected[2][0], *expected[2][2:]])
+
+
 def test_a_teacher_outside_the_draft_vocabulary_counts_as_wrong_even_where_the_head_picks_its_neighbour() -> None:
     head, batch = make_head(), ttt_batch([random_sample([0, 1, 1, 1, 1])], ttt_steps=1)
     neighbour = int((head.draft_ids.diff() > 1).nonzero()[0]) + 1
