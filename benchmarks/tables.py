@@ -2,6 +2,8 @@
 
     python benchmarks/tables.py        # writes them between the markers <!-- table: NAME --> and <!-- end of table -->
 
+Below each table, except on the README, a line names its files with their date, commit and machine.
+
 tests/test_numbers.py fails while a page and its files differ.
 """
 
@@ -24,23 +26,44 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((RO
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
 SETS = ("held out 3", "held out 7", "mt_bench 3", "gsm8k 3")
 BEST = "8 answers to each prompt, 1 epoch, weight decay 0.1, Muon"
+READ: dict[str, Any] = {}  # the result files that the table at hand was made from, by name
 
 
 def main() -> None:
     for page in PAGES:
-        text = page.read_text()
-        if (new := filled(text)) != text:
+        if (new := filled(page)) != page.read_text():
             page.write_text(new)
             print(f"{page.relative_to(ROOT)} has new tables")
 
 
-def filled(text: str) -> str:
+def filled(page: Path) -> str:
     """The page with all its tables made again."""
-    return MARKED.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n\n{found[4]}", text)
+    has_sources = page.parent != ROOT
+    return MARKED.sub(lambda found: f"{found[1]}\n{made(found[2], has_sources)}\n\n{found[4]}", page.read_text())
+
+
+def made(name: str, has_sources: bool) -> str:
+    READ.clear()
+    table = TABLES[name]()
+    return f"{table}\n\n{sources()}" if has_sources else table
+
+
+def sources() -> str:
+    """The files that the table at hand was made from: their date, commit and machine."""
+    names: dict[str, list[str]] = {}
+    for name, found in READ.items():
+        facts = f"{found['date']}, commit {found['commit']}, {short(found['machine'])}"
+        names.setdefault(facts, []).append(f"[{name}](../../benchmarks/results/{name})")
+    return "From " + "; ".join(f"{', '.join(same)} ({facts})" for facts, same in names.items()) + "."
+
+
+def short(machine: str) -> str:
+    return re.sub(r"NVIDIA (\w+)( 80GB HBM3)?", r"\1", machine).replace("x86_64 ", "")
 
 
 def result(name: str) -> Any:
-    return json.loads((RESULTS / name).read_text())
+    READ[name] = json.loads((RESULTS / name).read_text())
+    return READ[name]
 
 
 def markdown(titles: str, rows: Iterable[Iterable[str]]) -> str:
