@@ -52,6 +52,21 @@ def test_a_table_says_how_old_its_results_are_and_where_they_were_measured(page:
             assert f"{result['date']}, commit {result['commit']}, {tables.short(result['machine'])}" in line
 
 
+def test_the_matrix_of_versions_is_that_of_the_results_and_of_the_lists() -> None:
+    text = (ROOT / "docs/reference/supported.md").read_text()
+    rows = re.findall(r"^\| project, (.*?) \| (.*?) \| .*? \| (.*?) \|", text, flags=re.MULTILINE)
+    versions = {where: {"torch": torch, "transformers": transformers} for where, torch, transformers in rows}
+    found: list[dict[str, str]] = [json.loads(path.read_text())["versions"] for path in JSON_RESULTS]
+    on_gpus = [each for each in found if isinstance(each, dict) and not each["torch"].endswith("+cpu")]
+    for package in ("torch", "transformers"):
+        measured = {each[package].partition("+")[0] for each in on_gpus if package in each}
+        assert measured == {versions["on GPUs"][package]}
+        locked = f"\n{package}=={versions['`constraints.txt`'][package]}\n"
+        assert locked in (ROOT / "constraints.txt").read_text()
+        lowest = versions["lowest"][package].removesuffix(".0")
+        assert f'"{package}>={lowest}"' in (ROOT / "pyproject.toml").read_text()
+
+
 # Links and files
 
 OTHERS = re.compile(r"(?<=<!-- of others -->\n)(.*?)(?=<!-- end of others -->)", re.DOTALL)
