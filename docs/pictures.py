@@ -1,11 +1,13 @@
-"""Draws the pictures of docs/concepts and docs/results: python docs/pictures.py
+"""Draws the pictures of docs/concepts and docs/results, and the README's badges: python docs/pictures.py
 
 Those of the results show numbers of benchmarks/results; tests/test_pages.py fails while one shows another number.
 Every picture has a dark version of its colours, background included, for readers who prefer a dark page.
 """
 
 import io
+import re
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,6 +38,8 @@ SHOWN_HEADS = {
 
 
 def main() -> None:
+    for name, drawn in badges().items():
+        (DOCS / "badges" / f"{name}.svg").write_text(drawn)
     pipeline()
     unroll()
     anchors()
@@ -46,6 +50,26 @@ def main() -> None:
             draw(axes)
         axes.spines[["top", "right"]].set_visible(False)
         save(axes, f"results/{draw.__name__}", draw.__doc__.partition(";")[0])
+
+
+def badges() -> dict[str, str]:
+    """The README's badges, from pyproject.toml."""
+    project = tomllib.loads((DOCS.parent / "pyproject.toml").read_text())["project"]
+    first, end = re.findall(r"3\.(\d+)", project["requires-python"])
+    return {
+        "license": badge("licence", project["license"]),
+        "python": badge("python", " | ".join(f"3.{minor}" for minor in range(int(first), int(end)))),
+    }
+
+
+def badge(label: str, value: str) -> str:
+    left, right = (7 * len(text) + 12 for text in (label, value))
+    return f"""<svg xmlns="http://www.w3.org/2000/svg" width="{left + right}" height="20" role="img">
+<title>{label}: {value}</title>
+<rect width="{left + right}" height="20" rx="3" fill="{OURS}"/><rect width="{left}" height="20" rx="3" fill="#444444"/>
+<g fill="#ffffff" font-family="Verdana, DejaVu Sans, sans-serif" font-size="11" text-anchor="middle">
+<text x="{left / 2}" y="14">{label}</text><text x="{left + right / 2}" y="14">{value}</text></g></svg>
+"""
 
 
 def pipeline() -> None:

@@ -230,6 +230,12 @@ def test_a_picture_of_results_shows_the_numbers_of_its_files(draw: Callable[[Any
     assert any(path.name in page.read_text() for page in path.parent.glob("*.md"))
 
 
+def test_badges_say_what_pyproject_says() -> None:
+    for badge, drawn in pictures.badges().items():
+        assert (ROOT / "docs/badges" / f"{badge}.svg").read_text() == drawn, "run: python docs/pictures.py"
+        assert f"docs/badges/{badge}.svg" in README.read_text()
+
+
 def test_the_nav_leads_to_every_page() -> None:
     """What the strict build says too, where mkdocs is there."""
     text = (ROOT / "docs" / "site" / "mkdocs.yml").read_text()
