@@ -83,7 +83,7 @@ def best() -> str:
     """The one table of the README."""
     rows = []
     default = " / ".join(f"**{on_public_target('heldout', drafts, 'greedy')[0]:.2f}**" for drafts in DRAFTS)
-    rows.append(["accept length, `train.py` as it is, chains of 3 / 7 and a tree of 16", default, "1 without a head"])
+    rows.append(["accept length, defaults of `train.py`, chains of 3 / 7 and a tree of 16", default, "1 without a head"])
     heads = result("race_smollm2.json")["heads"]
     last = {name: points[-1]["accept_length"] for name, points in heads["curves"].items()}
     ours, theirs = (
@@ -91,7 +91,7 @@ def best() -> str:
         for name in ("ours, recipe", "SpecForge, lr 0.001")
     )
     ours = ours.replace(" / ", "** / **").join(("**", "**"))
-    theirs = f"{theirs}, SpecForge at its best learning rate of three"
+    theirs = f"{theirs}, SpecForge, the best of three learning rates"
     rows.append(["accept length, same data and head shape, six epochs, one seed", ours, theirs])
     curves = result("race_speculators.json")["heads"]["curves"].values()
     theirs, ours = (
@@ -120,7 +120,7 @@ def best() -> str:
     conversations, hours = whole["conversations"], whole["for_100000"]["gpu_hours"]
     disk = f"{whole['features_bytes'] / conversations * 1e5 / 1e12:.1f} TB"
     cost = f"**{hours:.2f} GPU-hours**, {disk} of disk"
-    rows.append(["100,000 conversations to a head, target of 8 B", cost, f"scaled from {conversations:,} on one H100"])
+    rows.append(["100,000 conversations to a head, target of 8 B", cost, f"extrapolated from {conversations:,} on one H100"])
     return markdown("what | result | compared with", rows)
 
 
@@ -219,7 +219,7 @@ def raced_prompts(
             cells = [f"{head['accept_length']:.2f} ± {head['standard_error']:.2f}" for head in heads if head]
             if cells:
                 rows.append([f"{found['prompts']} {title.removeprefix('400 ')}", way, *cells])
-    return markdown(f"prompts | decoding | {trainer} | ours, same head | `train.py` as it is", rows)
+    return markdown(f"prompts | decoding | {trainer} | ours, same head | defaults of `train.py`", rows)
 
 
 def long_texts() -> str:
