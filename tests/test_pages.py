@@ -61,18 +61,23 @@ def test_the_site_builds_without_a_warning_and_asks_nothing_of_the_network(tmp_p
 
 
 def run_page(page: Path, folder: Path, *, small: bool) -> list[str]:
-    """Write the files and run the commands of a page, in their order; return what each command block said."""
+    """Write the files of a page and run its commands in their order; return what each command block said."""
     said = []
+    write_files(page, folder)
+    for block in blocks(page):
+        if block.is_command and not block.needs:
+            status, output = run_block(block.text, folder, small=small)
+            assert status == 0, f"{block.page}: {block.text}\n{output}"
+            said.append(output)
+    return said
+
+
+def write_files(page: Path, folder: Path) -> None:
     for block in blocks(page):
         if block.language in ("python", "yaml") and "/" in block.title:
             path = folder / block.title
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block.text)
-        elif block.is_command and not block.needs:
-            status, output = run_block(block.text, folder, small=small)
-            assert status == 0, f"{block.page}: {block.text}\n{output}"
-            said.append(output)
-    return said
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +128,7 @@ def test_the_commands_of_a_page_run(page: Path, readme: Path, tmp_path: Path) ->
             shutil.copytree(path, folder / path.name)
         elif path.suffix == ".jsonl":
             shutil.copy(path, folder)
+    write_files(ROOT / "docs" / "how-to" / "own-loss.md", folder)  # which research.md continues
     run_page(page, folder, small=True)
 
 
