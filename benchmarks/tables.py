@@ -83,7 +83,9 @@ def best() -> str:
     """The one table of the README."""
     rows = []
     default = " / ".join(f"**{on_public_target('heldout', drafts, 'greedy')[0]:.2f}**" for drafts in DRAFTS)
-    rows.append(["accept length, defaults of `train.py`, chains of 3 / 7 and a tree of 16", default, "1 without a head"])
+    rows.append(
+        ["accept length, defaults of `train.py`, chains of 3 / 7 and a tree of 16", default, "1 without a head"]
+    )
     heads = result("race_smollm2.json")["heads"]
     last = {name: points[-1]["accept_length"] for name, points in heads["curves"].items()}
     ours, theirs = (
@@ -120,7 +122,9 @@ def best() -> str:
     conversations, hours = whole["conversations"], whole["for_100000"]["gpu_hours"]
     disk = f"{whole['features_bytes'] / conversations * 1e5 / 1e12:.1f} TB"
     cost = f"**{hours:.2f} GPU-hours**, {disk} of disk"
-    rows.append(["100,000 conversations to a head, target of 8 B", cost, f"extrapolated from {conversations:,} on one H100"])
+    rows.append(
+        ["100,000 conversations to a head, target of 8 B", cost, f"extrapolated from {conversations:,} on one H100"]
+    )
     return markdown("what | result | compared with", rows)
 
 
