@@ -2,6 +2,8 @@
 
     python benchmarks/tables.py        # writes them between the markers <!-- table: NAME --> and <!-- end of table -->
 
+Below each table, except on the README, a line names its files with their date, commit and machine.
+
 tests/test_numbers.py fails while a page and its files differ.
 """
 
@@ -24,23 +26,44 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((RO
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
 SETS = ("held out 3", "held out 7", "mt_bench 3", "gsm8k 3")
 BEST = "8 answers to each prompt, 1 epoch, weight decay 0.1, Muon"
+READ: dict[str, Any] = {}  # the result files that the table at hand was made from, by name
 
 
 def main() -> None:
     for page in PAGES:
-        text = page.read_text()
-        if (new := filled(text)) != text:
+        if (new := filled(page)) != page.read_text():
             page.write_text(new)
             print(f"{page.relative_to(ROOT)} has new tables")
 
 
-def filled(text: str) -> str:
+def filled(page: Path) -> str:
     """The page with all its tables made again."""
-    return MARKED.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n\n{found[4]}", text)
+    has_sources = page.parent != ROOT
+    return MARKED.sub(lambda found: f"{found[1]}\n{made(found[2], has_sources)}\n\n{found[4]}", page.read_text())
+
+
+def made(name: str, has_sources: bool) -> str:
+    READ.clear()
+    table = TABLES[name]()
+    return f"{table}\n\n{sources()}" if has_sources else table
+
+
+def sources() -> str:
+    """The files that the table at hand was made from: their date, commit and machine."""
+    names: dict[str, list[str]] = {}
+    for name, found in READ.items():
+        facts = f"{found['date']}, commit {found['commit']}, {short(found['machine'])}"
+        names.setdefault(facts, []).append(f"[{name}](../../benchmarks/results/{name})")
+    return "From " + "; ".join(f"{', '.join(same)} ({facts})" for facts, same in names.items()) + "."
+
+
+def short(machine: str) -> str:
+    return re.sub(r"NVIDIA (\w+)( 80GB HBM3)?", r"\1", machine).replace("x86_64 ", "")
 
 
 def result(name: str) -> Any:
-    return json.loads((RESULTS / name).read_text())
+    READ[name] = json.loads((RESULTS / name).read_text())
+    return READ[name]
 
 
 def markdown(titles: str, rows: Iterable[Iterable[str]]) -> str:
@@ -60,7 +83,9 @@ def best() -> str:
     """The one table of the README."""
     rows = []
     default = " / ".join(f"**{on_public_target('heldout', drafts, 'greedy')[0]:.2f}**" for drafts in DRAFTS)
-    rows.append(["accept length, `train.py` as it is, chains of 3 / 7 and a tree of 16", default, "1 without a head"])
+    rows.append(
+        ["accept length, defaults of `train.py`, chains of 3 / 7 and a tree of 16", default, "1 without a head"]
+    )
     heads = result("race_smollm2.json")["heads"]
     last = {name: points[-1]["accept_length"] for name, points in heads["curves"].items()}
     ours, theirs = (
@@ -68,7 +93,7 @@ def best() -> str:
         for name in ("ours, recipe", "SpecForge, lr 0.001")
     )
     ours = ours.replace(" / ", "** / **").join(("**", "**"))
-    theirs = f"{theirs}, SpecForge at its best learning rate of three"
+    theirs = f"{theirs}, SpecForge, the best of three learning rates"
     rows.append(["accept length, same data and head shape, six epochs, one seed", ours, theirs])
     curves = result("race_speculators.json")["heads"]["curves"].values()
     theirs, ours = (
@@ -97,7 +122,9 @@ def best() -> str:
     conversations, hours = whole["conversations"], whole["for_100000"]["gpu_hours"]
     disk = f"{whole['features_bytes'] / conversations * 1e5 / 1e12:.1f} TB"
     cost = f"**{hours:.2f} GPU-hours**, {disk} of disk"
-    rows.append(["100,000 conversations to a head, target of 8 B", cost, f"scaled from {conversations:,} on one H100"])
+    rows.append(
+        ["100,000 conversations to a head, target of 8 B", cost, f"extrapolated from {conversations:,} on one H100"]
+    )
     return markdown("what | result | compared with", rows)
 
 
@@ -196,7 +223,7 @@ def raced_prompts(
             cells = [f"{head['accept_length']:.2f} ± {head['standard_error']:.2f}" for head in heads if head]
             if cells:
                 rows.append([f"{found['prompts']} {title.removeprefix('400 ')}", way, *cells])
-    return markdown(f"prompts | decoding | {trainer} | ours, same head | `train.py` as it is", rows)
+    return markdown(f"prompts | decoding | {trainer} | ours, same head | defaults of `train.py`", rows)
 
 
 def long_texts() -> str:

@@ -122,7 +122,7 @@ def yaml_texts(path: Path) -> Iterator[Text]:
 def recipe_texts(path: Path) -> Iterator[Text]:
     """Variables of the shell are numbers of machines and GPUs, and arguments of the recipe itself."""
     text = re.sub(r'"?\$(\w+)"?', "2", path.read_text().replace('"$@"', "…"))
-    yield Text(name(path), re.sub(r"(?<=\S)\n +(?=\w+\.py |[\w.]+=|--)", " ", text), pasted=True)
+    yield Text(name(path), re.sub(r"(?<=\S)\n +(?=\w+\.py |[\w./]+=|--)", " ", text), pasted=True)
 
 
 def all_texts() -> tuple[Text, ...]:

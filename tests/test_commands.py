@@ -182,5 +182,6 @@ def test_scripts_modules_and_targets_of_shown_commands_are_there() -> None:
 
 def test_commands_are_found_wherever_they_stand() -> None:
     found = {command.where for text in TEXTS for command in commands_in(text) if command.complete}
-    assert found > {"docs/start/your-model.md", "serve.py", "eagle3/head_files/files.py", "docs/recipes/train.sbatch"}
+    recipes = {"docs/recipes/train.sbatch", "docs/recipes/train.yaml", "docs/recipes/precompute.yaml"}
+    assert found > {"docs/start/your-model.md", "serve.py", "eagle3/head_files/files.py", *recipes}
     assert len(COMMANDS) > 80

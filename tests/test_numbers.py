@@ -2,6 +2,7 @@
 
 import json
 import re
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ JSON_RESULTS = sorted(RESULTS.rglob("*.json"))
 
 @pytest.mark.parametrize("page", tables.PAGES, ids=name)
 def test_tables_are_those_of_the_result_files(page: Path) -> None:
-    assert tables.filled(page.read_text()) == page.read_text(), "run: python benchmarks/tables.py"
+    assert tables.filled(page) == page.read_text(), "run: python benchmarks/tables.py"
 
 
 def test_every_table_is_on_a_page() -> None:
@@ -37,6 +38,33 @@ def test_every_table_is_on_a_page() -> None:
 def test_a_result_says_where_it_comes_from(path: Path) -> None:
     result = json.loads(path.read_text())
     assert [fact for fact in FACTS if not result.get(fact)] == []
+    date.fromisoformat(result["date"])
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/results").glob("*.md")), ids=name)
+def test_a_table_says_how_old_its_results_are_and_where_they_were_measured(page: Path) -> None:
+    for _, table, text, _ in tables.MARKED.findall(page.read_text()):
+        line = text.rstrip().splitlines()[-1]
+        files = re.findall(r"\[([\w/]+\.json)\]", line)
+        assert files, f"{name(page)}: {table}"
+        for file in files:
+            result = json.loads((RESULTS / file).read_text())
+            assert f"{result['date']}, commit {result['commit']}, {tables.short(result['machine'])}" in line
+
+
+def test_the_matrix_of_versions_is_that_of_the_results_and_of_the_lists() -> None:
+    text = (ROOT / "docs/reference/supported.md").read_text()
+    rows = re.findall(r"^\| project, (.*?) \| (.*?) \| .*? \| (.*?) \|", text, flags=re.MULTILINE)
+    versions = {where: {"torch": torch, "transformers": transformers} for where, torch, transformers in rows}
+    found: list[dict[str, str]] = [json.loads(path.read_text())["versions"] for path in JSON_RESULTS]
+    on_gpus = [each for each in found if isinstance(each, dict) and not each["torch"].endswith("+cpu")]
+    for package in ("torch", "transformers"):
+        measured = {each[package].partition("+")[0] for each in on_gpus if package in each}
+        assert measured == {versions["on GPUs"][package]}
+        locked = f"\n{package}=={versions['`constraints.txt`'][package]}\n"
+        assert locked in (ROOT / "constraints.txt").read_text()
+        lowest = versions["lowest"][package].removesuffix(".0")
+        assert f'"{package}>={lowest}"' in (ROOT / "pyproject.toml").read_text()
 
 
 # Links and files

@@ -61,18 +61,23 @@ def test_the_site_builds_without_a_warning_and_asks_nothing_of_the_network(tmp_p
 
 
 def run_page(page: Path, folder: Path, *, small: bool) -> list[str]:
-    """Write the files and run the commands of a page, in their order; return what each command block said."""
+    """Write the files of a page and run its commands in their order; return what each command block said."""
     said = []
+    write_files(page, folder)
+    for block in blocks(page):
+        if block.is_command and not block.needs:
+            status, output = run_block(block.text, folder, small=small)
+            assert status == 0, f"{block.page}: {block.text}\n{output}"
+            said.append(output)
+    return said
+
+
+def write_files(page: Path, folder: Path) -> None:
     for block in blocks(page):
         if block.language in ("python", "yaml") and "/" in block.title:
             path = folder / block.title
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block.text)
-        elif block.is_command and not block.needs:
-            status, output = run_block(block.text, folder, small=small)
-            assert status == 0, f"{block.page}: {block.text}\n{output}"
-            said.append(output)
-    return said
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +128,7 @@ def test_the_commands_of_a_page_run(page: Path, readme: Path, tmp_path: Path) ->
             shutil.copytree(path, folder / path.name)
         elif path.suffix == ".jsonl":
             shutil.copy(path, folder)
+    write_files(ROOT / "docs" / "how-to" / "own-loss.md", folder)  # which research.md continues
     run_page(page, folder, small=True)
 
 
@@ -187,6 +193,14 @@ def test_the_page_of_metrics_names_those_that_are_logged(tutorial: tuple[Path, l
 NO_GOALS = ("train/anchors_per_s", "train/tokens_per_s", "train/data_wait_share", "train/lr", "train/grad_norm")
 
 
+NOT_OF_THE_COMMAND = {
+    "date",
+    "command_from",
+    "verification_cost",
+    "prompt",
+}  # of results here; of a row that is refused
+
+
 @pytest.mark.slow
 def test_the_page_of_files_names_their_fields(tutorial: tuple[Path, list[str]], readme: Path) -> None:
     text = (ROOT / "docs" / "reference" / "files.md").read_text()
@@ -206,7 +220,7 @@ def test_the_page_of_files_names_their_fields(tutorial: tuple[Path, list[str]], 
         optional = {field for cell in cells if "optional" in cell for field in re.findall(r"`([^`]+)`", cell)}
         rows = [json.loads(line) for line in path.read_text().splitlines()] if path.suffix == ".jsonl" else None
         found = set().union(*rows) if rows else set(json.loads(path.read_text()))
-        known = found - {"command_from", "verification_cost", "prompt"}  # of old results; of a row that is refused
+        known = found - NOT_OF_THE_COMMAND
         assert fields - optional <= known <= fields, title
         checked += 1
     assert checked >= 10
@@ -220,6 +234,12 @@ def test_a_picture_of_results_shows_the_numbers_of_its_files(draw: Callable[[Any
     path = ROOT / "docs" / "results" / f"{draw.__name__}.svg"
     assert all(f">{number}<" in path.read_text() for number in numbers), "run: python docs/pictures.py"
     assert any(path.name in page.read_text() for page in path.parent.glob("*.md"))
+
+
+def test_badges_say_what_pyproject_says() -> None:
+    for badge, drawn in pictures.badges().items():
+        assert (ROOT / "docs/badges" / f"{badge}.svg").read_text() == drawn, "run: python docs/pictures.py"
+        assert f"docs/badges/{badge}.svg" in README.read_text()
 
 
 def test_the_nav_leads_to_every_page() -> None:
