@@ -7,7 +7,7 @@ Shapes: T tokens of a conversation.
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,13 +103,21 @@ def work_units(
 ) -> Iterator[tuple[int, WorkUnit]]:
     """Yield a work unit for each full shard, with the free shard numbers from 0 up."""
     numbers = (number for number in itertools.count() if number not in taken)
+    for held in filled(conversations, sizer, shard_bytes):
+        yield next(numbers), WorkUnit(made_from, held)
+
+
+def filled(
+    conversations: Iterator[Conversation], size_of: Callable[[Conversation], int], least: float
+) -> Iterator[list[Conversation]]:
+    """Yield consecutive conversations as soon as their sizes add up to `least`; the last ones may be smaller."""
     held: list[Conversation] = []
     size = 0
     for conversation in conversations:
         held.append(conversation)
-        size += sizer(conversation)
-        if size >= shard_bytes:
-            yield next(numbers), WorkUnit(made_from, held)
+        size += size_of(conversation)
+        if size >= least:
+            yield held
             held, size = [], 0
     if held:
-        yield next(numbers), WorkUnit(made_from, held)
+        yield held

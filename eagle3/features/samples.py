@@ -122,9 +122,6 @@ class Samples(Sequence[SampleRef]):
         columns = (self.numbers, self.tokens, self.anchors, self.split)
         return Samples(self.shards, *(column[chosen] for column in columns))
 
-    def with_anchors(self, anchors: np.ndarray) -> "Samples":
-        return replace(self, anchors=anchors.astype(np.int32))
-
     def names(self) -> Iterator[tuple[str, str]]:
         """Yield the store's location and the id of each sample, in this order."""
         if len(self) == sum(len(shard) for shard in self.shards) and bool((np.diff(self.numbers) == 1).all()):
