@@ -78,10 +78,7 @@ class Measurement:
     def per_depth(self) -> list[float]:
         """Return the share of verifications that accepted at least 1, 2, … `steps` drafts."""
         if not self.verifications:
-            raise InputError(
-                f"prompts.path: none of {len(self.decoded)} answers was longer than one token, so no draft was "
-                f"verified; take other prompts or raise max_new_tokens"
-            )
+            raise nothing_verified(len(self.decoded))
         depths = zip(*(answer.accepted for answer in self.decoded), strict=True)
         return [sum(depth) / self.verifications for depth in depths]
 
@@ -190,6 +187,14 @@ def measure(
             own = plain[number] if plain is not None else plain_greedy(target, prompt_ids, settings["max_new_tokens"])
             equal += answer.token_ids == own
     return Measurement(decoded, equal / len(decoded) if decoded and greedy else None, seconds)
+
+
+def nothing_verified(answers: int) -> InputError:
+    """Return the error for answers that all are the one token that prefill gives."""
+    return InputError(
+        f"prompts.path: none of {answers} answers was longer than one token, so no draft was verified; take other "
+        f"prompts or raise max_new_tokens"
+    )
 
 
 def require_topk(topk: int, draft_vocab_size: int) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from eagle3.decoding.paired import Gains, accept_length
 from eagle3.decoding.replay import Recording, answer_all, record
-from eagle3.decoding.speculate import Speculator
+from eagle3.decoding.speculate import Speculator, nothing_verified
 from eagle3.draft_shape import Shape
 from eagle3.errors import InputError
 from eagle3.head.eagle3 import EAGLE3
@@ -113,10 +113,7 @@ def replayed_gains(recording: Recording, settings: Iterable[Shape]) -> dict[Shap
     for setting in settings:
         answers = [answer for answer in recording.replay_each(**setting._asdict()) if answer.verifications]
         if not answers:
-            raise InputError(
-                "prompts.path: no answer was longer than one token, so no draft was verified; take other prompts "
-                "or raise max_new_tokens"
-            )
+            raise nothing_verified(len(recording.places[setting.topk]))
         accepted, verifications = zip(*((sum(each.gained), each.verifications) for each in answers), strict=True)
         length = accept_length(Gains(np.array(accepted, float), np.array(verifications, float)))
         per_verification = sum(each.tokens for each in answers) / sum(verifications)

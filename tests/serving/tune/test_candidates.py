@@ -37,7 +37,7 @@ def test_replayed_gains_are_sums_over_answers_with_an_error_over_prompts() -> No
     assert gain.standard_error == pytest.approx(1.0)  # the accept lengths without one or the other: 1 and 3
     [alone] = replayed_gains(Recording({1: [right.int()]}), [chain]).values()
     assert (alone.accept_length, alone.tokens, alone.standard_error) == (3.0, 3.0, None)
-    with pytest.raises(InputError, match=r"no answer was longer than one token"):
+    with pytest.raises(InputError, match="none of 1 answers was longer than one token"):
         replayed_gains(Recording({1: [right.int()[:0]]}), [chain])
 
 
