@@ -12,6 +12,7 @@ from stores import ASSETS
 from torch import nn
 from transformers import AutoConfig
 
+from eagle3.answers.chat import Chat
 from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.head_files.finding import Finding, TargetFacts
 from eagle3.head_files.record import HeadRecord, MeasuredAcceptLength, StoreRecord
@@ -48,15 +49,17 @@ def tiny_target() -> Target:
     return load_target(**TINY)
 
 
+def tiny_chat(**changes: Any) -> Chat:
+    """Its chat format."""
+    target = tiny_target()
+    settings = {"template": None, "template_kwargs": {}, "date": "2026-01-01", "reasoning_parser": "auto"}
+    return Chat(target.tokenizer, stop_ids=target.stop_ids, **settings | changes)
+
+
 def tiny_facts(target: Target) -> TargetFacts:
     config = AutoConfig.from_pretrained(ASSETS / "tiny")
     facts = target_config(config, config.vocab_size, "bfloat16")
-    return TargetFacts(
-        config=facts,
-        dtype="bfloat16",
-        identity=FINGERPRINT,
-        embedding=target.embedding,
-    )
+    return TargetFacts(config=facts, dtype="bfloat16", identity=FINGERPRINT, embedding=target.embedding)
 
 
 def random_head(

@@ -1,12 +1,9 @@
-"""The bundled target and its chat format."""
+"""Small models are run by one thread."""
 
 from collections.abc import Iterator
 
 import pytest
 import torch
-
-from eagle3.answers.chat import Chat
-from eagle3.target.model import Target
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -15,9 +12,3 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)  # matrices this small only wait for a second one
     yield
     torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="session")
-def chat(target: Target) -> Chat:
-    settings = {"template": None, "template_kwargs": {}, "date": "2026-01-01", "reasoning_parser": "auto"}
-    return Chat(target.tokenizer, stop_ids=target.stop_ids, **settings)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from heads import make_head
+from heads import LLAMA3, SETTINGS, make_head
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
@@ -17,15 +17,7 @@ from eagle3.head_files.files import read_files
 from eagle3.head_files.format import exported_config, head_config, is_exported_head, load_head, save_head
 from eagle3.storage.files import write_json
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-DEFAULT = {"rope_type": "default", "rope_theta": 100.0}
+DEFAULT = SETTINGS["rope_parameters"]
 
 
 def assert_equal(head: DraftHead, expected: DraftHead) -> None:
