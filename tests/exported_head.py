@@ -1,6 +1,7 @@
 """An exported head of random weights for the bundled target, and its files to spoil: what tests of the checks share."""
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -173,6 +174,17 @@ class Editable:
         else:
             files = {name: sha256_file(self.path / name) for name in ("config.json", "model.safetensors")}
             write_sealed_json(self.path / "training.json", self.training | {"files": files})
+
+
+def edit_json(path: Path, *unset: str, **changes: object) -> None:
+    content = json.loads(path.read_text()) | changes
+    write_json(path, {key: value for key, value in content.items() if key not in unset})
+
+
+def edit_tensors(path: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(path)
+    change(tensors)
+    replace_file(tensors, path)
 
 
 def replace_file(tensors: dict[str, torch.Tensor], path: Path) -> None:
