@@ -16,8 +16,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from eagle3.answers.rows import AnsweredRow
-from eagle3.answers.store import MAKE_ANSWERS, read_rows
-from eagle3.errors import InputError
+from eagle3.answers.store import read_rows
 from eagle3.features.sample import positions_with_teacher
 from eagle3.features.turns import anchors_of
 
@@ -39,8 +38,6 @@ def read_conversations(
     answers: Path, *, max_length: int, too_long: str, left_out: Counter[str]
 ) -> Iterator[Conversation]:
     """Yield rows with something to train; the others are counted in `left_out` by reason."""
-    if not (answers / "answers.jsonl").is_file():
-        raise InputError(f"{answers}/answers.jsonl does not exist; make it with: {MAKE_ANSWERS}")
     for row in read_rows(answers):
         conversation = conversation_of(row, max_length=max_length, too_long=too_long, left_out=left_out)
         if conversation is not None:
