@@ -187,6 +187,17 @@ def edit_tensors(path: Path, change: Callable[[dict[str, torch.Tensor]], object]
     replace_file(tensors, path)
 
 
+Change = Callable[[Editable], object]
+
+
+def setting(**values: object) -> Change:
+    return lambda head: head.config.update(values)
+
+
+def added(name: str, *shape: int) -> Change:
+    return lambda head: head.tensors.update({name: torch.ones(shape, dtype=torch.bfloat16)})
+
+
 def replace_file(tensors: dict[str, torch.Tensor], path: Path) -> None:
     """Write a new file: safetensors < 0.8 writes into the old one, which tensors that were read from it still map."""
     path.unlink()
