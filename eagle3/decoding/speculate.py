@@ -197,6 +197,6 @@ def nothing_verified(answers: int) -> InputError:
     )
 
 
-def require_topk(topk: int, draft_vocab_size: int) -> None:
+def require_topk(topk: int, draft_vocab_size: int, *, setting: str = "topk", head: str = "the head") -> None:
     if topk > draft_vocab_size:
-        raise InputError(f"topk={topk}: the head can draft no more than its {draft_vocab_size} tokens; lower topk")
+        raise InputError(f"{setting}={topk}: {head} can draft no more than its {draft_vocab_size} tokens; lower topk")

@@ -11,7 +11,7 @@ import torch
 
 from eagle3.decoding.paired import Gains, accept_length
 from eagle3.decoding.replay import Recording, answer_all, record
-from eagle3.decoding.speculate import Speculator, nothing_verified
+from eagle3.decoding.speculate import Speculator, nothing_verified, require_topk
 from eagle3.draft_shape import Shape
 from eagle3.errors import InputError
 from eagle3.head.eagle3 import EAGLE3
@@ -48,8 +48,7 @@ def all_settings(
     *, steps: Sequence[int], topk: Sequence[int], draft_tokens: Sequence[int], draft_vocab_size: int
 ) -> list[Shape]:
     """Return chains of `steps`, and the trees of these sizes that can hold a path of `steps` and can be filled."""
-    if max(topk) > draft_vocab_size:
-        raise InputError(f"tune.topk={[*topk]}: the head can draft no more than its {draft_vocab_size} tokens")
+    require_topk(max(topk), draft_vocab_size, setting="tune.topk")
     found = {
         Shape(depth, width, tokens)
         for depth in steps

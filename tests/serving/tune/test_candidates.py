@@ -17,7 +17,7 @@ def test_settings_are_chains_of_every_length_and_trees_that_can_be_filled() -> N
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"topk": [10]}, r"tune\.topk=\[10\]: the head can draft no more than its 9 tokens"),
+        ({"topk": [10]}, r"tune\.topk=10: the head can draft no more than its 9 tokens"),
         ({"topk": [2], "draft_tokens": [3]}, r"holds no tree: it has from steps \+ 1"),
     ],
 )
