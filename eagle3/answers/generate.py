@@ -96,8 +96,7 @@ def _left_pad(
 
 
 def cut(token_ids: list[int], stop_ids: Set[int], most: int) -> tuple[list[int], str]:
-    """Return the answer so far up to its end, after `most` tokens at the latest, and the reason for the end ("": not
-    yet)."""
+    """Return the answer up to its end, and the reason for the end: "stop", "length", or "" where there is none yet."""
     for position, token in enumerate(token_ids[:most]):
         if token in stop_ids:
             return token_ids[: position + 1], "stop"
