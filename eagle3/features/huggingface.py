@@ -36,8 +36,7 @@ class HuggingFaceExtractor(Extractor):
         return logit_transform_of(self.target)
 
     def __call__(self, conversations: Iterator[Conversation]) -> Iterator[Sample]:
-        window_tokens = self.batch_tokens * BATCHES_IN_WINDOW
-        for window in filled(conversations, lambda item: len(item.input_ids), window_tokens):
+        for window in filled(conversations, lambda item: len(item.input_ids), self.batch_tokens * BATCHES_IN_WINDOW):
             yield from self._extract(window)
 
     def _extract(self, conversations: list[Conversation]) -> list[Sample]:

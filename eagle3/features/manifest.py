@@ -134,8 +134,7 @@ def write_manifest(
     left_out: dict[str, int],
     instead_of: str | None = WHATEVER,
 ) -> Manifest:
-    """Join the shards' indices into the manifest and write it next to the target's weights, in place of the version
-    that this run has seen."""
+    """Join the shards' indices into the manifest and write it, in place of the version that this run has seen."""
     counts = np.zeros(target_config.vocab_size, np.int64)
     for index in indices:
         counts[index.columns["token"]] += index.columns["times"]
@@ -150,10 +149,8 @@ def write_manifest(
         bytes=sum(index.facts.bytes for index in indices),
         left_out=left_out,
         shards=[
-            ShardEntry(
-                index.facts.shard, index.facts.bytes, index.facts.sha256, len(index), sha256_of(index_bytes(index))
-            )
-            for index in indices
+            ShardEntry(each.facts.shard, each.facts.bytes, each.facts.sha256, len(each), sha256_of(index_bytes(each)))
+            for each in indices
         ],
         answer_counts=[(int(token), int(counts[token])) for token in counts.nonzero()[0]],
     )
